@@ -64,6 +64,10 @@ fn count(args: &[OsString], results: &Path) -> Result<()> {
             vec![note(format!("Not run: {why}"))]
         }
     };
+    if options.is_trial() {
+        lines.iter().for_each(|line| println!("{line}"));
+        return Ok(());
+    }
     if !options.release() {
         lines.push(note(
             "Clients and servers were not optimised in this run (`--debug`), and count more for it.".into(),

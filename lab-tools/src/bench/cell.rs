@@ -17,12 +17,16 @@ const MANY_LONGER: u32 = 5;
 pub enum Mode {
     /// Connects, sends a byte, reads one, closes.
     TcpCrr,
-    /// Sends a byte, reads one, over one connection.
+    /// Sends a byte, reads one, over one connection that stays open through all rounds.
     TcpRr,
-    /// Sends as much as it can over one connection.
+    /// The same, over a connection that is opened for the slice: so a connection's first second is measured.
+    TcpRrYoung,
+    /// Sends as much as it can over one connection that stays open.
     TcpStream,
-    /// Sends a datagram of a byte, waits for one.
+    /// Sends a datagram of a byte, waits for one, by a socket that stays open.
     UdpRr,
+    /// The same, by a socket that is opened for the slice.
+    UdpRrYoung,
     /// Sends datagrams of 1,400 bytes as fast as it can.
     UdpStream,
     /// Sends datagrams of 64 bytes as fast as it can.
@@ -78,6 +82,9 @@ pub enum Variant {
     KubeProxyNftables,
     /// kpx without a flag that changes how packets go.
     Kpx,
+    /// Another build of kpx, which `KPX_BIN_B` names: to compare two.
+    #[value(hide = true)]
+    KpxB,
     /// kpx with every shortcut off, see [`Variant::flags`].
     KpxOff,
     /// kpx with `--socket-lb all`.
@@ -129,7 +136,7 @@ impl Variant {
     }
 
     pub fn is_kpx(self) -> bool {
-        matches!(self, Self::Kpx | Self::KpxOff | Self::KpxSocketAll | Self::Beside)
+        matches!(self, Self::Kpx | Self::KpxB | Self::KpxOff | Self::KpxSocketAll | Self::Beside)
     }
 }
 
@@ -137,6 +144,11 @@ impl Mode {
     /// Returns true in rounds that measure this mode. Its connections take longer to open than others take to measure.
     pub fn is_due(self, round: usize) -> bool {
         self != Self::TcpMany || round.is_multiple_of(MANY_ROUNDS)
+    }
+
+    /// Returns true if one connection serves all slices of a path.
+    pub fn stays_open(self) -> bool {
+        matches!(self, Self::TcpRr | Self::TcpStream | Self::UdpRr)
     }
 
     /// Returns how many times as long as usual a slice of this mode is.
@@ -149,7 +161,7 @@ impl Mode {
         match self {
             Self::TcpStream | Self::UdpStream => "bytes",
             Self::UdpPps => "packets",
-            Self::TcpCrr | Self::TcpRr | Self::UdpRr | Self::UdpDns | Self::TcpMany => "transactions",
+            _ => "transactions",
         }
     }
 }
@@ -159,8 +171,10 @@ impl fmt::Display for Mode {
         f.pad(match self {
             Self::TcpCrr => "TCP connect/request/response",
             Self::TcpRr => "TCP request/response",
+            Self::TcpRrYoung => "TCP request/response, young",
             Self::TcpStream => "TCP stream",
             Self::UdpRr => "UDP request/response",
+            Self::UdpRrYoung => "UDP request/response, young",
             Self::UdpStream => "UDP stream",
             Self::UdpPps => "UDP packets",
             Self::UdpDns => "UDP question/answer, a socket each",
@@ -197,6 +211,7 @@ impl fmt::Display for Variant {
             Self::KubeProxyIptables => "kube-proxy, iptables",
             Self::KubeProxyNftables => "kube-proxy, nftables",
             Self::Kpx => "kpx",
+            Self::KpxB => "kpx, other build",
             Self::KpxOff => "kpx, shortcuts off",
             Self::KpxSocketAll => "kpx, socket LB for pods",
             Self::Beside => "direct, beside kpx",

@@ -7,6 +7,7 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use nix::sys::socket::{self, MsgFlags, SockaddrStorage, setsockopt, sockopt};
+use socket2::{Domain, Socket, Type};
 
 use super::Mode;
 use super::traffic::{Slice, TIMEOUT, Work};
@@ -21,18 +22,18 @@ const ANSWER_BYTES: usize = 120;
 const RECEIVE_BUFFER: usize = 4 << 20;
 
 pub(super) fn run(slice: &Slice<'_>, mode: Mode) -> Result<Work> {
-    let server = slice.server.run(|| UdpSocket::bind(slice.at)).with_context(|| format!("bind {}", slice.at))?;
+    let server = bind(slice)?;
     setsockopt(&server, sockopt::RcvBufForce, &RECEIVE_BUFFER).context("size the buffer of a server")?;
     let handle = server.try_clone().context("duplicate a socket")?;
     let received = AtomicU64::new(0);
     thread::scope(|scope| {
         scope.spawn(|| match mode {
-            Mode::UdpRr => echo(server, 1),
+            Mode::UdpRr | Mode::UdpRrYoung => echo(server, 1),
             Mode::UdpDns => echo(server, ANSWER_BYTES),
             _ => count(server, mode, &received),
         });
         let done = slice.client.run(|| match mode {
-            Mode::UdpRr => request_response(slice),
+            Mode::UdpRr | Mode::UdpRrYoung => request_response(slice),
             Mode::UdpDns => questions(slice),
             _ => flood(slice, mode, &received),
         });
@@ -42,7 +43,17 @@ pub(super) fn run(slice: &Slice<'_>, mode: Mode) -> Result<Work> {
     })
 }
 
-fn connect(slice: &Slice<'_>) -> Result<UdpSocket> {
+/// Binds a server. One that has connected to its client, and stays open, may have the same address.
+pub(super) fn bind(slice: &Slice<'_>) -> Result<UdpSocket> {
+    let bind = || {
+        let socket = Socket::new(Domain::for_address(slice.at), Type::DGRAM, None)?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&slice.at.into()).map(|()| socket.into())
+    };
+    slice.server.run(bind).with_context(|| format!("bind {}", slice.at))
+}
+
+pub(super) fn connect(slice: &Slice<'_>) -> Result<UdpSocket> {
     let socket = UdpSocket::bind(("0.0.0.0", 0)).context("bind a client")?;
     socket.set_read_timeout(Some(TIMEOUT))?;
     socket.connect(slice.to).with_context(|| format!("connect to {}", slice.to))?;
@@ -51,11 +62,12 @@ fn connect(slice: &Slice<'_>) -> Result<UdpSocket> {
 
 fn request_response(slice: &Slice<'_>) -> Result<Work> {
     let socket = connect(slice)?;
-    slice.timed(|| {
-        socket.send(&[1]).context("send")?;
-        socket.recv(&mut [0]).context("wait for an answer")?;
-        Ok(1)
-    })
+    slice.timed(|| exchange(&socket).map(|()| 1))
+}
+
+pub(super) fn exchange(socket: &UdpSocket) -> Result<()> {
+    socket.send(&[1]).context("send")?;
+    socket.recv(&mut [0]).map(drop).context("wait for an answer")
 }
 
 /// Asks each question by a socket of its own.
@@ -88,7 +100,7 @@ fn size(mode: Mode) -> usize {
 
 /// Answers with so many bytes until the socket is shut down: then it reads nothing, without a sender, which the standard library does
 /// not expect.
-fn echo(socket: UdpSocket, len: usize) {
+pub(super) fn echo(socket: UdpSocket, len: usize) {
     let (mut question, answer) = ([0; SMALL_BYTES], vec![1; len]);
     while let Ok((1.., Some(client))) = socket::recvfrom::<SockaddrStorage>(socket.as_raw_fd(), &mut question) {
         // If it is not sent, the client misses it.

@@ -1,5 +1,6 @@
 //! A lab whose node n1 is served in one way.
 
+use std::env;
 use std::fs;
 use std::io::Write;
 use std::net::SocketAddrV4;
@@ -11,8 +12,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
-use super::kube_proxy::KubeProxy;
+use super::kube_proxy::{self, KubeProxy};
 use super::limit::Limit;
+use super::open::Connection;
 use super::traffic::Slice;
 use super::{Mode, Path, Variant, Work, policies, services};
 use crate::kube_rules::{IPVS_SETTINGS, Rules};
@@ -25,6 +27,8 @@ use testbed::netns::check;
 /// while a run goes on.
 const TIME_WAIT: &str = "10";
 
+/// Names the kpx of [`Variant::KpxB`].
+const OTHER: &str = "KPX_BIN_B";
 /// For so many Services kpx's tables are large enough without a flag.
 const AS_BUILT: usize = 20_000;
 /// So many Services have chains of their own with every tool.
@@ -74,15 +78,23 @@ impl<'a> Fixture<'a> {
             Variant::KubeProxyIptables | Variant::KubeProxyNftables => {
                 let program = kube_proxy.context("which kube-proxy?")?;
                 let mode = if variant == Variant::KubeProxyIptables { "iptables" } else { "nftables" };
-                By::KubeProxy { _process: KubeProxy::start(lab, program, mode, &services::objects(lab, &rules))? }
+                By::KubeProxy { _process: KubeProxy::start(lab, program, mode, &rules)? }
             }
-            Variant::Kpx | Variant::KpxOff | Variant::KpxSocketAll | Variant::Beside => {
+            Variant::Kpx | Variant::KpxB | Variant::KpxOff | Variant::KpxSocketAll | Variant::Beside => {
                 let more = cgroup.as_ref().map(|cgroup| ("--cgroup-root", cgroup.path().display().to_string()));
-                By::Kpx(Box::new(kpx(lab, [flags(variant, services), more.into_iter().collect()].concat(), &rules)?))
+                let flags = [flags(variant, services), more.into_iter().collect()].concat();
+                let by = (variant == Variant::KpxB).then(other_build).transpose()?;
+                By::Kpx(Box::new(kpx(lab, by, flags, &rules)?))
             }
             Variant::Limit => By::Limit(Box::new(Limit::start(lab)?)),
         };
-        Ok(Self { variant, lab, by, cgroup })
+        let fixture = Self { variant, lab, by, cgroup };
+        if matches!(fixture.by, By::KubeProxy { .. }) {
+            // It writes all rules at once.
+            let slice = fixture.slice(Path::Local, Duration::ZERO);
+            wait_until(4 * DEADLINE, "kube-proxy serves", || Ok(slice.run(Mode::TcpCrr).is_ok()))?;
+        }
+        Ok(fixture)
     }
 
     /// The ends of a path, for slices of that length.
@@ -108,13 +120,51 @@ impl<'a> Fixture<'a> {
         policies::set(self.lab, path)
     }
 
-    /// Measures a slice of a path; see [`Slice::run`].
+    /// Measures a slice of a path, over a connection of its own; see [`Slice::run`].
     pub fn run(&self, path: Path, length: Duration, mode: Mode) -> Result<Work> {
         let slice = self.slice(path, length);
+        self.inside(|| slice.run(mode))
+    }
+
+    /// Opens a connection for all slices of a path.
+    pub(super) fn open(&self, path: Path, mode: Mode) -> Result<Connection> {
+        let slice = self.slice(path, Duration::ZERO);
+        self.inside(|| Connection::open(&slice, mode))
+    }
+
+    /// Makes sockets where kpx looks for those that it leads.
+    fn inside<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         match &self.cgroup {
-            Some(cgroup) => cgroup.visit(|| slice.run(mode))?,
-            None => slice.run(mode),
+            Some(cgroup) => cgroup.visit(f)?,
+            None => f(),
         }
+    }
+
+    /// Lets packets of established connections pass n1 by a flowtable of netfilter.
+    pub fn add_flowtable(&self) -> Result<()> {
+        let pods = self.lab.n1.pods.iter().map(|pod| pod.name).collect::<Vec<_>>().join(", ");
+        self.lab.n1.host.ns.nft(&format!(
+            "table ip flowtable {{
+                flowtable known {{
+                    hook ingress priority filter
+                    devices = {{ {pods}, eth0 }}
+                    counter
+                }}
+                chain forward {{
+                    type filter hook forward priority filter; policy accept;
+                    counter
+                    ct state established flow add @known
+                }}
+            }}"
+        ))
+    }
+
+    /// Returns how many packets have met the chain of [`Fixture::add_flowtable`] so far.
+    pub fn past_flowtable(&self) -> Result<u64> {
+        let text =
+            self.lab.n1.host.ns.exec(Command::new("nft").args(["list", "chain", "ip", "flowtable", "forward"]))?;
+        let packets = text.split_once("counter packets ").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
+        packets.with_context(|| format!("no counter in {text}"))
     }
 
     /// Stops masquerading, as where addresses of pods are known outside the cluster. For good, and once.
@@ -131,8 +181,14 @@ impl By<'_> {
 
 /// Why a variant cannot be run here; nothing if it can.
 pub(super) fn obstacle(variant: Variant, services: usize, kube_proxy: Option<&FilePath>) -> Result<Option<String>> {
-    if matches!(variant, Variant::KubeProxyIptables | Variant::KubeProxyNftables) && kube_proxy.is_none() {
-        return Ok(Some("no kube-proxy was given".to_owned()));
+    if matches!(variant, Variant::KubeProxyIptables | Variant::KubeProxyNftables) {
+        let Some(program) = kube_proxy else { return Ok(Some("no kube-proxy was given".to_owned())) };
+        let minor = kube_proxy::minor(program)?;
+        let is_old = variant == Variant::KubeProxyNftables && minor < kube_proxy::NFTABLES_SINCE;
+        return Ok(is_old.then(|| format!("kube-proxy 1.{minor} has no mode nftables")));
+    }
+    if variant == Variant::KpxB && env::var_os(OTHER).is_none() {
+        return Ok(Some(format!("{OTHER} does not name another kpx")));
     }
     static HELP: OnceLock<String> = OnceLock::new();
     if HELP.get().is_none() {
@@ -210,8 +266,16 @@ fn feed(lab: &Lab, command: &mut Command, text: &str) -> Result<()> {
     written.with_context(|| format!("write to {command:?}"))
 }
 
+/// Returns a command that becomes the other kpx, with the arguments of this one.
+fn other_build() -> Result<Command> {
+    let program = env::var_os(OTHER).with_context(|| format!("{OTHER} does not name the other kpx"))?;
+    let mut command = Command::new("sh");
+    command.args(["-c", "program=$0; shift; exec \"$program\" \"$@\""]).arg(program);
+    Ok(command)
+}
+
 /// From a folder of two files: who serves 10,000 Services is another matter than who tells of them.
-fn kpx<'a>(lab: &'a Lab, more: Vec<(&'static str, String)>, rules: &Rules) -> Result<Agent<'a>> {
+fn kpx<'a>(lab: &'a Lab, by: Option<Command>, more: Vec<(&'static str, String)>, rules: &Rules) -> Result<Agent<'a>> {
     let dir = lab.dir().join("manifests");
     fs::create_dir(&dir).with_context(|| format!("create {}", dir.display()))?;
     let nodes = lab.nodes().map(|n| node(n).0).to_vec();
@@ -223,7 +287,7 @@ fn kpx<'a>(lab: &'a Lab, more: Vec<(&'static str, String)>, rules: &Rules) -> Re
     let pods = format!("{},{}", CLUSTER_PODS.cidr(Family::V4), CLUSTER_PODS.cidr(Family::V6));
     let flags = [("--cluster-cidr", pods)].into_iter().chain(more);
     let args: Vec<String> = flags.flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
-    let agent = Agent::start_with(lab, &lab.n1, Source::Manifests(&dir), &args)?;
+    let agent = Agent::launch_by(by, lab, &lab.n1.host, Source::Manifests(&dir), &args)?.healthy()?;
     // The agent looks at the rules of the host, and again once it knows where pods have their addresses.
     wait_until(DEADLINE, "the agent knows which connections may skip the stack", || {
         let status = agent.status()?;

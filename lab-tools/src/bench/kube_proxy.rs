@@ -5,10 +5,17 @@ use std::path::Path;
 use std::process::{Child, Command};
 
 use anyhow::{Context, Result};
-use serde_json::Value;
 
+use super::services;
+use crate::kube_rules::Rules;
 use testbed::agent::{Cluster, Object, Source};
 use testbed::lab::{CLUSTER_PODS, Family, Lab};
+use testbed::netns::check;
+
+/// The first minor version that has the mode nftables without a feature gate.
+pub(super) const NFTABLES_SINCE: u32 = 31;
+/// The first minor version that reads EndpointSlices of version v1. Older ones read Endpoints here.
+const SLICES_SINCE: u32 = 22;
 
 /// A kube-proxy on n1, killed with this value; its rules go with the namespace.
 #[derive(Debug)]
@@ -21,9 +28,12 @@ pub(super) struct KubeProxy<'a> {
 
 impl<'a> KubeProxy<'a> {
     /// `mode` as `--proxy-mode` takes it.
-    pub(super) fn start(lab: &'a Lab, program: &Path, mode: &str, objects: &[Value]) -> Result<Self> {
+    pub(super) fn start(lab: &'a Lab, program: &Path, mode: &str, rules: &Rules) -> Result<Self> {
         let cluster = Cluster::with_api_server(lab)?;
-        objects.iter().try_for_each(|object| cluster.put(&Object(object.clone())))?;
+        let reads_slices = minor(program)? >= SLICES_SINCE;
+        let endpoints = if reads_slices { Vec::new() } else { services::endpoints(rules) };
+        let objects = services::objects(lab, rules).into_iter().chain(endpoints);
+        objects.map(Object).try_for_each(|object| cluster.put(&object))?;
         let (Source::Kubeconfig(path) | Source::Manifests(path)) = cluster.source();
         let log = lab.dir().join("kube-proxy.log");
         let output = File::create(&log).with_context(|| format!("create {}", log.display()))?;
@@ -34,9 +44,17 @@ impl<'a> KubeProxy<'a> {
         // Settings of the whole machine are not its to change.
         command.args(["--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0"]);
         command.args(["--conntrack-tcp-timeout-close-wait=0"]);
+        command.args((!reads_slices).then_some("--feature-gates=EndpointSliceProxying=false"));
         let child = lab.n1.host.ns.spawn(command.stdout(output.try_clone()?).stderr(output))?;
         Ok(Self { child, _lab: lab, _cluster: cluster })
     }
+}
+
+/// Returns the minor version of a kube-proxy, which says `Kubernetes v1.20.2`.
+pub(super) fn minor(program: &Path) -> Result<u32> {
+    let said = check(Command::new(program).arg("--version").output(), "ask kube-proxy for its version")?;
+    let minor = said.split('.').nth(1).and_then(|minor| minor.parse().ok());
+    minor.with_context(|| format!("{} says {}", program.display(), said.trim()))
 }
 
 impl Drop for KubeProxy<'_> {

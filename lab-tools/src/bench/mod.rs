@@ -12,6 +12,7 @@ mod kube_proxy;
 mod latency;
 mod limit;
 mod many;
+mod open;
 mod order;
 mod plan;
 mod policies;

@@ -12,15 +12,18 @@ struct Plan {
 
 /// The number of Services of the first table.
 pub const MANY_SERVICES: usize = 10_000;
+/// More than any cluster has.
+const MOST_SERVICES: usize = 100_000;
 
 const USUAL: [Mode; 4] = [Mode::TcpCrr, Mode::TcpRr, Mode::TcpStream, Mode::UdpRr];
+const YOUNG: [Mode; 2] = [Mode::TcpRrYoung, Mode::UdpRrYoung];
 const NEAR: [Mode; 3] = [Mode::TcpCrr, Mode::TcpRr, Mode::TcpStream];
 const MORE: [Mode; 4] = [Mode::UdpStream, Mode::UdpPps, Mode::UdpDns, Mode::TcpMany];
 const OF_TABLE: [Variant; 5] = [Direct, Control, Nftables, Kpx, KpxOff];
 
 use Variant::{
-    Control, Direct, IptablesLegacy, IptablesNft, Kpx, KpxOff, KpxSocketAll, KubeProxyIptables, KubeProxyNftables,
-    Limit, Nftables,
+    Control, Direct, IptablesLegacy, IptablesNft, Kpx, KpxB, KpxOff, KpxSocketAll, KubeProxyIptables,
+    KubeProxyNftables, Limit, Nftables,
 };
 
 /// The paths between two pods that [`Variant::Limit`] serves.
@@ -47,14 +50,15 @@ const fn plan(
 }
 
 /// The cells of the first table, and no others.
-const QUICK: [Plan; 3] = [
+const QUICK: [Plan; 4] = [
     plan(&OF_NODES, &[MANY_SERVICES], &USUAL, &OF_TABLE),
+    plan(&OF_NODES, &[MANY_SERVICES], &YOUNG, &OF_TABLE),
     plan(&LIMITED, &[MANY_SERVICES], &USUAL, &[Limit]),
     plan(&[Path::Local], &[MANY_SERVICES], &USUAL, &[KpxSocketAll]),
 ];
 
 /// All others. Every variant is compared with [`Variant::Direct`] of the same row, round by round.
-const REST: [Plan; 7] = [
+const REST: [Plan; 8] = [
     plan(&OF_NODES, &[1], &USUAL, &OF_TABLE),
     plan(&LIMITED, &[1], &USUAL, &[Limit]),
     plan(&OF_NODES, &[MANY_SERVICES], &USUAL, &[IptablesLegacy, IptablesNft]),
@@ -62,6 +66,7 @@ const REST: [Plan; 7] = [
     plan(&[Path::Local], &[MANY_SERVICES], &MORE, &OF_TABLE),
     plan(&[Path::Overlay], &[MANY_SERVICES], &NEAR, &OF_TABLE),
     plan(&[Path::Local], &[50_000], &NEAR, &[Direct, Control, Nftables, Kpx]),
+    plan(&[Path::Local, Path::Outside], &[MOST_SERVICES], &USUAL, &[Direct, Control, Kpx]),
 ];
 
 /// The wanted combinations; an empty list wants all.
@@ -100,8 +105,11 @@ impl Selection {
     /// Returns each variant once. Direct is always among them: nothing means anything without it.
     pub fn variants(&self, services: usize, path: Path) -> Vec<Variant> {
         let variants = self.plans(services, path).flat_map(|plan| plan.variants).copied();
-        let mut variants: Vec<_> =
-            variants.filter(|variant| *variant == Direct || wanted(&self.variants, variant)).collect();
+        // No run has another build of kpx by itself.
+        let other =
+            |variant| [variant].into_iter().chain((variant == Kpx && self.variants.contains(&KpxB)).then_some(KpxB));
+        let wanted = |variant: &Variant| *variant == Direct || wanted(&self.variants, variant);
+        let mut variants: Vec<_> = variants.flat_map(other).filter(wanted).collect();
         variants.sort_unstable();
         variants.dedup();
         variants
@@ -128,9 +136,9 @@ mod tests {
     fn quick_run_measures_cells_of_whole_run() {
         let (quick, whole) = (Selection { is_quick: true, ..Selection::default() }, Selection::default());
         assert_eq!(quick.services(), [MANY_SERVICES]);
-        assert_eq!(whole.services(), [1, MANY_SERVICES, 50_000]);
+        assert_eq!(whole.services(), [1, MANY_SERVICES, 50_000, MOST_SERVICES]);
         for path in quick.paths(MANY_SERVICES) {
-            assert_eq!(quick.modes(MANY_SERVICES, path), USUAL);
+            assert!(USUAL.iter().chain(&YOUNG).all(|mode| quick.modes(MANY_SERVICES, path).contains(mode)), "{path}");
             let all = whole.variants(MANY_SERVICES, path);
             assert!(quick.variants(MANY_SERVICES, path).iter().all(|variant| all.contains(variant)), "{path}");
         }
@@ -146,5 +154,12 @@ mod tests {
         let selection = Selection { variants: vec![Kpx], paths: vec![Path::Host], ..Selection::default() };
         assert_eq!(selection.variants(1, Path::Host), [Direct, Kpx]);
         assert_eq!(selection.paths(1).collect::<Vec<_>>(), [Path::Host]);
+    }
+
+    #[test]
+    fn other_build_is_measured_where_it_is_named() {
+        let selection = Selection { variants: vec![Kpx, KpxB], ..Selection::default() };
+        assert_eq!(selection.variants(MANY_SERVICES, Path::Local), [Direct, Kpx, KpxB]);
+        assert!(!Selection::default().variants(MANY_SERVICES, Path::Local).contains(&KpxB));
     }
 }

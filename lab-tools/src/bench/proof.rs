@@ -8,11 +8,14 @@ use anyhow::{Context, Result, ensure};
 
 use super::fixture::{By, Fixture};
 use super::{Mode, Path, Variant, services};
+use testbed::agent::{DEADLINE, wait_until};
 
 /// The length of a slice that only has to work.
 const SHORT: Duration = Duration::from_millis(20);
 /// Paths on which kpx takes whole connections past the node's stack without a flag.
 const SHORTCUT: [Path; 2] = [Path::Local, Path::Routable];
+/// Paths on which it takes connections there that are open.
+const OPEN: [Path; 4] = [Path::Local, Path::Routable, Path::Calico, Path::KubeRouter];
 
 /// The counter of the limit, beside those of kpx.
 const PACKETS: &str = "limit_packets";
@@ -37,7 +40,7 @@ impl Fixture<'_> {
         let counts = self.counts()?;
         let news = |name: &str| sum(&counts, name) - sum(&before, name);
         match self.variant {
-            Variant::Kpx | Variant::KpxOff => {
+            Variant::Kpx | Variant::KpxB | Variant::KpxOff => {
                 ensure!(!tracked, "connection tracking translates {frontend}, not kpx");
                 let served = news("flow_opened") + news("socket_translated");
                 ensure!(served >= connections, "kpx served {served} connections of {connections}");
@@ -70,6 +73,19 @@ impl Fixture<'_> {
             ensure!(known.lines().any(|line| line.contains(&format!("{to} {at}"))), "IPVS knows none:\n{known}");
         }
         Ok(())
+    }
+
+    /// Checks that a connection which has been open for a while skips the stack where kpx says so. `run` measures a slice over it.
+    pub(super) fn prove_open(&self, path: Path, mut run: impl FnMut(Duration) -> Result<()>) -> Result<()> {
+        if !matches!(self.variant, Variant::Kpx | Variant::KpxB) || !OPEN.contains(&path) {
+            return Ok(());
+        }
+        // Some seconds take the stack, so that conntrack hears of the connection.
+        wait_until(DEADLINE, "an open connection skips the stack", || {
+            let before = self.counts()?;
+            run(SHORT)?;
+            Ok(sum(&self.counts()?, "fast") > sum(&before, "fast"))
+        })
     }
 
     fn prove_untracked(&self, path: Path) -> Result<()> {

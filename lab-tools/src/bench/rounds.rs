@@ -7,8 +7,9 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::fixture::{self, Fixture};
+use super::open::Opened;
 use super::order::Order;
-use super::{Latency, Mode, Path, Selection, Variant};
+use super::{Latency, Mode, Path, Selection, Variant, Work};
 use testbed::agent::idle;
 use testbed::lab::Lab;
 
@@ -42,6 +43,23 @@ pub struct Sample {
     /// See [`super::EVENTS`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counted: Option<[u64; 3]>,
+}
+
+impl Sample {
+    pub fn of((services, path, mode, variant): (usize, Path, Mode, Variant), round: usize, done: Work) -> Self {
+        Self {
+            services,
+            path,
+            mode,
+            variant,
+            round,
+            amount: done.amount,
+            seconds: done.time.as_secs_f64(),
+            cpu_seconds: done.cpu.as_secs_f64(),
+            latency: done.latency,
+            counted: done.counted,
+        }
+    }
 }
 
 /// A variant that could not be run.
@@ -128,7 +146,7 @@ fn among(
     Ok(())
 }
 
-/// All rounds of a path.
+/// All rounds of a path: first those of modes that open connections, then those of connections that are open.
 fn on(
     options: &Options,
     services: usize,
@@ -136,25 +154,29 @@ fn on(
     fixtures: &[&Fixture<'_>],
     listener: &mut impl Listener,
 ) -> Result<()> {
+    let (open, fresh): (Vec<Mode>, _) =
+        options.selection.modes(services, path).into_iter().partition(|mode| mode.stays_open());
+    // Open connections grow older while the others are measured.
+    let mut opened = Opened::all(path, fixtures, &open)?;
     let mut order = Order::new(options.seed);
-    for round in 0..options.rounds {
-        listener.progress(&format!("{services} services, {path}: round {} of {}", round + 1, options.rounds));
-        for mode in options.selection.modes(services, path).into_iter().filter(|mode| mode.is_due(round)) {
-            for fixture in order.shuffled(fixtures) {
-                let done = fixture.run(path, options.slice, mode);
-                let done = done.with_context(|| format!("{}, {services} services", fixture.variant))?;
-                listener.sample(Sample {
-                    services,
-                    path,
-                    mode,
-                    variant: fixture.variant,
-                    round,
-                    amount: done.amount,
-                    seconds: done.time.as_secs_f64(),
-                    cpu_seconds: done.cpu.as_secs_f64(),
-                    latency: done.latency,
-                    counted: done.counted,
-                })?;
+    for (modes, what) in [(fresh, "new connections"), (open, "open connections")] {
+        if modes.iter().any(|mode| mode.stays_open()) {
+            opened.ripen()?;
+        }
+        for round in 0..if modes.is_empty() { 0 } else { options.rounds } {
+            listener.progress(&format!(
+                "{services} services, {path}, {what}: round {} of {}",
+                round + 1,
+                options.rounds
+            ));
+            for &mode in modes.iter().filter(|mode| mode.is_due(round)) {
+                for fixture in order.shuffled(fixtures) {
+                    let done = opened.run(fixture, mode, options.slice);
+                    let done = done.unwrap_or_else(|| fixture.run(path, options.slice, mode));
+                    let done = done.with_context(|| format!("{}, {services} services", fixture.variant))?;
+                    listener.sample(Sample::of((services, path, mode, fixture.variant), round, done))?;
+                    opened.keep()?;
+                }
             }
         }
     }

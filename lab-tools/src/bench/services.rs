@@ -118,6 +118,25 @@ pub(super) fn objects(lab: &Lab, rules: &Rules) -> Vec<Value> {
     services.flat_map(|ports| [service(ports), slice(lab, ports)]).collect()
 }
 
+/// Returns an Endpoints object of each, for proxies that know no EndpointSlices of version v1.
+pub(super) fn endpoints(rules: &Rules) -> Vec<Value> {
+    let services = rules.ports.chunk_by(|a, b| a.service == b.service);
+    let subset = |ports: &[ServicePort]| {
+        let addresses: Vec<Value> = ports[0].endpoints.iter().map(|at| json!({ "ip": at.ip() })).collect();
+        json!({ "addresses": addresses, "ports": ports.iter().map(target).collect::<Vec<_>>() })
+    };
+    let object = |ports: &[ServicePort]| {
+        let metadata = json!({ "name": name(&ports[0]), "namespace": "default" });
+        json!({ "apiVersion": "v1", "kind": "Endpoints", "metadata": metadata, "subsets": [subset(ports)] })
+    };
+    services.map(object).collect()
+}
+
+/// Returns the port of the endpoints, as both kinds of objects have it.
+fn target(port: &ServicePort) -> Value {
+    json!({ "name": port.name, "protocol": port.proto.to_string().to_uppercase(), "port": port.endpoints[0].port() })
+}
+
 fn name(port: &ServicePort) -> &str {
     port.service.rsplit('/').next().unwrap_or_default()
 }
@@ -161,13 +180,6 @@ fn slice(lab: &Lab, ports: &[ServicePort]) -> Value {
         let conditions = json!({ "ready": true, "serving": true, "terminating": false });
         json!({ "addresses": [at.ip()], "conditions": conditions, "nodeName": node })
     };
-    let list: Vec<Value> = ports
-        .iter()
-        .map(|port| {
-            let protocol = port.proto.to_string().to_uppercase();
-            json!({ "name": port.name, "protocol": protocol, "port": port.endpoints[0].port() })
-        })
-        .collect();
     json!({
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
@@ -178,6 +190,6 @@ fn slice(lab: &Lab, ports: &[ServicePort]) -> Value {
         },
         "addressType": "IPv4",
         "endpoints": first.endpoints.iter().map(endpoint).collect::<Vec<_>>(),
-        "ports": list,
+        "ports": ports.iter().map(target).collect::<Vec<_>>(),
     })
 }

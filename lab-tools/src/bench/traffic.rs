@@ -52,26 +52,24 @@ pub struct Work {
 }
 
 impl Slice<'_> {
-    /// On a thread of its own: those that it starts stay on its CPU, and nothing else does.
+    /// Opens what the mode needs, and closes it again.
     pub fn run(&self, mode: Mode) -> Result<Work> {
-        let pinned = || {
-            pin()?;
-            let slice = Self { length: self.length * mode.longer(), ..*self };
-            let done = slice.work(mode)?;
-            // A block of a stream is no operation of a user's.
-            let latency = if mode.unit() == "transactions" { done.latency } else { Latency::default() };
-            Ok(Work { latency, ..done })
-        };
-        thread::scope(|scope| scope.spawn(pinned).join()).unwrap_or_else(|panic| resume_unwind(panic))
+        let slice = Self { length: self.length * mode.longer(), ..*self };
+        let done = pinned(|| slice.work(mode))?;
+        // A block of a stream is no operation of a user's.
+        let latency = if mode.unit() == "transactions" { done.latency } else { Latency::default() };
+        Ok(Work { latency, ..done })
     }
 
     fn work(&self, mode: Mode) -> Result<Work> {
         let done = match mode {
             Mode::TcpCrr => self.tcp(answer_connections, |slice| slice.connect_request_response()),
-            Mode::TcpRr => self.tcp(echo_one, |slice| slice.request_response()),
+            Mode::TcpRr | Mode::TcpRrYoung => self.tcp(echo_one, |slice| slice.request_response()),
             Mode::TcpStream => self.tcp(swallow_one, |slice| slice.stream()),
             Mode::TcpMany => self.tcp(many::answer, many::request_response),
-            Mode::UdpRr | Mode::UdpStream | Mode::UdpPps | Mode::UdpDns => datagrams::run(self, mode),
+            Mode::UdpRr | Mode::UdpRrYoung | Mode::UdpStream | Mode::UdpPps | Mode::UdpDns => {
+                datagrams::run(self, mode)
+            }
         };
         done.with_context(|| format!("{mode}, {} to {}", self.client.name(), self.to))
     }
@@ -105,8 +103,7 @@ impl Slice<'_> {
 
     fn stream(&self) -> Result<Work> {
         let mut stream = self.connect()?;
-        let block = vec![0x5a; BLOCK];
-        let done = self.timed(|| Ok(u64::try_from(stream.write(&block)?)?))?;
+        let done = self.timed(|| write_block(&mut stream))?;
         // A server that got all of it has nothing to say.
         stream.shutdown(Shutdown::Write)?;
         ensure!(stream.read(&mut [0])? == 0, "an answer to a stream");
@@ -157,6 +154,12 @@ pub(super) fn exchange(stream: &mut TcpStream) -> Result<()> {
     stream.read_exact(&mut [0]).context("wait for an answer")
 }
 
+/// Writes as much of a block as the connection takes.
+pub(super) fn write_block(stream: &mut TcpStream) -> Result<u64> {
+    static BYTES: [u8; BLOCK] = [0x5a; BLOCK];
+    Ok(u64::try_from(stream.write(&BYTES)?)?)
+}
+
 /// One connection after the other.
 fn answer_connections(listener: TcpListener) {
     while let Ok((mut stream, _)) = listener.accept() {
@@ -171,7 +174,12 @@ fn answer_connections(listener: TcpListener) {
 }
 
 fn echo_one(listener: TcpListener) {
-    let Ok((mut stream, _)) = listener.accept() else { return };
+    if let Ok((stream, _)) = listener.accept() {
+        echo(stream);
+    }
+}
+
+pub(super) fn echo(mut stream: TcpStream) {
     let _ = stream.set_nodelay(true);
     let mut byte = [0];
     while let Ok(1) = stream.read(&mut byte) {
@@ -182,9 +190,23 @@ fn echo_one(listener: TcpListener) {
 }
 
 fn swallow_one(listener: TcpListener) {
-    let Ok((mut stream, _)) = listener.accept() else { return };
+    if let Ok((stream, _)) = listener.accept() {
+        swallow(stream, |_| ());
+    }
+}
+
+/// Tells of the bytes of each read.
+pub(super) fn swallow(mut stream: TcpStream, tell: impl Fn(usize)) {
     let mut block = vec![0; BLOCK];
-    while matches!(stream.read(&mut block), Ok(1..)) {}
+    while let Ok(bytes @ 1..) = stream.read(&mut block) {
+        tell(bytes);
+    }
+}
+
+/// Calls `f` on a thread of its own: those that it starts stay on its CPU, and nothing else does.
+pub(super) fn pinned<T: Send>(f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let there = || pin().and_then(|()| f());
+    thread::scope(|scope| scope.spawn(there).join()).unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Client and server share the last CPU, whose time then says what the path costs. On two CPUs they would wake each

@@ -1,6 +1,6 @@
 //! The kinds of objects that are served, and what is particular to each.
 
-use k8s_openapi::api::core::v1::{Event as CoreEvent, Namespace, Node, Pod, Service};
+use k8s_openapi::api::core::v1::{Endpoints, Event as CoreEvent, Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
@@ -42,7 +42,7 @@ pub(crate) static NAMESPACE: &Kind = &KINDS[2];
 pub(crate) static SERVICE: &Kind = &KINDS[0];
 pub(crate) static SERVICE_CIDR: &Kind = &KINDS[4];
 
-pub(crate) static KINDS: [Kind; 8] = [
+pub(crate) static KINDS: [Kind; 9] = [
     Kind {
         group: "",
         kind: "Service",
@@ -145,6 +145,18 @@ pub(crate) static KINDS: [Kind; 8] = [
         fields: &["spec.nodeName", "status.phase"],
         merge_keys: &[("spec.containers", "name"), ("status.conditions", "type")],
         decode: decode::<Pod>,
+    },
+    Kind {
+        group: "",
+        kind: "Endpoints",
+        singular: "endpoints",
+        plural: "endpoints",
+        short: &["ep"],
+        namespaced: true,
+        status: Status::None,
+        fields: &[],
+        merge_keys: &[],
+        decode: decode::<Endpoints>,
     },
 ];
 

@@ -58,6 +58,9 @@ pub(crate) struct Options {
     /// Only these variants
     #[arg(long, value_delimiter = ',')]
     variants: Vec<String>,
+    /// Put a flowtable of netfilter on the node; prints what it counts, and keeps nothing of it
+    #[arg(long)]
+    flowtable: bool,
     /// Rounds; each measures every mode once
     #[arg(long, default_value_t = 2)]
     rounds: usize,
@@ -120,6 +123,11 @@ impl Options {
         !self.debug
     }
 
+    /// Returns true if the counts are those of an experiment.
+    pub(crate) fn is_trial(&self) -> bool {
+        self.flowtable
+    }
+
     /// Returns the guest's programs: path in the guest, and path here.
     fn programs(&self, folder: &Path) -> Result<Vec<(&'static str, PathBuf)>> {
         if !self.no_build {
@@ -141,6 +149,9 @@ impl Options {
         let Self { rounds, slice, .. } = self;
         let services = self.services.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
         let only: String = self.variants.iter().map(|variant| format!(" --variants {variant}")).collect();
-        format!("{SUITE} - /bin/bench icount --services {services} --rounds {rounds} --slice {slice}{only}\n")
+        let flowtable = if self.flowtable { " --flowtable" } else { "" };
+        format!(
+            "{SUITE} - /bin/bench icount --services {services} --rounds {rounds} --slice {slice}{only}{flowtable}\n"
+        )
     }
 }

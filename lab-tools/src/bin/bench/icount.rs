@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lab_tools::bench::{Fixture, Latency, Mode, Path, Sample, Skipped, Variant};
+use lab_tools::bench::{Fixture, Latency, Mode, Path, Sample, Skipped, Variant, Work};
 use testbed::lab::{Lab, Layout};
 
 use crate::machine::Machine;
@@ -35,6 +35,9 @@ pub(crate) struct Args {
     /// Only these variants
     #[arg(long, value_delimiter = ',')]
     variants: Vec<Variant>,
+    /// With a flowtable of netfilter on the node
+    #[arg(long)]
+    flowtable: bool,
     /// Rounds; each measures every mode once
     #[arg(long)]
     rounds: usize,
@@ -64,25 +67,23 @@ fn measure(args: &Args, services: usize, variant: Variant) -> Result<()> {
     let path = Path::Local;
     let lab = Lab::start(Layout::Routed)?;
     let fixture = Fixture::start(&lab, variant, services, None)?;
+    if args.flowtable {
+        fixture.add_flowtable()?;
+    }
     fixture.prove(path)?;
     let length = Duration::from_millis(args.slice);
     for round in 0..args.rounds {
         for mode in MODES {
+            let before = if args.flowtable { fixture.past_flowtable()? } else { 0 };
             let done = fixture.run(path, length, mode)?;
+            if args.flowtable && mode != Mode::TcpCrr {
+                let slow = fixture.past_flowtable()? - before;
+                ensure!(slow < done.amount / 10, "{slow} packets of {} requests passed the flowtable by", done.amount);
+            }
             let (seconds, cpu_seconds) = (done.time.as_secs_f64(), done.cpu.as_secs_f64());
             ensure!(seconds - cpu_seconds <= seconds * IDLE, "{mode}: {:.3} s of idle time", seconds - cpu_seconds);
-            print(&Record::Sample(Sample {
-                services,
-                path,
-                mode,
-                variant,
-                round,
-                amount: done.amount,
-                seconds,
-                cpu_seconds,
-                latency: Latency::default(),
-                counted: None,
-            }))?;
+            let done = Work { latency: Latency::default(), counted: None, ..done };
+            print(&Record::Sample(Sample::of((services, path, mode, variant), round, done)))?;
         }
     }
     Ok(())
