@@ -35,7 +35,7 @@ impl Listener for Heard {
 
 fn measure(selection: Selection) -> Result<Heard> {
     let mut heard = Heard::default();
-    let options = Options { selection, rounds: 1, slice: SLICE, seed: 1, kube_proxy: None };
+    let options = Options { selection, rounds: 1, slice: SLICE, age: Duration::ZERO, seed: 1, kube_proxy: None };
     run(&options, &mut heard)?;
     Ok(heard)
 }
@@ -68,7 +68,7 @@ fn every_mode_yields_a_figure() -> Result<()> {
     let services = vec![MANY_SERVICES];
     let heard = measure(Selection { services, paths: vec![Path::Local], variants, ..Selection::default() })?;
     let cells = summarise(&heard.samples);
-    ensure!(cells.len() == 8 * 4, "{:?}", cells.keys());
+    ensure!(cells.len() == 10 * 4, "{:?}", cells.keys());
     Ok(())
 }
 

@@ -18,7 +18,7 @@ use super::open::Connection;
 use super::traffic::Slice;
 use super::{Mode, Path, Variant, Work, policies, services};
 use crate::kube_rules::{IPVS_SETTINGS, Rules};
-use testbed::agent::{Agent, DEADLINE, Source, binary, node, wait_until};
+use testbed::agent::{Agent, Source, binary, node, wait_until};
 use testbed::cgroup::Visited;
 use testbed::lab::{CLUSTER_PODS, Family, Lab};
 use testbed::netns::check;
@@ -27,6 +27,8 @@ use testbed::netns::check;
 /// while a run goes on.
 const TIME_WAIT: &str = "10";
 
+/// The time that a proxy may take for the most Services.
+const LONG: Duration = Duration::from_secs(180);
 /// Names the kpx of [`Variant::KpxB`].
 const OTHER: &str = "KPX_BIN_B";
 /// For so many Services kpx's tables are large enough without a flag.
@@ -92,7 +94,7 @@ impl<'a> Fixture<'a> {
         if matches!(fixture.by, By::KubeProxy { .. }) {
             // It writes all rules at once.
             let slice = fixture.slice(Path::Local, Duration::ZERO);
-            wait_until(4 * DEADLINE, "kube-proxy serves", || Ok(slice.run(Mode::TcpCrr).is_ok()))?;
+            wait_until(LONG, "kube-proxy serves", || Ok(slice.run(Mode::TcpCrr).is_ok()))?;
         }
         Ok(fixture)
     }
@@ -144,7 +146,7 @@ impl<'a> Fixture<'a> {
     pub fn add_flowtable(&self) -> Result<()> {
         let pods = self.lab.n1.pods.iter().map(|pod| pod.name).collect::<Vec<_>>().join(", ");
         self.lab.n1.host.ns.nft(&format!(
-            "table ip flowtable {{
+            "table ip passing {{
                 flowtable known {{
                     hook ingress priority filter
                     devices = {{ {pods}, eth0 }}
@@ -161,8 +163,7 @@ impl<'a> Fixture<'a> {
 
     /// Returns how many packets have met the chain of [`Fixture::add_flowtable`] so far.
     pub fn past_flowtable(&self) -> Result<u64> {
-        let text =
-            self.lab.n1.host.ns.exec(Command::new("nft").args(["list", "chain", "ip", "flowtable", "forward"]))?;
+        let text = self.lab.n1.host.ns.exec(Command::new("nft").args(["list", "chain", "ip", "passing", "forward"]))?;
         let packets = text.split_once("counter packets ").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
         packets.with_context(|| format!("no counter in {text}"))
     }
@@ -287,12 +288,12 @@ fn kpx<'a>(lab: &'a Lab, by: Option<Command>, more: Vec<(&'static str, String)>,
     let pods = format!("{},{}", CLUSTER_PODS.cidr(Family::V4), CLUSTER_PODS.cidr(Family::V6));
     let flags = [("--cluster-cidr", pods)].into_iter().chain(more);
     let args: Vec<String> = flags.flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
-    let agent = Agent::launch_by(by, lab, &lab.n1.host, Source::Manifests(&dir), &args)?.healthy()?;
+    let agent = Agent::launch_by(by, lab, &lab.n1.host, Source::Manifests(&dir), &args)?.answering()?;
     // The agent looks at the rules of the host, and again once it knows where pods have their addresses.
-    wait_until(DEADLINE, "the agent knows which connections may skip the stack", || {
+    wait_until(LONG, "the agent serves, and knows which connections may skip the stack", || {
         let status = agent.status()?;
         let said = status["options"]["fastPath"].as_str().unwrap_or_default();
-        Ok(said == "off" || said.contains("whole connections"))
+        Ok(status["healthy"] == true && (said == "off" || said.contains("whole connections")))
     })?;
     Ok(agent)
 }

@@ -15,8 +15,6 @@ use super::traffic::{Slice, TIMEOUT, Work, echo, exchange, pinned, swallow, writ
 use super::{Latency, Mode, Path, datagrams};
 use testbed::agent::idle;
 
-/// The age from which a connection is measured. kpx asks about it in a second after the first, and heeds the answer from a later one.
-const AGE: Duration = Duration::from_secs(5);
 /// A connection has something to say this often, so that neither kpx nor conntrack takes it for silent.
 const PAUSE: Duration = Duration::from_millis(400);
 
@@ -41,11 +39,11 @@ impl<'a> Opened<'a> {
     }
 
     /// Lets connections become old enough, and proves that they go the way of open ones.
-    pub(super) fn ripen(&mut self) -> Result<()> {
+    pub(super) fn ripen(&mut self, age: Duration) -> Result<()> {
         if self.connections.is_empty() {
             return Ok(());
         }
-        while self.since.elapsed() < AGE {
+        while self.since.elapsed() < age {
             self.keep()?;
             idle(PAUSE / 4)?;
         }

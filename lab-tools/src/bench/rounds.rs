@@ -19,6 +19,8 @@ pub struct Options {
     pub rounds: usize,
     /// How long each variant is measured in each round.
     pub slice: Duration,
+    /// The age from which open connections are measured.
+    pub age: Duration,
     /// Decides in which order variants take their turns.
     pub seed: u64,
     /// The real one, if it is there.
@@ -161,7 +163,7 @@ fn on(
     let mut order = Order::new(options.seed);
     for (modes, what) in [(fresh, "new connections"), (open, "open connections")] {
         if modes.iter().any(|mode| mode.stays_open()) {
-            opened.ripen()?;
+            opened.ripen(options.age)?;
         }
         for round in 0..if modes.is_empty() { 0 } else { options.rounds } {
             listener.progress(&format!(

@@ -10,6 +10,8 @@ use crate::record::{Record, Run, Writer};
 
 const ROUNDS: usize = 41;
 const QUICK_ROUNDS: usize = 31;
+/// kpx asks about a connection in a second after its first one, and heeds the answer from a later one.
+const AGE: Duration = Duration::from_secs(5);
 
 #[derive(clap::Parser)]
 pub(crate) struct Args {
@@ -37,7 +39,7 @@ pub(crate) struct Args {
     /// Only these variants, beside direct
     #[arg(long, value_delimiter = ',')]
     variant: Vec<Variant>,
-    /// A kube-proxy 1.31 or later, to be measured as well
+    /// A kube-proxy, to be measured as well; 1.31 or later has the mode nftables
     #[arg(long)]
     kube_proxy: Option<PathBuf>,
 }
@@ -53,7 +55,7 @@ pub(crate) fn run(args: &Args, results: &FilePath) -> Result<()> {
     let rounds = args.rounds.unwrap_or(if args.quick { QUICK_ROUNDS } else { ROUNDS });
     let run = Run { is_quick: args.quick, rounds, slice_ms: args.slice, seed: args.seed };
     let slice = Duration::from_millis(args.slice);
-    let options = Options { selection, rounds, slice, seed: args.seed, kube_proxy: args.kube_proxy.clone() };
+    let options = Options { selection, rounds, slice, age: AGE, seed: args.seed, kube_proxy: args.kube_proxy.clone() };
     let mut writer = Writer::create(results, "data")?;
     eprintln!("{run}");
     writer.write(&Record::Run(run))?;

@@ -13,7 +13,7 @@ use super::figures::grouped;
 const SIZE: (u32, u32) = (900, 420);
 const FONT: &str = "sans-serif";
 /// In this order from left to right, each with its colour; those that colour-blind people tell apart.
-const COLOURS: [(Variant, RGBColor); 11] = [
+const COLOURS: [(Variant, RGBColor); 12] = [
     (Variant::Direct, RGBColor(90, 90, 90)),
     (Variant::IptablesLegacy, RGBColor(213, 94, 0)),
     (Variant::IptablesNft, RGBColor(230, 159, 0)),
@@ -21,6 +21,7 @@ const COLOURS: [(Variant, RGBColor); 11] = [
     (Variant::KubeProxyIptables, RGBColor(204, 121, 167)),
     (Variant::KubeProxyNftables, RGBColor(0, 114, 178)),
     (Variant::Kpx, RGBColor(0, 158, 115)),
+    (Variant::KpxB, RGBColor(0, 80, 60)),
     (Variant::KpxOff, RGBColor(150, 150, 60)),
     (Variant::KpxSocketAll, RGBColor(90, 140, 40)),
     (Variant::Beside, RGBColor(130, 130, 130)),
@@ -121,11 +122,13 @@ fn overview(cells: &Cells, file: &FilePath) -> Result<()> {
 
 /// Ratios of all variants, in groups by mode. Returns false if none was measured, as [`lines`] does.
 fn bars(cells: &Cells, path: Path, services: usize, title: &str, file: &FilePath) -> Result<bool> {
-    const MODES: [(Mode, &str); 8] = [
+    const MODES: [(Mode, &str); 10] = [
         (Mode::TcpCrr, "TCP conn/req/resp"),
         (Mode::TcpRr, "TCP req/resp"),
+        (Mode::TcpRrYoung, "TCP, young"),
         (Mode::TcpStream, "TCP stream"),
         (Mode::UdpRr, "UDP req/resp"),
+        (Mode::UdpRrYoung, "UDP, young"),
         (Mode::UdpStream, "UDP stream"),
         (Mode::UdpPps, "UDP packets"),
         (Mode::UdpDns, "UDP DNS"),
@@ -213,7 +216,7 @@ fn lines(cells: &Cells, mode: Mode, title: &str, file: &FilePath) -> Result<bool
         .margin(10)
         .x_label_area_size(30)
         .y_label_area_size(50)
-        .build_cartesian_2d((0.8..80_000.0).log_scale(), 0.0..highest(&series) * 1.25)
+        .build_cartesian_2d((0.8..160_000.0).log_scale(), 0.0..highest(&series) * 1.25)
         .map_err(failed)?;
     chart
         .configure_mesh()
