@@ -48,12 +48,12 @@ impl<A: Net> Head<A> {
     // Copies, field by field: what is copied as a whole, or lent to the kernel, lies in memory, and with it all other fields.
 
     #[inline(always)]
-    fn src(&self) -> SockAddr<A> {
+    pub fn src(&self) -> SockAddr<A> {
         SockAddr::new(self.src.addr, self.src.port)
     }
 
     #[inline(always)]
-    fn dst(&self) -> SockAddr<A> {
+    pub fn dst(&self) -> SockAddr<A> {
         SockAddr::new(self.dst.addr, self.dst.port)
     }
 
@@ -91,7 +91,7 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
         return Outcome::NOT_ESTABLISHED;
     }
     let key = FlowKey::new(hook, head.proto, head.src, head.dst);
-    let Some(entry) = maps::live_flow(&key) else { return missed(skb, hook, &head, memory) };
+    let Some(entry) = maps::live_flow(&key) else { return missed(skb, hook, &head, true, memory) };
     translate(skb, (hook, mark), &head, (&key, &entry), memory)
 }
 
@@ -206,9 +206,9 @@ pub fn name<A: Net>(head: &Head<A>, packet: &mut Packet<A>) {
     packet.decided = false;
 }
 
-/// There is no flow. A datagram that arrives may open one.
+/// There is no flow. A datagram that arrives may open one, unless it answers one; `may_answer` is false if it is known not to.
 #[inline(always)]
-pub fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Outcome {
+pub fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, may_answer: bool, memory: Memory) -> Outcome {
     if !head.is_between_hosts() {
         return Outcome::NOT_ESTABLISHED;
     }
@@ -222,20 +222,20 @@ pub fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> O
     if head.proto == Proto::TCP {
         return Outcome::new(Err(Reason::NoFlow));
     }
-    if is_not_ours(head, memory) { Outcome::new(Err(Reason::NotOurs)) } else { Outcome::NOT_ESTABLISHED }
+    if is_not_ours(head, may_answer, memory) { Outcome::new(Err(Reason::NotOurs)) } else { Outcome::NOT_ESTABLISHED }
 }
 
 /// Returns true if this datagram is neither for a service, nor has the tuple of a flow, as one of its backend's own may.
 /// [`ingress::run`](crate::ingress::run) finds the same.
 #[inline(always)]
-fn is_not_ours<A: Net>(head: &Head<A>, memory: Memory) -> bool {
+fn is_not_ours<A: Net>(head: &Head<A>, may_answer: bool, memory: Memory) -> bool {
     let (Some(node), Some(decision)) = (maps::node(), memory.decision().get()) else { return false };
     if node.has(Node::DRAINING) {
         return false;
     }
     let back = FlowKey::new(Hook::EGRESS, head.proto, head.dst, head.src);
     node.has(Node::HOST)
-        || is_answer(head)
+        || may_answer && is_answer(head)
         || lookup::frontend(&head.dst(), head.proto, decision) == Err(Reason::NotOurs) && !maps::is_flow(&back)
 }
 

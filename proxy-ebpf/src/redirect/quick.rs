@@ -5,7 +5,8 @@
 
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
-use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen, State, Term};
+use proxy_common::device::Node;
+use proxy_common::flow::{Flow, FlowKey, Hook, Judged, Kind, Seen, State, Term};
 
 use super::fib::{find, leave};
 use super::{END, Forward, is_on_for_all, opens_flows, tolerated};
@@ -20,20 +21,23 @@ use crate::{flow, tcp};
 pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
     let mark = skb.packet_mark();
     let Some(head) = &established::head::<A>(skb, Hook::INGRESS, mark) else { return Outcome::NOT_ESTABLISHED };
-    if head.proto == Proto::TCP && head.flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0 {
+    let begins_or_ends = head.proto == Proto::TCP && head.flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
+    if begins_or_ends && (tcp::opens(head.flags) || may_end_past_stack()) {
         return Outcome::NOT_ESTABLISHED;
     }
     let mut key = FlowKey::new(Hook::INGRESS, head.proto, head.src, head.dst);
-    let (entry, is_there) = match maps::live_flow(&key) {
-        Some(entry) => (entry, true),
-        None => {
-            key.set_hook(Hook::EGRESS);
-            match maps::live_flow(&key) {
-                Some(entry) if !is_of_stack(skb, head, &entry) => (entry, false),
-                _ => return established::missed(skb, Hook::INGRESS, head, memory),
-            }
+    let (entry, is_there) = match find_entry(skb, head, &mut key, begins_or_ends) {
+        Found::There(entry) => (entry, true),
+        Found::Back(entry) => (entry, false),
+        Found::Unknown => return Outcome::NOT_ESTABLISHED,
+        found => {
+            let may_answer = matches!(found, Found::Left);
+            return established::missed(skb, Hook::INGRESS, head, may_answer, memory);
         }
     };
+    if begins_or_ends {
+        return Outcome::NOT_ESTABLISHED;
+    }
     if is_there && is_of_stack(skb, head, &entry) {
         return established::translate(skb, (Hook::INGRESS, mark), head, (&key, &entry), memory);
     }
@@ -51,6 +55,61 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
         return Outcome::NOT_ESTABLISHED;
     }
     leave_for(skb, head, &entry, is_there, scratch)
+}
+
+/// The entry of a packet.
+enum Found<A: Forward> {
+    /// It goes to the backend.
+    There(Entry<A>),
+    /// It comes from the backend, and the stack need not see it.
+    Back(Entry<A>),
+    /// It comes from the backend, and takes the stack. The hook where it leaves translates it.
+    Left,
+    Nothing,
+    /// The long way finds out.
+    Unknown,
+}
+
+/// Finds the entry of a packet, and makes `key` its key. Of a packet that `begins_or_ends` a connection the long way may know more: then an
+/// entry is found.
+#[inline(always)]
+fn find_entry<A: Forward>(skb: Skb, head: &Head<A>, key: &mut FlowKey<A>, begins_or_ends: bool) -> Found<A> {
+    if let Some(entry) = maps::live_flow(key) {
+        return Found::There(entry);
+    }
+    key.set_hook(Hook::EGRESS);
+    let reply = maps::live_flow(key);
+    // Conntrack believes any end of a connection that it tolerates, in either direction.
+    let may_end_another = || {
+        let of_client = FlowKey::new(Hook::EGRESS, head.proto, head.dst(), head.src());
+        begins_or_ends && maps::is_flow(&of_client)
+    };
+    match reply {
+        Some(entry) => {
+            let is_left = if begins_or_ends { is_end_of_stack(&entry) } else { is_of_stack(skb, head, &entry) };
+            if is_left && !may_end_another() { Found::Left } else { Found::Back(entry) }
+        }
+        None if may_end_another() => Found::Unknown,
+        None => Found::Nothing,
+    }
+}
+
+/// Returns true if packets that begin or end a connection may skip the stack.
+#[inline(always)]
+fn may_end_past_stack() -> bool {
+    maps::node().is_none_or(|node| node.has(Node::FAST_OPEN | Node::FAST_PATH))
+}
+
+/// Returns true if the stack alone cares for the end of a flow: the long way would leave its reply's entry as it is.
+#[inline(always)]
+fn is_end_of_stack<A: Forward>(entry: &Entry<A>) -> bool {
+    entry.read(|flow| {
+        !flow.rx.has(Seen::WHOLE)
+            && flow.rx.has(Seen::DIRECT)
+            && !flow.tx.has(Seen::TOLERATED)
+            && flow.kind == Kind::UNDNAT
+            && flow.judged() == Judged::NONE
+    })
 }
 
 /// Sends a packet on its way, from and to the addresses in `scratch.becomes`.
@@ -146,16 +205,20 @@ fn is_of_stack<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>) -> bool {
     if rx.has(Seen::WHOLE) && (head.proto == Proto::TCP || opens_flows()) {
         return false;
     }
-    let may_become_fast = || {
-        let is_young = entry.read(|flow| flow.passed.packets) < FIRST_PACKETS;
-        is_young || entry.read(|flow| flow.last_secs) != flow::about_now_secs()
-    };
+    let is_young = || entry.read(|flow| flow.passed.packets) < FIRST_PACKETS;
+    let is_first_of_second = || entry.read(|flow| flow.last_secs) != flow::about_now_secs();
     if is_on_for_all() {
-        return !rx.has(Seen::DIRECT) && !may_become_fast();
+        return !rx.has(Seen::DIRECT) && !is_young() && !is_first_of_second();
     }
-    // Beside conntrack, the first packet of a second decides for all of them.
-    let is_judged = || entry.read(Flow::judged).holds(skb.ifindex(), Term::new(flow::about_now_secs(), maps::epoch()));
-    !maps::node().is_some_and(tolerated::is_on) || !may_become_fast() && !is_judged()
+    if !maps::node().is_some_and(tolerated::is_on) {
+        return true;
+    }
+    // Beside conntrack, the first packet of a second decides for all of them, and the first answer notes where it has come in. Of a short
+    // connection no other packet is judged.
+    let notes = entry.read(|flow| flow.kind == Kind::UNDNAT) && !rx.has(Seen::DIRECT) && is_young();
+    let judged = entry.read(Flow::judged);
+    let is_judged = || judged.holds(skb.ifindex(), Term::new(flow::about_now_secs(), maps::epoch()));
+    !notes && !is_first_of_second() && (judged == Judged::NONE || !is_judged())
 }
 
 /// Gives a packet other addresses and ports, and brings its flow up to date with it.

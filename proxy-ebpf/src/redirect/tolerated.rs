@@ -41,12 +41,13 @@ fn may_skip<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>, src: &A, dst: &A
 /// Returns true if a packet to the backend may skip the stack. `flow` is as before the packet.
 #[inline(never)]
 pub fn goes_there<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
-    if !may_skip(skb, proto, flow, &flow.client.addr, &flow.backend.addr) {
-        return false;
-    }
     let now_secs = flow::about_now_secs();
+    let may_skip = || may_skip(skb, proto, flow, &flow.client.addr, &flow.backend.addr);
     if flow.last_secs >= now_secs {
-        return flow.judged().holds(skb.ifindex(), term());
+        return flow.judged().holds(skb.ifindex(), term()) && may_skip();
+    }
+    if !may_skip() {
+        return false;
     }
     let Some(undnat) = maps::undnat(flow, proto) else { return false };
     let key = A::any_key(&flow.opener_key(proto));
