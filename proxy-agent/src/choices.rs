@@ -1,9 +1,6 @@
-//! The choices among few that an operator has, as flags and files spell them, and the default that they share.
+//! The choices among few that an operator has, as flags and files spell them.
 
 use std::fmt;
-
-/// The default run directory, in which the agent answers `kpx status`.
-pub(crate) const RUN_DIR: &str = "/run/kpx";
 
 /// The role of this host in the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]

@@ -1,15 +1,12 @@
 //! The command line. Each command prints for people or, with `-o json`, in a stable form (docs/cli.md).
 
-mod age;
 mod agent_args;
 mod backends;
 pub(crate) mod check;
 pub(crate) mod cleanup;
 mod devices;
-mod explain;
 mod flows;
 mod manual;
-pub(crate) mod output;
 mod run;
 mod runtime;
 mod select;
@@ -22,12 +19,12 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::config::RunArgs;
+use crate::config::{NodeArgs, RunArgs};
 use crate::monitor::{MonitorArgs, monitor};
 use crate::top::{TopArgs, top};
-use crate::trace::{TraceArgs, trace};
 
 use cleanup::{CleanupArgs, cleanup};
+use proxy_trace::{ExplainArgs, TraceArgs, explain, trace};
 use runtime::wait_for;
 
 /// Reaches Kubernetes Services by eBPF, in place of kube-proxy.
@@ -53,9 +50,9 @@ enum Command {
     Flows(flows::FlowsArgs),
     Devices(devices::DevicesArgs),
     Top(TopArgs),
-    Trace(Box<TraceArgs>),
+    Trace(Box<TraceArgs<NodeArgs>>),
     Monitor(MonitorArgs),
-    Explain(explain::ExplainArgs),
+    Explain(ExplainArgs),
     Check(check::CheckArgs),
     Cleanup(CleanupArgs),
     Completions(manual::CompletionsArgs),
@@ -77,7 +74,7 @@ impl Cli {
             Command::Top(args) => done(wait_for(top(&args))),
             Command::Trace(args) => done(wait_for(trace(*args))),
             Command::Monitor(args) => done(wait_for(monitor(&args))),
-            Command::Explain(args) => done(explain::explain(&args)),
+            Command::Explain(args) => done(explain(&args)),
             Command::Check(args) => wait_for(check::check(&args)),
             Command::Cleanup(args) => done(wait_for(cleanup(&args))),
             Command::Completions(args) => done(manual::completions(&args)),

@@ -12,13 +12,9 @@ mod invalid;
 mod kpx;
 mod kube_proxy;
 pub(crate) mod logging;
+mod traced;
 mod tree;
 mod validate;
-
-/// Returns a node's name as the API spells it: trimmed, in lower case.
-pub(crate) fn canonical_node_name(name: &str) -> String {
-    name.trim().to_lowercase()
-}
 
 #[cfg(test)]
 mod tests;
@@ -31,14 +27,13 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::files::Files;
-use crate::node::NodeOptions;
 use crate::settings::Settings;
 use file_config::FileConfig;
 use flags::FlagValues;
 use invalid::{Fields, Invalid, InvalidConfiguration};
-use proxy_core::model::ModelOptions;
 use proxy_datapath::Sizes;
 use proxy_source::{Source, kubernetes};
+use proxy_view::object_name::canonical_node_name;
 use validate::{Checked, check};
 
 pub use flags::{NodeArgs, RunArgs, arguments};
@@ -207,18 +202,6 @@ impl Configuration {
 
     pub(crate) fn write_to(&self, path: &Path) -> Result<()> {
         std::fs::write(path, self.to_yaml()?).with_context(|| format!("write {}", path.display()))
-    }
-}
-
-impl NodeArgs {
-    pub fn is_empty(&self) -> bool {
-        self.0 == FlagValues::default()
-    }
-
-    /// Returns the options for a node and for Services. Errors name the field and the flag.
-    pub fn options(&self) -> Result<(NodeOptions, ModelOptions)> {
-        let configuration = Configuration::resolve(&self.0, FileConfig::default(), false)?;
-        Ok((configuration.checked.node, configuration.checked.model))
     }
 }
 

@@ -1,13 +1,12 @@
 //! Answers queries about the running agent. Only the agent's loop has the state, so each query goes to it. Other
 //! processes ask by HTTP on a socket in the run directory, and get JSON.
 
-pub mod client;
 mod flows;
 
 use std::collections::BTreeMap;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener as StdUnixListener};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use axum::extract::State;
@@ -19,12 +18,12 @@ use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::http_server;
-use crate::status::Status;
-use crate::view::{self, NameView, ServiceView};
 use proxy_core::desired::Snapshot;
 use proxy_datapath::FlowMaps;
 use proxy_dns::{Known, Wanted};
 use proxy_metrics::Readings;
+use proxy_view::status::Status;
+use proxy_view::{NameView, ServiceView, socket};
 
 pub use flows::FlowFilter;
 
@@ -78,7 +77,7 @@ impl AgentHandle {
         let (snapshot, flows) = self.query(Query::Services).await?;
         let views = tokio::task::spawn_blocking(move || {
             let counts = flows.recent_counts().context("count the traffic")?;
-            Ok(view::views(&snapshot, &counts))
+            Ok(proxy_view::views(&snapshot, &counts))
         });
         views.await.context("build the views of Services")?
     }
@@ -86,7 +85,7 @@ impl AgentHandle {
     /// Returns the names of the frontends in force.
     pub async fn names(&self) -> Result<Vec<NameView>> {
         let (snapshot, _) = self.query(Query::Services).await?;
-        tokio::task::spawn_blocking(move || view::frontend_names(&snapshot))
+        tokio::task::spawn_blocking(move || proxy_view::frontend_names(&snapshot))
             .await
             .context("build the views of Services")
     }
@@ -151,11 +150,6 @@ pub(crate) fn answer<T: serde::Serialize>(result: Result<T>) -> Response {
         Ok(value) => Json(value).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")).into_response(),
     }
-}
-
-/// Returns the path of an agent's socket below its run directory.
-fn socket(run_dir: &Path) -> PathBuf {
-    run_dir.join("kpx.sock")
 }
 
 /// Takes the lock of this network namespace, which holds as long as the result lives.

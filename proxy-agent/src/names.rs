@@ -13,10 +13,10 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::control::AgentHandle;
-use crate::status::NamesStatus;
 use proxy_datapath::is_first_namespace;
 use proxy_dns::{Cluster, Known, Server, Wanted, Zone};
 use proxy_net as net;
+use proxy_view::status::NamesStatus;
 
 /// The default address: a loopback one, which no stranger reaches, and at which no other program listens by default.
 pub(crate) const DNS_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 153)), 53);

@@ -15,9 +15,9 @@ use crossterm::event::EventStream;
 use futures::StreamExt;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use crate::choices::RUN_DIR;
-use crate::cli::output::print;
-use crate::control::client::Client;
+use proxy_view::RUN_DIR;
+use proxy_view::client::Client;
+use proxy_view::output::print;
 
 use keys::Act;
 use rows::{Sample, Sort, View, rows};

@@ -18,7 +18,7 @@ use proxy_common::counter::Reason;
 use serde::Serialize;
 
 use crate::control::{AgentHandle, answer};
-use crate::trace::explain;
+use proxy_trace::meaning;
 
 /// Returns `/ui/` and the paths below it. A request must name the server by an address, as localhost or as `node_name`.
 pub fn router(agent: AgentHandle, node_name: &str) -> Router {
@@ -58,7 +58,7 @@ async fn reasons() -> Response {
 }
 
 fn reason_view(reason: Reason) -> ReasonView {
-    ReasonView { name: reason.name(), verdict: reason.verdict().name(), meaning: explain::explain(reason) }
+    ReasonView { name: reason.name(), verdict: reason.verdict().name(), meaning: meaning(reason) }
 }
 
 async fn never_store(mut response: Response) -> Response {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
-use proxy_agent::status::Status;
+use proxy_view::status::Status;
 use serde_json::Value;
 use tempfile::TempDir;
 use testbed::agent::{Agent, DEADLINE, binary, wait_until};

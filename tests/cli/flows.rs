@@ -5,10 +5,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use anyhow::{Context, Result};
 use aya::maps::{HashMap, Map, MapData};
 use nix::time::{ClockId, clock_gettime};
-use proxy_agent::status::Status;
 use proxy_common::addr::{Addr4, Port, Proto, SockAddr};
 use proxy_common::flow::{Flow, FlowKey, Seen};
 use proxy_common::names::IPV4;
+use proxy_view::status::Status;
 
 use crate::node::Node;
 

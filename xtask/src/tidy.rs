@@ -5,6 +5,7 @@ mod imports;
 mod prose;
 mod rules;
 mod source;
+mod walls;
 
 use std::fmt;
 
@@ -15,7 +16,8 @@ use source::Tree;
 
 pub(crate) fn run() -> Result<()> {
     let tree = Tree::read(workspace::root())?;
-    let violations = rules::check(&tree);
+    let mut violations = rules::check(&tree);
+    violations.extend(walls::check(workspace::root())?);
     for violation in &violations {
         eprintln!("{violation}");
     }

@@ -5,8 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use proxy_agent::status::Status;
 use proxy_common::names::{IPV4, IPV6};
+use proxy_view::status::Status;
 use serde_json::Value;
 
 use super::Scale;

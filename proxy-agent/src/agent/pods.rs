@@ -10,7 +10,7 @@ use proxy_datapath::PodRow;
 use super::Agent;
 use crate::node::Node;
 use crate::pod_sockets::Found;
-use crate::status::{PodStatus, PodsStatus};
+use proxy_view::status::{PodStatus, PodsStatus};
 
 impl Agent {
     /// Takes in changed Pods.

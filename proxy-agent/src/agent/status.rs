@@ -11,13 +11,13 @@ use proxy_metrics::{MapFill, old_event_name, old_map_name};
 
 use crate::control::{QUEUE, Query};
 use crate::node::{Node, why_cut_off};
-use crate::status::{
-    CutOffStatus, DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus,
-};
 use proxy_core::desired::{Desired, FamilyCounts};
 use proxy_dns::Known;
 use proxy_net::{self as net, role::Role};
 use proxy_source::health::{Problem, Problems, Reason};
+use proxy_view::status::{
+    CutOffStatus, DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus,
+};
 
 impl Agent {
     /// Answers a query, if the node need not be back for that. The client may have gone meanwhile.

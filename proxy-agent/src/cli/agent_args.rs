@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::choices::RUN_DIR;
-use crate::control::client::Client;
+use proxy_view::RUN_DIR;
+use proxy_view::client::Client;
 
 /// The agent to ask.
 #[derive(Args, Debug)]

@@ -6,9 +6,9 @@ use comfy_table::Cell;
 use serde::Serialize;
 
 use super::agent_args::AgentArgs;
-use super::output::{Form, OutputArgs, cell, green, list, yellow};
 use super::select::SelectArgs;
-use crate::view::{BackendView, ServiceView};
+use proxy_view::output::{Form, OutputArgs, cell, green, list, yellow};
+use proxy_view::{BackendView, ServiceView};
 
 /// List the endpoints of Services, and which of them take traffic here.
 ///

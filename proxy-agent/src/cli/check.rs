@@ -14,7 +14,7 @@ use clap::Args;
 use comfy_table::Cell;
 use serde::Serialize;
 
-use super::output::{Form, OutputArgs, cell, green, red, yellow};
+use proxy_view::output::{Form, OutputArgs, cell, green, red, yellow};
 
 pub(super) use processes::{holds_lock, kube_proxies};
 pub(super) use rules::{Chains, KubeProxyRules};

@@ -13,10 +13,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use nix::unistd::Uid;
 
-use super::output::print;
-use crate::choices::RUN_DIR;
 use crate::config::duration::GoDuration;
-use crate::control::client::Client;
 use crate::settings::Settings;
 use crate::{control, leftovers};
 use proxy_datapath::object;
@@ -24,6 +21,9 @@ use proxy_datapath::{BPF_DIR, check_netns, lock_if_there, may_open_by_id, serves
 use proxy_net as net;
 use proxy_net::changes::{Changes, Undo, Wanted};
 use proxy_net::{Handle, filter};
+use proxy_view::RUN_DIR;
+use proxy_view::client::Client;
+use proxy_view::output::print;
 
 use kube_proxy_sysctls::kube_proxys_sysctls;
 

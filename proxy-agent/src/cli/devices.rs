@@ -4,8 +4,8 @@ use anyhow::Result;
 use clap::Args;
 
 use super::agent_args::AgentArgs;
-use super::output::{Form, OutputArgs, cell};
-use crate::status::DeviceStatus;
+use proxy_view::output::{Form, OutputArgs, cell};
+use proxy_view::status::DeviceStatus;
 
 /// List the devices that carry the programs.
 #[derive(Args, Debug)]

@@ -9,13 +9,13 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use comfy_table::Cell;
 
-use super::age::span;
 use super::agent_args::AgentArgs;
-use super::output::{Form, OutputArgs, cell, green, yellow};
 use crate::control::FlowFilter;
-use crate::control::client::Lines;
-use crate::object_name::{ServiceName, full_name};
-use crate::view::{FlowService, FlowView, STATES};
+use proxy_view::age::span;
+use proxy_view::client::Lines;
+use proxy_view::object_name::{ServiceName, full_name};
+use proxy_view::output::{Form, OutputArgs, cell, green, yellow};
+use proxy_view::{FlowService, FlowView, STATES};
 
 /// List the flows that pass this node, as the kernel programs have them just now. Those whose clients spoke last come first.
 #[derive(Args, Debug)]

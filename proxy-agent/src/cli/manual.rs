@@ -7,7 +7,7 @@ use clap::{Args, CommandFactory, ValueEnum};
 use clap_complete::Shell;
 
 use super::Cli;
-use super::output::print;
+use proxy_view::output::print;
 
 /// Print a script that completes kpx's command line in a shell.
 ///

@@ -3,8 +3,8 @@
 use anyhow::{Result, ensure};
 use clap::Args;
 
-use crate::object_name::ServiceName;
-use crate::view::ServiceView;
+use proxy_view::ServiceView;
+use proxy_view::object_name::ServiceName;
 
 #[derive(Args, Debug)]
 pub(super) struct SelectArgs {

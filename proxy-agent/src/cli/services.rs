@@ -4,11 +4,11 @@ use anyhow::Result;
 use clap::Args;
 use comfy_table::Cell;
 
-use super::age;
 use super::agent_args::AgentArgs;
-use super::output::{Form, NONE, OutputArgs, cell, list, red, yellow};
 use super::select::SelectArgs;
-use crate::view::{PortView, ServiceView};
+use proxy_view::age;
+use proxy_view::output::{Form, NONE, OutputArgs, cell, list, red, yellow};
+use proxy_view::{PortView, ServiceView};
 
 /// List the Services that the running agent serves, and what of them is in force.
 #[derive(Args, Debug)]

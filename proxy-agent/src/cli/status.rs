@@ -9,10 +9,11 @@ use comfy_table::Cell;
 use proxy_common::counter::{Event, Reason, Verdict};
 
 use super::agent_args::AgentArgs;
-use super::output::{Form, OutputArgs, cell, green, list, red, yellow};
-use super::{age, devices};
-use crate::status::{NamesStatus, OptionsStatus, PodsStatus, Status, UnreachableStatus};
+use super::devices;
 use proxy_metrics::{MapFill, old_map_name};
+use proxy_view::age;
+use proxy_view::output::{Form, OutputArgs, cell, green, list, red, yellow};
+use proxy_view::status::{NamesStatus, OptionsStatus, PodsStatus, Status, UnreachableStatus};
 
 /// Show the state of the running agent. Ends with 1 if the agent is unhealthy or does not answer.
 ///

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::choice::{self, LbAlgorithm};
 use super::duration::GoDuration;
 use super::invalid::Fields;
-use crate::choices::{Mode, PodRoutes, RUN_DIR, SocketLb};
+use crate::choices::{Mode, PodRoutes, SocketLb};
 use crate::node::{FastPath, Masquerade};
 use proxy_datapath::{BPF_DIR, Mechanism, SocketOptions};
 
@@ -131,7 +131,7 @@ impl Default for KpxConfiguration {
             socket_lb_udp: false,
             cgroup_root: String::new(),
             node_timeout: GoDuration::secs(300),
-            run_dir: RUN_DIR.to_owned(),
+            run_dir: proxy_view::RUN_DIR.to_owned(),
             bpf_dir: BPF_DIR.to_owned(),
             cleanup_on_exit: false,
             ui: false,

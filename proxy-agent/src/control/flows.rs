@@ -16,9 +16,9 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::spawn_blocking;
 
 use super::AgentHandle;
-use crate::view::{FlowView, Names, frontend_names};
 use proxy_core::desired::Snapshot;
 use proxy_datapath::{FlowMaps, FlowReader};
+use proxy_view::{FlowView, Names, frontend_names};
 
 /// The lists that are made at a time: each keeps a batch, and the names of all frontends.
 const LISTS: usize = 4;
@@ -121,7 +121,7 @@ impl List {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::FlowService;
+    use proxy_view::FlowService;
 
     #[test]
     fn filter_survives_the_way_through_a_path() {

@@ -11,10 +11,10 @@ use proxy_common::counter::Reason;
 
 use super::event::Event;
 use super::text;
-use crate::choices::RUN_DIR;
-use crate::control::client::Client;
-use crate::object_name::ServiceName;
-use crate::view::Names;
+use proxy_view::Names;
+use proxy_view::RUN_DIR;
+use proxy_view::client::Client;
+use proxy_view::object_name::ServiceName;
 
 /// Show packets that open flows or are dropped or rejected, until stopped.
 ///

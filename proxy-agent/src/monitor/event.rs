@@ -10,10 +10,10 @@ use proxy_common::monitor::{Fate, Record, What};
 use proxy_common::policy::{Client, Decision, Origin};
 use serde::{Deserialize, Serialize};
 
-use crate::object_name::ObjectName;
-use crate::view::Names;
 use proxy_core::tables::set_name;
 use proxy_datapath::AnyRecord;
+use proxy_view::Names;
+use proxy_view::object_name::ObjectName;
 
 /// A packet that opened a flow or was dropped or rejected, or a number of lost events.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

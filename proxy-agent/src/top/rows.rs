@@ -6,8 +6,8 @@ use std::time::Instant;
 use clap::ValueEnum;
 use proxy_common::counter::{Reason, Verdict};
 
-use crate::status::Status;
-use crate::view::{PortCounts, ServiceView};
+use proxy_view::status::Status;
+use proxy_view::{PortCounts, ServiceView};
 
 /// The state of an agent at one moment.
 #[derive(Clone, Debug)]

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use proxy_agent::status::Status;
+use proxy_view::status::Status;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tempfile::TempDir;

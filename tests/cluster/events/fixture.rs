@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use proxy_agent::status::Status;
+use proxy_view::status::Status;
 use serde_json::Value;
 use testbed::agent::{Agent, DEADLINE, wait_until};
 use testbed::http::METRICS;

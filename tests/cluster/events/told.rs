@@ -3,7 +3,7 @@
 use std::net::{TcpListener, UdpSocket};
 
 use anyhow::{Context, Result, ensure};
-use proxy_agent::status::Status;
+use proxy_view::status::Status;
 use serde_json::{Value, json};
 use testbed::agent::{DEADLINE, wait_until};
 use testbed::http::HEALTH;

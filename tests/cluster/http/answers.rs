@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use proxy_agent::status::Status;
+use proxy_view::status::Status;
 use serde_json::{Value, json};
 use testbed::agent::{DEADLINE, wait_until};
 use testbed::http::{HEALTH, METRICS, get_at_socket};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use proxy_agent::status::PodStatus;
+use proxy_view::status::PodStatus;
 use serde_json::{Value, json};
 use testbed::agent::{Agent, DEADLINE, Object, Service, wait_until};
 use testbed::cgroup::{Kubepods, Visited};

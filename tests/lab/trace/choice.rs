@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use expect_test::expect;
-use proxy_agent::trace::report::Verdict;
+use proxy_trace::report::Verdict;
 use testbed::lab::Family;
 
 use crate::trace::cluster::Folder;

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use expect_test::{Expect, expect};
-use proxy_agent::trace::report::Trace;
+use proxy_trace::report::Trace;
 use serde_json::Value;
 use testbed::lab::Family;
 

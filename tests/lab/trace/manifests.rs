@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use expect_test::{Expect, expect};
-use proxy_agent::trace::report::Trace;
+use proxy_trace::report::Trace;
 use testbed::lab::Family;
 
 use crate::trace::cluster::{Folder, names};

@@ -1,7 +1,7 @@
 //! Objects of other programs, and names as people write them, in a trace of manifests.
 
 use anyhow::Result;
-use proxy_agent::trace::report::{Trace, Verdict};
+use proxy_trace::report::{Trace, Verdict};
 use serde_json::json;
 use testbed::lab::Family;
 

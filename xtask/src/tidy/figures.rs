@@ -13,13 +13,13 @@ use crate::workspace;
 const CRATE_LINES: usize = 17_400;
 const CIRCLE_FILES: usize = 9;
 /// The crates with a limit of their own.
-const CRATE_LINES_OF: &[(&str, usize)] = &[("proxy-agent", 20_000), ("tests", 24_000)];
+const CRATE_LINES_OF: &[(&str, usize)] = &[("tests", 24_000)];
 /// The kernel programs are one program: the skb, the headers and the maps meet in the trait of the address family.
 const CIRCLE_FILES_OF: &[(&str, usize)] = &[("proxy-ebpf", 27)];
 const LEVELS: usize = 12;
 /// One for each helper that takes a pointer, or that the bindings call unsafe all the same.
 const UNSAFE_SITES: usize = 72;
-const PACKAGES: usize = 430;
+const PACKAGES: usize = 432;
 const TEST_EXECUTABLES: usize = 8;
 /// The packages, with those that begin like them, that the pure core does without.
 const IMPURE: [&str; 4] = ["aya", "kube", "tokio", "hyper"];

@@ -15,9 +15,7 @@ use tokio::sync::mpsc;
 use super::probe::{Probed, probe};
 use super::processes;
 use super::rules::KubeProxyRules;
-use crate::choices::RUN_DIR;
 use crate::control;
-use crate::control::client::Client;
 use crate::node::KUBE_IPVS0;
 use crate::privileges::{Need, missing_here};
 use proxy_net::anchor::anchor_mtu;
@@ -29,6 +27,8 @@ use proxy_net::role::{Role, role, why_no_pod};
 use proxy_net::xfrm::{self, Policy};
 use proxy_net::{self as net, LinkEvent, sysctl};
 use proxy_source::{Source, kubernetes};
+use proxy_view::RUN_DIR;
+use proxy_view::client::Client;
 
 /// The facts that the judgement rests on.
 #[derive(Clone, Debug, Default)]
@@ -62,7 +62,7 @@ pub(super) struct Facts {
     pub(super) unprivileged_bpf_disabled: Option<u8>,
     /// True if another kpx serves this host.
     pub(super) kpx_runs: bool,
-    /// The place that keeps the running kpx's programs and maps while it is away: see [`crate::status::Status::kept_by`].
+    /// The place that keeps the running kpx's programs and maps while it is away: see [`proxy_view::status::Status::kept_by`].
     pub(super) kept_by: Option<String>,
     /// The result of reading the kubeconfig that was named; None if none was named.
     pub(super) kubeconfig: Option<Result<(), String>>,

@@ -5,9 +5,9 @@ use super::facts::{
 };
 use super::{Finding, Level};
 use crate::agent::past_ipsec;
-use crate::cli::output::list;
 use proxy_net::kernel::{MEND_PREEMPTION, version};
 use proxy_net::role::TELL_PODS;
+use proxy_view::output::list;
 
 /// The first kernel that does not charge BPF memory to `RLIMIT_MEMLOCK` (commit d5299b67dd59 and those before it).
 const MEMLOCK_FREE: (u32, u32) = (5, 11);

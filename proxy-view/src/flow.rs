@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use proxy_common::flow::State;
 use serde::{Deserialize, Serialize};
 
-use super::{NameView, Names};
+use crate::{NameView, Names};
 use proxy_datapath::ListedFlow;
 
 /// A flow. The form is kept: fields may be added, none is renamed or taken away.

@@ -9,15 +9,15 @@ use proxy_common::flow::Flow;
 use proxy_common::frontend::{self, Choice, Dialled, FrontendKey, SlotKey};
 use proxy_common::policy::{self, Client, Decision};
 
-use super::input::{PortName, TraceInput};
-use super::programs::{Disposition, Run};
-use super::report::{
+use crate::input::{PortName, TraceInput};
+use crate::programs::{Disposition, Run};
+use crate::report::{
     Algorithm, Backend, Frontend, FrontendKind, Origin, Outcome, Service, Set, Source, Tally, Verdict,
 };
 use proxy_core::tables::set_name;
 
 /// Explains the fate of one packet.
-pub(super) fn outcome<A: Addr>(input: &TraceInput<A>, dialled: SockAddr<A>, run: &Run<A>) -> Outcome {
+pub(crate) fn outcome<A: Addr>(input: &TraceInput<A>, dialled: SockAddr<A>, run: &Run<A>) -> Outcome {
     let (verdict, reason) = verdict(run);
     let met = run.decision.filter(|decision| decision.has(Decision::<A>::FRONTEND));
     let chosen = met.filter(|decision| decision.has(Decision::<A>::SET));
@@ -66,7 +66,7 @@ fn remedy_for(reason: Reason, service: Option<&Service>) -> Vec<String> {
 const ANY_SERVICE: &str = "NAMESPACE/NAME";
 
 /// Counts packets by their fate.
-pub(super) fn tally<A: Addr>(runs: &[Run<A>]) -> Vec<Tally> {
+pub(crate) fn tally<A: Addr>(runs: &[Run<A>]) -> Vec<Tally> {
     let mut counts: BTreeMap<_, u32> = BTreeMap::new();
     for run in runs {
         let (verdict, reason) = verdict(run);
@@ -201,7 +201,7 @@ impl Algorithm {
 }
 
 /// Returns the explanation of a reason.
-pub(crate) fn explain(reason: Reason) -> &'static str {
+pub fn explain(reason: Reason) -> &'static str {
     match reason {
         Reason::NotIp => "neither IPv4 nor IPv6",
         Reason::Vlan => "it carries a VLAN tag, and the VLAN's own device handles it",

@@ -8,11 +8,11 @@ const DAY: u64 = 24 * HOUR;
 const YEAR: u64 = 365 * DAY;
 
 /// Formats the time from `then` until now; a moment in the future has the age 0.
-pub(super) fn since(then: Timestamp) -> String {
+pub fn since(then: Timestamp) -> String {
     span(Timestamp::now().duration_since(then).as_secs().try_into().unwrap_or_default())
 }
 
-pub(super) fn span(secs: u64) -> String {
+pub fn span(secs: u64) -> String {
     let two = |big, big_name, small, small_name| match (secs % big) / small {
         0 => format!("{}{big_name}", secs / big),
         rest => format!("{}{big_name}{rest}{small_name}", secs / big),

@@ -7,11 +7,11 @@ use std::str::FromStr;
 use proxy_common::addr::Proto;
 
 /// The default port of a client: the first of Linux's ephemeral ports.
-pub(super) const CLIENT_PORT: u16 = 32_768;
+pub(crate) const CLIENT_PORT: u16 = 32_768;
 
 /// A packet's source: `10.244.1.10`, `10.244.1.10:4000`, `fd00::1`, `[fd00::1]:4000`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Client(pub SocketAddr);
+pub(crate) struct Client(pub SocketAddr);
 
 impl FromStr for Client {
     type Err = String;
@@ -27,7 +27,7 @@ impl FromStr for Client {
 
 /// A packet's destination: `10.96.0.10:80`, `10.96.0.10:53/udp`, `[fd00::a]:80/tcp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Target {
+pub(crate) struct Target {
     pub addr: SocketAddr,
     pub proto: Proto,
 }
@@ -43,7 +43,7 @@ impl FromStr for Target {
 }
 
 /// Reads a protocol's name, in whichever case.
-pub(super) fn protocol(text: &str) -> Result<Proto, String> {
+pub(crate) fn protocol(text: &str) -> Result<Proto, String> {
     match text.to_ascii_lowercase().as_str() {
         "tcp" => Ok(Proto::TCP),
         "udp" => Ok(Proto::UDP),

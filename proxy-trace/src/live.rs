@@ -16,29 +16,29 @@ use proxy_common::device::pod_net;
 use proxy_common::frontend::{FrontendKey, Maglev, Service, Set, SetKey, SlotKey, SourceRange};
 use proxy_common::names;
 
-use super::input::{Entry, Family, Net, TraceInput, port_names};
-use super::programs::LO;
-use super::resolve::Known;
-use super::target::{CLIENT_PORT, Target};
-use crate::control::client::Client;
-use crate::status::Status;
-use crate::view::Names;
+use crate::input::{Entry, Family, Net, TraceInput, port_names};
+use crate::programs::LO;
+use crate::resolve::Known;
+use crate::target::{CLIENT_PORT, Target};
 use proxy_core::tables::{FamilyTables, RangeKey};
 use proxy_datapath as datapath;
 use proxy_net::next_hop::{NextHop, next_hop};
 use proxy_net::role::TELL_PODS;
 use proxy_net::{self as net, anchor};
+use proxy_view::Names;
+use proxy_view::client::Client;
+use proxy_view::status::Status;
 
 /// The packet's origin from the command line.
-pub(super) struct PacketArgs<'a> {
+pub(crate) struct PacketArgs<'a> {
     /// The client's address; None for a packet of the host, from any of its addresses.
-    pub(super) from: Option<SocketAddr>,
-    pub(super) host: bool,
-    pub(super) in_device: Option<&'a str>,
+    pub(crate) from: Option<SocketAddr>,
+    pub(crate) host: bool,
+    pub(crate) in_device: Option<&'a str>,
 }
 
 /// The state of a running agent.
-pub(super) struct Live {
+pub(crate) struct Live {
     client: Client,
     status: Status,
     /// The kernel's ids, by name.
@@ -47,7 +47,7 @@ pub(super) struct Live {
 }
 
 impl Live {
-    pub(super) async fn query(run_dir: &Path) -> Result<Self> {
+    pub(crate) async fn query(run_dir: &Path) -> Result<Self> {
         let client = Client::new(run_dir);
         let status = client.status().await?;
         check_namespace(&status, run_dir)?;
@@ -56,13 +56,13 @@ impl Live {
     }
 
     /// Returns what may be named: this node, and the Services that the agent serves.
-    pub(super) async fn known(&self) -> Result<Known> {
+    pub(crate) async fn known(&self) -> Result<Known> {
         let Status { node_name, node_addresses, .. } = self.status.clone();
         Ok(Known { services: self.client.services().await?, node_name, node_addresses })
     }
 
     /// Fails unless the running programs have the same tag: the copy must do what they do.
-    pub(super) fn check_tag(&self, program: &str, tag: &str) -> Result<()> {
+    pub(crate) fn check_tag(&self, program: &str, tag: &str) -> Result<()> {
         let running = self.status.programs.get(program);
         let running =
             running.with_context(|| format!("the running kpx {} has no program {program}", self.status.version))?;
@@ -76,7 +76,7 @@ impl Live {
     }
 
     /// Returns the rows of the maps with the packet's entry, and the packet's source.
-    pub(super) async fn input<A: Family>(
+    pub(crate) async fn input<A: Family>(
         &self,
         packet_args: &PacketArgs<'_>,
         to: &Target,

@@ -9,22 +9,22 @@ use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, unshare};
 use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder};
 
-use super::programs::LO;
+use crate::programs::LO;
 use proxy_net::anchor::{self, Anchor};
 use proxy_net::sysctl;
 
 /// The interface indices of the devices that stand for a node's devices.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct NodeDevices {
+pub(crate) struct NodeDevices {
     /// The device towards other nodes and the rest of the world.
-    pub(super) uplink: u32,
+    pub(crate) uplink: u32,
     /// The device towards the pods of this node.
-    pub(super) pods: u32,
-    pub(super) anchor: Anchor,
+    pub(crate) pods: u32,
+    pub(crate) anchor: Anchor,
 }
 
-pub(super) const UPLINK: &str = "eth0";
-pub(super) const PODS: &str = "pods";
+pub(crate) const UPLINK: &str = "eth0";
+pub(crate) const PODS: &str = "pods";
 
 /// The MTU in bytes; no packet leaves the namespace.
 const MTU: u32 = 1500;
@@ -33,13 +33,13 @@ const MTU: u32 = 1500;
 const LOCAL: u32 = 255;
 
 /// Moves this thread into a namespace of its own, which ends with the thread.
-pub(super) fn leave() -> Result<()> {
+pub(crate) fn leave() -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNET).context("make a network namespace")
 }
 
 /// Makes the devices and routes in this thread's namespace. `addrs` are the host's own, `pods` are behind their device,
 /// and all else is behind the uplink.
-pub(super) async fn make(handle: &Handle, addrs: &[IpAddr], pods: &[IpNet]) -> Result<NodeDevices> {
+pub(crate) async fn make(handle: &Handle, addrs: &[IpAddr], pods: &[IpNet]) -> Result<NodeDevices> {
     // The sysctls are set first, because new devices start with their values.
     sysctl::write("ipv4/ip_forward", "1")?;
     if sysctl::has_ipv6() {

@@ -6,35 +6,35 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result, bail, ensure};
 use proxy_common::addr::Proto;
 
-use super::name::{From, Pod, Port, To};
-use super::target::{CLIENT_PORT, Client, Target};
-use crate::object_name::suggestion;
-use crate::view::{BackendView, PortView, ServiceView};
+use crate::name::{From, Pod, Port, To};
+use crate::target::{CLIENT_PORT, Client, Target};
+use proxy_view::object_name::suggestion;
+use proxy_view::{BackendView, PortView, ServiceView};
 
 /// The objects that may be named.
 #[derive(Debug, Default)]
-pub(super) struct Known {
-    pub(super) services: Vec<ServiceView>,
-    pub(super) node_name: String,
-    pub(super) node_addresses: Vec<IpAddr>,
+pub(crate) struct Known {
+    pub(crate) services: Vec<ServiceView>,
+    pub(crate) node_name: String,
+    pub(crate) node_addresses: Vec<IpAddr>,
 }
 
 /// The ends of the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ends {
+pub(crate) struct Ends {
     /// The client; None for a process of the node, from any of its addresses.
-    pub(super) from: Option<SocketAddr>,
-    pub(super) to: Target,
+    pub(crate) from: Option<SocketAddr>,
+    pub(crate) to: Target,
 }
 
 /// Returns true if either end is the name of an object.
-pub(super) fn has_names(from: Option<&From>, to: &To) -> bool {
+pub(crate) fn has_names(from: Option<&From>, to: &To) -> bool {
     !matches!(to, To::At(_)) || from.is_some_and(|from| !matches!(from, From::At(_)))
 }
 
 impl Known {
     /// Finds the addresses of both ends. Of several families, IPv4 goes first. Fails if an object is unknown, ambiguous, or on another node.
-    pub(super) fn resolve(&self, from: Option<&From>, to: &To) -> Result<Ends> {
+    pub(crate) fn resolve(&self, from: Option<&From>, to: &To) -> Result<Ends> {
         let to = self.destinations(to)?;
         let Some(from) = self.clients(from)? else {
             return Ok(Ends { from: None, to: *to.first().context("no address to dial")? });
@@ -73,7 +73,7 @@ impl Known {
     fn destinations(&self, to: &To) -> Result<Vec<Target>> {
         match to {
             To::At(target) => Ok(vec![*target]),
-            To::Service(name, port) => name.find(&self.services)?.targets(port),
+            To::Service(name, port) => targets(name.find(&self.services)?, port),
             To::Node(name, port) => {
                 self.ensure_here(name)?;
                 let number = port
@@ -159,51 +159,48 @@ impl Port {
     }
 }
 
-impl ServiceView {
-    fn targets(&self, wanted: &Port) -> Result<Vec<Target>> {
-        let name = format!("{}/{}", self.namespace, self.name);
-        ensure!(
-            !self.cluster_ips.is_empty(),
-            "Service {name} is headless, so its clients dial pods themselves: --to pod/{}/POD:PORT",
-            self.namespace
-        );
-        let found: Vec<_> = self.ports.iter().filter(|port| wanted.may_be(port)).collect();
-        let numbers: BTreeSet<u16> = found.iter().map(|port| port.port).collect();
-        let (number, proto) = match (&found[..], numbers.first(), wanted.number()) {
-            ([port], ..) => (port.port, port.proto()?),
-            // One number of several protocols.
-            (_, Some(number), _) if numbers.len() == 1 => (*number, Proto::TCP),
-            // The programs say what happens at a port that the Service does not have.
-            ([], _, Some(number)) => (number, wanted.proto.unwrap_or(Proto::TCP)),
-            _ => {
-                bail!(
-                    "Service {name} has the ports {}: name one, as in svc/{name}:{}",
-                    self.port_list(),
-                    self.example()
-                )
-            }
-        };
-        let mut addrs = self.cluster_ips.clone();
-        addrs.sort_unstable();
-        Ok(addrs.into_iter().map(|addr| Target { addr: SocketAddr::new(addr, number), proto }).collect())
-    }
-
-    fn port_list(&self) -> String {
-        let port = |port: &PortView| {
-            format!("{}{}{}/{}", port.name, if port.name.is_empty() { "" } else { " " }, port.port, port.protocol)
-        };
-        self.ports.iter().map(port).collect::<Vec<_>>().join(", ")
-    }
-
-    fn example(&self) -> String {
-        self.ports.first().map(|port| port.port.to_string()).unwrap_or_default()
-    }
+/// Returns the addresses of a Service at the wanted port, of both families.
+fn targets(service: &ServiceView, wanted: &Port) -> Result<Vec<Target>> {
+    let name = format!("{}/{}", service.namespace, service.name);
+    ensure!(
+        !service.cluster_ips.is_empty(),
+        "Service {name} is headless, so its clients dial pods themselves: --to pod/{}/POD:PORT",
+        service.namespace
+    );
+    let found: Vec<_> = service.ports.iter().filter(|port| wanted.may_be(port)).collect();
+    let numbers: BTreeSet<u16> = found.iter().map(|port| port.port).collect();
+    let (number, proto) = match (&found[..], numbers.first(), wanted.number()) {
+        ([port], ..) => (port.port, proto(port)?),
+        // One number of several protocols.
+        (_, Some(number), _) if numbers.len() == 1 => (*number, Proto::TCP),
+        // The programs say what happens at a port that the Service does not have.
+        ([], _, Some(number)) => (number, wanted.proto.unwrap_or(Proto::TCP)),
+        _ => {
+            bail!(
+                "Service {name} has the ports {}: name one, as in svc/{name}:{}",
+                port_list(service),
+                example(service)
+            )
+        }
+    };
+    let mut addrs = service.cluster_ips.clone();
+    addrs.sort_unstable();
+    Ok(addrs.into_iter().map(|addr| Target { addr: SocketAddr::new(addr, number), proto }).collect())
 }
 
-impl PortView {
-    fn proto(&self) -> Result<Proto> {
-        super::target::protocol(&self.protocol).map_err(anyhow::Error::msg)
-    }
+fn port_list(service: &ServiceView) -> String {
+    let port = |port: &PortView| {
+        format!("{}{}{}/{}", port.name, if port.name.is_empty() { "" } else { " " }, port.port, port.protocol)
+    };
+    service.ports.iter().map(port).collect::<Vec<_>>().join(", ")
+}
+
+fn example(service: &ServiceView) -> String {
+    service.ports.first().map(|port| port.port.to_string()).unwrap_or_default()
+}
+
+fn proto(port: &PortView) -> Result<Proto> {
+    crate::target::protocol(&port.protocol).map_err(anyhow::Error::msg)
 }
 
 /// Returns the addresses and ports of a pod, of both families.
@@ -215,7 +212,7 @@ fn pod_targets(name: &str, endpoints: &[(&PortView, &BackendView)], wanted: &Por
     }
     let mut targets = Vec::new();
     for (port, backend) in endpoints.iter().filter(|(port, _)| wanted.may_be(port)) {
-        targets.push((backend.address, port.proto()?));
+        targets.push((backend.address, proto(port)?));
     }
     let ports: BTreeSet<_> = targets.iter().map(|(addr, proto)| (addr.port(), proto.0)).collect();
     ensure!(ports.len() == 1, "pod {name} needs the number of a port, as in pod/{name}:8080");

@@ -16,9 +16,8 @@ use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
-use super::socket;
 use crate::status::Status;
-use crate::view::{Names, ServiceView};
+use crate::{Names, ServiceView, socket};
 
 /// The time limit for an answer: the agent may be in the middle of a sync.
 const TIMEOUT: Duration = Duration::from_secs(10);

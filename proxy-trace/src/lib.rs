@@ -1,4 +1,5 @@
-//! `kpx trace`: sends a packet through a copy of the kernel programs, and explains their decision.
+//! `kpx trace`: sends a packet through a copy of the kernel programs, and explains their decision. `kpx explain`: the same words without a packet.
+#![forbid(unsafe_code)]
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,17 +10,19 @@ use clap::{Args, ValueEnum};
 use nix::unistd::Uid;
 use proxy_common::addr::{Addr4, Addr6};
 
-use crate::choices::RUN_DIR;
-use crate::cli::output::print;
-use crate::config::{NodeArgs, canonical_node_name};
 use proxy_datapath::object;
+use proxy_view::RUN_DIR;
+use proxy_view::object_name::canonical_node_name;
+use proxy_view::output::print;
 
-pub(crate) mod explain;
+mod explain;
+mod explain_command;
 mod input;
 mod live;
 mod manifests;
 mod name;
 mod namespace;
+mod node;
 mod packet;
 mod programs;
 pub mod report;
@@ -36,12 +39,16 @@ use report::{Hook, Packet, TablesOf, Trace};
 use resolve::{Ends, Known, has_names};
 use target::Target;
 
+pub use explain::explain as meaning;
+pub use explain_command::{ExplainArgs, explain};
+pub use node::{NodeFlags, NodeRules};
+
 /// Show what kpx does with a packet, and why. Needs root.
 ///
 /// The packet opens a flow: a TCP SYN, a UDP datagram or an SCTP INIT. The packet runs through a copy of the kernel
 /// programs with tables of its own: no traffic is touched, and no packet is sent.
 #[derive(Args, Debug)]
-pub struct TraceArgs {
+pub struct TraceArgs<N: NodeFlags> {
     /// The client: an address, pod/[NAMESPACE/]NAME, a workload as deploy/[NAMESPACE/]NAME, or node/NAME for a process of this node. The
     /// default port is 32768.
     #[arg(long, value_name = "CLIENT", required_unless_present = "host")]
@@ -71,7 +78,7 @@ pub struct TraceArgs {
     #[arg(long, short, value_enum, default_value_t = Output::Text)]
     output: Output,
     #[command(flatten)]
-    services: NodeArgs,
+    services: N,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -82,7 +89,7 @@ enum Output {
 }
 
 /// Runs the trace and prints it.
-pub async fn trace(args: TraceArgs) -> Result<()> {
+pub async fn trace<N: NodeFlags + Send + 'static>(args: TraceArgs<N>) -> Result<()> {
     ensure!(Uid::effective().is_root(), "kpx trace loads a copy of the kernel programs, which takes root");
     let output = args.output;
     // The trace runs on a thread of its own, which may leave the network namespace, and then ends.
@@ -95,7 +102,7 @@ pub async fn trace(args: TraceArgs) -> Result<()> {
     print(&text)
 }
 
-fn on_own_thread(args: &TraceArgs) -> Result<Trace> {
+fn on_own_thread<N: NodeFlags>(args: &TraceArgs<N>) -> Result<Trace> {
     if args.manifests.is_some() {
         namespace::leave()?;
     }
@@ -105,20 +112,20 @@ fn on_own_thread(args: &TraceArgs) -> Result<Trace> {
         let known = if has_names(args.from.as_ref(), &args.to) { tables.known().await? } else { Known::default() };
         let ends = known.resolve(args.from.as_ref(), &args.to)?;
         match ends.to.addr {
-            SocketAddr::V4(_) => of_family::<Addr4>(tables, ends, args).await,
-            SocketAddr::V6(_) => of_family::<Addr6>(tables, ends, args).await,
+            SocketAddr::V4(_) => of_family::<Addr4, N>(tables, ends, args).await,
+            SocketAddr::V6(_) => of_family::<Addr6, N>(tables, ends, args).await,
         }
     })
 }
 
 /// The origin of the tables that decide.
-enum Tables {
-    Folder(Box<Folder>),
+enum Tables<R> {
+    Folder(Box<Folder<R>>),
     Live(Box<Live>),
 }
 
-impl Tables {
-    async fn open(args: &TraceArgs) -> Result<Self> {
+impl<R: NodeRules> Tables<R> {
+    async fn open<N: NodeFlags<Rules = R>>(args: &TraceArgs<N>) -> Result<Self> {
         if let (Some(dir), Some(node)) = (&args.manifests, &args.node) {
             return Ok(Self::Folder(Box::new(Folder::read(dir, &canonical_node_name(node), &args.services).await?)));
         }
@@ -136,7 +143,11 @@ impl Tables {
     }
 }
 
-async fn of_family<A: Family>(tables: Tables, Ends { from, to }: Ends, args: &TraceArgs) -> Result<Trace> {
+async fn of_family<A: Family, N: NodeFlags>(
+    tables: Tables<N::Rules>,
+    Ends { from, to }: Ends,
+    args: &TraceArgs<N>,
+) -> Result<Trace> {
     let object = object::embedded()?;
     match tables {
         Tables::Folder(folder) => {
@@ -155,11 +166,11 @@ async fn of_family<A: Family>(tables: Tables, Ends { from, to }: Ends, args: &Tr
 }
 
 /// Runs packets through the programs, and explains the first one.
-fn send<A: Family>(
+fn send<A: Family, N: NodeFlags>(
     mut programs: Programs<A>,
     input: TraceInput<A>,
     (from, to): (SocketAddr, Target),
-    args: &TraceArgs,
+    args: &TraceArgs<N>,
 ) -> Result<Trace> {
     let count = args.count;
     let mut clients = clients(from).take(count as usize);

@@ -12,15 +12,12 @@ use proxy_common::frontend::service_net;
 use proxy_common::names;
 use tokio::sync::mpsc;
 
-use super::input::{Entry, Family, Net, TraceInput, port_names};
-use super::namespace::{self, NodeDevices};
-use super::programs::LO;
-use super::resolve::Known;
-use super::target::{CLIENT_PORT, Target};
-use crate::config::NodeArgs;
-use crate::node::NodeOptions;
-use crate::node::detect::{Detection, Detector};
-use crate::view::{Names, frontend_names, views};
+use crate::input::{Entry, Family, Net, TraceInput, port_names};
+use crate::namespace::{self, NodeDevices};
+use crate::node::{NodeFlags, NodeRules};
+use crate::programs::LO;
+use crate::resolve::Known;
+use crate::target::{CLIENT_PORT, Target};
 use proxy_core::compact::Address;
 use proxy_core::desired::Desired;
 use proxy_core::model::{self, Cause};
@@ -31,22 +28,23 @@ use proxy_net::{self as net, anchor};
 use proxy_source::Source;
 use proxy_source::events::Queue;
 use proxy_source::health::Health;
+use proxy_view::{Names, frontend_names, views};
 
 /// The objects of a folder, and the node that follows from them.
-pub(super) struct Folder {
+pub(crate) struct Folder<R> {
     desired: Desired,
-    /// The options as an operator would set them for `kpx run`.
-    options: NodeOptions,
+    /// The rules that follow from the options of `kpx run`.
+    rules: R,
     node_addrs: Vec<IpAddr>,
     /// The networks of this node's pods.
     pod_nets: Vec<IpNet>,
     notes: Vec<String>,
 }
 
-impl Folder {
+impl<R: NodeRules> Folder<R> {
     /// Reads the objects once.
-    pub(super) async fn read(dir: &Path, node_name: &str, args: &NodeArgs) -> Result<Self> {
-        let (options, model) = args.options()?;
+    pub(crate) async fn read(dir: &Path, node_name: &str, args: &impl NodeFlags<Rules = R>) -> Result<Self> {
+        let (mut rules, model) = args.rules()?;
         let health = Health::default();
         let (sender, mut inputs) = mpsc::channel(Self::KINDS);
         let source = Source::Manifests(PathBuf::from(dir));
@@ -74,11 +72,12 @@ impl Folder {
         // The family decides which of its conflicts matter.
         let unreadable = desired.skipped().filter(|skipped| skipped.cause != Cause::Conflict);
         notes.extend(unreadable.map(ToString::to_string));
-        Ok(Self { desired, options, node_addrs, pod_nets, notes })
+        rules.learn(&desired.pod_cidrs())?;
+        Ok(Self { desired, rules, node_addrs, pod_nets, notes })
     }
 
     /// Returns what may be named: the node, and the folder's Services.
-    pub(super) fn known(&self) -> Known {
+    pub(crate) fn known(&self) -> Known {
         let services = views(&self.desired.snapshot(), &Counts::default());
         let node_name = self.desired.store().node_name().to_owned();
         Known { services, node_name, node_addresses: self.node_addrs.clone() }
@@ -89,7 +88,7 @@ impl Folder {
 
     /// Makes the node's devices in this thread's namespace, and returns the programs' rows for them. Without `from`, a
     /// packet of the host has the node's own address.
-    pub(super) async fn input<A: Family>(
+    pub(crate) async fn input<A: Family>(
         self,
         from: Option<SocketAddr>,
         host: bool,
@@ -107,18 +106,16 @@ impl Folder {
                 SocketAddr::new(own().with_context(|| format!("the node has no {} address", A::FAMILY))?, CLIENT_PORT)
             }
         };
-        let mut detection = Detection::new(self.options.detector.clone());
-        detection.learn(&self.desired.pod_cidrs())?;
         let tables = A::tables(self.desired.tables());
         let snapshot = self.desired.snapshot();
         let conflicts = A::conflicts(&snapshot).values().flatten().map(ToString::to_string);
         let input = TraceInput {
             node_name: self.desired.store().node_name().to_owned(),
             tables: tables.clone(),
-            node: self.node(&node_devices, &detection),
+            node: self.node(&node_devices),
             devices: self.devices(&node_devices),
             addrs: self.addrs(&node_devices),
-            pods: nets(&detection.nets()),
+            pods: nets(&self.rules.detected()),
             service_nets: self.service_nets(),
             generation: 0,
             affinity: BTreeMap::new(),
@@ -132,7 +129,7 @@ impl Folder {
     }
 
     fn service_nets<A: Family>(&self) -> Vec<(Net<A>, u32)> {
-        let cidrs = match self.options.service_cidrs.as_slice() {
+        let cidrs = match self.rules.service_cidrs() {
             [] => self.desired.service_cidrs(),
             given => given,
         };
@@ -141,14 +138,14 @@ impl Folder {
         ranges.chain(nets(&others).into_iter().map(|net| (net, service_net::OF_OTHER_PROXY))).collect()
     }
 
-    fn node(&self, node_devices: &NodeDevices, detection: &Detection) -> Node {
+    fn node(&self, node_devices: &NodeDevices) -> Node {
         let Anchor { ifindex, mac } = node_devices.anchor;
-        Node::new(self.primary(), self.primary(), ifindex, mac, self.options.flags() | detection.flags())
+        Node::new(self.primary(), self.primary(), ifindex, mac, self.rules.flags())
     }
 
     /// Returns the devices. If the detector goes by devices, the pods' device counts as detected.
     fn devices(&self, node_devices: &NodeDevices) -> BTreeMap<u32, Device> {
-        let by_device = matches!(self.options.detector, Detector::Bridge(_) | Detector::Prefix(_));
+        let by_device = self.rules.detects_by_device();
         let pods = Device::POD | if by_device { Device::DETECTED } else { 0 };
         BTreeMap::from([
             (node_devices.uplink, Device::new(0, self.primary(), self.primary())),
@@ -158,7 +155,7 @@ impl Folder {
 
     fn addrs<A: Addr>(&self, node_devices: &NodeDevices) -> BTreeMap<A, OwnAddr> {
         let addrs = self.node_addrs.iter().filter_map(|addr| {
-            let serves = self.options.node_ports.accepts(*addr, &self.desired.node().primary);
+            let serves = self.rules.serves_node_ports(*addr, &self.desired.node().primary);
             Some((A::from_ip(*addr)?, OwnAddr::new(node_devices.uplink, if serves { OwnAddr::NODE_PORTS } else { 0 })))
         });
         addrs.collect()

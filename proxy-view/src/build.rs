@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use proxy_common::addr::{Addr, Proto, SockAddr};
 use proxy_common::frontend::{Backend, Dialled, FrontendKey, FrontendKind, Set};
 
-use super::{BackendView, FrontendView, NameView, PortCounts, PortView, ServiceView};
+use crate::{BackendView, FrontendView, NameView, PortCounts, PortView, ServiceView};
 use proxy_core::compact::{ServicePort, Shared};
 use proxy_core::desired::{ServiceSnapshot, Snapshot};
 use proxy_core::input::ObjectName;

@@ -5,10 +5,10 @@ use std::str::FromStr;
 
 use anyhow::{Result, bail};
 
-use crate::view::ServiceView;
+use crate::ServiceView;
 
 /// The words for a Service, as kubectl knows them.
-pub(crate) const SERVICES: &[&str] = &["svc", "service", "services"];
+pub const SERVICES: &[&str] = &["svc", "service", "services"];
 
 /// The similarity from which on a name is suggested in place of another, of at most 1.
 const SIMILAR: f64 = 0.6;
@@ -17,14 +17,14 @@ const ELSEWHERE: f64 = 0.95;
 
 /// An object's name. Without namespace it has to be the only one of this name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ObjectName {
-    pub(crate) namespace: Option<String>,
-    pub(crate) name: String,
+pub struct ObjectName {
+    pub namespace: Option<String>,
+    pub name: String,
 }
 
 /// The name of a Service, with or without its kind in front.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ServiceName(pub(crate) ObjectName);
+pub struct ServiceName(pub ObjectName);
 
 impl FromStr for ObjectName {
     type Err = String;
@@ -64,18 +64,18 @@ impl fmt::Display for ObjectName {
 
 impl ServiceName {
     /// Names the namespace, unless the name has one.
-    pub(crate) fn within(mut self, namespace: Option<&str>) -> Self {
+    pub fn within(mut self, namespace: Option<&str>) -> Self {
         self.0.namespace = self.0.namespace.or_else(|| namespace.map(str::to_owned));
         self
     }
 
-    pub(crate) fn is(&self, service: &ServiceView) -> bool {
+    pub fn is(&self, service: &ServiceView) -> bool {
         let Self(ObjectName { namespace, name }) = self;
         service.name == *name && namespace.as_ref().is_none_or(|namespace| service.namespace == *namespace)
     }
 
     /// Finds the one Service of this name. Fails if there is none, or several.
-    pub(crate) fn find<'a>(&self, services: &'a [ServiceView]) -> Result<&'a ServiceView> {
+    pub fn find<'a>(&self, services: &'a [ServiceView]) -> Result<&'a ServiceView> {
         let found: Vec<_> = services.iter().filter(|service| self.is(service)).collect();
         match found[..] {
             [service] => Ok(service),
@@ -88,18 +88,18 @@ impl ServiceName {
     }
 
     /// Says that there is no such Service, and which one might be meant.
-    pub(crate) fn unknown(&self, services: &[ServiceView]) -> String {
+    pub fn unknown(&self, services: &[ServiceView]) -> String {
         format!("kpx serves no Service {}{}", self.0, suggestion(&self.0, services.iter().map(full_name)))
     }
 }
 
 /// Returns the name of a Service as `NAMESPACE/NAME`.
-pub(crate) fn full_name(service: &ServiceView) -> String {
+pub fn full_name(service: &ServiceView) -> String {
     format!("{}/{}", service.namespace, service.name)
 }
 
 /// Returns a question about the most similar of the names, each as `NAMESPACE/NAME`; empty if none is similar.
-pub(crate) fn suggestion(wanted: &ObjectName, all: impl Iterator<Item = String>) -> String {
+pub fn suggestion(wanted: &ObjectName, all: impl Iterator<Item = String>) -> String {
     let similarity = |full: &str| {
         let (namespace, name) = full.split_once('/').unwrap_or_default();
         let is_elsewhere = wanted.namespace.as_ref().is_some_and(|wanted| wanted != namespace);
@@ -110,8 +110,13 @@ pub(crate) fn suggestion(wanted: &ObjectName, all: impl Iterator<Item = String>)
     best.map(|(_, full)| format!("; did you mean {full}?")).unwrap_or_default()
 }
 
+/// Returns a node's name as the API spells it: trimmed, in lower case.
+pub fn canonical_node_name(name: &str) -> String {
+    name.trim().to_lowercase()
+}
+
 /// Returns true if the text may be the name of an object (RFC 1123).
-pub(crate) fn is_name(text: &str) -> bool {
+pub fn is_name(text: &str) -> bool {
     let is_letter = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || "-.".contains(letter);
     !text.is_empty() && text.chars().all(is_letter)
 }

@@ -8,7 +8,7 @@ use etherparse::{PacketBuilder, ip_number};
 use proxy_common::addr::Proto;
 
 /// Returns an Ethernet frame with a TCP SYN, a UDP datagram or an SCTP INIT.
-pub(super) fn opener(from: SocketAddr, to: SocketAddr, proto: Proto) -> Result<Vec<u8>> {
+pub(crate) fn opener(from: SocketAddr, to: SocketAddr, proto: Proto) -> Result<Vec<u8>> {
     const CLIENT_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
     const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
     const HOPS: u8 = 64;

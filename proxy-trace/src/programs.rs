@@ -16,13 +16,13 @@ use proxy_common::frontend::{Backend, FrontendKey, FrontendKind, Set};
 use proxy_common::names::{self, FamilyMaps};
 use proxy_common::policy::{Decision, Origin};
 
-use super::input::{Entry, Family, Net, TraceInput};
-use super::packet;
+use crate::input::{Entry, Family, Net, TraceInput};
+use crate::packet;
 use proxy_datapath::test_run::{Field, SkBuff, test_run};
 use proxy_datapath::verifier;
 
 /// A program at its hook, with its maps.
-pub(super) struct Programs<A: Addr> {
+pub(crate) struct Programs<A: Addr> {
     ebpf: Ebpf,
     entry: Entry,
     /// The counters before the next packet, summed over all CPUs.
@@ -32,7 +32,7 @@ pub(super) struct Programs<A: Addr> {
 
 /// The fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Disposition<A: Addr> {
+pub(crate) enum Disposition<A: Addr> {
     /// The packet was sent to a backend, as this flow says.
     Forward(Flow<A>),
     Pass(Reason),
@@ -43,15 +43,15 @@ pub(super) enum Disposition<A: Addr> {
 
 /// The result of running one packet through the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run<A: Addr> {
-    pub(super) disposition: Disposition<A>,
+pub(crate) struct Run<A: Addr> {
+    pub(crate) disposition: Disposition<A>,
     /// The programs' decision, if the packet met a frontend.
-    pub(super) decision: Option<Decision<A>>,
+    pub(crate) decision: Option<Decision<A>>,
 }
 
 impl<A: Family> Programs<A> {
     /// Loads the program of the scene's hook, with room for `packets` flows, and fills its maps.
-    pub(super) fn load(object: &[u8], input: &TraceInput<A>, packets: u32) -> Result<Self> {
+    pub(crate) fn load(object: &[u8], input: &TraceInput<A>, packets: u32) -> Result<Self> {
         let mut loader = verifier::loader();
         // These maps remember state; the others cost nothing while they are empty. A flow has up to four entries.
         for maps in [names::IPV4, names::IPV6] {
@@ -98,7 +98,7 @@ impl<A: Family> Programs<A> {
     }
 
     /// Sends the first packet of a flow through the program.
-    pub(super) fn run(&mut self, from: SocketAddr, to: SocketAddr, proto: Proto) -> Result<Run<A>> {
+    pub(crate) fn run(&mut self, from: SocketAddr, to: SocketAddr, proto: Proto) -> Result<Run<A>> {
         self.forget_decision()?;
         let action = self.test_run(&packet::opener(from, to, proto)?)?;
         let counted = self.counted()?;
@@ -120,7 +120,7 @@ impl<A: Family> Programs<A> {
     }
 
     /// Returns the kernel's hash of the program's instructions, as `kpx status` shows it.
-    pub(super) fn tag(&self) -> Result<String> {
+    pub(crate) fn tag(&self) -> Result<String> {
         let info = self.program()?.info().with_context(|| format!("ask the kernel about {}", self.entry.program))?;
         Ok(format!("{:016x}", info.tag()))
     }
@@ -229,12 +229,12 @@ impl<A: Family> Programs<A> {
 const MEMORY_MIN: u32 = 16_384;
 
 /// The interface index of lo, in every network namespace.
-pub(super) const LO: u32 = 1;
+pub(crate) const LO: u32 = 1;
 
 /// The action that drops a packet (linux/pkt_cls.h).
 const ACTION_DROP: i32 = 2;
 
-pub(super) fn sock_addr<A: Addr>(addr: SocketAddr) -> Result<SockAddr<A>> {
+pub(crate) fn sock_addr<A: Addr>(addr: SocketAddr) -> Result<SockAddr<A>> {
     let ip = A::from_ip(addr.ip()).with_context(|| format!("{} is no {} address", addr.ip(), A::FAMILY))?;
     Ok(SockAddr::new(ip, Port::new(addr.port())))
 }

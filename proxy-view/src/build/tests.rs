@@ -1,7 +1,7 @@
 use expect_test::{expect, expect_file};
 use k8s_openapi::api::core::v1::ObjectReference;
 
-use crate::view::{Names, ServiceView, frontend_names, views};
+use crate::{Names, ServiceView, frontend_names, views};
 use proxy_core::builders::{listed, node, service, slice};
 use proxy_core::desired::Desired;
 use proxy_core::input::Input;

@@ -1,17 +1,11 @@
 //! The view of Services and their backends for users: `kpx services`, `kpx backends`, the web page and readers of
 //! `--output json`. The form is stable: fields may be added, and no field is renamed or removed.
 
-mod build;
-mod flow;
-
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-
-pub use build::{frontend_names, views};
-pub use flow::{FlowService, FlowView, STATES};
 
 /// A Service as last seen, with the parts of it that are in force.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

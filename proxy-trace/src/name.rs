@@ -4,12 +4,12 @@ use std::str::FromStr;
 
 use proxy_common::addr::Proto;
 
-use super::target::{Client, Target};
-use crate::object_name::{ObjectName, SERVICES, ServiceName, is_name};
+use crate::target::{Client, Target};
+use proxy_view::object_name::{ObjectName, SERVICES, ServiceName, is_name};
 
 /// The client of `--from`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum From {
+pub(crate) enum From {
     At(Client),
     /// A process of a node: `node/n1`.
     Node(String),
@@ -18,7 +18,7 @@ pub(super) enum From {
 
 /// The destination of `--to`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum To {
+pub(crate) enum To {
     At(Target),
     Service(ServiceName, Port),
     Pod(Pod, Port),
@@ -28,18 +28,18 @@ pub(super) enum To {
 
 /// A pod, by its own name or by that of the workload that made it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Pod {
-    pub(super) object: ObjectName,
+pub(crate) struct Pod {
+    pub(crate) object: ObjectName,
     /// The kind of the workload, for example `deploy`; None if the pod itself is named.
-    pub(super) of: Option<&'static str>,
+    pub(crate) of: Option<&'static str>,
 }
 
 /// The port of a destination. What is left out follows from the Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Port {
+pub(crate) struct Port {
     /// The number, or the name of a Service's port.
-    pub(super) port: Option<String>,
-    pub(super) proto: Option<Proto>,
+    pub(crate) port: Option<String>,
+    pub(crate) proto: Option<Proto>,
 }
 
 const PODS: &[&str] = &["pod", "pods", "po"];
@@ -134,7 +134,7 @@ fn dns_name(text: &str) -> Result<Option<ObjectName>, String> {
 fn split_port(text: &str) -> Result<(&str, Port), String> {
     let Some((name, port)) = text.split_once(':') else { return Ok((text, Port::default())) };
     let (port, proto) = match port.split_once('/') {
-        Some((port, proto)) => (port, Some(super::target::protocol(proto)?)),
+        Some((port, proto)) => (port, Some(crate::target::protocol(proto)?)),
         None => (port, None),
     };
     // A name of a port has a letter.

@@ -8,15 +8,15 @@ use clap::builder::PossibleValuesParser;
 use proxy_common::counter::Reason;
 use serde::Serialize;
 
-use super::output::{Form, OutputArgs, cell};
-use crate::trace::explain::{explain as meaning, remedy};
+use crate::explain::{explain as meaning, remedy};
+use proxy_view::output::{Form, OutputArgs, cell};
 
 /// Explain why kpx did not translate a packet: what a reason means, and what to do about it.
 ///
 /// `kpx status`, `kpx monitor`, `kpx trace` and the metrics name reasons. Without a name, all reasons are listed.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  kpx explain no_endpoints\n  kpx explain -o json")]
-pub(super) struct ExplainArgs {
+pub struct ExplainArgs {
     /// The name of a reason.
     #[arg(value_name = "REASON", value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::name)), hide_possible_values = true)]
     reason: Option<String>,
@@ -36,7 +36,7 @@ struct Explanation {
     remedy: &'static [&'static str],
 }
 
-pub(super) fn explain(args: &ExplainArgs) -> Result<()> {
+pub fn explain(args: &ExplainArgs) -> Result<()> {
     let is_asked = |reason: &Reason| args.reason.as_ref().is_none_or(|name| reason.name() == name);
     let explanations: Vec<_> = Reason::ALL.into_iter().filter(is_asked).map(Explanation::of).collect();
     args.output.print(&explanations, |form| match &explanations[..] {

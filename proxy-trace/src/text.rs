@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display};
 
-use super::report::{Backend, FrontendKind, Origin, Outcome, Service, Tally, Trace, Verdict};
+use crate::report::{Backend, FrontendKind, Origin, Outcome, Service, Tally, Trace, Verdict};
 
 impl Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -9,10 +9,10 @@ use comfy_table::{Cell, Color, Table};
 use serde::Serialize;
 
 /// The text of an empty cell.
-pub(super) const NONE: &str = "<none>";
+pub const NONE: &str = "<none>";
 
 #[derive(Args, Debug)]
-pub(super) struct OutputArgs {
+pub struct OutputArgs {
     /// Print a table, a wider table, or data in a stable form.
     #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
     output: Output,
@@ -32,15 +32,15 @@ enum Output {
 
 /// The form of a printed table.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Form {
-    pub(super) wide: bool,
-    pub(super) headers: bool,
-    pub(super) colours: bool,
+pub struct Form {
+    pub wide: bool,
+    pub headers: bool,
+    pub colours: bool,
 }
 
 impl OutputArgs {
     /// Prints the data, or the text that `text` makes from it.
-    pub(super) fn print<T: Serialize>(&self, data: &T, text: impl FnOnce(Form) -> String) -> Result<()> {
+    pub fn print<T: Serialize>(&self, data: &T, text: impl FnOnce(Form) -> String) -> Result<()> {
         let form = || Form { wide: self.output == Output::Wide, headers: !self.no_headers, colours: has_colours() };
         print(&match self.output {
             Output::Text | Output::Wide => {
@@ -58,7 +58,7 @@ impl OutputArgs {
 }
 
 /// Writes to standard output. A reader that closes the pipe early is no error.
-pub(crate) fn print(text: &str) -> Result<()> {
+pub fn print(text: &str) -> Result<()> {
     let mut stdout = stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
@@ -73,7 +73,7 @@ fn has_colours() -> bool {
 
 impl Form {
     /// Formats rows in aligned columns; without any row the text is empty.
-    pub(super) fn table(self, header: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>) -> String {
+    pub fn table(self, header: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>) -> String {
         let mut table = Table::new();
         table.load_preset(NOTHING).add_rows(rows);
         if table.is_empty() {
@@ -96,7 +96,7 @@ impl Form {
 
 /// Makes a cell in which control characters, except for line ends, are escaped. The `zone` and `targetRef` of an
 /// EndpointSlice are free text, and must not reach the terminal as they are.
-pub(super) fn cell(text: impl ToString) -> Cell {
+pub fn cell(text: impl ToString) -> Cell {
     let text = shown(&text.to_string());
     Cell::new(if text.is_empty() { NONE } else { &text })
 }
@@ -109,20 +109,20 @@ fn shown(text: &str) -> String {
     shown
 }
 
-pub(super) fn green(text: impl ToString) -> Cell {
+pub fn green(text: impl ToString) -> Cell {
     cell(text).fg(Color::Green)
 }
 
-pub(super) fn yellow(text: impl ToString) -> Cell {
+pub fn yellow(text: impl ToString) -> Cell {
     cell(text).fg(Color::Yellow)
 }
 
-pub(super) fn red(text: impl ToString) -> Cell {
+pub fn red(text: impl ToString) -> Cell {
     cell(text).fg(Color::Red)
 }
 
 /// Joins the items with commas.
-pub(super) fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
+pub fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
     items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(",")
 }
 

@@ -1,0 +1,24 @@
+//! The kept forms of an agent's answers, and what every program that asks an agent shares. The agent's own state is not here.
+#![forbid(unsafe_code)]
+
+mod build;
+mod flow;
+mod service;
+
+pub mod age;
+pub mod client;
+pub mod object_name;
+pub mod output;
+pub mod status;
+
+pub use build::{frontend_names, views};
+pub use flow::{FlowService, FlowView, STATES};
+pub use service::{BackendView, FrontendView, NameView, Names, PortCounts, PortView, ServiceView};
+
+/// The default run directory, in which the agent answers `kpx status`.
+pub const RUN_DIR: &str = "/run/kpx";
+
+/// Returns the path of an agent's socket below its run directory.
+pub fn socket(run_dir: &std::path::Path) -> std::path::PathBuf {
+    run_dir.join("kpx.sock")
+}

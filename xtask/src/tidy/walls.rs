@@ -1,0 +1,120 @@
+//! The walls between crates: who may use whom. A crate's manifest must say the same as this list.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::Violation;
+
+/// The crates of kpx, and what each uses of the workspace, and of the crates that reach the world.
+const USES: &[(&str, &[&str])] = &[
+    ("proxy-common", &["aya"]),
+    ("proxy-ebpf", &["aya-ebpf", "aya-log-ebpf", "proxy-common"]),
+    ("proxy-core", &["proxy-common"]),
+    ("proxy-net", &["proxy-common", "rtnetlink", "tokio"]),
+    ("proxy-datapath", &["aya", "aya-log", "aya-obj", "proxy-common", "proxy-core", "proxy-net", "tokio"]),
+    ("proxy-source", &["kube", "proxy-core", "tokio"]),
+    ("proxy-metrics", &["proxy-common", "proxy-core", "proxy-source"]),
+    ("proxy-dns", &["proxy-core", "tokio"]),
+    // What asks: these crates do not know the agent.
+    ("proxy-view", &["proxy-common", "proxy-core", "proxy-datapath", "proxy-metrics", "tokio"]),
+    (
+        "proxy-trace",
+        &[
+            "aya",
+            "proxy-common",
+            "proxy-core",
+            "proxy-datapath",
+            "proxy-net",
+            "proxy-source",
+            "proxy-view",
+            "rtnetlink",
+            "tokio",
+        ],
+    ),
+    // What runs.
+    (
+        "proxy-agent",
+        &[
+            "aya",
+            "axum",
+            "proxy-common",
+            "proxy-core",
+            "proxy-datapath",
+            "proxy-dns",
+            "proxy-metrics",
+            "proxy-net",
+            "proxy-source",
+            "proxy-trace",
+            "proxy-view",
+            "rtnetlink",
+            "tokio",
+        ],
+    ),
+];
+
+/// The crates of others behind which the world begins.
+const OUTSIDE: &[&str] = &["aya", "axum", "kube", "rtnetlink", "tokio"];
+
+/// Returns the dependencies that the list does not have, and those that only the list has.
+pub(super) fn check(root: &Path) -> Result<Vec<Violation>> {
+    let mut violations = Vec::new();
+    for (name, uses) in USES {
+        let path = format!("{name}/Cargo.toml");
+        let manifest = fs::read_to_string(root.join(&path)).with_context(|| format!("read {path}"))?;
+        violations.extend(breaches(&path, &manifest, uses));
+    }
+    Ok(violations)
+}
+
+fn breaches(path: &str, manifest: &str, uses: &[&str]) -> Vec<Violation> {
+    let broken = |line, what| Violation {
+        path: path.to_owned(),
+        line,
+        what,
+        why: "walls hold crates apart: ARCHITECTURE.md, and the list in xtask/src/tidy/walls.rs",
+    };
+    let found = dependencies(manifest);
+    let beyond = found.iter().filter(|(name, _)| !uses.contains(name));
+    let mut violations: Vec<_> = beyond.map(|(name, line)| broken(*line, format!("uses {name}"))).collect();
+    let idle = uses.iter().filter(|name| !found.iter().any(|(used, _)| used == *name));
+    violations.extend(idle.map(|name| broken(1, format!("may use {name}, and does not"))));
+    violations
+}
+
+/// Returns the walled crates among the dependencies of a manifest, with their lines.
+fn dependencies(manifest: &str) -> Vec<(&str, usize)> {
+    let lines = (1..).zip(manifest.lines()).skip_while(|(_, line)| *line != "[dependencies]").skip(1);
+    let lines = lines.take_while(|(_, line)| !line.starts_with('['));
+    let names = lines.filter_map(|(number, line)| Some((line.split(['.', ' ', '=']).next()?, number)));
+    names.filter(|(name, _)| is_walled(name)).collect()
+}
+
+fn is_walled(name: &str) -> bool {
+    name.starts_with("proxy-") || name.starts_with("aya-") || OUTSIDE.contains(&name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace;
+
+    #[test]
+    fn manifest_keeps_to_the_walls() {
+        let manifest = "[package]\nname = \"a\"\n\n[dependencies]\nanyhow.workspace = true\nproxy-view.workspace = true\n\
+                        kube = { workspace = true }\n\n[dev-dependencies]\nproxy-agent.workspace = true\n";
+        let texts = |uses: &[&str]| -> Vec<_> {
+            breaches("a/Cargo.toml", manifest, uses).into_iter().map(|breach| (breach.line, breach.what)).collect()
+        };
+        assert_eq!(texts(&["kube", "proxy-view"]), []);
+        assert_eq!(texts(&["proxy-view"]), [(7, "uses kube".to_owned())]);
+        assert_eq!(texts(&["kube", "proxy-view", "tokio"]), [(1, "may use tokio, and does not".to_owned())]);
+    }
+
+    #[test]
+    fn crates_of_this_tree_keep_to_the_walls() {
+        let lines: Vec<_> = check(workspace::root()).unwrap().iter().map(Violation::to_string).collect();
+        assert!(lines.is_empty(), "\n{}\n", lines.join("\n"));
+    }
+}
