@@ -24,6 +24,7 @@ use crate::monitor::{MonitorArgs, monitor};
 use crate::top::{TopArgs, top};
 
 use cleanup::{CleanupArgs, cleanup};
+use proxy_cluster::{ClusterArgs, SysdumpArgs, cluster, sysdump};
 use proxy_trace::{ExplainArgs, TraceArgs, explain, trace};
 use runtime::wait_for;
 
@@ -53,6 +54,8 @@ enum Command {
     Trace(Box<TraceArgs<NodeArgs>>),
     Monitor(MonitorArgs),
     Explain(ExplainArgs),
+    Sysdump(SysdumpArgs),
+    Cluster(Box<ClusterArgs>),
     Check(check::CheckArgs),
     Cleanup(CleanupArgs),
     Completions(manual::CompletionsArgs),
@@ -75,6 +78,8 @@ impl Cli {
             Command::Trace(args) => done(wait_for(trace(*args))),
             Command::Monitor(args) => done(wait_for(monitor(&args))),
             Command::Explain(args) => done(explain(&args)),
+            Command::Sysdump(args) => done(wait_for(sysdump(&args))),
+            Command::Cluster(args) => wait_for(cluster(*args)),
             Command::Check(args) => wait_for(check::check(&args)),
             Command::Cleanup(args) => done(wait_for(cleanup(&args))),
             Command::Completions(args) => done(manual::completions(&args)),

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::http_server;
 use proxy_core::desired::Snapshot;
-use proxy_datapath::FlowMaps;
+use proxy_datapath::{FlowMaps, Pins};
 use proxy_dns::{Known, Wanted};
 use proxy_metrics::Readings;
 use proxy_view::status::Status;
@@ -127,6 +127,12 @@ fn router() -> Router<AgentHandle> {
         .route("/names", get(names))
         .route("/maps", get(maps))
         .route("/flows", get(flows::flows))
+}
+
+/// Returns `/pins` alone: the folder of the pinned maps, for a process that may not open them by their ids.
+pub(crate) fn pins_router(root: &Path) -> Router {
+    let folder = Pins::maps_in(root);
+    Router::new().route("/pins", get(move || async move { Json(folder) }))
 }
 
 async fn status(State(agent): State<AgentHandle>) -> Response {

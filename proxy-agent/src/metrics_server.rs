@@ -30,10 +30,15 @@ pub fn router(agent: AgentHandle, metrics: Metrics, configz: Value, more: Router
         .route("/healthz", any(healthz).with_state(metrics.clone()))
         .route("/healthz/ping", any(text("ok")))
         .route("/proxyMode", any(text(PROXY_MODE)))
-        .route("/configz", any(async move || json(&configz)))
+        .merge(configz_router(configz))
         .merge(scrape_router(agent, metrics))
         .merge(more)
         .fallback(not_found)
+}
+
+/// Returns `/configz` alone: the configuration in force.
+pub fn configz_router(configz: Value) -> Router {
+    Router::new().route("/configz", any(async move || json(&configz)))
 }
 
 /// Returns `/metrics` alone.

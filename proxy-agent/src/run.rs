@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
+use axum::Router;
 use aya::sys::{Stats, enable_stats};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rtnetlink::Handle;
@@ -22,7 +23,7 @@ use crate::choices::Mode;
 use crate::cli::cleanup::kube_proxy_sysctls::kube_proxys_sysctls;
 use crate::control::AgentHandle;
 use crate::liveness::Liveness;
-use crate::metrics_server::scrape_router;
+use crate::metrics_server::{configz_router, scrape_router};
 use crate::monitor::Watchers;
 use crate::names::Names;
 use crate::node::lifecycle::Lifecycle;
@@ -106,7 +107,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
             result = tend(stale_sockets, pod_sockets, names) => result,
             result = watchers.serve(monitor) => result.context("the monitor"),
-            () = control::serve(socket, agent_handle.clone(), scrape_router(agent_handle, metrics).merge(watchers.router())) => Err(anyhow!("the server of the run directory's socket has ended")),
+            () = control::serve(socket, agent_handle.clone(), more_paths(&agent_handle, metrics, settings.configz, &settings.bpf_dir).merge(watchers.router())) => Err(anyhow!("the server of the run directory's socket has ended")),
             signal = signals.next() => { info!(signal, "stopping"); Ok(()) }
         };
         end.and(leave(agent, &takes_all_away).await)
@@ -237,4 +238,9 @@ fn measure_programs() -> Result<OwnedFd> {
 fn raise_file_limit() -> Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("read the limit on open files")?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).context("raise the limit on open files")
+}
+
+/// Returns what the run directory's socket answers beside the agent's own state.
+fn more_paths(agent: &AgentHandle, metrics: Metrics, configz: serde_json::Value, bpf_dir: &Path) -> Router {
+    scrape_router(agent.clone(), metrics).merge(configz_router(configz)).merge(control::pins_router(bpf_dir))
 }

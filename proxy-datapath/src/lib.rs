@@ -45,7 +45,7 @@ pub use datapath::{Datapath, Options};
 pub use drain::Drain;
 pub use flow_reader::{FlowReader, ListedFlow};
 pub use flows::{FlowMaps, Remaining, Swept};
-pub use loaded::{Loaded, LoadedProgram, may_open_by_id, open};
+pub use loaded::{Loaded, LoadedProgram, may_open_by_id, open, open_or_pinned};
 pub use maps::FamilyNames;
 pub use monitor::{AnyRecord, Monitor};
 pub use node::NodeMaps;

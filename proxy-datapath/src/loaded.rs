@@ -1,6 +1,7 @@
 //! Lists the loaded maps and programs by the kernel's ids, for clients that look at a running datapath.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
@@ -61,8 +62,25 @@ pub fn may_open_by_id() -> bool {
 
 /// Opens a map of a running datapath by the ids that the datapath reports. The map's type is checked.
 pub fn open<M: TryFrom<Map, Error = MapError>>(ids: &BTreeMap<String, u32>, name: &str) -> Result<M> {
+    open_or_pinned(ids, None, name)
+}
+
+/// Opens a map as [`open`] does. A process that may not open by ids, such
+/// as one in a container, opens the pin in `pins`, if that is the same map.
+pub fn open_or_pinned<M: TryFrom<Map, Error = MapError>>(
+    ids: &BTreeMap<String, u32>,
+    pins: Option<&Path>,
+    name: &str,
+) -> Result<M> {
     let id = *ids.get(name).with_context(|| format!("the running kpx has no map {name}"))?;
-    let data = MapData::from_id(id).with_context(|| format!("open map {name}, id {id}, which takes CAP_SYS_ADMIN"))?;
+    let pinned = || {
+        let data = MapData::from_pin(pins?.join(name)).ok()?;
+        data.info().is_ok_and(|info| info.id() == id).then_some(data)
+    };
+    let data = MapData::from_id(id).or_else(|error| pinned().ok_or(error));
+    let data = data.with_context(|| {
+        format!("open map {name}, id {id}, which takes CAP_SYS_ADMIN, or the BPF file system with the map's pin")
+    })?;
     Map::from_map_data(data).and_then(M::try_from).with_context(|| format!("map {name}, id {id}"))
 }
 

@@ -97,6 +97,11 @@ impl Pins {
         self.may_open_by_id
     }
 
+    /// Returns the folder of the maps' pins below the root.
+    pub fn maps_in(root: &Path) -> PathBuf {
+        root.join(format!("v{LAYOUT}")).join("maps")
+    }
+
     pub(super) fn links(&self) -> PathBuf {
         self.dir.join("links")
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -43,6 +43,8 @@ pub(crate) struct Live {
     status: Status,
     /// The kernel's ids, by name.
     maps: BTreeMap<String, u32>,
+    /// The folder of their pins; None if an older agent does not tell.
+    pins: Option<PathBuf>,
     names: Names,
 }
 
@@ -52,7 +54,8 @@ impl Live {
         let status = client.status().await?;
         check_namespace(&status, run_dir)?;
         let (maps, names) = (client.maps().await?, client.names().await?);
-        Ok(Self { client, status, maps, names })
+        let pins = client.get("/pins").await.ok();
+        Ok(Self { client, status, maps, pins, names })
     }
 
     /// Returns what may be named: this node, and the Services that the agent serves.
@@ -166,7 +169,7 @@ impl Live {
     }
 
     fn map<M: TryFrom<Map, Error = MapError>>(&self, name: &str) -> Result<M> {
-        datapath::open(&self.maps, name)
+        datapath::open_or_pinned(&self.maps, self.pins.as_deref(), name)
     }
 
     fn rows<K: Pod + Ord, V: Pod>(&self, name: &str) -> Result<BTreeMap<K, V>> {

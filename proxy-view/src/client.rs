@@ -53,12 +53,15 @@ impl Client {
         self.get("/maps").await
     }
 
+    /// Gets the agent's answer at `path` as it comes.
+    pub async fn text(&self, path: &str) -> Result<Bytes> {
+        let asked = tokio::time::timeout(TIMEOUT, self.bytes(path)).await;
+        asked.with_context(|| format!("kpx at {} does not answer within {TIMEOUT:?}", self.0.display()))?
+    }
+
     /// Gets the agent's answer at `path`. An agent of another version may answer in another form.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
-        let asked = tokio::time::timeout(TIMEOUT, self.bytes(path)).await;
-        let body =
-            asked.with_context(|| format!("kpx at {} does not answer within {TIMEOUT:?}", self.0.display()))??;
-        serde_json::from_slice(&body)
+        serde_json::from_slice(&self.text(path).await?)
             .with_context(|| format!("the running kpx is of another version: its {path} has another form"))
     }
 

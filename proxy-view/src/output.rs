@@ -97,11 +97,12 @@ impl Form {
 /// Makes a cell in which control characters, except for line ends, are escaped. The `zone` and `targetRef` of an
 /// EndpointSlice are free text, and must not reach the terminal as they are.
 pub fn cell(text: impl ToString) -> Cell {
-    let text = shown(&text.to_string());
+    let text = escaped(&text.to_string());
     Cell::new(if text.is_empty() { NONE } else { &text })
 }
 
-fn shown(text: &str) -> String {
+/// Escapes control characters, except for line ends.
+pub fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for letter in text.chars() {
         if letter.is_control() && letter != '\n' { shown.extend(letter.escape_default()) } else { shown.push(letter) }

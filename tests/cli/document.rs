@@ -197,5 +197,7 @@ These names were changed. The old ones are told beside the new ones, and go with
 - `kpx cleanup` removes everything that a kpx of any version left, and names each thing. With `--kube-proxy` it also removes what
   kube-proxy left, and only that while a kpx runs. Otherwise it refuses while a kpx runs. With `--drain` it first leaves
   new connections to kube-proxy and waits for the end of open ones, `--timeout` at most ([migration.md](migration.md)).
+- `kpx sysdump` gathers what a bug report needs of this node in one archive, whose file `CONTENTS` lists the parts. `kpx cluster COMMAND`, which is
+  `kubectl kpx COMMAND`, asks the kpx of every node: `status`, `services`, `flows`, `top`, `monitor`, `trace`, `sysdump` ([kubectl.md](kubectl.md)).
 - `kpx completions bash|zsh|fish` prints a script for a shell; `kpx man [--dir DIR]` the manual pages.
 ";

@@ -29,7 +29,11 @@ fn each_command_describes_itself() -> Result<()> {
     }
     let mut text = format!("$ kpx --help\n{of_kpx}");
     for command in commands {
-        text = format!("{text}\n$ kpx {command} --help\n{}", help(&[&command])?);
+        let of_command = help(&[&command])?;
+        text = format!("{text}\n$ kpx {command} --help\n{of_command}");
+        for part in self::commands(&of_command) {
+            text = format!("{text}\n$ kpx {command} {part} --help\n{}", help(&[&command, &part])?);
+        }
     }
     expect_file!["help.txt"].assert_eq(&text);
     Ok(())

@@ -10,3 +10,4 @@ mod help;
 mod kubeconfig;
 mod node;
 mod schema;
+mod sysdump;

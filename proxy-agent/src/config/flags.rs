@@ -184,12 +184,16 @@ impl Effect {
     }
 }
 
-/// Returns the command line in clap's form. `run` is added under kube-proxy's name and before a line of flags alone. As
+/// Returns the command line in clap's form. `cluster` is added under the name of kubectl's plugin. `run` is added under kube-proxy's name and before a line of flags alone. As
 /// in kube-proxy, the names of flags may have `_` for `-`.
 pub fn arguments(given: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = given.into_iter().collect();
-    let is_kube_proxy =
-        arguments.first().is_some_and(|name| Path::new(name).file_name().is_some_and(|name| name == "kube-proxy"));
+    let own_name = arguments.first().and_then(|name| Path::new(name).file_name()).unwrap_or_default().to_owned();
+    if own_name == proxy_cluster::PLUGIN {
+        arguments.insert(1, "cluster".into());
+        return arguments;
+    }
+    let is_kube_proxy = own_name == "kube-proxy";
     let first = arguments.get(1).and_then(|first| first.to_str()).unwrap_or_default();
     let is_own = matches!(first, "-h" | "--help" | "-V" | "--version") || !first.starts_with('-');
     if (is_kube_proxy && (first.is_empty() || first.starts_with('-'))) || !is_own {

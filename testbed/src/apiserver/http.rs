@@ -17,6 +17,7 @@ use super::discovery;
 use super::failure::{Cause, Failure, Outcome};
 use super::faults::Garbage;
 use super::kinds::{Kind, Status};
+use super::kubelet;
 use super::list::list;
 use super::objects::Target;
 use super::options::{ListOptions, Query};
@@ -26,7 +27,7 @@ use super::store::Key;
 use super::view::View;
 use super::watch::Watch;
 
-type Answer = Response<UnsyncBoxBody<Bytes, io::Error>>;
+pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, io::Error>>;
 
 /// The parts that a path of objects names; a part that it does not name is empty.
 #[derive(Clone, Debug)]
@@ -63,6 +64,9 @@ async fn respond(shared: Arc<Shared>, has_certificate: bool, request: Request<In
     authenticate(&shared, has_certificate, &request, is_public)?;
     if matches!(path.as_str(), "/healthz" | "/livez" | "/readyz") {
         return Ok(whole_answer(StatusCode::OK, "text/plain; charset=utf-8", Bytes::from_static(b"ok")));
+    }
+    if let Some(asked) = kubelet::Asked::of(&path) {
+        return kubelet::answer(&shared, &asked, request).await;
     }
     let Some(route) = route(&path) else {
         let document = discovery::document(&path).ok_or_else(Failure::no_such_path)?;

@@ -142,7 +142,7 @@ pub(crate) static KINDS: [Kind; 9] = [
         short: &["po"],
         namespaced: true,
         status: Status::WithCreation,
-        fields: &["spec.nodeName", "status.phase"],
+        fields: &["spec.nodeName", "status.phase", "status.podIP"],
         merge_keys: &[("spec.containers", "name"), ("status.conditions", "type")],
         decode: decode::<Pod>,
     },

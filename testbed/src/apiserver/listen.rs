@@ -169,7 +169,7 @@ async fn connection(stream: TcpStream, tls: TlsAcceptor, shared: Arc<Shared>, mu
     let has_certificate = stream.get_ref().1.peer_certificates().is_some();
     let service = service_fn(|request| answer(shared.clone(), has_certificate, request));
     let server = auto::Builder::new(TokioExecutor::new());
-    let mut connection = pin!(server.serve_connection(TokioIo::new(stream), service));
+    let mut connection = pin!(server.serve_connection_with_upgrades(TokioIo::new(stream), service));
     let served = loop {
         tokio::select! {
             served = connection.as_mut() => break served,

@@ -1,7 +1,7 @@
 //! A small Kubernetes API server inside the test, with faults to switch on.
 //!
 //! It speaks kube-apiserver's API as far as kube-rs, client-go and kubectl use it. The kinds are Services,
-//! EndpointSlices, Nodes, Namespaces, ServiceCIDRs and Events. The features are TLS, tokens and client certificates,
+//! EndpointSlices, Nodes, Namespaces, ServiceCIDRs, Events and Pods, with the commands and logs of those that a test runs. The features are TLS, tokens and client certificates,
 //! discovery, pages, bookmarks, streaming lists, resource versions, patches, tables. There are no controllers, no
 //! server-side apply and no managed fields.
 
@@ -12,6 +12,7 @@ mod failure;
 mod faults;
 mod http;
 mod kinds;
+mod kubelet;
 mod list;
 mod listen;
 mod meter;
@@ -41,6 +42,7 @@ use socket2::Socket;
 use failure::Failure;
 pub use faults::Garbage;
 use kinds::Kind;
+pub use kubelet::Container;
 use listen::Server;
 pub use meter::Meter;
 use objects::{Objects, Target};
@@ -177,6 +179,12 @@ impl ApiServer {
         let key = store::Key::new(kind, namespace, name);
         self.shared.change(|state| state.objects.store.write(&key, None));
         Ok(())
+    }
+
+    /// Answers for the kubelet of a pod's node: commands in its container, and its log.
+    pub fn reach(&self, namespace: &str, pod: &str, container: Arc<dyn Container>) {
+        let key = (namespace.to_owned(), pod.to_owned());
+        self.shared.change(|state| state.containers.insert(key, container));
     }
 
     /// All data and their versions, as they are now.

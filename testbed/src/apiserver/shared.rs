@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::faults::Faults;
 use super::kinds::Kind;
+use super::kubelet::Container;
 use super::meter::Meter;
 use super::objects::Objects;
 use super::view::View;
@@ -29,6 +30,8 @@ pub(crate) struct State {
     pub(crate) objects: Objects,
     pub(crate) faults: Faults,
     pub(crate) traffic: Traffic,
+    /// The containers that kubelets run, by namespace and pod.
+    pub(crate) containers: BTreeMap<(String, String), Arc<dyn Container>>,
 }
 
 /// The requests of clients so far.
@@ -97,7 +100,8 @@ impl Traffic {
 
 impl Shared {
     pub(crate) fn new(objects: Objects, token: String, bookmark_every: Duration) -> Self {
-        let state = State { objects, faults: Faults::default(), traffic: Traffic::default() };
+        let state =
+            State { objects, faults: Faults::default(), traffic: Traffic::default(), containers: BTreeMap::new() };
         let (state, changed) = (Mutex::new(state), watch::Sender::new(()));
         Self { state, changed, happened: Condvar::new(), token, bookmark_every, meter: Arc::default() }
     }

@@ -1,6 +1,7 @@
 //! Plays kubelet and container runtime for one pod of a DaemonSet. The spec's files, environment, capabilities and
 //! network become a process on a node of the lab.
 
+mod exec;
 mod seccomp;
 
 use std::collections::BTreeMap;
@@ -24,6 +25,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, chdir, chroot};
 use serde_json::Value;
 
+pub use self::exec::Inside;
 use self::seccomp::apply_default_profile;
 use crate::agent::{binary, wait_until};
 use crate::lab::{Lab, Node};
@@ -65,6 +67,8 @@ pub struct Running<'a> {
     node: &'a Node,
     child: Child,
     log: PathBuf,
+    env: BTreeMap<String, String>,
+    security: SecurityContext,
 }
 
 impl<'a> Running<'a> {
@@ -79,7 +83,19 @@ impl<'a> Running<'a> {
             pod.enter()?;
             command.spawn().with_context(|| format!("start {command:?} in a container"))
         })?;
-        Ok(Self { node, child, log })
+        let security = pod.container.security_context.clone().unwrap_or_default();
+        Ok(Self { node, child, log, env: pod.env()?, security })
+    }
+
+    /// Returns the container as its kubelet reaches it.
+    pub fn inside(&self) -> Result<Inside> {
+        Ok(Inside {
+            pid: self.pid(),
+            env: self.env.clone(),
+            capabilities: capabilities(&self.security)?,
+            no_new_privileges: self.security.allow_privilege_escalation == Some(false),
+            log: self.log.clone(),
+        })
     }
 
     /// Starts a container as [`Running::start`] does, and waits until kpx is healthy.
@@ -189,13 +205,17 @@ impl<'a> Pod<'a> {
     }
 
     fn command(&self) -> Result<Command> {
-        let env = self.container.env.iter().flatten().map(|env| Ok((env.name.clone(), self.value(env)?)));
-        let env: BTreeMap<String, String> = env.collect::<Result<_>>()?;
+        let env = self.env()?;
         let words = self.container.command.iter().chain(&self.container.args).flatten();
         let mut words = words.map(|word| expand(word, &env));
         let mut command = Command::new(words.next().context("a command")?);
         command.args(words).env_clear().envs(&env).env("PATH", "/usr/local/bin");
         Ok(command)
+    }
+
+    fn env(&self) -> Result<BTreeMap<String, String>> {
+        let env = self.container.env.iter().flatten().map(|env| Ok((env.name.clone(), self.value(env)?)));
+        env.collect()
     }
 
     fn value(&self, env: &EnvVar) -> Result<String> {

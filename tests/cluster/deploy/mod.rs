@@ -6,5 +6,6 @@ mod drop_in;
 mod manifests;
 mod migration;
 mod own;
+mod plugin;
 mod render;
 mod swapped;

@@ -33,12 +33,14 @@ const USES: &[(&str, &[&str])] = &[
             "tokio",
         ],
     ),
+    ("proxy-cluster", &["kube", "proxy-common", "proxy-view", "tokio"]),
     // What runs.
     (
         "proxy-agent",
         &[
             "aya",
             "axum",
+            "proxy-cluster",
             "proxy-common",
             "proxy-core",
             "proxy-datapath",

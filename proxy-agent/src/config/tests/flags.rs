@@ -100,7 +100,7 @@ fn unknown_flag_is_refused_with_the_nearest_name() {
 }
 
 #[test]
-fn program_named_kube_proxy_runs() {
+fn name_of_program_chooses_its_command() {
     for (line, want) in [
         (
             "/usr/local/bin/kube-proxy --config=/x --hostname-override=n",
@@ -109,6 +109,8 @@ fn program_named_kube_proxy_runs() {
         ("kube-proxy", "kube-proxy run"),
         ("kube-proxy --help", "kube-proxy run --help"),
         ("kube-proxy status", "kube-proxy status"),
+        ("/usr/local/bin/kubectl-kpx --context a status", "kubectl-kpx cluster --context a status"),
+        ("kubectl-kpx", "kubectl-kpx cluster"),
         ("kpx --cluster_cidr=a_b --v=2", "kpx run --cluster-cidr=a_b --v=2"),
         ("kpx run --proxy_mode ipvs", "kpx run --proxy-mode ipvs"),
         ("kpx", "kpx"),

@@ -1,0 +1,71 @@
+//! The flags by which a command finds the cluster and its nodes, as kubectl has them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+
+/// The cluster to ask, and its nodes.
+#[derive(Args, Debug)]
+pub(crate) struct ConnectArgs {
+    /// The kubeconfig; by default $KUBECONFIG or ~/.kube/config.
+    #[arg(long, global = true, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig.
+    #[arg(long, global = true, value_name = "NAME")]
+    context: Option<String>,
+    /// The namespace of kpx's pods.
+    #[arg(long, short, global = true, value_name = "NAMESPACE", default_value = "kube-system")]
+    pub(crate) namespace: String,
+    /// The labels of kpx's pods. A kpx in the place of kubeadm's kube-proxy has k8s-app=kube-proxy.
+    #[arg(long, short = 'l', global = true, value_name = "LABELS", default_value = "app.kubernetes.io/name=kpx")]
+    pub(crate) selector: String,
+    /// Ask this node; may be repeated.
+    #[arg(long, global = true, value_name = "NODE", conflicts_with = "all_nodes")]
+    pub(crate) node: Vec<String>,
+    /// Ask all nodes, as without --node.
+    #[arg(long, short = 'A', global = true)]
+    all_nodes: bool,
+    /// The seconds in which a node must answer; 20, and 180 for a sysdump.
+    #[arg(long, global = true, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    timeout: Option<u64>,
+    /// The number of nodes that are asked at the same time.
+    #[arg(long, global = true, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
+    parallel: u16,
+}
+
+impl ConnectArgs {
+    /// Makes a client, with the kubeconfig's credentials or those of the pod that this runs in.
+    pub(crate) async fn client(&self) -> Result<Client> {
+        let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
+        let config = match &self.kubeconfig {
+            Some(path) => {
+                let kubeconfig = Kubeconfig::read_from(path).with_context(|| format!("read {}", path.display()))?;
+                Config::from_custom_kubeconfig(kubeconfig, &options).await
+            }
+            None => match Config::from_kubeconfig(&options).await {
+                Err(_) if self.context.is_none() && Config::incluster().is_ok() => return in_cluster(),
+                config => config,
+            },
+        };
+        let mut config = config.context("use the kubeconfig")?;
+        // A stream of `monitor` may be silent for long; each question has its own limit.
+        config.read_timeout = None;
+        Client::try_from(config).context("make a client of the API server")
+    }
+
+    pub(crate) fn timeout(&self, default_secs: u64) -> Duration {
+        Duration::from_secs(self.timeout.unwrap_or(default_secs))
+    }
+
+    pub(crate) fn parallel(&self) -> usize {
+        self.parallel.into()
+    }
+}
+
+fn in_cluster() -> Result<Client> {
+    Client::try_from(Config::incluster()?).context("make a client of the API server")
+}

@@ -1,0 +1,174 @@
+//! `kubectl kpx services`: the Services of all nodes in one table. Nodes that serve a Service in the same way share a row.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use comfy_table::Cell;
+use proxy_view::object_name::ServiceName;
+use proxy_view::output::{Form, OutputArgs, cell, list, yellow};
+use proxy_view::{PortView, ServiceView};
+
+use crate::answers::{Answers, ask};
+use crate::connect::ConnectArgs;
+use crate::pods::Cluster;
+
+/// List the Services that the nodes serve. Nodes that serve a Service in the same way share a row.
+#[derive(Args, Debug)]
+pub(crate) struct ServicesArgs {
+    /// Show only this Service; put its namespace and a slash in front if several Services share the name.
+    #[arg(value_name = "[svc/][NAMESPACE/]NAME")]
+    service: Option<ServiceName>,
+    /// Show only Services of this namespace.
+    #[arg(long, value_name = "NAMESPACE")]
+    service_namespace: Option<String>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+pub(crate) async fn services(connect: &ConnectArgs, args: &ServicesArgs) -> Result<ExitCode> {
+    let cluster = Cluster::find(connect).await?;
+    let mut arguments = vec!["services".to_owned()];
+    arguments.extend(args.service_namespace.iter().map(|namespace| format!("--namespace={namespace}")));
+    let mut answers: Answers<Vec<ServiceView>> = ask(&cluster, connect, &arguments).await;
+    if let Some(name) = &args.service {
+        // Each node knows all Services, so a name that one node knows is no wrong one.
+        let all: Vec<_> = answers.answered().flat_map(|(_, services)| services).cloned().collect();
+        ensure!(all.is_empty() || all.iter().any(|service| name.is(service)), name.unknown(&all));
+        answers.keep(
+            |services| services.retain(|service| name.is(service)),
+            |data| {
+                let is_named = |service: &serde_json::Value| {
+                    serde_json::from_value(service.clone()).is_ok_and(|service: ServiceView| name.is(&service))
+                };
+                if let Some(services) = data.as_array_mut() {
+                    services.retain(is_named);
+                }
+            },
+        );
+    }
+    answers.print(&args.output, |form| text(&answers, form))
+}
+
+/// What a row shows, and by which nodes differ.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Row {
+    namespace: String,
+    name: String,
+    kind: String,
+    cluster_ips: String,
+    ports: String,
+    backends: (usize, usize),
+    conflicts: Vec<String>,
+}
+
+fn text(answers: &Answers<Vec<ServiceView>>, form: Form) -> String {
+    let mut header = vec!["NODE", "NAMESPACE", "NAME", "TYPE", "CLUSTER-IP", "PORT(S)", "BACKENDS", "FLOWS"];
+    if form.wide {
+        header.push("CONFLICTS");
+    }
+    let all = answers.answered().count();
+    let rows = merged(answers.answered().map(|(node, services)| (node, services.as_slice())));
+    form.table(&header, rows.into_iter().map(|(row, (nodes, flows))| cells(row, &nodes, flows, all, form.wide)))
+}
+
+/// Groups the nodes that serve a Service alike, and sums the flows.
+fn merged<'a>(answers: impl Iterator<Item = (&'a str, &'a [ServiceView])>) -> BTreeMap<Row, (Vec<&'a str>, u64)> {
+    let mut rows: BTreeMap<Row, (Vec<&str>, u64)> = BTreeMap::new();
+    for (node, services) in answers {
+        for service in services {
+            let (nodes, flows) = rows.entry(Row::of(service)).or_default();
+            nodes.push(node);
+            *flows += service.ports.iter().map(|port| port.counts.flows).sum::<u64>();
+        }
+    }
+    rows
+}
+
+impl Row {
+    fn of(service: &ServiceView) -> Self {
+        let conflicts = service.ports.iter().flat_map(|port| &port.frontends);
+        Self {
+            namespace: service.namespace.clone(),
+            name: service.name.clone(),
+            kind: service.r#type.clone(),
+            cluster_ips: list(&service.cluster_ips),
+            ports: list(service.ports.iter().map(port)),
+            backends: service.backends_in_use(),
+            conflicts: conflicts.filter_map(|frontend| frontend.conflict.clone()).collect(),
+        }
+    }
+}
+
+fn port(port: &PortView) -> String {
+    let node_port = port.node_port.map(|port| format!(":{port}")).unwrap_or_default();
+    let mark = if port.frontends.iter().any(|frontend| frontend.conflict.is_some()) { "!" } else { "" };
+    format!("{}{node_port}/{}{mark}", port.port, port.protocol)
+}
+
+fn cells(row: Row, nodes: &[&str], flows: u64, all: usize, wide: bool) -> Vec<Cell> {
+    let (in_use, listed) = row.backends;
+    let backends = format!("{in_use}/{listed}");
+    let mut cells = vec![
+        cell(names(nodes, all)),
+        cell(row.namespace),
+        cell(row.name),
+        cell(row.kind),
+        cell(row.cluster_ips.replace(',', "\n")),
+        cell(row.ports.replace(',', "\n")),
+        if in_use == 0 { yellow(backends) } else { cell(backends) },
+        cell(flows),
+    ];
+    if wide {
+        cells.push(cell(row.conflicts.join("; ")));
+    }
+    cells
+}
+
+/// Names nodes in a narrow column: all, up to two of them, or their number.
+fn names(nodes: &[&str], all: usize) -> String {
+    match nodes {
+        [one] => (*one).to_owned(),
+        nodes if nodes.len() == all => format!("all {all}"),
+        [one, two] => format!("{one},{two}"),
+        [one, rest @ ..] => format!("{one} and {} more", rest.len()),
+        [] => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn service(name: &str, in_use: bool, flows: u64) -> ServiceView {
+        let backend = json!({
+            "address": "10.244.1.10:8080", "pod": "shop/web-1", "node": "n1", "zone": null, "ready": in_use, "serving": in_use,
+            "terminating": false, "local": true, "inClusterSet": in_use, "inLocalSet": in_use, "flows": flows,
+        });
+        let counts = json!({
+            "flowsOpened": 0, "flows": flows, "packets": 0, "bytes": 0, "packetsReturned": 0, "bytesReturned": 0, "refused": 0,
+        });
+        let port = json!({
+            "name": "", "protocol": "TCP", "port": 80, "nodePort": 30080, "frontends": [], "backends": [backend], "counts": counts,
+        });
+        let service = json!({
+            "namespace": "shop", "name": name, "type": "NodePort", "created": null, "clusterIps": ["10.96.0.1"], "externalIps": [],
+            "loadBalancerIps": [], "internalTrafficPolicy": "Cluster", "externalTrafficPolicy": "Cluster", "affinitySecs": null,
+            "healthCheckNodePort": null, "algorithm": "random", "ports": [port],
+        });
+        serde_json::from_value(service).unwrap()
+    }
+
+    #[test]
+    fn nodes_that_serve_alike_share_a_row() {
+        let (same, other) = (vec![service("web", true, 2)], vec![service("web", false, 1)]);
+        let rows = merged([("n1", &same[..]), ("n2", &same[..]), ("n3", &other[..])].into_iter());
+        let rows: Vec<_> = rows.iter().map(|(row, (nodes, flows))| (row.backends, names(nodes, 3), *flows)).collect();
+        assert_eq!(rows, [((0, 1), "n3".to_owned(), 1), ((1, 1), "n1,n2".to_owned(), 4)]);
+        assert_eq!(names(&["n1", "n2"], 2), "all 2");
+        assert_eq!(names(&["a", "b", "c"], 4), "a and 2 more");
+    }
+}

@@ -1,0 +1,148 @@
+//! `kpx sysdump` and `kubectl kpx sysdump`: one archive with what a bug report needs, and without secrets.
+
+mod archive;
+mod host;
+mod objects;
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Write, stderr, stdout};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use futures::StreamExt;
+use jiff::Timestamp;
+use proxy_view::RUN_DIR;
+
+use crate::answers::{name_failed, run_all};
+use crate::connect::ConnectArgs;
+use crate::pods::Cluster;
+use archive::Archive;
+
+/// The seconds in which a node must have made its archive.
+const TIMEOUT: u64 = 180;
+/// The text at the top of CONTENTS.
+const LEFT_OUT: &str = "Left out: Secrets, tokens, contents of kubeconfigs, the environment of processes, values of environment variables in \
+                        objects.\nInside: names and addresses of Services, pods and nodes; rules and routes of nodes; with --flows the addresses of \
+                        clients.\n";
+
+/// Gather what a bug report needs of this node in one archive. Needs root.
+///
+/// The file CONTENTS in the archive lists each part with its command, and what is left out. A part that fails is named there, and the others
+/// are gathered all the same.
+#[derive(Args, Debug)]
+pub struct SysdumpArgs {
+    /// The archive, or - for standard output; by default kpx-sysdump-NODE-TIME.tar.gz here.
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Put all flows in, with the addresses of clients, and not only their numbers.
+    #[arg(long)]
+    flows: bool,
+    /// The run directory of the agent to ask.
+    #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
+    run_dir: PathBuf,
+}
+
+/// Gather what a bug report needs of the nodes and of kpx's objects in one archive.
+///
+/// The archive of each node is in the folder nodes/NODE. The file CONTENTS lists each part with its command, and what is left out.
+#[derive(Args, Debug)]
+pub(crate) struct ClusterSysdumpArgs {
+    /// The archive, or - for standard output; by default kpx-sysdump-cluster-TIME.tar.gz here.
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Put all flows in, with the addresses of clients, and not only their numbers.
+    #[arg(long)]
+    flows: bool,
+    /// The number of lines of each agent's log.
+    #[arg(long, value_name = "N", default_value_t = 5_000)]
+    log_lines: u32,
+}
+
+/// Writes the archive of this node.
+pub async fn sysdump(args: &SysdumpArgs) -> Result<()> {
+    let node = nix::unistd::gethostname().context("read the name of this host")?.to_string_lossy().into_owned();
+    let output = Output::open(args.output.as_deref(), &node)?;
+    let title = format!("kpx sysdump of host {node}, {}", Timestamp::now());
+    let mut archive = Archive::new(output.writer()?, &format!("{title}\n{LEFT_OUT}"));
+    host::gather(&mut archive, &args.run_dir, args.flows).await?;
+    let failed = archive.finish()?;
+    output.tell(&failed);
+    Ok(())
+}
+
+/// Writes the archive of the nodes, and of kpx's objects.
+pub(crate) async fn of_cluster(connect: &ConnectArgs, args: &ClusterSysdumpArgs) -> Result<ExitCode> {
+    let cluster = Cluster::find(connect).await?;
+    let output = Output::open(args.output.as_deref(), "cluster")?;
+    let title = format!("kpx sysdump of {} nodes, {}", cluster.nodes.len(), Timestamp::now());
+    let mut archive = Archive::new(output.writer()?, &format!("{title}\n{LEFT_OUT}"));
+    objects::gather(&mut archive, &cluster, connect, args.log_lines).await?;
+    let mut arguments = vec!["sysdump".to_owned(), "--output=-".to_owned()];
+    arguments.extend(args.flows.then(|| "--flows".to_owned()));
+    let mut failed = Vec::new();
+    {
+        let mut answers = pin!(run_all(&cluster, connect, &arguments, connect.timeout(TIMEOUT)));
+        while let Some((at, answer)) = answers.next().await {
+            let folder = format!("nodes/{}", at.node);
+            let taken = match answer {
+                Ok(answer) if answer.code == 0 => archive.add_all(&folder, &answer.stdout),
+                Ok(answer) => Err(anyhow::anyhow!("kpx ended with {}: {}", answer.code, answer.stderr.trim())),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = taken {
+                archive.add(&folder, "kpx sysdump in the pod", Err(anyhow::anyhow!("{error:#}")))?;
+                failed.push((at.node, error));
+            }
+        }
+    }
+    let parts = archive.finish()?;
+    output.tell(&parts);
+    let named: Vec<_> = failed.iter().map(|(node, error)| (node.as_str(), error)).collect();
+    name_failed(cluster.nodes.len(), &named);
+    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The place of the archive.
+enum Output {
+    Stdout,
+    File(PathBuf),
+}
+
+impl Output {
+    fn open(given: Option<&Path>, what: &str) -> Result<Self> {
+        if given == Some(Path::new("-")) {
+            ensure!(!stdout().is_terminal(), "an archive is not for a terminal: --output names a file");
+            return Ok(Self::Stdout);
+        }
+        let time = Timestamp::now().strftime("%Y%m%dT%H%M%SZ");
+        Ok(Self::File(given.map_or_else(|| PathBuf::from(format!("kpx-sysdump-{what}-{time}.tar.gz")), PathBuf::from)))
+    }
+
+    /// Returns the writer. A file is new, and for its owner alone.
+    fn writer(&self) -> Result<Box<dyn Write + Send>> {
+        match self {
+            Self::Stdout => Ok(Box::new(io::BufWriter::new(stdout()))),
+            Self::File(path) => {
+                let file = File::options().write(true).create_new(true).mode(0o600).open(path);
+                Ok(Box::new(file.with_context(|| format!("create {}", path.display()))?))
+            }
+        }
+    }
+
+    /// Names the archive and the parts that it lacks.
+    fn tell(&self, failed: &[String]) {
+        let mut text = String::new();
+        if let Self::File(path) = self {
+            text += &format!("{} is written; look through it before you send it on\n", path.display());
+            if !failed.is_empty() {
+                text += &format!("it lacks {}; its file CONTENTS says why\n", failed.join(", "));
+            }
+        }
+        // A failure is ignored, because a closed standard error leaves no place to report it.
+        let _written = stderr().write_all(text.as_bytes());
+    }
+}
