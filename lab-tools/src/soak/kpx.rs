@@ -27,7 +27,7 @@ pub(super) enum Home {
 
 pub(super) enum AnyAgent<'a> {
     Process(Agent<'a>),
-    Container(Running<'a>),
+    Container(Box<Running<'a>>),
 }
 
 impl Home {
@@ -79,7 +79,7 @@ impl<'a> AnyAgent<'a> {
             Home::Pod { set, supplies } => {
                 let mut set = set.clone();
                 container(&mut set)?.command.get_or_insert_default().extend_from_slice(args);
-                Ok(Self::Container(Running::ready(lab, &lab.n1, &set, supplies)?))
+                Ok(Self::Container(Box::new(Running::ready(lab, &lab.n1, &set, supplies)?)))
             }
         }
     }
