@@ -12,6 +12,7 @@ mod runtime;
 mod select;
 mod services;
 mod status;
+mod usage;
 
 use std::io::{Write, stderr};
 use std::process::ExitCode;

@@ -3,10 +3,9 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use proxy_agent::cli::Cli;
 use proxy_agent::config::arguments;
 
 fn main() -> ExitCode {
-    Cli::parse_from(arguments(std::env::args_os())).execute()
+    Cli::read(arguments(std::env::args_os())).execute()
 }

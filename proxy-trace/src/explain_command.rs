@@ -15,7 +15,6 @@ use proxy_view::output::{Form, OutputArgs, cell};
 ///
 /// `kpx status`, `kpx monitor`, `kpx trace` and the metrics name reasons. Without a name, all reasons are listed.
 #[derive(Args, Debug)]
-#[command(after_help = "Examples:\n  kpx explain no_endpoints\n  kpx explain -o json")]
 pub struct ExplainArgs {
     /// The name of a reason.
     #[arg(value_name = "REASON", value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::name)), hide_possible_values = true)]

@@ -1,12 +1,13 @@
 //! `kpx completions` and `kpx man`: describe the command line to shells and to man.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use clap::{Args, CommandFactory, ValueEnum};
+use clap::{Args, Command, ValueEnum};
 use clap_complete::Shell;
 
-use super::Cli;
+use super::usage;
 use proxy_view::output::print;
 
 /// Print a script that completes kpx's command line in a shell.
@@ -40,16 +41,27 @@ pub(super) fn completions(args: &CompletionsArgs) -> Result<()> {
         ShellName::Fish => Shell::Fish,
     };
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "kpx", &mut script);
+    clap_complete::generate(shell, &mut usage::command(), "kpx", &mut script);
     print(&String::from_utf8(script).context("a completion script is text")?)
 }
 
 pub(super) fn man(args: &ManArgs) -> Result<()> {
+    let mut command = usage::command().disable_help_subcommand(true);
+    command.build();
     if let Some(dir) = &args.dir {
-        std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
-        return clap_mangen::generate_to(Cli::command(), dir).with_context(|| format!("write to {}", dir.display()));
+        fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+        return write_pages(&command, dir);
     }
     let mut page = Vec::new();
-    clap_mangen::Man::new(Cli::command()).render(&mut page).context("render the manual page")?;
+    usage::page(&command, &mut page).context("render the manual page")?;
     print(&String::from_utf8(page).context("a manual page is text")?)
+}
+
+/// Writes the page of a command, and those of its parts: kpx.1, kpx-cluster.1, kpx-cluster-status.1.
+fn write_pages(command: &Command, dir: &Path) -> Result<()> {
+    let path = dir.join(format!("{}.1", command.get_display_name().unwrap_or_else(|| command.get_name())));
+    let mut page = Vec::new();
+    usage::page(command, &mut page).context("render a manual page")?;
+    fs::write(&path, page).with_context(|| format!("write {}", path.display()))?;
+    command.get_subcommands().filter(|part| !part.is_hide_set()).try_for_each(|part| write_pages(part, dir))
 }
