@@ -51,6 +51,23 @@ pub async fn unasked(handle: &Handle) -> Result<Vec<ForeignRule>> {
     Ok(rule::list(handle, |rule| !rule::is_ours(rule)).await?.iter().filter_map(foreign).collect())
 }
 
+/// Returns true if the kernel's strict check of a source (`rp_filter`) may find another way back than a look-up of the programs. The kernel asks
+/// with the device that the packet leaves by, and with its ports (net/ipv4/fib_frontend.c); the programs with the device that it came in by.
+pub async fn mislead_strict_check(handle: &Handle) -> Result<bool> {
+    Ok(rule::list(handle, |rule| !rule::is_ours(rule)).await?.iter().any(misleads))
+}
+
+fn misleads(message: &RuleMessage) -> bool {
+    message.header.family == AddressFamily::Inet
+        && message.attributes.iter().any(|attribute| match attribute {
+            RuleAttribute::Iifname(name) => name != "lo",
+            RuleAttribute::IpProtocol(_)
+            | RuleAttribute::SourcePortRange(_)
+            | RuleAttribute::DestinationPortRange(_) => true,
+            _ => false,
+        })
+}
+
 /// Returns None for a rule that a look-up asks as the kernel does.
 fn foreign(message: &RuleMessage) -> Option<ForeignRule> {
     let tos = (message.header.tos != 0).then(|| format!("tos {:#x}", message.header.tos));
@@ -97,6 +114,21 @@ mod tests {
         message.attributes = attributes;
         message.attributes.push(RuleAttribute::Priority(1024));
         foreign(&message).map(|rule| rule.to_string())
+    }
+
+    #[test]
+    fn rules_by_device_or_port_mislead_the_strict_check() {
+        let misleads = |family, attribute| {
+            let mut message = RuleMessage::default();
+            (message.header.family, message.attributes) = (family, vec![attribute]);
+            misleads(&message)
+        };
+        let iif = |name: &str| RuleAttribute::Iifname(name.to_owned());
+        assert!(misleads(AddressFamily::Inet, iif("eth1")));
+        assert!(misleads(AddressFamily::Inet, RuleAttribute::IpProtocol(6.into())));
+        assert!(!misleads(AddressFamily::Inet, iif("lo")), "no packet comes in by lo");
+        assert!(!misleads(AddressFamily::Inet, RuleAttribute::FwMark(1)), "no packet past the stack has a mark");
+        assert!(!misleads(AddressFamily::Inet6, iif("eth1")), "IPv6 has no such check");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use proxy_common::device::{self, Device};
 use super::detect::Detection;
 use proxy_net::link::{Link, LinkHeader, LinkKind};
 use proxy_net::role::{self, OPEN_VSWITCH, Role, role};
-use proxy_net::{Handle, LinkEvent, addr, fib, sysctl};
+use proxy_net::{Handle, LinkEvent, addr, fib, foreign_rule, sysctl};
 
 /// The device of kube-proxy's mode ipvs, which has every ClusterIP.
 pub(crate) const KUBE_IPVS0: &str = "kube-ipvs0";
@@ -21,13 +21,13 @@ pub(super) struct Devices {
     /// This host is a node of the cluster.
     is_node: bool,
     /// Some route has several next hops, as of the last list of devices.
-    has_many_ways: bool,
+    is_misled: bool,
 }
 
 impl Devices {
     /// None are known yet.
     pub(super) fn new(is_node: bool) -> Self {
-        Self { links: BTreeMap::new(), is_node, has_many_ways: false }
+        Self { links: BTreeMap::new(), is_node, is_misled: false }
     }
 
     /// Takes in what the kernel says of devices. True if that was a list of all.
@@ -46,9 +46,10 @@ impl Devices {
         listed
     }
 
-    /// Asks whether some route has several next hops.
+    /// Asks whether a look-up of the programs may find another way back than the kernel.
     pub(super) async fn ask_for_routes(&mut self, handle: &Handle) {
-        self.has_many_ways = fib::has_many_ways(handle).await.unwrap_or(true);
+        let has_many_ways = fib::has_many_ways(handle).await.unwrap_or(true);
+        self.is_misled = has_many_ways || foreign_rule::mislead_strict_check(handle).await.unwrap_or(true);
     }
 
     /// By interface index.
@@ -144,7 +145,7 @@ impl Devices {
         let rows = self.links.values().filter_map(|link| {
             let Role::Device { pod } = self.role_of(link) else { return None };
             let detected = detection.finds(link, &self.links);
-            let row = row(link, &self.links, pod, detected, self.has_many_ways);
+            let row = row(link, &self.links, pod, detected, self.is_misled);
             Some((link.index, if pod || may_be_bare { row } else { row.without(Device::BARE) }))
         });
         rows.collect()
@@ -187,13 +188,13 @@ fn may_be_macvlan(link: &Link) -> bool {
 
 /// Returns the row of `DEVICES` for a link. `links` are all devices, by interface index.
 ///
-/// `has_many_ways` is set if some route has several next hops: a lookup names only one of them.
-fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool, has_many_ways: bool) -> Device {
+/// `is_misled` is set if a look-up may find another way back than the kernel: one of several next hops, or by other rules.
+fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool, is_misled: bool) -> Device {
     let bridge = link.master.and_then(|master| links.get(&master)).filter(|master| master.kind == LinkKind::Bridge);
     // The host's IP layer is behind the bridge, and uses the bridge's parameters.
     let routed = bridge.unwrap_or(link);
     let is_alone = bridge.is_none() && !link.filtered && !link.filtered_out;
-    let (may_tell, is_strict) = (!has_many_ways && !links.values().any(may_be_macvlan), is_strict(&routed.name));
+    let (may_tell, is_strict) = (!is_misled && !links.values().any(may_be_macvlan), is_strict(&routed.name));
     // What the kernel would drop must meet the kernel, unless the programs know.
     let tells_strictness = may_tell || !is_strict;
     let flags = [

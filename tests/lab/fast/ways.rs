@@ -162,11 +162,24 @@ fn port_that_becomes_a_way_is_judged_before_it_is_one() -> Result<()> {
 /// The programs cannot tell where a kernel is strict once a route has several next hops.
 #[test]
 fn answers_that_a_strict_kernel_drops_do_not_pass_by_it() -> Result<()> {
+    strict_kernel_is_obeyed("route add 203.0.113.0/24 nexthop via 172.18.0.1 dev eth0 nexthop via 172.19.0.12 dev eth1")
+}
+
+/// The kernel asks for the way back with the device of the pod, and the programs with that by which the answer came.
+#[test]
+fn answers_that_a_strict_kernel_drops_in_spite_of_a_rule_by_device_do_not_pass_by_it() -> Result<()> {
+    strict_kernel_is_obeyed(
+        "rule add pref 100 iif eth1 lookup 101\nroute add 10.244.2.0/24 via 172.19.0.12 dev eth1 table 101",
+    )
+}
+
+/// Answers come by another device than that of the way back, on a node with this routing.
+fn strict_kernel_is_obeyed(routing: &str) -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.watch()?;
     let (node, far) = (&fixture.lab.n1.host.ns, &fixture.lab.n2.host.ns);
     set(node, &["all", "eth1"], 1)?;
-    node.ip("route add 203.0.113.0/24 nexthop via 172.18.0.1 dev eth0 nexthop via 172.19.0.12 dev eth1")?;
+    node.ip(routing)?;
     let agent = start(&fixture, &[])?;
     says(&agent, FAR)?;
     reach(&fixture, Protocol::Tcp)?;
