@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use rtnetlink::Handle;
 use tokio::process::Command;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use crate::control::AgentHandle;
@@ -22,8 +22,8 @@ use proxy_view::status::NamesStatus;
 pub(crate) const DNS_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 153)), 53);
 /// The wait before another attempt to listen, and between looks at the anchor's device.
 const RETRY: Duration = Duration::from_secs(10);
-/// The wait before systemd-resolved is asked again.
-const RESOLVED_RETRY: Duration = Duration::from_secs(60);
+/// The time after which systemd-resolved is told again.
+const AGAIN: Duration = Duration::from_secs(60);
 /// The longest wait for `resolvectl`.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -109,24 +109,28 @@ impl Names {
     /// Has systemd-resolved ask kpx for names of the domain, by the device of the anchor that no route leads to. The setting
     /// ends with the device.
     async fn tell_resolved(&self) -> Infallible {
-        let (mut wired, mut failure) = (None, None);
+        let mut told = None;
         loop {
-            let device = net::anchor::far_end(&self.netlink).await.unwrap_or_default();
-            let Some(device) = device.filter(|device| Some(*device) != wired) else {
+            let Some(device) = net::anchor::far_end(&self.netlink).await.unwrap_or_default() else {
+                self.status.send_modify(|status| status.asked_by_resolved = false);
                 sleep(RETRY).await;
                 continue;
             };
             let why = self.wire(device).await.err().map(|error| format!("systemd-resolved does not ask: {error:#}"));
-            match &why {
-                None => info!("systemd-resolved asks for names of the cluster"),
-                Some(why) if failure.as_ref() != Some(why) => info!(why, "names are for programs that ask kpx"),
-                Some(_) => {}
+            if told.as_ref() != Some(&why) {
+                match &why {
+                    None => info!("systemd-resolved asks for names of the cluster"),
+                    Some(why) => info!(why, "names are for programs that ask kpx"),
+                }
+                told = Some(why.clone());
             }
-            wired = why.is_none().then_some(device);
-            failure.clone_from(&why);
             self.status.send_modify(|status| (status.asked_by_resolved, status.why_not) = (why.is_none(), why));
-            // systemd-resolved may be started later.
-            sleep(if failure.is_some() { RESOLVED_RETRY } else { RETRY }).await;
+            // systemd-resolved may be started later, and others may change what it is told. A new pair is told at once.
+            let due = Instant::now() + AGAIN;
+            while Instant::now() < due && net::anchor::far_end(&self.netlink).await.is_ok_and(|now| now == Some(device))
+            {
+                sleep(RETRY).await;
+            }
         }
     }
 
@@ -138,10 +142,26 @@ impl Names {
         // systemd-resolved uses no device without an address (resolved-link.c).
         net::anchor::address_far_end(&self.netlink, device).await?;
         let NamesOptions { address, domain, .. } = &self.options;
-        resolvectl(&["dns", net::anchor::PEER, &address.to_string()]).await?;
-        resolvectl(&["domain", net::anchor::PEER, &format!("~{domain}")]).await?;
-        // No packet is to come out of the device.
-        resolvectl(&["llmnr", net::anchor::PEER, "no"]).await
+        // A device with a server and without a domain would be asked for every name, so the domain comes first.
+        let domain = format!("~{domain}");
+        let address = address.to_string();
+        let settings: [&[&str]; 6] = [
+            &["domain", net::anchor::PEER, &domain],
+            // No packet is to come out of the device, and kpx neither signs nor encrypts.
+            &["llmnr", net::anchor::PEER, "no"],
+            &["mdns", net::anchor::PEER, "no"],
+            &["dnssec", net::anchor::PEER, "no"],
+            &["dnsovertls", net::anchor::PEER, "no"],
+            &["dns", net::anchor::PEER, &address],
+        ];
+        for setting in settings {
+            if let Err(error) = resolvectl(setting).await {
+                // What was told before the failure would be half a setting.
+                let _ = resolvectl(&["revert", net::anchor::PEER]).await;
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 }
 

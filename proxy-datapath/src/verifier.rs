@@ -57,7 +57,9 @@ pub(crate) fn load_all(ebpf: &mut Ebpf, names: &[&str]) -> Result<()> {
     let others =
         thread::available_parallelism().map_or(1, NonZero::get).min(names.len()).min(LOADERS).saturating_sub(1);
     thread::scope(|scope| {
-        let others: Vec<_> = iter::repeat_with(|| scope.spawn(work)).take(others).collect();
+        // Where no thread can be made, this one loads all.
+        let spawn = || thread::Builder::new().spawn_scoped(scope, work).ok();
+        let others: Vec<_> = iter::repeat_with(spawn).take(others).flatten().collect();
         let here = work();
         let ended =
             others.into_iter().map(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));

@@ -104,6 +104,9 @@ async fn resolve(zone: &Zone, cluster: &impl Cluster, name: &OwnedName, rtype: R
                 outcome.answers.extend(records.into_iter().map(|record| (name.clone(), record)));
                 outcome.additional = additional;
                 let Some(alias) = alias else { return outcome };
+                if outcome.answers.iter().any(|(known, _)| *known == alias) {
+                    return Outcome::error(OptRcode::SERVFAIL);
+                }
                 name = alias;
             }
             absent => {
@@ -132,7 +135,8 @@ fn write(
     let mut answers: AnswerBuilder<Target> = builder.start_error(request, rcode);
     answers.header_mut().set_aa(outcome.code == OptRcode::NOERROR || outcome.code == OptRcode::NXDOMAIN);
     let is_whole = outcome.answers.iter().all(|(name, data)| answers.push((name, TTL, data)).is_ok());
-    answers.header_mut().set_tc(!is_whole);
+    // By a stream there is no more to be had.
+    answers.header_mut().set_tc(!is_whole && limit != u16::MAX);
     let mut authority = answers.authority();
     if let Some((name, data)) = &outcome.authority {
         authority.push((name, TTL, data))?;

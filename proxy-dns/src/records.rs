@@ -16,6 +16,8 @@ pub(crate) type Data = ZoneRecordData<Vec<u8>, OwnedName>;
 
 /// The time for which an answer may be kept, as long as CoreDNS has it: a Service may be gone then.
 pub(crate) const TTL: Ttl = Ttl::from_secs(5);
+/// The most addresses of a headless Service in an answer.
+const MOST: usize = 100;
 /// The version of the specification that the answers follow.
 const VERSION: &[u8] = b"1.1.0";
 
@@ -92,7 +94,11 @@ fn of_service(service: &Service, slices: &[impl AsRef<EndpointSlice>], rtype: Rt
         return Answer::of(name.map(|name| Data::Cname(Cname::new(name))).into_iter().collect());
     }
     if is_headless(service) {
-        return Answer::of(addresses(ready(slices).map(|endpoint| endpoint.ip), rtype));
+        // A client gets some of many: no answer holds them all. Which ones is drawn by the first slice.
+        let first = rand::random_range(0..slices.len().max(1));
+        let (before, from) = slices.split_at(first.min(slices.len()));
+        let ips = ready(from).chain(ready(before)).map(|endpoint| endpoint.ip).filter(|ip| is_asked(*ip, rtype));
+        return Answer::of(addresses(ips.take(MOST), rtype));
     }
     Answer::of(addresses(cluster_ips(service), rtype))
 }
@@ -108,6 +114,9 @@ fn of_port(zone: &Zone, name: &ObjectName, port: &str, protocol: &str, rtype: Rt
             let ports = slice.ports.iter().filter(|port| is_it(port.name.as_deref(), port.protocol.as_deref()));
             let numbers = ports.filter_map(|port| u16::try_from(port.port?).ok());
             targets.extend(numbers.map(|number| (format!("{host}."), number, Some(ip))));
+            if targets.len() >= MOST {
+                break;
+            }
         }
     } else {
         let ports = service.ports.iter().filter(|port| is_it(port.name.as_deref(), port.protocol.as_deref()));
@@ -161,10 +170,15 @@ fn ready(slices: &[impl AsRef<EndpointSlice>]) -> impl Iterator<Item = Ready<'_>
 
 /// Returns the address records of a type, or of both for any type. Each address counts once.
 fn addresses(ips: impl IntoIterator<Item = IpAddr>, rtype: Rtype) -> Vec<Data> {
-    let ips: BTreeSet<_> = ips.into_iter().collect();
+    let ips: BTreeSet<_> = ips.into_iter().filter(|ip| is_asked(*ip, rtype)).collect();
     let record = |ip| match ip {
-        IpAddr::V4(ip) => matches!(rtype, Rtype::A | Rtype::ANY).then(|| Data::A(A::new(ip))),
-        IpAddr::V6(ip) => matches!(rtype, Rtype::AAAA | Rtype::ANY).then(|| Data::Aaaa(Aaaa::new(ip))),
+        IpAddr::V4(ip) => Data::A(A::new(ip)),
+        IpAddr::V6(ip) => Data::Aaaa(Aaaa::new(ip)),
     };
-    ips.into_iter().filter_map(record).collect()
+    ips.into_iter().map(record).collect()
+}
+
+/// Returns true if an address is of the family that is asked for.
+fn is_asked(ip: IpAddr, rtype: Rtype) -> bool {
+    matches!((ip, rtype), (_, Rtype::ANY) | (IpAddr::V4(_), Rtype::A) | (IpAddr::V6(_), Rtype::AAAA))
 }

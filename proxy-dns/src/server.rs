@@ -55,6 +55,9 @@ async fn datagrams(zone: &Zone, socket: &UdpSocket, cluster: &impl Cluster) -> R
     let mut buffer = vec![0; usize::from(u16::MAX)];
     loop {
         let (length, client) = socket.recv_from(&mut buffer).await?;
+        if !is_of_this_machine(client) {
+            continue;
+        }
         if let Some(answer) = reply(zone, cluster, &buffer[..length], Transport::Datagram).await {
             // A client that has gone, or that a filter cuts off, costs the others nothing.
             if let Err(error) = socket.send_to(&answer, client).await {
@@ -69,6 +72,7 @@ async fn streams(zone: &Zone, listener: &TcpListener, cluster: &impl Cluster) ->
     loop {
         tokio::select! {
             accepted = listener.accept(), if open.len() < STREAMS => match accepted {
+                Ok((_, client)) if !is_of_this_machine(client) => {}
                 Ok((stream, _)) => {
                     let (zone, cluster) = (zone.clone(), cluster.clone());
                     open.spawn(async move { stream_of(&zone, stream, &cluster).await });
@@ -82,6 +86,12 @@ async fn streams(zone: &Zone, listener: &TcpListener, cluster: &impl Cluster) ->
             Some(_) = open.join_next() => {}
         }
     }
+}
+
+/// Returns true if a client is on this machine. Where `route_localnet` is set, packets for a loopback address come in by any
+/// device, but the kernel takes no loopback source from there (net/ipv4/route.c).
+fn is_of_this_machine(client: SocketAddr) -> bool {
+    client.ip().to_canonical().is_loopback()
 }
 
 /// Answers the questions of one stream, one after the other.

@@ -128,8 +128,9 @@ fn names(own: &mut Fields, kpx: &KpxConfiguration) -> Option<NamesOptions> {
         address => own.parse("dnsAddress", address, "must be an IP address with a port, or `none`")?,
     };
     own.check(is_host, "dnsAddress", &kpx.dns_address, "is for mode host");
-    // Strangers would ask it as well.
-    own.check(address.ip().is_loopback(), "dnsAddress", &kpx.dns_address, "must be a loopback address");
+    // Strangers would ask it as well, and systemd-resolved has to be told a port.
+    let is_fit = address.ip().is_loopback() && address.port() != 0;
+    own.check(is_fit, "dnsAddress", &kpx.dns_address, "must be a loopback address with a port other than 0");
     Some(NamesOptions { address, zone: zone.ok()?, domain: kpx.cluster_domain.clone() })
 }
 

@@ -207,7 +207,7 @@ fn a_cluster_answers_for_its_services() {
 #[test]
 fn names_that_lead_in_circles_end() {
     let answer = ask(&objects(), &request("circle.shop.svc.cluster.local", Rtype::A, None));
-    assert_eq!(answer.header_counts().ancount(), CHAIN as u16);
+    assert_eq!(answer.header().rcode(), Rcode::SERVFAIL);
 }
 
 #[test]

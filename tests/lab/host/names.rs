@@ -133,6 +133,34 @@ fn taken_address_costs_the_names_alone() -> Result<()> {
     kpx.stop()
 }
 
+/// Where a kube-proxy has set `route_localnet`, packets for loopback addresses come in by any device.
+#[test]
+fn strangers_are_told_no_names() -> Result<()> {
+    let fixture = Fixture::start(Layout::Routed)?;
+    let (c, stranger) = (&fixture.lab.xl, &fixture.lab.n1.host);
+    fixture.put(&Service::new("web", 10, &["p1b"], PORT))?;
+    c.ns.sysctl("ipv4/conf/all/route_localnet", "1")?;
+    let kpx = fixture.outside(c, &[])?;
+    leads_to(
+        &fixture,
+        c,
+        &format!("web.default.{DOMAIN}"),
+        &Family::ALL.map(|family| Service::new("web", 10, &[], PORT).frontend(family).ip()),
+    )?;
+    stranger.ns.sysctl("ipv4/conf/all/route_localnet", "1")?;
+    stranger.ns.ip(&format!("route add 127.0.0.153/32 via {}", c.addrs.v4))?;
+    // The packets do arrive: a server of the machine's own would answer them.
+    let own = c.ns.run(|| std::net::TcpListener::bind("127.0.0.153:5353"))?;
+    let reached = stranger.ns.run(|| std::net::TcpStream::connect("127.0.0.153:5353"));
+    ensure!(reached.is_ok(), "{reached:?}");
+    drop(own);
+    ensure!(
+        lookup(&fixture, stranger, &format!("web.default.{DOMAIN}")).map_or(true, |found| found.is_empty()),
+        "a stranger is told"
+    );
+    kpx.stop()
+}
+
 /// A program in the place of `resolvectl` keeps what it is told. What systemd-resolved makes of it is not seen here.
 #[test]
 fn kpx_tells_systemd_resolved_where_to_ask() -> Result<()> {
@@ -164,7 +192,9 @@ fn kpx_tells_systemd_resolved_where_to_ask() -> Result<()> {
     let kpx = kpx.having("complete")?;
     wait_until(DEADLINE, "systemd-resolved is told", || Ok(kpx.status()?["names"]["askedByResolved"] == true))?;
     let said = fs::read_to_string(&told)?;
-    ensure!(said == "dns kpx1 127.0.0.153:53\ndomain kpx1 ~cluster.local\nllmnr kpx1 no\n", "{said}");
+    let settings =
+        ["domain kpx1 ~cluster.local", "llmnr kpx1 no", "mdns kpx1 no", "dnssec kpx1 no", "dnsovertls kpx1 no"];
+    ensure!(said == format!("{}\ndns kpx1 127.0.0.153:53\n", settings.join("\n")), "{said}");
     // systemd-resolved uses no device without an address.
     let addresses = c.ns.exec(Command::new("ip").args(["-4", "-br", "address", "show", "dev", "kpx1"]))?;
     ensure!(addresses.contains("169.254.153.53/32"), "{addresses}");
