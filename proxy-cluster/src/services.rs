@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use comfy_table::Cell;
 use proxy_view::object_name::ServiceName;
-use proxy_view::output::{Form, OutputArgs, cell, list, yellow};
+use proxy_view::output::{Form, OutputArgs, cell, lines, yellow};
 use proxy_view::{PortView, ServiceView};
 
 use crate::answers::{Answers, ask};
@@ -57,8 +57,8 @@ struct Row {
     namespace: String,
     name: String,
     kind: String,
-    cluster_ips: String,
-    ports: String,
+    cluster_ips: Vec<String>,
+    ports: Vec<String>,
     backends: (usize, usize),
     conflicts: Vec<String>,
 }
@@ -80,7 +80,7 @@ fn merged<'a>(answers: impl Iterator<Item = (&'a str, &'a [ServiceView])>) -> BT
         for service in services {
             let (nodes, flows) = rows.entry(Row::of(service)).or_default();
             nodes.push(node);
-            *flows += service.ports.iter().map(|port| port.counts.flows).sum::<u64>();
+            *flows = service.ports.iter().fold(*flows, |sum, port| sum.saturating_add(port.counts.flows));
         }
     }
     rows
@@ -93,8 +93,8 @@ impl Row {
             namespace: service.namespace.clone(),
             name: service.name.clone(),
             kind: service.r#type.clone(),
-            cluster_ips: list(&service.cluster_ips),
-            ports: list(service.ports.iter().map(port)),
+            cluster_ips: service.cluster_ips.iter().map(ToString::to_string).collect(),
+            ports: service.ports.iter().map(port).collect(),
             backends: service.backends_in_use(),
             conflicts: conflicts.filter_map(|frontend| frontend.conflict.clone()).collect(),
         }
@@ -115,8 +115,8 @@ fn cells(row: Row, nodes: &[&str], flows: u64, all: usize, wide: bool) -> Vec<Ce
         cell(row.namespace),
         cell(row.name),
         cell(row.kind),
-        cell(row.cluster_ips.replace(',', "\n")),
-        cell(row.ports.replace(',', "\n")),
+        lines(row.cluster_ips),
+        lines(row.ports),
         if in_use == 0 { yellow(backends) } else { cell(backends) },
         cell(flows),
     ];

@@ -51,7 +51,7 @@ impl OutputArgs {
                 }
                 text
             }
-            Output::Json => serde_json::to_string_pretty(data)? + "\n",
+            Output::Json => escaped_json(&serde_json::to_string_pretty(data)?) + "\n",
             Output::Yaml => serde_saphyr::to_string(data)?,
         })
     }
@@ -94,18 +94,44 @@ impl Form {
     }
 }
 
-/// Makes a cell in which control characters, except for line ends, are escaped. The `zone` and `targetRef` of an
+/// Makes a cell of one line, without characters that move the cursor or turn the text around. The `zone` and `targetRef` of an
 /// EndpointSlice are free text, and must not reach the terminal as they are.
 pub fn cell(text: impl ToString) -> Cell {
-    let text = escaped(&text.to_string());
+    let text = escaped(&text.to_string()).replace('\n', "\\n");
     Cell::new(if text.is_empty() { NONE } else { &text })
 }
 
-/// Escapes control characters, except for line ends.
+/// Makes a cell with a line for each item.
+pub fn lines<T: ToString>(items: impl IntoIterator<Item = T>) -> Cell {
+    let lines: Vec<_> = items.into_iter().map(|item| cell(item).content()).collect();
+    Cell::new(if lines.is_empty() { NONE.to_owned() } else { lines.join("\n") })
+}
+
+/// Returns true for characters that a terminal obeys and does not show.
+fn is_hidden(letter: char) -> bool {
+    let turns =
+        matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    letter.is_control() || turns || matches!(letter, '\u{2028}' | '\u{2029}')
+}
+
+/// Escapes hidden characters, except for line ends.
 pub fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for letter in text.chars() {
-        if letter.is_control() && letter != '\n' { shown.extend(letter.escape_default()) } else { shown.push(letter) }
+        if is_hidden(letter) && letter != '\n' { shown.extend(letter.escape_default()) } else { shown.push(letter) }
+    }
+    shown
+}
+
+/// Escapes hidden characters in JSON, which stays the same data. JSON itself has them in strings alone.
+pub fn escaped_json(json: &str) -> String {
+    let mut shown = String::with_capacity(json.len());
+    for letter in json.chars() {
+        if is_hidden(letter) && !"\n\r\t".contains(letter) {
+            shown += &format!("\\u{:04x}", u32::from(letter));
+        } else {
+            shown.push(letter);
+        }
     }
     shown
 }
@@ -140,7 +166,17 @@ mod tests {
         assert_eq!(form.table(&["NAME"], []), "");
         assert_eq!(Form::default().table(&["NAME", "ADDRESS"], rows()).lines().count(), 2);
         assert_eq!(form.table(&["ZONE"], [vec![cell("a\u{1b}]52;c;eA==\u{7}b")]]), "ZONE\na\\u{1b}]52;c;eA==\\u{7}b\n");
+        assert_eq!(form.table(&["ZONE"], [vec![cell("a\u{202e}b\nc\u{2028}")]]), "ZONE\na\\u{202e}b\\nc\\u{2028}\n");
+        assert_eq!(form.table(&["PORT"], [vec![lines(["1", "2\n"])]]), "PORT\n1\n2\\n\n");
         let colours = Form { colours: true, ..form };
         assert!(colours.table(&["NAME", "ADDRESS"], rows()).contains("\u{1b}["));
+    }
+
+    #[test]
+    fn escaped_json_is_the_same_data() {
+        let data = serde_json::json!({ "zone": "a\u{9b}31m\u{7f}\u{202e}b\nc" });
+        let shown = escaped_json(&serde_json::to_string_pretty(&data).unwrap());
+        assert!(!shown.chars().any(|letter| is_hidden(letter) && letter != '\n'), "{shown:?}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), data);
     }
 }

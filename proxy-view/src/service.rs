@@ -116,7 +116,7 @@ pub struct PortCounts {
 impl PortCounts {
     /// Returns the packets that would have opened a flow, and were dropped or rejected.
     pub const fn unserved(&self) -> u64 {
-        self.dropped + self.rejected
+        self.dropped.saturating_add(self.rejected)
     }
 }
 
