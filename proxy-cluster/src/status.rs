@@ -46,7 +46,7 @@ fn row(node: &str, status: &Status, wide: bool) -> Vec<Cell> {
         (false, true) => red("unhealthy"),
         (false, false) => yellow("waiting"),
     };
-    let flows: usize = status.flows.values().map(|flows| flows.flows).sum();
+    let flows = status.flows.values().fold(0_usize, |sum, flows| sum.saturating_add(flows.flows));
     let services = status.tables.values().map(|tables| tables.services).max().unwrap_or(0);
     // Both say why behind a colon.
     let first = |text: &str| text.split([':', ' ']).next().unwrap_or_default().to_owned();
@@ -79,5 +79,5 @@ fn row(node: &str, status: &Status, wide: bool) -> Vec<Cell> {
 /// Counts the packets that were dropped or rejected.
 fn unserved(status: &Status) -> u64 {
     let reasons = Reason::ALL.into_iter().filter(|reason| reason.verdict() != Verdict::Pass);
-    reasons.filter_map(|reason| status.reasons.get(reason.name())).sum()
+    reasons.filter_map(|reason| status.reasons.get(reason.name())).fold(0, |sum, packets| sum.saturating_add(*packets))
 }

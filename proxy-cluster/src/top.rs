@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, stdout};
+use std::pin::pin;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -70,14 +71,22 @@ pub(crate) async fn top(connect: &ConnectArgs, args: &TopArgs) -> Result<ExitCod
     let cluster = Cluster::find(connect).await?;
     let period = Duration::from_secs(args.interval);
     let once = args.once || !stdout().is_terminal();
-    let mut before = sample(&cluster, connect).await;
+    // One for the whole loop: a signal between two waits counts too.
+    let mut stopped = pin!(tokio::signal::ctrl_c());
+    let mut before = tokio::select! {
+        _ = &mut stopped => return Ok(ExitCode::SUCCESS),
+        first = sample(&cluster, connect) => first,
+    };
     loop {
         let since = Instant::now();
-        tokio::select! {
-            () = tokio::time::sleep(period) => {}
-            _ = tokio::signal::ctrl_c() => return Ok(ExitCode::SUCCESS),
-        }
-        let now = sample(&cluster, connect).await;
+        let next = async {
+            tokio::time::sleep(period).await;
+            sample(&cluster, connect).await
+        };
+        let now = tokio::select! {
+            _ = &mut stopped => return Ok(ExitCode::SUCCESS),
+            now = next => now,
+        };
         let seconds = since.elapsed().as_secs_f64();
         let table = text(&changes(&before.0, &now.0), seconds, args);
         print(&if once { table } else { format!("{CLEAR}{table}") })?;
@@ -102,22 +111,24 @@ async fn sample(cluster: &Cluster, connect: &ConnectArgs) -> (Sample, Answers<Ve
 
 impl Counts {
     fn of(service: &ServiceView) -> Self {
-        service.ports.iter().map(|port| port.counts).fold(Self::default(), |sum, counts| Self {
-            opened: sum.opened + counts.flows_opened,
-            packets: sum.packets + counts.packets + counts.packets_returned,
-            bytes: sum.bytes + counts.bytes + counts.bytes_returned,
-            unserved: sum.unserved + counts.unserved(),
-            flows: sum.flows + counts.flows,
-        })
+        let of_ports = service.ports.iter().map(|port| port.counts).map(|counts| Self {
+            opened: counts.flows_opened,
+            packets: counts.packets.saturating_add(counts.packets_returned),
+            bytes: counts.bytes.saturating_add(counts.bytes_returned),
+            unserved: counts.unserved(),
+            flows: counts.flows,
+        });
+        of_ports.fold(Self::default(), Self::plus)
     }
 
+    /// Adds counts. Those of a node may be any numbers.
     fn plus(self, other: Self) -> Self {
         Self {
-            opened: self.opened + other.opened,
-            packets: self.packets + other.packets,
-            bytes: self.bytes + other.bytes,
-            unserved: self.unserved + other.unserved,
-            flows: self.flows + other.flows,
+            opened: self.opened.saturating_add(other.opened),
+            packets: self.packets.saturating_add(other.packets),
+            bytes: self.bytes.saturating_add(other.bytes),
+            unserved: self.unserved.saturating_add(other.unserved),
+            flows: self.flows.saturating_add(other.flows),
         }
     }
 
@@ -202,5 +213,11 @@ mod tests {
         let changes: Vec<_> =
             changes(&before, &now).into_values().map(|counts| (counts.opened, counts.flows)).collect();
         assert_eq!(changes, [(5, 7), (2, 7)]);
+    }
+
+    #[test]
+    fn counts_of_a_node_that_lies_end_no_command() {
+        let most = Counts { opened: u64::MAX, packets: u64::MAX, bytes: u64::MAX, unserved: u64::MAX, flows: u64::MAX };
+        assert_eq!(most.plus(most), most);
     }
 }
