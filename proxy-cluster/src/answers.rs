@@ -17,6 +17,8 @@ use proxy_view::output::{Form, OutputArgs, escaped};
 
 /// The seconds in which a node must answer.
 const TIMEOUT: u64 = 20;
+/// The most bytes of a node's table.
+pub(crate) const LONGEST: u64 = 16 << 20;
 
 /// The answer of one node, or the reason why there is none.
 pub(crate) struct Asked<T> {
@@ -52,9 +54,10 @@ pub(crate) fn run_all<'a>(
     args: &ConnectArgs,
     arguments: &'a [String],
     limit: Duration,
+    longest: u64,
 ) -> impl Stream<Item = (NodePod, Result<Answer>)> + 'a {
     let runs = cluster.nodes.iter().map(move |at| async move {
-        let answer = exec::run(&cluster.client, at, arguments, limit).await;
+        let answer = exec::run(&cluster.client, at, arguments, limit, longest).await;
         (at.clone(), answer)
     });
     stream::iter(runs).buffer_unordered(args.parallel())
@@ -67,7 +70,7 @@ pub(crate) async fn ask<T: DeserializeOwned>(
     arguments: &[String],
 ) -> Answers<T> {
     let arguments: Vec<_> = arguments.iter().cloned().chain(["--output=json".to_owned()]).collect();
-    let mut answers: Vec<_> = run_all(cluster, args, &arguments, args.timeout(TIMEOUT)).collect().await;
+    let mut answers: Vec<_> = run_all(cluster, args, &arguments, args.timeout(TIMEOUT), LONGEST).collect().await;
     answers.sort_by(|(a, _), (b, _)| a.node.cmp(&b.node));
     Answers(answers.into_iter().map(|(at, answer)| Asked::new(at, answer)).collect())
 }

@@ -1,5 +1,6 @@
 //! Runs kpx in a pod by the API server, and gives back what it said.
 
+use std::future::Future;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -14,8 +15,8 @@ use crate::pods::NodePod;
 
 /// The place of kpx in its image.
 const KPX: &str = "/usr/local/bin/kpx";
-/// The most bytes of an answer that are read: a node that errs must not fill the operator's memory.
-const LONGEST: u64 = 512 << 20;
+/// The reason why a node has no answer, although kpx ran there.
+pub(crate) const BROKEN: &str = "the connection to the pod broke off";
 /// The most bytes of standard error that are kept.
 const LONGEST_STDERR: u64 = 64 << 10;
 
@@ -39,31 +40,50 @@ pub(crate) async fn start(client: &Client, at: &NodePod, arguments: &[String]) -
     started.map_err(|error| refusal(&error)).with_context(|| format!("run kpx in pod {}/{}", at.namespace, at.pod))
 }
 
-/// Runs `kpx` to its end.
-pub(crate) async fn run(client: &Client, at: &NodePod, arguments: &[String], limit: Duration) -> Result<Answer> {
+/// Runs `kpx` to its end. An answer of more than `longest` bytes is an error: a node that errs must not fill the operator's memory.
+pub(crate) async fn run(
+    client: &Client,
+    at: &NodePod,
+    arguments: &[String],
+    limit: Duration,
+    longest: u64,
+) -> Result<Answer> {
     let work = async {
         let mut process = start(client, at, arguments).await?;
-        let status = process.take_status();
-        let (stdout, stderr) = (process.stdout(), process.stderr());
-        let (stdout, stderr) = tokio::join!(read(stdout, LONGEST), read(stderr, LONGEST_STDERR));
-        let status = match status {
-            Some(status) => status.await,
-            None => None,
-        };
-        let (stdout, stderr) = (stdout?, String::from_utf8_lossy(&stderr?).into_owned());
-        let status = status.context("the connection to the pod broke off before kpx ended")?;
-        Ok(Answer { code: code(&status)?, stdout, stderr })
+        let status = process.take_status().context("kpx has no status")?;
+        let stdout = process.stdout().context("kpx has no output")?;
+        let stderr = process.stderr().context("kpx has no standard error")?;
+        gather(stdout, stderr, status, longest).await
     };
     timeout(limit, work).await.map_err(|_| anyhow!("no answer within {} s", limit.as_secs()))?
 }
 
-/// Reads to the end. A longer answer is an error, and what follows it is still taken off the connection.
-async fn read(from: Option<impl AsyncRead + Unpin>, limit: u64) -> Result<Vec<u8>> {
+/// Reads both outputs until the command ends. The client leaves them open after an error of the connection, and drops the status.
+async fn gather(
+    stdout: impl AsyncRead + Unpin,
+    stderr: impl AsyncRead + Unpin,
+    status: impl Future<Output = Option<Status>>,
+    longest: u64,
+) -> Result<Answer> {
+    let status = async { status.await.context(BROKEN) };
+    let words = first_bytes(stderr, LONGEST_STDERR);
+    let (status, stdout, stderr) = tokio::try_join!(status, whole(stdout, longest), words)?;
+    Ok(Answer { code: code(&status)?, stdout, stderr: String::from_utf8_lossy(&stderr).into_owned() })
+}
+
+/// Reads to the end. A longer answer is an error at once.
+async fn whole(from: impl AsyncRead + Unpin, longest: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let mut from = from.context("kpx has no output")?;
-    (&mut from).take(limit).read_to_end(&mut bytes).await.context("read the output of kpx")?;
-    let more = tokio::io::copy(&mut from, &mut tokio::io::sink()).await.context("read the output of kpx")?;
-    ensure!(more == 0, "the output of kpx is longer than {limit} bytes");
+    from.take(longest + 1).read_to_end(&mut bytes).await.context("read the output of kpx")?;
+    ensure!(bytes.len() as u64 <= longest, "the answer is longer than {} MiB", longest >> 20);
+    Ok(bytes)
+}
+
+/// Reads to the end, and keeps the first bytes. The rest is taken off the connection, because it holds up what comes behind it.
+pub(crate) async fn first_bytes(mut from: impl AsyncRead + Unpin, longest: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    (&mut from).take(longest).read_to_end(&mut bytes).await.context("read what kpx says")?;
+    tokio::io::copy(&mut from, &mut tokio::io::sink()).await.context("read what kpx says")?;
     Ok(bytes)
 }
 
@@ -89,9 +109,41 @@ fn refusal(error: &kube::Error) -> anyhow::Error {
 
 #[cfg(test)]
 mod tests {
+    use std::future::{pending, ready};
+
     use serde_json::json;
+    use tokio::io::simplex;
 
     use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn success() -> Status {
+        Status { status: Some("Success".to_owned()), ..Status::default() }
+    }
+
+    #[tokio::test]
+    async fn connection_that_breaks_off_ends_the_reading() {
+        // The client drops both writers in an error, and a reader of such a pipe waits for ever.
+        let ((stdout, _out), (stderr, _err)) = (simplex(64), simplex(64));
+        let broken = timeout(MINUTE, gather(stdout, stderr, ready(None), 1 << 20)).await.unwrap();
+        assert_eq!(broken.unwrap_err().to_string(), BROKEN);
+    }
+
+    #[tokio::test]
+    async fn long_words_do_not_hold_up_the_answer() {
+        let words = vec![b'w'; 3 * LONGEST_STDERR as usize];
+        let answer = gather(&b"{}"[..], &words[..], ready(Some(success())), 2).await.unwrap();
+        assert_eq!((answer.code, answer.stdout.as_slice()), (0, &b"{}"[..]));
+        assert_eq!(answer.stderr.len() as u64, LONGEST_STDERR);
+    }
+
+    #[tokio::test]
+    async fn answer_that_never_ends_is_an_error() {
+        let endless = tokio::io::repeat(b'a');
+        let error = timeout(MINUTE, gather(endless, tokio::io::empty(), pending(), 1 << 20)).await.unwrap();
+        assert_eq!(error.unwrap_err().to_string(), "the answer is longer than 1 MiB");
+    }
 
     #[test]
     fn status_tells_how_the_command_ended() {

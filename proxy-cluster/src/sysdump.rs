@@ -24,6 +24,8 @@ use archive::Archive;
 
 /// The seconds in which a node must have made its archive.
 const TIMEOUT: u64 = 180;
+/// The most bytes of a node's archive.
+const LONGEST: u64 = 64 << 20;
 /// The text at the top of CONTENTS.
 const LEFT_OUT: &str = "Left out: Secrets, tokens, contents of kubeconfigs, the environment of processes, values of environment variables in \
                         objects.\nInside: names and addresses of Services, pods and nodes; rules and routes of nodes; with --flows the addresses of \
@@ -85,7 +87,7 @@ pub(crate) async fn of_cluster(connect: &ConnectArgs, args: &ClusterSysdumpArgs)
     arguments.extend(args.flows.then(|| "--flows".to_owned()));
     let mut failed = Vec::new();
     {
-        let mut answers = pin!(run_all(&cluster, connect, &arguments, connect.timeout(TIMEOUT)));
+        let mut answers = pin!(run_all(&cluster, connect, &arguments, connect.timeout(TIMEOUT), LONGEST));
         while let Some((at, answer)) = answers.next().await {
             let folder = format!("nodes/{}", at.node);
             let taken = match answer {

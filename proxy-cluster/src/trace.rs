@@ -10,7 +10,7 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 use proxy_view::output::{escaped, print};
 
-use crate::answers::name_failed;
+use crate::answers::{LONGEST, name_failed};
 use crate::connect::ConnectArgs;
 use crate::exec::{self, Answer};
 use crate::pods::{self, NodePod};
@@ -88,7 +88,7 @@ async fn ask(
             format!("--count={}", args.count),
             format!("--output={output}"),
         ];
-        last = exec::run(client, at, &arguments, connect.timeout(TIMEOUT)).await?;
+        last = exec::run(client, at, &arguments, connect.timeout(TIMEOUT), LONGEST).await?;
         if last.code == 0 || !last.stderr.contains("different families") {
             break;
         }
