@@ -1,12 +1,15 @@
 //! The flags by which a command finds the cluster and its nodes, as kubectl has them.
 
+use std::fmt::Display;
+use std::future::Future;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use tokio::time::timeout;
 
 /// The cluster to ask, and its nodes.
 #[derive(Args, Debug)]
@@ -29,7 +32,7 @@ pub(crate) struct ConnectArgs {
     /// Ask all nodes, as without --node.
     #[arg(long, short = 'A', global = true)]
     all_nodes: bool,
-    /// The seconds in which a node must answer; 20, and 180 for a sysdump.
+    /// The seconds in which a node, and the API server each time, must answer; 20, for trace 60, for a sysdump 180.
     #[arg(long, global = true, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: Option<u64>,
     /// The number of nodes that are asked at the same time.
@@ -52,13 +55,26 @@ impl ConnectArgs {
             },
         };
         let mut config = config.context("use the kubeconfig")?;
-        // A stream of `monitor` may be silent for long; each question has its own limit.
+        // A stream of `monitor` may be silent for long; each call has its own limit.
         config.read_timeout = None;
         Client::try_from(config).context("make a client of the API server")
     }
 
     pub(crate) fn timeout(&self, default_secs: u64) -> Duration {
         Duration::from_secs(self.timeout.unwrap_or(default_secs))
+    }
+
+    /// Awaits an answer of the API server, and names the call in an error.
+    pub(crate) async fn call<T>(
+        &self,
+        default_secs: u64,
+        what: impl Display,
+        call: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T> {
+        let limit = self.timeout(default_secs);
+        let answer = timeout(limit, call).await;
+        let answer = answer.map_err(|_| anyhow!("{what}: no answer of the API server within {} s", limit.as_secs()))?;
+        answer.with_context(|| what.to_string())
     }
 
     pub(crate) fn parallel(&self) -> usize {
@@ -68,4 +84,25 @@ impl ConnectArgs {
 
 fn in_cluster() -> Result<Client> {
     Client::try_from(Config::incluster()?).context("make a client of the API server")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        connect: ConnectArgs,
+    }
+
+    #[tokio::test]
+    async fn call_of_a_server_that_hangs_ends_and_is_named() {
+        let Line { connect } = Line::parse_from(["kpx", "--timeout=1"]);
+        let hanging = std::future::pending::<kube::Result<()>>();
+        let error = timeout(Duration::from_secs(30), connect.call(60, "list the pods", hanging)).await.unwrap();
+        assert_eq!(error.unwrap_err().to_string(), "list the pods: no answer of the API server within 1 s");
+    }
 }

@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, Client};
 
 use crate::connect::ConnectArgs;
+
+/// The seconds in which the API server must answer.
+const TIMEOUT: u64 = 20;
 
 /// The cluster's API, and the pods of kpx.
 pub(crate) struct Cluster {
@@ -39,8 +42,8 @@ impl Cluster {
 pub(crate) async fn find(client: &Client, args: &ConnectArgs, wanted: &[String]) -> Result<Vec<NodePod>> {
     let ConnectArgs { namespace, selector, .. } = args;
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let listed = pods.list(&ListParams::default().labels(selector)).await;
-    let listed = listed.with_context(|| format!("list the pods of namespace {namespace}"))?;
+    let what = format!("list the pods of namespace {namespace}");
+    let listed = args.call(TIMEOUT, what, pods.list(&ListParams::default().labels(selector))).await?;
     let mut by_node: BTreeMap<String, NodePod> = BTreeMap::new();
     for pod in listed.items {
         let Some(found) = node_pod(&pod, namespace) else { continue };

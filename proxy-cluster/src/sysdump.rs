@@ -4,31 +4,34 @@ mod archive;
 mod host;
 mod objects;
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::future::Future;
 use std::io::{self, IsTerminal, Write, stderr, stdout};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use futures::StreamExt;
 use jiff::Timestamp;
 use proxy_view::RUN_DIR;
+use tokio::signal::ctrl_c;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::answers::{name_failed, run_all};
 use crate::connect::ConnectArgs;
 use crate::pods::Cluster;
 use archive::Archive;
 
-/// The seconds in which a node must have made its archive.
+/// The seconds in which a node must have made its archive, and the API server have answered.
 const TIMEOUT: u64 = 180;
 /// The most bytes of a node's archive.
 const LONGEST: u64 = 64 << 20;
 /// The text at the top of CONTENTS.
 const LEFT_OUT: &str = "Left out: Secrets, tokens, contents of kubeconfigs, the environment of processes, values of environment variables in \
-                        objects.\nInside: names and addresses of Services, pods and nodes; rules and routes of nodes; with --flows the addresses of \
+                        objects, the kernel's command line.\nInside: names and addresses of Services, pods and nodes; rules and routes of nodes; with --flows the addresses of \
                         clients.\n";
 
 /// Gather what a bug report needs of this node in one archive. Needs root.
@@ -66,18 +69,25 @@ pub(crate) struct ClusterSysdumpArgs {
 
 /// Writes the archive of this node.
 pub async fn sysdump(args: &SysdumpArgs) -> Result<()> {
+    unless_stopped(of_host(args)).await
+}
+
+async fn of_host(args: &SysdumpArgs) -> Result<()> {
     let node = nix::unistd::gethostname().context("read the name of this host")?.to_string_lossy().into_owned();
     let output = Output::open(args.output.as_deref(), &node)?;
     let title = format!("kpx sysdump of host {node}, {}", Timestamp::now());
     let mut archive = Archive::new(output.writer()?, &format!("{title}\n{LEFT_OUT}"));
     host::gather(&mut archive, &args.run_dir, args.flows).await?;
     let failed = archive.finish()?;
-    output.tell(&failed);
-    Ok(())
+    output.finish(&failed)
 }
 
 /// Writes the archive of the nodes, and of kpx's objects.
 pub(crate) async fn of_cluster(connect: &ConnectArgs, args: &ClusterSysdumpArgs) -> Result<ExitCode> {
+    unless_stopped(of_nodes(connect, args)).await
+}
+
+async fn of_nodes(connect: &ConnectArgs, args: &ClusterSysdumpArgs) -> Result<ExitCode> {
     let cluster = Cluster::find(connect).await?;
     let output = Output::open(args.output.as_deref(), "cluster")?;
     let title = format!("kpx sysdump of {} nodes, {}", cluster.nodes.len(), Timestamp::now());
@@ -102,16 +112,30 @@ pub(crate) async fn of_cluster(connect: &ConnectArgs, args: &ClusterSysdumpArgs)
         }
     }
     let parts = archive.finish()?;
-    output.tell(&parts);
+    output.finish(&parts)?;
     let named: Vec<_> = failed.iter().map(|(node, error)| (node.as_str(), error)).collect();
     name_failed(cluster.nodes.len(), &named);
     Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Does the work, unless it is stopped by Ctrl-C or by SIGTERM. The archive that is being written goes then.
+async fn unless_stopped<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let mut terminated = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
+    tokio::select! {
+        result = work => result,
+        _ = ctrl_c() => bail!("stopped; no archive is written"),
+        _ = terminated.recv() => bail!("stopped; no archive is written"),
+    }
+}
+
 /// The place of the archive.
 enum Output {
     Stdout,
-    File(PathBuf),
+    /// A file that has another name until it is whole.
+    File {
+        path: PathBuf,
+        partial: PathBuf,
+    },
 }
 
 impl Output {
@@ -121,30 +145,73 @@ impl Output {
             return Ok(Self::Stdout);
         }
         let time = Timestamp::now().strftime("%Y%m%dT%H%M%SZ");
-        Ok(Self::File(given.map_or_else(|| PathBuf::from(format!("kpx-sysdump-{what}-{time}.tar.gz")), PathBuf::from)))
+        let path = given.map_or_else(|| PathBuf::from(format!("kpx-sysdump-{what}-{time}.tar.gz")), PathBuf::from);
+        let name = path.file_name().with_context(|| format!("{} names no file", path.display()))?;
+        let partial = path.with_file_name(format!(".{}.{}.partial", name.to_string_lossy(), std::process::id()));
+        is_free(&path)?;
+        Ok(Self::File { path, partial })
     }
 
     /// Returns the writer. A file is new, and for its owner alone.
     fn writer(&self) -> Result<Box<dyn Write + Send>> {
         match self {
             Self::Stdout => Ok(Box::new(io::BufWriter::new(stdout()))),
-            Self::File(path) => {
-                let file = File::options().write(true).create_new(true).mode(0o600).open(path);
-                Ok(Box::new(file.with_context(|| format!("create {}", path.display()))?))
+            Self::File { partial, .. } => {
+                let file = File::options().write(true).create_new(true).mode(0o600).open(partial);
+                Ok(Box::new(file.with_context(|| format!("create {}", partial.display()))?))
             }
         }
     }
 
-    /// Names the archive and the parts that it lacks.
-    fn tell(&self, failed: &[String]) {
-        let mut text = String::new();
-        if let Self::File(path) = self {
-            text += &format!("{} is written; look through it before you send it on\n", path.display());
-            if !failed.is_empty() {
-                text += &format!("it lacks {}; its file CONTENTS says why\n", failed.join(", "));
-            }
+    /// Gives the whole archive its name, and names it and the parts that it lacks.
+    fn finish(self, failed: &[String]) -> Result<()> {
+        let Self::File { path, partial } = &self else { return Ok(()) };
+        is_free(path)?;
+        fs::rename(partial, path).with_context(|| format!("create {}", path.display()))?;
+        let mut text = format!("{} is written; look through it before you send it on\n", path.display());
+        if !failed.is_empty() {
+            text += &format!("it lacks {}; its file CONTENTS says why\n", failed.join(", "));
         }
         // A failure is ignored, because a closed standard error leaves no place to report it.
         let _written = stderr().write_all(text.as_bytes());
+        Ok(())
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if let Self::File { partial, .. } = self {
+            let _ = fs::remove_file(partial); // A whole archive has its name by now.
+        }
+    }
+}
+
+fn is_free(path: &Path) -> Result<()> {
+    ensure!(path.symlink_metadata().is_err(), "{} is there already", path.display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn archive_has_its_name_only_when_it_is_whole() {
+        let folder = std::env::temp_dir().join(format!("kpx-sysdump-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let names = || -> Vec<_> { fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect() };
+        let path = folder.join("dump.tar.gz");
+        let open = || Output::open(Some(&path), "n1");
+        let stopped = open().unwrap();
+        stopped.writer().unwrap().write_all(b"half").unwrap();
+        assert!(names().len() == 1 && !path.exists());
+        drop(stopped);
+        assert!(names().is_empty());
+        let whole = open().unwrap();
+        whole.writer().unwrap().write_all(b"whole").unwrap();
+        whole.finish(&[]).unwrap();
+        assert_eq!(names(), ["dump.tar.gz"]);
+        assert!(open().is_err());
+        fs::remove_dir_all(&folder).unwrap();
     }
 }

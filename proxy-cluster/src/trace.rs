@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
 use kube::{Api, Client};
-use proxy_view::output::{escaped, print};
+use proxy_view::output::{escaped, escaped_json, print};
 
 use crate::answers::{LONGEST, name_failed};
 use crate::connect::ConnectArgs;
@@ -59,10 +59,13 @@ pub(crate) async fn trace(connect: &ConnectArgs, args: &TraceArgs) -> Result<Exi
     let at = at.first().context("a node to ask")?;
     match ask(&client, connect, args, at, &origin).await {
         Ok(Answer { code: 0, stdout, .. }) => {
-            print(&escaped(&String::from_utf8_lossy(&stdout)))?;
+            let shown = String::from_utf8_lossy(&stdout);
+            print(&if args.output == Output::Json { escaped_json(&shown) } else { escaped(&shown) })?;
             Ok(ExitCode::SUCCESS)
         }
-        Ok(Answer { stderr, .. }) => bail!("{}: {}", origin.node, escaped(stderr.trim().trim_start_matches("kpx: "))),
+        Ok(Answer { stderr, .. }) => {
+            bail!("{}: {}", origin.node, escaped(stderr.trim().trim_start_matches("kpx: ")).replace('\n', " "))
+        }
         Err(error) => {
             name_failed(1, &[(&origin.node, &error)]);
             Ok(ExitCode::FAILURE)
@@ -103,7 +106,7 @@ async fn origin(client: &Client, connect: &ConnectArgs, args: &TraceArgs) -> Res
     if let Some(address) = whole.or_else(|| args.from.parse().ok()) {
         let node = match given {
             Some(node) => node,
-            None => node_of_address(client, address).await?,
+            None => node_of_address(client, connect, address).await?,
         };
         return Ok(Origin { node, from: vec![args.from.clone()] });
     }
@@ -113,7 +116,8 @@ async fn origin(client: &Client, connect: &ConnectArgs, args: &TraceArgs) -> Res
         return Ok(Origin { node: name.to_owned(), from: vec![args.from.clone()] });
     }
     let (namespace, name) = name.split_once('/').unwrap_or((client.default_namespace(), name));
-    let pod = find_pod(client, kind, namespace, name).await?;
+    let pod = find_pod(client, connect, kind, namespace, name).await?;
+    ensure!(is_running(&pod), "pod {namespace}/{} does not run, and sends no packets", name_of(&pod));
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
     let node = node.with_context(|| format!("pod {namespace}/{} has no node yet", name_of(&pod)))?;
     if pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true) {
@@ -129,14 +133,21 @@ async fn origin(client: &Client, connect: &ConnectArgs, args: &TraceArgs) -> Res
 }
 
 /// Finds the pod, or the first running pod of a workload.
-async fn find_pod(client: &Client, kind: &str, namespace: &str, name: &str) -> Result<Pod> {
+async fn find_pod(client: &Client, connect: &ConnectArgs, kind: &str, namespace: &str, name: &str) -> Result<Pod> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     if ["pod", "po", "pods"].contains(&kind) {
-        return pods.get(name).await.with_context(|| format!("find pod {namespace}/{name}"));
+        return connect.call(TIMEOUT, format!("find pod {namespace}/{name}"), pods.get(name)).await;
     }
-    let listed = pods.list(&ListParams::default()).await.with_context(|| format!("list the pods of {namespace}"))?;
-    let found = listed.items.into_iter().find(|pod| is_of(pod, kind, name) && !addresses(pod).is_empty());
+    let what = format!("list the pods of {namespace}");
+    let listed = connect.call(TIMEOUT, what, pods.list(&ListParams::default())).await?;
+    let is_client = |pod: &Pod| is_of(pod, kind, name) && is_running(pod) && !addresses(pod).is_empty();
+    let found = listed.items.into_iter().find(is_client);
     found.with_context(|| format!("no running pod of {kind}/{namespace}/{name}"))
+}
+
+/// Returns true while the pod runs. Another pod may have the address of one that has ended.
+fn is_running(pod: &Pod) -> bool {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running")
 }
 
 /// Returns true if the workload made the pod. A Deployment's ReplicaSets have the hash of a template in their name.
@@ -163,9 +174,9 @@ fn addresses(pod: &Pod) -> Vec<IpAddr> {
 }
 
 /// Finds the node that has this address, or whose pod has it.
-async fn node_of_address(client: &Client, address: IpAddr) -> Result<String> {
+async fn node_of_address(client: &Client, connect: &ConnectArgs, address: IpAddr) -> Result<String> {
     let nodes: Api<Node> = Api::all(client.clone());
-    let nodes = nodes.list(&ListParams::default()).await.context("list the nodes")?;
+    let nodes = connect.call(TIMEOUT, "list the nodes", nodes.list(&ListParams::default())).await?;
     let has = |node: &Node| {
         let addresses = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
         addresses.filter_map(|own| own.address.parse::<IpAddr>().ok()).any(|own| own == address)
@@ -174,12 +185,22 @@ async fn node_of_address(client: &Client, address: IpAddr) -> Result<String> {
         return node.metadata.name.context("a node has a name");
     }
     let pods: Api<Pod> = Api::all(client.clone());
-    let pods =
-        pods.list(&ListParams::default().fields(&format!("status.podIP={address}"))).await.context("list the pods")?;
-    let node = pods.items.into_iter().find_map(|pod| pod.spec?.node_name);
-    node.with_context(|| {
-        format!("{address} is neither a pod's nor a node's: --node names the node that its packets come to")
-    })
+    // The API server selects by a pod's first address alone, so the second list has the pods of another family.
+    for selector in [format!("status.podIP={address}"), "status.phase=Running".to_owned()] {
+        let params = ListParams::default().fields(&selector);
+        let listed = connect.call(TIMEOUT, "list the pods of the cluster", pods.list(&params)).await?;
+        let found = listed.items.into_iter().find(|pod| has_address(pod, address));
+        if let Some(node) = found.and_then(|pod| pod.spec?.node_name) {
+            return Ok(node);
+        }
+    }
+    bail!("{address} is neither a pod's nor a node's: --node names the node that its packets come to")
+}
+
+/// Returns true if the pod runs and the address is its own, and not its node's.
+fn has_address(pod: &Pod, address: IpAddr) -> bool {
+    let is_node = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
+    is_running(pod) && !is_node && addresses(pod).contains(&address)
 }
 
 #[cfg(test)]
@@ -204,5 +225,21 @@ mod tests {
         for (owner, owner_name, kind, name, is) in cases {
             assert_eq!(is_of(&pod(owner, owner_name), kind, name), is, "{owner}/{owner_name} {kind}/{name}");
         }
+    }
+
+    #[test]
+    fn address_is_of_a_running_pod_with_its_own_network() {
+        let pod = |phase: &str, host_network: bool| -> Pod {
+            let spec = json!({"containers": [], "nodeName": "n1", "hostNetwork": host_network});
+            let ips = json!([{"ip": "10.0.0.1"}, {"ip": "fd00::1"}]);
+            let status = json!({"phase": phase, "podIP": "10.0.0.1", "podIPs": ips});
+            serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": spec, "status": status})).unwrap()
+        };
+        for address in ["10.0.0.1", "fd00::1"].map(|ip| ip.parse().unwrap()) {
+            assert!(has_address(&pod("Running", false), address), "{address}");
+            assert!(!has_address(&pod("Succeeded", false), address), "{address}");
+            assert!(!has_address(&pod("Running", true), address), "{address}");
+        }
+        assert!(!has_address(&pod("Running", false), "10.0.0.2".parse().unwrap()));
     }
 }

@@ -51,8 +51,8 @@ const TOOLS: [(&str, &str); 12] = [
     ("filters.txt", "tc -statistics filter show dev kpx0 egress"),
 ];
 
-/// The files of the kernel that say what it is.
-const KERNEL: [&str; 3] = ["/proc/version", "/proc/sys/kernel/osrelease", "/proc/cmdline"];
+/// The files of the kernel that say what it is. Its command line may carry credentials, and stays out.
+const KERNEL: [&str; 2] = ["/proc/version", "/proc/sys/kernel/osrelease"];
 
 /// The beginnings of those lines of the kernel's configuration that matter to kpx.
 const CONFIG: [&str; 12] = [

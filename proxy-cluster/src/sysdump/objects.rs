@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
+use std::pin::pin;
 
 use anyhow::{Context, Result};
-use futures::{StreamExt, stream};
+use futures::{AsyncReadExt, StreamExt, stream};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::api::{ListParams, LogParams};
@@ -13,6 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::TIMEOUT;
 use super::archive::Archive;
 use crate::connect::ConnectArgs;
 use crate::pods::{Cluster, NodePod};
@@ -32,17 +34,18 @@ pub(super) async fn gather(
     let ConnectArgs { namespace, selector, .. } = connect;
     let client = || cluster.client.clone();
     let labelled = ListParams::default().labels(selector);
-    let sets = list(&Api::<DaemonSet>::namespaced(client(), namespace), &labelled).await;
+    let sets = list(connect, &Api::<DaemonSet>::namespaced(client(), namespace), &labelled).await;
     archive.add("daemonsets.json", &format!("DaemonSets of {namespace} with {selector}"), text(sets))?;
-    let pods = list(&Api::<Pod>::namespaced(client(), namespace), &labelled).await;
+    let pods = list(connect, &Api::<Pod>::namespaced(client(), namespace), &labelled).await;
     archive.add("pods.json", &format!("Pods of {namespace} with {selector}"), text(pods))?;
-    let nodes = list(&Api::<Node>::all(client()), &ListParams::default()).await.map(|nodes| of_nodes(nodes, cluster));
+    let nodes =
+        list(connect, &Api::<Node>::all(client()), &ListParams::default()).await.map(|nodes| of_nodes(nodes, cluster));
     archive.add("nodes.json", "Nodes of these pods", text(nodes))?;
     let events = Api::<Event>::all(client());
-    let events = list(&events, &ListParams::default()).await.map(|events| about(events, cluster, connect));
+    let events = list(connect, &events, &ListParams::default()).await.map(|events| about(events, cluster, connect));
     archive.add("events.json", "Events of kpx, and about its pods and DaemonSet", text(events))?;
     let logs = cluster.nodes.iter().filter(|at| !at.pod.is_empty()).map(|at| async move {
-        let log = log(cluster, at, log_lines).await;
+        let log = log(connect, cluster, at, log_lines).await;
         (at, log)
     });
     let mut logs = stream::iter(logs).buffer_unordered(connect.parallel());
@@ -53,12 +56,12 @@ pub(super) async fn gather(
 }
 
 /// Lists objects, without what must not leave the cluster.
-async fn list<K>(api: &Api<K>, params: &ListParams) -> Result<Vec<Value>>
+async fn list<K>(connect: &ConnectArgs, api: &Api<K>, params: &ListParams) -> Result<Vec<Value>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Serialize,
 {
     let mut objects = Vec::new();
-    for mut object in api.list(params).await.context("ask the API server")?.items {
+    for mut object in connect.call(TIMEOUT, "list the objects", api.list(params)).await?.items {
         object.managed_fields_mut().clear();
         // kubectl keeps the whole object as it was applied in there.
         object.annotations_mut().remove("kubectl.kubernetes.io/last-applied-configuration");
@@ -119,7 +122,7 @@ fn about(events: Vec<Value>, cluster: &Cluster, connect: &ConnectArgs) -> Vec<Va
     events.into_iter().filter(is_ours).collect()
 }
 
-async fn log(cluster: &Cluster, at: &NodePod, lines: u32) -> Result<Vec<u8>> {
+async fn log(connect: &ConnectArgs, cluster: &Cluster, at: &NodePod, lines: u32) -> Result<Vec<u8>> {
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &at.namespace);
     let params = LogParams {
         container: at.container.clone(),
@@ -128,12 +131,22 @@ async fn log(cluster: &Cluster, at: &NodePod, lines: u32) -> Result<Vec<u8>> {
         timestamps: true,
         ..LogParams::default()
     };
-    let mut text = pods.logs(&at.pod, &params).await.context("read the log")?.into_bytes();
+    let read = async |params: LogParams| {
+        let call = async {
+            let mut text = Vec::new();
+            // The kubelet keeps the limit only as long as the node is honest.
+            let log = pods.log_stream(&at.pod, &params).await?.take(LONGEST_LOG.unsigned_abs());
+            pin!(log).read_to_end(&mut text).await.map_err(|error| kube::Error::Service(error.into()))?;
+            Ok(text)
+        };
+        connect.call(TIMEOUT, "read the log", call).await
+    };
+    let text = read(params.clone()).await?;
     // The container before the last restart often says why.
-    if let Ok(previous) = pods.logs(&at.pod, &LogParams { previous: true, ..params }).await {
-        text = [b"--- before the last restart\n", previous.as_bytes(), b"--- since\n", &text].concat();
+    match read(LogParams { previous: true, ..params }).await {
+        Ok(previous) => Ok([&b"--- before the last restart\n"[..], &previous, b"--- since\n", &text].concat()),
+        Err(_) => Ok(text),
     }
-    Ok(text)
 }
 
 #[cfg(test)]
