@@ -175,6 +175,15 @@ fn trace_asks_the_node_of_the_client() -> Result<()> {
     ensure!(pod["packet"]["from"].as_str().is_some_and(|from| from.starts_with(&client.v4.to_string())), "{pod}");
     let by_address = nodes.text(&format!("trace --from {} --to default/web -o json", client.v4))?;
     ensure!(serde_json::from_str::<Value>(&by_address)?["node"] == "n2", "{by_address}");
+    // The API server selects pods by their first address alone, and this one is the second.
+    let by_second = nodes.text(&format!("trace --from {} --to default/web -o json", client.v6))?;
+    ensure!(serde_json::from_str::<Value>(&by_second)?["node"] == "n2", "{by_second}");
+    // Another pod may have the address of one that has ended.
+    cluster.put(&Object(json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ended", "namespace": "default"},
+        "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "c"}]},
+        "status": {"phase": "Succeeded", "podIP": "198.51.100.7", "podIPs": [{"ip": "198.51.100.7"}]},
+    })))?;
     let of_node = nodes.text("trace --from node/n1 --to default/web")?;
     ensure!(of_node.lines().next().is_some_and(|line| line.contains(" on n1, ")), "{of_node}");
     let stranger = nodes.run("trace --from 198.51.100.7 --to default/web")?;
@@ -229,6 +238,9 @@ fn sysdump_holds_the_parts_of_every_node_and_no_secret() -> Result<()> {
     ensure!(output.status.success(), "{output:?}");
     let again = nodes.run(&format!("sysdump --output {}", archive.display()))?;
     ensure!(!again.status.success(), "an archive is written over");
+    let partial = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().ends_with(".partial");
+    let left = fs::read_dir(cluster.lab.dir())?.filter_map(Result::ok).find(partial);
+    ensure!(left.is_none(), "{left:?} is left");
 
     let folder = cluster.lab.dir().join("dump");
     fs::create_dir(&folder)?;
@@ -244,6 +256,7 @@ fn sysdump_holds_the_parts_of_every_node_and_no_secret() -> Result<()> {
         for part in parts {
             ensure!(!read(&format!("nodes/{node}/{part}"))?.is_empty(), "{part} of {node} is empty");
         }
+        ensure!(!read(&format!("nodes/{node}/CONTENTS"))?.contains("/proc/cmdline"), "the boot line of {node} is in");
         ensure!(read(&format!("nodes/{node}/metrics.txt"))?.contains("kpx_"), "metrics of {node}");
         ensure!(read(&format!("logs/{node}.txt"))?.contains("started"), "log of {node}");
         ensure!(contents.contains(&format!("nodes/{node}/ ")), "{contents}");
