@@ -17,7 +17,6 @@ use clap::Args;
 use futures::StreamExt;
 use jiff::Timestamp;
 use proxy_view::RUN_DIR;
-use tokio::signal::ctrl_c;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::answers::{name_failed, run_all};
@@ -120,10 +119,12 @@ async fn of_nodes(connect: &ConnectArgs, args: &ClusterSysdumpArgs) -> Result<Ex
 
 /// Does the work, unless it is stopped by Ctrl-C or by SIGTERM. The archive that is being written goes then.
 async fn unless_stopped<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    // Before the work makes the file: a signal that meets no listener ends the process, and the file stays.
+    let mut interrupted = signal(SignalKind::interrupt()).context("wait for Ctrl-C")?;
     let mut terminated = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
     tokio::select! {
         result = work => result,
-        _ = ctrl_c() => bail!("stopped; no archive is written"),
+        _ = interrupted.recv() => bail!("stopped; no archive is written"),
         _ = terminated.recv() => bail!("stopped; no archive is written"),
     }
 }
@@ -193,7 +194,27 @@ fn is_free(path: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::signal::{Signal, raise};
+
     use super::*;
+
+    #[tokio::test]
+    async fn signal_during_the_work_leaves_no_archive() {
+        let path = std::env::temp_dir().join(format!("kpx-stopped-{}.tar.gz", std::process::id()));
+        let output = Output::open(Some(&path), "n1").unwrap();
+        let Output::File { partial, .. } = &output else { unreachable!() };
+        let partial = partial.clone();
+        let work = async {
+            output.writer().unwrap().write_all(b"half").unwrap();
+            raise(Signal::SIGINT).unwrap();
+            let output = output;
+            std::future::pending::<()>().await;
+            output.finish(&[])
+        };
+        let limit = std::time::Duration::from_secs(30);
+        assert!(tokio::time::timeout(limit, unless_stopped(work)).await.unwrap().is_err());
+        assert!(!partial.exists() && !path.exists());
+    }
 
     #[test]
     fn archive_has_its_name_only_when_it_is_whole() {
