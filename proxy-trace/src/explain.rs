@@ -243,7 +243,6 @@ pub(crate) fn remedy(reason: Reason) -> &'static [&'static str] {
         Reason::NoEndpoints => &[
             "kpx backends NAMESPACE/NAME shows the endpoints.",
             "If there is none, compare the Service's selector with its pods' labels.",
-            "In mode host, see in kpx status which Services are out of reach.",
             "If none is ready, ask the pods' readiness probes.",
         ],
         Reason::NoLocalEndpoints => &[
