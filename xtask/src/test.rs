@@ -33,7 +33,7 @@ const FUZZ: Target = Target { name: "fuzz", threads: 1 };
 const FUZZ_SECS: &str = "45";
 /// The programs whose tests run in labs, in lanes that run side by side, each from left to right.
 const LANES: [&[Target]; 3] = [
-    &[Target { name: "lab", threads: 3 }],
+    &[Target { name: "lab", threads: 2 }],
     &[Target { name: "cluster", threads: 1 }, Target { name: "cli", threads: 1 }],
     &[
         Target { name: "reachability", threads: 2 },
