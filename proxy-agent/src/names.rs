@@ -28,17 +28,10 @@ const AGAIN: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The place where the cluster's names are served.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct NamesOptions {
     pub address: SocketAddr,
     pub zone: Zone,
-    pub domain: String,
-}
-
-impl PartialEq for NamesOptions {
-    fn eq(&self, other: &Self) -> bool {
-        (self.address, &self.domain) == (other.address, &other.domain)
-    }
 }
 
 /// The state of the names, as `kpx status` shows it.
@@ -71,7 +64,7 @@ pub(crate) struct Names {
 
 impl Names {
     fn new(options: NamesOptions, agent: AgentHandle, netlink: Handle) -> (Self, NamesState) {
-        let domain = options.domain.clone();
+        let domain = options.zone.to_string();
         let (status, receiver) = watch::channel(NamesStatus { domain, ..NamesStatus::default() });
         (Self { options, agent, netlink, status }, receiver)
     }
@@ -81,11 +74,10 @@ impl Names {
         let cluster = AgentsCluster(self.agent.clone());
         let mut told = None;
         loop {
-            let NamesOptions { address, zone, .. } = self.options.clone();
+            let NamesOptions { address, zone } = self.options.clone();
             let failed = match Server::bind(address, zone).await {
                 Ok(server) => {
-                    let domain = &self.options.domain;
-                    info!(%address, domain, "names are served");
+                    info!(%address, domain = %self.options.zone, "names are served");
                     self.status.send_modify(|status| (status.address, status.why_not) = (Some(address), None));
                     tokio::select! {
                         ended = server.serve(cluster.clone()) => ended.err(),
@@ -141,9 +133,9 @@ impl Names {
         }
         // systemd-resolved uses no device without an address (resolved-link.c).
         net::anchor::address_far_end(&self.netlink, device).await?;
-        let NamesOptions { address, domain, .. } = &self.options;
+        let NamesOptions { address, zone } = &self.options;
         // A device with a server and without a domain would be asked for every name, so the domain comes first.
-        let domain = format!("~{domain}");
+        let domain = format!("~{zone}");
         let address = address.to_string();
         let settings: [&[&str]; 6] = [
             &["domain", net::anchor::PEER, &domain],

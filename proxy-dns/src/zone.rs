@@ -1,5 +1,6 @@
 //! Reads names below the cluster's domain.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, Result, ensure};
@@ -11,7 +12,7 @@ use proxy_core::input::ObjectName;
 pub(crate) type OwnedName = Name<Vec<u8>>;
 
 /// The cluster's domain, such as `cluster.local`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Zone {
     name: OwnedName,
 }
@@ -39,6 +40,12 @@ pub enum Subject {
     Pod { namespace: String, address: IpAddr },
     /// Any other name below the domain: there is none such.
     Unknown,
+}
+
+impl fmt::Display for Zone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.name.fmt(f)
+    }
 }
 
 impl Zone {

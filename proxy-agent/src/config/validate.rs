@@ -131,7 +131,7 @@ fn names(own: &mut Fields, kpx: &KpxConfiguration) -> Option<NamesOptions> {
     // Strangers would ask it as well, and systemd-resolved has to be told a port.
     let is_fit = address.ip().is_loopback() && address.port() != 0;
     own.check(is_fit, "dnsAddress", &kpx.dns_address, "must be a loopback address with a port other than 0");
-    Some(NamesOptions { address, zone: zone.ok()?, domain: kpx.cluster_domain.clone() })
+    Some(NamesOptions { address, zone: zone.ok()? })
 }
 
 /// Returns the node's own address. The unspecified address names none.
