@@ -195,7 +195,14 @@ pub fn set_sysctls() -> anyhow::Result<u64> {
         wanted.extend(near6.map(|(key, value)| (format!("ipv6/conf/{NAME}/{key}"), value)));
         wanted.push((format!("ipv6/conf/{PEER}/disable_ipv6"), "1"));
     }
-    wanted.iter().try_fold(0, |changed, (key, value)| Ok(changed + u64::from(sysctl::set(key, value)?)))
+    let mut changed = Vec::new();
+    for (key, value) in &wanted {
+        changed.extend(sysctl::set(key, value)?.map(|old| format!("{key}={value} (was {old})")));
+    }
+    if !changed.is_empty() {
+        info!(sysctls = changed.join(", "), "sysctls of the anchor set");
+    }
+    Ok(changed.len() as u64)
 }
 
 #[cfg(test)]

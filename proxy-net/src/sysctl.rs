@@ -24,19 +24,22 @@ pub fn read(key: &str) -> anyhow::Result<Option<String>> {
 
 /// Writes only a different value: a host with read-only sysctls works once they are right.
 pub fn write(key: &str, value: &str) -> anyhow::Result<()> {
-    set(key, value).map(drop)
-}
-
-/// Does the same as [`write`]. Returns false if the value was right already.
-pub fn set(key: &str, value: &str) -> anyhow::Result<bool> {
-    let old = read(key)?.with_context(|| format!("the kernel has no sysctl net/{key}"))?;
-    if old != value {
-        // The newline lets the kernel accept an empty value.
-        fs::write(path(key), format!("{value}\n"))
-            .with_context(|| format!("set sysctl net/{key} to {value}, it is {old}"))?;
+    if let Some(old) = set(key, value)? {
         info!(key, old, value, "sysctl set");
     }
-    Ok(old != value)
+    Ok(())
+}
+
+/// Does the same as [`write`] without a line in the log. Returns the value before; None if it was right already.
+pub fn set(key: &str, value: &str) -> anyhow::Result<Option<String>> {
+    let old = read(key)?.with_context(|| format!("the kernel has no sysctl net/{key}"))?;
+    if old == value {
+        return Ok(None);
+    }
+    // The newline lets the kernel accept an empty value.
+    fs::write(path(key), format!("{value}\n"))
+        .with_context(|| format!("set sysctl net/{key} to {value}, it is {old}"))?;
+    Ok(Some(old))
 }
 
 /// Returns a parameter's path. Container runtimes make /proc/sys read-only, and mount nothing else into it, so a pod

@@ -15,11 +15,13 @@ use crate::settings::Settings;
 pub(crate) fn start(logging: &Logging) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(filter(logging.verbosity)));
     let subscriber = tracing_subscriber::registry().with(filter);
+    // The names of modules help only who reads the lines for developers.
+    let has_modules = logging.verbosity >= 4 || std::env::var_os("RUST_LOG").is_some();
     let form = tracing_subscriber::fmt::layer().with_writer(stderr);
     // An earlier logger of this process stays in use.
     let _started = match logging.format.as_str() {
         "json" => subscriber.with(form.json()).try_init(),
-        _ => subscriber.with(form.with_ansi(stderr().is_terminal())).try_init(),
+        _ => subscriber.with(form.with_target(has_modules).with_ansi(stderr().is_terminal())).try_init(),
     };
 }
 
