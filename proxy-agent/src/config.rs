@@ -143,6 +143,7 @@ impl Configuration {
             bind_address_hard_fail: kube_proxy.bind_address_hard_fail,
             ui: kpx.ui,
             bpf_stats: kpx.bpf_stats,
+            socket_group: checked.socket_group,
             sync_period: period(checked.common.sync_period),
             min_sync_period: period(checked.common.min_sync_period),
             conntrack: checked.conntrack.clone(),

@@ -4,7 +4,9 @@
 mod flows;
 
 use std::collections::BTreeMap;
+use std::fs::{Permissions, metadata, set_permissions};
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{SocketAddr, UnixListener as StdUnixListener};
 use std::path::Path;
 
@@ -14,6 +16,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use http::StatusCode;
+use nix::sys::stat::{Mode, umask};
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 
@@ -168,15 +171,41 @@ pub fn lock() -> Result<StdUnixListener> {
         .context("another kpx is running on this host, or another program holds the abstract socket @kpx")
 }
 
-/// Listens in the run directory.
-pub fn listen(run_dir: &Path) -> Result<UnixListener> {
+/// Listens in the run directory. Root may connect, and the members of `group`: they read, and change nothing.
+///
+/// The process must have only one thread, because the mask of file modes is one for all. It must not have given up root's rights, which
+/// a group takes.
+pub fn listen(run_dir: &Path, group: Option<u32>) -> Result<StdUnixListener> {
     std::fs::create_dir_all(run_dir).with_context(|| format!("create {}", run_dir.display()))?;
     let path = socket(run_dir);
     // The process that left the socket is dead: see [`lock`].
     if path.exists() {
         std::fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
     }
-    UnixListener::bind(&path).with_context(|| format!("listen on {}", path.display()))
+    // The mask lets root alone connect before the mode is set.
+    let mask = umask(Mode::S_IRWXG | Mode::S_IRWXO);
+    let listener = StdUnixListener::bind(&path);
+    umask(mask);
+    let listener = listener.with_context(|| format!("listen on {}", path.display()))?;
+    listener.set_nonblocking(true).context("have the socket not wait")?;
+    if let Some(group) = group {
+        admit(run_dir, &path, group).with_context(|| format!("let the group {group} ask at {}", path.display()))?;
+    }
+    Ok(listener)
+}
+
+/// Lets a group connect to the socket, and pass through its folder. A folder that all may pass stays as it is.
+fn admit(run_dir: &Path, socket: &Path, group: u32) -> Result<()> {
+    const PASS_BY_GROUP: u32 = 0o010;
+    const PASS_BY_ALL: u32 = 0o001;
+    chown(socket, None, Some(group))?;
+    set_permissions(socket, Permissions::from_mode(0o660))?;
+    let mode = metadata(run_dir)?.mode();
+    if mode & PASS_BY_ALL == 0 {
+        chown(run_dir, None, Some(group))?;
+        set_permissions(run_dir, Permissions::from_mode(mode & 0o7777 | PASS_BY_GROUP))?;
+    }
+    Ok(())
 }
 
 /// Removes the socket that [`listen`] made.

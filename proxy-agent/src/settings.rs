@@ -25,6 +25,8 @@ pub struct Settings {
     pub attach: Option<Mechanism>,
     /// The folder of the socket on which the agent answers other processes of this machine.
     pub run_dir: PathBuf,
+    /// The number of the group whose members may connect to that socket; None for root alone.
+    pub socket_group: Option<u32>,
     /// The folder in which maps and links outlive the agent.
     pub bpf_dir: PathBuf,
     /// True if the agent removes everything from this host when it ends.

@@ -59,6 +59,8 @@ pub struct KpxConfiguration {
     /// The longest wait for this node's object.
     pub node_timeout: GoDuration,
     pub run_dir: String,
+    /// The group whose members may connect to the agent's socket; empty: root alone.
+    pub socket_group: String,
     /// A folder in a BPF file system.
     pub bpf_dir: String,
     /// Takes the data path away when the agent ends.
@@ -132,6 +134,7 @@ impl Default for KpxConfiguration {
             cgroup_root: String::new(),
             node_timeout: GoDuration::secs(300),
             run_dir: proxy_view::RUN_DIR.to_owned(),
+            socket_group: String::new(),
             bpf_dir: BPF_DIR.to_owned(),
             cleanup_on_exit: false,
             ui: false,

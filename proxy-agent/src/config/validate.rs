@@ -33,6 +33,7 @@ pub(super) struct Checked {
     pub(super) common: Common,
     pub(super) sockets: Option<SocketOptions>,
     pub(super) names: Option<NamesOptions>,
+    pub(crate) socket_group: Option<u32>,
 }
 
 /// Returns the checked fields. `own` holds the fields of `kpx` that were refused before.
@@ -62,6 +63,7 @@ pub(super) fn check(
     let names = names(&mut own, kpx);
     own.positive("nodeTimeout", kpx.node_timeout);
     own.check(!kpx.run_dir.is_empty(), "runDir", &kpx.run_dir, "must be a folder");
+    let socket_group = socket_group(&mut own, &kpx.socket_group);
     own.check(kpx.bpf_dir.starts_with('/'), "bpfDir", &kpx.bpf_dir, "must be the full path of a folder");
     let has_place = metrics_address.is_some() || !fields.invalid.is_empty();
     let why = "is served at metricsBindAddress, which is none (in mode host unless it is given)";
@@ -102,7 +104,26 @@ pub(super) fn check(
         fast_path: if is_host { FastPath::Off } else { kpx.fast_path },
         pod_routing,
     };
-    Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, sockets, names })
+    Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, sockets, names, socket_group })
+}
+
+/// Returns the number of the group whose members may ask the agent. A static program has no other way to read names than the file.
+fn socket_group(own: &mut Fields, group: &str) -> Option<u32> {
+    if group.is_empty() {
+        return None;
+    }
+    let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    let number = group.parse().ok().or_else(|| group_number(&groups, group));
+    own.check(number.is_some(), "socketGroup", group, "must be a group of /etc/group, or its number");
+    number
+}
+
+/// Finds the number of a group in the text of `/etc/group`: `name:password:number:members`.
+fn group_number(groups: &str, name: &str) -> Option<u32> {
+    let lines = groups.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let mut numbers =
+        lines.filter(|fields| fields.first() == Some(&name)).filter_map(|fields| fields.get(2)?.parse().ok());
+    numbers.next()
 }
 
 /// Checks the fields that only one of the modes has a use for.

@@ -22,6 +22,8 @@ pub struct Prepared {
     pub pins: Pins,
     /// The cgroup whose sockets are translated, or why there is none although that would be welcome.
     pub cgroup: Option<Result<Cgroup>>,
+    /// The socket on which the agent answers other processes of this machine.
+    pub socket: UnixListener,
 }
 
 /// Refuses a kernel whose programs may interrupt each other: they would mix up packets.
@@ -45,7 +47,8 @@ pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {
     if !pins.has_maps()? {
         recover(&pins, object, &runtime.block_on(filters())?)?;
     }
-    Ok(Prepared { lock, pins, cgroup })
+    let socket = control::listen(&settings.run_dir, settings.socket_group)?;
+    Ok(Prepared { lock, pins, cgroup, socket })
 }
 
 /// Opens the cgroup of the settings. The outer result is an error if these depend on it.

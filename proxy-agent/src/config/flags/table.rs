@@ -90,6 +90,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("cgroup-root", Dir, Kpx("cgroupRoot"), "With --socket-lb: the cgroup (version 2) whose sockets are translated; default: the root"),
     flag("node-timeout", Duration, Kpx("nodeTimeout"), "Time to wait for this node's Node object, its addresses and, where needed, its podCIDRs, before kpx gives up"),
     flag("run-dir", Dir, Kpx("runDir"), "Folder for the agent's socket, and for the list of its changes on this host"),
+    flag("socket-group", Text, Kpx("socketGroup"), "Group whose members may ask the agent by its socket, by name in /etc/group or by number; without it root alone may. They read what `kpx status`, `flows` and `monitor` show, and change nothing"),
     flag("bpf-dir", Dir, Kpx("bpfDir"), "Folder in a BPF file system for the maps and links that outlive the agent"),
     flag("cleanup-on-exit", Switch, Kpx("cleanupOnExit"), "Remove everything from this host when the agent ends. Without it Services stay reachable in their last known state, as restarts and upgrades need. On by default in mode host"),
     flag("ui", Switch, Kpx("ui"), "Serve a web page beside /metrics"),
