@@ -4,15 +4,18 @@ mod agent_args;
 mod backends;
 pub(crate) mod check;
 pub(crate) mod cleanup;
+mod complete;
 mod devices;
 mod flows;
+mod list;
 mod manual;
 mod run;
 mod runtime;
-mod select;
+pub(crate) mod select;
 mod services;
 mod status;
 mod usage;
+mod version;
 
 use std::io::{Write, stderr};
 use std::process::ExitCode;
@@ -59,6 +62,7 @@ enum Command {
     Cluster(Box<ClusterArgs>),
     Check(check::CheckArgs),
     Cleanup(CleanupArgs),
+    Version(version::VersionArgs),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
 }
@@ -83,6 +87,7 @@ impl Cli {
             Command::Cluster(args) => wait_for(cluster(*args)),
             Command::Check(args) => wait_for(check::check(&args)),
             Command::Cleanup(args) => done(wait_for(cleanup(&args))),
+            Command::Version(args) => done(wait_for(version::version(&args))),
             Command::Completions(args) => done(manual::completions(&args)),
             Command::Man(args) => done(manual::man(&args)),
         };

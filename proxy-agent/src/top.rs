@@ -1,5 +1,6 @@
 //! `kpx top`: the traffic of each Service, as it passes.
 
+mod data;
 mod keys;
 mod rows;
 mod screen;
@@ -15,9 +16,10 @@ use crossterm::event::EventStream;
 use futures::StreamExt;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
+use crate::cli::select::NamespaceArgs;
 use proxy_view::RUN_DIR;
 use proxy_view::client::Client;
-use proxy_view::output::print;
+use proxy_view::output::{Data, json, print, yaml};
 
 use keys::Act;
 use rows::{Sample, Sort, View, rows};
@@ -33,14 +35,19 @@ pub struct TopArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = seconds)]
     interval: f64,
     /// The column to sort by.
-    #[arg(long, value_enum, default_value_t, value_name = "COLUMN")]
+    #[arg(long, visible_alias = "sort-by", value_enum, default_value_t, value_name = "COLUMN")]
     sort: Sort,
+    #[command(flatten)]
+    within: NamespaceArgs,
     /// Show only Services that have this text in their namespace or name.
     #[arg(long, value_name = "TEXT", default_value = "")]
     filter: String,
     /// Print one table of the traffic within one interval, and end.
     #[arg(long)]
     once: bool,
+    /// Print the table, or once as data in a stable form.
+    #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
+    output: Data,
     /// The run directory of the agent to ask.
     #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
     run_dir: PathBuf,
@@ -55,12 +62,18 @@ fn seconds(text: &str) -> Result<f64> {
 pub async fn top(args: &TopArgs) -> Result<()> {
     let client = Client::new(&args.run_dir);
     let period = Duration::from_secs_f64(args.interval);
-    let view = View { sort: args.sort, filter: args.filter.clone(), ..View::default() };
+    let namespace = args.within.namespace.clone();
+    let view = View { sort: args.sort, filter: args.filter.clone(), namespace, ..View::default() };
     let first = sample(&client).await?;
-    if args.once || !stdout().is_terminal() {
+    if args.once || args.output != Data::Text || !stdout().is_terminal() {
         sleep(period).await;
         let second = sample(&client).await?;
-        return print(&table::text(&rows(&first, &second, &view)));
+        let rows = rows(&first, &second, &view);
+        return print(&match args.output {
+            Data::Text => table::text(&rows),
+            Data::Json => json(&data::Traffic::of(&rows))?,
+            Data::Yaml => yaml(&data::Traffic::of(&rows))?,
+        });
     }
     let mut screen = Screen::open()?;
     watch(&client, &mut screen, period, first, view).await

@@ -6,10 +6,12 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+use proxy_common::counter::Reason;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::sync::mpsc;
@@ -43,7 +45,7 @@ pub(crate) struct MonitorArgs {
     #[arg(long, value_name = "IP")]
     client: Option<IpAddr>,
     /// Show only packets dropped or rejected for this reason.
-    #[arg(long, value_name = "REASON", conflicts_with = "decisions")]
+    #[arg(long, value_name = "REASON", value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::name)), hide_possible_values = true, conflicts_with = "decisions")]
     reason: Option<String>,
     /// Show only packets that are dropped or rejected.
     #[arg(long, conflicts_with = "decisions")]

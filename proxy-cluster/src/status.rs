@@ -36,7 +36,7 @@ fn text(answers: &Answers<Status>, form: Form) -> String {
     let problems = answers.answered().flat_map(|(node, status)| {
         status.problems.iter().map(move |problem| vec![cell(node), red(&problem.what), cell(&problem.why)])
     });
-    let problems = form.table(&["NODE", "PROBLEM", "WHY"], problems);
+    let problems = form.sentences(&["NODE", "PROBLEM", "WHY"], problems);
     if problems.is_empty() { table } else { format!("{table}\n{problems}") }
 }
 

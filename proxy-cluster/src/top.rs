@@ -170,7 +170,7 @@ fn text(changes: &Sample, seconds: f64, args: &TopArgs) -> String {
     }
     let mut rows: Vec<_> = rows.into_iter().collect();
     rows.sort_by_key(|(_, counts)| std::cmp::Reverse(counts.by(args.sort)));
-    let form = Form { wide: false, headers: true, colours: stdout().is_terminal() };
+    let form = Form::of_stdout(false, false);
     let mut header = vec!["SERVICE", "OPENED/S", "PACKETS/S", "BYTES/S", "UNSERVED/S", "FLOWS"];
     if args.by_node {
         header.insert(0, "NODE");

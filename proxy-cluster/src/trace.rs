@@ -4,11 +4,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
 use kube::{Api, Client};
-use proxy_view::output::{escaped, escaped_json, print};
+use proxy_view::output::{Data, escaped, escaped_json, print, yaml};
+use serde_json::Value;
 
 use crate::answers::{LONGEST, name_failed};
 use crate::connect::ConnectArgs;
@@ -33,15 +34,7 @@ pub(crate) struct TraceArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     count: u32,
     #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
-    output: Output,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum Output {
-    #[default]
-    Text,
-    /// The data in a stable form: fields may be added, and no field is renamed or removed.
-    Json,
+    output: Data,
 }
 
 /// A client, as its node's kpx takes it.
@@ -60,7 +53,11 @@ pub(crate) async fn trace(connect: &ConnectArgs, args: &TraceArgs) -> Result<Exi
     match ask(&client, connect, args, at, &origin).await {
         Ok(Answer { code: 0, stdout, .. }) => {
             let shown = String::from_utf8_lossy(&stdout);
-            print(&if args.output == Output::Json { escaped_json(&shown) } else { escaped(&shown) })?;
+            print(&match args.output {
+                Data::Text => escaped(&shown),
+                Data::Json => escaped_json(&shown),
+                Data::Yaml => yaml(&serde_json::from_str::<Value>(&shown).context("the trace of the node")?)?,
+            })?;
             Ok(ExitCode::SUCCESS)
         }
         Ok(Answer { stderr, .. }) => {
@@ -83,7 +80,7 @@ async fn ask(
 ) -> Result<Answer> {
     let mut last = Answer::default();
     for from in &origin.from {
-        let output = if args.output == Output::Json { "json" } else { "text" };
+        let output = if args.output == Data::Text { "text" } else { "json" };
         let arguments = [
             "trace".to_owned(),
             format!("--from={from}"),

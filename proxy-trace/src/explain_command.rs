@@ -75,7 +75,7 @@ fn past(verdict: &str) -> &'static str {
 }
 
 fn table(all: &[Explanation], form: Form) -> String {
-    form.table(
+    form.sentences(
         &["REASON", "VERDICT", "MEANING"],
         all.iter().map(|one| [one.reason, one.verdict, one.meaning].map(cell).into()),
     )

@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use nix::unistd::Uid;
 use proxy_common::addr::{Addr4, Addr6};
 
 use proxy_datapath::object;
 use proxy_view::RUN_DIR;
 use proxy_view::object_name::canonical_node_name;
-use proxy_view::output::print;
+use proxy_view::output::{Data, json, print, yaml};
 
 mod explain;
 mod explain_command;
@@ -75,17 +75,10 @@ pub struct TraceArgs<N: NodeFlags> {
     /// Send so many packets, each from the next source port, and count the results.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     count: u32,
-    #[arg(long, short, value_enum, default_value_t = Output::Text)]
-    output: Output,
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Data,
     #[command(flatten)]
     services: N,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Output {
-    Text,
-    /// The data in a stable form: fields may be added, and no field is renamed or removed.
-    Json,
 }
 
 /// Runs the trace and prints it.
@@ -96,8 +89,9 @@ pub async fn trace<N: NodeFlags + Send + 'static>(args: TraceArgs<N>) -> Result<
     let trace =
         thread::spawn(move || on_own_thread(&args)).join().map_err(|_| anyhow::anyhow!("the trace panicked"))??;
     let text = match output {
-        Output::Text => trace.to_string(),
-        Output::Json => serde_json::to_string_pretty(&trace)? + "\n",
+        Data::Text => trace.to_string(),
+        Data::Json => json(&trace)?,
+        Data::Yaml => yaml(&trace)?,
     };
     print(&text)
 }

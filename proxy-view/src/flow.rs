@@ -63,6 +63,17 @@ impl FlowView {
     }
 }
 
+impl FlowView {
+    /// Returns the Service and its port as `namespace/name:port`; empty if no Service has the frontend any more.
+    pub fn service_name(&self) -> String {
+        match &self.service {
+            Some(FlowService { namespace, name, port_name }) if port_name.is_empty() => format!("{namespace}/{name}"),
+            Some(FlowService { namespace, name, port_name }) => format!("{namespace}/{name}:{port_name}"),
+            None => String::new(),
+        }
+    }
+}
+
 impl FlowService {
     fn new(name: &NameView) -> Self {
         Self { namespace: name.namespace.clone(), name: name.name.clone(), port_name: name.port_name.clone() }

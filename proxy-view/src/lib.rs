@@ -7,6 +7,7 @@ mod service;
 
 pub mod age;
 pub mod client;
+pub mod flow_args;
 pub mod object_name;
 pub mod output;
 pub mod status;

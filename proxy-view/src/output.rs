@@ -5,12 +5,16 @@ use std::io::{ErrorKind, IsTerminal, Write, stderr, stdout};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use comfy_table::presets::NOTHING;
-use comfy_table::{Cell, Color, Table};
+use comfy_table::{Cell, Color, ContentArrangement, Row, Table};
 use serde::Serialize;
 
 /// The text of an empty cell.
 pub const NONE: &str = "<none>";
 
+/// The space between two columns.
+const GAP: u16 = 3;
+
+/// The form of what a command prints.
 #[derive(Args, Debug)]
 pub struct OutputArgs {
     /// Print a table, a wider table, or data in a stable form.
@@ -19,6 +23,27 @@ pub struct OutputArgs {
     /// Leave out the names of columns.
     #[arg(long)]
     no_headers: bool,
+}
+
+/// The form of a list of objects that have names.
+#[derive(Args, Debug)]
+pub struct NamedOutputArgs {
+    /// Print a table, a wider table, data in a stable form, or names as other commands take them.
+    #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
+    output: NamedOutput,
+    /// Leave out the names of columns.
+    #[arg(long)]
+    no_headers: bool,
+}
+
+/// The form of the answer of a command that explains one thing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Data {
+    #[default]
+    Text,
+    /// The data in a stable form: fields may be added, and no field is renamed or removed.
+    Json,
+    Yaml,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -30,39 +55,96 @@ enum Output {
     Yaml,
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum NamedOutput {
+    #[default]
+    Text,
+    Wide,
+    Json,
+    Yaml,
+    Name,
+}
+
+/// What is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Table(Form),
+    Json,
+    Yaml,
+    Names,
+}
+
 /// The form of a printed table.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Form {
     pub wide: bool,
     pub headers: bool,
     pub colours: bool,
+    /// The width of the terminal; None where the table is not cut.
+    pub width: Option<u16>,
 }
 
 impl OutputArgs {
+    pub fn kind(&self) -> Kind {
+        match self.output {
+            Output::Text => Kind::Table(Form::of_stdout(false, self.no_headers)),
+            Output::Wide => Kind::Table(Form::of_stdout(true, self.no_headers)),
+            Output::Json => Kind::Json,
+            Output::Yaml => Kind::Yaml,
+        }
+    }
+
     /// Prints the data, or the text that `text` makes from it.
     pub fn print<T: Serialize>(&self, data: &T, text: impl FnOnce(Form) -> String) -> Result<()> {
-        let form = || Form { wide: self.output == Output::Wide, headers: !self.no_headers, colours: has_colours() };
-        print(&match self.output {
-            Output::Text | Output::Wide => {
-                let text = text(form());
-                if text.is_empty() {
-                    // A failure is ignored, because a closed standard error leaves no place to report it.
-                    let _written = writeln!(stderr(), "nothing found");
-                }
-                text
-            }
-            Output::Json => escaped_json(&serde_json::to_string_pretty(data)?) + "\n",
-            Output::Yaml => serde_saphyr::to_string(data)?,
+        print(&match self.kind() {
+            Kind::Table(form) => or_nothing_found(text(form)),
+            Kind::Json => json(data)?,
+            Kind::Yaml | Kind::Names => yaml(data)?,
         })
     }
 }
 
+impl NamedOutputArgs {
+    pub fn kind(&self) -> Kind {
+        match self.output {
+            NamedOutput::Text => Kind::Table(Form::of_stdout(false, self.no_headers)),
+            NamedOutput::Wide => Kind::Table(Form::of_stdout(true, self.no_headers)),
+            NamedOutput::Json => Kind::Json,
+            NamedOutput::Yaml => Kind::Yaml,
+            NamedOutput::Name => Kind::Names,
+        }
+    }
+}
+
+/// Says on standard error that a list is empty.
+pub fn or_nothing_found(text: String) -> String {
+    if text.is_empty() {
+        // A failure is ignored, because a closed standard error leaves no place to report it.
+        let _written = writeln!(stderr(), "nothing found");
+    }
+    text
+}
+
+/// Formats data as JSON of several lines.
+pub fn json<T: Serialize>(data: &T) -> Result<String> {
+    Ok(escaped_json(&serde_json::to_string_pretty(data)?) + "\n")
+}
+
+pub fn yaml<T: Serialize>(data: &T) -> Result<String> {
+    Ok(serde_saphyr::to_string(data)?)
+}
+
 /// Writes to standard output. A reader that closes the pipe early is no error.
 pub fn print(text: &str) -> Result<()> {
+    print_on(text).map(drop)
+}
+
+/// Writes to standard output. Returns false if the reader has closed the pipe.
+pub fn print_on(text: &str) -> Result<bool> {
     let mut stdout = stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        result => result.context("write to standard output"),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        result => result.map(|()| true).context("write to standard output"),
     }
 }
 
@@ -72,15 +154,37 @@ fn has_colours() -> bool {
 }
 
 impl Form {
-    /// Formats rows in aligned columns; without any row the text is empty.
+    /// Returns the form for standard output. A wide table is never cut.
+    pub fn of_stdout(wide: bool, no_headers: bool) -> Self {
+        // A fresh table knows the width of the terminal; None where standard output is none.
+        let width = if wide { None } else { Table::new().width() };
+        Self { wide, headers: !no_headers, colours: has_colours(), width }
+    }
+
+    /// Formats rows in aligned columns; without any row the text is empty. On a narrow terminal long cells are cut.
     pub fn table(self, header: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>) -> String {
+        let rows = rows.into_iter().map(|cells| {
+            let height = cells.iter().map(|cell| cell.content().split('\n').count()).max();
+            let mut row = Row::from(cells);
+            row.max_height(height.unwrap_or(1));
+            row
+        });
+        self.arranged(header, rows)
+    }
+
+    /// Formats rows that hold sentences. On a narrow terminal they go on in the next line.
+    pub fn sentences(self, header: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>) -> String {
+        self.arranged(header, rows.into_iter().map(Row::from))
+    }
+
+    fn arranged(self, header: &[&str], rows: impl IntoIterator<Item = Row>) -> String {
         let mut table = Table::new();
-        table.load_preset(NOTHING).add_rows(rows);
+        table.load_preset(NOTHING).add_rows(rows).set_truncation_indicator("…");
         if table.is_empty() {
             return String::new();
         }
         if self.headers {
-            table.set_header(header);
+            table.set_header(Row::from(header.to_vec()).max_height(1).clone());
         }
         if self.colours {
             table.enforce_styling()
@@ -88,8 +192,12 @@ impl Form {
             table.force_no_tty()
         };
         table.column_iter_mut().for_each(|column| {
-            column.set_padding((0, 3));
+            column.set_padding((0, GAP));
         });
+        if let Some(width) = self.width {
+            // The last column needs no gap behind it.
+            table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width.saturating_add(GAP));
+        }
         table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
     }
 }
@@ -170,6 +278,29 @@ mod tests {
         assert_eq!(form.table(&["PORT"], [vec![lines(["1", "2\n"])]]), "PORT\n1\n2\\n\n");
         let colours = Form { colours: true, ..form };
         assert!(colours.table(&["NAME", "ADDRESS"], rows()).contains("\u{1b}["));
+    }
+
+    #[test]
+    fn narrow_terminal_cuts_long_cells_and_wraps_sentences() {
+        let long = "a-name-that-is-longer-than-all-others";
+        let two = vec![cell("shop"), cell(long), lines(["10.96.0.10", "fd00::10"])];
+        let rows = || [two.clone(), vec![cell("shop"), cell(long), cell("10.96.0.11")]];
+        let form = Form { headers: true, width: Some(40), ..Form::default() };
+        let text = form.table(&["NAMESPACE", "NAME", "CLUSTER-IP"], rows());
+        let expected = [
+            "NAMESPACE   NAME              CLUSTER-IP",
+            "shop        a-name-that-is-   10.96.0.10",
+            "            longer-than-al…   fd00::10",
+            "shop        a-name-that-is…   10.96.0.11",
+        ];
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+        assert!(text.lines().all(|line| line.chars().count() <= 40), "{text}");
+        assert!(Form { width: None, ..form }.table(&[], rows()).contains("longer-than-all-others"));
+        let sentence = || [vec![cell("fail"), cell("kube-ipvs0 is there, so every ClusterIP is the host's own")]];
+        let text = form.sentences(&["LEVEL", "FOUND"], sentence());
+        let words: Vec<_> = text.split_whitespace().collect();
+        assert_eq!(words.join(" "), "LEVEL FOUND fail kube-ipvs0 is there, so every ClusterIP is the host's own");
+        assert!(text.lines().count() > 2 && text.lines().all(|line| line.chars().count() <= 40), "{text}");
     }
 
     #[test]

@@ -95,11 +95,17 @@ A test writes this document from the commands' output and compares the two (`UPD
 
 - **Output.** `-o text` (the default) and `-o wide` are tables for people. `-o json` and `-o yaml` are data with a stable
   form: fields are added, but not renamed, removed or given another type. Each field is listed below with its type, as
-  a test finds it in the example. `NAME` stands for the name of a map, a program or a reason.
+  a test finds it in the example. `NAME` stands for the name of a map, a program or a reason. `-o name` of `services` and `backends`
+  prints names that other commands take. There is no jsonpath: `-o json | jq` does the same.
 - **Which agent.** Commands ask the agent on this machine, by the socket in its run directory (`--run-dir`,
-  `/run/kpx` by default).
-- **Which Services.** `-n NAMESPACE`, and `NAME`, `NAMESPACE/NAME` or the same behind `svc/`; all by default. Of an unknown name a similar one is suggested.
+  `/run/kpx` by default). Root may ask, and the members of the group that `kpx run --socket-group` names.
+- **Which Services.** `-n NAMESPACE` or `-A`, and `NAME`, `NAMESPACE/NAME` or the same behind `svc/`; all by default. Of an unknown name a similar one is suggested.
+- **Order and changes.** `--sort-by COLUMN` of `services`, `backends`, `flows` and `top`. `-w` of the first three prints the list, and then what is
+  new, changed or `gone`, as a row, a line of JSON or a name. Data and names leave out what is gone. `watch -n1 kpx status` does it for `status`.
+- **Width.** On a terminal, cells that are too long end with `…`, and sentences go on in the next line. `-o wide` and pipes get all of it.
 - **Colours** only on a terminal, and not if `NO_COLOR` is set. `--no-headers` leaves out the names of columns.
+- **Completion.** `kpx completions bash|zsh|fish|powershell` prints a script. It completes commands, flags and reasons, and asks the agent for
+  namespaces, Services, pods, nodes and devices.
 - **Words.** A *flow* is an exchange between a client and a backend, of any protocol, that the flow tables remember; it is
   *opened* by the client's first packet and stays in the table for a while after its end. A *backend* is an endpoint of a
   Service, whether it takes traffic or not; a *slot* is the place of a backend in a set of a service port. A packet is
@@ -141,7 +147,7 @@ The endpoints of Services, with and without traffic. `SETS` names the sets that 
     Section {
         heading: "kpx flows",
         about: "\
-The flows that pass this node, which the agent reads from the kernel's tables. Those whose clients spoke last come first, and `--state` and `--namespace` select some. `SOURCE` is what the backend sees if
+The flows that pass this node, which the agent reads from the kernel's tables. Those whose clients spoke last come first. `--state` and `--namespace` select some. `SOURCE` is what the backend sees if
 that is not what the client has: another address if it was masqueraded, or another port. `--service`, `--client` and
 `--backend` select.
 ",
@@ -189,7 +195,8 @@ These names were changed. The old ones are told beside the new ones, and go with
   agent's network namespace and refuses any other. On manifests its notes name each frontend that a Service claims and another one holds. Its ends are addresses or names:
   `--from pod/shop/cart-0 --to svc/shop/web:http`, `--from node/n1 --to web.shop.svc:80`, `--to deploy/shop/web:8080`. Pods are known by the endpoints of Services.
 - `kpx explain [REASON]` says what a reason means and what to do; without a reason it lists all.
-- `kpx top` shows the traffic of each Service, live in a terminal, as one table elsewhere or with `--once`.
+- `kpx top` shows the traffic of each Service, live in a terminal, as one table elsewhere or with `--once`. `-o json` and `-o yaml` are `--once` as
+  data: `nodeName`, `health`, `problems`, `intervalSecs`, `services`, `total`, `unservedReasons`.
 - `kpx monitor` shows packets that open flows, are dropped or rejected. With `-o json` each is a line: `time`, `what`
   (`decision`, `drop`, `reject`, or `lost` with how many were), `reason`, `hook`, `ifindex`, `device`, `protocol`, `client`,
   `dialled`, and `decision` with `kind`, `service`, `namespace`, `name`, `portName`, `origin`, `set`, `backend`, `affinity`,
@@ -199,5 +206,5 @@ These names were changed. The old ones are told beside the new ones, and go with
   new connections to kube-proxy and waits for the end of open ones, `--timeout` at most ([migration.md](migration.md)).
 - `kpx sysdump` gathers what a bug report needs of this node in one archive, whose file `CONTENTS` lists the parts. `kpx cluster COMMAND`, which is
   `kubectl kpx COMMAND`, asks the kpx of every node: `status`, `services`, `flows`, `top`, `monitor`, `trace`, `sysdump` ([kubectl.md](kubectl.md)).
-- `kpx completions bash|zsh|fish` prints a script for a shell; `kpx man [--dir DIR]` the manual pages.
+- `kpx version` prints the version of this program and of the running agent; `kpx man [--dir DIR]` prints the manual pages.
 ";

@@ -18,6 +18,8 @@ fn exit_codes_tell_the_outcome() -> Result<()> {
         ("flows --service web --run-dir /nonexistent", 1, "kpx: "),
         ("services --namespace a --all-namespaces", 2, "cannot be used with"),
         ("services --output xml", 2, "invalid value 'xml'"),
+        ("status --output name", 2, "invalid value 'name'"),
+        ("version", 0, ""),
         ("statsu", 2, "similar subcommand exists: 'status'"),
         ("completions tcsh", 2, "invalid value 'tcsh'"),
         ("cleanup", 0, ""),
@@ -28,6 +30,17 @@ fn exit_codes_tell_the_outcome() -> Result<()> {
         let told = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.code() == Some(code) && told.contains(error), "kpx {arguments}: {output:?}");
     }
+    Ok(())
+}
+
+#[test]
+fn log_of_a_start_names_no_modules_and_the_sysctls_of_the_anchor_once() -> Result<()> {
+    let log = Node::start("log", "")?.log();
+    ensure!(
+        !log.contains("proxy_agent") && !log.contains("proxy_net") && log.contains(" INFO started version="),
+        "{log}"
+    );
+    ensure!(log.lines().filter(|line| line.contains("/kpx0/")).count() == 1, "{log}");
     Ok(())
 }
 

@@ -8,6 +8,7 @@ mod ends;
 mod flows;
 mod help;
 mod kubeconfig;
+mod lists;
 mod node;
 mod schema;
 mod sysdump;

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
@@ -39,6 +40,24 @@ impl Node {
         self.agent.ns()
     }
 
+    pub(crate) fn run_dir(&self) -> &Path {
+        self.agent.run_dir()
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.agent.log()
+    }
+
+    /// Writes one of the agent's manifests.
+    pub(crate) fn put(&self, name: &str, manifest: &str) -> Result<()> {
+        self.agent.put(name, manifest)
+    }
+
+    /// Returns the script that completes kpx's command line in a shell.
+    pub(crate) fn script(&self, shell: &str) -> Result<String> {
+        Ok(String::from_utf8(kpx(self.ns(), &format!("completions {shell}"))?.stdout)?)
+    }
+
     /// Runs a command that asks this node's agent.
     pub(crate) fn kpx(&self, arguments: &str) -> Result<Output> {
         kpx(self.ns(), &format!("{arguments} --run-dir {}", self.agent.run_dir().display()))
@@ -71,7 +90,7 @@ impl Node {
     }
 }
 
-const CLUSTER: &str = r#"
+pub(crate) const CLUSTER: &str = r#"
 apiVersion: v1
 kind: Node
 metadata: {name: n1, labels: {topology.kubernetes.io/zone: a}}

@@ -1,13 +1,16 @@
 //! `kpx backends`.
 
+use std::cmp::Reverse;
+
 use anyhow::Result;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use comfy_table::Cell;
 use serde::Serialize;
 
 use super::agent_args::AgentArgs;
+use super::list::{Listed, WatchArgs, show};
 use super::select::SelectArgs;
-use proxy_view::output::{Form, OutputArgs, cell, green, list, yellow};
+use proxy_view::output::{NamedOutputArgs, cell, green, list, yellow};
 use proxy_view::{BackendView, ServiceView};
 
 /// List the endpoints of Services, and which of them take traffic here.
@@ -18,75 +21,121 @@ use proxy_view::{BackendView, ServiceView};
 pub(super) struct BackendsArgs {
     #[command(flatten)]
     select: SelectArgs,
+    /// The column to sort by.
+    #[arg(long, value_enum, default_value_t, value_name = "COLUMN")]
+    sort_by: Order,
+    #[command(flatten)]
+    watch: WatchArgs,
     #[command(flatten)]
     agent: AgentArgs,
     #[command(flatten)]
-    output: OutputArgs,
+    output: NamedOutputArgs,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Order {
+    /// By namespace, Service and port.
+    #[default]
+    Service,
+    Address,
+    Node,
+    /// Those that are not ready first.
+    State,
+    /// Those with the most flows first.
+    Flows,
 }
 
 /// A backend and its service port.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Row<'a> {
-    namespace: &'a str,
-    service: &'a str,
+struct Row {
+    namespace: String,
+    service: String,
     /// The name of the port; empty if the port has none.
-    port_name: &'a str,
-    protocol: &'a str,
+    port_name: String,
+    protocol: String,
     port: u16,
     #[serde(flatten)]
-    backend: &'a BackendView,
+    backend: BackendView,
 }
 
 pub(super) async fn backends(args: &BackendsArgs) -> Result<()> {
-    let services = args.select.select(args.agent.client().services().await?)?;
-    let rows: Vec<_> = services.iter().flat_map(rows).collect();
-    args.output.print(&rows, |form| text(&rows, form))
+    let client = args.agent.client();
+    let read = async |is_first| {
+        let services = args.select.select(client.services().await?, is_first)?;
+        let mut rows: Vec<_> = services.into_iter().flat_map(rows).collect();
+        match args.sort_by {
+            Order::Service => {}
+            Order::Address => rows.sort_by_key(|row| row.backend.address),
+            Order::Node => rows.sort_by_cached_key(|row| row.backend.node.clone()),
+            Order::State => rows.sort_by_key(|row| row.backend.ready && !row.backend.terminating),
+            Order::Flows => rows.sort_by_key(|row| Reverse(row.backend.flows)),
+        }
+        Ok(rows)
+    };
+    show(args.output.kind(), &args.watch, read).await
 }
 
-fn rows(service: &ServiceView) -> impl Iterator<Item = Row<'_>> {
-    service.ports.iter().flat_map(move |port| {
-        port.backends.iter().map(move |backend| Row {
-            namespace: &service.namespace,
-            service: &service.name,
-            port_name: &port.name,
-            protocol: &port.protocol,
+fn rows(service: ServiceView) -> impl Iterator<Item = Row> {
+    let (namespace, name) = (service.namespace, service.name);
+    service.ports.into_iter().flat_map(move |port| {
+        let (namespace, service) = (namespace.clone(), name.clone());
+        port.backends.into_iter().map(move |backend| Row {
+            namespace: namespace.clone(),
+            service: service.clone(),
+            port_name: port.name.clone(),
+            protocol: port.protocol.clone(),
             port: port.port,
             backend,
         })
     })
 }
 
-fn text(rows: &[Row<'_>], form: Form) -> String {
-    let mut header =
-        vec!["NAMESPACE", "SERVICE", "PORT", "ADDRESS", "POD", "NODE", "ZONE", "STATE", "LOCAL", "SETS", "FLOWS"];
-    if form.wide {
-        header.extend(["READY", "SERVING", "TERMINATING"]);
+impl Listed for Row {
+    fn header(wide: bool) -> Vec<&'static str> {
+        let mut header =
+            vec!["NAMESPACE", "SERVICE", "PORT", "ADDRESS", "POD", "NODE", "ZONE", "STATE", "LOCAL", "SETS", "FLOWS"];
+        if wide {
+            header.extend(["READY", "SERVING", "TERMINATING"]);
+        }
+        header
     }
-    form.table(&header, rows.iter().map(|row| cells(row, form.wide)))
-}
 
-fn cells(row: &Row<'_>, wide: bool) -> Vec<Cell> {
-    let Row { backend, .. } = row;
-    let port = if row.port_name.is_empty() { row.port.to_string() } else { row.port_name.to_owned() };
-    let sets = [(backend.in_cluster_set, "cluster"), (backend.in_local_set, "local")];
-    let mut cells = vec![
-        cell(row.namespace),
-        cell(row.service),
-        cell(format!("{port}/{}", row.protocol)),
-        cell(backend.address),
-        cell(backend.pod.as_deref().unwrap_or_default()),
-        cell(backend.node.as_deref().unwrap_or_default()),
-        cell(backend.zone.as_deref().unwrap_or_default()),
-        state(backend),
-        cell(yes(backend.local)),
-        cell(list(sets.iter().filter(|(is_in, _)| *is_in).map(|(_, set)| set))),
-        cell(backend.flows),
-    ];
-    if wide {
-        cells.extend([backend.ready, backend.serving, backend.terminating].map(|condition| cell(yes(condition))));
+    fn cells(&self, wide: bool) -> Vec<Cell> {
+        let Self { backend, .. } = self;
+        let port = if self.port_name.is_empty() { self.port.to_string() } else { self.port_name.clone() };
+        let sets = [(backend.in_cluster_set, "cluster"), (backend.in_local_set, "local")];
+        let mut cells = vec![
+            cell(&self.namespace),
+            cell(&self.service),
+            cell(format!("{port}/{}", self.protocol)),
+            cell(backend.address),
+            cell(backend.pod.as_deref().unwrap_or_default()),
+            cell(backend.node.as_deref().unwrap_or_default()),
+            cell(backend.zone.as_deref().unwrap_or_default()),
+            state(backend),
+            cell(yes(backend.local)),
+            cell(list(sets.iter().filter(|(is_in, _)| *is_in).map(|(_, set)| set))),
+            cell(backend.flows),
+        ];
+        if wide {
+            cells.extend([backend.ready, backend.serving, backend.terminating].map(|condition| cell(yes(condition))));
+        }
+        cells
     }
-    cells
+
+    fn key(&self) -> String {
+        let Self { namespace, service, protocol, port, backend, .. } = self;
+        format!("{namespace}/{service} {port}/{protocol} {}", backend.address)
+    }
+
+    /// Returns the pod, or the address of a backend that is none.
+    fn name(&self) -> String {
+        match &self.backend.pod {
+            Some(pod) => format!("pod/{pod}"),
+            None => self.backend.address.to_string(),
+        }
+    }
 }
 
 /// Returns one word for the three conditions.

@@ -70,7 +70,7 @@ pub(super) async fn check(args: &CheckArgs) -> Result<ExitCode> {
 }
 
 fn text(report: &Report, form: Form) -> String {
-    form.table(&["LEVEL", "WHAT", "FOUND"], report.findings.iter().map(row))
+    form.sentences(&["LEVEL", "WHAT", "FOUND"], report.findings.iter().map(row))
 }
 
 fn row(finding: &Finding) -> Vec<Cell> {

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::{Args, Command, ValueEnum};
-use clap_complete::Shell;
+use clap_complete::env::{Bash, EnvCompleter, Fish, Powershell, Zsh};
 
+use super::complete::ASKS;
 use super::usage;
 use proxy_view::output::print;
 
-/// Print a script that completes kpx's command line in a shell.
+/// Print a script that completes kpx's command line in a shell, with the names that the running agent knows.
 ///
 /// For bash: kpx completions bash > /etc/bash_completion.d/kpx
 #[derive(Args, Debug)]
@@ -24,6 +25,7 @@ enum ShellName {
     Bash,
     Zsh,
     Fish,
+    Powershell,
 }
 
 /// Print the manual page, or write one for each command.
@@ -35,13 +37,15 @@ pub(super) struct ManArgs {
 }
 
 pub(super) fn completions(args: &CompletionsArgs) -> Result<()> {
-    let shell = match args.shell {
-        ShellName::Bash => Shell::Bash,
-        ShellName::Zsh => Shell::Zsh,
-        ShellName::Fish => Shell::Fish,
+    let shell: &dyn EnvCompleter = match args.shell {
+        ShellName::Bash => &Bash,
+        ShellName::Zsh => &Zsh,
+        ShellName::Fish => &Fish,
+        ShellName::Powershell => &Powershell,
     };
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut usage::command(), "kpx", &mut script);
+    // The script finds kpx by the PATH, so that it serves every place of the program.
+    shell.write_registration(ASKS, "kpx", "kpx", "kpx", &mut script).context("write the script")?;
     print(&String::from_utf8(script).context("a completion script is text")?)
 }
 

@@ -1,64 +1,117 @@
 //! `kpx services`.
 
+use std::cmp::Reverse;
+
 use anyhow::Result;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use comfy_table::Cell;
 
 use super::agent_args::AgentArgs;
+use super::list::{Listed, WatchArgs, show};
 use super::select::SelectArgs;
 use proxy_view::age;
-use proxy_view::output::{Form, NONE, OutputArgs, cell, list, red, yellow};
-use proxy_view::{PortView, ServiceView};
+use proxy_view::object_name::full_name;
+use proxy_view::output::{NONE, NamedOutputArgs, cell, list, red, yellow};
+use proxy_view::{PortCounts, PortView, ServiceView};
 
 /// List the Services that the running agent serves, and what of them is in force.
 #[derive(Args, Debug)]
 pub(super) struct ServicesArgs {
     #[command(flatten)]
     select: SelectArgs,
+    /// The column to sort by.
+    #[arg(long, value_enum, default_value_t, value_name = "COLUMN")]
+    sort_by: Order,
+    #[command(flatten)]
+    watch: WatchArgs,
     #[command(flatten)]
     agent: AgentArgs,
     #[command(flatten)]
-    output: OutputArgs,
+    output: NamedOutputArgs,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Order {
+    /// By namespace, then by name.
+    #[default]
+    Name,
+    /// Those with the fewest backends in use first.
+    Backends,
+    /// Those with the most flows first.
+    Flows,
+    /// Those with the most dropped and rejected packets first.
+    Unserved,
+    /// The oldest first.
+    Age,
 }
 
 pub(super) async fn services(args: &ServicesArgs) -> Result<()> {
-    let services = args.select.select(args.agent.client().services().await?)?;
-    args.output.print(&services, |form| text(&services, form))
+    let client = args.agent.client();
+    let read = async |is_first| {
+        let mut services = args.select.select(client.services().await?, is_first)?;
+        sort(&mut services, args.sort_by);
+        Ok(services)
+    };
+    show(args.output.kind(), &args.watch, read).await
 }
 
-fn text(services: &[ServiceView], form: Form) -> String {
-    let mut header =
-        vec!["NAMESPACE", "NAME", "TYPE", "CLUSTER-IP", "EXTERNAL-IP", "PORT(S)", "BACKENDS", "FLOWS", "AGE"];
-    if form.wide {
-        header.extend(["POLICY", "AFFINITY", "ALGORITHM", "HEALTH-CHECK", "CONFLICTS"]);
+/// Sorts Services; those that are equal in the column stay sorted by name.
+fn sort(services: &mut [ServiceView], order: Order) {
+    let sum = |service: &ServiceView, count: fn(&PortCounts) -> u64| -> u64 {
+        service.ports.iter().map(|port| count(&port.counts)).fold(0, u64::saturating_add)
+    };
+    match order {
+        Order::Name => {}
+        Order::Backends => services.sort_by_key(|service| service.backends_in_use().0),
+        Order::Flows => services.sort_by_key(|service| Reverse(sum(service, |counts| counts.flows))),
+        Order::Unserved => services.sort_by_key(|service| Reverse(sum(service, PortCounts::unserved))),
+        Order::Age => services.sort_by_key(|service| (service.created.is_none(), service.created)),
     }
-    form.table(&header, services.iter().map(|service| row(service, form.wide)))
 }
 
-fn row(service: &ServiceView, wide: bool) -> Vec<Cell> {
-    let external = service.load_balancer_ips.iter().chain(&service.external_ips);
-    let mut row = vec![
-        cell(&service.namespace),
-        cell(&service.name),
-        cell(&service.r#type),
-        cell(list(&service.cluster_ips)),
-        cell(list(external)),
-        cell(list(service.ports.iter().map(port))),
-        backends(service),
-        cell(service.ports.iter().map(|port| port.counts.flows).sum::<u64>()),
-        cell(service.created.map_or_else(|| NONE.to_owned(), age::since)),
-    ];
-    if wide {
-        let conflicts: Vec<_> = conflicts(service).collect();
-        row.extend([
-            cell(format!("{}/{}", service.internal_traffic_policy, service.external_traffic_policy)),
-            cell(service.affinity_secs.map_or(String::new(), |secs| age::span(secs.into()))),
-            cell(&service.algorithm),
-            cell(service.health_check_node_port.map_or(String::new(), |port| port.to_string())),
-            if conflicts.is_empty() { cell("") } else { red(conflicts.join("; ")) },
-        ]);
+impl Listed for ServiceView {
+    fn header(wide: bool) -> Vec<&'static str> {
+        let mut header =
+            vec!["NAMESPACE", "NAME", "TYPE", "CLUSTER-IP", "EXTERNAL-IP", "PORT(S)", "BACKENDS", "FLOWS", "AGE"];
+        if wide {
+            header.extend(["POLICY", "AFFINITY", "ALGORITHM", "HEALTH-CHECK", "CONFLICTS"]);
+        }
+        header
     }
-    row
+
+    fn cells(&self, wide: bool) -> Vec<Cell> {
+        let external = self.load_balancer_ips.iter().chain(&self.external_ips);
+        let mut row = vec![
+            cell(&self.namespace),
+            cell(&self.name),
+            cell(&self.r#type),
+            cell(list(&self.cluster_ips)),
+            cell(list(external)),
+            cell(list(self.ports.iter().map(port))),
+            backends(self),
+            cell(self.ports.iter().map(|port| port.counts.flows).sum::<u64>()),
+            cell(self.created.map_or_else(|| NONE.to_owned(), age::since)),
+        ];
+        if wide {
+            let conflicts: Vec<_> = conflicts(self).collect();
+            row.extend([
+                cell(format!("{}/{}", self.internal_traffic_policy, self.external_traffic_policy)),
+                cell(self.affinity_secs.map_or(String::new(), |secs| age::span(secs.into()))),
+                cell(&self.algorithm),
+                cell(self.health_check_node_port.map_or(String::new(), |port| port.to_string())),
+                if conflicts.is_empty() { cell("") } else { red(conflicts.join("; ")) },
+            ]);
+        }
+        row
+    }
+
+    fn key(&self) -> String {
+        full_name(self)
+    }
+
+    fn name(&self) -> String {
+        format!("service/{}", full_name(self))
+    }
 }
 
 /// Formats a port as kubectl does, with an exclamation mark if not all of its frontends are in force.

@@ -76,7 +76,7 @@ fn head(status: &Status, form: Form) -> String {
         ("Addresses:", cell(list(&status.node_addresses))),
         ("Version:", cell(format!("{}, up {}", status.version, age::since(status.started)))),
         ("Last sync:", cell(last_sync.unwrap_or_default())),
-        ("Devices:", cell(by_role.iter().map(|(role, n)| format!("{n} {role}")).collect::<Vec<_>>().join(", "))),
+        ("Devices:", cell(by_role.iter().map(|(role, n)| counted(*n, role)).collect::<Vec<_>>().join(", "))),
         ("Options:", cell(options(&status.options))),
         ("Restarts:", restarts(status)),
     ];
@@ -84,7 +84,13 @@ fn head(status: &Status, form: Form) -> String {
     let rows = rows.chain(status.names.as_ref().map(|names| ("Names:", cell(served_names(names)))));
     let rows = rows.chain(status.pods.as_ref().map(|pods| ("Pods:", cell(ways(pods)))));
     let form = Form { headers: false, ..form };
-    form.table(&[], rows.map(|(name, value)| vec![cell(name), value]))
+    form.sentences(&[], rows.map(|(name, value)| vec![cell(name), value]))
+}
+
+/// Counts devices of a role: `1 anchor`, `2 other devices`.
+fn counted(number: usize, role: &str) -> String {
+    let what = if role == "device" { "other device" } else { role };
+    format!("{number} {what}{}", if number == 1 || role == "loopback" { "" } else { "s" })
 }
 
 /// Says where the cluster's names are answered: `*.cluster.local at 127.0.0.153:53, which systemd-resolved asks`.
@@ -124,7 +130,7 @@ fn pods(status: &Status, form: Form) -> String {
     let rows = pods.map(|pod| {
         vec![cell(format!("{}/{}", pod.namespace, pod.name)), cell(&pod.way), cell(pod.why.as_deref().unwrap_or(""))]
     });
-    form.table(&["POD", "SOCKETS", "WHY"], rows)
+    form.sentences(&["POD", "SOCKETS", "WHY"], rows)
 }
 
 /// Describes what happens to Services while no agent runs.
@@ -162,7 +168,7 @@ fn problems(status: &Status, form: Form) -> String {
     });
     let skipped = status.skipped.iter().map(|skipped| vec![yellow("skipped"), cell(skipped)]);
     let notices = status.notices.iter().map(|notice| vec![yellow("notice"), cell(notice)]);
-    Form { headers: false, ..form }.table(&[], problems.chain(skipped).chain(notices))
+    Form { headers: false, ..form }.sentences(&[], problems.chain(skipped).chain(notices))
 }
 
 /// The Services that are listed without `--output wide`. A cluster on an overlay has thousands out of reach.
@@ -172,7 +178,7 @@ const FEW: usize = 5;
 fn out_of_reach(status: &Status, form: Form) -> String {
     let most = if form.wide { usize::MAX } else { FEW };
     let services = status.cut_off.iter().take(most).map(|one| vec![cell(&one.service), cell(&one.why)]);
-    let mut text = form.table(&["OUT OF REACH", "WHY"], services);
+    let mut text = form.sentences(&["OUT OF REACH", "WHY"], services);
     if status.cut_off.len() > most {
         let more = status.cut_off.len() - most;
         text += &format!("and {more} more Services: kpx status -o wide lists them\n");
@@ -181,7 +187,7 @@ fn out_of_reach(status: &Status, form: Form) -> String {
         let UnreachableStatus { service, port, backend, why } = unreachable;
         vec![cell(backend), cell(format!("{service} {port}")), cell(why)]
     });
-    let backends = form.table(&["BACKEND", "OF", "OUT OF REACH BECAUSE"], backends);
+    let backends = form.sentences(&["BACKEND", "OF", "OUT OF REACH BECAUSE"], backends);
     if backends.is_empty() || text.is_empty() { text + &backends } else { format!("{text}\n{backends}") }
 }
 

@@ -3,10 +3,12 @@
 use std::io;
 
 use clap::{Command, CommandFactory, FromArgMatches};
+use clap_complete::CompleteEnv;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 
 use super::Cli;
+use super::complete::{ASKS, with_names};
 
 /// A command line, and what it is for.
 type Example = (&'static str, &'static str);
@@ -29,6 +31,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         &[
             ("kpx status", "See whether this node is well, and what is dropped and rejected"),
             ("kpx status -o json", "The same for a program: .healthy, .problems, .reasons"),
+            ("watch -n1 kpx status", "The same again each second"),
         ],
     ),
     (
@@ -36,12 +39,14 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         &[
             ("kpx services -A", "List the Services of all namespaces"),
             ("kpx services shop/web -o wide", "See which addresses of a Service are in force"),
+            ("kpx services --sort-by unserved -o name", "Name those that refuse most first"),
         ],
     ),
     (
         "backends",
         &[
             ("kpx backends shop/web", "See which pods of a Service take new connections"),
+            ("kpx backends shop/web -w", "The same, and each change as it comes"),
             ("kpx backends shop/web -o json", "The same for a program"),
         ],
     ),
@@ -58,6 +63,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         &[
             ("kpx top", "Watch the traffic of each Service; q ends it"),
             ("kpx top --once --sort unserved", "Print once which Services refuse most"),
+            ("kpx top -n shop -o json", "The traffic of a namespace for a program"),
         ],
     ),
     (
@@ -121,6 +127,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
             ("kpx cleanup --kube-proxy", "Remove kube-proxy's rules while kpx serves"),
         ],
     ),
+    ("version", &[("kpx version", "See whether the running agent is of this program's version")]),
     ("completions", &[("kpx completions bash", "Print what /etc/bash_completion.d/kpx may hold")]),
     ("man", &[("kpx man --dir /usr/local/share/man/man1", "Write a page for each command")]),
 ];
@@ -152,8 +159,9 @@ pub(super) fn command() -> Command {
 }
 
 impl Cli {
-    /// Reads a command line. Ends the process if it is wrong, or asks for help.
+    /// Reads a command line. Ends the process if it is wrong, asks for help, or if a shell asks how it may go on.
     pub fn read(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> Self {
+        CompleteEnv::with_factory(|| with_names(command())).var(ASKS).complete();
         let matches = command().get_matches_from(arguments);
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command()).exit())
     }
@@ -231,7 +239,7 @@ mod tests {
         assert_eq!(names, with_examples);
         for (name, examples) in EXAMPLES {
             for (line, _) in *examples {
-                let words = line.replacen("kubectl kpx", "kubectl-kpx", 1);
+                let words = line.replacen("kubectl kpx", "kubectl-kpx", 1).replacen("watch -n1 ", "", 1);
                 let words = arguments(words.split(' ').map(Into::into));
                 let matches = command().try_get_matches_from(words).unwrap_or_else(|error| panic!("{line}: {error}"));
                 assert_eq!(matches.subcommand_name(), Some(*name), "{line}");

@@ -6,11 +6,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use proxy_common::counter::Reason;
 
 use super::event::Event;
 use super::text;
+use crate::cli::select::NamespaceArgs;
 use proxy_view::Names;
 use proxy_view::RUN_DIR;
 use proxy_view::client::Client;
@@ -25,15 +27,14 @@ pub struct MonitorArgs {
     /// Show only packets to this Service.
     #[arg(long, value_name = "[svc/][NAMESPACE/]NAME")]
     service: Option<ServiceName>,
-    /// Show only packets to Services of this namespace.
-    #[arg(long, short, value_name = "NAMESPACE")]
-    namespace: Option<String>,
+    #[command(flatten)]
+    within: NamespaceArgs,
     /// Show only packets from this address.
     #[arg(long, value_name = "IP")]
     client: Option<IpAddr>,
     /// Show only packets dropped or rejected for this reason, as `kpx status` names it.
-    #[arg(long, value_name = "REASON", value_parser = reason, conflicts_with = "decisions")]
-    reason: Option<&'static str>,
+    #[arg(long, value_name = "REASON", value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::name)), hide_possible_values = true, conflicts_with = "decisions")]
+    reason: Option<String>,
     /// Show only packets that are dropped or rejected.
     #[arg(long, alias = "drops", conflicts_with = "decisions")]
     unserved: bool,
@@ -61,16 +62,11 @@ enum Output {
     Json,
 }
 
-fn reason(text: &str) -> Result<&'static str> {
-    let names = || Reason::ALL.map(Reason::name);
-    names().into_iter().find(|name| *name == text).with_context(|| format!("not one of {}", names().join(", ")))
-}
-
 pub async fn monitor(args: &MonitorArgs) -> Result<()> {
     let client = Client::new(&args.run_dir);
     // A wrong name would wait in silence.
     if let Some(name) = &args.service {
-        name.clone().within(args.namespace.as_deref()).find(&client.services().await?)?;
+        name.clone().within(args.within.namespace.as_deref()).find(&client.services().await?)?;
     }
     let mut namer = Namer { names: client.names().await?, asked: Instant::now(), client: client.clone() };
     let mut lines = client.lines("/monitor").await?;
@@ -102,10 +98,10 @@ impl MonitorArgs {
         let kind = if self.decisions { is_decision } else { !(self.unserved && is_decision) };
         event.lost > 0
             || kind
-                && self.reason.is_none_or(|reason| event.reason.as_deref() == Some(reason))
+                && (self.reason.is_none() || event.reason == self.reason)
                 && self.client.is_none_or(|client| event.client_ip() == Some(client))
                 && self.service.as_ref().is_none_or(|ServiceName(name)| event.is_to(name))
-                && self.namespace.as_ref().is_none_or(|namespace| event.is_in(namespace))
+                && self.within.namespace.as_ref().is_none_or(|namespace| event.is_in(namespace))
     }
 
     /// Prints an event. Returns false if the reader has closed the pipe.
@@ -170,6 +166,8 @@ impl Limit {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
     #[test]
@@ -185,7 +183,14 @@ mod tests {
 
     #[test]
     fn reason_must_be_a_counted_one() {
-        assert_eq!(reason("no_endpoints").ok(), Some("no_endpoints"));
-        assert!(reason("bored").unwrap_err().to_string().contains("no_local_endpoints"));
+        #[derive(Parser)]
+        struct Line {
+            #[command(flatten)]
+            monitor: MonitorArgs,
+        }
+        let read = |reason| Line::try_parse_from(["kpx", "--reason", reason]);
+        assert_eq!(read("no_endpoints").unwrap().monitor.reason.as_deref(), Some("no_endpoints"));
+        let error = read("no_endpoint").map(|line| line.monitor).unwrap_err().to_string();
+        assert!(error.contains("similar value exists: 'no_endpoints'"), "{error}");
     }
 }

@@ -27,7 +27,8 @@ pub(super) fn press(event: &Event, view: &mut View) -> Act {
         return Act::Stay;
     }
     match key.code {
-        KeyCode::Char('q') | KeyCode::Esc => return Act::Quit,
+        KeyCode::Char('q') => return Act::Quit,
+        KeyCode::Esc => view.filter.clear(),
         KeyCode::Char('o' | 'c') => view.sort = Sort::Opened,
         KeyCode::Char('p') => view.sort = Sort::Packets,
         KeyCode::Char('b') => view.sort = Sort::Bytes,
@@ -78,6 +79,8 @@ mod tests {
         assert_eq!((type_in("/qc", &mut view), view.sort), (Act::Stay, Sort::Bytes));
         assert_eq!(view.filter, "qc");
         press(&Event::Key(KeyEvent::new(KeyCode::Enter, KeyModifiers::NONE)), &mut view);
+        assert_eq!(press(&Event::Key(KeyEvent::new(KeyCode::Esc, KeyModifiers::NONE)), &mut view), Act::Stay);
+        assert_eq!(view.filter, "", "Escape takes back, and does not end");
         assert_eq!(type_in("q", &mut view), Act::Quit);
     }
 

@@ -24,6 +24,7 @@ pub(super) struct Sample {
 pub(super) struct View {
     pub(super) sort: Sort,
     pub(super) filter: String,
+    pub(super) namespace: Option<String>,
     /// True while the user types the filter.
     pub(super) typing: bool,
     /// The number of rows above the first shown row.
@@ -57,9 +58,12 @@ pub(super) struct Rows {
 pub(super) struct Header {
     pub(super) node_name: String,
     pub(super) version: String,
-    pub(super) healthy: bool,
+    /// The state in the words of `kpx status`: `healthy`, `unhealthy`, `waiting for the first lists`.
+    pub(super) health: &'static str,
     pub(super) problems: Vec<String>,
     pub(super) services: usize,
+    /// The seconds between the two samples.
+    pub(super) interval: f64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -67,8 +71,16 @@ pub(super) struct Row {
     /// The name as `namespace/name`.
     pub(super) name: String,
     pub(super) rates: Rates,
-    /// The backends that take traffic, and all that are listed: `2/3`.
-    pub(super) backends: String,
+    /// The numbers of backends that take traffic, and of all that are listed.
+    pub(super) in_use: usize,
+    pub(super) listed: usize,
+}
+
+impl Row {
+    /// Formats the numbers of backends: `2/3`.
+    pub(super) fn backends(&self) -> String {
+        format!("{}/{}", self.in_use, self.listed)
+    }
 }
 
 /// The rates per second; `flows` is the number in the table.
@@ -92,11 +104,17 @@ pub(super) fn rows(before: &Sample, now: &Sample, view: &View) -> Rows {
         let name = name(service);
         // The counts of a new Service started at 0.
         let rates = rates(&old.get(&name).copied().unwrap_or_default(), &counts(service), secs);
-        let (in_use, all) = service.backends_in_use();
-        Row { name, rates, backends: format!("{in_use}/{all}") }
+        let (in_use, listed) = service.backends_in_use();
+        Row { name, rates, in_use, listed }
     };
-    let mut services: Vec<_> = now.services.iter().map(row).filter(|row| row.name.contains(&view.filter)).collect();
+    let is_within = |service: &&ServiceView| view.namespace.as_ref().is_none_or(|wanted| service.namespace == *wanted);
+    let all = now.services.iter().filter(is_within);
+    let mut services: Vec<_> = all.map(row).filter(|row| row.name.contains(&view.filter)).collect();
     services.sort_by(|a, b| a.name.cmp(&b.name));
+    // Of Services that are equal in the column, those that refuse most come first.
+    if view.sort != Sort::Name {
+        services.sort_by(|a, b| b.rates.unserved.total_cmp(&a.rates.unserved));
+    }
     let key = |rates: &Rates| match view.sort {
         Sort::Opened => rates.opened,
         Sort::Packets => rates.packets,
@@ -108,7 +126,7 @@ pub(super) fn rows(before: &Sample, now: &Sample, view: &View) -> Rows {
     };
     services.sort_by(|a, b| key(&b.rates).total_cmp(&key(&a.rates)));
     let total = services.iter().fold(Rates::default(), |total, row| total.plus(&row.rates));
-    Rows { header: header(now), services, total, reasons: reasons(&before.status, &now.status, secs) }
+    Rows { header: header(now, secs), services, total, reasons: reasons(&before.status, &now.status, secs) }
 }
 
 fn name(service: &ServiceView) -> String {
@@ -162,12 +180,17 @@ impl Rates {
     }
 }
 
-fn header(now: &Sample) -> Header {
+fn header(now: &Sample, secs: f64) -> Header {
     let problems = now.status.problems.iter().map(|problem| format!("{}: {}", problem.what, problem.why));
     Header {
         node_name: now.status.node_name.clone(),
         version: now.status.version.clone(),
-        healthy: now.status.healthy && now.problem.is_none(),
+        health: match (now.status.healthy && now.problem.is_none(), now.status.complete || now.problem.is_some()) {
+            (true, _) => "healthy",
+            (false, true) => "unhealthy",
+            (false, false) => "waiting for the first lists",
+        },
+        interval: secs,
         problems: now.problem.iter().cloned().chain(problems).collect(),
         services: now.services.len(),
     }

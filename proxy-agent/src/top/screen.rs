@@ -12,7 +12,7 @@ use crossterm::terminal::{
 use crossterm::{execute, queue};
 
 use super::keys::HELP;
-use super::rows::{Rows, Sort, View, number};
+use super::rows::{Row, Rows, Sort, View, number};
 use super::table::{COLUMNS, cells};
 
 /// The problems that fit above the table.
@@ -108,8 +108,9 @@ fn lines(rows: &Rows, view: &mut View, width: usize, height: usize) -> Vec<Line>
     lines.push(column_names(view.sort, width));
     let shown = rows.services.iter().skip(view.scroll).take(room);
     lines.extend(shown.map(|row| {
-        let cells = cells(&row.name, &row.rates, row.backends.clone());
-        Line(aligned(cells, width).map(|cell| (ContentStyle::new(), cell)).into())
+        let mut column = 0..;
+        let cells = aligned(cells(&row.name, &row.rates, row.backends()), width);
+        Line(cells.map(|cell| (style(row, column.next()), cell)).into())
     }));
     let filter = if view.filter.is_empty() { String::new() } else { format!(" of *{}*", view.filter) };
     let total = cells(&format!("total{filter}"), &rows.total, String::new());
@@ -122,12 +123,25 @@ fn lines(rows: &Rows, view: &mut View, width: usize, height: usize) -> Vec<Line>
 
 fn header(rows: &Rows) -> Line {
     let header = &rows.header;
-    let (health, color) = if header.healthy { ("healthy", Color::Green) } else { ("unhealthy", Color::Red) };
+    let color = match header.health {
+        "healthy" => Color::Green,
+        "unhealthy" => Color::Red,
+        _ => Color::Yellow,
+    };
     Line(vec![
         (with(Attribute::Bold), format!("kpx {} on {}: ", header.version, header.node_name)),
-        (colored(color), health.to_owned()),
+        (colored(color), header.health.to_owned()),
         (ContentStyle::new(), format!("; {} services, {} flows", header.services, rows.total.flows)),
     ])
+}
+
+/// Returns the style of a row's cell: red for packets that are not served, yellow for a Service without backends in use.
+fn style(row: &Row, column: Option<usize>) -> ContentStyle {
+    match column {
+        Some(4) if row.rates.unserved > 0.0 => colored(Color::Red),
+        Some(6) if row.in_use == 0 => colored(Color::Yellow),
+        _ => ContentStyle::new(),
+    }
 }
 
 fn unserved(rows: &Rows) -> Line {
@@ -181,4 +195,12 @@ fn sorted_by(sort: Sort) -> usize {
 pub(super) fn text(rows: &Rows, view: &mut View, width: usize, height: usize) -> Vec<String> {
     let line = |line: &Line| line.0.iter().map(|(_, text)| text.as_str()).collect();
     lines(rows, view, width, height).iter().map(line).collect()
+}
+
+/// Returns the red words of the table.
+#[cfg(test)]
+pub(super) fn red(rows: &Rows, view: &mut View) -> Vec<String> {
+    let spans = lines(rows, view, 110, 20).into_iter().flat_map(|line| line.0);
+    let red = spans.filter(|(style, _)| style.foreground_color == Some(Color::Red));
+    red.map(|(_, text)| text.trim().to_owned()).collect()
 }

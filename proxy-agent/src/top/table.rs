@@ -26,7 +26,7 @@ pub(super) fn text(rows: &Rows) -> String {
     let mut table = Table::new();
     table.load_preset(NOTHING).force_no_tty().set_header(COLUMNS);
     for row in &rows.services {
-        table.add_row(cells(&row.name, &row.rates, row.backends.clone()));
+        table.add_row(cells(&row.name, &row.rates, row.backends()));
     }
     table.add_row(cells("total", &rows.total, String::new()));
     table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));

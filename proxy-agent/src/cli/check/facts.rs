@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use aya::programs::{SchedClassifier, TcAttachType, loaded_programs};
+use caps::Capability;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -69,6 +70,8 @@ pub(super) struct Facts {
     /// The ids of processes that are called kube-proxy and are not kpx.
     pub(super) kube_proxies: Vec<u32>,
     pub(super) kube_proxy_rules: KubeProxyRules,
+    /// The reason why kube-proxy's rules are not known.
+    pub(super) kube_proxy_rules_unknown: Option<String>,
     /// True if the device of kube-proxy's mode ipvs exists.
     pub(super) kube_ipvs0: bool,
     /// The ports that kpx listens on by default, and cannot.
@@ -109,10 +112,12 @@ pub(super) async fn gather(kubeconfig: Option<PathBuf>) -> Result<Facts> {
         Ok(policies) => (policies, None),
         Err(error) => (Vec::new(), Some(format!("{error:#}"))),
     };
+    let missing_capabilities = missing_here()?;
+    let (kube_proxy_rules, kube_proxy_rules_unknown) = kube_proxy_rules(&missing_capabilities);
     Ok(Facts {
         kernel: kernel()?,
         preemption: Preemption::read(Path::new("/"))?,
-        missing_capabilities: missing_here()?,
+        missing_capabilities,
         probed: probe(),
         btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
         mounted: mounted()?,
@@ -130,7 +135,8 @@ pub(super) async fn gather(kubeconfig: Option<PathBuf>) -> Result<Facts> {
         kept_by: kept_by().await,
         kubeconfig: usable(kubeconfig).await,
         kube_proxies: processes::kube_proxies()?,
-        kube_proxy_rules: KubeProxyRules::find()?,
+        kube_proxy_rules,
+        kube_proxy_rules_unknown,
         kube_ipvs0: links.values().any(|link| link.name == KUBE_IPVS0),
         taken_ports: PORTS.into_iter().filter(|port| !is_free(*port)).collect(),
         mtu: anchor_mtu(&links),
@@ -150,6 +156,17 @@ async fn kept_by() -> Option<String> {
 async fn usable(kubeconfig: Option<PathBuf>) -> Option<Result<(), String>> {
     let source = Source::Kubernetes(kubernetes::Options { kubeconfig: Some(kubeconfig?), ..Default::default() });
     Some(source.check().await.map_err(|error| format!("{error:#}")))
+}
+
+/// Finds kube-proxy's rules, or says why they are not known. Without its right, nft shows no rules, and does not fail.
+fn kube_proxy_rules(missing: &[Need]) -> (KubeProxyRules, Option<String>) {
+    match KubeProxyRules::find() {
+        Ok(rules) => {
+            let lacks = missing.iter().any(|need| need.capability == Capability::CAP_NET_ADMIN);
+            (rules, lacks.then(|| "reading them takes CAP_NET_ADMIN".to_owned()))
+        }
+        Err(error) => (KubeProxyRules::default(), Some(format!("{error:#}"))),
+    }
 }
 
 /// A period that is longer than this command runs.

@@ -124,6 +124,13 @@ fn cgroup2(facts: &Facts) -> Finding {
 
 /// Reports the socket programs. They are optional, so their absence is no problem.
 fn sockets(facts: &Facts) -> Finding {
+    if !facts.missing_capabilities.is_empty() {
+        return warn(
+            "sockets",
+            "not tried: without its capabilities kpx loads no programs",
+            "mend the capabilities first",
+        );
+    }
     match &facts.probed.sockets {
         Ok(()) => ok("sockets", "--socket-lb auto serves this host's own, and pods' by their cgroups"),
         Err(why) => ok("sockets", format!("--socket-lb auto leaves them to packets: {why}")),
@@ -280,6 +287,9 @@ fn kube_proxy(facts: &Facts) -> Finding {
 fn kube_proxy_rules(facts: &Facts) -> Finding {
     const WHAT: &str = "kube-proxy's rules";
     let rules = &facts.kube_proxy_rules;
+    if let Some(why) = facts.kube_proxy_rules_unknown.as_ref().filter(|_| rules.is_empty()) {
+        return warn(WHAT, format!("not known: {why}"), "run kpx check as root");
+    }
     if rules.unknown {
         let fix = "install nft or iptables if kube-proxy ever ran here";
         return warn(WHAT, "neither nft nor iptables is installed, so kpx cannot tell", fix);

@@ -139,8 +139,51 @@ fn rows_are_sorted_filtered_and_never_negative() -> Result<()> {
     // If the agent does not come back, the screen shows a problem.
     let gone = Sample { problem: Some("no kpx answers".to_owned()), ..later };
     let header = rows(&now, &gone, &view).header;
-    assert!(!header.healthy);
+    assert_eq!(header.health, "unhealthy");
     assert_eq!(header.problems, ["no kpx answers"]);
+    Ok(())
+}
+
+#[test]
+fn services_that_refuse_stand_before_idle_ones_and_are_coloured() -> Result<()> {
+    let at = Instant::now();
+    let none = counts(0, 0, (0, 0), (0, 0), 0);
+    let before = sample(at, vec![service("a", &none), service("b", &none), service("c", &none)], &json!({}))?;
+    let refuses = counts(0, 0, (0, 0), (0, 0), 8);
+    let now = vec![service("a", &none), service("b", &refuses), service("c", &none)];
+    let now = sample(at + Duration::from_secs(1), now, &json!({}))?;
+    let rows = rows(&before, &now, &View { namespace: Some("shop".to_owned()), ..View::default() });
+    assert_eq!(rows.services.iter().map(|row| row.name.as_str()).collect::<Vec<_>>(), ["shop/b", "shop/a", "shop/c"]);
+    assert_eq!(screen::red(&rows, &mut View::default()), ["8.0"]);
+    let elsewhere = View { namespace: Some("sho".to_owned()), ..View::default() };
+    assert!(super::rows(&before, &now, &elsewhere).services.is_empty());
+    Ok(())
+}
+
+#[test]
+fn data_says_what_the_table_says() -> Result<()> {
+    let (before, now) = samples()?;
+    let rows = rows(&before, &now, &View { filter: "web".to_owned(), ..View::default() });
+    let rates = json!({
+        "openedPerSec": 1500.0, "packetsPerSec": 15000.0, "bytesPerSec": 12200000.0, "unservedPerSec": 5.0, "flows": 60,
+    });
+    let mut web = json!({ "namespace": "shop", "name": "web", "backendsInUse": 1, "backendsListed": 1 });
+    web.as_object_mut().unwrap().extend(rates.as_object().unwrap().clone());
+    let data = json!({
+        "nodeName": "n1", "health": "healthy", "problems": [], "intervalSecs": 2.0, "services": [web], "total": rates,
+        "unservedReasons": { "no_endpoints": 5.0 },
+    });
+    assert_eq!(serde_json::to_value(crate::top::data::Traffic::of(&rows))?, data);
+    Ok(())
+}
+
+#[test]
+fn agent_without_lists_waits_and_is_not_unhealthy() -> Result<()> {
+    let (before, mut now) = samples()?;
+    (now.status.healthy, now.status.complete) = (false, false);
+    assert_eq!(rows(&before, &now, &View::default()).header.health, "waiting for the first lists");
+    now.status.complete = true;
+    assert_eq!(rows(&before, &now, &View::default()).header.health, "unhealthy");
     Ok(())
 }
 

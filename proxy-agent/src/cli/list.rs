@@ -1,0 +1,193 @@
+//! Prints lists of objects: as tables, data or names, and as they change.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+use comfy_table::Cell;
+use serde::Serialize;
+
+use proxy_view::output::{Form, Kind, escaped_json, json, or_nothing_found, print, print_on, yaml, yellow};
+
+/// The time between two looks at the objects.
+const PERIOD: Duration = Duration::from_secs(2);
+/// The columns whose change alone is no news.
+const CLOCKS: [&str; 3] = ["AGE", "IDLE", "EXPIRES"];
+/// The last cell of an object that is gone.
+const GONE: &str = "gone";
+
+#[derive(Args, Debug)]
+pub(super) struct WatchArgs {
+    /// After the list, print each object that is new, changed or gone, until stopped. kpx looks every two seconds.
+    #[arg(long, short)]
+    watch: bool,
+}
+
+/// An object in a list.
+pub(super) trait Listed: Serialize {
+    fn header(wide: bool) -> Vec<&'static str>;
+    fn cells(&self, wide: bool) -> Vec<Cell>;
+    /// Returns the key by which the object is found again.
+    fn key(&self) -> String;
+    /// Returns the name by which other commands know the object.
+    fn name(&self) -> String;
+}
+
+/// Prints the objects that `read` returns, and with `--watch` their changes. The argument of `read` is true at first.
+pub(super) async fn show<T: Listed>(
+    kind: Kind,
+    watch: &WatchArgs,
+    mut read: impl AsyncFnMut(bool) -> Result<Vec<T>>,
+) -> Result<()> {
+    let items = read(true).await?;
+    if !watch.watch {
+        return print(&match kind {
+            Kind::Table(form) => or_nothing_found(table(&items, form)),
+            Kind::Json => json(&items)?,
+            Kind::Yaml => yaml(&items)?,
+            Kind::Names => names(&items),
+        });
+    }
+    let mut seen = Seen::default();
+    let mut is_first = true;
+    let mut news = seen.news(items);
+    loop {
+        if !print_on(&news.text(kind, is_first)?)? {
+            return Ok(());
+        }
+        is_first &= news.changed.is_empty();
+        tokio::time::sleep(PERIOD).await;
+        news = seen.news(read(false).await?);
+    }
+}
+
+fn table<T: Listed>(items: &[T], form: Form) -> String {
+    form.table(&T::header(form.wide), items.iter().map(|item| item.cells(form.wide)))
+}
+
+fn names<T: Listed>(items: &[T]) -> String {
+    let mut names: Vec<_> = items.iter().map(|item| item.name() + "\n").collect();
+    names.dedup();
+    names.concat()
+}
+
+/// The objects as they were last seen: for each key its cells, without clocks.
+#[derive(Debug, Default)]
+struct Seen(BTreeMap<String, (String, Vec<Cell>)>);
+
+/// The objects that exist, and what is new of them.
+struct News<T> {
+    items: Vec<T>,
+    /// The places of changed objects among the items.
+    changed: Vec<usize>,
+    /// The cells of objects that are gone.
+    gone: Vec<Vec<Cell>>,
+}
+
+impl Seen {
+    fn news<T: Listed>(&mut self, items: Vec<T>) -> News<T> {
+        let mut before = std::mem::take(&mut self.0);
+        let mut changed = Vec::new();
+        for (place, item) in items.iter().enumerate() {
+            let (key, cells) = (item.key(), item.cells(true));
+            let shown = T::header(true).into_iter().zip(&cells).filter(|(column, _)| !CLOCKS.contains(column));
+            let shown: String = shown.map(|(_, cell)| cell.content() + "\u{1f}").collect();
+            if before.remove(&key).is_none_or(|(before, _)| before != shown) {
+                changed.push(place);
+            }
+            self.0.insert(key, (shown, cells));
+        }
+        News { items, changed, gone: before.into_values().map(|(_, cells)| cells).collect() }
+    }
+}
+
+impl<T: Listed> News<T> {
+    /// Formats the news: rows of a table, a line of JSON or a document of YAML for each object, or names.
+    fn text(&self, kind: Kind, is_first: bool) -> Result<String> {
+        let changed = || self.changed.iter().filter_map(|place| self.items.get(*place));
+        Ok(match kind {
+            Kind::Table(form) => self.rows(form, is_first),
+            Kind::Json => {
+                let lines = changed().map(|item| Ok(escaped_json(&serde_json::to_string(item)?) + "\n"));
+                lines.collect::<Result<String>>()?
+            }
+            Kind::Yaml => {
+                let documents = changed().map(|item| Ok(format!("---\n{}", yaml(item)?)));
+                documents.collect::<Result<String>>()?
+            }
+            Kind::Names => changed().map(|item| item.name() + "\n").collect(),
+        })
+    }
+
+    /// Formats the new rows. All rows take part in the widths of columns, so that new rows stand below old ones.
+    fn rows(&self, form: Form, is_first: bool) -> String {
+        let header = T::header(form.wide);
+        let gone = self.gone.iter().map(|cells| {
+            let mut cells: Vec<_> = cells.iter().take(header.len()).cloned().collect();
+            if let Some(last) = cells.last_mut() {
+                *last = yellow(GONE);
+            }
+            cells
+        });
+        let rows = self.items.iter().map(|item| item.cells(form.wide)).chain(gone);
+        let all = Form { headers: true, ..form }.table(&header, rows);
+        let is_shown = |line: usize| match line.checked_sub(1) {
+            None => is_first && form.headers,
+            Some(place) => place >= self.items.len() || self.changed.contains(&place),
+        };
+        all.lines().enumerate().filter(|(line, _)| is_shown(*line)).map(|(_, line)| format!("{line}\n")).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy_view::output::cell;
+
+    use super::*;
+
+    #[derive(Clone, Serialize)]
+    struct Pod(&'static str, u64, u64);
+
+    impl Listed for Pod {
+        fn header(_wide: bool) -> Vec<&'static str> {
+            vec!["NAME", "FLOWS", "AGE"]
+        }
+
+        fn cells(&self, _wide: bool) -> Vec<Cell> {
+            vec![cell(self.0), cell(self.1), cell(self.2)]
+        }
+
+        fn key(&self) -> String {
+            self.0.to_owned()
+        }
+
+        fn name(&self) -> String {
+            format!("pod/{}", self.0)
+        }
+    }
+
+    #[test]
+    fn changes_are_rows_below_the_list_and_clocks_are_none() {
+        let form = Form { headers: true, ..Form::default() };
+        let mut seen = Seen::default();
+        let mut told = |pods: &[Pod], is_first| seen.news(pods.to_vec()).text(Kind::Table(form), is_first).unwrap();
+        let list = "NAME       FLOWS   AGE\na-longer   1       10\nb          2       20\n";
+        assert_eq!(told(&[Pod("a-longer", 1, 10), Pod("b", 2, 20)], true), list);
+        assert_eq!(told(&[Pod("a-longer", 1, 12), Pod("b", 2, 22)], false), "");
+        let one = "b          3       24\n";
+        assert_eq!(told(&[Pod("a-longer", 1, 14), Pod("b", 3, 24)], false), one);
+        assert_eq!(told(&[Pod("b", 3, 26), Pod("c", 0, 0)], false), "c          0       0\na-longer   1       gone\n");
+    }
+
+    #[test]
+    fn data_of_changes_is_one_document_for_each_object() {
+        let mut seen = Seen::default();
+        seen.news(vec![Pod("a", 1, 1), Pod("b", 1, 1)]);
+        let news = seen.news(vec![Pod("a", 1, 2), Pod("b", 2, 2)]);
+        assert_eq!(news.text(Kind::Json, false).unwrap(), "[\"b\",2,2]\n");
+        assert_eq!(news.text(Kind::Yaml, false).unwrap(), "---\n- b\n- 2\n- 2\n");
+        assert_eq!(news.text(Kind::Names, false).unwrap(), "pod/b\n");
+        assert_eq!(names(&news.items), "pod/a\npod/b\n");
+    }
+}

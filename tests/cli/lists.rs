@@ -1,0 +1,164 @@
+//! Lists as users of kubectl expect them: in an order, by name, as they change, on a narrow terminal, for a user who is not root.
+
+use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use testbed::agent::binary;
+
+use crate::node::{CLUSTER, Node};
+
+/// The group of users that may ask, and a user of no group.
+const GROUP: u32 = 4_242;
+const NO_GROUP: u32 = 65_534;
+
+/// Runs kpx as a user who is not root.
+fn as_user(node: &Node, group: u32, arguments: &str) -> Result<Output> {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", &format!("--regid={group}"), "--clear-groups"]).arg(binary()?);
+    node.ns().run(|| command.args(arguments.split(' ')).output()).context("run kpx as a user")
+}
+
+#[test]
+fn group_asks_the_agent_and_no_other_user_does() -> Result<()> {
+    let node = Node::start("group", &format!("--socket-group {GROUP}"))?;
+    let home = node.run_dir().parent().context("the folder of the test")?;
+    fs::set_permissions(home, Permissions::from_mode(0o755))?;
+    let run_dir = format!("--run-dir {}", node.run_dir().display());
+    for command in ["status", "services", "flows"] {
+        let output = as_user(&node, GROUP, &format!("{command} {run_dir}"))?;
+        ensure!(output.status.success(), "{command}: {output:?}");
+        let output = as_user(&node, NO_GROUP, &format!("{command} {run_dir}"))?;
+        let told = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(1) && told.contains("permission denied at"), "{command}: {output:?}");
+    }
+    let mode = |path| Ok::<_, anyhow::Error>(fs::metadata(path)?.permissions().mode() & 0o777);
+    assert_eq!(mode(node.run_dir().join("kpx.sock"))?, 0o660);
+    ensure!(mode(node.run_dir().to_owned())? & 0o022 == 0, "root alone writes to the run directory");
+    Ok(())
+}
+
+#[test]
+fn user_without_rights_is_told_what_takes_root() -> Result<()> {
+    let node = Node::start("user", "")?;
+    assert_eq!(
+        fs::metadata(node.run_dir().join("kpx.sock"))?.permissions().mode() & 0o777,
+        0o700,
+        "root alone may connect"
+    );
+    let output = as_user(&node, NO_GROUP, "cleanup")?;
+    ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{output:?}");
+    ensure!(String::from_utf8_lossy(&output.stderr).contains("takes root"), "{output:?}");
+    // A folder that this user may not read is no end of the check.
+    let closed = tempfile::tempdir()?;
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "env"]);
+    command.arg(format!("PATH={}", closed.path().display())).arg(binary()?).args(["check", "-o", "json"]);
+    let output = node.ns().run(|| command.output())?;
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).with_context(|| format!("{output:?}"))?;
+    let findings = report["findings"].as_array().context("findings")?;
+    for what in ["kube-proxy's rules", "sockets"] {
+        let finding = findings.iter().find(|finding| finding["what"] == what).context("a finding")?;
+        ensure!(finding["level"] == "warn", "{finding}");
+    }
+    Ok(())
+}
+
+#[test]
+fn watch_shows_changes_until_the_reader_goes() -> Result<()> {
+    let node = Node::start("watch", "")?;
+    let mut command = Command::new(binary()?);
+    command.args(["backends", "shop/web", "--watch", "--run-dir"]).arg(node.run_dir());
+    let mut watch = node.ns().spawn(command.stdout(Stdio::piped()))?;
+    let mut lines = BufReader::new(watch.stdout.take().context("an output")?).lines();
+    let mut next = |what: &[&str]| -> Result<()> {
+        let line = lines.next().context("a line")??;
+        let words: Vec<_> = line.split_whitespace().collect();
+        ensure!(what.iter().all(|what| words.contains(what)), "{what:?} in {line:?}");
+        Ok(())
+    };
+    next(&["NAMESPACE", "ADDRESS", "STATE"])?;
+    next(&["10.244.2.5:8080", "terminating"])?;
+    next(&["10.244.2.6:8080", "unready"])?;
+    next(&["192.0.2.1:8080", "ready"])?;
+    let ready = CLUSTER.replace("{ready: false, serving: false, terminating: false}", "{ready: true}");
+    node.put("cluster", &ready)?;
+    next(&["10.244.2.6:8080", "ready", "cluster"])?;
+    node.put("cluster", &ready.replace("- addresses: [10.244.2.6]\n  conditions: {ready: true}\n", ""))?;
+    next(&["10.244.2.6:8080", "gone"])?;
+    drop(lines);
+    node.put("cluster", CLUSTER)?;
+    let status = watch.wait()?;
+    ensure!(status.success(), "{status}: a reader that goes is no error");
+    Ok(())
+}
+
+#[test]
+fn lists_have_orders_names_and_fit_the_terminal() -> Result<()> {
+    let node = Node::start("lists", "")?;
+    let column = |arguments: &str, at: usize| -> Result<Vec<String>> {
+        let text = node.text(&format!("{arguments} --no-headers"))?;
+        Ok(text.lines().filter_map(|line| line.split_whitespace().nth(at).map(str::to_owned)).collect())
+    };
+    assert_eq!(column("services", 1)?, ["kube-dns", "web", "web-old"]);
+    assert_eq!(column("services --sort-by backends", 1)?, ["web-old", "web", "kube-dns"]);
+    let states = ["terminating", "unready", "ready", "ready", "ready"];
+    assert_eq!(column("backends --sort-by state", 7)?, states);
+    assert_eq!(node.text("services -n shop -o name")?, "service/shop/web\nservice/shop/web-old\n");
+    assert_eq!(node.text("backends web -o name")?, "pod/shop/web-1\n10.244.2.6:8080\npod/shop/web-0\n");
+    ensure!(node.text("services service/shop/web -o name")? == "service/shop/web\n", "a name is taken as it is given");
+    let json: serde_json::Value = serde_json::from_str(&node.text("top -n shop -o json --interval 0.5")?)?;
+    ensure!(json["services"].as_array().map(Vec::len) == Some(2) && json["health"] == "healthy", "{json}");
+
+    // A terminal of 100 columns cuts what a pipe gets whole.
+    let whole = node.text("backends")?;
+    let kpx = format!("stty cols 100; {} backends --run-dir {}", binary()?.display(), node.run_dir().display());
+    let output = node.ns().run(|| Command::new("script").args(["-qec", &kpx, "/dev/null"]).output())?;
+    let shown = String::from_utf8(output.stdout)?.replace("\u{1b}[39m", "");
+    let shown = shown.replace("\u{1b}[38;5;10m", "").replace("\u{1b}[38;5;11m", "");
+    ensure!(whole.lines().any(|line| line.len() > 100) && !whole.contains('…'), "{whole}");
+    ensure!(shown.lines().all(|line| line.trim_end().chars().count() <= 100) && shown.contains('…'), "{shown}");
+    assert_eq!(shown.lines().count(), whole.lines().count(), "{shown}");
+    Ok(())
+}
+
+#[test]
+fn shells_complete_the_names_that_the_agent_knows() -> Result<()> {
+    let node = Node::start("complete", "")?;
+    let complete = |words: &str| -> Result<Vec<String>> {
+        let run_dir = node.run_dir().display().to_string();
+        let words: Vec<_> = words.split(' ').map(|word| if word == "DIR" { run_dir.as_str() } else { word }).collect();
+        let mut command = Command::new(binary()?);
+        command.arg("--").arg("kpx").args(&words).env("KPX_COMPLETE", "bash").env("_CLAP_IFS", "\n");
+        command.env("_CLAP_COMPLETE_INDEX", words.len().to_string()).env("_CLAP_COMPLETE_COMP_TYPE", "9");
+        let output = node.ns().run(|| command.output())?;
+        ensure!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        Ok(String::from_utf8(output.stdout)?.lines().map(str::to_owned).collect())
+    };
+    assert_eq!(complete("services --run-dir DIR --namespace ")?, ["kube-system", "shop"]);
+    assert_eq!(complete("backends --run-dir DIR shop/")?, ["shop/web", "shop/web-old"]);
+    assert_eq!(complete("trace --run-dir DIR --from pod/s")?, ["pod/shop/web-0", "pod/shop/web-1"]);
+    assert_eq!(complete("trace --run-dir DIR --from node/")?, ["node/n1", "node/n2"]);
+    assert_eq!(complete("monitor --reason no_e")?, ["no_endpoints"]);
+    assert_eq!(complete("explain no_e")?, ["no_endpoints"]);
+    assert_eq!(complete("cluster flows --run-dir DIR --sort-by st")?, ["state"]);
+    assert!(complete("services --run-dir /nonexistent --namespace ")?.is_empty(), "without an agent no name is known");
+    for shell in ["bash", "zsh", "fish", "powershell"] {
+        let script = node.script(shell)?;
+        ensure!(script.contains("KPX_COMPLETE") && script.contains("kpx"), "{script}");
+    }
+    // A shell takes the script, and asks kpx by its name.
+    let folder = binary()?.parent().context("a folder")?.to_owned();
+    let line = format!(
+        "eval \"$(kpx completions bash)\"; COMP_WORDS=(kpx services --run-dir {} -n sh); COMP_CWORD=5; COMP_TYPE=9; \
+         _clap_complete_kpx kpx sh -n; printf '%s ' \"${{COMPREPLY[@]}}\"",
+        node.run_dir().display()
+    );
+    let mut bash = Command::new("bash");
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH")?);
+    let output = node.ns().run(|| bash.args(["-c", &line]).env("PATH", path).output())?;
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "shop", "{output:?}");
+    Ok(())
+}
