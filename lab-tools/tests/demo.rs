@@ -19,12 +19,39 @@ fn ctrl_c_is_the_good_end_of_a_demo_that_was_to_be_kept() {
     let mut demo = demo.arg("--keep").process_group(0).stdout(Stdio::piped()).spawn().unwrap();
     let mine = format!("kpx-{}-", demo.id());
     let mut lines = BufReader::new(demo.stdout.take().unwrap()).lines().map(Result::unwrap);
-    lines.find(|line| line.starts_with("The lab stays until Ctrl-C")).expect("the demo is kept");
+    let told: Vec<_> = lines.by_ref().take_while(|line| !line.starts_with("The lab stays until Ctrl-C")).collect();
+    assert!(told.iter().any(|line| line == "56 conversations, 0 wrong"), "{told:#?}");
+    // Each hint about kpx is a command that works as it stands.
+    let hint = |command: &str| {
+        let wanted = format!("kpx {command}");
+        let line = told.iter().find(|line| line.starts_with("  ip netns exec") && line.contains(&wanted));
+        line.unwrap_or_else(|| panic!("{command} in {told:#?}")).split(" # ").next().unwrap_or_default().to_owned()
+    };
+    let run = |line: &str| {
+        let output = Command::new("sh").args(["-c", line]).output().unwrap();
+        assert!(output.status.success(), "{line}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(run(&hint("status")).contains("healthy"));
+    assert!(run(&hint("backends")).contains("default/p1b"), "endpoints name their pods");
+    assert!(run(&format!("{} --once", hint("top"))).contains("default/web"));
+    assert!(run(&hint("trace --from pod/default/p1a --to svc/default/web")).contains("verdict"));
+    assert!(run(&hint("trace --from pod/default/p1a --to svc/default/empty")).contains("no_endpoints"));
+    assert!(hint("monitor").contains("--run-dir"));
     killpg(Pid::from_raw(demo.id().cast_signed()), Signal::SIGINT).unwrap();
     assert_eq!(lines.last().as_deref(), Some("all namespaces are removed"));
     let status = demo.wait().unwrap();
     assert!(status.success(), "{status}");
     assert!(!netns::names().unwrap().iter().any(|name| name.starts_with(&mine)));
+}
+
+#[test]
+fn user_without_root_is_told_before_anything_is_made() {
+    let mut demo = Command::new("setpriv");
+    demo.args(["--reuid=65534", "--regid=65534", "--clear-groups", env!("CARGO_BIN_EXE_kpx-demo")]);
+    let output = demo.output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && told.contains("takes root") && output.stdout.is_empty(), "{output:?}");
 }
 
 #[test]

@@ -53,11 +53,7 @@ enum Command {
         filter: Option<String>,
     },
     /// Build, then show kpx at work in a small cluster of network namespaces
-    Demo {
-        /// Arguments for the demo: `--keep` leaves everything up until Ctrl-C
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<OsString>,
-    },
+    Demo(demo::Options),
     /// Build optimised, then measure and write docs/performance.md
     Bench {
         /// Arguments for the benchmark: a section and its options; all sections by default
@@ -102,7 +98,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Build(options) => build::run(&options).map(drop),
         Command::Run { options, args } => run::run(&options, &args),
         Command::Test { filter } => test::run(filter.as_deref()),
-        Command::Demo { args } => demo::run(&args),
+        Command::Demo(options) => demo::run(&options),
         Command::Bench { args } => bench::run(&args),
         Command::Soak { args } => soak::run(&args),
         Command::Vmtest(options) => vmtest::run(&options),
@@ -119,10 +115,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_of_demo_bench_and_soak_are_typed_without_a_separator() {
-        for command in ["demo", "bench", "soak"] {
+    fn arguments_of_bench_and_soak_are_typed_without_a_separator() {
+        for command in ["bench", "soak"] {
             let cli = Cli::try_parse_from(["cargo xtask", command, "--keep", "now"]).expect(command);
-            let (Command::Demo { args } | Command::Bench { args } | Command::Soak { args }) = cli.command else {
+            let (Command::Bench { args } | Command::Soak { args }) = cli.command else {
                 panic!("{command} is another command")
             };
             assert_eq!(args, ["--keep", "now"], "{command}");

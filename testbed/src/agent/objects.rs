@@ -220,6 +220,10 @@ impl Service {
         if let Some(node) = lab.node_of(host) {
             endpoint["nodeName"] = node.host.name.into();
             endpoint["zone"] = zone(node).into();
+            // The control plane names the pod of an endpoint. Addresses of nodes and of machines outside have none.
+            if node.host.name != host.name {
+                endpoint["targetRef"] = json!({ "kind": "Pod", "name": host.name, "namespace": self.namespace });
+            }
         }
         for (_, hint) in self.hints.iter().filter(|(name, _)| *name == host.name) {
             let (field, name) = match hint {

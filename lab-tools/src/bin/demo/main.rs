@@ -3,17 +3,18 @@
 //! Everything lives in network namespaces of its own and is gone at the end, also after Ctrl-C.
 
 mod dial;
+mod hints;
 mod map;
 mod scale;
 
-use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use clap::{Parser, ValueEnum};
-use testbed::agent::{Agent, Cluster, Service, Source, binary};
+use nix::unistd::Uid;
+use testbed::agent::{Agent, Cluster, Service, Source};
 use testbed::echo::Servers;
-use testbed::lab::{EXTERNAL, Family, Lab, Layout, keep_until_signal};
+use testbed::lab::{EXTERNAL, Lab, Layout, keep_until_signal};
 
 /// The port of every server of the lab.
 const PORT: u16 = 8080;
@@ -48,6 +49,10 @@ const LOAD_BALANCER: u8 = 10;
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    ensure!(
+        Uid::effective().is_root(),
+        "the demo makes network namespaces, which takes root (sudo); nothing is changed yet"
+    );
     let started = Instant::now();
     let say = |what: &str| println!("[{:4.1} s] {what}", started.elapsed().as_secs_f32());
 
@@ -73,15 +78,17 @@ fn main() -> Result<()> {
     });
     println!("\n{}\n", map::services(&services));
 
-    let agents = [Agent::start(&lab, &lab.n1, cluster.source())?, Agent::start(&lab, &lab.n2, cluster.source())?];
-    say("kpx serves both nodes; every client dials Services at all their addresses:");
+    let page = ["--ui".to_owned()];
+    let start = |node| Agent::start_with(&lab, node, cluster.source(), &page);
+    let agents = [start(&lab.n1)?, start(&lab.n2)?];
+    say("kpx serves both nodes, in kube-proxy's place; clients dial Services at all their addresses:");
     let wrong = dial::everyone(&lab, &services)?;
 
     say("now the Service web is scaled up and down while four clients dial it as fast as they can:");
     let failures = scale::up_and_down(&lab, &cluster, &services[0])?;
 
     if args.keep {
-        keep_until_signal(|| print_hints(&lab, &agents, cluster.source(), &services[0]))?;
+        keep_until_signal(|| hints::print(&lab, &agents, cluster.source(), &services[0]))?;
     }
     agents.into_iter().try_for_each(Agent::stop)?;
     drop((cluster, servers, lab));
@@ -89,6 +96,7 @@ fn main() -> Result<()> {
     if wrong + failures > 0 {
         bail!("{} conversations failed", wrong + failures);
     }
+    hints::print_next();
     Ok(())
 }
 
@@ -103,28 +111,4 @@ fn services() -> [Service; 6] {
         Service::new("outside", 14, &["ext"], PORT),
         Service::new("empty", 15, &[], PORT),
     ]
-}
-
-fn print_hints(lab: &Lab, agents: &[Agent; 2], source: Source, web: &Service) -> Result<()> {
-    let [pod, node, fabric] = ["p1a", "n1", "fabric"].map(|name| lab.host(name).ns.name());
-    let [web4, web6] = Family::ALL.map(|family| web.cluster_ip().ip(family));
-    let kpx = binary()?;
-    println!("\nTry, as root:\n");
-    println!("  ip netns exec {pod} curl http://{web4}/          # from a pod");
-    println!("  ip netns exec {node} curl 'http://[{web6}]/'     # from a process of the node");
-    println!("  ip netns exec {node} {} status --run-dir {}", kpx.display(), agents[0].run_dir().display());
-    println!("  ip netns exec {pod} tcpdump -ni eth0             # while you dial");
-    match source {
-        Source::Kubeconfig(file) => {
-            let kubectl = format!("ip netns exec {fabric} kubectl --kubeconfig {}", file.display());
-            println!("  {kubectl} get services,endpointslices");
-            println!("  {kubectl} delete service web");
-        }
-        Source::Manifests(dir) => println!("  ls {}                            # edit, and see", dir.display()),
-    }
-    if Command::new("kubectl").arg("version").arg("--client").output().is_err() {
-        println!("  (there is no kubectl on this machine)");
-    }
-    println!("\nThe lab stays until Ctrl-C.");
-    Ok(())
 }
