@@ -20,6 +20,7 @@ use nix::sys::stat::{Mode, umask};
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::history::{self, History};
 use crate::http_server;
 use proxy_core::desired::Snapshot;
 use proxy_datapath::{FlowMaps, Pins};
@@ -60,15 +61,18 @@ impl Query {
 /// The number of queries that may wait for the agent.
 pub(crate) const QUEUE: usize = 64;
 
-/// A handle that sends queries to the agent of this process.
+/// A handle that sends queries to the agent of this process, and has its history.
 #[derive(Clone, Debug)]
-pub struct AgentHandle(mpsc::Sender<Query>);
+pub struct AgentHandle {
+    queries: mpsc::Sender<Query>,
+    pub(crate) history: History,
+}
 
 impl AgentHandle {
     /// Makes the handle, and the receiver of its queries.
     pub fn new() -> (Self, mpsc::Receiver<Query>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        (Self(sender), receiver)
+        (Self { queries: sender, history: History::default() }, receiver)
     }
 
     pub async fn status(&self) -> Result<Status> {
@@ -94,7 +98,7 @@ impl AgentHandle {
     }
 
     /// Returns what tells the flows and their names.
-    async fn flows(&self) -> Result<(Snapshot, FlowMaps)> {
+    pub(crate) async fn flows(&self) -> Result<(Snapshot, FlowMaps)> {
         self.query(Query::Services).await
     }
 
@@ -113,7 +117,7 @@ impl AgentHandle {
 
     async fn query<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Query) -> Result<T> {
         let (sender, answer) = oneshot::channel();
-        self.0.send(question(sender)).await.ok().context("the agent has ended")?;
+        self.queries.send(question(sender)).await.ok().context("the agent has ended")?;
         answer.await.context("the agent has ended")
     }
 }
@@ -130,6 +134,7 @@ fn router() -> Router<AgentHandle> {
         .route("/names", get(names))
         .route("/maps", get(maps))
         .route("/flows", get(flows::flows))
+        .route("/history", get(history::history))
 }
 
 /// Returns `/pins` alone: the folder of the pinned maps, for a process that may not open them by their ids.

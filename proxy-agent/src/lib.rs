@@ -13,6 +13,7 @@ pub mod node;
 pub mod control;
 pub mod health_check;
 pub mod healthz;
+pub mod history;
 mod http_server;
 pub mod liveness;
 pub mod metrics_server;

@@ -5,6 +5,7 @@ mod prepare;
 mod servers;
 
 use std::cell::Cell;
+use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
@@ -33,7 +34,7 @@ use crate::pod_sockets::PodSocketsTask;
 use crate::run::fast_path::FastPathWatch;
 use crate::run::servers::Servers;
 use crate::settings::{Conntrack, Settings};
-use crate::{conntrack, control, leftovers, names, pod_sockets};
+use crate::{conntrack, control, history, leftovers, names, pod_sockets};
 use proxy_core::desired::Desired;
 use proxy_core::model::ModelOptions;
 use proxy_core::shares::Room;
@@ -106,7 +107,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
             result = fast_path::watch(fast_path) => result.context("the watch for the fast path").and_then(|()| bail!("the watch for the fast path has ended")),
             change = settings.files.changed() => Err(anyhow!("{change}: kpx ends, to be started again with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
-            result = tend(stale_sockets, pod_sockets, names) => result,
+            result = tend(stale_sockets, pod_sockets, names, history::keep(&agent_handle)) => result,
             result = watchers.serve(monitor) => result.context("the monitor"),
             () = control::serve(socket, agent_handle.clone(), more_paths(&agent_handle, metrics, settings.configz, &settings.bpf_dir).merge(watchers.router())) => Err(anyhow!("the server of the run directory's socket has ended")),
             signal = signals.next() => { info!(signal, "stopping"); Ok(()) }
@@ -168,8 +169,13 @@ async fn clean_up(all: bool, netlink: &Handle, changes: &Changes, bpf_dir: &Path
     leftovers::remove(netlink, changes, bpf_dir, &kube_proxys_sysctls(), &mut { say }).await
 }
 
-/// Aborts stale sockets, leads those of pods and serves names, each as far as it is asked for.
-async fn tend(stale: Option<StaleSockets>, pods: Option<PodSocketsTask>, names: Option<Names>) -> Result<()> {
+/// Aborts stale sockets, leads those of pods and serves names, each as far as it is asked for, and keeps the history.
+async fn tend(
+    stale: Option<StaleSockets>,
+    pods: Option<PodSocketsTask>,
+    names: Option<Names>,
+    history: impl Future<Output = Infallible>,
+) -> Result<()> {
     let abort = async {
         match stale {
             Some(sockets) => sockets.abort().await,
@@ -180,6 +186,7 @@ async fn tend(stale: Option<StaleSockets>, pods: Option<PodSocketsTask>, names: 
         result = abort => result.context("stale sockets"),
         result = pod_sockets::run(pods) => result.context("pods' sockets"),
         never = names::serve(names) => match never {},
+        never = history => match never {},
     }
 }
 

@@ -18,6 +18,7 @@ use proxy_common::counter::Reason;
 use serde::Serialize;
 
 use crate::control::{AgentHandle, answer};
+use crate::history;
 use proxy_trace::meaning;
 
 /// Returns `/ui/` and the paths below it. A request must name the server by an address, as localhost or as `node_name`.
@@ -26,6 +27,7 @@ pub fn router(agent: AgentHandle, node_name: &str) -> Router {
         .route("/ui/api/status", get(status))
         .route("/ui/api/services", get(services))
         .route("/ui/api/reasons", get(reasons))
+        .route("/ui/api/history", get(history::history))
         .layer(middleware::map_response(never_store))
         .with_state(agent);
     Router::new()

@@ -142,25 +142,26 @@ impl FlowMaps {
 
     /// Returns the services' traffic up to now. The count takes time: do not call it in the agent's loop.
     pub fn counts(&self) -> Result<Arc<Counts>> {
-        self.counts_since(Duration::ZERO)
+        self.counts_since(Duration::ZERO).map(|(_, counts)| counts)
     }
 
     /// Returns the services' traffic up to now, or up to a moment ago if it was counted then.
     pub fn recent_counts(&self) -> Result<Arc<Counts>> {
-        self.counts_since(COUNT_PERIOD)
+        self.counts_since(COUNT_PERIOD).map(|(_, counts)| counts)
     }
 
-    fn counts_since(&self, age: Duration) -> Result<Arc<Counts>> {
+    /// Returns the services' traffic, counted no longer ago than `age`, and the moment of that count. A sweep counts as well.
+    pub fn counts_since(&self, age: Duration) -> Result<(Instant, Arc<Counts>)> {
         let mut families = self.families.lock().unwrap_or_else(PoisonError::into_inner);
         let Families { v4, v6, counted } = &mut *families;
         if let Some((at, counts)) = counted
             && at.elapsed() < age
         {
-            return Ok(Arc::clone(counts));
+            return Ok((*at, Arc::clone(counts)));
         }
-        let counts = Arc::new(Counts { v4: v4.count()?, v6: v6.count()? });
-        *counted = Some((Instant::now(), Arc::clone(&counts)));
-        Ok(counts)
+        let (at, counts) = (Instant::now(), Arc::new(Counts { v4: v4.count()?, v6: v6.count()? }));
+        *counted = Some((at, Arc::clone(&counts)));
+        Ok((at, counts))
     }
 }
 

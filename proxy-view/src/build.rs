@@ -143,7 +143,7 @@ impl<A: Addr> FamilyView<'_, A> {
                     view.frontends.push(frontend);
                 }
             }
-            self.count(key, &mut view.counts);
+            count(self.counts, key, &mut view.counts);
             let joined = model::join(&slices, &view.name, key.proto);
             view.backends.extend(joined.listed().map(|(at, endpoint)| BackendView {
                 in_cluster_set: holds(port.backends(Set::CLUSTER), at),
@@ -152,19 +152,6 @@ impl<A: Addr> FamilyView<'_, A> {
                 ..self.backend(at, endpoint)
             }));
         }
-    }
-
-    fn count(&self, key: &FrontendKey<A>, counts: &mut PortCounts) {
-        let totals = self.counts.ports.get(key).copied().unwrap_or_default();
-        counts.flows_opened += totals.opened;
-        counts.flows += self.counts.flows.get(key).map_or(0, |flows| flows.values().sum());
-        counts.packets += totals.sent.packets;
-        counts.bytes += totals.sent.bytes;
-        counts.packets_returned += totals.returned.packets;
-        counts.bytes_returned += totals.returned.bytes;
-        counts.dropped += totals.dropped;
-        counts.rejected += totals.rejected;
-        counts.refused = counts.unserved();
     }
 
     /// Returns the view of a backend without its sets and its flows.
@@ -197,6 +184,20 @@ impl<A: Addr> FamilyView<'_, A> {
         };
         Some((kind, view))
     }
+}
+
+/// Adds what passed a service port to `counts`.
+pub(crate) fn count<A: Addr>(family: &FamilyCounts<A>, key: &FrontendKey<A>, counts: &mut PortCounts) {
+    let totals = family.ports.get(key).copied().unwrap_or_default();
+    counts.flows_opened += totals.opened;
+    counts.flows += family.flows.get(key).map_or(0, |flows| flows.values().sum());
+    counts.packets += totals.sent.packets;
+    counts.bytes += totals.sent.bytes;
+    counts.packets_returned += totals.returned.packets;
+    counts.bytes_returned += totals.returned.bytes;
+    counts.dropped += totals.dropped;
+    counts.rejected += totals.rejected;
+    counts.refused = counts.unserved();
 }
 
 /// Searches a set, which the model sorts by address and port.

@@ -3,7 +3,9 @@
 
 mod build;
 mod flow;
+mod history;
 mod service;
+mod sums;
 
 pub mod age;
 pub mod client;
@@ -14,7 +16,9 @@ pub mod status;
 
 pub use build::{frontend_names, views};
 pub use flow::{FlowService, FlowView, STATES};
+pub use history::{HistoryView, SeriesView, ServiceSeriesView};
 pub use service::{BackendView, FrontendView, NameView, Names, PortCounts, PortView, ServiceView};
+pub use sums::{PortSums, port_sums};
 
 /// The default run directory, in which the agent answers `kpx status`.
 pub const RUN_DIR: &str = "/run/kpx";

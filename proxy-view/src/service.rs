@@ -114,6 +114,19 @@ pub struct PortCounts {
 }
 
 impl PortCounts {
+    /// Adds the counts of another port.
+    pub const fn add(&mut self, other: &Self) {
+        self.flows_opened += other.flows_opened;
+        self.flows += other.flows;
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+        self.packets_returned += other.packets_returned;
+        self.bytes_returned += other.bytes_returned;
+        self.dropped += other.dropped;
+        self.rejected += other.rejected;
+        self.refused += other.refused;
+    }
+
     /// Returns the packets that would have opened a flow, and were dropped or rejected.
     pub const fn unserved(&self) -> u64 {
         self.dropped.saturating_add(self.rejected)

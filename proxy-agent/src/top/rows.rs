@@ -135,19 +135,9 @@ fn name(service: &ServiceView) -> String {
 
 /// Sums the counts of all ports.
 fn counts(service: &ServiceView) -> PortCounts {
-    service.ports.iter().fold(PortCounts::default(), |sum, port| {
-        let counts = &port.counts;
-        PortCounts {
-            flows_opened: sum.flows_opened + counts.flows_opened,
-            flows: sum.flows + counts.flows,
-            packets: sum.packets + counts.packets,
-            bytes: sum.bytes + counts.bytes,
-            packets_returned: sum.packets_returned + counts.packets_returned,
-            bytes_returned: sum.bytes_returned + counts.bytes_returned,
-            dropped: sum.dropped + counts.dropped,
-            rejected: sum.rejected + counts.rejected,
-            refused: sum.refused + counts.refused,
-        }
+    service.ports.iter().fold(PortCounts::default(), |mut sum, port| {
+        sum.add(&port.counts);
+        sum
     })
 }
 

@@ -111,7 +111,7 @@ async fn other_sites_cannot_read() {
 
 #[tokio::test]
 async fn page_allows_only_reading() {
-    for path in ["/ui/", "/ui/style.css", "/ui/api/status", "/ui/api/services"] {
+    for path in ["/ui/", "/ui/style.css", "/ui/api/status", "/ui/api/services", "/ui/api/history"] {
         for method in [Method::POST, Method::PUT, Method::DELETE, Method::PATCH, Method::OPTIONS] {
             let response = ask(method.clone(), path, &[("host", "n1")]).await;
             assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
@@ -130,6 +130,17 @@ async fn reasons_are_explained_and_never_kept() {
     assert_eq!(reasons.len(), Reason::ALL.len());
     let full = reasons.iter().find(|reason| reason["name"] == "flows_full").unwrap();
     assert_eq!((&full["verdict"], &full["meaning"]), (&"drop".into(), &"the flow table is full".into()));
+}
+
+#[tokio::test]
+async fn history_is_never_kept_by_browser() {
+    let response = get("/ui/api/history?service=shop/web").await;
+    assert_eq!(
+        (response.status(), &response.headers()["cache-control"]),
+        (StatusCode::OK, &"no-store".parse().unwrap())
+    );
+    let history: proxy_view::HistoryView = serde_json::from_str(&text(response).await).unwrap();
+    assert_eq!((history.step_secs, history.points, history.end), (10, 0, None));
 }
 
 #[tokio::test]

@@ -1,0 +1,80 @@
+//! The last 15 minutes of traffic, kept for the web page and for `/history` of the run directory's socket.
+//!
+//! The agent takes the counters every ten seconds, mostly from the sweep of the flow table, which counts anyway. The room is bounded:
+//! see [`kept`].
+
+mod kept;
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use axum::Json;
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse, Response};
+use jiff::{SignedDuration, Timestamp};
+use serde::Deserialize;
+use tokio::time::{MissedTickBehavior, interval};
+use tracing::debug;
+
+use crate::control::AgentHandle;
+use kept::{Kept, Traffic};
+use proxy_view::port_sums;
+
+/// The time between two points.
+const STEP: Duration = Duration::from_secs(10);
+/// The age of a count that a point may use. It is half a step, so that no count serves two points.
+const COUNT_AGE: Duration = Duration::from_secs(5);
+
+/// A handle on the history, which the sampler writes and the servers read.
+#[derive(Clone, Debug, Default)]
+pub struct History(Arc<Mutex<Kept>>);
+
+/// The Service to answer for, as `NAMESPACE/NAME`; all without it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Wanted {
+    service: Option<String>,
+}
+
+impl History {
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes a point in each step, for as long as it is polled.
+pub(crate) async fn keep(agent: &AgentHandle) -> Infallible {
+    let mut ticks = interval(STEP);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    loop {
+        ticks.tick().await;
+        match sample(agent).await {
+            Ok((at, traffic)) => agent.history.lock().take(at, time_of(at), traffic),
+            // The step stays a gap.
+            Err(error) => debug!(error = format!("{error:#}"), "no point of the history"),
+        }
+    }
+}
+
+/// Answers with the history.
+pub(crate) async fn history(State(agent): State<AgentHandle>, Query(wanted): Query<Wanted>) -> Response {
+    let view = agent.history.lock().view(wanted.service.as_deref());
+    Json(view).into_response()
+}
+
+/// Returns the traffic of each Service since the programs were loaded, and the moment of the count.
+async fn sample(agent: &AgentHandle) -> Result<(Instant, Traffic)> {
+    let (snapshot, flows) = agent.flows().await?;
+    let sample = tokio::task::spawn_blocking(move || {
+        let (at, counts) = flows.counts_since(COUNT_AGE).context("count the traffic")?;
+        Ok((at, Traffic::of(port_sums(&snapshot, &counts))))
+    });
+    sample.await.context("take a point of the history")?
+}
+
+/// Returns the time of a moment that has passed.
+fn time_of(at: Instant) -> Timestamp {
+    let ago = SignedDuration::try_from(at.elapsed()).unwrap_or_default();
+    Timestamp::now().saturating_sub(ago).unwrap_or(Timestamp::UNIX_EPOCH)
+}

@@ -1,0 +1,242 @@
+//! What is kept: pure, of samples and their moments.
+//!
+//! A point has 48 bytes, so the points of a Service take 4.3 kB, and those of [`SERVICES`] 1.1 MB. The last sample has about 300 bytes for each
+//! Service that ever had traffic.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use proxy_core::input::ObjectName;
+use proxy_view::{HistoryView, PortCounts, PortSums, SeriesView, ServiceSeriesView};
+
+use super::STEP;
+
+/// The number of points: 15 minutes.
+pub(super) const POINTS: usize = 90;
+/// The number of Services with points of their own.
+pub(super) const SERVICES: usize = 256;
+
+/// The traffic of each Service that had any, since the programs were loaded.
+#[derive(Debug, Default)]
+pub(super) struct Traffic(BTreeMap<ObjectName, Sums>);
+
+/// The counters of all ports of a Service.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sums {
+    counts: PortCounts,
+}
+
+impl Sums {
+    fn add(&mut self, other: &Self) {
+        let counts = &mut self.counts;
+        counts.add(&other.counts);
+    }
+
+    /// Returns true if nothing was counted yet.
+    fn is_empty(&self) -> bool {
+        let PortCounts { flows_opened, flows, packets, packets_returned, dropped, rejected, .. } = self.counts;
+        flows_opened + flows + packets + packets_returned + dropped + rejected == 0
+    }
+}
+
+impl Traffic {
+    pub(super) fn of(ports: Vec<PortSums>) -> Self {
+        let mut services = BTreeMap::<_, Sums>::new();
+        for port in ports {
+            let sums = Sums { counts: port.counts };
+            if !sums.is_empty() {
+                services.entry(port.service).or_default().add(&sums);
+            }
+        }
+        Self(services)
+    }
+}
+
+/// The numbers of one step. Less precise than the counters, for less room.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Point {
+    opened: f32,
+    packets: f32,
+    bytes: f32,
+    dropped: f32,
+    rejected: f32,
+    flows: f32,
+}
+
+impl Point {
+    /// Returns the point of a step of `secs` seconds.
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a rate for a curve")]
+    fn of(before: &Sums, now: &Sums, secs: f64) -> Self {
+        let rate = |before: u64, now: u64| (now.saturating_sub(before) as f64 / secs) as f32;
+        let (before, now) = (&before.counts, &now.counts);
+        Self {
+            opened: rate(before.flows_opened, now.flows_opened),
+            packets: rate(before.packets + before.packets_returned, now.packets + now.packets_returned),
+            bytes: rate(before.bytes + before.bytes_returned, now.bytes + now.bytes_returned),
+            dropped: rate(before.dropped, now.dropped),
+            rejected: rate(before.rejected, now.rejected),
+            flows: now.flows as f32,
+        }
+    }
+
+    /// Returns how busy the Service was: packets that passed or were not served.
+    fn activity(&self) -> f32 {
+        self.packets + self.opened + self.dropped + self.rejected
+    }
+}
+
+/// The last points of a Service or of all; None in a gap. The newest one is the last.
+#[derive(Debug, Default)]
+struct Track(VecDeque<Option<Point>>);
+
+impl Track {
+    fn push(&mut self, point: Option<Point>) {
+        if self.0.len() == POINTS {
+            self.0.pop_front();
+        }
+        self.0.push_back(point);
+    }
+
+    fn activity(&self) -> f32 {
+        self.0.iter().flatten().map(Point::activity).sum()
+    }
+}
+
+/// The last minutes.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    /// The moment, the time and the traffic of the last sample.
+    last: Option<(Instant, Timestamp, Traffic)>,
+    total: Track,
+    services: BTreeMap<ObjectName, Track>,
+    left_out: usize,
+}
+
+impl Kept {
+    /// Takes a sample. The first one only gives the next one something to compare with.
+    pub(super) fn take(&mut self, at: Instant, time: Timestamp, now: Traffic) {
+        let Some((before_at, _, before)) = &self.last else {
+            self.last = Some((at, time, now));
+            return;
+        };
+        let passed = at.saturating_duration_since(*before_at);
+        if passed < STEP / 2 {
+            return;
+        }
+        let points = |(name, sums): (&ObjectName, &Sums)| {
+            let before = before.0.get(name).copied().unwrap_or_default();
+            (name.clone(), Point::of(&before, sums, passed.as_secs_f64()))
+        };
+        let mut points: BTreeMap<_, _> = now.0.iter().map(points).collect();
+        let total = Point::of(&before.sum(), &now.sum(), passed.as_secs_f64());
+        for _ in 1..steps(passed) {
+            self.push(|_| None);
+            self.total.push(None);
+        }
+        self.total.push(Some(total));
+        self.push(|name| Some(points.remove(name).unwrap_or_default()));
+        points.retain(|_, point| point.activity() > 0.0);
+        self.left_out = 0;
+        for (name, point) in points {
+            self.admit(name, point);
+        }
+        self.services.retain(|_, track| track.activity() > 0.0);
+        self.last = Some((at, time, now));
+    }
+
+    fn push(&mut self, mut point: impl FnMut(&ObjectName) -> Option<Point>) {
+        for (name, track) in &mut self.services {
+            track.push(point(name));
+        }
+    }
+
+    /// Keeps another Service, if there is room or a quieter one.
+    fn admit(&mut self, name: ObjectName, point: Point) {
+        if self.services.len() >= SERVICES {
+            self.left_out += 1;
+            let quietest = self.services.iter().map(|(name, track)| (track.activity(), name));
+            let Some((activity, quietest)) = quietest.min_by(|(a, _), (b, _)| a.total_cmp(b)) else { return };
+            if activity >= point.activity() {
+                return;
+            }
+            let quietest = quietest.clone();
+            self.services.remove(&quietest);
+        }
+        self.services.entry(name).or_default().push(Some(point));
+    }
+
+    /// Returns the history, with that of one Service alone if `only` names one as `NAMESPACE/NAME`.
+    pub(super) fn view(&self, only: Option<&str>) -> HistoryView {
+        let points = self.total.0.len();
+        let is_wanted = |name: &ObjectName| only.is_none_or(|only| only == name.to_string());
+        let services = self.services.iter().filter(|(name, _)| is_wanted(name));
+        HistoryView {
+            step_secs: STEP.as_secs(),
+            end: self.last.as_ref().filter(|_| points > 0).map(|(_, time, _)| *time),
+            points,
+            limit: SERVICES,
+            left_out: self.left_out,
+            total: series(&self.total, points),
+            services: services
+                .map(|(name, track)| ServiceSeriesView {
+                    namespace: name.namespace.to_string(),
+                    name: name.name.to_string(),
+                    series: series(track, points),
+                })
+                .collect(),
+        }
+    }
+}
+
+impl Traffic {
+    fn sum(&self) -> Sums {
+        self.0.values().fold(Sums::default(), |mut sum, sums| {
+            sum.add(sums);
+            sum
+        })
+    }
+}
+
+/// Returns the number of steps in the time between two samples.
+fn steps(passed: Duration) -> usize {
+    let steps = passed.as_secs_f64() / STEP.as_secs_f64();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "of at most the points, and not negative"
+    )]
+    let steps = steps.round().clamp(1.0, POINTS as f64) as usize;
+    steps
+}
+
+/// Returns the arrays of a series, with gaps before the Service was kept.
+fn series(track: &Track, points: usize) -> SeriesView {
+    let gap = points.saturating_sub(track.0.len());
+    let array = |value: fn(&Point) -> f32| {
+        let known = track.0.iter().map(|point| point.as_ref().map(|point| rounded(value(point))));
+        std::iter::repeat_n(None, gap).chain(known).collect::<Vec<_>>()
+    };
+    let unknown = || vec![None; points];
+    SeriesView {
+        opened: array(|point| point.opened),
+        packets: array(|point| point.packets),
+        bytes: array(|point| point.bytes),
+        dropped: array(|point| point.dropped),
+        rejected: array(|point| point.rejected),
+        flows: array(|point| point.flows),
+        connects: unknown(),
+        connect_p50: unknown(),
+        connect_p99: unknown(),
+        failed: unknown(),
+        retransmitted: unknown(),
+    }
+}
+
+/// Rounds to thousandths.
+fn rounded(value: f32) -> f64 {
+    (f64::from(value) * 1e3).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,82 @@
+//! Tests of the points on made-up moments.
+
+use proxy_common::addr::Proto;
+
+use super::*;
+
+fn name(name: &str) -> ObjectName {
+    ObjectName { namespace: "shop".into(), name: name.into() }
+}
+
+/// The counters of Services: name, opened flows, packets, rejected packets.
+fn traffic(services: &[(&str, u64, u64, u64)]) -> Traffic {
+    let port = |&(service, flows_opened, packets, rejected): &(&str, u64, u64, u64)| PortSums {
+        service: name(service),
+        port: 80,
+        proto: Proto::TCP,
+        counts: PortCounts { flows_opened, packets, rejected, ..PortCounts::default() },
+    };
+    Traffic::of(services.iter().map(port).collect())
+}
+
+struct Clock(Instant, Kept);
+
+impl Clock {
+    fn new() -> Self {
+        Self(Instant::now(), Kept::default())
+    }
+
+    fn take(&mut self, secs: u64, services: &[(&str, u64, u64, u64)]) {
+        let time = Timestamp::UNIX_EPOCH + Duration::from_secs(secs);
+        self.1.take(self.0 + Duration::from_secs(secs), time, traffic(services));
+    }
+}
+
+#[test]
+fn point_has_rates_of_its_own_step() {
+    let mut clock = Clock::new();
+    clock.take(0, &[("web", 100, 1_000, 0)]);
+    assert_eq!(clock.1.view(None).end, None);
+    clock.take(10, &[("web", 200, 1_500, 5), ("api", 10, 10, 0)]);
+    clock.take(20, &[("web", 200, 1_500, 5), ("api", 20, 30, 0)]);
+    let view = clock.1.view(None);
+    assert_eq!((view.points, view.end), (2, Some(Timestamp::UNIX_EPOCH + Duration::from_secs(20))));
+    assert_eq!(view.total.opened, [Some(11.0), Some(1.0)]);
+    assert_eq!(view.total.rejected, [Some(0.5), Some(0.0)]);
+    let [api, web] = view.services.try_into().unwrap();
+    assert_eq!((&*api.name, api.series.packets), ("api", vec![Some(1.0), Some(2.0)]));
+    assert_eq!((&*web.name, web.series.packets), ("web", vec![Some(50.0), Some(0.0)]));
+}
+
+#[test]
+fn missed_step_is_gap_and_new_service_starts_behind_gap() {
+    let mut clock = Clock::new();
+    clock.take(0, &[("web", 0, 1, 0)]);
+    clock.take(31, &[("web", 0, 32, 0)]);
+    clock.take(41, &[("web", 0, 42, 0), ("api", 1, 0, 0)]);
+    let view = clock.1.view(Some("shop/api"));
+    assert_eq!(view.total.packets, [None, None, Some(1.0), Some(1.0)]);
+    let [api] = view.services.try_into().unwrap();
+    assert_eq!(api.series.opened, [None, None, None, Some(0.1)]);
+    assert_eq!(clock.1.view(Some("shop/none")).services, []);
+}
+
+#[test]
+fn history_is_bounded_and_keeps_busiest() {
+    let mut clock = Clock::new();
+    clock.take(0, &[]);
+    let names: Vec<_> = (0..=SERVICES).map(|nth| format!("s{nth:03}")).collect();
+    let all = |packets: &dyn Fn(usize) -> u64| -> Vec<_> {
+        names.iter().enumerate().map(|(nth, name)| (name.as_str(), 0, packets(nth), 0)).collect()
+    };
+    clock.take(10, &all(&|nth| 10 + nth as u64));
+    let view = clock.1.view(None);
+    assert_eq!((view.services.len(), view.left_out), (SERVICES, 1));
+    assert!(view.services.iter().all(|service| service.name != "s000"), "the quietest one has gone");
+    for step in 2..200 {
+        clock.take(step * 10, &all(&|nth| if nth == 0 { 1_000 * step } else { 10 + nth as u64 }));
+    }
+    let view = clock.1.view(None);
+    assert_eq!((view.points, view.services.len(), view.left_out), (POINTS, 1, 0), "silent Services are forgotten");
+    assert_eq!((&*view.services[0].name, view.services[0].series.packets.len()), ("s000", POINTS));
+}
