@@ -2,6 +2,8 @@
 
 mod command;
 mod event;
+mod filter;
+mod limit;
 mod text;
 
 use std::convert::Infallible;
@@ -24,6 +26,8 @@ use proxy_datapath::Monitor;
 
 pub use command::{MonitorArgs, monitor};
 pub use event::Event;
+pub(crate) use filter::Filter;
+pub(crate) use limit::Limit;
 
 /// The number of events that a watcher may be behind; a slower watcher loses events.
 const BEHIND: usize = 8_192;
@@ -106,7 +110,7 @@ impl Watchers {
     }
 
     /// Sends an event to the watchers; without a watcher the event is dropped.
-    fn tell(&self, event: Event) {
+    pub(crate) fn tell(&self, event: Event) {
         let _heard = self.events.send(Arc::new(event));
     }
 
@@ -121,18 +125,40 @@ impl Watchers {
     }
 
     fn lines(&self) -> impl Stream<Item = Bytes> + Send + 'static {
+        stream::unfold(self.feed(), |mut feed| async move {
+            let mut line = serde_json::to_vec(&*feed.next().await?).ok()?;
+            line.push(b'\n');
+            Some((Bytes::from(line), feed))
+        })
+    }
+
+    /// Returns all events from now on.
+    pub(crate) fn feed(&self) -> Feed {
         let events = self.events.subscribe();
         self.number.send_modify(|number| *number += 1);
-        let watcher = Watcher(self.number.clone());
-        stream::unfold((events, watcher), |(mut events, watcher)| async move {
-            let event = match events.recv().await {
-                Ok(event) => event,
-                Err(RecvError::Lagged(lost)) => Arc::new(Event::lost(lost)),
-                Err(RecvError::Closed) => return None,
-            };
-            let mut line = serde_json::to_vec(&*event).ok()?;
-            line.push(b'\n');
-            Some((Bytes::from(line), (events, watcher)))
-        })
+        Feed { events, _watcher: Watcher(self.number.clone()) }
+    }
+
+    /// Returns the number of watchers.
+    #[cfg(test)]
+    pub(crate) fn number(&self) -> usize {
+        *self.number.borrow()
+    }
+}
+
+/// The events for one watcher, which counts as long as this lives.
+pub(crate) struct Feed {
+    events: broadcast::Receiver<Arc<Event>>,
+    _watcher: Watcher,
+}
+
+impl Feed {
+    /// Returns the next event; None at the end of the agent. This future may be cancelled.
+    pub(crate) async fn next(&mut self) -> Option<Arc<Event>> {
+        match self.events.recv().await {
+            Ok(event) => Some(event),
+            Err(RecvError::Lagged(lost)) => Some(Arc::new(Event::lost(lost))),
+            Err(RecvError::Closed) => None,
+        }
     }
 }

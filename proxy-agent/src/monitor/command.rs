@@ -11,6 +11,8 @@ use clap::{Args, ValueEnum};
 use proxy_common::counter::Reason;
 
 use super::event::Event;
+use super::filter::Filter;
+use super::limit::Limit;
 use super::text;
 use crate::cli::select::NamespaceArgs;
 use proxy_view::Names;
@@ -70,13 +72,13 @@ pub async fn monitor(args: &MonitorArgs) -> Result<()> {
     }
     let mut namer = Namer { names: client.names().await?, asked: Instant::now(), client: client.clone() };
     let mut lines = client.lines("/monitor").await?;
-    let mut limit = Limit { per_second: args.limit_per_second, since: Instant::now(), shown: 0, lost: 0 };
+    let (filter, mut limit) = (args.filter(), Limit::new(args.limit_per_second));
     let mut shown = 0;
     while args.count.is_none_or(|count| shown < count) {
         let Some(line) = lines.next().await? else { bail!("kpx has ended") };
         let mut event: Event = serde_json::from_slice(&line).context("the running kpx is of another version")?;
         namer.name(&mut event).await?;
-        if !args.wants(&event) {
+        if !filter.wants(&event) {
             continue;
         }
         let (lost, may) = limit.ask();
@@ -92,16 +94,15 @@ pub async fn monitor(args: &MonitorArgs) -> Result<()> {
 }
 
 impl MonitorArgs {
-    /// Returns true if the event is wanted. Lost events might have been wanted, so they count as wanted.
-    fn wants(&self, event: &Event) -> bool {
-        let is_decision = event.what == "decision";
-        let kind = if self.decisions { is_decision } else { !(self.unserved && is_decision) };
-        event.lost > 0
-            || kind
-                && (self.reason.is_none() || event.reason == self.reason)
-                && self.client.is_none_or(|client| event.client_ip() == Some(client))
-                && self.service.as_ref().is_none_or(|ServiceName(name)| event.is_to(name))
-                && self.within.namespace.as_ref().is_none_or(|namespace| event.is_in(namespace))
+    fn filter(&self) -> Filter {
+        Filter {
+            service: self.service.clone().map(|ServiceName(name)| name),
+            namespace: self.within.namespace.clone(),
+            client: self.client,
+            reason: self.reason.clone(),
+            unserved: self.unserved,
+            decisions: self.decisions,
+        }
     }
 
     /// Prints an event. Returns false if the reader has closed the pipe.
@@ -140,46 +141,11 @@ impl Namer {
     }
 }
 
-/// A limit on the lines per second.
-struct Limit {
-    per_second: u32,
-    since: Instant,
-    shown: u32,
-    lost: u64,
-}
-
-impl Limit {
-    /// Returns the number of lines lost in the last second, and whether one more line may be shown.
-    fn ask(&mut self) -> (u64, bool) {
-        let mut lost = 0;
-        if self.since.elapsed() >= Duration::from_secs(1) {
-            self.since = Instant::now();
-            self.shown = 0;
-            lost = std::mem::take(&mut self.lost);
-        }
-        let may = self.shown < self.per_second;
-        self.shown += u32::from(may);
-        self.lost += u64::from(!may);
-        (lost, may)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
 
     use super::*;
-
-    #[test]
-    fn lines_beyond_the_limit_are_reported_a_second_later() {
-        let mut limit = Limit { per_second: 2, since: Instant::now(), shown: 0, lost: 0 };
-        assert_eq!(
-            [limit.ask(), limit.ask(), limit.ask(), limit.ask()],
-            [(0, true), (0, true), (0, false), (0, false)]
-        );
-        limit.since = Instant::now() - Duration::from_secs(2);
-        assert_eq!([limit.ask(), limit.ask()], [(2, true), (0, true)]);
-    }
 
     #[test]
     fn reason_must_be_a_counted_one() {

@@ -65,7 +65,7 @@ pub struct DecisionEvent {
 }
 
 impl Event {
-    pub(super) fn lost(lost: u64) -> Self {
+    pub(crate) fn lost(lost: u64) -> Self {
         Self {
             time: Timestamp::now(),
             what: "lost".to_owned(),
@@ -112,7 +112,7 @@ impl Event {
     }
 
     /// Adds the name of the Service.
-    pub(super) fn name(&mut self, names: &Names) {
+    pub(crate) fn name(&mut self, names: &Names) {
         let (Some(protocol), Some(decision)) = (&self.protocol, &mut self.decision) else { return };
         if let Some(found) = names.find(decision.service, protocol) {
             decision.namespace = Some(found.namespace.clone());
@@ -122,7 +122,7 @@ impl Event {
     }
 
     /// Returns true if the event is about a frontend whose Service has no name yet.
-    pub(super) fn lacks_name(&self) -> bool {
+    pub(crate) fn lacks_name(&self) -> bool {
         self.decision.as_ref().is_some_and(|decision| decision.name.is_none())
     }
 
