@@ -238,7 +238,7 @@ pub fn explain(reason: Reason) -> &'static str {
 }
 
 /// Returns the next steps of an operator who meets a reason, a sentence each; none if nothing is wrong.
-pub(crate) fn remedy(reason: Reason) -> &'static [&'static str] {
+pub fn remedy(reason: Reason) -> &'static [&'static str] {
     match reason {
         Reason::NoEndpoints => &[
             "kpx backends NAMESPACE/NAME shows the endpoints.",

@@ -39,7 +39,7 @@ use report::{Hook, Packet, TablesOf, Trace};
 use resolve::{Ends, Known, has_names};
 use target::Target;
 
-pub use explain::explain as meaning;
+pub use explain::{explain as meaning, remedy};
 pub use explain_command::{ExplainArgs, explain};
 pub use node::{NodeFlags, NodeRules};
 
@@ -83,17 +83,21 @@ pub struct TraceArgs<N: NodeFlags> {
 
 /// Runs the trace and prints it.
 pub async fn trace<N: NodeFlags + Send + 'static>(args: TraceArgs<N>) -> Result<()> {
-    ensure!(Uid::effective().is_root(), "kpx trace loads a copy of the kernel programs, which takes root");
     let output = args.output;
-    // The trace runs on a thread of its own, which may leave the network namespace, and then ends.
-    let trace =
-        thread::spawn(move || on_own_thread(&args)).join().map_err(|_| anyhow::anyhow!("the trace panicked"))??;
+    let trace = run(args)?;
     let text = match output {
         Data::Text => trace.to_string(),
         Data::Json => json(&trace)?,
         Data::Yaml => yaml(&trace)?,
     };
     print(&text)
+}
+
+/// Runs the trace. This blocks for as long as the kernel verifies a copy of the programs.
+pub fn run<N: NodeFlags + Send + 'static>(args: TraceArgs<N>) -> Result<Trace> {
+    ensure!(Uid::effective().is_root(), "kpx trace loads a copy of the kernel programs, which takes root");
+    // The trace runs on a thread of its own, which may leave the network namespace, and then ends.
+    thread::spawn(move || on_own_thread(&args)).join().map_err(|_| anyhow::anyhow!("the trace panicked"))?
 }
 
 fn on_own_thread<N: NodeFlags>(args: &TraceArgs<N>) -> Result<Trace> {

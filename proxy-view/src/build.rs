@@ -20,6 +20,11 @@ pub fn views(snapshot: &Snapshot, counts: &Counts) -> Vec<ServiceView> {
     snapshot.services.iter().map(|service| views.view(service)).collect()
 }
 
+/// Returns the view of one of the snapshot's Services.
+pub fn view(snapshot: &Snapshot, counts: &Counts, service: &ServiceSnapshot) -> ServiceView {
+    Views { snapshot, counts }.view(service)
+}
+
 /// Returns the names of all frontends in force.
 pub fn frontend_names(snapshot: &Snapshot) -> Vec<NameView> {
     let names = snapshot.services.iter().flat_map(|service| {

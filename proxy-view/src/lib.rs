@@ -14,7 +14,7 @@ pub mod object_name;
 pub mod output;
 pub mod status;
 
-pub use build::{frontend_names, views};
+pub use build::{frontend_names, view, views};
 pub use flow::{FlowService, FlowView, STATES};
 pub use history::{HistoryView, SeriesView, ServiceSeriesView};
 pub use service::{BackendView, FrontendView, NameView, Names, PortCounts, PortView, ServiceView};
