@@ -34,6 +34,7 @@ use crate::pod_sockets::PodSocketsTask;
 use crate::run::fast_path::FastPathWatch;
 use crate::run::servers::Servers;
 use crate::settings::{Conntrack, Settings};
+use crate::ui::Sources;
 use crate::{conntrack, control, history, leftovers, names, pod_sockets};
 use proxy_core::desired::Desired;
 use proxy_core::model::ModelOptions;
@@ -58,7 +59,10 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     let (agent_handle, queries) = AgentHandle::new();
     let (events, event_queue) = Events::new(&settings.node_name);
     let healths = [health.clone(), source_health.clone()];
-    let servers = Servers::new(&settings, &agent_handle, &metrics, liveness.clone(), healths, events.clone());
+    let watchers = Watchers::default();
+    let page =
+        Sources { agent: agent_handle.clone(), watchers: watchers.clone(), run_dir: settings.run_dir.as_path().into() };
+    let servers = Servers::new(&settings, page, &metrics, liveness.clone(), healths, events.clone());
     let reports = Reports::new(health, liveness, metrics.clone(), events.clone());
     let mut signals = Signals::listen()?;
     let Prepared { lock: _lock, pins, cgroup, socket } = prepared;
@@ -77,7 +81,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     let mut inbox = Inbox { inputs, links, routes, rules, queries, source_health: source_health.clone() };
     info!(version = env!("CARGO_PKG_VERSION"), node = node_name, "started");
 
-    let (source, watchers) = (settings.source, Watchers::default());
+    let source = settings.source;
     let has_object = mode == Mode::Node && matches!(source, Source::Kubernetes(_));
     let event_queue = event_queue.only_if(has_object);
     let node_timeout = has_object.then_some(settings.node_timeout);

@@ -2,14 +2,21 @@
 //! for it.
 //!
 //! The page only reads. No other site may read its data: neither by a name that resolves to this server, nor by a
-//! script, nor in a frame.
+//! script, nor in a frame. What costs the agent more than a look at its state is for the page alone, in a browser that
+//! reaches this host by loopback.
 
 mod assets;
+mod events;
 mod guard;
+mod map;
+mod room;
+mod rows;
+mod trace;
 
+use std::path::Path;
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{FromRef, State};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
 use axum::{Json, Router, middleware};
@@ -19,17 +26,49 @@ use serde::Serialize;
 
 use crate::control::{AgentHandle, answer};
 use crate::history;
-use proxy_trace::meaning;
+use crate::monitor::Watchers;
+use proxy_trace::{meaning, remedy};
+use room::Rooms;
+
+/// The sources of the page's data.
+#[derive(Clone)]
+pub struct Sources {
+    pub agent: AgentHandle,
+    pub watchers: Watchers,
+    /// The run directory of the agent, whose tables a trace reads.
+    pub run_dir: Arc<Path>,
+}
+
+/// The state of the router.
+#[derive(Clone)]
+struct Page {
+    sources: Sources,
+    rooms: Rooms,
+}
+
+impl FromRef<Page> for AgentHandle {
+    fn from_ref(page: &Page) -> Self {
+        page.sources.agent.clone()
+    }
+}
 
 /// Returns `/ui/` and the paths below it. A request must name the server by an address, as localhost or as `node_name`.
-pub fn router(agent: AgentHandle, node_name: &str) -> Router {
+pub fn router(sources: Sources, node_name: &str) -> Router {
+    let costly = Router::new()
+        .route("/ui/api/events", get(events::events))
+        .route("/ui/api/map", get(map::map))
+        .route("/ui/api/trace", get(trace::trace))
+        .route_layer(middleware::from_fn(guard::page_on_host));
     let api = Router::new()
         .route("/ui/api/status", get(status))
         .route("/ui/api/services", get(services))
+        .route("/ui/api/rows", get(rows::rows))
+        .route("/ui/api/service", get(rows::service))
         .route("/ui/api/reasons", get(reasons))
         .route("/ui/api/history", get(history::history))
+        .merge(costly)
         .layer(middleware::map_response(never_store))
-        .with_state(agent);
+        .with_state(Page { sources, rooms: Rooms::default() });
     Router::new()
         .route("/ui", get(|| async { Redirect::permanent("/ui/") }))
         .merge(assets::router())
@@ -46,13 +85,15 @@ async fn services(State(agent): State<AgentHandle>) -> Response {
     answer(agent.services().await)
 }
 
-/// A reason why a packet is not translated, with the verdict.
+/// A reason why a packet is not translated, with the verdict: what `kpx explain` says.
 #[derive(Serialize)]
 struct ReasonView {
     name: &'static str,
     /// The verdict: `pass`, `drop` or `reject`.
     verdict: &'static str,
     meaning: &'static str,
+    /// The next steps of an operator, a sentence each.
+    remedy: &'static [&'static str],
 }
 
 async fn reasons() -> Response {
@@ -60,7 +101,12 @@ async fn reasons() -> Response {
 }
 
 fn reason_view(reason: Reason) -> ReasonView {
-    ReasonView { name: reason.name(), verdict: reason.verdict().name(), meaning: meaning(reason) }
+    ReasonView {
+        name: reason.name(),
+        verdict: reason.verdict().name(),
+        meaning: meaning(reason),
+        remedy: remedy(reason),
+    }
 }
 
 async fn never_store(mut response: Response) -> Response {

@@ -3,11 +3,14 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::uri::Authority;
 use http::{HeaderName, HeaderValue, StatusCode, header};
+
+use crate::http_server::Client;
 
 /// The policy allows only this server's own files; no text of an object can become markup or a script.
 const POLICY: &str = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; \
@@ -39,6 +42,22 @@ pub(super) async fn known_host(State(node_name): State<Arc<str>>, request: Reque
     }
     let text = format!("ask by IP address, as localhost or as {node_name}, not as {host:?}\n");
     (StatusCode::MISDIRECTED_REQUEST, text).into_response()
+}
+
+/// The header that the page's own requests have. A browser sends it for no other site, unless the server agrees first,
+/// and this one never does.
+const OF_PAGE: HeaderName = HeaderName::from_static("kpx-page");
+
+/// Refuses requests that do not come from the page, and those of other hosts and pods.
+///
+/// Else any site in the operator's browser, or any pod that reaches the metrics address, could make the agent work.
+pub(super) async fn page_on_host(client: Option<Extension<Client>>, request: Request, next: Next) -> Response {
+    let refuse = |text: &'static str| (StatusCode::FORBIDDEN, text).into_response();
+    match client.unwrap_or_default().0 {
+        Client::Elsewhere => refuse("only clients on this host may ask: come by `kubectl port-forward` or `ssh -L`\n"),
+        Client::OnHost if !request.headers().contains_key(OF_PAGE) => refuse("the header kpx-page is missing\n"),
+        Client::OnHost => next.run(request).await,
+    }
 }
 
 fn is_known(host: &str, node_name: &str) -> bool {

@@ -1,5 +1,7 @@
 //! Tests of the router's answers, without a listener.
 
+mod costly;
+
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -17,13 +19,22 @@ const FILES: [(&str, &str); 4] = [
     ("/ui/icon.svg", "image/svg+xml"),
 ];
 
-async fn ask(method: Method, path: &str, headers: &[(&str, &str)]) -> Response {
+/// Returns sources whose agent has ended.
+fn sources() -> Sources {
     let (agent, _) = AgentHandle::new();
+    Sources { agent, watchers: Watchers::default(), run_dir: Path::new("/nonexistent").into() }
+}
+
+async fn ask(method: Method, path: &str, headers: &[(&str, &str)]) -> Response {
+    send(&router(sources(), "n1"), method, path, headers).await
+}
+
+async fn send(router: &Router, method: Method, path: &str, headers: &[(&str, &str)]) -> Response {
     let mut request = Request::builder().method(method).uri(path);
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    router(agent, "n1").oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+    router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
 }
 
 async fn get(path: &str) -> Response {
@@ -90,7 +101,7 @@ async fn every_file_of_the_folder_is_served_and_each_named_file_exists() {
 
 #[tokio::test]
 async fn other_sites_cannot_read() {
-    for path in ["/ui/", "/ui/main.js", "/ui/api/reasons", "/ui/api/status", "/ui"] {
+    for path in ["/ui/", "/ui/main.js", "/ui/api/reasons", "/ui/api/status", "/ui/api/rows", "/ui/api/service", "/ui"] {
         let response = get(path).await;
         let headers = response.headers();
         let policy = headers["content-security-policy"].to_str().unwrap();
@@ -111,7 +122,15 @@ async fn other_sites_cannot_read() {
 
 #[tokio::test]
 async fn page_allows_only_reading() {
-    for path in ["/ui/", "/ui/style.css", "/ui/api/status", "/ui/api/services", "/ui/api/history"] {
+    for path in [
+        "/ui/",
+        "/ui/style.css",
+        "/ui/api/status",
+        "/ui/api/services",
+        "/ui/api/history",
+        "/ui/api/rows",
+        "/ui/api/service",
+    ] {
         for method in [Method::POST, Method::PUT, Method::DELETE, Method::PATCH, Method::OPTIONS] {
             let response = ask(method.clone(), path, &[("host", "n1")]).await;
             assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
@@ -130,6 +149,7 @@ async fn reasons_are_explained_and_never_kept() {
     assert_eq!(reasons.len(), Reason::ALL.len());
     let full = reasons.iter().find(|reason| reason["name"] == "flows_full").unwrap();
     assert_eq!((&full["verdict"], &full["meaning"]), (&"drop".into(), &"the flow table is full".into()));
+    assert!(full["remedy"][0].as_str().unwrap().ends_with('.'), "{full}");
 }
 
 #[tokio::test]
@@ -145,7 +165,7 @@ async fn history_is_never_kept_by_browser() {
 
 #[tokio::test]
 async fn ended_agent_is_an_error() {
-    for what in ["status", "services"] {
+    for what in ["status", "services", "rows", "service?namespace=shop&name=web"] {
         let response = get(&format!("/ui/api/{what}")).await;
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         assert_eq!(response.headers()["cache-control"], "no-store");

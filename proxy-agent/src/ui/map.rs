@@ -1,0 +1,159 @@
+//! `/ui/api/map`: the open flows of a namespace or of one Service, added up from client over Service to backend.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result};
+use axum::extract::{Query, State};
+use axum::response::Response;
+use proxy_common::flow::State as FlowState;
+use serde::{Deserialize, Serialize};
+use tokio::task::spawn_blocking;
+
+use super::Page;
+use crate::control::answer;
+use proxy_core::compact::Address;
+use proxy_core::desired::Snapshot;
+use proxy_datapath::{FlowMaps, ListedFlow};
+use proxy_view::{Names, frontend_names};
+
+/// The number of flows that are read; a node with more shows a part.
+const FLOWS: usize = 500_000;
+/// The number of ways that are told apart while they are counted.
+const WAYS: usize = 8_192;
+/// The number of further addresses that are named.
+const ALSO: usize = 128;
+/// The number of ways in the answer, the busiest first.
+const SHOWN: usize = 256;
+
+/// The part of the flows that is asked for.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Wanted {
+    namespace: String,
+    /// The name of a Service; all of the namespace if missing.
+    service: Option<String>,
+    /// Further addresses, with commas in between, whose pods are named: those that the page knows from events.
+    also: Option<String>,
+}
+
+/// A way from a client to a backend.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Way {
+    /// The address of the client; None for this node.
+    client: Option<IpAddr>,
+    service: String,
+    backend: SocketAddr,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+struct Counted {
+    #[serde(flatten)]
+    way: Way,
+    flows: u64,
+}
+
+#[derive(Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct MapView {
+    ways: Vec<Counted>,
+    /// The number of open flows whose ways are not in the answer.
+    left_out: u64,
+    /// True if the tables have more flows than are read.
+    partial: bool,
+    /// The pods as `namespace/name`, by address, as far as they are endpoints of a Service.
+    pods: BTreeMap<IpAddr, String>,
+}
+
+pub(super) async fn map(State(page): State<Page>, Query(wanted): Query<Wanted>) -> Response {
+    let room = match page.rooms.maps.enter() {
+        Ok(room) => room,
+        Err(full) => return full,
+    };
+    let (snapshot, flows) = match page.sources.agent.flows().await {
+        Ok(state) => state,
+        Err(error) => return answer::<()>(Err(error)),
+    };
+    let made = spawn_blocking(move || {
+        let _room = room;
+        view(snapshot, &flows, &wanted)
+    });
+    answer(made.await.context("make the map").flatten())
+}
+
+fn view(mut snapshot: Snapshot, flows: &FlowMaps, wanted: &Wanted) -> Result<MapView> {
+    let all = snapshot.clone();
+    snapshot.services.retain(|service| {
+        let name = &service.object.name;
+        *name.namespace == *wanted.namespace && wanted.service.as_ref().is_none_or(|wanted| *name.name == **wanted)
+    });
+    let names = Names::new(frontend_names(&snapshot));
+    let mut ways = Ways::default();
+    let mut reader = flows.reader()?;
+    let mut read = 0;
+    while let Some(batch) = reader.next_batch()? {
+        batch.iter().for_each(|flow| ways.add(flow, &names));
+        read += batch.len();
+        if read > FLOWS {
+            ways.view.partial = true;
+            break;
+        }
+    }
+    let also = wanted.also.iter().flat_map(|also| also.split(',')).take(ALSO);
+    Ok(ways.view(&all, also.filter_map(|addr| addr.parse().ok())))
+}
+
+/// The ways that are being counted.
+#[derive(Default)]
+struct Ways {
+    counts: BTreeMap<Way, u64>,
+    view: MapView,
+}
+
+impl Ways {
+    /// Counts a flow, if it is open and its Service is wanted.
+    fn add(&mut self, flow: &ListedFlow, names: &Names) {
+        if matches!(flow.state, FlowState::Closed | FlowState::Reset) {
+            return;
+        }
+        let Some(service) = names.find(flow.frontend, &flow.proto.to_string()) else { return };
+        let way = Way {
+            client: (!flow.from_node).then(|| flow.client.ip()),
+            service: format!("{}/{}", service.namespace, service.name),
+            backend: flow.backend,
+        };
+        let is_full = self.counts.len() >= WAYS;
+        match self.counts.get_mut(&way) {
+            Some(count) => *count += 1,
+            None if is_full => self.view.left_out += 1,
+            None => drop(self.counts.insert(way, 1)),
+        }
+    }
+
+    /// Returns the busiest ways, with the names of their pods.
+    fn view(self, snapshot: &Snapshot, also: impl Iterator<Item = IpAddr>) -> MapView {
+        let Self { counts, mut view } = self;
+        let mut ways: Vec<_> = counts.into_iter().map(|(way, flows)| Counted { way, flows }).collect();
+        ways.sort_by_key(|counted| std::cmp::Reverse(counted.flows));
+        let rest = ways.split_off(ways.len().min(SHOWN));
+        view.left_out += rest.iter().map(|counted| counted.flows).sum::<u64>();
+        let ends = ways.iter().flat_map(|Counted { way, .. }| way.client.into_iter().chain([way.backend.ip()]));
+        view.pods = pods(snapshot, &ends.chain(also).collect());
+        view.ways = ways;
+        view
+    }
+}
+
+/// Returns the pods that have these addresses.
+fn pods(snapshot: &Snapshot, addrs: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, String> {
+    let slices = snapshot.services.iter().flat_map(|service| &service.slices);
+    let endpoints = slices.flat_map(|slice| slice.endpoints.iter().map(move |endpoint| (slice, endpoint)));
+    let named = endpoints.filter_map(|(slice, endpoint)| {
+        let Address::Ip(addr) = endpoint.address else { return None };
+        let pod = endpoint.pod.as_ref().filter(|_| addrs.contains(&addr))?;
+        let namespace = pod.namespace.as_ref().unwrap_or(&slice.name.namespace);
+        Some((addr, format!("{namespace}/{}", pod.name.as_ref()?)))
+    });
+    named.collect()
+}

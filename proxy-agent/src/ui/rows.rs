@@ -1,0 +1,202 @@
+//! `/ui/api/rows`: the table of Services, a line of JSON for each. `/ui/api/service`: one Service in full.
+//!
+//! A cluster may have 10,000 Services, which the page reads every two seconds. So a row has only what the table shows, and
+//! the first rows leave before the last are made.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use axum::body::{Body, Bytes};
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse, Response};
+use futures::{TryStream, stream};
+use http::{StatusCode, header};
+use serde::{Deserialize, Serialize};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::spawn_blocking;
+
+use super::Page;
+use crate::control::answer;
+use proxy_core::desired::Snapshot;
+use proxy_datapath::{Counts, FlowMaps};
+use proxy_view::{PortView, ServiceView, view};
+
+/// The number of rows that are made in one go.
+const BATCH: usize = 512;
+
+/// The first line.
+#[derive(Serialize)]
+struct Head {
+    services: usize,
+}
+
+/// A Service as the table shows it.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    namespace: String,
+    name: String,
+    r#type: String,
+    addresses: Vec<IpAddr>,
+    ports: Vec<RowPort>,
+    /// The numbers of ready and of all pods; without pods' names it counts addresses.
+    ready: usize,
+    total: usize,
+    /// The number of frontends that are not in force.
+    conflicts: usize,
+    flows: u64,
+    /// The counters: flows opened, packets and bytes of both directions, packets dropped, packets rejected.
+    counts: [u64; 5],
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RowPort {
+    port: u16,
+    node_port: Option<u16>,
+    protocol: String,
+    name: String,
+}
+
+pub(super) async fn rows(State(page): State<Page>) -> Response {
+    let room = match page.rooms.rows.enter() {
+        Ok(room) => room,
+        Err(full) => return full,
+    };
+    match page.sources.agent.flows().await {
+        Ok((snapshot, flows)) => match Rows::open(snapshot, flows, room).await {
+            Ok(rows) => {
+                ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(rows.lines())).into_response()
+            }
+            Err(error) => answer::<()>(Err(error)),
+        },
+        Err(error) => answer::<()>(Err(error)),
+    }
+}
+
+/// A list that is being sent.
+struct Rows {
+    snapshot: Snapshot,
+    counts: Arc<Counts>,
+    /// The number of rows made so far; None before the first line.
+    made: Option<usize>,
+    _room: OwnedSemaphorePermit,
+}
+
+impl Rows {
+    async fn open(snapshot: Snapshot, flows: FlowMaps, room: OwnedSemaphorePermit) -> Result<Self> {
+        let counts = spawn_blocking(move || flows.recent_counts().context("count the traffic"));
+        Ok(Self { snapshot, counts: counts.await.context("count the traffic")??, made: None, _room: room })
+    }
+
+    /// Returns the lines. A batch is made when the client has taken the one before.
+    fn lines(self) -> impl TryStream<Ok = Bytes, Error = anyhow::Error> + Send + 'static {
+        stream::try_unfold(self, |mut rows| async {
+            let batch = spawn_blocking(move || {
+                let lines = rows.next_lines();
+                (rows, lines)
+            });
+            let (rows, lines) = batch.await.context("make the rows")?;
+            Ok(lines?.map(|lines| (lines, rows)))
+        })
+    }
+
+    fn next_lines(&mut self) -> Result<Option<Bytes>> {
+        let services = &self.snapshot.services;
+        let mut lines = Vec::new();
+        let from = match self.made {
+            Some(made) if made == services.len() => return Ok(None),
+            Some(made) => made,
+            None => {
+                push(&mut lines, &Head { services: services.len() })?;
+                0
+            }
+        };
+        let batch = services.iter().skip(from).take(BATCH);
+        for service in batch.clone() {
+            push(&mut lines, &Row::new(view(&self.snapshot, &self.counts, service)))?;
+        }
+        self.made = Some(from + batch.len());
+        Ok(Some(lines.into()))
+    }
+}
+
+fn push(lines: &mut Vec<u8>, line: &impl Serialize) -> Result<()> {
+    serde_json::to_writer(&mut *lines, line).context("write a row")?;
+    lines.push(b'\n');
+    Ok(())
+}
+
+impl Row {
+    fn new(service: ServiceView) -> Self {
+        let (ready, total) = readiness(&service.ports);
+        let counts = service.ports.iter().map(|port| &port.counts).fold([0; 5], |sum: [u64; 5], counts| {
+            let [opened, packets, bytes, dropped, rejected] = sum;
+            [
+                opened + counts.flows_opened,
+                packets + counts.packets + counts.packets_returned,
+                bytes + counts.bytes + counts.bytes_returned,
+                dropped + counts.dropped,
+                rejected + counts.rejected,
+            ]
+        });
+        let frontends = service.ports.iter().flat_map(|port| &port.frontends);
+        Self {
+            conflicts: frontends.filter(|frontend| frontend.conflict.is_some()).count(),
+            flows: service.ports.iter().map(|port| port.counts.flows).sum(),
+            ports: service.ports.into_iter().map(RowPort::new).collect(),
+            addresses: [service.cluster_ips, service.load_balancer_ips, service.external_ips].concat(),
+            namespace: service.namespace,
+            name: service.name,
+            r#type: service.r#type,
+            ready,
+            total,
+            counts,
+        }
+    }
+}
+
+impl RowPort {
+    fn new(PortView { port, node_port, protocol, name, .. }: PortView) -> Self {
+        Self { port, node_port, protocol, name }
+    }
+}
+
+/// Returns the numbers of ready and of all pods. A pod is ready if it is for every port.
+fn readiness(ports: &[PortView]) -> (usize, usize) {
+    let mut pods: BTreeMap<String, bool> = BTreeMap::new();
+    for backend in ports.iter().flat_map(|port| &port.backends) {
+        let pod = backend.pod.clone().unwrap_or_else(|| backend.address.ip().to_string());
+        *pods.entry(pod).or_insert(true) &= backend.ready;
+    }
+    (pods.values().filter(|ready| **ready).count(), pods.len())
+}
+
+/// The name of a Service.
+#[derive(Deserialize)]
+pub(super) struct Name {
+    namespace: String,
+    name: String,
+}
+
+pub(super) async fn service(State(page): State<Page>, Query(name): Query<Name>) -> Response {
+    match one(&page, name).await {
+        Ok(None) => (StatusCode::NOT_FOUND, "no such Service\n").into_response(),
+        found => answer(found),
+    }
+}
+
+async fn one(page: &Page, Name { namespace, name }: Name) -> Result<Option<ServiceView>> {
+    let (snapshot, flows) = page.sources.agent.flows().await?;
+    let made = spawn_blocking(move || {
+        let is_it = |of: &proxy_core::input::ObjectName| *of.namespace == *namespace && *of.name == *name;
+        let Some(service) = snapshot.services.iter().find(|service| is_it(&service.object.name)) else {
+            return Ok(None);
+        };
+        let counts = flows.recent_counts().context("count the traffic")?;
+        Ok(Some(view(&snapshot, &counts, service)))
+    });
+    made.await.context("make the view of a Service")?
+}

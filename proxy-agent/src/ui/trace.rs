@@ -1,0 +1,74 @@
+//! `/ui/api/trace`: what `kpx trace` says of a packet.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use axum::Json;
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse, Response};
+use clap::Parser;
+use http::StatusCode;
+use serde::Deserialize;
+use tokio::task::spawn_blocking;
+
+use super::Page;
+use crate::config::NodeArgs;
+use proxy_trace::TraceArgs;
+
+/// The longest end that a reader may name: a DNS name and a port.
+const LONGEST: usize = 300;
+
+/// The ends of a packet, as `kpx trace --from --to` takes them.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Ends {
+    /// The client; a process of this node if missing.
+    from: Option<String>,
+    to: String,
+}
+
+/// The command line of a trace.
+#[derive(Debug, Parser)]
+#[command(name = "trace")]
+struct Line {
+    #[command(flatten)]
+    args: TraceArgs<NodeArgs>,
+}
+
+pub(super) async fn trace(State(page): State<Page>, Query(ends): Query<Ends>) -> Response {
+    let args = match ends.args(&page.sources.run_dir) {
+        Ok(args) => args,
+        Err(why) => return (StatusCode::BAD_REQUEST, why).into_response(),
+    };
+    let room = match page.rooms.traces.enter() {
+        Ok(room) => room,
+        Err(full) => return full,
+    };
+    // The place is taken until the trace ends, even if the browser has left.
+    let traced = spawn_blocking(move || {
+        let _room = room;
+        proxy_trace::run(args)
+    });
+    match traced.await.context("trace").flatten() {
+        Ok(trace) => Json(trace).into_response(),
+        Err(error) => (StatusCode::UNPROCESSABLE_ENTITY, format!("{error:#}")).into_response(),
+    }
+}
+
+impl Ends {
+    /// Returns the arguments of the command, or the fault in an end.
+    fn args(&self, run_dir: &Path) -> Result<TraceArgs<NodeArgs>, String> {
+        let ends = [self.from.as_ref(), Some(&self.to)].into_iter().flatten();
+        if ends.clone().any(|end| end.len() > LONGEST) {
+            return Err(format!("an end is longer than {LONGEST} letters"));
+        }
+        let from = self.from.as_ref().map_or_else(|| "--host".to_owned(), |from| format!("--from={from}"));
+        // A text behind an equals sign is a value, even if it looks like a flag.
+        let line = ["trace".to_owned(), format!("--run-dir={}", run_dir.display()), from, format!("--to={}", self.to)];
+        let parsed = Line::try_parse_from(line).map_err(|error| {
+            let text = error.to_string();
+            text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+        });
+        Ok(parsed?.args)
+    }
+}
