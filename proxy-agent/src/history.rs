@@ -9,7 +9,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use axum::Json;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
@@ -66,6 +66,8 @@ pub(crate) async fn history(State(agent): State<AgentHandle>, Query(wanted): Que
 /// Returns the traffic of each Service since the programs were loaded, and the moment of the count.
 async fn sample(agent: &AgentHandle) -> Result<(Instant, Traffic)> {
     let (snapshot, flows) = agent.flows().await?;
+    // Services that are listed later would seem to have had all their traffic since.
+    ensure!(!snapshot.services.is_empty(), "no Service is listed yet");
     let sample = tokio::task::spawn_blocking(move || {
         let (at, counts) = flows.counts_since(COUNT_AGE).context("count the traffic")?;
         Ok((at, Traffic::of(port_sums(&snapshot, &counts))))
