@@ -27,21 +27,29 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
 const PAGE: &str = "index.html";
-static ASSETS: [Asset; 14] = assets! {
+static ASSETS: [Asset; 22] = assets! {
     "index.html": HTML,
     "style.css": CSS,
     "icon.svg": SVG,
     "agent.js": SCRIPT,
+    "controls.js": SCRIPT,
     "dom.js": SCRIPT,
+    "history.js": SCRIPT,
+    "live.js": SCRIPT,
     "main.js": SCRIPT,
+    "map.js": SCRIPT,
     "model.js": SCRIPT,
     "node.js": SCRIPT,
     "overview.js": SCRIPT,
+    "place.js": SCRIPT,
+    "problems.js": SCRIPT,
     "rates.js": SCRIPT,
     "service.js": SCRIPT,
     "services.js": SCRIPT,
     "spark.js": SCRIPT,
     "text.js": SCRIPT,
+    "theme.js": SCRIPT,
+    "trace.js": SCRIPT,
 };
 
 /// Returns the page at `/ui/`, and its other files below it.

@@ -1,44 +1,76 @@
 // The page's loop: asks the agent, takes in the answer, and shows the view that the address names.
 
-import { ask, poll } from "./agent.js";
+import { ask, askLines, breath, poll } from "./agent.js";
+import { copy } from "./controls.js";
 import { show } from "./dom.js";
-import { state, takeServices, takeStatus } from "./model.js";
+import { readHistory } from "./history.js";
+import * as live from "./live.js";
+import * as map from "./map.js";
+import { Reading, state, takeService, takeStatus } from "./model.js";
 import * as node from "./node.js";
 import { header, notices, tiles } from "./overview.js";
+import { choose, chosen, place } from "./place.js";
 import { service } from "./service.js";
-import { choice, neighbour, sortBy, table, toolbar } from "./services.js";
+import { neighbour, prepare, sortBy, table, toolbar } from "./services.js";
+import { leave, pointAt, step as stepChart } from "./spark.js";
+import { applyTheme, nextTheme } from "./theme.js";
+import * as trace from "./trace.js";
 
 const part = Object.fromEntries(["header", "notices", "tiles", "view"].map((id) => [id, document.getElementById(id)]));
 
-/** Parses the address: `#/services/shop/web` → ["services", "shop/web"]. */
-function place() {
-  const [view, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
-  return [["drops", "devices", "node"].includes(view) ? view : "services", rest.join("/")];
-}
-
-function decoded(text) {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    return text; // The user typed an invalid address.
-  }
-}
+/** The number of rows that are shown before all have come. */
+const FIRST = 200;
 
 function render() {
-  const [view, key] = place();
+  renderFrame();
+  renderView();
+}
+
+/** Renders a reading in steps, so that none takes a whole frame. */
+async function renderInSteps() {
+  await breath();
+  renderFrame();
+  await breath();
+  prepare();
+  await breath();
+  renderView();
+}
+
+/** Renders what is above the view. */
+function renderFrame() {
+  const { view, key } = place();
   document.title = titleOf(key);
   document.body.dataset.view = view;
   show(part.header, header(view));
   show(part.notices, notices());
   show(part.tiles, tiles());
+}
+
+function renderView() {
+  const { view, key } = place();
   show(part.view, contents(view, key));
 }
 
 function contents(view, key) {
-  if (view !== "services") return node[view]();
+  if (view === "live") return live.view();
+  if (view === "map") return map.view();
+  if (view === "trace") return trace.view();
+  if (view !== "services") return node[view](key);
   if (key) return service(key);
-  if (!state.status) return [];
+  if (!state.announced && !state.status) return [];
   return [toolbar(), table({ top: tableTop(), height: innerHeight })];
+}
+
+let isDue = false;
+
+/** Renders the view before the next frame, however many events ask for it. */
+function renderSoon(draw = renderView) {
+  if (isDue) return;
+  isDue = true;
+  requestAnimationFrame(() => {
+    isDue = false;
+    draw();
+  });
 }
 
 function titleOf(key) {
@@ -53,12 +85,54 @@ function tableTop() {
 }
 
 async function read() {
+  live.watchFor(place().view, renderSoon);
   try {
-    if (state.reasons.size === 0) state.reasons = new Map((await ask("reasons")).map((reason) => [reason.name, reason]));
-    const [status, services] = await Promise.all([ask("status"), ask("services")]);
-    takeStatus(status);
-    takeServices(services);
+    // The history goes first: with it the charts have a past, and slow Services are known, from the first rows on.
+    await readHistory();
+    await Promise.all([readStatus(), readRows()]);
+    await readView();
     Object.assign(state, { silence: null, lastAnswer: new Date().toISOString() });
+  } catch (error) {
+    state.silence = error.message;
+  }
+  await renderInSteps();
+}
+
+async function readStatus() {
+  if (state.reasons.size === 0) state.reasons = new Map((await ask("reasons")).map((reason) => [reason.name, reason]));
+  takeStatus(await ask("status"));
+}
+
+async function readRows() {
+  const reading = new Reading();
+  const isFirst = state.announced === 0;
+  await askLines("rows", (line, number) => {
+    reading.take(line, number);
+    if (!isFirst || number !== FIRST) return;
+    reading.showSoFar();
+    render();
+  });
+  reading.end();
+}
+
+/** Reads what only the current view shows. */
+async function readView() {
+  const { view, key } = place();
+  if (view === "map") await map.readMap();
+  if (view !== "services" || !key) return;
+  const [namespace, ...name] = key.split("/");
+  const found = await ask(`service?${new URLSearchParams({ namespace, name: name.join("/") })}`).catch((error) => {
+    if (error.status === 404) return false;
+    throw error;
+  });
+  if (place().key === key) takeService(found);
+}
+
+/** Reads for a view that the reader has just opened. */
+async function readNow() {
+  live.watchFor(place().view, renderSoon);
+  try {
+    await readView();
   } catch (error) {
     state.silence = error.message;
   }
@@ -73,69 +147,119 @@ function moveTo(key, step) {
   const header = document.querySelector("#services thead").offsetHeight;
   if (top < header) scrollBy(0, top - header);
   else if (top + target.height > innerHeight) scrollBy(0, top + target.height - innerHeight);
-  render();
+  renderView();
   document.querySelector(`[data-service="${CSS.escape(target.key)}"] a`)?.focus();
 }
 
 let scrolledTo = 0;
-let shown = place().join("/");
+let shown = pathOf();
+
+function pathOf() {
+  const { view, key } = place();
+  return `${view}/${key}`;
+}
 
 addEventListener("hashchange", () => {
   const before = shown;
-  shown = place().join("/");
+  shown = pathOf();
+  if (shown !== before) state.open = null;
   render();
+  takeFields();
   // In the table, the reader gets back to the former place; elsewhere, to the beginning.
-  if (shown === "services/") scrollTo(0, scrolledTo);
-  else if (shown !== before) scrollTo(0, 0);
+  if (shown !== before) scrollTo(0, shown === "services/" ? scrolledTo : 0);
   if (shown !== before) part.view.focus({ preventScroll: true });
+  renderView();
+  readNow();
 });
+
+/** Gives the fields the values of the address, which Back may have changed. */
+function takeFields() {
+  for (const field of document.querySelectorAll("[data-param]")) field.value = chosen(field.dataset.param);
+}
 
 addEventListener("scroll", () => {
   if (shown !== "services/") return;
   scrolledTo = scrollY;
-  requestAnimationFrame(render);
+  renderSoon();
 }, { passive: true });
-addEventListener("resize", () => requestAnimationFrame(render));
+addEventListener("resize", () => renderSoon());
+addEventListener("visibilitychange", () => live.watchFor(place().view, renderSoon));
 
 document.addEventListener("input", (event) => {
-  if (event.target.id !== "filter") return;
-  choice.words = event.target.value;
-  render();
+  const { param } = event.target.dataset;
+  if (!param) return;
+  choose({ [param]: event.target.value });
+  // Only a whole word is worth a new stream or a walk through the flows.
+  if (event.target.tagName === "SELECT") readNow();
+  else renderView();
+});
+document.addEventListener("change", (event) => {
+  if (event.target.dataset.param && event.target.tagName === "INPUT") readNow();
+});
+
+document.addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (event.target.id === "trace") trace.run(renderView);
 });
 
 document.addEventListener("click", (event) => {
-  const button = event.target.closest("[data-sort]");
-  const row = event.target.closest("tr[data-service]");
-  if (event.target.closest("[data-skip]")) {
+  const on = (selector) => event.target.closest(selector);
+  const row = on("tr[data-service]");
+  if (on("[data-skip]")) {
     event.preventDefault();
     part.view.focus();
-  } else if (button) {
-    sortBy(button.dataset.sort);
+  } else if (on("[data-copy]")) {
+    copy(on("[data-copy]"));
+  } else if (on("#theme")) {
+    nextTheme();
     render();
-  } else if (row && !event.target.closest("a") && getSelection().isCollapsed) {
+  } else if (on("#pause")) {
+    live.pause();
+    renderView();
+  } else if (on("[data-only]")) {
+    choose({ only: on("[data-only]").dataset.only });
+    renderView();
+  } else if (on("[data-sort]")) {
+    sortBy(on("[data-sort]").dataset.sort);
+    renderView();
+  } else if (row && !on("a") && getSelection().isCollapsed) {
     row.querySelector("a").click();
   }
 });
 
+document.addEventListener("pointermove", (event) => {
+  if (event.pointerType !== "touch" && pointAt(event)) renderSoon(render);
+});
+document.addEventListener("pointerdown", (event) => {
+  if (event.pointerType === "touch" && pointAt(event)) renderSoon(render);
+});
+document.addEventListener("focusout", (event) => {
+  if (event.target.dataset?.plot && leave()) renderSoon(render);
+});
+
 document.addEventListener("keydown", (event) => {
-  const filter = document.getElementById("filter");
+  const isTyping = event.target.matches?.("input, select, textarea");
   const row = event.target.closest?.("tr[data-service]");
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.key === "/" && event.target !== filter) {
+  if (event.target.dataset?.plot && stepChart(event)) {
     event.preventDefault();
-    if (place()[1] || place()[0] !== "services") location.hash = "#/services";
+    render();
+  } else if (event.key === "/" && !isTyping) {
+    event.preventDefault();
+    if (pathOf() !== "services/") location.hash = "#/services";
     requestAnimationFrame(() => document.getElementById("filter")?.focus());
-  } else if (event.key === "Escape" && place()[1]) {
-    location.hash = "#/services";
+  } else if (event.key === "Escape" && place().key) {
+    document.querySelector(".back a")?.click();
   } else if (row && step) {
     event.preventDefault();
     moveTo(row.dataset.service, step);
-  } else if (event.target === filter && step === 1) {
+  } else if (event.target.id === "filter" && step === 1) {
     event.preventDefault();
     document.querySelector("tr[data-service] a")?.focus();
   }
 });
 
+applyTheme();
 render();
 poll(read);

@@ -1,20 +1,35 @@
 // Computes the values that all views show of a reading.
 
+import { findProblem } from "./problems.js";
 import { Rates } from "./rates.js";
 
 /** The counters of a service or of a service port, in this order. */
 export const OPENED = 0;
 export const PACKETS = 1;
 export const BYTES = 2;
-export const UNSERVED = 3;
-const COUNTERS = 4;
+export const DROPPED = 3;
+export const REJECTED = 4;
+const COUNTERS = 5;
+
+/** The key of the sum over all Services. */
+export const ALL = "";
 
 /** The state as of the last readings. */
 export const state = {
   status: null,
   reasons: new Map(),
+  /** The rows of the table, by namespace and name. */
   rows: [],
+  /** The number of Services that the agent announced: more than `rows` while the first reading comes in. */
+  announced: 0,
+  /** The time of the first reading, on the clock of `performance.now()`. */
+  firstReading: null,
+  /** A number that changes with the rows. */
+  version: 0,
+  /** The whole view of the Service that is open; null while it is unknown, false if there is none. */
+  open: null,
   services: new Rates(COUNTERS),
+  ports: new Rates(COUNTERS),
   node: new Rates(1),
   /** The reason why the last reading failed, and below it the time of the last success. */
   silence: null,
@@ -23,19 +38,52 @@ export const state = {
 
 export function takeStatus(status) {
   state.status = status;
+  state.firstReading ??= performance.now();
   const of = (kind, counts) => Object.entries(counts).map(([name, count]) => [`${kind}/${name}`, [count]]);
-  state.node.add(performance.now(), [...of("event", status.events), ...of("reason", status.reasons)]);
+  const entries = [...of("event", status.events), ...of("reason", status.reasons)];
+  const unserved = Object.entries(status.reasons).filter(([name]) => isUnserved(name));
+  state.node.add(performance.now(), [...entries, ["unserved", [unserved.reduce((sum, [, count]) => sum + count, 0)]]]);
 }
 
-export function takeServices(services) {
-  const reading = [];
-  for (const service of services) {
-    const ports = service.ports.map((port) => counters(port.counts));
-    reading.push([serviceKey(service), ports.reduce((a, b) => a.map((value, n) => value + b[n]), [0, 0, 0, 0])]);
-    service.ports.forEach((port, n) => reading.push([portKey(service, port), ports[n]]));
+/** Takes in the table line by line. */
+export class Reading {
+  #rows = [];
+  #sum = new Array(COUNTERS).fill(0);
+
+  constructor() {
+    state.services.begin(performance.now());
   }
-  state.services.add(performance.now(), reading);
-  state.rows = services.map(row);
+
+  /** Takes in one line: the first one is the number of rows. Shows the rows that are there while the first reading comes in. */
+  take(line, number) {
+    if (number === 0) {
+      state.announced = line.services;
+      return;
+    }
+    const key = serviceKey(line);
+    state.services.put(key, line.counts);
+    line.counts.forEach((count, field) => (this.#sum[field] += count));
+    this.#rows.push(rowOf(key, line));
+  }
+
+  /** Shows the rows so far. */
+  showSoFar() {
+    state.rows = this.#rows.slice();
+    state.version += 1;
+  }
+
+  end() {
+    state.services.put(ALL, this.#sum);
+    state.services.end();
+    state.rows = this.#rows;
+    state.version += 1;
+  }
+}
+
+/** Takes in the whole view of one Service, and the rates of its ports. */
+export function takeService(service) {
+  state.open = service;
+  if (service) state.ports.add(performance.now(), service.ports.map((port) => [portKey(service, port), counters(port.counts)]));
 }
 
 export function serviceKey({ namespace, name }) {
@@ -65,40 +113,40 @@ export function isUnserved(reason) {
   return state.reasons.get(reason)?.verdict !== "pass";
 }
 
+/** Returns the text that the filter searches. */
+export function wordsOf(row) {
+  row.words ??= [row.key, row.type, ...row.addresses, ...row.ports, ...row.portNames].join(" ").toLowerCase();
+  return row.words;
+}
+
 function addressOf(backend) {
   return backend.address.slice(0, backend.address.lastIndexOf(":"));
 }
 
 function counters(counts) {
-  return [
-    counts.flowsOpened,
-    counts.packets + counts.packetsReturned,
-    counts.bytes + counts.bytesReturned,
-    counts.dropped + counts.rejected,
-  ];
+  return [counts.flowsOpened, counts.packets + counts.packetsReturned, counts.bytes + counts.bytesReturned, counts.dropped, counts.rejected];
 }
 
-function row(service) {
-  const key = serviceKey(service);
-  const [ready, total] = readiness(service.ports.flatMap((port) => port.backends));
-  const addresses = [...service.clusterIps, ...service.loadBalancerIps, ...service.externalIps];
-  const ports = service.ports.map(portText);
-  return {
+function rowOf(key, line) {
+  const now = (field) => state.services.now(key, field);
+  const [dropped, rejected] = [now(DROPPED), now(REJECTED)];
+  const row = {
     key,
-    service,
-    namespace: service.namespace,
-    name: service.name,
-    type: service.type,
-    addresses,
-    ports,
-    ready,
-    total,
-    flows: service.ports.reduce((flows, port) => flows + port.counts.flows, 0),
-    opened: state.services.now(key, OPENED),
-    packets: state.services.now(key, PACKETS),
-    bytes: state.services.now(key, BYTES),
-    refused: state.services.now(key, UNSERVED),
-    words: [key, service.type, ...addresses, ...ports, ...service.ports.map((port) => port.name)].join(" ").toLowerCase(),
+    namespace: line.namespace,
+    name: line.name,
+    type: line.type,
+    addresses: line.addresses,
+    ports: line.ports.map(portText),
+    portNames: line.ports.map((port) => port.name),
+    ready: line.ready,
+    total: line.total,
+    conflicts: line.conflicts,
+    flows: line.flows,
+    opened: now(OPENED),
+    packets: now(PACKETS),
+    bytes: now(BYTES),
+    refused: dropped === null ? null : dropped + rejected,
   };
+  row.problem = findProblem(row);
+  return row;
 }
-

@@ -1,8 +1,10 @@
 // The views of the node as a whole: unserved packets, devices, options, tables.
 
+import { copyButton, reasonLink } from "./controls.js";
 import { h } from "./dom.js";
 import { state } from "./model.js";
-import { spark } from "./spark.js";
+import { hrefOf } from "./place.js";
+import { chart } from "./spark.js";
 import { age, count, number, plural, rate } from "./text.js";
 
 const ROLES = {
@@ -12,9 +14,10 @@ const ROLES = {
   anchor: "where the host's own packets to services go",
 };
 
-export function drops() {
+export function drops(key) {
   const { status, node, reasons } = state;
   if (!status) return [];
+  if (key) return reason(key);
   const rows = Object.entries(status.reasons).map(([name, total]) => ({
     name,
     total,
@@ -35,6 +38,39 @@ export function drops() {
       : h("p", { class: "nothing", "data-key": "nothing" }, "None so far."),
     fold("other", "Reasons that did not occur", reasonTable("others", "Reasons that did not occur", unserved.filter((row) => row.total === 0))),
     fold("left", "Packets left to the host as they are", reasonTable("left", "Packets left to the host, by reason", left)),
+  ];
+}
+
+/** What became of a packet, by the verdict. */
+const FATES = {
+  drop: "The packet is dropped without an answer.",
+  reject: "The packet is answered with a TCP RST or an ICMP port unreachable.",
+  pass: "The packet is left to the host as it is.",
+};
+
+/** Explains one reason, as `kpx explain` does. */
+function reason(name) {
+  const { status, node, reasons } = state;
+  const back = h("p", { class: "back", "data-key": "back" }, h("a", { href: hrefOf("drops") }, "← Unserved"));
+  const found = reasons.get(name);
+  if (!found) return [back, h("p", { class: "nothing", "data-key": "nothing" }, `There is no reason ${name}.`)];
+  const command = `kpx explain ${name}`;
+  return [
+    back,
+    h("header", { class: "title", "data-key": "title" }, h("h2", { class: "mono" }, name, " ", h("span", { class: `verdict ${found.verdict}` }, found.verdict))),
+    h(
+      "section",
+      { class: "card", "data-key": "explanation", id: "explanation" },
+      h("p", {}, `${FATES[found.verdict] ?? ""} ${found.meaning[0].toUpperCase()}${found.meaning.slice(1)}.`),
+      found.remedy.length > 0 ? [h("h3", {}, "What to do"), h("ol", {}, found.remedy.map((step) => h("li", {}, step)))] : null,
+      h("p", {}, h("a", { href: hrefOf("live", "", { reason: name }) }, "Watch such packets"), h("span", { class: "faint" }, " · the same in a terminal: "), h("code", {}, command), copyButton(command)),
+    ),
+    h(
+      "section",
+      { class: "card", "data-key": "numbers" },
+      h("h3", {}, `${count(status.reasons[name] ?? 0)} packets, ${rate(node.now(`reason/${name}`))}/s now`),
+      chart({ id: `reason ${name}`, label: `${name}, packets`, colour: "drops", series: node.series(`reason/${name}`), text: rate, unit: "/s", size: { width: 600, height: 80 } }),
+    ),
   ];
 }
 
@@ -76,7 +112,7 @@ export function node() {
       ["Mode", status.mode],
       ["Runs for", age(status.started)],
       ["Addresses", status.nodeAddresses.join(", ") || "none"],
-      ["Last sync", status.lastSync ?? "none yet"],
+      ["Last sync", status.lastSync ? `${age(status.lastSync)} ago` : "none yet"],
       ["Syncs that changed a map", count(status.syncs)],
     ]),
     h("h3", { "data-key": "tables heading" }, "Tables"),
@@ -136,12 +172,16 @@ function reasonTable(id, caption, reasons) {
     h(
       "tr",
       { "data-key": reason.name, "data-reason": reason.name },
-      h("th", { scope: "row" }, h("span", { class: "mono" }, reason.name), h("span", { class: "faint narrow" }, reason.meaning)),
+      h("th", { scope: "row" }, reasonLink(reason.name, hrefOf("drops", reason.name)), h("span", { class: "faint narrow" }, reason.meaning)),
       h("td", { class: "meaning" }, reason.meaning),
       h("td", {}, h("span", { class: `verdict ${reason.verdict}` }, reason.verdict)),
       h("td", { class: "number" }, count(reason.total)),
       h("td", { class: `number ${reason.now ? "" : "zero"}` }, rate(reason.now)),
-      h("td", { class: "trend" }, spark(reason.series, reason.verdict === "pass" ? "packets" : "drops", { width: 120, height: 24 })),
+      h(
+        "td",
+        { class: "trend" },
+        chart({ id: `trend ${reason.name}`, label: `${reason.name}, packets`, colour: reason.verdict === "pass" ? "packets" : "drops", series: reason.series, text: rate, unit: "/s", size: { width: 120, height: 24 } }),
+      ),
     ),
   );
   return table(id, caption, ["Reason", "Meaning", "Fate", "#Packets", "#Packets/s", "Trend"], rows);

@@ -1,17 +1,17 @@
 // The part above every view: the node, its health, and its total rates.
 
 import { h } from "./dom.js";
-import { BYTES, isUnserved, state } from "./model.js";
-import { spark } from "./spark.js";
-import { sum } from "./rates.js";
+import { past, seriesOf } from "./history.js";
+import { ALL, BYTES, state } from "./model.js";
+import { VIEWS, hrefOf } from "./place.js";
+import { chart } from "./spark.js";
+import { themeButton } from "./theme.js";
 import { age, byteRate, count, number, plural, rate } from "./text.js";
-
-const VIEWS = [["services", "Services"], ["drops", "Unserved"], ["devices", "Devices"], ["node", "Node"]];
 
 export function header(view) {
   const { status, silence } = state;
   const links = VIEWS.map(([id, label]) =>
-    h("a", { href: `#/${id}`, "data-key": id, "aria-current": view === id ? "page" : null }, label, badge(id)),
+    h("a", { href: hrefOf(id), "data-key": id, "aria-current": view === id ? "page" : null }, label, badge(id)),
   );
   return [
     h("img", { class: "logo", src: "icon.svg", alt: "kpx", width: 34, height: 34 }),
@@ -22,6 +22,7 @@ export function header(view) {
       h("p", {}, status ? about(status) : "asking the agent"),
     ),
     h("nav", { "aria-label": "Views" }, links),
+    themeButton(),
   ];
 }
 
@@ -54,33 +55,44 @@ export function notices() {
 }
 
 export function tiles() {
-  const { status, node, services, rows } = state;
+  const { status, node, rows } = state;
   if (!status) return [];
-  const events = (names) => sum(names.map((name) => node.series(`event/${name}`)));
-  const drops = Object.keys(status.reasons).filter(isUnserved).map((name) => node.series(`reason/${name}`));
-  const bytes = rows.length > 0 ? sum(rows.map((row) => services.series(row.key, BYTES))) : [];
   const flows = Object.values(status.flows).reduce((flows, family) => flows + family.flows, 0);
-  const [ready, total] = rows.reduce(([ready, total], row) => [ready + row.ready, total + row.total], [0, 0]);
+  const [ready, total] = podsReady();
   return h(
     "dl",
     { class: "tiles" },
-    chartTile("connections", "Flows opened", events(["flow_opened"]), rate, "/s"),
-    chartTile("packets", "Packets", events(["forwarded", "returned"]), rate, "/s"),
-    chartTile("bytes", "Traffic", bytes, byteRate, "/s"),
-    chartTile("drops", "Unserved", drops.length > 0 ? sum(drops) : [], rate, "/s"),
+    chartTile("connections", "Flows opened", past(ALL, ["opened"], node.series("event/flow_opened")), rate),
+    chartTile("packets", "Packets", past(ALL, ["packets"], packets(node)), rate),
+    chartTile("bytes", "Traffic", seriesOf(ALL, [BYTES], ["bytes"]), byteRate),
+    chartTile("drops", "Unserved", past(ALL, ["dropped", "rejected"], node.series("unserved")), rate),
     tile("flows", "Flows", number(flows), families(status)),
     tile("backends", "Backends ready", number(ready), `of ${count(total)}, for ${plural(rows.length, "service")}`),
   );
 }
 
-function chartTile(id, label, series, text, unit) {
-  const last = series.at(-1) ?? null;
+function packets(node) {
+  const [there, back] = ["forwarded", "returned"].map((name) => node.series(`event/${name}`));
+  return there.map(([time, value], n) => [time, value === null || back[n][1] === null ? null : value + back[n][1]]);
+}
+
+let pods = { version: -1, sums: [0, 0] };
+
+function podsReady() {
+  if (pods.version !== state.version) {
+    pods = { version: state.version, sums: state.rows.reduce(([ready, total], row) => [ready + row.ready, total + row.total], [0, 0]) };
+  }
+  return pods.sums;
+}
+
+function chartTile(id, label, series, text) {
+  const last = series.findLast(([, value]) => value !== null)?.[1] ?? null;
   return h(
     "div",
     { class: `tile ${id}`, "data-tile": id },
     h("dt", {}, label),
-    h("dd", {}, text(last), h("span", { class: "unit" }, unit)),
-    spark(series, id, { width: 200, height: 36 }),
+    h("dd", {}, text(last), h("span", { class: "unit" }, "/s")),
+    h("dd", { class: "graph" }, chart({ id: `tile ${id}`, label, colour: id, series, text, unit: "/s", size: { width: 200, height: 36 } })),
   );
 }
 

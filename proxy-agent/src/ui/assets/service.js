@@ -1,31 +1,72 @@
 // The view of one service: its ports, its frontends and its backends.
 
 import { h } from "./dom.js";
-import { BYTES, OPENED, PACKETS, UNSERVED, portKey, portText, readiness, state } from "./model.js";
-import { spark } from "./spark.js";
-import { age, byteRate, count, endpoint, number, plural, rate } from "./text.js";
+import { copyButton, rangeField } from "./controls.js";
+import { historyOf, past, seriesOf } from "./history.js";
+import { BYTES, DROPPED, OPENED, PACKETS, REJECTED, portKey, portText, readiness, serviceKey, state } from "./model.js";
+import { hrefOf, protocolOf } from "./place.js";
+import { chart } from "./spark.js";
+import { age, byteRate, count, endpoint, number, plural, rate, seconds } from "./text.js";
 
+/** The charts: colour, label, the page's counters, the fields of the agent's history. */
 const CHARTS = [
-  ["connections", "Flows opened", OPENED, rate],
-  ["packets", "Packets", PACKETS, rate],
-  ["bytes", "Traffic", BYTES, byteRate],
-  ["drops", "Unserved", UNSERVED, rate],
+  ["connections", "Flows opened", [OPENED], ["opened"], rate],
+  ["packets", "Packets", [PACKETS], ["packets"], rate],
+  ["bytes", "Traffic", [BYTES], ["bytes"], byteRate],
+  ["drops", "Unserved", [DROPPED, REJECTED], ["dropped", "rejected"], rate],
 ];
 
 export function service(key) {
-  const row = state.rows.find((row) => row.key === key);
-  const back = h("p", { class: "back", "data-key": "back" }, h("a", { href: "#/services" }, "← Services"));
-  if (!row) {
-    const text = state.rows.length > 0 ? `There is no service ${key} on this node.` : "…";
+  const back = h("p", { class: "back", "data-key": "back" }, h("a", { href: hrefOf("services") }, "← Services"));
+  const { open } = state;
+  if (!open || serviceKey(open) !== key) {
+    const text = open === false ? `There is no service ${key} on this node.` : "…";
     return [back, h("p", { class: "nothing", "data-key": "nothing" }, text)];
   }
-  return [back, title(row), ...row.service.ports.map((port) => portSection(row.service, port))];
+  return [back, title(open), timeline(key), ...open.ports.map((port) => portSection(open, port))];
 }
 
-function title({ service, ready, total }) {
+/** Shows the Service's last minutes. */
+function timeline(key) {
+  const charts = CHARTS.map(([colour, label, counters, fields, text]) =>
+    figure(`service ${colour}`, label, colour, seriesOf(key, counters, fields), text, "/s"),
+  );
+  const history = historyOf(key);
+  const has = (field) => history?.[field]?.some((value) => value !== null);
+  const connects = [["connectP50", "Connect, median"], ["connectP99", "Connect, 99 of 100"]].filter(([field]) => has(field));
+  return h(
+    "section",
+    { class: "card", "data-key": "timeline", id: "timeline" },
+    h("div", { class: "toolbar" }, h("h3", {}, "Traffic"), rangeField()),
+    h(
+      "div",
+      { class: "charts" },
+      charts,
+      connects.map(([field, label]) => figure(`service ${field}`, label, "connections", past(key, [field], []), seconds, "")),
+      has("failed") ? figure("service failed", "Failed connects", "drops", past(key, ["failed"], []), rate, "/s") : null,
+    ),
+  );
+}
+
+function figure(id, label, colour, series, text, unit) {
+  const last = series.findLast(([, value]) => value !== null)?.[1] ?? null;
+  return h(
+    "div",
+    { class: `chart ${colour}`, "data-chart": id },
+    h("span", { class: "faint" }, label),
+    h("b", {}, text(last), unit ? h("span", { class: "unit" }, unit) : null),
+    chart({ id, label, colour, series, text, unit, size: { width: 220, height: 48 } }),
+  );
+}
+
+function title(service) {
+  const key = serviceKey(service);
+  const [ready, total] = readiness(service.ports.flatMap((port) => port.backends));
+  const addresses = [...service.clusterIps, ...service.loadBalancerIps, ...service.externalIps];
+  const problem = state.rows.find((row) => row.key === key)?.problem;
   const facts = [
     ["Type", service.type],
-    ["Addresses", [...service.clusterIps, ...service.loadBalancerIps, ...service.externalIps].join(", ") || "none"],
+    ["Addresses", addresses.length > 0 ? addresses.map((address) => h("span", { class: "copied" }, address, copyButton(address))) : "none"],
     ["Backends ready", `${count(ready)} of ${count(total)}`],
     ["Traffic policy", `internal ${service.internalTrafficPolicy}, external ${service.externalTrafficPolicy}`],
     ["Session affinity", service.affinitySecs ? `client's address, ${count(service.affinitySecs)} s` : "none"],
@@ -36,7 +77,15 @@ function title({ service, ready, total }) {
   return h(
     "header",
     { class: "title", "data-key": "title" },
-    h("h2", {}, h("span", { class: "faint" }, `${service.namespace} / `), service.name),
+    h("h2", {}, h("span", { class: "faint" }, `${service.namespace} / `), service.name, " ", copyButton(key)),
+    problem ? h("p", {}, h("span", { class: `mark ${problem.kind}` }, problem.text)) : null,
+    h(
+      "p",
+      { class: "links" },
+      h("a", { href: hrefOf("live", "", { namespace: service.namespace, service: service.name }) }, "Watch its packets"),
+      h("a", { href: hrefOf("map", "", { namespace: service.namespace, service: service.name }) }, "Who calls it"),
+      h("a", { href: hrefOf("trace", "", { to: key, port: service.ports[0] ? String(service.ports[0].port) : "", protocol: protocolOf(service.ports[0]?.protocol) }) }, "Trace a packet to it"),
+    ),
     h("dl", { class: "facts" }, facts.filter(([, fact]) => fact).map(([name, fact]) => h("div", {}, h("dt", {}, name), h("dd", {}, fact)))),
   );
 }
@@ -48,7 +97,8 @@ function portSection(service, port) {
     "section",
     { class: "card port", "data-key": key, "data-port": port.port },
     h("h3", {}, h("span", { class: "mono" }, portText(port)), port.name ? h("span", { class: "faint" }, ` ${port.name}`) : null),
-    h("div", { class: "charts" }, CHARTS.map((chart) => chartOf(key, chart)), totals(port.counts)),
+    service.ports.length > 1 ? h("div", { class: "charts" }, CHARTS.map((one) => chartOf(key, one))) : null,
+    totals(port.counts),
     h("h4", {}, "Offered at"),
     frontends(port.frontends),
     h("h4", {}, "Backends ", h("span", { class: "faint" }, `${count(ready)} of ${count(total)} ready`)),
@@ -56,15 +106,10 @@ function portSection(service, port) {
   );
 }
 
-function chartOf(key, [colour, label, field, text]) {
-  const series = state.services.series(key, field);
-  return h(
-    "div",
-    { class: `chart ${colour}`, "data-chart": colour },
-    h("span", { class: "faint" }, label),
-    h("b", {}, text(series.at(-1) ?? null), h("span", { class: "unit" }, "/s")),
-    spark(series, colour, { width: 220, height: 48 }),
-  );
+function chartOf(key, [colour, label, counters, , text]) {
+  const series = counters.map((counter) => state.ports.series(key, counter));
+  const sum = series[0].map(([time], n) => [time, series.some((one) => one[n][1] === null) ? null : series.reduce((sum, one) => sum + one[n][1], 0)]);
+  return figure(`${key} ${colour}`, label, colour, sum, text, "/s");
 }
 
 function totals(counts) {
@@ -75,8 +120,15 @@ function totals(counts) {
     ["and back", counts.packetsReturned],
     ["Dropped", counts.dropped],
     ["Rejected", counts.rejected],
+    ...connects(counts),
   ];
-  return h("dl", { class: "totals" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, number(value)))));
+  return h("dl", { class: "totals" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : value))));
+}
+
+/** Lists what is known of connects, of a port or of a backend. */
+function connects(counts) {
+  if (!counts?.connects) return [];
+  return [["Connect, median", seconds(counts.connectP50)], ["99 of 100", seconds(counts.connectP99)], ["Failed", counts.failed]];
 }
 
 function frontends(frontends) {
@@ -86,6 +138,7 @@ function frontends(frontends) {
       "li",
       { class: frontend.conflict ? "conflict" : null },
       h("span", { class: "mono" }, frontend.address ? endpoint(frontend.address, frontend.port) : `the node's addresses, port ${frontend.port}`),
+      frontend.address ? copyButton(endpoint(frontend.address, frontend.port)) : null,
       h("span", { class: "faint" }, ` ${frontend.kind}`),
       frontend.conflict ? h("span", { class: "why" }, ` ${frontend.conflict}`) : null,
     ),
@@ -131,10 +184,10 @@ function backendOf(backend) {
   return h(
     "li",
     { class: `backend ${kind}`, "data-key": backend.address, "data-backend": backend.address },
-    h("span", { class: "mono" }, backend.address),
+    h("span", { class: "mono" }, backend.address, copyButton(backend.address)),
     h("span", { class: `state ${kind}` }, text),
     h("span", { class: "pod faint", title: backend.pod }, backend.pod?.split("/").at(-1)),
-    h("span", { class: "faint" }, takes(backend), backend.flows > 0 ? ` · ${plural(backend.flows, "flow")}` : null),
+    h("span", { class: "faint" }, takes(backend), backend.flows > 0 ? ` · ${plural(backend.flows, "flow")}` : null, backend.connect?.connects ? ` · connects in ${seconds(backend.connect.connectP50)}` : null),
   );
 }
 

@@ -1,7 +1,11 @@
 // The table of services. Only the visible rows are elements: there may be thousands of rows.
 
+import { namespaceField, rangeField } from "./controls.js";
 import { h } from "./dom.js";
-import { PACKETS, state } from "./model.js";
+import { seriesOf } from "./history.js";
+import { PACKETS, state, wordsOf } from "./model.js";
+import { choose, chosen, hrefOf } from "./place.js";
+import { KINDS } from "./problems.js";
 import { spark } from "./spark.js";
 import { byteRate, count, number, plural, rate } from "./text.js";
 
@@ -10,11 +14,12 @@ const ROW_HEIGHT = 44;
 const MARGIN = 8;
 
 const COLUMNS = [
+  { id: "problem", label: "Problem", isNumber: true, value: (row) => row.problem?.weight ?? 0, cell: problemCell },
   { id: "namespace", label: "Namespace", cell: (row) => h("td", { class: "namespace" }, row.namespace) },
   { id: "name", label: "Name", cell: nameCell },
   { id: "type", label: "Type", cell: (row) => h("td", { class: "type" }, row.type) },
-  { id: "addresses", label: "Addresses", cell: (row) => listCell("addresses", row.addresses) },
-  { id: "ports", label: "Ports", cell: (row) => listCell("ports", row.ports) },
+  { id: "addresses", label: "Addresses", value: (row) => padded(row.addresses), cell: (row) => listCell("addresses", row.addresses) },
+  { id: "ports", label: "Ports", value: (row) => padded(row.ports), cell: (row) => listCell("ports", row.ports) },
   { id: "ready", label: "Ready", isNumber: true, cell: readyCell },
   { id: "flows", label: "Flows", isNumber: true, cell: (row) => numberCell("flows", number(row.flows), row.flows) },
   { id: "opened", label: "Opened/s", isNumber: true, cell: (row) => numberCell("opened", rate(row.opened), row.opened) },
@@ -23,38 +28,53 @@ const COLUMNS = [
   { id: "refused", label: "Unserved/s", isNumber: true, cell: (row) => numberCell("refused", rate(row.refused), row.refused) },
 ];
 
-/** The reader's choices. */
-export const choice = { words: "", column: "namespace", descending: false };
-
 export function toolbar() {
-  return h(
-    "div",
-    { class: "toolbar", "data-key": "toolbar" },
+  const { all, kinds } = inNamespace();
+  const now = chosen("only");
+  const chips = [["", "All", all], ...KINDS.map(([id, label]) => [id, label, kinds.get(id) ?? 0])];
+  return [
     h(
-      "label",
-      { class: "search" },
-      h("span", { class: "hidden" }, "Filter services"),
-      h("input", {
-        type: "search",
-        id: "filter",
-        value: choice.words,
-        placeholder: "Filter by name, address, port, type   ( / )",
-        autocomplete: "off",
-        spellcheck: "false",
-      }),
+      "div",
+      { class: "toolbar", "data-key": "toolbar", role: "search" },
+      namespaceField(),
+      h(
+        "label",
+        { class: "search" },
+        h("span", { class: "hidden" }, "Filter services"),
+        h("input", {
+          type: "search",
+          id: "filter",
+          "data-param": "filter",
+          value: chosen("filter"),
+          placeholder: "Filter by name, address, port, type   ( / )",
+          autocomplete: "off",
+          spellcheck: "false",
+        }),
+      ),
+      rangeField(),
+      h("p", { class: "faint", id: "shown", role: "status" }, shownText()),
     ),
-    h("p", { class: "faint", id: "shown", role: "status" }, shownText()),
-  );
+    h(
+      "div",
+      { class: "chips", "data-key": "chips", role: "group", "aria-label": "Services by problem" },
+      chips
+        .filter(([id, , number]) => number > 0 || id === "" || id === now)
+        .map(([id, label, number]) =>
+          h("button", { type: "button", "data-key": `chip ${id}`, "data-only": id, class: `chip ${id}`, "aria-pressed": String(now === id) }, label, " ", h("b", {}, count(number))),
+        ),
+    ),
+  ];
 }
 
 export function table(viewport) {
   const rows = chosenRows();
   const [from, to] = rowsInSight(rows.length, viewport);
+  const [sorted, descending] = order();
   const columns = COLUMNS.map(({ id, label, isNumber }) => {
-    const order = choice.column === id ? (choice.descending ? "descending" : "ascending") : null;
+    const is = sorted === id ? (descending ? "descending" : "ascending") : null;
     return h(
       "th",
-      { scope: "col", class: `${id} ${isNumber ? "number" : ""}`, "aria-sort": order },
+      { scope: "col", class: `${id} ${isNumber && id !== "problem" ? "number" : ""}`, "aria-sort": is },
       h("button", { type: "button", "data-sort": id }, label, h("span", { class: "arrow", "aria-hidden": "true" })),
     );
   });
@@ -76,8 +96,15 @@ export function table(viewport) {
 
 /** Sorts by a column. A second choice of the same column reverses the order; numbers start with the largest. */
 export function sortBy(id) {
-  if (choice.column === id) choice.descending = !choice.descending;
-  else Object.assign(choice, { column: id, descending: COLUMNS.find((column) => column.id === id).isNumber ?? false });
+  const [sorted, descending] = order();
+  const isDown = sorted === id ? !descending : (COLUMNS.find((column) => column.id === id).isNumber ?? false);
+  choose({ sort: `${isDown ? "-" : ""}${id}` });
+}
+
+function order() {
+  const sort = chosen("sort");
+  const id = sort.replace(/^-/, "");
+  return COLUMNS.some((column) => column.id === id) ? [id, sort.startsWith("-")] : ["problem", true];
 }
 
 /** Finds the row `step` rows after that of `key`, in pixels from the table's top; null beyond the ends. */
@@ -87,18 +114,56 @@ export function neighbour(key, step) {
   return rows[at] ? { key: rows[at].key, top: at * ROW_HEIGHT, height: ROW_HEIGHT } : null;
 }
 
+/** Puts the rows into the reader's order ahead of time: of 10,000 rows it takes a part of a frame. */
+export function prepare() {
+  chosenRows();
+  inNamespace();
+}
+
+/** The rows as last chosen, and the choice. */
+let last = { choice: "", rows: [] };
+
+/** Returns the rows in the reader's order. Equal ones stay by namespace and name, as the agent sends them. */
 function chosenRows() {
-  const words = choice.words.toLowerCase().split(/\s+/).filter(Boolean);
-  const rows = state.rows.filter((row) => words.every((word) => row.words.includes(word)));
-  const { column } = choice;
-  const turn = choice.descending ? -1 : 1;
-  return rows.sort((a, b) => turn * compare(a[column], b[column]) || compare(a.key, b.key));
+  const choice = JSON.stringify([state.version, chosen("namespace"), chosen("filter"), chosen("only"), chosen("sort")]);
+  if (last.choice === choice) return last.rows;
+  const words = chosen("filter").toLowerCase().split(/\s+/).filter(Boolean);
+  const [only, namespace] = [chosen("only"), chosen("namespace")];
+  const rows = state.rows.filter(
+    (row) => (!namespace || row.namespace === namespace) && (!only || row.problem?.kind === only) && (words.length === 0 || words.every((word) => wordsOf(row).includes(word))),
+  );
+  const [id, descending] = order();
+  const { value = (row) => row[id] } = COLUMNS.find((column) => column.id === id);
+  const keyed = rows.map((row) => [value(row), row]);
+  keyed.sort(([a], [b]) => (descending ? compare(b, a) : compare(a, b)));
+  last = { choice, rows: keyed.map(([, row]) => row) };
+  return last.rows;
 }
 
 function compare(a, b) {
-  if (typeof a === "string") return a < b ? -1 : Number(a > b);
-  if (Array.isArray(a)) return String(a).localeCompare(String(b), "en", { numeric: true });
-  return (a ?? -1) - (b ?? -1);
+  if (typeof a !== "string") return (a ?? -1) - (b ?? -1);
+  return a < b ? -1 : Number(a > b);
+}
+
+/** Returns a text that sorts by the numbers in it. */
+function padded(texts) {
+  return texts.join(" ").replace(/\d+/g, (digits) => digits.padStart(5, "0"));
+}
+
+let counted = { choice: "" };
+
+/** Returns the number of Services of the namespace, and of those with each kind of problem. */
+function inNamespace() {
+  const namespace = chosen("namespace");
+  const choice = `${state.version} ${namespace}`;
+  if (counted.choice === choice) return counted;
+  counted = { choice, all: 0, kinds: new Map() };
+  for (const row of state.rows) {
+    if (namespace && row.namespace !== namespace) continue;
+    counted.all += 1;
+    if (row.problem) counted.kinds.set(row.problem.kind, (counted.kinds.get(row.problem.kind) ?? 0) + 1);
+  }
+  return counted;
 }
 
 function rowsInSight(length, { top, height }) {
@@ -108,20 +173,25 @@ function rowsInSight(length, { top, height }) {
 }
 
 function shownText() {
-  const shown = chosenRows().length;
-  return choice.words ? `${count(shown)} of ${plural(state.rows.length, "service")}` : plural(shown, "service");
+  const [shown, all] = [chosenRows().length, state.rows.length];
+  if (all < state.announced) return `${count(all)} of ${plural(state.announced, "service")} so far`;
+  return shown < all ? `${count(shown)} of ${plural(all, "service")}` : plural(shown, "service");
 }
 
 function rowOf(row, index) {
   return h(
     "tr",
-    { "data-key": row.key, "data-service": row.key, "aria-rowindex": index + 2, class: row.ready === 0 ? "empty" : null },
+    { "data-key": row.key, "data-service": row.key, "aria-rowindex": index + 2, class: row.problem?.kind },
     COLUMNS.map((column) => column.cell(row)),
   );
 }
 
 export function serviceLink(row) {
-  return `#/services/${encodeURIComponent(row.namespace)}/${encodeURIComponent(row.name)}`;
+  return hrefOf("services", row.key);
+}
+
+function problemCell({ problem }) {
+  return h("td", { class: "problem" }, problem ? h("span", { class: `mark ${problem.kind}`, title: problem.text }, problem.text) : h("span", { class: "faint" }, "none"));
 }
 
 function nameCell(row) {
@@ -129,7 +199,7 @@ function nameCell(row) {
     "td",
     { class: "name" },
     h("a", { href: serviceLink(row) }, row.name),
-    h("span", { class: "faint narrow" }, row.namespace),
+    h("span", { class: "faint narrow" }, row.namespace, row.problem ? h("b", { class: `mark ${row.problem.kind}` }, row.problem.text) : null),
   );
 }
 
@@ -138,11 +208,12 @@ function listCell(id, texts) {
   return h("td", { class: `${id} mono`, title: texts.length > 1 ? texts.join("\n") : null }, h("span", {}, texts[0] ?? "–"), more);
 }
 
+/** A Service without endpoints is no fault by itself: its pods may be asleep, or wanted nowhere. */
 function readyCell({ ready, total }) {
-  const kind = ready === 0 ? "none" : ready < total ? "some" : "all";
+  const kind = total === 0 ? "nobody" : ready === 0 ? "none" : ready < total ? "some" : "all";
   return h(
     "td",
-    { class: "ready number" },
+    { class: `ready number ${kind}` },
     h("span", { class: `meter ${kind}`, style: `--ready: ${total ? ready / total : 0}`, "aria-hidden": "true" }),
     `${count(ready)}/${count(total)}`,
   );
@@ -153,6 +224,6 @@ function numberCell(id, text, value) {
 }
 
 function packetsCell(row) {
-  const series = state.services.series(row.key, PACKETS);
-  return h("td", { class: `packets number ${row.packets ? "" : "zero"}` }, row.packets ? spark(series, "packets", { width: 64, height: 20 }) : null, rate(row.packets));
+  const series = () => seriesOf(row.key, [PACKETS], ["packets"]);
+  return h("td", { class: `packets number ${row.packets ? "" : "zero"}` }, row.packets ? spark(series(), "packets", { width: 64, height: 20 }) : null, rate(row.packets));
 }

@@ -48,6 +48,18 @@ export function age(timestamp, now = Date.now()) {
   return `${seconds} s`;
 }
 
+/** Formats a time span in its own unit: 250 µs, 12 ms, 1.2 s. */
+export function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  if (value >= 1) return `${number(value)} s`;
+  return value >= 0.001 ? `${number(value * 1e3)} ms` : `${number(Math.round(value * 1e6))} µs`;
+}
+
+/** Formats the time of day. */
+export function clock(time) {
+  return new Date(time).toLocaleTimeString("en-GB");
+}
+
 /** Formats an address and a port; an IPv6 address is in brackets. */
 export function endpoint(address, port) {
   return address.includes(":") ? `[${address}]:${port}` : `${address}:${port}`;

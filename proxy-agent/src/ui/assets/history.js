@@ -1,0 +1,74 @@
+// The last minutes, which the agent keeps: charts have a past from the first second.
+
+import { ask } from "./agent.js";
+import { chosen } from "./place.js";
+import { state } from "./model.js";
+
+/** The time between two readings of all histories: the agent adds a point every ten seconds. */
+const PERIOD_MS = 30_000;
+
+const kept = { total: null, services: new Map(), times: [], asked: -Infinity, isServed: true };
+
+/** The difference between the node's clock and this one's, in milliseconds. */
+let ahead = 0;
+
+/** Reads the histories again when it is time to. An agent without them leaves the page with its own readings. */
+export async function readHistory() {
+  if (!kept.isServed || performance.now() - kept.asked < PERIOD_MS) return;
+  kept.asked = performance.now();
+  try {
+    take(await ask("history"));
+  } catch (error) {
+    kept.isServed = error.status !== 404;
+  }
+}
+
+function take({ stepSecs, end, points, total, services }) {
+  if (!end) return;
+  ahead = Math.min(Math.max(ahead, Date.parse(end) - Date.now()), 3_600_000);
+  const last = performance.now() - Math.max(0, Date.now() + ahead - Date.parse(end));
+  kept.times = Array.from({ length: points }, (_, n) => last - (points - 1 - n) * stepSecs * 1_000);
+  kept.total = total;
+  kept.services = new Map(services.map((service) => [`${service.namespace}/${service.name}`, service]));
+}
+
+/** Returns the history of a Service, or of all for the empty key; undefined if there is none. */
+export function historyOf(key) {
+  return key === "" ? kept.total : kept.services.get(key);
+}
+
+/** Returns the last known value of a field; null if there is none. */
+export function latest(key, field) {
+  const values = historyOf(key)?.[field];
+  return values?.findLast((value) => value !== null) ?? null;
+}
+
+/** Joins the agent's history of fields, which are added up, and the page's own later readings: pairs of time and rate. */
+export function past(key, fields, readings) {
+  const history = historyOf(key);
+  const first = readings.find(([, value]) => value !== null)?.[0] ?? Infinity;
+  const older = history ? kept.times.map((time, n) => [time, total(fields.map((field) => history[field]?.[n]))]) : [];
+  return [...older.filter(([time]) => time < first), ...readings.filter(([time]) => time >= first)];
+}
+
+function total(values) {
+  return values.some((value) => typeof value !== "number") ? null : values.reduce((sum, value) => sum + value, 0);
+}
+
+/** The least time that a chart shows, so that a few readings look like no trend. */
+const LEAST_MS = 60_000;
+
+/** Returns the beginning and the end of what charts show, on the clock of `performance.now()`: no more than is known. */
+export function span() {
+  const end = performance.now();
+  const known = kept.total ? kept.times[kept.total.opened.findIndex((value) => value !== null)] : undefined;
+  const first = Math.min(known ?? end, state.firstReading ?? end, end - LEAST_MS);
+  return [Math.max(first, end - Number(chosen("range")) * 60_000), end];
+}
+
+/** Returns the readings of a Service, as pairs of time and rate, with its history in front. */
+export function seriesOf(key, counters, fields) {
+  const series = counters.map((counter) => state.services.series(key, counter));
+  const readings = series[0].map(([time], n) => [time, total(series.map((one) => one[n][1]))]);
+  return past(key, fields, readings);
+}

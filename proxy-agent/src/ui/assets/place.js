@@ -1,0 +1,69 @@
+// The address behind the `#`: what is shown, and the reader's choices. Reload, Back and a copied link keep them.
+
+export const VIEWS = [
+  ["services", "Services"],
+  ["live", "Live"],
+  ["map", "Map"],
+  ["trace", "Trace"],
+  ["drops", "Unserved"],
+  ["devices", "Devices"],
+  ["node", "Node"],
+];
+
+/** The choices that all views share, with the values that need not be in the address. */
+const DEFAULTS = { namespace: "", filter: "", only: "", sort: "-problem", range: "15" };
+
+/** The minutes that a chart may show. */
+export const RANGES = ["1", "5", "15"];
+
+/** Parses the address: `#/services/shop/web?range=5` → view `services`, key `shop/web`, and the parameters. */
+export function place() {
+  const [path, query = ""] = cut(location.hash.replace(/^#\/?/, ""), "?");
+  const [view, ...rest] = path.split("/").map(decoded);
+  const known = VIEWS.some(([id]) => id === view);
+  return { view: known ? view : "services", key: rest.join("/"), params: new URLSearchParams(query) };
+}
+
+/** Returns the value of a choice, or of a parameter of the view. */
+export function chosen(name) {
+  const value = place().params.get(name) ?? DEFAULTS[name] ?? "";
+  return name === "range" && !RANGES.includes(value) ? DEFAULTS.range : value;
+}
+
+/** Returns the address of a view. It keeps the shared choices, and adds `more`. */
+export function hrefOf(view, key = "", more = {}) {
+  const shared = Object.keys(DEFAULTS).map((name) => [name, chosen(name)]);
+  return address(view, key, [...shared.filter(([name]) => !(name in more)), ...Object.entries(more)]);
+}
+
+/** Changes parameters of the current address, without a step for Back: the reader is still at the same place. */
+export function choose(changes) {
+  const { view, key, params } = place();
+  const kept = [...params].filter(([name]) => !(name in changes));
+  history.replaceState(history.state, "", address(view, key, [...kept, ...Object.entries(changes)]));
+}
+
+/** Returns the parameter for a protocol; TCP need not be said. */
+export function protocolOf(protocol = "TCP") {
+  return protocol === "TCP" ? "" : protocol.toLowerCase();
+}
+
+function address(view, key, params) {
+  const set = params.filter(([name, value]) => value !== "" && value !== DEFAULTS[name]);
+  const path = key.split("/").map(encodeURIComponent).join("/");
+  const query = new URLSearchParams(set).toString();
+  return `#/${view}${key ? `/${path}` : ""}${query ? `?${query}` : ""}`;
+}
+
+function cut(text, at) {
+  const index = text.indexOf(at);
+  return index < 0 ? [text] : [text.slice(0, index), text.slice(index + 1)];
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // The user typed an invalid address.
+  }
+}

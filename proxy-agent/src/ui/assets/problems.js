@@ -1,0 +1,41 @@
+// Says what is wrong with a Service, so that the worst comes first.
+
+import { latest } from "./history.js";
+import { rate, seconds } from "./text.js";
+
+/** The kinds of problems, the worst first. */
+export const KINDS = [
+  ["refusing", "Clients not served"],
+  ["down", "No ready backend"],
+  ["failing", "Failed connects"],
+  ["slow", "Slow connects"],
+  ["conflict", "Conflicts"],
+];
+
+/** A connect that takes the median client as long, or one in a hundred, is slow: in seconds. A SYN is sent again after one second. */
+const SLOW_MEDIAN = 0.1;
+const SLOW_TAIL = 1;
+
+/** The rate from which on a counter counts as moving; below it shows as 0. */
+const MOVES = 0.005;
+
+/** Returns the worst problem of a row; null if it has none. A Service may rightly have no endpoints, as long as no client asks for it. */
+export function findProblem(row) {
+  if (row.refused > MOVES) {
+    const why = row.total === 0 ? ", no endpoints" : row.ready === 0 ? ", none ready" : "";
+    return problem("refusing", row.refused, `${rate(row.refused)}/s not served${why}`);
+  }
+  if (row.total > 0 && row.ready === 0) return problem("down", 0, "no ready backend");
+  const failed = latest(row.key, "failed");
+  if (failed > MOVES) return problem("failing", failed, `${rate(failed)}/s connects fail`);
+  const [median, tail] = [latest(row.key, "connectP50"), latest(row.key, "connectP99")];
+  if (median >= SLOW_MEDIAN || tail >= SLOW_TAIL) return problem("slow", tail ?? median, `connects take ${seconds(tail ?? median)}`);
+  if (row.conflicts > 0) return problem("conflict", row.conflicts, "another Service holds a frontend");
+  return null;
+}
+
+/** Returns a number by which problems sort: the kind, then the size. */
+function problem(kind, size, text) {
+  const rank = KINDS.length - KINDS.findIndex(([id]) => id === kind);
+  return { kind, text, weight: rank + Math.min(0.99, Math.log10(1 + (size ?? 0)) / 10) };
+}

@@ -1,0 +1,97 @@
+// The trace: what the programs would do with a packet, and why.
+
+import { ask } from "./agent.js";
+import { copyButton, field, reasonLink, select } from "./controls.js";
+import { h } from "./dom.js";
+import { state } from "./model.js";
+import { chosen, hrefOf } from "./place.js";
+
+/** The last answer: the question, and either the trace or the fault. */
+const last = { question: null, busy: false, trace: null, fault: "" };
+
+/** The number of Services that the form offers. */
+const OFFERED = 500;
+
+export function view() {
+  const offered = state.rows.slice(0, OFFERED).map((row) => h("option", { value: row.key }));
+  return [
+    h("h2", { "data-key": "title" }, "Trace a packet"),
+    h("p", { class: "faint", "data-key": "about" }, "The packet runs through a copy of the kernel programs with this node's tables. Nothing is sent, and no traffic is touched."),
+    h(
+      "form",
+      { class: "toolbar", id: "trace", "data-key": "form" },
+      field("from", "From", { placeholder: "this node", size: 26, "aria-describedby": "from-help" }),
+      field("to", "To", { placeholder: "shop/web or 10.96.0.10", size: 26, list: "offered", required: true, "aria-describedby": "to-help" }),
+      field("port", "Port", { placeholder: "80", size: 6 }),
+      select("protocol", "Protocol", [["", "TCP"], ["udp", "UDP"], ["sctp", "SCTP"]]),
+      h("button", { type: "submit", class: "primary", disabled: last.busy }, last.busy ? "Tracing …" : "Trace"),
+      h("datalist", { id: "offered" }, offered),
+    ),
+    h("p", { class: "faint help", "data-key": "from-help", id: "from-help" }, "From: an address, pod/NAMESPACE/NAME, deploy/NAMESPACE/NAME, or nothing for a process of this node."),
+    h("p", { class: "faint help", "data-key": "to-help", id: "to-help" }, "To: an address, a Service as NAMESPACE/NAME or by its DNS name, or pod/NAMESPACE/NAME."),
+    h("div", { "data-key": "answer", id: "answer", role: "status" }, last.busy ? null : answer()),
+  ];
+}
+
+/** Runs the trace of the form. */
+export async function run(changed) {
+  if (last.busy) return;
+  const question = asked();
+  Object.assign(last, { question, busy: true, trace: null, fault: "" });
+  changed();
+  try {
+    last.trace = await ask(`trace?${new URLSearchParams(question)}`);
+  } catch (error) {
+    last.fault = error.message;
+  }
+  last.busy = false;
+  changed();
+}
+
+/** Returns the ends as `kpx trace` takes them. */
+function asked() {
+  const [from, to, port, protocol] = ["from", "to", "port", "protocol"].map((name) => chosen(name).trim());
+  const isIpv6 = to.includes(":") && /^[0-9a-f:.]+$/i.test(to);
+  const at = port ? `${isIpv6 ? `[${to}]` : to}:${port}` : to;
+  // Behind a name without port, a slash is part of the name.
+  const end = protocol && protocol !== "tcp" && at.includes(":") ? `${at}/${protocol}` : at;
+  return from ? { from, to: end } : { to: end };
+}
+
+function answer() {
+  if (last.fault) return h("section", { class: "notice bad" }, h("h3", {}, "No trace"), h("p", {}, last.fault));
+  if (!last.trace) return null;
+  const { packet, hook, outcome, notes, node } = last.trace;
+  const facts = [
+    ["Packet", `${packet.from} → ${packet.to}/${packet.protocol}`],
+    ["Met by", `${hook.program} at ${hook.device} of ${node}`],
+    ["Frontend", outcome.frontend ? `${outcome.frontend.at}, ${outcome.frontend.kind}` : null],
+    ["Service", serviceOf(outcome.service)],
+    ["Client", outcome.origin],
+    ["Affinity", outcome.set?.affinitySeconds ? `${outcome.set.affinitySeconds} s, ${outcome.affinityHit ? "this client is known" : "this client is new"}` : null],
+    ["Backend sees", outcome.source ? `${outcome.source.at}: ${outcome.source.explanation}` : null],
+  ];
+  const { from, to } = last.question;
+  const command = `kpx trace ${from ? `--from ${from}` : "--host"} --to ${to}`;
+  return h(
+    "section",
+    { class: "card", id: "traced", "data-verdict": outcome.verdict },
+    h("h3", {}, h("span", { class: `verdict ${outcome.verdict}` }, outcome.verdict), " ", outcome.backend ? `to ${outcome.backend.at}` : "", outcome.reason ? reasonLink(outcome.reason, hrefOf("drops", outcome.reason)) : null),
+    h("p", {}, outcome.explanation),
+    outcome.remedy.length > 0 ? [h("h4", {}, "What to do"), h("ol", {}, outcome.remedy.map((step) => h("li", {}, step)))] : null,
+    h("dl", { class: "facts" }, facts.filter(([, fact]) => fact).map(([name, fact]) => h("div", {}, h("dt", {}, name), h("dd", {}, fact)))),
+    outcome.set ? [h("h4", {}, `${outcome.set.backends.length} backends in the ${outcome.set.name} set, chosen by ${outcome.set.algorithm}`), h("ul", { class: "frontends" }, outcome.set.backends.map(backend))] : null,
+    notes.map((note) => h("p", { class: "faint" }, `Note: ${note}`)),
+    h("p", { class: "faint" }, "The same in a terminal: ", h("code", {}, command), copyButton(command)),
+  );
+}
+
+function serviceOf(service) {
+  if (!service?.name) return null;
+  const key = `${service.namespace}/${service.name}`;
+  return h("a", { href: hrefOf("services", key) }, key, service.portName ? `:${service.portName}` : "");
+}
+
+function backend({ at, local }) {
+  return h("li", {}, h("span", { class: "mono" }, at), local ? h("span", { class: "tag" }, "this node") : null);
+}
