@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 use crate::machine::{
     BENCH_TOOLS, COMPILER_PACKAGES, DEBIAN_LLVM, LLVM_PACKAGES, LLVM_PREFIX, Linker, Machine, TEST_TOOLS, TOOLS,
 };
-use crate::{helm, shell, step, workspace};
+use crate::{axe, helm, shell, step, workspace};
 
 const LINKER_VERSION: &str = "0.13.0";
 
@@ -46,6 +46,7 @@ pub(crate) enum Compiler {
 pub(crate) fn run() -> Result<()> {
     let Toolchain { compiler, linker } = ensure(Need::Tests)?;
     helm::ensure();
+    axe::ensure();
     let compiler = match compiler {
         Compiler::Debian => "/usr/bin/rustc",
         Compiler::Nightly => "rustup's nightly",

@@ -15,7 +15,7 @@ use std::thread;
 use anyhow::{Result, anyhow};
 
 use crate::step::step;
-use crate::{build, helm, shell, workspace};
+use crate::{axe, build, helm, shell, workspace};
 
 mod counts;
 
@@ -51,7 +51,7 @@ struct Target {
 
 /// Runs all levels, even after a failure.
 pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<TestCounts> {
-    let plan = Plan { kpx, helm: helm::ensure(), filters: filter.into_iter().collect() };
+    let plan = Plan { kpx, helm: helm::ensure(), axe: axe::ensure(), filters: filter.into_iter().collect() };
     let mut tally = TestCounts::default();
     let (labs, (units, random)) = step("test", || {
         thread::scope(|scope| {
@@ -81,6 +81,7 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<TestCounts> {
 struct Plan<'a> {
     kpx: &'a Path,
     helm: Option<PathBuf>,
+    axe: Option<PathBuf>,
     filters: Vec<&'a str>,
 }
 
@@ -124,6 +125,7 @@ impl Plan<'_> {
         let mut cargo = build::workspace_cargo("test");
         cargo.arg("--no-fail-fast").args(targets);
         cargo.env("KPX_BIN", self.kpx).envs(self.helm.as_ref().map(|helm| ("HELM", helm)));
+        cargo.envs(self.axe.as_ref().map(|axe| ("AXE", axe)));
         workspace::run_as_root(&mut cargo)?;
         Ok(cargo)
     }

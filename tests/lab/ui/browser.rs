@@ -2,9 +2,12 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testbed::agent::{DEADLINE, wait_until};
@@ -92,6 +95,21 @@ impl<'a> Browser<'a> {
     pub(crate) fn press(&self, keys: &str) -> Result<()> {
         let press = async { self.session.press(&self.session.focus().await?, keys).await };
         self.drive(press).with_context(|| format!("press {keys}"))
+    }
+
+    /// Writes the window as it looks into a file.
+    pub(crate) fn photograph(&self, file: &Path) -> Result<()> {
+        let picture = BASE64_STANDARD.decode(self.drive(self.session.picture())?)?;
+        std::fs::write(file, picture).with_context(|| format!("write {}", file.display()))
+    }
+
+    /// Returns the seconds of processor time that the page's thread has worked since it was opened.
+    pub(crate) fn worked(&self) -> Result<f64> {
+        self.drive(self.session.devtools("Performance.enable", json!({ "timeDomain": "threadTicks" })))?;
+        let metrics = self.drive(self.session.devtools("Performance.getMetrics", json!({})))?;
+        let mut metrics = metrics["metrics"].as_array().into_iter().flatten();
+        let work = metrics.find(|metric| metric["name"] == "TaskDuration").context("no TaskDuration")?;
+        work["value"].as_f64().context("TaskDuration is no number")
     }
 
     fn drive<T: Send>(&self, work: impl Future<Output = Result<T>> + Send) -> Result<T> {

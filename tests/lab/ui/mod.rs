@@ -3,6 +3,7 @@
 mod browser;
 mod hostile;
 mod page;
+mod views;
 mod webdriver;
 
 use anyhow::Result;

@@ -18,6 +18,7 @@ const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 pub(crate) mod key {
     pub(crate) const ENTER: &str = "\u{e007}";
     pub(crate) const ESCAPE: &str = "\u{e00c}";
+    pub(crate) const LEFT: &str = "\u{e012}";
     pub(crate) const DOWN: &str = "\u{e015}";
 }
 
@@ -64,6 +65,17 @@ impl Session {
 
     pub(crate) async fn click(&self, element: &str) -> Result<()> {
         self.post(&format!("{element}/click"), json!({})).await.map(drop)
+    }
+
+    /// Returns the window as it looks, as PNG in base64.
+    pub(crate) async fn picture(&self) -> Result<String> {
+        let picture = self.send(Method::GET, "/screenshot", None).await?;
+        Ok(picture.as_str().context("the picture is no text")?.to_owned())
+    }
+
+    /// Runs a command of Chromium's DevTools protocol.
+    pub(crate) async fn devtools(&self, command: &str, params: Value) -> Result<Value> {
+        self.send(Method::POST, "/goog/cdp/execute", Some(&json!({ "cmd": command, "params": params }))).await
     }
 
     pub(crate) async fn press(&self, element: &str, keys: &str) -> Result<()> {

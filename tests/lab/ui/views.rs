@@ -1,0 +1,205 @@
+//! The views that answer "what is wrong, and why": problems, live packets, map and trace; and who can read them.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use testbed::agent::{DEADLINE, Service, wait_until};
+use testbed::echo::{Dial, Protocol};
+use testbed::lab::Family;
+
+use crate::ui::browser::Browser;
+use crate::ui::webdriver::key;
+use crate::ui::{Fixture, TARGET, address, url, web};
+
+/// The clients of a view under test: p1b reaches `web`, and is refused by `empty`.
+struct Clients<'a> {
+    fixture: &'a Fixture,
+    dial: Dial,
+    refused: Dial,
+}
+
+impl<'a> Clients<'a> {
+    fn start(fixture: &'a Fixture) -> Result<Self> {
+        fixture.base.lab.backends().try_for_each(|host| fixture.base.servers.serve(host, TARGET))?;
+        let dial = |service: &Service| Dial::new(Protocol::Tcp, service.frontend(Family::V4));
+        Ok(Self { fixture, dial: dial(&web()), refused: dial(&empty()) })
+    }
+
+    /// Dials until an expression is true.
+    fn until(&self, browser: &Browser, expression: &str) -> Result<()> {
+        let body = format!("try {{ return Boolean({expression}) }} catch {{ return false }}");
+        let client = &self.fixture.base.lab.host("p1b").ns;
+        wait_until(DEADLINE, expression, || {
+            self.dial.exchange(client, b"hello")?;
+            ensure!(self.refused.exchange(client, b"hello").is_err());
+            Ok(browser.eval(&body)? == true)
+        })
+        .with_context(|| format!("the page shows: {}", browser.text("body").unwrap_or_default()))
+    }
+}
+
+fn empty() -> Service {
+    Service::new("empty", 13, &[], TARGET)
+}
+
+#[test]
+fn page_leads_from_problem_to_reason() -> Result<()> {
+    let fixture = Fixture::build()?;
+    let clients = Clients::start(&fixture)?;
+    let agent = fixture.serve()?;
+    let browser = Browser::start(fixture.ns(), &["--window-size=1440,1000"], true)?;
+    browser.open(&url(""))?;
+    browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
+    // A Service without endpoints is no problem before a client asks for it; then it comes first.
+    let problem = "document.querySelector('[data-service=\"default/empty\"] .problem').textContent";
+    ensure!(browser.eval(&format!("return {problem}"))? == "none");
+    clients.until(&browser, &format!("{problem}.endsWith('/s not served, no endpoints')"))?;
+    let first = "document.querySelector('tr[data-service]').dataset.service";
+    browser.wait(&format!(
+        "{first} === 'default/empty' && document.querySelector('[data-only=refusing] b').textContent === '1'"
+    ))?;
+    accept(&browser, "services")?;
+
+    live(&browser, &clients)?;
+    map(&browser, &clients)?;
+    trace(&browser, &fixture)?;
+    for place in ["#/services/default/web", "#/drops", "#/devices", "#/node"] {
+        browser.open("about:blank")?;
+        browser.open(&url(place))?;
+        browser.wait("document.querySelector('#view h2')")?;
+        accept(&browser, place.rsplit('/').next().unwrap_or_default())?;
+    }
+    agent.stop()
+}
+
+/// Shows refused packets as they come, and what their reason means.
+fn live(browser: &Browser, clients: &Clients) -> Result<()> {
+    browser.open(&url("#/live?kind=unserved"))?;
+    clients.until(browser, "document.querySelectorAll('[data-event=reject]').length > 2")?;
+    let shown =
+        browser.strings("return [...document.querySelectorAll('[data-event]')].map((row) => row.dataset.event)")?;
+    ensure!(shown.iter().all(|event| event == "reject"), "only the unserved: {shown:?}");
+    let row = browser.text("[data-event=reject]")?;
+    let client = clients.fixture.base.lab.host("p1b").addrs.ip(Family::V4).to_string();
+    for wanted in [client.as_str(), &format!("{}:80", address(&empty())), "default/empty", "no_endpoints"] {
+        ensure!(row.contains(wanted), "{wanted:?} is not in {row}");
+    }
+    browser.click("#pause")?;
+    browser.open(&url("#/live"))?;
+    clients.until(
+        browser,
+        "document.querySelector('[data-event=decision]') && document.querySelector('[data-event=reject]')",
+    )?;
+    accept(browser, "live")?;
+    browser.click("[data-event=reject] a[href*=drops]")?;
+    browser.wait("location.hash === '#/drops/no_endpoints' && document.querySelector('#explanation')")?;
+    let text = browser.text("#explanation")?;
+    for wanted in ["no endpoint that serves", "What to do", "kpx explain no_endpoints"] {
+        ensure!(text.contains(wanted), "{wanted:?} is not in {text}");
+    }
+    accept(browser, "reason")
+}
+
+/// Shows who calls which Service, and which backend answers.
+fn map(browser: &Browser, clients: &Clients) -> Result<()> {
+    browser.open(&url("#/map?namespace=default"))?;
+    let client = clients.fixture.base.lab.host("p1b").addrs.ip(Family::V4);
+    let way = |service: &str, backend: &str| {
+        format!(
+            "[...document.querySelectorAll('[data-way]')].find((row) => row.dataset.way.startsWith('{client} → default/{service} → {backend}'))"
+        )
+    };
+    let p1a = clients.fixture.base.lab.host("p1a").addrs.ip(Family::V4);
+    let [served, refused] = [way("web", &p1a.to_string()), way("empty", "not served")];
+    clients.until(
+        browser,
+        &format!("parseFloat({served}.cells[3].textContent) > 0 && parseFloat({refused}.cells[4].textContent) > 0"),
+    )?;
+    ensure!(
+        browser
+            .eval(&format!("return {refused}.textContent"))?
+            .as_str()
+            .is_some_and(|text| text.contains("no_endpoints"))
+    );
+    browser.wait("document.querySelector('.map svg[role=img]').querySelectorAll('.edge.bad').length === 2")?;
+    accept(browser, "map")
+}
+
+/// Traces a packet that is refused and one that is not, as the form asks.
+fn trace(browser: &Browser, fixture: &Fixture) -> Result<()> {
+    let from = fixture.base.lab.host("p1b").addrs.ip(Family::V4);
+    browser.open(&url(&format!("#/trace?from={from}&to=default/empty&port=80")))?;
+    browser.wait("document.getElementById('field-to').value === 'default/empty'")?;
+    browser.click("#trace .primary")?;
+    browser.wait("document.querySelector('#traced[data-verdict=reject]')")?;
+    let text = browser.text("#traced")?;
+    for wanted in ["no_endpoints", "kpx backends default/empty shows the endpoints.", "pod", "default/empty"] {
+        ensure!(text.contains(wanted), "{wanted:?} is not in {text}");
+    }
+    accept(browser, "trace")?;
+    browser.eval("const to = document.getElementById('field-to'); to.value = 'default/web'; to.dispatchEvent(new Event('input', { bubbles: true }))")?;
+    browser.click("#trace .primary")?;
+    browser.wait("document.querySelector('#traced[data-verdict=forward]')")?;
+    ensure!(browser.text("#traced")?.contains("3 backends in the cluster set"), "{}", browser.text("#traced")?);
+    // The agent's words come to the reader.
+    browser.eval("const to = document.getElementById('field-to'); to.value = 'default/nobody'; to.dispatchEvent(new Event('input', { bubbles: true }))")?;
+    browser.click("#trace .primary")?;
+    browser.wait("document.querySelector('#answer .notice')?.textContent.includes('nobody')")
+}
+
+#[test]
+fn choices_survive_reload_and_back() -> Result<()> {
+    let fixture = Fixture::build()?;
+    let agent = fixture.serve()?;
+    let browser = Browser::start(fixture.ns(), &[], true)?;
+    browser.open(&url(""))?;
+    browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
+    browser.press("/")?;
+    browser.wait("document.activeElement.id === 'filter'")?;
+    browser.press("def")?;
+    browser.click("[data-sort=name]")?;
+    browser.click("[data-sort=name]")?;
+    let choose = "const field = document.getElementById('field-namespace'); field.value = 'default'; field.dispatchEvent(new Event('input', { bubbles: true }))";
+    browser.eval(choose)?;
+    let names = "[...document.querySelectorAll('#services td.name a')].map((link) => link.textContent).join()";
+    let kept = format!(
+        "{names} === 'web,local,empty' && document.getElementById('filter').value === 'def' && document.getElementById('field-namespace').value === 'default'"
+    );
+    browser.wait(&kept)?;
+    ensure!(browser.eval("return location.hash")? == "#/services?filter=def&sort=-name&namespace=default");
+    browser.eval("location.reload()")?;
+    browser.wait(&kept)?;
+    browser.click("[data-service='default/web'] a")?;
+    browser.wait("location.hash.startsWith('#/services/default/web?') && document.querySelector('.port')")?;
+    // Values of a chart by keyboard.
+    browser.eval("document.querySelector('#timeline [data-plot]').focus()")?;
+    let value = "document.activeElement.ariaValueText";
+    browser.wait(&format!("/at \\d\\d:\\d\\d/.test({value})"))?;
+    browser.press(key::LEFT)?;
+    browser.wait("document.activeElement.querySelector('.value')")?;
+    browser.eval("history.back()")?;
+    browser.wait(&kept)?;
+    browser.eval("document.getElementById('theme').click(); document.getElementById('theme').click()")?;
+    browser.wait("getComputedStyle(document.documentElement).colorScheme === 'dark'")?;
+    agent.stop()
+}
+
+/// Fails if axe-core finds a fault of accessibility, and takes a picture for the docs if asked to.
+fn accept(browser: &Browser, name: &str) -> Result<()> {
+    let axe = std::fs::read_to_string(axe()).context("read axe-core: `cargo xtask setup` installs it")?;
+    let run =
+        "return axe.run(document, { resultTypes: ['violations'] }).then(({ violations }) => violations.map((found) =>
+        found.id + ': ' + found.nodes.map((node) => node.target + ' ' + node.failureSummary).join('; ')))";
+    let found = browser.strings(&format!("{axe}; {run}"))?;
+    ensure!(found.is_empty(), "{name}: {found:#?}");
+    match std::env::var_os("KPX_PICTURES") {
+        Some(folder) => browser.photograph(&Path::new(&folder).join(format!("{name}.png"))),
+        None => Ok(()),
+    }
+}
+
+/// Returns the file of axe-core, where `cargo xtask setup` puts it.
+fn axe() -> PathBuf {
+    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/axe-core@4.14.1/package/axe.min.js");
+    std::env::var_os("AXE").map_or_else(|| own.into(), PathBuf::from)
+}
