@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::deploy::render::{Objects, deploy_dir, helm, helm_output, kustomize};
+use crate::deploy::render::{IMAGE, Objects, deploy_dir, helm, helm_output, kustomize};
 
 /// Overlays of the base, each with the chart's values that ask for the same.
 const OVERLAYS: [&str; 6] = ["k3s", "kind", "kubeadm", "minikube", "rke2", "talos"];
@@ -30,7 +30,8 @@ fn every_overlay_fits_together() -> Result<()> {
 fn every_file_of_values_fits_together() -> Result<()> {
     for file in fs::read_dir(deploy_dir().join("helm/values"))? {
         let file = file?.path();
-        let args: [OsString; 3] = ["--values".into(), file.clone().into(), "--set=apiServer.host=192.0.2.1".into()];
+        let given = format!("--set=apiServer.host=192.0.2.1,image.repository={IMAGE}");
+        let args: [OsString; 3] = ["--values".into(), file.clone().into(), given.into()];
         fits(&Objects::read(&helm_output(&args)?)?).with_context(|| format!("chart, {}", file.display()))?;
     }
     Ok(())
@@ -50,9 +51,11 @@ fn the_chart_names_missing_values() {
         let args: Vec<_> = args.iter().map(Into::into).collect();
         format!("{:#}", helm_output(&args).expect_err("the chart takes it"))
     };
-    let unnamed = refused(&[]);
+    let unnamed = refused(&["--set=image.repository=localhost/kpx"]);
     assert!(unnamed.contains("Set apiServer.host to an address of the control plane"), "{unnamed}");
-    let named = "--set=apiServer.host=192.0.2.1";
+    let named = "--set=apiServer.host=192.0.2.1,image.repository=localhost/kpx";
+    let without_image = refused(&["--set=apiServer.host=192.0.2.1"]);
+    assert!(without_image.contains("Set image.repository to the name of kpx's image"), "{without_image}");
     for (wrong, field) in [
         ("--set=apiserver.host=192.0.2.1", "apiserver"),
         ("--set=apiServer.port=70000", "/apiServer/port"),
@@ -84,6 +87,20 @@ fn settings_of_the_chart_arrive() -> Result<()> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(&files["config.conf"])?;
     assert_eq!(documents[0]["nodePortAddresses"], serde_json::json!(["primary"]));
     assert_eq!(documents[0]["conntrack"]["min"], 1);
+    Ok(())
+}
+
+#[test]
+fn manifests_name_their_image_with_its_registry() -> Result<()> {
+    for folder in ["base", "way-back", "uninstall"] {
+        let objects = kustomize(&deploy_dir().join("kubernetes").join(folder))?;
+        let pod = objects.daemon_set.and_then(|set| set.spec?.template.spec).context("a pod's spec")?;
+        let images: Vec<_> = pod.containers.into_iter().filter_map(|container| container.image).collect();
+        assert!(images.contains(&format!("{IMAGE}:{}", env!("CARGO_PKG_VERSION"))), "{folder}: {images:?}");
+        assert!(images.iter().all(|image| image.contains('/')), "{images:?}");
+    }
+    let patch = std::fs::read_to_string(deploy_dir().join("kubeadm/kubeproxydaemonset.yaml"))?;
+    assert!(patch.contains(&format!("image: {IMAGE}:{}", env!("CARGO_PKG_VERSION"))), "{patch}");
     Ok(())
 }
 

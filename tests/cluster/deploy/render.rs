@@ -24,9 +24,16 @@ pub(crate) fn kustomize(folder: &Path) -> Result<Objects> {
     Objects::read(&output(kubectl).context("is kubectl installed?")?)
 }
 
-/// `helm template` of the chart with a file of values.
+/// The name of the image in the manifests, which is qualified: a node pulls it from nowhere.
+pub(crate) const IMAGE: &str = "localhost/kpx";
+
+/// `helm template` of the chart with a file of values. Where these leave the image to a registry, it is named as in the manifests.
 pub(crate) fn helm(values: &Path) -> Result<Objects> {
-    Objects::read(&helm_output(&["--values".into(), values.into()])?)
+    let mut args: Vec<OsString> = vec!["--values".into(), values.into()];
+    if !std::fs::read_to_string(values)?.contains("repository: ") {
+        args.push(format!("--set=image.repository={IMAGE}").into());
+    }
+    Objects::read(&helm_output(&args)?)
 }
 
 pub(crate) fn helm_output(args: &[OsString]) -> Result<String> {

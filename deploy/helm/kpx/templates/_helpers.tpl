@@ -14,3 +14,8 @@ app.kubernetes.io/name: kpx
 {{- define "kpx.configFolder" -}}
 {{- if .Values.existingConfigMap }}/var/lib/kube-proxy{{ else }}/etc/kpx{{ end }}
 {{- end }}
+
+{{- define "kpx.image" -}}
+{{- $repository := required "Set image.repository to the name of kpx's image: REGISTRY/kpx, or localhost/kpx where it was loaded into every node" .Values.image.repository }}
+{{- printf "%s:%s" $repository (.Values.image.tag | default .Chart.AppVersion) }}
+{{- end }}
