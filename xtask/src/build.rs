@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, anyhow, ensure};
 
+use crate::arch::Arch;
 use crate::setup::{self, Compiler, Need, Toolchain};
 use crate::step::step;
 use crate::{shell, verify, workspace};
@@ -30,6 +31,9 @@ pub(crate) struct Options {
     /// Link kpx statically, for images and packages
     #[arg(long = "static")]
     pub(crate) static_: bool,
+    /// Build for this architecture; another one than this machine's takes a compiler and QEMU
+    #[arg(long, value_enum)]
+    pub(crate) arch: Option<Arch>,
     /// Print for each kernel program what it costs to verify and load, and fail if that is too much; needs root
     #[arg(long)]
     pub(crate) verbose: bool,
@@ -40,6 +44,11 @@ impl Options {
     fn feature(&self) -> Option<&'static str> {
         self.log.then_some("log")
     }
+
+    /// The architecture, if it is not this machine's.
+    fn other_arch(&self) -> Option<Arch> {
+        self.arch.filter(|arch| !arch.is_native())
+    }
 }
 
 /// Returns the path of kpx.
@@ -49,7 +58,11 @@ pub(crate) fn run(options: &Options) -> Result<PathBuf> {
 
 /// Builds with a toolchain that is set up already.
 pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> {
-    object(toolchain, options)?;
+    let other = options.other_arch();
+    let other = other.map(|arch| Ok::<_, anyhow::Error>((arch, object_for(toolchain, options, arch)?))).transpose()?;
+    if other.is_none() {
+        object(toolchain, options)?;
+    }
     if options.verbose {
         step("verify the kernel programs", || verify::run(&workspace::target_dir()?.join(OBJECT)))?;
     }
@@ -58,13 +71,35 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
         cargo.args([if options.static_ { "rustc" } else { "build" }, "--package", "proxy-agent", "--bin", "kpx"]);
         cargo.args(options.release.then_some("--release"));
         cargo.args(options.log.then_some("--features=log"));
+        if let Some((arch, object)) = &other {
+            arch.choose(&mut cargo, object);
+        }
         // Only the last step gets these flags, so that the earlier steps are shared with a plain build.
         cargo.args(
             options.static_.then_some(["--", "-Ctarget-feature=+crt-static", "-Cstrip=debuginfo"]).iter().flatten(),
         );
         shell::run(cargo)
     })?;
-    workspace::kpx(options.release)
+    match other {
+        Some((arch, _)) => {
+            let profile = if options.release { "release" } else { "debug" };
+            Ok(workspace::target_dir()?.join(arch.triple()).join(profile).join("kpx"))
+        }
+        None => workspace::kpx(options.release),
+    }
+}
+
+/// Builds the kernel programs for kpx on another architecture.
+fn object_for(toolchain: &Toolchain, options: &Options, arch: Arch) -> Result<PathBuf> {
+    arch.demand_tools()?;
+    let target_dir = workspace::target_dir()?;
+    let (name, object) = (arch.name(), target_dir.join(format!("kpx-{}.bpf.o", arch.name())));
+    step(&format!("build the kernel programs for {name}"), || {
+        let bpf_dir = target_dir.join(format!("bpf-{name}"));
+        shell::run(kernel_programs(toolchain, options.feature(), &bpf_dir, name))?;
+        install(&bpf_dir.join(TARGET).join("release/kpx"), &object)
+    })?;
+    Ok(object)
 }
 
 /// Builds kpx and the demo beside it, in one go: cargo chooses features for both together, and builds no crate twice.
@@ -171,7 +206,7 @@ fn variant(toolchain: &Toolchain, feature: &str) -> Result<PathBuf> {
     let (bpf_dir, object) =
         (target_dir.join(format!("bpf-{feature}")), target_dir.join(format!("kpx-{feature}.bpf.o")));
     step(&format!("build kernel programs with feature {feature}"), || {
-        shell::run(kernel_programs(toolchain, Some(feature), &bpf_dir))?;
+        shell::run(kernel_programs(toolchain, Some(feature), &bpf_dir, ARCH))?;
         let built = bpf_dir.join(TARGET).join("release/kpx");
         verify::is_fit_for_old_kernels(&built)?;
         install(&built, &object)
@@ -184,7 +219,7 @@ pub(crate) fn object(toolchain: &Toolchain, options: &Options) -> Result<()> {
     step("build the kernel programs", || {
         let target_dir = workspace::target_dir()?;
         let bpf_dir = target_dir.join("bpf");
-        shell::run(kernel_programs(toolchain, options.feature(), &bpf_dir))?;
+        shell::run(kernel_programs(toolchain, options.feature(), &bpf_dir, ARCH))?;
         let built = bpf_dir.join(TARGET).join("release/kpx");
         verify::is_fit_for_old_kernels(&built)?;
         install(&built, &target_dir.join(OBJECT))
@@ -192,7 +227,7 @@ pub(crate) fn object(toolchain: &Toolchain, options: &Options) -> Result<()> {
 }
 
 /// Returns the command with the toolchain's own cargo. Cargo.lock is up to date, because our own cargo has just run.
-fn kernel_programs(toolchain: &Toolchain, feature: Option<&str>, target_dir: &Path) -> Command {
+fn kernel_programs(toolchain: &Toolchain, feature: Option<&str>, target_dir: &Path, arch: &str) -> Command {
     let mut cargo = match toolchain.compiler {
         Compiler::Debian => {
             let mut cargo = Command::new("/usr/bin/cargo");
@@ -211,14 +246,14 @@ fn kernel_programs(toolchain: &Toolchain, feature: Option<&str>, target_dir: &Pa
         cargo.env_remove(name);
     }
     workspace::forget_xtask(&mut cargo);
-    cargo.current_dir(workspace::root()).env("CARGO_ENCODED_RUSTFLAGS", rustflags(&toolchain.linker));
+    cargo.current_dir(workspace::root()).env("CARGO_ENCODED_RUSTFLAGS", rustflags(&toolchain.linker, arch));
     cargo.args(["--locked", "--package", "proxy-ebpf", "--release", "--target", TARGET, "--target-dir"]);
     cargo.arg(target_dir).args(feature.map(|feature| format!("--features={feature}")));
     cargo
 }
 
 /// Returns the flags in cargo's own encoding, which takes precedence over every other source of flags.
-fn rustflags(linker: &Path) -> String {
+fn rustflags(linker: &Path, arch: &str) -> String {
     [
         &format!("-Clinker={}", linker.display()),
         "-Clink-arg=--btf",
@@ -226,7 +261,7 @@ fn rustflags(linker: &Path) -> String {
         "-Clink-arg=--llvm-args=--max-store-memset=64",
         "-Clink-arg=--llvm-args=--max-store-memmove=64",
         "-Cdebuginfo=2", // BTF is made from it.
-        &format!("--cfg=bpf_target_arch=\"{ARCH}\""),
+        &format!("--cfg=bpf_target_arch=\"{arch}\""),
     ]
     .join("\u{1f}")
 }
@@ -252,7 +287,7 @@ mod tests {
 
     fn command(compiler: Compiler, options: &Options) -> String {
         let toolchain = Toolchain { compiler, linker: "/opt/bpf-linker".into() };
-        shell::show(&kernel_programs(&toolchain, options.feature(), Path::new("target/bpf")))
+        shell::show(&kernel_programs(&toolchain, options.feature(), Path::new("target/bpf"), "aarch64"))
     }
 
     #[test]
@@ -263,6 +298,7 @@ mod tests {
         assert!(nightly.contains(" rustup run nightly cargo build -Zbuild-std=core --locked"), "{nightly}");
         assert!(nightly.ends_with("--target bpfel-unknown-none --target-dir target/bpf --features=log"), "{nightly}");
         for command in [debian, nightly] {
+            assert!(command.contains("--cfg=bpf_target_arch=\"aarch64\""), "{command}");
             assert!(command.contains("-Clinker=/opt/bpf-linker -Clink-arg=--btf -Clink-arg=--llvm-args="), "{command}");
         }
     }

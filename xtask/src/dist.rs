@@ -4,15 +4,19 @@
 
 mod image;
 mod pack;
+mod sbom;
 mod sums;
 
-use std::env::consts::ARCH;
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use serde_json::Value;
+
+use crate::arch::Arch;
 use crate::step::{quiet, step};
 use crate::{build, shell, workspace};
 use pack::{Entry, Files};
@@ -24,17 +28,33 @@ pub(crate) struct Options {
     /// Do not optimise: a quick way to try the packages rather than kpx
     #[arg(long)]
     debug: bool,
+    /// Release for this architecture, this machine's by default; several times for several, which also share an image
+    #[arg(long, value_enum)]
+    arch: Vec<Arch>,
+    /// Make no Debian package, for which cargo-deb is installed
+    #[arg(long)]
+    no_deb: bool,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let kpx = build::run(&build::Options { release: !options.debug, static_: true, ..Default::default() })?;
-    let bytes = fs::read(&kpx).with_context(|| format!("read {}", kpx.display()))?;
-    ensure!(!has_interpreter(&bytes), "{} is not static", kpx.display());
-    let release = Release::of(kpx)?;
-    let files = step("pack", || release.pack())?;
-    step("try the image", || image::try_out(&release.folder.join(release.file("oci.tar"))))?;
-    let deb = release.debian_package()?;
-    let made = files.into_iter().chain([deb]).collect::<Vec<_>>();
+    let own = || Arch::of_this_machine().context("kpx is not released for this machine: name an --arch");
+    let arches = if options.arch.is_empty() { vec![own()?] } else { options.arch.clone() };
+    arches.iter().try_for_each(|arch| arch.demand_tools())?;
+    let release = Release::new()?;
+    let (mut made, mut roots) = (Vec::new(), Vec::new());
+    for arch in arches {
+        let build = build::Options { release: !options.debug, static_: true, arch: Some(arch), ..Default::default() };
+        let kpx = build::run(&build)?;
+        let bytes = fs::read(&kpx).with_context(|| format!("read {}", kpx.display()))?;
+        ensure!(!has_interpreter(&bytes), "{} is not static", kpx.display());
+        release.stage(&kpx, arch)?;
+        made.extend(step("pack", || release.pack(arch))?);
+        if !options.no_deb {
+            made.push(release.debian_package(arch)?);
+        }
+        roots.push((arch, release.root()?));
+    }
+    made.extend(step("make the image", || release.images(&roots))?);
     sums::write(&release.folder, &made)?;
     for (name, size) in sums::verify(&release.folder)? {
         println!("{}  {:.1} MB", release.folder.join(name).display(), size as f64 / 1e6);
@@ -58,14 +78,13 @@ struct Release {
     folder: PathBuf,
     /// The files that the packages share, on disk for cargo-deb: `bin`, `man`, `completions`.
     stage: PathBuf,
-    kpx: PathBuf,
     version: &'static str,
     /// The time in seconds since 1970: the commit's, or SOURCE_DATE_EPOCH.
     time: u64,
 }
 
 impl Release {
-    fn of(kpx: PathBuf) -> Result<Self> {
+    fn new() -> Result<Self> {
         // The folder is in cargo's default place even if the target directory is elsewhere, because cargo-deb's list of
         // files names it.
         let folder = workspace::root().join("target/dist");
@@ -73,36 +92,37 @@ impl Release {
             fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
         }
         let stage = folder.join("stage");
-        fs::create_dir_all(stage.join("bin"))?;
-        let version = env!("CARGO_PKG_VERSION");
-        let release = Self { folder, stage, kpx, version, time: time()? };
-        release.stage()?;
-        Ok(release)
+        fs::create_dir_all(&stage)?;
+        Ok(Self { folder, stage, version: env!("CARGO_PKG_VERSION"), time: time()? })
     }
 
-    fn file(&self, ending: &str) -> String {
-        format!("kpx-{}-linux-{ARCH}.{ending}", self.version)
+    fn file(&self, arch: Arch, ending: &str) -> String {
+        format!("kpx-{}-linux-{}.{ending}", self.version, arch.name())
     }
 
-    /// Stages kpx, its manual pages and its completions.
-    fn stage(&self) -> Result<()> {
-        let kpx = self.stage.join("bin/kpx");
-        fs::copy(&self.kpx, &kpx).with_context(|| format!("copy {}", self.kpx.display()))?;
-        let mut man = Command::new(&kpx);
-        man.arg("man").arg("--dir").arg(self.stage.join("man"));
-        shell::run(man)?;
+    /// Stages kpx, its second name for kubectl, its manual pages and its completions, which kpx itself writes.
+    fn stage(&self, kpx: &Path, arch: Arch) -> Result<()> {
+        fs::remove_dir_all(&self.stage)?;
+        fs::create_dir_all(self.stage.join("bin"))?;
+        let staged = self.stage.join("bin/kpx");
+        fs::copy(kpx, &staged).with_context(|| format!("copy {}", kpx.display()))?;
+        symlink("kpx", self.stage.join("bin/kubectl-kpx")).context("link kubectl-kpx")?;
+        let words: Vec<_> = arch.emulator().into_iter().chain([staged.to_string_lossy().into_owned()]).collect();
+        let run = |arguments: &[&str]| {
+            let all: Vec<_> = words[1..].iter().map(String::as_str).chain(arguments.iter().copied()).collect();
+            shell::output(&words[0], &all).with_context(|| format!("kpx {}", arguments.join(" ")))
+        };
+        run(&["man", "--dir", &self.stage.join("man").to_string_lossy()])?;
         let completions = self.stage.join("completions");
         fs::create_dir(&completions)?;
-        for (shell, name) in [("bash", "kpx"), ("zsh", "_kpx"), ("fish", "kpx.fish")] {
-            let script =
-                shell::output(&kpx, &["completions", shell]).with_context(|| format!("kpx completions {shell}"))?;
-            fs::write(completions.join(name), script)?;
+        for (shell, name) in [("bash", "kpx"), ("zsh", "_kpx"), ("fish", "kpx.fish"), ("powershell", "kpx.ps1")] {
+            fs::write(completions.join(name), run(&["completions", shell])?)?;
         }
         Ok(())
     }
 
-    /// Writes the archive and the image, and returns their names.
-    fn pack(&self) -> Result<Vec<String>> {
+    /// Writes the archive and the bill of materials, and returns their names.
+    fn pack(&self, arch: Arch) -> Result<Vec<String>> {
         let mut files = Files::default();
         files.add_folder(&self.stage, "")?;
         for folder in ["deploy", "docs"] {
@@ -111,32 +131,64 @@ impl Release {
         for file in ["CHANGELOG.md", "LICENSE", "README.md", "SECURITY.md"] {
             files.add_file(&workspace::root().join(file), file)?;
         }
-        let archive = self.file("tar.gz");
+        let archive = self.file(arch, "tar.gz");
         let top = archive.trim_end_matches(".tar.gz").to_owned();
         fs::write(self.folder.join(&archive), files.below(&top).tar_gz(self.time)?)?;
+        let bill = self.file(arch, "cdx.json");
+        let lock = fs::read_to_string(workspace::root().join("Cargo.lock")).context("read Cargo.lock")?;
+        let document = sbom::cyclonedx(&metadata(arch)?, &lock, self.version, self.time)?;
+        fs::write(self.folder.join(&bill), serde_json::to_string_pretty(&document)? + "\n")?;
+        Ok(vec![archive, bill])
+    }
 
+    /// Returns the content of the image.
+    fn root(&self) -> Result<Files> {
         let mut root = Files::default();
         root.add_file(&self.stage.join("bin/kpx"), "usr/local/bin/kpx")?;
         root.add("usr/local/bin/kube-proxy", Entry::Link("kpx".to_owned()));
-        let image = self.file("oci.tar");
-        fs::write(self.folder.join(&image), image::oci(&root, self.version, self.time)?)?;
-        Ok(vec![archive, image])
+        Ok(root)
     }
 
-    fn debian_package(&self) -> Result<String> {
+    /// Writes an image for each architecture, and one for all of them if there are several. Runs what is in them.
+    fn images(&self, roots: &[(Arch, Files)]) -> Result<Vec<String>> {
+        let single = roots.iter().map(|one| (self.file(one.0, "oci.tar"), std::slice::from_ref(one)));
+        let all = (roots.len() > 1).then(|| (format!("kpx-{}-linux.oci.tar", self.version), roots));
+        let mut names = Vec::new();
+        for (name, roots) in single.chain(all) {
+            let path = self.folder.join(&name);
+            fs::write(&path, image::oci(roots, self.version, self.time)?)?;
+            roots.iter().try_for_each(|(arch, _)| image::try_out(&path, *arch))?;
+            names.push(name);
+        }
+        Ok(names)
+    }
+
+    fn debian_package(&self, arch: Arch) -> Result<String> {
         if shell::which("cargo-deb").is_none() && shell::output("cargo", &["deb", "--version"]).is_none() {
             let mut cargo = Command::new("cargo");
             cargo.args(["install", "cargo-deb", "--locked", "--version", CARGO_DEB_VERSION]);
             workspace::forget_xtask(&mut cargo);
             quiet(&format!("install cargo-deb {CARGO_DEB_VERSION}"), [cargo])?;
         }
-        let name = self.file("deb");
+        let name = self.file(arch, "deb");
         let mut cargo = workspace::cargo();
         cargo.args(["deb", "--package", "proxy-agent", "--no-build", "--no-strip", "--output"]);
         cargo.arg(self.folder.join(&name)).env("SOURCE_DATE_EPOCH", self.time.to_string());
+        if !arch.is_native() {
+            cargo.args(["--target", &arch.triple()]);
+        }
         quiet("pack for Debian", [cargo])?;
         Ok(name)
     }
+}
+
+/// Returns what cargo knows of all packages, as an architecture links them.
+fn metadata(arch: Arch) -> Result<Value> {
+    let mut cargo = workspace::cargo();
+    cargo.args(["metadata", "--format-version", "1", "--locked", "--filter-platform", &arch.triple()]);
+    let output = cargo.output().context("ask cargo for the packages")?;
+    ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 fn time() -> Result<u64> {

@@ -1,6 +1,7 @@
 //! The tasks that cargo alone cannot do for kpx: `cargo xtask COMMAND`. This file only dispatches.
 #![forbid(unsafe_code)]
 
+mod arch;
 mod axe;
 mod bench;
 mod build;

@@ -39,7 +39,10 @@ impl Files {
             let name = entry.file_name();
             let name = name.to_str().with_context(|| format!("{} is not UTF-8", entry.path().display()))?;
             let path = if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
-            if entry.file_type()?.is_dir() {
+            if entry.file_type()?.is_symlink() {
+                let target = fs::read_link(entry.path()).with_context(|| format!("read {}", entry.path().display()))?;
+                self.add(&path, Entry::Link(target.to_string_lossy().into_owned()));
+            } else if entry.file_type()?.is_dir() {
                 self.add_folder(&entry.path(), &path)?;
             } else {
                 self.add_file(&entry.path(), &path)?;

@@ -70,25 +70,29 @@ fn image_without_running_kpx_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("image.tar");
     for root in [files(&[("bin/kpx", file("", true))]), files(&[("usr/local/bin/kpx", file("no program", true))])] {
-        fs::write(&path, image::oci(&root, "1.2.3", TIME).unwrap()).unwrap();
-        let error = format!("{:#}", image::try_out(&path).unwrap_err());
+        let arch = Arch::of_this_machine().unwrap();
+        fs::write(&path, image::oci(&[(arch, root)], "1.2.3", TIME).unwrap()).unwrap();
+        let error = format!("{:#}", image::try_out(&path, arch).unwrap_err());
         assert!(error.contains("kpx --version in the image") || error.contains("this needs root"), "{error}");
     }
 }
 
 #[test]
 fn image_names_its_content_by_digest() {
-    let root = files(&[("usr/local/bin/kpx", file("a program", true))]);
-    let bytes = image::oci(&root, "1.2.3", TIME).unwrap();
-    assert_eq!(bytes, image::oci(&root, "1.2.3", TIME).unwrap());
+    let roots = [(Arch::Arm64, files(&[("usr/local/bin/kpx", file("a program", true))]))];
+    let bytes = image::oci(&roots, "1.2.3", TIME).unwrap();
+    assert_eq!(bytes, image::oci(&roots, "1.2.3", TIME).unwrap());
     let folder = tempfile::tempdir().unwrap();
     Archive::new(bytes.as_slice()).unpack(folder.path()).unwrap();
     let read = |path: &str| fs::read(folder.path().join(path)).unwrap();
     let json = |path: &str| serde_json::from_slice::<serde_json::Value>(&read(path)).unwrap();
     let docker = json("manifest.json");
-    assert_eq!(docker[0]["RepoTags"], serde_json::json!(["kpx:1.2.3"]));
+    assert_eq!(docker[0]["RepoTags"], serde_json::json!(["localhost/kpx:1.2.3"]));
     let config = json(docker[0]["Config"].as_str().unwrap());
     assert_eq!(config["created"], "2023-11-14T22:13:20Z");
+    assert_eq!(config["architecture"], "arm64");
+    let name = &json("index.json")["manifests"][0]["annotations"]["io.containerd.image.name"];
+    assert_eq!(name, "localhost/kpx:1.2.3", "a name with its registry, which no stranger can take");
     let layer = read(docker[0]["Layers"][0].as_str().unwrap());
     let mut tar = Vec::new();
     std::io::Read::read_to_end(&mut GzDecoder::new(layer.as_slice()), &mut tar).unwrap();
@@ -97,6 +101,68 @@ fn image_names_its_content_by_digest() {
         let blob = blob.unwrap();
         assert_eq!(blob.file_name().to_str().unwrap(), sums::sha256(&fs::read(blob.path()).unwrap()));
     }
+}
+
+#[test]
+fn image_of_several_architectures_has_an_index_of_them() {
+    let root = |text: &str| files(&[("usr/local/bin/kpx", file(text, true))]);
+    let roots = [(Arch::Amd64, root("one")), (Arch::Arm64, root("other"))];
+    let folder = tempfile::tempdir().unwrap();
+    Archive::new(image::oci(&roots, "1.2.3", TIME).unwrap().as_slice()).unpack(folder.path()).unwrap();
+    let json =
+        |path: &str| serde_json::from_slice::<serde_json::Value>(&fs::read(folder.path().join(path)).unwrap()).unwrap();
+    let blob = |descriptor: &serde_json::Value| {
+        json(&format!("blobs/{}", descriptor["digest"].as_str().unwrap().replace(':', "/")))
+    };
+    let named = &json("index.json")["manifests"][0];
+    assert_eq!(named["annotations"]["io.containerd.image.name"], "localhost/kpx:1.2.3");
+    let images = blob(named);
+    let images = images["manifests"].as_array().unwrap();
+    let arches: Vec<_> = images.iter().map(|image| image["platform"]["architecture"].as_str().unwrap()).collect();
+    assert_eq!(arches, ["amd64", "arm64"]);
+    for image in images {
+        assert_eq!(blob(&blob(image)["config"])["architecture"], image["platform"]["architecture"]);
+    }
+}
+
+#[test]
+fn bill_names_what_is_linked_with_its_checksum() {
+    let lock = fs::read_to_string(workspace::root().join("Cargo.lock")).unwrap();
+    let bill = sbom::cyclonedx(&metadata(Arch::Arm64).unwrap(), &lock, "1.2.3", TIME).unwrap();
+    assert_eq!((&bill["bomFormat"], &bill["specVersion"]), (&"CycloneDX".into(), &"1.5".into()));
+    let components = bill["components"].as_array().unwrap();
+    let find = |name: &str| components.iter().find(|component| component["name"] == name);
+    for linked in ["tokio", "aya", "rustls", "aya-ebpf"] {
+        let component = find(linked).unwrap_or_else(|| panic!("{linked} is linked"));
+        let sum = component["hashes"][0]["content"].as_str().unwrap();
+        assert!(sum.len() == 64 && lock.contains(&format!("checksum = \"{sum}\"")), "{component}");
+        assert!(component["licenses"][0]["expression"].is_string(), "{component}");
+    }
+    for foreign in ["proptest", "xtask", "windows-sys", "plotters"] {
+        assert!(find(foreign).is_none(), "{foreign} is not in kpx");
+    }
+    // Each reference leads to a component, and kpx to its parts.
+    let refs: std::collections::BTreeSet<_> = components.iter().map(|one| one["bom-ref"].as_str().unwrap()).collect();
+    assert_eq!(refs.len(), components.len(), "each is named once");
+    let edges = bill["dependencies"].as_array().unwrap();
+    assert!(
+        edges
+            .iter()
+            .flat_map(|edge| edge["dependsOn"].as_array().unwrap())
+            .all(|on| refs.contains(on.as_str().unwrap()))
+    );
+    assert_eq!(edges[0]["ref"], bill["metadata"]["component"]["bom-ref"]);
+    assert_eq!(edges[0]["dependsOn"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn second_name_of_kpx_is_packed_as_a_link() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("kpx"), "").unwrap();
+    symlink("kpx", folder.path().join("kubectl-kpx")).unwrap();
+    let mut found = Files::default();
+    found.add_folder(folder.path(), "bin").unwrap();
+    assert_eq!(found, files(&[("bin/kpx", file("", false)), ("bin/kubectl-kpx", Entry::Link("kpx".into()))]));
 }
 
 #[test]
