@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Endpoints, Event as CoreEvent, Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::api::networking::v1::ServiceCIDR;
+use k8s_openapi::api::networking::v1::{NetworkPolicy, ServiceCIDR};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
@@ -42,7 +42,7 @@ pub(crate) static NAMESPACE: &Kind = &KINDS[2];
 pub(crate) static SERVICE: &Kind = &KINDS[0];
 pub(crate) static SERVICE_CIDR: &Kind = &KINDS[4];
 
-pub(crate) static KINDS: [Kind; 9] = [
+pub(crate) static KINDS: [Kind; 10] = [
     Kind {
         group: "",
         kind: "Service",
@@ -157,6 +157,18 @@ pub(crate) static KINDS: [Kind; 9] = [
         fields: &[],
         merge_keys: &[],
         decode: decode::<Endpoints>,
+    },
+    Kind {
+        group: "networking.k8s.io",
+        kind: "NetworkPolicy",
+        singular: "networkpolicy",
+        plural: "networkpolicies",
+        short: &["netpol"],
+        namespaced: true,
+        status: Status::None,
+        fields: &[],
+        merge_keys: &[],
+        decode: decode::<NetworkPolicy>,
     },
 ];
 

@@ -1,7 +1,7 @@
 //! A small Kubernetes API server inside the test, with faults to switch on.
 //!
 //! It speaks kube-apiserver's API as far as kube-rs, client-go and kubectl use it. The kinds are Services,
-//! EndpointSlices, Nodes, Namespaces, ServiceCIDRs, Events and Pods, with the commands and logs of those that a test runs. The features are TLS, tokens and client certificates,
+//! EndpointSlices, Nodes, Namespaces, ServiceCIDRs, NetworkPolicies, Events and Pods, with the commands and logs of those that a test runs. The features are TLS, tokens and client certificates,
 //! discovery, pages, bookmarks, streaming lists, resource versions, patches, tables. There are no controllers, no
 //! server-side apply and no managed fields.
 
@@ -149,6 +149,17 @@ impl ApiServer {
         let kind = Kind::of(object).with_context(|| format!("no such kind: {object}"))?;
         let stored = self.shared.change(|state| state.objects.put(kind, object));
         stored.map(|object| Value::clone(&object)).map_err(|f| refused(&f))
+    }
+
+    /// Does what [`Self::apply`] does if the object's namespace is there, as a controller whose objects may go meanwhile.
+    pub fn apply_within(&self, object: &Value) -> Result<()> {
+        let kind = Kind::of(object).with_context(|| format!("no such kind: {object}"))?;
+        let home = store::Key::new(kinds::NAMESPACE, "", admit::text(object, "/metadata/namespace"));
+        let stored = self.shared.change(|state| match state.objects.store.get(&home) {
+            Some(_) => state.objects.put(kind, object).map(drop),
+            None => Ok(()),
+        });
+        stored.map_err(|f| refused(&f))
     }
 
     /// The object as stored. The kind may be given as `Service`, `service` or `services`.

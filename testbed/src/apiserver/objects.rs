@@ -216,6 +216,10 @@ impl Objects {
         for kind in KINDS.iter().filter(|k| k.namespaced) {
             let keys: Vec<_> = self.store.objects(kind, namespace).map(|(key, _)| key.clone()).collect();
             for key in keys {
+                let old = self.store.get(&key).cloned();
+                if let Some(service) = old.filter(|_| kind.kind == SERVICE.kind).and_then(|old| typed(&old).ok()) {
+                    self.addresses.release(&service);
+                }
                 self.store.write(&key, None);
             }
         }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -21,6 +22,8 @@ pub struct Inside {
     pub(super) env: BTreeMap<String, String>,
     pub(super) capabilities: CapsHashSet,
     pub(super) no_new_privileges: bool,
+    /// The user; None for root.
+    pub(super) user: Option<u32>,
     pub(super) log: PathBuf,
 }
 
@@ -60,6 +63,9 @@ impl Inside {
         }
         let mut process = Command::new(program);
         process.args(arguments).env_clear().envs(&self.env).env("PATH", "/usr/local/bin");
+        if let Some(user) = self.user {
+            process.uid(user);
+        }
         process.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         process.spawn().with_context(|| format!("start {program} in the container"))
     }

@@ -1,21 +1,23 @@
-//! Plays kubelet and container runtime for one pod of a DaemonSet. The spec's files, environment, capabilities and
+//! Plays kubelet and container runtime for pods. The spec's files, environment, capabilities and
 //! network become a process on a node of the lab.
 
 mod exec;
+mod kubelet;
 mod seccomp;
+mod security;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
-use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use caps::{CapSet, Capability, CapsHashSet};
+use caps::CapSet;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVar, PodSpec, SecurityContext, Volume};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -26,15 +28,14 @@ use nix::unistd::{Pid, chdir, chroot};
 use serde_json::Value;
 
 pub use self::exec::Inside;
+pub use self::kubelet::Kubelets;
 use self::seccomp::apply_default_profile;
+use self::security::{capabilities, user};
 use crate::agent::{binary, wait_until};
-use crate::lab::{Lab, Node};
+use crate::lab::{Host, Lab, Node};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// The capabilities that containerd leaves to a container that asks for none.
-const DEFAULT_CAPABILITIES: &str = "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE NET_RAW \
-                                    SETFCAP SETGID SETPCAP SETUID SYS_CHROOT";
 /// The node's files that belong to the kernel: there is one of each for all nodes of a lab.
 /// Where machines have their BPF file system.
 const BPF_FS: &str = "/sys/fs/bpf";
@@ -72,18 +73,29 @@ pub struct Running<'a> {
 }
 
 impl<'a> Running<'a> {
+    /// Starts the DaemonSet's pod of a node.
     pub fn start(lab: &Lab, node: &'a Node, set: &DaemonSet, supplies: &Supplies) -> Result<Self> {
-        let pod = Pod::new(lab, node, set, supplies)?;
-        let log = lab.dir().join(format!("{}-pod.log", node.host.name));
+        let spec = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref()).context("a pod's spec")?;
+        ensure!(spec.host_network == Some(true), "only hostNetwork is played here");
+        Self::run(lab, node, &Pod::new(lab, node, &node.host, node.host.name, spec, supplies)?)
+    }
+
+    /// Starts a pod as such a host of the lab: as one of the node's pods, or in the node's own network.
+    fn run(lab: &Lab, node: &'a Node, pod: &Pod) -> Result<Self> {
+        let log = lab.dir().join(format!("{}-pod.log", pod.name));
         let output = File::options().create(true).append(true).open(&log)?;
         let mut command = pod.command()?;
         command.stdout(output.try_clone()?).stderr(output);
+        let security = pod.container.security_context.clone().unwrap_or_default();
+        let user = user(&security)?;
+        if let Some(user) = user {
+            command.uid(user);
+        }
         // On a thread of its own, which all of this is undone with: its file systems, its root, its capabilities.
-        let child = node.host.ns.run(|| {
+        let child = pod.host.ns.run(|| {
             pod.enter()?;
             command.spawn().with_context(|| format!("start {command:?} in a container"))
         })?;
-        let security = pod.container.security_context.clone().unwrap_or_default();
         Ok(Self { node, child, log, env: pod.env()?, security })
     }
 
@@ -94,6 +106,7 @@ impl<'a> Running<'a> {
             env: self.env.clone(),
             capabilities: capabilities(&self.security)?,
             no_new_privileges: self.security.allow_privilege_escalation == Some(false),
+            user: user(&self.security)?,
             log: self.log.clone(),
         })
     }
@@ -185,6 +198,10 @@ impl Drop for Running<'_> {
 /// A pod of one container, bound to a node.
 struct Pod<'a> {
     node: &'a Node,
+    /// The host of the lab that the pod is.
+    host: &'a Host,
+    /// A name that no other pod of the lab has.
+    name: &'a str,
     spec: &'a PodSpec,
     container: &'a Container,
     /// The container's root directory, and the node's: /run of one node is not that of another.
@@ -194,14 +211,19 @@ struct Pod<'a> {
 }
 
 impl<'a> Pod<'a> {
-    fn new(lab: &Lab, node: &'a Node, set: &'a DaemonSet, supplies: &'a Supplies) -> Result<Self> {
-        let spec = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref()).context("a pod's spec")?;
-        ensure!(spec.host_network == Some(true), "only hostNetwork is played here");
+    fn new(
+        lab: &Lab,
+        node: &'a Node,
+        host: &'a Host,
+        name: &'a str,
+        spec: &'a PodSpec,
+        supplies: &'a Supplies,
+    ) -> Result<Self> {
         let [container] = spec.containers.as_slice() else { bail!("only pods of one container are played here") };
-        let folder = |what: &str| lab.dir().join(format!("{}-{what}", node.host.name));
-        let (root, node_root) = (folder("container"), folder("root"));
+        let root = lab.dir().join(format!("{name}-container"));
+        let node_root = lab.dir().join(format!("{}-root", node.host.name));
         fs::create_dir_all(&root).context("make the container's root")?;
-        Ok(Self { node, spec, container, root, node_root, supplies })
+        Ok(Self { node, host, name, spec, container, root, node_root, supplies })
     }
 
     fn command(&self) -> Result<Command> {
@@ -282,7 +304,9 @@ impl<'a> Pod<'a> {
     }
 
     fn volumes(&self) -> Result<()> {
-        bind(&self.supplies.service_account, &self.inside(SERVICE_ACCOUNT), false, true)?;
+        if self.spec.automount_service_account_token != Some(false) {
+            bind(&self.supplies.service_account, &self.inside(SERVICE_ACCOUNT), false, true)?;
+        }
         for wanted in self.container.volume_mounts.iter().flatten() {
             let volume = self.spec.volumes.iter().flatten().find(|volume| volume.name == wanted.name);
             let volume = volume.with_context(|| format!("no volume {}", wanted.name))?;
@@ -341,24 +365,6 @@ impl<'a> Pod<'a> {
 /// `$(NAME)` becomes the variable's value.
 fn expand(word: &str, env: &BTreeMap<String, String>) -> String {
     env.iter().fold(word.to_owned(), |word, (name, value)| word.replace(&format!("$({name})"), value))
-}
-
-fn capabilities(security: &SecurityContext) -> Result<CapsHashSet> {
-    if security.privileged == Some(true) {
-        return Ok(caps::all());
-    }
-    let named = |name: &str| Capability::from_str(&format!("CAP_{name}")).with_context(|| format!("capability {name}"));
-    let wanted = security.capabilities.clone().unwrap_or_default();
-    let (add, drop) = (wanted.add.unwrap_or_default(), wanted.drop.unwrap_or_default());
-    let mut left = CapsHashSet::new();
-    if !drop.iter().any(|name| name == "ALL") {
-        left = DEFAULT_CAPABILITIES.split_whitespace().map(named).collect::<Result<_>>()?;
-    }
-    for name in drop.iter().filter(|name| *name != "ALL") {
-        left.remove(&named(name)?);
-    }
-    left.extend(add.iter().map(|name| named(name)).collect::<Result<Vec<_>>>()?);
-    Ok(left)
 }
 
 /// Shows a file or a directory at another place, which is made.
