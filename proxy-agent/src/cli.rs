@@ -28,7 +28,7 @@ use crate::monitor::{MonitorArgs, monitor};
 use crate::top::{TopArgs, top};
 
 use cleanup::{CleanupArgs, cleanup};
-use proxy_cluster::{ClusterArgs, SysdumpArgs, cluster, sysdump};
+use proxy_cluster::{ClusterArgs, ProbeArgs, SysdumpArgs, cluster, probe, sysdump};
 use proxy_trace::{ExplainArgs, TraceArgs, explain, trace};
 use runtime::wait_for;
 
@@ -60,6 +60,8 @@ enum Command {
     Explain(ExplainArgs),
     Sysdump(SysdumpArgs),
     Cluster(Box<ClusterArgs>),
+    #[command(hide = true)]
+    Probe(ProbeArgs),
     Check(check::CheckArgs),
     Cleanup(CleanupArgs),
     Version(version::VersionArgs),
@@ -85,6 +87,7 @@ impl Cli {
             Command::Explain(args) => done(explain(&args)),
             Command::Sysdump(args) => done(wait_for(sysdump(&args))),
             Command::Cluster(args) => wait_for(cluster(*args)),
+            Command::Probe(args) => wait_for(probe(args)),
             Command::Check(args) => wait_for(check::check(&args)),
             Command::Cleanup(args) => done(wait_for(cleanup(&args))),
             Command::Version(args) => done(wait_for(version::version(&args))),

@@ -31,7 +31,7 @@ pub(crate) struct ConnectArgs {
     pub(crate) node: Vec<String>,
     /// Ask all nodes, as without --node.
     #[arg(long, short = 'A', global = true)]
-    all_nodes: bool,
+    pub(crate) all_nodes: bool,
     /// The seconds in which a node, and the API server each time, must answer; 20, for trace 60, for a sysdump 180.
     #[arg(long, global = true, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: Option<u64>,

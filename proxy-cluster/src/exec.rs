@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use crate::pods::NodePod;
 
 /// The place of kpx in its image.
-const KPX: &str = "/usr/local/bin/kpx";
+pub(crate) const KPX: &str = "/usr/local/bin/kpx";
 /// The reason why a node has no answer, although kpx ran there.
 pub(crate) const BROKEN: &str = "the connection to the pod broke off";
 /// The most bytes of standard error that are kept.

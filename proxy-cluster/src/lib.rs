@@ -3,10 +3,12 @@
 
 mod answers;
 mod connect;
+mod connectivity;
 mod exec;
 mod flows;
 mod monitor;
 mod pods;
+mod probe;
 mod services;
 mod status;
 mod sysdump;
@@ -19,6 +21,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 
 use connect::ConnectArgs;
+pub use probe::{ProbeArgs, probe};
 pub use sysdump::{SysdumpArgs, sysdump};
 
 /// The name of the program by which kubectl runs it as `kubectl kpx`.
@@ -46,6 +49,7 @@ enum Command {
     Top(top::TopArgs),
     Monitor(monitor::MonitorArgs),
     Trace(trace::TraceArgs),
+    ConnectivityTest(connectivity::ConnectivityArgs),
     Sysdump(sysdump::ClusterSysdumpArgs),
 }
 
@@ -59,6 +63,7 @@ pub async fn cluster(args: ClusterArgs) -> Result<ExitCode> {
         Command::Top(args) => top::top(connect, args).await,
         Command::Monitor(args) => monitor::monitor(connect, args).await,
         Command::Trace(args) => trace::trace(connect, args).await,
+        Command::ConnectivityTest(args) => connectivity::connectivity_test(connect, args).await,
         Command::Sysdump(args) => sysdump::of_cluster(connect, args).await,
     }
 }

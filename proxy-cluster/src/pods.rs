@@ -25,6 +25,8 @@ pub(crate) struct NodePod {
     pub(crate) namespace: String,
     pub(crate) pod: String,
     pub(crate) container: Option<String>,
+    /// The image of the container.
+    pub(crate) image: Option<String>,
     /// The reason why the pod cannot be asked.
     pub(crate) absent: Option<String>,
 }
@@ -65,6 +67,7 @@ pub(crate) async fn find(client: &Client, args: &ConnectArgs, wanted: &[String])
         namespace: namespace.clone(),
         pod: String::new(),
         container: None,
+        image: None,
         absent: Some(format!("no pod of kpx is on this node (namespace {namespace}, labels {selector})")),
     };
     let mut nodes: Vec<_> =
@@ -90,6 +93,7 @@ fn node_pod(pod: &Pod, namespace: &str) -> Option<NodePod> {
         namespace: namespace.to_owned(),
         pod: name,
         container: container.map(|container| container.name.clone()),
+        image: container.and_then(|container| container.image.clone()),
         absent,
     })
 }

@@ -205,6 +205,6 @@ These names were changed. The old ones are told beside the new ones, and go with
   kube-proxy left, and only that while a kpx runs. Otherwise it refuses while a kpx runs. With `--drain` it first leaves
   new connections to kube-proxy and waits for the end of open ones, `--timeout` at most ([migration.md](migration.md)).
 - `kpx sysdump` gathers what a bug report needs of this node in one archive, whose file `CONTENTS` lists the parts. `kpx cluster COMMAND`, which is
-  `kubectl kpx COMMAND`, asks the kpx of every node: `status`, `services`, `flows`, `top`, `monitor`, `trace`, `sysdump` ([kubectl.md](kubectl.md)).
+  `kubectl kpx COMMAND`, asks the kpx of every node: `status`, `services`, `flows`, `top`, `monitor`, `trace`, `connectivity-test`, `sysdump` ([kubectl.md](kubectl.md)).
 - `kpx version` prints the version of this program and of the running agent; `kpx man [--dir DIR]` prints the manual pages.
 ";

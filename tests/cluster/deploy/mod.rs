@@ -2,6 +2,7 @@
 
 mod cluster;
 mod confined;
+mod connectivity;
 mod drop_in;
 mod manifests;
 mod migration;

@@ -25,14 +25,14 @@ use crate::deploy::own::overlay;
 const COLUMNS: usize = 100;
 
 /// Both nodes with kpx in its pod, known to the API server, and a folder with `kubectl-kpx`.
-struct Nodes<'a> {
+pub(super) struct Nodes<'a> {
     cluster: &'a Cluster,
     running: BTreeMap<&'static str, Running<'a>>,
     path: PathBuf,
 }
 
 impl<'a> Nodes<'a> {
-    fn start(cluster: &'a Cluster) -> Result<Self> {
+    pub(super) fn start(cluster: &'a Cluster) -> Result<Self> {
         let objects = overlay("kind")?;
         let set = objects.daemon_set.context("a DaemonSet")?;
         let config = objects.config_map.context("a ConfigMap")?;
@@ -51,7 +51,7 @@ impl<'a> Nodes<'a> {
     }
 
     /// Returns the command `kubectl-kpx`, as kubectl starts it.
-    fn command(&self, arguments: &str) -> Command {
+    pub(super) fn command(&self, arguments: &str) -> Command {
         let mut command = Command::new(self.path.join("kubectl-kpx"));
         command.args(arguments.split_whitespace());
         command.env_clear().env("KUBECONFIG", &self.cluster.kubeconfig).env("PATH", &self.path);

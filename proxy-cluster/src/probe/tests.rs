@@ -1,0 +1,39 @@
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::time::Duration;
+
+use super::dial::{Outcome, dial_all};
+use super::{Protocol, Target};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn target_reads_what_it_writes() {
+    for target in
+        [Target::new(Protocol::Tcp, "[fd00::1]:80").bytes(65_536), Target::new(Protocol::Udp, "web:53").times(9)]
+    {
+        assert_eq!(target.to_string().parse::<Target>().unwrap(), target);
+    }
+    for wrong in ["tcp/10.0.0.1:80", "sctp/10.0.0.1:80/200/1", "tcp/10.0.0.1:80/199/1", "udp/10.0.0.1:80/200/0"] {
+        assert!(wrong.parse::<Target>().is_err(), "{wrong}");
+    }
+}
+
+#[tokio::test]
+async fn reply_tells_a_refusal_from_silence_and_from_a_stall() {
+    let port = |at: SocketAddr| at.port();
+    let held = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let (stalls, is_silent) = (port(held.local_addr().unwrap()), port(silent.local_addr().unwrap()));
+    let gone = port(TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
+    let targets = [
+        Target::new(Protocol::Tcp, format!("127.0.0.1:{stalls}")),
+        Target::new(Protocol::Udp, format!("127.0.0.1:{is_silent}")),
+        Target::new(Protocol::Tcp, format!("127.0.0.1:{gone}")),
+        Target::new(Protocol::Udp, format!("127.0.0.1:{gone}")),
+        Target::new(Protocol::Tcp, "name.invalid:80"),
+    ];
+    let replies = dial_all(&targets, SECOND).await;
+    let outcomes: Vec<_> = replies.iter().map(|replies| replies[0].outcome).collect();
+    use Outcome::{Refused, Silent, Stalled, Unresolved};
+    assert_eq!(outcomes, [Stalled, Silent, Refused, Refused, Unresolved]);
+}

@@ -1,0 +1,202 @@
+//! `kubectl kpx connectivity-test`: its pods run on both nodes, and their packets are real.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::process::{Child, ExitStatus};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use testbed::agent::{DEADLINE, wait_until};
+use testbed::lab::{EXTERNAL, Family};
+use testbed::pod::Kubelets;
+
+use crate::deploy::cluster::Cluster;
+use crate::deploy::plugin::Nodes;
+
+/// The port of the guarded pod that the test's policy closes, and the first node port of the API server.
+const CLOSED: u16 = 18_481;
+const NODE_PORT: u16 = 30_000;
+
+/// What a run printed, and how it ended.
+struct Ended {
+    status: ExitStatus,
+    text: String,
+    words: String,
+}
+
+impl Ended {
+    fn report(&self) -> Result<Value> {
+        serde_json::from_str(&self.text).with_context(|| format!("{}\n{}", self.text, self.words))
+    }
+}
+
+/// A run whose pods the kubelets start and end meanwhile.
+struct Test<'a> {
+    cluster: &'a Cluster,
+    nodes: Nodes<'a>,
+    kubelets: Kubelets<'a>,
+}
+
+impl Test<'_> {
+    fn spawn(&self, arguments: &str) -> Result<Child> {
+        let mut command = self.nodes.command(&format!("connectivity-test {arguments}"));
+        let file = |name: &str| File::create(self.cluster.lab.dir().join(name));
+        command.stdout(file("stdout")?).stderr(file("stderr")?);
+        self.cluster.lab.fabric.ns.spawn(&mut command)
+    }
+
+    /// Plays the cluster until the command ends.
+    fn wait(&mut self, mut child: Child) -> Result<Ended> {
+        let mut status = None;
+        wait_until(DEADLINE, "the test ends", || {
+            self.kubelets.sync(&self.cluster.api())?;
+            status = child.try_wait()?;
+            Ok(status.is_some())
+        })?;
+        self.kubelets.sync(&self.cluster.api())?;
+        let read = |name: &str| fs::read_to_string(self.cluster.lab.dir().join(name));
+        Ok(Ended { status: status.context("it has ended")?, text: read("stdout")?, words: read("stderr")? })
+    }
+
+    fn run(&mut self, arguments: &str) -> Result<Ended> {
+        let child = self.spawn(arguments)?;
+        self.wait(child)
+    }
+
+    fn namespaces(&self) -> Vec<String> {
+        let names = self.cluster.api().list("namespaces").into_iter();
+        let names = names.filter_map(|namespace| Some(namespace["metadata"]["name"].as_str()?.to_owned()));
+        names.filter(|name| name.starts_with("kpx-connectivity-")).collect()
+    }
+}
+
+/// Returns the results of rows by case and client.
+fn results(report: &Value) -> BTreeMap<String, &str> {
+    let rows = report["rows"].as_array().into_iter().flatten();
+    let word = |row: &Value, field: &str| row[field].as_str().unwrap_or_default().to_owned();
+    rows.map(|row| {
+        (format!("{}, {}", word(row, "case"), word(row, "from")), row["result"].as_str().unwrap_or_default())
+    })
+    .collect()
+}
+
+#[test]
+fn connectivity_test_passes_and_names_what_is_broken() -> Result<()> {
+    let cluster = Cluster::start()?;
+    let nodes = Nodes::start(&cluster)?;
+    let kubelets = Kubelets::new(&cluster.lab, cluster.supplies(&[]));
+    let mut test = Test { cluster: &cluster, nodes, kubelets };
+    works(&mut test)?;
+    names_what_is_broken(&mut test)?;
+    removes_all_after_a_signal(&mut test)
+}
+
+/// All rows pass, with a policy in force as a CNI plugin has it, and nothing is left.
+fn works(test: &mut Test) -> Result<()> {
+    let lab = &test.cluster.lab;
+    lab.n1.host.ns.nft(&format!(
+        "table inet netpol {{ chain forward {{
+            type filter hook forward priority filter
+            meta l4proto {{ tcp, udp }} th dport {CLOSED} drop
+        }}
+        }}"
+    ))?;
+    let flag =
+        |flag: &str, nth: u8| Family::ALL.map(|family| format!("--{flag} {}", EXTERNAL.host(nth).ip(family))).join(" ");
+    let given = format!("{} {}", flag("load-balancer-ip", 7), flag("external-ip", 8));
+    let ended = test.run(&format!("{given} -o json"))?;
+    let report = ended.report()?;
+    ensure!(ended.status.success() && report["failed"] == 0, "{:#}\n{}", report, ended.words);
+    let results = results(&report);
+    let left_out: Vec<_> =
+        results.iter().filter(|(_, result)| **result == "leftOut").map(|(row, _)| row.as_str()).collect();
+    ensure!(left_out == ["ClusterIP by name, pod", "headless Service by name, pod"], "{left_out:?}");
+    for row in [
+        "ClusterIP, the client itself, backend",
+        "ClusterIP, all backends, node",
+        "sessionAffinity ClientIP, pod",
+        "internalTrafficPolicy Local, no local backend, pod",
+        "NodePort of another node, node",
+        "NodePort, outside",
+        "externalTrafficPolicy Local, no local backend, outside",
+        "LoadBalancer, outside",
+        "ExternalIP, node",
+        "NetworkPolicy: denied, pod",
+    ] {
+        ensure!(results.get(row) == Some(&"passed"), "{row}: {results:#?}");
+    }
+    ensure!(test.namespaces().is_empty() && test.kubelets.running() == 0, "{:?} are left", test.namespaces());
+    Ok(())
+}
+
+/// Endpoints with a wrong port, a filter before a node port, and a policy that nothing enforces.
+fn names_what_is_broken(test: &mut Test) -> Result<()> {
+    let lab = &test.cluster.lab;
+    lab.n1.host.ns.nft("delete table inet netpol")?;
+    lab.fabric.ns.nft(&format!(
+        "table inet broken {{ chain output {{
+            type filter hook output priority filter
+            tcp dport {NODE_PORT} drop
+        }}
+        }}"
+    ))?;
+    test.kubelets.misdirected = Some(("second", 1));
+    let ended = test.run("--keep --settle 1")?;
+    let text = &ended.text;
+    ensure!(ended.status.code() == Some(1), "{text}\n{}", ended.words);
+    let failed: Vec<_> = text.lines().filter(|line| line.contains(" failed ")).collect();
+    let of = |line: &&str| {
+        [line.split("   ").next().unwrap_or_default(), line.split_whitespace().rev().nth(2).unwrap_or_default()]
+            .join(", ")
+    };
+    let mut failed: Vec<_> = failed.iter().filter(|line| line.contains('/')).map(of).collect();
+    failed.sort();
+    let broken = [
+        "ClusterIP, a backend of another node, node",
+        "ClusterIP, a backend of another node, pod",
+        "ClusterIP, a backend of the node, node",
+        "ClusterIP, a backend of the node, pod",
+        "ClusterIP, long messages, node",
+        "ClusterIP, long messages, pod",
+        "NodePort, outside",
+    ];
+    ensure!(failed == broken, "{failed:#?}\n{text}");
+    ensure!(text.contains(": a refusal, not an answer of server-2; kpx there: forward to "), "{text}");
+    ensure!(
+        text.contains(&format!("here: tcp 172.18.0.11:{NODE_PORT}: no answer, not an answer of server-1")),
+        "{text}"
+    );
+    ensure!(text.contains("not enforced: "), "{text}");
+    test.kubelets.misdirected = None;
+    ensure!(test.namespaces().len() == 1 && test.kubelets.running() == 7, "{:?} are kept", test.namespaces());
+    test.cluster.lab.fabric.ns.nft("delete table inet broken")
+}
+
+/// Ctrl-C ends a run whose pods do not come, and nothing stays of it, nor of the one before. Another person's run stays.
+fn removes_all_after_a_signal(test: &mut Test) -> Result<()> {
+    let other = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {
+        "name": "kpx-connectivity-other",
+        "labels": {"app.kubernetes.io/managed-by": "kpx-connectivity-test"},
+        "annotations": {"kpx.dev/ends-by": "2999-01-01T00:00:00Z"},
+    }});
+    test.cluster.api().apply(&other)?;
+    let before = test.namespaces();
+    let child = test.spawn("")?;
+    wait_until(DEADLINE, "pods of this run are made", || {
+        let is_new = |name: &str| name.starts_with("kpx-connectivity-") && !before.iter().any(|known| known == name);
+        let pods = test.cluster.api().list("pods");
+        Ok(pods.iter().any(|pod| pod["metadata"]["namespace"].as_str().is_some_and(is_new)))
+    })?;
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT)?;
+    let ended = test.wait(child)?;
+    ensure!(ended.status.code() == Some(1) && ended.words.contains("stopped by Ctrl-C"), "{}", ended.words);
+    ensure!(ended.words.contains("is left from an earlier test, and is removed"), "{}", ended.words);
+    ensure!(test.namespaces() == ["kpx-connectivity-other"], "{:?} are left", test.namespaces());
+    ensure!(test.kubelets.running() == 0, "pods run on");
+    let again = test.run("--test-namespace kpx-connectivity-other")?;
+    ensure!(again.status.code() == Some(1) && again.words.contains("already exists"), "{}", again.words);
+    ensure!(test.namespaces() == ["kpx-connectivity-other"], "a namespace of another is removed");
+    Ok(())
+}
