@@ -15,6 +15,7 @@ use proxy_view::RUN_DIR;
 use proxy_view::object_name::canonical_node_name;
 use proxy_view::output::{Data, json, print, yaml};
 
+mod answered;
 mod explain;
 mod explain_command;
 mod input;
@@ -158,7 +159,9 @@ async fn of_family<A: Family, N: NodeFlags>(
             let (input, from) = live.input::<A>(&packet_args, &to).await?;
             let programs = Programs::load(object, &input, args.count)?;
             live.check_tag(input.entry.program, &programs.tag()?)?;
-            send(programs, input, (from, to), args)
+            let mut trace = send(programs, input, (from, to), args)?;
+            trace.notes.extend(answered::notes(&live.client, &trace).await);
+            Ok(trace)
         }
     }
 }

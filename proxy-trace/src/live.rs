@@ -39,7 +39,7 @@ pub(crate) struct PacketArgs<'a> {
 
 /// The state of a running agent.
 pub(crate) struct Live {
-    client: Client,
+    pub(crate) client: Client,
     status: Status,
     /// The kernel's ids, by name.
     maps: BTreeMap<String, u32>,

@@ -191,7 +191,8 @@ These names were changed. The old ones are told beside the new ones, and go with
 
 ## Others
 
-- `kpx trace` explains a packet: the programs' decision, its reasons, and the next steps where a packet is refused. It asks the kernel for devices and routes, so it runs in the
+- `kpx trace` explains a packet: the programs' decision, its reasons, and the next steps where a packet is refused. Where it is forwarded, notes tell of connections that the backend
+  refused or did not answer. It asks the kernel for devices and routes, so it runs in the
   agent's network namespace and refuses any other. On manifests its notes name each frontend that a Service claims and another one holds. Its ends are addresses or names:
   `--from pod/shop/cart-0 --to svc/shop/web:http`, `--from node/n1 --to web.shop.svc:80`, `--to deploy/shop/web:8080`. Pods are known by the endpoints of Services.
 - `kpx explain [REASON]` says what a reason means and what to do; without a reason it lists all.

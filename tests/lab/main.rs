@@ -1,5 +1,6 @@
 //! kpx and the kernel in network namespaces.
 
+mod causes;
 mod churn;
 mod devices;
 mod fast;

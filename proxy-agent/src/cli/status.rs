@@ -234,15 +234,20 @@ fn full(fill: &MapFill) -> Cell {
 fn packets(status: &Status, form: Form) -> String {
     let of = |name| status.reasons.get(name).copied().unwrap_or_default();
     let events = Event::ALL.iter().map(|event| (event.name(), "translated", status.events.get(event.name()).copied()));
-    let events = events.filter_map(|(name, kind, count)| Some((name, kind, count?)));
-    let reasons = Reason::ALL.iter().map(|reason| (reason.name(), fate(reason.verdict()), of(reason.name())));
-    let reasons = reasons.filter(|(_, fate, _)| form.wide || *fate != fate_of_passed());
-    let rows = events.chain(reasons).filter(|(_, _, count)| *count > 0);
-    let row = |(name, fate, count): (&str, &str, u64)| {
+    let events = events.filter_map(|(name, kind, count)| Some((name, kind, count?, "")));
+    let reasons = Reason::ALL.into_iter();
+    let reasons = reasons.map(|one| (one.name(), fate(one.verdict()), of(one.name()), proxy_trace::meaning(one)));
+    let reasons = reasons.filter(|(_, fate, ..)| form.wide || *fate != fate_of_passed());
+    let rows: Vec<_> = events.chain(reasons).filter(|(_, _, count, _)| *count > 0).collect();
+    let has_meaning = rows.iter().any(|(.., meaning)| !meaning.is_empty());
+    let row = |(name, fate, count, meaning): (&str, &str, u64, &str)| {
         let fate = if fate == "dropped" { yellow(fate) } else { cell(fate) };
-        vec![cell(name), fate, cell(count)]
+        let mut row = vec![cell(name), fate, cell(count)];
+        row.extend(has_meaning.then(|| Cell::new(meaning)));
+        row
     };
-    form.table(&["PACKETS", "FATE", "COUNT"], rows.map(row))
+    let header = ["PACKETS", "FATE", "COUNT", "BECAUSE"];
+    form.table(&header[..if has_meaning { 4 } else { 3 }], rows.into_iter().map(row))
 }
 
 const fn fate(verdict: Verdict) -> &'static str {

@@ -58,7 +58,8 @@ pub(super) struct Dial {
     pub(super) expect: Expect,
 }
 
-pub(super) const DIRECT: &str = "pod address, without a Service";
+const DIRECT: &str = "pod address, without a Service";
+const DIRECT_LONG: &str = "pod address, long messages";
 pub(super) const DENIED_DIRECT: &str = "NetworkPolicy: denied, without a Service";
 pub(super) const DENIED: &str = "NetworkPolicy: denied";
 const ALLOWED: &str = "NetworkPolicy: allowed";
@@ -135,11 +136,14 @@ impl Plan {
         let sticky = cluster_ips(stage, "sticky", PORT);
         let sticky = sticky.into_iter().map(|target| target.times(MANY));
         self.push("sessionAffinity ClientIP", from, Some(client), sticky, Expect::Same);
-        for (service, expect) in [("first", FIRST), ("second", SECOND)] {
-            let to = cluster_ips(stage, service, PORT).into_iter();
-            // A long datagram is in fragments, which is another matter.
-            let tcp = to.filter(|target| target.protocol == Protocol::Tcp).map(|target| target.bytes(LONG));
-            self.push("ClusterIP, long messages", from, Some(client), tcp, Expect::From(expect));
+        let servers = [("server-1", "first", FIRST), ("server-2", "second", SECOND)];
+        for (server, service, expect) in servers {
+            let direct = pod_ips(stage, server, SERVED);
+            for (case, to) in [(DIRECT_LONG, direct), ("ClusterIP, long messages", cluster_ips(stage, service, PORT))] {
+                // A long datagram is in fragments, which is another matter.
+                let tcp = to.into_iter().filter(|target| target.protocol == Protocol::Tcp);
+                self.push(case, from, Some(client), tcp.map(|target| target.bytes(LONG)), Expect::From(expect));
+            }
         }
     }
 

@@ -69,7 +69,7 @@ impl std::fmt::Display for Reply {
             (Outcome::Answered, server) => write!(f, "an answer of {}", server.as_deref().unwrap_or("a server")),
             (Outcome::Refused, _) => f.write_str("a refusal"),
             (Outcome::Silent, _) => f.write_str("no answer"),
-            (Outcome::Stalled, _) => f.write_str("a connection, and then no answer"),
+            (Outcome::Stalled, _) => f.write_str("a connection, and then no answer (a hole in the path's MTU?)"),
             (Outcome::Unresolved, _) => write!(f, "no address for the name ({})", self.error),
             (Outcome::Unreachable | Outcome::Failed, _) => f.write_str(&self.error),
         }

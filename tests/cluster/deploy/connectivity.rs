@@ -131,7 +131,7 @@ fn works(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// Endpoints with a wrong port, a filter before a node port, and a policy that nothing enforces.
+/// Endpoints with a wrong port, a filter before a node port, a way between the nodes that loses long packets, and a policy that nothing enforces.
 fn names_what_is_broken(test: &mut Test) -> Result<()> {
     let lab = &test.cluster.lab;
     lab.n1.host.ns.nft("delete table inet netpol")?;
@@ -139,6 +139,11 @@ fn names_what_is_broken(test: &mut Test) -> Result<()> {
         "table inet broken {{ chain output {{
             type filter hook output priority filter
             tcp dport {NODE_PORT} drop
+        }}
+        }}
+        table bridge hole {{ chain forward {{
+            type filter hook forward priority 0
+            meta length > 1400 drop
         }}
         }}"
     ))?;
@@ -161,6 +166,8 @@ fn names_what_is_broken(test: &mut Test) -> Result<()> {
         "ClusterIP, long messages, node",
         "ClusterIP, long messages, pod",
         "NodePort, outside",
+        "pod address, long messages, node",
+        "pod address, long messages, pod",
     ];
     ensure!(failed == broken, "{failed:#?}\n{text}");
     ensure!(text.contains(": a refusal, not an answer of server-2; kpx there: forward to "), "{text}");
@@ -168,10 +175,11 @@ fn names_what_is_broken(test: &mut Test) -> Result<()> {
         text.contains(&format!("here: tcp 172.18.0.11:{NODE_PORT}: no answer, not an answer of server-1")),
         "{text}"
     );
+    ensure!(text.contains(":18480: a connection, and then no answer (a hole in the path's MTU?)"), "{text}");
     ensure!(text.contains("not enforced: "), "{text}");
     test.kubelets.misdirected = None;
     ensure!(test.namespaces().len() == 1 && test.kubelets.running() == 7, "{:?} are kept", test.namespaces());
-    test.cluster.lab.fabric.ns.nft("delete table inet broken")
+    test.cluster.lab.fabric.ns.nft("delete table inet broken\ndelete table bridge hole")
 }
 
 /// Ctrl-C ends a run whose pods do not come, and nothing stays of it, nor of the one before. Another person's run stays.
