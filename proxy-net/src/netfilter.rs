@@ -6,6 +6,7 @@
 pub(crate) mod attrs;
 mod expression;
 mod legacy;
+mod listing;
 mod model;
 mod packet;
 mod registers;

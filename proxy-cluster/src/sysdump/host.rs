@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use flate2::read::GzDecoder;
+use proxy_net::netfilter::Netfilter;
 use proxy_view::FlowView;
 use proxy_view::client::Client;
 use tokio::process::Command;
@@ -104,6 +105,8 @@ pub(super) async fn gather(archive: &mut Archive, run_dir: &Path, all_flows: boo
         "/proc/config.gz or /boot/config-RELEASE, the lines that matter to kpx",
         config(),
     )?;
+    let rules = Netfilter::read().await.map(|rules| rules.listing().into_bytes());
+    archive.add("netfilter.txt", "the rules of netfilter by netlink, as far as kpx reads them", rules)?;
     for (name, command) in TOOLS {
         let words: Vec<_> = command.split(' ').collect();
         archive.add(name, command, run(words[0], &words[1..]).await)?;

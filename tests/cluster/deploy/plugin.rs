@@ -258,6 +258,10 @@ fn sysdump_holds_the_parts_of_every_node_and_no_secret() -> Result<()> {
         }
         ensure!(!read(&format!("nodes/{node}/CONTENTS"))?.contains("/proc/cmdline"), "the boot line of {node} is in");
         ensure!(read(&format!("nodes/{node}/metrics.txt"))?.contains("kpx_"), "metrics of {node}");
+        // The image has no tool that lists them.
+        let rules = read(&format!("nodes/{node}/netfilter.txt"))?;
+        let is_masqueraded = rules.contains("chain postrouting of table inet cni: hook postrouting, priority 100, nat");
+        ensure!(is_masqueraded && rules.contains("oifname == \"eth0\""), "{rules}");
         ensure!(read(&format!("logs/{node}.txt"))?.contains("started"), "log of {node}");
         ensure!(contents.contains(&format!("nodes/{node}/ ")), "{contents}");
         ensure!(!folder.join(format!("nodes/{node}/flows.jsonl")).exists(), "clients are in the archive unasked");

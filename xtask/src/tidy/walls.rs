@@ -33,7 +33,7 @@ const USES: &[(&str, &[&str])] = &[
             "tokio",
         ],
     ),
-    ("proxy-cluster", &["kube", "proxy-common", "proxy-view", "tokio"]),
+    ("proxy-cluster", &["kube", "proxy-common", "proxy-net", "proxy-view", "tokio"]),
     // What runs.
     (
         "proxy-agent",
