@@ -39,9 +39,11 @@ impl Fast {
     pub(crate) const OPENS_FAR: Self = Self(1 << 9);
     /// Connections that were opened through the stack may go on past it once the agent has said so of each.
     pub(crate) const OPENED: Self = Self(1 << 10);
-    const ALL: u16 = (1 << 11) - 1;
+    /// Those of clients outside may as well.
+    pub(crate) const OPENED_OUTSIDE: Self = Self(1 << 11);
+    const ALL: u16 = (1 << 12) - 1;
 
-    const WORDS: [(&'static str, Self); 11] = [
+    const WORDS: [(&'static str, Self); 12] = [
         ("others", Self::OTHERS),
         ("opens", Self::OPENS),
         ("pods", Self::OPENS_PODS),
@@ -53,6 +55,7 @@ impl Fast {
         ("uplink-bare", Self::UPLINK_BARE),
         ("far", Self::OPENS_FAR),
         ("opened", Self::OPENED),
+        ("outside", Self::OPENED_OUTSIDE),
     ];
 
     /// Mostly so that whole connections are opened, and often with one thing that forbids them.
@@ -61,7 +64,7 @@ impl Fast {
         let others = dice.random_range(0..=Self::ALL) & (Self::OPENS_PODS.0 | Self::OTHERS.0);
         match dice.random_range(0..10) {
             0..4 => Self(opens | others),
-            4..7 => Self((opens | others) & !(1 << dice.random_range(0..11))),
+            4..7 => Self((opens | others) & !(1 << dice.random_range(0..12))),
             _ => Self(dice.random_range(0..=Self::ALL)),
         }
     }
@@ -72,8 +75,9 @@ impl Fast {
 
     /// Returns true if any packet may go past the stack.
     pub(crate) fn is_on(self) -> bool {
-        let bits = [Self::OTHERS, Self::OPENS, Self::OPENS_PODS, Self::OPENS_FAR, Self::KEEPS, Self::OPENED];
-        bits.into_iter().any(|bit| self.has(bit))
+        let opens = [Self::OPENS, Self::OPENS_PODS, Self::OPENS_FAR];
+        let others = [Self::OTHERS, Self::KEEPS, Self::OPENED, Self::OPENED_OUTSIDE];
+        opens.into_iter().chain(others).any(|bit| self.has(bit))
     }
 
     pub(crate) fn opens(self) -> bool {
@@ -114,6 +118,7 @@ impl Fast {
             (Self::OPENS_FAR, device::Node::FAST_OPEN_FAR),
             (Self::KEEPS, device::Node::FAST_KEEP),
             (Self::OPENED, device::Node::FAST_OPENED),
+            (Self::OPENED_OUTSIDE, device::Node::FAST_OPENED_OUTSIDE),
         ];
         let node = bits.into_iter().filter(|(bit, _)| self.has(*bit)).fold(0, |flags, (_, flag)| flags | flag);
         let of = |device| {

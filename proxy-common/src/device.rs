@@ -55,13 +55,16 @@ impl Node {
     pub const FAST_OPENED: u32 = 1 << 15;
     /// Some pod's device is [`Device::BARE`], so whole connections of pods can skip the stack where rules let them.
     pub const BARE_PODS: u32 = 1 << 16;
+    /// With FAST_OPENED: also those of clients outside to pods of this node.
+    pub const FAST_OPENED_OUTSIDE: u32 = 1 << 17;
     /// All that the fast path does.
     pub const OF_FAST_PATH: u32 = Self::FAST_PATH
         | Self::FAST_OPEN
         | Self::FAST_KEEP
         | Self::FAST_OPEN_PODS
         | Self::FAST_OPEN_FAR
-        | Self::FAST_OPENED;
+        | Self::FAST_OPENED
+        | Self::FAST_OPENED_OUTSIDE;
     /// There are macvlans: frames for another link address than a device's own may be for one above it.
     pub const MACVLANS: u32 = 1 << 10;
 

@@ -43,6 +43,8 @@ pub trait Net: Addr + Maps {
     const ICMP_HAS_PSEUDO: bool;
     /// The flag of a [`Device`](proxy_common::device::Device) at which the kernel itself asks for the way back to a source; 0: it never does.
     const STRICT: u32;
+    /// The hooks find TCP in all packets in which conntrack finds it: none hides behind extension headers.
+    const SHOWS_TCP: bool;
     /// An IP header, in words.
     type IpHeader: Copy;
     /// The part of a packet that an ICMP error quotes: its IP header and 8 bytes, in words.

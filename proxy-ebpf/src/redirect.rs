@@ -26,6 +26,7 @@ use crate::{Action, flow};
 pub use self::fib::{FibResult, Forward};
 pub use self::plan::Becomes;
 pub use self::quick::run as quick;
+pub use self::tolerated::is_blind_stub;
 
 /// The fate of a packet here, in one register: a tc action, or none.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -127,14 +128,14 @@ fn may_take<A: Net>(packet: &Packet<A>, route: &FibResult, is_far: bool) -> bool
     route.is_to_pod() || is_far
 }
 
-/// Returns true if the way that was found is one for a packet of its flow: `is_far` as in [`may_take`]. Old kernels remember wrongly what kind
+/// Returns true if the way that was found is one for a packet of its flow: `is_far` as in [`may_take`], or if the packet goes to a client outside. Old kernels remember wrongly what kind
 /// of flow it was before the call that found the way.
 #[inline(always)]
 fn may_leave<A: Net>(packet: &Packet<A>, route: &FibResult, is_far: bool) -> bool {
     if route.is_of_whole() {
         return may_take(packet, route, is_far);
     }
-    is_on_for_all() || route.is_for_openers(false)
+    is_on_for_all() || route.is_for_openers(is_far)
 }
 
 /// Delivers a packet that has come in, if its flow is one for it; `is_known` if `scratch.flow` has been found for it at
@@ -166,6 +167,9 @@ pub fn error<A: Forward>(skb: Skb, _: Memory) -> Option<Result<Action, Reason>> 
 pub fn deliver<A: Forward>(skb: Skb, known: Known, memory: Memory) -> Delivery {
     let Some((scratch, _)) = memory.scratch::<A>() else { return Delivery::LEFT };
     let Scratch { packet, flow, .. } = &*scratch;
+    if known == Known::FOUND && flow.kind == Kind::DNAT && flow.is_far() && tolerated::is_wild_end(packet, flow) {
+        return Delivery::FORGED;
+    }
     // This direction takes the stack from now on, and so shall the other, which knows its own end only. (The end may have come
     // before, while nothing was fast.)
     if known == Known::FOUND
@@ -232,7 +236,7 @@ fn carry_out<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Action, R
 /// A packet to the backend. Its flow has been brought up to date by the ingress hook.
 #[inline(never)]
 fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
-    let Scratch { packet, flow, route, .. } = scratch;
+    let Scratch { packet, flow, route, becomes, .. } = scratch;
     // Conntrack forgets a connection within a minute if it sees no more of it than the two SYNs. So the packet that completes
     // the handshake takes the stack.
     let is_whole = is_whole(skb, packet, flow.rx, &flow.client.addr, &flow.backend.addr);
@@ -248,7 +252,9 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     let term = term();
     route.ask(flow.source.port, flow.backend.port, 0, is_whole);
     let is_judged = flow.judged().holds(skb.ifindex(), term);
-    let is_sent_here = is_judged || !is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr);
+    // The kernel judges clients outside (`rp_filter`) behind this hook, by the way from the backend. In one place, for the verifier's sake.
+    becomes.dst.addr = if flow.is_far() { flow.backend.addr } else { packet.dst.addr };
+    let is_sent_here = is_judged || !is_forged(skb, At::Here, &packet.src.addr, &becomes.dst.addr);
     let is_found = is_sent_here && find(skb, packet.proto, route, &flow.client.addr, &flow.backend.addr);
     if !(is_found && may_leave(packet, route, flow.is_whole_far())) {
         keep_judgement(flow, packet.proto, Judged::NONE);
@@ -330,7 +336,7 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan
     let is_judged = other.judged().holds(skb.ifindex(), term);
     let is_sent_here = is_judged || !is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr);
     let is_found = is_sent_here && find(skb, packet.proto, route, &packet.src.addr, &other.client.addr);
-    if !(is_found && may_leave(packet, route, false)) {
+    if !(is_found && may_leave(packet, route, other.is_far())) {
         unjudge(&entry, other);
         return Plan::Stack;
     }

@@ -148,6 +148,33 @@ impl Netfilter {
         self.judge(&asked, |family| pods.iter().any(|net| Family::of(net) == family), |table| table != NAT)
     }
 
+    /// Judges packets of open connections of clients outside to addresses of `pods`, in both directions. Pods have the devices `ports`, and the
+    /// clients are behind `ways`. A pod's packets come from where their sender is, but a client may be a stranger. `heeds_marks` as of
+    /// [`Self::judge_opened`].
+    pub fn judge_opened_outside(
+        &self,
+        pods: &[IpNet],
+        ports: &BTreeSet<String>,
+        ways: &BTreeSet<String>,
+        heeds_marks: bool,
+    ) -> Judgement {
+        let everywhere = Self::everywhere();
+        let protocols = [IPPROTO_TCP, IPPROTO_UDP].map(|number| number as u8);
+        let [ports, ways] = [ports, ways].map(|names| Names::Only(Rc::new(names.clone())));
+        let there = Devices { incoming: ways.clone(), outgoing: ports.clone() };
+        let back = Devices { incoming: ports, outgoing: ways };
+        let asked =
+            |devices| Asked { heeds_marks, knows_marks: true, ..Asked::new(pods, Mark::ZERO, &protocols, devices) };
+        let requests = Asked { sources: &everywhere, ..asked(there) };
+        let answers = Asked { destinations: &everywhere, knows_senders: true, ..asked(back) };
+        let has_family = |family| pods.iter().any(|net| Family::of(net) == family);
+        let [requests, answers] = [requests, answers].map(|asked| self.judge(&asked, has_family, |table| table != NAT));
+        let more = answers.against.into_iter().filter(|line| !requests.against.contains(line));
+        let against = requests.against.iter().cloned().chain(more).collect();
+        let harmless = requests.harmless.into_iter().filter(|chain| answers.harmless.contains(chain)).collect();
+        Judgement { against: shortened(against, LINES), harmless }
+    }
+
     /// Returns the networks of all addresses.
     pub fn everywhere() -> [IpNet; 2] {
         [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())]

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use testbed::reference::place::{self, Family};
+use testbed::reference::place::{self, Device, Family};
 
 use super::flow::{Flow, Leg, Table};
 use super::wire::{self, Ip, Part, TCP, UDP};
@@ -14,15 +14,43 @@ impl Model {
     pub(super) fn is_tolerated(&self, sent: &Sent, flow: &Flow, next: SocketAddr) -> bool {
         let At::Ingress(device) = sent.at else { return false };
         let Some(exit) = place::route(next.ip()) else { return false };
-        let are_pods = [device, exit].into_iter().all(|device| device.leads_to_pods() && self.fast.is_bare(device));
+        let is_bare = [device, exit].into_iter().all(|device| self.fast.is_bare(device));
+        let is_of_pods = device.leads_to_pods() && exit.leads_to_pods() && !self.is_outside(flow);
         self.fast.has(Fast::OPENED)
             && self.fast.has(Fast::LEASE)
-            && are_pods
-            && self.fast.has_peer(exit)
+            && is_bare
+            && (!exit.leads_to_pods() || self.fast.has_peer(exit))
             && [TCP, UDP].contains(&flow.proto)
             && !flow.changes_address()
-            && !self.is_outside(flow)
+            && (is_of_pods || self.is_tolerated_from_outside(flow, next))
             && self.is_answered(flow)
+    }
+
+    /// Tells if those of clients outside may. Of TCP over IPv6 an end may hide behind extension headers.
+    fn is_tolerated_from_outside(&self, flow: &Flow, next: SocketAddr) -> bool {
+        let leads_to_pods = |at: SocketAddr| place::route(at.ip()).is_some_and(Device::leads_to_pods);
+        self.fast.has(Fast::OPENED_OUTSIDE)
+            && is_from_outside(flow)
+            && leads_to_pods(flow.backend)
+            && (next == flow.backend || next == flow.client)
+            && (flow.proto == UDP || flow.client.is_ipv4())
+            && !self.is_outside_between(flow.backend.ip(), flow.backend.ip())
+    }
+
+    /// Tells if the end of a flow may be dropped: conntrack would believe it, and its number is far from what the backend expects.
+    pub(super) fn may_be_wild(&self, packet: &Packet) -> bool {
+        let (src, dst) = packet.peers();
+        let Some((id, Leg::ToBackend)) = self.index.get(&(Table::Arriving, packet.proto, src, dst)) else {
+            return false;
+        };
+        let flow = &self.flows[id];
+        let is_far = |seq: u32| {
+            let ahead = seq.wrapping_sub(flow.backend_acked).cast_signed();
+            !(-(1 << 16)..1 << 16).contains(&ahead)
+        };
+        let is_end = packet.says(|transport| transport.ends || transport.resets);
+        let seq = packet.transport.as_ref().and_then(|transport| transport.seq);
+        packet.proto == TCP && is_end && is_from_outside(flow) && self.is_answered(flow) && seq.is_some_and(is_far)
     }
 
     /// Tells if a packet without a flow may be dropped because it could end a flow in conntrack's eyes.
@@ -34,7 +62,10 @@ impl Model {
         let of = |src, dst| self.index.get(&(Table::Leaving, packet.proto, src, dst));
         let is_answered = |(id, leg): &(u64, Leg)| *leg == Leg::ToClient && self.is_answered(&self.flows[id]);
         let is_of_answered = [of(src, dst), of(dst, src)].into_iter().flatten().any(is_answered);
-        packet.proto == TCP && is_end && is_of_answered && is_forged(sent.at, packet.proto, src, dst)
+        // Clients outside do not dial backends.
+        let is_of_outside =
+            of(dst, src).filter(|found| is_answered(found)).is_some_and(|(id, _)| is_from_outside(&self.flows[id]));
+        packet.proto == TCP && is_end && (is_of_outside || is_of_answered && is_forged(sent.at, packet.proto, src, dst))
     }
 
     /// Tells if a packet, whose headers cannot be followed, may be dropped because it could hide an end from the hook.
@@ -44,13 +75,29 @@ impl Model {
         family == Family::V6 && self.fast.is_on() && is_forged(sent.at, TCP, at(src), at(dst))
     }
 
-    /// Tells if a fragment, of whose transport header a part is there, could be joined to such a packet.
+    /// Tells if a fragment, of whose transport header a part is there, must be dropped because it could be joined to such a packet.
     pub(super) fn is_blind_stub(&self, sent: &Sent, ip: &Ip) -> bool {
         let [src, dst] = [ip.src, ip.dst].map(|ip| SocketAddr::new(ip, 0));
         ip.proto == TCP && self.fast.is_on() && is_forged(sent.at, TCP, src, dst)
     }
 
+    /// Tells if one may be: conntrack may be liberal with a connection of these addresses and ports from outside.
+    pub(super) fn may_be_blind_stub(&self, sent: &Sent, family: Family) -> bool {
+        let Ok(ip) = wire::outer(&sent.frame, family) else { return false };
+        let port = |at| wire::half(&sent.frame, at).unwrap_or(0);
+        let (src, dst) = (SocketAddr::new(ip.src, port(ip.l4)), SocketAddr::new(ip.dst, port(ip.l4 + 2)));
+        let found = self.index.get(&(Table::Leaving, TCP, dst, src));
+        let flow = found.filter(|(_, leg)| *leg == Leg::ToClient).map(|(id, _)| &self.flows[id]);
+        let is_answered = flow.is_some_and(|flow| is_from_outside(flow) && self.is_answered(flow));
+        ip.proto == TCP && ip.part != Part::Whole && self.fast.is_on() && is_answered
+    }
+
     fn is_answered(&self, flow: &Flow) -> bool {
         self.answered.contains(&(flow.proto, flow.client, flow.frontend))
     }
+}
+
+/// Tells if the client is behind an uplink. No other client is there, for no flow is opened under a false name.
+fn is_from_outside(flow: &Flow) -> bool {
+    !place::route(flow.client.ip()).is_some_and(Device::leads_to_pods)
 }

@@ -120,6 +120,13 @@ impl Devices {
         &self.surely_no_pods() - &ways.collect()
     }
 
+    /// Returns the names of all uplinks that may be [`Device::BARE`].
+    pub(super) fn ways(&self) -> BTreeSet<String> {
+        let ways = self.links.values().filter(|link| may_be_way(link));
+        let ways = ways.filter(|link| self.role_of(link) == Role::Device { pod: false });
+        ways.map(|link| link.name.clone()).collect()
+    }
+
     /// Returns the names of all devices of pods that may be [`Device::BARE`]. None if netfilter may know one by another name: that of a VRF.
     pub(super) fn bare_pods(&self) -> Option<BTreeSet<String>> {
         let is_bridge = |index| self.links.get(&index).is_some_and(|master| master.kind == LinkKind::Bridge);

@@ -8,12 +8,16 @@ use proxy_net::netfilter::Netfilter;
 
 use super::whole::{Among, Facts, Whole};
 
-/// The connections between pods of this node that may skip the stack once conntrack tolerates it.
+/// The connections to pods of this node that may skip the stack once conntrack tolerates it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Opened {
     /// None, for these reasons.
     None(Vec<String>),
-    Some(Among),
+    Some {
+        among: Among,
+        /// Why those of clients outside take the stack; None if they may skip it as well.
+        not_outside: Option<String>,
+    },
 }
 
 impl Opened {
@@ -21,7 +25,7 @@ impl Opened {
     pub(super) fn judge(netfilter: &Netfilter, facts: &Facts, whole: &Whole, heeds_marks: bool) -> Self {
         // The rules do nothing to any packet of whole connections.
         if let Whole::Some { among, .. } = whole {
-            return Self::Some(among.clone());
+            return Self::with_outside(netfilter, facts, among.clone(), heeds_marks);
         }
         let Some(pods) = &facts.pods else {
             return Self::None(vec!["a pod's device belongs to another device".to_owned()]);
@@ -30,26 +34,37 @@ impl Opened {
         for among in facts.candidates() {
             against = netfilter.judge_opened(&among.nets(), pods, heeds_marks).against;
             if against.is_empty() {
-                return Self::Some(among);
+                return Self::with_outside(netfilter, facts, among, heeds_marks);
             }
         }
         Self::None(against)
     }
 
+    /// Looks whether connections of clients outside may skip the stack as well.
+    fn with_outside(netfilter: &Netfilter, facts: &Facts, among: Among, heeds_marks: bool) -> Self {
+        let not_outside = match &facts.pods {
+            None => Some("a pod's device belongs to another device".to_owned()),
+            Some(_) if facts.ways.is_empty() => Some("no uplink is of a kind for that".to_owned()),
+            Some(pods) => {
+                let judgement = netfilter.judge_opened_outside(&among.nets(), pods, &facts.ways, heeds_marks);
+                judgement.against.into_iter().next()
+            }
+        };
+        Self::Some { among, not_outside }
+    }
+
     /// Returns the flags of the programs' [`Node`].
     pub(super) fn flags(&self) -> u32 {
-        match self {
-            Self::None(_) => 0,
-            Self::Some(Among::All) => Node::FAST_OPENED,
-            Self::Some(_) => Node::FAST_OPENED | Node::FAST_OPEN_PODS,
-        }
+        let Self::Some { among, not_outside } = self else { return 0 };
+        let flags = [(*among != Among::All, Node::FAST_OPEN_PODS), (not_outside.is_none(), Node::FAST_OPENED_OUTSIDE)];
+        flags.into_iter().filter(|(is_set, _)| *is_set).fold(Node::FAST_OPENED, |all, (_, flag)| all | flag)
     }
 
     /// Returns the networks that [`Node::FAST_OPEN_PODS`] is about.
     pub(super) fn nets(&self) -> Vec<IpNet> {
         match self {
-            Self::None(_) | Self::Some(Among::All) => Vec::new(),
-            Self::Some(among) => among.nets(),
+            Self::None(_) | Self::Some { among: Among::All, .. } => Vec::new(),
+            Self::Some { among, .. } => among.nets(),
         }
     }
 
@@ -63,8 +78,12 @@ impl fmt::Display for Opened {
         match self {
             Self::None(why) if why.is_empty() => Ok(()),
             Self::None(why) => write!(f, "; the stack sees other open connections, because {}", why.join("; ")),
-            Self::Some(among) => {
-                write!(f, "; open connections between this node's pods{among}, if conntrack tolerates it")
+            Self::Some { among, not_outside } => {
+                write!(f, "; open connections between this node's pods{among}, if conntrack tolerates it")?;
+                match not_outside {
+                    None => f.write_str(", and those of clients outside to them"),
+                    Some(why) => write!(f, "; those of clients outside take the stack, because {why}"),
+                }
             }
         }
     }

@@ -17,6 +17,8 @@ pub(super) struct JudgedNames {
     no_pods: [BTreeSet<String>; 2],
     /// Those of pods, if netfilter knows them by these names.
     pods: Option<BTreeSet<String>>,
+    /// Those of uplinks by which connections of clients outside skip the stack.
+    ways: BTreeSet<String>,
 }
 
 impl Node {
@@ -33,8 +35,8 @@ impl Node {
             _ => Vec::new(),
         };
         let (no_pods, no_ways) = (self.devices.surely_no_pods(), self.devices.surely_no_ways());
-        let (pod_cidrs, pods) = (self.rows.pod_cidrs().to_vec(), self.devices.bare_pods());
-        let facts = Facts { cluster, pod_cidrs, no_pods, no_ways, pods };
+        let (pod_cidrs, pods, ways) = (self.rows.pod_cidrs().to_vec(), self.devices.bare_pods(), self.devices.ways());
+        let facts = Facts { cluster, pod_cidrs, no_pods, no_ways, pods, ways };
         self.judges_pods = false;
         self.fast_path.judge(self.programs.attachments.changes(), &self.handle, &facts).await;
         let written = self.rows.write_unchanged(&self.detection, self.fast_path.unchanged());
@@ -48,24 +50,24 @@ impl Node {
     /// Returns the names of devices by which rules were judged.
     pub(super) fn judged_names(&self) -> JudgedNames {
         let no_pods = [self.devices.surely_no_pods(), self.devices.surely_no_ways()];
-        JudgedNames { no_pods, pods: self.devices.bare_pods() }
+        JudgedNames { no_pods, pods: self.devices.bare_pods(), ways: self.devices.ways() }
     }
 
-    /// Returns true once if the rules have to be judged again for a pod's device that is new.
+    /// Returns true once if the rules have to be judged again for a pod's device or an uplink that is new.
     pub fn takes_judgement(&mut self) -> bool {
         std::mem::take(&mut self.judges_pods)
     }
 
     /// Looks again if one of these devices is gone, or of another kind. Call it before the programs know of that.
     ///
-    /// For a pod's device that is new, open connections take the stack until the rules are judged later: a new pod does not wait for that.
+    /// For a pod's device or an uplink that is new, open connections take the stack until the rules are judged later: a new pod does not wait for that.
     pub(super) async fn judge_for_devices(&mut self, before: &JudgedNames) -> Result<()> {
         let now = self.judged_names();
         if before.no_pods.iter().zip(&now.no_pods).any(|(before, now)| !before.is_subset(now)) {
             return self.judge_fast_path().await;
         }
         let is_known = before.pods.as_ref().zip(now.pods.as_ref()).is_some_and(|(before, now)| now.is_subset(before));
-        if is_known || !self.knows_devices() {
+        if is_known && now.ways.is_subset(&before.ways) || !self.knows_devices() {
             return Ok(());
         }
         let state = self.fast_path.clone();

@@ -42,6 +42,8 @@ pub(super) struct Facts {
     pub(super) no_ways: BTreeSet<String>,
     /// The names of the devices of pods that whole connections may have; None if they may have other names.
     pub(super) pods: Option<BTreeSet<String>>,
+    /// The names of the uplinks by which clients outside may send packets past the stack, and get answers.
+    pub(super) ways: BTreeSet<String>,
 }
 
 impl Among {

@@ -53,8 +53,13 @@ pub fn is_bare(ifindex: u32, kind: u32) -> bool {
 /// Returns true if whole flows between these addresses may be opened.
 #[inline(never)]
 pub fn is_between<A: Forward>(node: &Node, src: &A, dst: &A) -> bool {
-    let is_unchanged = |addr| maps::pod_net(addr) & pod_net::UNCHANGED != 0;
-    !node.has(Node::FAST_OPEN_PODS) || is_unchanged(*src) && is_unchanged(*dst)
+    is_unchanged(node, src) && is_unchanged(node, dst)
+}
+
+/// Returns true if a pod of this node with this address may have flows past the stack.
+#[inline(always)]
+pub fn is_unchanged<A: Forward>(node: &Node, addr: &A) -> bool {
+    !node.has(Node::FAST_OPEN_PODS) || maps::pod_net(*addr) & pod_net::UNCHANGED != 0
 }
 
 /// Plans for the first packet of the flow that has just been opened.

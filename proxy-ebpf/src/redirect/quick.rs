@@ -106,7 +106,7 @@ fn is_end_of_stack<A: Forward>(entry: &Entry<A>) -> bool {
     entry.read(|flow| {
         !flow.rx.has(Seen::WHOLE)
             && flow.rx.has(Seen::DIRECT)
-            && !flow.tx.has(Seen::TOLERATED)
+            && !flow.tx.has(Seen::LIBERAL)
             && flow.kind == Kind::UNDNAT
             && flow.judged() == Judged::NONE
     })
@@ -126,9 +126,12 @@ fn leave_for<A: Forward>(
     if !find(skb, head.proto, route, &head.src.addr, &becomes.dst.addr) {
         return Outcome::NOT_ESTABLISHED;
     }
-    // As `super::may_take`: the long way has judged the flow in this second. The client is a pod.
+    // As `super::may_take`: the long way has judged the flow in this second. The client of a whole one is a pod.
     let is_whole = || entry.read(|flow| flow.rx.has(Seen::WHOLE));
-    let may_leave = || if is_whole() { is_there && entry.read(Flow::is_whole_far) } else { is_on_for_all() };
+    let is_to_outside = || !is_there && entry.read(Flow::is_far) && route.is_for_openers(true);
+    let may_leave = || {
+        if is_whole() { is_there && entry.read(Flow::is_whole_far) } else { is_to_outside() || is_on_for_all() }
+    };
     if !route.is_to_pod() && !may_leave() {
         return Outcome::NOT_ESTABLISHED;
     }

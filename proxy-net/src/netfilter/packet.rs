@@ -37,8 +37,8 @@ pub(super) const NEW: u32 = 8;
 /// The packets that are asked about.
 #[derive(Clone, Debug)]
 pub(super) struct Asked<'a> {
-    /// The networks of the packets' sources and destinations.
-    pub(super) nets: &'a [IpNet],
+    pub(super) sources: &'a [IpNet],
+    pub(super) destinations: &'a [IpNet],
     pub(super) mark: Mark,
     pub(super) states: &'a [u32],
     pub(super) protocols: &'a [u8],
@@ -156,11 +156,12 @@ impl Family {
 }
 
 impl<'a> Asked<'a> {
-    /// Asks about packets of open connections that no ICMP error is about.
+    /// Asks about packets of open connections among these networks, that no ICMP error is about.
     pub(super) fn new(nets: &'a [IpNet], mark: Mark, protocols: &'a [u8], devices: Devices<'a>) -> Self {
         let (states, reporters) = (&[ESTABLISHED][..], &[][..]);
         Self {
-            nets,
+            sources: nets,
+            destinations: nets,
             mark,
             states,
             protocols,
@@ -289,7 +290,7 @@ impl Packets<'_> {
         }
     }
 
-    /// Returns [`Share::None`] for the question of a local destination: pods' addresses are none of the host.
+    /// Returns [`Share::None`] for the question of a local destination: those of pods and of their clients are none of the host.
     fn destination_kind(&self, condition: &Condition) -> Share {
         let asks_local = condition.value == RTN_LOCAL.to_ne_bytes() && condition.mask == [0xff; 4];
         if asks_local && condition.equal { Share::None } else { Share::Some }

@@ -61,14 +61,16 @@ pub(super) fn walk<'a>(rules: &'a Ruleset, asked: &'a Asked<'a>) -> Found {
         let of_family = |nets: &[IpNet]| -> Rc<[IpNet]> {
             nets.iter().filter(|net| Family::of(net) == family).map(IpNet::trunc).collect()
         };
-        let (nets, reporters) = (of_family(asked.nets), of_family(asked.reporters));
+        let [sources, destinations] = [asked.sources, asked.destinations].map(of_family);
+        let reporters = of_family(asked.reporters);
+        let are_there = !sources.is_empty() && !destinations.is_empty();
         // Each kind of packet walks alone, so that rules which share out the kinds are followed exactly.
         let kinds = asked.states.iter().flat_map(|state| asked.protocols.iter().map(|protocol| (*state, *protocol)));
-        let kinds = kinds.map(|(state, protocol)| (Rc::clone(&nets), state, protocol));
+        let kinds = kinds.map(|(state, protocol)| (Rc::clone(&sources), state, protocol));
         let errors = (!reporters.is_empty()).then(|| (reporters, asked.reports, family.icmp()));
-        for (source, state, protocol) in kinds.chain(errors).filter(|_| !nets.is_empty()) {
+        for (source, state, protocol) in kinds.chain(errors).filter(|_| are_there) {
             walk.steps = 0;
-            let destination = Rc::clone(&nets);
+            let destination = Rc::clone(&destinations);
             let (mark, devices) = (asked.mark, asked.devices.clone());
             let packets = Packets { family, source, destination, mark, state: Some(state), protocol, devices };
             walk.base_chains(&packets, &mut blamed);

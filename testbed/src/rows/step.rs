@@ -52,7 +52,7 @@ pub enum Step {
 /// A word that cannot be read, and the reason.
 type Wrong = (String, String);
 
-const NODE_FLAGS: [(&str, u32); 16] = [
+const NODE_FLAGS: [(&str, u32); 17] = [
     ("none", 0),
     ("cluster_ip_external", Node::CLUSTER_IP_EXTERNAL),
     ("compat", Node::COMPAT),
@@ -63,6 +63,7 @@ const NODE_FLAGS: [(&str, u32); 16] = [
     ("fast_open", Node::FAST_OPEN),
     ("fast_keep", Node::FAST_KEEP),
     ("fast_opened", Node::FAST_OPENED),
+    ("fast_opened_outside", Node::FAST_OPENED_OUTSIDE),
     ("fast_open_pods", Node::FAST_OPEN_PODS),
     ("fast_open_far", Node::FAST_OPEN_FAR),
     ("masquerade_all", Node::MASQUERADE_ALL),

@@ -26,7 +26,7 @@ const EXCHANGES: usize = 40;
 
 /// The shapes of policies' chains. Each counts what conntrack calls invalid, and drops it.
 #[derive(Clone, Copy, Debug)]
-enum Shape {
+pub(super) enum Shape {
     /// A chain for each pod's device, found by its name, and marks.
     Calico,
     /// A chain for each pod's addresses.
@@ -34,9 +34,9 @@ enum Shape {
 }
 
 impl Shape {
-    const ALL: [Self; 2] = [Self::Calico, Self::KubeRouter];
+    pub(super) const ALL: [Self; 2] = [Self::Calico, Self::KubeRouter];
 
-    fn load(self, fixture: &Fixture) -> Result<()> {
+    pub(super) fn load(self, fixture: &Fixture) -> Result<()> {
         let chains = match self {
             Self::Calico => calico(),
             Self::KubeRouter => kube_router(fixture),
@@ -84,7 +84,7 @@ fn kube_router(fixture: &Fixture) -> String {
 }
 
 /// Returns the packets that the chains have dropped as invalid.
-fn invalid(fixture: &Fixture) -> Result<u64> {
+pub(super) fn invalid(fixture: &Fixture) -> Result<u64> {
     counter(&fixture.lab.n1.host, "policies", "invalid")
 }
 

@@ -103,15 +103,24 @@ fn open_connections_skip_the_stack_beside_conntrack_where_rules_let_them() {
     use device::Node;
     let why = "; connections are opened through the stack, because rule 1";
     let others = "; the stack sees other connections, because conntrack follows them";
-    let pods = |among| {
-        format!("auto: on{why}; open connections between this node's pods{among}, if conntrack tolerates it{others}")
+    let pods = |among, outside| {
+        format!(
+            "auto: on{why}; open connections between this node's pods{among}, if conntrack tolerates it{outside}{others}"
+        )
     };
     let cases = [
-        (Opened::Some(Among::All), Node::FAST_OPENED, pods("")),
         (
-            Opened::Some(Among::Cluster(Vec::new())),
+            Opened::Some { among: Among::All, not_outside: None },
+            Node::FAST_OPENED | Node::FAST_OPENED_OUTSIDE,
+            pods("", ", and those of clients outside to them"),
+        ),
+        (
+            Opened::Some { among: Among::Cluster(Vec::new()), not_outside: Some("rule 3".to_owned()) },
             Node::FAST_OPENED | Node::FAST_OPEN_PODS,
-            pods(" with addresses of the cluster's networks"),
+            pods(
+                " with addresses of the cluster's networks",
+                "; those of clients outside take the stack, because rule 3",
+            ),
         ),
         (Opened::None(list(&["rule 2"])), 0, "auto: off, because rule 1".to_owned()),
     ];

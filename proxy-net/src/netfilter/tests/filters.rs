@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use super::super::packet::{ESTABLISHED, INVALID, NEW};
 use super::super::{Judgement, Legacy, Netfilter, ruleset};
 use super::fixtures::{PODS, judged, leaves_alone};
-use super::{Condition, Field, OTHERS, Part, chain, found, nets, record};
+use super::{Condition, Field, OTHERS, Part, chain, found, from, nets, record, to};
 
 /// Returns the judgement of a file's rules about the pods, `others` being no devices of theirs.
 fn judgement(file: &str, others: &[&str]) -> Judgement {
@@ -51,6 +52,65 @@ fn policies_of_cnis_let_open_connections_pass() {
     let marks = "rule 2 of chain cali-PREROUTING of table ip raw may set the mark";
     assert_eq!(opened("calico-raw.iptables", &[pod], true), [marks]);
     assert_eq!(opened("calico-filter.iptables", &[pod], true), [""; 0], "it clears bits that are not set");
+}
+
+// Each accepts packets of open connections from outside to a pod that it knows, and answers.
+#[test]
+fn policies_of_cnis_let_open_connections_from_outside_pass() {
+    let outside = |file, pod: &str, heeds_marks| {
+        let [ports, ways] = [pod, "eth0"].map(|name| BTreeSet::from([name.to_owned()]));
+        netfilter(file, true).judge_opened_outside(&nets(PODS), &ports, &ways, heeds_marks).against
+    };
+    let pod = "cali0a1b2c3d4e5";
+    for file in [
+        "calico-filter.iptables",
+        "calico-raw.iptables",
+        "flannel-filter.iptables",
+        "kube-router.iptables",
+        "kindnet-filter.iptables",
+        "kube-proxy-filter.iptables",
+        "ufw.iptables",
+    ] {
+        assert_eq!(outside(file, pod, false), [""; 0], "{file}");
+    }
+}
+
+#[test]
+fn open_connections_from_outside_are_judged_in_each_direction() {
+    let state = |state: u32| {
+        let [mask, value] = [[0xff; 4].to_vec(), state.to_ne_bytes().to_vec()];
+        Part::Condition(Condition { field: Field::State, mask, value, equal: true })
+    };
+    let device = |field, name: &str| {
+        let value = [name.as_bytes(), &[0]].concat();
+        Part::Condition(Condition { field, mask: vec![0xff; value.len()], value, equal: true })
+    };
+    let drops = |hook: &str, conditions: Vec<Part>| {
+        let rule = conditions.into_iter().chain([Part::Refuse("drop the packet".to_owned())]).collect();
+        let (rules, legacy) = ([chain(hook, vec![rule])].into(), Legacy::default());
+        let netfilter = Netfilter { rules, legacy, follows: true, takes_up: true };
+        let [ports, ways] = ["pod", "eth0"].map(|name| BTreeSet::from([name.to_owned()]));
+        !netfilter.judge_opened_outside(&nets("10.244.1.0/24"), &ports, &ways, false).against.is_empty()
+    };
+    let (client, pods) = ("192.0.2.7/32", "10.244.1.0/24");
+    let cases = [
+        ("a request", vec![from(client), to(pods)], true),
+        ("an answer", vec![from(pods), to(client)], true),
+        ("two clients", vec![from(client), to("192.0.2.8/32")], false),
+        ("a new connection", vec![from(client), state(NEW)], false),
+        ("what conntrack does not know", vec![state(INVALID)], false),
+        ("an open connection", vec![from(client), state(ESTABLISHED)], true),
+        ("a request by an uplink", vec![device(Field::InName, "eth0"), to(pods)], true),
+        ("a request by a bridge", vec![device(Field::InName, "docker0"), to(pods)], false),
+        ("an answer by an uplink", vec![device(Field::OutName, "eth0"), from(pods)], true),
+        ("a request by an uplink to another", vec![device(Field::OutName, "eth0"), from(client)], false),
+        ("a client that may be a stranger", vec![Part::Sender { spoofed: true }, to(pods)], true),
+        ("a pod that is where it is", vec![Part::Sender { spoofed: true }, from(pods), to(client)], false),
+    ];
+    for (name, conditions, counts) in cases {
+        assert_eq!(drops("FWD", conditions), counts, "{name}");
+    }
+    assert!(!drops("POST", vec![from(pods), to(client)]), "no NAT of open connections");
 }
 
 // flannel accepts what comes from or goes to its network.
