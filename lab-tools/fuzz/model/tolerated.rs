@@ -44,11 +44,12 @@ impl Model {
             return false;
         };
         let flow = &self.flows[id];
+        let resets = packet.says(|transport| transport.resets);
         let is_far = |seq: u32| {
             let ahead = seq.wrapping_sub(flow.backend_acked).cast_signed();
-            !(-(1 << 16)..1 << 16).contains(&ahead)
+            if resets { ahead != 0 } else { !(-(1 << 16)..1 << 16).contains(&ahead) }
         };
-        let is_end = packet.says(|transport| transport.ends || transport.resets);
+        let is_end = resets || packet.says(|transport| transport.ends);
         let seq = packet.transport.as_ref().and_then(|transport| transport.seq);
         packet.proto == TCP && is_end && is_from_outside(flow) && self.is_answered(flow) && seq.is_some_and(is_far)
     }

@@ -8,8 +8,10 @@ pub struct Acked(pub u32);
 /// The bytes that one side can have on their way: the limit of a receive buffer is 32 MiB in Linux 6.18 (`tcp_rmem`).
 const WINDOW: u32 = 1 << 25;
 
-/// The numbers around the expected one that conntrack takes for a connection's at the least, before it is told to be liberal.
+/// The numbers of a FIN around the expected one that conntrack takes at the least, before it is told to be liberal. Of a RST it takes that one.
 const NEAR: u32 = 1 << 16;
+/// The bytes that may be on their way between the hook and a backend of this node.
+const AHEAD: u32 = 1 << 20;
 
 /// After so many seconds nothing of what a side has sent is on its way.
 const SILENCE_SECS: u32 = 2;
@@ -29,11 +31,12 @@ impl Acked {
     }
 
     /// Returns true if conntrack may hear of an end with this number, though it is liberal with the connection and the sender may be a
-    /// stranger. A RST counts at once; of a FIN behind data the other side has to get the data first.
+    /// stranger: where it would take the end at any time. A client whose end is refused sends it again, and by then the backend has acknowledged
+    /// more.
     #[inline(always)]
     pub const fn admits_end(self, seq: u32, is_reset: bool, advances: bool) -> bool {
         let is_near = seq.wrapping_sub(self.0).wrapping_add(NEAR) < 2 * NEAR;
-        is_near || !is_reset && advances && self.is_behind(seq)
+        if is_reset { seq == self.0 } else { is_near || advances && seq.wrapping_sub(self.0) < AHEAD }
     }
 
     /// Returns true if a side that has sent this number may have the rest on its way.
@@ -74,16 +77,17 @@ mod tests {
             let admits =
                 |ahead: u32, is_reset, advances| Acked(acked).admits_end(acked.wrapping_add(ahead), is_reset, advances);
             for (ahead, reset, goodbye) in
-                [(0, true, true), (1_u32.wrapping_neg(), true, true), (NEAR - 1, true, true), (NEAR, false, true)]
+                [(0, true, true), (1, false, true), (1_u32.wrapping_neg(), false, true), (NEAR - 1, false, true)]
             {
                 assert_eq!(
-                    (admits(ahead, true, true), admits(ahead, false, true)),
+                    (admits(ahead, true, true), admits(ahead, false, false)),
                     (reset, goodbye),
                     "{acked} {ahead}"
                 );
             }
+            assert!(admits(AHEAD - 1, false, true) && !admits(AHEAD, false, true));
             assert!(!admits(NEAR, false, false), "nothing is on its way");
-            assert!(!admits(WINDOW, false, true) && !admits((NEAR + 1).wrapping_neg(), false, true));
+            assert!(!admits((NEAR + 1).wrapping_neg(), false, true));
         }
     }
 

@@ -165,14 +165,19 @@ fn no_stranger_ends_an_open_connection_from_outside_that_conntrack_is_liberal_wi
     let backend = SocketAddr::new(fixture.lab.host("p1b").addrs.ip(Family::V4), fixture.port());
     let stranger = Stranger::on(&fixture.lab.n2.host)?;
     let established = fixture.tracked("ESTABLISHED")?;
-    // While the connection is busy, and while it is silent.
+    // While the connection is busy, and while it is silent. Few packets, because one FIN in 2^15 has a number that conntrack takes.
     for is_busy in [true, false] {
-        let until = Instant::now() + Duration::from_secs(4);
-        while Instant::now() < until {
+        for nth in 0..16 {
             for (from, to) in [(client, frontend), (client, backend), (backend, client)] {
-                stranger.send(stranger::end(from, to), to.ip())?;
+                let packet = || match nth % 4 {
+                    0 => stranger::tcp(from, to).rst(),
+                    1 => stranger::tcp(from, to).rst().ack(1),
+                    2 if !is_busy => stranger::tcp(from, to).fin().ack(1),
+                    _ => stranger::tcp(from, to).syn(),
+                };
+                stranger.send(packet(), to.ip())?;
                 // Conntrack finds the ends of these as well.
-                stranger.send_hidden(stranger::end(from, to), to.ip())?;
+                stranger.send_hidden(packet(), to.ip())?;
             }
             if is_busy {
                 exchange(&mut connection, 1, 1_000)?;
@@ -180,10 +185,11 @@ fn no_stranger_ends_an_open_connection_from_outside_that_conntrack_is_liberal_wi
         }
         let now = fixture.tracked("ESTABLISHED")?;
         ensure!(now == established, "busy: {is_busy}: of {established} connections conntrack knows {now}");
+        let_seconds_pass(4)?;
     }
     exchange(&mut connection, 3, 100).context("after the flood")?;
     until_skips(&fixture, &agent, &mut connection)?;
     let forged = agent.status()?["reasons"]["forged"].as_u64().unwrap_or(0);
-    ensure!(forged > 100, "the stranger's packets did not arrive");
+    ensure!(forged > 50, "the stranger's packets did not arrive");
     agent.stop()
 }
