@@ -10,6 +10,7 @@
 pub mod addr;
 pub mod balance;
 mod closed;
+pub mod connect;
 pub mod counter;
 pub mod cpu;
 pub mod crc32c;

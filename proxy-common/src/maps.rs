@@ -55,12 +55,12 @@ macro_rules! family_maps {
             /// The ranges of ClusterIPs, and those ClusterIPs in them that other proxies serve.
             service_cidrs: SERVICE_CIDRS4 SERVICE_CIDRS6: LpmTrie<A, u32> = 65_536, NO_PREALLOC, networks;
             /// A hook's own room while it runs.
-            scratches: SCRATCH4 SCRATCH6: PerCpuArray<Scratch<A>> = 1, 0, per_load;
-            /// The room for the flow that the half-open queue gives up.
-            evictions: EVICTION4 EVICTION6: PerCpuArray<Eviction<A>> = 1, 0, per_load;
+            rooms: ROOM4 ROOM6: PerCpuArray<Room<A>> = 1, 0, per_load;
             decisions: DECISIONS4 DECISIONS6: PerCpuArray<Decision<A>> = 1, 0, per_load;
             /// The counters of each service port.
             service_counts: SVC_COUNTS4 SVC_COUNTS6: HashMap<FrontendKey<A>, ServiceCounts> = 65_536, NO_PREALLOC, keep;
+            /// What became of the connections of each service port to each backend.
+            connects: CONNECTS4 CONNECTS6: HashMap<EndpointKey<A>, Connects> = 32_768, NO_PREALLOC, keep;
             /// The frontends that UDP sockets have dialled.
             udp_sockets: UDP_SOCKETS4 UDP_SOCKETS6: LruHashMap<SocketKey<A>, Socket<A>> = 65_536, 0, none;
         }

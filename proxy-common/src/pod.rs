@@ -4,6 +4,7 @@ use aya::Pod;
 
 use crate::addr::{Addr, Addr4, Addr6};
 use crate::balance::{Affinity, AffinityKey};
+use crate::connect::Connects;
 use crate::cpu::Cpu;
 use crate::device::{Device, Node, OwnAddr};
 use crate::flow::{AnyKey, Flow, FlowKey, Offer};
@@ -33,6 +34,7 @@ pod!(
     Addr4,
     Addr6,
     AnyKey,
+    Connects,
     Cpu,
     Device,
     Endpoint,

@@ -8,10 +8,12 @@ use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::{HashMap, Map, MapData};
 use proxy_common::addr::{Addr, Addr4, Addr6, SockAddr};
+use proxy_common::connect::Connects;
 use proxy_common::flow::{EntryKind, Flow};
 use proxy_common::frontend::{FrontendKey, Service};
 use proxy_common::service_counts::{Passed, ServiceCounts};
 
+use super::connects::ConnectLedger;
 use super::flows::{read, remove};
 use super::maps::{FamilyNames, take};
 
@@ -28,15 +30,27 @@ pub struct FamilyCounts<A: Addr> {
     pub ports: BTreeMap<FrontendKey<A>, Totals>,
     /// The open flows from a service port to each backend.
     pub flows: BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, u64>>,
+    /// What became of the connections from a service port to each backend that was dialled of late. The backend without address has
+    /// the counts of the others.
+    pub connects: BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, Connects>>,
 }
 
 impl<A: Addr> Default for FamilyCounts<A> {
     fn default() -> Self {
-        Self { ports: BTreeMap::new(), flows: BTreeMap::new() }
+        Self { ports: BTreeMap::new(), flows: BTreeMap::new(), connects: BTreeMap::new() }
     }
 }
 
 impl<A: Addr> FamilyCounts<A> {
+    /// Returns what became of the connections of a service port.
+    pub fn connects_of(&self, service: &FrontendKey<A>) -> Connects {
+        let backends = self.connects.get(service).into_iter().flat_map(BTreeMap::values);
+        backends.fold(Connects::NOTHING, |mut sum, connects| {
+            sum += *connects;
+            sum
+        })
+    }
+
     /// Adds the counters of an entry.
     pub(super) fn add(&mut self, flow: &Flow<A>) {
         if flow.service.addr.is_unspecified() {
@@ -98,6 +112,7 @@ pub(super) struct Ledger<A: FamilyNames> {
     services: HashMap<MapData, FrontendKey<A>, Service>,
     /// The traffic of swept flows: sent, and returned.
     swept: BTreeMap<FrontendKey<A>, (Passed, Passed)>,
+    connects: ConnectLedger<A>,
     /// The result of the last walk. A walk does not meet a flow that a program closes meanwhile.
     last: BTreeMap<FrontendKey<A>, Totals>,
 }
@@ -111,7 +126,13 @@ impl<A: FamilyNames> Ledger<A> {
         let fd = data.fd().as_fd().try_clone_to_owned().with_context(|| format!("map {}", A::MAPS.services))?;
         let services = HashMap::try_from(Map::HashMap(MapData::from_fd(fd)?))?;
         let counts = take(ebpf, A::MAPS.service_counts)?;
-        Ok(Self { counts, services, swept: BTreeMap::new(), last: BTreeMap::new() })
+        let connects = ConnectLedger::new(ebpf)?;
+        Ok(Self { counts, services, swept: BTreeMap::new(), connects, last: BTreeMap::new() })
+    }
+
+    /// Keeps the counters of a TCP flow that was removed before its backend had sent a packet.
+    pub(super) fn close_unanswered(&mut self, flow: &Flow<A>) {
+        self.connects.close_unanswered(flow);
     }
 
     /// Keeps the counters of a flow whose opener's entry was removed.
@@ -125,8 +146,8 @@ impl<A: FamilyNames> Ledger<A> {
 
     /// Returns the counters kept beside the flows. Call this before the flows are added: otherwise a flow that a
     /// program closes meanwhile would be counted twice.
-    pub(super) fn begin(&self) -> Result<FamilyCounts<A>> {
-        let mut found = FamilyCounts::default();
+    pub(super) fn begin(&mut self) -> Result<FamilyCounts<A>> {
+        let mut found = FamilyCounts { connects: self.connects.read()?, ..FamilyCounts::default() };
         for row in &self.counts {
             let (service, counts) = row.with_context(|| format!("read {}", A::MAPS.service_counts))?;
             found.ports.insert(service, counts.into());
@@ -151,7 +172,8 @@ impl<A: FamilyNames> Ledger<A> {
 
     /// Adds the counters of swept flows to the programs' counters, which outlive the agent. A count that a program adds
     /// in the same instant is lost, as where two programs meet. Without room in the map, the counters stay here.
-    pub(super) fn settle(&mut self) -> Result<()> {
+    pub(super) fn settle(&mut self, found: &FamilyCounts<A>, now_secs: u32) -> Result<()> {
+        self.connects.settle(&found.connects, now_secs)?;
         for (service, (sent, returned)) in std::mem::take(&mut self.swept) {
             let mut counts = read(&self.counts, &service)?.unwrap_or(ServiceCounts::NOTHING);
             counts.sent += sent;
@@ -173,6 +195,7 @@ impl<A: FamilyNames> Ledger<A> {
                 found.ports.remove(&service);
             }
         }
-        Ok(())
+        let Self { connects, services, .. } = self;
+        connects.prune(found, |service| Ok(read(services, service)?.is_some()))
     }
 }

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use aya::maps::{HashMap, Map, MapData, MapError};
 use aya::{Ebpf, Pod};
 use nix::time::{ClockId, clock_gettime};
-use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::addr::{Addr, Addr4, Addr6, Proto};
 use proxy_common::flow::{Flow, FlowKey, Kind, Seen};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::service_counts::Passed;
@@ -221,7 +221,7 @@ impl<A: FamilyNames> Family<A> {
         self.shares.correct(&held, self.max_entries)?;
         self.correct_connections(&counted, &open).with_context(|| format!("correct {}", A::MAPS.connections))?;
         self.ledger.end(&mut counts);
-        self.ledger.settle()?;
+        self.ledger.settle(&counts, now_secs)?;
         self.ledger.prune(&mut counts)?;
         Ok((swept, counts))
     }
@@ -299,6 +299,9 @@ impl<A: FamilyNames> Found<A> {
                 if remove_flow(map, &key, flow)? {
                     self.held.swept(&flow);
                     ledger.close(flow.service, flow.passed, returned);
+                    if key.proto() == Proto::TCP && !flow.rx.has(Seen::PACKET) {
+                        ledger.close_unanswered(&flow);
+                    }
                 }
             } else {
                 self.remains(&key, &flow);

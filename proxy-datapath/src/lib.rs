@@ -25,6 +25,7 @@ mod persistence;
 mod pins;
 
 // The maps, by what they hold.
+mod connects;
 mod counters;
 mod counts;
 mod flow_reader;

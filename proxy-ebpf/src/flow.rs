@@ -1,12 +1,13 @@
 //! Find, follow and close flows.
 
-use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
 use proxy_common::addr::Proto;
+use proxy_common::connect::Outcome;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{Acked, AtHook, EntryKind, Flow, Hook, Kind, Proof, Seen, Sender, is_recent, is_stream, step};
 use proxy_common::service_counts::Passed;
 use proxy_common::share::Register;
 
+pub use crate::clock::now_secs;
 use crate::maps::{self, DecisionMemory, Entry};
 use crate::net::{At, Net, is_forged};
 use crate::packet::Packet;
@@ -229,6 +230,10 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
     {
         entry.set_acked(acked);
     }
+    // Read again, so that the verifier follows what comes next once, whatever was found.
+    if maps::again(&packet.proto) == Proto::TCP && packet.opens() && !maps::again(&flow.rx).has(Seen::PACKET) {
+        maps::note_outcome(flow, Outcome::RETRANSMITTED);
+    }
     let dials = packet.proto == Proto::TCP && packet.opens() && flow.is_assured();
     let mut seen = if dials { step.seen.with(Seen::DIALLED) } else { step.seen };
     if dials && flow.is_redialled_by(packet.told(), now_secs) {
@@ -266,6 +271,10 @@ const DIALLED: Seen = Seen::DIALLED.with(Seen::REDIALLED);
 #[inline(always)]
 pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     entry.count(packet.segments, packet.len);
+    // Read again, so that the verifier follows what comes next once, whatever was found.
+    if !maps::again(&flow.rx).has(Seen::PACKET) && maps::again(&packet.proto) == Proto::TCP {
+        maps::note_answer(flow, packet.told());
+    }
     let now_secs = about_now_secs();
     let mut opener = None;
     if packet.told().ends(flow.rx) && flow.has(Flow::<A>::NUMBERED) {
@@ -377,13 +386,6 @@ pub fn close<A: Net>(flow: &Flow<A>, proto: Proto) {
 #[inline(always)]
 pub fn remove<A: Net>(flow: &Flow<A>, kind: Kind, proto: Proto) -> bool {
     maps::remove_flow(&flow.key_as(kind, proto))
-}
-
-/// Seconds since boot, sleep included.
-#[inline(always)]
-pub fn now_secs() -> u32 {
-    // SAFETY: the helper takes no arguments and cannot fail.
-    (unsafe { bpf_ktime_get_boot_ns() } / 1_000_000_000) as u32
 }
 
 /// The same, late by a tick of the kernel's at the most, and cheaper: for what is asked of every packet.

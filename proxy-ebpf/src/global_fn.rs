@@ -5,6 +5,7 @@
 
 use aya_ebpf::bindings::__sk_buff;
 use proxy_common::addr::{Addr4, Addr6};
+use proxy_common::connect::PortsAndOutcome;
 use proxy_common::crc32c;
 use proxy_common::flow::FlowKey;
 use proxy_common::share::Register;
@@ -202,6 +203,19 @@ global_functions! {
     /// Calls [`maps::share`]; 0 if the share is used up.
     fn kpx_share4(addr: u32, share: u32) -> u32 {
         maps::share(&Addr4::from_wire(addr), Register(share).share()).into()
+    }
+
+    /// Calls [`maps::count_outcome`] with [`PortsAndOutcome`] in the last; 0.
+    fn kpx_outcome4(service: u32, backend: u32, ports: u64) -> u32 {
+        maps::count_outcome(Addr4::from_wire(service), Addr4::from_wire(backend), PortsAndOutcome(ports));
+        0
+    }
+
+    /// Calls [`maps::count_outcome`] with the registers of both addresses, and [`PortsAndOutcome`] in the last; 0.
+    fn kpx_outcome6(a: u64, b: u64, c: u64, d: u64, ports: u64) -> u32 {
+        let (service, backend) = (Addr6::from_registers([a, b]), Addr6::from_registers([c, d]));
+        maps::count_outcome(service, backend, PortsAndOutcome(ports));
+        0
     }
 
     /// Calls [`open::forget_first`], which spares streams unless `spares` is 0; returns how many flows it has closed.

@@ -2,6 +2,7 @@
 
 use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, bpf_fib_lookup as FibLookup};
 use proxy_common::addr::{Addr4, Port, Proto, SockAddr};
+use proxy_common::connect::PortsAndOutcome;
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
 use proxy_common::flow::FlowKey;
@@ -257,6 +258,11 @@ impl Net for Addr4 {
     #[inline(always)]
     fn share(client: &Self, Register(share): Register) -> bool {
         global_fn::kpx_share4(client.wire(), share) != 0
+    }
+
+    #[inline(always)]
+    fn count_outcome(service: &Self, backend: &Self, PortsAndOutcome(ports): PortsAndOutcome) {
+        global_fn::kpx_outcome4(service.wire(), backend.wire(), ports);
     }
 
     #[inline(always)]

@@ -2,6 +2,7 @@
 
 use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, bpf_fib_lookup as FibLookup};
 use proxy_common::addr::{Addr6, Port, Proto, SockAddr};
+use proxy_common::connect::PortsAndOutcome;
 use proxy_common::counter::Reason;
 use proxy_common::flow::FlowKey;
 use proxy_common::share::Register;
@@ -281,6 +282,12 @@ impl Net for Addr6 {
     fn share(client: &Self, Register(share): Register) -> bool {
         let [first, second] = client.registers();
         global_fn::kpx_share6(first, second, share) != 0
+    }
+
+    #[inline(always)]
+    fn count_outcome(service: &Self, backend: &Self, PortsAndOutcome(ports): PortsAndOutcome) {
+        let ([a, b], [c, d]) = (service.registers(), backend.registers());
+        global_fn::kpx_outcome6(a, b, c, d, ports);
     }
 
     #[inline(always)]

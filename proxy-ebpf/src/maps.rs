@@ -6,6 +6,7 @@ use aya_ebpf::maps::lpm_trie::Key;
 use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf};
 use proxy_common::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey};
+use proxy_common::connect::Connects;
 use proxy_common::counter::Counter;
 use proxy_common::cpu::Cpu;
 use proxy_common::device::{Device, Node, OwnAddr, pod_net};
@@ -25,6 +26,7 @@ use crate::net::Net;
 
 mod answers;
 mod clock;
+mod connects;
 mod devices;
 mod exits;
 mod flows;
@@ -44,6 +46,7 @@ mod tolerated;
 
 pub use answers::{Asker, may_answer};
 pub use clock::in_this_tick;
+pub use connects::{count_outcome, note_answer, note_outcome};
 pub use devices::{device, is_stacked, mac_of, mtu_of, place_of};
 pub use exits::{epoch, exit, keep_exit, opens_until};
 #[cfg(feature = "bench")]
@@ -55,6 +58,7 @@ pub use half_open::{dequeue, enqueue, free_place, is_full, set_place};
 #[cfg(feature = "bench")]
 pub use limit::limit_way;
 use live::{Find, Live};
+use memory::Room;
 pub use memory::{DecisionMemory, Eviction, Memory, Scratch, again, eviction};
 pub use monitor::{is_watched, monitor};
 pub use senders::{Moment, is_kept as is_sender, keep as keep_sender};

@@ -9,6 +9,7 @@ use aya_ebpf::bindings::{
 };
 use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_fib_lookup};
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
+use proxy_common::connect::PortsAndOutcome;
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
 use proxy_common::flow::FlowKey;
@@ -104,6 +105,8 @@ pub trait Net: Addr + Maps {
     fn keep_sender(src: &Self, dst: &Self, moment: Moment);
     /// Calls [`maps::share`].
     fn share(client: &Self, share: Register) -> bool;
+    /// Calls [`maps::count_outcome`].
+    fn count_outcome(service: &Self, backend: &Self, ports: PortsAndOutcome);
     /// Calls [`open::draw`](crate::open::draw).
     fn draw(replies: &FlowKey<Self>, draw: Draw) -> Option<Port>;
     /// Calls [`open::forget_first`](crate::open::forget_first). Returns the number of flows that it has closed.

@@ -1,6 +1,7 @@
 //! Open flows.
 
 use proxy_common::addr::{Port, Proto, SockAddr};
+use proxy_common::connect::DialTime;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{
     CLIENT_PORT_FIRST, CLIENT_PORT_LAST, Flow, FlowKey, Hook, Kind, Proof, SOURCE_PORT_FIRST, Seen, is_recent,
@@ -9,7 +10,8 @@ use proxy_common::half_open::Place;
 use proxy_common::service_counts::Passed;
 use proxy_common::share::Register;
 
-use crate::flow::{close, now_secs, remove};
+use crate::clock::{in_secs, now_ns, now_secs};
+use crate::flow::{close, remove};
 use crate::maps::{self, Eviction, Refused, Scratch};
 use crate::net::Net;
 use crate::opening::{Opening, Way};
@@ -40,8 +42,10 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     let Scratch { packet, flow, other, opening, .. } = scratch;
     let Opening { source, .. } = opening;
     let client = SockAddr::new(source.addr, packet.src.port);
-    *flow = Flow::new(packet.src, packet.dst, opening.backend, client, opening.flags | Flow::<A>::NUMBERED, now_secs());
-    flow.generation = if packet.proto == Proto::TCP { Proof::NONE.0 } else { source.generation };
+    let now_ns = now_ns();
+    let flags = opening.flags | Flow::<A>::NUMBERED;
+    *flow = Flow::new(packet.src, packet.dst, opening.backend, client, flags, in_secs(now_ns));
+    flow.generation = if packet.proto == Proto::TCP { DialTime::at(now_ns).0 } else { source.generation };
     flow.service = opening.service;
     flow.note_width();
     if opening.way.is_known() {
@@ -342,6 +346,10 @@ fn claim<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>, way: &Way) -> Claim {
         // This packet passes the opener's entry.
         flow.passed = Passed { packets: packet.segments.into(), bytes: packet.len.into() };
         flow.set_judged(way.there);
+        if proto == Proto::TCP {
+            // The moment is in the reply's entry. A second try without it costs the measurement alone.
+            flow.generation = Proof::NONE.0;
+        }
         claimed = put(flow, Kind::DNAT, proto);
         if claimed == Claim::Made {
             return Claim::Made;

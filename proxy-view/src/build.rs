@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::addr::{Addr, Proto, SockAddr};
+use proxy_common::connect::Connects;
 use proxy_common::frontend::{Backend, Dialled, FrontendKey, FrontendKind, Set};
 
-use crate::{BackendView, FrontendView, NameView, PortCounts, PortView, ServiceView};
+use crate::{BackendView, ConnectView, FrontendView, NameView, PortCounts, PortView, ServiceView};
 use proxy_core::compact::{ServicePort, Shared};
 use proxy_core::desired::{ServiceSnapshot, Snapshot};
 use proxy_core::input::ObjectName;
@@ -47,20 +48,24 @@ impl Views<'_> {
         let object = &service.object;
         let ObjectName { namespace, name } = &object.name;
         let mut ports: Vec<_> = object.ports.iter().map(port_view).collect();
+        let mut connects = vec![Connects::NOTHING; ports.len()];
         let mut addresses = Addresses::default();
         if let Some(v4) = &service.v4 {
             FamilyView { service, model: v4, conflicts: conflicts4, counts: &counts.v4 }.add_to(
-                &mut ports,
+                (&mut ports, &mut connects),
                 &mut addresses,
                 node,
             );
         }
         if let Some(v6) = &service.v6 {
             FamilyView { service, model: v6, conflicts: conflicts6, counts: &counts.v6 }.add_to(
-                &mut ports,
+                (&mut ports, &mut connects),
                 &mut addresses,
                 node,
             );
+        }
+        for (port, connects) in ports.iter_mut().zip(&connects) {
+            port.connect = connects.into();
         }
         ports.retain(|port| !port.frontends.is_empty());
         let v4 = service.v4.iter().flat_map(|v4| v4.ports.values().map(|port| port.service));
@@ -117,6 +122,7 @@ fn port_view(port: &ServicePort) -> PortView {
         frontends: Vec::new(),
         backends: Vec::new(),
         counts: PortCounts::default(),
+        connect: ConnectView::default(),
     }
 }
 
@@ -128,7 +134,12 @@ struct FamilyView<'a, A: Addr> {
 }
 
 impl<A: Addr> FamilyView<'_, A> {
-    fn add_to(&self, ports: &mut [PortView], addresses: &mut Addresses, node: &NodeModel) {
+    fn add_to(
+        &self,
+        (ports, connects): (&mut [PortView], &mut [Connects]),
+        addresses: &mut Addresses,
+        node: &NodeModel,
+    ) {
         let slices = self.service.slices.iter().filter(|slice| !slice.is_headless);
         let slices: Vec<_> = slices.filter_map(|slice| Slice::<A>::new(slice, node, &mut Vec::new())).collect();
         for (key, claimed) in self.model.frontends.iter() {
@@ -136,8 +147,11 @@ impl<A: Addr> FamilyView<'_, A> {
         }
         for (key, port) in self.model.ports.iter() {
             // The first listing of a port counts.
-            let is_of_key = |view: &&mut PortView| view.port == key.port.get() && view.protocol == protocol(key.proto);
-            let Some(view) = ports.iter_mut().find(is_of_key) else { continue };
+            let is_of_key = |view: &PortView| view.port == key.port.get() && view.protocol == protocol(key.proto);
+            let Some((view, connects)) = ports.iter_mut().zip(connects.iter_mut()).find(|(view, _)| is_of_key(view))
+            else {
+                continue;
+            };
             let claimed_frontends = self.model.frontends.iter().filter(|(_, claimed)| claimed.frontend.service == *key);
             let mut frontends: Vec<_> =
                 claimed_frontends.filter_map(|(key, claimed)| self.frontend(key, claimed.frontend.kind)).collect();
@@ -149,11 +163,14 @@ impl<A: Addr> FamilyView<'_, A> {
                 }
             }
             count(self.counts, key, &mut view.counts);
+            *connects += self.counts.connects_of(key);
             let joined = model::join(&slices, &view.name, key.proto);
             view.backends.extend(joined.listed().map(|(at, endpoint)| BackendView {
                 in_cluster_set: holds(port.backends(Set::CLUSTER), at),
                 in_local_set: holds(port.backends(Set::LOCAL), at),
                 flows: self.counts.flows.get(key).and_then(|flows| flows.get(&at)).copied().unwrap_or(0),
+                connect:
+                    self.counts.connects.get(key).and_then(|rows| rows.get(&at)).map(Into::into).unwrap_or_default(),
                 ..self.backend(at, endpoint)
             }));
         }
@@ -176,6 +193,7 @@ impl<A: Addr> FamilyView<'_, A> {
             in_cluster_set: false,
             in_local_set: false,
             flows: 0,
+            connect: ConnectView::default(),
         }
     }
 

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod build;
+mod connect;
 mod flow;
 mod history;
 mod service;
@@ -15,6 +16,7 @@ pub mod output;
 pub mod status;
 
 pub use build::{frontend_names, view, views};
+pub use connect::{ConnectView, bucket_bounds, latency, quantile, secs};
 pub use flow::{FlowService, FlowView, STATES};
 pub use history::{HistoryView, SeriesView, ServiceSeriesView};
 pub use service::{BackendView, FrontendView, NameView, Names, PortCounts, PortView, ServiceView};

@@ -7,6 +7,8 @@ use std::net::{IpAddr, SocketAddr};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::ConnectView;
+
 /// A Service as last seen, with the parts of it that are in force.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -46,6 +48,9 @@ pub struct PortView {
     pub backends: Vec<BackendView>,
     /// The counts since the agent started, of both families.
     pub counts: PortCounts,
+    /// The TCP connections, of both families.
+    #[serde(default)]
+    pub connect: ConnectView,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -79,6 +84,9 @@ pub struct BackendView {
     pub in_local_set: bool,
     /// The number of flows in the table, as of the last sweep.
     pub flows: u64,
+    /// The TCP connections since the backend was dialled first. After an hour without any, they count for the port alone.
+    #[serde(default)]
+    pub connect: ConnectView,
 }
 
 impl ServiceView {

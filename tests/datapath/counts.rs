@@ -1,13 +1,17 @@
 //! Counts of each service port: flows count while they live, and the Service keeps the counts of ended flows.
 
+use std::net::IpAddr;
+
 use anyhow::{Context, Result, ensure};
 use proxy_common::addr::{Addr, Port, Proto};
+use proxy_common::connect::{Connects, UNIT_NANOS};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::service_counts::Passed;
 use proxy_datapath::{FamilyCounts, Totals};
 
 use crate::fixture::{Fixture, fixtures};
 use crate::policy::external;
+use crate::sweep::later;
 
 /// Returns the counts of a service port, and the number of its open flows.
 pub(crate) fn counted(fixture: &Fixture, service: &str, port: u16, proto: Proto) -> Result<(Totals, u64)> {
@@ -87,4 +91,34 @@ fn refused_packets_are_counted_by_outcome() -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[test]
+fn connection_outcomes_are_counted_for_service() -> Result<()> {
+    for mut fixture in fixtures("outcomes")? {
+        fixture.rows("counts::connection_outcomes_are_counted_for_service/open")?;
+        let found = connects(&fixture)?;
+        let numbers = (found.answered(), found.refused, found.unanswered, found.retransmitted);
+        ensure!(numbers == (1, 1, 0, 1), "{found:?}");
+        // The machine may be slow, but the packets follow each other.
+        ensure!(found.units < 20_000_000_000 / UNIT_NANOS, "{found:?}");
+        fixture.bench.datapath.flows.sweep_at(later()?)?;
+        let swept = connects(&fixture)?;
+        ensure!((swept.unanswered, swept.answered(), swept.units) == (1, 1, found.units), "{swept:?}");
+        fixture.bench.datapath.flows.sweep_at(later()?)?;
+        let summed = connects(&fixture)?;
+        ensure!((summed.unanswered, summed.answered(), summed.units) == (1, 1, found.units), "of silence: {summed:?}");
+    }
+    Ok(())
+}
+
+/// Returns what became of the connections to `web`.
+fn connects(fixture: &Fixture) -> Result<Connects> {
+    let counts = fixture.bench.datapath.flows.counts()?;
+    let web = fixture.names.addr("web")?;
+    Ok(if web.is_ipv4() { of(&counts.v4, web)? } else { of(&counts.v6, web)? })
+}
+
+fn of<A: Addr>(counts: &FamilyCounts<A>, web: IpAddr) -> Result<Connects> {
+    Ok(counts.connects_of(&FrontendKey::new(A::from_ip(web).context("family")?, Port::new(80), Proto::TCP)))
 }

@@ -10,10 +10,11 @@ use aya::Pod;
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::balance::{Affinity, AffinityKey};
+use proxy_common::connect::Connects;
 use proxy_common::cpu::Cpu;
 use proxy_common::flow::{AnyKey, Flow, FlowKey};
 use proxy_common::fragment::{FragmentKey, Ports};
-use proxy_common::frontend::{FrontendKey, SetKey};
+use proxy_common::frontend::{EndpointKey, FrontendKey, SetKey};
 use proxy_common::guest::Guest;
 use proxy_common::half_open::PaddedEnds;
 use proxy_common::names::{COUNTERS, CPUS, FamilyMaps, IPV4, IPV6, TOLERATED};
@@ -156,6 +157,7 @@ fn clear_family<A: Addr + Pod>(maps: &BTreeMap<String, u32>, names: FamilyMaps) 
     clear::<FragmentKey<A>, Ports>(maps, names.far_fragments)?;
     let mut ends: Array<MapData, PaddedEnds> = open(maps, names.half_open_ends)?;
     (0..ends.len()).try_for_each(|ring| ends.set(ring, PaddedEnds::EMPTY, 0)).context("empty the half-open rings")?;
+    clear::<EndpointKey<A>, Connects>(maps, names.connects)?;
     clear::<FrontendKey<A>, ServiceCounts>(maps, names.service_counts)
 }
 

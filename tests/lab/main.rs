@@ -7,6 +7,7 @@ mod fast;
 mod faults;
 mod flood;
 mod host;
+mod latency;
 mod monitor;
 mod monitoring;
 mod namespaces;

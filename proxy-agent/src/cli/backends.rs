@@ -11,12 +11,12 @@ use super::agent_args::AgentArgs;
 use super::list::{Listed, WatchArgs, show};
 use super::select::SelectArgs;
 use proxy_view::output::{NamedOutputArgs, cell, green, list, yellow};
-use proxy_view::{BackendView, ServiceView};
+use proxy_view::{BackendView, ServiceView, latency};
 
 /// List the endpoints of Services, and which of them take traffic here.
 ///
 /// SETS names the sets from which new flows get a backend: `cluster` for clients of the whole cluster, `local` under a
-/// traffic policy Local.
+/// traffic policy Local. CONNECT-P50 and CONNECT-P99 are the times within which the backend answered that part of the TCP connections.
 #[derive(Args, Debug)]
 pub(super) struct BackendsArgs {
     #[command(flatten)]
@@ -96,7 +96,7 @@ impl Listed for Row {
         let mut header =
             vec!["NAMESPACE", "SERVICE", "PORT", "ADDRESS", "POD", "NODE", "ZONE", "STATE", "LOCAL", "SETS", "FLOWS"];
         if wide {
-            header.extend(["READY", "SERVING", "TERMINATING"]);
+            header.extend(["CONNECT-P50", "CONNECT-P99", "FAILED", "READY", "SERVING", "TERMINATING"]);
         }
         header
     }
@@ -119,6 +119,9 @@ impl Listed for Row {
             cell(backend.flows),
         ];
         if wide {
+            let connect = &backend.connect;
+            cells.extend([connect.connect_p50, connect.connect_p99].map(|time| cell(latency(time))));
+            cells.push(cell(connect.failed));
             cells.extend([backend.ready, backend.serving, backend.terminating].map(|condition| cell(yes(condition))));
         }
         cells

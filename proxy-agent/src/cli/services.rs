@@ -12,9 +12,12 @@ use super::select::SelectArgs;
 use proxy_view::age;
 use proxy_view::object_name::full_name;
 use proxy_view::output::{NONE, NamedOutputArgs, cell, list, red, yellow};
-use proxy_view::{PortCounts, PortView, ServiceView};
+use proxy_view::{ConnectView, PortCounts, PortView, ServiceView, latency};
 
 /// List the Services that the running agent serves, and what of them is in force.
+///
+/// CONNECT-P50 and CONNECT-P99 are the times within which backends answered that part of the TCP connections, of the slowest port. FAILED counts
+/// connections that a backend refused or did not answer.
 #[derive(Args, Debug)]
 pub(super) struct ServicesArgs {
     #[command(flatten)]
@@ -74,7 +77,8 @@ impl Listed for ServiceView {
         let mut header =
             vec!["NAMESPACE", "NAME", "TYPE", "CLUSTER-IP", "EXTERNAL-IP", "PORT(S)", "BACKENDS", "FLOWS", "AGE"];
         if wide {
-            header.extend(["POLICY", "AFFINITY", "ALGORITHM", "HEALTH-CHECK", "CONFLICTS"]);
+            header.extend(["CONNECT-P50", "CONNECT-P99", "FAILED", "POLICY", "AFFINITY", "ALGORITHM", "HEALTH-CHECK"]);
+            header.push("CONFLICTS");
         }
         header
     }
@@ -94,7 +98,13 @@ impl Listed for ServiceView {
         ];
         if wide {
             let conflicts: Vec<_> = conflicts(self).collect();
+            let slowest = |time: fn(&ConnectView) -> Option<f64>| {
+                self.ports.iter().filter_map(|port| time(&port.connect)).reduce(f64::max)
+            };
             row.extend([
+                cell(latency(slowest(|connect| connect.connect_p50))),
+                cell(latency(slowest(|connect| connect.connect_p99))),
+                cell(self.ports.iter().map(|port| port.connect.failed).sum::<u64>()),
                 cell(format!("{}/{}", self.internal_traffic_policy, self.external_traffic_policy)),
                 cell(self.affinity_secs.map_or(String::new(), |secs| age::span(secs.into()))),
                 cell(&self.algorithm),

@@ -1,14 +1,15 @@
 //! What is kept: pure, of samples and their moments.
 //!
-//! A point has 48 bytes, so the points of a Service take 4.3 kB, and those of [`SERVICES`] 1.1 MB. The last sample has about 300 bytes for each
+//! A point has 52 bytes, so the points of a Service take 4.7 kB, and those of [`SERVICES`] 1.2 MB. The last sample has about 350 bytes for each
 //! Service that ever had traffic.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use proxy_common::connect::Connects;
 use proxy_core::input::ObjectName;
-use proxy_view::{HistoryView, PortCounts, PortSums, SeriesView, ServiceSeriesView};
+use proxy_view::{HistoryView, PortCounts, PortSums, SeriesView, ServiceSeriesView, quantile};
 
 use super::STEP;
 
@@ -25,12 +26,13 @@ pub(super) struct Traffic(BTreeMap<ObjectName, Sums>);
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sums {
     counts: PortCounts,
+    connects: Connects,
 }
 
 impl Sums {
     fn add(&mut self, other: &Self) {
-        let counts = &mut self.counts;
-        counts.add(&other.counts);
+        self.counts.add(&other.counts);
+        self.connects += other.connects;
     }
 
     /// Returns true if nothing was counted yet.
@@ -44,7 +46,7 @@ impl Traffic {
     pub(super) fn of(ports: Vec<PortSums>) -> Self {
         let mut services = BTreeMap::<_, Sums>::new();
         for port in ports {
-            let sums = Sums { counts: port.counts };
+            let sums = Sums { counts: port.counts, connects: port.connects };
             if !sums.is_empty() {
                 services.entry(port.service).or_default().add(&sums);
             }
@@ -62,13 +64,24 @@ struct Point {
     dropped: f32,
     rejected: f32,
     flows: f32,
+    connects: f32,
+    /// None without connections.
+    p50: Option<f32>,
+    p99: Option<f32>,
+    failed: f32,
+    retransmitted: f32,
 }
+
+/// See above.
+const _: () = assert!(size_of::<Option<Point>>() == 52);
 
 impl Point {
     /// Returns the point of a step of `secs` seconds.
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a rate for a curve")]
     fn of(before: &Sums, now: &Sums, secs: f64) -> Self {
         let rate = |before: u64, now: u64| (now.saturating_sub(before) as f64 / secs) as f32;
+        let connects = now.connects.since(&before.connects);
+        let quantile = |part| quantile(&connects, part).map(|secs| secs as f32);
         let (before, now) = (&before.counts, &now.counts);
         Self {
             opened: rate(before.flows_opened, now.flows_opened),
@@ -77,12 +90,17 @@ impl Point {
             dropped: rate(before.dropped, now.dropped),
             rejected: rate(before.rejected, now.rejected),
             flows: now.flows as f32,
+            connects: rate(0, connects.answered()),
+            p50: quantile(0.5),
+            p99: quantile(0.99),
+            failed: rate(0, connects.failed()),
+            retransmitted: rate(0, connects.retransmitted),
         }
     }
 
     /// Returns how busy the Service was: packets that passed or were not served.
     fn activity(&self) -> f32 {
-        self.packets + self.opened + self.dropped + self.rejected
+        self.packets + self.opened + self.dropped + self.rejected + self.failed
     }
 }
 
@@ -217,7 +235,10 @@ fn series(track: &Track, points: usize) -> SeriesView {
         let known = track.0.iter().map(|point| point.as_ref().map(|point| rounded(value(point))));
         std::iter::repeat_n(None, gap).chain(known).collect::<Vec<_>>()
     };
-    let unknown = || vec![None; points];
+    let quantile = |value: fn(&Point) -> Option<f32>| {
+        let known = track.0.iter().map(|point| point.as_ref().and_then(value).map(|secs| rounded(secs * 1e3) / 1e3));
+        std::iter::repeat_n(None, gap).chain(known).collect::<Vec<_>>()
+    };
     SeriesView {
         opened: array(|point| point.opened),
         packets: array(|point| point.packets),
@@ -225,11 +246,11 @@ fn series(track: &Track, points: usize) -> SeriesView {
         dropped: array(|point| point.dropped),
         rejected: array(|point| point.rejected),
         flows: array(|point| point.flows),
-        connects: unknown(),
-        connect_p50: unknown(),
-        connect_p99: unknown(),
-        failed: unknown(),
-        retransmitted: unknown(),
+        connects: array(|point| point.connects),
+        connect_p50: quantile(|point| point.p50),
+        connect_p99: quantile(|point| point.p99),
+        failed: array(|point| point.failed),
+        retransmitted: array(|point| point.retransmitted),
     }
 }
 

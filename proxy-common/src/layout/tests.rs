@@ -3,6 +3,7 @@ use core::net::{Ipv4Addr, Ipv6Addr};
 use super::LAYOUT;
 use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use crate::balance::{Affinity, AffinityKey};
+use crate::connect::Connects;
 use crate::device::{Device, Node, OwnAddr};
 use crate::flow::{Flow, FlowKey, Hook, Kind, Seen};
 use crate::fragment::{FragmentKey, Ports};
@@ -41,6 +42,9 @@ fn samples<A: Addr>([a, b, c, d]: [A; 4]) -> Vec<(&'static str, Vec<u8>)> {
     let two = Passed { packets: 4, bytes: 5 };
     let counts =
         ServiceCounts { opened: 1, dropped: 2, rejected: 3, sent: two, returned: Passed { packets: 6, bytes: 7 } };
+    let mut connects = Connects::NOTHING;
+    (connects.buckets, connects.units) = (core::array::from_fn(|nth| nth as u64), 20);
+    (connects.refused, connects.unanswered, connects.retransmitted, connects.last_secs) = (21, 22, 23, 0x0102_0304);
     let [addr4, addr6] = [Ipv4Addr::new(192, 0, 2, 9).into(), Addr4::UNSPECIFIED];
     let node = Node::new(addr4, Addr6::UNSPECIFIED, 7, [1, 2, 3, 4, 5, 6], Node::COMPAT | Node::HOST);
     vec![
@@ -75,6 +79,7 @@ fn samples<A: Addr>([a, b, c, d]: [A; 4]) -> Vec<(&'static str, Vec<u8>)> {
         ("Dialled", bytes(&Dialled { backend: at(b, 80), frontend: at(c, 8080) })),
         ("Socket", bytes(&Socket::new(at(b, 80), service, 9))),
         ("OwnAddr", bytes(&OwnAddr::new(3, OwnAddr::NODE_PORTS))),
+        ("Connects", bytes(&connects)),
     ]
 }
 

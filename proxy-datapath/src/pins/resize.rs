@@ -11,6 +11,7 @@ use aya::maps::lpm_trie::LpmTrie;
 use aya::maps::{HashMap, Map, MapData, MapError};
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::balance::{Affinity, AffinityKey};
+use proxy_common::connect::Connects;
 use proxy_common::device::{Device, OwnAddr};
 use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::fragment::{FragmentKey, Ports};

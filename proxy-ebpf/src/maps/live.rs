@@ -89,6 +89,14 @@ impl<V: Copy> Live<V> {
     }
 }
 
+impl<V: Copy, const N: usize> Live<[V; N]> {
+    /// Returns an element.
+    #[inline(always)]
+    pub fn at(&self, index: usize) -> Option<Live<V>> {
+        (index < N).then(|| Live(self.0.cast::<V>().wrapping_add(index)))
+    }
+}
+
 /// A part of a live value: `part!(live.field)`.
 macro_rules! part {
     ($live:ident.$($field:ident).+) => {

@@ -29,7 +29,15 @@ pub struct Scratch<A: Addr> {
     pub becomes: redirect::Becomes<A>,
 }
 
-/// The first flow of a half-open ring, while it is given up. Its own room: the hook holds its [`Scratch`] meanwhile.
+/// This CPU's memory: one map for both parts, because Linux allows a program 64 maps.
+#[derive(Clone, Copy)]
+pub struct Room<A: Addr> {
+    scratch: Scratch<A>,
+    /// Borrowed beside the scratch, which the hook holds meanwhile.
+    eviction: Eviction<A>,
+}
+
+/// The first flow of a half-open ring, while it is given up.
 #[derive(Clone, Copy)]
 pub struct Eviction<A: Addr> {
     pub place: Place<A>,
@@ -66,9 +74,9 @@ impl<'run> Memory<'run> {
     /// Borrows the scratch, and leaves the right to the decision.
     #[inline(always)]
     pub fn scratch<A: Net>(self) -> Option<(&'run mut Scratch<A>, DecisionMemory<'run>)> {
-        let Live(scratch) = A::MAPS.scratches.find(&0)?;
-        // SAFETY: the slot is this CPU's own, and `self` is used up: no other code has the right to borrow it during `'run`.
-        Some((unsafe { &mut *scratch }, self.decision()))
+        let Live(room) = A::MAPS.rooms.find(&0)?;
+        // SAFETY: the slot is this CPU's own, and `self` is used up: no other code has the right to borrow this part of it during `'run`.
+        Some((unsafe { &mut (*room).scratch }, self.decision()))
     }
 
     #[inline(always)]
@@ -109,7 +117,7 @@ pub fn again<T: Copy>(value: &T) -> T {
 /// and the kernel runs one of those at a time on a CPU.
 #[inline(always)]
 pub unsafe fn eviction<'run, A: Net>() -> Option<&'run mut Eviction<A>> {
-    let Live(eviction) = A::MAPS.evictions.find(&0)?;
-    // SAFETY: the slot is this CPU's own, and its caller promises to be alone with it.
-    Some(unsafe { &mut *eviction })
+    let Live(room) = A::MAPS.rooms.find(&0)?;
+    // SAFETY: the slot is this CPU's own, and its caller promises to be alone with this part of it.
+    Some(unsafe { &mut (*room).eviction })
 }

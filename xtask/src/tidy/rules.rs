@@ -16,7 +16,7 @@ const UNSAFE: &[(&str, &str)] = &[
         "asks for the number of a network namespace, which no crate has a call for",
     ),
     ("proxy-datapath/src/sys/tcx_query", "lists programs by their ids, for which no crate has a call"),
-    ("proxy-ebpf/src/flow", "asks the kernel for the time"),
+    ("proxy-ebpf/src/clock", "asks the kernel for the time"),
     ("proxy-ebpf/src/global_fn", "exports functions by name, so that the verifier follows them apart"),
     ("proxy-ebpf/src/random", "asks the kernel for a random number"),
     ("proxy-ebpf/src/ring", "asks the kernel for the number of this CPU"),

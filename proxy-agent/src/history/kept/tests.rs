@@ -8,6 +8,13 @@ fn name(name: &str) -> ObjectName {
     ObjectName { namespace: "shop".into(), name: name.into() }
 }
 
+/// Connections of 0.2 ms each.
+fn connects(number: u64) -> Connects {
+    let mut connects = Connects::NOTHING;
+    connects.buckets[2] = number;
+    connects
+}
+
 /// The counters of Services: name, opened flows, packets, rejected packets.
 fn traffic(services: &[(&str, u64, u64, u64)]) -> Traffic {
     let port = |&(service, flows_opened, packets, rejected): &(&str, u64, u64, u64)| PortSums {
@@ -15,6 +22,7 @@ fn traffic(services: &[(&str, u64, u64, u64)]) -> Traffic {
         port: 80,
         proto: Proto::TCP,
         counts: PortCounts { flows_opened, packets, rejected, ..PortCounts::default() },
+        connects: connects(flows_opened),
     };
     Traffic::of(services.iter().map(port).collect())
 }
@@ -43,9 +51,11 @@ fn point_has_rates_of_its_own_step() {
     assert_eq!((view.points, view.end), (2, Some(Timestamp::UNIX_EPOCH + Duration::from_secs(20))));
     assert_eq!(view.total.opened, [Some(11.0), Some(1.0)]);
     assert_eq!(view.total.rejected, [Some(0.5), Some(0.0)]);
+    assert_eq!((&view.total.connects, view.total.connect_p50[0]), (&view.total.opened, Some(0.000_197)));
     let [api, web] = view.services.try_into().unwrap();
     assert_eq!((&*api.name, api.series.packets), ("api", vec![Some(1.0), Some(2.0)]));
     assert_eq!((&*web.name, web.series.packets), ("web", vec![Some(50.0), Some(0.0)]));
+    assert_eq!(web.series.connect_p99, [Some(0.000_261), None], "the second step has no connection");
 }
 
 #[test]

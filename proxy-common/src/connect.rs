@@ -1,0 +1,206 @@
+//! What became of the TCP connections that a service port opened to a backend: the time until the backend answered, and the failures.
+
+use crate::addr::Port;
+use crate::assert_size;
+
+/// The moment of a flow's first SYN. The reply's entry of a TCP flow holds it in [`Flow::generation`](crate::flow::Flow::generation)
+/// until the backend's first packet.
+///
+/// In units of 1.024 µs since boot, which come again after 73 minutes.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DialTime(pub u32);
+
+/// The nanoseconds of a unit are this power of 2.
+const UNIT: u32 = 10;
+/// The nanoseconds of a unit.
+pub const UNIT_NANOS: u64 = 1 << UNIT;
+
+impl DialTime {
+    /// No moment: the programs that opened the flow did not note it.
+    pub const UNKNOWN: Self = Self(0);
+
+    /// From the nanoseconds since boot.
+    #[inline(always)]
+    pub const fn at(boot_ns: u64) -> Self {
+        let units = (boot_ns >> UNIT) as u32;
+        // The value of UNKNOWN stays free: the next unit stands for it.
+        Self(if units == Self::UNKNOWN.0 { 1 } else { units })
+    }
+
+    /// Returns the units that have passed.
+    #[inline(always)]
+    pub const fn units_until(self, boot_ns: u64) -> u32 {
+        ((boot_ns >> UNIT) as u32).wrapping_sub(self.0)
+    }
+}
+
+/// The number of buckets.
+pub const BUCKETS: usize = 18;
+/// The highest number of units in the first bucket is this power of 2: 66 µs. Each further bucket ends at the double, and the last one has no end.
+const FIRST: u32 = 6;
+
+/// Returns the bucket of a time.
+#[inline(always)]
+pub const fn bucket(units: u32) -> usize {
+    let above = units.saturating_sub(1) >> FIRST;
+    let bucket = (u32::BITS - above.leading_zeros()) as usize;
+    if bucket < BUCKETS { bucket } else { BUCKETS - 1 }
+}
+
+/// Returns the highest number of units in a bucket; None for the last one.
+pub const fn bound_units(bucket: usize) -> Option<u64> {
+    if bucket < BUCKETS - 1 { Some(1 << (FIRST as usize + bucket)) } else { None }
+}
+
+/// The outcome of a connection: the units until its answer, or one of the numbers below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Outcome(pub u32);
+
+impl Outcome {
+    /// The backend's first packet was a RST.
+    pub const REFUSED: Self = Self(u32::MAX);
+    /// A SYN came again, and the backend has sent nothing.
+    pub const RETRANSMITTED: Self = Self(u32::MAX - 1);
+    const UNITS_MAX: u32 = u32::MAX - 2;
+
+    /// The backend has answered so many units after the first SYN.
+    #[inline(always)]
+    pub const fn answered(units: u32) -> Self {
+        Self(if units < Self::UNITS_MAX { units } else { Self::UNITS_MAX })
+    }
+}
+
+/// An outcome and the ports of a connection, in one register.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct PortsAndOutcome(pub u64);
+
+impl PortsAndOutcome {
+    #[inline(always)]
+    pub const fn new(service: Port, backend: Port, Outcome(outcome): Outcome) -> Self {
+        Self((outcome as u64) << 32 | (service.wire() as u64) << 16 | backend.wire() as u64)
+    }
+
+    #[inline(always)]
+    pub const fn service(self) -> Port {
+        Port::from_wire((self.0 >> 16) as u16)
+    }
+
+    #[inline(always)]
+    pub const fn backend(self) -> Port {
+        Port::from_wire(self.0 as u16)
+    }
+
+    #[inline(always)]
+    pub const fn outcome(self) -> Outcome {
+        Outcome((self.0 >> 32) as u32)
+    }
+}
+
+/// Value of `CONNECTS`, keyed by service port and backend. The row of the backend without address has the counts of backends that were
+/// not dialled for long.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Connects {
+    /// The answered connections, by the time from the first SYN to the first SYN with ACK.
+    pub buckets: [u64; BUCKETS],
+    /// The sum of these times, in units.
+    pub units: u64,
+    /// The connections that the backend's first packet reset.
+    pub refused: u64,
+    /// The connections whose flow the agent has swept before the backend had sent a packet. Programs count none of those that they forget.
+    pub unanswered: u64,
+    /// The SYNs that came again before the backend had sent a packet.
+    pub retransmitted: u64,
+    /// When a program last counted: seconds since boot.
+    pub last_secs: u32,
+    pad: u32,
+}
+assert_size!(Connects = (BUCKETS + 4) * 8 + 4 + 4);
+
+impl Connects {
+    pub const NOTHING: Self =
+        Self { buckets: [0; BUCKETS], units: 0, refused: 0, unanswered: 0, retransmitted: 0, last_secs: 0, pad: 0 };
+
+    /// Returns the number of answered connections.
+    pub fn answered(&self) -> u64 {
+        self.buckets.iter().fold(0, |sum, bucket| sum.wrapping_add(*bucket))
+    }
+
+    /// Returns the number of connections that the backend refused, or never answered.
+    pub const fn failed(&self) -> u64 {
+        self.refused.wrapping_add(self.unanswered)
+    }
+
+    /// Returns what was counted since `before`.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let mut since = *self;
+        since.buckets.iter_mut().zip(before.buckets).for_each(|(now, before)| *now = now.saturating_sub(before));
+        since.units = self.units.saturating_sub(before.units);
+        since.refused = self.refused.saturating_sub(before.refused);
+        since.unanswered = self.unanswered.saturating_sub(before.unanswered);
+        since.retransmitted = self.retransmitted.saturating_sub(before.retransmitted);
+        since
+    }
+}
+
+impl core::ops::AddAssign for Connects {
+    fn add_assign(&mut self, other: Self) {
+        self.buckets.iter_mut().zip(other.buckets).for_each(|(sum, more)| *sum = sum.wrapping_add(more));
+        self.units = self.units.wrapping_add(other.units);
+        self.refused = self.refused.wrapping_add(other.refused);
+        self.unanswered = self.unanswered.wrapping_add(other.unanswered);
+        self.retransmitted = self.retransmitted.wrapping_add(other.retransmitted);
+        self.last_secs = self.last_secs.max(other.last_secs);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bucket_holds_times_up_to_its_bound() {
+        for (units, want) in [(0, 0), (1, 0), (64, 0), (65, 1), (128, 1), (129, 2), (1 << 22, 16), ((1 << 22) + 1, 17)]
+        {
+            assert_eq!(bucket(units), want, "{units}");
+        }
+        assert_eq!(bucket(u32::MAX), BUCKETS - 1);
+        for nth in 0..BUCKETS - 1 {
+            let bound = u32::try_from(bound_units(nth).unwrap()).unwrap();
+            assert_eq!((bucket(bound), bucket(bound + 1)), (nth, nth + 1));
+        }
+        assert_eq!(bound_units(BUCKETS - 1), None);
+    }
+
+    #[test]
+    fn time_passes_over_the_end_of_the_clock() {
+        let end = u64::from(u32::MAX) << UNIT;
+        assert_eq!(DialTime::at(end).units_until(end + 5 * UNIT_NANOS), 5);
+        assert_eq!(DialTime::at(1 << (u32::BITS + UNIT)), DialTime(1), "never unknown");
+        assert_eq!(DialTime::at(3 * UNIT_NANOS + 1).units_until(4 * UNIT_NANOS), 1);
+    }
+
+    #[test]
+    fn ports_and_outcome_share_a_register() {
+        for outcome in [Outcome::REFUSED, Outcome::RETRANSMITTED, Outcome::answered(7)] {
+            let both = PortsAndOutcome::new(Port::new(80), Port::new(8080), outcome);
+            assert_eq!((both.service(), both.backend(), both.outcome()), (Port::new(80), Port::new(8080), outcome));
+        }
+        assert!(![Outcome::REFUSED, Outcome::RETRANSMITTED].contains(&Outcome::answered(u32::MAX)));
+    }
+
+    #[test]
+    fn difference_and_sum_are_opposites() {
+        let before = Connects { buckets: [3; BUCKETS], units: 7, refused: 1, ..Connects::NOTHING };
+        let mut now = Connects { buckets: [4; BUCKETS], units: 9, refused: 1, unanswered: 2, ..Connects::NOTHING };
+        let since = now.since(&before);
+        assert_eq!((since.answered(), since.units, since.failed()), (BUCKETS as u64, 2, 2));
+        now = before;
+        now += since;
+        assert_eq!((now.answered(), now.units), (4 * BUCKETS as u64, 9));
+    }
+}
