@@ -231,7 +231,7 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
         entry.set_acked(acked);
     }
     // Read again, so that the verifier follows what comes next once, whatever was found.
-    if maps::again(&packet.proto) == Proto::TCP && packet.opens() && !maps::again(&flow.rx).has(Seen::PACKET) {
+    if maps::again(&packet.proto) == Proto::TCP && packet.opens_again() && !maps::again(&flow.rx).has(Seen::PACKET) {
         maps::note_outcome(flow, Outcome::RETRANSMITTED);
     }
     let dials = packet.proto == Proto::TCP && packet.opens() && flow.is_assured();
@@ -273,7 +273,7 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     entry.count(packet.segments, packet.len);
     // Read again, so that the verifier follows what comes next once, whatever was found.
     if !maps::again(&flow.rx).has(Seen::PACKET) && maps::again(&packet.proto) == Proto::TCP {
-        maps::note_answer(flow, packet.told());
+        maps::note_answer(flow, packet.told_again());
     }
     let now_secs = about_now_secs();
     let mut opener = None;

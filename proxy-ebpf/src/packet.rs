@@ -8,6 +8,7 @@ use proxy_common::counter::Reason;
 use proxy_common::flow::{Acked, FlowKey, Hook, Seen, Told};
 
 use crate::established::Head;
+use crate::maps;
 use crate::net::{FragmentPart, Header, Net};
 use crate::sctp;
 use crate::skb::{ETH_LEN, LinkHeader, Skb};
@@ -172,6 +173,18 @@ impl<A: Net> Packet<A> {
     #[inline(always)]
     pub fn seen(&self) -> Seen {
         self.told.seen()
+    }
+
+    /// Returns the same, read again: see [`maps::again`].
+    #[inline(always)]
+    pub fn opens_again(&self) -> bool {
+        maps::again(&self.marks) & OPENS != 0
+    }
+
+    /// Returns what the packet tells its flow, read again.
+    #[inline(always)]
+    pub fn told_again(&self) -> Told {
+        maps::again(&self.told)
     }
 
     /// Returns what the packet tells its flow.

@@ -23,13 +23,15 @@ pub fn note_outcome<A: Net>(flow: &Flow<A>, outcome: Outcome) {
     }
 }
 
-/// Counts what the first packet of the backend makes of the connection.
+/// Counts what the first packet of the backend makes of the connection. The caller has read again what the packet tells.
 #[inline(always)]
 pub fn note_answer<A: Net>(flow: &Flow<A>, told: Told) {
+    // The caller goes on with this number.
+    let dialled = DialTime(again(&flow.generation));
     if told.resets() {
         note_outcome(flow, Outcome::REFUSED);
-    } else if told.answers_opener() && flow.generation != DialTime::UNKNOWN.0 {
-        note_outcome(flow, Outcome::answered(DialTime(flow.generation).units_until(now_ns())));
+    } else if told.answers_opener() && dialled != DialTime::UNKNOWN {
+        note_outcome(flow, Outcome::answered(dialled.units_until(now_ns())));
     }
 }
 
