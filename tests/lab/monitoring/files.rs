@@ -69,7 +69,8 @@ fn alerts_say_what_is_wrong_and_what_to_do() -> Result<()> {
         let annotation = |key: &str| alert["annotations"][key].as_str().unwrap_or_default();
         ensure!(SEVERITIES.contains(&alert["labels"]["severity"].as_str().unwrap_or_default()), "{name}: severity");
         ensure!(!annotation("summary").is_empty() && !annotation("description").is_empty(), "{name} is not explained");
-        ensure!(annotation("runbook") == format!("docs/alerts.md#{}", name.to_lowercase()), "{name}: runbook");
+        let runbook = format!("https://kpx.example/docs/alerts.md#{}", name.to_lowercase());
+        ensure!(annotation("runbook_url") == runbook, "{name}: {} is not {runbook}", annotation("runbook_url"));
         // A count over an hour has waited already.
         ensure!(
             alert["for"].is_string() || alert["expr"].as_str().is_some_and(|expr| expr.contains("[1h]")),
