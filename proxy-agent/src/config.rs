@@ -142,6 +142,7 @@ impl Configuration {
             metrics_address: checked.metrics_address,
             bind_address_hard_fail: kube_proxy.bind_address_hard_fail,
             ui: kpx.ui,
+            service_metrics: kpx.service_metrics as usize,
             bpf_stats: kpx.bpf_stats,
             socket_group: checked.socket_group,
             sync_period: period(checked.common.sync_period),

@@ -71,8 +71,13 @@ pub struct AgentHandle {
 impl AgentHandle {
     /// Makes the handle, and the receiver of its queries.
     pub fn new() -> (Self, mpsc::Receiver<Query>) {
+        Self::telling(0)
+    }
+
+    /// Makes the same, with series of so many Services in its readings.
+    pub fn telling(service_metrics: usize) -> (Self, mpsc::Receiver<Query>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        (Self { queries: sender, history: History::default() }, receiver)
+        (Self { queries: sender, history: History::telling(service_metrics) }, receiver)
     }
 
     pub async fn status(&self) -> Result<Status> {
@@ -112,7 +117,8 @@ impl AgentHandle {
     }
 
     pub async fn readings(&self) -> Result<Readings> {
-        self.query(Query::Readings).await?
+        let readings = self.query(Query::Readings).await??;
+        Ok(Readings { services: self.history.service_readings(), ..readings })
     }
 
     async fn query<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Query) -> Result<T> {

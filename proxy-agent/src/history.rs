@@ -3,6 +3,7 @@
 //! The agent takes the counters every ten seconds, mostly from the sweep of the flow table, which counts anyway. The room is bounded:
 //! see [`kept`].
 
+mod chosen;
 mod kept;
 
 use std::convert::Infallible;
@@ -19,8 +20,10 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::debug;
 
 use crate::control::AgentHandle;
+use chosen::Chosen;
 use kept::{Kept, Traffic};
-use proxy_view::port_sums;
+use proxy_metrics::ServiceReading;
+use proxy_view::{PortSums, port_sums};
 
 /// The time between two points.
 const STEP: Duration = Duration::from_secs(10);
@@ -29,7 +32,7 @@ const COUNT_AGE: Duration = Duration::from_secs(5);
 
 /// A handle on the history, which the sampler writes and the servers read.
 #[derive(Clone, Debug, Default)]
-pub struct History(Arc<Mutex<Kept>>);
+pub struct History(Arc<Mutex<(Kept, Chosen)>>);
 
 /// The Service to answer for, as `NAMESPACE/NAME`; all without it.
 #[derive(Debug, Deserialize)]
@@ -38,7 +41,17 @@ pub(crate) struct Wanted {
 }
 
 impl History {
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    /// Returns an empty history, which tells the series of so many Services.
+    pub(crate) fn telling(service_metrics: usize) -> Self {
+        Self(Arc::new(Mutex::new((Kept::default(), Chosen::of(service_metrics)))))
+    }
+
+    /// Returns the readings of Services as of the last sample.
+    pub(crate) fn service_readings(&self) -> Vec<ServiceReading> {
+        self.lock().1.readings()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (Kept, Chosen)> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -50,7 +63,12 @@ pub(crate) async fn keep(agent: &AgentHandle) -> Infallible {
     loop {
         ticks.tick().await;
         match sample(agent).await {
-            Ok((at, traffic)) => agent.history.lock().take(at, time_of(at), traffic),
+            Ok((at, ports)) => {
+                let traffic = Traffic::of(&ports);
+                let (kept, chosen) = &mut *agent.history.lock();
+                chosen.take(ports, kept.last(), &traffic);
+                kept.take(at, time_of(at), traffic);
+            }
             // The step stays a gap.
             Err(error) => debug!(error = format!("{error:#}"), "no point of the history"),
         }
@@ -59,18 +77,18 @@ pub(crate) async fn keep(agent: &AgentHandle) -> Infallible {
 
 /// Answers with the history.
 pub(crate) async fn history(State(agent): State<AgentHandle>, Query(wanted): Query<Wanted>) -> Response {
-    let view = agent.history.lock().view(wanted.service.as_deref());
+    let view = agent.history.lock().0.view(wanted.service.as_deref());
     Json(view).into_response()
 }
 
-/// Returns the traffic of each Service since the programs were loaded, and the moment of the count.
-async fn sample(agent: &AgentHandle) -> Result<(Instant, Traffic)> {
+/// Returns the traffic of each Service port since the programs were loaded, and the moment of the count.
+async fn sample(agent: &AgentHandle) -> Result<(Instant, Vec<PortSums>)> {
     let (snapshot, flows) = agent.flows().await?;
     // Services that are listed later would seem to have had all their traffic since.
     ensure!(!snapshot.services.is_empty(), "no Service is listed yet");
     let sample = tokio::task::spawn_blocking(move || {
         let (at, counts) = flows.counts_since(COUNT_AGE).context("count the traffic")?;
-        Ok((at, Traffic::of(port_sums(&snapshot, &counts))))
+        Ok((at, port_sums(&snapshot, &counts)))
     });
     sample.await.context("take a point of the history")?
 }

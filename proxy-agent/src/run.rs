@@ -56,7 +56,7 @@ const QUEUE: usize = 4_096;
 pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Result<()> {
     let (health, source_health, metrics) = (Health::default(), Health::default(), Metrics::new());
     let liveness = Liveness::new(settings.sync_period, settings.mode);
-    let (agent_handle, queries) = AgentHandle::new();
+    let (agent_handle, queries) = AgentHandle::telling(settings.service_metrics);
     let (events, event_queue) = Events::new(&settings.node_name);
     let healths = [health.clone(), source_health.clone()];
     let watchers = Watchers::default();

@@ -39,6 +39,8 @@ pub struct Settings {
     pub bind_address_hard_fail: bool,
     /// True if the web page is served beside `/metrics`.
     pub ui: bool,
+    /// The number of Services with series of their own in `/metrics`.
+    pub service_metrics: usize,
     /// True if the kernel measures how often and how long the programs run.
     pub bpf_stats: bool,
     /// The period after which refused writes are tried again. A request that is not in force after twice the period

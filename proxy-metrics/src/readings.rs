@@ -11,6 +11,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use proxy_common::counter::{Event, Reason};
 
+use super::services::{self, ServiceReading};
 use proxy_core::ip_family::IpFamily;
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +32,8 @@ pub struct Readings {
     /// The number of service ports that allow only local endpoints, have some elsewhere and none here: under the
     /// internal policy, and under the external policy.
     pub no_local_endpoints: BTreeMap<IpFamily, [u64; 2]>,
+    /// The ports of Services that the operator asked for, as of the last sample.
+    pub services: Vec<ServiceReading>,
 }
 
 /// The kernel's statistics of a program, for the time in which they were turned on.
@@ -45,6 +48,7 @@ impl Collector for Readings {
         self.encode_packets(&mut encoder)?;
         self.encode_programs(&mut encoder)?;
         self.encode_maps(&mut encoder)?;
+        services::encode(&self.services, &mut encoder)?;
         let flows = self.flows.iter().map(|(family, flows)| ([("ip_family", family.name())], *flows));
         gauges(&mut encoder, "kpx_flows", "Flows that are open, as of the last sweep.", flows)?;
         let devices = self.devices.iter().map(|(role, devices)| ([("role", *role)], *devices));
@@ -98,7 +102,7 @@ impl Readings {
     }
 }
 
-fn counters<L, V>(
+pub(super) fn counters<L, V>(
     encoder: &mut DescriptorEncoder,
     name: &str,
     help: &str,

@@ -122,6 +122,22 @@ pub struct PortCounts {
 }
 
 impl PortCounts {
+    /// Returns what was counted since `before`. The open flows are those of now.
+    #[must_use]
+    pub const fn since(&self, before: &Self) -> Self {
+        Self {
+            flows_opened: self.flows_opened.saturating_sub(before.flows_opened),
+            flows: self.flows,
+            packets: self.packets.saturating_sub(before.packets),
+            bytes: self.bytes.saturating_sub(before.bytes),
+            packets_returned: self.packets_returned.saturating_sub(before.packets_returned),
+            bytes_returned: self.bytes_returned.saturating_sub(before.bytes_returned),
+            dropped: self.dropped.saturating_sub(before.dropped),
+            rejected: self.rejected.saturating_sub(before.rejected),
+            refused: self.refused.saturating_sub(before.refused),
+        }
+    }
+
     /// Adds the counts of another port.
     pub const fn add(&mut self, other: &Self) {
         self.flows_opened += other.flows_opened;

@@ -1,5 +1,6 @@
 //! The time until backends answer, and connections that fail: of real connections, from the programs' maps to the agent's answers.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use proxy_view::{ConnectView, HistoryView, ServiceView, socket};
 use testbed::agent::{Agent, DEADLINE, Service, kpx, wait_until};
 use testbed::echo::{Dial, Protocol};
+use testbed::exposition::{Sample, parse};
 use testbed::lab::{Family, Layout};
 use testbed::served_lab::ServedLab;
 
@@ -30,7 +32,7 @@ fn connect_times_and_failures_are_told_by_service_and_backend() -> Result<()> {
     ];
     services.iter().try_for_each(|service| base.put(service))?;
     base.lab.host("p1b").ns.nft(SLOW)?;
-    let agent = base.kpx(&[])?;
+    let agent = base.kpx(&["--service-metrics=2"])?;
     let client = base.lab.host("p1a");
     for (service, family) in services.iter().flat_map(|service| Family::ALL.map(|family| (service, family))) {
         let dial = Dial::new(Protocol::Tcp, service.frontend(family)).deadline(Duration::from_secs(5));
@@ -58,6 +60,18 @@ fn connect_times_and_failures_are_told_by_service_and_backend() -> Result<()> {
     ensure!(slow.connect_p99.iter().flatten().any(|secs| *secs > 0.5), "{slow:?}");
     ensure!(slow.retransmitted.iter().flatten().sum::<f64>() > 0.0, "{slow:?}");
     ensure!(of("closed").context("closed")?.failed.iter().flatten().sum::<f64>() > 0.0, "{history:?}");
+    // Two Services have series of their own, and the third is told as the sum of others.
+    let sum = |series: &[Sample], name: &str| -> f64 {
+        series.iter().filter(|sample| sample.name == name).map(|sample| sample.value).sum()
+    };
+    wait_until(DEADLINE, "the connections are in the metrics", || {
+        let series = service_series(&agent)?;
+        let named: BTreeSet<_> = series.iter().map(|sample| &sample.labels["service"]).collect();
+        let connects = sum(&series, "kpx_service_connect_duration_seconds_count");
+        let failures = sum(&series, "kpx_service_connect_failures_total");
+        Ok(named.len() == 3 && named.contains(&"other".to_owned()) && (connects, failures) == (4.0, 2.0))
+    })
+    .with_context(|| format!("{:?}", service_series(&agent)))?;
     agent.stop()
 }
 
@@ -75,12 +89,23 @@ fn connect(views: &[ServiceView], name: &str) -> Result<ConnectView> {
     Ok(port.connect)
 }
 
-/// Asks the agent as another program of the node would.
 fn history(agent: &Agent) -> Result<HistoryView> {
+    let body = ask(agent, "/history")?;
+    serde_json::from_str(&body).context(body)
+}
+
+fn service_series(agent: &Agent) -> Result<Vec<Sample>> {
+    let metrics = parse(&ask(agent, "/metrics")?)?;
+    let of_services = metrics.into_iter().filter(|(name, _)| name.starts_with("kpx_service_"));
+    Ok(of_services.flat_map(|(_, metric)| metric.samples).collect())
+}
+
+/// Asks the agent as another program of the node would.
+fn ask(agent: &Agent, path: &str) -> Result<String> {
     let mut stream = UnixStream::connect(socket(agent.run_dir()))?;
-    stream.write_all(b"GET /history HTTP/1.0\r\nhost: kpx\r\n\r\n")?;
+    write!(stream, "GET {path} HTTP/1.0\r\nhost: kpx\r\n\r\n")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let (_, body) = answer.split_once("\r\n\r\n").with_context(|| answer.clone())?;
-    serde_json::from_str(body).with_context(|| answer.clone())
+    Ok(body.to_owned())
 }

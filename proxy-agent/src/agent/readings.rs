@@ -36,6 +36,8 @@ impl Agent {
                 (IpFamily::V4, no_local_endpoints(&tables.v4)),
                 (IpFamily::V6, no_local_endpoints(&tables.v6)),
             ]),
+            // The servers add them: they are no part of the loop's state.
+            services: Vec::new(),
         })
     }
 

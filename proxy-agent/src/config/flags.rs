@@ -50,6 +50,8 @@ pub(super) enum Kind {
     /// A boolean in Go's notation: `--flag` or `--flag=false`.
     Switch,
     Integer,
+    /// An integer, or this one where the flag has no value.
+    IntegerOr(&'static str),
     Number,
     Text,
     File,

@@ -66,6 +66,8 @@ pub struct KpxConfiguration {
     /// Takes the data path away when the agent ends.
     pub cleanup_on_exit: bool,
     pub ui: bool,
+    /// The number of Services with series of their own in `/metrics`.
+    pub service_metrics: u32,
     /// Lets the kernel measure the programs.
     pub bpf_stats: bool,
 }
@@ -138,6 +140,7 @@ impl Default for KpxConfiguration {
             bpf_dir: BPF_DIR.to_owned(),
             cleanup_on_exit: false,
             ui: false,
+            service_metrics: 0,
             bpf_stats: false,
         }
     }

@@ -25,12 +25,21 @@ pub(super) struct Traffic(BTreeMap<ObjectName, Sums>);
 /// The counters of all ports of a Service.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sums {
-    counts: PortCounts,
-    connects: Connects,
+    pub(super) counts: PortCounts,
+    pub(super) connects: Connects,
 }
 
 impl Sums {
-    fn add(&mut self, other: &Self) {
+    pub(super) fn of(port: &PortSums) -> Self {
+        Self { counts: port.counts, connects: port.connects }
+    }
+
+    /// Returns what was counted since `before`.
+    pub(super) fn since(&self, before: &Self) -> Self {
+        Self { counts: self.counts.since(&before.counts), connects: self.connects.since(&before.connects) }
+    }
+
+    pub(super) fn add(&mut self, other: &Self) {
         self.counts.add(&other.counts);
         self.connects += other.connects;
     }
@@ -43,12 +52,12 @@ impl Sums {
 }
 
 impl Traffic {
-    pub(super) fn of(ports: Vec<PortSums>) -> Self {
+    pub(super) fn of(ports: &[PortSums]) -> Self {
         let mut services = BTreeMap::<_, Sums>::new();
         for port in ports {
-            let sums = Sums { counts: port.counts, connects: port.connects };
+            let sums = Sums::of(port);
             if !sums.is_empty() {
-                services.entry(port.service).or_default().add(&sums);
+                services.entry(port.service.clone()).or_default().add(&sums);
             }
         }
         Self(services)
@@ -132,6 +141,11 @@ pub(super) struct Kept {
 }
 
 impl Kept {
+    /// Returns the last sample.
+    pub(super) fn last(&self) -> Option<&Traffic> {
+        self.last.as_ref().map(|(_, _, traffic)| traffic)
+    }
+
     /// Takes a sample. The first one only gives the next one something to compare with.
     pub(super) fn take(&mut self, at: Instant, time: Timestamp, now: Traffic) {
         let Some((before_at, _, before)) = &self.last else {
@@ -208,6 +222,18 @@ impl Kept {
 }
 
 impl Traffic {
+    pub(super) fn names(&self) -> impl Iterator<Item = &ObjectName> {
+        self.0.keys()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&ObjectName, &Sums)> {
+        self.0.iter()
+    }
+
+    pub(super) fn get(&self, name: &ObjectName) -> Option<Sums> {
+        self.0.get(name).copied()
+    }
+
     fn sum(&self) -> Sums {
         self.0.values().fold(Sums::default(), |mut sum, sums| {
             sum.add(sums);
@@ -232,11 +258,11 @@ fn steps(passed: Duration) -> usize {
 fn series(track: &Track, points: usize) -> SeriesView {
     let gap = points.saturating_sub(track.0.len());
     let array = |value: fn(&Point) -> f32| {
-        let known = track.0.iter().map(|point| point.as_ref().map(|point| rounded(value(point))));
+        let known = track.0.iter().map(|point| point.as_ref().map(|point| rounded(value(point), 1e3)));
         std::iter::repeat_n(None, gap).chain(known).collect::<Vec<_>>()
     };
     let quantile = |value: fn(&Point) -> Option<f32>| {
-        let known = track.0.iter().map(|point| point.as_ref().and_then(value).map(|secs| rounded(secs * 1e3) / 1e3));
+        let known = track.0.iter().map(|point| point.as_ref().and_then(value).map(|secs| rounded(secs, 1e6)));
         std::iter::repeat_n(None, gap).chain(known).collect::<Vec<_>>()
     };
     SeriesView {
@@ -254,9 +280,9 @@ fn series(track: &Track, points: usize) -> SeriesView {
     }
 }
 
-/// Rounds to thousandths.
-fn rounded(value: f32) -> f64 {
-    (f64::from(value) * 1e3).round() / 1e3
+/// Rounds to a part of this size.
+fn rounded(value: f32, parts: f64) -> f64 {
+    (f64::from(value) * parts).round() / parts
 }
 
 #[cfg(test)]

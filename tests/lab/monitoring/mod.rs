@@ -20,7 +20,8 @@ const ASKED: [(&str, &str); 2] = [("127.0.0.1:10256", "/healthz"), ("127.0.0.1:1
 fn every_query_is_about_series_that_kpx_has() -> Result<()> {
     let lab = Lab::start(Layout::Routed)?;
     let cluster = Cluster::with_api_server(&lab)?;
-    let agent = Agent::start_with(&lab, &lab.n1, cluster.source(), &["--bpf-stats".to_owned()])?;
+    let agent =
+        Agent::start_with(&lab, &lab.n1, cluster.source(), &["--bpf-stats", "--service-metrics"].map(str::to_owned))?;
     for object in Service::new("web", 11, &["p1a", "p2a"], 8080).objects(&lab) {
         cluster.put(&object)?;
     }
@@ -28,9 +29,11 @@ fn every_query_is_about_series_that_kpx_has() -> Result<()> {
     for (address, path) in ASKED {
         get(ns, address, path)?;
     }
-    wait_until(DEADLINE, "a sync of what has changed, and a sweep", || {
+    wait_until(DEADLINE, "a sync of what has changed, a sweep, and a sample of Services", || {
         let metrics = scrape(ns)?;
-        Ok(["kubeproxy_sync_partial_proxy_rules_duration_seconds", "kpx_flows"].iter().all(|name| has(&metrics, name)))
+        let names =
+            ["kubeproxy_sync_partial_proxy_rules_duration_seconds", "kpx_flows", "kpx_service_connections_total"];
+        Ok(names.iter().all(|name| has(&metrics, name)))
     })?;
     let metrics = scrape(ns)?;
     let mut asked = BTreeSet::new();

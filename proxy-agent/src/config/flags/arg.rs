@@ -77,6 +77,7 @@ impl Flag {
             Kind::Switch | Kind::Version => {
                 arg.num_args(0..=1).require_equals(true).default_missing_value("true").hide_possible_values(true)
             }
+            Kind::IntegerOr(value) => arg.num_args(0..=1).require_equals(true).default_missing_value(value),
             _ => arg.num_args(1).allow_hyphen_values(matches!(self.kind, Kind::Integer | Kind::Number)),
         };
         // A repeated list is continued; any other repeated flag replaces the earlier value.
@@ -98,7 +99,7 @@ impl Kind {
     pub(super) fn value_name(self) -> &'static str {
         match self {
             Self::Switch => "BOOL",
-            Self::Integer => "N",
+            Self::Integer | Self::IntegerOr(_) => "N",
             Self::Number => "NUMBER",
             Self::Text => "TEXT",
             Self::File => "FILE",
@@ -134,7 +135,9 @@ impl Kind {
         let items = || text.split(',').map(str::trim).filter(|item| !item.is_empty());
         match self {
             Self::Switch => switch(text).map(Value::from),
-            Self::Integer => text.parse::<i64>().map(Value::from).map_err(|_| "must be an integer".to_owned()),
+            Self::Integer | Self::IntegerOr(_) => {
+                text.parse::<i64>().map(Value::from).map_err(|_| "must be an integer".to_owned())
+            }
             Self::Number => text.parse::<f64>().map(Value::from).map_err(|_| "must be a number".to_owned()),
             Self::List => Ok(items().map(Value::from).collect()),
             Self::Gates => {
