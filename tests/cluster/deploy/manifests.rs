@@ -95,7 +95,12 @@ fn manifests_name_their_image_with_its_registry() -> Result<()> {
     for folder in ["base", "way-back", "uninstall"] {
         let objects = kustomize(&deploy_dir().join("kubernetes").join(folder))?;
         let pod = objects.daemon_set.and_then(|set| set.spec?.template.spec).context("a pod's spec")?;
-        let images: Vec<_> = pod.containers.into_iter().filter_map(|container| container.image).collect();
+        let images: Vec<_> = pod
+            .containers
+            .into_iter()
+            .chain(pod.init_containers.into_iter().flatten())
+            .filter_map(|container| container.image)
+            .collect();
         assert!(images.contains(&format!("{IMAGE}:{}", env!("CARGO_PKG_VERSION"))), "{folder}: {images:?}");
         assert!(images.iter().all(|image| image.contains('/')), "{images:?}");
     }
