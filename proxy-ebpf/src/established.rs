@@ -1,21 +1,23 @@
 //! The fast path of established flows, and of packets of no flow. One look-up and one rewrite, in one function, and nothing
 //! copied that is not needed.
 //!
-//! The slow path would decide the same of these packets. It takes all others: packets that open, assure or end a flow,
+//! The slow path would decide the same of these packets. It takes all others: packets that open or reset a flow,
 //! fragments, options and SCTP. It takes headers that cannot be read at once, flows of the host's own, and the first
 //! packet of a flow in every second.
 
 use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
-use proxy_common::addr::{Addr, Port, Proto, SockAddr};
+use proxy_common::addr::{Addr, Addr4, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
 use proxy_common::flow::{
     Acked, EntryKind, Flow, FlowKey, Hook, Kind, Seen, Sender, Told, is_settled, is_stream, step,
 };
+use proxy_common::share::Register;
 
 use crate::flow::about_now_secs;
 use crate::maps::{self, Entry, Memory, Scratch};
-use crate::net::{self, Net};
+use crate::net::{self, At, Net};
+use crate::news::{self, Taken};
 use crate::outcome::Outcome;
 use crate::packet::{self, Packet};
 use crate::skb::{ETH_LEN, PacketMark, Skb};
@@ -92,10 +94,10 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
     }
     let key = FlowKey::new(hook, head.proto, head.src, head.dst);
     let Some(entry) = maps::live_flow(&key) else { return missed(skb, hook, &head, true, memory) };
-    translate(skb, (hook, mark), &head, (&key, &entry), memory)
+    translate(skb, (hook, mark), &head, (&key, &entry), memory, || is_forged(skb, hook, &head))
 }
 
-/// Translates a packet whose entry has been found. The result is as that of [`run`].
+/// Translates a packet whose entry has been found. The result is as that of [`run`]. `is_forged` is asked of a packet with news.
 #[inline(always)]
 pub fn translate<A: Net>(
     skb: Skb,
@@ -103,6 +105,7 @@ pub fn translate<A: Net>(
     head: &Head<A>,
     (key, entry): (&FlowKey<A>, &Entry<A>),
     memory: Memory,
+    is_forged: impl FnOnce() -> bool,
 ) -> Outcome {
     let Some(kind) = entry.read(|flow| flow.kind).known() else { return Outcome::NOT_ESTABLISHED };
     let (src, dst) = match kind {
@@ -115,14 +118,14 @@ pub fn translate<A: Net>(
         }
         EntryKind::Dnat | EntryKind::Snat | EntryKind::Undnat => return Outcome::NOT_ESTABLISHED,
     };
-    // The slow path takes a packet with news, and judges its source unless the only news is that it assures a stream. The
-    // stack is too small for that here.
+    // The slow path takes a packet with other news than these, and perhaps one of another flow.
     let is_news = match kind {
         EntryKind::Dnat => is_news_to_opener(entry, head),
-        EntryKind::Undnat => is_news_to_reply(entry, head, mark) || advances(entry, head),
+        EntryKind::Undnat => is_news_to_reply(entry, head) || advances(entry, head),
         EntryKind::Snat | EntryKind::Unsnat => false,
     };
-    if is_news {
+    let may_be_anothers = || kind == EntryKind::Undnat && may_be_anothers(entry, mark);
+    if is_news && (!news::may_be_taken(head) || is_forged()) || may_be_anothers() {
         return Outcome::NOT_ESTABLISHED;
     }
     let source_changes = hook == Hook::INGRESS && entry.read(Flow::is_snat_on_devices);
@@ -133,6 +136,9 @@ pub fn translate<A: Net>(
     }
     if matches!(kind, EntryKind::Dnat | EntryKind::Undnat) {
         if entry.read(|flow| flow.last_secs) != now_secs {
+            return Outcome::NOT_ESTABLISHED;
+        }
+        if is_news && !take_news(entry, head, kind == EntryKind::Dnat) {
             return Outcome::NOT_ESTABLISHED;
         }
         entry.count(skb.segments(), skb.len());
@@ -256,16 +262,52 @@ pub fn is_news_to_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
     !(head.is_plain() && is_settled(tx, rx, true)) && is_step() || may_have_moved()
 }
 
-/// Returns true if a packet from the backend changes more of its flow than counts, or perhaps is none of the flow's.
+/// Returns true if a packet from the backend changes more of its flow than counts.
 #[inline(always)]
-pub fn is_news_to_reply<A: Net>(entry: &Entry<A>, head: &Head<A>, mark: PacketMark) -> bool {
+pub fn is_news_to_reply<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
     let rx = entry.read(|flow| flow.rx);
     let is_step = || {
         let is_stream = is_stream(head.proto, entry.read(|flow| flow.passed.packets));
         step(Sender::Backend { rx, is_stream }, head.told()).is_news
     };
     !(head.is_plain() && is_settled(rx, Seen::NOTHING, head.proto == Proto::UDP)) && is_step()
-        || mark.is_unmarked_ingress(false) && entry.read(Flow::is_snat_on_devices)
+}
+
+/// Returns true if a packet from the backend perhaps is none of the flow's.
+#[inline(always)]
+fn may_be_anothers<A: Net>(entry: &Entry<A>, mark: PacketMark) -> bool {
+    mark.is_unmarked_ingress(false) && entry.read(Flow::is_snat_on_devices)
+}
+
+/// Returns true if a packet with news has a false sender, or if the slow path has to find out. Neither asks of a client's acknowledgement,
+/// whose number shows more.
+#[inline(always)]
+fn is_forged<A: Net>(skb: Skb, hook: Hook, head: &Head<A>) -> bool {
+    let (is_judged, came_in_by) = match hook {
+        // The stack is too small for that here.
+        Hook::INGRESS if A::IP_LEN > Addr4::IP_LEN => return !head.is_plain(),
+        Hook::INGRESS => (!head.is_plain(), At::Here),
+        _ => (skb.ingress_ifindex() != 0, At::Before),
+    };
+    let (src, dst) = (head.src(), head.dst());
+    is_judged && net::is_forged(skb, came_in_by, &src.addr, &dst.addr)
+}
+
+/// Brings a flow up to date with a packet's news. Returns false if that is for the slow path: the flow is as it was then.
+#[inline(always)]
+pub fn take_news<A: Net>(entry: &Entry<A>, head: &Head<A>, is_there: bool) -> bool {
+    let (seq, acked) = (u32::from_be(head.numbers.seq), u32::from_be(head.numbers.acked));
+    let told = head.told();
+    let Taken(change) =
+        if is_there { news::there(entry, told, seq, acked) } else { news::back(entry, told, seq, acked) };
+    // A share that is given back is never refused.
+    if Taken(change) == Taken::LEFT || change != 0 && !A::share(&entry.read(Flow::holder), Register(change)) {
+        return false;
+    }
+    if is_there {
+        entry.set_tx(news::after_there(entry.read(|flow| flow.tx), told));
+    }
+    true
 }
 
 /// Reads a transport header of ours that starts at `at`, and has `len` bytes with its payload: TCP's flags and

@@ -38,6 +38,7 @@ mod maps;
 mod minimal;
 mod monitor;
 mod net;
+mod news;
 mod open;
 mod opening;
 mod outcome;

@@ -51,7 +51,9 @@ pub use devices::{device, is_stacked, mac_of, mtu_of, place_of};
 pub use exits::{epoch, exit, keep_exit, opens_until};
 #[cfg(feature = "bench")]
 pub use flows::other_end;
-pub use flows::{Entry, Refused, claim_flow, flow, is_flow, live_flow, opener, remove_flow, undnat};
+pub use flows::{
+    Entry, Refused, claim_flow, flow, is_flow, live_flow, opener, opener_of, remove_flow, undnat, undnat_of,
+};
 pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
 pub use guests::{guest, remove_guest, set_guest};
 pub use half_open::{dequeue, enqueue, free_place, is_full, set_place};

@@ -138,6 +138,13 @@ fn may_leave<A: Net>(packet: &Packet<A>, route: &FibResult, is_far: bool) -> boo
     is_on_for_all() || route.is_for_openers(is_far)
 }
 
+/// Returns true if the short way may take further packets of a flow. It takes the end of a connection that was opened past the stack for
+/// one of a whole flow.
+#[inline(always)]
+fn may_be_quick<A: Net>(packet: &Packet<A>, flow: &Flow<A>, route: &FibResult) -> bool {
+    packet.proto != Proto::TCP || !flow.rx.has(Seen::WHOLE) || route.is_of_whole()
+}
+
 /// Delivers a packet that has come in, if its flow is one for it; `is_known` if `scratch.flow` has been found for it at
 /// this hook. None: it is left to the stack, as it was.
 #[inline(always)]
@@ -260,7 +267,8 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
         keep_judgement(flow, packet.proto, Judged::NONE);
         return Plan::Stack;
     }
-    keep_judgement(flow, packet.proto, Judged::new(skb.ifindex(), route.keep(&flow.backend.addr), term));
+    let judged = Judged::new(skb.ifindex(), route.keep(&flow.backend.addr), term);
+    keep_judgement(flow, packet.proto, if may_be_quick(packet, flow, route) { judged } else { Judged::NONE });
     if !flow.tx.has(Seen::DIRECT) {
         note_direct(flow, packet.proto, true);
     }
@@ -341,6 +349,7 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan
         return Plan::Stack;
     }
     let judged = Judged::new(skb.ifindex(), route.keep(&other.client.addr), term);
+    let judged = if may_be_quick(packet, other, route) { judged } else { Judged::NONE };
     if other.judged() != judged && entry.is_at(&key) {
         entry.set_judged(judged);
     }

@@ -83,6 +83,18 @@ pub fn undnat<A: Net>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {
     A::MAPS.flows.find(&flow.undnat_key(proto))
 }
 
+/// The opener's entry of the TCP flow that a live entry belongs to.
+#[inline(always)]
+pub fn opener_of<A: Net>(entry: &Entry<A>) -> Option<Entry<A>> {
+    A::MAPS.flows.find(&entry.read(|flow| flow.opener_key(Proto::TCP)))
+}
+
+/// The reply's entry of the TCP flow that a live entry belongs to: see [`undnat`].
+#[inline(always)]
+pub fn undnat_of<A: Net>(entry: &Entry<A>) -> Option<Entry<A>> {
+    A::MAPS.flows.find(&entry.read(|flow| flow.undnat_key(Proto::TCP)))
+}
+
 impl<A: Net> Entry<A> {
     /// Returns true if this still is the entry at `key`.
     #[inline(always)]

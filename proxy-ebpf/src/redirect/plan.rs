@@ -9,7 +9,7 @@ pub struct Becomes<A: Addr> {
     pub dst: SockAddr<A>,
     /// The client is behind an uplink, unless this is 0.
     pub is_far: u32,
-    /// The number of the [`Plan`].
+    /// The number of the [`Plan`]. On the short way, not 0 if the packet has news.
     pub plan: u32,
 }
 

@@ -14,7 +14,7 @@ use crate::established::{self, Head};
 use crate::maps::{self, Entry, Memory, Scratch};
 use crate::outcome::Outcome;
 use crate::skb::{PacketMark, Skb};
-use crate::{flow, tcp};
+use crate::{flow, news, tcp};
 
 /// Returns [`Outcome::NOT_ESTABLISHED`] if the packet is as it was, and has to take the long way.
 #[inline(always)]
@@ -22,30 +22,41 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
     let mark = skb.packet_mark();
     let Some(head) = &established::head::<A>(skb, Hook::INGRESS, mark) else { return Outcome::NOT_ESTABLISHED };
     let begins_or_ends = head.proto == Proto::TCP && head.flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
-    if begins_or_ends && (tcp::opens(head.flags) || may_end_past_stack()) {
+    let ends_past_stack = begins_or_ends && may_end_past_stack();
+    let is_end = head.flags & (tcp::SYN | tcp::FIN | tcp::RST) == tcp::FIN;
+    if begins_or_ends && (tcp::opens(head.flags) || ends_past_stack && !is_end) {
         return Outcome::NOT_ESTABLISHED;
     }
     let mut key = FlowKey::new(Hook::INGRESS, head.proto, head.src, head.dst);
-    let (entry, is_there) = match find_entry(skb, head, &mut key, begins_or_ends) {
+    let (entry, is_there) = match find_entry(skb, head, &mut key, begins_or_ends && !ends_past_stack) {
         Found::There(entry) => (entry, true),
         Found::Back(entry) => (entry, false),
         Found::Unknown => return Outcome::NOT_ESTABLISHED,
+        _ if ends_past_stack => return Outcome::NOT_ESTABLISHED,
         found => {
             let may_answer = matches!(found, Found::Left);
             return established::missed(skb, Hook::INGRESS, head, may_answer, memory);
         }
     };
-    if begins_or_ends {
+    if begins_or_ends && !(ends_past_stack && is_whole_connection(head, &entry)) {
         return Outcome::NOT_ESTABLISHED;
     }
     if is_there && is_of_stack(skb, head, &entry) {
-        return established::translate(skb, (Hook::INGRESS, mark), head, (&key, &entry), memory);
+        // Of a connection that the stack sees, no end comes here.
+        return established::translate(skb, (Hook::INGRESS, mark), head, (&key, &entry), memory, || false);
     }
     let is_fast = if is_there { goes_there(head, &entry) } else { goes_back(head, &entry) };
-    let exit = if is_fast { judged_exit(skb, &entry) } else { None };
+    let is_news = if is_there {
+        established::is_news_to_opener(&entry, head)
+    } else {
+        established::is_news_to_reply(&entry, head) || established::advances(&entry, head)
+    };
+    let may_be_taken = || is_whole_connection(head, &entry) && news::may_be_taken(head);
+    let exit = if is_fast && (!is_news || may_be_taken()) { judged_exit(skb, &entry) } else { None };
     let (Some(exit), Some((scratch, _))) = (exit, memory.lend().scratch::<A>()) else {
         return Outcome::NOT_ESTABLISHED;
     };
+    scratch.becomes.plan = is_news.into();
     if is_there {
         there(&entry, exit, scratch);
     } else {
@@ -142,6 +153,9 @@ fn leave_for<A: Forward>(
     if is_there && !route.to_peer {
         becomes.src.addr = head.src.addr;
     }
+    if maps::again(&becomes.plan) != 0 && !established::take_news(entry, head, is_there) {
+        return Outcome::NOT_ESTABLISHED;
+    }
     // The hook of another device gives a packet from the backend the frontend's address.
     if is_there || route.to_peer {
         if let Err(reason) = translate(skb, head, &becomes.src, &becomes.dst, entry) {
@@ -162,9 +176,8 @@ fn goes_there<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
     let (tx, rx) = (entry.read(|flow| flow.tx), entry.read(|flow| flow.rx));
     tx.has(Seen::DIRECT)
         && rx.has(Seen::DIRECT)
-        && State::of(tx, rx) == State::Established
+        && (State::of(tx, rx) == State::Established || is_whole_connection(head, entry))
         && entry.read(|flow| flow.kind) == Kind::DNAT
-        && !established::is_news_to_opener(entry, head)
 }
 
 /// Returns true if the short way may take a packet from the backend.
@@ -174,11 +187,15 @@ fn goes_back<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
     tx.has(Seen::DIRECT)
         && rx.has(Seen::DIRECT)
         && rx.has(Seen::PACKET)
-        && !rx.has(END)
+        && (!rx.has(END) || is_whole_connection(head, entry))
         && entry.read(|flow| flow.kind) == Kind::UNDNAT
         && !entry.read(|flow| flow.has(Flow::<A>::HOST) || flow.is_snat())
-        && !established::is_news_to_reply(entry, head, PacketMark::NONE)
-        && !established::advances(entry, head)
+}
+
+/// Returns true if no packet of a connection meets the stack, an end of it neither.
+#[inline(always)]
+fn is_whole_connection<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
+    head.proto == Proto::TCP && entry.read(|flow| flow.rx.has(Seen::WHOLE))
 }
 
 /// Reads what a packet to the backend becomes.

@@ -1,0 +1,112 @@
+//! The news that TCP's packets have for an established flow, on the short ways: the client's first acknowledgement of an answer, the
+//! backend's first one that goes further, and a FIN of either.
+//!
+//! `flow.rs` does the same with these packets, and more with all others.
+
+use proxy_common::addr::{Addr, Proto};
+use proxy_common::flow::{Acked, Flow, Proof, Seen, Told, is_recent};
+
+use crate::established::Head;
+use crate::maps::{self, Entry};
+use crate::net::Net;
+use crate::tcp;
+
+/// Returns true if [`there`] or [`back`] may take the packet's news.
+#[inline(always)]
+pub fn may_be_taken<A: Addr>(head: &Head<A>) -> bool {
+    head.proto == Proto::TCP && head.flags & (tcp::SYN | tcp::RST | tcp::ACK) == tcp::ACK
+}
+
+/// The result of a look at a packet's news, in a register: by how many entries its flow's share changes, or that the slow path has to
+/// look.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Taken(pub u32);
+
+impl Taken {
+    /// The flow is as it was.
+    pub const LEFT: Self = Self(1 << 31);
+}
+
+/// Looks at a packet towards the backend. Its step is left to the caller, because the client may have used up its share.
+#[inline(never)]
+pub fn there<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32) -> Taken {
+    let (tx, rx) = entry.read(|flow| (flow.tx, flow.rx));
+    let is_of_numbers = entry.read(|flow| flow.has(Flow::<A>::NUMBERED));
+    if !is_of_numbers || tx.with(rx).has(Seen::RST) || !rx.has(Seen::PACKET) {
+        return Taken::LEFT;
+    }
+    if tx.has(Seen::ASSURED) {
+        if told.ends(tx) && !is_likely_end(entry, seq) {
+            return Taken::LEFT;
+        }
+    } else {
+        // The slow path asks for the service of a client from afar that has shown itself.
+        let is_shown = Proof(entry.read(|flow| flow.generation)).is_met(Acked(acked));
+        if !is_shown || told.is_goodbye() || entry.read(Flow::is_far) {
+            return Taken::LEFT;
+        }
+    }
+    change(entry, (tx, rx), (after_there(tx, told), rx))
+}
+
+/// Returns what the client has shown with a packet whose news [`there`] has looked at.
+#[inline(always)]
+pub fn after_there(tx: Seen, told: Told) -> Seen {
+    tx.with(told.seen()).with(Seen::ASSURED)
+}
+
+/// Applies the step of a packet from the backend.
+#[inline(never)]
+pub fn back<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32) -> Taken {
+    let (rx, of_client) = entry.read(|flow| (flow.rx, flow.generation));
+    let is_of_numbers = entry.read(|flow| flow.has(Flow::<A>::NUMBERED));
+    let Some(opener) = maps::opener_of(entry) else { return Taken::LEFT };
+    let (tx, before) = opener.read(|flow| (flow.tx, flow.rx));
+    let is_dialled = tx.has(Seen::DIALLED.with(Seen::REDIALLED));
+    if !is_of_numbers || tx.with(before).with(rx).has(Seen::RST) || is_dialled {
+        return Taken::LEFT;
+    }
+    if told.ends(rx) && tx.has(Seen::ASSURED) {
+        let is_recent = is_recent(opener.read(|flow| flow.idle_secs(now_secs(entry))));
+        if !Acked(opener.read(|flow| flow.generation)).permits_end(seq, is_recent) {
+            return Taken::LEFT;
+        }
+    }
+    let advanced = if acked == of_client { Seen::NOTHING } else { Seen::ADVANCED };
+    let seen = rx.with(told.seen()).with(advanced);
+    let change = change(&opener, (tx, before), (tx, seen));
+    if change != Taken::LEFT {
+        entry.set_rx(seen);
+        opener.set_rx(seen);
+        opener.set_last_secs(now_secs(entry));
+    }
+    change
+}
+
+/// Returns the present second: an entry has it whose packets take the short ways.
+#[inline(always)]
+fn now_secs<A: Net>(entry: &Entry<A>) -> u32 {
+    entry.read(|flow| flow.last_secs)
+}
+
+/// Returns true if a FIN of the client has a number that the backend expects.
+#[inline(always)]
+fn is_likely_end<A: Net>(entry: &Entry<A>, seq: u32) -> bool {
+    let Some(undnat) = maps::undnat_of(entry) else { return false };
+    let now_secs = now_secs(entry);
+    let advances = |flow: &Flow<A>| flow.rx.has(Seen::ADVANCED) && is_recent(flow.idle_secs(now_secs));
+    Acked(undnat.read(|flow| flow.generation)).permits_end(seq, undnat.read(advances))
+}
+
+/// Returns by how much a flow's share changes with a step.
+#[inline(always)]
+fn change<A: Net>(opener: &Entry<A>, before: (Seen, Seen), after: (Seen, Seen)) -> Taken {
+    let ends = Seen::is_over(after.0, after.1) & !Seen::is_over(before.0, before.1);
+    // The slow path counts the backend's connections.
+    if ends & opener.read(Flow::counted) != 0 {
+        return Taken::LEFT;
+    }
+    let difference = Seen::goes_on(after.0, after.1).wrapping_sub(Seen::goes_on(before.0, before.1));
+    Taken(opener.read(|flow| flow.countable_entries(Proto::TCP)).wrapping_mul(difference))
+}
