@@ -8,12 +8,13 @@ use aya_ebpf::bindings::{
     bpf_redir_neigh,
 };
 use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh};
-use proxy_common::addr::{Addr4, Addr6, Port, Proto};
+use proxy_common::addr::{Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Device;
 use proxy_common::flow::{AnyKey, FlowKey};
 
 use super::{Delivery, Known};
+use crate::established::Head;
 use crate::maps;
 use crate::net::{self, Net};
 use crate::setting::FAST_PATH;
@@ -114,6 +115,10 @@ pub trait Forward: Net {
 
     /// One hop less.
     fn spend_hop(skb: Skb) -> Result<(), Reason>;
+    /// Gives a packet with the usual headers other addresses and ports, and one hop less.
+    fn forward(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason>;
+    /// Returns true if a packet with the usual headers may go on to another host.
+    fn may_go_on(skb: Skb, head: &Head<Self>) -> bool;
     fn any_key(key: &FlowKey<Self>) -> AnyKey;
 
     /// Calls [`super::deliver`].
@@ -126,12 +131,21 @@ pub trait Forward: Net {
 
 /// Finds the way of a packet that goes from `src` to `dst`, as [`FibResult::ask`] has prepared it. Its IP header is the
 /// usual one. False if it is a packet for the stack.
-#[inline(never)]
+#[inline(always)]
 pub fn find<A: Forward>(skb: Skb, proto: Proto, route: &mut FibResult, src: &A, dst: &A) -> bool {
-    let (Ok(hops), Some(len)) = (skb.load::<u8>(A::HOPS_OFFSET), longest::<A>(skb, proto)) else { return false };
-    if hops <= 1 {
-        return false;
-    }
+    may_go_on::<A>(skb) && find_on(skb, proto, route, src, dst)
+}
+
+/// Returns true if a packet has a hop left for another host.
+#[inline(always)]
+fn may_go_on<A: Forward>(skb: Skb) -> bool {
+    skb.load::<u8>(A::HOPS_OFFSET).is_ok_and(|hops| hops > 1)
+}
+
+/// Does what [`find`] says for a packet that may go on.
+#[inline(never)]
+pub fn find_on<A: Forward>(skb: Skb, proto: Proto, route: &mut FibResult, src: &A, dst: &A) -> bool {
+    let Some(len) = longest::<A>(skb, proto) else { return false };
     if route.recall(len, dst) {
         return true;
     }
@@ -180,9 +194,15 @@ fn longest<A: Net>(skb: Skb, proto: Proto) -> Option<u16> {
 }
 
 /// Sends a packet, rewritten, on the way that was found for it.
-#[inline(never)]
+#[inline(always)]
 pub fn leave<A: Forward>(skb: Skb, route: &mut FibResult) -> Result<Action, Reason> {
     A::spend_hop(skb)?;
+    send(skb, route)
+}
+
+/// Does the same with a packet that has spent its hop.
+#[inline(never)]
+pub fn send(skb: Skb, route: &mut FibResult) -> Result<Action, Reason> {
     let ifindex = route.fib.ifindex;
     if route.to_peer {
         // For a bridge, a capture, a virtual machine in the pod: its stack itself takes any.
@@ -204,6 +224,14 @@ pub fn is_built_in() -> bool {
     FAST_PATH.get() != 0
 }
 
+/// Returns the checksum of an IPv4 header whose hop limit has become one less (RFC 1624).
+#[inline(always)]
+fn behind_hop(check: [u8; 2]) -> [u8; 2] {
+    let sum = u32::from(u16::from_be_bytes(check)) + 0x0100;
+    // One's complement has two zeros: this is a header's.
+    ((sum + u32::from(sum >= 0xffff)) as u16).to_be_bytes()
+}
+
 impl Forward for Addr4 {
     const HOPS_OFFSET: u32 = ETH_LEN + 8;
 
@@ -211,10 +239,22 @@ impl Forward for Addr4 {
     #[inline(always)]
     fn spend_hop(skb: Skb) -> Result<(), Reason> {
         let [hops, proto, check @ ..] = skb.load::<[u8; 4]>(Self::HOPS_OFFSET)?;
-        let sum = u32::from(u16::from_be_bytes(check)) + 0x0100;
-        // One's complement has two zeros: this is a header's.
-        let check = ((sum + u32::from(sum >= 0xffff)) as u16).to_be_bytes();
+        let check = behind_hop(check);
         skb.store(Self::HOPS_OFFSET, &[hops - 1, proto, check[0], check[1]], 0)
+    }
+
+    /// The rewritten header makes up for the hop as well.
+    #[inline(always)]
+    fn forward(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason> {
+        let [hops, proto, check @ ..] = head.check.to_ne_bytes();
+        let [high, low] = behind_hop(check);
+        let check = u32::from_ne_bytes([hops - 1, proto, high, low]);
+        Self::rewrite(skb, &Head { check, ..*head }, src, dst)
+    }
+
+    #[inline(always)]
+    fn may_go_on(_: Skb, head: &Head<Self>) -> bool {
+        head.check.to_ne_bytes()[0] > 1
     }
 
     #[inline(always)]
@@ -248,6 +288,17 @@ impl Forward for Addr6 {
         let mut word: [u8; 4] = skb.load(WORD)?;
         word[3] -= 1;
         skb.store(WORD, &word, BPF_F_RECOMPUTE_CSUM)
+    }
+
+    #[inline(always)]
+    fn forward(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason> {
+        Self::rewrite(skb, head, src, dst)?;
+        Self::spend_hop(skb)
+    }
+
+    #[inline(always)]
+    fn may_go_on(skb: Skb, _: &Head<Self>) -> bool {
+        may_go_on::<Self>(skb)
     }
 
     #[inline(always)]

@@ -8,7 +8,7 @@ use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
 use proxy_common::flow::{Flow, FlowKey, Hook, Judged, Kind, Seen, State, Term};
 
-use super::fib::{find, leave};
+use super::fib::{find_on, send};
 use super::{END, Forward, is_on_for_all, opens_flows, tolerated};
 use crate::established::{self, Head};
 use crate::maps::{self, Entry, Memory, Scratch};
@@ -134,7 +134,7 @@ fn leave_for<A: Forward>(
 ) -> Outcome {
     let Scratch { packet, route, becomes, .. } = scratch;
     // The route is asked for between the hooks, where the client has its own address.
-    if !find(skb, head.proto, route, &head.src.addr, &becomes.dst.addr) {
+    if !A::may_go_on(skb, head) || !find_on(skb, head.proto, route, &head.src.addr, &becomes.dst.addr) {
         return Outcome::NOT_ESTABLISHED;
     }
     // As `super::may_take`: the long way has judged the flow in this second. The client of a whole one is a pod.
@@ -163,11 +163,13 @@ fn leave_for<A: Forward>(
             return Outcome::new(Err(reason));
         }
         maps::count(if is_there { Event::Forwarded } else { Event::Returned });
+    } else if let Err(reason) = A::spend_hop(skb) {
+        return Outcome::new(Err(reason));
     }
     if is_there && !route.to_peer {
         skb.set_packet_mark(PacketMark::forward(entry.read(Flow::is_snat_on_devices), false));
     }
-    Outcome::new(leave::<A>(skb, route))
+    Outcome::new(send(skb, route))
 }
 
 /// Returns true if the short way may take a packet to the backend.
@@ -241,7 +243,7 @@ fn is_of_stack<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>) -> bool {
     !notes && !is_first_of_second() && (judged == Judged::NONE || !is_judged())
 }
 
-/// Gives a packet other addresses and ports, and brings its flow up to date with it.
+/// Gives a packet other addresses and ports and one hop less, and brings its flow up to date with it.
 #[inline(always)]
 fn translate<A: Forward>(
     skb: Skb,
@@ -250,7 +252,7 @@ fn translate<A: Forward>(
     dst: &SockAddr<A>,
     entry: &Entry<A>,
 ) -> Result<(), Reason> {
-    A::rewrite(skb, head, src, dst)?;
+    A::forward(skb, head, src, dst)?;
     entry.count(skb.segments(), skb.len());
     established::note_acked(entry, head);
     Ok(())
