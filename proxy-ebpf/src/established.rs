@@ -6,23 +6,21 @@
 //! packet of a flow in every second.
 
 use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
-use proxy_common::addr::{Addr, Addr4, Port, Proto, SockAddr};
+use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
 use proxy_common::flow::{
     Acked, EntryKind, Flow, FlowKey, Hook, Kind, Seen, Sender, Told, is_settled, is_stream, step,
 };
-use proxy_common::share::Register;
 
 use crate::flow::about_now_secs;
 use crate::maps::{self, Entry, Memory, Scratch};
 use crate::net::{self, At, Net};
-use crate::news::{self, Taken};
 use crate::outcome::Outcome;
 use crate::packet::{self, Packet};
 use crate::skb::{ETH_LEN, PacketMark, Skb};
 use crate::tcp::{self, Numbers, TcpHeader, TcpStart};
-use crate::{Action, guest, lookup};
+use crate::{Action, guest, lookup, news};
 
 /// A packet's headers, if they are the usual ones: TCP or UDP right behind an IP header without options.
 #[derive(Clone, Copy)]
@@ -279,13 +277,13 @@ fn may_be_anothers<A: Net>(entry: &Entry<A>, mark: PacketMark) -> bool {
     mark.is_unmarked_ingress(false) && entry.read(Flow::is_snat_on_devices)
 }
 
-/// Returns true if a packet with news has a false sender, or if the slow path has to find out. Neither asks of a client's acknowledgement,
-/// whose number shows more.
+/// Returns true if a packet with news has a false sender. As the slow path does, it does not ask of a client's acknowledgement, whose
+/// number shows more.
 #[inline(always)]
-fn is_forged<A: Net>(skb: Skb, hook: Hook, head: &Head<A>) -> bool {
+pub fn is_forged<A: Net>(skb: Skb, hook: Hook, head: &Head<A>) -> bool {
     let (is_judged, came_in_by) = match hook {
-        // The stack is too small for that here.
-        Hook::INGRESS if A::IP_LEN > Addr4::IP_LEN => return !head.is_plain(),
+        // The slow path has to find out.
+        Hook::INGRESS if !A::SHORT_WAYS_JUDGE => return !head.is_plain(),
         Hook::INGRESS => (!head.is_plain(), At::Here),
         _ => (skb.ingress_ifindex() != 0, At::Before),
     };
@@ -297,17 +295,7 @@ fn is_forged<A: Net>(skb: Skb, hook: Hook, head: &Head<A>) -> bool {
 #[inline(always)]
 pub fn take_news<A: Net>(entry: &Entry<A>, head: &Head<A>, is_there: bool) -> bool {
     let (seq, acked) = (u32::from_be(head.numbers.seq), u32::from_be(head.numbers.acked));
-    let told = head.told();
-    let Taken(change) =
-        if is_there { news::there(entry, told, seq, acked) } else { news::back(entry, told, seq, acked) };
-    // A share that is given back is never refused.
-    if Taken(change) == Taken::LEFT || change != 0 && !A::share(&entry.read(Flow::holder), Register(change)) {
-        return false;
-    }
-    if is_there {
-        entry.set_tx(news::after_there(entry.read(|flow| flow.tx), told));
-    }
-    true
+    news::take(entry, head.told(), seq, acked, is_there)
 }
 
 /// Reads a transport header of ours that starts at `at`, and has `len` bytes with its payload: TCP's flags and

@@ -75,6 +75,7 @@ impl Net for Addr6 {
     const STRICT: u32 = 0;
     const ICMP_HAS_PSEUDO: bool = true;
     const SHOWS_TCP: bool = false;
+    const SHORT_WAYS_JUDGE: bool = false;
     type IpHeader = Ipv6Header;
     type Quote = [u32; 12];
     type SctpQuote = [u32; 15];

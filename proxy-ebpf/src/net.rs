@@ -46,6 +46,8 @@ pub trait Net: Addr + Maps {
     const STRICT: u32;
     /// The hooks find TCP in all packets in which conntrack finds it: none hides behind extension headers.
     const SHOWS_TCP: bool;
+    /// True if the short ways of ingress hooks have stack enough to ask for a packet's sender.
+    const SHORT_WAYS_JUDGE: bool;
     /// An IP header, in words.
     type IpHeader: Copy;
     /// The part of a packet that an ICMP error quotes: its IP header and 8 bytes, in words.

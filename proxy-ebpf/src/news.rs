@@ -5,6 +5,7 @@
 
 use proxy_common::addr::{Addr, Proto};
 use proxy_common::flow::{Acked, Flow, Proof, Seen, Told, is_recent};
+use proxy_common::share::Register;
 
 use crate::established::Head;
 use crate::maps::{self, Entry};
@@ -17,20 +18,34 @@ pub fn may_be_taken<A: Addr>(head: &Head<A>) -> bool {
     head.proto == Proto::TCP && head.flags & (tcp::SYN | tcp::RST | tcp::ACK) == tcp::ACK
 }
 
+/// Brings a flow up to date with a packet's news. Returns false if that is for the slow path: the flow is as it was then.
+#[inline(never)]
+pub fn take<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32, is_there: bool) -> bool {
+    let Taken(change) = if is_there { there(entry, told, seq, acked) } else { back(entry, told, seq, acked) };
+    // A share that is given back is never refused.
+    if Taken(change) == Taken::LEFT || change != 0 && !A::share(&entry.read(Flow::holder), Register(change)) {
+        return false;
+    }
+    if is_there {
+        entry.set_tx(after_there(entry.read(|flow| flow.tx), told));
+    }
+    true
+}
+
 /// The result of a look at a packet's news, in a register: by how many entries its flow's share changes, or that the slow path has to
 /// look.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
-pub struct Taken(pub u32);
+struct Taken(u32);
 
 impl Taken {
     /// The flow is as it was.
-    pub const LEFT: Self = Self(1 << 31);
+    const LEFT: Self = Self(1 << 31);
 }
 
 /// Looks at a packet towards the backend. Its step is left to the caller, because the client may have used up its share.
 #[inline(never)]
-pub fn there<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32) -> Taken {
+fn there<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32) -> Taken {
     let (tx, rx) = entry.read(|flow| (flow.tx, flow.rx));
     let is_of_numbers = entry.read(|flow| flow.has(Flow::<A>::NUMBERED));
     if !is_of_numbers || tx.with(rx).has(Seen::RST) || !rx.has(Seen::PACKET) {
@@ -52,13 +67,13 @@ pub fn there<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32) -> Take
 
 /// Returns what the client has shown with a packet whose news [`there`] has looked at.
 #[inline(always)]
-pub fn after_there(tx: Seen, told: Told) -> Seen {
+fn after_there(tx: Seen, told: Told) -> Seen {
     tx.with(told.seen()).with(Seen::ASSURED)
 }
 
 /// Applies the step of a packet from the backend.
 #[inline(never)]
-pub fn back<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32) -> Taken {
+fn back<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32) -> Taken {
     let (rx, of_client) = entry.read(|flow| (flow.rx, flow.generation));
     let is_of_numbers = entry.read(|flow| flow.has(Flow::<A>::NUMBERED));
     let Some(opener) = maps::opener_of(entry) else { return Taken::LEFT };

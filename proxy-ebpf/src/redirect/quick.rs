@@ -6,12 +6,13 @@
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
-use proxy_common::flow::{Flow, FlowKey, Hook, Judged, Kind, Seen, State, Term};
+use proxy_common::flow::{Flow, FlowKey, Hook, Judged, Kind, Seen, Term};
 
 use super::fib::{find_on, send};
 use super::{END, Forward, is_on_for_all, opens_flows, tolerated};
 use crate::established::{self, Head};
 use crate::maps::{self, Entry, Memory, Scratch};
+use crate::net::{At, is_forged};
 use crate::outcome::Outcome;
 use crate::skb::{PacketMark, Skb};
 use crate::{flow, news, tcp};
@@ -38,21 +39,22 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
             return established::missed(skb, Hook::INGRESS, head, may_answer, memory);
         }
     };
-    if begins_or_ends && !(ends_past_stack && is_whole_connection(head, &entry)) {
+    let is_whole = head.proto == Proto::TCP && entry.read(|flow| flow.rx.has(Seen::WHOLE));
+    if begins_or_ends && !is_whole && !(is_there && is_end && is_left_alone(&entry)) {
         return Outcome::NOT_ESTABLISHED;
     }
-    if is_there && is_of_stack(skb, head, &entry) {
-        // Of a connection that the stack sees, no end comes here.
-        return established::translate(skb, (Hook::INGRESS, mark), head, (&key, &entry), memory, || false);
+    if is_there && !is_whole && (begins_or_ends || is_of_stack(skb, head, &entry)) {
+        let is_forged = || established::is_forged(skb, Hook::INGRESS, head);
+        return established::translate(skb, (Hook::INGRESS, mark), head, (&key, &entry), memory, is_forged);
     }
-    let is_fast = if is_there { goes_there(head, &entry) } else { goes_back(head, &entry) };
+    let is_fast = if is_there { goes_there(&entry, is_whole) } else { goes_back(&entry, is_whole) };
     let is_news = if is_there {
         established::is_news_to_opener(&entry, head)
     } else {
         established::is_news_to_reply(&entry, head) || established::advances(&entry, head)
     };
-    let may_be_taken = || is_whole_connection(head, &entry) && news::may_be_taken(head);
-    let exit = if is_fast && (!is_news || may_be_taken()) { judged_exit(skb, &entry) } else { None };
+    let may_go = is_fast && (!is_news || is_whole && news::may_be_taken(head));
+    let exit = if may_go { judged_exit(skb, &entry) } else { None };
     let (Some(exit), Some((scratch, _))) = (exit, memory.lend().scratch::<A>()) else {
         return Outcome::NOT_ESTABLISHED;
     };
@@ -96,10 +98,13 @@ fn find_entry<A: Forward>(skb: Skb, head: &Head<A>, key: &mut FlowKey<A>, begins
         begins_or_ends && maps::is_flow(&of_client)
     };
     match reply {
-        Some(entry) => {
-            let is_left = if begins_or_ends { is_end_of_stack(&entry) } else { is_of_stack(skb, head, &entry) };
-            if is_left && !may_end_another() { Found::Left } else { Found::Back(entry) }
+        Some(entry) if begins_or_ends && entry.read(|flow| !flow.rx.has(Seen::WHOLE)) => {
+            let is_noted = || entry.read(|flow| flow.rx.has(Seen::DIRECT)) || notes(skb, head, &entry, key);
+            let is_left = is_end_of_stack(&entry) && !may_end_another() && is_noted();
+            if is_left { Found::Left } else { Found::Unknown }
         }
+        Some(entry) if !begins_or_ends && is_of_stack(skb, head, &entry) => Found::Left,
+        Some(entry) => Found::Back(entry),
         None if may_end_another() => Found::Unknown,
         None => Found::Nothing,
     }
@@ -114,13 +119,25 @@ fn may_end_past_stack() -> bool {
 /// Returns true if the stack alone cares for the end of a flow: the long way would leave its reply's entry as it is.
 #[inline(always)]
 fn is_end_of_stack<A: Forward>(entry: &Entry<A>) -> bool {
-    entry.read(|flow| {
-        !flow.rx.has(Seen::WHOLE)
-            && flow.rx.has(Seen::DIRECT)
-            && !flow.tx.has(Seen::LIBERAL)
-            && flow.kind == Kind::UNDNAT
-            && flow.judged() == Judged::NONE
-    })
+    entry.read(|flow| !flow.tx.has(Seen::LIBERAL) && flow.kind == Kind::UNDNAT && flow.judged() == Judged::NONE)
+}
+
+/// Notes where the backend's first answer has come in, as the long way would.
+#[inline(always)]
+fn notes<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>, key: &FlowKey<A>) -> bool {
+    let is_plain_flow = !entry.read(|flow| flow.has(Flow::<A>::HOST) || flow.is_snat());
+    let rx = entry.read(|flow| flow.rx);
+    let (src, dst) = (head.src(), head.dst());
+    let may_note = A::SHORT_WAYS_JUDGE
+        && is_plain_flow
+        && skb.is_ours()
+        && !skb.is_tagged()
+        && !is_forged(skb, At::Here, &src.addr, &dst.addr)
+        && entry.is_at(key);
+    if may_note {
+        entry.set_rx(rx.with(Seen::DIRECT));
+    }
+    may_note
 }
 
 /// Sends a packet on its way, from and to the addresses in `scratch.becomes`.
@@ -172,32 +189,30 @@ fn leave_for<A: Forward>(
     Outcome::new(send(skb, route))
 }
 
-/// Returns true if the short way may take a packet to the backend.
+/// Returns true if the short way may take a packet to the backend. A whole connection ends past the stack as well.
 #[inline(always)]
-fn goes_there<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
-    let (tx, rx) = (entry.read(|flow| flow.tx), entry.read(|flow| flow.rx));
-    tx.has(Seen::DIRECT)
-        && rx.has(Seen::DIRECT)
-        && (State::of(tx, rx) == State::Established || is_whole_connection(head, entry))
-        && entry.read(|flow| flow.kind) == Kind::DNAT
+fn goes_there<A: Forward>(entry: &Entry<A>, is_whole: bool) -> bool {
+    let (tx, rx) = entry.read(|flow| (flow.tx, flow.rx));
+    // As `State::Established` says, in bits: each branch would multiply the verifier's work.
+    let is_established = tx.with(rx).only(END.with(Seen::ASSURED)) == Seen::ASSURED;
+    tx.only(rx).has(Seen::DIRECT) && (is_whole || is_established) && entry.read(|flow| flow.kind) == Kind::DNAT
 }
 
 /// Returns true if the short way may take a packet from the backend.
 #[inline(always)]
-fn goes_back<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
-    let (tx, rx) = (entry.read(|flow| flow.tx), entry.read(|flow| flow.rx));
-    tx.has(Seen::DIRECT)
-        && rx.has(Seen::DIRECT)
+fn goes_back<A: Forward>(entry: &Entry<A>, is_whole: bool) -> bool {
+    let (tx, rx) = entry.read(|flow| (flow.tx, flow.rx));
+    tx.only(rx).has(Seen::DIRECT)
+        && (is_whole || !rx.has(END))
         && rx.has(Seen::PACKET)
-        && (!rx.has(END) || is_whole_connection(head, entry))
         && entry.read(|flow| flow.kind) == Kind::UNDNAT
         && !entry.read(|flow| flow.has(Flow::<A>::HOST) || flow.is_snat())
 }
 
-/// Returns true if no packet of a connection meets the stack, an end of it neither.
+/// Returns true if the stack alone cares for the end of a flow by its client.
 #[inline(always)]
-fn is_whole_connection<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
-    head.proto == Proto::TCP && entry.read(|flow| flow.rx.has(Seen::WHOLE))
+fn is_left_alone<A: Forward>(entry: &Entry<A>) -> bool {
+    A::SHORT_WAYS_JUDGE && entry.read(|flow| !flow.tx.has(Seen::DIRECT) && flow.judged() == Judged::NONE)
 }
 
 /// Reads what a packet to the backend becomes.
