@@ -1,15 +1,18 @@
 //! Where a lab's objects are kept for its agents: behind an API server, or in a folder.
 
 use std::fs;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::objects::{Object, node};
-use crate::apiserver::{ApiServer, Options};
+use crate::apiserver::{ApiServer, Container, Options};
 use crate::lab::{Family, Lab, SERVICE_CIDR};
+use crate::pod::connect_in;
 
 /// An API server in the lab's fabric, at the address by which the nodes know it; its certificate is for `sans` too. Starts with
 /// the lab's nodes.
@@ -82,6 +85,24 @@ impl Cluster {
         }
     }
 
+    /// Has the API server reach the ports of these hosts as pods of the namespace `default`.
+    pub fn reach(&self, lab: &Lab, hosts: &[&str]) -> Result<()> {
+        let Keeper::Api(server) = &self.keeper else { bail!("a folder of manifests has no API server") };
+        for host in hosts.iter().map(|name| lab.host(name)) {
+            let pod = LabPod { namespace: format!("/run/netns/{}", host.ns.name()), ip: host.addrs.ip(Family::V4) };
+            server.reach("default", host.name, Arc::new(pod));
+        }
+        Ok(())
+    }
+
+    /// The API server, to look at it or to switch its faults on.
+    pub fn api_server(&self) -> Result<&ApiServer> {
+        match &self.keeper {
+            Keeper::Api(server) => Ok(server),
+            Keeper::Folder => bail!("a folder of manifests has no API server"),
+        }
+    }
+
     /// Creates an object or replaces it.
     pub fn put(&self, object: &Object) -> Result<()> {
         match &self.keeper {
@@ -117,6 +138,29 @@ impl Cluster {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_lowercase();
         let [kind, name] = [&object.0["kind"], &object.0["metadata"]["name"]].map(text);
         self.path.join(format!("{kind}-{name}.yaml"))
+    }
+}
+
+/// A pod of the lab as its kubelet reaches it.
+#[derive(Debug)]
+struct LabPod {
+    /// The path of its network namespace.
+    namespace: String,
+    /// The address of its server. A kubelet connects to `localhost`, where servers of the lab do not listen.
+    ip: IpAddr,
+}
+
+impl Container for LabPod {
+    fn exec(&self, _: &[String]) -> Result<Child> {
+        bail!("a pod of the lab has no container")
+    }
+
+    fn log(&self) -> Result<String> {
+        bail!("a pod of the lab has no container")
+    }
+
+    fn connect(&self, port: u16) -> Result<TcpStream> {
+        connect_in(&self.namespace, (self.ip, port).into())
     }
 }
 

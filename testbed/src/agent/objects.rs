@@ -31,6 +31,8 @@ pub struct Service {
     annotations: Value,
     node_port: Option<u16>,
     ingress: Vec<Value>,
+    /// The endpoints are Pods of the hosts' names.
+    names_pods: bool,
 }
 
 /// For whose clients an endpoint is.
@@ -55,6 +57,7 @@ impl Service {
             annotations: json!({}),
             node_port: None,
             ingress: Vec::new(),
+            names_pods: false,
         }
     }
 
@@ -66,6 +69,11 @@ impl Service {
     /// The same with other backends.
     pub fn backed_by(&self, backends: &[&'static str]) -> Self {
         Self { backends: backends.to_vec(), ..self.clone() }
+    }
+
+    /// The same whose endpoints name their Pods.
+    pub fn of_pods(self) -> Self {
+        Self { names_pods: true, ..self }
     }
 
     /// `internalTrafficPolicy: Local`.
@@ -224,6 +232,9 @@ impl Service {
             if node.host.name != host.name {
                 endpoint["targetRef"] = json!({ "kind": "Pod", "name": host.name, "namespace": self.namespace });
             }
+        }
+        if self.names_pods {
+            endpoint["targetRef"] = json!({ "kind": "Pod", "namespace": self.namespace, "name": host.name });
         }
         for (_, hint) in self.hints.iter().filter(|(name, _)| *name == host.name) {
             let (field, name) = match hint {

@@ -1,7 +1,8 @@
-//! The kubelets' part of the API: commands in containers, by WebSocket, and containers' logs.
+//! The kubelets' part of the API: commands in containers and connections to their ports, by WebSocket, and containers' logs.
 
 use std::fmt::Debug;
 use std::io::Read;
+use std::net::TcpStream;
 use std::process::{Child, ExitStatus};
 use std::sync::Arc;
 
@@ -22,6 +23,7 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::failure::{Failure, Outcome};
 use super::http::Answer;
+use super::portforward;
 use super::shared::Shared;
 
 /// The sub-protocols of Kubernetes, the best first.
@@ -38,9 +40,11 @@ pub trait Container: Debug + Send + Sync {
     /// Starts a command in the container, with pipes for its output.
     fn exec(&self, command: &[String]) -> anyhow::Result<Child>;
     fn log(&self) -> anyhow::Result<String>;
+    /// Connects to a port from within the pod, as the container runtime does.
+    fn connect(&self, port: u16) -> anyhow::Result<TcpStream>;
 }
 
-/// The kubelet's part of a path: `/api/v1/namespaces/NAMESPACE/pods/NAME/exec` or `/log`.
+/// The kubelet's part of a path: `/api/v1/namespaces/NAMESPACE/pods/NAME/exec`, `/log` or `/portforward`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Asked<'a> {
     namespace: &'a str,
@@ -52,7 +56,7 @@ impl<'a> Asked<'a> {
     pub(crate) fn of(path: &'a str) -> Option<Self> {
         let parts: Vec<_> = path.trim_matches('/').split('/').collect();
         match parts[..] {
-            ["api", "v1", "namespaces", namespace, "pods", pod, what @ ("exec" | "log")] => {
+            ["api", "v1", "namespaces", namespace, "pods", pod, what @ ("exec" | "log" | "portforward")] => {
                 Some(Self { namespace, pod, what })
             }
             _ => None,
@@ -69,6 +73,13 @@ pub(crate) async fn answer(shared: &Shared, asked: &Asked<'_>, request: Request<
         form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes()).into_owned().collect();
     match asked.what {
         "log" => log(container.as_ref(), &query),
+        "portforward" => {
+            // The verb of a WebSocket's request.
+            if let Some(failure) = shared.read(|state| state.faults.answer("get", "pods/portforward")) {
+                return Err(failure);
+            }
+            portforward::answer(container, &query, request)
+        }
         _ => exec(container, &query, request).await,
     }
 }
@@ -89,39 +100,61 @@ fn log(container: &dyn Container, query: &[(String, String)]) -> Outcome<Answer>
 async fn exec(
     container: Arc<dyn Container>,
     query: &[(String, String)],
-    mut request: Request<Incoming>,
+    request: Request<Incoming>,
 ) -> Outcome<Answer> {
-    let text = |name: header::HeaderName| {
-        request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
-    };
-    let offered = text(header::SEC_WEBSOCKET_PROTOCOL);
-    let protocol = PROTOCOLS.into_iter().find(|protocol| offered.split(',').any(|one| one.trim() == *protocol));
-    let protocol = protocol.ok_or_else(|| Failure::bad_request("no known protocol is offered"))?;
-    let accept = derive_accept_key(text(header::SEC_WEBSOCKET_KEY).as_bytes());
+    let upgrade = Upgrade::of(&request, &PROTOCOLS)?;
     let command: Vec<_> = query.iter().filter(|(name, _)| name == "command").map(|(_, word)| word.clone()).collect();
     let child = tokio::task::spawn_blocking(move || container.exec(&command)).await;
     let child = child.context("start the command").flatten();
     let child = child.map_err(|error| Failure::unexplained(format!("container not found: {error:#}")))?;
-    let upgrade = hyper::upgrade::on(&mut request);
-    tokio::spawn(async move {
-        match upgrade.await {
-            Ok(upgraded) => stream(upgraded, child).await,
-            Err(error) => tracing::debug!(%error, "no upgrade"),
-        }
-    });
-    let mut answer = Response::new(Full::default().map_err(|never| match never {}).boxed_unsync());
-    *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    let headers = [
-        (header::CONNECTION, "Upgrade"),
-        (header::UPGRADE, "websocket"),
-        (header::SEC_WEBSOCKET_ACCEPT, &accept),
-        (header::SEC_WEBSOCKET_PROTOCOL, protocol),
-    ];
-    for (name, value) in headers {
-        let value = value.parse().map_err(|_| Failure::unexplained("a header cannot be written"))?;
-        answer.headers_mut().insert(name, value);
+    upgrade.accept(request, |upgraded| stream(upgraded, child))
+}
+
+/// A client's wish to go on by WebSocket.
+pub(super) struct Upgrade {
+    protocol: &'static str,
+    accept: String,
+}
+
+impl Upgrade {
+    /// Reads the wish from a request. The first of the `protocols` counts that the client offers.
+    pub(super) fn of(request: &Request<Incoming>, protocols: &[&'static str]) -> Outcome<Self> {
+        let text = |name: header::HeaderName| {
+            request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
+        };
+        let offered = text(header::SEC_WEBSOCKET_PROTOCOL);
+        let protocol = protocols.iter().find(|protocol| offered.split(',').any(|one| one.trim() == **protocol));
+        let protocol = protocol.ok_or_else(|| Failure::bad_request("no known protocol is offered"))?;
+        Ok(Self { protocol, accept: derive_accept_key(text(header::SEC_WEBSOCKET_KEY).as_bytes()) })
     }
-    Ok(answer)
+
+    /// Agrees, and goes on by `work`.
+    pub(super) fn accept<F: Future<Output = ()> + Send + 'static>(
+        self,
+        mut request: Request<Incoming>,
+        work: impl FnOnce(Upgraded) -> F + Send + 'static,
+    ) -> Outcome<Answer> {
+        let upgrade = hyper::upgrade::on(&mut request);
+        tokio::spawn(async move {
+            match upgrade.await {
+                Ok(upgraded) => work(upgraded).await,
+                Err(error) => tracing::debug!(%error, "no upgrade"),
+            }
+        });
+        let mut answer = Response::new(Full::default().map_err(|never| match never {}).boxed_unsync());
+        *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        let headers = [
+            (header::CONNECTION, "Upgrade"),
+            (header::UPGRADE, "websocket"),
+            (header::SEC_WEBSOCKET_ACCEPT, &self.accept),
+            (header::SEC_WEBSOCKET_PROTOCOL, self.protocol),
+        ];
+        for (name, value) in headers {
+            let value = value.parse().map_err(|_| Failure::unexplained("a header cannot be written"))?;
+            answer.headers_mut().insert(name, value);
+        }
+        Ok(answer)
+    }
 }
 
 /// Sends what the command prints, and how it ends. If the client goes, the command is killed, as containerd does.

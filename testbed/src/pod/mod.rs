@@ -29,6 +29,7 @@ use serde_json::Value;
 
 pub use self::exec::Inside;
 pub use self::kubelet::Kubelets;
+pub(crate) use self::exec::connect_in;
 use self::seccomp::apply_default_profile;
 use self::security::{capabilities, user};
 use crate::agent::{binary, wait_until};
