@@ -40,10 +40,10 @@ use crate::choices::Mode;
 use crate::conntrack::{self, Reconciler};
 use crate::control::Query;
 use crate::health_check::HealthChecks;
-use crate::names::NamesState;
 use crate::node::Node;
 use crate::node::lifecycle::Lifecycle;
 use crate::pod_sockets::LedPods;
+use crate::run::OutsideStates;
 use proxy_core::desired::{Desired, Sync};
 use proxy_core::input::Input;
 use proxy_core::model::Skipped;
@@ -120,8 +120,8 @@ pub struct Agent {
     told_left_out: BTreeSet<Skipped>,
     /// The pods whose sockets are led, where pods are chosen.
     led_pods: Option<LedPods>,
-    /// The state of the cluster's names, where they are served.
-    names: Option<NamesState>,
+    /// The states of names and tunnel, where there are any.
+    outside: OutsideStates,
     /// Annotations of Pods that mean nothing.
     bad_pods: BTreeSet<Skipped>,
     /// Set if the last pass has left Services to the next one.
@@ -168,7 +168,7 @@ impl Agent {
             waiting: Vec::new(),
             told_left_out: BTreeSet::new(),
             led_pods: None,
-            names: None,
+            outside: OutsideStates::default(),
             bad_pods: BTreeSet::new(),
             is_behind: false,
             synced: false,
@@ -177,9 +177,9 @@ impl Agent {
         }
     }
 
-    /// Sets a mode other than node mode, a pace other than immediate, pods to lead, or names to report.
-    pub fn of(self, mode: Mode, schedule: PassSchedule, led_pods: Option<LedPods>, names: Option<NamesState>) -> Self {
-        Self { mode, schedule, led_pods, names, ..self }
+    /// Sets a mode other than node mode, a pace other than immediate, pods to lead, or states to report.
+    pub fn of(self, mode: Mode, schedule: PassSchedule, led_pods: Option<LedPods>, outside: OutsideStates) -> Self {
+        Self { mode, schedule, led_pods, outside, ..self }
     }
 
     /// Runs until an error that a restart may repair. A cancelled run leaves everything in place.

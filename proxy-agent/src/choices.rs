@@ -33,6 +33,16 @@ pub enum PodRoutes {
     Nodes,
 }
 
+/// The connections that reach pods through the API server, from a host outside the cluster that reaches them by no other way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Tunnel {
+    /// None.
+    #[default]
+    Off,
+    /// Those by TCP: the API server forwards no others.
+    Tcp,
+}
+
 /// The sockets whose destination is translated before they send a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum SocketLb {

@@ -27,7 +27,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::files::Files;
-use crate::settings::Settings;
+use crate::settings::{Settings, Tunnel};
 use file_config::FileConfig;
 use flags::FlagValues;
 use invalid::{Fields, Invalid, InvalidConfiguration};
@@ -159,6 +159,7 @@ impl Configuration {
             },
             sockets: checked.sockets,
             names: checked.names.clone(),
+            tunnel: self.tunnel(),
             cgroup_root: (!kpx.cgroup_root.is_empty()).then(|| PathBuf::from(&kpx.cgroup_root)),
             files: self.files.clone(),
         })
@@ -188,7 +189,16 @@ impl Configuration {
                 master: given(&self.kpx.master),
                 rate: kubernetes::Rate::new(connection.qps, connection.burst),
                 pods,
+                headless: self.checked.names.is_some(),
             }),
+        }
+    }
+
+    /// Returns the API server through which connections reach pods, if any do.
+    fn tunnel(&self) -> Option<kubernetes::Options> {
+        match self.source(false) {
+            Source::Kubernetes(options) if self.kpx.tunnel == Tunnel::Tcp => Some(options),
+            Source::Kubernetes(_) | Source::Manifests(_) => None,
         }
     }
 

@@ -5,6 +5,7 @@ mod flows;
 
 use std::collections::BTreeMap;
 use std::fs::{Permissions, metadata, set_permissions};
+use std::net::SocketAddr as InternetAddr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{SocketAddr, UnixListener as StdUnixListener};
@@ -22,6 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::history::{self, History};
 use crate::http_server;
+use crate::tunnel::Tunnelled;
 use proxy_core::desired::Snapshot;
 use proxy_datapath::{FlowMaps, Pins};
 use proxy_dns::{Known, Wanted};
@@ -39,6 +41,8 @@ pub enum Query {
     Services(oneshot::Sender<(Snapshot, FlowMaps)>),
     /// A query for the objects that a name is about; the answer is None before the first lists.
     Known(Wanted, oneshot::Sender<Option<Known>>),
+    /// A query for the pods that serve a ClusterIP and port through the tunnel; the answer is None if none do.
+    Tunnelled(InternetAddr, oneshot::Sender<Option<Tunnelled>>),
     /// A query for the kernel's ids of the maps, by name.
     Maps(oneshot::Sender<BTreeMap<String, u32>>),
     /// A query for the readings that a scrape needs.
@@ -52,6 +56,7 @@ impl Query {
             Self::Status(answer) => answer.is_closed(),
             Self::Services(answer) => answer.is_closed(),
             Self::Known(_, answer) => answer.is_closed(),
+            Self::Tunnelled(_, answer) => answer.is_closed(),
             Self::Maps(answer) => answer.is_closed(),
             Self::Readings(answer) => answer.is_closed(),
         }
@@ -110,6 +115,11 @@ impl AgentHandle {
     /// Returns the objects that a name is about. None before the first lists.
     pub(crate) async fn known(&self, wanted: Wanted) -> Result<Option<Known>> {
         self.query(|answer| Query::Known(wanted, answer)).await
+    }
+
+    /// Returns the pods that serve a ClusterIP and port through the tunnel.
+    pub(crate) async fn tunnelled(&self, service: InternetAddr) -> Result<Option<Tunnelled>> {
+        self.query(|answer| Query::Tunnelled(service, answer)).await
     }
 
     async fn maps(&self) -> Result<BTreeMap<String, u32>> {

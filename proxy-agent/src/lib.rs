@@ -32,3 +32,4 @@ pub mod privileges;
 pub mod run;
 pub mod settings;
 pub mod top;
+pub mod tunnel;

@@ -1,6 +1,7 @@
 //! `kpx run`: connects source, node and agent, and takes them apart at the end.
 
 mod fast_path;
+mod outside;
 mod prepare;
 mod servers;
 
@@ -27,15 +28,15 @@ use crate::control::AgentHandle;
 use crate::liveness::Liveness;
 use crate::metrics_server::{configz_router, scrape_router};
 use crate::monitor::Watchers;
-use crate::names::Names;
 use crate::node::lifecycle::Lifecycle;
 use crate::node::{FastPath, Node};
 use crate::pod_sockets::PodSocketsTask;
 use crate::run::fast_path::FastPathWatch;
+use crate::run::outside::Outside;
 use crate::run::servers::Servers;
 use crate::settings::{Conntrack, Settings};
 use crate::ui::Sources;
-use crate::{conntrack, control, history, leftovers, names, pod_sockets};
+use crate::{conntrack, control, history, leftovers, pod_sockets};
 use proxy_core::desired::Desired;
 use proxy_core::model::ModelOptions;
 use proxy_core::shares::Room;
@@ -47,6 +48,7 @@ use proxy_source::Source;
 use proxy_source::events::Events;
 use proxy_source::health::Health;
 
+pub use outside::OutsideStates;
 pub use prepare::{Prepared, prepare};
 
 /// The number of inputs and device events that may wait for the agent.
@@ -90,16 +92,16 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     let work = async {
         let node = Node::start(options, handle.clone(), datapath.attachments, datapath.node).await?;
         // Outside of the cluster no Node object is this host's, even one of the same name.
-        let node_of_ours = (mode == Mode::Node).then(|| node_name.clone());
-        let desired = desired_in(&datapath.loaded, node_of_ours.clone(), settings.model);
+        let (node_of_ours, mut model) = ((mode == Mode::Node).then(|| node_name.clone()), settings.model);
+        let ways = (settings.names, settings.tunnel);
+        let (outside, states) = outside::start(ways, &mut model, &datapath.flows, &agent_handle, &handle).await?;
+        let desired = desired_in(&datapath.loaded, node_of_ours.clone(), model);
         let Datapath { tables, flows, counters, loaded, monitor, stale_sockets, ways, tolerated, .. } = datapath;
         let watch = || FastPathWatch::new((ways, tolerated), node.judged_rules(), handle.clone(), rule_sender);
-        let fast_path = skips_stack.then(watch);
-        let kernel = Kernel { tables, flows, counters, loaded };
+        let (kernel, fast_path) = (Kernel { tables, flows, counters, loaded }, skips_stack.then(watch));
         let schedule = PassSchedule::new(settings.sync_period, settings.min_sync_period);
-        let (names, names_state) = names::start(settings.names, &agent_handle, &handle);
         let agent = Agent::new(node_name, desired, kernel, node, lifecycle, reports);
-        let mut agent = agent.of(mode, schedule, led_pods, names_state);
+        let mut agent = agent.of(mode, schedule, led_pods, states);
         // The source has a thread of its own: kube blocks it while a kubeconfig's credential plugin runs.
         let mut sources = JoinSet::from_iter([source.run(node_of_ours, input_sender, source_health, event_queue)]);
         // The end of any of these ends the agent; its supervisor restarts it.
@@ -111,7 +113,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
             result = fast_path::watch(fast_path) => result.context("the watch for the fast path").and_then(|()| bail!("the watch for the fast path has ended")),
             change = settings.files.changed() => Err(anyhow!("{change}: kpx ends, to be started again with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
-            result = tend(stale_sockets, pod_sockets, names, history::keep(&agent_handle)) => result,
+            result = tend(stale_sockets, pod_sockets, outside, history::keep(&agent_handle)) => result,
             result = watchers.serve(monitor) => result.context("the monitor"),
             () = control::serve(socket, agent_handle.clone(), more_paths(&agent_handle, metrics, settings.configz, &settings.bpf_dir).merge(watchers.router())) => Err(anyhow!("the server of the run directory's socket has ended")),
             signal = signals.next() => { info!(signal, "stopping"); Ok(()) }
@@ -173,11 +175,11 @@ async fn clean_up(all: bool, netlink: &Handle, changes: &Changes, bpf_dir: &Path
     leftovers::remove(netlink, changes, bpf_dir, &kube_proxys_sysctls(), &mut { say }).await
 }
 
-/// Aborts stale sockets, leads those of pods and serves names, each as far as it is asked for, and keeps the history.
+/// Aborts stale sockets, leads those of pods and serves names and the tunnel, each as far as it is asked for, and keeps the history.
 async fn tend(
     stale: Option<StaleSockets>,
     pods: Option<PodSocketsTask>,
-    names: Option<Names>,
+    outside: Outside,
     history: impl Future<Output = Infallible>,
 ) -> Result<()> {
     let abort = async {
@@ -189,7 +191,7 @@ async fn tend(
     tokio::select! {
         result = abort => result.context("stale sockets"),
         result = pod_sockets::run(pods) => result.context("pods' sockets"),
-        never = names::serve(names) => match never {},
+        never = outside.serve() => match never {},
         never = history => match never {},
     }
 }

@@ -4,14 +4,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use crate::choices::{Mode, PodRoutes, SocketLb};
+pub use crate::choices::{Mode, PodRoutes, SocketLb, Tunnel};
 pub use crate::conntrack::sysctl::Conntrack;
 use crate::files::Files;
 use crate::names::NamesOptions;
 use crate::node::NodeOptions;
 use proxy_core::model::ModelOptions;
 use proxy_datapath::{Mechanism, Sizes, SocketOptions};
-use proxy_source::Source;
+use proxy_source::{Source, kubernetes};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -61,6 +61,8 @@ pub struct Settings {
     pub sockets: Option<SocketOptions>,
     /// The place where the cluster's names are served; None if they are not.
     pub names: Option<NamesOptions>,
+    /// The API server through which TCP connections reach pods out of reach; None if they do not.
+    pub tunnel: Option<kubernetes::Options>,
     /// The cgroup below which sockets are translated; None means all.
     pub cgroup_root: Option<PathBuf>,
     /// The files that the settings were read from.

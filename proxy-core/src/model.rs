@@ -27,13 +27,13 @@ mod port;
 mod read;
 
 pub use endpoints::{Endpoint, Slice, join};
-use endpoints::{Joined, NodePortFallback};
+use endpoints::{Joined, NodePortFallback, WithinReach};
 pub use external::Range;
 use external::{External, externals, source_ranges};
 pub use guard::Guard;
 pub use guard::concerns as concerns_guard;
 pub use host_mode::{
-    ClusterRoute, HostMode, HostRoutes, RemoteNode, Unreachable, UnreachableReason, endpoint_addresses,
+    ClusterRoute, HostMode, HostRoutes, RemoteNode, TunnelledPod, Unreachable, UnreachableReason, endpoint_addresses,
 };
 pub use node::{ModelOptions, NodeModel, is_node_eligible, node_addresses, pod_cidrs};
 use policy::Policy;
@@ -70,6 +70,8 @@ pub struct FamilyModel<A: Addr> {
     pub local_ready: usize,
     /// The backends left out in host mode because this host does not reach them.
     pub unreachable: Vec<Unreachable>,
+    /// The pods that take the connections of a port through the tunnel, where that is their only way.
+    pub tunnelled: BTreeMap<FrontendKey<A>, Vec<TunnelledPod>>,
 }
 
 /// A frontend that a Service claims.
@@ -178,7 +180,7 @@ impl<A: Addr> FamilyModel<A> {
         let source_ranges = source_ranges(&mut reader, parts.service, &externals, parts.node);
         let mut frontends = ClaimedFrontends::at(cluster_ip);
         let (mut ports, mut used, mut without_room) = (BTreeMap::new(), Rows::default(), BTreeSet::new());
-        let (mut local_ready, mut unreachable) = (BTreeSet::new(), Vec::new());
+        let (mut local_ready, mut unreachable, mut tunnelled) = (BTreeSet::new(), Vec::new(), BTreeMap::new());
         for (index, port) in parts.service.ports.iter().enumerate() {
             let Some((number, proto)) = read_port(&mut reader, index, port) else { continue };
             let key = FrontendKey::new(cluster_ip, number, proto);
@@ -200,8 +202,9 @@ impl<A: Addr> FamilyModel<A> {
                 false => Joined::none(),
             };
             without_room.extend((!has_room).then_some(key));
-            let (endpoints, left_out) = parts.within_reach(key, node_port, is_external, endpoints);
+            let (endpoints, pods, left_out) = parts.within_reach(key, node_port, is_external, endpoints);
             unreachable.extend(left_out);
+            tunnelled.extend((!pods.is_empty()).then_some((key, pods)));
             local_ready.extend(endpoints.local_ready());
             let port_policy = parts.policy.port_policy(proto, is_external, !source_ranges.is_empty());
             let port = ServicePort::new(&mut reader, index, port_policy, &endpoints);
@@ -211,7 +214,17 @@ impl<A: Addr> FamilyModel<A> {
         let (frontends, ports) = (frontends.0.into(), ports.into());
         let (claim, local_ready) = (parts.claim.clone(), local_ready.len());
         let is_kept_by_host = keeper.is_some();
-        Some(Self { claim, is_kept_by_host, frontends, ports, without_room, source_ranges, local_ready, unreachable })
+        Some(Self {
+            claim,
+            is_kept_by_host,
+            frontends,
+            ports,
+            without_room,
+            source_ranges,
+            local_ready,
+            unreachable,
+            tunnelled,
+        })
     }
 
     /// Returns true if the packets to this frontend stay with the host.
@@ -221,29 +234,30 @@ impl<A: Addr> FamilyModel<A> {
 }
 
 impl Parts<'_> {
-    /// Returns the endpoints of a port as this host reaches them, and the endpoints out of reach.
+    /// Returns the endpoints of a port as this host reaches them, the pods behind the tunnel, and the endpoints out of reach.
     fn within_reach<'a, A: Addr>(
         &self,
         key: FrontendKey<A>,
         node_port: Option<Port>,
         is_external: bool,
         endpoints: Joined<'a, A>,
-    ) -> (Joined<'a, A>, Vec<Unreachable>) {
-        let Some(host_mode) = &self.node.host_mode else { return (endpoints, Vec::new()) };
+    ) -> (Joined<'a, A>, Vec<TunnelledPod>, Vec<Unreachable>) {
+        let Some(host_mode) = &self.node.host_mode else { return (endpoints, Vec::new(), Vec::new()) };
         if self.policy.internal_local && !is_external {
-            return (Joined::none(), Vec::new()); // No endpoint is ever local, so there is nothing to wait for.
+            return (Joined::none(), Vec::new(), Vec::new()); // No endpoint is ever local, so there is nothing to wait for.
         }
         let external_local = self.policy.external_local;
-        let (endpoints, left_out) =
-            endpoints.with_node_ports(NodePortFallback { host_mode, node_port, external_local });
-        let unreachable = left_out.into_iter().map(|(at, reason)| Unreachable {
+        let (proto, namespace) = (key.proto, &self.claim.service.namespace);
+        let WithinReach { joined, tunnelled, stranded } =
+            endpoints.with_node_ports(NodePortFallback { host_mode, node_port, external_local, proto, namespace });
+        let unreachable = stranded.into_iter().map(|(at, reason)| Unreachable {
             port: key.port.get(),
             proto: key.proto,
             backend: (at.addr.ip(), at.port.get()).into(),
             reason,
             has_node_port: node_port.is_some(),
         });
-        (endpoints, unreachable.collect())
+        (joined, tunnelled, unreachable.collect())
     }
 }
 

@@ -22,6 +22,7 @@ use proxy_common::service_counts::Passed;
 
 use super::counts::{Counts, FamilyCounts, Ledger};
 use super::flow_reader::FlowReader;
+use super::host_flows::HostFlows;
 use super::maps::{FamilyNames, take};
 use super::pressure::Pressure;
 use super::shares::{Held, Shares};
@@ -113,6 +114,12 @@ impl FlowMaps {
         let tables = Tables { v4: rows(ebpf)?, v6: rows(ebpf)? };
         let families = Families { v4: Family::new(ebpf)?, v6: Family::new(ebpf)?, counted: None };
         Ok(Self { families: Arc::new(Mutex::new(families)), tables: Arc::new(tables) })
+    }
+
+    /// Returns a reader of single flows, which has no part in a sweep either.
+    pub fn host_flows(&self) -> Result<HostFlows> {
+        let Tables { v4, v6 } = &*self.tables;
+        HostFlows::new(v4.map()?, v6.map()?)
     }
 
     /// Returns a reader of all flows that are in the tables.

@@ -2,9 +2,10 @@
 //! they take any route (README D2).
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, bail};
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, CacheInfo};
 use netlink_packet_route::link::{
     AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoVeth, LinkAttribute, LinkMessage,
 };
@@ -28,6 +29,11 @@ const PEER_MAC: [u8; 6] = *b"\x02kpx\x00\x01";
 
 /// The address of the far end: link-local (RFC 3927), so no router knows it.
 const FAR_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 153, 53);
+
+/// The addresses at which kpx listens for packets that it has sent to itself. No router forwards the dummy address (RFC 7600), and the
+/// other is a unique local one (RFC 4193) of kpx's own.
+pub const LISTEN4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
+pub const LISTEN6: Ipv6Addr = Ipv6Addr::new(0xfd6b, 0x7078, 0x6b70, 0x7830, 0, 0, 0, 1);
 
 /// The smallest MTU that IPv6 works with (RFC 8200 section 5).
 const MIN_MTU: u32 = 1280;
@@ -111,6 +117,28 @@ pub async fn address_far_end(handle: &Handle, far_end: u32) -> anyhow::Result<()
         Err(rtnetlink::Error::NetlinkError(error)) if error.raw_code() == -nix::libc::EEXIST => Ok(()),
         result => result.with_context(|| format!("add the address {FAR_ADDRESS} to {PEER}")),
     }
+}
+
+/// Gives the near end the addresses to listen at, if the pair exists. The kernel takes neither for the source of other packets, unless no
+/// other device has an address.
+pub async fn address_listeners(handle: &Handle) -> anyhow::Result<()> {
+    let Some(pair) = find(handle).await? else { return Ok(()) };
+    let v6 = sysctl::has_ipv6().then_some(IpAddr::from(LISTEN6));
+    for ip in [IpAddr::from(LISTEN4)].into_iter().chain(v6) {
+        let mut request = handle.address().add(pair.near, ip, if ip.is_ipv4() { 32 } else { 128 });
+        let message = request.message_mut();
+        message.attributes.push(AddressAttribute::Flags(AddressFlags::Noprefixroute | AddressFlags::Nodad));
+        if ip.is_ipv6() {
+            let mut lifetimes = CacheInfo::default();
+            (lifetimes.ifa_preferred, lifetimes.ifa_valid) = (0, u32::MAX);
+            message.attributes.push(AddressAttribute::CacheInfo(lifetimes));
+        }
+        match request.execute().await {
+            Err(rtnetlink::Error::NetlinkError(error)) if error.raw_code() == -nix::libc::EEXIST => {}
+            result => result.with_context(|| format!("add the address {ip} to {NAME}"))?,
+        }
+    }
+    Ok(())
 }
 
 struct Pair {

@@ -1,10 +1,10 @@
-//! Finds the sockets of this host that wait for packets.
+//! Finds the sockets of this host that wait for packets, and those of open connections.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
-use procfs::net::{TcpState, tcp, tcp6, udp, udp6};
+use procfs::net::{TcpNetEntry, TcpState, tcp, tcp6, udp, udp6};
 use proxy_common::addr::Proto;
 
 /// The host's sockets that accept packets from any peer.
@@ -36,11 +36,35 @@ impl Listeners {
     }
 }
 
+/// Returns true if a process has the socket of a TCP connection with these ends. The kernel keeps a socket for a while that its process has
+/// closed.
+pub fn has_owner(local: SocketAddr, remote: SocketAddr) -> Result<bool> {
+    let v4 = if local.is_ipv4() { tcp().context("list the host's TCP sockets")? } else { Vec::new() };
+    // A socket of IPv6 may speak IPv4, too.
+    let all = v4.into_iter().chain(tcp6().unwrap_or_default());
+    let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
+    let is_it = |one: &TcpNetEntry| canonical(one.local_address) == local && canonical(one.remote_address) == remote;
+    // A socket without an inode is no process's.
+    Ok(all.filter(is_it).any(|one| one.inode != 0))
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, TcpStream, UdpSocket};
 
     use super::*;
+
+    #[test]
+    fn closed_socket_has_no_owner() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let _server = listener.accept().unwrap();
+        let (local, remote) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(has_owner(local, remote).unwrap(), "it reads yet");
+        drop(client);
+        assert!(!has_owner(local, remote).unwrap());
+    }
 
     #[test]
     fn a_listening_socket_is_found_and_a_connection_is_not() {

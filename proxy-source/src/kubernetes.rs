@@ -27,9 +27,14 @@ mod api_server_addrs;
 mod client;
 mod cluster;
 mod credentials;
+mod forward;
+mod forward_stream;
 mod outage;
 mod recorder;
 mod watch;
+
+pub use forward::Forwarder;
+pub use forward_stream::PodStream;
 
 /// The options for reaching the API server. Without a kubeconfig kpx uses the service account of its pod, or else the
 /// files that `kubectl` would use (`KUBECONFIG`, `~/.kube/config`).
@@ -44,6 +49,8 @@ pub struct Options {
     pub rate: Option<Rate>,
     /// True if the Pods of the node are wanted as well.
     pub pods: bool,
+    /// True if headless Services are wanted as well, for their names.
+    pub headless: bool,
 }
 
 impl Options {
@@ -87,7 +94,7 @@ pub(super) async fn run(
     events: events::Queue,
 ) -> anyhow::Result<()> {
     let mut recorder = Recorder::new(node_name.unwrap_or_default(), events);
-    let mut watches = Watches::new(node_name, options.pods);
+    let mut watches = Watches::new(node_name, options);
     let outage = Outage::new();
     // An unreadable file at the start is the operator's mistake.
     let mut files = options.files();
@@ -156,14 +163,13 @@ struct Watches {
 }
 
 impl Watches {
-    /// Creates the watches. Those of a node have kube-proxy's selectors, except that Services of other proxies are included, for their
+    /// Creates the watches. They have kube-proxy's selectors, except that Services of other proxies are included, for their
     /// ClusterIPs.
-    fn new(node_name: Option<&str>, pods: bool) -> Self {
+    fn new(node_name: Option<&str>, options: &Options) -> Self {
         let (services, slices) = (Watch::new(Input::Service), Watch::new(Input::EndpointSlice));
-        // A host outside of the cluster answers for the names of headless Services as well.
-        let (services, slices) = match node_name {
-            Some(_) => (services.fields("spec.clusterIP!=None"), slices.labels("!service.kubernetes.io/headless")),
-            None => (services, slices),
+        let (services, slices) = match options.headless {
+            false => (services.fields("spec.clusterIP!=None"), slices.labels("!service.kubernetes.io/headless")),
+            true => (services, slices),
         };
         let node = Watch::new(Input::Node).dispensable();
         let node = match node_name {
@@ -172,7 +178,7 @@ impl Watches {
         };
         // API servers have an index of Pods by their node, in their caches alone.
         let pods_of = |name: &str| Watch::new(Input::Pod).fields(&format!("spec.nodeName={name}")).cached().optional();
-        let pods = node_name.filter(|_| pods).map(pods_of);
+        let pods = node_name.filter(|_| options.pods).map(pods_of);
         Self { services, slices, node, service_cidrs: Watch::new(Input::ServiceCidr).dispensable(), pods }
     }
 

@@ -12,8 +12,14 @@ use crate::{BackendView, ConnectView, FrontendView, NameView, PortCounts, PortVi
 use proxy_core::compact::{ServicePort, Shared};
 use proxy_core::desired::{ServiceSnapshot, Snapshot};
 use proxy_core::input::ObjectName;
-use proxy_core::model::{self, Endpoint, FamilyModel, NodeModel, Skipped, Slice};
+use proxy_core::model::{self, Endpoint, FamilyModel, NodeModel, Skipped, Slice, Unreachable};
 use proxy_datapath::{Counts, FamilyCounts};
+
+/// The ways of a host in mode host to backends.
+const DIRECT: &str = "direct";
+const NODE_PORT: &str = "node port";
+const TUNNEL: &str = "tunnel";
+const UNREACHABLE: &str = "unreachable";
 
 /// Returns the views by namespace and name.
 pub fn views(snapshot: &Snapshot, counts: &Counts) -> Vec<ServiceView> {
@@ -165,14 +171,43 @@ impl<A: Addr> FamilyView<'_, A> {
             count(self.counts, key, &mut view.counts);
             *connects += self.counts.connects_of(key);
             let joined = model::join(&slices, &view.name, key.proto);
-            view.backends.extend(joined.listed().map(|(at, endpoint)| BackendView {
-                in_cluster_set: holds(port.backends(Set::CLUSTER), at),
-                in_local_set: holds(port.backends(Set::LOCAL), at),
-                flows: self.counts.flows.get(key).and_then(|flows| flows.get(&at)).copied().unwrap_or(0),
-                connect:
-                    self.counts.connects.get(key).and_then(|rows| rows.get(&at)).map(Into::into).unwrap_or_default(),
-                ..self.backend(at, endpoint)
+            view.backends.extend(joined.listed().map(|(at, endpoint)| {
+                let way = node.host_mode.as_ref().and_then(|_| self.way(key, at, endpoint));
+                BackendView {
+                    // Something else stands in the set for a backend behind these.
+                    in_cluster_set: holds(port.backends(Set::CLUSTER), at) || matches!(way, Some(NODE_PORT | TUNNEL)),
+                    in_local_set: holds(port.backends(Set::LOCAL), at),
+                    flows: self.counts.flows.get(key).and_then(|flows| flows.get(&at)).copied().unwrap_or(0),
+                    connect: self
+                        .counts
+                        .connects
+                        .get(key)
+                        .and_then(|rows| rows.get(&at))
+                        .map(Into::into)
+                        .unwrap_or_default(),
+                    way: way.map(str::to_owned),
+                    ..self.backend(at, endpoint)
+                }
             }));
+        }
+    }
+
+    /// Returns the way of a host in mode host to an endpoint; None if the endpoint takes no connections.
+    fn way(&self, key: &FrontendKey<A>, at: SockAddr<A>, endpoint: &Endpoint<'_, A>) -> Option<&'static str> {
+        let at = SocketAddr::new(at.addr.ip(), at.port.get());
+        let is_it = |one: &&Unreachable| (one.port, one.proto, one.backend) == (key.port.get(), key.proto, at);
+        if !endpoint.ready && !(endpoint.serving && endpoint.terminating) {
+            None
+        } else if endpoint.is_direct() {
+            Some(DIRECT)
+        } else if self.model.unreachable.iter().any(|one| is_it(&one)) {
+            Some(UNREACHABLE)
+        } else {
+            match self.model.tunnelled.get(key) {
+                // A terminating pod gives way to those that are ready.
+                Some(pods) => pods.iter().any(|pod| pod.at == at).then_some(TUNNEL),
+                None => Some(NODE_PORT),
+            }
         }
     }
 
@@ -194,6 +229,7 @@ impl<A: Addr> FamilyView<'_, A> {
             in_local_set: false,
             flows: 0,
             connect: ConnectView::default(),
+            way: None,
         }
     }
 

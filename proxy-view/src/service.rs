@@ -87,6 +87,10 @@ pub struct BackendView {
     /// The TCP connections since the backend was dialled first. After an hour without any, they count for the port alone.
     #[serde(default)]
     pub connect: ConnectView,
+    /// The way of a host in mode host to the backend: `direct`, `node port`, `tunnel` or `unreachable`. None on a node, and for a backend
+    /// that takes no traffic.
+    #[serde(default)]
+    pub way: Option<String>,
 }
 
 impl ServiceView {

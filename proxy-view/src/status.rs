@@ -48,6 +48,9 @@ pub struct Status {
     /// The cluster's names for programs of this machine; None if they are not served.
     #[serde(default)]
     pub names: Option<NamesStatus>,
+    /// The way to pods through the API server; None if it is off.
+    #[serde(default)]
+    pub tunnel: Option<TunnelStatus>,
     /// The state of socket load balancing; None if it is off.
     #[serde(default)]
     pub sockets: Option<SocketsStatus>,
@@ -106,6 +109,30 @@ pub struct NamesStatus {
     pub asked_by_resolved: bool,
     /// What keeps kpx from answering, or systemd-resolved from asking.
     pub why_not: Option<String>,
+}
+
+/// The way of TCP connections to pods through the API server.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TunnelStatus {
+    /// The sockets at which it begins, for this machine's programs alone.
+    pub addresses: Vec<SocketAddr>,
+    /// The number of streams that are open.
+    pub streams: usize,
+    /// The numbers of streams that were opened, and of connections that failed.
+    pub opened: u64,
+    pub failed: u64,
+    /// The last failure, until a connection to the same Service ends well.
+    pub failure: Option<TunnelFailure>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TunnelFailure {
+    /// The Service as `namespace/name`, if the connection was for one.
+    pub service: Option<String>,
+    pub why: String,
+    pub at: Timestamp,
 }
 
 /// The pods of this node by the way of their TCP sockets.

@@ -11,6 +11,7 @@ use proxy_metrics::{MapFill, old_event_name, old_map_name};
 
 use crate::control::{QUEUE, Query};
 use crate::node::{Node, why_cut_off};
+use crate::tunnel::Tunnelled;
 use proxy_core::desired::{Desired, FamilyCounts};
 use proxy_dns::Known;
 use proxy_net::{self as net, role::Role};
@@ -29,6 +30,13 @@ impl Agent {
             (Query::Known(wanted, answer), _) => {
                 let known = || Known::of(self.desired.store(), &wanted);
                 drop(answer.send(self.desired.is_complete().then(known)));
+            }
+            (Query::Tunnelled(service, answer), _) => {
+                let found = self.desired.tunnelled(service);
+                drop(
+                    answer
+                        .send(found.map(|(service, pods)| Tunnelled { service: service.clone(), pods: pods.to_vec() })),
+                );
             }
             (Query::Maps(answer), _) => drop(answer.send(self.loaded.maps.clone())),
             (Query::Services(answer), _) => drop(answer.send((self.desired.snapshot(), self.sweeper.flows()))),
@@ -82,7 +90,8 @@ impl Agent {
             cut_off: cut_off_status(&self.desired),
             notices: self.notices.texts().to_vec(),
             devices: devices.collect(),
-            names: self.names.as_ref().map(|names| names.borrow().clone()),
+            names: self.outside.names.as_ref().map(|names| names.borrow().clone()),
+            tunnel: self.outside.tunnel.as_ref().map(|tunnel| tunnel.borrow().clone()),
             sockets: node.attachments().sockets_status(),
             pods: self.pods_status(node),
             kept_by: self.persistence_kind().name().to_owned(),

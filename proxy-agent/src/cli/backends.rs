@@ -127,6 +127,11 @@ impl Listed for Row {
         cells
     }
 
+    fn way(&self) -> Option<Cell> {
+        let way = self.backend.way.as_deref()?;
+        Some(if way == "unreachable" { yellow(way) } else { cell(way) })
+    }
+
     fn key(&self) -> String {
         let Self { namespace, service, protocol, port, backend, .. } = self;
         format!("{namespace}/{service} {port}/{protocol} {}", backend.address)

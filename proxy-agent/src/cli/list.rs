@@ -8,7 +8,7 @@ use clap::Args;
 use comfy_table::Cell;
 use serde::Serialize;
 
-use proxy_view::output::{Form, Kind, escaped_json, json, or_nothing_found, print, print_on, yaml, yellow};
+use proxy_view::output::{Form, Kind, cell, escaped_json, json, or_nothing_found, print, print_on, yaml, yellow};
 
 /// The time between two looks at the objects.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -28,6 +28,10 @@ pub(super) struct WatchArgs {
 pub(super) trait Listed: Serialize {
     fn header(wide: bool) -> Vec<&'static str>;
     fn cells(&self, wide: bool) -> Vec<Cell>;
+    /// Returns the cell of the last column, the way of a host in mode host. Where no object has one, the column is left out.
+    fn way(&self) -> Option<Cell> {
+        None
+    }
     /// Returns the key by which the object is found again.
     fn key(&self) -> String;
     /// Returns the name by which other commands know the object.
@@ -63,7 +67,21 @@ pub(super) async fn show<T: Listed>(
 }
 
 fn table<T: Listed>(items: &[T], form: Form) -> String {
-    form.table(&T::header(form.wide), items.iter().map(|item| item.cells(form.wide)))
+    let has_ways = have_ways(items);
+    form.table(&header::<T>(form.wide, has_ways), items.iter().map(|item| row(item, form.wide, has_ways)))
+}
+
+fn have_ways<T: Listed>(items: &[T]) -> bool {
+    items.iter().any(|item| item.way().is_some())
+}
+
+fn header<T: Listed>(wide: bool, has_ways: bool) -> Vec<&'static str> {
+    T::header(wide).into_iter().chain(has_ways.then_some("WAY")).collect()
+}
+
+fn row<T: Listed>(item: &T, wide: bool, has_ways: bool) -> Vec<Cell> {
+    let way = has_ways.then(|| item.way().unwrap_or_else(|| cell("")));
+    item.cells(wide).into_iter().chain(way).collect()
 }
 
 fn names<T: Listed>(items: &[T]) -> String {
@@ -90,8 +108,8 @@ impl Seen {
         let mut before = std::mem::take(&mut self.0);
         let mut changed = Vec::new();
         for (place, item) in items.iter().enumerate() {
-            let (key, cells) = (item.key(), item.cells(true));
-            let shown = T::header(true).into_iter().zip(&cells).filter(|(column, _)| !CLOCKS.contains(column));
+            let (key, cells) = (item.key(), row(item, true, true));
+            let shown = header::<T>(true, true).into_iter().zip(&cells).filter(|(column, _)| !CLOCKS.contains(column));
             let shown: String = shown.map(|(_, cell)| cell.content() + "\u{1f}").collect();
             if before.remove(&key).is_none_or(|(before, _)| before != shown) {
                 changed.push(place);
@@ -122,7 +140,8 @@ impl<T: Listed> News<T> {
 
     /// Formats the new rows. All rows take part in the widths of columns, so that new rows stand below old ones.
     fn rows(&self, form: Form, is_first: bool) -> String {
-        let header = T::header(form.wide);
+        let has_ways = have_ways(&self.items);
+        let header = header::<T>(form.wide, has_ways);
         let gone = self.gone.iter().map(|cells| {
             let mut cells: Vec<_> = cells.iter().take(header.len()).cloned().collect();
             if let Some(last) = cells.last_mut() {
@@ -130,7 +149,7 @@ impl<T: Listed> News<T> {
             }
             cells
         });
-        let rows = self.items.iter().map(|item| item.cells(form.wide)).chain(gone);
+        let rows = self.items.iter().map(|item| row(item, form.wide, has_ways)).chain(gone);
         let all = Form { headers: true, ..form }.table(&header, rows);
         let is_shown = |line: usize| match line.checked_sub(1) {
             None => is_first && form.headers,
@@ -142,8 +161,6 @@ impl<T: Listed> News<T> {
 
 #[cfg(test)]
 mod tests {
-    use proxy_view::output::cell;
-
     use super::*;
 
     #[derive(Clone, Serialize)]

@@ -1,6 +1,7 @@
 //! `kpx services`.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -115,6 +116,12 @@ impl Listed for ServiceView {
         row
     }
 
+    fn way(&self) -> Option<Cell> {
+        let ways = ways(self);
+        let is_cut_off = ways == BTreeSet::from(["unreachable"]);
+        (!ways.is_empty()).then(|| if is_cut_off { yellow(list(&ways)) } else { cell(list(&ways)) })
+    }
+
     fn key(&self) -> String {
         full_name(self)
     }
@@ -122,6 +129,12 @@ impl Listed for ServiceView {
     fn name(&self) -> String {
         format!("service/{}", full_name(self))
     }
+}
+
+/// Returns the ways to a Service's backends, each once.
+fn ways(service: &ServiceView) -> BTreeSet<&str> {
+    let backends = service.ports.iter().flat_map(|port| &port.backends);
+    backends.filter_map(|backend| backend.way.as_deref()).collect()
 }
 
 /// Formats a port as kubectl does, with an exclamation mark if not all of its frontends are in force.

@@ -13,7 +13,9 @@ use super::devices;
 use proxy_metrics::{MapFill, old_map_name};
 use proxy_view::age;
 use proxy_view::output::{Form, OutputArgs, cell, green, list, red, yellow};
-use proxy_view::status::{NamesStatus, OptionsStatus, PodsStatus, Status, UnreachableStatus};
+use proxy_view::status::{
+    NamesStatus, OptionsStatus, PodsStatus, Status, TunnelFailure, TunnelStatus, UnreachableStatus,
+};
 
 /// Show the state of the running agent. Ends with 1 if the agent is unhealthy or does not answer.
 ///
@@ -82,6 +84,7 @@ fn head(status: &Status, form: Form) -> String {
     ];
     let rows = rows.into_iter().chain(sockets.map(|sockets| ("Sockets:", cell(sockets))));
     let rows = rows.chain(status.names.as_ref().map(|names| ("Names:", cell(served_names(names)))));
+    let rows = rows.chain(status.tunnel.as_ref().map(|tunnel| ("Tunnel:", tunnelled(tunnel))));
     let rows = rows.chain(status.pods.as_ref().map(|pods| ("Pods:", cell(ways(pods)))));
     let form = Form { headers: false, ..form };
     form.sentences(&[], rows.map(|(name, value)| vec![cell(name), value]))
@@ -102,6 +105,19 @@ fn served_names(names: &NamesStatus) -> String {
         }
         Some(address) => format!("*.{} at {address}{why}", names.domain),
         None => format!("*.{} are not served{why}", names.domain),
+    }
+}
+
+/// Says what goes through the API server: `TCP through the API server: 2 streams open, 17 opened, 1 failed`.
+fn tunnelled(tunnel: &TunnelStatus) -> Cell {
+    let TunnelStatus { streams, opened, failed, .. } = tunnel;
+    let text = format!("TCP through the API server: {streams} streams open, {opened} opened, {failed} failed");
+    match &tunnel.failure {
+        Some(TunnelFailure { service, why, at }) => {
+            let service = service.as_deref().map(|service| format!("{service}: ")).unwrap_or_default();
+            yellow(format!("{text}; {} ago {service}{why}", age::since(*at)))
+        }
+        None => cell(text),
     }
 }
 

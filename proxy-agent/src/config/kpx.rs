@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::choice::{self, LbAlgorithm};
 use super::duration::GoDuration;
 use super::invalid::Fields;
-use crate::choices::{Mode, PodRoutes, SocketLb};
+use crate::choices::{Mode, PodRoutes, SocketLb, Tunnel};
 use crate::node::{FastPath, Masquerade};
 use proxy_datapath::{BPF_DIR, Mechanism, SocketOptions};
 
@@ -36,6 +36,8 @@ pub struct KpxConfiguration {
     pub lb_algorithm: LbAlgorithm,
     #[serde(with = "choice")]
     pub pod_routes: PodRoutes,
+    #[serde(with = "choice")]
+    pub tunnel: Tunnel,
     /// An address and a port, or `none`; empty stands for `127.0.0.153:53` in mode host, and for none otherwise.
     pub dns_address: String,
     pub cluster_domain: String,
@@ -124,6 +126,7 @@ impl Default for KpxConfiguration {
             cluster_ip_external: true,
             lb_algorithm: LbAlgorithm::default(),
             pod_routes: PodRoutes::default(),
+            tunnel: Tunnel::default(),
             dns_address: String::new(),
             cluster_domain: "cluster.local".to_owned(),
             attach: None,

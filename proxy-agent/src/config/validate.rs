@@ -14,7 +14,7 @@ use crate::names::{DNS_ADDRESS, NamesOptions};
 use crate::node::detect::Detector;
 use crate::node::node_ports::NodePortAddresses;
 use crate::node::{FastPath, Masquerade, NodeOptions};
-use crate::settings::{Conntrack, Mode, PodRoutes};
+use crate::settings::{Conntrack, Mode, PodRoutes, SocketLb, Tunnel};
 use proxy_core::model::{HostRoutes, ModelOptions};
 use proxy_datapath::SocketOptions;
 use proxy_dns::Zone;
@@ -131,6 +131,13 @@ fn of_the_mode(own: &mut Fields, kpx: &KpxConfiguration) {
     let is_host = kpx.mode == Mode::Host;
     let pod_routes = choice::name(&kpx.pod_routes);
     own.check(is_host || kpx.pod_routes == PodRoutes::Off, "podRoutes", pod_routes, "is for mode host");
+    let tunnel = choice::name(&kpx.tunnel);
+    let is_off = kpx.tunnel == Tunnel::Off;
+    own.check(is_off || is_host, "tunnel", &tunnel, "is for mode host");
+    own.check(is_off || kpx.manifests.is_empty(), "tunnel", &tunnel, "needs an API server, not a folder of manifests");
+    // The flows of packets say for which Service a connection came.
+    let by_packets = matches!(kpx.socket_lb, SocketLb::Off | SocketLb::Auto);
+    own.check(is_off || by_packets, "tunnel", &tunnel, "cannot be used with socketLB host or all");
     let is_default = kpx.cluster_domain == KpxConfiguration::default().cluster_domain;
     own.check(is_host || is_default, "clusterDomain", &kpx.cluster_domain, "is for mode host");
     own.check(!is_host || kpx.fast_path != FastPath::On, "fastPath", "on", "is for nodes, not for mode host");

@@ -173,7 +173,7 @@ impl<A: Addr> Family<A> {
     }
 
     /// Returns the model whose rows are in force, if they have room.
-    fn holder(&self, key: &FrontendKey<A>) -> Option<&FamilyModel<A>> {
+    pub(super) fn holder(&self, key: &FrontendKey<A>) -> Option<&FamilyModel<A>> {
         self.owner(key).filter(|model| !self.shares.leave_out(&model.claim.service, key))
     }
 

@@ -1,14 +1,15 @@
 //! Adds the routes of a host in host mode.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use proxy_common::addr::Addr;
+use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
+use proxy_common::frontend::FrontendKey;
 
 use super::Desired;
 use super::family::Family;
 use crate::input::ObjectName;
-use crate::model::{ClusterRoute, HostMode, Unreachable, endpoint_addresses};
+use crate::model::{ClusterRoute, HostMode, TunnelledPod, Unreachable, endpoint_addresses};
 
 impl Desired {
     /// Returns the view of the cluster in host mode.
@@ -48,6 +49,9 @@ impl Desired {
 
     /// Returns true if a backend is a socket of this host.
     pub fn has_own_backend(&self) -> bool {
+        if self.host_mode().is_some_and(HostMode::has_tunnel) {
+            return true;
+        }
         let routes = self.options.host_routes.iter().flat_map(|host_routes| host_routes.routes.values());
         routes.into_iter().any(|route| *route == ClusterRoute::Own)
     }
@@ -61,6 +65,12 @@ impl Desired {
         all
     }
 
+    /// Returns the pods that take connections to the ClusterIP and port of a Service through the tunnel, and its name.
+    pub fn tunnelled(&self, service: SocketAddr) -> Option<(&ObjectName, &[TunnelledPod])> {
+        let v4 = Addr4::from_ip(service.ip()).and_then(|addr| self.v4.tunnelled(addr, service.port()));
+        v4.or_else(|| Addr6::from_ip(service.ip()).and_then(|addr| self.v6.tunnelled(addr, service.port())))
+    }
+
     /// Returns the Services that have backends but none within reach, with those backends.
     pub fn cut_off(&self) -> BTreeMap<&ObjectName, Vec<&Unreachable>> {
         let mut all = self.unreachable();
@@ -72,6 +82,12 @@ impl Desired {
 impl<A: Addr> Family<A> {
     fn unreachable(&self) -> impl Iterator<Item = (&ObjectName, &Unreachable)> {
         self.models.iter().flat_map(|(service, model)| model.unreachable.iter().map(move |one| (service, one)))
+    }
+
+    fn tunnelled(&self, addr: A, port: u16) -> Option<(&ObjectName, &[TunnelledPod])> {
+        let key = FrontendKey::new(addr, Port::new(port), Proto::TCP);
+        let model = self.holder(&key)?;
+        Some((&model.claim.service, model.tunnelled.get(&key)?))
     }
 
     /// Returns true if any port of a Service has a backend.

@@ -13,7 +13,7 @@ use crate::compact::{self, EndpointSlice, Shared};
 
 mod fallback;
 
-pub(super) use fallback::NodePortFallback;
+pub(super) use fallback::{NodePortFallback, WithinReach};
 
 /// The readable part of one EndpointSlice.
 pub struct Slice<'a, A: Addr> {
@@ -132,6 +132,16 @@ impl<'a, A: Addr> Endpoint<'a, A> {
         self.serving && self.terminating && !self.ready
     }
 
+    /// Returns true if the host sends packets to the address of the endpoint itself, as every node does.
+    pub fn is_direct(&self) -> bool {
+        matches!(self.reachability, Reachability::Direct)
+    }
+
+    /// Returns true for an endpoint that may take connections.
+    fn serves(&self) -> bool {
+        self.ready || self.is_fallback()
+    }
+
     /// Ranks two records of one listener: the greater one counts. An address that was given to a new pod while the old
     /// one still terminates belongs to the new pod. The remaining criteria make the choice independent of the slices'
     /// order.
@@ -206,7 +216,7 @@ impl<A: Addr> Joined<'_, A> {
 
     /// Returns all endpoints that may serve, in any set or in none, and whether they are on this node.
     pub(super) fn serving(&self) -> impl Iterator<Item = (SockAddr<A>, bool)> {
-        let serving = self.0.iter().filter(|(_, endpoint)| endpoint.ready || endpoint.is_fallback());
+        let serving = self.0.iter().filter(|(_, endpoint)| endpoint.serves());
         serving.map(|(at, endpoint)| (*at, endpoint.local))
     }
 

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
-use proxy_common::addr::{Addr, Proto};
+use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 
 use super::node::{node_addresses, pod_cidrs};
-use crate::compact::{Endpoint, EndpointSlice};
+use crate::compact::{Endpoint, EndpointSlice, Shared};
 use crate::store::Store;
 
 /// The host's routes to the addresses that the agent asked for.
@@ -18,13 +18,15 @@ use crate::store::Store;
 pub struct HostRoutes {
     /// Set by the operator if the default route leads to pods.
     pub default_leads_to_pods: bool,
+    /// The sockets of this host from which the agent leads connections to pods by another way, at most one a family.
+    pub tunnel: Vec<SocketAddr>,
     pub routes: BTreeMap<IpAddr, ClusterRoute>,
 }
 
 impl HostRoutes {
     /// Returns the state before any route is known.
     pub fn unknown(default_leads_to_pods: bool) -> Self {
-        Self { default_leads_to_pods, routes: BTreeMap::new() }
+        Self { default_leads_to_pods, tunnel: Vec::new(), routes: BTreeMap::new() }
     }
 }
 
@@ -83,6 +85,15 @@ impl fmt::Display for Unreachable {
     }
 }
 
+/// A pod that connections reach through the tunnel, and the port at which it listens.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TunnelledPod {
+    pub namespace: Shared,
+    pub name: Box<str>,
+    /// The address and port of the endpoint. No packet of this host goes there.
+    pub at: SocketAddr,
+}
+
 /// The host's view of the cluster beside its Services.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostMode {
@@ -111,6 +122,17 @@ impl HostMode {
 
     pub fn node_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.nodes.values().flat_map(|node| node.addresses.iter().copied())
+    }
+
+    /// Returns true if the agent leads connections to pods that this host does not reach.
+    pub(crate) fn has_tunnel(&self) -> bool {
+        !self.host_routes.tunnel.is_empty()
+    }
+
+    /// Returns the socket at which the tunnel of a family begins.
+    pub(super) fn tunnel<A: Addr>(&self) -> Option<SockAddr<A>> {
+        let starts = self.host_routes.tunnel.iter();
+        starts.filter_map(|at| Some(SockAddr::new(A::from_ip(at.ip())?, Port::new(at.port())))).next()
     }
 
     /// Returns the class of the route to an address, if it is known.

@@ -133,6 +133,11 @@ impl<K: Pod, V: Pod> Rows<K, V> {
         Ok(Walk::of(self.map.try_clone()?, len))
     }
 
+    /// Returns another handle of the map.
+    pub(crate) fn map(&self) -> Result<OwnedFd> {
+        self.map.try_clone()
+    }
+
     /// Writes rows in their order, each in place of a row with the same key. Writes as many rows as there are both keys
     /// and values.
     pub(crate) fn put(&mut self, keys: &[K], values: &[V]) -> std::result::Result<(), Stopped> {

@@ -101,6 +101,16 @@ impl Options {
         Ok(Connection { clients: Clients { limited, paced }, addrs, cluster })
     }
 
+    /// Makes a client for streams, which may be silent for as long as their ends like.
+    pub(super) async fn stream_client(&self) -> Result<Client> {
+        let mut config = self.directed().await?;
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        config.read_timeout = None;
+        config.default_retry = false;
+        let server = config.cluster_url.clone();
+        connected(config).with_context(|| self.client_for(&server))
+    }
+
     async fn config(&self) -> Result<Config> {
         let context = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
         if let Some(path) = &self.kubeconfig {

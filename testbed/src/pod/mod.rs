@@ -28,8 +28,8 @@ use nix::unistd::{Pid, chdir, chroot};
 use serde_json::Value;
 
 pub use self::exec::Inside;
-pub use self::kubelet::Kubelets;
 pub(crate) use self::exec::connect_in;
+pub use self::kubelet::Kubelets;
 use self::seccomp::apply_default_profile;
 use self::security::{capabilities, user};
 use crate::agent::{binary, wait_until};

@@ -3,6 +3,7 @@
 mod changes;
 mod fixture;
 mod names;
+mod tunnel;
 mod unit;
 
 use anyhow::{Context, Result, ensure};

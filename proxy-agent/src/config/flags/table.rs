@@ -3,7 +3,7 @@
 use super::{Effect, Flag, Kind};
 use crate::config::choice::{LbAlgorithm, values};
 use crate::node::{FastPath, Masquerade};
-use crate::settings::{Mode, PodRoutes, SocketLb};
+use crate::settings::{Mode, PodRoutes, SocketLb, Tunnel};
 use Effect::{Command, Development, Kpx, KubeProxy, KubeProxyOver, Nothing, Port};
 use Kind::{Choice, Dir, Duration, File, Gates, Integer, IntegerOr, List, Number, OneOf, Switch, Text, Version};
 use proxy_datapath::Mechanism;
@@ -72,6 +72,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("manifests", Dir, Kpx("manifests"), "Read Services, EndpointSlices, Nodes and ServiceCIDRs from the YAML files of a folder instead of an API server"),
     flag("mode", Choice(values::<Mode>), Kpx("mode"), "What this host is to the cluster: one of its nodes (node), or a machine outside from which ClusterIPs become reachable (host)"),
     flag("pod-routes", Choice(values::<PodRoutes>), Kpx("podRoutes"), "In mode host: how to reach pods that the host has no route for: not at all (off), by the default route (default), or by routes that kpx makes through their nodes (nodes)"),
+    flag("tunnel", Choice(values::<Tunnel>), Kpx("tunnel"), "In mode host: how to reach Services whose pods have no route and that have no node port: not at all (off), or by TCP through the API server, as kubectl port-forward does (tcp). It takes the right to get and create pods/portforward"),
     flag("dns-address", Text, Kpx("dnsAddress"), "In mode host: the address and port at which programs of this machine ask for the cluster's names, or `none`; default: 127.0.0.153:53"),
     flag("cluster-domain", Text, Kpx("clusterDomain"), "In mode host: the domain of the cluster's names"),
     flag("node-ip", List, Kpx("nodeIPs"), "This node's addresses, one per family, instead of the Node object's"),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{NodeCondition, NodeSpec};
+use k8s_openapi::api::core::v1::{NodeCondition, NodeSpec, ObjectReference};
 
 use super::dumps::Dump;
 use super::objects::{dump_tests, objects};
@@ -164,4 +164,44 @@ fn models_built_without_routes_are_built_again() {
     desired.update_routes(routes, true);
     desired.sync();
     Dump::of_rust(file!(), "models_built_without_routes_are_built_again").assert_eq(&shown(&desired));
+}
+
+/// Names the last endpoint's pod.
+fn of_pod(slice: SliceBuilder, name: &str) -> SliceBuilder {
+    let (kind, name) = (Some("Pod".to_owned()), Some(name.to_owned()));
+    slice.edit_last(|endpoint| endpoint.target_ref = Some(ObjectReference { kind, name, ..ObjectReference::default() }))
+}
+
+#[test]
+fn the_tunnel_stands_in_for_pods_that_nothing_else_reaches() {
+    let tunnelled = |service: ServiceBuilder, slice: SliceBuilder| {
+        let mut routes = HostRoutes::unknown(false);
+        routes.tunnel = vec!["192.0.0.8:4000".parse().unwrap()];
+        let options = ModelOptions { host_routes: Some(Arc::new(routes)), ..ModelOptions::default() };
+        let mut desired = Desired::with_options("", options);
+        let inputs = [remote_node("n2", "192.0.2.12", "10.244.2.0/24", true), service.into(), slice.into()];
+        listed().into_iter().chain(inputs).for_each(|input| desired.apply(input));
+        settle(&mut desired, &ROUTES);
+        let pods = desired.tunnelled("10.96.0.1:80".parse().unwrap());
+        let pods = pods.map(|(_, pods)| pods.iter().map(|pod| format!("{} {}", pod.name, pod.at)).collect::<Vec<_>>());
+        let is_led = desired.tables().to_string().contains("192.0.0.8:4000");
+        assert_eq!(is_led, pods.is_some(), "{}", shown(&desired));
+        assert!(desired.has_own_backend(), "lo needs a program");
+        pods.unwrap_or_default()
+    };
+    let far = || of_pod(slice("web-1", "web").tcp(80).ready("10.244.2.5").on("n2"), "far");
+    assert_eq!(tunnelled(web(), far()), ["far 10.244.2.5:80"]);
+    let two = of_pod(far().terminating("10.244.2.6").on("n2"), "ends");
+    assert_eq!(tunnelled(web(), two), ["far 10.244.2.5:80"], "a terminating pod is the last resort");
+    let ends = of_pod(slice("web-1", "web").tcp(80).terminating("10.244.2.6").on("n2"), "ends");
+    assert_eq!(tunnelled(web(), ends), ["ends 10.244.2.6:80"]);
+    let near = of_pod(far().ready("10.244.1.5"), "near");
+    assert!(tunnelled(web(), near).is_empty(), "one is reached");
+    assert!(tunnelled(web().type_("NodePort").node_port(30_080), far()).is_empty(), "a node port comes first");
+    assert!(tunnelled(web().internal_local(), far()).is_empty(), "no endpoint is local");
+    let no_pod = slice("web-1", "web").tcp(80).ready("10.244.2.5").on("n2");
+    assert!(tunnelled(web(), no_pod).is_empty(), "only pods have the way");
+    let udp = service("web").cluster_ip("10.96.0.1").port("", "UDP", 80);
+    let far_udp = of_pod(slice("web-1", "web").port("", "UDP", 80).ready("10.244.2.5").on("n2"), "far");
+    assert!(tunnelled(udp, far_udp).is_empty(), "the API server forwards TCP alone");
 }

@@ -1,0 +1,49 @@
+//! What a host outside of the cluster has beside the datapath: the cluster's names, and the tunnel.
+
+use std::convert::Infallible;
+
+use anyhow::Result;
+use proxy_core::model::ModelOptions;
+use proxy_datapath::FlowMaps;
+use proxy_source::kubernetes;
+use rtnetlink::Handle;
+
+use crate::control::AgentHandle;
+use crate::names::{self, Names, NamesOptions, NamesState};
+use crate::tunnel::{self, Tunnel, TunnelState};
+
+/// The servers for programs of this machine, each as far as it is asked for.
+pub(super) struct Outside {
+    names: Option<Names>,
+    tunnel: Option<Tunnel>,
+}
+
+/// The states of them, for reports.
+#[derive(Debug, Default)]
+pub struct OutsideStates {
+    pub(crate) names: Option<NamesState>,
+    pub(crate) tunnel: Option<TunnelState>,
+}
+
+/// Starts what is asked for, and notes in `model` where the tunnel begins.
+pub(super) async fn start(
+    (names, tunnel): (Option<NamesOptions>, Option<kubernetes::Options>),
+    model: &mut ModelOptions,
+    flows: &FlowMaps,
+    agent: &AgentHandle,
+    netlink: &Handle,
+) -> Result<(Outside, OutsideStates)> {
+    let (names, names_state) = names::start(names, agent, netlink);
+    let (tunnel, tunnel_state) = Tunnel::start(tunnel, model.host_routes.as_mut(), flows, agent, netlink).await?;
+    Ok((Outside { names, tunnel }, OutsideStates { names: names_state, tunnel: tunnel_state }))
+}
+
+impl Outside {
+    /// Serves for as long as kpx runs.
+    pub(super) async fn serve(self) -> Infallible {
+        tokio::select! {
+            never = names::serve(self.names) => never,
+            never = tunnel::serve(self.tunnel) => never,
+        }
+    }
+}

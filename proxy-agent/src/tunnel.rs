@@ -1,0 +1,229 @@
+//! Leads connections of this machine's programs to pods out of its reach, through the API server.
+//!
+//! The datapath sends such a connection to a socket of kpx's own on this machine, which is the only backend of its Service port. The
+//! flow table says for which Service it came. So one socket of each family serves all Services, and a connection without a flow of
+//! this machine's is nobody's.
+
+mod listen;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use jiff::Timestamp;
+use proxy_core::input::ObjectName;
+use proxy_core::model::{HostRoutes, TunnelledPod};
+use proxy_datapath::{FlowMaps, HostFlows, Led};
+use proxy_net as net;
+use proxy_source::kubernetes::{Forwarder, Options, PodStream};
+use proxy_view::status::{TunnelFailure, TunnelStatus};
+use rand::seq::SliceRandom;
+use rtnetlink::Handle;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::sleep;
+use tracing::{debug, info, warn};
+
+use crate::control::AgentHandle;
+
+/// The most streams at once. Later connections wait to be accepted.
+const STREAMS: usize = 256;
+/// The pods that are tried for one connection.
+const TRIES: usize = 3;
+/// The time between looks at the addresses at which the tunnel begins.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// The wait between looks at the socket of a client that sends no more: at first, and at most.
+const GONE_MIN: Duration = Duration::from_millis(10);
+const GONE_MAX: Duration = Duration::from_secs(1);
+
+/// The state of the tunnel, as `kpx status` shows it.
+pub type TunnelState = watch::Receiver<TunnelStatus>;
+
+/// The pods that a connection may go to.
+#[derive(Clone, Debug)]
+pub struct Tunnelled {
+    pub service: ObjectName,
+    pub pods: Vec<TunnelledPod>,
+}
+
+/// The tunnel, before it serves.
+pub(crate) struct Tunnel {
+    listeners: Vec<TcpListener>,
+    netlink: Handle,
+    shared: Arc<Shared>,
+}
+
+/// What all streams use.
+struct Shared {
+    flows: HostFlows,
+    agent: AgentHandle,
+    forwarder: Forwarder,
+    status: watch::Sender<TunnelStatus>,
+    streams: AtomicUsize,
+}
+
+impl Tunnel {
+    /// Listens, where that is asked for, and notes in `routes` where.
+    pub(crate) async fn start(
+        options: Option<Options>,
+        routes: Option<&mut Arc<HostRoutes>>,
+        flows: &FlowMaps,
+        agent: &AgentHandle,
+        netlink: &Handle,
+    ) -> Result<(Option<Self>, Option<TunnelState>)> {
+        let (Some(options), Some(routes)) = (options, routes) else { return Ok((None, None)) };
+        let listeners = listen::listen(netlink).await.context("listen for connections to pods out of reach")?;
+        let addresses: Vec<SocketAddr> = listeners.iter().map(TcpListener::local_addr).collect::<Result<_, _>>()?;
+        info!(?addresses, "pods out of reach are reached through the API server, by TCP");
+        Arc::make_mut(routes).tunnel.clone_from(&addresses);
+        let (status, state) = watch::channel(TunnelStatus { addresses, ..TunnelStatus::default() });
+        let (flows, agent, streams) = (flows.host_flows()?, agent.clone(), AtomicUsize::new(0));
+        let shared = Shared { flows, agent, forwarder: Forwarder::new(options), status, streams };
+        Ok((Some(Self { listeners, netlink: netlink.clone(), shared: Arc::new(shared) }), Some(state)))
+    }
+
+    /// Serves for as long as kpx runs.
+    pub(crate) async fn run(self) -> Infallible {
+        let Self { listeners, netlink, shared } = self;
+        let mut open = JoinSet::new();
+        loop {
+            tokio::select! {
+                (stream, client) = listen::accept(&listeners), if open.len() < STREAMS => {
+                    open.spawn(Arc::clone(&shared).lead(stream, client));
+                }
+                Some(_) = open.join_next() => {}
+                () = sleep(LOOK) => {
+                    // The device may be a new one, without the addresses.
+                    if let Err(error) = net::anchor::address_listeners(&netlink).await {
+                        shared.fail(None, format!("{error:#}"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Serves the tunnel, where there is one.
+pub(crate) async fn serve(tunnel: Option<Tunnel>) -> Infallible {
+    match tunnel {
+        Some(tunnel) => tunnel.run().await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Shared {
+    /// Leads one connection to a pod, and waits for its end. A failure resets it.
+    async fn lead(self: Arc<Self>, stream: TcpStream, client: SocketAddr) {
+        let wanted = self.wanted(&stream, client).await;
+        let (led, service, pod) = match wanted {
+            Ok(Some((led, wanted))) => {
+                let service = wanted.service.clone();
+                (led, service, self.open(wanted).await)
+            }
+            Ok(None) => {
+                debug!(%client, "a connection to the tunnel is none to a Service");
+                return listen::reset(stream);
+            }
+            Err(error) => {
+                self.fail(None, format!("{error:#}"));
+                return listen::reset(stream);
+            }
+        };
+        let (pod, opened) = match pod {
+            Ok(opened) => opened,
+            Err(error) => {
+                self.fail(Some(&service), format!("{error:#}"));
+                return listen::reset(stream);
+            }
+        };
+        self.count(1);
+        let mut stream = stream;
+        let ended = opened.relay(&mut stream, is_gone(led)).await;
+        self.count_end();
+        match ended {
+            Ok(()) => self.status.send_modify(|status| {
+                if status
+                    .failure
+                    .as_ref()
+                    .is_some_and(|failure| failure.service.as_deref() == Some(&*service.to_string()))
+                {
+                    status.failure = None;
+                }
+            }),
+            Err(error) => {
+                // Clients may reset their connections.
+                if error.downcast_ref::<std::io::Error>().is_none() {
+                    self.fail(Some(&service), format!("pod {pod}: {error:#}"));
+                }
+                listen::reset(stream);
+            }
+        }
+    }
+
+    /// Returns the pods for a connection. None if no flow of this machine's led it here.
+    async fn wanted(&self, stream: &TcpStream, client: SocketAddr) -> Result<Option<(Led, Tunnelled)>> {
+        let Some(led) = self.flows.find(client, stream.local_addr()?)? else { return Ok(None) };
+        let wanted = self.agent.tunnelled(led.service).await?;
+        let wanted = wanted.with_context(|| format!("no pod serves {} through the tunnel any more", led.service))?;
+        Ok(Some((led, wanted)))
+    }
+
+    /// Opens a stream to one of the pods, drawn by lot as the Service's backends are.
+    async fn open(&self, Tunnelled { mut pods, .. }: Tunnelled) -> Result<(String, PodStream)> {
+        pods.shuffle(&mut rand::rng());
+        let mut failed = anyhow::anyhow!("no pods");
+        for TunnelledPod { namespace, name, at } in pods.iter().take(TRIES) {
+            match self.forwarder.open(namespace, name, at.port()).await {
+                Ok(stream) => return Ok((format!("{}/{name}", &**namespace), stream)),
+                Err(error) => failed = error.context(format!("pod {}/{name}", &**namespace)),
+            }
+        }
+        Err(failed)
+    }
+
+    fn count(&self, opened: u64) {
+        let streams = self.streams.fetch_add(1, Ordering::Relaxed) + 1;
+        self.status.send_modify(|status| {
+            status.opened += opened;
+            status.streams = streams;
+        });
+    }
+
+    fn count_end(&self) {
+        let streams = self.streams.fetch_sub(1, Ordering::Relaxed) - 1;
+        self.status.send_modify(|status| status.streams = streams);
+    }
+
+    /// Notes a failure, and logs it if the last one was another.
+    fn fail(&self, service: Option<&ObjectName>, why: String) {
+        let service = service.map(ObjectName::to_string);
+        let last = self.status.borrow().failure.as_ref().map(|failure| (failure.service.clone(), failure.why.clone()));
+        if last != Some((service.clone(), why.clone())) {
+            warn!(service, why, "a connection through the tunnel failed");
+        }
+        let at = Timestamp::now();
+        self.status.send_modify(|status| {
+            status.failed += 1;
+            status.failure = Some(TunnelFailure { service, why, at });
+        });
+    }
+}
+
+/// Waits until no process has the client's socket any more. Its FIN says only that it will send no more.
+async fn is_gone(Led { client, frontend, .. }: Led) {
+    let mut wait = GONE_MIN;
+    loop {
+        let has_owner = spawn_blocking(move || net::listeners::has_owner(client, frontend)).await;
+        // Without an answer it is the pod's end that ends the stream.
+        if matches!(has_owner, Ok(Ok(false))) {
+            return;
+        }
+        sleep(wait).await;
+        wait = (wait * 2).min(GONE_MAX);
+    }
+}
