@@ -29,12 +29,14 @@ mod cluster;
 mod credentials;
 mod forward;
 mod forward_stream;
+mod granted;
 mod outage;
 mod recorder;
 mod watch;
 
 pub use forward::Forwarder;
 pub use forward_stream::PodStream;
+pub use granted::Granted;
 
 /// The options for reaching the API server. Without a kubeconfig kpx uses the service account of its pod, or else the
 /// files that `kubectl` would use (`KUBECONFIG`, `~/.kube/config`).

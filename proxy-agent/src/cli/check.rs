@@ -2,6 +2,7 @@
 
 mod facts;
 mod judge;
+mod outside;
 mod probe;
 mod processes;
 mod rules;
@@ -14,6 +15,7 @@ use clap::Args;
 use comfy_table::Cell;
 use serde::Serialize;
 
+use crate::choices::Mode;
 use proxy_view::output::{Form, OutputArgs, cell, green, red, yellow};
 
 pub(super) use processes::{holds_lock, kube_proxies};
@@ -25,7 +27,11 @@ pub(super) use rules::{Chains, KubeProxyRules};
 /// Ends with 1 if something keeps kpx from working.
 #[derive(Args, Debug)]
 pub(super) struct CheckArgs {
-    /// Check this kubeconfig as well. The file is only read; the API server is not contacted.
+    /// What this host is to the cluster: one of its nodes, or a machine outside. For a machine outside the API server is asked what it
+    /// grants, and this host's networks are compared with those of Services.
+    #[arg(long, value_enum, default_value_t)]
+    mode: Mode,
+    /// Check this kubeconfig as well. In mode node the file is only read; the API server is not contacted.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     #[command(flatten)]
@@ -63,7 +69,14 @@ enum Level {
 }
 
 pub(super) async fn check(args: &CheckArgs) -> Result<ExitCode> {
-    let findings = judge::judge(&facts::gather(args.kubeconfig.clone()).await?);
+    let facts = facts::gather(args.kubeconfig.clone()).await?;
+    let findings = match args.mode {
+        Mode::Node => judge::judge(&facts),
+        Mode::Host => {
+            let outside = outside::gather(args.kubeconfig.clone(), &facts::links().await?).await?;
+            judge::of_host(&facts).into_iter().chain(outside::judge(&outside)).collect()
+        }
+    };
     let report = Report { fit: findings.iter().all(|finding| finding.level != Level::Fail), findings };
     args.output.print(&report, |form| text(&report, form))?;
     Ok(if report.fit { ExitCode::SUCCESS } else { ExitCode::FAILURE })

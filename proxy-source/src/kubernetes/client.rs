@@ -72,7 +72,7 @@ impl Options {
     }
 
     /// Returns the configuration, with the operator's server in place of its own.
-    async fn directed(&self) -> Result<Config> {
+    pub(super) async fn directed(&self) -> Result<Config> {
         let mut config = self.config().await?;
         if let Some(master) = &self.master {
             config.cluster_url = parse_master(master)?;

@@ -173,7 +173,7 @@ fn kube_proxy_rules(missing: &[Need]) -> (KubeProxyRules, Option<String>) {
 const ONCE: Duration = Duration::from_secs(3_600);
 
 /// Lists the devices of this thread's network namespace.
-async fn links() -> Result<BTreeMap<u32, Link>> {
+pub(super) async fn links() -> Result<BTreeMap<u32, Link>> {
     let (sender, mut events) = mpsc::channel(1);
     tokio::select! {
         ended = net::watch(sender, ONCE) => ended.and_then(|()| bail!("the watch on devices has ended")),

@@ -32,15 +32,24 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-fn ok(what: &'static str, found: impl Into<String>) -> Finding {
+/// Returns the findings that matter on a machine outside of the cluster, which has neither pods nor node ports, and forwards nothing.
+pub(super) fn of_host(facts: &Facts) -> Vec<Finding> {
+    let mut findings = vec![kernel(facts), preemption(facts), capabilities(facts), programs(facts), attach(facts)];
+    findings.extend([unprivileged_bpf(facts), bpf_fs(facts), memlock(facts), translators(facts), others(facts)]);
+    findings.extend([kube_proxy(facts), ipsec(facts), routing_rules(facts)]);
+    findings.extend(kubeconfig(facts));
+    findings
+}
+
+pub(super) fn ok(what: &'static str, found: impl Into<String>) -> Finding {
     Finding { level: Level::Ok, what, found: found.into(), fix: None }
 }
 
-fn warn(what: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Finding {
+pub(super) fn warn(what: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Finding {
     Finding { level: Level::Warn, what, found: found.into(), fix: Some(fix.into()) }
 }
 
-fn fail(what: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Finding {
+pub(super) fn fail(what: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Finding {
     Finding { level: Level::Fail, what, found: found.into(), fix: Some(fix.into()) }
 }
 
