@@ -18,7 +18,7 @@ mod trace;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use connect::ConnectArgs;
 pub use probe::{ProbeArgs, probe};
@@ -51,6 +51,14 @@ enum Command {
     Trace(trace::TraceArgs),
     ConnectivityTest(connectivity::ConnectivityArgs),
     Sysdump(sysdump::ClusterSysdumpArgs),
+}
+
+/// The form of what commands print that have no table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    #[default]
+    Text,
+    Json,
 }
 
 /// Runs a command for the whole cluster.

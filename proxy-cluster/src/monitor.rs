@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::Args;
 use clap::builder::PossibleValuesParser;
-use clap::{Args, ValueEnum};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
@@ -17,6 +17,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use crate::Output;
 use crate::answers::name_failed;
 use crate::connect::ConnectArgs;
 use crate::exec::{self, BROKEN};
@@ -62,13 +63,6 @@ pub(crate) struct MonitorArgs {
     /// Print for each packet a line for people, or a line of JSON with the fields node and event.
     #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
     output: Output,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum Output {
-    #[default]
-    Text,
-    Json,
 }
 
 pub(crate) async fn monitor(connect: &ConnectArgs, args: &MonitorArgs) -> Result<ExitCode> {

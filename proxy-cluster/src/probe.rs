@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use dial::{Outcome, Reply, dial_all};
 
 /// The most bytes of a message.
-const LONGEST: usize = 1 << 20;
+const LONGEST: usize = 256 << 10;
 /// The fewest bytes of a message: a server answers with as many bytes as it got, and its answer must fit.
 const SHORTEST: usize = 200;
 

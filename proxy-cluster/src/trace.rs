@@ -33,6 +33,7 @@ pub(crate) struct TraceArgs {
     /// Send so many packets, each from the next source port, and count the results.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     count: u32,
+    /// Print text, or data in a stable form: fields may be added, and no field is renamed or removed.
     #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
     output: Data,
 }

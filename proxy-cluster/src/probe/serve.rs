@@ -18,8 +18,8 @@ use super::{Answer, LONGEST};
 
 /// The time of one conversation.
 const CONVERSATION: Duration = Duration::from_secs(10);
-/// The conversations of a port at the same time.
-const MOST: usize = 256;
+/// The conversations of a port at the same time. Their messages fit into the memory of the test's pods.
+const MOST: usize = 64;
 /// The time after an error of a listener, such as a lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 

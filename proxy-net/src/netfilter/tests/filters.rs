@@ -257,3 +257,18 @@ fn chains_at_hooks_of_devices_are_found() {
     let Judgement { against, harmless } = judgement("devices.nft", &["eth0"]);
     assert_eq!((against, harmless), (counts.to_vec(), vec![]));
 }
+
+#[test]
+fn listing_shows_each_rule_as_far_as_it_is_read() {
+    let listing = netfilter("kindnet-filter.iptables", true).listing();
+    let head = "chain POSTROUTING of table ip mangle: hook postrouting, priority -150, 5 rules\n";
+    assert!(listing.starts_with(&format!("{head}  1: l4proto == 0x11 (a condition")), "{listing}");
+    let legacy = Legacy::of(["filter\n", ""]);
+    let rules = [(Field::InName, b"eth0\0".to_vec()), (Field::State, vec![8, 0, 0, 0])]
+        .map(|(field, value)| Part::Condition(Condition { field, mask: vec![0xff; value.len()], value, equal: true }));
+    let rule = [&rules[..], &[Part::Refuse("drop the packet".to_owned())]].concat();
+    let rules = [chain("FWD", vec![rule])].into();
+    let listing = Netfilter { rules, legacy, follows: true, takes_up: true }.listing();
+    assert!(listing.contains("  1: iifname == \"eth0\" ct state == 0x08000000 drop the packet\n"), "{listing}");
+    assert!(listing.ends_with("table filter of iptables-legacy\n"), "{listing}");
+}
