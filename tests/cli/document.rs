@@ -139,7 +139,8 @@ exclamation mark behind a port means that another Service holds one of its front
         heading: "kpx backends",
         about: "\
 The endpoints of Services, with and without traffic. `SETS` names the sets that give new flows a backend:
-`cluster` for clients of the whole cluster, `local` under a traffic policy `Local`.
+`cluster` for clients of the whole cluster, `local` under a traffic policy `Local`. In mode host a column `WAY` is added, here and in `kpx services`:
+`direct`, `node port`, `tunnel` or `unreachable`.
 ",
         example: "backends",
         data: Some("backends"),
@@ -169,6 +170,7 @@ const CHECK: &str = "
 Checks if this host is fit for kpx, and says how to mend it. It loads the programs and attaches them in a network
 namespace of its own. It looks at capabilities, sysctls, CNI, other programs on the devices, leftovers of a kube-proxy,
 ports, MTU, IPsec policies, routing rules and PREEMPT_RT. Ends with 1 if a line says `fail`.
+`--mode host` checks what a [machine outside](host-mode.md) needs instead, and asks the API server.
 ";
 
 const TAIL: &str = "
