@@ -35,7 +35,6 @@ use crate::run::fast_path::FastPathWatch;
 use crate::run::outside::Outside;
 use crate::run::servers::Servers;
 use crate::settings::{Conntrack, Settings};
-use crate::ui::Sources;
 use crate::{conntrack, control, history, leftovers, pod_sockets};
 use proxy_core::desired::Desired;
 use proxy_core::model::ModelOptions;
@@ -56,15 +55,12 @@ const QUEUE: usize = 4_096;
 
 /// Runs until a signal asks to stop, or until a failure that a restart may mend.
 pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Result<()> {
-    let (health, source_health, metrics) = (Health::default(), Health::default(), Metrics::new());
-    let liveness = Liveness::new(settings.sync_period, settings.mode);
+    let (health, source_health, watchers) = (Health::default(), Health::default(), Watchers::default());
+    let (metrics, liveness) = (Metrics::new(), Liveness::new(settings.sync_period, settings.mode));
     let (agent_handle, queries) = AgentHandle::telling(settings.service_metrics);
     let (events, event_queue) = Events::new(&settings.node_name);
-    let healths = [health.clone(), source_health.clone()];
-    let watchers = Watchers::default();
-    let page =
-        Sources { agent: agent_handle.clone(), watchers: watchers.clone(), run_dir: settings.run_dir.as_path().into() };
-    let servers = Servers::new(&settings, page, &metrics, liveness.clone(), healths, events.clone());
+    let (healths, asked) = ([health.clone(), source_health.clone()], (&agent_handle, &watchers));
+    let servers = Servers::new(&settings, asked, &metrics, liveness.clone(), healths, events.clone());
     let reports = Reports::new(health, liveness, metrics.clone(), events.clone());
     let mut signals = Signals::listen()?;
     let Prepared { lock: _lock, pins, cgroup, socket } = prepared;

@@ -39,6 +39,12 @@ pub struct Sources {
     pub run_dir: Arc<Path>,
 }
 
+impl Sources {
+    pub fn new(agent: &AgentHandle, watchers: &Watchers, run_dir: &Path) -> Self {
+        Self { agent: agent.clone(), watchers: watchers.clone(), run_dir: run_dir.into() }
+    }
+}
+
 /// The state of the router.
 #[derive(Clone)]
 struct Page {

@@ -7,8 +7,10 @@ use anyhow::{Context, Error, Result};
 use axum::Router;
 use tokio::task::JoinSet;
 
+use crate::control::AgentHandle;
 use crate::http_server::keep_serving;
 use crate::liveness::Liveness;
+use crate::monitor::Watchers;
 use crate::settings::Settings;
 use crate::ui::Sources;
 use crate::{healthz, metrics_server, ui};
@@ -30,16 +32,16 @@ pub(super) struct Servers {
 impl Servers {
     pub(super) fn new(
         settings: &Settings,
-        page: Sources,
+        (agent, watchers): (&AgentHandle, &Watchers),
         metrics: &Metrics,
         liveness: Liveness,
         [health, source_health]: [Health; 2],
         events: Events,
     ) -> Self {
         let healthz = healthz::router(liveness, metrics.clone(), [health.clone(), source_health]);
-        let agent = page.agent.clone();
-        let page = if settings.ui { ui::router(page, &settings.node_name) } else { Router::new() };
-        let metrics = metrics_server::router(agent, metrics.clone(), settings.configz.clone(), page);
+        let sources = || Sources::new(agent, watchers, &settings.run_dir);
+        let page = if settings.ui { ui::router(sources(), &settings.node_name) } else { Router::new() };
+        let metrics = metrics_server::router(agent.clone(), metrics.clone(), settings.configz.clone(), page);
         let servers = [
             (Problem::HealthServer, settings.healthz_address, healthz, Events::healthz_failed as Failed),
             (Problem::MetricsServer, settings.metrics_address, metrics, Events::metrics_failed),

@@ -22,7 +22,7 @@ const FILES: [(&str, &str); 4] = [
 /// Returns sources whose agent has ended.
 fn sources() -> Sources {
     let (agent, _) = AgentHandle::new();
-    Sources { agent, watchers: Watchers::default(), run_dir: Path::new("/nonexistent").into() }
+    Sources::new(&agent, &Watchers::default(), Path::new("/nonexistent"))
 }
 
 async fn ask(method: Method, path: &str, headers: &[(&str, &str)]) -> Response {
