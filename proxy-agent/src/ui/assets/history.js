@@ -3,6 +3,7 @@
 import { ask } from "./agent.js";
 import { chosen } from "./place.js";
 import { state } from "./model.js";
+import { WINDOW_MS } from "./rates.js";
 
 /** The time between two readings of all histories: the agent adds a point every ten seconds. */
 const PERIOD_MS = 30_000;
@@ -47,8 +48,11 @@ export function latest(key, field) {
 export function past(key, fields, readings) {
   const history = historyOf(key);
   const first = readings.find(([, value]) => value !== null)?.[0] ?? Infinity;
-  const older = history ? kept.times.map((time, n) => [time, total(fields.map((field) => history[field]?.[n]))]) : [];
-  return [...older.filter(([time]) => time < first), ...readings.filter(([time]) => time >= first)];
+  if (!history) return readings.filter(([time]) => time >= first);
+  const older = kept.times.map((time, n) => [time, total(fields.map((field) => history[field]?.[n]))]);
+  // The first rates are means of a short time, and the agent counts in bursts.
+  const from = Math.max(first + WINDOW_MS, kept.times.at(-1) + 1);
+  return [...older, ...readings.filter(([time]) => time >= from)];
 }
 
 function total(values) {

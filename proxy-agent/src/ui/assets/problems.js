@@ -22,8 +22,8 @@ const MOVES = 0.005;
 /** Returns the worst problem of a row; null if it has none. A Service may rightly have no endpoints, as long as no client asks for it. */
 export function findProblem(row) {
   if (row.refused > MOVES) {
-    const why = row.total === 0 ? ", no endpoints" : row.ready === 0 ? ", none ready" : "";
-    return problem("refusing", row.refused, `${rate(row.refused)}/s not served${why}`);
+    const why = row.total === 0 ? "there are no endpoints" : row.ready === 0 ? "no backend is ready" : "";
+    return problem("refusing", row.refused, `${rate(row.refused)}/s not served`, why);
   }
   if (row.total > 0 && row.ready === 0) return problem("down", 0, "no ready backend");
   const failed = latest(row.key, "failed");
@@ -35,7 +35,7 @@ export function findProblem(row) {
 }
 
 /** Returns a number by which problems sort: the kind, then the size. */
-function problem(kind, size, text) {
+function problem(kind, size, text, why = "") {
   const rank = KINDS.length - KINDS.findIndex(([id]) => id === kind);
-  return { kind, text, weight: rank + Math.min(0.99, Math.log10(1 + (size ?? 0)) / 10) };
+  return { kind, text, long: why ? `${text}: ${why}` : text, weight: rank + Math.min(0.99, Math.log10(1 + (size ?? 0)) / 10) };
 }

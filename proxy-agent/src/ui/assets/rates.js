@@ -4,7 +4,7 @@
 export const KEEP = 90;
 
 /** The window of a rate. The agent counts the traffic of open flows when it sweeps them, so a shorter window would show bursts. */
-const WINDOW_MS = 12_000;
+export const WINDOW_MS = 12_000;
 
 /** The history of counters by key; each key has several counters. */
 export class Rates {

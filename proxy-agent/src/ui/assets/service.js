@@ -78,7 +78,7 @@ function title(service) {
     "header",
     { class: "title", "data-key": "title" },
     h("h2", {}, h("span", { class: "faint" }, `${service.namespace} / `), service.name, " ", copyButton(key)),
-    problem ? h("p", {}, h("span", { class: `mark ${problem.kind}` }, problem.text)) : null,
+    problem ? h("p", {}, h("span", { class: `mark ${problem.kind}` }, problem.long)) : null,
     h(
       "p",
       { class: "links" },

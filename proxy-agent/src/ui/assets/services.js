@@ -191,7 +191,7 @@ export function serviceLink(row) {
 }
 
 function problemCell({ problem }) {
-  return h("td", { class: "problem" }, problem ? h("span", { class: `mark ${problem.kind}`, title: problem.text }, problem.text) : h("span", { class: "faint" }, "none"));
+  return h("td", { class: "problem" }, problem ? h("span", { class: `mark ${problem.kind}`, title: problem.long }, problem.text) : h("span", { class: "faint" }, "none"));
 }
 
 function nameCell(row) {
