@@ -1,6 +1,7 @@
 //! The views that answer "what is wrong, and why": problems, live packets, map and trace; and who can read them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use testbed::agent::{DEADLINE, Service, wait_until};
@@ -11,7 +12,10 @@ use crate::ui::browser::Browser;
 use crate::ui::webdriver::key;
 use crate::ui::{Fixture, TARGET, address, url, web};
 
-/// The clients of a view under test: p1b reaches `web`, and is refused by `empty`.
+/// The time for which charts of pictures show traffic.
+const PICTURED: Duration = Duration::from_secs(100);
+
+/// The clients of a view under test: p1b reaches `web`, and is refused by `zero`.
 struct Clients<'a> {
     fixture: &'a Fixture,
     dial: Dial,
@@ -22,7 +26,18 @@ impl<'a> Clients<'a> {
     fn start(fixture: &'a Fixture) -> Result<Self> {
         fixture.base.lab.backends().try_for_each(|host| fixture.base.servers.serve(host, TARGET))?;
         let dial = |service: &Service| Dial::new(Protocol::Tcp, service.frontend(Family::V4));
-        Ok(Self { fixture, dial: dial(&web()), refused: dial(&empty()) })
+        Ok(Self { fixture, dial: dial(&web()), refused: dial(&zero()) })
+    }
+
+    /// Dials for a while, some times a second.
+    fn keep_dialling(&self, time: Duration) -> Result<()> {
+        let client = &self.fixture.base.lab.host("p1b").ns;
+        let started = Instant::now();
+        wait_until(time + DEADLINE, "pictures have a past", || {
+            self.dial.exchange(client, b"hello")?;
+            ensure!(self.refused.exchange(client, b"hello").is_err());
+            Ok(started.elapsed() > time)
+        })
     }
 
     /// Dials until an expression is true.
@@ -38,26 +53,31 @@ impl<'a> Clients<'a> {
     }
 }
 
-fn empty() -> Service {
-    Service::new("empty", 13, &[], TARGET)
+/// Has no endpoints, and comes last by name.
+fn zero() -> Service {
+    Service::new("zero", 15, &[], TARGET)
 }
 
 #[test]
 fn page_leads_from_problem_to_reason() -> Result<()> {
     let fixture = Fixture::build()?;
+    fixture.put(&zero())?;
     let clients = Clients::start(&fixture)?;
     let agent = fixture.serve()?;
     let browser = Browser::start(fixture.ns(), &["--window-size=1440,1000"], true)?;
     browser.open(&url(""))?;
-    browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
+    browser.wait("document.querySelectorAll('tr[data-service]').length === 4")?;
     // A Service without endpoints is no problem before a client asks for it; then it comes first.
-    let problem = "document.querySelector('[data-service=\"default/empty\"] .problem').textContent";
+    let problem = "document.querySelector('[data-service=\"default/zero\"] .problem').textContent";
     ensure!(browser.eval(&format!("return {problem}"))? == "none");
-    clients.until(&browser, &format!("{problem}.endsWith('/s not served, no endpoints')"))?;
+    clients.until(&browser, &format!("{problem}.endsWith('/s not served')"))?;
     let first = "document.querySelector('tr[data-service]').dataset.service";
     browser.wait(&format!(
-        "{first} === 'default/empty' && document.querySelector('[data-only=refusing] b').textContent === '1'"
+        "{first} === 'default/zero' && document.querySelector('[data-only=refusing] b').textContent === '1'"
     ))?;
+    if pictures().is_some() {
+        clients.keep_dialling(PICTURED)?;
+    }
     accept(&browser, "services")?;
 
     live(&browser, &clients)?;
@@ -66,7 +86,8 @@ fn page_leads_from_problem_to_reason() -> Result<()> {
     for place in ["#/services/default/web", "#/drops", "#/devices", "#/node"] {
         browser.open("about:blank")?;
         browser.open(&url(place))?;
-        browser.wait("document.querySelector('#view h2')")?;
+        browser
+            .wait("document.querySelector('#view h2') && document.querySelector('.tile dd').textContent !== '–/s'")?;
         accept(&browser, place.rsplit('/').next().unwrap_or_default())?;
     }
     agent.stop()
@@ -81,7 +102,7 @@ fn live(browser: &Browser, clients: &Clients) -> Result<()> {
     ensure!(shown.iter().all(|event| event == "reject"), "only the unserved: {shown:?}");
     let row = browser.text("[data-event=reject]")?;
     let client = clients.fixture.base.lab.host("p1b").addrs.ip(Family::V4).to_string();
-    for wanted in [client.as_str(), &format!("{}:80", address(&empty())), "default/empty", "no_endpoints"] {
+    for wanted in [client.as_str(), &format!("{}:80", address(&zero())), "default/zero", "no_endpoints"] {
         ensure!(row.contains(wanted), "{wanted:?} is not in {row}");
     }
     browser.click("#pause")?;
@@ -110,7 +131,7 @@ fn map(browser: &Browser, clients: &Clients) -> Result<()> {
         )
     };
     let p1a = clients.fixture.base.lab.host("p1a").addrs.ip(Family::V4);
-    let [served, refused] = [way("web", &p1a.to_string()), way("empty", "not served")];
+    let [served, refused] = [way("web", &p1a.to_string()), way("zero", "not served")];
     clients.until(
         browser,
         &format!("parseFloat({served}.cells[3].textContent) > 0 && parseFloat({refused}.cells[4].textContent) > 0"),
@@ -128,12 +149,12 @@ fn map(browser: &Browser, clients: &Clients) -> Result<()> {
 /// Traces a packet that is refused and one that is not, as the form asks.
 fn trace(browser: &Browser, fixture: &Fixture) -> Result<()> {
     let from = fixture.base.lab.host("p1b").addrs.ip(Family::V4);
-    browser.open(&url(&format!("#/trace?from={from}&to=default/empty&port=80")))?;
-    browser.wait("document.getElementById('field-to').value === 'default/empty'")?;
+    browser.open(&url(&format!("#/trace?from={from}&to=default/zero&port=80")))?;
+    browser.wait("document.getElementById('field-to').value === 'default/zero'")?;
     browser.click("#trace .primary")?;
     browser.wait("document.querySelector('#traced[data-verdict=reject]')")?;
     let text = browser.text("#traced")?;
-    for wanted in ["no_endpoints", "kpx backends default/empty shows the endpoints.", "pod", "default/empty"] {
+    for wanted in ["no_endpoints", "kpx backends default/zero shows the endpoints.", "pod", "default/zero"] {
         ensure!(text.contains(wanted), "{wanted:?} is not in {text}");
     }
     accept(browser, "trace")?;
@@ -192,10 +213,15 @@ fn accept(browser: &Browser, name: &str) -> Result<()> {
         found.id + ': ' + found.nodes.map((node) => node.target + ' ' + node.failureSummary).join('; ')))";
     let found = browser.strings(&format!("{axe}; {run}"))?;
     ensure!(found.is_empty(), "{name}: {found:#?}");
-    match std::env::var_os("KPX_PICTURES") {
-        Some(folder) => browser.photograph(&Path::new(&folder).join(format!("{name}.png"))),
+    match pictures() {
+        Some(folder) => browser.photograph(&folder.join(format!("{name}.png"))),
         None => Ok(()),
     }
+}
+
+/// Returns the folder for pictures, if they are wanted.
+fn pictures() -> Option<PathBuf> {
+    std::env::var_os("KPX_PICTURES").map(PathBuf::from)
 }
 
 /// Returns the file of axe-core, where `cargo xtask setup` puts it.
