@@ -66,7 +66,7 @@ pub(super) fn encode(services: &[ServiceReading], encoder: &mut DescriptorEncode
 /// Returns every second bucket with its own and the one before, and what lies beyond the last: half as many series.
 fn buckets(connects: &Connects) -> Vec<(f64, u64)> {
     let pairs = connects.buckets.chunks(2).enumerate();
-    let bound = |pair: usize| bound_units((2 * pair + 1).min(BUCKETS - 1)).map_or(f64::MAX, secs);
+    let bound = |pair: usize| bound_units((2 * pair + 1).min(BUCKETS - 1)).map_or(f64::INFINITY, secs);
     pairs.map(|(pair, counts)| (bound(pair), counts.iter().sum())).collect()
 }
 
