@@ -66,8 +66,10 @@ pub(crate) async fn keep(agent: &AgentHandle) -> Infallible {
             Ok((at, ports)) => {
                 let traffic = Traffic::of(&ports);
                 let (kept, chosen) = &mut *agent.history.lock();
-                chosen.take(ports, kept.last(), &traffic);
-                kept.take(at, time_of(at), traffic);
+                if kept.is_due(at) {
+                    chosen.take(ports, kept.last(), &traffic);
+                    kept.take(at, time_of(at), traffic);
+                }
             }
             // The step stays a gap.
             Err(error) => debug!(error = format!("{error:#}"), "no point of the history"),

@@ -146,16 +146,18 @@ impl Kept {
         self.last.as_ref().map(|(_, _, traffic)| traffic)
     }
 
-    /// Takes a sample. The first one only gives the next one something to compare with.
+    /// Returns true if a sample of this moment is a step behind the last one, or nearly.
+    pub(super) fn is_due(&self, at: Instant) -> bool {
+        self.last.as_ref().is_none_or(|(before, ..)| at.saturating_duration_since(*before) >= STEP / 2)
+    }
+
+    /// Takes a sample that is due. The first one only gives the next one something to compare with.
     pub(super) fn take(&mut self, at: Instant, time: Timestamp, now: Traffic) {
         let Some((before_at, _, before)) = &self.last else {
             self.last = Some((at, time, now));
             return;
         };
         let passed = at.saturating_duration_since(*before_at);
-        if passed < STEP / 2 {
-            return;
-        }
         let points = |(name, sums): (&ObjectName, &Sums)| {
             let before = before.0.get(name).copied().unwrap_or_default();
             (name.clone(), Point::of(&before, sums, passed.as_secs_f64()))
