@@ -32,7 +32,7 @@ pub(crate) struct ConnectArgs {
     /// Ask all nodes, as without --node.
     #[arg(long, short = 'A', global = true)]
     pub(crate) all_nodes: bool,
-    /// The seconds in which a node, and the API server each time, must answer; 20, for trace 60, for a sysdump 180.
+    /// The seconds in which a node, and the API server each time, must answer; 20, for trace 60, for a connectivity test 120, for a sysdump 180.
     #[arg(long, global = true, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: Option<u64>,
     /// The number of nodes that are asked at the same time.
