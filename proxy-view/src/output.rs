@@ -163,6 +163,9 @@ impl Form {
 
     /// Formats rows in aligned columns; without any row the text is empty. On a narrow terminal long cells are cut.
     pub fn table(self, header: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>) -> String {
+        if self.width.is_none() {
+            return self.sentences(header, rows);
+        }
         let rows = rows.into_iter().map(|cells| {
             let height = cells.iter().map(|cell| cell.content().split('\n').count()).max();
             let mut row = Row::from(cells);
