@@ -53,7 +53,7 @@ pub(super) async fn events(State(page): State<Page>, Query(wanted): Query<Wanted
     };
     let room = match page.rooms.events.enter() {
         Ok(room) => room,
-        Err(full) => return full,
+        Err(full) => return full.into_response(),
     };
     let now = Instant::now();
     let events = Events {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
 use axum::extract::{Query, State};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use proxy_common::flow::State as FlowState;
 use serde::{Deserialize, Serialize};
 use tokio::task::spawn_blocking;
@@ -69,7 +69,7 @@ struct MapView {
 pub(super) async fn map(State(page): State<Page>, Query(wanted): Query<Wanted>) -> Response {
     let room = match page.rooms.maps.enter() {
         Ok(room) => room,
-        Err(full) => return full,
+        Err(full) => return full.into_response(),
     };
     let (snapshot, flows) = match page.sources.agent.flows().await {
         Ok(state) => state,

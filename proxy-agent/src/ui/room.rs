@@ -34,13 +34,23 @@ impl Default for Rooms {
     }
 }
 
+/// The answer for a client that must come again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Full {
+    what: &'static str,
+    size: usize,
+}
+
 impl Room {
-    /// Returns a place that is free again when the result is dropped, or the answer for a client that must come again.
-    pub(super) fn enter(&self) -> Result<OwnedSemaphorePermit, Response> {
-        let full = || {
-            let text = format!("as many {} as are allowed at a time are open: {}\n", self.what, self.size);
-            (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
-        };
-        Arc::clone(&self.free).try_acquire_owned().map_err(|_| full())
+    /// Returns a place that is free again when the result is dropped.
+    pub(super) fn enter(&self) -> Result<OwnedSemaphorePermit, Full> {
+        Arc::clone(&self.free).try_acquire_owned().map_err(|_| Full { what: self.what, size: self.size })
+    }
+}
+
+impl IntoResponse for Full {
+    fn into_response(self) -> Response {
+        let text = format!("as many {} as are allowed at a time are open: {}\n", self.what, self.size);
+        (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
     }
 }

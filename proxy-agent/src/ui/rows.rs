@@ -63,7 +63,7 @@ struct RowPort {
 pub(super) async fn rows(State(page): State<Page>) -> Response {
     let room = match page.rooms.rows.enter() {
         Ok(room) => room,
-        Err(full) => return full,
+        Err(full) => return full.into_response(),
     };
     match page.sources.agent.flows().await {
         Ok((snapshot, flows)) => match Rows::open(snapshot, flows, room).await {

@@ -42,7 +42,7 @@ pub(super) async fn trace(State(page): State<Page>, Query(ends): Query<Ends>) ->
     };
     let room = match page.rooms.traces.enter() {
         Ok(room) => room,
-        Err(full) => return full,
+        Err(full) => return full.into_response(),
     };
     // The place is taken until the trace ends, even if the browser has left.
     let traced = spawn_blocking(move || {
