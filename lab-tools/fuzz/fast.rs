@@ -39,7 +39,7 @@ impl Fast {
     pub(crate) const OPENS_FAR: Self = Self(1 << 9);
     /// Connections that were opened through the stack may go on past it once the agent has said so of each.
     pub(crate) const OPENED: Self = Self(1 << 10);
-    /// Those of clients outside may as well.
+    /// UDP flows of clients outside may as well.
     pub(crate) const OPENED_OUTSIDE: Self = Self(1 << 11);
     const ALL: u16 = (1 << 12) - 1;
 

@@ -55,7 +55,7 @@ impl Node {
     pub const FAST_OPENED: u32 = 1 << 15;
     /// Some pod's device is [`Device::BARE`], so whole connections of pods can skip the stack where rules let them.
     pub const BARE_PODS: u32 = 1 << 16;
-    /// With FAST_OPENED: also those of clients outside to pods of this node.
+    /// With FAST_OPENED: also UDP flows of clients outside to pods of this node.
     pub const FAST_OPENED_OUTSIDE: u32 = 1 << 17;
     /// All that the fast path does.
     pub const OF_FAST_PATH: u32 = Self::FAST_PATH

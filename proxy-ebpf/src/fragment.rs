@@ -48,26 +48,22 @@ pub fn is_stub_for_service<A: Net>(skb: Skb) -> bool {
     let found = skb.found();
     let ports =
         if found.len < size_of::<[u16; 2]>() as u32 { Err(Reason::Malformed) } else { skb.load(found.l4.into()) };
-    let [src_port, port] = ports.unwrap_or([0; 2]);
+    let [_, port] = ports.unwrap_or([0; 2]);
     let dst = skb.lend(found.link().len() + A::DST_OFFSET, |addr: &mut A| {
         lookup::is_services(&SockAddr::new(*addr, Port::from_wire(port)), found.proto)
     });
-    dst == Ok(true)
-        || found.proto == Proto::TCP
-            && redirect::is_on()
-            && is_in_anothers_name::<A>(skb, [src_port, port].map(Port::from_wire))
+    dst == Ok(true) || found.proto == Proto::TCP && redirect::is_on() && is_in_anothers_name::<A>(skb)
 }
 
 /// Returns true if a fragment comes from where its sender is not. The stack may join it to an end of a connection, and conntrack believes
 /// the end where it has been told to tolerate much.
 #[inline(always)]
-fn is_in_anothers_name<A: Net>(skb: Skb, [sport, dport]: [Port; 2]) -> bool {
+fn is_in_anothers_name<A: Net>(skb: Skb) -> bool {
     let at = skb.found().link().len();
     let (Ok(src), Ok(dst)) = (skb.load::<A>(at + A::SRC_OFFSET), skb.load::<A>(at + A::DST_OFFSET)) else {
         return false;
     };
-    redirect::is_blind_stub(SockAddr::new(src, sport), SockAddr::new(dst, dport))
-        || is_forged(skb, At::Here, &src, &dst)
+    is_forged(skb, At::Here, &src, &dst)
 }
 
 /// With the addresses read to their place, and what is before them in the packet overwritten.

@@ -56,7 +56,6 @@ impl Net for Addr4 {
     const ICMP_CODE: u8 = 3;
     const STRICT: u32 = Device::STRICT4;
     const ICMP_HAS_PSEUDO: bool = false;
-    const SHOWS_TCP: bool = true;
     const SHORT_WAYS_JUDGE: bool = true;
     type IpHeader = Ipv4Header;
     type Quote = [u32; 7];

@@ -74,7 +74,6 @@ impl Net for Addr6 {
     const ICMP_CODE: u8 = 4;
     const STRICT: u32 = 0;
     const ICMP_HAS_PSEUDO: bool = true;
-    const SHOWS_TCP: bool = false;
     const SHORT_WAYS_JUDGE: bool = false;
     type IpHeader = Ipv6Header;
     type Quote = [u32; 12];

@@ -44,8 +44,6 @@ pub trait Net: Addr + Maps {
     const ICMP_HAS_PSEUDO: bool;
     /// The flag of a [`Device`](proxy_common::device::Device) at which the kernel itself asks for the way back to a source; 0: it never does.
     const STRICT: u32;
-    /// The hooks find TCP in all packets in which conntrack finds it: none hides behind extension headers.
-    const SHOWS_TCP: bool;
     /// True if the short ways of ingress hooks have stack enough to ask for a packet's sender.
     const SHORT_WAYS_JUDGE: bool;
     /// An IP header, in words.

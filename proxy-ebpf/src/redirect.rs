@@ -26,7 +26,6 @@ use crate::{Action, flow};
 pub use self::fib::{FibResult, Forward};
 pub use self::plan::Becomes;
 pub use self::quick::run as quick;
-pub use self::tolerated::is_blind_stub;
 
 /// The fate of a packet here, in one register: a tc action, or none.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -128,8 +127,8 @@ fn may_take<A: Net>(packet: &Packet<A>, route: &FibResult, is_far: bool) -> bool
     route.is_to_pod() || is_far
 }
 
-/// Returns true if the way that was found is one for a packet of its flow: `is_far` as in [`may_take`], or if the packet goes to a client outside. Old kernels remember wrongly what kind
-/// of flow it was before the call that found the way.
+/// Returns true if the way that was found is one for a packet of its flow: `is_far` as in [`may_take`], or if the packet goes to a client
+/// outside. Old kernels remember wrongly what kind of flow it was before the call that found the way.
 #[inline(always)]
 fn may_leave<A: Net>(packet: &Packet<A>, route: &FibResult, is_far: bool) -> bool {
     if route.is_of_whole() {
@@ -174,9 +173,6 @@ pub fn error<A: Forward>(skb: Skb, _: Memory) -> Option<Result<Action, Reason>> 
 pub fn deliver<A: Forward>(skb: Skb, known: Known, memory: Memory) -> Delivery {
     let Some((scratch, _)) = memory.scratch::<A>() else { return Delivery::LEFT };
     let Scratch { packet, flow, .. } = &*scratch;
-    if known == Known::FOUND && flow.kind == Kind::DNAT && flow.is_far() && tolerated::is_wild_end(packet, flow) {
-        return Delivery::FORGED;
-    }
     // This direction takes the stack from now on, and so shall the other, which knows its own end only. (The end may have come
     // before, while nothing was fast.)
     if known == Known::FOUND

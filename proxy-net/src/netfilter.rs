@@ -148,7 +148,7 @@ impl Netfilter {
         self.judge(&asked, |family| pods.iter().any(|net| Family::of(net) == family), |table| table != NAT)
     }
 
-    /// Judges packets of open connections of clients outside to addresses of `pods`, in both directions. Pods have the devices `ports`, and the
+    /// Judges datagrams of open exchanges of clients outside with addresses of `pods`, in both directions. Pods have the devices `ports`, and the
     /// clients are behind `ways`. A pod's packets come from where their sender is, but a client may be a stranger. `heeds_marks` as of
     /// [`Self::judge_opened`].
     pub fn judge_opened_outside(
@@ -159,7 +159,7 @@ impl Netfilter {
         heeds_marks: bool,
     ) -> Judgement {
         let everywhere = Self::everywhere();
-        let protocols = [IPPROTO_TCP, IPPROTO_UDP].map(|number| number as u8);
+        let protocols = [IPPROTO_UDP as u8];
         let [ports, ways] = [ports, ways].map(|names| Names::Only(Rc::new(names.clone())));
         let there = Devices { incoming: ways.clone(), outgoing: ports.clone() };
         let back = Devices { incoming: ports, outgoing: ways };

@@ -18,10 +18,9 @@ packet_tests! {
     hidden_ends_of_tolerated_connections_are_dropped,
     connection_that_is_dialled_again_asks_again,
     flow_that_was_silent_for_long_asks_again,
-    tolerated_connection_from_outside_skips_stack_until_its_end,
     datagrams_from_outside_skip_stack_once_they_are_tolerated,
-    stack_sees_connections_from_outside_where_rules_or_programs_may_matter,
-    wild_ends_of_tolerated_connections_are_dropped,
+    stack_sees_datagrams_from_outside_where_rules_or_programs_may_matter,
+    stack_sees_tcp_from_outside,
 }
 
 impl Fixture {

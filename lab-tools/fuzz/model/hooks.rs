@@ -65,17 +65,13 @@ impl Model {
             {
                 return Ok(Err(Reason::Forged));
             }
-            Err(Reason::Malformed) if got.verdict == Verdict::Drop && self.may_be_blind_stub(sent, family) => {
-                return Ok(Err(Reason::CutHeader));
-            }
             Err(reason) => return Ok(Err(reason)),
         };
         let found = match self.follow(sent, &packet, Table::Arriving, now_secs) {
             Ok(found) => found,
             Err(reason) => return Ok(Err(reason)),
         };
-        let is_dropped = got.verdict == Verdict::Drop;
-        if is_dropped && (found.is_none() && self.may_be_blind(sent, &packet) || self.may_be_wild(&packet)) {
+        if found.is_none() && got.verdict == Verdict::Drop && self.may_be_blind(sent, &packet) {
             return Ok(Err(Reason::Forged));
         }
         if let Some(skipped) = self.skipped(sent, got, &packet, found, now_secs) {

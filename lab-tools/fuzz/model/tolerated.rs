@@ -26,32 +26,15 @@ impl Model {
             && self.is_answered(flow)
     }
 
-    /// Tells if those of clients outside may. Of TCP over IPv6 an end may hide behind extension headers.
+    /// Tells if those of clients outside may.
     fn is_tolerated_from_outside(&self, flow: &Flow, next: SocketAddr) -> bool {
         let leads_to_pods = |at: SocketAddr| place::route(at.ip()).is_some_and(Device::leads_to_pods);
         self.fast.has(Fast::OPENED_OUTSIDE)
             && is_from_outside(flow)
             && leads_to_pods(flow.backend)
             && (next == flow.backend || next == flow.client)
-            && (flow.proto == UDP || flow.client.is_ipv4())
+            && flow.proto == UDP
             && !self.is_outside_between(flow.backend.ip(), flow.backend.ip())
-    }
-
-    /// Tells if the end of a flow may be dropped: conntrack would believe it, and its number is far from what the backend expects.
-    pub(super) fn may_be_wild(&self, packet: &Packet) -> bool {
-        let (src, dst) = packet.peers();
-        let Some((id, Leg::ToBackend)) = self.index.get(&(Table::Arriving, packet.proto, src, dst)) else {
-            return false;
-        };
-        let flow = &self.flows[id];
-        let resets = packet.says(|transport| transport.resets);
-        let is_far = |seq: u32| {
-            let ahead = seq.wrapping_sub(flow.backend_acked).cast_signed();
-            if resets { ahead != 0 } else { !(-(1 << 16)..1 << 16).contains(&ahead) }
-        };
-        let is_end = resets || packet.says(|transport| transport.ends);
-        let seq = packet.transport.as_ref().and_then(|transport| transport.seq);
-        packet.proto == TCP && is_end && is_from_outside(flow) && self.is_answered(flow) && seq.is_some_and(is_far)
     }
 
     /// Tells if a packet without a flow may be dropped because it could end a flow in conntrack's eyes.
@@ -63,10 +46,7 @@ impl Model {
         let of = |src, dst| self.index.get(&(Table::Leaving, packet.proto, src, dst));
         let is_answered = |(id, leg): &(u64, Leg)| *leg == Leg::ToClient && self.is_answered(&self.flows[id]);
         let is_of_answered = [of(src, dst), of(dst, src)].into_iter().flatten().any(is_answered);
-        // Clients outside do not dial backends.
-        let is_of_outside =
-            of(dst, src).filter(|found| is_answered(found)).is_some_and(|(id, _)| is_from_outside(&self.flows[id]));
-        packet.proto == TCP && is_end && (is_of_outside || is_of_answered && is_forged(sent.at, packet.proto, src, dst))
+        packet.proto == TCP && is_end && is_of_answered && is_forged(sent.at, packet.proto, src, dst)
     }
 
     /// Tells if a packet, whose headers cannot be followed, may be dropped because it could hide an end from the hook.
@@ -76,21 +56,10 @@ impl Model {
         family == Family::V6 && self.fast.is_on() && is_forged(sent.at, TCP, at(src), at(dst))
     }
 
-    /// Tells if a fragment, of whose transport header a part is there, must be dropped because it could be joined to such a packet.
+    /// Tells if a fragment, of whose transport header a part is there, could be joined to such a packet.
     pub(super) fn is_blind_stub(&self, sent: &Sent, ip: &Ip) -> bool {
         let [src, dst] = [ip.src, ip.dst].map(|ip| SocketAddr::new(ip, 0));
         ip.proto == TCP && self.fast.is_on() && is_forged(sent.at, TCP, src, dst)
-    }
-
-    /// Tells if one may be: conntrack may be liberal with a connection of these addresses and ports from outside.
-    pub(super) fn may_be_blind_stub(&self, sent: &Sent, family: Family) -> bool {
-        let Ok(ip) = wire::outer(&sent.frame, family) else { return false };
-        let port = |at| wire::half(&sent.frame, at).unwrap_or(0);
-        let (src, dst) = (SocketAddr::new(ip.src, port(ip.l4)), SocketAddr::new(ip.dst, port(ip.l4 + 2)));
-        let found = self.index.get(&(Table::Leaving, TCP, dst, src));
-        let flow = found.filter(|(_, leg)| *leg == Leg::ToClient).map(|(id, _)| &self.flows[id]);
-        let is_answered = flow.is_some_and(|flow| is_from_outside(flow) && self.is_answered(flow));
-        ip.proto == TCP && ip.part != Part::Whole && self.fast.is_on() && is_answered
     }
 
     fn is_answered(&self, flow: &Flow) -> bool {

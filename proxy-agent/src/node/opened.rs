@@ -15,7 +15,7 @@ pub(super) enum Opened {
     None(Vec<String>),
     Some {
         among: Among,
-        /// Why those of clients outside take the stack; None if they may skip it as well.
+        /// Why UDP exchanges of clients outside take the stack; None if they may skip it as well.
         not_outside: Option<String>,
     },
 }
@@ -40,7 +40,7 @@ impl Opened {
         Self::None(against)
     }
 
-    /// Looks whether connections of clients outside may skip the stack as well.
+    /// Looks whether UDP exchanges of clients outside may skip the stack as well.
     fn with_outside(netfilter: &Netfilter, facts: &Facts, among: Among, heeds_marks: bool) -> Self {
         let not_outside = match &facts.pods {
             None => Some("a pod's device belongs to another device".to_owned()),
@@ -81,8 +81,8 @@ impl fmt::Display for Opened {
             Self::Some { among, not_outside } => {
                 write!(f, "; open connections between this node's pods{among}, if conntrack tolerates it")?;
                 match not_outside {
-                    None => f.write_str(", and those of clients outside to them"),
-                    Some(why) => write!(f, "; those of clients outside take the stack, because {why}"),
+                    None => f.write_str(", and UDP exchanges of clients outside with them"),
+                    Some(why) => write!(f, "; UDP exchanges of clients outside take the stack, because {why}"),
                 }
             }
         }

@@ -17,7 +17,7 @@ pub(super) struct JudgedNames {
     no_pods: [BTreeSet<String>; 2],
     /// Those of pods, if netfilter knows them by these names.
     pods: Option<BTreeSet<String>>,
-    /// Those of uplinks by which connections of clients outside skip the stack.
+    /// Those of uplinks by which UDP exchanges of clients outside skip the stack.
     ways: BTreeSet<String>,
 }
 
@@ -60,7 +60,8 @@ impl Node {
 
     /// Looks again if one of these devices is gone, or of another kind. Call it before the programs know of that.
     ///
-    /// For a pod's device or an uplink that is new, open connections take the stack until the rules are judged later: a new pod does not wait for that.
+    /// For a pod's device or an uplink that is new, open connections take the stack until the rules are judged later: a new pod does not wait
+    /// for that.
     pub(super) async fn judge_for_devices(&mut self, before: &JudgedNames) -> Result<()> {
         let now = self.judged_names();
         if before.no_pods.iter().zip(&now.no_pods).any(|(before, now)| !before.is_subset(now)) {

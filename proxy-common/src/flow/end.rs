@@ -8,11 +8,6 @@ pub struct Acked(pub u32);
 /// The bytes that one side can have on their way: the limit of a receive buffer is 32 MiB in Linux 6.18 (`tcp_rmem`).
 const WINDOW: u32 = 1 << 25;
 
-/// The numbers of a FIN around the expected one that conntrack takes at the least, before it is told to be liberal. Of a RST it takes that one.
-const NEAR: u32 = 1 << 16;
-/// The bytes that may be on their way between the hook and a backend of this node.
-const AHEAD: u32 = 1 << 20;
-
 /// After so many seconds nothing of what a side has sent is on its way.
 const SILENCE_SECS: u32 = 2;
 
@@ -28,15 +23,6 @@ impl Acked {
     #[inline(always)]
     pub const fn permits_end(self, seq: u32, advances: bool) -> bool {
         self.0 == Self::UNKNOWN.0 || seq == self.0 || self.is_behind(seq) && advances
-    }
-
-    /// Returns true if conntrack may hear of an end with this number, though it is liberal with the connection and the sender may be a
-    /// stranger: where it would take the end at any time. A client whose end is refused sends it again, and by then the backend has acknowledged
-    /// more.
-    #[inline(always)]
-    pub const fn admits_end(self, seq: u32, is_reset: bool, advances: bool) -> bool {
-        let is_near = seq.wrapping_sub(self.0).wrapping_add(NEAR) < 2 * NEAR;
-        if is_reset { seq == self.0 } else { is_near || advances && seq.wrapping_sub(self.0) < AHEAD }
     }
 
     /// Returns true if a side that has sent this number may have the rest on its way.
@@ -68,26 +54,6 @@ mod tests {
                 assert_eq!(permitted, (silent, busy), "{acked:?} {ahead}");
             }
             assert!(!acked.permits_end(acked.0.wrapping_sub(1), true));
-        }
-    }
-
-    #[test]
-    fn liberal_conntrack_hears_of_ends_near_the_expected_number_alone() {
-        for acked in [0, 1, 5_000, u32::MAX] {
-            let admits =
-                |ahead: u32, is_reset, advances| Acked(acked).admits_end(acked.wrapping_add(ahead), is_reset, advances);
-            for (ahead, reset, goodbye) in
-                [(0, true, true), (1, false, true), (1_u32.wrapping_neg(), false, true), (NEAR - 1, false, true)]
-            {
-                assert_eq!(
-                    (admits(ahead, true, true), admits(ahead, false, false)),
-                    (reset, goodbye),
-                    "{acked} {ahead}"
-                );
-            }
-            assert!(admits(AHEAD - 1, false, true) && !admits(AHEAD, false, true));
-            assert!(!admits(NEAR, false, false), "nothing is on its way");
-            assert!(!admits((NEAR + 1).wrapping_neg(), false, true));
         }
     }
 

@@ -4,13 +4,13 @@
 //! A flow is judged with the first packet of a second in each direction, and asks the agent in the same second if it has no answer. All
 //! other packets go by the judgement. Conntrack believes any end of such a flow, so an end under a false name must not get there.
 
-use proxy_common::addr::{Proto, SockAddr};
+use proxy_common::addr::Proto;
 use proxy_common::device::{Device, Node};
-use proxy_common::flow::{Acked, Flow, FlowKey, Hook, Kind, Seen, is_for_asker, is_recent};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen, is_for_asker};
 
 use super::opener::{is_bare, is_between, is_unchanged};
 use super::{END, Forward, term};
-use crate::net::{At, Net, is_forged};
+use crate::net::{At, is_forged};
 use crate::packet::Packet;
 use crate::skb::Skb;
 use crate::{flow, maps};
@@ -43,17 +43,10 @@ fn may_skip<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>, sender: u32) -> 
         }
 }
 
-/// Returns true if flows of clients outside may. Of TCP, a stranger's ends must have been told from the client's by their numbers.
+/// Returns true if flows of clients outside may: UDP alone. A stranger may end TCP in a client's name, and conntrack would believe it.
 #[inline(always)]
 fn may_skip_from_outside<A: Forward>(node: &Node, proto: Proto, flow: &Flow<A>) -> bool {
-    let tells_ends = proto != Proto::TCP || A::SHOWS_TCP && flow.has(Flow::<A>::NUMBERED);
-    node.has(Node::FAST_OPENED_OUTSIDE) && tells_ends && is_unchanged(node, &flow.backend.addr)
-}
-
-/// Returns what a flow forgets by a long silence. Conntrack may be liberal with it still, and of a client outside no device tells a stranger.
-#[inline(always)]
-fn forgotten<A: Net>(flow: &Flow<A>) -> Seen {
-    if flow.is_far() { Seen::TOLERATED } else { Seen::LIBERAL }
+    proto == Proto::UDP && node.has(Node::FAST_OPENED_OUTSIDE) && is_unchanged(node, &flow.backend.addr)
 }
 
 /// Returns true if a packet to the backend may skip the stack. `flow` is as before the packet.
@@ -72,7 +65,7 @@ pub fn goes_there<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
     let key = A::any_key(&flow.opener_key(proto));
     let seen = undnat.read(|flow| flow.tx);
     if flow.idle_secs(now_secs) >= FORGOTTEN_SECS {
-        undnat.set_tx(seen.without(forgotten(flow)));
+        undnat.set_tx(seen.without(Seen::OFFERED.with(Seen::TOLERATED)));
         return false;
     }
     let asked = maps::tolerated_since(&key);
@@ -101,7 +94,7 @@ pub fn goes_back<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
     }
     if flow.idle_secs(flow::about_now_secs()) >= FORGOTTEN_SECS {
         if let Some(undnat) = maps::undnat(flow, proto) {
-            undnat.set_tx(flow.tx.without(forgotten(flow)));
+            undnat.set_tx(flow.tx.without(Seen::OFFERED.with(Seen::TOLERATED)));
         }
         return false;
     }
@@ -109,8 +102,7 @@ pub fn goes_back<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
 }
 
 /// Returns true if a packet that no flow begins with could end a connection in conntrack's eyes, and comes from where its sender is not.
-/// Conntrack joins fragments, so those count as well. A client outside dials the frontend: what has its name and goes to the backend itself is
-/// a stranger's.
+/// Conntrack joins fragments, so those count as well.
 #[inline(never)]
 pub fn is_blind<A: Forward>(skb: Skb, packet: &Packet<A>) -> bool {
     let told = packet.told();
@@ -118,63 +110,15 @@ pub fn is_blind<A: Forward>(skb: Skb, packet: &Packet<A>) -> bool {
     if packet.proto != Proto::TCP || !is_end {
         return false;
     }
-    let of_backend = liberal_flow(&packet.flow_key(Hook::EGRESS));
-    let of_client = liberal_flow(&FlowKey::new(Hook::EGRESS, packet.proto, packet.dst, packet.src));
-    of_client == Liberal::Far
-        || (of_backend != Liberal::None || of_client != Liberal::None)
-            && is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr)
+    let of_backend = packet.flow_key(Hook::EGRESS);
+    let of_client = FlowKey::new(Hook::EGRESS, packet.proto, packet.dst, packet.src);
+    (is_tolerated(&of_backend) || is_tolerated(&of_client))
+        && is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr)
 }
 
-/// Returns true if a first fragment, which is too short for its TCP header, goes from a client outside to the backend itself: see [`is_blind`].
+/// Returns true if there is such a reply's entry, of a flow that conntrack tolerates.
 #[inline(always)]
-pub fn is_blind_stub<A: Net>(src: SockAddr<A>, dst: SockAddr<A>) -> bool {
-    A::SHOWS_TCP && liberal_flow(&FlowKey::new(Hook::EGRESS, Proto::TCP, dst, src)) == Liberal::Far
-}
-
-/// Returns true if a packet of a client outside would end its flow in conntrack's eyes, and the backend has not acknowledged nearly as much as
-/// its number. What the backend would ignore must not count for conntrack. After any other end the flow asks again.
-#[inline(never)]
-pub fn is_wild_end<A: Forward>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
-    let told = packet.told();
-    if packet.proto != Proto::TCP || !told.seen().has(END) {
-        return false;
-    }
-    let Some(undnat) = maps::undnat(flow, packet.proto) else { return false };
-    let seen = undnat.read(|flow| flow.tx);
-    if !seen.has(Seen::LIBERAL) {
-        return false;
-    }
-    let now_secs = flow::about_now_secs();
-    let advances = undnat.read(|flow| flow.rx.has(Seen::ADVANCED) && is_recent(flow.idle_secs(now_secs)));
-    let acked = Acked(undnat.read(|flow| flow.generation));
-    if packet.seq().is_none_or(|seq| !acked.admits_end(seq, told.resets(), advances)) {
-        return true;
-    }
-    undnat.set_tx(seen.without(Seen::TOLERATED));
-    false
-}
-
-/// The flow of a reply's entry that conntrack may be liberal with, in a register.
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-enum Liberal {
-    None,
-    /// Both ends are pods of this node.
-    Near,
-    /// The client is outside.
-    Far,
-}
-
-#[inline(always)]
-fn liberal_flow<A: Net>(key: &FlowKey<A>) -> Liberal {
-    let Some(entry) = maps::live_flow(key) else { return Liberal::None };
-    entry.read(|flow| {
-        if flow.kind != Kind::UNDNAT || !flow.tx.has(Seen::LIBERAL) {
-            Liberal::None
-        } else if flow.is_far() {
-            Liberal::Far
-        } else {
-            Liberal::Near
-        }
-    })
+fn is_tolerated<A: Forward>(key: &FlowKey<A>) -> bool {
+    maps::live_flow(key)
+        .is_some_and(|entry| entry.read(|flow| flow.kind == Kind::UNDNAT && flow.tx.has(Seen::TOLERATED)))
 }

@@ -172,7 +172,7 @@ fn automatic_leaves_conntracks_connections_to_the_stack() -> Result<()> {
     let agent = fixture.start("auto")?;
     says(&agent, "the stack sees other connections, because conntrack follows them")?;
     let before = fixture.fast(&agent)?;
-    for path in [Path::Remote, Path::Hairpin, Path::NodePortRemote] {
+    for path in [Path::Remote, Path::Hairpin, Path::NodePortLocal, Path::NodePortRemote] {
         exchange(&mut fixture.dial(path, Protocol::Tcp, Family::V4)?, EXCHANGES, 1_000)?;
     }
     ensure!(fixture.fast(&agent)? == before, "packets that conntrack misses");

@@ -112,14 +112,14 @@ fn open_connections_skip_the_stack_beside_conntrack_where_rules_let_them() {
         (
             Opened::Some { among: Among::All, not_outside: None },
             Node::FAST_OPENED | Node::FAST_OPENED_OUTSIDE,
-            pods("", ", and those of clients outside to them"),
+            pods("", ", and UDP exchanges of clients outside with them"),
         ),
         (
             Opened::Some { among: Among::Cluster(Vec::new()), not_outside: Some("rule 3".to_owned()) },
             Node::FAST_OPENED | Node::FAST_OPEN_PODS,
             pods(
                 " with addresses of the cluster's networks",
-                "; those of clients outside take the stack, because rule 3",
+                "; UDP exchanges of clients outside take the stack, because rule 3",
             ),
         ),
         (Opened::None(list(&["rule 2"])), 0, "auto: off, because rule 1".to_owned()),

@@ -81,6 +81,9 @@ fn open_connections_from_outside_are_judged_in_each_direction() {
         let [mask, value] = [[0xff; 4].to_vec(), state.to_ne_bytes().to_vec()];
         Part::Condition(Condition { field: Field::State, mask, value, equal: true })
     };
+    let protocol = |number: u8| {
+        Part::Condition(Condition { field: Field::L4Proto, mask: vec![0xff], value: vec![number], equal: true })
+    };
     let device = |field, name: &str| {
         let value = [name.as_bytes(), &[0]].concat();
         Part::Condition(Condition { field, mask: vec![0xff; value.len()], value, equal: true })
@@ -100,6 +103,8 @@ fn open_connections_from_outside_are_judged_in_each_direction() {
         ("a new connection", vec![from(client), state(NEW)], false),
         ("what conntrack does not know", vec![state(INVALID)], false),
         ("an open connection", vec![from(client), state(ESTABLISHED)], true),
+        ("datagrams", vec![protocol(17), from(client)], true),
+        ("TCP", vec![protocol(6), from(client)], false),
         ("a request by an uplink", vec![device(Field::InName, "eth0"), to(pods)], true),
         ("a request by a bridge", vec![device(Field::InName, "docker0"), to(pods)], false),
         ("an answer by an uplink", vec![device(Field::OutName, "eth0"), from(pods)], true),
