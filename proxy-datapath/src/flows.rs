@@ -93,7 +93,7 @@ pub struct Swept {
 pub struct Remaining {
     /// Flows that were opened past the stack.
     pub whole: usize,
-    /// Flows whose packets conntrack tolerates to miss.
+    /// Flows with which conntrack may be liberal.
     pub tolerated: usize,
 }
 
@@ -296,7 +296,7 @@ impl<A: FamilyNames> Found<A> {
     ) -> Result<()> {
         let is_over = |flow: &Flow<A>| is_over(flow, &key, pressure, now_secs);
         self.counts.add(&flow);
-        self.swept.fast.tolerated += usize::from(flow.kind == Kind::UNDNAT && flow.tx.has(Seen::TOLERATED));
+        self.swept.fast.tolerated += usize::from(flow.kind == Kind::UNDNAT && flow.tx.has(Seen::LIBERAL));
         if flow.kind == Kind::DNAT {
             // A packet may have passed since the flow was read.
             if is_over(&flow) && read(map, &key)?.is_some_and(|flow| is_over(&flow)) {

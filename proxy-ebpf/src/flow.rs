@@ -315,7 +315,7 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
         rx = Seen::PACKET.with(Seen::ADVANCED).with(rx.only(Seen::DIRECT.with(Seen::WHOLE)));
         entry.set_rx(rx);
         // Conntrack begins another one as well, and forgets what it tolerated.
-        entry.set_tx(flow.tx.without(Seen::OFFERED.with(Seen::TOLERATED)));
+        entry.set_tx(flow.tx.without(Seen::LIBERAL));
         opener.set_proof(Proof::of(seq));
         tx = Seen::PACKET.with(tx.only(Seen::DIRECT));
         opener.set_tx(tx);

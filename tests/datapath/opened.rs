@@ -15,6 +15,7 @@ packet_tests! {
     stack_sees_flows_that_conntrack_does_not_tolerate,
     stack_sees_open_flows_by_devices_of_other_programs,
     blind_ends_of_tolerated_connections_are_dropped,
+    blind_ends_of_silent_connections_are_dropped,
     hidden_ends_of_tolerated_connections_are_dropped,
     connection_that_is_dialled_again_asks_again,
     flow_that_was_silent_for_long_asks_again,
@@ -33,11 +34,23 @@ impl Fixture {
                 self.offers.push(Offer::new(offer.key, offer.secs + 5));
             }
         }
+        self.is_tolerated = is_tolerated;
         for offer in &self.offers {
             if is_tolerated {
                 tolerated.tolerate(offer)?;
             } else {
                 tolerated.forget(&offer.key)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the agent's answers older.
+    pub(crate) fn age_answers(&mut self, secs: u32) -> Result<()> {
+        for offer in &mut self.offers {
+            *offer = Offer::new(offer.key, offer.secs.saturating_sub(secs));
+            if self.is_tolerated {
+                self.bench.datapath.tolerated.tolerate(offer)?;
             }
         }
         Ok(())

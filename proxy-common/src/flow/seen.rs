@@ -35,6 +35,10 @@ impl Seen {
     /// entry; LEAVING has the same bit.
     pub const TOLERATED: Self = Self(1 << 6);
 
+    /// Conntrack may be liberal with the flow: the agent has been asked, and has perhaps told conntrack so. Conntrack stays so for as long as it
+    /// has its entry. Of what goes there, in the reply's entry.
+    pub const LIBERAL: Self = Self(Self::OFFERED.0 | Self::TOLERATED.0);
+
     #[inline(always)]
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 != 0

@@ -65,7 +65,7 @@ pub fn goes_there<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
     let key = A::any_key(&flow.opener_key(proto));
     let seen = undnat.read(|flow| flow.tx);
     if flow.idle_secs(now_secs) >= FORGOTTEN_SECS {
-        undnat.set_tx(seen.without(Seen::OFFERED.with(Seen::TOLERATED)));
+        undnat.set_tx(seen.without(Seen::TOLERATED));
         return false;
     }
     let asked = maps::tolerated_since(&key);
@@ -94,7 +94,7 @@ pub fn goes_back<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
     }
     if flow.idle_secs(flow::about_now_secs()) >= FORGOTTEN_SECS {
         if let Some(undnat) = maps::undnat(flow, proto) {
-            undnat.set_tx(flow.tx.without(Seen::OFFERED.with(Seen::TOLERATED)));
+            undnat.set_tx(flow.tx.without(Seen::TOLERATED));
         }
         return false;
     }
@@ -112,13 +112,11 @@ pub fn is_blind<A: Forward>(skb: Skb, packet: &Packet<A>) -> bool {
     }
     let of_backend = packet.flow_key(Hook::EGRESS);
     let of_client = FlowKey::new(Hook::EGRESS, packet.proto, packet.dst, packet.src);
-    (is_tolerated(&of_backend) || is_tolerated(&of_client))
-        && is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr)
+    (is_liberal(&of_backend) || is_liberal(&of_client)) && is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr)
 }
 
-/// Returns true if there is such a reply's entry, of a flow that conntrack tolerates.
+/// Returns true if there is such a reply's entry, of a flow with which conntrack may be liberal.
 #[inline(always)]
-fn is_tolerated<A: Forward>(key: &FlowKey<A>) -> bool {
-    maps::live_flow(key)
-        .is_some_and(|entry| entry.read(|flow| flow.kind == Kind::UNDNAT && flow.tx.has(Seen::TOLERATED)))
+fn is_liberal<A: Forward>(key: &FlowKey<A>) -> bool {
+    maps::live_flow(key).is_some_and(|entry| entry.read(|flow| flow.kind == Kind::UNDNAT && flow.tx.has(Seen::LIBERAL)))
 }
