@@ -347,7 +347,16 @@ impl<A: Addr> Flow<A> {
     #[inline(always)]
     pub const fn is_expired(&self, proto: Proto, now_secs: u32) -> bool {
         let state = self.state();
-        state.is_terminal() || self.idle_secs(now_secs) > state.timeout_secs(proto)
+        let has_ended = state.is_terminal() && !self.may_survive_reset(proto);
+        has_ended || self.idle_secs(now_secs) > state.timeout_secs(proto)
+    }
+
+    /// Returns true, in the opener's entry, if a RST alone has ended the flow, in the name of a client outside. Any host may have sent it, with
+    /// one of many numbers that may be on their way. A backend that does not believe it goes on, and that takes the RST back.
+    #[inline(always)]
+    pub const fn may_survive_reset(&self, proto: Proto) -> bool {
+        let is_over_without = Seen::is_over(self.tx.without(Seen::RST), self.rx);
+        proto.0 == Proto::TCP.0 && self.tx.has(Seen::RST) && self.is_far() && self.is_assured() && is_over_without == 0
     }
 
     /// Returns true, in the opener's entry, if the flow is expired and no packet of it is due. It makes room for others as well:
@@ -368,7 +377,7 @@ impl<A: Addr> Flow<A> {
         let forgotten = match proto {
             Proto::UDP => false,
             // With its FIN the client has said itself that it goes.
-            Proto::TCP if self.tx.has(Seen::FIN) => idle_secs > REDIAL_SECS,
+            Proto::TCP if self.tx.has(Seen::FIN) && idle_secs > REDIAL_SECS => true,
             Proto::TCP => self.tx.has(Seen::REDIALLED) && idle_secs >= ANSWER_SECS,
             _ => idle_secs > REDIAL_SECS,
         };
@@ -378,7 +387,7 @@ impl<A: Addr> Flow<A> {
     /// Returns true, in the opener's entry, if the backend has to answer the client's SYN for the flow to stay.
     #[inline(always)]
     pub const fn is_redialled_by(&self, packet: Told, now_secs: u32) -> bool {
-        packet.opens_connection() && self.idle_secs(now_secs) > REDIAL_SECS
+        packet.opens_connection() && (self.idle_secs(now_secs) > REDIAL_SECS || self.may_survive_reset(Proto::TCP))
     }
 }
 

@@ -20,6 +20,7 @@ packet_tests! {
     hairpin_without_node_address_is_dropped,
     end_that_other_side_does_not_expect_changes_nothing,
     expected_reset_ends_silent_flow,
+    reset_from_outside_counts_once_backend_does_not_go_on,
     syn_on_silent_flow_leaves_it_to_backend_that_answers,
     syn_on_silent_flow_opens_another_where_backend_is_silent_too,
     syn_on_silent_flow_opens_another_where_backend_knows_none,

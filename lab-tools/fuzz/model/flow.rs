@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use proxy_common::service_counts::Passed;
+use testbed::reference::place::{self, Device};
 
 use super::wire::{TCP, Transport, UDP};
 
@@ -146,10 +147,21 @@ impl Flow {
     /// Has it ended, or been silent for longer than its state allows?
     pub(crate) fn is_over(&self, now_secs: u32) -> bool {
         let (client, backend) = (self.client_said, self.backend_said);
-        client.reset
+        client.reset && !self.may_survive_reset()
             || backend.reset
             || ((client.goodbye || self.is_leaving) && backend.goodbye)
             || now_secs.saturating_sub(self.last_secs) > self.timeout_secs()
+    }
+
+    /// May the backend of a connection from outside not believe the RST in the client's name? It goes on then.
+    pub(crate) fn may_survive_reset(&self) -> bool {
+        self.proto == TCP && self.client_said.reset && self.assured && self.is_from_outside()
+    }
+
+    /// Is the client behind an uplink? No other client is there, for no flow is opened under a false name.
+    pub(crate) fn is_from_outside(&self) -> bool {
+        let leads_to_pods = place::route(self.client.ip()).is_some_and(Device::leads_to_pods);
+        !self.by_host && !self.is_guest && !leads_to_pods
     }
 
     /// Returns true if a packet of the client shows that it got the backend's answer: any datagram; an acknowledgement of
@@ -191,6 +203,7 @@ impl Flow {
     fn timeout_secs(&self) -> u32 {
         let (client, backend) = (self.client_said, self.backend_said);
         match self.proto {
+            _ if client.reset => 10,
             _ if client.goodbye || backend.goodbye => 120,
             _ if !backend.anything => 30,
             UDP => 180,
@@ -207,7 +220,7 @@ impl Flow {
         let idle_secs = now_secs.saturating_sub(self.last_secs);
         let forgotten = match self.proto {
             UDP => false,
-            TCP if self.client_said.goodbye => idle_secs > 60,
+            TCP if self.client_said.goodbye && idle_secs > 60 => true,
             TCP => self.redialled && idle_secs >= 3,
             _ => idle_secs > 60,
         };

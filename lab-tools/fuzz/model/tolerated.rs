@@ -30,7 +30,7 @@ impl Model {
     fn is_tolerated_from_outside(&self, flow: &Flow, next: SocketAddr) -> bool {
         let leads_to_pods = |at: SocketAddr| place::route(at.ip()).is_some_and(Device::leads_to_pods);
         self.fast.has(Fast::OPENED_OUTSIDE)
-            && is_from_outside(flow)
+            && flow.is_from_outside()
             && leads_to_pods(flow.backend)
             && (next == flow.backend || next == flow.client)
             && flow.proto == UDP
@@ -65,9 +65,4 @@ impl Model {
     fn is_answered(&self, flow: &Flow) -> bool {
         self.answered.contains(&(flow.proto, flow.client, flow.frontend))
     }
-}
-
-/// Tells if the client is behind an uplink. No other client is there, for no flow is opened under a false name.
-fn is_from_outside(flow: &Flow) -> bool {
-    !place::route(flow.client.ip()).is_some_and(Device::leads_to_pods)
 }

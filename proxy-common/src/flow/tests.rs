@@ -87,3 +87,21 @@ fn an_opener_takes_over_only_what_is_expired() {
     flow.rx = flow.rx.with(Seen::RST);
     assert!(flow.may_be_reused(Proto::TCP, 100));
 }
+
+#[test]
+fn reset_in_name_of_a_client_outside_waits_for_the_backend() {
+    let of_pod = flow(at(1, 1000), 0);
+    let reset = Seen::PACKET.with(Seen::ASSURED).with(Seen::RST);
+    let [of_pod, mut flow] =
+        [of_pod, flow(at(1, 1000), Flow::<Addr4>::REMOTE)].map(|flow| Flow { tx: reset, rx: Seen::PACKET, ..flow });
+    assert!(of_pod.may_be_reused(Proto::TCP, 100), "its device tells a stranger");
+    assert!(!flow.may_be_reused(Proto::TCP, 110) && !flow.is_evictable(Proto::TCP, 110));
+    assert!(flow.is_redialled_by(Told::OPENER, 100), "the backend has to answer");
+    assert!(flow.may_be_reused(Proto::TCP, 111) && flow.is_evictable(Proto::TCP, 111), "and has not gone on");
+    flow.rx = Seen::PACKET.with(Seen::RST);
+    assert!(flow.may_be_reused(Proto::TCP, 100), "the backend says that it is over");
+    (flow.tx, flow.rx) = (reset.with(Seen::FIN), Seen::PACKET.with(Seen::FIN));
+    assert!(flow.may_be_reused(Proto::TCP, 100), "both have said goodbye");
+    (flow.tx, flow.rx) = (Seen::PACKET.with(Seen::RST), Seen::PACKET);
+    assert!(flow.may_be_reused(Proto::TCP, 100), "the client has not shown itself");
+}
