@@ -61,6 +61,12 @@ pub fn is_for_macvlan(skb: Skb) -> bool {
         && maps::place_of(skb.ifindex()).1 == 0
 }
 
+/// Returns true if the kernel finds a packet behind two tags that this hook cannot see, while conntrack may believe what it is not asked about.
+#[inline(always)]
+pub fn is_hidden_by_tags(skb: Skb) -> bool {
+    redirect::is_on() && skb.is_tagged_twice()
+}
+
 /// Reads the packet, and finds its flow.
 #[inline(always)]
 fn look_up<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<bool, Reason> {

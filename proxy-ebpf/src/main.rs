@@ -96,6 +96,10 @@ pub fn kpx_ingress(ctx: TcContext) -> i32 {
                 memory,
             )
         }
+        _ if ingress::is_hidden_by_tags(skb) => {
+            maps::count(Reason::Forged);
+            Action::DROP.0
+        }
         _ => not_ip(Action::PASS),
     }
 }

@@ -75,6 +75,38 @@ fn frame_with_priority_takes_stack() -> Result<()> {
     Ok(())
 }
 
+/// The kernel takes two tags off, and the second one behind the hook: an end in another's name could hide there.
+#[test]
+fn frame_with_two_priorities_is_dropped_while_flows_skip_stack() -> Result<()> {
+    for mut fixture in fixtures_of("tagged", FAST)? {
+        let wire = Wire::new(&mut fixture)?;
+        let packet = "tcp FA client:1000 > pod:8080";
+        for (flags, vlan, is_forged) in
+            [(0, 0, false), (Node::FAST_OPENED, 0, true), (Node::FAST_KEEP, 0, true), (Node::FAST_OPENED, 5, false)]
+        {
+            fixture.set_flags(flags)?;
+            for tag in [[0x81, 0x00], [0x88, 0xa8]] {
+                let mut frame = fixture.names.frame(packet)?;
+                frame.splice(12..12, [0x81, 0x00, 0x60, 0, tag[0], tag[1], 0x20, vlan]);
+                let before = fixture.counts()?;
+                wire.send(&frame, Notes::default())?;
+                if flags == 0 {
+                    let (frame, _) = wire.receive()?;
+                    let text = fixture.names.text(&frame)?;
+                    ensure!(text == packet, "tag {tag:x?}: it became {text}");
+                }
+                let counted = if is_forged { "forged" } else { "not_ip" };
+                wait_until(
+                    DEADLINE,
+                    &format!("flags {flags} tag {tag:x?} VLAN {vlan}: the hook counts {counted}"),
+                    || Ok(counted_since(&before, &fixture.counts()?).iter().any(|name| name == counted)),
+                )?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Waits until no packet takes its turn by the stack within the next three seconds.
 fn calm() -> Result<()> {
     wait_until(DEADLINE, "no packet takes its turn", || {
