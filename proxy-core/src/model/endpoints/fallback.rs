@@ -76,7 +76,11 @@ impl<'a, A: Addr> Joined<'a, A> {
         stranded.retain(|(at, endpoint, _)| {
             let pod = endpoint.object.pod.as_ref().and_then(|pod| Some((pod.namespace.as_ref(), pod.name.as_ref()?)));
             let Some((namespace, name)) = pod else { return true };
-            let namespace = namespace.unwrap_or(fallback.namespace).clone();
+            // The API server does not check `targetRef`: a slice of one namespace could name a pod of another one.
+            if namespace.is_some_and(|namespace| namespace != fallback.namespace) {
+                return true;
+            }
+            let namespace = fallback.namespace.clone();
             let at = (at.addr.ip(), at.port.get()).into();
             pods.push((endpoint.ready, TunnelledPod { namespace, name: name.clone(), at }));
             self.put(start, endpoint);

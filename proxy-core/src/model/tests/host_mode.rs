@@ -201,6 +201,10 @@ fn the_tunnel_stands_in_for_pods_that_nothing_else_reaches() {
     assert!(tunnelled(web().internal_local(), far()).is_empty(), "no endpoint is local");
     let no_pod = slice("web-1", "web").tcp(80).ready("10.244.2.5").on("n2");
     assert!(tunnelled(web(), no_pod).is_empty(), "only pods have the way");
+    let others = far().edit_last(|endpoint| {
+        endpoint.target_ref.as_mut().expect("a pod").namespace = Some("kube-system".to_owned());
+    });
+    assert!(tunnelled(web(), others).is_empty(), "a slice may name a pod of its own namespace alone");
     let udp = service("web").cluster_ip("10.96.0.1").port("", "UDP", 80);
     let far_udp = of_pod(slice("web-1", "web").port("", "UDP", 80).ready("10.244.2.5").on("n2"), "far");
     assert!(tunnelled(udp, far_udp).is_empty(), "the API server forwards TCP alone");
