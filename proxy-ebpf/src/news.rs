@@ -21,15 +21,22 @@ pub fn may_be_taken<A: Addr>(head: &Head<A>) -> bool {
 /// Brings a flow up to date with a packet's news. Returns false if that is for the slow path: the flow is as it was then.
 #[inline(never)]
 pub fn take<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32, is_there: bool) -> bool {
-    let Taken(change) = if is_there { there(entry, told, seq, acked) } else { back(entry, told, seq, acked) };
-    // A share that is given back is never refused.
-    if Taken(change) == Taken::LEFT || change != 0 && !A::share(&entry.read(Flow::holder), Register(change)) {
-        return false;
-    }
+    // One branch for each direction: see "Do not" in the README.
     if is_there {
-        entry.set_tx(after_there(entry.read(|flow| flow.tx), told));
+        let is_taken = settles(entry, there(entry, told, seq, acked));
+        if is_taken {
+            entry.set_tx(after_there(entry.read(|flow| flow.tx), told));
+        }
+        return is_taken;
     }
-    true
+    settles(entry, back(entry, told, seq, acked))
+}
+
+/// Changes the share of a flow's holder by what was looked at. Returns false if the slow path has to look.
+#[inline(always)]
+fn settles<A: Net>(entry: &Entry<A>, taken: Taken) -> bool {
+    // A share that is given back is never refused.
+    taken != Taken::LEFT && (taken.0 == 0 || A::share(&entry.read(Flow::holder), Register(taken.0)))
 }
 
 /// The result of a look at a packet's news, in a register: by how many entries its flow's share changes, or that the slow path has to
@@ -75,6 +82,8 @@ fn after_there(tx: Seen, told: Told) -> Seen {
 #[inline(never)]
 fn back<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32) -> Taken {
     let (rx, of_client) = entry.read(|flow| (flow.rx, flow.generation));
+    // Before the opener tells whether a SYN has come since, which takes this second away.
+    let now_secs = now_secs(entry);
     let is_of_numbers = entry.read(|flow| flow.has(Flow::<A>::NUMBERED));
     let Some(opener) = maps::opener_of(entry) else { return Taken::LEFT };
     let (tx, before) = opener.read(|flow| (flow.tx, flow.rx));
@@ -83,7 +92,7 @@ fn back<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32) -> Taken {
         return Taken::LEFT;
     }
     if told.ends(rx) && tx.has(Seen::ASSURED) {
-        let is_recent = is_recent(opener.read(|flow| flow.idle_secs(now_secs(entry))));
+        let is_recent = is_recent(opener.read(|flow| flow.idle_secs(now_secs)));
         if !Acked(opener.read(|flow| flow.generation)).permits_end(seq, is_recent) {
             return Taken::LEFT;
         }
@@ -94,7 +103,7 @@ fn back<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32) -> Taken {
     if change != Taken::LEFT {
         entry.set_rx(seen);
         opener.set_rx(seen);
-        opener.set_last_secs(now_secs(entry));
+        opener.set_last_secs(now_secs);
     }
     change
 }

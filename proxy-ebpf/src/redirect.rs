@@ -324,7 +324,7 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan
         if is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr) {
             return Plan::Stack;
         }
-        entry.set_rx(other.rx.with(Seen::DIRECT));
+        entry.set_rx(entry.read(|flow| flow.rx).with(Seen::DIRECT));
     }
     // The first answer has to pass all that the stack has to say to it.
     let is_whole = is_whole(skb, packet, other.rx, &other.client.addr, &packet.src.addr);

@@ -30,7 +30,7 @@ pub fn note_answer<A: Net>(flow: &Flow<A>, told: Told) {
     let dialled = DialTime(again(&flow.generation));
     if told.resets() {
         note_outcome(flow, Outcome::REFUSED);
-    } else if told.answers_opener() && dialled != DialTime::UNKNOWN {
+    } else if told.answers_opener() && flow.has(Flow::<A>::NUMBERED) && dialled != DialTime::UNKNOWN {
         note_outcome(flow, Outcome::answered(dialled.units_until(now_ns())));
     }
 }

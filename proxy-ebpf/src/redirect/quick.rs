@@ -126,7 +126,6 @@ fn is_end_of_stack<A: Forward>(entry: &Entry<A>) -> bool {
 #[inline(always)]
 fn notes<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>, key: &FlowKey<A>) -> bool {
     let is_plain_flow = !entry.read(|flow| flow.has(Flow::<A>::HOST) || flow.is_snat());
-    let rx = entry.read(|flow| flow.rx);
     let (src, dst) = (head.src(), head.dst());
     let may_note = A::SHORT_WAYS_JUDGE
         && is_plain_flow
@@ -135,7 +134,7 @@ fn notes<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>, key: &FlowKey<A
         && !is_forged(skb, At::Here, &src.addr, &dst.addr)
         && entry.is_at(key);
     if may_note {
-        entry.set_rx(rx.with(Seen::DIRECT));
+        entry.set_rx(entry.read(|flow| flow.rx).with(Seen::DIRECT));
     }
     may_note
 }
