@@ -14,7 +14,7 @@ use crate::open;
 use crate::opening::{Opening, Source, Way};
 use crate::packet::Packet;
 use crate::redirect::{self, Forward};
-use crate::skb::{LinkHeader, PacketMark, Skb};
+use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::{Action, flow, guest, host, maps, monitor};
 
 #[inline(always)]
@@ -61,10 +61,17 @@ pub fn is_for_macvlan(skb: Skb) -> bool {
         && maps::place_of(skb.ifindex()).1 == 0
 }
 
-/// Returns true if the kernel finds a packet behind two tags that this hook cannot see, while conntrack may believe what it is not asked about.
+/// Returns true if the frame has two tags that name no VLAN, while conntrack may believe an end that no hook meets. The kernel takes both tags
+/// off, the second one behind this hook.
 #[inline(always)]
 pub fn is_hidden_by_tags(skb: Skb) -> bool {
-    redirect::is_on() && skb.is_tagged_twice()
+    const TAGS: [u32; 2] = [0x8100_u16.to_be() as u32, 0x88a8_u16.to_be() as u32];
+    const IDENTIFIER: u16 = 0x0fff;
+    skb.is_tagged()
+        && !skb.is_in_vlan()
+        && TAGS.contains(&skb.ethertype())
+        && redirect::is_on()
+        && skb.load::<u16>(ETH_LEN).is_ok_and(|tag| u16::from_be(tag) & IDENTIFIER == 0)
 }
 
 /// Reads the packet, and finds its flow.

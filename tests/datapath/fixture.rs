@@ -14,7 +14,7 @@ use aya::maps::{HashMap, MapData};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::counter::Reason;
 use proxy_common::device::{Device, Node, OwnAddr};
-use proxy_common::flow::{Flow, FlowKey, Offer};
+use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey};
 use proxy_common::names::{INGRESS, IPV4, IPV6};
 use proxy_core::diff::{Change, FamilyChange};
@@ -39,9 +39,7 @@ pub(crate) struct Fixture {
     comes_in_by: Option<String>,
     /// Packets at the anchor and on lo came in through a device.
     carries_received: bool,
-    /// The flows that have asked, and whether the agent has said yes.
-    pub(crate) offers: Vec<Offer>,
-    pub(crate) is_tolerated: bool,
+    pub(crate) offers: crate::opened::Offers,
 }
 
 pub(crate) fn fixtures(name: &str) -> Result<Vec<Fixture>> {
@@ -68,15 +66,7 @@ pub(crate) fn fixtures_of(name: &str, setup: Setup) -> Result<Vec<Fixture>> {
         let netns = NetNs::create(format!("kpx-{}-{name}-{nth}-{family}", std::process::id()))?;
         let mut bench = Reused::get(setup)?;
         prepare(&mut bench, &names, &netns)?;
-        Ok(Fixture {
-            bench,
-            names,
-            netns,
-            comes_in_by: None,
-            carries_received: false,
-            offers: Vec::new(),
-            is_tolerated: false,
-        })
+        Ok(Fixture { bench, names, netns, comes_in_by: None, carries_received: false, offers: Default::default() })
     };
     FAMILIES.iter().map(make).collect()
 }
@@ -130,10 +120,7 @@ impl Runner for Fixture {
             Step::BackendMoves { service, port, old, new } => self.leave(service, *port, old, new),
             Step::Flood(count) => flood(self, 30_000, *count),
             Step::ForgetFlows => self.change_flows(|_| None),
-            Step::Silence(secs) => {
-                self.age_answers(*secs)?;
-                self.be_silent(*secs)
-            }
+            Step::Silence(secs) => self.age_answers(*secs).and_then(|()| self.be_silent(*secs)),
             Step::Tolerate(is_tolerated) => self.tolerate(*is_tolerated),
             Step::Segments(_) | Step::FramesForOthers(_) => bail!("the step is for fixture fast only"),
         }

@@ -24,6 +24,13 @@ packet_tests! {
     stack_sees_tcp_from_outside,
 }
 
+/// The flows that have asked, and whether the agent has said yes.
+#[derive(Default)]
+pub(crate) struct Offers {
+    all: Vec<Offer>,
+    is_tolerated: bool,
+}
+
 impl Fixture {
     /// Answers the flows that have asked whether they may skip the stack beside conntrack, or takes all answers back.
     pub(crate) fn tolerate(&mut self, is_tolerated: bool) -> Result<()> {
@@ -31,11 +38,11 @@ impl Fixture {
         while let Some(offer) = tolerated.offered()? {
             if tolerated.open_flow(&offer.key)?.is_some() {
                 // The next row may have to wait for its second.
-                self.offers.push(Offer::new(offer.key, offer.secs + 5));
+                self.offers.all.push(Offer::new(offer.key, offer.secs + 5));
             }
         }
-        self.is_tolerated = is_tolerated;
-        for offer in &self.offers {
+        self.offers.is_tolerated = is_tolerated;
+        for offer in &self.offers.all {
             if is_tolerated {
                 tolerated.tolerate(offer)?;
             } else {
@@ -47,9 +54,9 @@ impl Fixture {
 
     /// Makes the agent's answers older.
     pub(crate) fn age_answers(&mut self, secs: u32) -> Result<()> {
-        for offer in &mut self.offers {
+        for offer in &mut self.offers.all {
             *offer = Offer::new(offer.key, offer.secs.saturating_sub(secs));
-            if self.is_tolerated {
+            if self.offers.is_tolerated {
                 self.bench.datapath.tolerated.tolerate(offer)?;
             }
         }

@@ -134,8 +134,7 @@ impl Model {
                 }
                 let dials = packet.proto == wire::TCP && opens && was_assured;
                 flow.dialled |= dials;
-                let is_late = now_secs.saturating_sub(flow.last_secs) > 60;
-                flow.redialled |= dials && (is_late || flow.may_survive_reset());
+                flow.redialled |= dials && (now_secs.saturating_sub(flow.last_secs) > 60 || flow.may_survive_reset());
                 is_alive = !(redialled && opens);
                 if resets || dials {
                     flow.backend_secs = 0;
