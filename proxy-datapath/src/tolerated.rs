@@ -27,6 +27,8 @@ pub struct OpenFlow {
     pub client: SocketAddr,
     pub backend: SocketAddr,
     pub proto: Proto,
+    /// The client is behind an uplink.
+    pub is_far: bool,
     /// The second since boot in which a packet last passed.
     pub last_secs: u32,
 }
@@ -86,6 +88,7 @@ fn open_flow<A: FamilyNames>(
         client: at(flow.client_between()),
         backend: at(flow.backend),
         proto: key.proto(),
+        is_far: flow.is_far(),
         last_secs: flow.last_secs,
     }))
 }

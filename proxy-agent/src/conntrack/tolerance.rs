@@ -25,6 +25,8 @@ const QUESTIONS: usize = 256;
 const LOOKS: usize = 1_024;
 /// The flows that have a yes at one time. The programs' map has room for more.
 const FLOWS_MAX: usize = 60_000;
+/// Those of them that clients outside may have: any host can borrow addresses for more.
+const FAR_MAX: usize = FLOWS_MAX / 2;
 
 /// The seconds after which a flow skips the stack that was told so.
 const BEGIN_SECS: u32 = 3;
@@ -58,6 +60,8 @@ struct Answers {
     conntrack: Tolerance,
     waiting: Waiting,
     known: HashMap<AnyKey, Known>,
+    /// The number of those whose client is outside.
+    far: usize,
     /// The known flows in the order in which they are looked at.
     order: VecDeque<AnyKey>,
 }
@@ -72,7 +76,7 @@ pub async fn answer(flows: ToleratedFlows) -> Result<()> {
         }
     };
     let (waiting, known, order) = (Waiting::default(), HashMap::new(), VecDeque::new());
-    let mut answers = Answers { flows, conntrack, waiting, known, order };
+    let mut answers = Answers { flows, conntrack, waiting, known, far: 0, order };
     let answer = async {
         let mut ticks = interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -99,7 +103,9 @@ impl Answers {
         for _ in 0..QUESTIONS {
             let Some(offer) = self.waiting.next(now_secs) else { break };
             let Some(flow) = self.flows.open_flow(&offer.key)? else { continue };
-            let Some(followed) = followed(&flow).filter(|_| self.known.len() < FLOWS_MAX) else { continue };
+            let Some(followed) = followed(&flow).filter(|_| has_room(self.known.len(), self.far, flow.is_far)) else {
+                continue;
+            };
             match self.conntrack.ask(&followed).await {
                 Ok(true) => self.agree(&offer, flow),
                 Ok(false) => {}
@@ -116,8 +122,10 @@ impl Answers {
             return;
         }
         let known = Known { flow, told_secs: offer.secs, is_new: true };
-        if self.known.insert(offer.key, known).is_none() {
-            self.order.push_back(offer.key);
+        self.far += usize::from(flow.is_far);
+        match self.known.insert(offer.key, known) {
+            Some(before) => self.far -= usize::from(before.flow.is_far),
+            None => self.order.push_back(offer.key),
         }
     }
 
@@ -129,7 +137,8 @@ impl Answers {
             if self.is_kept(&key, now_secs).await? {
                 self.order.push_back(key);
             } else {
-                self.known.remove(&key);
+                let gone = self.known.remove(&key);
+                self.far -= usize::from(gone.is_some_and(|gone| gone.flow.is_far));
                 self.flows.forget(&key)?;
             }
         }
@@ -139,7 +148,8 @@ impl Answers {
     async fn is_kept(&mut self, key: &AnyKey, now_secs: u32) -> Result<bool> {
         let Some(known) = self.known.get_mut(key) else { return Ok(false) };
         let Some(flow) = self.flows.open_flow(key)? else { return Ok(false) };
-        if (flow.client, flow.backend) != (known.flow.client, known.flow.backend) {
+        let identity = |flow: &OpenFlow| (flow.client, flow.backend, flow.is_far);
+        if identity(&flow) != identity(&known.flow) {
             return Ok(false);
         }
         known.flow = flow;
@@ -184,6 +194,11 @@ impl Known {
         let goes_on = self.flow.last_secs >= self.told_secs;
         self.is_new && told_ago >= BEGIN_SECS || goes_on && (is_silent || told_ago >= AGAIN_SECS)
     }
+}
+
+/// Returns true if one flow more may get a yes beside so many, `far` of them from outside.
+const fn has_room(known: usize, far: usize, is_far: bool) -> bool {
+    known < FLOWS_MAX && (!is_far || far < FAR_MAX)
 }
 
 /// Returns the connection as conntrack knows it.
@@ -231,10 +246,16 @@ mod tests {
     }
 
     #[test]
+    fn clients_outside_leave_room_to_those_of_pods() {
+        assert!(has_room(FAR_MAX, FAR_MAX - 1, true) && !has_room(FAR_MAX, FAR_MAX, true));
+        assert!(has_room(FLOWS_MAX - 1, FAR_MAX, false) && !has_room(FLOWS_MAX, 0, false));
+    }
+
+    #[test]
     fn conntrack_is_told_again_when_a_flow_begins_to_skip_falls_silent_or_goes_on() {
         let at = "10.244.1.2:1".parse().unwrap();
         let due = |last_secs, told_secs, is_new, now_secs| {
-            let flow = OpenFlow { client: at, backend: at, proto: Proto::TCP, last_secs };
+            let flow = OpenFlow { client: at, backend: at, proto: Proto::TCP, is_far: false, last_secs };
             Known { flow, told_secs, is_new }.is_due(now_secs)
         };
         assert!(!due(102, 100, true, 102), "it may take the stack yet");
