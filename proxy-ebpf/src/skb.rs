@@ -25,8 +25,6 @@ use crate::setting::EXPOSES_PACKET_MARK;
 
 pub use self::mark::PacketMark;
 
-/// The bits of a tag of IEEE 802.1Q that name a VLAN.
-const VLAN_IDENTIFIER: u32 = 0x0fff;
 /// Length of an Ethernet header.
 pub const ETH_LEN: u32 = 14;
 
@@ -112,17 +110,8 @@ impl Skb {
     /// without (IEEE 802.1Q §6.9).
     #[inline(always)]
     pub fn is_in_vlan(self) -> bool {
-        field!(self.vlan_present) != 0 && field!(self.vlan_tci) & VLAN_IDENTIFIER != 0
-    }
-
-    /// Returns true if the frame has two tags without an identifier. The kernel takes both off, the second one behind this hook.
-    #[inline(always)]
-    pub fn is_tagged_twice(self) -> bool {
-        const TAGS: [u32; 2] = [0x8100_u16.to_be() as u32, 0x88a8_u16.to_be() as u32];
-        self.is_tagged()
-            && !self.is_in_vlan()
-            && TAGS.contains(&self.ethertype())
-            && self.load::<u16>(ETH_LEN).is_ok_and(|tag| u32::from(u16::from_be(tag)) & VLAN_IDENTIFIER == 0)
+        const IDENTIFIER: u32 = 0x0fff;
+        field!(self.vlan_present) != 0 && field!(self.vlan_tci) & IDENTIFIER != 0
     }
 
     /// Returns true if the packet came in through a device, and false if the host made it.
