@@ -11,7 +11,6 @@ mod list;
 mod manual;
 mod run;
 mod runtime;
-pub(crate) mod select;
 mod services;
 mod status;
 mod usage;
@@ -25,10 +24,10 @@ use clap::{Parser, Subcommand};
 
 use crate::config::{NodeArgs, RunArgs};
 use crate::monitor::{MonitorArgs, monitor};
-use crate::top::{TopArgs, top};
 
 use cleanup::{CleanupArgs, cleanup};
 use proxy_cluster::{ClusterArgs, ProbeArgs, SysdumpArgs, cluster, probe, sysdump};
+use proxy_top::{TopArgs, top};
 use proxy_trace::{ExplainArgs, TraceArgs, explain, trace};
 use runtime::wait_for;
 

@@ -31,5 +31,4 @@ pub mod pod_sockets;
 pub mod privileges;
 pub mod run;
 pub mod settings;
-pub mod top;
 pub mod tunnel;

@@ -13,6 +13,7 @@ pub mod client;
 pub mod flow_args;
 pub mod object_name;
 pub mod output;
+pub mod select_args;
 pub mod status;
 
 pub use build::{frontend_names, view, views};

@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use super::agent_args::AgentArgs;
 use super::list::{Listed, WatchArgs, show};
-use super::select::SelectArgs;
 use proxy_view::output::{NamedOutputArgs, cell, green, list, yellow};
+use proxy_view::select_args::SelectArgs;
 use proxy_view::{BackendView, ServiceView, latency};
 
 /// List the endpoints of Services, and which of them take traffic here.

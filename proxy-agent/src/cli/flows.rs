@@ -9,7 +9,6 @@ use comfy_table::Cell;
 
 use super::agent_args::AgentArgs;
 use super::list::{Listed, WatchArgs, show};
-use super::select::NamespaceArgs;
 use crate::control::FlowFilter;
 use proxy_view::FlowView;
 use proxy_view::age::span;
@@ -17,6 +16,7 @@ use proxy_view::client::Lines;
 use proxy_view::flow_args::{FlowArgs, state_cell};
 use proxy_view::object_name::full_name;
 use proxy_view::output::{OutputArgs, cell};
+use proxy_view::select_args::NamespaceArgs;
 
 /// List the flows that pass this node, as the kernel programs have them just now. Those whose clients spoke last come first.
 #[derive(Args, Debug)]

@@ -9,10 +9,10 @@ use comfy_table::Cell;
 
 use super::agent_args::AgentArgs;
 use super::list::{Listed, WatchArgs, show};
-use super::select::SelectArgs;
 use proxy_view::age;
 use proxy_view::object_name::full_name;
 use proxy_view::output::{NONE, NamedOutputArgs, cell, list, red, yellow};
+use proxy_view::select_args::SelectArgs;
 use proxy_view::{ConnectView, PortCounts, PortView, ServiceView, latency};
 
 /// List the Services that the running agent serves, and what of them is in force.

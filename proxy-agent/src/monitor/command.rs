@@ -14,11 +14,11 @@ use super::event::Event;
 use super::filter::Filter;
 use super::limit::Limit;
 use super::text;
-use crate::cli::select::NamespaceArgs;
 use proxy_view::Names;
 use proxy_view::RUN_DIR;
 use proxy_view::client::Client;
 use proxy_view::object_name::ServiceName;
+use proxy_view::select_args::NamespaceArgs;
 
 /// Show packets that open flows or are dropped or rejected, until stopped.
 ///

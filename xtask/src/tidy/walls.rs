@@ -34,6 +34,7 @@ const USES: &[(&str, &[&str])] = &[
         ],
     ),
     ("proxy-cluster", &["kube", "proxy-common", "proxy-net", "proxy-view", "tokio"]),
+    ("proxy-top", &["proxy-common", "proxy-view", "tokio"]),
     // What runs.
     (
         "proxy-agent",
@@ -48,6 +49,7 @@ const USES: &[(&str, &[&str])] = &[
             "proxy-metrics",
             "proxy-net",
             "proxy-source",
+            "proxy-top",
             "proxy-trace",
             "proxy-view",
             "rtnetlink",

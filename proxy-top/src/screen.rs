@@ -11,9 +11,9 @@ use crossterm::terminal::{
 };
 use crossterm::{execute, queue};
 
-use super::keys::HELP;
-use super::rows::{Row, Rows, Sort, View, number};
-use super::table::{COLUMNS, cells};
+use crate::keys::HELP;
+use crate::rows::{Row, Rows, Sort, View, number};
+use crate::table::{COLUMNS, cells};
 
 /// The problems that fit above the table.
 const PROBLEMS_MAX: usize = 3;
@@ -24,19 +24,19 @@ const GAP: usize = 2;
 const NAME_WIDTH_MIN: usize = 12;
 
 /// The terminal in raw mode, on its alternate screen. Drop gives the shell its terminal back.
-pub(super) struct Screen {
+pub(crate) struct Screen {
     output: Stdout,
 }
 
 impl Screen {
-    pub(super) fn open() -> Result<Self> {
+    pub(crate) fn open() -> Result<Self> {
         enable_raw_mode().context("take the terminal over")?;
         let mut screen = Self { output: stdout() };
         execute!(screen.output, EnterAlternateScreen, Hide).context("take the terminal over")?;
         Ok(screen)
     }
 
-    pub(super) fn draw(&mut self, rows: &Rows, view: &mut View) -> Result<()> {
+    pub(crate) fn draw(&mut self, rows: &Rows, view: &mut View) -> Result<()> {
         let (width, height) = size().context("read the terminal's size")?;
         let lines = lines(rows, view, usize::from(width), usize::from(height));
         self.write(&lines).context("draw")
@@ -192,14 +192,14 @@ fn sorted_by(sort: Sort) -> usize {
 
 /// Returns the screen's text without its styles.
 #[cfg(test)]
-pub(super) fn text(rows: &Rows, view: &mut View, width: usize, height: usize) -> Vec<String> {
+pub(crate) fn text(rows: &Rows, view: &mut View, width: usize, height: usize) -> Vec<String> {
     let line = |line: &Line| line.0.iter().map(|(_, text)| text.as_str()).collect();
     lines(rows, view, width, height).iter().map(line).collect()
 }
 
 /// Returns the red words of the table.
 #[cfg(test)]
-pub(super) fn red(rows: &Rows, view: &mut View) -> Vec<String> {
+pub(crate) fn red(rows: &Rows, view: &mut View) -> Vec<String> {
     let spans = lines(rows, view, 110, 20).into_iter().flat_map(|line| line.0);
     let red = spans.filter(|(style, _)| style.foreground_color == Some(Color::Red));
     red.map(|(_, text)| text.trim().to_owned()).collect()

@@ -5,7 +5,7 @@ use expect_test::expect;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::top::{screen, table};
+use crate::{screen, table};
 
 fn service(name: &str, counts: &Value) -> Value {
     let backend = json!({
@@ -173,7 +173,7 @@ fn data_says_what_the_table_says() -> Result<()> {
         "nodeName": "n1", "health": "healthy", "problems": [], "intervalSecs": 2.0, "services": [web], "total": rates,
         "unservedReasons": { "no_endpoints": 5.0 },
     });
-    assert_eq!(serde_json::to_value(crate::top::data::Traffic::of(&rows))?, data);
+    assert_eq!(serde_json::to_value(crate::data::Traffic::of(&rows))?, data);
     Ok(())
 }
 

@@ -1,4 +1,5 @@
 //! `kpx top`: the traffic of each Service, as it passes.
+#![forbid(unsafe_code)]
 
 mod data;
 mod keys;
@@ -16,10 +17,10 @@ use crossterm::event::EventStream;
 use futures::StreamExt;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use crate::cli::select::NamespaceArgs;
 use proxy_view::RUN_DIR;
 use proxy_view::client::Client;
 use proxy_view::output::{Data, json, print, yaml};
+use proxy_view::select_args::NamespaceArgs;
 
 use keys::Act;
 use rows::{Sample, Sort, View, rows};

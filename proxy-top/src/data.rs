@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::rows::{Rates, Rows};
+use crate::rows::{Rates, Rows};
 
 /// The traffic between two samples.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Traffic<'a> {
+pub(crate) struct Traffic<'a> {
     node_name: &'a str,
     health: &'a str,
     problems: &'a [String],
@@ -44,7 +44,7 @@ struct PerSecond {
 }
 
 impl<'a> Traffic<'a> {
-    pub(super) fn of(rows: &'a Rows) -> Self {
+    pub(crate) fn of(rows: &'a Rows) -> Self {
         let services = rows.services.iter().map(|row| {
             let (namespace, name) = row.name.split_once('/').unwrap_or_default();
             let (backends_in_use, backends_listed) = (row.in_use, row.listed);

@@ -2,19 +2,19 @@
 
 use crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers};
 
-use super::rows::{Sort, View};
+use crate::rows::{Sort, View};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Act {
+pub(crate) enum Act {
     Stay,
     Quit,
 }
 
 /// The list of keys, for the last line of the screen.
-pub(super) const HELP: &str =
+pub(crate) const HELP: &str =
     "sort by: o opened  p packets  b bytes  u unserved  f flows  n name   / filter   arrows scroll   q quit";
 
-pub(super) fn press(event: &Event, view: &mut View) -> Act {
+pub(crate) fn press(event: &Event, view: &mut View) -> Act {
     let Event::Key(key) = event else { return Act::Stay };
     if key.kind == KeyEventKind::Release {
         return Act::Stay;

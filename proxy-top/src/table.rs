@@ -5,12 +5,12 @@ use std::fmt::Write as _;
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 
-use super::rows::{Rates, Rows, number};
+use crate::rows::{Rates, Rows, number};
 
-pub(super) const COLUMNS: [&str; 7] =
+pub(crate) const COLUMNS: [&str; 7] =
     ["SERVICE", "OPENED/S", "PACKETS/S", "BYTES/S", "UNSERVED/S", "FLOWS", "BACKENDS"];
 
-pub(super) fn cells(name: &str, rates: &Rates, backends: String) -> [String; 7] {
+pub(crate) fn cells(name: &str, rates: &Rates, backends: String) -> [String; 7] {
     [
         name.to_owned(),
         number(rates.opened),
@@ -22,7 +22,7 @@ pub(super) fn cells(name: &str, rates: &Rates, backends: String) -> [String; 7] 
     ]
 }
 
-pub(super) fn text(rows: &Rows) -> String {
+pub(crate) fn text(rows: &Rows) -> String {
     let mut table = Table::new();
     table.load_preset(NOTHING).force_no_tty().set_header(COLUMNS);
     for row in &rows.services {

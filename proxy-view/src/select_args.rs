@@ -1,30 +1,30 @@
-//! Selects the Services that a command shows.
+//! The flags that select the Services of a command.
 
 use anyhow::{Result, ensure};
 use clap::Args;
 
-use proxy_view::ServiceView;
-use proxy_view::object_name::ServiceName;
+use crate::ServiceView;
+use crate::object_name::ServiceName;
 
 /// The namespace of what a command shows.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct NamespaceArgs {
+pub struct NamespaceArgs {
     /// Show only what is of this namespace.
     #[arg(long, short, value_name = "NAMESPACE", conflicts_with = "all_namespaces")]
-    pub(crate) namespace: Option<String>,
+    pub namespace: Option<String>,
     /// Show all namespaces, as without --namespace.
     #[arg(long, short = 'A')]
     all_namespaces: bool,
 }
 
 impl NamespaceArgs {
-    pub(crate) fn has(&self, namespace: &str) -> bool {
+    pub fn has(&self, namespace: &str) -> bool {
         self.namespace.as_ref().is_none_or(|wanted| namespace == wanted)
     }
 }
 
 #[derive(Args, Debug)]
-pub(super) struct SelectArgs {
+pub struct SelectArgs {
     /// Show only this Service; put its namespace and a slash in front if several Services share the name.
     #[arg(value_name = "[svc/][NAMESPACE/]NAME")]
     service: Option<ServiceName>,
@@ -34,7 +34,7 @@ pub(super) struct SelectArgs {
 
 impl SelectArgs {
     /// Keeps the selected Services. Fails if a Service is named and `must_exist`, and does not exist.
-    pub(super) fn select(&self, mut services: Vec<ServiceView>, must_exist: bool) -> Result<Vec<ServiceView>> {
+    pub fn select(&self, mut services: Vec<ServiceView>, must_exist: bool) -> Result<Vec<ServiceView>> {
         let Some(name) = &self.service else {
             services.retain(|service| self.within.has(&service.namespace));
             return Ok(services);

@@ -11,28 +11,28 @@ use proxy_view::{PortCounts, ServiceView};
 
 /// The state of an agent at one moment.
 #[derive(Clone, Debug)]
-pub(super) struct Sample {
-    pub(super) at: Instant,
-    pub(super) status: Status,
-    pub(super) services: Vec<ServiceView>,
+pub(crate) struct Sample {
+    pub(crate) at: Instant,
+    pub(crate) status: Status,
+    pub(crate) services: Vec<ServiceView>,
     /// The reason why there is no newer sample.
-    pub(super) problem: Option<String>,
+    pub(crate) problem: Option<String>,
 }
 
 /// The choices of the user.
 #[derive(Clone, Debug, Default)]
-pub(super) struct View {
-    pub(super) sort: Sort,
-    pub(super) filter: String,
-    pub(super) namespace: Option<String>,
+pub(crate) struct View {
+    pub(crate) sort: Sort,
+    pub(crate) filter: String,
+    pub(crate) namespace: Option<String>,
     /// True while the user types the filter.
-    pub(super) typing: bool,
+    pub(crate) typing: bool,
     /// The number of rows above the first shown row.
-    pub(super) scroll: usize,
+    pub(crate) scroll: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(super) enum Sort {
+pub(crate) enum Sort {
     #[default]
     #[value(alias = "connections")]
     Opened,
@@ -45,59 +45,59 @@ pub(super) enum Sort {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Rows {
-    pub(super) header: Header,
-    pub(super) services: Vec<Row>,
+pub(crate) struct Rows {
+    pub(crate) header: Header,
+    pub(crate) services: Vec<Row>,
     /// The sum over all Services that match the filter.
-    pub(super) total: Rates,
+    pub(crate) total: Rates,
     /// The dropped and rejected packets per second by reason, the highest rate first.
-    pub(super) reasons: Vec<(String, f64)>,
+    pub(crate) reasons: Vec<(String, f64)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Header {
-    pub(super) node_name: String,
-    pub(super) version: String,
+pub(crate) struct Header {
+    pub(crate) node_name: String,
+    pub(crate) version: String,
     /// The state in the words of `kpx status`: `healthy`, `unhealthy`, `waiting for the first lists`.
-    pub(super) health: &'static str,
-    pub(super) problems: Vec<String>,
-    pub(super) services: usize,
+    pub(crate) health: &'static str,
+    pub(crate) problems: Vec<String>,
+    pub(crate) services: usize,
     /// The seconds between the two samples.
-    pub(super) interval: f64,
+    pub(crate) interval: f64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Row {
+pub(crate) struct Row {
     /// The name as `namespace/name`.
-    pub(super) name: String,
-    pub(super) rates: Rates,
+    pub(crate) name: String,
+    pub(crate) rates: Rates,
     /// The numbers of backends that take traffic, and of all that are listed.
-    pub(super) in_use: usize,
-    pub(super) listed: usize,
+    pub(crate) in_use: usize,
+    pub(crate) listed: usize,
 }
 
 impl Row {
     /// Formats the numbers of backends: `2/3`.
-    pub(super) fn backends(&self) -> String {
+    pub(crate) fn backends(&self) -> String {
         format!("{}/{}", self.in_use, self.listed)
     }
 }
 
 /// The rates per second; `flows` is the number in the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Rates {
+pub(crate) struct Rates {
     /// The opened flows.
-    pub(super) opened: f64,
+    pub(crate) opened: f64,
     /// The packets of both directions.
-    pub(super) packets: f64,
-    pub(super) bytes: f64,
+    pub(crate) packets: f64,
+    pub(crate) bytes: f64,
     /// Packets dropped or rejected.
-    pub(super) unserved: f64,
-    pub(super) flows: u64,
+    pub(crate) unserved: f64,
+    pub(crate) flows: u64,
 }
 
 /// Computes the rates of the traffic between two samples.
-pub(super) fn rows(before: &Sample, now: &Sample, view: &View) -> Rows {
+pub(crate) fn rows(before: &Sample, now: &Sample, view: &View) -> Rows {
     let secs = now.at.duration_since(before.at).as_secs_f64();
     let old: BTreeMap<_, _> = before.services.iter().map(|service| (name(service), counts(service))).collect();
     let row = |service: &ServiceView| {
@@ -198,7 +198,7 @@ fn reasons(before: &Status, now: &Status, secs: f64) -> Vec<(String, f64)> {
 }
 
 /// Formats a number in at most four characters, with a letter for the power of 1000.
-pub(super) fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     const UNITS: [&str; 5] = ["", "k", "M", "G", "T"];
     let mut value = value;
     let mut unit = 0;
@@ -216,4 +216,4 @@ pub(super) fn number(value: f64) -> String {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+mod tests;
