@@ -27,7 +27,6 @@ use tracing::{debug, info};
 use crate::agent::follow::Following;
 use crate::agent::node_part::NodePart;
 use crate::agent::notices::Notices;
-pub use crate::agent::notices::past_ipsec;
 use crate::agent::port_conflicts::PortConflicts;
 use crate::agent::reports::Pass;
 pub use crate::agent::reports::Reports;

@@ -2,7 +2,6 @@
 
 mod agent_args;
 mod backends;
-pub(crate) mod check;
 pub(crate) mod cleanup;
 mod complete;
 mod devices;
@@ -26,6 +25,7 @@ use crate::config::{NodeArgs, RunArgs};
 use crate::monitor::{MonitorArgs, monitor};
 
 use cleanup::{CleanupArgs, cleanup};
+use proxy_check::{CheckArgs, check};
 use proxy_cluster::{ClusterArgs, ProbeArgs, SysdumpArgs, cluster, probe, sysdump};
 use proxy_top::{TopArgs, top};
 use proxy_trace::{ExplainArgs, TraceArgs, explain, trace};
@@ -61,7 +61,7 @@ enum Command {
     Cluster(Box<ClusterArgs>),
     #[command(hide = true)]
     Probe(ProbeArgs),
-    Check(check::CheckArgs),
+    Check(CheckArgs),
     Cleanup(CleanupArgs),
     Version(version::VersionArgs),
     Completions(manual::CompletionsArgs),
@@ -87,7 +87,7 @@ impl Cli {
             Command::Sysdump(args) => done(wait_for(sysdump(&args))),
             Command::Cluster(args) => wait_for(cluster(*args)),
             Command::Probe(args) => wait_for(probe(args)),
-            Command::Check(args) => wait_for(check::check(&args)),
+            Command::Check(args) => wait_for(check(&args)),
             Command::Cleanup(args) => done(wait_for(cleanup(&args))),
             Command::Version(args) => done(wait_for(version::version(&args))),
             Command::Completions(args) => done(manual::completions(&args)),

@@ -6,9 +6,8 @@ mod flows;
 use std::collections::BTreeMap;
 use std::fs::{Permissions, metadata, set_permissions};
 use std::net::SocketAddr as InternetAddr;
-use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
-use std::os::unix::net::{SocketAddr, UnixListener as StdUnixListener};
+use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -182,16 +181,6 @@ pub(crate) fn answer<T: serde::Serialize>(result: Result<T>) -> Response {
     }
 }
 
-/// Takes the lock of this network namespace, which holds as long as the result lives.
-///
-/// The lock is an abstract socket. An abstract socket belongs to the network namespace, and the kernel
-/// releases it when its process ends for any reason.
-pub fn lock() -> Result<StdUnixListener> {
-    let name = SocketAddr::from_abstract_name("kpx").context("name the lock")?;
-    StdUnixListener::bind_addr(&name)
-        .context("another kpx is running on this host, or another program holds the abstract socket @kpx")
-}
-
 /// Listens in the run directory. Root may connect, and the members of `group`: they read, and change nothing.
 ///
 /// The process must have only one thread, because the mask of file modes is one for all. It must not have given up root's rights, which
@@ -199,7 +188,7 @@ pub fn lock() -> Result<StdUnixListener> {
 pub fn listen(run_dir: &Path, group: Option<u32>) -> Result<StdUnixListener> {
     std::fs::create_dir_all(run_dir).with_context(|| format!("create {}", run_dir.display()))?;
     let path = socket(run_dir);
-    // The process that left the socket is dead: see [`lock`].
+    // The process that left the socket is dead: see [`proxy_net::lock`].
     if path.exists() {
         std::fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
     }

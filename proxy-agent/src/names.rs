@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -18,8 +18,6 @@ use proxy_dns::{Cluster, Known, Server, Wanted, Zone};
 use proxy_net as net;
 use proxy_view::status::NamesStatus;
 
-/// The default address: a loopback one, which no stranger reaches, and at which no other program listens by default.
-pub(crate) const DNS_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 153)), 53);
 /// The wait before another attempt to listen, and between looks at the anchor's device.
 const RETRY: Duration = Duration::from_secs(10);
 /// The time after which systemd-resolved is told again.

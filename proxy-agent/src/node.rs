@@ -45,7 +45,6 @@ use proxy_source::health::{Health, Problem};
 use rows::{NodeFlags, NodeRows};
 use service_routes::{DesiredRoutes, RouteChanges, RouteInputs, ServiceRoutes};
 
-pub(crate) use devices::KUBE_IPVS0;
 pub use fast_path::FastPath;
 pub use options::{Masquerade, NodeOptions};
 

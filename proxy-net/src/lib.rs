@@ -4,6 +4,7 @@
 
 // The sockets and files by which the kernel is asked.
 pub mod kernel;
+pub mod lock;
 mod netlink;
 mod raw;
 pub mod sysctl;

@@ -20,6 +20,9 @@ use super::kernel;
 use super::netlink::Handle;
 use super::role::FarEnd;
 
+/// The device of kube-proxy's mode ipvs, which has every ClusterIP.
+pub const KUBE_IPVS0: &str = "kube-ipvs0";
+
 /// A device and its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use proxy_net::xfrm::{self, Policy};
+use proxy_check::past_ipsec;
+use proxy_net::xfrm;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
@@ -36,13 +37,4 @@ impl Notices {
     pub(super) fn texts(&self) -> &[String] {
         &self.texts
     }
-}
-
-/// Describes the IPsec policies that the host's packets to Services pass by. Returns None without policies.
-pub fn past_ipsec(policies: &[Policy]) -> Option<String> {
-    let first = policies.first()?;
-    let number = policies.len();
-    Some(format!(
-        "IPsec policies do not hold for the host's packets to Services; this host has {number}, first {first}"
-    ))
 }

@@ -14,13 +14,13 @@ use clap::Args;
 use nix::unistd::Uid;
 
 use crate::config::duration::GoDuration;
+use crate::leftovers;
 use crate::settings::Settings;
-use crate::{control, leftovers};
 use proxy_datapath::object;
 use proxy_datapath::{BPF_DIR, check_netns, lock_if_there, may_open_by_id, serves};
 use proxy_net as net;
 use proxy_net::changes::{Changes, Undo, Wanted};
-use proxy_net::{Handle, filter};
+use proxy_net::{Handle, filter, lock};
 use proxy_view::RUN_DIR;
 use proxy_view::client::Client;
 use proxy_view::output::print;
@@ -90,7 +90,7 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Result<()> {
     let work = async {
         match args.stand_by {
             Some(time) => stand_by::stand_by(args, time.std().context("--stand-by is negative")?, &handle).await,
-            None => once(args, control::lock(), &handle).await,
+            None => once(args, lock::take(), &handle).await,
         }
     };
     tokio::select! {

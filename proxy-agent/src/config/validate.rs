@@ -10,7 +10,7 @@ use super::duration::GoDuration;
 use super::invalid::{Fields, Invalid, Shown};
 use super::kpx::KpxConfiguration;
 use super::kube_proxy::{Common, Ipvs, KubeProxyConfiguration};
-use crate::names::{DNS_ADDRESS, NamesOptions};
+use crate::names::NamesOptions;
 use crate::node::detect::Detector;
 use crate::node::node_ports::NodePortAddresses;
 use crate::node::{FastPath, Masquerade, NodeOptions};
@@ -18,6 +18,7 @@ use crate::settings::{Conntrack, Mode, PodRoutes, SocketLb, Tunnel};
 use proxy_core::model::{HostRoutes, ModelOptions};
 use proxy_datapath::SocketOptions;
 use proxy_dns::Zone;
+use proxy_view::DNS_ADDRESS;
 
 /// The longest name of a device in bytes: `IFNAMSIZ` without its final zero.
 const DEVICE_NAME_MAX: usize = 15;

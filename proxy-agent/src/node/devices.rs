@@ -7,12 +7,9 @@ use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{self, Device};
 
 use super::detect::Detection;
-use proxy_net::link::{Link, LinkHeader, LinkKind};
+use proxy_net::link::{KUBE_IPVS0, Link, LinkHeader, LinkKind};
 use proxy_net::role::{self, OPEN_VSWITCH, Role, role};
 use proxy_net::{Handle, LinkEvent, addr, fib, foreign_rule, sysctl};
-
-/// The device of kube-proxy's mode ipvs, which has every ClusterIP.
-pub(crate) const KUBE_IPVS0: &str = "kube-ipvs0";
 
 /// The devices of this host, as of the last event.
 #[derive(Debug)]

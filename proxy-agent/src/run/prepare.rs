@@ -13,6 +13,7 @@ use proxy_datapath::{Cgroup, Pins, ensure_bpf_fs, ensure_no_hidden_links};
 use proxy_net as net;
 use proxy_net::filter::{self, Filter};
 use proxy_net::kernel::{MEND_PREEMPTION, Preemption};
+use proxy_net::lock;
 
 /// The results of the preparation.
 pub struct Prepared {
@@ -38,7 +39,7 @@ pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {
     }
     let runtime = Builder::new_current_thread().enable_all().build().context("start the runtime")?;
     runtime.block_on(settings.source.check()).context("the source")?;
-    let lock = control::lock()?;
+    let lock = lock::take()?;
     let cgroup = cgroup(settings).transpose()?;
     let pins = Pins::open(&settings.bpf_dir, ensure_bpf_fs(&settings.bpf_dir)?)?;
     if pins.is_ours_alone() {

@@ -35,12 +35,14 @@ const USES: &[(&str, &[&str])] = &[
     ),
     ("proxy-cluster", &["kube", "proxy-common", "proxy-net", "proxy-view", "tokio"]),
     ("proxy-top", &["proxy-common", "proxy-view", "tokio"]),
+    ("proxy-check", &["aya", "proxy-common", "proxy-datapath", "proxy-net", "proxy-source", "proxy-view", "tokio"]),
     // What runs.
     (
         "proxy-agent",
         &[
             "aya",
             "axum",
+            "proxy-check",
             "proxy-cluster",
             "proxy-common",
             "proxy-core",

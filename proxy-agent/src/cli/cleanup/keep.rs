@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use super::Removed;
 use super::kube_proxy::{run, words};
-use crate::cli::check::KubeProxyRules;
+use proxy_check::KubeProxyRules;
 
 /// The name of our table, and the comment of our rule.
 const KEEP: &str = "kpx-keep";

@@ -7,9 +7,9 @@ use anyhow::{Context, Result, ensure};
 use nix::net::if_::if_nametoindex;
 
 use super::{Removed, keep};
-use crate::cli::check::{Chains, KubeProxyRules};
-use crate::node::KUBE_IPVS0;
+use proxy_check::{Chains, KubeProxyRules};
 use proxy_net::Handle;
+use proxy_net::link::KUBE_IPVS0;
 
 /// The list of IPVS's virtual servers in this network namespace, below three lines of headings.
 const IP_VS: &str = "/proc/net/ip_vs";

@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use crate::cli::check::{KubeProxyRules, kube_proxies};
 use crate::config::Configuration;
 use crate::conntrack;
+use proxy_check::{KubeProxyRules, kube_proxies};
 use proxy_net::changes::Wanted;
 
 /// The configuration of kube-proxy that leaves everything at its default.

@@ -16,9 +16,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::{CleanupArgs, once};
-use crate::cli::check::holds_lock;
-use crate::control;
-use proxy_net::{Handle, anchor, filter};
+use proxy_check::holds_lock;
+use proxy_net::{Handle, anchor, filter, lock};
 
 /// The time between two looks at the node.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -59,7 +58,7 @@ async fn replaced(time: Duration, handle: &Handle) -> Result<UnixListener> {
         since = is_replaced.then(|| since.unwrap_or_else(Instant::now));
         // A kpx may start at this very moment.
         if since.is_some_and(|since| since.elapsed() >= time)
-            && let Ok(lock) = control::lock()
+            && let Ok(lock) = lock::take()
         {
             return Ok(lock);
         }

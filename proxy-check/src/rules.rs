@@ -42,28 +42,28 @@ const TOOLS: [(&str, &str); 6] = [
 ];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::cli) struct KubeProxyRules {
+pub struct KubeProxyRules {
     /// The families of nftables' tables called kube-proxy: `ip`, `ip6`.
-    pub(in crate::cli) tables: Vec<String>,
+    pub tables: Vec<String>,
     /// The chains of iptables, from all installed variants.
-    pub(in crate::cli) chains: Vec<Chains>,
+    pub chains: Vec<Chains>,
     /// True if neither nft nor any iptables is installed.
-    pub(in crate::cli) unknown: bool,
+    pub unknown: bool,
 }
 
 /// The chains of kube-proxy in one of iptables' tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::cli) struct Chains {
+pub struct Chains {
     /// The tool that changes the chains.
-    pub(in crate::cli) tool: &'static str,
-    pub(in crate::cli) table: String,
-    pub(in crate::cli) names: BTreeSet<String>,
+    pub tool: &'static str,
+    pub table: String,
+    pub names: BTreeSet<String>,
     /// The rules of other chains that jump to these, as `iptables-save` prints them: `-A PREROUTING … -j KUBE-SERVICES`.
-    pub(in crate::cli) jumps: Vec<String>,
+    pub jumps: Vec<String>,
 }
 
 impl KubeProxyRules {
-    pub(in crate::cli) fn find() -> Result<Self> {
+    pub fn find() -> Result<Self> {
         let nft = tool("nft", &["-j", "list", "tables"])?;
         let tables = nft.as_deref().map(tables).transpose()?.unwrap_or_default();
         let mut found = Self { tables, chains: Vec::new(), unknown: nft.is_none() };
@@ -85,7 +85,7 @@ impl KubeProxyRules {
         Ok(found)
     }
 
-    pub(in crate::cli) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.tables.is_empty() && self.chains.is_empty()
     }
 }

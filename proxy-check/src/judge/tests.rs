@@ -1,6 +1,10 @@
 use super::*;
-use crate::cli::check::rules::{Chains, KubeProxyRules};
-use crate::privileges::NEEDED;
+use crate::facts::{
+    BRIDGE_IPTABLES, CONNTRACK_COUNT, CONNTRACK_MAX, IP_FORWARD, IP6_FORWARD, ROUTE_LOCALNET, RP_FILTER,
+};
+use crate::finding::Level;
+use crate::needs::NEEDED;
+use crate::rules::{Chains, KubeProxyRules};
 use proxy_net::kernel::Preemption;
 
 /// Returns the facts of a node on which everything is right.

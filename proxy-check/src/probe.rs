@@ -12,15 +12,15 @@ use proxy_datapath::{Cgroup, Datapath, Mechanism, Options, SocketOptions};
 
 /// The results of the probe; an error says why the kernel refused.
 #[derive(Clone, Debug)]
-pub(super) struct Probed {
+pub(crate) struct Probed {
     /// Ok if the verifier accepts the programs, and the kernel has the map types.
-    pub(super) programs: Result<(), String>,
+    pub(crate) programs: Result<(), String>,
     /// Ok if the same holds for the socket programs.
-    pub(super) sockets: Result<(), String>,
-    pub(super) tcx: Result<(), String>,
-    pub(super) clsact: Result<(), String>,
+    pub(crate) sockets: Result<(), String>,
+    pub(crate) tcx: Result<(), String>,
+    pub(crate) clsact: Result<(), String>,
     /// True if attaching was not tried, because this process may not make a network namespace.
-    pub(super) may_not_attach: bool,
+    pub(crate) may_not_attach: bool,
 }
 
 impl Default for Probed {
@@ -32,7 +32,7 @@ impl Default for Probed {
 /// The index and name of lo, the one device that every namespace has.
 const LO: (u32, &str) = (1, "lo");
 
-pub(super) fn probe() -> Probed {
+pub(crate) fn probe() -> Probed {
     let may_not_attach = !caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_ADMIN).unwrap_or(false);
     let not_tried = || Err("not tried".to_owned());
     // Loading is most of the work, so the programs are loaded once.

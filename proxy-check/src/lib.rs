@@ -1,7 +1,11 @@
-//! `kpx check`: is this host fit for kpx? Collecting facts ([`facts`]) and judging them ([`judge`]) are separate.
+//! `kpx check`: is this host fit for kpx? Collecting facts ([`facts`]) and judging them ([`judge`]) are separate. The agent and `kpx cleanup`
+//! share three parts: the needed capabilities, kube-proxy's processes, kube-proxy's rules.
+#![forbid(unsafe_code)]
 
 mod facts;
+mod finding;
 mod judge;
+mod needs;
 mod outside;
 mod probe;
 mod processes;
@@ -15,18 +19,22 @@ use clap::Args;
 use comfy_table::Cell;
 use serde::Serialize;
 
-use crate::choices::Mode;
+use proxy_view::Mode;
 use proxy_view::output::{Form, OutputArgs, cell, green, red, yellow};
 
-pub(super) use processes::{holds_lock, kube_proxies};
-pub(super) use rules::{Chains, KubeProxyRules};
+use finding::{Finding, Level};
+
+pub use judge::past_ipsec;
+pub use needs::{NEEDED, Need, is_part_of_sys_admin, missing};
+pub use processes::{holds_lock, kube_proxies};
+pub use rules::{Chains, KubeProxyRules};
 
 /// Check whether this host is fit for kpx, and say how to mend it. Needs root.
 ///
 /// Loads the kernel programs and attaches them in a network namespace of their own; nothing on the host is changed.
 /// Ends with 1 if something keeps kpx from working.
 #[derive(Args, Debug)]
-pub(super) struct CheckArgs {
+pub struct CheckArgs {
     /// What this host is to the cluster: one of its nodes, or a machine outside. For a machine outside the API server is asked what it
     /// grants, and this host's networks are compared with those of Services.
     #[arg(long, value_enum, default_value_t)]
@@ -47,28 +55,7 @@ struct Report {
     findings: Vec<Finding>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Finding {
-    level: Level,
-    /// The name of the checked item.
-    what: &'static str,
-    found: String,
-    /// The advice on how to mend it; null if nothing is wrong.
-    fix: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-enum Level {
-    Ok,
-    /// The finding that leaves kpx working, but deserves the operator's attention.
-    Warn,
-    /// The finding that keeps kpx from working, at least in part.
-    Fail,
-}
-
-pub(super) async fn check(args: &CheckArgs) -> Result<ExitCode> {
+pub async fn check(args: &CheckArgs) -> Result<ExitCode> {
     let facts = facts::gather(args.kubeconfig.clone()).await?;
     let findings = match args.mode {
         Mode::Node => judge::judge(&facts),

@@ -8,111 +8,109 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use aya::programs::{SchedClassifier, TcAttachType, loaded_programs};
-use caps::Capability;
+use caps::{CapSet, Capability};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use super::probe::{Probed, probe};
-use super::processes;
-use super::rules::KubeProxyRules;
-use crate::control;
-use crate::node::KUBE_IPVS0;
-use crate::privileges::{Need, missing_here};
+use crate::needs::{Need, missing};
+use crate::probe::{Probed, probe};
+use crate::processes;
+use crate::rules::KubeProxyRules;
 use proxy_net::anchor::anchor_mtu;
 use proxy_net::filter;
 use proxy_net::foreign_rule::{self, ForeignRule};
 use proxy_net::kernel::Preemption;
-use proxy_net::link::Link;
+use proxy_net::link::{KUBE_IPVS0, Link};
 use proxy_net::role::{Role, role, why_no_pod};
 use proxy_net::xfrm::{self, Policy};
-use proxy_net::{self as net, LinkEvent, sysctl};
+use proxy_net::{self as net, LinkEvent, lock, sysctl};
 use proxy_source::{Source, kubernetes};
 use proxy_view::RUN_DIR;
 use proxy_view::client::Client;
 
 /// The facts that the judgement rests on.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Facts {
+pub(crate) struct Facts {
     /// The kernel's release, as `uname -r` prints it.
-    pub(super) kernel: String,
-    pub(super) preemption: Preemption,
+    pub(crate) kernel: String,
+    pub(crate) preemption: Preemption,
     /// The capabilities that kpx needs and this process lacks.
-    pub(super) missing_capabilities: Vec<Need>,
-    pub(super) probed: Probed,
-    pub(super) btf: bool,
+    pub(crate) missing_capabilities: Vec<Need>,
+    pub(crate) probed: Probed,
+    pub(crate) btf: bool,
     /// The types of mounted file systems.
-    pub(super) mounted: BTreeSet<String>,
+    pub(crate) mounted: BTreeSet<String>,
     /// The limit on locked memory in bytes, after the loader has raised it as far as permitted; None without a limit.
-    pub(super) memlock: Option<u64>,
+    pub(crate) memlock: Option<u64>,
     /// The sysctls by their keys below `net`; a key that the kernel does not know is missing.
-    pub(super) sysctls: BTreeMap<&'static str, String>,
+    pub(crate) sysctls: BTreeMap<&'static str, String>,
     /// The CNI plugins that a configuration names.
-    pub(super) cni: BTreeSet<String>,
+    pub(crate) cni: BTreeSet<String>,
     /// The names of all BPF programs in the kernel.
-    pub(super) programs: BTreeSet<String>,
+    pub(crate) programs: BTreeSet<String>,
     /// The programs of others on kpx's hooks: device, hook, program.
-    pub(super) others: Vec<(String, &'static str, String)>,
+    pub(crate) others: Vec<(String, &'static str, String)>,
     /// The IPsec policies for outgoing packets.
-    pub(super) ipsec: Vec<Policy>,
+    pub(crate) ipsec: Vec<Policy>,
     /// The reason why the policies are not known.
-    pub(super) ipsec_unknown: Option<String>,
+    pub(crate) ipsec_unknown: Option<String>,
     /// The routing rules that the programs' look-ups do not ask.
-    pub(super) unasked_rules: Vec<ForeignRule>,
+    pub(crate) unasked_rules: Vec<ForeignRule>,
     /// The sysctl that decides whether processes without CAP_BPF may use bpf(2): 0 permits it. None if the kernel has none.
-    pub(super) unprivileged_bpf_disabled: Option<u8>,
+    pub(crate) unprivileged_bpf_disabled: Option<u8>,
     /// True if another kpx serves this host.
-    pub(super) kpx_runs: bool,
+    pub(crate) kpx_runs: bool,
     /// The place that keeps the running kpx's programs and maps while it is away: see [`proxy_view::status::Status::kept_by`].
-    pub(super) kept_by: Option<String>,
+    pub(crate) kept_by: Option<String>,
     /// The result of reading the kubeconfig that was named; None if none was named.
-    pub(super) kubeconfig: Option<Result<(), String>>,
+    pub(crate) kubeconfig: Option<Result<(), String>>,
     /// The ids of processes that are called kube-proxy and are not kpx.
-    pub(super) kube_proxies: Vec<u32>,
-    pub(super) kube_proxy_rules: KubeProxyRules,
+    pub(crate) kube_proxies: Vec<u32>,
+    pub(crate) kube_proxy_rules: KubeProxyRules,
     /// The reason why kube-proxy's rules are not known.
-    pub(super) kube_proxy_rules_unknown: Option<String>,
+    pub(crate) kube_proxy_rules_unknown: Option<String>,
     /// True if the device of kube-proxy's mode ipvs exists.
-    pub(super) kube_ipvs0: bool,
+    pub(crate) kube_ipvs0: bool,
     /// The ports that kpx listens on by default, and cannot.
-    pub(super) taken_ports: Vec<u16>,
+    pub(crate) taken_ports: Vec<u16>,
     /// The smallest MTU of the devices that lead out of this host, in bytes.
-    pub(super) mtu: u32,
+    pub(crate) mtu: u32,
     /// The largest MTU of a pod's device, in bytes.
-    pub(super) pod_mtu: Option<u32>,
+    pub(crate) pod_mtu: Option<u32>,
     /// The reasons why veths into other network namespaces do not count as pods', where pods may be meant.
-    pub(super) no_pods: Vec<String>,
+    pub(crate) no_pods: Vec<String>,
 }
 
-pub(super) const IP_FORWARD: &str = "ipv4/ip_forward";
-pub(super) const IP6_FORWARD: &str = "ipv6/conf/all/forwarding";
-pub(super) const RP_FILTER: &str = "ipv4/conf/all/rp_filter";
-pub(super) const ROUTE_LOCALNET: &str = "ipv4/conf/all/route_localnet";
-pub(super) const CONNTRACK_MAX: &str = "netfilter/nf_conntrack_max";
-pub(super) const CONNTRACK_COUNT: &str = "netfilter/nf_conntrack_count";
-pub(super) const BRIDGE_IPTABLES: &str = "bridge/bridge-nf-call-iptables";
+pub(crate) const IP_FORWARD: &str = "ipv4/ip_forward";
+pub(crate) const IP6_FORWARD: &str = "ipv6/conf/all/forwarding";
+pub(crate) const RP_FILTER: &str = "ipv4/conf/all/rp_filter";
+pub(crate) const ROUTE_LOCALNET: &str = "ipv4/conf/all/route_localnet";
+pub(crate) const CONNTRACK_MAX: &str = "netfilter/nf_conntrack_max";
+pub(crate) const CONNTRACK_COUNT: &str = "netfilter/nf_conntrack_count";
+pub(crate) const BRIDGE_IPTABLES: &str = "bridge/bridge-nf-call-iptables";
 
 const SYSCTLS: [&str; 7] =
     [IP_FORWARD, IP6_FORWARD, RP_FILTER, ROUTE_LOCALNET, CONNTRACK_MAX, CONNTRACK_COUNT, BRIDGE_IPTABLES];
 
 /// The ports that kpx listens on by default, the same as kube-proxy's: metrics and health.
-pub(super) const PORTS: [u16; 2] = [10_249, 10_256];
+pub(crate) const PORTS: [u16; 2] = [10_249, 10_256];
 
 const CNI_DIR: &str = "/etc/cni/net.d";
 
-pub(super) async fn gather(kubeconfig: Option<PathBuf>) -> Result<Facts> {
+pub(crate) async fn gather(kubeconfig: Option<PathBuf>) -> Result<Facts> {
     let links = links().await?;
     let pods = links.values().filter(|link| role(link, &links) == Role::Device { pod: true });
     let mut sysctls = BTreeMap::new();
     for key in SYSCTLS {
         sysctls.extend(sysctl::read(key)?.map(|value| (key, value)));
     }
-    let kpx_runs = control::lock().is_err();
+    let kpx_runs = lock::take().is_err();
     let (ipsec, ipsec_unknown) = match xfrm::outgoing_policies().await {
         Ok(policies) => (policies, None),
         Err(error) => (Vec::new(), Some(format!("{error:#}"))),
     };
-    let missing_capabilities = missing_here()?;
+    let missing_capabilities = missing(CapSet::Effective)?;
     let (kube_proxy_rules, kube_proxy_rules_unknown) = kube_proxy_rules(&missing_capabilities);
     Ok(Facts {
         kernel: kernel()?,
@@ -173,7 +171,7 @@ fn kube_proxy_rules(missing: &[Need]) -> (KubeProxyRules, Option<String>) {
 const ONCE: Duration = Duration::from_secs(3_600);
 
 /// Lists the devices of this thread's network namespace.
-pub(super) async fn links() -> Result<BTreeMap<u32, Link>> {
+pub(crate) async fn links() -> Result<BTreeMap<u32, Link>> {
     let (sender, mut events) = mpsc::channel(1);
     tokio::select! {
         ended = net::watch(sender, ONCE) => ended.and_then(|()| bail!("the watch on devices has ended")),

@@ -4,16 +4,15 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use proxy_net::lock;
 
 /// The process name of kube-proxy, as the kernel shortens it (`comm`).
 const KUBE_PROXY: &str = "kube-proxy";
-/// The name of kpx's lock: see [`crate::control::lock`].
-const LOCK: &str = "@kpx";
 
 /// Returns the ids of processes that are called kube-proxy and live in our network namespace. A kpx may have that name,
 /// too; holding kpx's lock tells it apart.
-pub(in crate::cli) fn kube_proxies() -> Result<Vec<u32>> {
-    let lock = lock()?;
+pub fn kube_proxies() -> Result<Vec<u32>> {
+    let lock = lock_socket()?;
     let namespace = fs::read_link("/proc/self/ns/net").context("read the network namespace")?;
     let is_here = |id: &u32| fs::read_link(format!("/proc/{id}/ns/net")).is_ok_and(|of| of == namespace);
     // A process may end while this function looks at it.
@@ -25,13 +24,13 @@ pub(in crate::cli) fn kube_proxies() -> Result<Vec<u32>> {
 }
 
 /// Returns true if a kpx runs in our network namespace. Taking its lock instead could keep a starting kpx out.
-pub(in crate::cli) fn holds_lock() -> Result<bool> {
-    Ok(lock()?.is_some())
+pub fn holds_lock() -> Result<bool> {
+    Ok(lock_socket()?.is_some())
 }
 
 /// Returns the process of the kpx that runs in our network namespace.
-pub(super) fn kpx() -> Result<Option<u32>> {
-    let Some(lock) = lock()? else { return Ok(None) };
+pub(crate) fn kpx() -> Result<Option<u32>> {
+    let Some(lock) = lock_socket()? else { return Ok(None) };
     Ok(processes()?.find(|process| holds(*process, &lock)))
 }
 
@@ -41,10 +40,10 @@ fn processes() -> Result<impl Iterator<Item = u32>> {
 }
 
 /// Returns the socket that is the lock, as a process's open files show it.
-fn lock() -> Result<Option<String>> {
+fn lock_socket() -> Result<Option<String>> {
     let sockets = fs::read_to_string("/proc/net/unix").context("list the sockets")?;
     let mut locks = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    let lock = locks.find(|columns| columns.last() == Some(&LOCK));
+    let lock = locks.find(|columns| columns.last().and_then(|name| name.strip_prefix('@')) == Some(lock::NAME));
     Ok(lock.and_then(|columns| Some(format!("socket:[{}]", columns.iter().rev().nth(1)?))))
 }
 

@@ -9,30 +9,30 @@ use std::process::{Command, Stdio};
 use anyhow::{Result, bail};
 use ipnet::IpNet;
 
-use super::judge::{fail, ok, warn};
-use super::{Finding, Level};
-use crate::names::DNS_ADDRESS;
+use crate::finding::{Finding, Level, fail, ok, warn};
+use crate::processes::holds_lock;
 use proxy_net::fib::{self, RouteClass};
 use proxy_net::link::Link;
 use proxy_net::{self as net, anchor};
 use proxy_source::kubernetes::{self, Granted};
+use proxy_view::DNS_ADDRESS;
 
 /// The addresses of a range whose routes are looked at, evenly spread.
 const SAMPLES: u128 = 64;
 
 /// The facts about a machine outside of the cluster.
 #[derive(Debug, Default)]
-pub(super) struct Outside {
+pub(crate) struct Outside {
     /// What the API server grants; an error says why it was not asked.
-    pub(super) granted: Option<Result<Granted, String>>,
+    pub(crate) granted: Option<Result<Granted, String>>,
     /// The networks and addresses of this machine that lie in ranges of ClusterIPs, each with the range.
-    pub(super) overlaps: Vec<(IpNet, String)>,
-    pub(super) names: Names,
+    pub(crate) overlaps: Vec<(IpNet, String)>,
+    pub(crate) names: Names,
 }
 
 /// The way of names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Names {
+pub(crate) enum Names {
     #[default]
     Resolved,
     /// No systemd-resolved answers.
@@ -41,7 +41,7 @@ pub(super) enum Names {
     Taken,
 }
 
-pub(super) async fn gather(kubeconfig: Option<PathBuf>, links: &BTreeMap<u32, Link>) -> Result<Outside> {
+pub(crate) async fn gather(kubeconfig: Option<PathBuf>, links: &BTreeMap<u32, Link>) -> Result<Outside> {
     let options = kubernetes::Options { kubeconfig, ..Default::default() };
     let granted = options.granted().await.map_err(|error| format!("{error:#}"));
     let ranges = granted.as_ref().map(|granted| granted.service_cidrs.clone()).unwrap_or_default();
@@ -96,7 +96,7 @@ fn samples(range: &IpNet) -> BTreeSet<IpAddr> {
 
 fn names() -> Names {
     // A kpx that runs has it.
-    if UdpSocket::bind(DNS_ADDRESS).is_err() && !super::holds_lock().unwrap_or(false) {
+    if UdpSocket::bind(DNS_ADDRESS).is_err() && !holds_lock().unwrap_or(false) {
         return Names::Taken;
     }
     let status = Command::new("resolvectl").arg("dns").stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -104,7 +104,7 @@ fn names() -> Names {
 }
 
 /// Returns the findings in the order in which they are shown.
-pub(super) fn judge(facts: &Outside) -> Vec<Finding> {
+pub(crate) fn judge(facts: &Outside) -> Vec<Finding> {
     let mut findings = Vec::new();
     match &facts.granted {
         None => {}
