@@ -68,7 +68,7 @@ pub fn median(rounds: &[Speed], figure: impl Fn(&Speed) -> f64) -> f64 {
 pub fn openers(rounds: usize) -> Result<Vec<Row>> {
     ensure!(thread::available_parallelism()?.get() >= CPUS.len(), "this machine has a single CPU");
     let sizes = Sizes { flows: Some(FLOWS), ..Sizes::default() };
-    // As on a node: each CPU has rings of its own.
+    // Each CPU has rings of its own, as on a node.
     let half_open_rings = Some(u32::try_from(CPUS.len())?);
     let mut bench = Bench::load(Options { sizes, half_open_rings, ..Options::default() })?;
     // A pod's, as whose ClusterIPs may be dialled.

@@ -115,7 +115,7 @@ pub struct Agent {
     judging: bool,
     /// The queries that wait until the node is back.
     waiting: Vec<Query>,
-    /// What Services know that they go without on this node.
+    /// The parts that this node leaves out and Services were told of.
     told_left_out: BTreeSet<Skipped>,
     /// The pods whose sockets are led, where pods are chosen.
     led_pods: Option<LedPods>,

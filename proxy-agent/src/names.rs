@@ -146,7 +146,7 @@ impl Names {
         ];
         for setting in settings {
             if let Err(error) = resolvectl(setting).await {
-                // What was told before the failure would be half a setting.
+                // A part that was told before the failure would be half a setting.
                 let _ = resolvectl(&["revert", net::anchor::PEER]).await;
                 return Err(error);
             }

@@ -58,7 +58,7 @@ pub(crate) struct Tunnel {
     shared: Arc<Shared>,
 }
 
-/// What all streams use.
+/// The parts that all streams use.
 struct Shared {
     flows: HostFlows,
     agent: AgentHandle,

@@ -1,4 +1,4 @@
-//! What a machine outside of the cluster needs (`kpx check --mode host`): the way to the API server and the rights there, room for the
+//! The needs of a machine outside of the cluster (`kpx check --mode host`): the way to the API server and the rights there, room for the
 //! cluster's Services among this machine's networks, and the names.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +23,7 @@ const SAMPLES: u128 = 64;
 /// The facts about a machine outside of the cluster.
 #[derive(Debug, Default)]
 pub(crate) struct Outside {
-    /// What the API server grants; an error says why it was not asked.
+    /// The rights that the API server grants; an error says why it was not asked.
     pub(crate) granted: Option<Result<Granted, String>>,
     /// The networks and addresses of this machine that lie in ranges of ClusterIPs, each with the range.
     pub(crate) overlaps: Vec<(IpNet, String)>,

@@ -40,7 +40,7 @@ pub(crate) struct Answers<T>(pub(crate) Vec<Asked<T>>);
 struct NodeAnswer<'a> {
     node: &'a str,
     pod: &'a str,
-    /// What `kpx … -o json` printed there; null if the node did not answer.
+    /// The output of `kpx … -o json` there; null if the node did not answer.
     answer: Option<&'a Value>,
     exit_code: Option<i32>,
     /// Why there is no answer; null if there is one.

@@ -51,7 +51,7 @@ pub(crate) async fn services(connect: &ConnectArgs, args: &ServicesArgs) -> Resu
     answers.print(&args.output, |form| text(&answers, form))
 }
 
-/// What a row shows, and by which nodes differ.
+/// A row as it is shown; nodes differ by these fields.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Row {
     namespace: String,

@@ -6,7 +6,7 @@
 /// The polynomial, lowest power in the highest bit, as all numbers here.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 
-/// What two bits leave in the register when they are shifted out of it.
+/// The value that two bits leave in the register when they are shifted out of it.
 static LEFT: [u32; 4] = [0, POLYNOMIAL >> 1, POLYNOMIAL, POLYNOMIAL >> 1 ^ POLYNOMIAL];
 
 /// x^(8 * n): what n bytes of zeros do to the register ...

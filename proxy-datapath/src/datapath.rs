@@ -36,7 +36,7 @@ pub struct Datapath {
     pub tables: KernelTables,
     pub flows: FlowMaps,
     pub node: NodeMaps,
-    /// What the agent tells the fast path from moment to moment.
+    /// The state that the agent tells the fast path from moment to moment.
     pub ways: FastPathWays,
     /// The flows that could skip the stack beside conntrack.
     pub tolerated: ToleratedFlows,

@@ -91,7 +91,7 @@ pub struct Netfilter {
 /// The parameter that says so; 0 if not.
 const LOOSE: &str = "netfilter/nf_conntrack_tcp_loose";
 
-/// What the rules do to packets, one line for each reason and each chain.
+/// The effects of the rules on packets, one line for each reason and each chain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Judgement {
     /// The rules, chains and tables that may refuse, change or note some of the packets.

@@ -33,7 +33,7 @@ const HEAD: [u8; 4] = [0; 4];
 /// The place of the attribute NFTA_GEN_ID in the answer: the first one. The others name the program that asks.
 const GEN_ID: Range<usize> = HEAD.len()..HEAD.len() + 8;
 
-/// What tells one state of the rules from another.
+/// The mark that tells one state of the rules from another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleState {
     /// The number that nftables counts up with each change, as the kernel sends it; none from a kernel without nftables.

@@ -111,7 +111,7 @@ pub(crate) fn rows(before: &Sample, now: &Sample, view: &View) -> Rows {
     let all = now.services.iter().filter(is_within);
     let mut services: Vec<_> = all.map(row).filter(|row| row.name.contains(&view.filter)).collect();
     services.sort_by(|a, b| a.name.cmp(&b.name));
-    // Of Services that are equal in the column, those that refuse most come first.
+    // The Services that refuse most come first among equal ones in the column.
     if view.sort != Sort::Name {
         services.sort_by(|a, b| b.rates.unserved.total_cmp(&a.rates.unserved));
     }

@@ -1,4 +1,4 @@
-//! What a trace without an agent must know about its node. The agent has the flags and the rules, and hands them in.
+//! The knowledge of its node that a trace without an agent needs. The agent has the flags and the rules, and hands them in.
 
 use std::net::IpAddr;
 

@@ -65,7 +65,7 @@ enum NamedOutput {
     Name,
 }
 
-/// What is printed.
+/// The kind of output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Table(Form),

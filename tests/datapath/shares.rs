@@ -1,4 +1,4 @@
-//! What one client may hold, and what clients that may not exist may displace.
+//! The state that one client may hold, and that clients that may not exist may displace.
 
 use anyhow::{Result, bail, ensure};
 use aya::maps::{Array, HashMap, MapData};

@@ -77,7 +77,7 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<TestCounts> {
     Ok(tally)
 }
 
-/// What all calls of cargo have in common.
+/// The settings that all calls of cargo share.
 struct Plan<'a> {
     kpx: &'a Path,
     helm: Option<PathBuf>,

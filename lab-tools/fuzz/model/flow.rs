@@ -58,7 +58,7 @@ pub(crate) struct Flow {
     pub(crate) assured: bool,
     /// The number of the last SYN with ACK.
     pub(crate) answer: Option<u32>,
-    /// What each side of an established connection has acknowledged last; 0 if it has not.
+    /// The last acknowledgement of each side of an established connection; 0 if it has not.
     pub(crate) client_acked: u32,
     pub(crate) backend_acked: u32,
     /// The backend has acknowledged more with its last packets, and when it was heard last.
@@ -85,7 +85,7 @@ pub(crate) struct Said {
     pub(crate) reset: bool,
 }
 
-/// What is made of a packet that would end a connection.
+/// The treatment of a packet that would end a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Likely,

@@ -148,7 +148,7 @@ pub(crate) struct Model {
     pub(crate) fast: Fast,
     /// How often a connection between pods has gone past the stack, or could not.
     pub(crate) ways: BTreeMap<&'static str, u64>,
-    /// The flows that the agent has said yes to, some of which are gone.
+    /// The flows that the agent has said yes to; some are gone.
     pub(crate) answered: BTreeSet<Opener>,
     pub(crate) flows: BTreeMap<u64, Flow>,
     next: u64,

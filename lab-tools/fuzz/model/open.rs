@@ -125,7 +125,7 @@ impl Model {
             found.is_some_and(|(_, leg)| *leg == Leg::ToClient)
         };
         let from_pod = matches!(sent.at, At::Ingress(device) if device.leads_to_pods());
-        // What another hook may have rewritten is no direct connection.
+        // A packet that another hook may have rewritten is of no direct connection.
         let is_unsure = !from_pod && !matches!(sent.at, At::Ingress(device) if device.is_edge());
         let is_masqueraded = || {
             let found = self.index.get(&(Table::Leaving, packet.proto, dst, src));

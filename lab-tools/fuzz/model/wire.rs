@@ -50,7 +50,7 @@ pub(crate) struct Transport {
     pub(crate) seq: Option<u32>,
     /// The number of a SYN with ACK.
     pub(crate) answer: Option<u32>,
-    /// What TCP acknowledges.
+    /// The sequence number that TCP acknowledges.
     pub(crate) ack: Option<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! What shows that a lab's clients are served by its variant.
+//! The proof that a lab's clients are served by its variant.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddrV4;

@@ -16,7 +16,7 @@ const OTHER: &str = "other";
 
 #[derive(Debug, Default)]
 pub(super) struct Chosen {
-    /// The number of places; none if nobody asked for series.
+    /// The number of places; none if no client asked for series.
     limit: usize,
     services: BTreeSet<ObjectName>,
     ports: Vec<PortSums>,

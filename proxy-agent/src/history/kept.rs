@@ -1,4 +1,4 @@
-//! What is kept: pure, of samples and their moments.
+//! The kept samples and their moments. Pure.
 //!
 //! A point has 52 bytes, so the points of a Service take 4.7 kB, and those of [`SERVICES`] 1.2 MB. The last sample has about 350 bytes for each
 //! Service that ever had traffic.

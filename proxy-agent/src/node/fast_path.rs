@@ -201,7 +201,7 @@ impl FastPathState {
     }
 }
 
-/// What the rules of this host mean for packets past the stack.
+/// The meaning of this host's rules for packets past the stack.
 struct Verdict {
     /// The rules that packets of open connections would miss.
     rules: Vec<String>,

@@ -1,4 +1,4 @@
-//! What a host outside of the cluster has beside the datapath: the cluster's names, and the tunnel.
+//! The parts of a host outside of the cluster beside the datapath: the cluster's names, and the tunnel.
 
 use std::convert::Infallible;
 

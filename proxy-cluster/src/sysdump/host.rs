@@ -33,10 +33,10 @@ const COMMANDS: [(&str, &str); 8] = [
     ("devices.txt", "devices"),
 ];
 
-/// What only the agent's socket tells.
+/// The parts that only the agent's socket tells.
 const PATHS: [(&str, &str); 2] = [("metrics.txt", "/metrics"), ("config.json", "/configz")];
 
-/// What tools show, as far as they are installed. kpx's image has none of them, and the node has.
+/// The output of tools, as far as they are installed. kpx's image has none of them, and the node has.
 const TOOLS: [(&str, &str); 12] = [
     ("nft.txt", "nft list ruleset"),
     ("iptables.txt", "iptables-save"),

@@ -204,7 +204,7 @@ impl<A: Addr> Family<A> {
     /// Returns the claims to this frontend that are not in force. Services may share an address, so long as their ports
     /// differ.
     fn conflicts_at(&self, key: &FrontendKey<A>) -> Vec<Skipped> {
-        // What has no room is reported once for its Service.
+        // A row without room is reported once for its Service.
         let holder = self.owner(key).map(|holder| &holder.claim);
         let lost = self.claimants(key).filter(|model| Some(&model.claim) != holder);
         let conflict = |model: &FamilyModel<A>| {

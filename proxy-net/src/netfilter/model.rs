@@ -141,7 +141,7 @@ pub(super) enum Obstacle {
     TooMany,
 }
 
-/// What a walk has found.
+/// The result of a walk.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) obstacles: BTreeSet<Obstacle>,

@@ -37,7 +37,7 @@ struct RuleEnds<'a> {
     of_chain: Ends,
 }
 
-/// What is known of packets that go on with the next rule.
+/// The facts about packets that go on with the next rule.
 #[derive(Clone)]
 struct Rest<'a> {
     mark: Mark,

@@ -13,7 +13,7 @@ use super::Options;
 
 /// The longest wait for each answer.
 const ANSWER: Duration = Duration::from_secs(10);
-/// What kpx reads in mode host: the resources, and the paths of their lists.
+/// The objects that kpx reads in mode host: the resources, and the paths of their lists.
 const LISTS: [(&str, &str); 4] = [
     ("services", "/api/v1/services?limit=1"),
     ("endpointslices", "/apis/discovery.k8s.io/v1/endpointslices?limit=1"),
@@ -21,7 +21,7 @@ const LISTS: [(&str, &str); 4] = [
     ("servicecidrs", "/apis/networking.k8s.io/v1/servicecidrs"),
 ];
 
-/// What an API server grants.
+/// The rights that an API server grants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Granted {
     pub server: String,

@@ -36,7 +36,7 @@ fn packet(names: &Names, words: &[&str]) -> Result<Vec<u8>> {
         let (from, to) = (addr(dst)?, addr(src)?);
         return ip(from.ip(), to.ip(), &extras, icmp(names, "port-unreachable", from, to, &quoted)?);
     }
-    // As in a quote, the flags will be cut off.
+    // The flags will be cut off, as in a quote.
     let (words, most) = match words {
         ["cut", proto, rest @ ..] => ([&[*proto], any_flags(proto), rest].concat(), CUT),
         _ => (words.to_vec(), usize::MAX),

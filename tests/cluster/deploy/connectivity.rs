@@ -19,7 +19,7 @@ use crate::deploy::plugin::Nodes;
 const CLOSED: u16 = 18_481;
 const NODE_PORT: u16 = 30_000;
 
-/// What a run printed, and how it ended.
+/// The output of a run, and its end.
 struct Ended {
     status: ExitStatus,
     text: String,

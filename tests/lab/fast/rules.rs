@@ -132,7 +132,7 @@ fn errors_about_connections_miss_a_rule_for_invalid_packets() -> Result<()> {
         until_whole(&fixture, &agent, family)?;
         ensure!(is_refused(&fixture, family)?, "{family}: an error does not pass without the rule");
     }
-    // What kube-proxy leaves behind.
+    // The rules that kube-proxy leaves behind.
     fixture.lab.n1.host.ns.nft(
         "table inet invalid {
             chain forward {

@@ -22,7 +22,7 @@ fn stopped_agent_keeps_serving_and_catches_up() -> Result<()> {
     let kpx = fixture.kpx("tcx")?;
     let mut kept = fixture.connect("p1a", Family::V4)?;
     kill(kpx.pid(), Signal::SIGSTOP)?;
-    // What changes meanwhile is read afterwards.
+    // A change in the meantime is read afterwards.
     fixture.put(&late())?;
     serves_for(STILL, &fixture).context("while the agent stands still")?;
     kept.exchange(b"while the agent stands still")?;

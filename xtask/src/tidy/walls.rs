@@ -1,4 +1,4 @@
-//! The walls between crates: who may use whom. A crate's manifest must say the same as this list.
+//! The walls between crates: which crate may use which other. A crate's manifest must say the same as this list.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ const USES: &[(&str, &[&str])] = &[
     ("proxy-source", &["kube", "proxy-core", "tokio"]),
     ("proxy-metrics", &["proxy-common", "proxy-core", "proxy-source"]),
     ("proxy-dns", &["proxy-core", "tokio"]),
-    // What asks: these crates do not know the agent.
+    // The crates that ask, and do not know the agent.
     ("proxy-view", &["proxy-common", "proxy-core", "proxy-datapath", "proxy-metrics", "tokio"]),
     (
         "proxy-trace",
@@ -36,7 +36,7 @@ const USES: &[(&str, &[&str])] = &[
     ("proxy-cluster", &["kube", "proxy-common", "proxy-net", "proxy-view", "tokio"]),
     ("proxy-top", &["proxy-common", "proxy-view", "tokio"]),
     ("proxy-check", &["aya", "proxy-common", "proxy-datapath", "proxy-net", "proxy-source", "proxy-view", "tokio"]),
-    // What runs.
+    // The crate that runs.
     (
         "proxy-agent",
         &[

@@ -1,4 +1,4 @@
-//! What to try after the demo.
+//! Commands to try after the demo.
 
 use std::process::Command;
 
