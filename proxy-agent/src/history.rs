@@ -27,6 +27,8 @@ use proxy_view::{PortSums, port_sums};
 
 /// The time between two points.
 const STEP: Duration = Duration::from_secs(10);
+/// The time to the next look where no point could be taken, such as before Services are listed.
+const RETRY: Duration = Duration::from_secs(1);
 /// The age of a count that a point may use. It is half a step, so that no count serves two points.
 const COUNT_AGE: Duration = Duration::from_secs(5);
 
@@ -71,8 +73,11 @@ pub(crate) async fn keep(agent: &AgentHandle) -> Infallible {
                     kept.take(at, time_of(at), traffic);
                 }
             }
-            // The step stays a gap.
-            Err(error) => debug!(error = format!("{error:#}"), "no point of the history"),
+            // A step without a point stays a gap.
+            Err(error) => {
+                debug!(error = format!("{error:#}"), "no point of the history");
+                ticks.reset_after(RETRY);
+            }
         }
     }
 }

@@ -57,7 +57,7 @@ impl Service {
             annotations: json!({}),
             node_port: None,
             ingress: Vec::new(),
-            names_pods: false,
+            names_pods: true,
         }
     }
 
@@ -71,9 +71,9 @@ impl Service {
         Self { backends: backends.to_vec(), ..self.clone() }
     }
 
-    /// The same whose endpoints name their Pods.
-    pub fn of_pods(self) -> Self {
-        Self { names_pods: true, ..self }
+    /// The same whose endpoints name no Pods, as an operator's own.
+    pub fn of_no_pods(self) -> Self {
+        Self { names_pods: false, ..self }
     }
 
     /// `internalTrafficPolicy: Local`.
@@ -229,12 +229,9 @@ impl Service {
             endpoint["nodeName"] = node.host.name.into();
             endpoint["zone"] = zone(node).into();
             // The control plane names the pod of an endpoint. Addresses of nodes and of machines outside have none.
-            if node.host.name != host.name {
+            if self.names_pods && node.host.name != host.name {
                 endpoint["targetRef"] = json!({ "kind": "Pod", "name": host.name, "namespace": self.namespace });
             }
-        }
-        if self.names_pods {
-            endpoint["targetRef"] = json!({ "kind": "Pod", "namespace": self.namespace, "name": host.name });
         }
         for (_, hint) in self.hints.iter().filter(|(name, _)| *name == host.name) {
             let (field, name) = match hint {

@@ -39,8 +39,8 @@ fn is_reset(host: &Host, to: SocketAddr) -> bool {
 fn host_reaches_pods_of_an_overlay_through_the_api_server() -> Result<()> {
     let fixture = Fixture::start(Layout::Vxlan)?;
     let c = &fixture.lab.x;
-    let web = Service::new("web", 10, &["p1b", "p2a"], PORT).of_pods();
-    let no_pods = Service::new("no-pods", 11, &["p1b"], PORT);
+    let web = Service::new("web", 10, &["p1b", "p2a"], PORT);
+    let no_pods = Service::new("no-pods", 11, &["p1b"], PORT).of_no_pods();
     [&web, &no_pods].into_iter().try_for_each(|service| fixture.put(service))?;
     fixture.cluster.reach(&fixture.lab, &["p1b", "p2a"])?;
     let before = state(c)?;
@@ -125,9 +125,9 @@ fn by_name(fixture: &Fixture, host: &Host) -> Result<()> {
 fn failed_stream_resets_the_connection_and_says_why() -> Result<()> {
     let fixture = Fixture::start(Layout::Vxlan)?;
     let c = &fixture.lab.x;
-    let web = Service::new("web", 10, &["p1b"], PORT).of_pods();
-    let nobody = Service::new("nobody", 11, &["p1b"], PORT + 1).of_pods();
-    let gone = Service::new("gone", 12, &["p2a"], PORT).of_pods();
+    let web = Service::new("web", 10, &["p1b"], PORT);
+    let nobody = Service::new("nobody", 11, &["p1b"], PORT + 1);
+    let gone = Service::new("gone", 12, &["p2a"], PORT);
     [&web, &nobody, &gone].into_iter().try_for_each(|service| fixture.put(service))?;
     fixture.cluster.reach(&fixture.lab, &["p1b"])?;
     let kpx = fixture.outside(c, &TUNNEL)?;
@@ -158,7 +158,7 @@ fn failed_stream_resets_the_connection_and_says_why() -> Result<()> {
 fn tunnel_is_closed_to_strangers() -> Result<()> {
     let fixture = Fixture::start(Layout::Vxlan)?;
     let (c, stranger) = (&fixture.lab.x, &fixture.lab.fabric);
-    let web = Service::new("web", 10, &["p1b"], PORT).of_pods();
+    let web = Service::new("web", 10, &["p1b"], PORT);
     fixture.put(&web)?;
     fixture.cluster.reach(&fixture.lab, &["p1b"])?;
     for key in ["ipv4/ip_forward", "ipv4/conf/all/route_localnet", "ipv6/conf/all/forwarding"] {
