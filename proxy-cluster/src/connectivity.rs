@@ -1,6 +1,7 @@
 //! `kubectl kpx connectivity-test`: servers and clients of its own in the cluster, and who of them reaches what.
 
 mod cases;
+mod namespace;
 mod objects;
 mod report;
 mod run;
@@ -20,7 +21,7 @@ use crate::connect::ConnectArgs;
 use crate::pods;
 use cases::Plan;
 use report::Report;
-use stage::{DIALS, Stage, TIMEOUT, tell};
+use stage::{DIALS, Stage, TIMEOUT};
 
 /// The nodes of a test that names none.
 const NODES: usize = 2;
@@ -69,7 +70,7 @@ pub(crate) async fn connectivity_test(connect: &ConnectArgs, args: &Connectivity
     }
     ensure!(!kpx.is_empty(), "kpx runs on no node");
     let namespace = args.test_namespace.clone().unwrap_or_else(fresh_name);
-    let mut stage = Stage::new(client, connect, kpx, namespace.clone());
+    let mut stage = Stage::new(client, connect, kpx, namespace)?;
     stage.remove_leftovers().await?;
     // Both are taken before there is anything to remove.
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -81,15 +82,7 @@ pub(crate) async fn connectivity_test(connect: &ConnectArgs, args: &Connectivity
         _ = term.recv() => Err(anyhow!("stopped by SIGTERM")),
         _ = int.recv() => Err(anyhow!("stopped by Ctrl-C")),
     };
-    let is_made = !report.as_ref().is_err_and(is_taken);
-    let removed = match args.keep {
-        true if is_made => {
-            tell(&format!("namespace {namespace} is kept"));
-            Ok(())
-        }
-        _ if !is_made => Ok(()),
-        _ => stage.remove(&namespace).await,
-    };
+    let removed = stage.close(args.keep).await;
     let code = report.and_then(|report| report.print(&args.output));
     match (code, removed) {
         (Err(error), Err(left)) => Err(error.context(format!("{left:#}"))),
@@ -103,16 +96,6 @@ async fn work(stage: &mut Stage<'_>, args: &ConnectivityArgs) -> Result<Report> 
     let plan = Plan::of(stage);
     let judged = run::run(stage, &plan.dials, Duration::from_secs(args.settle)).await;
     Ok(Report::of(stage, plan, judged).await)
-}
-
-/// Returns true if the namespace is somebody else's: it was there before.
-fn is_taken(error: &anyhow::Error) -> bool {
-    let status = error.chain().find_map(|cause| match cause.downcast_ref::<kube::Error>() {
-        Some(kube::Error::Api(status)) => Some(status),
-        _ => None,
-    });
-    let is_namespace = |details: &kube::core::response::StatusDetails| details.kind == "namespaces";
-    status.is_some_and(|status| status.code == 409 && status.details.as_ref().is_some_and(is_namespace))
 }
 
 /// Makes up a name that no other run has.

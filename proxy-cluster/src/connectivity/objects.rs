@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 pub(super) const LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", "kpx-connectivity-test");
 /// The time until which a run may need its namespace.
 pub(super) const ENDS_BY: &str = "kpx.dev/ends-by";
+/// The random word of the run that made the namespace.
+pub(super) const RUN: &str = "kpx.dev/run";
 const ROLE: &str = "kpx.dev/test-role";
 const SERVER: &str = "kpx.dev/test-server";
 /// The port of servers.
@@ -83,12 +85,12 @@ pub(super) fn pods_for(nodes: &[String]) -> Vec<TestPod> {
     pods
 }
 
-pub(super) fn namespace(name: &str, ends_by: &str) -> Result<Namespace> {
+pub(super) fn namespace(name: &str, run: &str, ends_by: &str) -> Result<Namespace> {
     object(json!({"metadata": {
         "name": name,
         // Pods in their node's network are what the level `privileged` alone lets in.
         "labels": {LABEL.0: LABEL.1, "pod-security.kubernetes.io/enforce": "privileged"},
-        "annotations": {ENDS_BY: ends_by},
+        "annotations": {ENDS_BY: ends_by, RUN: run},
     }}))
 }
 

@@ -1,4 +1,4 @@
-//! Makes the test's namespace with all that is in it, and takes it away.
+//! Makes what is in the test's namespace, and waits for it.
 
 use std::collections::BTreeMap;
 use std::io::{Write, stderr};
@@ -7,16 +7,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::sleep;
 
 use super::ConnectivityArgs;
-use super::objects::{self, ENDS_BY, LABEL, TestPod};
+use super::namespace::{Made, random};
+use super::objects::{self, TestPod};
 use crate::connect::ConnectArgs;
 use crate::pods::NodePod;
 
@@ -25,15 +26,16 @@ pub(super) const TIMEOUT: u64 = 120;
 /// The seconds for the dials, behind those for the pods.
 pub(super) const DIALS: u64 = 120;
 /// The time until an object is looked at again.
-const AGAIN: Duration = Duration::from_millis(250);
-/// The time in which the namespace must be gone.
-const REMOVAL: Duration = Duration::from_secs(60);
+pub(super) const AGAIN: Duration = Duration::from_millis(250);
 
 /// The test's objects, as they are in the cluster.
 pub(super) struct Stage<'a> {
     pub(super) client: Client,
     pub(super) connect: &'a ConnectArgs,
     pub(super) namespace: String,
+    /// A random word in the namespace that this run makes, and in no other.
+    pub(super) run: String,
+    pub(super) made: Made,
     /// The pods of kpx on the nodes of the test.
     pub(super) kpx: Vec<NodePod>,
     pub(super) pods: Vec<TestPod>,
@@ -47,19 +49,21 @@ pub(super) struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    pub(super) fn new(client: Client, connect: &'a ConnectArgs, kpx: Vec<NodePod>, namespace: String) -> Self {
+    pub(super) fn new(client: Client, connect: &'a ConnectArgs, kpx: Vec<NodePod>, namespace: String) -> Result<Self> {
         let names: Vec<_> = kpx.iter().map(|at| at.node.clone()).collect();
-        Self {
+        Ok(Self {
             client,
             connect,
             namespace,
+            run: random()?,
+            made: Made::No,
             pods: objects::pods_for(&names),
             kpx,
             nodes: BTreeMap::new(),
             services: BTreeMap::new(),
             no_policy: None,
             has_dns: false,
-        }
+        })
     }
 
     /// Makes the objects, and waits until the pods run and the Services have their endpoints.
@@ -68,9 +72,7 @@ impl<'a> Stage<'a> {
         let lives = self.connect.timeout(TIMEOUT) + Duration::from_secs(DIALS + 60);
         // A namespace that is kept belongs to no run any more.
         let ends_by = Timestamp::now() + if args.keep { Duration::ZERO } else { lives };
-        let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let namespace = objects::namespace(&self.namespace, &ends_by.to_string())?;
-        self.make(&namespaces, format!("namespace {}", self.namespace), &namespace).await?;
+        self.make_namespace(&ends_by.to_string()).await?;
         self.make_services(args).await?;
         let policies: Api<NetworkPolicy> = self.api();
         let made = self.make(&policies, "a NetworkPolicy", &objects::policy()?).await;
@@ -165,52 +167,18 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Removes what earlier runs left. A namespace whose run may still be at work is named and left.
-    pub(super) async fn remove_leftovers(&self) -> Result<()> {
-        let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let ours = ListParams::default().labels(&format!("{}={}", LABEL.0, LABEL.1));
-        let listed = self.call("list the namespaces of earlier tests", namespaces.list(&ours)).await?;
-        for namespace in listed.items {
-            let ends_by = namespace.metadata.annotations.as_ref().and_then(|all| all.get(ENDS_BY)?.parse().ok());
-            let name = namespace.metadata.name.unwrap_or_default();
-            if ends_by.is_some_and(|ends_by: Timestamp| ends_by > Timestamp::now()) {
-                tell(&format!(
-                    "namespace {name} is that of another test, which may run until {}",
-                    ends_by.unwrap_or_default()
-                ));
-                continue;
-            }
-            tell(&format!("namespace {name} is left from an earlier test, and is removed"));
-            self.remove(&name).await?;
-        }
-        Ok(())
-    }
-
-    /// Removes a namespace with all that is in it, and waits until it is gone.
-    pub(super) async fn remove(&self, name: &str) -> Result<()> {
-        let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let until = Instant::now() + REMOVAL;
-        match namespaces.delete(name, &DeleteParams::default()).await {
-            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
-            deleted => deleted.with_context(|| format!("remove namespace {name}"))?,
-        };
-        while self.call(format!("look for namespace {name}"), namespaces.get_opt(name)).await?.is_some() {
-            if Instant::now() >= until {
-                bail!("namespace {name} is not gone after {} s; the API server goes on removing it", REMOVAL.as_secs());
-            }
-            sleep(AGAIN).await;
-        }
-        Ok(())
-    }
-
-    async fn make<K>(&self, api: &Api<K>, what: impl std::fmt::Display, object: &K) -> Result<K>
+    pub(super) async fn make<K>(&self, api: &Api<K>, what: impl std::fmt::Display, object: &K) -> Result<K>
     where
         K: Clone + std::fmt::Debug + Serialize + DeserializeOwned,
     {
         self.call(format!("make {what}"), api.create(&PostParams::default(), object)).await
     }
 
-    async fn call<T>(&self, what: impl std::fmt::Display, call: impl Future<Output = kube::Result<T>>) -> Result<T> {
+    pub(super) async fn call<T>(
+        &self,
+        what: impl std::fmt::Display,
+        call: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T> {
         self.connect.call(TIMEOUT, what, call).await
     }
 

@@ -9,6 +9,8 @@ use super::failure::Failure;
 pub(crate) struct Faults {
     /// Verb, resource (plural), and what is answered instead.
     pub(crate) answers: Vec<(String, String, Failure)>,
+    /// Verb and resource (plural) of requests that are carried out and never answered.
+    pub(crate) unanswered: Vec<(String, String)>,
     /// The answer to every request of every client, as a load balancer without servers gives it.
     pub(crate) everything: Option<Failure>,
     /// Every list comes in pieces, over so long.
@@ -45,6 +47,7 @@ impl Default for Faults {
     fn default() -> Self {
         Self {
             answers: Vec::new(),
+            unanswered: Vec::new(),
             everything: None,
             list_trickle: None,
             garbled: Vec::new(),
@@ -64,6 +67,10 @@ impl Faults {
     pub(crate) fn answer(&self, verb: &str, resource: &str) -> Option<Failure> {
         let hit = self.answers.iter().find(|(v, r, _)| v == verb && r == resource);
         hit.map(|(_, _, failure)| failure.clone())
+    }
+
+    pub(crate) fn is_unanswered(&self, verb: &str, resource: &str) -> bool {
+        self.unanswered.iter().any(|(v, r)| v == verb && r == resource)
     }
 
     /// Returns what watches of a resource send in place of events.

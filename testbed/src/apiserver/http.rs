@@ -79,7 +79,7 @@ async fn respond(shared: Arc<Shared>, has_certificate: bool, request: Request<In
     if let Some(failure) = shared.read(|state| state.faults.answer(verb, route.kind.plural)) {
         return Err(failure);
     }
-    match verb {
+    let answer = match verb {
         "list" if query.flag("watch") != Some(true) => answer_list(&shared, &route, &query, view).await,
         "list" | "watch" => answer_watch(&shared, &route, &query, view).await,
         "get" => {
@@ -89,6 +89,10 @@ async fn respond(shared: Arc<Shared>, has_certificate: bool, request: Request<In
             Ok(json_answer(StatusCode::OK, &view.of(route.kind, &object, true)))
         }
         _ => answer_write(&shared, verb, &route, &query, view, request).await,
+    };
+    match shared.read(|state| state.faults.is_unanswered(verb, route.kind.plural)) {
+        true => std::future::pending().await,
+        false => answer,
     }
 }
 

@@ -328,6 +328,11 @@ impl ApiServer {
         self.answer(verb, resource, Failure::new(code, "told to by a test").retry_after(seconds));
     }
 
+    /// Does what requests of a verb and a resource (plural) ask for, and never answers them.
+    pub fn swallow_answers(&self, verb: &str, resource: &str) {
+        self.shared.change(|state| state.faults.unanswered.push((verb.to_owned(), resource.to_owned())));
+    }
+
     /// Makes every list wait so long.
     pub fn delay_lists(&self, delay: Duration) {
         self.shared.change(|state| state.faults.list_delay = delay);

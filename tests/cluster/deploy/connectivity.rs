@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::process::{Child, ExitStatus};
+use std::os::unix::fs::symlink;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use testbed::agent::{DEADLINE, wait_until};
+use tempfile::TempDir;
+use testbed::agent::{DEADLINE, binary, wait_until};
+use testbed::apiserver::{ApiServer, Options};
 use testbed::lab::{EXTERNAL, Family};
 use testbed::pod::Kubelets;
 
@@ -206,5 +209,97 @@ fn removes_all_after_a_signal(test: &mut Test) -> Result<()> {
     let again = test.run("--test-namespace kpx-connectivity-other")?;
     ensure!(again.status.code() == Some(1) && again.words.contains("already exists"), "{}", again.words);
     ensure!(test.namespaces() == ["kpx-connectivity-other"], "a namespace of another is removed");
+    Ok(())
+}
+
+/// An API server that knows a pod of kpx, and no kubelet: pods of a test never run.
+struct Apart {
+    server: ApiServer,
+    folder: TempDir,
+}
+
+impl Apart {
+    fn start() -> Result<Self> {
+        let (server, folder) = (ApiServer::start(Options::loopback()?)?, TempDir::new()?);
+        server.kubeconfig(&folder.path().join("kubeconfig"))?;
+        symlink(binary()?, folder.path().join("kubectl-kpx"))?;
+        let labels = json!({"app.kubernetes.io/name": "kpx"});
+        server.apply(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}))?;
+        server.apply(&json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "kpx-n1", "namespace": "kube-system", "labels": labels},
+            "spec": {"nodeName": "n1", "containers": [{"name": "kpx", "image": "kpx"}]},
+            "status": {"phase": "Running"},
+        }))?;
+        Ok(Self { server, folder })
+    }
+
+    /// Makes a namespace that has a run's label, and these annotations.
+    fn put(&self, name: &str, annotations: &Value) -> Result<()> {
+        let labels = json!({"app.kubernetes.io/managed-by": "kpx-connectivity-test"});
+        let metadata = json!({"name": name, "labels": labels, "annotations": annotations});
+        self.server.apply(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})).map(drop)
+    }
+
+    fn has(&self, namespace: &str) -> bool {
+        self.server.get("Namespace", "", namespace).is_some()
+    }
+
+    fn spawn(&self, namespace: &str) -> Result<Child> {
+        let mut command = Command::new(self.folder.path().join("kubectl-kpx"));
+        command.args(["connectivity-test", "--test-namespace", namespace]);
+        command.env_clear().env("KUBECONFIG", self.folder.path().join("kubeconfig"));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("start kubectl-kpx")
+    }
+
+    /// Returns the words of a run that cannot work.
+    fn fails(&self, namespace: &str) -> Result<String> {
+        words(&self.spawn(namespace)?.wait_with_output()?)
+    }
+
+    /// Waits until something has happened, and returns the words of a run that Ctrl-C ends then.
+    fn interrupted(&self, child: Child, what: &str, mut happened: impl FnMut() -> bool) -> Result<String> {
+        wait_until(DEADLINE, what, || Ok(happened()))?;
+        kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT)?;
+        words(&child.wait_with_output()?)
+    }
+}
+
+fn words(output: &Output) -> Result<String> {
+    ensure!(output.status.code() == Some(1), "{output:?}");
+    Ok(String::from_utf8(output.stderr.clone())?)
+}
+
+#[test]
+fn connectivity_test_removes_only_the_namespace_that_it_made() -> Result<()> {
+    let apart = Apart::start()?;
+    let server = &apart.server;
+    apart.put("prod", &json!({"kpx.dev/ends-by": "2999-01-01T00:00:00Z", "kpx.dev/run": "another"}))?;
+    for (verb, resource, code) in [("list", "nodes", 403), ("create", "namespaces", 403), ("create", "namespaces", 500)]
+    {
+        server.fail(verb, resource, code);
+        let words = apart.fails("prod")?;
+        ensure!(words.contains("told to by a test"), "{verb} {resource}: {words}");
+        ensure!(apart.has("prod"), "{verb} {resource}, {code}: a namespace of another is removed");
+        server.heal();
+    }
+    let deletions = || server.traffic().requests("delete", "namespaces");
+    ensure!(deletions() == 0, "a namespace of another was to be removed");
+
+    // The run cannot know that the API server has made its namespace.
+    server.swallow_answers("create", "namespaces");
+    let words = apart.interrupted(apart.spawn("own")?, "the namespace is made", || apart.has("own"))?;
+    ensure!(words.contains("stopped by Ctrl-C") && !apart.has("own"), "the run's own namespace is left: {words}");
+    ensure!(deletions() == 1, "{} namespaces were to be removed", deletions());
+    server.heal();
+
+    // Another person removes the run's namespace, and makes one of the same name.
+    let child = apart.spawn("own")?;
+    let pods = || server.list("pods").iter().filter(|pod| pod["metadata"]["namespace"] == "own").count();
+    wait_until(DEADLINE, "all pods are made", || Ok(pods() == 5))?;
+    server.delete("Namespace", "", "own")?;
+    apart.put("own", &json!({}))?;
+    apart.interrupted(child, "nothing more", || true)?;
+    ensure!(apart.has("own"), "a later namespace of the same name is removed");
     Ok(())
 }
