@@ -71,23 +71,25 @@ impl Stage<'_> {
         }
     }
 
-    /// Removes what earlier runs left. A namespace whose run may still be at work is named and left.
+    /// Removes what earlier runs left. A namespace whose run may still be at work, or which tells no end, is named and left.
     pub(super) async fn remove_leftovers(&self) -> Result<()> {
         let ours = ListParams::default().labels(&format!("{}={}", LABEL.0, LABEL.1));
         let listed = self.call("list the namespaces of earlier tests", self.namespaces().list(&ours)).await?;
         for namespace in listed.items {
-            let ends_by = annotation(&namespace, ENDS_BY).and_then(|ends_by| ends_by.parse().ok());
+            let ends_by: Option<Timestamp> = annotation(&namespace, ENDS_BY).and_then(|ends_by| ends_by.parse().ok());
             let name = namespace.metadata.name.unwrap_or_default();
-            if ends_by.is_some_and(|ends_by: Timestamp| ends_by > Timestamp::now()) {
-                tell(&format!(
-                    "namespace {name} is that of another test, which may run until {}",
-                    ends_by.unwrap_or_default()
-                ));
-                continue;
+            match (ends_by, namespace.metadata.uid) {
+                (Some(ends_by), _) if ends_by > Timestamp::now() => {
+                    tell(&format!("namespace {name} is that of another test, which may run until {ends_by}"));
+                }
+                (Some(_), Some(uid)) => {
+                    tell(&format!("namespace {name} is left from an earlier test, and is removed"));
+                    self.remove(&name, uid).await?;
+                }
+                _ => tell(&format!(
+                    "namespace {name} has the label of a test and no time in {ENDS_BY}, and is not removed"
+                )),
             }
-            tell(&format!("namespace {name} is left from an earlier test, and is removed"));
-            let uid = namespace.metadata.uid.with_context(|| format!("namespace {name} has no UID"))?;
-            self.remove(&name, uid).await?;
         }
         Ok(())
     }

@@ -283,6 +283,14 @@ fn connectivity_test_removes_only_the_namespace_that_it_made() -> Result<()> {
         ensure!(apart.has("prod"), "{verb} {resource}, {code}: a namespace of another is removed");
         server.heal();
     }
+    // A person may give the label to a namespace too.
+    apart.put("labelled", &json!({}))?;
+    apart.put("garbled", &json!({"kpx.dev/ends-by": "tomorrow"}))?;
+    let words = apart.fails("prod")?;
+    for name in ["labelled", "garbled"] {
+        let told = words.contains(&format!("namespace {name} has the label of a test and no time in kpx.dev/ends-by"));
+        ensure!(apart.has(name) && told, "{name}: {words}");
+    }
     let deletions = || server.traffic().requests("delete", "namespaces");
     ensure!(deletions() == 0, "a namespace of another was to be removed");
 
@@ -301,5 +309,10 @@ fn connectivity_test_removes_only_the_namespace_that_it_made() -> Result<()> {
     apart.put("own", &json!({}))?;
     apart.interrupted(child, "nothing more", || true)?;
     ensure!(apart.has("own"), "a later namespace of the same name is removed");
+
+    apart.put("ended", &json!({"kpx.dev/ends-by": "2001-01-01T00:00:00Z"}))?;
+    let words = apart.fails("prod")?;
+    let told = words.contains("namespace ended is left from an earlier test, and is removed");
+    ensure!(told && !apart.has("ended"), "a namespace of an earlier run is left: {words}");
     Ok(())
 }
