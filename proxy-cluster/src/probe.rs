@@ -17,6 +17,8 @@ pub(crate) use dial::{Outcome, Reply, dial_all};
 const LONGEST: usize = 256 << 10;
 /// The fewest bytes of a message: a server answers with as many bytes as it got, and its answer must fit.
 const SHORTEST: usize = 200;
+/// The bytes of a question. No answer begins with it, so no server takes another's answer for a question.
+const QUESTION: u8 = b'k';
 
 /// Serve or dial for a connectivity test. The test runs this in its pods.
 #[derive(Args, Debug)]

@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket, lookup_host};
 use tokio::time::timeout;
 
-use super::{Answer, LONGEST, Protocol, Target};
+use super::{Answer, LONGEST, Protocol, QUESTION, Target};
 
 /// The destinations that are dialled at the same time.
 const PARALLEL: usize = 64;
@@ -145,7 +145,7 @@ fn outcome(error: &io::Error) -> Outcome {
 /// Sends the message, and reads the answer to its end.
 async fn exchange(stream: TcpStream, bytes: usize) -> io::Result<Vec<u8>> {
     let (reader, mut writer) = stream.into_split();
-    writer.write_all(&vec![b'k'; bytes]).await?;
+    writer.write_all(&vec![QUESTION; bytes]).await?;
     writer.shutdown().await?;
     let mut answer = Vec::new();
     reader.take(LONGEST as u64).read_to_end(&mut answer).await?;
@@ -157,7 +157,7 @@ async fn ask(at: String, bytes: usize) -> io::Result<Vec<u8>> {
     let any = if at.starts_with('[') { "[::]:0" } else { "0.0.0.0:0" };
     let socket = UdpSocket::bind(any).await?;
     socket.connect(&at).await?;
-    let (question, mut answer) = (vec![b'k'; bytes], vec![0; 1 << 16]);
+    let (question, mut answer) = (vec![QUESTION; bytes], vec![0; 1 << 16]);
     loop {
         socket.send(&question).await?;
         if let Ok(length) = timeout(AGAIN, socket.recv(&mut answer)).await {

@@ -14,13 +14,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::{Answer, LONGEST};
+use super::{Answer, LONGEST, QUESTION};
 
 /// The time of one conversation.
 const CONVERSATION: Duration = Duration::from_secs(10);
 /// The conversations of a port at the same time. Their messages fit into the memory of the test's pods.
 const MOST: usize = 64;
-/// The time after an error of a listener, such as a lack of file descriptors.
+/// The time after an error of a socket, such as a lack of file descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Answer each client with this name and the client's address, by TCP and UDP, until SIGTERM or SIGINT.
@@ -84,11 +84,17 @@ async fn converse(stream: TcpStream, client: SocketAddr, name: &str) -> Result<(
     writer.shutdown().await.context("end the answer")
 }
 
-async fn respond(socket: UdpSocket, name: Arc<str>) {
+pub(super) async fn respond(socket: UdpSocket, name: Arc<str>) {
     let mut buffer = vec![0; 1 << 16];
     loop {
-        // An error is that of an earlier answer, whose client has gone.
-        let Ok((length, client)) = socket.recv_from(&mut buffer).await else { continue };
+        let Ok((length, client)) = socket.recv_from(&mut buffer).await else {
+            tokio::time::sleep(PAUSE).await;
+            continue;
+        };
+        // A datagram forged in a server's name would else have two servers answer each other for ever.
+        if !buffer[..length].starts_with(&[QUESTION]) {
+            continue;
+        }
         // An answer longer than its question would serve a flood at a forged client.
         if let Ok(answer) = answer(&name, client, length)
             && answer.len() <= length

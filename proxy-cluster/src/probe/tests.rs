@@ -1,8 +1,11 @@
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::time::Duration;
 
+use tokio::time::timeout;
+
 use super::dial::{Outcome, dial_all};
-use super::{Protocol, Target};
+use super::serve::respond;
+use super::{Protocol, QUESTION, Target};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -36,4 +39,20 @@ async fn reply_tells_a_refusal_from_silence_and_from_a_stall() {
     let outcomes: Vec<_> = replies.iter().map(|replies| replies[0].outcome).collect();
     use Outcome::{Refused, Silent, Stalled, Unresolved};
     assert_eq!(outcomes, [Stalled, Silent, Refused, Refused, Unresolved]);
+}
+
+#[tokio::test]
+async fn server_answers_a_question_and_no_answer_of_a_server() {
+    let server = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let client = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    client.connect(server.local_addr().unwrap()).await.unwrap();
+    tokio::spawn(respond(server, "server-1".into()));
+    let mut answer = [0; 1024];
+    client.send(&[QUESTION; 300]).await.unwrap();
+    let length = timeout(SECOND, client.recv(&mut answer)).await.unwrap().unwrap();
+    // The server reads these in their order, so the next answer would be that to the first of them.
+    client.send(&answer[..length]).await.unwrap();
+    client.send(&[]).await.unwrap();
+    client.send(&[QUESTION; 400]).await.unwrap();
+    assert_eq!((length, timeout(SECOND, client.recv(&mut answer)).await.unwrap().unwrap()), (300, 400));
 }
