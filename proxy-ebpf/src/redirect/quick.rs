@@ -169,10 +169,11 @@ fn leave_for<A: Forward>(
     if is_there && !route.to_peer {
         becomes.src.addr = head.src.addr;
     }
-    if maps::again(&becomes.plan) != 0 && !established::take_news(entry, head, is_there) {
+    // The hook of another device gives a packet from the backend the frontend's address, and hears its news.
+    let is_heard_here = is_there || route.to_peer;
+    if maps::again(&becomes.plan) != 0 && is_heard_here && !established::take_news(entry, head, is_there) {
         return Outcome::NOT_ESTABLISHED;
     }
-    // The hook of another device gives a packet from the backend the frontend's address.
     if is_there || route.to_peer {
         if let Err(reason) = translate(skb, head, &becomes.src, &becomes.dst, entry) {
             established::name(head, packet);
