@@ -205,15 +205,18 @@ pub fn listen(run_dir: &Path, group: Option<u32>) -> Result<StdUnixListener> {
 }
 
 /// Lets a group connect to the socket, and pass through its folder. A folder that all may pass stays as it is.
+///
+/// The group may do no more there: who may write to the folder may swap the list of changes, which root reverts.
 fn admit(run_dir: &Path, socket: &Path, group: u32) -> Result<()> {
     const PASS_BY_GROUP: u32 = 0o010;
     const PASS_BY_ALL: u32 = 0o001;
+    const WITHOUT_GROUP: u32 = 0o7707;
     chown(socket, None, Some(group))?;
     set_permissions(socket, Permissions::from_mode(0o660))?;
     let mode = metadata(run_dir)?.mode();
     if mode & PASS_BY_ALL == 0 {
         chown(run_dir, None, Some(group))?;
-        set_permissions(run_dir, Permissions::from_mode(mode & 0o7777 | PASS_BY_GROUP))?;
+        set_permissions(run_dir, Permissions::from_mode(mode & WITHOUT_GROUP | PASS_BY_GROUP))?;
     }
     Ok(())
 }
@@ -226,5 +229,24 @@ pub fn unlisten(run_dir: &Path) -> Result<()> {
             Err(error).with_context(|| format!("remove {}", path.display()))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn group_passes_folder_and_may_not_write_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = socket(dir.path());
+        std::fs::write(&path, "").unwrap();
+        let group = metadata(&path).unwrap().gid();
+        let mode = |path: &Path| metadata(path).unwrap().mode() & 0o7777;
+        for (before, after) in [(0o700, 0o710), (0o770, 0o710), (0o2770, 0o2710), (0o750, 0o710), (0o755, 0o755)] {
+            set_permissions(dir.path(), Permissions::from_mode(before)).unwrap();
+            admit(dir.path(), &path, group).unwrap();
+            assert_eq!((mode(dir.path()), mode(&path)), (after, 0o660), "{before:o}");
+        }
     }
 }

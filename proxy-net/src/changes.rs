@@ -172,3 +172,26 @@ fn boot_id() -> Result<String> {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").context("read the boot's id")?;
     Ok(id.trim().to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_reverts_no_file_outside_sysctls() {
+        let dir = tempfile::tempdir().unwrap();
+        let victim = dir.path().join("victim");
+        fs::write(&victim, "kept").unwrap();
+        let to_root = "../".repeat(4);
+        for key in [victim.display().to_string(), format!("{to_root}{}", victim.display())] {
+            let changes = Changes::new(dir.path());
+            let sysctl = Sysctl { before: "lost".to_owned(), set: "kept".to_owned() };
+            changes.note_sysctl(&key, Some(sysctl)).unwrap();
+            let mut done = Vec::new();
+            let error = changes.undo(&Wanted::new(), &mut |undo| done.push(undo)).unwrap_err();
+            assert!(error.to_string().contains("is no sysctl below net"), "{error:#}");
+            assert_eq!((fs::read_to_string(&victim).unwrap().as_str(), done), ("kept", vec![]), "{key}");
+            fs::remove_file(dir.path().join("changes.json")).unwrap();
+        }
+    }
+}
