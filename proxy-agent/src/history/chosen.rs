@@ -1,7 +1,7 @@
 //! The Services with series of their own in `/metrics`, and the sum of the others. Pure.
 //!
 //! A Service that has a place keeps it until it is gone, so no series comes and goes with the load. The counters of the others are the sum of
-//! what passed while a Service had no place, so that they never decrease.
+//! what passed while a Service had no place, so that they never decrease. They begin at 0 with the agent, as a counter of a new process does.
 
 use std::collections::BTreeSet;
 
@@ -42,9 +42,14 @@ impl Chosen {
                 self.services.insert(name.clone());
             }
         }
-        for (name, sums) in now.iter().filter(|(name, _)| !self.services.contains(name)) {
-            let before = before.and_then(|before| before.get(name)).unwrap_or_default();
-            self.others.get_or_insert_default().add(&sums.since(&before));
+        if names.len() > self.services.len() {
+            let others = self.others.get_or_insert_default();
+            // The first counts have what passed before this agent, though not that of Services that are gone.
+            if let Some(before) = before {
+                for (name, sums) in now.iter().filter(|(name, _)| !self.services.contains(name)) {
+                    others.add(&sums.since(&before.get(name).unwrap_or_default()));
+                }
+            }
         }
         self.ports = ports.into_iter().filter(|port| self.services.contains(&port.service)).collect();
     }
@@ -73,3 +78,6 @@ fn reading((namespace, service): (String, String), port: String, Sums { counts, 
         connects: *connects,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -114,8 +114,15 @@ impl Point {
 }
 
 /// The last points of a Service or of all; None in a gap. The newest one is the last.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Track(VecDeque<Option<Point>>);
+
+impl Default for Track {
+    /// Makes room at once: a queue that grows by itself would have room for 128 points.
+    fn default() -> Self {
+        Self(VecDeque::with_capacity(POINTS))
+    }
+}
 
 impl Track {
     fn push(&mut self, point: Option<Point>) {

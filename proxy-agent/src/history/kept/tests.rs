@@ -3,8 +3,6 @@
 use proxy_common::addr::Proto;
 
 use super::*;
-use crate::history::chosen::Chosen;
-use proxy_metrics::ServiceReading;
 
 fn name(name: &str) -> ObjectName {
     ObjectName { namespace: "shop".into(), name: name.into() }
@@ -92,27 +90,8 @@ fn history_is_bounded_and_keeps_busiest() {
     for step in 2..200 {
         clock.take(step * 10, &all(&|nth| if nth == 0 { 1_000 * step } else { 10 + nth as u64 }));
     }
+    assert!(clock.1.services.values().chain([&clock.1.total]).all(|track| track.0.capacity() == POINTS));
     let view = clock.1.view(None);
     assert_eq!((view.points, view.services.len(), view.left_out), (POINTS, 1, 0), "silent Services are forgotten");
     assert_eq!((&*view.services[0].name, view.services[0].series.packets.len()), ("s000", POINTS));
-}
-
-#[test]
-fn services_beyond_limit_are_summed_and_no_counter_decreases() {
-    let (mut chosen, mut before) = (Chosen::of(1), None);
-    let mut take = |services: &[(&str, u64, u64, u64)]| {
-        let now = traffic(services);
-        chosen.take(ports(services), before.as_ref(), &now);
-        before = Some(now);
-        let told = |reading: ServiceReading| (reading.service, reading.port, reading.connections, reading.refused);
-        chosen.readings().into_iter().map(told).collect::<Vec<_>>()
-    };
-    let web = |n| ("web".to_owned(), "80/TCP".to_owned(), n, 0);
-    let other = |n, m| ("other".to_owned(), String::new(), n, m);
-    assert_eq!(take(&[("idle", 0, 0, 0), ("web", 5, 0, 0)]), [web(5)], "a place is for traffic");
-    assert_eq!(take(&[("api", 9, 0, 1), ("web", 7, 0, 0)]), [web(7), other(9, 1)]);
-    assert_eq!(take(&[("api", 12, 0, 1), ("db", 1, 0, 0), ("web", 7, 0, 0)]), [web(7), other(13, 1)]);
-    let api = ("api".to_owned(), "80/TCP".to_owned(), 13, 1);
-    assert_eq!(take(&[("api", 13, 0, 1), ("db", 1, 0, 0)]), [api, other(13, 1)], "its place is free");
-    assert_eq!(Chosen::of(0).readings(), []);
 }
