@@ -11,19 +11,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use axum::Json;
 use axum::extract::{Query, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::debug;
 
-use crate::control::AgentHandle;
+use crate::control::{AgentHandle, answer};
 use chosen::Chosen;
 use kept::{Kept, Traffic};
 use proxy_metrics::ServiceReading;
-use proxy_view::{PortSums, port_sums};
+use proxy_view::{HistoryView, PortSums, port_sums};
 
 /// The time between two points.
 const STEP: Duration = Duration::from_secs(10);
@@ -51,6 +50,11 @@ impl History {
     /// Returns the readings of Services as of the last sample.
     pub(crate) fn service_readings(&self) -> Vec<ServiceReading> {
         self.lock().1.readings()
+    }
+
+    /// Returns what is kept for a question. It takes some milliseconds, and holds up the sampler.
+    pub(crate) fn view(&self, wanted: &Wanted) -> HistoryView {
+        self.lock().0.view(wanted.service.as_deref())
     }
 
     fn lock(&self) -> MutexGuard<'_, (Kept, Chosen)> {
@@ -84,8 +88,8 @@ pub(crate) async fn keep(agent: &AgentHandle) -> Infallible {
 
 /// Answers with the history.
 pub(crate) async fn history(State(agent): State<AgentHandle>, Query(wanted): Query<Wanted>) -> Response {
-    let view = agent.history.lock().0.view(wanted.service.as_deref());
-    Json(view).into_response()
+    let view = tokio::task::spawn_blocking(move || agent.history.view(&wanted));
+    answer(view.await.context("build the view of the history"))
 }
 
 /// Returns the traffic of each Service port since the programs were loaded, and the moment of the count.

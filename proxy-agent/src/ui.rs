@@ -12,6 +12,7 @@ mod map;
 mod room;
 mod rows;
 mod trace;
+mod whole;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +26,6 @@ use proxy_common::counter::Reason;
 use serde::Serialize;
 
 use crate::control::{AgentHandle, answer};
-use crate::history;
 use crate::monitor::Watchers;
 use proxy_trace::{meaning, remedy};
 use room::Rooms;
@@ -67,11 +67,11 @@ pub fn router(sources: Sources, node_name: &str) -> Router {
         .route_layer(middleware::from_fn(guard::page_on_host));
     let api = Router::new()
         .route("/ui/api/status", get(status))
-        .route("/ui/api/services", get(services))
+        .route("/ui/api/services", get(whole::services))
         .route("/ui/api/rows", get(rows::rows))
         .route("/ui/api/service", get(rows::service))
         .route("/ui/api/reasons", get(reasons))
-        .route("/ui/api/history", get(history::history))
+        .route("/ui/api/history", get(whole::history))
         .merge(costly)
         .layer(middleware::map_response(never_store))
         .with_state(Page { sources, rooms: Rooms::default() });
@@ -85,10 +85,6 @@ pub fn router(sources: Sources, node_name: &str) -> Router {
 
 async fn status(State(agent): State<AgentHandle>) -> Response {
     answer(agent.status().await)
-}
-
-async fn services(State(agent): State<AgentHandle>) -> Response {
-    answer(agent.services().await)
 }
 
 /// A reason why a packet is not translated, with the verdict: what `kpx explain` says.

@@ -21,6 +21,8 @@ pub(super) struct Rooms {
     pub(super) events: Room,
     /// Each list keeps a snapshot of all Services until its reader has taken it.
     pub(super) rows: Room,
+    /// Each answer is whole in memory until its reader has taken it.
+    pub(super) wholes: Room,
     /// Each map walks the flow tables.
     pub(super) maps: Room,
     /// Each trace has the kernel verify a copy of the programs: about a second of one processor.
@@ -30,7 +32,13 @@ pub(super) struct Rooms {
 impl Default for Rooms {
     fn default() -> Self {
         let room = |what, size| Room { what, size, free: Arc::new(Semaphore::new(size)) };
-        Self { events: room("streams", 8), rows: room("lists", 8), maps: room("maps", 1), traces: room("traces", 1) }
+        Self {
+            events: room("streams", 8),
+            rows: room("lists", 8),
+            wholes: room("answers", 8),
+            maps: room("maps", 1),
+            traces: room("traces", 1),
+        }
     }
 }
 

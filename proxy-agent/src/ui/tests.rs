@@ -164,6 +164,31 @@ async fn history_is_never_kept_by_browser() {
 }
 
 #[tokio::test]
+async fn answers_that_are_not_read_are_bounded() {
+    let (router, host) = (router(sources(), "n1"), [("host", "127.0.0.1:10249")]);
+    let mut unread = Vec::new();
+    for _ in 0..8 {
+        let response = send(&router, Method::GET, "/ui/api/history", &host).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        unread.push(response);
+    }
+    for path in ["/ui/api/history", "/ui/api/services"] {
+        let response = send(&router, Method::GET, path, &host).await;
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
+        assert_eq!(text(response).await, "as many answers as are allowed at a time are open: 8\n");
+    }
+    let taken = text(unread.pop().unwrap()).await;
+    assert!(taken.starts_with('{') && taken.ends_with('}'), "{taken}");
+    assert_eq!(send(&router, Method::GET, "/ui/api/history", &host).await.status(), StatusCode::OK, "one was read");
+    unread.clear();
+    // An answer that fails keeps no room.
+    for _ in 0..9 {
+        let response = send(&router, Method::GET, "/ui/api/services", &host).await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    }
+}
+
+#[tokio::test]
 async fn ended_agent_is_an_error() {
     for what in ["status", "services", "rows", "service?namespace=shop&name=web"] {
         let response = get(&format!("/ui/api/{what}")).await;
