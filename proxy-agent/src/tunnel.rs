@@ -9,7 +9,6 @@ mod listen;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -64,7 +63,6 @@ struct Shared {
     agent: AgentHandle,
     forwarder: Forwarder,
     status: watch::Sender<TunnelStatus>,
-    streams: AtomicUsize,
 }
 
 impl Tunnel {
@@ -82,8 +80,8 @@ impl Tunnel {
         info!(?addresses, "pods out of reach are reached through the API server, by TCP");
         Arc::make_mut(routes).tunnel.clone_from(&addresses);
         let (status, state) = watch::channel(TunnelStatus { addresses, ..TunnelStatus::default() });
-        let (flows, agent, streams) = (flows.host_flows()?, agent.clone(), AtomicUsize::new(0));
-        let shared = Shared { flows, agent, forwarder: Forwarder::new(options), status, streams };
+        let (flows, agent) = (flows.host_flows()?, agent.clone());
+        let shared = Shared { flows, agent, forwarder: Forwarder::new(options), status };
         Ok((Some(Self { listeners, netlink: netlink.clone(), shared: Arc::new(shared) }), Some(state)))
     }
 
@@ -99,8 +97,9 @@ impl Tunnel {
                 Some(_) = open.join_next() => {}
                 () = sleep(LOOK) => {
                     // The device may be a new one, without the addresses.
-                    if let Err(error) = net::anchor::address_listeners(&netlink).await {
-                        shared.fail(None, format!("{error:#}"));
+                    match net::anchor::address_listeners(&netlink).await {
+                        Ok(()) => shared.clear(None),
+                        Err(error) => shared.fail(None, format!("{error:#}")),
                     }
                 }
             }
@@ -141,20 +140,12 @@ impl Shared {
                 return listen::reset(stream);
             }
         };
-        self.count(1);
+        self.count();
         let mut stream = stream;
         let ended = opened.relay(&mut stream, is_gone(led)).await;
         self.count_end();
         match ended {
-            Ok(()) => self.status.send_modify(|status| {
-                if status
-                    .failure
-                    .as_ref()
-                    .is_some_and(|failure| failure.service.as_deref() == Some(&*service.to_string()))
-                {
-                    status.failure = None;
-                }
-            }),
+            Ok(()) => self.clear(Some(&service)),
             Err(error) => {
                 // Clients may reset their connections.
                 if error.downcast_ref::<std::io::Error>().is_none() {
@@ -186,17 +177,20 @@ impl Shared {
         Err(failed)
     }
 
-    fn count(&self, opened: u64) {
-        let streams = self.streams.fetch_add(1, Ordering::Relaxed) + 1;
+    /// Counts a stream. The one lock of the status orders the counts of all streams.
+    fn count(&self) {
         self.status.send_modify(|status| {
-            status.opened += opened;
-            status.streams = streams;
+            status.opened += 1;
+            status.streams += 1;
         });
     }
 
     fn count_end(&self) {
-        let streams = self.streams.fetch_sub(1, Ordering::Relaxed) - 1;
-        self.status.send_modify(|status| status.streams = streams);
+        self.status.send_modify(|status| status.streams -= 1);
+    }
+
+    fn clear(&self, service: Option<&ObjectName>) {
+        self.status.send_if_modified(|status| clear(status, service));
     }
 
     /// Notes a failure, and logs it if the last one was another.
@@ -214,6 +208,13 @@ impl Shared {
     }
 }
 
+/// Forgets the failure of a Service whose stream has ended well, and one of no Service. Returns false if there was neither.
+fn clear(status: &mut TunnelStatus, service: Option<&ObjectName>) -> bool {
+    let service = service.map(ObjectName::to_string);
+    let is_past = |failure: &mut TunnelFailure| failure.service.is_none() || failure.service == service;
+    status.failure.take_if(is_past).is_some()
+}
+
 /// Waits until no process has the client's socket any more. Its FIN says only that it will send no more.
 async fn is_gone(Led { client, frontend, .. }: Led) {
     let mut wait = GONE_MIN;
@@ -225,5 +226,29 @@ async fn is_gone(Led { client, frontend, .. }: Led) {
         }
         sleep(wait).await;
         wait = (wait * 2).min(GONE_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn good_stream_clears_its_own_failure_and_that_of_none() {
+        let name = |name: &str| ObjectName { namespace: "shop".into(), name: name.into() };
+        let (web, api) = (name("web"), name("api"));
+        for (failed, ended_well, is_cleared) in [
+            (Some(&web), Some(&web), true),
+            (Some(&web), Some(&api), false),
+            (Some(&web), None, false),
+            (None, Some(&web), true),
+            (None, None, true),
+        ] {
+            let service = failed.map(ObjectName::to_string);
+            let failure = TunnelFailure { service, why: "no device".to_owned(), at: Timestamp::UNIX_EPOCH };
+            let mut status = TunnelStatus { failure: Some(failure), ..TunnelStatus::default() };
+            assert_eq!(clear(&mut status, ended_well), is_cleared, "{failed:?} {ended_well:?}");
+            assert_eq!(status.failure.is_none(), is_cleared);
+        }
     }
 }

@@ -122,7 +122,8 @@ pub struct TunnelStatus {
     /// The numbers of streams that were opened, and of connections that failed.
     pub opened: u64,
     pub failed: u64,
-    /// The last failure, until a connection to the same Service ends well.
+    /// The last failure, until a connection to the same Service ends well. One of no Service lasts until any does, or until the
+    /// sockets' addresses stand.
     pub failure: Option<TunnelFailure>,
 }
 
