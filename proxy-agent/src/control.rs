@@ -78,7 +78,7 @@ impl AgentHandle {
         Self::telling(0)
     }
 
-    /// Makes the same, with series of so many Services in its readings.
+    /// Makes the same, with series of so many Service ports in its readings.
     pub fn telling(service_metrics: usize) -> (Self, mpsc::Receiver<Query>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         (Self { queries: sender, history: History::telling(service_metrics) }, receiver)

@@ -42,7 +42,7 @@ pub(crate) struct Wanted {
 }
 
 impl History {
-    /// Returns an empty history, which tells the series of so many Services.
+    /// Returns an empty history, which tells the series of so many Service ports.
     pub(crate) fn telling(service_metrics: usize) -> Self {
         Self(Arc::new(Mutex::new((Kept::default(), Chosen::of(service_metrics)))))
     }

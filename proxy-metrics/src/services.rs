@@ -1,4 +1,4 @@
-//! The opt-in series of Services. Their number is bounded, because every series costs memory here and in Prometheus.
+//! The opt-in series of Services. The agent bounds the number of ports, and with it that of series: each costs memory here and in Prometheus.
 
 use std::fmt;
 

@@ -32,7 +32,10 @@ fn connect_times_and_failures_are_told_by_service_and_backend() -> Result<()> {
     ];
     services.iter().try_for_each(|service| base.put(service))?;
     base.lab.host("p1b").ns.nft(SLOW)?;
-    let agent = base.kpx(&["--service-metrics=2"])?;
+    // Each Service has a port of each protocol: two Services fit.
+    let agent = base.kpx(&["--service-metrics=6"])?;
+    // The sum of others has what passes after the agent's first sample.
+    wait_until(DEADLINE, "the first sample", || Ok(!service_series(&agent)?.is_empty()))?;
     let client = base.lab.host("p1a");
     for (service, family) in services.iter().flat_map(|service| Family::ALL.map(|family| (service, family))) {
         let dial = Dial::new(Protocol::Tcp, service.frontend(family)).deadline(Duration::from_secs(5));

@@ -68,7 +68,7 @@ pub struct KpxConfiguration {
     /// Takes the data path away when the agent ends.
     pub cleanup_on_exit: bool,
     pub ui: bool,
-    /// The number of Services with series of their own in `/metrics`.
+    /// The number of Service ports with series of their own in `/metrics`.
     pub service_metrics: u32,
     /// Lets the kernel measure the programs.
     pub bpf_stats: bool,

@@ -70,3 +70,21 @@ fn new_agent_sums_from_zero() {
     assert_eq!(second.take(&after), [told("api", 10, 0), other(0, 0)], "50 would be a reset with a jump");
     assert_eq!(second.take(&[("api", 10, 0), ("web", 53, 2)])[1], other(3, 2));
 }
+
+#[test]
+fn limit_is_one_of_ports() {
+    let mut agent = Agent::of(3);
+    let ports = |service: &'static str, number: u16| (1..=number).map(move |at| port(service, at, 1, 0));
+    let names = |told: Vec<Told>| told.into_iter().map(|(service, ..)| service).collect::<Vec<_>>();
+    let mut take = |wide: u16, web: u16| {
+        let told = names(agent.take_ports(ports("wide", wide).chain(ports("web", web)).collect()));
+        assert!(told.iter().filter(|service| *service != "other").count() <= 3, "{told:?}");
+        told
+    };
+    assert_eq!(take(2_000, 1), ["web", "other"], "so many ports find no room");
+    assert_eq!(take(2, 1), ["wide", "wide", "web", "other"], "the sum of others stays");
+    assert_eq!(take(3, 1), ["web", "other"], "who grows takes no place from another");
+    assert_eq!(take(2, 2), ["web", "web", "other"], "a port is left, and two are asked for");
+    assert_eq!(take(1, 2), ["wide", "web", "web", "other"]);
+    assert_eq!(take(2, 1), ["wide", "wide", "web", "other"], "one gives the port that another takes");
+}
