@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -22,6 +23,9 @@ use crate::agent::wait_until;
 
 /// For what the kernel does a moment later.
 const DEADLINE: Duration = Duration::from_secs(10);
+
+/// The longest wait for a server in another namespace.
+const CONNECT: Duration = Duration::from_secs(5);
 
 /// Where `ip netns` keeps the names.
 const NAMES: &str = "/run/netns";
@@ -224,4 +228,15 @@ pub fn check(output: std::io::Result<Output>, what: &str) -> Result<String> {
     }
     ensure!(output.stdout.is_ascii() || std::str::from_utf8(&output.stdout).is_ok(), "{what}: output is not text");
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Connects from the network namespace at a path.
+pub(crate) fn connect_in(namespace: &str, to: SocketAddr) -> Result<TcpStream> {
+    let net = File::open(namespace).with_context(|| format!("open {namespace}"))?;
+    let connect = || {
+        setns(net, CloneFlags::CLONE_NEWNET).context("enter the network namespace")?;
+        TcpStream::connect_timeout(&to, CONNECT).with_context(|| format!("connect to {to}"))
+    };
+    // On a thread of its own, which ends in that namespace.
+    thread::scope(|scope| scope.spawn(connect).join().unwrap_or_else(|_| bail!("the thread panicked")))
 }

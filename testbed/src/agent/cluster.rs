@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::objects::{Object, node};
 use crate::apiserver::{ApiServer, Container, Options};
 use crate::lab::{Family, Lab, SERVICE_CIDR};
-use crate::pod::connect_in;
+use crate::netns::connect_in;
 
 /// An API server in the lab's fabric, at the address by which the nodes know it; its certificate is for `sans` too. Starts with
 /// the lab's nodes.

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use caps::{CapSet, CapsHashSet};
@@ -16,9 +15,7 @@ use nix::sys::prctl::set_no_new_privs;
 use nix::unistd::{Pid, chdir, chroot, fchdir};
 
 use crate::apiserver::Container;
-
-/// The longest wait for a server in a container.
-const CONNECT: Duration = Duration::from_secs(5);
+use crate::netns::connect_in;
 
 /// A container as its kubelet knows it.
 #[derive(Clone, Debug)]
@@ -79,15 +76,4 @@ impl Inside {
         process.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         process.spawn().with_context(|| format!("start {program} in the container"))
     }
-}
-
-/// Connects from the network namespace at a path.
-pub(crate) fn connect_in(namespace: &str, to: SocketAddr) -> Result<TcpStream> {
-    let net = File::open(namespace).with_context(|| format!("open {namespace}"))?;
-    let connect = || {
-        setns(net, CloneFlags::CLONE_NEWNET).context("enter the network namespace")?;
-        TcpStream::connect_timeout(&to, CONNECT).with_context(|| format!("connect to {to}"))
-    };
-    // On a thread of its own, which ends in that namespace.
-    thread::scope(|scope| scope.spawn(connect).join().unwrap_or_else(|_| bail!("the thread panicked")))
 }

@@ -28,7 +28,6 @@ use nix::unistd::{Pid, chdir, chroot};
 use serde_json::Value;
 
 pub use self::exec::Inside;
-pub(crate) use self::exec::connect_in;
 pub use self::kubelet::Kubelets;
 use self::seccomp::apply_default_profile;
 use self::security::{capabilities, user};
