@@ -29,6 +29,8 @@ const TIME_WAIT: &str = "10";
 
 /// The time that a proxy may take for the most Services.
 const LONG: Duration = Duration::from_secs(180);
+/// The time that iptables (nft) may take to write the rules of 10,000 Services once more.
+const LONGER: Duration = Duration::from_secs(600);
 /// Names the kpx of [`Variant::KpxB`].
 const OTHER: &str = "KPX_BIN_B";
 /// For so many Services kpx's tables are large enough without a flag.
@@ -53,7 +55,7 @@ pub struct Fixture<'a> {
 pub(super) enum By<'a> {
     Nobody,
     Rules,
-    KubeProxy { _process: KubeProxy<'a> },
+    KubeProxy(KubeProxy<'a>),
     Kpx(Box<Agent<'a>>),
     Limit(Box<Limit>),
 }
@@ -80,7 +82,7 @@ impl<'a> Fixture<'a> {
             Variant::KubeProxyIptables | Variant::KubeProxyNftables => {
                 let program = kube_proxy.context("which kube-proxy?")?;
                 let mode = if variant == Variant::KubeProxyIptables { "iptables" } else { "nftables" };
-                By::KubeProxy { _process: KubeProxy::start(lab, program, mode, &rules)? }
+                By::KubeProxy(KubeProxy::start(lab, program, mode, &rules)?)
             }
             Variant::Kpx | Variant::KpxB | Variant::KpxOff | Variant::KpxSocketAll | Variant::Beside => {
                 let more = cgroup.as_ref().map(|cgroup| ("--cgroup-root", cgroup.path().display().to_string()));
@@ -91,10 +93,11 @@ impl<'a> Fixture<'a> {
             Variant::Limit => By::Limit(Box::new(Limit::start(lab)?)),
         };
         let fixture = Self { variant, lab, by, cgroup };
-        if matches!(fixture.by, By::KubeProxy { .. }) {
+        if let By::KubeProxy(process) = &fixture.by {
             // It writes all rules at once.
             let slice = fixture.slice(Path::Local, Duration::ZERO);
             wait_until(LONG, "kube-proxy serves", || Ok(slice.run(Mode::TcpCrr).is_ok()))?;
+            process.rest(LONGER)?;
         }
         Ok(fixture)
     }

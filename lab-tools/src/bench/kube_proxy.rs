@@ -1,14 +1,16 @@
 //! kube-proxy itself, fed by the tests' own API server.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use super::services;
 use crate::kube_rules::Rules;
-use testbed::agent::{Cluster, Object, Source};
+use testbed::agent::{Cluster, Object, Source, wait_until};
 use testbed::lab::{CLUSTER_PODS, Family, Lab};
 use testbed::netns::check;
 
@@ -16,6 +18,10 @@ use testbed::netns::check;
 pub(super) const NFTABLES_SINCE: u32 = 31;
 /// The first minor version that reads EndpointSlices of version v1. Older ones read Endpoints here.
 const SLICES_SINCE: u32 = 22;
+/// The time over which kube-proxy's rest is measured.
+const QUIET: Duration = Duration::from_secs(3);
+/// The ticks that it may take meanwhile, for its timers and watches.
+const FEW: u64 = 10;
 
 /// A kube-proxy on n1, killed with this value; its rules go with the namespace.
 #[derive(Debug)]
@@ -47,6 +53,25 @@ impl<'a> KubeProxy<'a> {
         command.args((!reads_slices).then_some("--feature-gates=EndpointSliceProxying=false"));
         let child = lab.n1.host.ns.spawn(command.stdout(output.try_clone()?).stderr(output))?;
         Ok(Self { child, _lab: lab, _cluster: cluster })
+    }
+
+    /// Waits until it rests. Its rules are written again after the first time, and that takes seconds with many Services.
+    pub(super) fn rest(&self, within: Duration) -> Result<()> {
+        let mut before = self.ticks()?;
+        wait_until(within, "kube-proxy rests", || {
+            thread::sleep(QUIET);
+            let now = self.ticks()?;
+            let spent = now - std::mem::replace(&mut before, now);
+            Ok(spent <= FEW)
+        })
+    }
+
+    /// Returns the processor time of it and of the tools that it has run, in ticks (see proc(5), stat).
+    fn ticks(&self) -> Result<u64> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).context("kube-proxy has ended")?;
+        let fields = stat.rsplit(')').next().context("a stat without a name")?.split_whitespace();
+        // User and system time, and those of children that were waited for: the 14th to 17th field of all.
+        fields.skip(11).take(4).map(|field| Ok(field.parse::<u64>()?)).sum()
     }
 }
 

@@ -101,7 +101,7 @@ impl Fixture<'_> {
         let agent = match &self.by {
             By::Kpx(agent) => agent,
             By::Limit(limit) => return Ok(vec![(PACKETS.to_owned(), limit.packets()?)]),
-            By::Nobody | By::Rules | By::KubeProxy { .. } => return Ok(Vec::new()),
+            By::Nobody | By::Rules | By::KubeProxy(_) => return Ok(Vec::new()),
         };
         let status = agent.status()?;
         let events = status["events"].as_object().context("a status without events")?;
