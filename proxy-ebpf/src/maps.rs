@@ -198,6 +198,8 @@ pub fn endpoint<A: Net>(service: FrontendKey<A>, at: SockAddr<A>) -> Option<Endp
 /// Returns the slot at a place of a set's Maglev table.
 #[inline(always)]
 pub fn maglev_slot<A: Net>(set: &SetKey<A>, place: usize) -> Option<u32> {
+    // Compared as 64 bits, for a comparison of 32 tells old kernels nothing of the others.
+    let place = again(&place);
     // Not copied: it is 8 KiB.
     A::MAPS.maglev.find(set)?.read(|table| table.slots.get(place).copied()).map(u32::from)
 }

@@ -261,6 +261,7 @@ fn rustflags(linker: &Path, arch: &str) -> String {
         "-Clink-arg=--llvm-args=--max-store-memset=64",
         "-Clink-arg=--llvm-args=--max-store-memmove=64",
         "-Cdebuginfo=2", // BTF is made from it.
+        "-Ctarget-cpu=v3",
         &format!("--cfg=bpf_target_arch=\"{arch}\""),
     ]
     .join("\u{1f}")
