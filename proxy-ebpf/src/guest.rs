@@ -122,6 +122,6 @@ fn is_taken<A: Net>(scratch: &mut Scratch<A>) -> bool {
     }
     let source = Source { addr: packet.src.addr, port_taken: true, generation: maps::generation() };
     let service = FrontendKey::address(A::UNSPECIFIED);
-    *opening = Opening { service, backend: packet.dst, source, flags: Flow::<A>::GUEST, way: Way::STACK };
+    *opening = Opening { service, backend: packet.dst, source, flags: Flow::<A>::GUEST, device: 0, way: Way::STACK };
     true
 }

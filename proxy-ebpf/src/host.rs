@@ -126,8 +126,14 @@ fn choose<A: Net>(
         NextHop::Device(ifindex) => source_addr(packet, node, decision, ifindex),
     };
     let source = Source { addr, port_taken: true, generation };
-    scratch.opening =
-        Opening { service: decision.service, backend: decision.backend_at(), source, flags, way: Way::STACK };
+    scratch.opening = Opening {
+        service: decision.service,
+        backend: decision.backend_at(),
+        source,
+        flags,
+        device: 0,
+        way: Way::STACK,
+    };
     Ok(())
 }
 

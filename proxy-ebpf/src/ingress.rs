@@ -20,13 +20,18 @@ use crate::{Action, flow, guest, host, maps, monitor};
 #[inline(always)]
 pub fn run<A: Forward>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<Action, Reason> {
     let is_known = look_up::<A>(skb, link, memory.lend())?;
-    if redirect::is_on()
+    // In bits: no branch on what is known follows the calls below.
+    if !is_first_of_connection(skb, is_known)
+        && redirect::is_on()
         && let Some(delivered) = redirect::run::<A>(skb, is_known, memory.lend())
     {
         return delivered;
     }
     if !is_known {
-        open::<A>(skb, memory.lend())?;
+        let opened = open::<A>(skb, memory.lend());
+        if let Err(reason) = opened {
+            return if opens_connection(skb) { pass_on::<A>(skb, reason, memory) } else { Err(reason) };
+        }
         if redirect::opens_flows()
             && let Some(delivered) = redirect::first::<A>(skb, memory.lend())
         {
@@ -50,6 +55,31 @@ pub fn run<A: Forward>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result
         }
         Some(EntryKind::Undnat | EntryKind::Snat) | None => host::give_back(skb, packet, flow),
     }
+}
+
+/// Returns true if the packet opens a connection that no flow knows.
+#[inline(always)]
+fn is_first_of_connection(skb: Skb, is_known: bool) -> bool {
+    opens_connection(skb) & !is_known
+}
+
+/// Returns true if the packet opens a connection. One that dials a Service is no answer of a backend, and its sender is judged where its frontend
+/// is found.
+#[inline(always)]
+fn opens_connection(skb: Skb) -> bool {
+    skb.found().told.opens_connection()
+}
+
+/// Looks after a connection's opener that has opened no flow here, for this reason: a backend may send it where its answers go.
+#[inline(always)]
+fn pass_on<A: Forward>(skb: Skb, reason: Reason, memory: Memory) -> Result<Action, Reason> {
+    if matches!(reason, Reason::NotOurs | Reason::Draining)
+        && redirect::is_on()
+        && let Some(delivered) = redirect::run::<A>(skb, false, memory)
+    {
+        return delivered;
+    }
+    Err(reason)
 }
 
 /// Returns true if the frame is for a macvlan above this device, whose hook meets it next, or for another machine. A bridge's
@@ -141,7 +171,7 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, decision: DecisionMemory) 
     let mut flags = if decision.has(Decision::<A>::COUNTED) { Flow::<A>::COUNTED } else { 0 };
     flags |= remote;
     scratch.opening =
-        Opening { service: decision.service, backend: decision.backend_at(), source, flags, way: Way::STACK };
+        Opening { service: decision.service, backend: decision.backend_at(), source, flags, device, way: Way::STACK };
     Ok(())
 }
 
@@ -182,7 +212,7 @@ fn open_direct<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason>
     let source = Source { addr: packet.src.addr, port_taken: true, generation: maps::generation() };
     let service = FrontendKey::address(A::UNSPECIFIED);
     let flags = if from_pod { 0 } else { Flow::<A>::REMOTE };
-    scratch.opening = Opening { service, backend: packet.dst, source, flags, way: Way::STACK };
+    scratch.opening = Opening { service, backend: packet.dst, source, flags, device: 0, way: Way::STACK };
     Ok(())
 }
 

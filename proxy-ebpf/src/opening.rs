@@ -12,6 +12,8 @@ pub struct Opening<A: Addr> {
     pub source: Source<A>,
     /// The flags of the flow: see [`Flow`].
     pub flags: u8,
+    /// The flags of the device that the client's packet came in by, or 0.
+    pub device: u32,
     /// The way past the stack, if the flow takes one from its first packet on.
     pub way: Way,
 }

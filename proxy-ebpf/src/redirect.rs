@@ -104,17 +104,28 @@ fn is_like_opener<A: Net>(packet: &Packet<A>) -> bool {
     packet.proto != Proto::TCP || told.opens_connection() || told.answers_opener()
 }
 
-/// Returns true if a packet between these addresses belongs to a flow that was opened past the stack, and goes on past it, whichever way
-/// it takes.
+/// Returns true if a packet of this flow belongs to one that was opened past the stack, and goes on past it, whichever way it takes.
 #[inline(always)]
-fn is_whole<A: Forward>(skb: Skb, packet: &Packet<A>, rx: Seen, src: &A, dst: &A) -> bool {
-    if !rx.has(Seen::WHOLE) {
+fn is_whole<A: Forward>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> bool {
+    if !flow.rx.has(Seen::WHOLE) {
         return false;
+    }
+    // Device and networks were asked when the flow was opened, in this term.
+    if is_first_answer(skb, flow) {
+        return opens_flows();
     }
     // Rules are judged for packets that come by such devices alone.
     opener::is_bare(skb.ifindex(), 0)
         && (!is_like_opener(packet)
-            || opens_flows() && maps::node().is_some_and(|node| opener::is_between(node, src, dst)))
+            || opens_flows()
+                && maps::node().is_some_and(|node| opener::is_between(node, &flow.client.addr, &flow.backend.addr)))
+}
+
+/// Returns true if a packet from the backend is the first one of a whole flow that was opened in this term, and comes in where it was expected
+/// then: the reply's entry is as it was made.
+#[inline(never)]
+fn is_first_answer<A: Forward>(skb: Skb, flow: &Flow<A>) -> bool {
+    flow.kind == Kind::UNDNAT && !flow.rx.has(Seen::PACKET) && flow.judged().holds(skb.ifindex(), term())
 }
 
 /// Returns true if a packet of a whole flow may take the way that was found; `is_far` if the flow was opened to another node. The routes of
@@ -183,21 +194,21 @@ pub fn deliver<A: Forward>(skb: Skb, known: Known, memory: Memory) -> Delivery {
     {
         note_direct(flow, packet.proto, false);
     }
-    if known == Known::NOTHING && tolerated::is_blind(skb, packet) {
-        return Delivery::FORGED;
-    }
-    if !is_plain::<A>(skb) {
+    if known != Known::NOTHING && !is_plain::<A>(skb) {
         return Delivery::LEFT;
     }
     let plan = match scratch.flow.kind.known() {
-        _ if known == Known::NOTHING => back(skb, scratch, false),
+        _ if known == Known::NOTHING => unknown(skb, scratch),
         Some(EntryKind::Dnat) if known == Known::OPENED => opener::first(scratch),
         Some(EntryKind::Dnat) => there(skb, scratch),
-        Some(EntryKind::Unsnat) => back(skb, scratch, true),
+        Some(EntryKind::Unsnat) => back_to_node(skb, scratch),
         Some(EntryKind::Snat | EntryKind::Undnat) | None => Plan::Stack,
     };
     if plan == Plan::Stack {
         return Delivery::LEFT;
+    }
+    if plan == Plan::Forged {
+        return Delivery::FORGED;
     }
     scratch.becomes.plan = plan as u32;
     Delivery::of(carry_out(skb, scratch))
@@ -242,7 +253,7 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     let Scratch { packet, flow, route, becomes, .. } = scratch;
     // Conntrack forgets a connection within a minute if it sees no more of it than the two SYNs. So the packet that completes
     // the handshake takes the stack.
-    let is_whole = is_whole(skb, packet, flow.rx, &flow.client.addr, &flow.backend.addr);
+    let is_whole = is_whole(skb, packet, flow);
     let is_open = flow.rx.has(Seen::DIRECT) && flow.state() == State::Established;
     let is_free = is_whole || is_open && is_on_for_all();
     let is_tolerated = !is_free && is_open && tolerated::goes_there(skb, packet.proto, flow);
@@ -311,12 +322,31 @@ fn note_direct<A: Net>(flow: &Flow<A>, proto: Proto, is_direct: bool) {
     }
 }
 
-/// A packet from the backend; `is_unsnat` if the ingress hook knows it as one that the backend has sent to the node.
+/// A packet that no flow begins with: it may come from a backend.
+#[inline(always)]
+fn unknown<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
+    let Scratch { packet, other, .. } = scratch;
+    let Some(entry) = maps::flow(&packet.flow_key(Hook::EGRESS), other) else {
+        return if tolerated::is_blind(skb, packet, false) { Plan::Forged } else { Plan::Stack };
+    };
+    if tolerated::is_blind(skb, packet, tolerated::is_liberal(other)) {
+        return Plan::Forged;
+    }
+    if is_plain::<A>(skb) { back(skb, scratch, &entry, false) } else { Plan::Stack }
+}
+
+/// A packet that the ingress hook knows as one that the backend has sent to the node.
+#[inline(always)]
+fn back_to_node<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
+    let Scratch { packet, flow, other, .. } = scratch;
+    let Some(entry) = maps::flow(&flow.undnat_key(packet.proto), other) else { return Plan::Stack };
+    back(skb, scratch, &entry, true)
+}
+
+/// A packet from the backend, whose reply's entry is in `scratch.other`; `is_unsnat` if it goes to the node.
 #[inline(never)]
-fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan {
-    let Scratch { packet, flow, other, route, becomes, .. } = scratch;
-    let key = if is_unsnat { flow.undnat_key(packet.proto) } else { packet.flow_key(Hook::EGRESS) };
-    let Some(entry) = maps::flow(&key, other) else { return Plan::Stack };
+fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, entry: &Entry<A>, is_unsnat: bool) -> Plan {
+    let Scratch { packet, other, route, becomes, .. } = scratch;
     if other.kind != Kind::UNDNAT || other.has(Flow::<A>::HOST) || other.is_snat() != is_unsnat {
         return Plan::Stack;
     }
@@ -327,12 +357,12 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan
         entry.set_rx(entry.read(|flow| flow.rx).with(Seen::DIRECT));
     }
     // The first answer has to pass all that the stack has to say to it.
-    let is_whole = is_whole(skb, packet, other.rx, &other.client.addr, &packet.src.addr);
+    let is_whole = is_whole(skb, packet, other);
     let is_open = other.tx.has(Seen::DIRECT) && other.rx.has(Seen::PACKET) && !other.rx.has(END);
     let is_free = is_whole || is_open && is_on_for_all();
     let is_tolerated = !is_free && is_open && tolerated::goes_back(skb, packet.proto, other);
     if !is_free && !is_tolerated || is_for_stack(packet, other, is_whole) {
-        unjudge(&entry, other);
+        unjudge(entry, other);
         return Plan::Stack;
     }
     let term = term();
@@ -341,17 +371,17 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan
     let is_sent_here = is_judged || !is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr);
     let is_found = is_sent_here && find(skb, packet.proto, route, &packet.src.addr, &other.client.addr);
     if !(is_found && may_leave(packet, route, other.is_far())) {
-        unjudge(&entry, other);
+        unjudge(entry, other);
         return Plan::Stack;
     }
     let judged = Judged::new(skb.ifindex(), route.keep(&other.client.addr), term);
     let judged = if may_be_quick(packet, other, route) { judged } else { Judged::NONE };
-    if other.judged() != judged && entry.is_at(&key) {
+    if other.judged() != judged && entry.is_at(&other.undnat_key(packet.proto)) {
         entry.set_judged(judged);
     }
     becomes.is_far = other.is_far().into();
     if route.to_peer {
-        flow::back(&entry, other, packet);
+        flow::back(entry, other, packet);
         (becomes.src, becomes.dst) = (other.frontend, other.client);
         Plan::BackToPod
     } else if is_unsnat {

@@ -79,6 +79,9 @@ impl FibResult {
     /// Takes a way that an earlier packet has kept. Returns false if there is none for a packet of this length.
     #[inline(always)]
     fn recall<A: Net>(&mut self, len: u16, pod: &A) -> bool {
+        if self.exit == 0 {
+            return false;
+        }
         let Some(exit) = maps::exit(self.exit, pod).filter(|exit| u32::from(len) <= exit.mtu) else { return false };
         self.fib.ifindex = exit.ifindex;
         // SAFETY: equal in size, and any bits are a number.

@@ -23,7 +23,7 @@ pub fn find_way<A: Forward>(skb: Skb, memory: Memory) {
     let is_plain_flow = !source.port_taken && source.addr == packet.src.addr;
     let is_plain_packet = is_plain::<A>(skb) && !packet.is_fragment() && packet.proto != Proto::SCTP;
     // Its sender has been judged: see `ingress::choose`. Of a client outside the stack may know more.
-    if !is_plain_flow || !is_plain_packet || !is_bare(skb.ifindex(), Device::POD) {
+    if !is_plain_flow || !is_plain_packet || !is_bare_by(opening.device, Device::POD) {
         return;
     }
     if !is_between(node, &packet.src.addr, &opening.backend.addr) {
@@ -46,8 +46,14 @@ pub fn find_way<A: Forward>(skb: Skb, memory: Memory) {
 /// Returns true if only our programs meet the packets of a device; `kind` is [`Device::POD`] if it has to be a pod's.
 #[inline(always)]
 pub fn is_bare(ifindex: u32, kind: u32) -> bool {
+    is_bare_by(maps::place_of(ifindex).0, kind)
+}
+
+/// Returns the same by the flags of the device.
+#[inline(always)]
+fn is_bare_by(flags: u32, kind: u32) -> bool {
     let is = Device::BARE | kind;
-    maps::place_of(ifindex).0 & is == is
+    flags & is == is
 }
 
 /// Returns true if whole flows between these addresses may be opened.

@@ -102,21 +102,22 @@ pub fn goes_back<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
 }
 
 /// Returns true if a packet that no flow begins with could end a connection in conntrack's eyes, and comes from where its sender is not.
-/// Conntrack joins fragments, so those count as well.
+/// Conntrack joins fragments, so those count as well. `is_of_liberal`: it looks like one of a backend, in a flow with which conntrack may be
+/// liberal.
 #[inline(never)]
-pub fn is_blind<A: Forward>(skb: Skb, packet: &Packet<A>) -> bool {
+pub fn is_blind<A: Forward>(skb: Skb, packet: &Packet<A>, is_of_liberal: bool) -> bool {
     let told = packet.told();
     let is_end = told.seen().has(END) || told.opens_connection() || told.answers_opener() || packet.is_fragment();
     if packet.proto != Proto::TCP || !is_end {
         return false;
     }
-    let of_backend = packet.flow_key(Hook::EGRESS);
     let of_client = FlowKey::new(Hook::EGRESS, packet.proto, packet.dst, packet.src);
-    (is_liberal(&of_backend) || is_liberal(&of_client)) && is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr)
+    let is_of_client = || maps::live_flow(&of_client).is_some_and(|entry| entry.read(is_liberal));
+    (is_of_liberal || is_of_client()) && is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr)
 }
 
-/// Returns true if there is such a reply's entry, of a flow with which conntrack may be liberal.
+/// Returns true for the reply's entry of a flow with which conntrack may be liberal.
 #[inline(always)]
-fn is_liberal<A: Forward>(key: &FlowKey<A>) -> bool {
-    maps::live_flow(key).is_some_and(|entry| entry.read(|flow| flow.kind == Kind::UNDNAT && flow.tx.has(Seen::LIBERAL)))
+pub fn is_liberal<A: Forward>(flow: &Flow<A>) -> bool {
+    flow.kind == Kind::UNDNAT && flow.tx.has(Seen::LIBERAL)
 }
