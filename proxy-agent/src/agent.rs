@@ -268,7 +268,7 @@ impl Agent {
         if has_pods {
             self.on_pods();
         }
-        if !has_others {
+        if !has_others && !self.desired.is_dirty() {
             return Ok(());
         }
         self.reports.know(&self.desired);

@@ -131,7 +131,7 @@ impl Configuration {
         Ok(Settings {
             node_name: self.node_name()?,
             mode: kpx.mode,
-            source: self.source(checked.sockets.is_some_and(|sockets| sockets.pods)),
+            source: self.source(kpx.local_redirect || checked.sockets.is_some_and(|sockets| sockets.pods)),
             node: checked.node.clone(),
             model: checked.model.clone(),
             attach: kpx.attach,
@@ -189,6 +189,7 @@ impl Configuration {
                 master: given(&self.kpx.master),
                 rate: kubernetes::Rate::new(connection.qps, connection.burst),
                 pods,
+                redirects: self.kpx.local_redirect,
                 headless: self.checked.names.is_some(),
             }),
         }

@@ -174,6 +174,12 @@ impl Service {
     pub const EXTERNAL_LOCAL: u16 = 1 << 2;
     /// LoadBalancer frontends serve only clients in `SOURCE_RANGES`.
     pub const SOURCE_RANGES: u16 = 1 << 3;
+    /// The ClusterIP serves clients on this node from [`Set::LOCAL`], which has pods of a local redirect.
+    pub const REDIRECTED: u16 = 1 << 4;
+    /// With `REDIRECTED`: a pod with the row [`EndpointKey::spared`] is served from [`Set::CLUSTER`].
+    pub const SPARES_PODS: u16 = 1 << 5;
+    /// With `REDIRECTED`: the node itself is served from [`Set::CLUSTER`].
+    pub const SPARES_NODE: u16 = 1 << 6;
 
     pub const fn new(cluster: u16, local: u16, flags: u16) -> Self {
         Self { cluster, local, flags, algorithm: Algorithm::RANDOM, pad: 0, affinity_secs: 0 }
@@ -252,7 +258,8 @@ impl<A: Addr> Backend<A> {
 }
 
 /// Key of `ENDPOINTS`: an endpoint of a service port that serves, be it ready or terminating. There are rows for UDP
-/// ports, whose flows do not stay with a backend that has left, and for those with session affinity.
+/// ports, whose flows do not stay with a backend that has left, and for those with session affinity. A local redirect adds
+/// rows of its own: see [`EndpointKey::spared`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointKey<A: Addr> {
@@ -267,6 +274,13 @@ impl<A: Addr> EndpointKey<A> {
     pub const fn new(service: FrontendKey<A>, at: SockAddr<A>) -> Self {
         let at = SockAddr::new(at.addr, at.port);
         Self { service, at }
+    }
+
+    /// The row of a pod that answers in a local redirect, and is to reach the service's own endpoints: see [`Service::SPARES_PODS`].
+    /// No endpoint listens at port 0.
+    #[inline(always)]
+    pub const fn spared(service: FrontendKey<A>, pod: A) -> Self {
+        Self::new(service, SockAddr::new(pod, Port::ANY))
     }
 }
 

@@ -72,12 +72,13 @@ closed! {
 /// nothing would be gained by refusing them.
 ///
 /// An address makes no client this node's pod: a pod of another node asks that node's endpoints (KEP-2086's e2e tests).
+/// So a stranger on an uplink never reaches the pods of a local redirect.
 #[inline(always)]
 pub const fn set(kind: FrontendKind, service: &Service, origin: Origin) -> Set {
     let local = if kind.is_external() {
         service.has(Service::EXTERNAL_LOCAL) && origin.is_remote()
     } else {
-        service.has(Service::INTERNAL_LOCAL)
+        service.has(Service::INTERNAL_LOCAL) || service.has(Service::REDIRECTED) && !origin.is_remote()
     };
     if local { Set::LOCAL } else { Set::CLUSTER }
 }

@@ -120,9 +120,12 @@ impl ServiceBuilder {
         })
     }
 
-    pub fn algorithm(mut self, name: &str) -> Self {
-        let annotations = self.0.metadata.annotations.get_or_insert_default();
-        annotations.insert("kpx.dev/lb-algorithm".to_owned(), name.to_owned());
+    pub fn algorithm(self, name: &str) -> Self {
+        self.annotation("kpx.dev/lb-algorithm", name)
+    }
+
+    pub fn annotation(mut self, key: &str, value: &str) -> Self {
+        self.0.metadata.annotations.get_or_insert_default().insert(key.to_owned(), value.to_owned());
         self
     }
 

@@ -5,15 +5,19 @@
 
 mod flat;
 mod local_pod;
+mod local_redirect;
 mod service;
 mod shared;
 mod slice;
 
 pub use flat::Flat;
-pub use local_pod::LocalPod;
 pub(crate) use local_pod::SOCKET_LB;
-pub(crate) use service::ALGORITHM;
-pub use service::{Ingress, Service, ServicePort};
+pub use local_pod::{ContainerPort, LocalPod};
+pub use local_redirect::{
+    AddressMatcher, LocalRedirect, LocalRedirectSpec, PortInfo, RedirectBackend, RedirectFrontend, ServiceMatcher,
+};
+pub(crate) use service::{ALGORITHM, LOCAL_REDIRECT};
+pub use service::{Ingress, Service, ServicePort, TargetPort};
 pub use shared::Shared;
 pub use slice::{Address, Endpoint, EndpointPort, EndpointSlice, Hints, Pod};
 

@@ -51,6 +51,8 @@ pub struct Desired {
     unreadable: Ledger<ObjectName>,
     /// The unreadable part of the ServiceCIDRs, which are too few to tell apart.
     unreadable_cidrs: Ledger<()>,
+    /// The part of the LocalRedirects that has no effect; they are few.
+    bad_redirects: Ledger<()>,
     /// The entries added to a ledger since the last sync.
     news: Vec<Skipped>,
     pending: Pending,
@@ -145,7 +147,7 @@ impl Desired {
     }
 
     pub fn with_options(node_name: impl Into<String>, options: ModelOptions) -> Self {
-        let store = Store::new(node_name);
+        let store = Store::new(node_name).with_redirects(options.has_redirects);
         Self {
             node: NodeModel::of(&store, &options),
             v4: Family::default(),
@@ -160,6 +162,7 @@ impl Desired {
             passes: 0,
             unreadable: Ledger::default(),
             unreadable_cidrs: Ledger::default(),
+            bad_redirects: Ledger::default(),
             news: Vec::new(),
             pending: Pending::default(),
             revision: 0,
@@ -181,6 +184,15 @@ impl Desired {
                 if of_other_proxies {
                     self.rebuild_node();
                 }
+                if self.store.redirects().next().is_some() {
+                    self.judge_redirects();
+                }
+            }
+            Dirty::Redirects { services, of_objects } => {
+                self.dirty.extend(services);
+                if of_objects {
+                    self.judge_redirects();
+                }
             }
             Dirty::Endpoints { services, slices, triggers } => {
                 self.pending.slices += slices;
@@ -198,6 +210,11 @@ impl Desired {
                 self.rebuild_node();
             }
         }
+    }
+
+    fn judge_redirects(&mut self) {
+        let skipped = model::skipped_redirects(&self.store);
+        self.bad_redirects.replace((), skipped, &mut self.news);
     }
 
     /// Updates the model of the node, which every Service may depend on.
@@ -367,7 +384,7 @@ impl Desired {
 
     /// Returns all skipped objects since the last sync.
     pub fn skipped(&self) -> impl Iterator<Item = &Skipped> {
-        let unreadable = self.unreadable.iter().chain(self.unreadable_cidrs.iter());
+        let unreadable = self.unreadable.iter().chain(self.unreadable_cidrs.iter()).chain(self.bad_redirects.iter());
         unreadable.chain(self.v4.conflicts()).chain(self.v6.conflicts())
     }
 

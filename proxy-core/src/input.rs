@@ -10,7 +10,7 @@ use k8s_openapi::api::discovery::v1 as discovery;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::compact::{EndpointSlice, LocalPod, Service, Shared};
+use crate::compact::{EndpointSlice, LocalPod, LocalRedirect, Service, Shared};
 use crate::ip_family::IpFamily;
 
 /// A single event of an object that kpx watches.
@@ -25,6 +25,8 @@ pub enum Input {
     ServiceCidr(Update<ServiceCIDR>),
     /// An update of this node's Pods only. A source need not deliver any.
     Pod(Update<LocalPod>),
+    /// An update of the LocalRedirects. A source need not deliver any.
+    LocalRedirect(Update<LocalRedirect>),
     /// The addresses at which the source reaches the API server, all of them.
     ApiServer(BTreeSet<SocketAddr>),
 }

@@ -6,6 +6,7 @@
 pub mod compact;
 pub mod input;
 pub mod ip_family;
+pub mod selector;
 pub mod store;
 
 // Their meaning on this node.

@@ -25,6 +25,7 @@ mod node;
 mod policy;
 mod port;
 mod read;
+mod redirect;
 
 pub use endpoints::{Endpoint, Slice, join};
 use endpoints::{Joined, NodePortFallback, WithinReach};
@@ -42,6 +43,8 @@ pub use port::ServicePort;
 pub use read::{Cause, ObjectRef, Skipped};
 use read::{Reader, addr, port_number, protocol};
 pub use read::{cidr, ip};
+pub use redirect::Redirect;
+pub(crate) use redirect::{named_service, skipped_redirects};
 
 /// The frontends and ports of one Service, in each family in which it has a ClusterIP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,6 +75,8 @@ pub struct FamilyModel<A: Addr> {
     pub unreachable: Vec<Unreachable>,
     /// The pods that take the connections of a port through the tunnel, where that is their only way.
     pub tunnelled: BTreeMap<FrontendKey<A>, Vec<TunnelledPod>>,
+    /// The pods of this node that answer for a port in a local redirect, in the order of its set `local`.
+    pub redirected: BTreeMap<FrontendKey<A>, Vec<ObjectName>>,
 }
 
 /// A frontend that a Service claims.
@@ -103,6 +108,7 @@ struct Parts<'a> {
     service: &'a compact::Service,
     policy: Policy,
     slices: Vec<&'a EndpointSlice>,
+    redirect: Option<Redirect<'a>>,
     node: &'a NodeModel,
 }
 
@@ -111,17 +117,16 @@ impl ServiceModel {
         name: &ObjectName,
         service: &compact::Service,
         slices: impl Iterator<Item = &'a EndpointSlice>,
+        redirect: Option<Redirect<'a>>,
         node: &NodeModel,
     ) -> (Self, Vec<Skipped>) {
         let mut skipped = Vec::new();
-        if !is_proxied(service) {
-            return (Self::default(), skipped);
-        }
         let parts = Parts {
             claim: Claim::new(name, service),
             service,
             policy: Policy::new(&mut Reader::new("Service", name, &mut skipped), service, node),
             slices: slices.filter(|slice| !slice.is_headless).collect(),
+            redirect,
             node,
         };
         let v4 = FamilyModel::new(&parts, &mut skipped);
@@ -140,10 +145,15 @@ impl ServiceModel {
 
     /// Models a Service as the store has it now. The model is empty if the store has no such Service.
     pub fn of(store: &Store, name: &ObjectName, node: &NodeModel) -> (Self, Vec<Skipped>) {
-        match store.service(name) {
-            Some(service) => Self::new(name, service, store.slices_of(name).map(Arc::as_ref), node),
-            None => Default::default(),
-        }
+        let Some(service) = store.service(name).filter(|service| is_proxied(service)) else {
+            return Default::default();
+        };
+        let mut of_redirect = Vec::new();
+        let redirect = Redirect::of(store, name, service, node, &mut of_redirect);
+        let slices = store.slices_of(name).map(Arc::as_ref);
+        let (model, mut skipped) = Self::new(name, service, slices, redirect, node);
+        skipped.extend(of_redirect);
+        (model, skipped)
     }
 }
 
@@ -181,6 +191,7 @@ impl<A: Addr> FamilyModel<A> {
         let mut frontends = ClaimedFrontends::at(cluster_ip);
         let (mut ports, mut used, mut without_room) = (BTreeMap::new(), Rows::default(), BTreeSet::new());
         let (mut local_ready, mut unreachable, mut tunnelled) = (BTreeSet::new(), Vec::new(), BTreeMap::new());
+        let (mut redirected_ports, mut of_redirect) = (BTreeMap::new(), Vec::new());
         for (index, port) in parts.service.ports.iter().enumerate() {
             let Some((number, proto)) = read_port(&mut reader, index, port) else { continue };
             let key = FrontendKey::new(cluster_ip, number, proto);
@@ -207,10 +218,15 @@ impl<A: Addr> FamilyModel<A> {
             tunnelled.extend((!pods.is_empty()).then_some((key, pods)));
             local_ready.extend(endpoints.local_ready());
             let port_policy = parts.policy.port_policy(proto, is_external, !source_ranges.is_empty());
-            let port = ServicePort::new(&mut reader, index, port_policy, &endpoints);
+            let redirected = parts.redirect.as_ref().filter(|_| has_room);
+            let redirected =
+                redirected.and_then(|to| to.port(port, (number, proto), &parts.node.guard, &mut of_redirect));
+            let port = ServicePort::new(&mut reader, index, port_policy, &endpoints, redirected.as_ref());
             add(&mut used, &port.rows());
             ports.insert(key, port);
+            redirected_ports.extend(redirected.map(|redirected| (key, redirected.pods)));
         }
+        skipped.extend(of_redirect);
         let (frontends, ports) = (frontends.0.into(), ports.into());
         let (claim, local_ready) = (parts.claim.clone(), local_ready.len());
         let is_kept_by_host = keeper.is_some();
@@ -224,6 +240,7 @@ impl<A: Addr> FamilyModel<A> {
             local_ready,
             unreachable,
             tunnelled,
+            redirected: redirected_ports,
         })
     }
 

@@ -76,6 +76,7 @@ pub(crate) fn object(input: &Input) -> (&'static str, ObjectName) {
         Input::Node(update) => ("Node", name(update)),
         Input::ServiceCidr(update) => ("ServiceCIDR", name(update)),
         Input::Pod(update) => ("Pod", name(update)),
+        Input::LocalRedirect(update) => ("LocalRedirect", name(update)),
         Input::ApiServer(_) => ("the API server", ObjectName::default()),
     }
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 
-use crate::compact::{Compact, EndpointSlice, LocalPod, Service};
+use crate::compact::{Compact, EndpointSlice, LocalPod, LocalRedirect, Service};
 use crate::input::{Input, ObjectName, Trigger, Update};
 use crate::ip_family::IpFamily;
-use crate::model::ObjectRef;
+use crate::model::{ObjectRef, named_service};
 
 /// The objects as last seen, and the name of the node that uses them.
 #[derive(Clone, Debug)]
@@ -22,8 +22,13 @@ pub struct Store {
     slices_of: BTreeMap<ObjectName, Vec<ObjectName>>,
     nodes: Kind<Node>,
     service_cidrs: Kind<ServiceCIDR>,
-    /// No Service depends on them.
+    /// Only Services with a local redirect depend on them.
     pods: Kind<LocalPod>,
+    redirects: Kind<LocalRedirect>,
+    /// The Services that have the annotation for a local redirect.
+    redirected: BTreeSet<ObjectName>,
+    /// Set if Services may depend on Pods and LocalRedirects.
+    has_redirects: bool,
     api_server: BTreeSet<SocketAddr>,
 }
 
@@ -43,6 +48,11 @@ pub enum Dirty {
         slices: usize,
         triggers: Vec<Trigger>,
     },
+    /// The Services whose local redirect may have changed, and which need not exist.
+    Redirects {
+        services: BTreeSet<ObjectName>,
+        of_objects: bool,
+    },
     Nothing,
     /// The state of this node or the API server's addresses, on which every Service may depend.
     Node,
@@ -59,15 +69,29 @@ impl Store {
             nodes: Kind::default(),
             service_cidrs: Kind::default(),
             pods: Kind::default(),
+            redirects: Kind::default(),
+            redirected: BTreeSet::new(),
+            has_redirects: false,
             api_server: BTreeSet::new(),
         }
+    }
+
+    /// Has the store wait for Pods and LocalRedirects as for the other kinds.
+    pub fn with_redirects(self, has_redirects: bool) -> Self {
+        Self { has_redirects, ..self }
     }
 
     pub fn apply(&mut self, input: Input) -> Dirty {
         match input {
             Input::Service(update) => {
                 let (mut services, mut of_other_proxies) = (BTreeSet::new(), false);
+                let redirected = &mut self.redirected;
                 self.services.apply(update, |name, old, new| {
+                    if new.is_some_and(|service| service.local_redirect.is_some()) {
+                        redirected.insert(name.clone());
+                    } else {
+                        redirected.remove(name);
+                    }
                     of_other_proxies |= [old, new].into_iter().flatten().any(|service| service.is_of_other_proxy);
                     services.insert(name.clone());
                 });
@@ -88,8 +112,19 @@ impl Store {
                 Dirty::ServiceCidrs
             }
             Input::Pod(update) => {
-                self.pods.apply(update, |_, _, _| {});
-                Dirty::Nothing
+                let mut namespaces = BTreeSet::new();
+                self.pods.apply(update, |name, _, _| namespaces.extend([name.namespace.clone()]));
+                let of_objects = self.redirects.objects.values().filter_map(|object| named_service(object));
+                let services = self.redirected.iter().cloned().chain(of_objects);
+                let services = services.filter(|service| namespaces.contains(&service.namespace)).collect();
+                if self.has_redirects { Dirty::Redirects { services, of_objects: false } } else { Dirty::Nothing }
+            }
+            Input::LocalRedirect(update) => {
+                let mut services = BTreeSet::new();
+                self.redirects.apply(update, |_, old, new| {
+                    services.extend([old, new].into_iter().flatten().filter_map(named_service));
+                });
+                Dirty::Redirects { services, of_objects: true }
             }
         }
     }
@@ -124,7 +159,8 @@ impl Store {
 
     /// Returns true if every kind that Services depend on has been listed. Before that, absent does not mean deleted.
     pub fn is_complete(&self) -> bool {
-        self.services.listed && self.slices.listed && self.nodes.listed && self.service_cidrs.listed
+        let has_redirects = !self.has_redirects || self.pods.listed && self.redirects.listed;
+        self.services.listed && self.slices.listed && self.nodes.listed && self.service_cidrs.listed && has_redirects
     }
 
     pub fn node_name(&self) -> &str {
@@ -190,6 +226,7 @@ impl Store {
             "EndpointSlice" => self.slices.uid(&object.name),
             "ServiceCIDR" => self.service_cidrs.uid(&object.name),
             "Pod" => self.pods.uid(&object.name),
+            "LocalRedirect" => self.redirects.uid(&object.name),
             _ => None,
         };
         uid.filter(|uid| !uid.is_empty())
@@ -198,6 +235,20 @@ impl Store {
     /// Returns the Pods of this node, or None before their first list.
     pub fn pods(&self) -> Option<impl Iterator<Item = &LocalPod>> {
         self.pods.listed.then(|| self.pods.objects.values().map(Arc::as_ref))
+    }
+
+    /// Returns the Pods of this node in a namespace, by name.
+    pub fn pods_in(&self, namespace: &str) -> impl Iterator<Item = &LocalPod> {
+        self.pods.of(namespace).map(Arc::as_ref)
+    }
+
+    /// Returns the LocalRedirects of a namespace, by name.
+    pub fn redirects_in(&self, namespace: &str) -> impl Iterator<Item = &LocalRedirect> {
+        self.redirects.of(namespace).map(Arc::as_ref)
+    }
+
+    pub fn redirects(&self) -> impl Iterator<Item = &LocalRedirect> {
+        self.redirects.objects.values().map(Arc::as_ref)
     }
 
     /// Returns true if the API server refuses to tell the Pods.
@@ -304,64 +355,4 @@ impl Store {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::builders::{names, service, slice};
-
-    fn dirty(store: &mut Store, input: impl Into<Input>) -> Vec<String> {
-        let (Dirty::Services { services: dirty, .. } | Dirty::Endpoints { services: dirty, .. }) =
-            store.apply(input.into())
-        else {
-            panic!("not of Services")
-        };
-        dirty.iter().map(ObjectName::to_string).collect()
-    }
-
-    #[test]
-    fn an_input_dirties_the_changed_services() {
-        let mut store = Store::new("here");
-        let web = || slice("web-1", "web").port("", "TCP", 80).ready("10.244.0.5");
-        assert_eq!(dirty(&mut store, web()), ["default/web"], "a slice may come before its Service");
-        assert_eq!(dirty(&mut store, service("web")), ["default/web"]);
-        assert_eq!(dirty(&mut store, web()), [""; 0], "seen before");
-        assert_eq!(dirty(&mut store, web().ready("10.244.0.6")), ["default/web"]);
-        let other = slice("web-1", "other").port("", "TCP", 80);
-        assert_eq!(dirty(&mut store, other.clone()), ["default/other", "default/web"], "label changed");
-        assert_eq!(store.slices_of(&ObjectName::new("default", "web")).count(), 0);
-        assert_eq!(dirty(&mut store, other.clone().without_service()), ["default/other"], "label removed");
-        assert_eq!(dirty(&mut store, other.clone().without_service()), [""; 0]);
-        assert_eq!(dirty(&mut store, other.clone()), ["default/other"], "label added");
-        assert_eq!(dirty(&mut store, other.deleted()), ["default/other"]);
-        assert_eq!(dirty(&mut store, other.deleted()), [""; 0], "gone before");
-    }
-
-    #[test]
-    fn a_list_dirties_only_the_differences() {
-        let mut store = Store::new("here");
-        let list = |objects: Vec<_>| Input::Service(Update::All(objects));
-        let web = service("web").cluster_ip("10.96.0.1");
-        assert_eq!(
-            dirty(&mut store, list(vec![web.object(), service("old").object(), service("same").object()])),
-            names(["old", "same", "web"])
-        );
-        let relisted = vec![web.cluster_ip("10.96.0.2").object(), service("same").object(), service("new").object()];
-        assert_eq!(dirty(&mut store, list(relisted)), names(["new", "old", "web"]));
-    }
-
-    #[test]
-    fn a_store_is_complete_once_every_kind_was_listed() {
-        let mut store = Store::new("here");
-        let lists = [
-            Input::Service(Update::All(vec![])),
-            Input::EndpointSlice(Update::All(vec![])),
-            Input::Node(Update::All(vec![])),
-            Input::ServiceCidr(Update::All(vec![])),
-        ];
-        let _ = store.apply(service("web").into());
-        for list in lists {
-            assert!(!store.is_complete());
-            let _ = store.apply(list);
-        }
-        assert!(store.is_complete());
-    }
-}
+mod tests;

@@ -4,7 +4,7 @@ use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Reason, Verdict};
 use proxy_common::device::{Device, Node};
 use proxy_common::flow::Flow;
-use proxy_common::frontend::{Algorithm, FrontendKind, Service};
+use proxy_common::frontend::{Algorithm, FrontendKind, Service, Set};
 use proxy_common::policy::{self, Decision, Origin};
 
 use crate::maps::{DecisionMemory, Scratch};
@@ -110,12 +110,25 @@ pub fn find<A: Net>(
         return Err(Reason::SourceRange);
     }
     decision.set = policy::set(decision.kind, service, decision.origin);
+    if service.has(Service::REDIRECTED) && is_spared(service, dial.client(), decision) {
+        decision.set = Set::CLUSTER;
+    }
     decision.flags |= Decision::<A>::SET;
     if service.count(decision.set) == 0 {
         let elsewhere = service.has(Service::HAS_ENDPOINTS);
         return Err(if elsewhere { Reason::NoLocalEndpoints } else { Reason::NoEndpoints });
     }
     Ok(())
+}
+
+/// Returns true if a client answers in the local redirect of the service, and so must reach what it caches for. Whether a
+/// packet has that pod's address is judged where the pod's packets come in, as for all others.
+#[inline(never)]
+fn is_spared<A: Net>(service: &Service, client: A, decision: &Decision<A>) -> bool {
+    if service.has(Service::SPARES_NODE) && maps::own_addr(&client).is_some() {
+        return true;
+    }
+    service.has(Service::SPARES_PODS) && maps::is_spared(decision.service, client)
 }
 
 /// A packet that has been decided about opens no flow: counts it for the service that it dialled, if it dialled one.

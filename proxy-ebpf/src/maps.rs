@@ -195,6 +195,12 @@ pub fn endpoint<A: Net>(service: FrontendKey<A>, at: SockAddr<A>) -> Option<Endp
     copied(A::MAPS.endpoints, &EndpointKey::new(service, at))
 }
 
+/// Returns true if a local redirect of the service leaves out this pod.
+#[inline(always)]
+pub fn is_spared<A: Net>(service: FrontendKey<A>, pod: A) -> bool {
+    copied(A::MAPS.endpoints, &EndpointKey::spared(service, pod)).is_some()
+}
+
 /// Returns the slot at a place of a set's Maglev table.
 #[inline(always)]
 pub fn maglev_slot<A: Net>(set: &SetKey<A>, place: usize) -> Option<u32> {

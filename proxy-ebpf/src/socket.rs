@@ -208,6 +208,10 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
     if decision.kind == FrontendKind::LOAD_BALANCER && service.has(Service::SOURCE_RANGES) {
         return DialResult::Left;
     }
+    // A pod that is spared is known by its packets' address alone.
+    if service.has(Service::SPARES_PODS) || service.has(Service::SPARES_NODE) {
+        return DialResult::Left;
+    }
     // Packets know a client by its address, and a chosen pod takes both ways in turn. It would have a backend by each.
     if service.affinity_secs > 0 && !client.origin.is_node() && flags() & EVERYWHERE == 0 {
         return DialResult::Left;

@@ -20,7 +20,7 @@ use self::watch::failure::failed_plugin;
 use self::watch::{Watch, WatchExit};
 use crate::events;
 use crate::health::{Health, Problem};
-use proxy_core::compact::{EndpointSlice, LocalPod, Service};
+use proxy_core::compact::{EndpointSlice, LocalPod, LocalRedirect, Service};
 use proxy_core::input::Input;
 
 mod api_server_addrs;
@@ -51,6 +51,8 @@ pub struct Options {
     pub rate: Option<Rate>,
     /// True if the Pods of the node are wanted as well.
     pub pods: bool,
+    /// True if the LocalRedirects are wanted as well.
+    pub redirects: bool,
     /// True if headless Services are wanted as well, for their names.
     pub headless: bool,
 }
@@ -162,6 +164,8 @@ struct Watches {
     service_cidrs: Watch<ServiceCIDR>,
     /// None if no Pods are wanted.
     pods: Option<Watch<LocalPod>>,
+    /// None if no LocalRedirects are wanted.
+    redirects: Option<Watch<LocalRedirect>>,
 }
 
 impl Watches {
@@ -181,7 +185,8 @@ impl Watches {
         // API servers have an index of Pods by their node, in their caches alone.
         let pods_of = |name: &str| Watch::new(Input::Pod).fields(&format!("spec.nodeName={name}")).cached().optional();
         let pods = node_name.filter(|_| options.pods).map(pods_of);
-        Self { services, slices, node, service_cidrs: Watch::new(Input::ServiceCidr).dispensable(), pods }
+        let redirects = options.redirects.then(|| Watch::new(Input::LocalRedirect).cached().optional());
+        Self { services, slices, node, service_cidrs: Watch::new(Input::ServiceCidr).dispensable(), pods, redirects }
     }
 
     /// Runs until one of the watches ends.
@@ -192,12 +197,19 @@ impl Watches {
                 None => pending().await,
             }
         };
+        let redirects = async {
+            match &mut self.redirects {
+                Some(redirects) => redirects.run(clients, inputs, health, outage).await,
+                None => pending().await,
+            }
+        };
         tokio::select! {
             ended = self.services.run(clients, inputs, health, outage) => ended,
             ended = self.slices.run(clients, inputs, health, outage) => ended,
             ended = self.node.run(clients, inputs, health, outage) => ended,
             ended = self.service_cidrs.run(clients, inputs, health, outage) => ended,
             ended = pods => ended,
+            ended = redirects => ended,
         }
     }
 }

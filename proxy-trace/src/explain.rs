@@ -30,6 +30,7 @@ pub(crate) fn outcome<A: Addr>(input: &TraceInput<A>, dialled: SockAddr<A>, run:
     let explanation = match (reason, &set) {
         (Some(reason), _) => explain(reason),
         (None, _) if affinity_hit => "the backend that this client had before (session affinity)",
+        (None, Some(set)) if set.name == REDIRECT => "a pod of this node, by the Service's local redirect",
         (None, Some(set)) if set.backends.len() == 1 => "the only backend",
         (None, Some(set)) => set.algorithm.explain(),
         (None, None) => "sent to a backend",
@@ -139,6 +140,9 @@ fn origin(origin: policy::Origin) -> Origin {
     }
 }
 
+/// The name of the set of pods that answer in a local redirect.
+const REDIRECT: &str = "redirect";
+
 fn set<A: Addr>(input: &TraceInput<A>, decision: &Decision<A>) -> Option<Set> {
     let service = input.tables.services.get(&decision.service)?;
     let slots = (0..service.count(decision.set)).map(|index| SlotKey::new(decision.service, decision.set, index));
@@ -147,7 +151,10 @@ fn set<A: Addr>(input: &TraceInput<A>, decision: &Decision<A>) -> Option<Set> {
         local: backend.is_local(),
     });
     Some(Set {
-        name: set_name(decision.set).to_owned(),
+        name: match service.has(frontend::Service::REDIRECTED) && decision.set == frontend::Set::LOCAL {
+            true => REDIRECT.to_owned(),
+            false => set_name(decision.set).to_owned(),
+        },
         algorithm: match service.algorithm.known() {
             Some(Choice::Random) => Algorithm::Random,
             Some(Choice::Maglev) => Algorithm::Maglev,

@@ -129,6 +129,7 @@ fn port_view(port: &ServicePort) -> PortView {
         backends: Vec::new(),
         counts: PortCounts::default(),
         connect: ConnectView::default(),
+        redirected: false,
     }
 }
 
@@ -171,6 +172,7 @@ impl<A: Addr> FamilyView<'_, A> {
             count(self.counts, key, &mut view.counts);
             *connects += self.counts.connects_of(key);
             let joined = model::join(&slices, &view.name, key.proto);
+            let first = view.backends.len();
             view.backends.extend(joined.listed().map(|(at, endpoint)| {
                 let way = node.host_mode.as_ref().and_then(|_| self.way(key, at, endpoint));
                 BackendView {
@@ -189,7 +191,46 @@ impl<A: Addr> FamilyView<'_, A> {
                     ..self.backend(at, endpoint)
                 }
             }));
+            if let Some(pods) = self.model.redirected.get(key) {
+                view.redirected = true;
+                let backends = port.backends(Set::LOCAL).iter().zip(pods);
+                for (at, pod) in backends.map(|(backend, pod)| (SockAddr::new(backend.addr, backend.port), pod)) {
+                    self.add_redirected((&mut view.backends, first), (key, at), pod, node);
+                }
+            }
         }
+    }
+
+    /// Adds a pod that answers in a local redirect, or marks it among the Service's endpoints.
+    fn add_redirected(
+        &self,
+        (backends, first): (&mut Vec<BackendView>, usize),
+        (key, at): (&FrontendKey<A>, SockAddr<A>),
+        pod: &ObjectName,
+        node: &NodeModel,
+    ) {
+        let address = SocketAddr::new(at.addr.ip(), at.port.get());
+        if let Some(listed) = backends[first..].iter_mut().find(|backend| backend.address == address) {
+            (listed.in_local_set, listed.in_redirect_set) = (false, true);
+            return;
+        }
+        let connect = self.counts.connects.get(key).and_then(|rows| rows.get(&at)).map(Into::into);
+        backends.push(BackendView {
+            address,
+            pod: Some(pod.to_string()),
+            node: Some(node.name.clone()),
+            zone: node.zone.clone(),
+            ready: true,
+            serving: true,
+            terminating: false,
+            local: true,
+            in_cluster_set: false,
+            in_local_set: false,
+            in_redirect_set: true,
+            flows: self.counts.flows.get(key).and_then(|flows| flows.get(&at)).copied().unwrap_or(0),
+            connect: connect.unwrap_or_default(),
+            way: None,
+        });
     }
 
     /// Returns the way of a host in mode host to an endpoint; None if the endpoint takes no connections.
@@ -228,6 +269,7 @@ impl<A: Addr> FamilyView<'_, A> {
             local: endpoint.local,
             in_cluster_set: false,
             in_local_set: false,
+            in_redirect_set: false,
             flows: 0,
             connect: ConnectView::default(),
             way: None,

@@ -51,6 +51,9 @@ pub struct PortView {
     /// The TCP connections, of both families.
     #[serde(default)]
     pub connect: ConnectView,
+    /// True while pods of this node answer for the Service in a local redirect.
+    #[serde(default)]
+    pub redirected: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -82,6 +85,9 @@ pub struct BackendView {
     pub in_cluster_set: bool,
     /// True if the backend takes new flows under a policy `Local`.
     pub in_local_set: bool,
+    /// True if the backend takes new flows of this node's pods, because the Service has a local redirect.
+    #[serde(default)]
+    pub in_redirect_set: bool,
     /// The number of flows in the table, as of the last sweep.
     pub flows: u64,
     /// The TCP connections since the backend was dialled first. After an hour without any, they count for the port alone.
@@ -97,7 +103,9 @@ impl ServiceView {
     /// Returns the number of backends that take traffic, and of all that are listed.
     pub fn backends_in_use(&self) -> (usize, usize) {
         let all = || self.ports.iter().flat_map(|port| &port.backends);
-        (all().filter(|backend| backend.in_cluster_set || backend.in_local_set).count(), all().count())
+        let is_in_use =
+            |backend: &&BackendView| backend.in_cluster_set || backend.in_local_set || backend.in_redirect_set;
+        (all().filter(is_in_use).count(), all().count())
     }
 }
 

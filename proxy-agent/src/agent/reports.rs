@@ -55,7 +55,8 @@ impl Reports {
         match input {
             Input::Service(update) => drop(proxy.service_changes.inc_by(objects(update))),
             Input::EndpointSlice(update) => drop(proxy.endpoint_changes.inc_by(objects(update))),
-            Input::Node(_) | Input::ServiceCidr(_) | Input::Pod(_) | Input::ApiServer(_) => {}
+            Input::Node(_) | Input::ServiceCidr(_) | Input::ApiServer(_) => {}
+            Input::Pod(_) | Input::LocalRedirect(_) => {}
         }
     }
 

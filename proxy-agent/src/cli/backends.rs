@@ -104,7 +104,11 @@ impl Listed for Row {
     fn cells(&self, wide: bool) -> Vec<Cell> {
         let Self { backend, .. } = self;
         let port = if self.port_name.is_empty() { self.port.to_string() } else { self.port_name.clone() };
-        let sets = [(backend.in_cluster_set, "cluster"), (backend.in_local_set, "local")];
+        let sets = [
+            (backend.in_cluster_set, "cluster"),
+            (backend.in_local_set, "local"),
+            (backend.in_redirect_set, "redirect"),
+        ];
         let mut cells = vec![
             cell(&self.namespace),
             cell(&self.service),

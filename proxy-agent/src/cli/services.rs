@@ -106,7 +106,7 @@ impl Listed for ServiceView {
                 cell(latency(slowest(|connect| connect.connect_p50))),
                 cell(latency(slowest(|connect| connect.connect_p99))),
                 cell(self.ports.iter().map(|port| port.connect.failed).sum::<u64>()),
-                cell(format!("{}/{}", self.internal_traffic_policy, self.external_traffic_policy)),
+                cell(policies(self)),
                 cell(self.affinity_secs.map_or(String::new(), |secs| age::span(secs.into()))),
                 cell(&self.algorithm),
                 cell(self.health_check_node_port.map_or(String::new(), |port| port.to_string())),
@@ -129,6 +129,12 @@ impl Listed for ServiceView {
     fn name(&self) -> String {
         format!("service/{}", full_name(self))
     }
+}
+
+/// Returns the traffic policies, internal and external, and whether pods of this node answer instead.
+fn policies(service: &ServiceView) -> String {
+    let redirected = if service.ports.iter().any(|port| port.redirected) { ", redirected" } else { "" };
+    format!("{}/{}{redirected}", service.internal_traffic_policy, service.external_traffic_policy)
 }
 
 /// Returns the ways to a Service's backends, each once.

@@ -58,6 +58,8 @@ pub struct KpxConfiguration {
     pub socket_lb_udp: bool,
     /// A folder of a cgroup2 file system; empty: its root.
     pub cgroup_root: String,
+    /// Lets pods of this node answer for Services that ask for it.
+    pub local_redirect: bool,
     /// The longest wait for this node's object.
     pub node_timeout: GoDuration,
     pub run_dir: String,
@@ -137,6 +139,7 @@ impl Default for KpxConfiguration {
             socket_lb: SocketLb::default(),
             socket_lb_udp: false,
             cgroup_root: String::new(),
+            local_redirect: false,
             node_timeout: GoDuration::secs(300),
             run_dir: proxy_view::RUN_DIR.to_owned(),
             socket_group: String::new(),

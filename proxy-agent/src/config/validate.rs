@@ -86,6 +86,7 @@ pub(super) fn check(
         external_ip_cidrs,
         service_cidrs: service_cidrs.clone(),
         host_routes: pod_routing.map(|routes| Arc::new(HostRoutes::unknown(routes == PodRoutes::Default))),
+        has_redirects: kpx.local_redirect,
         ..ModelOptions::default()
     };
     let node = NodeOptions {
@@ -142,6 +143,14 @@ fn of_the_mode(own: &mut Fields, kpx: &KpxConfiguration) {
     let is_default = kpx.cluster_domain == KpxConfiguration::default().cluster_domain;
     own.check(is_host || is_default, "clusterDomain", &kpx.cluster_domain, "is for mode host");
     own.check(!is_host || kpx.fast_path != FastPath::On, "fastPath", "on", "is for nodes, not for mode host");
+    let is_off = !kpx.local_redirect;
+    own.check(is_off || !is_host, "localRedirect", true, "is for nodes, not for mode host");
+    own.check(
+        is_off || kpx.manifests.is_empty(),
+        "localRedirect",
+        true,
+        "needs an API server, not a folder of manifests",
+    );
 }
 
 /// Returns where the cluster's names are served, and which. None if they are not.

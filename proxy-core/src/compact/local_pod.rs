@@ -1,11 +1,12 @@
-//! The compact form of a Pod of this node: by what it shows whether its sockets may be led.
+//! The compact form of a Pod of this node: by what it shows whether its sockets may be led, and whether it answers for a Service.
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
 
-use super::Compact;
+use super::{Compact, Shared, shared};
 use crate::input::ObjectName;
+use crate::selector::Labels;
 
 /// The annotation by which a Pod chooses for itself: `on` or `off`.
 pub(crate) const SOCKET_LB: &str = "kpx.dev/socket-lb";
@@ -46,6 +47,20 @@ pub struct LocalPod {
     pub runtime_class: Option<Box<str>>,
     /// The value of the annotation by which the Pod chooses.
     pub choice: Option<Box<str>>,
+    pub labels: Labels,
+    /// Its addresses, one of each family.
+    pub ips: Box<[Box<str>]>,
+    /// Set while its readiness probes succeed and it is not being deleted.
+    pub is_ready: bool,
+    /// The ports that its containers name.
+    pub ports: Box<[ContainerPort]>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerPort {
+    pub name: Option<Shared>,
+    pub protocol: Option<Shared>,
+    pub port: i32,
 }
 
 impl Compact for LocalPod {
@@ -55,20 +70,35 @@ impl Compact for LocalPod {
         let name = ObjectName::from(&pod.metadata);
         let (annotations, labels) = (pod.metadata.annotations.as_ref(), pod.metadata.labels.as_ref());
         let spec = pod.spec.unwrap_or_default();
-        let phase = pod.status.and_then(|status| status.phase);
+        let status = pod.status.unwrap_or_default();
+        let is_ready = pod.metadata.deletion_timestamp.is_none() && has_ready_condition(&status);
         let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+        let ports = containers.clone().flat_map(|container| container.ports.iter().flatten());
+        let ports = ports.filter(|port| port.name.is_some()).map(|port| ContainerPort {
+            name: shared(port.name.clone()),
+            protocol: shared(port.protocol.clone()),
+            port: port.container_port,
+        });
         let mesh = sign("annotation", annotations, &MESH_ANNOTATIONS)
             .or_else(|| sign("label", labels, &MESH_LABELS))
             .or_else(|| mesh_container(containers));
         Self {
             name,
             uid: pod.metadata.uid.unwrap_or_default().into(),
-            is_running: phase.as_deref() == Some("Running"),
+            is_running: status.phase.as_deref() == Some("Running"),
             host_network: spec.host_network.unwrap_or(false),
             mesh,
             is_virtual_machine: sign("label", labels, &[VIRTUAL_MACHINE]).is_some(),
             runtime_class: spec.runtime_class_name.map(String::into_boxed_str),
             choice: annotations.and_then(|all| all.get(SOCKET_LB)).map(|value| start(value).into()),
+            labels: labels
+                .into_iter()
+                .flatten()
+                .map(|(key, value)| (key.as_str().into(), value.as_str().into()))
+                .collect(),
+            ips: ips(&status),
+            is_ready,
+            ports: ports.collect(),
         }
     }
 
@@ -79,6 +109,17 @@ impl Compact for LocalPod {
     fn uid(&self) -> &str {
         &self.uid
     }
+}
+
+fn has_ready_condition(status: &PodStatus) -> bool {
+    let mut conditions = status.conditions.iter().flatten();
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// Returns a Pod's addresses. The field `podIP` is the first of `podIPs`; only an old object has it alone.
+fn ips(status: &PodStatus) -> Box<[Box<str>]> {
+    let all: Box<[Box<str>]> = status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str().into()).collect();
+    if all.is_empty() { status.pod_ip.iter().map(|ip| ip.as_str().into()).collect() } else { all }
 }
 
 /// Returns as much of a choice as tells what is wrong with it: an annotation may have 256 KiB.

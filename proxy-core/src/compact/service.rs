@@ -4,14 +4,18 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::{Compact, Shared, shared, texts};
 use crate::input::ObjectName;
+use crate::selector::MOST_BYTES;
 
 /// The label (with any value) that leaves a Service to another proxy.
 const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// The annotation that asks for another algorithm than the node's.
 pub(crate) const ALGORITHM: &str = "kpx.dev/lb-algorithm";
+/// The annotation that names the pods which answer on their own node, by a selector.
+pub(crate) const LOCAL_REDIRECT: &str = "kpx.dev/local-redirect";
 
 /// A Service with the API's field names, where the API has the field. An empty list and a missing list are equal.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,6 +27,9 @@ pub struct Service {
     pub is_of_other_proxy: bool,
     /// The algorithm that the annotation asks for.
     pub algorithm: Option<Shared>,
+    /// The selector of the pods that answer on their own node: the annotation's value, or as much of it as shows that it is too
+    /// long.
+    pub local_redirect: Option<Box<str>>,
     pub type_: Option<Shared>,
     pub cluster_ip: Option<Box<str>>,
     pub cluster_ips: Box<[Box<str>]>,
@@ -48,6 +55,14 @@ pub struct ServicePort {
     pub protocol: Option<Shared>,
     pub port: i32,
     pub node_port: Option<i32>,
+    pub target_port: Option<TargetPort>,
+}
+
+/// The port of a Service's pods.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TargetPort {
+    Number(i32),
+    Name(Shared),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -60,13 +75,16 @@ impl From<core::Service> for Service {
     fn from(service: core::Service) -> Self {
         let name = ObjectName::from(&service.metadata);
         let core::Service { metadata, spec, status } = service;
-        let algorithm = metadata.annotations.and_then(|mut annotations| annotations.remove(ALGORITHM));
+        let mut annotations = metadata.annotations.unwrap_or_default();
+        let algorithm = annotations.remove(ALGORITHM);
+        let local_redirect = annotations.remove(LOCAL_REDIRECT);
         let kept = Self {
             name,
             uid: metadata.uid.unwrap_or_default().into(),
             created: metadata.creation_timestamp.map(|time| time.0),
             is_of_other_proxy: has_label(metadata.labels.as_ref(), SERVICE_PROXY_NAME),
             algorithm: shared(algorithm),
+            local_redirect: local_redirect.map(|text| text[..text.floor_char_boundary(MOST_BYTES + 4)].into()),
             ..Self::default()
         };
         let Some(spec) = spec else { return kept };
@@ -102,8 +120,12 @@ impl From<core::Service> for Service {
 
 impl From<core::ServicePort> for ServicePort {
     fn from(port: core::ServicePort) -> Self {
-        let core::ServicePort { name, protocol, port, node_port, .. } = port;
-        Self { name: shared(name), protocol: shared(protocol), port, node_port }
+        let core::ServicePort { name, protocol, port, node_port, target_port, .. } = port;
+        let target_port = target_port.map(|port| match port {
+            IntOrString::Int(number) => TargetPort::Number(number),
+            IntOrString::String(name) => TargetPort::Name(name.into()),
+        });
+        Self { name: shared(name), protocol: shared(protocol), port, node_port, target_port }
     }
 }
 

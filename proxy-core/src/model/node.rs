@@ -36,6 +36,8 @@ pub struct ModelOptions {
     pub kept_addresses: BTreeMap<IpAddr, String>,
     /// The room of the maps. No model of a Service has backends for more.
     pub room: Room,
+    /// Set if pods of this node may answer for Services, as these or LocalRedirects ask for it.
+    pub has_redirects: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,6 +54,8 @@ pub struct NodeModel {
     pub kept_addresses: BTreeMap<IpAddr, String>,
     /// The room of the maps: see [`ModelOptions::room`].
     pub room: Room,
+    /// Set if Services may have local redirects: see [`ModelOptions::has_redirects`].
+    pub has_redirects: bool,
 }
 
 impl NodeModel {
@@ -70,6 +74,7 @@ impl NodeModel {
             host_mode: options.host_routes.clone().map(|host_routes| HostMode::of(store, host_routes)),
             kept_addresses: options.kept_addresses.clone(),
             room: options.room,
+            has_redirects: options.has_redirects,
         }
     }
 }

@@ -1,13 +1,15 @@
 //! Models one port of a Service: the backends of its packets.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use proxy_common::addr::{Addr, SockAddr};
+use proxy_common::addr::{Addr, Port, SockAddr};
 use proxy_common::frontend::{Algorithm, Backend, Endpoint, MAGLEV_PLACES, Maglev, Service, Set};
 
 use super::endpoints::{Joined, UsedSets};
 use super::maglev;
 use super::read::Reader;
+use super::redirect::RedirectedPort;
 use crate::room::Rows;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,9 +44,14 @@ impl<A: Addr> ServicePort<A> {
         index: usize,
         port_policy: PortPolicy,
         endpoints: &Joined<'_, A>,
+        redirected: Option<&RedirectedPort<A>>,
     ) -> Self {
         let PortPolicy { service, used_sets, remembers } = port_policy;
         let mut sets = endpoints.select(used_sets);
+        if let Some(redirected) = redirected {
+            // No policy of the Service uses this set: see `Redirect::of`.
+            (sets.local, sets.has_endpoints) = (redirected.backends.clone(), true);
+        }
         let most = if service.algorithm == Algorithm::MAGLEV { MAGLEV_PLACES } else { SLOTS_MAX };
         for (name, set) in [("cluster", &mut sets.cluster), ("local", &mut sets.local)] {
             if set.len() > most {
@@ -54,7 +61,9 @@ impl<A: Addr> ServicePort<A> {
             }
         }
         let count = |set: &[Backend<A>]| u16::try_from(set.len()).expect("cut to 65,535 above");
-        let flags = service.flags() | if sets.has_endpoints { Service::HAS_ENDPOINTS } else { 0 };
+        let flags = service.flags()
+            | if sets.has_endpoints { Service::HAS_ENDPOINTS } else { 0 }
+            | redirected.map_or(0, |redirected| redirected.flags);
         let mut port = Self {
             service: Service::new(count(&sets.cluster), count(&sets.local), flags)
                 .with_algorithm(service.algorithm)
@@ -74,7 +83,20 @@ impl<A: Addr> ServicePort<A> {
         if remembers {
             port.endpoints = endpoints.serving().map(|(at, local)| (at, port.endpoint(at, local))).collect();
         }
+        if let Some(redirected) = redirected {
+            port.endpoints = port.with_redirected(remembers, &redirected.spared);
+        }
         port
+    }
+
+    /// Returns the rows of the endpoints with those of a redirect, which need not be endpoints of the Service.
+    fn with_redirected(&self, remembers: bool, spared: &BTreeSet<A>) -> Vec<(SockAddr<A>, Endpoint)> {
+        let backends = self.local.iter().filter(|_| remembers).map(|backend| SockAddr::new(backend.addr, backend.port));
+        let backends = backends.map(|at| (at, self.endpoint(at, true)));
+        // The address alone: see `EndpointKey::spared`.
+        let spared = spared.iter().map(|pod| (SockAddr::new(*pod, Port::ANY), Endpoint::new(Endpoint::LOCAL)));
+        let rows: BTreeMap<_, _> = self.endpoints.iter().copied().chain(backends).chain(spared).collect();
+        rows.into_iter().collect()
     }
 
     /// Returns the rows of the port, without its frontends and the source ranges of its Service.

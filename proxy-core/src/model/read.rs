@@ -79,6 +79,11 @@ impl<'a> Reader<'a> {
         self.push(field, why, Cause::KeptByHost);
     }
 
+    /// Records that another object holds the value.
+    pub(super) fn conflict(&mut self, field: fmt::Arguments<'_>, why: String) {
+        self.push(field, why, Cause::Conflict);
+    }
+
     fn push(&mut self, field: fmt::Arguments<'_>, why: String, cause: Cause) {
         let object = ObjectRef { kind: self.kind, name: self.name.clone() };
         self.skipped.push(Skipped { object, field: field.to_string(), why, cause });

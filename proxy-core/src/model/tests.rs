@@ -11,6 +11,7 @@ mod external;
 mod guard;
 mod host_mode;
 mod objects;
+mod redirect;
 mod selection;
 
 /// Returns the tables of a node called `here` for these objects, followed by the skipped fields.

@@ -92,6 +92,9 @@ impl fmt::Display for ServiceText<'_> {
             (Service::EXTERNAL_LOCAL, " external-local"),
             (Service::HAS_ENDPOINTS, " has-endpoints"),
             (Service::SOURCE_RANGES, " source-ranges"),
+            (Service::REDIRECTED, " redirected"),
+            (Service::SPARES_PODS, " spares-pods"),
+            (Service::SPARES_NODE, " spares-node"),
         ];
         for (_, name) in flags.into_iter().filter(|(flag, _)| service.has(*flag)) {
             f.write_str(name)?;

@@ -38,7 +38,7 @@ fn more_backends_than_places_are_cut_and_reported() {
     });
     let model = |web: crate::builders::ServiceBuilder| {
         let node = NodeModel { name: "here".to_owned(), ..Default::default() };
-        ServiceModel::new(&object_name("web"), &web.object(), [&backends.object()].into_iter(), &node)
+        ServiceModel::new(&object_name("web"), &web.object(), [&backends.object()].into_iter(), None, &node)
     };
     let web = || service("web").cluster_ip("10.96.0.1").tcp(80).affinity(None);
     let (cut, skipped) = model(web().algorithm("maglev"));

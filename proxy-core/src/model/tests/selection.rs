@@ -148,7 +148,7 @@ fn a_node_without_zone_or_name_takes_no_hint() {
 fn selected(policy: &str, endpoints: &str, node: &NodeModel) -> String {
     let slices: Vec<_> =
         endpoints.split(';').enumerate().map(|(at, endpoints)| sliced(at, endpoints).object()).collect();
-    let (model, skipped) = ServiceModel::new(&object_name("web"), &dialled(policy).object(), slices.iter(), node);
+    let (model, skipped) = ServiceModel::new(&object_name("web"), &dialled(policy).object(), slices.iter(), None, node);
     assert_eq!(skipped, [], "{policy}: {endpoints}");
     let port = model.v4.unwrap().ports.into_values().next().unwrap();
     let digits = |set| port.backends(set).iter().map(digit).collect::<String>();

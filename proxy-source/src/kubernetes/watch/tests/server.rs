@@ -243,7 +243,9 @@ impl RunningWatch {
             Input::Service(update) => show(&update),
             Input::ServiceCidr(update) => show(&update),
             Input::Node(update) => show(&update),
-            Input::EndpointSlice(_) | Input::Pod(_) | Input::ApiServer(_) => panic!("not watched: {input:?}"),
+            Input::EndpointSlice(_) | Input::Pod(_) | Input::LocalRedirect(_) | Input::ApiServer(_) => {
+                panic!("not watched: {input:?}")
+            }
         }
     }
 }

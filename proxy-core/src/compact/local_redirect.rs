@@ -1,0 +1,108 @@
+//! The custom resource LocalRedirect, in the shape of Cilium's CiliumLocalRedirectPolicy. The CRD's schema is in `deploy/`.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::{ListableResource, Metadata, NamespaceResourceScope, Resource};
+use serde::{Deserialize, Serialize};
+
+use super::Compact;
+use crate::input::ObjectName;
+
+/// An object as the API has it. A field that is missing is empty: only the model judges.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct LocalRedirect {
+    pub metadata: ObjectMeta,
+    pub spec: LocalRedirectSpec,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct LocalRedirectSpec {
+    pub redirect_frontend: RedirectFrontend,
+    pub redirect_backend: RedirectBackend,
+    pub skip_redirect_from_backend: bool,
+}
+
+/// The packets that are redirected: one of the two.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct RedirectFrontend {
+    pub address_matcher: Option<AddressMatcher>,
+    pub service_matcher: Option<ServiceMatcher>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct AddressMatcher {
+    pub ip: String,
+    pub to_ports: Vec<PortInfo>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ServiceMatcher {
+    pub service_name: String,
+    pub namespace: String,
+    /// The ports of the Service; empty: all.
+    pub to_ports: Vec<PortInfo>,
+}
+
+/// The pods that answer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct RedirectBackend {
+    pub local_endpoint_selector: LabelSelector,
+    pub to_ports: Vec<PortInfo>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PortInfo {
+    pub name: String,
+    /// The number, as a text.
+    pub port: String,
+    pub protocol: String,
+}
+
+impl Resource for LocalRedirect {
+    const API_VERSION: &'static str = "kpx.dev/v1alpha1";
+    const GROUP: &'static str = "kpx.dev";
+    const KIND: &'static str = "LocalRedirect";
+    const VERSION: &'static str = "v1alpha1";
+    const URL_PATH_SEGMENT: &'static str = "localredirects";
+    type Scope = NamespaceResourceScope;
+}
+
+impl ListableResource for LocalRedirect {
+    const LIST_KIND: &'static str = "LocalRedirectList";
+}
+
+impl Metadata for LocalRedirect {
+    type Ty = ObjectMeta;
+
+    fn metadata(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn metadata_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+impl Compact for LocalRedirect {
+    type Object = Self;
+
+    fn compact(mut redirect: Self) -> Self {
+        redirect.metadata.managed_fields = None;
+        redirect.metadata.annotations = None;
+        redirect
+    }
+
+    fn name(&self) -> ObjectName {
+        ObjectName::from(&self.metadata)
+    }
+
+    fn uid(&self) -> &str {
+        self.metadata.uid.as_deref().unwrap_or_default()
+    }
+}
