@@ -14,6 +14,7 @@ mod namespaces;
 mod net;
 mod node;
 mod pins;
+mod redirect;
 mod socket;
 mod tables;
 mod trace;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::kinds::{KINDS, Kind, Status};
+use super::kinds::{KINDS, Kind, Status, api_version, version};
 
 const VERBS: [&str; 7] = ["create", "delete", "get", "list", "patch", "update", "watch"];
 
@@ -24,7 +24,7 @@ pub(crate) fn document(path: &str) -> Option<Value> {
             group
         }
         ["api", "v1"] => resources(""),
-        ["apis", name, "v1"] if groups().contains(&name) => resources(name),
+        ["apis", name, given] if groups().contains(&name) && given == version(name) => resources(name),
         ["openapi", "v2"] => {
             json!({"swagger": "2.0", "info": {"title": "Kubernetes", "version": "v1.36.0"}, "paths": {},
             "definitions": {}})
@@ -37,7 +37,7 @@ pub(crate) fn document(path: &str) -> Option<Value> {
             json!({"paths": paths.collect::<serde_json::Map<_, _>>()})
         }
         ["openapi", "v3", "api", "v1"] => openapi(""),
-        ["openapi", "v3", "apis", name, "v1"] if groups().contains(&name) => openapi(name),
+        ["openapi", "v3", "apis", name, given] if groups().contains(&name) && given == version(name) => openapi(name),
         _ => return None,
     })
 }
@@ -51,7 +51,7 @@ fn groups() -> Vec<&'static str> {
 }
 
 fn group(name: &str) -> Value {
-    let version = json!({"groupVersion": format!("{name}/v1"), "version": "v1"});
+    let version = json!({"groupVersion": api_version(name), "version": version(name)});
     json!({"name": name, "versions": [version], "preferredVersion": version})
 }
 
@@ -70,7 +70,7 @@ fn resources(group: &str) -> Value {
         [Some(resource), (kind.status != Status::None).then_some(status)]
     };
     let resources: Vec<_> = KINDS.iter().filter(|k| k.group == group).flat_map(of_kind).flatten().collect();
-    let version = if group.is_empty() { "v1".to_owned() } else { format!("{group}/v1") };
+    let version = api_version(group);
     json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources})
 }
 
@@ -82,7 +82,7 @@ fn openapi(group: &str) -> Value {
             ["dryRun", "fieldManager", "fieldValidation"].map(|name| json!({"name": name, "in": "query"})).into();
         let patch = json!({"parameters": parameters, "responses": {"200": {"description": "OK"}},
             "x-kubernetes-action": "patch",
-            "x-kubernetes-group-version-kind": {"group": group, "version": "v1", "kind": kind.kind}});
+            "x-kubernetes-group-version-kind": {"group": group, "version": version(group), "kind": kind.kind}});
         (format!("/{}/{place}{}/{{name}}", prefix(group), kind.plural), json!({"patch": patch}))
     });
     json!({"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": "v1.36.0"},
@@ -90,5 +90,5 @@ fn openapi(group: &str) -> Value {
 }
 
 fn prefix(group: &str) -> String {
-    if group.is_empty() { "api/v1".to_owned() } else { format!("apis/{group}/v1") }
+    if group.is_empty() { "api/v1".to_owned() } else { format!("apis/{}", api_version(group)) }
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::discovery;
 use super::failure::{Cause, Failure, Outcome};
 use super::faults::Garbage;
-use super::kinds::{Kind, Status};
+use super::kinds::{Kind, Status, version};
 use super::kubelet;
 use super::list::list;
 use super::objects::Target;
@@ -107,12 +107,12 @@ fn authenticate(shared: &Shared, has_certificate: bool, request: &Request<Incomi
     }
 }
 
-/// Takes a path apart: `/api/v1/...` or `/apis/GROUP/v1/...`, then `[namespaces/NAMESPACE/]PLURAL[/NAME[/status]]`.
+/// Takes a path apart: `/api/v1/...` or `/apis/GROUP/VERSION/...`, then `[namespaces/NAMESPACE/]PLURAL[/NAME[/status]]`.
 fn route(path: &str) -> Option<Route> {
     let segments: Vec<_> = path.trim_matches('/').split('/').collect();
     let (group, rest) = match &segments[..] {
         ["api", "v1", rest @ ..] => ("", rest),
-        ["apis", group, "v1", rest @ ..] => (*group, rest),
+        ["apis", group, given, rest @ ..] if *given == version(group) => (*group, rest),
         _ => return None,
     };
     let is_namespaced = |plural: &str| Kind::at(group, plural).is_some_and(|k| k.namespaced);

@@ -1,13 +1,15 @@
 //! The kinds of objects that are served, and what is particular to each.
 
+use k8s_openapi::Resource;
 use k8s_openapi::api::core::v1::{Endpoints, Event as CoreEvent, Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::networking::v1::{NetworkPolicy, ServiceCIDR};
+use proxy_core::compact::LocalRedirect;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-/// One kind: all of version v1.
+/// One kind, of the one version that its group has.
 #[derive(Debug)]
 pub(crate) struct Kind {
     /// Empty for the core group.
@@ -42,7 +44,7 @@ pub(crate) static NAMESPACE: &Kind = &KINDS[2];
 pub(crate) static SERVICE: &Kind = &KINDS[0];
 pub(crate) static SERVICE_CIDR: &Kind = &KINDS[4];
 
-pub(crate) static KINDS: [Kind; 10] = [
+pub(crate) static KINDS: [Kind; 11] = [
     Kind {
         group: "",
         kind: "Service",
@@ -170,7 +172,24 @@ pub(crate) static KINDS: [Kind; 10] = [
         merge_keys: &[],
         decode: decode::<NetworkPolicy>,
     },
+    Kind {
+        group: "kpx.dev",
+        kind: "LocalRedirect",
+        singular: "localredirect",
+        plural: "localredirects",
+        short: &["lr"],
+        namespaced: true,
+        status: Status::None,
+        fields: &[],
+        merge_keys: &[],
+        decode: decode_own::<LocalRedirect>,
+    },
 ];
+
+/// The version of a group's kinds.
+pub(crate) fn version(group: &str) -> &'static str {
+    if group == "kpx.dev" { "v1alpha1" } else { "v1" }
+}
 
 impl Kind {
     /// The kind of an object that names it.
@@ -190,13 +209,26 @@ impl Kind {
     }
 
     pub(crate) fn api_version(&self) -> String {
-        if self.group.is_empty() { "v1".to_owned() } else { format!("{}/v1", self.group) }
+        api_version(self.group)
     }
 
     /// With its group: `endpointslices.discovery.k8s.io`.
     pub(crate) fn resource(&self) -> String {
         if self.group.is_empty() { self.plural.to_owned() } else { format!("{}.{}", self.plural, self.group) }
     }
+}
+
+/// Returns the `apiVersion` of a group's kinds.
+pub(crate) fn api_version(group: &str) -> String {
+    if group.is_empty() { version(group).to_owned() } else { format!("{group}/{}", version(group)) }
+}
+
+/// The same for a type that does not write its kind.
+fn decode_own<K: Resource + Serialize + DeserializeOwned>(object: &Value) -> serde_json::Result<Value> {
+    let mut decoded = decode::<K>(object)?;
+    decoded["apiVersion"] = K::API_VERSION.into();
+    decoded["kind"] = K::KIND.into();
+    Ok(decoded)
 }
 
 fn decode<K: Serialize + DeserializeOwned>(object: &Value) -> serde_json::Result<Value> {
