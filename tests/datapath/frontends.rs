@@ -51,8 +51,12 @@ fn service_ports() -> Vec<ServicePort> {
     let local = all | Service::EXTERNAL_LOCAL;
     let fenced = Service::SOURCE_RANGES;
     let two = Service::new(2, 0, all);
+    let redirected = all | Service::REDIRECTED | Service::SPARES_PODS;
+    let spares_node = redirected | Service::SPARES_NODE;
     vec![
         tcp("near-ip", Service::new(2, 1, local), &[THERE, THERE], &[HERE]),
+        ServicePort { port: 81, ..tcp("near-ip", Service::new(1, 1, redirected), &[THERE], &[HERE]) },
+        ServicePort { port: 82, ..tcp("near-ip", Service::new(1, 1, spares_node), &[THERE], &[HERE]) },
         tcp("distant-ip", Service::new(1, 0, local), &[THERE], &[]),
         tcp("empty-ip", Service::new(0, 0, Service::EXTERNAL_LOCAL), &[], &[]),
         tcp("fenced-ip", Service::new(1, 0, all | fenced), &[HERE], &[]),
@@ -94,6 +98,11 @@ pub(crate) fn frontends<A: Addr>(fixture: &Fixture) -> Result<Vec<FamilyChange<A
         };
         let service = FrontendKey::new(addr(service)?, Port::new(service_port), proto);
         changes.push(FamilyChange::PutFrontend(key, Frontend::new(service, kind)));
+    }
+    for port in [81, 82] {
+        let service = FrontendKey::new(addr("near-ip")?, Port::new(port), Proto::TCP);
+        let spared = EndpointKey::spared(service, addr("pod")?);
+        changes.push(FamilyChange::PutEndpoint(spared, Endpoint::new(Endpoint::LOCAL)));
     }
     for port in [80, 81] {
         let service = FrontendKey::new(addr("fenced-ip")?, Port::new(port), Proto::TCP);

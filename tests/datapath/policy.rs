@@ -21,6 +21,7 @@ packet_tests! {
     restricted_cluster_ip_answers_no_external_client,
     cluster_ips_serve_the_cluster,
     local_policy_serves_external_clients_locally_and_others_everywhere,
+    redirect_answers_clients_of_the_node_but_its_own_pods,
     source_ranges_come_before_everything_else,
     host_reaches_its_own_node_ports_through_lo,
     compat_masquerades_where_kube_proxy_does,

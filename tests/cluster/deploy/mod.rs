@@ -8,5 +8,6 @@ mod manifests;
 mod migration;
 mod own;
 mod plugin;
+mod redirect;
 mod render;
 mod swapped;

@@ -1,0 +1,63 @@
+//! The kind LocalRedirect in `deploy/`: it keeps all that kpx reads.
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::Resource;
+use proxy_core::compact::LocalRedirect;
+use serde_json::{Value, json};
+
+use crate::deploy::render::deploy_dir;
+
+/// An API server drops fields that the schema lacks.
+#[test]
+fn the_kind_keeps_every_field_that_kpx_reads() -> Result<()> {
+    let path = deploy_dir().join("kubernetes/components/local-redirect/custom-resource-definition.yaml");
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let kind: Value = serde_saphyr::from_str(&text)?;
+    let (names, version) = (&kind["spec"]["names"], &kind["spec"]["versions"][0]);
+    let api_version = format!(
+        "{}/{}",
+        kind["spec"]["group"].as_str().unwrap_or_default(),
+        version["name"].as_str().unwrap_or_default()
+    );
+    ensure!(api_version == LocalRedirect::API_VERSION && names["kind"] == LocalRedirect::KIND);
+    ensure!(names["plural"] == LocalRedirect::URL_PATH_SEGMENT);
+
+    let ports = json!([{ "name": "dns", "port": "53", "protocol": "UDP" }]);
+    let spec = json!({
+        "redirectFrontend": {
+            "serviceMatcher": { "serviceName": "dns", "namespace": "default", "toPorts": ports },
+            "addressMatcher": { "ip": "192.0.2.1", "toPorts": ports },
+        },
+        "redirectBackend": {
+            "localEndpointSelector": {
+                "matchLabels": {},
+                "matchExpressions": [{ "key": "app", "operator": "In", "values": ["cache"] }],
+            },
+            "toPorts": ports,
+        },
+        "skipRedirectFromBackend": true,
+    });
+    let read: LocalRedirect = serde_json::from_value(json!({ "metadata": {}, "spec": spec.clone() }))?;
+    let written = serde_json::to_value(&read.spec)?;
+    let schema = &version["schema"]["openAPIV3Schema"]["properties"]["spec"];
+    for value in [&spec, &written] {
+        keeps(schema, value, "spec")?;
+    }
+    Ok(())
+}
+
+fn keeps(schema: &Value, value: &Value, path: &str) -> Result<()> {
+    match value {
+        Value::Object(fields) => fields.iter().try_for_each(|(name, value)| {
+            let path = format!("{path}.{name}");
+            let field = schema["properties"].get(name).with_context(|| format!("the schema has no {path}"))?;
+            keeps(field, value, &path)
+        }),
+        Value::Array(items) => items.iter().try_for_each(|item| keeps(&schema["items"], item, path)),
+        _ => {
+            let type_ = if value.is_boolean() { "boolean" } else { "string" };
+            ensure!(schema["type"] == type_, "{path}: {:?}", schema["type"]);
+            Ok(())
+        }
+    }
+}
