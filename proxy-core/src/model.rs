@@ -44,7 +44,7 @@ pub use read::{Cause, ObjectRef, Skipped};
 use read::{Reader, addr, port_number, protocol};
 pub use read::{cidr, ip};
 pub use redirect::Redirect;
-pub(crate) use redirect::{named_service, skipped_redirects};
+pub(crate) use redirect::skipped_redirects;
 
 /// The frontends and ports of one Service, in each family in which it has a ClusterIP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -149,7 +149,7 @@ impl ServiceModel {
             return Default::default();
         };
         let mut of_redirect = Vec::new();
-        let redirect = Redirect::of(store, name, service, node, &mut of_redirect);
+        let redirect = Redirect::of(store, name, service, node.has_redirects, &mut of_redirect);
         let slices = store.slices_of(name).map(Arc::as_ref);
         let (model, mut skipped) = Self::new(name, service, slices, redirect, node);
         skipped.extend(of_redirect);
@@ -219,8 +219,8 @@ impl<A: Addr> FamilyModel<A> {
             local_ready.extend(endpoints.local_ready());
             let port_policy = parts.policy.port_policy(proto, is_external, !source_ranges.is_empty());
             let redirected = parts.redirect.as_ref().filter(|_| has_room);
-            let redirected =
-                redirected.and_then(|to| to.port(port, (number, proto), &parts.node.guard, &mut of_redirect));
+            let admit = |ip| parts.node.guard.admit_endpoint(ip);
+            let redirected = redirected.and_then(|to| to.port(port, (number, proto), admit, &mut of_redirect));
             let port = ServicePort::new(&mut reader, index, port_policy, &endpoints, redirected.as_ref());
             add(&mut used, &port.rows());
             ports.insert(key, port);

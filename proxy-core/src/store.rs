@@ -10,7 +10,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use crate::compact::{Compact, EndpointSlice, LocalPod, LocalRedirect, Service};
 use crate::input::{Input, ObjectName, Trigger, Update};
 use crate::ip_family::IpFamily;
-use crate::model::{ObjectRef, named_service};
+use crate::model::ObjectRef;
 
 /// The objects as last seen, and the name of the node that uses them.
 #[derive(Clone, Debug)]
@@ -114,7 +114,7 @@ impl Store {
             Input::Pod(update) => {
                 let mut namespaces = BTreeSet::new();
                 self.pods.apply(update, |name, _, _| namespaces.extend([name.namespace.clone()]));
-                let of_objects = self.redirects.objects.values().filter_map(|object| named_service(object));
+                let of_objects = self.redirects.objects.values().filter_map(|object| object.service());
                 let services = self.redirected.iter().cloned().chain(of_objects);
                 let services = services.filter(|service| namespaces.contains(&service.namespace)).collect();
                 if self.has_redirects { Dirty::Redirects { services, of_objects: false } } else { Dirty::Nothing }
@@ -122,7 +122,7 @@ impl Store {
             Input::LocalRedirect(update) => {
                 let mut services = BTreeSet::new();
                 self.redirects.apply(update, |_, old, new| {
-                    services.extend([old, new].into_iter().flatten().filter_map(named_service));
+                    services.extend([old, new].into_iter().flatten().filter_map(LocalRedirect::service));
                 });
                 Dirty::Redirects { services, of_objects: true }
             }

@@ -64,6 +64,14 @@ pub struct PortInfo {
     pub protocol: String,
 }
 
+impl LocalRedirect {
+    /// Returns the Service that the object names, in whatever namespace, and whether it may or not.
+    pub(crate) fn service(&self) -> Option<ObjectName> {
+        let matcher = self.spec.redirect_frontend.service_matcher.as_ref()?;
+        Some(ObjectName::new(matcher.namespace.as_str(), matcher.service_name.as_str()))
+    }
+}
+
 impl Resource for LocalRedirect {
     const API_VERSION: &'static str = "kpx.dev/v1alpha1";
     const GROUP: &'static str = "kpx.dev";

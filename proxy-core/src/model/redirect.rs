@@ -5,12 +5,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::frontend::{Backend, Service};
 
-use super::guard::Guard;
-use super::node::NodeModel;
 use super::read::{ObjectRef, Reader, Skipped, addr, port_number, protocol};
 use crate::compact::{self, LOCAL_REDIRECT, LocalPod, LocalRedirect, PortInfo, ServiceMatcher, TargetPort};
 use crate::input::ObjectName;
@@ -71,21 +70,21 @@ impl<'a> Redirect<'a> {
         store: &'a Store,
         name: &ObjectName,
         service: &compact::Service,
-        node: &NodeModel,
+        has_redirects: bool,
         skipped: &mut Vec<Skipped>,
     ) -> Option<Self> {
         let field = || format!("metadata.annotations[{LOCAL_REDIRECT}]");
         let (kind, object, field, terms) = match &service.local_redirect {
             Some(text) => {
                 let mut reader = Reader::new("Service", name, skipped);
-                if !node.has_redirects {
+                if !has_redirects {
                     reader.skip(format_args!("{}", field()), "kpx obeys it where its operator sets --local-redirect");
                     return None;
                 }
                 let selector = reader.take(format_args!("{}", field()), Selector::parse(text))?;
                 ("Service", name.clone(), field(), Terms { selector, ports: Ports::OfService, spares_backends: true })
             }
-            None if !node.has_redirects => return None,
+            None if !has_redirects => return None,
             None => {
                 let object = oldest(store, name)?;
                 // Its errors are told once for the object: see `skipped_redirects`.
@@ -117,13 +116,13 @@ impl<'a> Redirect<'a> {
         &self,
         port: &compact::ServicePort,
         (number, proto): (Port, Proto),
-        guard: &Guard,
+        admit: impl Fn(IpAddr) -> Result<(), String>,
         skipped: &mut Vec<Skipped>,
     ) -> Option<RedirectedPort<A>> {
         let (mut backends, mut spared, mut spares_node, mut lacking) = (BTreeMap::new(), BTreeSet::new(), false, 0);
         let target = self.terms.ports.target(port, number, proto)?;
         for pod in &self.pods {
-            let Some(ip) = ip_of::<A>(pod, guard, skipped) else { continue };
+            let Some(ip) = ip_of::<A>(pod, &admit, skipped) else { continue };
             spares_node |= pod.host_network;
             spared.insert(ip);
             match target.number_at(pod, proto) {
@@ -161,10 +160,14 @@ impl<'a> Redirect<'a> {
 }
 
 /// Returns the address of a pod in one family.
-fn ip_of<A: Addr>(pod: &LocalPod, guard: &Guard, skipped: &mut Vec<Skipped>) -> Option<A> {
+fn ip_of<A: Addr>(
+    pod: &LocalPod,
+    admit: impl Fn(IpAddr) -> Result<(), String>,
+    skipped: &mut Vec<Skipped>,
+) -> Option<A> {
     let (index, ip) = pod.ips.iter().enumerate().find_map(|(index, text)| Some((index, addr::<A>(text).ok()?)))?;
     let mut reader = Reader::new("Pod", &pod.name, skipped);
-    reader.admit(format_args!("status.podIPs[{index}]"), guard.admit_endpoint(ip.ip())).then_some(ip)
+    reader.admit(format_args!("status.podIPs[{index}]"), admit(ip.ip())).then_some(ip)
 }
 
 /// The port of the pods for one port of the Service.
@@ -289,16 +292,10 @@ fn ports(reader: &mut Reader<'_>, field: &str, listed: &[PortInfo]) -> Option<Ve
     Some(ports)
 }
 
-/// Returns the Service that an object names, in whatever namespace, and whether it may or not.
-pub(crate) fn named_service(object: &LocalRedirect) -> Option<ObjectName> {
-    let matcher = object.spec.redirect_frontend.service_matcher.as_ref()?;
-    Some(ObjectName::new(matcher.namespace.as_str(), matcher.service_name.as_str()))
-}
-
 /// Returns the oldest object that may redirect a Service. Those of other namespaces do not count.
 fn oldest<'a>(store: &'a Store, service: &ObjectName) -> Option<&'a LocalRedirect> {
     let objects = store.redirects_in(&service.namespace);
-    let objects = objects.filter(|object| named_service(object).as_ref() == Some(service));
+    let objects = objects.filter(|object| object.service().as_ref() == Some(service));
     objects.min_by(|one, other| age(one).cmp(&age(other)))
 }
 
@@ -312,7 +309,7 @@ pub(crate) fn skipped_redirects(store: &Store) -> Vec<Skipped> {
     let mut skipped = Vec::new();
     for object in store.redirects() {
         let is_read = Terms::of(object, &mut skipped).is_some();
-        let Some(service) = named_service(object).filter(|_| is_read) else { continue };
+        let Some(service) = object.service().filter(|_| is_read) else { continue };
         let name = compact::Compact::name(object);
         let mut reader = Reader::new("LocalRedirect", &name, &mut skipped);
         let field = "spec.redirectFrontend.serviceMatcher.serviceName";
