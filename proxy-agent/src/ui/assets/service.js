@@ -198,7 +198,8 @@ function stateOf({ ready, serving, terminating }) {
 }
 
 /** Says which new flows the backend takes. */
-function takes({ inClusterSet, inLocalSet }) {
+function takes({ inClusterSet, inLocalSet, inRedirectSet }) {
+  if (inRedirectSet) return "takes flows of this node";
   if (inClusterSet) return "takes flows";
   return inLocalSet ? "takes local flows" : "takes none";
 }
