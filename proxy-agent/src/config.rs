@@ -33,6 +33,8 @@ use flags::FlagValues;
 use invalid::{Fields, Invalid, InvalidConfiguration};
 use proxy_datapath::Sizes;
 use proxy_source::{Source, kubernetes};
+use proxy_versions::gates::Gates;
+use proxy_versions::v1alpha2;
 use proxy_view::object_name::canonical_node_name;
 use validate::{Checked, check};
 
@@ -102,6 +104,9 @@ impl Configuration {
         let nothing = || Value::Object(Map::new());
         let mut kube_proxy = from_files.kube_proxy.unwrap_or_else(nothing);
         let mut kpx = from_files.kpx.unwrap_or_else(nothing);
+        if !from_files.node_ips.is_empty() {
+            kpx = tree::merge(json!({ "nodeIPs": from_files.node_ips }), kpx);
+        }
         given.apply(&mut kube_proxy, &mut kpx, has_file);
         if kpx["mode"] == "host" {
             kube_proxy = tree::merge(host_mode_defaults(), kube_proxy);
@@ -112,15 +117,19 @@ impl Configuration {
         own.take_unknown_choices(&mut kpx);
         let kpx: KpxConfiguration = decode(kpx, KpxConfiguration::KIND, given)?;
         let mut kube_proxy: KubeProxyConfiguration = decode(kube_proxy, KubeProxyConfiguration::KIND, given)?;
-        kube_proxy.complete();
+        kube_proxy.complete(kpx.version());
+        let is_v1alpha2 = from_files.is_v1alpha2;
         let checked = check(&kube_proxy, &kpx, own).map_err(|invalid| {
             let with_flag = |invalid: Invalid| {
                 let flag = given.flag_of(invalid.kind, &invalid.field, has_file);
-                Invalid { flag, ..invalid }
+                let is_from_file = is_v1alpha2 && flag.is_none() && invalid.kind == KubeProxyConfiguration::KIND;
+                let field = if is_from_file { v1alpha2::name(&invalid.field) } else { invalid.field };
+                Invalid { flag, field, ..invalid }
             };
             InvalidConfiguration(invalid.into_iter().map(with_flag).collect())
         })?;
-        let remarks = Remarks::new(given, from_files.doubtful, &kube_proxy, has_file);
+        let gates = Gates { set: &kube_proxy.feature_gates, version: kpx.version() };
+        let remarks = Remarks::new(given, from_files.doubtful, gates, has_file);
         Ok(Self { kube_proxy, kpx, checked, files: Files::default(), remarks })
     }
 
@@ -241,11 +250,10 @@ impl Remarks {
     fn new(
         given: &FlagValues,
         doubtful_fields: Vec<String>,
-        kube_proxy: &KubeProxyConfiguration,
+        gates: Gates<'_>,
         has_file: bool,
     ) -> Self {
         let flags = || given.flags().map(|(flag, _)| flag);
-        let gates = kube_proxy.feature_gates.keys();
         Self {
             doubtful_fields,
             ignored_flags: flags().filter(|flag| !flag.is_obeyed).map(|flag| flag.name).collect(),
@@ -253,41 +261,7 @@ impl Remarks {
                 .filter(|flag| flag.is_obeyed && has_file && flag.effect.is_overruled_by_file())
                 .map(|flag| flag.name)
                 .collect(),
-            unknown_feature_gates: gates.filter(|gate| !is_known_gate(gate)).cloned().collect(),
+            unknown_feature_gates: gates.unknown(),
         }
     }
-}
-
-/// The feature gates of kube-proxy since 1.26.
-const FEATURE_GATES: [&str; 26] = [
-    "AllAlpha",
-    "AllBeta",
-    "AllowServiceLBStatusOnNonLB",
-    "ComponentFlagz",
-    "ComponentSLIs",
-    "ComponentStatusz",
-    "ContextualLogging",
-    "InformerResourceVersion",
-    "KubeProxyDrainingTerminatingNodes",
-    "KubeProxyNFTablesLocalhostNodePorts",
-    "LoadBalancerIPMode",
-    "LoggingAlphaOptions",
-    "LoggingBetaOptions",
-    "MinimizeIPTablesRestore",
-    "MultiCIDRServiceAllocator",
-    "NFTablesProxyMode",
-    "PreferSameTrafficDistribution",
-    "ProxyTerminatingEndpoints",
-    "ServiceInternalTrafficPolicy",
-    "ServiceNodePortStaticSubrange",
-    "ServiceTrafficDistribution",
-    "TopologyAwareHints",
-    "WatchList",
-    "WatchListClient",
-    "WinDSR",
-    "WinOverlay",
-];
-
-fn is_known_gate(gate: &str) -> bool {
-    FEATURE_GATES.contains(&gate)
 }

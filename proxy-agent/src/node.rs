@@ -77,7 +77,8 @@ impl Node {
     /// Makes the anchor. Devices get their programs as soon as [`Node::on_links`] hears of them.
     pub async fn start(options: NodeOptions, handle: Handle, attachments: Attachments, maps: NodeMaps) -> Result<Self> {
         let is_node = options.pod_routing.is_none();
-        let anchor = AnchorDevice::start(handle.clone()).await?;
+        let serves_localhost = options.localhosts().iter().any(IpAddr::is_ipv4);
+        let anchor = AnchorDevice::start(handle.clone(), serves_localhost).await?;
         let programs = DevicePrograms::start(attachments, anchor.ifindex(), is_node)?;
         let routes = ServiceRoutes::open(&handle, anchor.ifindex()).await?;
         if options.pod_routing != Some(PodRoutes::Nodes) {

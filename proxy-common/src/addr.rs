@@ -23,7 +23,11 @@ pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
     /// The address of this family with which the node speaks through `device`.
     fn of_device(device: &Device) -> Self;
     /// The node's primary address of this family.
-    fn of_node(node: &Node) -> Self;
+    fn of_node(node: &Node) -> Self {
+        *Self::at_node(node)
+    }
+    /// Returns the same where it is.
+    fn at_node(node: &Node) -> &Self;
     /// Returns true if the node can tell local pods by addresses of this family.
     fn is_detected_by(node: &Node) -> bool;
     /// Returns the address that counts for all hosts of one site, if asked for: of IPv6 the /64, because any host of it has 2^64
@@ -105,8 +109,8 @@ impl Addr for Addr4 {
     }
 
     #[inline(always)]
-    fn of_node(node: &Node) -> Self {
-        node.addr4
+    fn at_node(node: &Node) -> &Self {
+        &node.addr4
     }
 
     #[inline(always)]
@@ -148,8 +152,8 @@ impl Addr for Addr6 {
     }
 
     #[inline(always)]
-    fn of_node(node: &Node) -> Self {
-        node.addr6
+    fn at_node(node: &Node) -> &Self {
+        &node.addr6
     }
 
     #[inline(always)]

@@ -57,6 +57,8 @@ impl Node {
     pub const BARE_PODS: u32 = 1 << 16;
     /// With FAST_OPENED: also UDP flows of clients outside to pods of this node.
     pub const FAST_OPENED_OUTSIDE: u32 = 1 << 17;
+    /// Under `externalTrafficPolicy: Local`, node ports at a loopback address lead to endpoints of this node alone (KEP-6032).
+    pub const LOCALHOST_LOCAL: u32 = 1 << 18;
     /// All that the fast path does.
     pub const OF_FAST_PATH: u32 = Self::FAST_PATH
         | Self::FAST_OPEN

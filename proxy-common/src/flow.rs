@@ -271,6 +271,8 @@ impl<A: Addr> Flow<A> {
     pub const fn undnat_key(&self, proto: Proto) -> FlowKey<A> {
         if self.has(Self::HOST) && !self.has(Self::HOST_BACKEND) || self.has(Self::GUEST) {
             FlowKey::new(Hook::INGRESS, proto, self.backend, self.source)
+        } else if self.has(Self::HOST) {
+            FlowKey::new(Hook::EGRESS, proto, self.backend, self.source)
         } else {
             FlowKey::new(Hook::EGRESS, proto, self.backend, self.client_between())
         }

@@ -109,13 +109,16 @@ pub fn find<A: Net>(
     {
         return Err(Reason::SourceRange);
     }
-    decision.set = policy::set(decision.kind, service, decision.origin);
+    let is_localhost = dial.dialled().addr.is_loopback();
+    let keeps_local = is_localhost && node.has(Node::LOCALHOST_LOCAL);
+    decision.set = policy::set(decision.kind, service, if keeps_local { Origin::EXTERNAL } else { decision.origin });
     if service.has(Service::REDIRECTED) && is_spared(service, dial.client(), decision) {
         decision.set = Set::CLUSTER;
     }
     decision.flags |= Decision::<A>::SET;
     if service.count(decision.set) == 0 {
-        let elsewhere = service.has(Service::HAS_ENDPOINTS);
+        // No load balancer asks at a loopback address, which would have to hear nothing.
+        let elsewhere = service.has(Service::HAS_ENDPOINTS) && !is_localhost;
         return Err(if elsewhere { Reason::NoLocalEndpoints } else { Reason::NoEndpoints });
     }
     Ok(())
@@ -148,7 +151,7 @@ pub fn refused<A: Net>(verdict: Verdict, decision: DecisionMemory) {
 #[inline(always)]
 pub fn origin_inside<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node) -> Origin {
     let client = &packet.src.addr;
-    if maps::own_addr(client).is_some() {
+    if client.is_loopback() || maps::own_addr(client).is_some() {
         // kube-proxy takes the host for a pod where the operator says that pods have such addresses.
         let is_pod = node.has(Node::COMPAT) && A::is_detected_by(node) && maps::is_pod(*client);
         return if is_pod { Origin::DETECTED } else { Origin::NODE };

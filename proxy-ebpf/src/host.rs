@@ -36,7 +36,8 @@ pub fn send<A: Net>(
     }
     let Scratch { packet, flow, .. } = scratch;
     // A route that is gone may come back, and a connection outlives that.
-    let next_hop = way(skb, packet, node, &flow.backend.addr).map_err(|_| Reason::RouteLost)?;
+    let from = if flow.client.addr.is_loopback() { &flow.source.addr } else { &packet.src.addr };
+    let next_hop = way(skb, from, node, &flow.backend.addr).map_err(|_| Reason::RouteLost)?;
     packet.rewrite(skb, &flow.source, &flow.backend, false)?;
     maps::count(Event::Forwarded);
     // This hook has replaced the source, as egress hooks do.
@@ -52,8 +53,8 @@ pub fn send<A: Net>(
 
 /// Finds where a packet goes from here to `dst`. Not into the anchor again: a backend's address that is a service's leads nowhere.
 #[inline(always)]
-fn way<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node, dst: &A) -> Result<NextHop, Reason> {
-    match route(skb, node.anchor_ifindex, &packet.src.addr, dst)? {
+fn way<A: Net>(skb: Skb, src: &A, node: &Node, dst: &A) -> Result<NextHop, Reason> {
+    match route(skb, node.anchor_ifindex, src, dst)? {
         NextHop::Device(ifindex) if ifindex == node.anchor_ifindex => Err(Reason::NoRoute),
         next_hop => Ok(next_hop),
     }
@@ -111,7 +112,9 @@ fn choose<A: Net>(
     let objection = |_: &Packet<A>| skb.came_in().then_some(Reason::Unhooked);
     let decision = decide::run(scratch, origin, node, decision, objection)?;
     let packet = &scratch.packet;
-    let next_hop = way(skb, packet, node, &decision.backend.addr)?;
+    // The kernel knows no way on from a loopback address.
+    let from = if packet.src.addr.is_loopback() { A::at_node(node) } else { &packet.src.addr };
+    let next_hop = way(skb, from, node, &decision.backend.addr)?;
     let mut flags = Flow::<A>::HOST | flags;
     if decision.has(Decision::<A>::COUNTED) {
         flags |= Flow::<A>::COUNTED;
@@ -121,10 +124,15 @@ fn choose<A: Net>(
     let addr = match next_hop {
         NextHop::Host => {
             flags |= Flow::<A>::HOST_BACKEND;
-            packet.src.addr
+            // A program may trust what comes from a loopback address.
+            if packet.src.addr.is_loopback() { A::of_node(node) } else { packet.src.addr }
         }
         NextHop::Device(ifindex) => source_addr(packet, node, decision, ifindex),
     };
+    // A loopback address must not leave, and there may be no other yet.
+    if addr.is_unspecified() {
+        return Err(Reason::NoRoute);
+    }
     let source = Source { addr, port_taken: true, generation };
     scratch.opening = Opening {
         service: decision.service,
@@ -144,7 +152,9 @@ fn choose<A: Net>(
 #[inline(always)]
 fn source_addr<A: Net>(packet: &Packet<A>, node: &Node, decision: &Decision<A>, ifindex: u32) -> A {
     let chosen = packet.src.addr;
-    let (chosen, on_device) = match maps::own_addr(&chosen) {
+    let own = if chosen.is_loopback() { None } else { maps::own_addr(&chosen) };
+    let (chosen, on_device) = match own {
+        None if chosen.is_loopback() => (A::of_node(node), false),
         // Not the host's own: a socket of the host may send from any address (`IP_TRANSPARENT`).
         None if !decision.has(Decision::<A>::MASQUERADE) => return chosen,
         None => (chosen, false),

@@ -107,7 +107,10 @@ fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Act
     }
     let becomes = &mut error.becomes;
     if !to_backend {
-        becomes.dst = flow.client.addr;
+        // The kernel takes no packet from a device for a loopback address. It knows the socket by what is quoted.
+        if !flow.client.addr.is_loopback() {
+            becomes.dst = flow.client.addr;
+        }
         becomes.quoted_src = flow.client_between();
     }
     if flow.kind == Kind::UNDNAT {

@@ -135,6 +135,12 @@ impl Net for Addr4 {
         first.wrapping_sub(1) < 126 || first.wrapping_sub(128) < 96 && addr >> 16 != 0xa9fe
     }
 
+    /// RFC 1122 §3.2.1.3.
+    #[inline(always)]
+    fn is_loopback(self) -> bool {
+        u32::from_be(self.wire()) >> 24 == 127
+    }
+
     /// RFC 792: destination unreachable, time exceeded, parameter problem. (A redirect speaks of a route to the service's
     /// address, which no other host has.)
     #[inline(always)]

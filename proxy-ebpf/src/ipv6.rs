@@ -158,6 +158,13 @@ impl Net for Addr6 {
         first >> 24 != 0xff && first >> 22 != 0xfe80 >> 6 && !is_small
     }
 
+    /// RFC 4291 §2.5.3.
+    #[inline(always)]
+    fn is_loopback(self) -> bool {
+        let addr = self.wire();
+        addr[0] | addr[1] | addr[2] | addr[3] ^ 1_u32.to_be() == 0
+    }
+
     /// RFC 4443 §3: destination unreachable, packet too big, time exceeded, parameter problem.
     #[inline(always)]
     fn is_icmp_error(kind: u8) -> bool {

@@ -1,5 +1,5 @@
 //! The egress of lo, through which the host's own sockets send to addresses of the host. The packets are replies of
-//! backends here, or go to node ports or to service addresses that a device carries. At the ingress of lo the kernel has already decided to
+//! backends here, or go to node ports or to service addresses that a device carries, or to node ports at a loopback address. At the ingress of lo the kernel has already decided to
 //! deliver.
 
 use proxy_common::counter::Reason;
@@ -8,7 +8,7 @@ use proxy_common::flow::{Flow, Hook};
 
 use crate::maps::{self, Memory};
 use crate::net::Net;
-use crate::skb::{LinkHeader, Skb};
+use crate::skb::Skb;
 use crate::{Action, flow, host};
 
 #[inline(always)]
@@ -16,7 +16,10 @@ pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     let mark = skb.packet_mark();
     skb.clear_packet_mark();
     let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
-    scratch.packet.parse(skb, LinkHeader::Ethernet, Hook::EGRESS)?;
+    scratch.packet.parse_within_host(skb, Hook::EGRESS)?;
+    if is_of_no_service(&scratch.packet.dst.addr) {
+        return Err(Reason::NotUnicast);
+    }
     if flow::follow(skb, &scratch.packet, Hook::EGRESS, mark, &mut scratch.flow, decision.lend())? {
         // Another program's connection leaves with another port by a device only. Here its peer is this host, which takes
         // the packet as it is.
@@ -29,4 +32,10 @@ pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
         return Err(Reason::NotOurs);
     }
     host::send(skb, scratch, Flow::<A>::HOST_FRONTEND, decision)
+}
+
+/// Returns true for a loopback address at which no node ports are served.
+#[inline(never)]
+fn is_of_no_service<A: Net>(dst: &A) -> bool {
+    dst.is_loopback() && !maps::own_addr(dst).is_some_and(|own| own.takes_node_ports())
 }

@@ -66,6 +66,8 @@ pub trait Net: Addr + Maps {
     /// Gives a packet with such headers other addresses and ports, and fixes its checksums.
     fn rewrite(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason>;
     fn is_unicast(self) -> bool;
+    /// Returns true for an address that only this host's own packets to itself may have.
+    fn is_loopback(self) -> bool;
     /// Returns true for the type of an ICMP message that quotes the packet it is about.
     fn is_icmp_error(kind: u8) -> bool;
     /// Gives a packet that is quoted by an ICMP error, whose checksum is at `check`, another address. `place` is the
@@ -115,12 +117,19 @@ pub trait Net: Addr + Maps {
     /// Reads and checks a packet's IP header.
     #[inline(always)]
     fn header(skb: Skb, link: LinkHeader) -> Result<Header<Self>, Reason> {
+        let header = Self::whole_header(skb, link)?;
+        if !header.src.is_unicast() || !header.dst.is_unicast() {
+            return Err(Reason::NotUnicast);
+        }
+        Ok(header)
+    }
+
+    /// The same, of a packet with any addresses.
+    #[inline(always)]
+    fn whole_header(skb: Skb, link: LinkHeader) -> Result<Header<Self>, Reason> {
         let header = Self::read(skb, link.len())?;
         if header.l4 > header.end || header.end > skb.len() {
             return Err(Reason::Malformed);
-        }
-        if !header.src.is_unicast() || !header.dst.is_unicast() {
-            return Err(Reason::NotUnicast);
         }
         Ok(header)
     }

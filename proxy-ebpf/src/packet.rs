@@ -108,6 +108,17 @@ impl<A: Net> Packet<A> {
     /// Reads a packet as it is at `hook`.
     #[inline(never)]
     pub fn parse(&mut self, skb: Skb, link: LinkHeader, hook: Hook) -> Result<(), Reason> {
+        self.take::<false>(skb, link, hook)
+    }
+
+    /// Reads a packet of the host's to itself, which may go to a loopback address.
+    #[inline(never)]
+    pub fn parse_within_host(&mut self, skb: Skb, hook: Hook) -> Result<(), Reason> {
+        self.take::<true>(skb, LinkHeader::Ethernet, hook)
+    }
+
+    #[inline(always)]
+    fn take<const WITHIN_HOST: bool>(&mut self, skb: Skb, link: LinkHeader, hook: Hook) -> Result<(), Reason> {
         // The room still holds the last packet.
         self.proto = Proto::ANY;
         self.decided = false;
@@ -116,7 +127,7 @@ impl<A: Net> Packet<A> {
         }
         let peeked = if link == LinkHeader::Ethernet { A::peek(skb) } else { None };
         let (src, dst) = match peeked {
-            Some(head) if !head.src.addr.is_unicast() || !head.dst.addr.is_unicast() => {
+            Some(head) if !are_fit::<A, WITHIN_HOST>(&head.src.addr, &head.dst.addr) => {
                 return Err(Reason::NotUnicast);
             }
             Some(head) => {
@@ -126,7 +137,7 @@ impl<A: Net> Packet<A> {
                 (head.src.addr, head.dst.addr)
             }
             None => {
-                let (src, dst, numbers) = read::<A>(skb, link, hook)?;
+                let (src, dst, numbers) = read::<A, WITHIN_HOST>(skb, link, hook)?;
                 self.numbers = numbers;
                 (src, dst)
             }
@@ -237,6 +248,15 @@ impl<A: Net> Packet<A> {
 }
 
 /// Describes a packet with the usual headers.
+/// Returns true if packets may have these addresses. Where they do not leave the host, the destination may be a loopback address.
+#[inline(always)]
+fn are_fit<A: Net, const WITHIN_HOST: bool>(src: &A, dst: &A) -> bool {
+    if src.is_unicast() && dst.is_unicast() {
+        return true;
+    }
+    WITHIN_HOST && dst.is_loopback() && (src.is_loopback() || src.is_unicast())
+}
+
 #[inline(always)]
 fn usual<A: Net>(head: &Head<A>, hook: Hook) -> Found {
     let mut found = Found {
@@ -262,8 +282,11 @@ fn usual<A: Net>(head: &Head<A>, hook: Hook) -> Found {
 
 /// Reads the headers of any packet. The addresses and TCP's numbers; the rest is what is found in it.
 #[inline(always)]
-fn read<A: Net>(skb: Skb, link: LinkHeader, hook: Hook) -> Result<(A, A, Numbers), Reason> {
-    let header = A::header(skb, link)?;
+fn read<A: Net, const WITHIN_HOST: bool>(skb: Skb, link: LinkHeader, hook: Hook) -> Result<(A, A, Numbers), Reason> {
+    let header = A::whole_header(skb, link)?;
+    if !are_fit::<A, WITHIN_HOST>(&header.src, &header.dst) {
+        return Err(Reason::NotUnicast);
+    }
     let mut found = Found {
         l4: header.l4 as u16,
         proto: header.proto,

@@ -91,7 +91,8 @@ fn is_for_us(skb: Skb, flags: u32, mac: [u8; 6]) -> bool {
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Action, Reason> {
     let link = exit.link();
-    let mut header = A::header(skb, link)?;
+    // The addresses were judged before: those of the host's own packets may be loopback ones.
+    let mut header = A::whole_header(skb, link)?;
     if header.part == FragmentPart::LATER {
         return Err(Reason::Rewrite);
     }

@@ -46,6 +46,12 @@ const ACCEPT_LOCAL: &str = "ipv4/conf/lo/accept_local";
 /// anchor, over every restart of the agent, and any user can read it.
 const ALIAS: &str = "kpx anchor; before it, net.ipv4.conf.lo.accept_local was ";
 
+/// The switch that admits the host's packets from and to loopback addresses that come back to lo. On any other device it would admit
+/// those of strangers.
+const ROUTE_LOCALNET: &str = "ipv4/conf/lo/route_localnet";
+/// The alias of the far end, followed by the value of [`ROUTE_LOCALNET`] before kpx.
+const FAR_ALIAS: &str = "kpx anchor; before it, net.ipv4.conf.lo.route_localnet was ";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Anchor {
     pub ifindex: u32,
@@ -88,7 +94,34 @@ pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     if let Some(accept_local) = &pair.accept_local {
         sysctl::write(ACCEPT_LOCAL, accept_local)?;
     }
+    if let Some(route_localnet) = &pair.route_localnet {
+        sysctl::write(ROUTE_LOCALNET, route_localnet)?;
+    }
     handle.link().del(pair.near).execute().await.with_context(|| format!("delete {NAME}"))
+}
+
+/// Lets lo take the host's packets for loopback addresses back, or no longer. Does nothing if there is no pair.
+pub async fn set_localhost(handle: &Handle, serves: bool) -> anyhow::Result<()> {
+    let Some(pair) = find(handle).await? else { return Ok(()) };
+    let alias = match (serves, &pair.route_localnet) {
+        (true, Some(_)) => return verify_localhost().map(drop),
+        (true, None) => format!("{FAR_ALIAS}{}", sysctl::read(ROUTE_LOCALNET)?.context("the kernel has no IPv4")?),
+        (false, Some(before)) => {
+            sysctl::write(ROUTE_LOCALNET, before)?;
+            String::new()
+        }
+        (false, None) => return Ok(()),
+    };
+    let link = LinkUnspec::new_with_index(pair.far).alias(alias);
+    set(handle, link).await.with_context(|| format!("set the alias of {PEER}"))?;
+    if serves { sysctl::write(ROUTE_LOCALNET, "1") } else { Ok(()) }
+}
+
+/// Lets lo take those packets, if it does not. Returns the number of switches that had another value.
+pub fn verify_localhost() -> anyhow::Result<u64> {
+    let old = sysctl::set(ROUTE_LOCALNET, "1")?;
+    old.iter().for_each(|old| info!(old, "sysctl {ROUTE_LOCALNET}=1 set"));
+    Ok(old.into_iter().count() as u64)
 }
 
 /// Returns the MTU of the pair in bytes, if the pair exists.
@@ -151,6 +184,8 @@ struct Pair {
     up: bool,
     /// The value of [`ACCEPT_LOCAL`] before the pair; None until it is in the alias.
     accept_local: Option<String>,
+    /// The value of [`ROUTE_LOCALNET`] before node ports were served at a loopback address; None if they are not.
+    route_localnet: Option<String>,
 }
 
 /// Returns the present pair. Returns an error if another device has its name.
@@ -166,14 +201,20 @@ async fn find(handle: &Handle) -> anyhow::Result<Option<Pair>> {
             _ => {}
         }
     }
-    let peer = get(handle, PEER).await?.as_ref().and_then(Link::from_message);
+    let far_message = get(handle, PEER).await?;
+    let far_attributes = far_message.iter().flat_map(|message| &message.attributes);
+    let route_localnet = far_attributes.into_iter().find_map(|attribute| match attribute {
+        LinkAttribute::IfAlias(alias) => alias.strip_prefix(FAR_ALIAS).map(str::to_owned),
+        _ => None,
+    });
+    let peer = far_message.as_ref().and_then(Link::from_message);
     if near.kind != LinkKind::Veth || near.peer_netns || far.is_none() || far != peer.as_ref().map(|peer| peer.index) {
         bail!("device {NAME} is not the near end of a veth pair {NAME}/{PEER}: rename or delete it");
     }
     let far = far.with_context(|| format!("{NAME} has no peer"))?;
     let mac = near.mac.with_context(|| format!("{NAME} has no MAC address"))?;
     let up = near.up && peer.is_some_and(|peer| peer.up);
-    Ok(Some(Pair { near: near.index, far, mac, mtu: near.mtu, up, accept_local }))
+    Ok(Some(Pair { near: near.index, far, mac, mtu: near.mtu, up, accept_local, route_localnet }))
 }
 
 async fn create(handle: &Handle) -> anyhow::Result<Pair> {

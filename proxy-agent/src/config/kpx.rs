@@ -8,6 +8,7 @@ use super::invalid::Fields;
 use crate::choices::{Mode, PodRoutes, SocketLb, Tunnel};
 use crate::node::{FastPath, Masquerade};
 use proxy_datapath::{BPF_DIR, Mechanism, SocketOptions};
+use proxy_versions::KubeVersion;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -60,6 +61,8 @@ pub struct KpxConfiguration {
     pub cgroup_root: String,
     /// Lets pods of this node answer for Services that ask for it.
     pub local_redirect: bool,
+    /// The cluster's version, by which settings get their defaults that depend on kube-proxy's version.
+    pub kubernetes_version: String,
     /// The longest wait for this node's object.
     pub node_timeout: GoDuration,
     pub run_dir: String,
@@ -79,6 +82,11 @@ pub struct KpxConfiguration {
 impl KpxConfiguration {
     pub const API_VERSION: &str = "kpx.dev/v1alpha1";
     pub const KIND: &str = "KpxConfiguration";
+
+    /// Returns the version in force. A wrong one is named later.
+    pub(super) fn version(&self) -> KubeVersion {
+        self.kubernetes_version.parse().unwrap_or(KubeVersion::DEFAULT)
+    }
 
     /// Returns how sockets are served; None if none are. `masquerades` is set if the addresses of clients decide who is masqueraded, which
     /// packets alone have.
@@ -140,6 +148,7 @@ impl Default for KpxConfiguration {
             socket_lb_udp: false,
             cgroup_root: String::new(),
             local_redirect: false,
+            kubernetes_version: KubeVersion::DEFAULT.to_string(),
             node_timeout: GoDuration::secs(300),
             run_dir: proxy_view::RUN_DIR.to_owned(),
             socket_group: String::new(),

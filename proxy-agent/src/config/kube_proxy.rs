@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::duration::{GoDuration, nanos_or_text};
+use crate::node::node_ports::NodePortAddresses;
+use proxy_versions::KubeVersion;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -26,6 +28,9 @@ pub struct KubeProxyConfiguration {
     pub enable_profiling: bool,
     pub show_hidden_metrics_for_version: String,
     pub mode: String,
+    /// Set unless the mode is a default.
+    #[serde(skip)]
+    pub(super) mode_is_given: bool,
     pub iptables: Iptables,
     pub ipvs: Ipvs,
     pub nftables: Nftables,
@@ -165,6 +170,9 @@ pub(super) const UNSET_WHEN_ZERO: [&str; 15] = [
     "logging.flushFrequency",
 ];
 
+/// The mode that is the default in newer versions.
+pub(super) const NFTABLES: &str = "nftables";
+
 const HEALTHZ_PORT: u16 = 10_256;
 const METRICS_PORT: u16 = 10_249;
 
@@ -172,14 +180,19 @@ impl KubeProxyConfiguration {
     pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
     pub const KIND: &str = "KubeProxyConfiguration";
 
-    /// Sets the defaults that depend on other fields.
-    pub(super) fn complete(&mut self) {
+    /// Sets the defaults that depend on other fields and on the version.
+    pub(super) fn complete(&mut self, version: KubeVersion) {
+        self.mode_is_given = !self.mode.is_empty();
+        // The mode of before has always stood for iptables.
+        if !self.mode_is_given && version.default_mode() == NFTABLES {
+            self.mode = NFTABLES.to_owned();
+        }
         let ipv6 = self.bind_address.parse::<IpAddr>().is_ok_and(|addr| addr.is_ipv6());
         let (any, loopback) = if ipv6 { ("::", "::1") } else { ("0.0.0.0", "127.0.0.1") };
         self.healthz_bind_address = with_port(&self.healthz_bind_address, any, HEALTHZ_PORT);
         self.metrics_bind_address = with_port(&self.metrics_bind_address, loopback, METRICS_PORT);
-        if self.mode == "nftables" && self.node_port_addresses.is_empty() {
-            self.node_port_addresses = vec!["primary".to_owned()];
+        if self.mode == NFTABLES && self.node_port_addresses.is_empty() {
+            self.node_port_addresses = vec![NodePortAddresses::PRIMARY.to_owned()];
         }
     }
 
@@ -191,7 +204,7 @@ impl KubeProxyConfiguration {
                 let Ipvs { sync_period, min_sync_period, .. } = self.ipvs;
                 Common { section: "ipvs", sync_period, min_sync_period, ..iptables }
             }
-            "nftables" => {
+            NFTABLES => {
                 let Nftables { masquerade_bit, masquerade_all, sync_period, min_sync_period } = self.nftables;
                 Common { section: "nftables", masquerade_bit, masquerade_all, sync_period, min_sync_period }
             }

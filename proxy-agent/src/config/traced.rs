@@ -64,6 +64,6 @@ impl NodeRules for TracedNode {
     }
 
     fn serves_node_ports(&self, addr: IpAddr, primary: &[IpAddr]) -> bool {
-        self.options.node_ports.accepts(addr, primary)
+        self.options.node_ports.accepts(addr, primary) || self.options.localhosts().contains(&addr)
     }
 }

@@ -9,15 +9,17 @@ use super::choice;
 use super::duration::GoDuration;
 use super::invalid::{Fields, Invalid, Shown};
 use super::kpx::KpxConfiguration;
-use super::kube_proxy::{Common, Ipvs, KubeProxyConfiguration};
+use super::kube_proxy::{Common, Ipvs, KubeProxyConfiguration, NFTABLES};
 use crate::names::NamesOptions;
 use crate::node::detect::Detector;
-use crate::node::node_ports::NodePortAddresses;
+use crate::node::node_ports::{Localhost, NodePortAddresses};
 use crate::node::{FastPath, Masquerade, NodeOptions};
 use crate::settings::{Conntrack, Mode, PodRoutes, SocketLb, Tunnel};
 use proxy_core::model::{HostRoutes, ModelOptions};
 use proxy_datapath::SocketOptions;
 use proxy_dns::Zone;
+use proxy_versions::KubeVersion;
+use proxy_versions::gates::Gates;
 use proxy_view::DNS_ADDRESS;
 
 /// The longest name of a device in bytes: `IFNAMSIZ` without its final zero.
@@ -46,6 +48,10 @@ pub(super) fn check(
     let mut fields = Fields::of(KubeProxyConfiguration::KIND);
     let bind_address = bind_address(&mut fields, kube_proxy);
     let node_ports = node_ports(&mut fields, &kube_proxy.node_port_addresses);
+    let gates = Gates { set: &kube_proxy.feature_gates, version: kpx.version() };
+    for (gate, meant) in gates.misspelt() {
+        fields.refuse(&format!("featureGates.{gate}"), kube_proxy.feature_gates[&gate], format!("is no gate, but {meant} is"));
+    }
     let detector = detector(&mut fields, kube_proxy);
     let healthz_address = listen_address(&mut fields, "healthzBindAddress", &kube_proxy.healthz_bind_address);
     let metrics_address = listen_address(&mut fields, "metricsBindAddress", &kube_proxy.metrics_bind_address);
@@ -57,6 +63,9 @@ pub(super) fn check(
     let node_ips = if node_ips.is_empty() { bind_address.into_iter().collect() } else { node_ips };
     let service_cidrs = own.parse_each("serviceCIDRs", &kpx.service_cidrs, "must be a CIDR");
     let external_ip_cidrs = external_ip_cidrs(&mut own, &kpx.external_ip_cidrs);
+    let version = &kpx.kubernetes_version;
+    let is_version = version.parse::<KubeVersion>().is_ok();
+    own.check(is_version, "kubernetesVersion", version, "must be a version of Kubernetes (e.g. 1.38)");
     let is_host = kpx.mode == Mode::Host;
     of_the_mode(&mut own, kpx);
     let masquerades = kpx.masquerade == Masquerade::Compat || common.masquerade_all;
@@ -84,6 +93,7 @@ pub(super) fn check(
         algorithm: kpx.lb_algorithm.0,
         node_ips: node_ips.clone(),
         external_ip_cidrs,
+        ignores_external_ips: !gates.external_ips(),
         service_cidrs: service_cidrs.clone(),
         host_routes: pod_routing.map(|routes| Arc::new(HostRoutes::unknown(routes == PodRoutes::Default))),
         has_redirects: kpx.local_redirect,
@@ -93,11 +103,7 @@ pub(super) fn check(
         node_ips,
         service_cidrs,
         node_ports,
-        // kube-proxy serves node ports there in this mode only.
-        localhost_node_ports: sockets.is_some()
-            && !is_host
-            && !matches!(kube_proxy.mode.as_str(), "ipvs" | "nftables")
-            && kube_proxy.iptables.localhost_node_ports,
+        localhost: if is_host { Localhost::Off } else { localhost(kube_proxy, gates) },
         detector,
         masquerade: kpx.masquerade,
         masquerade_all: common.masquerade_all,
@@ -180,20 +186,21 @@ fn bind_address(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Opt
 }
 
 fn node_ports(fields: &mut Fields, given: &[String]) -> NodePortAddresses {
-    const PRIMARY: &str = "primary";
-    const FIELD: &str = "nodePortAddresses";
-    match given {
-        [] => NodePortAddresses::All,
-        [one] if one == PRIMARY => NodePortAddresses::Primary,
-        _ if given.iter().any(|one| one == PRIMARY) => {
-            fields.refuse(FIELD, given, format!("can't use both `{PRIMARY}` and CIDRs"));
-            NodePortAddresses::All
-        }
-        _ => NodePortAddresses::In(fields.parse_each(
-            FIELD,
-            given,
-            "must be a CIDR (e.g. 10.0.0.0/8), or `primary` alone",
-        )),
+    let mut addresses = NodePortAddresses::default();
+    for (index, item) in given.iter().enumerate() {
+        let why = "must be a CIDR (e.g. 10.0.0.0/8), `primary`, `localhost` or `all`";
+        fields.check(addresses.add(item.trim()), &format!("nodePortAddresses[{index}]"), item, why);
+    }
+    addresses
+}
+
+/// Returns the rule for loopback addresses of kube-proxy's mode.
+fn localhost(kube_proxy: &KubeProxyConfiguration, gates: Gates<'_>) -> Localhost {
+    match kube_proxy.mode.as_str() {
+        NFTABLES if !gates.localhost() => Localhost::Off,
+        NFTABLES | "ipvs" => Localhost::Named,
+        _ if kube_proxy.iptables.localhost_node_ports => Localhost::Included,
+        _ => Localhost::Off,
     }
 }
 
@@ -297,7 +304,7 @@ fn proxy_mode(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Commo
     if mode == "ipvs" {
         ipvs(fields, &kube_proxy.ipvs);
     }
-    let bit = if mode == "nftables" { "nftables.masqueradeBit" } else { "iptables.masqueradeBit" };
+    let bit = if mode == NFTABLES { "nftables.masqueradeBit" } else { "iptables.masqueradeBit" };
     fields.check(
         (0..32).contains(&common.masquerade_bit),
         bit,

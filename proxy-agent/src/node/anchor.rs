@@ -13,6 +13,8 @@ pub(super) struct AnchorDevice {
     handle: Handle,
     device: Anchor,
     mtu: u32,
+    /// 127.0.0.1 serves node ports.
+    serves_localhost: bool,
     /// The state as of the last event.
     up: bool,
 }
@@ -27,11 +29,12 @@ pub(super) struct AnchorState {
 
 impl AnchorDevice {
     /// Makes the anchor. Until devices are known it has the MTU that it had.
-    pub(super) async fn start(handle: Handle) -> Result<Self> {
+    pub(super) async fn start(handle: Handle, serves_localhost: bool) -> Result<Self> {
         let present = anchor::present_mtu(&handle).await.context("look for the anchor")?;
         let mtu = present.unwrap_or_else(|| anchor_mtu(&BTreeMap::new()));
         let device = anchor::ensure(&handle, mtu).await.context("make the anchor")?;
-        Ok(Self { handle, device, mtu, up: false })
+        anchor::set_localhost(&handle, serves_localhost).await?;
+        Ok(Self { handle, device, mtu, serves_localhost, up: false })
     }
 
     pub(super) fn device(&self) -> Anchor {
@@ -54,6 +57,7 @@ impl AnchorDevice {
         // The known state of devices is a moment old. In that moment the anchor may have come up and gone down again.
         let was_up = anchor::stands(&self.handle).await.context("look at the anchor")?;
         let device = anchor::ensure(&self.handle, mtu).await.context("fit the anchor")?;
+        anchor::set_localhost(&self.handle, self.serves_localhost).await?;
         debug!(mtu, "anchor fitted");
         Ok(Some(AnchorState { device, was_up, mtu }))
     }
@@ -65,6 +69,10 @@ impl AnchorDevice {
     /// Sets parameters back that somebody has changed, and says how many. Those of an anchor that is gone, or was, come
     /// with it.
     pub(super) fn verify_sysctls(&self, links: &BTreeMap<u32, Link>) -> Result<u64> {
-        if self.up && links.contains_key(&self.ifindex()) { anchor::set_sysctls() } else { Ok(0) }
+        if !self.up || !links.contains_key(&self.ifindex()) {
+            return Ok(0);
+        }
+        let localhost = if self.serves_localhost { anchor::verify_localhost()? } else { 0 };
+        Ok(anchor::set_sysctls()? + localhost)
     }
 }

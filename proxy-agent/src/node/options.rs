@@ -1,14 +1,14 @@
 //! Holds the operator's settings of a node; each has a default, or is found out otherwise.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use proxy_common::device::Node;
 
 use super::detect::Detector;
 use super::fast_path::FastPath;
-use super::node_ports::NodePortAddresses;
+use super::node_ports::{Localhost, NodePortAddresses};
 use crate::choices::PodRoutes;
 
 /// The operator's settings of this node.
@@ -19,8 +19,8 @@ pub struct NodeOptions {
     /// The ranges of ClusterIPs, instead of those of the ServiceCIDR objects.
     pub service_cidrs: Vec<IpNet>,
     pub node_ports: NodePortAddresses,
-    /// Set to serve node ports at the host's own 127.0.0.1, for sockets, since packets cannot go there.
-    pub localhost_node_ports: bool,
+    /// The loopback addresses at which programs of the host reach node ports.
+    pub localhost: Localhost,
     pub detector: Detector,
     pub masquerade: Masquerade,
     /// Set to masquerade every client of a ClusterIP.
@@ -57,7 +57,7 @@ impl Default for NodeOptions {
             node_ips: Vec::new(),
             service_cidrs: Vec::new(),
             node_ports: NodePortAddresses::default(),
-            localhost_node_ports: false,
+            localhost: Localhost::default(),
             detector: Detector::default(),
             masquerade: Masquerade::default(),
             masquerade_all: false,
@@ -69,10 +69,9 @@ impl Default for NodeOptions {
 }
 
 impl NodeOptions {
-    /// Returns the loopback address that serves node ports, if any. `primary` are the node's primary addresses.
-    pub(crate) fn localhost(&self, primary: &[IpAddr]) -> Option<IpAddr> {
-        let localhost = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        (self.localhost_node_ports && self.node_ports.names(localhost, primary)).then_some(localhost)
+    /// Returns the loopback addresses that serve node ports.
+    pub(crate) fn localhosts(&self) -> Vec<IpAddr> {
+        self.node_ports.localhosts(self.localhost)
     }
 
     /// Returns the settings as flags of [`Node`].
@@ -82,6 +81,7 @@ impl NodeOptions {
             (self.masquerade_all, Node::MASQUERADE_ALL),
             (self.cluster_ip_external, Node::CLUSTER_IP_EXTERNAL),
             (self.pod_routing.is_some(), Node::HOST),
+            (self.localhost == Localhost::Named, Node::LOCALHOST_LOCAL),
         ];
         flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag)
     }

@@ -33,11 +33,9 @@ impl Node {
             let serves = self.options.node_ports.accepts(addr, &primary);
             (addr, OwnAddr::new(ifindex, if serves { OwnAddr::NODE_PORTS } else { 0 }))
         });
-        // Only sockets that get their backends at once reach it: packets cannot go there.
-        let has_programs = self.programs.attachments.sockets_status().is_some();
-        let localhost = self.options.localhost(&primary).filter(|_| has_programs);
-        let localhost = localhost.map(|addr| (addr, OwnAddr::new(LO, OwnAddr::NODE_PORTS)));
-        let addrs = addrs.chain(localhost).collect();
+        let localhosts = self.options.localhosts();
+        let localhosts = localhosts.into_iter().map(|addr| (addr, OwnAddr::new(LO, OwnAddr::NODE_PORTS)));
+        let addrs = addrs.chain(localhosts).collect();
         self.rows.write_addrs(&addrs)
     }
 }

@@ -24,6 +24,7 @@ pub struct Guard {
     own: BTreeSet<IpAddr>,
     /// The ranges of permitted ExternalIPs; None: any.
     external_ip_cidrs: Option<Vec<IpNet>>,
+    ignores_external_ips: bool,
     /// The ranges of ClusterIPs, as far as the operator or the cluster has named them.
     service_cidrs: Vec<IpNet>,
     /// The ClusterIPs of Services that other proxies serve.
@@ -43,6 +44,7 @@ impl Guard {
             api_servers: store.api_server().iter().copied().chain(told).collect(),
             own: options.node_ips.iter().copied().chain(known).collect(),
             external_ip_cidrs: options.external_ip_cidrs.clone(),
+            ignores_external_ips: options.ignores_external_ips,
             service_cidrs: match options.service_cidrs.as_slice() {
                 [] => service_cidrs(store.service_cidrs()).0,
                 given => given.to_vec(),
@@ -75,6 +77,9 @@ impl Guard {
         }
         if self.of_other_proxies.contains(&ip) {
             return Err(format!("{ip} is the ClusterIP of another proxy's Service"));
+        }
+        if self.ignores_external_ips && kind == FrontendKind::EXTERNAL_IP {
+            return Err(format!("{ip} is an ExternalIP, and the feature gate AllowServiceExternalIPs is off"));
         }
         let nets = self.external_ip_cidrs.as_deref().filter(|_| kind == FrontendKind::EXTERNAL_IP);
         if nets.is_some_and(|nets| !nets.iter().any(|net| net.contains(&ip))) {

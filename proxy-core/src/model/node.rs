@@ -28,6 +28,8 @@ pub struct ModelOptions {
     pub node_ips: Vec<IpAddr>,
     /// The ranges of permitted ExternalIPs; None: any.
     pub external_ip_cidrs: Option<Vec<IpNet>>,
+    /// Set to serve no ExternalIPs: Kubernetes' feature gate `AllowServiceExternalIPs` is off.
+    pub ignores_external_ips: bool,
     /// The ranges of ClusterIPs; if empty, the cluster's ServiceCIDRs count.
     pub service_cidrs: Vec<IpNet>,
     /// The routes of a host in host mode. A node reaches every backend.

@@ -38,7 +38,7 @@ impl Client {
     /// another.
     #[inline(always)]
     pub fn may_dial<A: Family>(&self, addr: &A, node: &Node) -> bool {
-        if self.origin.is_node() && addr.is_localhost() {
+        if self.origin.is_node() && addr.is_loopback() {
             return maps::own_addr(addr).is_some_and(|own| own.takes_node_ports());
         }
         // On a host outside of the cluster its own addresses are its own.
@@ -81,8 +81,6 @@ fn is_of_led_pod() -> bool {
 pub trait Family: Net {
     /// An address that no packet carries, for a network namespace where affinity is by address.
     fn of_netns(cookie: u64) -> Self;
-    /// A loopback address at which kube-proxy serves node ports.
-    fn is_localhost(self) -> bool;
     /// Keeps with the socket of a call what it dials. Without memory for that, it is shown its backend.
     fn keep_dialled(peer: Peer, dialled: &Dialled<Self>);
     /// Forgets what the socket of a call has dialled in this family.
@@ -96,11 +94,6 @@ impl Family for Addr4 {
     #[inline(always)]
     fn of_netns(cookie: u64) -> Self {
         Self::from_wire((cookie as u32 & 0x00ff_ffff).to_be())
-    }
-
-    #[inline(always)]
-    fn is_localhost(self) -> bool {
-        u32::from_be(self.wire()) >> 24 == 127
     }
 
     #[inline(always)]
@@ -124,11 +117,6 @@ impl Family for Addr6 {
     #[inline(always)]
     fn of_netns(cookie: u64) -> Self {
         Self::from_wire([0, 0, ((cookie >> 32) as u32).to_be(), (cookie as u32).to_be()])
-    }
-
-    #[inline(always)]
-    fn is_localhost(self) -> bool {
-        false
     }
 
     #[inline(always)]

@@ -36,6 +36,8 @@ const USES: &[(&str, &[&str])] = &[
     ("proxy-cluster", &["kube", "proxy-common", "proxy-net", "proxy-view", "tokio"]),
     ("proxy-top", &["proxy-common", "proxy-view", "tokio"]),
     ("proxy-check", &["aya", "proxy-common", "proxy-datapath", "proxy-net", "proxy-source", "proxy-view", "tokio"]),
+    // What versions of Kubernetes mean, as pure functions.
+    ("proxy-versions", &[]),
     // The crate that runs.
     (
         "proxy-agent",
@@ -53,6 +55,7 @@ const USES: &[(&str, &[&str])] = &[
             "proxy-source",
             "proxy-top",
             "proxy-trace",
+            "proxy-versions",
             "proxy-view",
             "rtnetlink",
             "tokio",

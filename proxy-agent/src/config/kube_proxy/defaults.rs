@@ -23,6 +23,7 @@ impl Default for KubeProxyConfiguration {
             enable_profiling: false,
             show_hidden_metrics_for_version: String::new(),
             mode: String::new(),
+            mode_is_given: false,
             iptables: Iptables::default(),
             ipvs: Ipvs::default(),
             nftables: Nftables::default(),

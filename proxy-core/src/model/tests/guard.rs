@@ -76,6 +76,19 @@ fn the_operator_may_restrict_external_ips() {
     assert_eq!(externals(Some(&[])), ["198.51.100.1"], "a writer of the status is trusted with addresses");
 }
 
+/// KEP-5707.
+#[test]
+fn gate_takes_external_ips_away_and_leaves_load_balancers() {
+    let web = service("web").cluster_ip("10.96.0.1").type_("LoadBalancer").tcp(80);
+    let mut desired = desired(ModelOptions { ignores_external_ips: true, ..ModelOptions::default() });
+    desired.apply(web.external_ip("192.0.2.1").vip("198.51.100.1").into());
+    desired.sync();
+    let served: Vec<_> = desired.external_frontends().map(|(addr, ..)| addr.to_string()).collect();
+    assert_eq!(served, ["198.51.100.1"]);
+    let why = "192.0.2.1 is an ExternalIP, and the feature gate AllowServiceExternalIPs is off";
+    assert_eq!(refused(&desired), [format!("Service default/web spec.externalIPs[0]: {why}")]);
+}
+
 /// An endpoint there would let a writer of EndpointSlices get past the NetworkPolicy of the Service at that address.
 #[test]
 fn endpoints_at_cluster_ips_are_refused() {
