@@ -247,12 +247,7 @@ fn host_mode_defaults() -> Value {
 }
 
 impl Remarks {
-    fn new(
-        given: &FlagValues,
-        doubtful_fields: Vec<String>,
-        gates: Gates<'_>,
-        has_file: bool,
-    ) -> Self {
+    fn new(given: &FlagValues, doubtful_fields: Vec<String>, gates: Gates<'_>, has_file: bool) -> Self {
         let flags = || given.flags().map(|(flag, _)| flag);
         Self {
             doubtful_fields,

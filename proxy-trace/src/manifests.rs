@@ -1,7 +1,7 @@
 //! Builds a scene from a folder of manifests: a node that kpx serves with these objects.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -154,7 +154,8 @@ impl<R: NodeRules> Folder<R> {
     }
 
     fn addrs<A: Addr>(&self, node_devices: &NodeDevices) -> BTreeMap<A, OwnAddr> {
-        let addrs = self.node_addrs.iter().filter_map(|addr| {
+        let localhosts = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+        let addrs = self.node_addrs.iter().chain(&localhosts).filter_map(|addr| {
             let serves = self.rules.serves_node_ports(*addr, &self.desired.node().primary);
             Some((A::from_ip(*addr)?, OwnAddr::new(node_devices.uplink, if serves { OwnAddr::NODE_PORTS } else { 0 })))
         });

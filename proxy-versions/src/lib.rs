@@ -50,7 +50,8 @@ mod tests {
 
     #[test]
     fn version_has_a_minor_number() {
-        for (text, minor) in [("1.38", 38), ("v1.40", 40), ("v1.36.2", 36), ("v1.39.0-rc.1", 39), ("v1.37.3+k3s1", 37)] {
+        for (text, minor) in [("1.38", 38), ("v1.40", 40), ("v1.36.2", 36), ("v1.39.0-rc.1", 39), ("v1.37.3+k3s1", 37)]
+        {
             assert_eq!(text.parse(), Ok(KubeVersion(minor)), "{text}");
         }
         for text in ["", "1", "1.", "2.40", "1.x", "1.38.x", "1.38.", "1.-1", "1.99999", "latest", "1.+4"] {
@@ -61,7 +62,8 @@ mod tests {
 
     #[test]
     fn nftables_is_the_default_mode_from_1_40() {
-        for (version, mode) in [("1.25", "iptables"), ("1.37", "iptables"), ("1.39", "iptables"), ("1.40", "nftables")] {
+        for (version, mode) in [("1.25", "iptables"), ("1.37", "iptables"), ("1.39", "iptables"), ("1.40", "nftables")]
+        {
             assert_eq!(version.parse::<KubeVersion>().unwrap().default_mode(), mode, "{version}");
         }
     }

@@ -87,6 +87,9 @@ pub struct OptionsStatus {
     pub local_pods: String,
     /// The addresses of node ports: `all`, `primary`, or networks.
     pub node_port_addresses: String,
+    /// The loopback addresses at which programs of this host reach node ports.
+    #[serde(default)]
+    pub localhost_node_ports: Vec<IpAddr>,
     pub cluster_ip_external: bool,
     /// The state of the fast path, by which packets of open connections skip the stack, and its reason: `off`, `on`,
     /// `auto: …`.

@@ -99,6 +99,7 @@ impl Case {
     pub(crate) fn starts_on_lo(&self) -> bool {
         let is_own = match self.to {
             To::NodePort(node) => node == self.client,
+            To::NodePortLoopback => true,
             To::LoadBalancer | To::ExternalIp => self.client == "n1" && services::HERE.contains(&self.service),
             _ => false,
         };

@@ -45,8 +45,6 @@ pub(crate) fn create_services(lab: &Lab, servers: &Servers) -> Result<()> {
         servers.serve_at(ext, "proxy", at(proxy, testbed::agent::SERVICE_PORT))?;
         servers.serve_at(n1, "host", at(services::vip(services::index("here")), SECOND_PORT))?;
         servers.serve_at(n1, "host", at(n1.addrs, services::node_port(services::index("listened"))))?;
-        let loopback = if family == Family::V4 { [127, 0, 0, 1].into() } else { std::net::Ipv6Addr::LOCALHOST.into() };
-        servers.refuse_sctp(n1, loopback)?;
         let len = if family == Family::V4 { 32 } else { 128 };
         lab.fabric.ns.ip(&format!("route add {}/{len} via {}", proxy.ip(family), ext.addrs.ip(family)))?;
     }
@@ -82,8 +80,9 @@ fn lead_sctp_to_rules(lab: &Lab) -> Result<()> {
 impl<'a> Fixture<'a> {
     /// Both nodes run kpx with these arguments.
     pub(crate) fn new(lab: &'a Lab, cluster: &'a Cluster, args: &[String]) -> Result<Self> {
-        // `tests/lab/socket` dials node ports at 127.0.0.1, which only a newer kernel's sockets reach.
-        let args = [args, &["--iptables-localhost-nodeports=false".to_owned()]].concat();
+        // ::1 serves node ports where it is named.
+        let named = if args.iter().any(|arg| arg == "--nodeport-addresses") { "localhost" } else { "all,localhost" };
+        let args = [args, &[format!("--nodeport-addresses={named}")]].concat();
         let start = |node| Agent::start_with(lab, node, cluster.source(), &args);
         let agents = lab.nodes().into_iter().map(start).collect::<Result<_>>()?;
         Ok(Self { lab, cluster, agents })

@@ -149,6 +149,7 @@ fn options_status(node: &Node) -> OptionsStatus {
         masquerade_all: options.masquerade_all,
         local_pods: options.detector.to_string(),
         node_port_addresses: options.node_ports.to_string(),
+        localhost_node_ports: options.localhosts(),
         cluster_ip_external: options.cluster_ip_external,
         fast_path: node.fast_path(),
         socket_lb: node.attachments().socket_lb(),

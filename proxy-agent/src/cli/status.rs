@@ -164,6 +164,10 @@ fn restarts(status: &Status) -> Cell {
 fn options(options: &OptionsStatus) -> String {
     let OptionsStatus { masquerade, local_pods, node_port_addresses, fast_path, .. } = options;
     let mut text = format!("masquerade {masquerade}, local pods by {local_pods}, node ports at {node_port_addresses}");
+    let localhosts: Vec<_> = options.localhost_node_ports.iter().map(ToString::to_string).collect();
+    if !localhosts.is_empty() {
+        text += &format!(", and to this host at {}", localhosts.join(" and "));
+    }
     if fast_path != "off" {
         text += &format!(", fast path {fast_path}");
     }

@@ -9,7 +9,8 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::Configuration;
 use super::kube_proxy::Logging;
-use crate::settings::Settings;
+use crate::settings::{Mode, Settings};
+use proxy_versions::gates::Gates;
 
 /// Starts logging to standard error. RUST_LOG overrides the configuration.
 pub(crate) fn start(logging: &Logging) {
@@ -46,6 +47,20 @@ impl Configuration {
         }
         if !remarks.unknown_feature_gates.is_empty() {
             warn!(gates = remarks.unknown_feature_gates.join(", "), "unknown feature gates");
+        }
+        let gates = Gates { set: &self.kube_proxy.feature_gates, version: self.kpx.version() };
+        if !self.kube_proxy.mode_is_given && settings.mode == Mode::Node {
+            let mode = self.kpx.version().default_mode();
+            info!(
+                mode,
+                "no proxy mode is given, and kube-proxy's default is nftables from Kubernetes 1.40 on: give one"
+            );
+        }
+        if self.kube_proxy.mode == "ipvs" && !gates.ipvs() {
+            warn!("kube-proxy would not start in mode ipvs, because the feature gate KubeProxyIPVS is off; kpx does");
+        }
+        if settings.model.ignores_external_ips {
+            info!("Services' ExternalIPs are not served, because the feature gate AllowServiceExternalIPs is off");
         }
         info!(
             from = self.files.names(),

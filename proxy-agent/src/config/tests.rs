@@ -4,6 +4,7 @@ mod flags;
 mod invalid;
 mod kubeadm;
 mod properties;
+mod versions;
 
 use std::fs;
 use std::path::PathBuf;

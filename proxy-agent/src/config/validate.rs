@@ -50,7 +50,11 @@ pub(super) fn check(
     let node_ports = node_ports(&mut fields, &kube_proxy.node_port_addresses);
     let gates = Gates { set: &kube_proxy.feature_gates, version: kpx.version() };
     for (gate, meant) in gates.misspelt() {
-        fields.refuse(&format!("featureGates.{gate}"), kube_proxy.feature_gates[&gate], format!("is no gate, but {meant} is"));
+        fields.refuse(
+            &format!("featureGates.{gate}"),
+            kube_proxy.feature_gates[&gate],
+            format!("is no gate, but {meant} is"),
+        );
     }
     let detector = detector(&mut fields, kube_proxy);
     let healthz_address = listen_address(&mut fields, "healthzBindAddress", &kube_proxy.healthz_bind_address);

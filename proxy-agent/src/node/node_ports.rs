@@ -146,7 +146,12 @@ mod tests {
                 &["192.0.2.1", "10.1.0.1", "fd00::1"],
                 &["192.0.2.1", "10.1.0.1", "fd00::1"],
             ),
-            ("primary and all of a family", &["primary", "::/0"], &["192.0.2.1", "fd00::1", "2001:db8::1"], &["192.0.2.1", "::"]),
+            (
+                "primary and all of a family",
+                &["primary", "::/0"],
+                &["192.0.2.1", "fd00::1", "2001:db8::1"],
+                &["192.0.2.1", "::"],
+            ),
             ("none that the node has", &["198.51.100.0/24", "2001:db8:5::/48"], &[], &[]),
         ];
         for (name, option, accepted, listen) in cases {
@@ -183,7 +188,7 @@ mod tests {
         for (option, included, named) in cases {
             assert_eq!(of(option).localhosts(Localhost::Included), addrs(included), "{option:?}");
             assert_eq!(of(option).localhosts(Localhost::Named), addrs(named), "{option:?}");
-            assert_eq!(of(option).localhosts(Localhost::Off), [], "{option:?}");
+            assert!(of(option).localhosts(Localhost::Off).is_empty(), "{option:?}");
         }
     }
 

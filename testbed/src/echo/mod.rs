@@ -84,14 +84,6 @@ impl Servers {
         Ok(())
     }
 
-    /// Refuses SCTP at an address as a kernel that speaks it does, at every port that is not served.
-    pub fn refuse_sctp(&self, host: &Host, ip: IpAddr) -> Result<()> {
-        if kernel_sctp::is_there() {
-            return Ok(());
-        }
-        self.speak_sctp(&host.ns, ip).map(drop)
-    }
-
     fn speak_sctp(&self, ns: &NetNs, ip: IpAddr) -> Result<Listeners> {
         let mut sctp = self.sctp.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (ns.name().to_owned(), ip);

@@ -19,11 +19,15 @@ fn the_anchor_is_made_once_and_removed_without_trace() {
             let second = anchor::ensure(&handle()?, 1400).await?;
             ensure!(second == first, "{second:?} after {first:?}");
             check_anchor(&second, 1400).await?;
+            anchor::set_localhost(&handle()?, true).await?;
+            anchor::set_localhost(&handle()?, true).await?;
+            ensure!(sysctl("ipv4/conf/lo/route_localnet")? == "1" && sysctl("ipv4/conf/all/route_localnet")? == "0");
             ensure!(sysctl("ipv4/conf/kpx0/rp_filter")? == rp_filter, "rp_filter is not ours to set");
 
             anchor::remove(&handle()?).await?;
             ensure!(names().await? == ["lo"], "left behind: {:?}", names().await?);
             ensure!(sysctl("ipv4/conf/lo/accept_local")? == accept_local, "accept_local was {accept_local}");
+            ensure!(sysctl("ipv4/conf/lo/route_localnet")? == "0", "route_localnet was 0");
             anchor::remove(&handle()?).await.context("remove what is not there")
         });
     }

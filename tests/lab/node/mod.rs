@@ -3,6 +3,7 @@
 mod bridges;
 mod connections;
 mod host;
+mod localhost;
 mod maps;
 mod ports;
 mod reach;
@@ -23,13 +24,13 @@ fn own_addresses_take_node_ports_where_the_operator_says_and_follow_the_devices(
          addr add 10.1.0.1/16 dev eth1
          addr add 127.9.0.1/32 dev lo scope global")?;
     for (arguments, want) in [
-        // Sockets reach node ports at the loopback address as well, which packets cannot.
         ("", "10.1.0.1* 127.0.0.1* 127.9.0.1 192.0.2.1* fd00::1*"),
-        ("--socket-lb off", "10.1.0.1* 127.9.0.1 192.0.2.1* fd00::1*"),
+        ("--iptables-localhost-nodeports=false", "10.1.0.1* 127.9.0.1 192.0.2.1* fd00::1*"),
         ("--nodeport-addresses 192.0.2.0/24", "10.1.0.1 127.9.0.1 192.0.2.1* fd00::1*"),
         ("--nodeport-addresses 10.0.0.0/8,2001:db8::/32", "10.1.0.1* 127.9.0.1 192.0.2.1 fd00::1"),
         ("--nodeport-addresses 10.0.0.0/8,0.0.0.0/0,fd00::/64", "10.1.0.1* 127.0.0.1* 127.9.0.1 192.0.2.1* fd00::1*"),
         ("--nodeport-addresses primary", "10.1.0.1 127.9.0.1 192.0.2.1* fd00::1*"),
+        ("--nodeport-addresses localhost,10.0.0.0/8", "10.1.0.1* 127.0.0.1* 127.9.0.1 192.0.2.1 ::1* fd00::1"),
         ("--nodeport-addresses primary --node-ip 10.1.0.1", "10.1.0.1* 127.9.0.1 192.0.2.1 fd00::1*"),
     ] {
         let kpx = Agent::start_alone(&node, &[], arguments)?.healthy()?;

@@ -65,7 +65,7 @@ fn a_cluster_ip_on_a_device_that_leads_nowhere_stays_with_the_host() -> Result<(
 }
 
 /// A pod with 10.244.1.5 and fd00:1::5 behind a routed device.
-fn pod(node: &NetNs) -> Result<NetNs> {
+pub(super) fn pod(node: &NetNs) -> Result<NetNs> {
     let pod = NetNs::create(format!("{}-pod", node.name()))?;
     node.ip(&format!(
         "link add pod0 address 02:00:00:00:00:01 type veth peer name eth0 address 02:00:00:00:00:02 netns {}

@@ -101,9 +101,11 @@ fn addresses_follow_the_family_of_the_bind_address() {
 fn one_file_or_two_hold_documents_of_both_kinds() {
     let kube_proxy = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n";
     let kpx = format!("{KPX}masquerade: compat\nmode: host\n");
+    let mut primary = NodePortAddresses::default();
+    assert!(primary.add("primary"));
     let one = ConfigFile::new(&format!("# both\n---\n{kpx}---\n{kube_proxy}---\n")).settings("");
     assert_eq!((one.mode, one.node.masquerade), (Mode::Host, Masquerade::Compat));
-    assert_eq!(one.node.node_ports, NodePortAddresses::Primary);
+    assert_eq!(one.node.node_ports, primary);
     let (first, second) = (ConfigFile::new(kube_proxy), ConfigFile::new(&kpx));
     let two = first.settings(&format!("--kpx-config {}", second.path.display()));
     assert_eq!(comparable(two), comparable(one.clone()));

@@ -6,7 +6,7 @@ use super::{load, run_args, settings};
 use crate::config::arguments;
 use crate::config::logging::filter;
 use crate::node::NodeOptions;
-use crate::node::node_ports::NodePortAddresses;
+use crate::node::node_ports::{Localhost, NodePortAddresses};
 use proxy_source::Source;
 
 #[test]
@@ -26,7 +26,8 @@ fn flags_are_read_as_go_does() {
     }
     let gates = load("--feature-gates=A=true,B=false --feature-gates B=true").unwrap().kube_proxy.feature_gates;
     assert_eq!(gates, [("A".to_owned(), true), ("B".to_owned(), true)].into());
-    let nets = NodePortAddresses::In(vec!["10.0.0.0/8".parse().unwrap(), "0.0.0.0/0".parse().unwrap()]);
+    let mut nets = NodePortAddresses::default();
+    assert!(nets.add("10.0.0.0/8") && nets.add("0.0.0.0/0"));
     let twice = settings("--nodeport-addresses 10.0.0.0/8 --nodeport-addresses=0.0.0.0/0").node.node_ports;
     assert_eq!(twice, nets);
 }
@@ -37,7 +38,7 @@ fn empty_values_count_as_none() {
         "--nodeport-addresses= --cluster-cidr= --pod-bridge-interface= --masquerade-all=false --detect-local-mode=
                  --kubeconfig= --master= --proxy-mode= --bind-address= --masquerade= --run-dir= --hostname-override=n1";
     let settings = settings(empty);
-    assert_eq!(settings.node, NodeOptions { localhost_node_ports: true, ..NodeOptions::default() });
+    assert_eq!(settings.node, NodeOptions { localhost: Localhost::Included, ..NodeOptions::default() });
     assert_eq!(settings, super::settings(""));
 }
 
@@ -54,8 +55,6 @@ fn node_serves_its_own_sockets_by_default() {
         ("--mode=host --socket-lb=host", Some((false, false))),
     ] {
         assert_eq!(served(line), want, "{line}");
-        let localhost = settings(line).node.localhost_node_ports;
-        assert_eq!(localhost, want.is_some() && !line.contains("--mode=host"), "{line}");
     }
 }
 

@@ -61,11 +61,15 @@ const CASES: &[(&str, &str)] = &[
     ),
     (
         "nodePortAddresses: [10.0.0.1]",
-        r#"nodePortAddresses[0]: Invalid value: "10.0.0.1": must be a CIDR (e.g. 10.0.0.0/8), or `primary` alone"#,
+        r#"nodePortAddresses[0]: Invalid value: "10.0.0.1": must be a CIDR (e.g. 10.0.0.0/8), `primary`, `localhost` or `all`"#,
     ),
     (
-        "nodePortAddresses: [primary, 10.0.0.0/8]",
-        r#"nodePortAddresses: Invalid value: ["primary", "10.0.0.0/8"]: can't use both `primary` and CIDRs"#,
+        "nodePortAddresses: [primary, loopback, localhost]",
+        r#"nodePortAddresses[1]: Invalid value: "loopback": must be a CIDR (e.g. 10.0.0.0/8), `primary`, `localhost` or `all`"#,
+    ),
+    (
+        "featureGates: {AllowServiceExternalIps: false}",
+        "featureGates.AllowServiceExternalIps: Invalid value: false: is no gate, but AllowServiceExternalIPs is",
     ),
     (
         "detectLocalMode: Guess",
@@ -112,6 +116,10 @@ fn every_wrong_field_of_kpx_is_named() {
         ("attach: nail", r#"attach: Invalid value: "nail": must be one of tcx, clsact"#),
         ("nodeIPs: [10.0.0.1/8]", r#"nodeIPs[0]: Invalid value: "10.0.0.1/8": must be an IP address"#),
         ("serviceCIDRs: ['::/0', x]", r#"serviceCIDRs[1]: Invalid value: "x": must be a CIDR"#),
+        (
+            "kubernetesVersion: latest",
+            r#"kubernetesVersion: Invalid value: "latest": must be a version of Kubernetes (e.g. 1.38)"#,
+        ),
         ("runDir: ''", r#"runDir: Invalid value: "": must be a folder"#),
         (
             "manifests: /m\ncontext: c",
@@ -180,14 +188,14 @@ fn wrong_types_and_documents_are_named_with_their_lines() {
         ),
         (
             "kind: KubeProxyConfiguration\n".into(),
-            r#"config.conf:1: no kind "KubeProxyConfiguration" of apiVersion "" is known, but KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 and KpxConfiguration of kpx.dev/v1alpha1"#,
+            r#"config.conf:1: no kind "KubeProxyConfiguration" of apiVersion "" is known, but KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 or kubeproxy.config.k8s.io/v1alpha2 and KpxConfiguration of kpx.dev/v1alpha1"#,
         ),
         (format!("{kind}---\n{kind}"), "config.conf:5: a second KubeProxyConfiguration"),
         (format!("{kind}---\na: [\n"), "config.conf:4: unclosed bracket '['"),
         ("# nothing\n".into(), "config.conf: has no KubeProxyConfiguration: --kpx-config takes files without"),
         (
             "- 1\n".into(),
-            r#"config.conf:1: no kind "" of apiVersion "" is known, but KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 and KpxConfiguration of kpx.dev/v1alpha1"#,
+            r#"config.conf:1: no kind "" of apiVersion "" is known, but KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 or kubeproxy.config.k8s.io/v1alpha2 and KpxConfiguration of kpx.dev/v1alpha1"#,
         ),
     ];
     for (text, want) in cases {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::ConfigFile;
 use crate::node::NodeOptions;
 use crate::node::detect::Detector;
+use crate::node::node_ports::Localhost;
 use crate::settings::{Conntrack, Mode};
 use proxy_source::{Source, kubernetes};
 
@@ -87,7 +88,7 @@ fn kubeadms_configuration_means_defaults() {
     assert_eq!(settings.node_name, "node-1");
     assert_eq!(settings.mode, Mode::Node);
     let detector = Detector::ClusterCidr(vec!["10.244.0.0/16".parse().unwrap()]);
-    assert_eq!(settings.node, NodeOptions { detector, localhost_node_ports: true, ..NodeOptions::default() });
+    assert_eq!(settings.node, NodeOptions { detector, localhost: Localhost::Included, ..NodeOptions::default() });
     let kubeconfig = Some("/var/lib/kube-proxy/kubeconfig.conf".into());
     let rate = kubernetes::Rate::new(5.0, 10);
     let source = kubernetes::Options { kubeconfig, rate, pods: true, ..kubernetes::Options::default() };

@@ -1,0 +1,230 @@
+//! Node ports at 127.0.0.1 and ::1 (KEP-6032): the host's own programs are served, and nothing else is.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use testbed::agent::{Agent, DEADLINE, wait_until};
+use testbed::netns::NetNs;
+
+use super::reach::pod;
+
+/// Time in which an answer would come.
+const SOON: Duration = Duration::from_millis(700);
+const ROUTE_LOCALNET: &str = "/proc/sys/net/ipv4/conf/";
+const NFTABLES: &str = "--proxy-mode nftables --nodeport-addresses primary,localhost --socket-lb off";
+
+#[test]
+fn the_host_alone_reaches_node_ports_at_its_loopback_addresses() -> Result<()> {
+    let node = NetNs::machine("localhost")?;
+    node.sysctl("ipv4/ip_forward", "1")?;
+    node.sysctl("ipv6/conf/all/forwarding", "1")?;
+    let pod = pod(&node)?;
+    serve(&pod, &["10.244.1.5:8443", "[fd00:1::5]:8443"])?;
+    serve(&node, &["192.0.2.1:8444", "[fd00::1]:8444"])?;
+    let objects = [("services", SERVICES), ("slices", SLICES)];
+    let kpx = Agent::start_alone(&node, &objects, NFTABLES)?.healthy()?;
+
+    for (to, seen) in [
+        ("127.0.0.1:30443", "192.0.2.1"),
+        ("[::1]:30443", "fd00::1"),
+        // A server of the host must not take the client for one that may do all.
+        ("127.0.0.1:30444", "192.0.2.1"),
+        ("[::1]:30444", "fd00::1"),
+        ("192.0.2.1:30443", "192.0.2.1"),
+    ] {
+        ensure!(by_tcp(&node, to).with_context(|| format!("TCP, {to}"))? == seen, "TCP, {to}");
+        ensure!(by_udp(&node, to).with_context(|| format!("UDP, {to}"))? == seen, "UDP, {to}");
+    }
+    // As the KEP has it. In mode iptables the node itself needs no endpoint of its own.
+    for to in ["127.0.0.1:30445", "[::1]:30445", "127.0.0.1:30446", "127.0.0.2:30443"] {
+        ensure!(is_refused(&node, to), "{to} is refused");
+    }
+    let localnet = |device: &str| node.read(&format!("{ROUTE_LOCALNET}{device}/route_localnet"));
+    ensure!(
+        [localnet("lo")?, localnet("all")?, localnet("eth0")?].map(|value| value.trim().to_owned()) == ["1", "0", "0"]
+    );
+
+    // Neither a pod nor a machine behind an uplink gets in by that, even where a kube-proxy has opened all devices.
+    lead_out(&pod)?;
+    let resets = own_resets(&node)?;
+    ensure!(!is_answered(&pod, "127.0.0.1:30443") && own_resets(&node)? == resets, "the kernel drops a martian");
+    node.sysctl("ipv4/conf/all/route_localnet", "1")?;
+    node.sysctl("ipv4/conf/all/rp_filter", "0")?;
+    ensure!(!is_answered(&pod, "127.0.0.1:30443"), "a pod is served at the node's loopback address");
+    ensure!(own_resets(&node)? > resets, "the packet comes to the node's stack, which refuses it");
+    node.sysctl("ipv4/conf/all/route_localnet", "0")?;
+    kpx.stop()?;
+
+    let kpx = Agent::start_alone(&node, &objects, "--proxy-mode nftables --socket-lb off")?.healthy()?;
+    ensure!(is_refused(&node, "127.0.0.1:30443") && is_refused(&node, "[::1]:30443"), "they are not named any more");
+    ensure!(localnet("lo")?.trim() == "0", "the switch is as it was");
+    kpx.stop()?;
+
+    let kpx = Agent::start_alone(&node, &objects, "--socket-lb off")?.healthy()?;
+    ensure!(by_tcp(&node, "127.0.0.1:30443")? == "192.0.2.1" && is_refused(&node, "[::1]:30443"), "mode iptables");
+    kpx.stop()
+}
+
+/// Lets a pod send packets for 127.0.0.1 out of its device.
+fn lead_out(pod: &NetNs) -> Result<()> {
+    pod.sysctl("ipv4/conf/all/route_localnet", "1")?;
+    pod.sysctl("ipv4/conf/all/rp_filter", "0")?;
+    pod.ip("link set lo up
+         route flush table local root 127.0.0.0/8
+         route add 127.0.0.1/32 via 169.254.1.1 dev eth0 onlink src 10.244.1.5")
+}
+
+/// Tells each client by TCP and UDP its address, until the test process ends.
+fn serve(ns: &NetNs, addrs: &[&str]) -> Result<()> {
+    for addr in addrs {
+        let listener = ns.run(|| TcpListener::bind(addr)).with_context(|| format!("listen on {addr}"))?;
+        thread::spawn(move || {
+            while let Ok((mut stream, from)) = listener.accept() {
+                // A client that has gone has seen enough.
+                let _written = stream.write_all(from.ip().to_string().as_bytes());
+            }
+        });
+        let socket = ns.run(|| UdpSocket::bind(addr)).with_context(|| format!("bind {addr}"))?;
+        thread::spawn(move || {
+            while let Ok((_, from)) = socket.recv_from(&mut [0; 9]) {
+                let _sent = socket.send_to(from.ip().to_string().as_bytes(), from);
+            }
+        });
+    }
+    Ok(())
+}
+
+fn by_tcp(ns: &NetNs, to: &str) -> Result<String> {
+    let to: SocketAddr = to.parse()?;
+    let mut answer = String::new();
+    wait_until(DEADLINE, &format!("{to} answers"), || {
+        let Ok(mut stream) = ns.run(|| TcpStream::connect_timeout(&to, SOON)) else { return Ok(false) };
+        ensure!(stream.peer_addr()? == to, "the client sees {}", stream.peer_addr()?);
+        stream.set_read_timeout(Some(DEADLINE))?;
+        answer.clear();
+        Ok(stream.read_to_string(&mut answer).is_ok())
+    })?;
+    Ok(answer)
+}
+
+fn by_udp(ns: &NetNs, to: &str) -> Result<String> {
+    let to: SocketAddr = to.parse()?;
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = ns.run(|| UdpSocket::bind(any))?;
+    socket.set_read_timeout(Some(DEADLINE))?;
+    ns.run(|| socket.send_to(b"?", to))?;
+    let mut answer = [0; 64];
+    let (len, from) = socket.recv_from(&mut answer)?;
+    ensure!(from == to, "the client sees {from}");
+    Ok(String::from_utf8(answer[..len].to_vec())?)
+}
+
+fn is_answered(ns: &NetNs, to: &str) -> bool {
+    let to: SocketAddr = to.parse().expect("an address");
+    ns.run(|| TcpStream::connect_timeout(&to, SOON)).is_ok()
+}
+
+/// Returns the number of connections that the host's own stack has reset.
+fn own_resets(ns: &NetNs) -> Result<u64> {
+    let counters = ns.read("/proc/thread-self/net/snmp")?;
+    let mut lines = counters.lines().filter_map(|line| line.strip_prefix("Tcp: "));
+    let (names, values) = (lines.next().context("the names")?, lines.next().context("the values")?);
+    let mut pairs = names.split(' ').zip(values.split(' '));
+    let (_, resets) = pairs.find(|(name, _)| *name == "OutRsts").context("OutRsts")?;
+    Ok(resets.parse()?)
+}
+
+fn is_refused(ns: &NetNs, to: &str) -> bool {
+    let to: SocketAddr = to.parse().expect("an address");
+    let dialled = ns.run(|| TcpStream::connect_timeout(&to, SOON));
+    dialled.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+}
+
+const SERVICES: &str = "
+apiVersion: v1
+kind: Service
+metadata: { name: pod, namespace: default }
+spec:
+  type: NodePort
+  ipFamilies: [IPv4, IPv6]
+  clusterIP: 10.96.0.20
+  clusterIPs: [10.96.0.20, \"fd00:10::20\"]
+  ports: [{ name: t, port: 443, nodePort: 30443 }, { name: u, port: 443, nodePort: 30443, protocol: UDP }]
+---
+apiVersion: v1
+kind: Service
+metadata: { name: host, namespace: default }
+spec:
+  type: NodePort
+  ipFamilies: [IPv4, IPv6]
+  clusterIP: 10.96.0.21
+  clusterIPs: [10.96.0.21, \"fd00:10::21\"]
+  ports: [{ name: t, port: 443, nodePort: 30444 }, { name: u, port: 443, nodePort: 30444, protocol: UDP }]
+---
+apiVersion: v1
+kind: Service
+metadata: { name: far, namespace: default }
+spec:
+  type: NodePort
+  externalTrafficPolicy: Local
+  ipFamilies: [IPv4, IPv6]
+  clusterIP: 10.96.0.22
+  clusterIPs: [10.96.0.22, \"fd00:10::22\"]
+  ports: [{ name: t, port: 443, nodePort: 30445 }]
+---
+apiVersion: v1
+kind: Service
+metadata: { name: none, namespace: default }
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.23
+  clusterIPs: [10.96.0.23]
+  ports: [{ port: 443, nodePort: 30446 }]
+";
+
+const SLICES: &str = "
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: { name: pod-4, namespace: default, labels: { kubernetes.io/service-name: pod } }
+addressType: IPv4
+ports: [{ name: t, port: 8443 }, { name: u, port: 8443, protocol: UDP }]
+endpoints: [{ addresses: [10.244.1.5], nodeName: n1 }]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: { name: pod-6, namespace: default, labels: { kubernetes.io/service-name: pod } }
+addressType: IPv6
+ports: [{ name: t, port: 8443 }, { name: u, port: 8443, protocol: UDP }]
+endpoints: [{ addresses: [\"fd00:1::5\"], nodeName: n1 }]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: { name: host-4, namespace: default, labels: { kubernetes.io/service-name: host } }
+addressType: IPv4
+ports: [{ name: t, port: 8444 }, { name: u, port: 8444, protocol: UDP }]
+endpoints: [{ addresses: [192.0.2.1], nodeName: n1 }]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: { name: host-6, namespace: default, labels: { kubernetes.io/service-name: host } }
+addressType: IPv6
+ports: [{ name: t, port: 8444 }, { name: u, port: 8444, protocol: UDP }]
+endpoints: [{ addresses: [\"fd00::1\"], nodeName: n1 }]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: { name: far-4, namespace: default, labels: { kubernetes.io/service-name: far } }
+addressType: IPv4
+ports: [{ name: t, port: 8443 }]
+endpoints: [{ addresses: [10.244.2.9], nodeName: n2 }]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: { name: far-6, namespace: default, labels: { kubernetes.io/service-name: far } }
+addressType: IPv6
+ports: [{ name: t, port: 8443 }]
+endpoints: [{ addresses: [\"fd00:2::9\"], nodeName: n2 }]
+";
