@@ -80,9 +80,9 @@ impl<A: FamilyNames> ConnectLedger<A> {
                 let key = EndpointKey::new(*service, *at);
                 // It may have been dialled since.
                 if let Some(connects) = read(&self.map, &key)?.filter(is_silent) {
-                    remove(&mut self.map, &key)?;
                     let rest = SockAddr::new(A::UNSPECIFIED, Port::ANY);
-                    let _lost = self.add(*service, rest, connects);
+                    let add = |ledger: &mut Self| ledger.add(*service, rest, connects);
+                    move_counts(self, add, |ledger| remove(&mut ledger.map, &key).map(drop))?;
                 }
             }
         }
@@ -110,5 +110,48 @@ impl<A: FamilyNames> ConnectLedger<A> {
             }
         }
         Ok(())
+    }
+}
+
+/// Adds counts to another row, and removes theirs after that: an agent that ends in between has counted twice, and lost nothing.
+fn move_counts<T>(
+    map: &mut T,
+    mut add: impl FnMut(&mut T) -> Result<()>,
+    remove: impl FnOnce(&mut T) -> Result<()>,
+) -> Result<()> {
+    let is_added = add(map).is_ok();
+    remove(map)?;
+    if !is_added {
+        // A full map has room for a new row once the old one is gone.
+        let _lost = add(map);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::ensure;
+
+    use super::*;
+
+    #[test]
+    fn counts_are_in_the_other_row_before_their_own_goes() {
+        for (capacity, expected) in [(2, "+rest -own"), (1, "-own +rest")] {
+            let (mut rows, mut done) = (vec!["own"], Vec::new());
+            let mut map = (&mut rows, &mut done);
+            let add = |(rows, done): &mut (&mut Vec<&str>, &mut Vec<&str>)| {
+                ensure!(rows.len() < capacity, "full");
+                rows.push("rest");
+                done.push("+rest");
+                Ok(())
+            };
+            let remove = |(rows, done): &mut (&mut Vec<&str>, &mut Vec<&str>)| {
+                rows.retain(|row| *row != "own");
+                done.push("-own");
+                Ok(())
+            };
+            move_counts(&mut map, add, remove).unwrap();
+            assert_eq!((done.join(" ").as_str(), rows), (expected, vec!["rest"]));
+        }
     }
 }
