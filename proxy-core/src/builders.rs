@@ -52,6 +52,11 @@ impl ServiceBuilder {
         self
     }
 
+    pub fn labelled(mut self, key: &str, value: &str) -> Self {
+        self.0.metadata.labels.get_or_insert_default().insert(key.to_owned(), value.to_owned());
+        self
+    }
+
     /// Adds a ClusterIP of either family.
     pub fn cluster_ip(self, ip: &str) -> Self {
         let family = if ip.contains(':') { "IPv6" } else { "IPv4" };

@@ -4,6 +4,7 @@
 //! This module does not validate: texts stay texts until the model reads them.
 
 mod flat;
+mod labels;
 mod local_pod;
 mod local_redirect;
 mod service;
@@ -11,6 +12,7 @@ mod shared;
 mod slice;
 
 pub use flat::Flat;
+pub use labels::Labels;
 pub(crate) use local_pod::SOCKET_LB;
 pub use local_pod::{ContainerPort, LocalPod};
 pub use local_redirect::{

@@ -83,6 +83,8 @@ impl Views<'_> {
             name: name.to_string(),
             r#type: or(&object.type_, "ClusterIP"),
             created: object.created,
+            labels: object.labels.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
+            labels_cut: object.labels.is_cut(),
             cluster_ips: addresses.cluster_ips,
             external_ips: addresses.external_ips,
             load_balancer_ips: addresses.load_balancer_ips,

@@ -8,6 +8,7 @@ mod connect;
 mod flow;
 mod history;
 mod mode;
+mod selector;
 mod service;
 mod sums;
 
@@ -24,6 +25,7 @@ pub use connect::{ConnectView, bucket_bounds, latency, quantile, secs};
 pub use flow::{FlowService, FlowView, STATES};
 pub use history::{HistoryView, SeriesView, ServiceSeriesView};
 pub use mode::Mode;
+pub use selector::Selector;
 pub use service::{BackendView, FrontendView, NameView, Names, PortCounts, PortView, ServiceView};
 pub use sums::{PortSums, port_sums};
 

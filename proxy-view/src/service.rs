@@ -18,6 +18,12 @@ pub struct ServiceView {
     /// The type: `ClusterIP`, `NodePort` or `LoadBalancer`.
     pub r#type: String,
     pub created: Option<Timestamp>,
+    /// The labels; of a Service with more than 4 KiB of them those that come first by key.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// True if the Service has more labels than these.
+    #[serde(default)]
+    pub labels_cut: bool,
     pub cluster_ips: Vec<IpAddr>,
     pub external_ips: Vec<IpAddr>,
     /// The addresses of `status.loadBalancer` that nodes serve.

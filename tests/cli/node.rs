@@ -98,7 +98,7 @@ status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
 ---
 apiVersion: v1
 kind: Service
-metadata: {name: web, namespace: shop, creationTimestamp: "2126-01-01T00:00:00Z"}
+metadata: {name: web, namespace: shop, creationTimestamp: "2126-01-01T00:00:00Z", labels: {app: web, tier: front}}
 spec:
   type: LoadBalancer
   clusterIP: 10.96.0.10
@@ -131,7 +131,7 @@ ports: [{name: http, port: 8080}]
 ---
 apiVersion: v1
 kind: Service
-metadata: {name: web-old, namespace: shop}
+metadata: {name: web-old, namespace: shop, labels: {app: web, tier: old}}
 spec:
   type: NodePort
   clusterIP: 10.96.0.11

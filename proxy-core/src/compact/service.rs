@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::{Compact, Shared, shared, texts};
+use super::{Compact, Labels, Shared, shared, texts};
 use crate::input::ObjectName;
 use crate::selector::MOST_BYTES;
 
@@ -30,6 +30,8 @@ pub struct Service {
     /// The selector of the pods that answer on their own node: the annotation's value, or as much of it as shows that it is too
     /// long.
     pub local_redirect: Option<Box<str>>,
+    /// The labels, by which commands select Services. They decide nothing.
+    pub labels: Labels,
     pub type_: Option<Shared>,
     pub cluster_ip: Option<Box<str>>,
     pub cluster_ips: Box<[Box<str>]>,
@@ -103,6 +105,7 @@ impl From<core::Service> for Service {
         let affinity = spec.session_affinity_config.and_then(|config| config.client_ip);
         let ingress = status.and_then(|status| status.load_balancer?.ingress).into_iter().flatten();
         Self {
+            labels: Labels::of(metadata.labels.iter().flatten()),
             ip_families: spec.ip_families.into_iter().flatten().map(Shared::from).collect(),
             ports: spec.ports.into_iter().flatten().map(ServicePort::from).collect(),
             external_ips: texts(spec.external_ips),

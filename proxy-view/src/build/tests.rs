@@ -16,6 +16,7 @@ fn desired(inputs: impl IntoIterator<Item = Input>) -> Desired {
 
 fn web() -> [Input; 4] {
     let web = service("web").cluster_ip("10.96.0.1").cluster_ip("fd00::1").type_("LoadBalancer").created(1);
+    let web = web.labelled("app", "web").labelled("tier", "front");
     let web = web.port("http", "TCP", 80).node_port(30_080).port("dns", "UDP", 53).vip("192.0.2.1");
     let pod = |name: &str| ObjectReference {
         kind: Some("Pod".to_owned()),
