@@ -5,8 +5,8 @@ mod backends;
 pub(crate) mod cleanup;
 mod complete;
 mod devices;
+mod events;
 mod flows;
-mod list;
 mod manual;
 mod run;
 mod runtime;
@@ -53,6 +53,7 @@ enum Command {
     Backends(backends::BackendsArgs),
     Flows(flows::FlowsArgs),
     Devices(devices::DevicesArgs),
+    Events(events::EventsArgs),
     Top(TopArgs),
     Trace(Box<TraceArgs<NodeArgs>>),
     Monitor(MonitorArgs),
@@ -80,6 +81,7 @@ impl Cli {
             Command::Backends(args) => done(wait_for(backends::backends(&args))),
             Command::Flows(args) => done(wait_for(flows::flows(&args))),
             Command::Devices(args) => done(wait_for(devices::devices(&args))),
+            Command::Events(args) => done(wait_for(events::events(&args))),
             Command::Top(args) => done(wait_for(top(&args))),
             Command::Trace(args) => done(wait_for(trace(*args))),
             Command::Monitor(args) => done(wait_for(monitor(&args))),

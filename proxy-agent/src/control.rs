@@ -27,8 +27,9 @@ use proxy_core::desired::Snapshot;
 use proxy_datapath::{FlowMaps, Pins};
 use proxy_dns::{Known, Wanted};
 use proxy_metrics::Readings;
+use proxy_source::journal::{Journal, Told};
 use proxy_view::status::Status;
-use proxy_view::{NameView, ServiceView, socket};
+use proxy_view::{EventView, NameView, ServiceView, socket};
 
 pub use flows::FlowFilter;
 
@@ -156,6 +157,22 @@ fn router() -> Router<AgentHandle> {
 pub(crate) fn pins_router(root: &Path) -> Router {
     let folder = Pins::maps_in(root);
     Router::new().route("/pins", get(move || async move { Json(folder) }))
+}
+
+/// Returns `/events` alone: what the agent told last.
+pub(crate) fn events_router(journal: Journal) -> Router {
+    let view = |Told { entry, count, first, last }: Told| EventView {
+        first_seen: first,
+        last_seen: last,
+        count,
+        r#type: if entry.is_warning { "Warning" } else { "Normal" }.to_owned(),
+        reason: entry.reason.to_owned(),
+        kind: entry.kind.to_owned(),
+        namespace: entry.namespace.into(),
+        name: entry.name.into(),
+        note: entry.note.into(),
+    };
+    Router::new().route("/events", get(async move || Json(journal.all().into_iter().map(view).collect::<Vec<_>>())))
 }
 
 async fn status(State(agent): State<AgentHandle>) -> Response {

@@ -46,6 +46,7 @@ use proxy_net::changes::{Changes, Undo};
 use proxy_source::Source;
 use proxy_source::events::Events;
 use proxy_source::health::Health;
+use proxy_source::journal::Journal;
 
 pub use outside::OutsideStates;
 pub use prepare::{Prepared, prepare};
@@ -55,10 +56,11 @@ const QUEUE: usize = 4_096;
 
 /// Runs until a signal asks to stop, or until a failure that a restart may mend.
 pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Result<()> {
-    let (health, source_health, watchers) = (Health::default(), Health::default(), Watchers::default());
+    let (journal, watchers) = (Journal::default(), Watchers::default());
+    let (health, source_health) = (Health::telling(&journal), Health::telling(&journal));
     let (metrics, liveness) = (Metrics::new(), Liveness::new(settings.sync_period, settings.mode));
     let (agent_handle, queries) = AgentHandle::telling(settings.service_metrics);
-    let (events, event_queue) = Events::new(&settings.node_name);
+    let (events, event_queue) = Events::telling(&settings.node_name, &journal);
     let (healths, asked) = ([health.clone(), source_health.clone()], (&agent_handle, &watchers));
     let servers = Servers::new(&settings, asked, &metrics, liveness.clone(), healths, events.clone());
     let reports = Reports::new(health, liveness, metrics.clone(), events.clone());
@@ -111,7 +113,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
             result = tend(stale_sockets, pod_sockets, outside, history::keep(&agent_handle)) => result,
             result = watchers.serve(monitor) => result.context("the monitor"),
-            () = control::serve(socket, agent_handle.clone(), more_paths(&agent_handle, metrics, settings.configz, &settings.bpf_dir).merge(watchers.router())) => Err(anyhow!("the server of the run directory's socket has ended")),
+            () = control::serve(socket, agent_handle.clone(), more_paths(&agent_handle, metrics, settings.configz, &settings.bpf_dir).merge(watchers.router()).merge(control::events_router(journal))) => Err(anyhow!("the server of the run directory's socket has ended")),
             signal = signals.next() => { info!(signal, "stopping"); Ok(()) }
         };
         end.and(leave(agent, &takes_all_away).await)

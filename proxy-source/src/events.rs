@@ -14,6 +14,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
+use crate::journal::{Entry, Journal};
 use proxy_core::input::ObjectName;
 use proxy_core::model::{Cause, ObjectRef, Skipped};
 
@@ -54,15 +55,24 @@ pub struct Events {
     /// The number of events that are neither sent nor given up.
     pending: watch::Sender<usize>,
     dropped: Arc<AtomicU64>,
+    journal: Journal,
 }
 
 impl Events {
     /// Makes both ends of the queue. `node_name` is the reporting node.
     pub fn new(node_name: &str) -> (Self, Queue) {
+        Self::telling(node_name, &Journal::default())
+    }
+
+    /// Makes the same, which tells each Event to the journal as well, whether it is sent or not.
+    pub fn telling(node_name: &str, journal: &Journal) -> (Self, Queue) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let pending = watch::Sender::new(0);
         let queue = Queue { receiver, pending: pending.clone() };
-        (Self { node_name: node_name.into(), sender, pending, dropped: Arc::default() }, queue)
+        (
+            Self { node_name: node_name.into(), sender, pending, dropped: Arc::default(), journal: journal.clone() },
+            queue,
+        )
     }
 
     /// Reports that the agent begins to serve.
@@ -167,11 +177,26 @@ impl Events {
     }
 
     fn tell(&self, event: Event) {
+        self.journal.tell(Entry::from(&event));
         self.pending.send_modify(|pending| *pending += 1);
         let Err(refused) = self.sender.try_send(event) else { return };
         self.pending.send_modify(|pending| *pending = pending.saturating_sub(1));
         if matches!(refused, TrySendError::Full(_)) {
             self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl From<&Event> for Entry {
+    fn from(event: &Event) -> Self {
+        let ObjectRef { kind, name: ObjectName { namespace, name } } = &event.regarding.object;
+        Self {
+            is_warning: event.severity == Severity::Warning,
+            reason: event.reason,
+            kind,
+            namespace: (**namespace).into(),
+            name: (**name).into(),
+            note: event.note.as_str().into(),
         }
     }
 }
@@ -248,10 +273,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn flush_returns_at_once_without_api_server() {
-        let (events, queue) = Events::new("n1");
+        let journal = Journal::default();
+        let (events, queue) = Events::telling("n1", &journal);
         events.starting();
         drop(queue);
         events.starting();
+        let told: Vec<_> =
+            journal.all().iter().map(|told| (told.entry.reason, &*told.entry.name == "n1", told.count)).collect();
+        assert_eq!(told, [("Starting", true, 2)], "the journal has what is not sent");
         let started = tokio::time::Instant::now();
         events.flushed().await;
         assert_eq!((started.elapsed(), events.dropped()), (Duration::ZERO, 0));

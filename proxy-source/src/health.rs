@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
+use crate::journal::{Entry as Told, Journal};
 use proxy_core::input::ObjectName;
 
 /// A thing that can be in trouble. Its text is the one in status, log and `/healthz`.
@@ -101,42 +102,61 @@ pub struct Reason {
 ///
 /// A problem is logged when it begins, when its reason changes, and when it is over; not each time it is met again.
 #[derive(Clone, Debug, Default)]
-pub struct Health(watch::Sender<Problems>);
+pub struct Health {
+    problems: watch::Sender<Problems>,
+    journal: Journal,
+}
 
 impl Health {
+    /// Creates a place without problems, which tells their changes to the journal.
+    pub fn telling(journal: &Journal) -> Self {
+        Self { journal: journal.clone(), ..Self::default() }
+    }
+
     pub fn problems(&self) -> Problems {
-        self.0.borrow().clone()
+        self.problems.borrow().clone()
     }
 
     /// Returns true while the problem lasts.
     pub fn has(&self, problem: &Problem) -> bool {
-        self.0.borrow().contains_key(problem)
+        self.problems.borrow().contains_key(problem)
     }
 
     /// Wakes at every change.
     pub fn subscribe(&self) -> watch::Receiver<Problems> {
-        self.0.subscribe()
+        self.problems.subscribe()
     }
 
     pub fn begin(&self, problem: &Problem, why: impl Into<String>) {
         let why = why.into();
-        self.0.send_if_modified(|problems| {
+        self.problems.send_if_modified(|problems| {
+            let mut reason = "ProblemBegan";
             match problems.entry(problem.clone()) {
                 Entry::Occupied(known) if known.get().why == why => return false,
-                Entry::Occupied(mut known) => known.get_mut().why.clone_from(&why),
+                Entry::Occupied(mut known) => {
+                    reason = "ProblemChanged";
+                    known.get_mut().why.clone_from(&why);
+                }
                 Entry::Vacant(new) => drop(new.insert(Reason { why: why.clone(), since: Timestamp::now() })),
             }
             warn!(what = problem.to_string(), why, "problem");
+            self.tell(problem, true, reason, &why);
             true
         });
     }
 
     pub fn end(&self, problem: &Problem) {
-        self.0.send_if_modified(|problems| {
+        self.problems.send_if_modified(|problems| {
             let Some(over) = problems.remove(problem) else { return false };
             info!(what = problem.to_string(), since = %over.since, "problem is over");
+            self.tell(problem, false, "ProblemOver", &over.why);
             true
         });
+    }
+
+    fn tell(&self, problem: &Problem, is_warning: bool, reason: &'static str, note: &str) {
+        let name = problem.to_string().into();
+        self.journal.tell(Told { is_warning, reason, kind: "Problem", namespace: "".into(), name, note: note.into() });
     }
 }
 
@@ -169,6 +189,19 @@ mod tests {
 
         health.end(&watch);
         assert!(!reader.has_changed().unwrap(), "what was over before is no news");
+    }
+
+    #[test]
+    fn journal_has_the_beginning_changes_and_end_of_a_problem() {
+        let journal = Journal::default();
+        let (health, maps) = (Health::telling(&journal), Problem::Maps);
+        for why in ["full", "full", "refused"] {
+            health.begin(&maps, why);
+        }
+        health.end(&maps);
+        let told: Vec<_> =
+            journal.all().iter().map(|told| format!("{} {}", told.entry.reason, told.entry.note)).collect();
+        assert_eq!(told, ["ProblemBegan full", "ProblemChanged refused", "ProblemOver refused"]);
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub mod watches;
 // Problems, and Events.
 pub mod events;
 pub mod health;
+pub mod journal;
 
 pub use manifests::of_text;
 pub use source::Source;

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 mod build;
 mod connect;
+mod event;
 mod flow;
 mod history;
 mod mode;
@@ -15,6 +16,7 @@ mod sums;
 pub mod age;
 pub mod client;
 pub mod flow_args;
+pub mod list;
 pub mod object_name;
 pub mod output;
 pub mod select_args;
@@ -22,6 +24,7 @@ pub mod status;
 
 pub use build::{frontend_names, view, views};
 pub use connect::{ConnectView, bucket_bounds, latency, quantile, secs};
+pub use event::EventView;
 pub use flow::{FlowService, FlowView, STATES};
 pub use history::{HistoryView, SeriesView, ServiceSeriesView};
 pub use mode::Mode;

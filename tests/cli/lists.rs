@@ -97,6 +97,49 @@ fn watch_shows_changes_until_the_reader_goes() -> Result<()> {
 }
 
 #[test]
+fn events_tell_what_the_agent_told_and_follow_it() -> Result<()> {
+    let node = Node::start("events", "")?;
+    let told = |arguments: &str| -> Result<Vec<(String, String)>> {
+        let text = node.text(&format!("events --no-headers {arguments}"))?;
+        let word = |line: &str, at| line.split_whitespace().nth(at).unwrap_or_default().to_owned();
+        Ok(text.lines().map(|line| (word(line, 2), word(line, 3))).collect())
+    };
+    let conflict = ("FrontendConflict".to_owned(), "service/shop/web-old".to_owned());
+    assert_eq!(told("web-old")?, [conflict.clone()]);
+    assert_eq!(told("-n shop")?, [conflict.clone()]);
+    assert_eq!(told("svc/shop/web")?, [], "no Event is about it");
+    let all = told("")?;
+    let typo = ("ProblemBegan".to_owned(), "problem/typo.yaml:3".to_owned());
+    ensure!(
+        [conflict, typo, ("Starting".to_owned(), "node/n1".to_owned())].iter().all(|one| all.contains(one)),
+        "{all:?}"
+    );
+    let json: serde_json::Value = serde_json::from_str(&node.text("events web-old -o json")?)?;
+    ensure!(json[0]["count"] == 1 && json[0]["note"].as_str().is_some_and(|note| note.contains("30080")), "{json}");
+
+    let mut command = Command::new(binary()?);
+    command.args(["events", "-n", "shop", "--watch", "--run-dir"]).arg(node.run_dir());
+    let mut watch = node.ns().spawn(command.stdout(Stdio::piped()))?;
+    let mut lines = BufReader::new(watch.stdout.take().context("an output")?).lines();
+    let mut next = || lines.next().context("a line")?.context("a line");
+    ensure!(next()?.starts_with("LAST-SEEN") && next()?.contains("FrontendConflict"), "the list comes first");
+    node.put(
+        "cluster",
+        &CLUSTER.replace(
+            "clusterIP: 10.96.0.11\n  clusterIPs: [10.96.0.11]",
+            "clusterIP: 10.96.0.10\n  clusterIPs: [10.96.0.10]",
+        ),
+    )?;
+    let line = next()?;
+    ensure!(line.contains("service/shop/web-old") && line.contains("10.96.0.10"), "{line}");
+    drop(lines);
+    node.put("cluster", CLUSTER)?;
+    watch.kill()?;
+    watch.wait()?;
+    Ok(())
+}
+
+#[test]
 fn lists_have_orders_names_and_fit_the_terminal() -> Result<()> {
     let node = Node::start("lists", "")?;
     let column = |arguments: &str, at: usize| -> Result<Vec<String>> {
@@ -110,6 +153,10 @@ fn lists_have_orders_names_and_fit_the_terminal() -> Result<()> {
     assert_eq!(node.text("services -n shop -o name")?, "service/shop/web\nservice/shop/web-old\n");
     assert_eq!(node.text("backends web -o name")?, "pod/shop/web-1\n10.244.2.6:8080\npod/shop/web-0\n");
     ensure!(node.text("services service/shop/web -o name")? == "service/shop/web\n", "a name is taken as it is given");
+    assert_eq!(column("services -l app=web", 1)?, ["web", "web-old"]);
+    assert_eq!(column("backends --selector app,tier!=old", 1)?, ["web", "web", "web"]);
+    let top = node.text("top -l tier=old --interval 0.5")?;
+    ensure!(top.contains("shop/web-old") && !top.contains("shop/web "), "{top}");
     let json: serde_json::Value = serde_json::from_str(&node.text("top -n shop -o json --interval 0.5")?)?;
     ensure!(json["services"].as_array().map(Vec::len) == Some(2) && json["health"] == "healthy", "{json}");
 

@@ -8,7 +8,7 @@ use comfy_table::Cell;
 use serde::Serialize;
 
 use super::agent_args::AgentArgs;
-use super::list::{Listed, WatchArgs, show};
+use proxy_view::list::{Listed, WatchArgs, show};
 use proxy_view::output::{NamedOutputArgs, cell, green, list, yellow};
 use proxy_view::select_args::SelectArgs;
 use proxy_view::{BackendView, ServiceView, latency};

@@ -5,17 +5,15 @@ use std::io::{Write, stderr};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use comfy_table::Cell;
 
 use super::agent_args::AgentArgs;
-use super::list::{Listed, WatchArgs, show};
 use crate::control::FlowFilter;
 use proxy_view::FlowView;
-use proxy_view::age::span;
 use proxy_view::client::Lines;
-use proxy_view::flow_args::{FlowArgs, state_cell};
+use proxy_view::flow_args::FlowArgs;
+use proxy_view::list::{WatchArgs, show};
 use proxy_view::object_name::full_name;
-use proxy_view::output::{OutputArgs, cell};
+use proxy_view::output::OutputArgs;
 use proxy_view::select_args::NamespaceArgs;
 
 /// List the flows that pass this node, as the kernel programs have them just now. Those whose clients spoke last come first.
@@ -79,43 +77,5 @@ impl FlowsArgs {
             None => self.within.namespace.is_none(),
         };
         is_within && self.flows.has_state(flow)
-    }
-}
-
-impl Listed for FlowView {
-    fn header(wide: bool) -> Vec<&'static str> {
-        let mut header = vec!["PROTOCOL", "CLIENT", "FRONTEND", "SERVICE", "BACKEND", "STATE", "IDLE", "SOURCE"];
-        if wide {
-            header.extend(["EXPIRES", "FROM-NODE"]);
-        }
-        header
-    }
-
-    fn cells(&self, wide: bool) -> Vec<Cell> {
-        // Shown only where the backend sees another source than the client's own.
-        let source = if self.source == self.client { String::new() } else { self.source.to_string() };
-        let mut row = vec![
-            cell(&self.protocol),
-            cell(self.client),
-            cell(self.frontend),
-            cell(self.service_name()),
-            cell(self.backend),
-            state_cell(self),
-            cell(span(self.idle_secs.into())),
-            cell(source),
-        ];
-        if wide {
-            let expires = self.timeout_secs.saturating_sub(self.idle_secs);
-            row.extend([cell(span(expires.into())), cell(if self.from_node { "yes" } else { "no" })]);
-        }
-        row
-    }
-
-    fn key(&self) -> String {
-        format!("{} {} {} {}", self.protocol, self.client, self.frontend, self.from_node)
-    }
-
-    fn name(&self) -> String {
-        self.key()
     }
 }

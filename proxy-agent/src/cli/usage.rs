@@ -59,6 +59,13 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     ),
     ("devices", &[("kpx devices", "See which devices carry programs, and which are pods'")]),
     (
+        "events",
+        &[
+            ("kpx events", "See what the agent had to say, the newest last"),
+            ("kpx events shop/web -w", "The same of a Service, and each new Event as it comes"),
+        ],
+    ),
+    (
         "top",
         &[
             ("kpx top", "Watch the traffic of each Service; q ends it"),

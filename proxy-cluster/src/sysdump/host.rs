@@ -22,7 +22,7 @@ const PART: Duration = Duration::from_secs(30);
 const FLOWS: usize = 1_000_000;
 
 /// What kpx says of itself: the file, and the command without --run-dir.
-const COMMANDS: [(&str, &str); 8] = [
+const COMMANDS: [(&str, &str); 10] = [
     ("status.txt", "status -o wide"),
     ("status.json", "status -o json"),
     ("check.txt", "check"),
@@ -31,6 +31,8 @@ const COMMANDS: [(&str, &str); 8] = [
     ("backends.json", "backends -o json"),
     ("backends.txt", "backends"),
     ("devices.txt", "devices"),
+    ("events.txt", "events -o wide"),
+    ("events.json", "events -o json"),
 ];
 
 /// The parts that only the agent's socket tells.

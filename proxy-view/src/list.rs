@@ -1,5 +1,11 @@
 //! Prints lists of objects: as tables, data or names, and as they change.
 
+mod events;
+mod flows;
+mod services;
+
+pub use services::port;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -8,24 +14,27 @@ use clap::Args;
 use comfy_table::Cell;
 use serde::Serialize;
 
-use proxy_view::output::{Form, Kind, cell, escaped_json, json, or_nothing_found, print, print_on, yaml, yellow};
+use crate::output::{Form, Kind, cell, escaped_json, json, or_nothing_found, print, print_on, yaml, yellow};
 
 /// The time between two looks at the objects.
 const PERIOD: Duration = Duration::from_secs(2);
 /// The columns whose change alone is no news.
-const CLOCKS: [&str; 3] = ["AGE", "IDLE", "EXPIRES"];
+const CLOCKS: [&str; 5] = ["AGE", "IDLE", "EXPIRES", "FIRST-SEEN", "LAST-SEEN"];
 /// The last cell of an object that is gone.
 const GONE: &str = "gone";
 
 #[derive(Args, Debug)]
-pub(super) struct WatchArgs {
+pub struct WatchArgs {
     /// After the list, print each object that is new, changed or gone, until stopped. kpx looks every two seconds.
     #[arg(long, short)]
     watch: bool,
 }
 
 /// An object in a list.
-pub(super) trait Listed: Serialize {
+pub trait Listed: Serialize {
+    /// True if an object that is gone is news.
+    const TELLS_GONE: bool = true;
+
     fn header(wide: bool) -> Vec<&'static str>;
     fn cells(&self, wide: bool) -> Vec<Cell>;
     /// Returns the cell of the last column, the way of a host in mode host. Where no object has one, the column is left out.
@@ -39,20 +48,29 @@ pub(super) trait Listed: Serialize {
 }
 
 /// Prints the objects that `read` returns, and with `--watch` their changes. The argument of `read` is true at first.
-pub(super) async fn show<T: Listed>(
+pub async fn show<T: Listed>(
     kind: Kind,
     watch: &WatchArgs,
+    read: impl AsyncFnMut(bool) -> Result<Vec<T>>,
+) -> Result<()> {
+    follow(kind, watch.watch.then_some(PERIOD), read).await
+}
+
+/// Prints the objects, and with a period, in which it reads them again, their changes.
+pub async fn follow<T: Listed>(
+    kind: Kind,
+    period: Option<Duration>,
     mut read: impl AsyncFnMut(bool) -> Result<Vec<T>>,
 ) -> Result<()> {
     let items = read(true).await?;
-    if !watch.watch {
+    let Some(period) = period else {
         return print(&match kind {
             Kind::Table(form) => or_nothing_found(table(&items, form)),
             Kind::Json => json(&items)?,
             Kind::Yaml => yaml(&items)?,
             Kind::Names => names(&items),
         });
-    }
+    };
     let mut seen = Seen::default();
     let mut is_first = true;
     let mut news = seen.news(items);
@@ -61,7 +79,7 @@ pub(super) async fn show<T: Listed>(
             return Ok(());
         }
         is_first &= news.changed.is_empty();
-        tokio::time::sleep(PERIOD).await;
+        tokio::time::sleep(period).await;
         news = seen.news(read(false).await?);
     }
 }
@@ -116,7 +134,8 @@ impl Seen {
             }
             self.0.insert(key, (shown, cells));
         }
-        News { items, changed, gone: before.into_values().map(|(_, cells)| cells).collect() }
+        let gone = before.into_values().filter(|_| T::TELLS_GONE).map(|(_, cells)| cells).collect();
+        News { items, changed, gone }
     }
 }
 

@@ -1,0 +1,42 @@
+//! `kpx events`.
+
+use anyhow::Result;
+use clap::Args;
+
+use super::agent_args::AgentArgs;
+use proxy_view::EventView;
+use proxy_view::list::{WatchArgs, show};
+use proxy_view::object_name::ServiceName;
+use proxy_view::output::OutputArgs;
+use proxy_view::select_args::NamespaceArgs;
+
+/// List what the running agent told last: Events about objects, and its own problems. The newest comes last.
+///
+/// The Events are those that the agent sent to the API server, or would have sent, as in mode host. The last 1,000 are kept while the
+/// agent runs; equal ones are counted.
+#[derive(Args, Debug)]
+pub(super) struct EventsArgs {
+    /// Show only Events of this Service, and of EndpointSlices whose names begin with its name and a dash.
+    #[arg(value_name = "[svc/][NAMESPACE/]NAME")]
+    service: Option<ServiceName>,
+    #[command(flatten)]
+    within: NamespaceArgs,
+    #[command(flatten)]
+    watch: WatchArgs,
+    #[command(flatten)]
+    agent: AgentArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+pub(super) async fn events(args: &EventsArgs) -> Result<()> {
+    let client = args.agent.client();
+    let service = args.service.clone().map(|name| name.within(args.within.namespace.as_deref()));
+    let read = async |_is_first| {
+        let mut events: Vec<EventView> = client.get("/events").await?;
+        events.retain(|event| args.within.has(&event.namespace));
+        events.retain(|event| service.as_ref().is_none_or(|service| event.is_about(service)));
+        Ok(events)
+    };
+    show(args.output.kind(), &args.watch, read).await
+}

@@ -1,0 +1,33 @@
+//! The rows of `kpx events`.
+
+use comfy_table::Cell;
+
+use super::Listed;
+use crate::output::{cell, yellow};
+use crate::{EventView, age};
+
+impl Listed for EventView {
+    /// An entry that made room for others is no news.
+    const TELLS_GONE: bool = false;
+
+    fn header(wide: bool) -> Vec<&'static str> {
+        let header = vec!["LAST-SEEN", "TYPE", "REASON", "OBJECT", "COUNT", "NOTE"];
+        if wide { [vec!["FIRST-SEEN"], header].concat() } else { header }
+    }
+
+    fn cells(&self, wide: bool) -> Vec<Cell> {
+        let kind = if self.r#type == "Warning" { yellow(&self.r#type) } else { cell(&self.r#type) };
+        let first = wide.then(|| cell(age::since(self.first_seen)));
+        let last = cell(age::since(self.last_seen));
+        let row = [last, kind, cell(&self.reason), cell(self.object()), cell(self.count), cell(&self.note)];
+        first.into_iter().chain(row).collect()
+    }
+
+    fn key(&self) -> String {
+        format!("{} {} {} {}", self.reason, self.object(), self.r#type, self.note)
+    }
+
+    fn name(&self) -> String {
+        self.object()
+    }
+}
