@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use proxy_common::counter::{Reason, Verdict};
 
 use proxy_view::status::Status;
-use proxy_view::{PortCounts, ServiceView};
+use proxy_view::{ConnectView, PortCounts, Selector, ServiceView};
 
 /// The state of an agent at one moment.
 #[derive(Clone, Debug)]
@@ -25,10 +25,19 @@ pub(crate) struct View {
     pub(crate) sort: Sort,
     pub(crate) filter: String,
     pub(crate) namespace: Option<String>,
+    pub(crate) selector: Selector,
     /// True while the user types the filter.
     pub(crate) typing: bool,
-    /// The number of rows above the first shown row.
+    /// The row that Enter opens, by its place.
+    pub(crate) cursor: usize,
+    /// The number of rows above the first shown row, as they were drawn last.
     pub(crate) scroll: usize,
+    /// The name of the Service at the cursor, as it was drawn last.
+    pub(crate) selected: Option<String>,
+    /// The Service whose backends are shown.
+    pub(crate) open: Option<String>,
+    /// The cursor among the Services while backends are shown.
+    pub(crate) behind: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -94,22 +103,64 @@ pub(crate) struct Rates {
     /// Packets dropped or rejected.
     pub(crate) unserved: f64,
     pub(crate) flows: u64,
+    /// The TCP connections that backends answered, refused, or did not answer.
+    pub(crate) connect: Connect,
+}
+
+/// The TCP connections between two samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Connect {
+    /// The answered connections per second.
+    pub(crate) per_sec: f64,
+    /// Half of them took no longer, in seconds; None without any.
+    pub(crate) p50: Option<f64>,
+    /// 99 in 100 took no longer.
+    pub(crate) p99: Option<f64>,
+    /// The connections per second that a backend refused.
+    pub(crate) refused: f64,
+    /// The connections per second whose wait for an answer ended.
+    pub(crate) unanswered: f64,
+}
+
+impl Connect {
+    pub(crate) fn of(change: &ConnectView, secs: f64) -> Self {
+        Self {
+            per_sec: per_second(0, change.connects, secs),
+            p50: change.connect_p50,
+            p99: change.connect_p99,
+            refused: per_second(0, change.refused, secs),
+            unanswered: per_second(0, change.unanswered, secs),
+        }
+    }
+}
+
+/// Returns the seconds between two samples.
+pub(crate) fn seconds(before: &Sample, now: &Sample) -> f64 {
+    now.at.duration_since(before.at).as_secs_f64()
 }
 
 /// Computes the rates of the traffic between two samples.
 pub(crate) fn rows(before: &Sample, now: &Sample, view: &View) -> Rows {
-    let secs = now.at.duration_since(before.at).as_secs_f64();
-    let old: BTreeMap<_, _> = before.services.iter().map(|service| (name(service), counts(service))).collect();
-    let row = |service: &ServiceView| {
+    let secs = seconds(before, now);
+    let old: BTreeMap<_, _> = before.services.iter().map(|service| (name(service), sums(service))).collect();
+    let mut all_connects = ConnectView::default();
+    let mut row = |service: &ServiceView| {
         let name = name(service);
         // The counts of a new Service started at 0.
-        let rates = rates(&old.get(&name).copied().unwrap_or_default(), &counts(service), secs);
+        let (none, (counts, connects)) = (<(PortCounts, ConnectView)>::default(), sums(service));
+        let (old_counts, old_connects) = old.get(&name).unwrap_or(&none);
+        let change = connects.since(old_connects);
+        all_connects = all_connects.plus(&change);
+        let rates = Rates { connect: Connect::of(&change, secs), ..rates(old_counts, &counts, secs) };
         let (in_use, listed) = service.backends_in_use();
         Row { name, rates, in_use, listed }
     };
-    let is_within = |service: &&ServiceView| view.namespace.as_ref().is_none_or(|wanted| service.namespace == *wanted);
-    let all = now.services.iter().filter(is_within);
-    let mut services: Vec<_> = all.map(row).filter(|row| row.name.contains(&view.filter)).collect();
+    let is_within = |service: &&ServiceView| {
+        let is_in_namespace = view.namespace.as_ref().is_none_or(|wanted| service.namespace == *wanted);
+        is_in_namespace && view.selector.selects(&service.labels)
+    };
+    let shown = now.services.iter().filter(is_within).filter(|service| name(service).contains(&view.filter));
+    let mut services: Vec<_> = shown.map(&mut row).collect();
     services.sort_by(|a, b| a.name.cmp(&b.name));
     // The Services that refuse most come first among equal ones in the column.
     if view.sort != Sort::Name {
@@ -126,6 +177,7 @@ pub(crate) fn rows(before: &Sample, now: &Sample, view: &View) -> Rows {
     };
     services.sort_by(|a, b| key(&b.rates).total_cmp(&key(&a.rates)));
     let total = services.iter().fold(Rates::default(), |total, row| total.plus(&row.rates));
+    let total = Rates { connect: Connect::of(&all_connects, secs), ..total };
     Rows { header: header(now, secs), services, total, reasons: reasons(&before.status, &now.status, secs) }
 }
 
@@ -133,11 +185,11 @@ fn name(service: &ServiceView) -> String {
     format!("{}/{}", service.namespace, service.name)
 }
 
-/// Sums the counts of all ports.
-fn counts(service: &ServiceView) -> PortCounts {
-    service.ports.iter().fold(PortCounts::default(), |mut sum, port| {
-        sum.add(&port.counts);
-        sum
+/// Sums the counts and the connections of all ports.
+fn sums(service: &ServiceView) -> (PortCounts, ConnectView) {
+    service.ports.iter().fold(Default::default(), |(mut counts, connects): (PortCounts, ConnectView), port| {
+        counts.add(&port.counts);
+        (counts, connects.plus(&port.connect))
     })
 }
 
@@ -149,6 +201,7 @@ fn rates(before: &PortCounts, now: &PortCounts, secs: f64) -> Rates {
         bytes: rate(|counts| counts.bytes + counts.bytes_returned),
         unserved: rate(PortCounts::unserved),
         flows: now.flows,
+        connect: Connect::default(),
     }
 }
 
@@ -159,6 +212,7 @@ fn per_second(before: u64, now: u64, secs: f64) -> f64 {
 }
 
 impl Rates {
+    /// Adds up everything but the connections, whose times have no sum.
     fn plus(self, other: &Self) -> Self {
         Self {
             opened: self.opened + other.opened,
@@ -166,6 +220,7 @@ impl Rates {
             bytes: self.bytes + other.bytes,
             unserved: self.unserved + other.unserved,
             flows: self.flows + other.flows,
+            connect: self.connect,
         }
     }
 }

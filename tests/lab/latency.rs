@@ -89,7 +89,7 @@ fn connect(views: &[ServiceView], name: &str) -> Result<ConnectView> {
     let of_backends = |count: fn(&ConnectView) -> u64| port.backends.iter().map(|at| count(&at.connect)).sum::<u64>();
     let sums = (of_backends(|connect| connect.connects), of_backends(|connect| connect.failed));
     ensure!(sums == (port.connect.connects, port.connect.failed), "{port:?}");
-    Ok(port.connect)
+    Ok(port.connect.clone())
 }
 
 fn history(agent: &Agent) -> Result<HistoryView> {

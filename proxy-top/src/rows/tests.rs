@@ -5,6 +5,7 @@ use expect_test::expect;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::backends::backends;
 use crate::{screen, table};
 
 fn service(name: &str, counts: &Value) -> Value {
@@ -66,11 +67,11 @@ fn samples() -> Result<(Sample, Sample)> {
 fn rates_count_traffic_between_two_samples() -> Result<()> {
     let (before, now) = samples()?;
     expect![[r#"
-         SERVICE    OPENED/S  PACKETS/S  BYTES/S  UNSERVED/S  FLOWS  BACKENDS
-         shop/web       1.5k        15k      12M         5.0     60       1/1
-         shop/new        2.0        8.0      600           0      4       1/1
-         shop/cart       1.0         19      10k           0      5       1/1
-         total          1.5k        15k      12M         5.0     69
+         SERVICE    OPENED/S  PACKETS/S  BYTES/S  UNSERVED/S  CONN-P50  CONN-P99  REFUSED/S  SILENT/S  FLOWS  BACKENDS
+         shop/web       1.5k        15k      12M         5.0         -         -          0         0     60       1/1
+         shop/new        2.0        8.0      600           0         -         -          0         0      4       1/1
+         shop/cart       1.0         19      10k           0         -         -          0         0      5       1/1
+         total          1.5k        15k      12M         5.0         -         -          0         0     69
 
         not served: no_endpoints 5.0/s
     "#]]
@@ -95,7 +96,7 @@ fn screen_shows_health_reasons_and_services() -> Result<()> {
         "shop/new                                              2.0        8.0       600           0         4       1/1"
         "total                                                1.5k        15k       12M         5.0        69"
         ""
-        "sort by: o opened  p packets  b bytes  u unserved  f flows  n name   / filter   arrows scroll   q quit"
+        "sort by: o opened  p packets  b bytes  u unserved  f flows  n name   / filter   arrows, Enter backends   q qui"
     "#]]
     .assert_eq(&text);
     Ok(())
@@ -117,10 +118,10 @@ fn screen_fits_a_terminal_of_any_size() -> Result<()> {
 #[test]
 fn scroll_position_stops_at_the_last_rows() -> Result<()> {
     let (before, now) = samples()?;
-    let mut view = View { scroll: 1_000, ..View::default() };
+    let mut view = View { cursor: 1_000, ..View::default() };
     let rows = rows(&before, &now, &view);
     let lines = screen::text(&rows, &mut view, 110, 8);
-    assert_eq!(view.scroll, 1);
+    assert_eq!((view.scroll, view.cursor, view.selected.as_deref()), (1, 2, Some("shop/cart")));
     assert!(lines[4].starts_with("shop/new") && lines[6].starts_with("total"), "{lines:?}");
     Ok(())
 }
@@ -131,6 +132,10 @@ fn rows_are_sorted_filtered_and_never_negative() -> Result<()> {
     let names = |rows: &Rows| rows.services.iter().map(|row| row.name.clone()).collect::<Vec<_>>();
     let view = View { sort: Sort::Name, filter: "e".to_owned(), ..View::default() };
     assert_eq!(names(&rows(&before, &now, &view)), ["shop/new", "shop/web"]);
+    let mut labelled = now.clone();
+    labelled.services[0].labels.insert("app".to_owned(), "cart".to_owned());
+    let view = View { selector: "app=cart".parse().unwrap(), ..View::default() };
+    assert_eq!(names(&rows(&before, &labelled, &view)), ["shop/cart"]);
     let view = View { sort: Sort::Flows, ..View::default() };
     assert_eq!(names(&rows(&before, &now, &view)), ["shop/web", "shop/cart", "shop/new"]);
     // The agent has restarted.
@@ -166,6 +171,7 @@ fn data_says_what_the_table_says() -> Result<()> {
     let rows = rows(&before, &now, &View { filter: "web".to_owned(), ..View::default() });
     let rates = json!({
         "openedPerSec": 1500.0, "packetsPerSec": 15000.0, "bytesPerSec": 12200000.0, "unservedPerSec": 5.0, "flows": 60,
+        "connectsPerSec": 0.0, "connectP50": null, "connectP99": null, "refusedPerSec": 0.0, "unansweredPerSec": 0.0,
     });
     let mut web = json!({ "namespace": "shop", "name": "web", "backendsInUse": 1, "backendsListed": 1 });
     web.as_object_mut().unwrap().extend(rates.as_object().unwrap().clone());
@@ -173,7 +179,7 @@ fn data_says_what_the_table_says() -> Result<()> {
         "nodeName": "n1", "health": "healthy", "problems": [], "intervalSecs": 2.0, "services": [web], "total": rates,
         "unservedReasons": { "no_endpoints": 5.0 },
     });
-    assert_eq!(serde_json::to_value(crate::data::Traffic::of(&rows))?, data);
+    assert_eq!(serde_json::to_value(crate::data::Traffic::of(&rows, None))?, data);
     Ok(())
 }
 
@@ -191,4 +197,60 @@ fn agent_without_lists_waits_and_is_not_unhealthy() -> Result<()> {
 fn numbers_are_short() {
     let numbers = [0.0, 0.04, 1.5, 9.96, 999.4, 999.6, 12_345.0, 1.5e9].map(number);
     assert_eq!(numbers, ["0", "0.0", "1.5", "10", "999", "1.0k", "12k", "1.5G"]);
+}
+
+/// Gives the Service's port, and its first backend, connections: answered ones by bucket, refused and unanswered ones.
+fn dialled(sample: &mut Sample, name: &str, buckets: &[u64], (refused, unanswered): (u64, u64)) {
+    let service = sample.services.iter_mut().find(|service| service.name == name).unwrap();
+    let connects = buckets.iter().sum();
+    let (buckets, failed) = (buckets.to_vec(), refused + unanswered);
+    let view = ConnectView { connects, failed, refused, unanswered, buckets, ..ConnectView::default() };
+    service.ports[0].backends[0].connect = view.clone();
+    service.ports[0].connect = view;
+}
+
+#[test]
+fn connect_times_and_failures_are_those_of_the_interval() -> Result<()> {
+    let (mut before, mut now) = samples()?;
+    // Before the interval connections were fast.
+    dialled(&mut before, "web", &[1_000], (7, 0));
+    dialled(&mut now, "web", &[1_000, 0, 0, 0, 0, 0, 0, 99, 0, 0, 0, 0, 0, 1], (11, 1));
+    dialled(&mut now, "cart", &[2], (0, 0));
+    let mut view = View { sort: Sort::Name, ..View::default() };
+    let all = rows(&before, &now, &view);
+    let text: String =
+        screen::text(&all, &mut view, 130, 9).iter().map(|line| format!("{:?}\n", line.trim_end())).collect();
+    expect![[r#"
+        "kpx 1.2.3 on n1: healthy; 3 services, 69 flows"
+        "not served: no_endpoints 5.0/s"
+        ""
+        "SERVICE                     OPENED/S  PACKETS/S   BYTES/S  UNSERVED/S  CONN-P50  CONN-P99  REFUSED/S  SILENT/S     FLOWS  BACKENDS"
+        "shop/cart                        1.0         19       10k           0      33us      65us          0         0         5       1/1"
+        "shop/new                         2.0        8.0       600           0         -         -          0         0         4       1/1"
+        "shop/web                        1.5k        15k       12M         5.0     6.3ms     8.4ms        2.0       0.5        60       1/1"
+        "total                           1.5k        15k       12M         5.0     6.3ms     8.4ms        2.0       0.5        69"
+        "sort by: o opened  p packets  b bytes  u unserved  f flows  n name   / filter   arrows, Enter backends   q quit"
+    "#]].assert_eq(&text);
+    assert_eq!(screen::red(&all, &mut view), ["5.0"], "a narrow screen leaves connections out");
+    let opened = backends(&before, &now, "shop/web");
+    let text: String =
+        screen::text_of_backends(&all, &opened, 130, 7).iter().map(|line| format!("{:?}\n", line.trim_end())).collect();
+    expect![[r#"
+        "kpx 1.2.3 on n1: healthy; 3 services, 69 flows"
+        "not served: no_endpoints 5.0/s"
+        ""
+        "shop/web"
+        " BACKEND           POD  PORT    STATE   CONNECTS/S  CONN-P50  CONN-P99  REFUSED/S  SILENT/S  FLOWS"
+        " 10.244.1.11:8080  -    80/TCP  in use          50     6.3ms     8.4ms        2.0       0.5      1"
+        "Esc all Services   arrows scroll   q quit"
+    "#]]
+    .assert_eq(&text);
+    assert_eq!(crate::backends::text(&backends(&before, &now, "shop/gone")), "kpx serves no Service shop/gone\n");
+    let data = serde_json::to_value(crate::data::Traffic::of(&all, Some(&opened)))?;
+    assert_eq!(
+        (&data["backends"][0]["refusedPerSec"], &data["backends"][0]["unansweredPerSec"]),
+        (&json!(2.0), &json!(0.5))
+    );
+    assert_eq!(data["services"][2]["connectsPerSec"], 50.0);
+    Ok(())
 }
