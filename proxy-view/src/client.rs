@@ -1,7 +1,7 @@
 //! A client that asks a running agent from another process.
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
+use std::io::{BufRead, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
@@ -147,8 +147,9 @@ impl Lines {
 
     async fn wait(&mut self) -> Result<Option<Bytes>> {
         loop {
-            if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
-                let line = self.read.split_to(end + 1).freeze();
+            let length = (&self.read[..]).skip_until(b'\n').context("look for the end of a line")?;
+            if let Some(end) = length.checked_sub(1).filter(|end| self.read[*end] == b'\n') {
+                let line = self.read.split_to(length).freeze();
                 return Ok(Some(line.slice(..end)));
             }
             tokio::select! {

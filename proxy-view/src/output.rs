@@ -177,6 +177,11 @@ impl Form {
 
     /// Formats rows that hold sentences. On a narrow terminal they go on in the next line.
     pub fn sentences(self, header: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>) -> String {
+        let rows: Vec<_> = rows.into_iter().collect();
+        let is_plain = self.width.is_none() && !self.colours;
+        if is_plain && let Some(text) = plain(self.headers.then_some(header), &rows) {
+            return text;
+        }
         self.arranged(header, rows.into_iter().map(Row::from))
     }
 
@@ -203,6 +208,38 @@ impl Form {
         }
         table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
     }
+}
+
+/// Aligns cells of one line each. comfy-table takes many times as long, which shows from ten thousands of rows on. None if a letter
+/// may be wider than others.
+fn plain(header: Option<&[&str]>, rows: &[Vec<Cell>]) -> Option<String> {
+    if rows.is_empty() {
+        return Some(String::new());
+    }
+    let header = header.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
+    let rows = rows.iter().map(|row| row.iter().map(Cell::content).collect());
+    let lines: Vec<Vec<String>> = header.into_iter().chain(rows).collect();
+    let mut widths = Vec::new();
+    for line in &lines {
+        widths.resize(widths.len().max(line.len()), 0);
+        for (text, width) in line.iter().zip(&mut widths) {
+            if !text.is_ascii() || text.contains('\n') {
+                return None;
+            }
+            *width = text.len().max(*width);
+        }
+    }
+    let mut table = String::new();
+    for line in &lines {
+        let start = table.len();
+        for (text, width) in line.iter().zip(&widths) {
+            table += text;
+            table.extend(std::iter::repeat_n(' ', width - text.len() + usize::from(GAP)));
+        }
+        table.truncate(start + table[start..].trim_end().len());
+        table.push('\n');
+    }
+    Some(table)
 }
 
 /// Makes a cell of one line, without characters that move the cursor or turn the text around. The `zone` and `targetRef` of an
@@ -279,6 +316,8 @@ mod tests {
         assert_eq!(form.table(&["ZONE"], [vec![cell("a\u{1b}]52;c;eA==\u{7}b")]]), "ZONE\na\\u{1b}]52;c;eA==\\u{7}b\n");
         assert_eq!(form.table(&["ZONE"], [vec![cell("a\u{202e}b\nc\u{2028}")]]), "ZONE\na\\u{202e}b\\nc\\u{2028}\n");
         assert_eq!(form.table(&["PORT"], [vec![lines(["1", "2\n"])]]), "PORT\n1\n2\\n\n");
+        let wide = [vec![cell("wäb"), cell("")], vec![cell("a"), red("10.0.0.1")]];
+        assert_eq!(form.table(&["NAME", "ADDRESS"], wide), "NAME   ADDRESS\nwäb    <none>\na      10.0.0.1\n");
         let colours = Form { colours: true, ..form };
         assert!(colours.table(&["NAME", "ADDRESS"], rows()).contains("\u{1b}["));
     }

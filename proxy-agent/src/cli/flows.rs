@@ -1,6 +1,5 @@
 //! `kpx flows`.
 
-use std::collections::BTreeMap;
 use std::io::{Write, stderr};
 
 use anyhow::{Context, Result};
@@ -56,19 +55,20 @@ pub(super) async fn flows(args: &FlowsArgs) -> Result<()> {
 impl FlowsArgs {
     /// Returns the flows whose clients spoke last, these first. The agent has them in no order.
     async fn newest(&self, mut lines: Lines, limit: usize) -> Result<Vec<FlowView>> {
-        let mut flows = BTreeMap::new();
+        let mut flows = Vec::new();
         while let Some(line) = lines.next().await? {
             let flow: FlowView = serde_json::from_slice(&line).context("the running kpx is of another version")?;
             if !self.wants(&flow) {
                 continue;
             }
-            let (client, frontend) = (flow.client, flow.frontend);
-            flows.insert((flow.idle_secs, client, frontend, flow.protocol.clone(), flow.from_node), flow);
-            if flows.len() > limit {
-                flows.pop_last();
+            flows.push(flow);
+            // Half of them are too many at each time.
+            if flows.len() >= limit.saturating_mul(2) {
+                keep_newest(&mut flows, limit);
             }
         }
-        Ok(flows.into_values().collect())
+        keep_newest(&mut flows, limit);
+        Ok(flows)
     }
 
     fn wants(&self, flow: &FlowView) -> bool {
@@ -78,4 +78,12 @@ impl FlowsArgs {
         };
         is_within && self.flows.has_state(flow)
     }
+}
+
+/// Sorts flows, and keeps one of each and the first ones.
+fn keep_newest(flows: &mut Vec<FlowView>, limit: usize) {
+    let key = |flow: &FlowView| (flow.idle_secs, flow.client, flow.frontend, flow.from_node);
+    flows.sort_unstable_by(|a, b| key(a).cmp(&key(b)).then_with(|| a.protocol.cmp(&b.protocol)));
+    flows.dedup_by(|a, b| key(a) == key(b) && a.protocol == b.protocol);
+    flows.truncate(limit);
 }
