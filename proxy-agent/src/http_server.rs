@@ -1,5 +1,7 @@
 //! Serves HTTP on a listener. Dropping the future closes the listener and all its connections.
 
+mod patience;
+
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::fmt::Debug;
@@ -21,6 +23,7 @@ use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{debug, info};
 
+use patience::Patient;
 use proxy_source::health::{Health, Problem};
 
 /// The maximal number of connections that wait for an accept.
@@ -38,6 +41,9 @@ pub(crate) enum Client {
 /// The far end of a connection.
 pub(crate) trait RemoteAddr: Debug {
     fn client(&self) -> Client;
+
+    /// The longest time in which a client takes none of what was written. The operator's programs on this host may pause for as long as they like.
+    const PATIENCE: Option<Duration>;
 }
 
 impl RemoteAddr for SocketAddr {
@@ -45,12 +51,16 @@ impl RemoteAddr for SocketAddr {
         // A listener of both families shows IPv4's clients at mapped addresses.
         if self.ip().to_canonical().is_loopback() { Client::OnHost } else { Client::Elsewhere }
     }
+
+    const PATIENCE: Option<Duration> = Some(WRITE_TIMEOUT);
 }
 
 impl RemoteAddr for tokio::net::unix::SocketAddr {
     fn client(&self) -> Client {
         Client::OnHost
     }
+
+    const PATIENCE: Option<Duration> = None;
 }
 
 /// The time after which a failed address is tried again; kube-proxy's.
@@ -61,6 +71,8 @@ const RETRY: Duration = Duration::from_secs(5);
 const CONNECTIONS: usize = 256;
 /// The time limit for the header of a connection's next request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+/// The time limit for a client on the network to take some of an answer. Without it, clients that do not read would keep the room of others.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Serves `router` at an address until dropped. A failure to listen is a problem named `what`, and listening is tried
 /// again. If `hard_fail`, the failure is returned instead.
@@ -140,6 +152,7 @@ where
                     oldest.abort();
                 }
                 let router = router.clone().layer(Extension(peer.client()));
+                let stream = Patient::new(stream, L::Addr::PATIENCE);
                 open.push_back(connections.spawn(converse(stream, router)));
             }
             Some(_ended) = connections.join_next() => {}
