@@ -20,8 +20,12 @@ use proxy_view::status::NamesStatus;
 
 /// The wait before another attempt to listen, and between looks at the anchor's device.
 const RETRY: Duration = Duration::from_secs(10);
-/// The time after which systemd-resolved is told again.
-const AGAIN: Duration = Duration::from_secs(60);
+/// The time after which systemd-resolved is told again, if nothing shows that it must be told sooner.
+const AGAIN: Duration = Duration::from_secs(900);
+/// The same where it cannot be seen what systemd-resolved was told.
+const AGAIN_UNSEEN: Duration = Duration::from_secs(60);
+/// The folder in which systemd-resolved keeps what it was told about a device, for its own next start.
+const KEPT: &str = "/run/systemd/resolve/netif";
 /// The longest wait for `resolvectl`.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -100,12 +104,18 @@ impl Names {
     /// ends with the device.
     async fn tell_resolved(&self) -> Infallible {
         let mut told = None;
+        let mut last: Option<Telling> = None;
         loop {
             let Some(device) = net::anchor::far_end(&self.netlink).await.unwrap_or_default() else {
                 self.status.send_modify(|status| status.asked_by_resolved = false);
                 sleep(RETRY).await;
                 continue;
             };
+            // systemd-resolved may be started later, and others may change what it is told. A new pair is told at once.
+            if last.as_ref().is_some_and(|last| last.holds(device, kept(device))) {
+                sleep(RETRY).await;
+                continue;
+            }
             let why = self.wire(device).await.err().map(|error| format!("systemd-resolved does not ask: {error:#}"));
             if told.as_ref() != Some(&why) {
                 match &why {
@@ -114,13 +124,9 @@ impl Names {
                 }
                 told = Some(why.clone());
             }
+            let kept = if why.is_none() { kept(device) } else { None };
+            last = Some(Telling { device, kept, at: Instant::now() });
             self.status.send_modify(|status| (status.asked_by_resolved, status.why_not) = (why.is_none(), why));
-            // systemd-resolved may be started later, and others may change what it is told. A new pair is told at once.
-            let due = Instant::now() + AGAIN;
-            while Instant::now() < due && net::anchor::far_end(&self.netlink).await.is_ok_and(|now| now == Some(device))
-            {
-                sleep(RETRY).await;
-            }
         }
     }
 
@@ -155,6 +161,27 @@ impl Names {
     }
 }
 
+/// What systemd-resolved was told last, as far as it can be seen.
+struct Telling {
+    device: u32,
+    /// What it kept of that; None if it did not take it, or keeps nothing.
+    kept: Option<Vec<u8>>,
+    at: Instant,
+}
+
+impl Telling {
+    /// Returns true if it need not be told again. It is looked at every ten seconds, which takes no process.
+    fn holds(&self, device: u32, kept: Option<Vec<u8>>) -> bool {
+        let again = if self.kept.is_some() { AGAIN } else { AGAIN_UNSEEN };
+        self.device == device && self.kept == kept && self.at.elapsed() < again
+    }
+}
+
+/// Returns what systemd-resolved keeps about a device. The form is its own affair: the bytes say only whether it is still the same.
+fn kept(device: u32) -> Option<Vec<u8>> {
+    fs::read(format!("{KEPT}/{device}")).ok()
+}
+
 /// Returns true if the system's systemd-resolved sees the same devices as this process. A device's number means another
 /// device in another network namespace.
 fn is_of_this_machine() -> Result<bool> {
@@ -181,5 +208,27 @@ struct AgentsCluster(AgentHandle);
 impl Cluster for AgentsCluster {
     async fn known(&self, wanted: Wanted) -> Option<Known> {
         self.0.known(wanted).await.ok().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn systemd_resolved_is_told_again_when_what_it_kept_has_changed() {
+        let kept = |text: &str| Some(text.as_bytes().to_vec());
+        let seen = Telling { device: 7, kept: kept("ours"), at: Instant::now() };
+        let unseen = Telling { device: 7, kept: None, at: Instant::now() };
+        let holds = |telling: &Telling| {
+            let found = [(7, kept("ours")), (7, kept("another's")), (7, None), (8, kept("ours"))];
+            found.map(|(device, kept)| telling.holds(device, kept))
+        };
+        tokio::time::advance(Duration::from_secs(59)).await;
+        assert_eq!([holds(&seen), holds(&unseen)], [[true, false, false, false], [false, false, true, false]]);
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert_eq!([holds(&seen)[0], holds(&unseen)[2]], [true, false]);
+        tokio::time::advance(AGAIN).await;
+        assert!(!holds(&seen)[0], "a systemd-resolved that has ended leaves the file behind");
     }
 }

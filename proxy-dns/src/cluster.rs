@@ -36,7 +36,7 @@ impl Wanted {
     /// Returns the objects that a subject's records come from. None if they come from none.
     pub fn of(subject: &Subject) -> Option<Self> {
         match subject {
-            Subject::Apex | Subject::Inner | Subject::Version | Subject::Unknown => None,
+            Subject::Apex | Subject::Inner | Subject::NameServer | Subject::Version | Subject::Unknown => None,
             Subject::Namespace(namespace) => Some(Self::Namespace(namespace.clone())),
             Subject::Service(service)
             | Subject::Protocol(service)

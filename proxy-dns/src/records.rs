@@ -43,6 +43,7 @@ pub(crate) fn answer(zone: &Zone, subject: &Subject, rtype: Rtype, known: &Known
     match subject {
         Subject::Apex => apex(zone, rtype),
         Subject::Inner => Answer::NoData,
+        Subject::NameServer => Answer::of(addresses(zone.server(), rtype)),
         Subject::Version => version(rtype),
         Subject::Unknown => Answer::NoName,
         Subject::Namespace(_) => exists(known.is_there),
@@ -73,13 +74,14 @@ pub(crate) fn soa(zone: &Zone) -> Option<Data> {
 }
 
 fn apex(zone: &Zone, rtype: Rtype) -> Answer {
-    let server = || zone.below("ns.dns").map(|name| Data::Ns(Ns::new(name)));
-    let record = match rtype {
-        Rtype::SOA => soa(zone),
-        Rtype::NS => server(),
-        _ => None,
-    };
-    Answer::of(record.into_iter().collect())
+    match (rtype, zone.below("ns.dns")) {
+        (Rtype::NS, Some(server)) => {
+            let of_server = addresses(zone.server(), Rtype::ANY).into_iter().map(|data| (server.clone(), data));
+            Answer::Records(vec![Data::Ns(Ns::new(server.clone()))], of_server.collect())
+        }
+        (Rtype::SOA, _) => Answer::of(soa(zone).into_iter().collect()),
+        _ => Answer::NoData,
+    }
 }
 
 fn version(rtype: Rtype) -> Answer {

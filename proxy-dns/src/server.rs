@@ -41,7 +41,7 @@ impl Server {
         let tcp = TcpListener::bind(address).await.with_context(|| format!("listen at {address} by TCP"))?;
         let address = tcp.local_addr()?;
         let udp = UdpSocket::bind(address).await.with_context(|| format!("listen at {address} by UDP"))?;
-        Ok(Self { zone, udp, tcp })
+        Ok(Self { zone: zone.served_at(address.ip()), udp, tcp })
     }
 
     pub fn address(&self) -> io::Result<SocketAddr> {

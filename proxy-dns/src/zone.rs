@@ -15,6 +15,8 @@ pub(crate) type OwnedName = Name<Vec<u8>>;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Zone {
     name: OwnedName,
+    /// The address of its name server; None until one listens.
+    server: Option<IpAddr>,
 }
 
 /// The thing that a name below the domain stands for.
@@ -22,8 +24,10 @@ pub struct Zone {
 pub enum Subject {
     /// The domain itself.
     Apex,
-    /// `svc` or `pod`: a name with others below it, and without records.
+    /// `svc`, `pod` or `dns`: a name with others below it, and without records.
     Inner,
+    /// `ns.dns`: the name server.
+    NameServer,
     /// `dns-version`: the version of the specification.
     Version,
     /// `NAMESPACE.svc` or `NAMESPACE.pod`.
@@ -54,7 +58,17 @@ impl Zone {
         let domain = domain.strip_suffix('.').unwrap_or(domain).to_ascii_lowercase();
         ensure!(!domain.is_empty(), "the root is no domain of a cluster");
         let name = OwnedName::from_chars(domain.chars()).with_context(|| format!("`{domain}` is no domain name"))?;
-        Ok(Self { name })
+        Ok(Self { name, server: None })
+    }
+
+    /// Returns the domain with the address of its name server.
+    #[must_use]
+    pub fn served_at(self, address: IpAddr) -> Self {
+        Self { server: Some(address), ..self }
+    }
+
+    pub(crate) const fn server(&self) -> Option<IpAddr> {
+        self.server
     }
 
     pub(crate) fn name(&self) -> &OwnedName {
@@ -77,7 +91,8 @@ impl Zone {
         let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
         Some(match labels[..] {
             [] => Subject::Apex,
-            ["svc" | "pod"] => Subject::Inner,
+            ["svc" | "pod" | "dns"] => Subject::Inner,
+            ["ns", "dns"] => Subject::NameServer,
             ["dns-version"] => Subject::Version,
             [namespace, "svc" | "pod"] => Subject::Namespace(namespace.to_owned()),
             [address, namespace, "pod"] => {

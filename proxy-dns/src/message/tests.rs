@@ -78,7 +78,7 @@ fn request(name: &str, rtype: Rtype, edns: Option<u16>) -> Vec<u8> {
 }
 
 fn ask(cluster: &Objects, request: &[u8]) -> Message<Vec<u8>> {
-    let zone = Zone::new("cluster.local").expect("a domain");
+    let zone = Zone::new("cluster.local").expect("a domain").served_at([127, 0, 0, 153].into());
     let answer = now(reply(&zone, cluster, request, Transport::Datagram)).expect("an answer");
     let answer = Message::from_octets(answer).expect("a message");
     assert!(answer.header().qr() && answer.header().id() == 0x4b50);
@@ -104,7 +104,7 @@ fn text(message: &Message<Vec<u8>>) -> String {
     text
 }
 
-const QUESTIONS: [(&str, Rtype); 25] = [
+const QUESTIONS: [(&str, Rtype); 28] = [
     ("web.shop.svc.cluster.local", Rtype::A),
     ("web.shop.svc.cluster.local", Rtype::AAAA),
     ("web.shop.svc.cluster.local", Rtype::ANY),
@@ -126,6 +126,9 @@ const QUESTIONS: [(&str, Rtype); 25] = [
     ("nothing.svc.cluster.local", Rtype::A),
     ("nothing.shop.svc.cluster.local", Rtype::A),
     ("cluster.local", Rtype::SOA),
+    ("cluster.local", Rtype::NS),
+    ("ns.dns.cluster.local", Rtype::A),
+    ("ns.dns.cluster.local", Rtype::AAAA),
     ("cluster.local", Rtype::A),
     ("dns-version.cluster.local", Rtype::TXT),
     ("example.com", Rtype::A),
@@ -194,6 +197,13 @@ fn a_cluster_answers_for_its_services() {
           authority cluster.local 5 SOA ns.dns.cluster.local. hostmaster.cluster.local. 1 7200 1800 86400 5
         cluster.local SOA: NOERROR
           cluster.local 5 SOA ns.dns.cluster.local. hostmaster.cluster.local. 1 7200 1800 86400 5
+        cluster.local NS: NOERROR
+          cluster.local 5 NS ns.dns.cluster.local.
+          additional ns.dns.cluster.local 5 A 127.0.0.153
+        ns.dns.cluster.local A: NOERROR
+          ns.dns.cluster.local 5 A 127.0.0.153
+        ns.dns.cluster.local AAAA: NOERROR
+          authority cluster.local 5 SOA ns.dns.cluster.local. hostmaster.cluster.local. 1 7200 1800 86400 5
         cluster.local A: NOERROR
           authority cluster.local 5 SOA ns.dns.cluster.local. hostmaster.cluster.local. 1 7200 1800 86400 5
         dns-version.cluster.local TXT: NOERROR

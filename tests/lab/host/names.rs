@@ -17,8 +17,12 @@ const DOMAIN: &str = "svc.cluster.local";
 /// Asks as any program does: by the C library, with kpx as the name server of `/etc/resolv.conf`. Returns no address for a
 /// name that is unknown.
 fn lookup(fixture: &Fixture, host: &Host, name: &str) -> Result<Vec<IpAddr>> {
+    lookup_at(fixture, host, "127.0.0.153", name)
+}
+
+fn lookup_at(fixture: &Fixture, host: &Host, server: &str, name: &str) -> Result<Vec<IpAddr>> {
     let file = fixture.lab.dir().join("resolv.conf");
-    fs::write(&file, "nameserver 127.0.0.153\noptions timeout:1 attempts:2\n")?;
+    fs::write(&file, format!("nameserver {server}\noptions timeout:1 attempts:2\n"))?;
     let script = format!("mount --bind {} /etc/resolv.conf && getent ahosts {name} || [ $? = 2 ]", file.display());
     let output = host.ns.exec(Command::new("unshare").args(["--mount", "sh", "-c", &script]))?;
     let first = |line: &str| line.split_whitespace().next().map(str::to_owned);
@@ -78,6 +82,8 @@ fn host_resolves_names_of_the_cluster() -> Result<()> {
     leads_to(&fixture, c, &format!("db-0.db.default.{DOMAIN}"), &[pod])?;
     leads_to(&fixture, c, &format!("nothing.default.{DOMAIN}"), &[])?;
     leads_to(&fixture, c, "example.com", &[])?;
+    // The name server has a name as well, which its records name.
+    leads_to(&fixture, c, "ns.dns.cluster.local", &[[127, 0, 0, 153].into()])?;
 
     // Names follow the cluster.
     let moved = fixture.lab.host("p2a").addrs.v4.into();
@@ -101,6 +107,17 @@ fn host_has_another_domain_or_serves_no_names() -> Result<()> {
     let ips = Family::ALL.map(|family| web.frontend(family).ip());
     leads_to(&fixture, c, "web.default.svc.prod.example", &ips)?;
     leads_to(&fixture, c, &format!("web.default.{DOMAIN}"), &[])?;
+    kpx.stop()?;
+    // By IPv6, where a program has such a resolver.
+    let kpx = fixture.outside(c, &["--dns-address", "[::1]:53"])?;
+    wait_until(DEADLINE, "names are answered by IPv6", || {
+        let mut found = lookup_at(&fixture, c, "::1", &format!("web.default.{DOMAIN}"))?;
+        found.sort();
+        let mut all = ips.to_vec();
+        all.sort();
+        Ok(found == all)
+    })?;
+    ensure!(lookup(&fixture, c, &format!("web.default.{DOMAIN}"))?.is_empty(), "nothing answers at 127.0.0.153");
     kpx.stop()?;
     let kpx = fixture.outside(c, &["--dns-address", "none"])?;
     ensure!(kpx.status()?["names"] == Value::Null, "{}", kpx.status()?["names"]);
