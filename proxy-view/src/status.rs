@@ -29,6 +29,9 @@ pub struct Status {
     pub healthy: bool,
     /// True if every watch has delivered its first list.
     pub complete: bool,
+    /// What the agent does not hear of, while the API server is away or refuses a watch. Not a fault of the node: `healthy` stays true.
+    #[serde(default)]
+    pub unheard: Option<UnheardStatus>,
     pub last_sync: Option<Timestamp>,
     /// The number of syncs that changed a map.
     pub syncs: u64,
@@ -74,6 +77,16 @@ pub struct Status {
     pub map_fill: BTreeMap<String, MapFill>,
     /// The datapath's programs, by name.
     pub programs: BTreeMap<String, LoadedProgram>,
+}
+
+/// The changes that do not reach the agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UnheardStatus {
+    /// The time since which.
+    pub since: Timestamp,
+    /// The kinds of objects: `Service`, `EndpointSlice`.
+    pub kinds: Vec<String>,
 }
 
 /// The operator's options, in the words of the flags.

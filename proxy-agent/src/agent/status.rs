@@ -17,7 +17,8 @@ use proxy_dns::Known;
 use proxy_net::{self as net, role::Role};
 use proxy_source::health::{Problem, Problems, Reason};
 use proxy_view::status::{
-    CutOffStatus, DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus,
+    CutOffStatus, DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus, UnheardStatus,
+    UnreachableStatus,
 };
 
 impl Agent {
@@ -76,6 +77,7 @@ impl Agent {
             options: options_status(node),
             healthy: self.synced && node.knows_devices() && problems.is_empty(),
             complete: self.desired.is_complete(),
+            unheard: unheard(source_problems),
             last_sync: self.last_sync,
             syncs: self.syncs,
             problems: problem_status(&problems).into_iter().chain(problem_status(source_problems)).collect(),
@@ -168,6 +170,16 @@ pub(super) fn role_name(node: &Node, ifindex: u32) -> &'static str {
         Some(Role::Anchor) => "anchor",
         Some(Role::Ignored(_)) | None => "gone",
     }
+}
+
+/// Returns the kinds of objects whose watches do not work, and the time since which the first of them does not.
+fn unheard(source_problems: &Problems) -> Option<UnheardStatus> {
+    let watches = source_problems.iter().filter_map(|(problem, reason)| match problem {
+        Problem::Watch(kind) => Some((kind.clone(), reason.since)),
+        _ => None,
+    });
+    let (kinds, since): (Vec<_>, Vec<_>) = watches.unzip();
+    Some(UnheardStatus { since: since.into_iter().min()?, kinds })
 }
 
 /// Returns problems by the order of their texts.

@@ -14,10 +14,12 @@ use proxy_metrics::{MapFill, old_map_name};
 use proxy_view::age;
 use proxy_view::output::{Form, OutputArgs, cell, green, list, red, yellow};
 use proxy_view::status::{
-    NamesStatus, OptionsStatus, PodsStatus, Status, TunnelFailure, TunnelStatus, UnreachableStatus,
+    NamesStatus, OptionsStatus, PodsStatus, Status, TunnelFailure, TunnelStatus, UnheardStatus, UnreachableStatus,
 };
 
 /// Show the state of the running agent. Ends with 1 if the agent is unhealthy or does not answer.
+///
+/// An agent whose API server is away stays healthy, and the first line says since when: Services work as they were last seen.
 ///
 /// Shows the dropped and rejected packets; with --output wide also the passed ones, all pods, devices, programs and maps.
 #[derive(Args, Debug)]
@@ -54,11 +56,6 @@ fn text(status: &Status, form: Form) -> String {
 
 /// Formats the facts about the whole agent.
 fn head(status: &Status, form: Form) -> String {
-    let health = match (status.healthy, status.complete) {
-        (true, _) => green("healthy"),
-        (false, true) => red("unhealthy"),
-        (false, false) => yellow("waiting for the first lists"),
-    };
     let mut by_role = BTreeMap::<_, usize>::new();
     status.devices.iter().for_each(|device| *by_role.entry(device.role.as_str()).or_default() += 1);
     let last_sync = status.last_sync.map(|last| format!("{} ago ({} in all)", age::since(last), status.syncs));
@@ -73,7 +70,7 @@ fn head(status: &Status, form: Form) -> String {
         None => socket_lb.starts_with("auto").then(|| socket_lb.clone()),
     };
     let rows = [
-        ("Health:", health),
+        ("Health:", health(status)),
         ("Node:", cell(format!("{} ({} mode)", status.node_name, status.mode))),
         ("Addresses:", cell(list(&status.node_addresses))),
         ("Version:", cell(format!("{}, up {}", status.version, age::since(status.started)))),
@@ -88,6 +85,21 @@ fn head(status: &Status, form: Form) -> String {
     let rows = rows.chain(status.pods.as_ref().map(|pods| ("Pods:", cell(ways(pods)))));
     let form = Form { headers: false, ..form };
     form.sentences(&[], rows.map(|(name, value)| vec![cell(name), value]))
+}
+
+/// Says whether the node is well, and what the agent does not hear of.
+fn health(status: &Status) -> Cell {
+    let unheard = status.unheard.as_ref().filter(|_| status.complete).map(|UnheardStatus { since, kinds }| {
+        let kinds = kinds.iter().map(|kind| format!("{kind}s")).collect::<Vec<_>>().join(", ");
+        let ago = age::since(*since);
+        format!("; for {ago} no change of {kinds} is heard of: what was in force then stays in force")
+    });
+    match (status.healthy, status.complete, unheard) {
+        (true, _, None) => green("healthy"),
+        (true, _, Some(unheard)) => yellow(format!("healthy{unheard}")),
+        (false, true, unheard) => red(format!("unhealthy{}", unheard.unwrap_or_default())),
+        (false, false, _) => yellow("waiting for the first lists"),
+    }
 }
 
 /// Counts devices of a role: `1 anchor`, `2 other devices`.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::unistd::Pid;
 use proxy_core::tables::Tables;
-use testbed::agent::{Agent, DEADLINE, Service, wait_until};
+use testbed::agent::{Agent, DEADLINE, Service, kpx, wait_until};
 use testbed::apiserver::ApiServer;
 use testbed::echo::{Connection, Dial, Protocol};
 use testbed::http::{self, HEALTH};
@@ -106,6 +106,13 @@ impl<'a> Run<'a> {
         ensure!(health.code == 200 && health.body.contains(why), "{health:?}");
         ensure!(self.metric("kpx_problems", "")? >= 1.0, "no problem in the metrics");
         Ok(())
+    }
+
+    /// Returns what `kpx status` prints, which ends well.
+    pub(crate) fn status(&self) -> Result<String> {
+        let output = kpx(self.agent.ns(), &format!("status --run-dir {}", self.agent.run_dir().display()))?;
+        ensure!(output.status.success(), "{output:?}");
+        Ok(String::from_utf8(output.stdout)?)
     }
 
     pub(crate) fn is_well(&self) -> Result<()> {

@@ -22,6 +22,11 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     stop(run)?;
     run.tells(DEADLINE, "Service watch", "refused")?;
     ensure!(run.metric("kpx_watch_up", "Service")? == 0.0, "a watch is up without a server");
+    let status = run.status()?;
+    ensure!(
+        status.starts_with("Health:") && status.contains("healthy; for ") && status.contains("no change of "),
+        "{status}"
+    );
     let (before, since) = (asked(run)?, Instant::now());
     run.change()?;
     run.pass(Duration::from_secs(6), |_| Ok(()))?;
