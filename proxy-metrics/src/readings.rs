@@ -29,6 +29,8 @@ pub struct Readings {
     pub problems: u64,
     /// True if Services stop while no agent runs.
     pub restart_gap: bool,
+    /// The number of Services of which this host reaches no backend, and of those of which it reaches some, in mode host.
+    pub out_of_reach: [u64; 2],
     /// The number of service ports that allow only local endpoints, have some elsewhere and none here: under the
     /// internal policy, and under the external policy.
     pub no_local_endpoints: BTreeMap<IpFamily, [u64; 2]>,
@@ -59,6 +61,10 @@ impl Collector for Readings {
         let gap = ConstGauge::new(u64::from(self.restart_gap));
         let help = "1 if Services stop while the agent is away, 0 if pins or filters keep programs and maps.";
         gap.encode(encoder.encode_descriptor("kpx_restart_gap", help, None, MetricType::Gauge)?)?;
+        let [all, some] = self.out_of_reach;
+        let help = "Services with backends that this host does not reach, in mode host: all of them, or some.";
+        let reach = [("all", all), ("some", some)].map(|(backends, services)| ([("backends", backends)], services));
+        gauges(&mut encoder, "kpx_services_out_of_reach", help, reach)?;
         let counts = self.no_local_endpoints.iter().flat_map(|(family, [internal, external])| {
             let labels = |policy| [("ip_family", family.name()), ("traffic_policy", policy)];
             [(labels("internal"), *internal), (labels("external"), *external)]

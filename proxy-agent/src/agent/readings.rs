@@ -31,6 +31,10 @@ impl Agent {
             flows: flows.collect(),
             devices,
             problems: (self.health.problems().len() + source_problems) as u64,
+            out_of_reach: {
+                let none = self.desired.cut_off().len();
+                [none, self.desired.unreachable().len().saturating_sub(none)].map(|services| services as u64)
+            },
             restart_gap: self.persistence_kind() == PersistenceKind::Nothing,
             no_local_endpoints: BTreeMap::from([
                 (IpFamily::V4, no_local_endpoints(&tables.v4)),
