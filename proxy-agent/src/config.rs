@@ -152,6 +152,7 @@ impl Configuration {
             bind_address_hard_fail: kube_proxy.bind_address_hard_fail,
             ui: kpx.ui,
             service_metrics: kpx.service_metrics as usize,
+            monitor_history: kpx.monitor_history as usize,
             bpf_stats: kpx.bpf_stats,
             socket_group: checked.socket_group,
             sync_period: period(checked.common.sync_period),

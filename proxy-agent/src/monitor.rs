@@ -4,17 +4,22 @@ mod command;
 mod event;
 mod filter;
 mod limit;
+mod past;
 mod text;
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
 use axum::Router;
 use axum::body::{Body, Bytes};
+use axum::extract::Query;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use futures::{Stream, StreamExt, stream};
+use http::StatusCode;
+use jiff::Timestamp;
+use serde::Deserialize;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::broadcast::error::RecvError;
@@ -28,6 +33,7 @@ pub use command::{MonitorArgs, monitor};
 pub use event::Event;
 pub(crate) use filter::Filter;
 pub(crate) use limit::Limit;
+use past::Past;
 
 /// The number of events that a watcher may be behind; a slower watcher loses events.
 const BEHIND: usize = 8_192;
@@ -43,12 +49,23 @@ pub struct Watchers {
     events: broadcast::Sender<Arc<Event>>,
     /// The number of watchers.
     number: watch::Sender<usize>,
+    /// The events of the past; None unless they are asked for.
+    past: Arc<Mutex<Option<Past>>>,
 }
 
 impl Default for Watchers {
     fn default() -> Self {
-        Self { events: broadcast::Sender::new(BEHIND), number: watch::Sender::new(0) }
+        Self::keeping(0)
     }
+}
+
+/// What a watcher asks for: nothing of the past and all from now on, unless it says so.
+#[derive(Debug, Deserialize)]
+struct Wanted {
+    /// The time from which on events of the past are wanted.
+    since: Option<Timestamp>,
+    /// False if nothing is wanted that comes later.
+    follow: Option<bool>,
 }
 
 /// A token that counts as a watcher while it lives.
@@ -61,12 +78,19 @@ impl Drop for Watcher {
 }
 
 impl Watchers {
+    /// Creates a registry that keeps the last so many decisions, and as many refusals. Then programs tell even without watchers.
+    pub(crate) fn keeping(most: usize) -> Self {
+        let (past, number) = (Past::of(most), watch::Sender::new(usize::from(most > 0)));
+        Self { events: broadcast::Sender::new(BEHIND), number, past: Arc::new(Mutex::new(past)) }
+    }
+
     /// Hands the programs' records to the watchers, and turns recording on only while there are watchers. Returns only
     /// on failure.
     pub async fn serve(&self, monitor: Monitor) -> Result<()> {
         #[expect(deprecated, reason = "its successor is unsafe, for descriptors that change: the ring keeps its own")]
         let mut monitor = AsyncFd::with_interest(monitor, Interest::READABLE).context("wait for records")?;
         let mut number = self.number.subscribe();
+        number.mark_changed();
         let mut lost_period = interval(LOST_PERIOD);
         lost_period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut on, mut more, mut lost) = (false, false, 0);
@@ -109,27 +133,41 @@ impl Watchers {
         true
     }
 
-    /// Sends an event to the watchers; without a watcher the event is dropped.
+    /// Sends an event to the watchers, and keeps it if the past is kept; else without a watcher the event is dropped.
     pub(crate) fn tell(&self, event: Event) {
-        let _heard = self.events.send(Arc::new(event));
+        let event = Arc::new(event);
+        let mut past = self.past();
+        if let Some(past) = &mut *past {
+            past.keep(Arc::clone(&event));
+        }
+        let _heard = self.events.send(event);
     }
 
-    /// Returns the path `/monitor`, which streams all events from now on as lines of JSON.
+    fn past(&self) -> MutexGuard<'_, Option<Past>> {
+        self.past.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the path `/monitor`, which streams events as lines of JSON.
     pub fn router(&self) -> Router {
         let watchers = self.clone();
-        Router::new().route("/monitor", get(move || async move { watchers.response() }))
+        Router::new().route("/monitor", get(async move |Query(wanted): Query<Wanted>| watchers.response(&wanted)))
     }
 
-    fn response(&self) -> Response {
-        Body::from_stream(self.lines().map(Ok::<_, Infallible>)).into_response()
-    }
-
-    fn lines(&self) -> impl Stream<Item = Bytes> + Send + 'static {
-        stream::unfold(self.feed(), |mut feed| async move {
-            let mut line = serde_json::to_vec(&*feed.next().await?).ok()?;
-            line.push(b'\n');
-            Some((Bytes::from(line), feed))
-        })
+    fn response(&self, wanted: &Wanted) -> Response {
+        // No event comes between the past and the feed, because this holds the past.
+        let past = self.past();
+        let events = match (wanted.since, &*past) {
+            (None, _) => Vec::new(),
+            (Some(since), Some(past)) => past.since(since),
+            (Some(_), None) => {
+                let why = "this kpx keeps no history: start it with --monitor-history";
+                return (StatusCode::NOT_FOUND, why).into_response();
+            }
+        };
+        let feed = wanted.follow.unwrap_or(true).then(|| self.feed());
+        drop(past);
+        let lines = stream::iter(events).chain(from_now_on(feed)).filter_map(async |event| line(&event));
+        Body::from_stream(lines.map(Ok::<_, Infallible>)).into_response()
     }
 
     /// Returns all events from now on.
@@ -144,6 +182,20 @@ impl Watchers {
     pub(crate) fn number(&self) -> usize {
         *self.number.borrow()
     }
+}
+
+/// Returns an event as a line of JSON.
+fn line(event: &Event) -> Option<Bytes> {
+    let mut line = serde_json::to_vec(event).ok()?;
+    line.push(b'\n');
+    Some(Bytes::from(line))
+}
+
+fn from_now_on(feed: Option<Feed>) -> impl Stream<Item = Arc<Event>> + Send + 'static {
+    stream::unfold(feed, async |feed| {
+        let mut feed = feed?;
+        Some((feed.next().await?, Some(feed)))
+    })
 }
 
 /// The events for one watcher, which counts as long as this lives.

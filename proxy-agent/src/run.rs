@@ -56,7 +56,7 @@ const QUEUE: usize = 4_096;
 
 /// Runs until a signal asks to stop, or until a failure that a restart may mend.
 pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Result<()> {
-    let (journal, watchers) = (Journal::default(), Watchers::default());
+    let (journal, watchers) = (Journal::default(), Watchers::keeping(settings.monitor_history));
     let (health, source_health) = (Health::telling(&journal), Health::telling(&journal));
     let (metrics, liveness) = (Metrics::new(), Liveness::new(settings.sync_period, settings.mode));
     let (agent_handle, queries) = AgentHandle::telling(settings.service_metrics);
@@ -71,10 +71,9 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     let changes = Changes::new(&settings.run_dir);
     let mut datapath = take_over(&settings, object, Persistence::new(pins, changes.clone()), cgroup)?;
     let (led_pods, pod_sockets) = pod_sockets::start(&mut datapath, settings.sync_period)?;
-    let takes_all_away = Cell::new(settings.cleanup_on_exit);
+    let (takes_all_away, _stats) = (Cell::new(settings.cleanup_on_exit), settings.bpf_stats.then(measure_programs));
     let Settings { node_name, mode, node: options, .. } = settings;
     let skips_stack = options.fast_path != FastPath::Off;
-    let _stats = settings.bpf_stats.then(measure_programs);
     let (netlink, handle) = net::connect()?;
     let ((input_sender, inputs), (link_sender, links)) = (mpsc::channel(QUEUE), mpsc::channel(QUEUE));
     let ((route_sender, routes), (rule_sender, rules)) = (mpsc::channel(1), mpsc::channel(1));

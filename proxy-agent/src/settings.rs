@@ -41,6 +41,8 @@ pub struct Settings {
     pub ui: bool,
     /// The number of Services with series of their own in `/metrics`.
     pub service_metrics: usize,
+    /// The number of decisions, and of refusals, that the monitor keeps.
+    pub monitor_history: usize,
     /// True if the kernel measures how often and how long the programs run.
     pub bpf_stats: bool,
     /// The period after which refused writes are tried again. A request that is not in force after twice the period

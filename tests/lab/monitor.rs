@@ -51,6 +51,24 @@ fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
     }
     wait_until(DEADLINE, "the programs tell no more", || Ok(watched(&agent)? == 0))?;
 
+    // Another agent tells what was before its watchers.
+    agent.stop()?;
+    let agent = base.kpx(&["--monitor-history=3"])?;
+    ensure!(watched(&agent)? == WATCHED_PER_SECOND, "the programs tell, for the history");
+    (0..4).for_each(|_| dial(&none));
+    dial(&web);
+    let past = |arguments: &[&str]| {
+        Watcher::start(&agent, &[&["--since", "5m", "--no-follow"], arguments].concat())?.events(|| ())
+    };
+    wait_until(
+        DEADLINE,
+        "all is kept",
+        || Ok(past(&["--decisions"])?.len() == 1 && past(&["--unserved"])?.len() == 3),
+    )?;
+    ensure!(past(&[])?.last().is_some_and(|event| event["decision"]["name"] == "web"), "the newest comes last");
+    let none_yet = Watcher::start(&agent, &["--since", "0s", "--no-follow"])?.events(|| ())?;
+    ensure!(none_yet.is_empty(), "{none_yet:?}");
+
     // One who never reads, and more than it has room for.
     let mut deaf = Watcher::start(&agent, &["--limit-per-second", "1000000"])?;
     wait_until(DEADLINE, "the programs tell", || Ok(watched(&agent)? == WATCHED_PER_SECOND))?;
@@ -62,7 +80,6 @@ fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
     ensure!(deaf.0.try_wait()?.is_none(), "the deaf one has ended");
     deaf.0.kill()?;
     deaf.0.wait()?;
-    wait_until(DEADLINE, "the programs tell no more, again", || Ok(watched(&agent)? == 0))?;
     agent.stop()
 }
 

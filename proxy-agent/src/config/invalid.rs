@@ -108,6 +108,10 @@ impl Fields {
         self.check(duration >= GoDuration::ZERO, field, Shown(duration), why);
     }
 
+    pub(super) fn at_most(&mut self, field: &str, number: u32, most: u32) {
+        self.check(number <= most, field, number, &format!("must be at most {most}"));
+    }
+
     pub(super) fn positive(&mut self, field: &str, duration: GoDuration) {
         self.check(duration > GoDuration::ZERO, field, Shown(duration), "must be greater than 0");
     }

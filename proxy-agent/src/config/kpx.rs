@@ -75,6 +75,8 @@ pub struct KpxConfiguration {
     pub ui: bool,
     /// The number of Service ports with series of their own in `/metrics`.
     pub service_metrics: u32,
+    /// The number of decisions, and of refusals, that `kpx monitor --since` can show.
+    pub monitor_history: u32,
     /// Lets the kernel measure the programs.
     pub bpf_stats: bool,
 }
@@ -156,6 +158,7 @@ impl Default for KpxConfiguration {
             cleanup_on_exit: false,
             ui: false,
             service_metrics: 0,
+            monitor_history: 0,
             bpf_stats: false,
         }
     }

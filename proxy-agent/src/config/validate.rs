@@ -24,6 +24,8 @@ use proxy_view::DNS_ADDRESS;
 
 /// The longest name of a device in bytes: `IFNAMSIZ` without its final zero.
 const DEVICE_NAME_MAX: usize = 15;
+/// The most packets of a kind that the monitor keeps: they take up to 100 MiB.
+const MONITOR_HISTORY_MAX: u32 = 100_000;
 
 /// The fields of both documents that need parsing, parsed.
 #[derive(Debug)]
@@ -78,6 +80,7 @@ pub(super) fn check(
     own.positive("nodeTimeout", kpx.node_timeout);
     own.check(!kpx.run_dir.is_empty(), "runDir", &kpx.run_dir, "must be a folder");
     let socket_group = socket_group(&mut own, &kpx.socket_group);
+    own.at_most("monitorHistory", kpx.monitor_history, MONITOR_HISTORY_MAX);
     own.check(kpx.bpf_dir.starts_with('/'), "bpfDir", &kpx.bpf_dir, "must be the full path of a folder");
     let has_place = metrics_address.is_some() || !fields.invalid.is_empty();
     let why = "is served at metricsBindAddress, which is none (in mode host unless it is given)";

@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
+use jiff::{SignedDuration, Timestamp};
 use proxy_common::counter::Reason;
 
 use super::event::Event;
 use super::filter::Filter;
 use super::limit::Limit;
 use super::text;
+use crate::config::duration::GoDuration;
 use proxy_view::Names;
 use proxy_view::RUN_DIR;
 use proxy_view::client::Client;
@@ -23,7 +25,7 @@ use proxy_view::select_args::NamespaceArgs;
 /// Show packets that open flows or are dropped or rejected, until stopped.
 ///
 /// Packets of open flows are not shown, and watching does not slow them down. Packets that cannot be shown in time are
-/// counted as lost.
+/// counted as lost. With --since those of the past come first, as far as the agent keeps them (`kpx run --monitor-history`).
 #[derive(Args, Debug)]
 pub struct MonitorArgs {
     /// Show only packets to this Service.
@@ -49,6 +51,12 @@ pub struct MonitorArgs {
     /// The number of lines per second; packets beyond it are counted as lost.
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     limit_per_second: u32,
+    /// Show packets of the past first: those of the last 5m, 30s, 1h30m.
+    #[arg(long, value_name = "DURATION")]
+    since: Option<GoDuration>,
+    /// End behind the packets of the past.
+    #[arg(long, requires = "since")]
+    no_follow: bool,
     /// End after so many packets.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
@@ -71,17 +79,23 @@ pub async fn monitor(args: &MonitorArgs) -> Result<()> {
         name.clone().within(args.within.namespace.as_deref()).find(&client.services().await?)?;
     }
     let mut namer = Namer { names: client.names().await?, asked: Instant::now(), client: client.clone() };
-    let mut lines = client.lines("/monitor").await?;
+    let started = Timestamp::now();
+    let mut lines = client.lines(&args.path(started)?).await?;
     let (filter, mut limit) = (args.filter(), Limit::new(args.limit_per_second));
     let mut shown = 0;
     while args.count.is_none_or(|count| shown < count) {
-        let Some(line) = lines.next().await? else { bail!("kpx has ended") };
+        let line = match lines.next().await? {
+            Some(line) => line,
+            None if args.no_follow => break,
+            None => bail!("kpx has ended"),
+        };
         let mut event: Event = serde_json::from_slice(&line).context("the running kpx is of another version")?;
         namer.name(&mut event).await?;
         if !filter.wants(&event) {
             continue;
         }
-        let (lost, may) = limit.ask();
+        // The past comes at once, and its number is limited.
+        let (lost, may) = if event.time < started { (0, true) } else { limit.ask() };
         if lost > 0 && !args.print(&Event::lost(lost))? {
             break;
         }
@@ -94,6 +108,14 @@ pub async fn monitor(args: &MonitorArgs) -> Result<()> {
 }
 
 impl MonitorArgs {
+    /// Returns what to ask the agent for.
+    fn path(&self, now: Timestamp) -> Result<String> {
+        let Some(since) = self.since else { return Ok("/monitor".to_owned()) };
+        let past = since.std().context("--since must not be negative")?;
+        let time = now.saturating_sub(SignedDuration::try_from(past)?)?;
+        Ok(format!("/monitor?since={time}&follow={}", !self.no_follow))
+    }
+
     fn filter(&self) -> Filter {
         Filter {
             service: self.service.clone().map(|ServiceName(name)| name),

@@ -98,6 +98,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("cleanup-on-exit", Switch, Kpx("cleanupOnExit"), "Remove everything from this host when the agent ends. Without it Services stay reachable in their last known state, as restarts and upgrades need. On by default in mode host"),
     flag("ui", Switch, Kpx("ui"), "Serve a web page beside /metrics"),
     flag("service-metrics", IntegerOr("500"), Kpx("serviceMetrics"), "Tell traffic, connect times and failures of so many ports of Services in /metrics, and the sum of the other Services; without a number of 500. Each port then has 17 series"),
+    flag("monitor-history", IntegerOr("10000"), Kpx("monitorHistory"), "Keep the last so many packets that opened flows, and as many that were dropped or rejected, for `kpx monitor --since`; without a number 10,000, at most 100,000. Each takes less than 1 KiB, and the programs then tell of such packets all the time"),
     flag("bpf-stats", Switch, Kpx("bpfStats"), "Have the kernel measure how often and how long the programs run, for /metrics. Each run then takes some tens of nanoseconds more"),
 
     flag("bpf-object", File, Development, "Load the kernel programs of this object instead of those in this binary"),
