@@ -36,7 +36,12 @@ pub(crate) struct TraceInput<A: Addr> {
     pub(crate) notes: Vec<String>,
     /// The note for the reader if the client counts as outside.
     pub(crate) external_client_note: Option<String>,
+    /// What a machine outside of the cluster cannot reach; None on a node.
+    pub(crate) outside: Option<OutOfReach>,
 }
+
+/// The Services with backends of which a machine outside reaches none, as `namespace/name`, each with the reason.
+pub(crate) type OutOfReach = BTreeMap<String, String>;
 
 /// A family and its part of the tables.
 pub(crate) trait Family: FamilyNames {

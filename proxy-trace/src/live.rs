@@ -16,7 +16,7 @@ use proxy_common::device::pod_net;
 use proxy_common::frontend::{FrontendKey, Maglev, Service, Set, SetKey, SlotKey, SourceRange};
 use proxy_common::names;
 
-use crate::input::{Entry, Family, Net, TraceInput, port_names};
+use crate::input::{Entry, Family, Net, OutOfReach, TraceInput, port_names};
 use crate::programs::LO;
 use crate::resolve::Known;
 use crate::target::{CLIENT_PORT, Target};
@@ -25,9 +25,9 @@ use proxy_datapath as datapath;
 use proxy_net::next_hop::{NextHop, next_hop};
 use proxy_net::role::TELL_PODS;
 use proxy_net::{self as net, anchor};
-use proxy_view::Names;
 use proxy_view::client::Client;
 use proxy_view::status::Status;
+use proxy_view::{Mode, Names};
 
 /// The packet's origin from the command line.
 pub(crate) struct PacketArgs<'a> {
@@ -109,6 +109,7 @@ impl Live {
             entry: nowhere,
             notes: Vec::new(),
             external_client_note: None,
+            outside: self.out_of_reach(),
         };
         if !self.status.healthy {
             input.notes.push("the agent is not healthy (see kpx status): its tables may be out of date".to_owned());
@@ -120,6 +121,11 @@ impl Live {
             .and_then(|device| device.no_pod.as_ref())
             .map(|why| format!("{why}; if it leads to a pod, give it host routes alone, or set {TELL_PODS}"));
         Ok((input, from))
+    }
+
+    fn out_of_reach(&self) -> Option<OutOfReach> {
+        let cut_off = self.status.cut_off.iter().map(|one| (one.service.clone(), one.why.clone()));
+        (self.status.mode == Mode::Host.to_string()).then(|| cut_off.collect())
     }
 
     /// Returns a note for clients whose sockets are translated before they send a packet.

@@ -124,6 +124,7 @@ impl<R: NodeRules> Folder<R> {
             entry: self.entry(from.ip(), host, to, &node_devices),
             notes: self.notes.iter().cloned().chain(conflicts).collect(),
             external_client_note: None,
+            outside: None,
         };
         Ok((input, from))
     }

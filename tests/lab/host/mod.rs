@@ -130,6 +130,10 @@ fn host_reaches_backends_through_node_ports() -> Result<()> {
     let told = cut_off(&kpx, "default/plain")?.context("the service is named")?;
     ensure!(kpx.status()?["healthy"] == true, "an overlay is no fault of this machine");
     ensure!(told.contains("reaches none of 4 backends") && told.contains(why), "{told}");
+    // What explains the refusal is what this machine sees, and no pod or probe of the cluster.
+    let trace = format!("trace --host --to svc/default/plain --run-dir {}", kpx.run_dir().display());
+    let traced = String::from_utf8(testbed::agent::kpx(&c.ns, &trace)?.stdout)?;
+    ensure!(traced.contains(why) && traced.contains("node port") && !traced.contains("probe"), "{traced}");
 
     // Endpoints under the policy Local move, and a node goes out of service.
     fixture.put(&local.backed_by(&["p1b"]))?;
