@@ -13,6 +13,7 @@ use proxy_view::output::{Form, OutputArgs, cell};
 use crate::answers::{Answers, ask};
 use crate::connect::ConnectArgs;
 use crate::pods::Cluster;
+use crate::watch::{WatchArgs, watch};
 
 /// List the flows that pass the nodes. Those whose clients spoke last come first.
 #[derive(Args, Debug)]
@@ -23,14 +24,19 @@ pub(crate) struct FlowsArgs {
     #[arg(long, value_name = "NAMESPACE")]
     service_namespace: Option<String>,
     #[command(flatten)]
+    watch: WatchArgs,
+    #[command(flatten)]
     output: OutputArgs,
 }
 
 pub(crate) async fn flows(connect: &ConnectArgs, args: &FlowsArgs) -> Result<ExitCode> {
-    let cluster = Cluster::find(connect).await?;
     let mut arguments = vec!["flows".to_owned()];
     arguments.extend(args.flows.arguments());
     arguments.extend(args.service_namespace.iter().map(|namespace| format!("--namespace={namespace}")));
+    if args.watch.watch {
+        return watch(connect, args.output.kind(), &arguments, |_: &FlowView| true).await;
+    }
+    let cluster = Cluster::find(connect).await?;
     let answers: Answers<Vec<FlowView>> = ask(&cluster, connect, &arguments).await;
     answers.print(&args.output, |form| text(&answers, &args.flows, form))
 }

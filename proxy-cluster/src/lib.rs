@@ -14,6 +14,7 @@ mod status;
 mod sysdump;
 mod top;
 mod trace;
+mod watch;
 
 use std::process::ExitCode;
 

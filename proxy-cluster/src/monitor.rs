@@ -57,6 +57,10 @@ pub(crate) struct MonitorArgs {
     /// The number of lines per second of each node; packets beyond it are counted as lost.
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     limit_per_second: u32,
+    /// Show packets of the past first: those of the last 5m, 30s, 1h30m, as far as the nodes keep them (`kpx run --monitor-history`). The lines of each
+    /// node are in their order, and those of different nodes mixed.
+    #[arg(long, value_name = "DURATION")]
+    since: Option<String>,
     /// End after so many packets of all nodes together.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
@@ -152,6 +156,7 @@ impl MonitorArgs {
         arguments.extend(self.service_namespace.iter().map(|namespace| format!("--namespace={namespace}")));
         arguments.extend(self.client.iter().map(|client| format!("--client={client}")));
         arguments.extend(self.reason.iter().map(|reason| format!("--reason={reason}")));
+        arguments.extend(self.since.iter().map(|since| format!("--since={since}")));
         let switches = [
             (self.unserved, "--unserved"),
             (self.decisions, "--decisions"),

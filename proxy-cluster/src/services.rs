@@ -6,13 +6,15 @@ use std::process::ExitCode;
 use anyhow::{Result, ensure};
 use clap::Args;
 use comfy_table::Cell;
+use proxy_view::list::port;
 use proxy_view::object_name::ServiceName;
 use proxy_view::output::{Form, OutputArgs, cell, lines, yellow};
-use proxy_view::{PortView, ServiceView};
+use proxy_view::{Selector, ServiceView};
 
 use crate::answers::{Answers, ask};
 use crate::connect::ConnectArgs;
 use crate::pods::Cluster;
+use crate::watch::{WatchArgs, watch};
 
 /// List the Services that the nodes serve. Nodes that serve a Service in the same way share a row.
 #[derive(Args, Debug)]
@@ -23,14 +25,24 @@ pub(crate) struct ServicesArgs {
     /// Show only Services of this namespace.
     #[arg(long, value_name = "NAMESPACE")]
     service_namespace: Option<String>,
+    /// Show only Services with these labels, in kubectl's form: app=web,tier!=db,env in (a,b),!old.
+    #[arg(long, value_name = "LABELS", conflicts_with = "service")]
+    service_selector: Option<Selector>,
+    #[command(flatten)]
+    watch: WatchArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
 
 pub(crate) async fn services(connect: &ConnectArgs, args: &ServicesArgs) -> Result<ExitCode> {
-    let cluster = Cluster::find(connect).await?;
     let mut arguments = vec!["services".to_owned()];
     arguments.extend(args.service_namespace.iter().map(|namespace| format!("--namespace={namespace}")));
+    arguments.extend(args.service_selector.iter().map(|selector| format!("--selector={selector}")));
+    if args.watch.watch {
+        let wants = |service: &ServiceView| args.service.as_ref().is_none_or(|name| name.is(service));
+        return watch(connect, args.output.kind(), &arguments, wants).await;
+    }
+    let cluster = Cluster::find(connect).await?;
     let mut answers: Answers<Vec<ServiceView>> = ask(&cluster, connect, &arguments).await;
     if let Some(name) = &args.service {
         // Each node knows all Services, so a name that one node knows is no wrong one.
@@ -99,12 +111,6 @@ impl Row {
             conflicts: conflicts.filter_map(|frontend| frontend.conflict.clone()).collect(),
         }
     }
-}
-
-fn port(port: &PortView) -> String {
-    let node_port = port.node_port.map(|port| format!(":{port}")).unwrap_or_default();
-    let mark = if port.frontends.iter().any(|frontend| frontend.conflict.is_some()) { "!" } else { "" };
-    format!("{}{node_port}/{}{mark}", port.port, port.protocol)
 }
 
 fn cells(row: Row, nodes: &[&str], flows: u64, all: usize, wide: bool) -> Vec<Cell> {

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use comfy_table::Cell;
-use proxy_view::ServiceView;
-use proxy_view::output::{Form, cell, print, red};
+use proxy_view::output::{Form, cell, print_on, red};
+use proxy_view::{Selector, ServiceView};
 
 use crate::answers::{Answers, ask};
 use crate::connect::ConnectArgs;
@@ -34,12 +34,18 @@ pub(crate) struct TopArgs {
     /// Show only Services that have this text in their namespace or name.
     #[arg(long, value_name = "TEXT", default_value = "")]
     filter: String,
+    /// Show only Services with these labels, in kubectl's form: app=web,tier!=db,env in (a,b),!old.
+    #[arg(long, value_name = "LABELS")]
+    service_selector: Option<Selector>,
     /// Show a row for each node of a Service.
     #[arg(long)]
     by_node: bool,
     /// Print one table of the traffic within one interval, and end.
     #[arg(long)]
     once: bool,
+    /// Print a table after each interval, until stopped, where no terminal is as well.
+    #[arg(long, short, conflicts_with = "once")]
+    watch: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -70,18 +76,19 @@ type Sample = BTreeMap<(String, String), Counts>;
 pub(crate) async fn top(connect: &ConnectArgs, args: &TopArgs) -> Result<ExitCode> {
     let cluster = Cluster::find(connect).await?;
     let period = Duration::from_secs(args.interval);
-    let once = args.once || !stdout().is_terminal();
+    let is_live = stdout().is_terminal() && !args.watch;
+    let once = args.once || !stdout().is_terminal() && !args.watch;
     // One for the whole loop: a signal between two waits counts too.
     let mut stopped = pin!(tokio::signal::ctrl_c());
     let mut before = tokio::select! {
         _ = &mut stopped => return Ok(ExitCode::SUCCESS),
-        first = sample(&cluster, connect) => first,
+        first = sample(&cluster, connect, args) => first,
     };
     loop {
         let since = Instant::now();
         let next = async {
             tokio::time::sleep(period).await;
-            sample(&cluster, connect).await
+            sample(&cluster, connect, args).await
         };
         let now = tokio::select! {
             _ = &mut stopped => return Ok(ExitCode::SUCCESS),
@@ -89,7 +96,9 @@ pub(crate) async fn top(connect: &ConnectArgs, args: &TopArgs) -> Result<ExitCod
         };
         let seconds = since.elapsed().as_secs_f64();
         let table = text(&changes(&before.0, &now.0), seconds, args);
-        print(&if once { table } else { format!("{CLEAR}{table}") })?;
+        if !print_on(&if is_live && !once { format!("{CLEAR}{table}") } else { table })? {
+            return Ok(ExitCode::SUCCESS);
+        }
         let end = now.1.end()?;
         if once {
             return Ok(end);
@@ -98,8 +107,10 @@ pub(crate) async fn top(connect: &ConnectArgs, args: &TopArgs) -> Result<ExitCod
     }
 }
 
-async fn sample(cluster: &Cluster, connect: &ConnectArgs) -> (Sample, Answers<Vec<ServiceView>>) {
-    let answers: Answers<Vec<ServiceView>> = ask(cluster, connect, &["services".to_owned()]).await;
+async fn sample(cluster: &Cluster, connect: &ConnectArgs, args: &TopArgs) -> (Sample, Answers<Vec<ServiceView>>) {
+    let mut arguments = vec!["services".to_owned()];
+    arguments.extend(args.service_selector.iter().map(|selector| format!("--selector={selector}")));
+    let answers: Answers<Vec<ServiceView>> = ask(cluster, connect, &arguments).await;
     let counted = answers.answered().flat_map(|(node, services)| {
         services.iter().map(move |service| {
             let name = format!("{}/{}", service.namespace, service.name);

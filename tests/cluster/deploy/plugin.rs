@@ -134,6 +134,22 @@ fn plugin_of_kubectl_merges_the_answers_of_all_nodes() -> Result<()> {
     ensure!(rows.len() == 1 && rows[0].starts_with("all 2 "), "{services}");
     ensure!(nodes.run("services default/wbe")?.status.code() == Some(1));
 
+    // Each node's row, and its row again when the Service changes.
+    let mut watch = nodes.command("services default/web -w");
+    let mut watch = cluster.lab.fabric.ns.spawn(watch.stdout(Stdio::piped()))?;
+    let mut lines = BufReader::new(watch.stdout.take().context("an output")?).lines();
+    let mut next = || -> Result<String> { Ok(lines.next().context("a line")??) };
+    let list = [next()?, next()?, next()?];
+    ensure!(list[0].starts_with("NODE") && list[1].starts_with("n1 ") && list[2].starts_with("n2 "), "{list:?}");
+    cluster.put_service(&web.backed_by(&["p2a", "p1b"]).label("app", "web"))?;
+    let rows = [next()?, next()?];
+    let is_new = |row: &String| row.contains(" web ") && !list.contains(row);
+    ensure!(rows.iter().all(is_new) && rows[0].split(' ').next() != rows[1].split(' ').next(), "{rows:?}");
+    watch.kill()?;
+    watch.wait()?;
+    let labelled = nodes.text("services --service-selector app=web")?;
+    ensure!(labelled.lines().filter(|line| line.contains(" default ")).count() == 1, "{labelled}");
+
     let flows = nodes.text("flows --service default/web --state established")?;
     for (node, client) in [("n1", "p1a"), ("n2", "p2b")] {
         let client = cluster.lab.host(client).addrs.ip(Family::V4).to_string();
