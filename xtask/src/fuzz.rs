@@ -11,6 +11,7 @@ use crate::{build, shell, workspace};
 
 /// The folder of libFuzzer's targets, which are outside of the workspace.
 const PARSERS: &str = "lab-tools/fuzz/parsers";
+pub(crate) const PARSERS_MANIFEST: &str = "lab-tools/fuzz/parsers/Cargo.toml";
 /// The runner of libFuzzer's targets, which needs only a compiler for C++.
 const CARGO_FUZZ: &str = "cargo-fuzz";
 
