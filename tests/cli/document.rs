@@ -95,12 +95,13 @@ A test writes this document from the commands' output and compares the two (`UPD
 
 - **Output.** `-o text` (the default) and `-o wide` are tables for people. `-o json` and `-o yaml` are data with a stable
   form: fields are added, but not renamed, removed or given another type. Each field is listed below with its type, as
-  a test finds it in the example. `NAME` stands for the name of a map, a program or a reason. `-o name` of `services` and `backends`
+  a test finds it in the example. `NAME` stands for the name of a map, a program, a reason or a label. `-o name` of `services` and `backends`
   prints names that other commands take. There is no jsonpath: `-o json | jq` does the same.
 - **Which agent.** Commands ask the agent on this machine, by the socket in its run directory (`--run-dir`,
   `/run/kpx` by default). Root may ask, and the members of the group that `kpx run --socket-group` names.
 - **Which Services.** `-n NAMESPACE` or `-A`, and `NAME`, `NAMESPACE/NAME` or the same behind `svc/`; all by default. Of an unknown name a similar one is suggested.
-- **Order and changes.** `--sort-by COLUMN` of `services`, `backends`, `flows` and `top`. `-w` of the first three prints the list, and then what is
+  `-l LABELS` of `services`, `backends` and `top` selects by labels, as `kubectl get -l`: `=`, `==`, `!=`, `in (…)`, `notin (…)`, `KEY`, `!KEY`. kpx keeps 4 KiB of labels of a Service.
+- **Order and changes.** `--sort-by COLUMN` of `services`, `backends`, `flows` and `top`. `-w` of the first three and of `events` prints the list, and then what is
   new, changed or `gone`, as a row, a line of JSON or a name. Data and names leave out what is gone. `watch -n1 kpx status` does it for `status`.
 - **Width.** On a terminal, cells that are too long end with `…`, and sentences go on in the next line. `-o wide` and pipes get all of it.
 - **Colours** only on a terminal, and not if `NO_COLOR` is set. `--no-headers` leaves out the names of columns.
@@ -121,7 +122,7 @@ const SECTIONS: [Section; 5] = [
         about: "\
 The agent's state on one screen: health and problems, the fill of maps, and packets that were translated,
 dropped or rejected. With `-o wide` also packets that merely passed, and all devices, programs and maps. Ends with 1 if
-the agent is not healthy. A *notice* names what the host has and kpx does not obey; the agent stays healthy.
+the agent is not healthy. An agent whose API server is away stays healthy and ends with 0, because the node serves as before; `Health:` then says since when which changes do not reach it. A *notice* names what the host has and kpx does not obey; the agent stays healthy.
 ",
         example: "status",
         data: Some("status"),
@@ -198,12 +199,17 @@ These names were changed. The old ones are told beside the new ones, and go with
   agent's network namespace and refuses any other. On manifests its notes name each frontend that a Service claims and another one holds. Its ends are addresses or names:
   `--from pod/shop/cart-0 --to svc/shop/web:http`, `--from node/n1 --to web.shop.svc:80`, `--to deploy/shop/web:8080`. Pods are known by the endpoints of Services.
 - `kpx explain [REASON]` says what a reason means and what to do; without a reason it lists all.
-- `kpx top` shows the traffic of each Service, live in a terminal, as one table elsewhere or with `--once`. `-o json` and `-o yaml` are `--once` as
-  data: `nodeName`, `health`, `problems`, `intervalSecs`, `services`, `total`, `unservedReasons`.
+- `kpx events [SERVICE]` lists the Events that the agent sent to the API server, or would have sent, and the beginning, change and end of its own problems; the newest comes last.
+  The last 1,000 are kept while it runs, in at most 3 MiB; equal ones are counted. Once there is no room, the namespace with the most gives way. With `-o json`: `firstSeen`, `lastSeen`, `count`, `type`,
+  `reason`, `kind`, `namespace`, `name`, `note`.
+- `kpx top` shows the traffic of each Service, live in a terminal, as one table elsewhere or with `--once`. There, Enter shows the backends of a Service and Escape all Services
+  again; `kpx top SERVICE` begins with its backends. A terminal of less than 120 columns leaves the connect times and failures out. `-o json` and `-o yaml` are `--once` as
+  data: `nodeName`, `health`, `problems`, `intervalSecs`, `services`, `backends` (of the Service that was named), `total`, `unservedReasons`.
 - `kpx monitor` shows packets that open flows, are dropped or rejected. With `-o json` each is a line: `time`, `what`
   (`decision`, `drop`, `reject`, or `lost` with how many were), `reason`, `hook`, `ifindex`, `device`, `protocol`, `client`,
   `dialled`, and `decision` with `kind`, `service`, `namespace`, `name`, `portName`, `origin`, `set`, `backend`, `affinity`,
-  `source`, `masquerade`. Unknown values are null.
+  `source`, `masquerade`. Unknown values are null. `--since 5m` shows those of the past first, and with `--no-follow` them alone. The agent keeps them only if it is asked to: `kpx run --monitor-history`
+  keeps the last 10,000 that opened flows and the last 10,000 that were refused, each in less than 1 KiB, and costs what a `kpx monitor` that never ends costs.
 - `kpx cleanup` removes everything that a kpx of any version left, and names each thing. With `--kube-proxy` it also removes what
   kube-proxy left, and only that while a kpx runs. Otherwise it refuses while a kpx runs. With `--drain` it first leaves
   new connections to kube-proxy and waits for the end of open ones, `--timeout` at most ([migration.md](migration.md)).

@@ -13,7 +13,7 @@ pub(crate) fn schema(value: &Value) -> String {
 }
 
 /// Objects whose keys are names of things, not of fields.
-const NAMED: [&str; 6] = [".tables", ".flows", ".events", ".reasons", ".maps", ".mapFill"];
+const NAMED: [&str; 7] = ["[].labels", ".tables", ".flows", ".events", ".reasons", ".maps", ".mapFill"];
 
 fn visit(path: &str, value: &Value, fields: &mut BTreeMap<String, BTreeSet<&'static str>>) {
     let mut note = |kind| fields.entry(path.to_owned()).or_default().insert(kind);
