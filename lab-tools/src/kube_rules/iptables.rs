@@ -15,6 +15,24 @@ pub(super) fn text(rules: &Rules) -> String {
     text
 }
 
+/// Returns what leads a service port to its endpoints of now, and deletes the chains of those that are gone.
+pub(super) fn change(rules: &Rules, port: &ServicePort, gone: &[SocketAddrV4]) -> String {
+    let (mut text, is_large) = (String::from("*nat\n"), is_large(rules));
+    chains(port, &mut text).expect("a string takes all");
+    for at in gone {
+        text += &format!(":KUBE-SEP-{} - [0:0]\n", id(port, Some(at)));
+    }
+    service(rules, port, is_large, &mut text).expect("a string takes all");
+    for at in gone {
+        text += &format!("-X KUBE-SEP-{}\n", id(port, Some(at)));
+    }
+    text + "COMMIT\n"
+}
+
+fn is_large(rules: &Rules) -> bool {
+    rules.ports.iter().map(|port| port.endpoints.len()).sum::<usize>() > LARGE
+}
+
 fn filter() -> String {
     let firewall =
         r#"-m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL"#;
@@ -62,7 +80,7 @@ fn nat(rules: &Rules, text: &mut String) -> fmt::Result {
 -A KUBE-MARK-MASQ -j MARK --or-mark {MASQUERADE}
 "#
     )?;
-    let large = rules.ports.iter().map(|port| port.endpoints.len()).sum::<usize>() > LARGE;
+    let large = is_large(rules);
     rules.ports.iter().try_for_each(|port| frontends(rules, port, text))?;
     rules.owners().try_for_each(|port| service(rules, port, large, text))?;
     text.push_str(

@@ -66,6 +66,16 @@ impl Rules {
         iptables::text(self)
     }
 
+    /// For `iptables-restore --noflush`: what a change of one port's endpoints adds and deletes.
+    pub fn iptables_change(&self, port: &ServicePort, gone: &[SocketAddrV4]) -> String {
+        iptables::change(self, port, gone)
+    }
+
+    /// For `nft -f`: the same.
+    pub fn nftables_change(&self, port: &ServicePort, gone: &[SocketAddrV4]) -> String {
+        nftables::change(self, port, gone)
+    }
+
     /// The port to whose chains this one leads.
     fn owner<'a>(&'a self, port: &'a ServicePort) -> &'a ServicePort {
         let first = if port.stand_in { self.ports.iter().find(|other| other.stand_in) } else { None };

@@ -17,6 +17,22 @@ pub(super) fn text(rules: &Rules) -> String {
     text
 }
 
+/// Returns what leads a service port to its endpoints of now, and deletes the chains of those that are gone.
+pub(super) fn change(rules: &Rules, port: &ServicePort, gone: &[SocketAddrV4]) -> String {
+    let external = port.node_port.map(|_| "external");
+    let mut text = String::new();
+    for what in ["service"].into_iter().chain(external) {
+        text += &format!("flush chain ip kube-proxy {}\n", chain(what, port, None));
+    }
+    text.push_str("table ip kube-proxy {\n");
+    service(rules, port, &mut text).expect("a string takes all");
+    text.push_str("}\n");
+    for at in gone {
+        text += &format!("delete chain ip kube-proxy {}\n", chain("endpoint", port, Some(at)));
+    }
+    text
+}
+
 fn maps(rules: &Rules, text: &mut String) -> fmt::Result {
     let of_services = "ipv4_addr . inet_proto . inet_service : verdict";
     let of_numbers = "inet_proto . inet_service : verdict";
