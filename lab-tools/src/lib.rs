@@ -12,5 +12,7 @@ pub mod load;
 pub mod openers;
 #[cfg(feature = "bench")]
 pub mod programs;
+#[cfg(feature = "bench")]
+pub mod scale;
 #[cfg(feature = "soak")]
 pub mod soak;

@@ -8,6 +8,7 @@ use lab_tools::bench::{
     Fixture, Listener, MANY_SERVICES, Mode, Options, Path, Sample, Selection, Skipped, Variant, run, summarise,
 };
 use lab_tools::openers::openers;
+use lab_tools::scale::{self, By, Figure, Found, Keep, What};
 use testbed::lab::{Lab, Layout};
 
 /// So short that all cells take seconds.
@@ -119,5 +120,62 @@ fn openers_are_measured_on_one_cpu_and_on_two() -> Result<()> {
     for row in openers(1)? {
         ensure!(row.alone.len() == 2 && row.together.len() == 1 && row.scaling() > 0.0, "{row:?}");
     }
+    Ok(())
+}
+
+#[derive(Default)]
+struct Kept(Vec<Figure>);
+
+impl Keep for Kept {
+    fn figure(&mut self, figure: Figure) -> Result<()> {
+        self.0.push(figure);
+        Ok(())
+    }
+
+    fn progress(&mut self, _what: &str) {}
+}
+
+#[test]
+fn large_clusters_are_measured_with_kpx_and_with_rules() -> Result<()> {
+    let beside = vec![By::Nftables, By::IptablesLegacy, By::IptablesNft];
+    let options = scale::Options {
+        sizes: vec![(20, 3)],
+        beside: beside.clone(),
+        limit: Duration::from_secs(60),
+        duration: Duration::from_millis(200),
+        only_starts: false,
+        calm: Duration::from_millis(200),
+        agents: 1,
+        per_second: 200,
+        first_services: vec![10, 20],
+        first_connections: 20,
+        kube_proxy: None,
+    };
+    let mut kept = Kept::default();
+    scale::run(&options, &mut kept)?;
+    let found = |by, size: (u32, u32), what| {
+        let is_it =
+            |figure: &&Figure| figure.by == by && (figure.services, figure.endpoints) == size && figure.what == what;
+        kept.0.iter().find(is_it).map(|figure| figure.found.clone())
+    };
+    let is_positive = |by, size, what| {
+        let found = found(by, size, what);
+        ensure!(matches!(found, Some(Found::Value(value)) if value > 0.0), "{by}, {what}: {found:?}");
+        Ok(())
+    };
+    for what in [What::Programmed, What::Resident, What::KernelMemory, What::SliMean, What::Change1000P99] {
+        is_positive(By::Kpx, (20, 3), what)?;
+    }
+    for by in [By::Kpx].into_iter().chain(beside) {
+        is_positive(by, (20, 3), What::Programmed)?;
+        is_positive(by, (20, 3), What::FirstFollowsP50)?;
+    }
+    for by in [By::Kpx, By::Nftables, By::IptablesLegacy] {
+        is_positive(by, (20, 1), What::FirstP99)?;
+    }
+    is_positive(By::Kpx, (200, 50), What::Fan1)?;
+    assert_eq!(found(By::Kpx, (20, 3), What::RestartLost), Some(Found::Value(0.0)));
+    let of_headless = found(By::Kpx, (200, 50), What::FanHeadless);
+    ensure!(matches!(of_headless, Some(Found::Value(bytes)) if bytes < 100.0), "no proxy asks for it: {of_headless:?}");
     Ok(())
 }

@@ -12,10 +12,13 @@ use serde_json::json;
 
 use crate::setup::{self, Need};
 use crate::vmtest::icount::{self, Outcome};
+use crate::vmtest::scale::{self, Measured};
 use crate::{build, shell, workspace};
 
 /// The section that runs in a virtual machine instead of by the benchmark on this machine.
 const ICOUNT: &str = "icount";
+/// The section that runs in virtual machines, too, if it is asked for other kernels.
+const SCALE: &str = "scale";
 
 pub(crate) fn run(args: &[OsString]) -> Result<()> {
     let results = workspace::target_dir()?.join("bench");
@@ -23,12 +26,30 @@ pub(crate) fn run(args: &[OsString]) -> Result<()> {
     fs::create_dir_all(&results).with_context(|| format!("create {}", results.display()))?;
     match args.split_first() {
         Some((section, args)) if section == ICOUNT => count(args, &results),
+        Some((section, args)) if section == SCALE && asks_for_kernels(args) => on_kernels(args, &results),
         Some(_) => measure(args, &results),
         None => {
             measure(&[], &results)?;
             count(&[], &results)
         }
     }
+}
+
+fn asks_for_kernels(args: &[OsString]) -> bool {
+    args.iter().any(|arg| arg == "--kernel" || arg.to_string_lossy().starts_with("--kernel="))
+}
+
+/// Measures large clusters on other kernels, each with a file of results of its own.
+fn on_kernels(args: &[OsString], results: &Path) -> Result<()> {
+    let words = once(OsStr::new(SCALE)).chain(args.iter().map(OsString::as_os_str));
+    for Measured { series, lines } in scale::run(&scale::Options::parse_from(words))? {
+        let path = results.join(format!("{SCALE}-{series}.jsonl"));
+        fs::write(&path, lines.join("\n") + "\n").with_context(|| format!("write {}", path.display()))?;
+    }
+    let mut report = benchmark(true, results);
+    report.arg("report");
+    workspace::run_as_root(&mut report)?;
+    shell::run(report)
 }
 
 fn measure(args: &[OsString], results: &Path) -> Result<()> {

@@ -8,6 +8,7 @@ mod initramfs;
 mod modules;
 mod qemu;
 mod report;
+pub(crate) mod scale;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -15,9 +15,9 @@ use testbed::lab::{CLUSTER_PODS, Family, Lab};
 use testbed::netns::check;
 
 /// The first minor version that has the mode nftables without a feature gate.
-pub(super) const NFTABLES_SINCE: u32 = 31;
+pub const NFTABLES_SINCE: u32 = 31;
 /// The first minor version that reads EndpointSlices of version v1. Older ones read Endpoints here.
-const SLICES_SINCE: u32 = 22;
+pub(crate) const SLICES_SINCE: u32 = 22;
 /// The time over which kube-proxy's rest is measured.
 const QUIET: Duration = Duration::from_secs(3);
 /// The ticks that it may take meanwhile, for its timers and watches.
@@ -76,7 +76,7 @@ impl<'a> KubeProxy<'a> {
 }
 
 /// Returns the minor version of a kube-proxy, which says `Kubernetes v1.20.2`.
-pub(super) fn minor(program: &Path) -> Result<u32> {
+pub fn minor(program: &Path) -> Result<u32> {
     let said = check(Command::new(program).arg("--version").output(), "ask kube-proxy for its version")?;
     let minor = said.split('.').nth(1).and_then(|minor| minor.parse().ok());
     minor.with_context(|| format!("{} says {}", program.display(), said.trim()))

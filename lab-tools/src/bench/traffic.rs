@@ -211,7 +211,7 @@ pub(super) fn pinned<T: Send>(f: impl FnOnce() -> Result<T> + Send) -> Result<T>
 
 /// Client and server share the last CPU, whose time then says what the path costs. On two CPUs they would wake each
 /// other. The time of a wake-up varies by more than the measured difference, above all on virtual machines.
-fn pin() -> Result<()> {
+pub(crate) fn pin() -> Result<()> {
     let last = last_cpu()?;
     let mut cpus = CpuSet::new();
     cpus.set(last)?;

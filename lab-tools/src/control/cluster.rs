@@ -1,19 +1,25 @@
 //! A cluster's objects, as large as those that a cluster's controllers make: with owners, labels and managed fields.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 
 use proxy_common::addr::{Addr4, Port, Proto};
 use proxy_common::frontend::{Backend, FrontendKey, Set, SlotKey};
 use serde_json::{Value, json};
 
+use crate::kube_rules::{self, ServicePort};
+
 /// The name of this node.
-pub(super) const NODE: &str = "node-0000";
-pub(super) const NODE_IP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
-pub(super) const SERVICE_CIDR: &str = "10.96.0.0/16";
+pub(crate) const NODE: &str = "node-0000";
+pub(crate) const NODE_IP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
+/// The range of ClusterIPs: so large that 100,000 Services have addresses.
+pub(crate) const SERVICE_CIDR: &str = "10.96.0.0/12";
 /// Above all addresses that endpoints have in the beginning, so that an endpoint that comes is the last of its set.
 const NEWCOMERS: Ipv4Addr = Ipv4Addr::new(11, 0, 0, 0);
 const ENDPOINTS: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
-const TARGET_PORT: u16 = 8080;
+/// The networks of all these addresses.
+pub(crate) const ENDPOINT_NETS: [&str; 2] = ["10.128.0.0/13", "11.0.0.0/8"];
+const PORT: u16 = 80;
+pub(crate) const TARGET_PORT: u16 = 8080;
 /// Pods of a node.
 const PODS: u32 = 50;
 /// One service in so many has a node port, one UDP.
@@ -21,20 +27,20 @@ const EVERY: u32 = 10;
 const NODE_PORTS: u32 = 2_768;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cluster {
-    pub(super) services: u32,
-    pub(super) endpoints: u32,
+pub(crate) struct Cluster {
+    pub(crate) services: u32,
+    pub(crate) endpoints: u32,
 }
 
 impl Cluster {
     /// How many rows the maps have in the end: frontends (with one for each ClusterIP), services, slots.
-    pub(super) fn rows(&self) -> [usize; 3] {
+    pub(crate) fn rows(&self) -> [usize; 3] {
         let node_ports = (0..self.services).filter(|nth| has_node_port(*nth)).count();
         let services = self.services as usize;
         [2 * services + node_ports, services, services * self.endpoints as usize]
     }
 
-    pub(super) fn node(&self) -> Value {
+    pub(crate) fn node(&self) -> Value {
         json!({
             "apiVersion": "v1",
             "kind": "Node",
@@ -44,11 +50,11 @@ impl Cluster {
         })
     }
 
-    pub(super) fn service(&self, nth: u32) -> Value {
+    pub(crate) fn service(&self, nth: u32) -> Value {
         let name = name(nth);
-        let mut port = json!({ "name": "http", "protocol": protocol(nth), "port": 80, "targetPort": "http" });
+        let mut port = json!({ "name": "http", "protocol": protocol(nth), "port": PORT, "targetPort": "http" });
         if has_node_port(nth) {
-            port["nodePort"] = json!(30_000 + nth / EVERY);
+            port["nodePort"] = json!(node_port(nth));
         }
         json!({
             "apiVersion": "v1",
@@ -78,7 +84,7 @@ impl Cluster {
     }
 
     /// With the address of the last endpoint, where it is not what it was in the beginning.
-    pub(super) fn slice(&self, nth: u32, last: Option<Ipv4Addr>) -> Value {
+    pub(crate) fn slice(&self, nth: u32, last: Option<Ipv4Addr>) -> Value {
         let service = name(nth);
         let first = nth * self.endpoints;
         let endpoints = (0..self.endpoints).map(|of_service| {
@@ -111,17 +117,62 @@ impl Cluster {
         })
     }
 
+    /// Returns the same as an Endpoints object, for proxies that know no EndpointSlices of version v1.
+    pub(crate) fn endpoints_object(&self, nth: u32, last: Option<Ipv4Addr>) -> Value {
+        let addresses: Vec<_> = self.port(nth, last).endpoints.iter().map(|at| json!({ "ip": at.ip() })).collect();
+        json!({
+            "apiVersion": "v1",
+            "kind": "Endpoints",
+            "metadata": { "name": name(nth), "namespace": namespace(nth) },
+            "subsets": [{
+                "addresses": addresses,
+                "ports": [{ "name": "http", "protocol": protocol(nth), "port": TARGET_PORT }],
+            }],
+        })
+    }
+
+    /// Returns where clients dial the Service.
+    pub(crate) fn frontend(nth: u32) -> SocketAddrV4 {
+        SocketAddrV4::new(cluster_ip(nth), PORT)
+    }
+
+    /// Returns the frontend of the last Service.
+    pub(crate) fn last_frontend(&self) -> FrontendKey<Addr4> {
+        service_port(self.services.saturating_sub(1))
+    }
+
+    /// Returns the first address of a Service's endpoints.
+    pub(crate) fn first_endpoint(&self, nth: u32) -> Ipv4Addr {
+        plus(ENDPOINTS, nth * self.endpoints)
+    }
+
+    /// Returns what kube-proxy makes its rules of. `last` is as in [`Self::slice`].
+    pub(crate) fn port(&self, nth: u32, last: Option<Ipv4Addr>) -> ServicePort {
+        let addr = |of_service: u32| {
+            let newcomer = last.filter(|_| of_service + 1 == self.endpoints);
+            newcomer.unwrap_or(plus(self.first_endpoint(nth), of_service))
+        };
+        ServicePort {
+            service: format!("{}/{}", namespace(nth), name(nth)),
+            name: "http".to_owned(),
+            proto: if is_udp(nth) { kube_rules::Proto::Udp } else { kube_rules::Proto::Tcp },
+            cluster_ip: cluster_ip(nth),
+            port: PORT,
+            node_port: has_node_port(nth).then(|| node_port(nth)),
+            endpoints: (0..self.endpoints).map(|nth| SocketAddrV4::new(addr(nth), TARGET_PORT)).collect(),
+            stand_in: false,
+        }
+    }
+
     /// The row of the last endpoint: key and value.
-    pub(super) fn last_slot(&self, nth: u32, last: Ipv4Addr) -> (SlotKey<Addr4>, Backend<Addr4>) {
-        let proto = if is_udp(nth) { Proto::UDP } else { Proto::TCP };
-        let service = FrontendKey::new(cluster_ip(nth).into(), Port::new(80), proto);
+    pub(crate) fn last_slot(&self, nth: u32, last: Ipv4Addr) -> (SlotKey<Addr4>, Backend<Addr4>) {
         let index = u16::try_from(self.endpoints - 1).expect("as many endpoints as a service may have");
-        (SlotKey::new(service, Set::CLUSTER, index), Backend::new(last.into(), Port::new(TARGET_PORT), 0))
+        (SlotKey::new(service_port(nth), Set::CLUSTER, index), Backend::new(last.into(), Port::new(TARGET_PORT), 0))
     }
 }
 
 /// The address of the `nth` endpoint that comes later.
-pub(super) fn newcomer(nth: u32) -> Ipv4Addr {
+pub(crate) fn newcomer(nth: u32) -> Ipv4Addr {
     plus(NEWCOMERS, nth)
 }
 
@@ -153,6 +204,11 @@ fn labels(name: &str) -> Value {
     json!({ "app.kubernetes.io/name": name, "app.kubernetes.io/instance": name, "app.kubernetes.io/managed-by": "Helm" })
 }
 
+fn service_port(nth: u32) -> FrontendKey<Addr4> {
+    let proto = if is_udp(nth) { Proto::UDP } else { Proto::TCP };
+    FrontendKey::new(cluster_ip(nth).into(), Port::new(PORT), proto)
+}
+
 fn cluster_ip(nth: u32) -> Ipv4Addr {
     plus(Ipv4Addr::new(10, 96, 0, 10), nth)
 }
@@ -165,7 +221,12 @@ fn has_node_port(nth: u32) -> bool {
     nth.is_multiple_of(EVERY) && nth / EVERY < NODE_PORTS
 }
 
-fn is_udp(nth: u32) -> bool {
+fn node_port(nth: u32) -> u16 {
+    30_000 + u16::try_from(nth / EVERY).expect("as many as there are node ports")
+}
+
+/// Returns true if no client of TCP may dial the Service.
+pub(crate) fn is_udp(nth: u32) -> bool {
     nth % EVERY == 5
 }
 

@@ -9,6 +9,7 @@ use aya::maps::{HashMap, MapData};
 use proxy_common::addr::Addr4;
 use proxy_common::frontend::{Backend, SlotKey};
 use serde::Serialize;
+use serde_json::{Value, json};
 use testbed::agent::Agent;
 
 use super::cluster::{Cluster, newcomer};
@@ -36,13 +37,15 @@ pub struct Changes {
 const LOST: Duration = Duration::from_secs(20);
 /// The pause between looks at the map. Looking without a pause would take a processor from the measured processes.
 const LOOK: Duration = Duration::from_micros(20);
+/// The addresses that a change a second has for itself: more than changes are measured.
+const APART: u32 = 10_000;
 /// Services far from each other come after each other: a prime.
 const STRIDE: u32 = 7_919;
 
 /// An event that the server has made.
 type Sent = (u64, Instant);
 
-pub(super) fn measure(
+pub(crate) fn measure(
     fixture: &Fixture,
     kpx: &Agent,
     cluster: &Cluster,
@@ -60,13 +63,14 @@ pub(super) fn measure(
         let count = u32::try_from(duration.as_nanos() / interval.as_nanos()).context("as many changes")?;
         for nth in 0..count {
             let service = nth.wrapping_mul(STRIDE) % cluster.services;
-            let addr = newcomer(nth + per_second * 100_000);
-            let slice = cluster.slice(service, Some(addr));
+            let addr = newcomer(nth + per_second * APART);
+            let mut slice = cluster.slice(service, Some(addr));
             thread::sleep((began + interval * nth).saturating_duration_since(Instant::now()));
             // No other change is made meanwhile: this one's version is the next.
             expected
                 .send((fixture.server.version() + 1, cluster.last_slot(service, addr)))
                 .context("the watcher has ended")?;
+            trigger(&mut slice);
             fixture.server.apply_as_is(&slice)?;
         }
         drop(expected);
@@ -88,6 +92,12 @@ pub(super) fn measure(
         bytes_per_change: (fixture.server.meter().bytes_sent() - bytes_before) as f64 / count as f64,
         memory: process.memory()?,
     })
+}
+
+/// Notes the time of the change, as the controller of EndpointSlices does.
+pub(crate) fn trigger(slice: &mut Value) {
+    slice["metadata"]["annotations"]["endpoints.kubernetes.io/last-change-trigger-time"] =
+        json!(jiff::Timestamp::now().to_string());
 }
 
 /// A row of `SLOTS4`.

@@ -1,6 +1,9 @@
 //! A node with an API server and a kpx.
 
+use std::fs;
 use std::net::TcpListener;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,27 +20,20 @@ use super::process::Process;
 use super::{Idle, Start};
 use testbed::agent::{self, Agent, Source};
 use testbed::apiserver::{ApiServer, Options};
+use testbed::http::METRICS;
 use testbed::netns::NetNs;
 
 /// The time that the agent may take for its start.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// The time after which a start has no more effects: freed memory is returned, watches have begun.
-const SETTLED: Duration = Duration::from_secs(5);
-
-pub(super) struct Fixture {
-    pub(super) server: ApiServer,
+pub(crate) struct Fixture {
+    pub(crate) server: ApiServer,
     dir: TempDir,
-    netns: NetNs,
+    pub(crate) netns: NetNs,
 }
 
 impl Fixture {
-    pub(super) fn new(cluster: &Cluster) -> Result<Self> {
-        let netns = NetNs::create(format!("kpx-control-{}", std::process::id()))?;
-        netns.ip(&format!(
-            "link add eth0 type veth peer name eth1
-             link set eth0 up
-             addr add {NODE_IP}/24 dev eth0"
-        ))?;
+    pub(crate) fn new(cluster: &Cluster) -> Result<Self> {
+        let netns = node()?;
         let listener = netns.run(|| TcpListener::bind(("127.0.0.1", 6443))).context("listen on port 6443")?;
         let service_cidrs = vec![SERVICE_CIDR.parse().context("the range of ClusterIPs")?];
         let bookmark_every = Duration::from_secs(60);
@@ -47,25 +43,38 @@ impl Fixture {
             server.apply_as_is(&cluster.service(nth))?;
             server.apply_as_is(&cluster.slice(nth, None))?;
         }
-        let dir = tempfile::tempdir().context("make a folder")?;
-        server.kubeconfig(&dir.path().join("kubeconfig"))?;
-        Ok(Self { server, dir, netns })
+        let fixture = Self { server, dir: tempfile::tempdir().context("make a folder")?, netns };
+        fixture.server.kubeconfig(&fixture.kubeconfig())?;
+        Ok(fixture)
     }
 
-    /// Starts kpx and waits until it has done what the cluster asks for.
-    pub(super) fn start(&self, cluster: &Cluster, args: &[String]) -> Result<(Agent<'_>, Start)> {
-        let path = |name: &str| self.dir.path().join(name);
-        let mut command = agent::run(NODE, Source::Kubeconfig(&path("kubeconfig")), &path("run"), &self.netns)?;
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.dir.path().join("kubeconfig")
+    }
+
+    fn spawn(&self, args: &[String]) -> Result<Agent<'_>> {
+        let [run, log] = ["run", "log"].map(|name| self.dir.path().join(name));
+        let mut command = agent::run(NODE, Source::Kubeconfig(&self.kubeconfig()), &run, &self.netns)?;
         command.args(["--service-cidr", SERVICE_CIDR]).args(args);
-        command.args(["--metrics-bind-address=", "--healthz-bind-address="]);
+        command.args(["--metrics-bind-address", METRICS, "--healthz-bind-address="]);
+        Agent::spawn(&self.netns, command, &run, &log)
+    }
+
+    /// Starts a successor of an agent, and waits until it is healthy.
+    pub(crate) fn start_again(&self) -> Result<Agent<'_>> {
+        self.spawn(&[])?.healthy()
+    }
+
+    /// Starts kpx and waits until it has done what the cluster asks for. After the time `settled`, a start has no more effects.
+    pub(crate) fn start(&self, cluster: &Cluster, args: &[String], settled: Duration) -> Result<(Agent<'_>, Start)> {
         let bytes_before = self.server.meter().bytes_sent();
         let started = Instant::now();
-        let mut kpx = Agent::spawn(&self.netns, command, &path("run"), &path("log"))?;
+        let mut kpx = self.spawn(args)?;
         let programmed = self.programmed(&mut kpx, cluster).with_context(|| format!("kpx's log:\n{}", kpx.log()))?;
         let listed = self.server.meter().last_list().context("nothing was listed")?;
         let process = Process(kpx.pid());
         let (cpu, bytes_sent) = (process.cpu()?, self.server.meter().bytes_sent() - bytes_before);
-        thread::sleep(SETTLED);
+        thread::sleep(settled);
         is_well(&kpx)?;
         let start = Start {
             lists_ms: millis(listed - started),
@@ -77,6 +86,11 @@ impl Fixture {
         Ok((kpx, start))
     }
 
+    /// Waits until a cluster that has grown is in the maps.
+    pub(crate) fn grown(&self, kpx: &mut Agent, cluster: &Cluster) -> Result<()> {
+        self.programmed(kpx, cluster).map(drop)
+    }
+
     /// Waits until the maps have all rows, and returns the time at which they had.
     fn programmed(&self, kpx: &mut Agent, cluster: &Cluster) -> Result<Instant> {
         let deadline = Instant::now() + DEADLINE;
@@ -85,12 +99,14 @@ impl Fixture {
                 bail!("kpx has ended: {status}");
             }
             let now = Instant::now();
-            // The slots come first and are the most: as long as one is missing, no other map is looked at.
-            if let Ok(slots) = self.map::<SlotKey<Addr4>, Backend<Addr4>>(IPV4.slots) {
+            // Frontends come last. A walk through all rows would take a CPU from the agent, so one of them is waited for.
+            if let Ok(frontends) = self.map::<FrontendKey<Addr4>, Frontend<Addr4>>(IPV4.frontends)
+                && frontends.get(&cluster.last_frontend(), 0).is_ok()
+            {
                 let [frontend_rows, service_rows, slot_rows] = cluster.rows();
-                if rows(&slots, slot_rows)
+                if rows(&frontends, frontend_rows)
                     && rows(&self.map::<FrontendKey<Addr4>, Service>(IPV4.services)?, service_rows)
-                    && rows(&self.map::<FrontendKey<Addr4>, Frontend<Addr4>>(IPV4.frontends)?, frontend_rows)
+                    && rows(&self.slots()?, slot_rows)
                 {
                     return Ok(now);
                 }
@@ -100,7 +116,7 @@ impl Fixture {
         }
     }
 
-    pub(super) fn slots(&self) -> Result<HashMap<MapData, SlotKey<Addr4>, Backend<Addr4>>> {
+    pub(crate) fn slots(&self) -> Result<HashMap<MapData, SlotKey<Addr4>, Backend<Addr4>>> {
         self.map(IPV4.slots)
     }
 
@@ -110,8 +126,23 @@ impl Fixture {
         Ok(HashMap::try_from(Map::from_map_data(map)?)?)
     }
 
+    /// Returns the memory of all pinned maps, in bytes, as the kernel counts it.
+    pub(crate) fn map_memory(&self) -> Result<u64> {
+        let folder = self.netns.bpf_dir().join("v2/maps");
+        let mut bytes = 0;
+        for entry in fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))? {
+            let path = entry?.path();
+            let map = MapData::from_pin(&path).with_context(|| format!("open {}", path.display()))?;
+            let info = format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd());
+            let text = fs::read_to_string(&info).with_context(|| format!("read {info}"))?;
+            let memory = text.lines().find_map(|line| line.strip_prefix("memlock:")?.trim().parse::<u64>().ok());
+            bytes += memory.with_context(|| format!("no memory of {} in {text}", path.display()))?;
+        }
+        Ok(bytes)
+    }
+
     /// Measures a kpx for which nothing happens.
-    pub(super) fn idle(&self, kpx: &Agent, duration: Duration) -> Result<Idle> {
+    pub(crate) fn idle(&self, kpx: &Agent, duration: Duration) -> Result<Idle> {
         let (process, meter) = (Process(kpx.pid()), self.server.meter());
         let (cpu_before, bytes_before, began) = (process.cpu_of_threads()?, meter.bytes_sent(), Instant::now());
         thread::sleep(duration);
@@ -119,6 +150,17 @@ impl Fixture {
         let cpu_percent = 100.0 * cpu.as_secs_f64() / seconds;
         Ok(Idle { seconds, cpu_percent, bytes_sent: meter.bytes_sent() - bytes_before })
     }
+}
+
+/// Makes a node's namespace. `eth1` is the other end of its `eth0`.
+pub(crate) fn node() -> Result<NetNs> {
+    let netns = NetNs::create(format!("kpx-control-{}", std::process::id()))?;
+    netns.ip(&format!(
+        "link add eth0 type veth peer name eth1
+         link set eth0 up
+         addr add {NODE_IP}/24 dev eth0"
+    ))?;
+    Ok(netns)
 }
 
 fn is_well(kpx: &Agent) -> Result<()> {
@@ -129,7 +171,7 @@ fn is_well(kpx: &Agent) -> Result<()> {
 }
 
 /// Ends kpx as Kubernetes does.
-pub(super) fn end(kpx: Agent) -> Result<()> {
+pub(crate) fn end(kpx: Agent) -> Result<()> {
     is_well(&kpx)?;
     kpx.stop()
 }
@@ -145,6 +187,6 @@ fn rows<K: Pod, V: Pod>(map: &HashMap<MapData, K, V>, expected: usize) -> bool {
     }) && seen == expected
 }
 
-pub(super) fn millis(duration: Duration) -> f64 {
+pub(crate) fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }

@@ -5,10 +5,10 @@
 //! one. A time begins when the server has made an answer or an event. It ends when the kernel's map holds the result,
 //! as read from outside. So it contains what the server needs to encrypt and send it.
 
-mod cluster;
-mod events;
-mod fixture;
-mod process;
+pub(crate) mod cluster;
+pub(crate) mod events;
+pub(crate) mod fixture;
+pub(crate) mod process;
 
 use std::time::Duration;
 
@@ -20,6 +20,9 @@ pub use self::events::Changes;
 use self::fixture::Fixture;
 pub use self::process::Memory;
 use self::process::Process;
+
+/// The time after which a start has no more effects: freed memory is returned, watches have begun.
+const SETTLED: Duration = Duration::from_secs(5);
 
 /// The size of it.
 #[derive(Clone, Debug)]
@@ -74,7 +77,7 @@ pub struct Idle {
 pub fn run(options: &Options) -> Result<Report> {
     let cluster = Cluster { services: options.services, endpoints: options.endpoints };
     let fixture = Fixture::new(&cluster)?;
-    let (kpx, start) = fixture.start(&cluster, &options.args)?;
+    let (kpx, start) = fixture.start(&cluster, &options.args, SETTLED)?;
     let rate = |rate: &u32| events::measure(&fixture, &kpx, &cluster, *rate, options.duration);
     let changes = options.rates.iter().map(rate).collect::<Result<_>>()?;
     let idle = fixture.idle(&kpx, options.idle)?;

@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use serde::Serialize;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Process(pub(super) Pid);
+pub(crate) struct Process(pub(crate) Pid);
 
 /// In bytes.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -23,7 +23,7 @@ pub struct Memory {
 }
 
 impl Process {
-    pub(super) fn memory(self) -> Result<Memory> {
+    pub(crate) fn memory(self) -> Result<Memory> {
         let text = self.read("status")?;
         let field = |name: &str| {
             let value = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -34,7 +34,7 @@ impl Process {
     }
 
     /// The CPU time of all its threads so far, those that have ended among them.
-    pub(super) fn cpu(self) -> Result<Duration> {
+    pub(crate) fn cpu(self) -> Result<Duration> {
         // Fields 14 and 15, counted after the name, which may have blanks in it.
         let text = self.read("stat")?;
         let (_, fields) = text.rsplit_once(')').context("no name in /proc/PID/stat")?;
@@ -43,7 +43,7 @@ impl Process {
     }
 
     /// The CPU time of the threads that there are, exactly.
-    pub(super) fn cpu_of_threads(self) -> Result<Duration> {
+    pub(crate) fn cpu_of_threads(self) -> Result<Duration> {
         let mut nanos = 0;
         for thread in fs::read_dir(self.path("task")).context("list threads")? {
             // It may end while we look.

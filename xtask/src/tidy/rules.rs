@@ -42,6 +42,7 @@ const SLEEP: &[(&str, &str)] = &[
     ("testbed/src/apiserver/watch", "a watch ends when its client said, as on any server"),
     ("lab-tools/src/control", "changes at a rate, and measures for a time"),
     ("lab-tools/src/load", "sends at a rate"),
+    ("lab-tools/src/scale", "dials at a rate, and measures for a time"),
     ("lab-tools/src/soak", "the length of a fault is tested"),
 ];
 

@@ -14,6 +14,7 @@ use super::debian::{Debian, IPSET, IPVSADM, Kernel, Tool};
 use super::initramfs::Userland;
 use super::modules::{self, Modules};
 use super::qemu::{self, Accelerator};
+use super::report::Report;
 use super::{Program, link};
 use crate::setup::{self, Need};
 use crate::step::step;
@@ -90,20 +91,11 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
         Ok(fetched) => fetched,
         Err(error) => return Ok(Outcome::NotRun(format!("{error:#}"))),
     };
-    let folder = workspace::target_dir()?.join("vmtest");
-    fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
-    let mut userland = Userland::new(&options.programs(&folder)?, &tools, &options.suite())?;
-    userland.add_own_tools(TOOLS)?;
-    for name in EXTENSION {
-        let path = format!("{EXTENSIONS}/lib{name}.so");
-        userland.add(path.trim_start_matches('/'), Path::new(&path), &[])?;
-    }
-    let plan = Modules::find(&kernel.modules)?.plan(&[modules::WANTED, modules::FOR_RULES].concat())?;
-    let (initramfs, log) = (folder.join("icount.cpio"), folder.join("icount.log"));
-    fs::write(&initramfs, userland.pack(&plan)?).with_context(|| format!("write {}", initramfs.display()))?;
-    let report = step(&format!("count instructions on {}", kernel.release), || {
+    let programs = programs(options.no_build, options.release())?;
+    let guest = Guest { kernel, tools, programs, suite: options.suite(), name: SUITE.to_owned() };
+    let report = step(&format!("count instructions on {}", guest.kernel.release), || {
         // Only software emulation has a clock that counts instructions.
-        qemu::boot(Accelerator::Tcg, &kernel.image, &initramfs, &log, Duration::from_secs(options.limit))
+        guest.boot(Accelerator::Tcg, Duration::from_secs(options.limit))
     })?;
     if !report.is_good() {
         bail!("{report}");
@@ -111,7 +103,58 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     Ok(Outcome::Counted(report.suites.into_iter().flat_map(|suite| suite.results).collect()))
 }
 
-fn fetch(series: &str) -> Result<(Kernel, [Tool; 2])> {
+/// A guest that runs the benchmark, with the tools of kube-proxy beside it.
+pub(super) struct Guest {
+    pub(super) kernel: Kernel,
+    pub(super) tools: [Tool; 2],
+    pub(super) programs: Vec<(&'static str, PathBuf)>,
+    /// The line that tells the guest what to run.
+    pub(super) suite: String,
+    /// The name of its files.
+    pub(super) name: String,
+}
+
+impl Guest {
+    pub(super) fn boot(&self, accelerator: Accelerator, limit: Duration) -> Result<Report> {
+        let folder = folder()?;
+        let mut userland = Userland::new(&self.programs, &self.tools, &self.suite)?;
+        userland.add_own_tools(TOOLS)?;
+        for name in EXTENSION {
+            let path = format!("{EXTENSIONS}/lib{name}.so");
+            userland.add(path.trim_start_matches('/'), Path::new(&path), &[])?;
+        }
+        let plan = Modules::find(&self.kernel.modules)?.plan(&[modules::WANTED, modules::FOR_RULES].concat())?;
+        let [initramfs, log] = ["cpio", "log"].map(|ending| folder.join(format!("{}.{ending}", self.name)));
+        fs::write(&initramfs, userland.pack(&plan)?).with_context(|| format!("write {}", initramfs.display()))?;
+        qemu::boot(accelerator, &self.kernel.image, &initramfs, &log, limit)
+    }
+}
+
+fn folder() -> Result<PathBuf> {
+    let folder = workspace::target_dir()?.join("vmtest");
+    fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+    Ok(folder)
+}
+
+/// Returns the guest's programs: path in the guest, and path here.
+pub(super) fn programs(no_build: bool, release: bool) -> Result<Vec<(&'static str, PathBuf)>> {
+    let folder = folder()?;
+    if !no_build {
+        build::object(&setup::ensure(Need::Bench)?, &build::Options::default())?;
+    }
+    let program = |(at, package, features, kind, name): &Program| {
+        // Other builds overwrite cargo's own copy.
+        let kept = folder.join(format!("{SUITE}-{name}"));
+        if !no_build {
+            let built = step(&format!("build {name}"), || link(package, features, kind, name, release))?;
+            fs::copy(&built, &kept).with_context(|| format!("copy {}", built.display()))?;
+        }
+        Ok((*at, kept))
+    };
+    PROGRAMS.iter().map(program).collect()
+}
+
+pub(super) fn fetch(series: &str) -> Result<(Kernel, [Tool; 2])> {
     let debian = Debian::new()?;
     debian.ensure_qemu()?;
     let kernel = debian.kernel(series, false).with_context(|| format!("kernel {series}"))?;
@@ -126,23 +169,6 @@ impl Options {
     /// Returns true if the counts are those of an experiment.
     pub(crate) fn is_trial(&self) -> bool {
         self.flowtable
-    }
-
-    /// Returns the guest's programs: path in the guest, and path here.
-    fn programs(&self, folder: &Path) -> Result<Vec<(&'static str, PathBuf)>> {
-        if !self.no_build {
-            build::object(&setup::ensure(Need::Bench)?, &build::Options::default())?;
-        }
-        let program = |(at, package, features, kind, name): &Program| {
-            // Other builds overwrite cargo's own copy.
-            let kept = folder.join(format!("{SUITE}-{name}"));
-            if !self.no_build {
-                let built = step(&format!("build {name}"), || link(package, features, kind, name, self.release()))?;
-                fs::copy(&built, &kept).with_context(|| format!("copy {}", built.display()))?;
-            }
-            Ok((*at, kept))
-        };
-        PROGRAMS.iter().map(program).collect()
     }
 
     fn suite(&self) -> String {

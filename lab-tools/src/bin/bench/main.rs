@@ -8,6 +8,7 @@ mod openers;
 mod programs;
 mod record;
 mod report;
+mod scale;
 
 use std::path::PathBuf;
 
@@ -34,6 +35,8 @@ enum Section {
     Openers(openers::Args),
     /// Measure the cost of a large cluster for the agent
     Control(control::Args),
+    /// Measure very large clusters, beside kube-proxy's rules
+    Scale(scale::Args),
     /// Count the instructions that Services cost, where the clock counts them: `cargo xtask bench icount` runs it in a virtual machine
     #[command(hide = true)]
     Icount(icount::Args),
@@ -48,6 +51,7 @@ fn main() -> Result<()> {
         Some(Section::Programs(args)) => programs::run(&args, &cli.results),
         Some(Section::Openers(args)) => openers::run(&args, &cli.results),
         Some(Section::Control(args)) => control::run(&args, &cli.results),
+        Some(Section::Scale(args)) => scale::run(&args, &cli.results),
         Some(Section::Icount(args)) => icount::run(&args),
         Some(Section::Report(args)) => report::run(&args, &cli.results),
         None => {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use comfy_table::CellAlignment;
 use lab_tools::bench::{Sample, Skipped};
+use lab_tools::scale::Figure;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
@@ -23,6 +24,8 @@ pub(crate) enum Record {
     /// A note for readers of the section's figures, such as why there are none.
     Note(String),
     Table(Table),
+    /// A figure of the section `scale`.
+    Figure(Figure),
 }
 
 /// How the cells of the section `data` were measured.

@@ -1,10 +1,13 @@
-//! Makes of results what is read: the figures of docs/performance.md, between markers, and the drawings beside it.
+//! Makes of results what is read: the figures of docs/performance.md and docs/scale.md, between markers, and the drawings
+//! beside them.
 
 mod figures;
 mod goals;
 mod icount;
 mod overview;
 mod plots;
+mod scale;
+mod scale_plots;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,6 +24,9 @@ pub(crate) struct Args {
     #[arg(long, env = "KPX_BENCH_DOCS", default_value = "docs")]
     docs: PathBuf,
 }
+
+/// The kernels of virtual machines that docs/scale.md has tables of.
+const KERNELS: [&str; 3] = ["6.1", "6.12", "newest"];
 
 /// Cells and what all rounds of them say.
 type Cells = BTreeMap<Key, Summary>;
@@ -51,7 +57,52 @@ pub(crate) fn run(args: &Args, results: &Path) -> Result<()> {
     if !counted.is_empty() {
         text = replace(&text, "icount", &icount::tables(&counted))?;
     }
+    fs::write(&document, text).with_context(|| format!("write {}", document.display()))?;
+    large_clusters(&args.docs, results)
+}
+
+/// Writes docs/scale.md, if its section was run.
+fn large_clusters(docs: &Path, results: &Path) -> Result<()> {
+    let records = read(results, "scale");
+    if records.is_empty() {
+        return Ok(());
+    }
+    let document = docs.join("scale.md");
+    let mut text = fs::read_to_string(&document).with_context(|| format!("read {}", document.display()))?;
+    let figures = scale::Figures::of(&records);
+    let drawn = scale_plots::draw(&figures, &docs.join("scale"))?;
+    let drawings: Vec<_> = drawn.iter().map(|(title, file)| format!("![{title}](scale/{file})")).collect();
+    let parts = [
+        ("scale: machine", figures::machine(&records)),
+        ("scale: goals", figures.goals()),
+        ("scale: starts", figures.starts()),
+        ("scale: changes", figures.changes()),
+        ("scale: restarts", figures.restarts()),
+        ("scale: first", figures.first()),
+        ("scale: fan", figures.fan()),
+        ("scale: failures", figures.failures()),
+        ("scale: kernels", kernels(results)),
+        ("scale: drawings", drawings.join("\n\n")),
+    ];
+    for (name, body) in parts {
+        text = replace(&text, name, &body)?;
+    }
     fs::write(&document, text).with_context(|| format!("write {}", document.display()))
+}
+
+/// Returns the tables of other kernels, each with what its guest said of itself.
+fn kernels(results: &Path) -> String {
+    let table = |series: &&str| {
+        let records = read(results, &format!("scale-{series}"));
+        let notes =
+            records.iter().filter_map(|record| if let Record::Note(note) = record { Some(note.clone()) } else { None });
+        let notes: Vec<_> = notes.collect();
+        let figures = scale::Figures::of(&records);
+        let machine = figures::machine(&records);
+        (!records.is_empty()).then(|| format!("{machine}\n\n{}\n\n{}", notes.join("\n\n"), figures.kernel()))
+    };
+    let tables: Vec<_> = KERNELS.iter().filter_map(table).collect();
+    if tables.is_empty() { "Not run.".to_owned() } else { tables.join("\n\n") }
 }
 
 /// Returns the records of a section; none if an older benchmark wrote them, whose figures then stay in the document.

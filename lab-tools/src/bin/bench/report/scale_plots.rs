@@ -1,0 +1,151 @@
+//! The drawings of docs/scale.md.
+
+use std::fs;
+use std::path::Path as FilePath;
+
+use anyhow::{Context, Result, anyhow};
+use lab_tools::scale::{By, What};
+use plotters::prelude::*;
+
+use super::figures::grouped;
+use super::scale::{Figures, words};
+
+const SIZE: (u32, u32) = (900, 420);
+const FONT: &str = "sans-serif";
+/// Those that colour-blind people tell apart.
+const COLOURS: [(By, RGBColor); 6] = [
+    (By::Kpx, RGBColor(0, 158, 115)),
+    (By::Nftables, RGBColor(86, 180, 233)),
+    (By::IptablesLegacy, RGBColor(213, 94, 0)),
+    (By::IptablesNft, RGBColor(230, 159, 0)),
+    (By::KubeProxyIptables, RGBColor(204, 121, 167)),
+    (By::KubeProxyNftables, RGBColor(0, 114, 178)),
+];
+/// Below the shortest time of a logarithmic scale, in seconds.
+const SHORTEST: f64 = 0.1;
+
+/// A line: what it is of, its colour, and its points by number of Services.
+type Line = (String, RGBColor, Vec<(f64, f64)>);
+
+/// Draws all that was measured, and returns the titles and files.
+pub(super) fn draw(figures: &Figures, folder: &FilePath) -> Result<Vec<(String, String)>> {
+    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    let mut drawn = Vec::new();
+    let title = "lists in, or tool started → programmed, in seconds";
+    if programmed(figures, title, &folder.join("programmed.svg")).context("draw programmed.svg")? {
+        drawn.push((title.to_owned(), "programmed.svg".to_owned()));
+    }
+    for (what, title, file) in [
+        (What::FirstP50, "handshake of a connection, median, in µs", "first-p50.svg"),
+        (What::FirstP99, "handshake of a connection, 99th percentile, in µs", "first-p99.svg"),
+    ] {
+        if lines(figures, what, title, &folder.join(file)).with_context(|| format!("draw {file}"))? {
+            drawn.push((title.to_owned(), file.to_owned()));
+        }
+    }
+    Ok(drawn)
+}
+
+fn colour(by: By) -> RGBColor {
+    COLOURS.into_iter().find(|(known, _)| *known == by).map_or(BLACK, |(_, colour)| colour)
+}
+
+/// Draws a bar for each means in each size, on a logarithmic scale.
+fn programmed(figures: &Figures, title: &str, file: &FilePath) -> Result<bool> {
+    let (sizes, by) = (figures.sizes(What::Programmed), figures.by(What::Programmed));
+    let seconds = |by: By, size| figures.value(by, size, What::Programmed).map(|millis| millis / 1e3);
+    let all = sizes.iter().flat_map(|size| by.iter().filter_map(|by| seconds(*by, *size)));
+    let Some(most) = all.reduce(f64::max) else { return Ok(false) };
+    let root = SVGBackend::new(file, SIZE).into_drawing_area();
+    root.fill(&WHITE).map_err(failed)?;
+    let mut chart = ChartBuilder::on(&root)
+        .caption(title, (FONT, 18))
+        .margin(10)
+        .x_label_area_size(30)
+        .y_label_area_size(60)
+        .build_cartesian_2d(0.0..sizes.len() as f64, (SHORTEST..(most * 4.0).max(1.0)).log_scale())
+        .map_err(failed)?;
+    let names: Vec<_> = sizes.iter().map(|size| words(*size)).collect();
+    let name = |x: &f64| {
+        let is_middle = (x.fract() - 0.5).abs() < 1e-6;
+        names.get(*x as usize).filter(|_| is_middle).cloned().unwrap_or_default()
+    };
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .x_labels(2 * names.len() + 1)
+        .x_label_formatter(&name)
+        .draw()
+        .map_err(failed)?;
+    let width = 0.86 / by.len() as f64;
+    for (nth, by) in by.iter().enumerate() {
+        let left = |group: usize| group as f64 + 0.07 + nth as f64 * width;
+        let bar = |(group, size): (usize, &(u32, u32))| {
+            let height = seconds(*by, *size)?.max(SHORTEST);
+            let corners = [(left(group), SHORTEST), (left(group) + width * 0.9, height)];
+            Some(Rectangle::new(corners, colour(*by).filled()))
+        };
+        let own = colour(*by);
+        chart
+            .draw_series(sizes.iter().enumerate().filter_map(bar))
+            .map_err(failed)?
+            .label(by.to_string())
+            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], own.filled()));
+    }
+    let labels = &mut chart.configure_series_labels();
+    let labels = labels.position(SeriesLabelPosition::UpperRight).background_style(WHITE.mix(0.85));
+    labels.label_font((FONT, 12)).draw().map_err(failed)?;
+    root.present().map_err(failed)?;
+    Ok(true)
+}
+
+/// Draws a line for each means by the number of Services, both scales logarithmic.
+fn lines(figures: &Figures, what: What, title: &str, file: &FilePath) -> Result<bool> {
+    let line = |by: By| {
+        let point = |size: (u32, u32)| Some((f64::from(size.0), figures.value(by, size, what)?));
+        (by.to_string(), colour(by), figures.sizes(what).into_iter().filter_map(point).collect())
+    };
+    let lines: Vec<Line> =
+        figures.by(what).into_iter().map(line).filter(|(.., points): &Line| points.len() > 1).collect();
+    let values = || lines.iter().flat_map(|(.., points)| points);
+    let (Some(least), Some(most)) =
+        (values().map(|point| point.1).reduce(f64::min), values().map(|point| point.1).reduce(f64::max))
+    else {
+        return Ok(false);
+    };
+    let last = values().map(|point| point.0).fold(1.0, f64::max);
+    let first = values().map(|point| point.0).fold(last, f64::min);
+    let root = SVGBackend::new(file, SIZE).into_drawing_area();
+    root.fill(&WHITE).map_err(failed)?;
+    let mut chart = ChartBuilder::on(&root)
+        .caption(title, (FONT, 18))
+        .margin(10)
+        .x_label_area_size(30)
+        .y_label_area_size(60)
+        .build_cartesian_2d((first * 0.8..last * 1.6).log_scale(), (least * 0.5..most * 3.0).log_scale())
+        .map_err(failed)?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .x_desc("Services")
+        .x_label_formatter(&|x: &f64| grouped(x.round() as u64))
+        .draw()
+        .map_err(failed)?;
+    for (name, colour, points) in lines {
+        chart
+            .draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))
+            .map_err(failed)?
+            .label(name)
+            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
+        chart.draw_series(points.into_iter().map(|point| Circle::new(point, 3, colour.filled()))).map_err(failed)?;
+    }
+    let labels = &mut chart.configure_series_labels();
+    let labels = labels.position(SeriesLabelPosition::UpperLeft).background_style(WHITE.mix(0.85));
+    labels.label_font((FONT, 12)).draw().map_err(failed)?;
+    root.present().map_err(failed)?;
+    Ok(true)
+}
+
+fn failed(error: impl std::fmt::Display) -> anyhow::Error {
+    anyhow!("{error}")
+}

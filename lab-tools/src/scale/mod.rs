@@ -1,0 +1,90 @@
+//! Measures large clusters: kpx, and beside it the rules of kube-proxy, loaded by the tools that kube-proxy uses.
+//!
+//! A node is a network namespace. One pod on it dials. The rest of the cluster is another namespace, which has every
+//! address of an endpoint, so that any Service may be dialled. All means meet the same cluster on the same machine.
+
+mod fan;
+mod figure;
+mod first;
+mod kpx;
+mod kube_proxy;
+mod load;
+mod place;
+mod rules;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+
+pub use self::figure::{By, Figure, Found, What};
+pub use crate::bench::NFTABLES_SINCE;
+use crate::control::cluster::Cluster;
+
+/// The size of all of it.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Services, and endpoints of each.
+    pub sizes: Vec<(u32, u32)>,
+    /// The means beside kpx.
+    pub beside: Vec<By>,
+    /// A tool is ended that takes longer to load its rules.
+    pub limit: Duration,
+    /// The time of changes at each rate.
+    pub duration: Duration,
+    /// Only starts are measured. Each begins with the word that it was not in time, lest it is ended before its own end.
+    pub only_starts: bool,
+    /// The time after a start, and before a restart and after it.
+    pub calm: Duration,
+    /// The number of agents of one API server.
+    pub agents: usize,
+    /// New connections a second during a restart.
+    pub per_second: u32,
+    /// The numbers of Services for the latency of first packets, and the number of connections measured for each.
+    pub first_services: Vec<u32>,
+    pub first_connections: u32,
+    pub kube_proxy: Option<PathBuf>,
+}
+
+/// Takes each figure when it is found.
+pub trait Keep {
+    fn figure(&mut self, figure: Figure) -> Result<()>;
+    fn progress(&mut self, what: &str);
+}
+
+/// Measures everything. Needs root.
+pub fn run(options: &Options, keep: &mut impl Keep) -> Result<()> {
+    for &size in &options.sizes {
+        for by in [By::Kpx].into_iter().chain(options.beside.iter().copied()) {
+            start(options, by, size, keep)?;
+        }
+    }
+    if options.only_starts {
+        return Ok(());
+    }
+    first::measure(options, keep)?;
+    fan::measure(options, keep)
+}
+
+/// Measures one cluster. A failure is a figure too.
+fn start(options: &Options, by: By, size: (u32, u32), keep: &mut impl Keep) -> Result<()> {
+    keep.progress(&format!("{by}, {} Services with {} endpoints each", size.0, size.1));
+    if options.only_starts {
+        let unfinished = Found::NotWithin(options.limit.as_secs_f64());
+        keep.figure(Figure::new(by, size, What::Programmed, unfinished))?;
+    }
+    let mut figures = Vec::new();
+    let mut put = |what, value: Found| figures.push(Figure::new(by, size, what, value));
+    let cluster = Cluster { services: size.0, endpoints: size.1 };
+    let done = match by {
+        By::Kpx => kpx::measure(options, &cluster, &mut put),
+        By::KubeProxyIptables | By::KubeProxyNftables => kube_proxy::measure(options, by, &cluster, &mut put),
+        By::Nftables | By::IptablesLegacy | By::IptablesNft => rules::measure(options, by, &cluster, &mut put),
+    };
+    if let Err(error) = done {
+        let is_programmed = figures.iter().any(|figure| figure.what == What::Programmed);
+        let what = if is_programmed { What::Restart } else { What::Programmed };
+        figures.push(Figure::new(by, size, what, Found::Failed(format!("{error:#}"))));
+    }
+    figures.into_iter().try_for_each(|figure| keep.figure(figure))
+}

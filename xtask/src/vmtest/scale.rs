@@ -1,0 +1,69 @@
+//! Measures large clusters on other kernels: `cargo xtask bench scale --kernel`.
+//!
+//! Guests run the section `scale` of the benchmark in short: the start of a cluster, by kpx and by tools.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use serde_json::json;
+
+use super::icount::{self, Guest};
+use super::qemu::Accelerator;
+use crate::step::step;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask bench scale", about = "Measure large clusters on other kernels, in virtual machines")]
+pub(crate) struct Options {
+    /// Series of Debian's kernels
+    #[arg(long = "kernel", value_delimiter = ',')]
+    kernels: Vec<String>,
+    /// Sizes of clusters: Services, an x, endpoints of each
+    #[arg(long, default_value = "1000x50")]
+    sizes: String,
+    /// The means beside kpx
+    #[arg(long, default_value = "nftables")]
+    beside: String,
+    /// Seconds that a guest may take, as this machine counts them
+    #[arg(long, default_value_t = 900)]
+    limit: u64,
+    /// Use the programs of the last run
+    #[arg(long)]
+    no_build: bool,
+    /// The accelerator of the guests; by default KVM if the processor has it
+    #[arg(long)]
+    accel: Option<Accelerator>,
+}
+
+/// A kernel's records, one per line.
+pub(crate) struct Measured {
+    pub(crate) series: String,
+    pub(crate) lines: Vec<String>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<Vec<Measured>> {
+    let programs = icount::programs(options.no_build, true)?;
+    let accelerator = options.accel.unwrap_or_else(Accelerator::best);
+    let measure = |series: &String| {
+        let (kernel, tools) = icount::fetch(series)?;
+        let Options { sizes, beside, limit, .. } = options;
+        let suite = format!("scale - /bin/bench scale --guest --sizes {sizes} --beside {beside} --limit {limit}\n");
+        let guest = Guest { kernel, tools, programs: programs.clone(), suite, name: format!("scale-{series}") };
+        let report = step(&format!("measure large clusters on {}", guest.kernel.release), || {
+            guest.boot(accelerator, Duration::from_secs(*limit))
+        })?;
+        let mut lines: Vec<String> = report.suites.iter().flat_map(|suite| suite.results.clone()).collect();
+        if accelerator == Accelerator::Tcg {
+            let note = "The guest ran in software emulation: its clock counts an instruction as a nanosecond.";
+            lines.push(json!({ "note": note }).to_string());
+        }
+        if !report.is_good() {
+            lines.push(
+                json!({ "note": format!("The guest was ended, or its kernel complained: {report}") }).to_string(),
+            );
+        }
+        anyhow::Ok(Measured { series: series.clone(), lines })
+    };
+    let measured = options.kernels.iter().map(|series| measure(series).with_context(|| format!("kernel {series}")));
+    measured.collect()
+}
