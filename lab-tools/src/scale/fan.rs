@@ -22,8 +22,9 @@ const AGENTS: [(usize, What); 3] = [(1, What::Fan1), (2, What::Fan2), (4, What::
 /// The changes that are counted, and the time between two of them: each comes to all agents before the next one.
 const CHANGES: u32 = 100;
 const INTERVAL: Duration = Duration::from_millis(10);
-/// The time after which all has been sent.
+/// A time without a byte, after which all has been sent; and the longest wait for it.
 const SENT: Duration = Duration::from_millis(500);
+const BUSY: Duration = Duration::from_secs(30);
 /// The address of the server, as the nodes know it.
 const SERVER: &str = "192.0.2.10";
 
@@ -99,14 +100,27 @@ fn bytes_of_change(server: &ApiServer, form: fn(Value) -> Value) -> Result<f64> 
     // The first changes tell nothing: a slice that becomes another one may have to go.
     let change = |nth: u32| server.apply_as_is(&form(CLUSTER.slice(nth % CLUSTER.services, Some(newcomer(nth)))));
     (0..CHANGES).try_for_each(change)?;
-    thread::sleep(SENT);
+    all_sent(server);
     let (before, began) = (server.meter().bytes_sent(), Instant::now());
     for nth in 0..CHANGES {
         thread::sleep((began + INTERVAL * nth).saturating_duration_since(Instant::now()));
         change(CLUSTER.services + nth)?;
     }
-    thread::sleep(SENT);
+    all_sent(server);
     Ok((server.meter().bytes_sent() - before) as f64 / f64::from(CHANGES))
+}
+
+/// Waits until the server sends nothing more.
+fn all_sent(server: &ApiServer) {
+    let (began, mut before) = (Instant::now(), None);
+    loop {
+        let sent = Some(server.meter().bytes_sent());
+        if sent == before || began.elapsed() > BUSY {
+            return;
+        }
+        before = sent;
+        thread::sleep(SENT);
+    }
 }
 
 /// Marks a slice as one of a headless Service, which no proxy serves.

@@ -28,6 +28,11 @@ const FOLLOWED: u32 = 5;
 /// The time between two looks at a tool.
 const LOOK: Duration = Duration::from_millis(10);
 
+/// The kernel's memory is at rest if it changes by less than so many KiB within that time; it is waited for so long at most.
+const STILL: u64 = 1_024;
+const AT_REST: Duration = Duration::from_millis(300);
+const RESTLESS: Duration = Duration::from_secs(10);
+
 /// What a tool took to its end.
 pub(super) struct Ran {
     took: Duration,
@@ -146,12 +151,26 @@ fn cpu_of_children() -> Result<Duration> {
     Ok(Duration::from_micros(micros.cast_unsigned()))
 }
 
-/// Returns the kernel's own memory in KiB: what it allocates for itself of all kinds.
+/// Returns the kernel's own memory in KiB, without what it frees when asked to. Waits until it changes no more: the kernel
+/// frees what an earlier node had in its own time.
 fn kernel_memory() -> Result<u64> {
+    let (started, mut before) = (Instant::now(), now_in_use()?);
+    loop {
+        thread::sleep(AT_REST);
+        let now = now_in_use()?;
+        if now.abs_diff(before) < STILL || started.elapsed() > RESTLESS {
+            return Ok(now);
+        }
+        before = now;
+    }
+}
+
+fn now_in_use() -> Result<u64> {
     let text = fs::read_to_string("/proc/meminfo").context("read /proc/meminfo")?;
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
         line.split_whitespace().next()?.parse::<u64>().ok()
     };
-    ["Slab:", "VmallocUsed:", "Percpu:"].iter().map(|name| field(name).with_context(|| format!("no {name}"))).sum()
+    let fields = ["SUnreclaim:", "VmallocUsed:", "Percpu:"];
+    fields.iter().map(|name| field(name).with_context(|| format!("no {name} in /proc/meminfo"))).sum()
 }

@@ -20,11 +20,11 @@ pub(crate) struct Args {
     /// Sizes of clusters: Services, an x, endpoints of each
     #[arg(long, value_delimiter = ',', value_parser = size, default_values = ["5000x50", "44000x1", "100000x2"])]
     sizes: Vec<(u32, u32)>,
-    /// The means beside kpx
-    #[arg(long, value_delimiter = ',', default_values_t = [By::Nftables, By::IptablesLegacy, By::IptablesNft])]
+    /// The means beside kpx: `iptables-nft` takes minutes
+    #[arg(long, value_delimiter = ',', default_values_t = [By::Nftables, By::IptablesLegacy])]
     beside: Vec<By>,
     /// Seconds that a tool may take to load its rules
-    #[arg(long, default_value_t = 60)]
+    #[arg(long, default_value_t = 180)]
     limit: u64,
     /// Seconds of changes at each rate
     #[arg(long, default_value_t = 8)]
