@@ -9,6 +9,7 @@ pub(crate) mod duration;
 mod file_config;
 mod flags;
 mod invalid;
+mod ipvs;
 mod kpx;
 mod kube_proxy;
 pub(crate) mod logging;
@@ -42,6 +43,9 @@ pub use flags::{NodeArgs, RunArgs, arguments};
 pub use kpx::KpxConfiguration;
 pub use kube_proxy::KubeProxyConfiguration;
 
+/// The mode of kube-proxy whose fields mean something else to kpx.
+const IPVS: &str = "ipvs";
+
 /// The configuration in force, including defaults.
 #[derive(Debug)]
 pub struct Configuration {
@@ -62,6 +66,8 @@ struct Remarks {
     /// The flags that a `--config` file overrides.
     overruled_flags: Vec<&'static str>,
     unknown_feature_gates: Vec<String>,
+    /// The fields that the operator has set and that change nothing, with the reason.
+    fields_without_effect: Vec<(&'static str, &'static str)>,
 }
 
 impl Configuration {
@@ -113,13 +119,15 @@ impl Configuration {
             // A host in host mode is not drained, and no other kpx follows at once.
             kpx = tree::merge(json!({ "cleanupOnExit": true }), kpx);
         }
+        let chooses_algorithm = kpx.get("lbAlgorithm").is_some();
+        kpx = tree::merge(ipvs::defaults(&kube_proxy), kpx);
         let mut own = Fields::of(KpxConfiguration::KIND);
         own.take_unknown_choices(&mut kpx);
         let kpx: KpxConfiguration = decode(kpx, KpxConfiguration::KIND, given)?;
         let mut kube_proxy: KubeProxyConfiguration = decode(kube_proxy, KubeProxyConfiguration::KIND, given)?;
         kube_proxy.complete(kpx.version());
         let is_v1alpha2 = from_files.is_v1alpha2;
-        let checked = check(&kube_proxy, &kpx, own).map_err(|invalid| {
+        let mut checked = check(&kube_proxy, &kpx, own).map_err(|invalid| {
             let with_flag = |invalid: Invalid| {
                 let flag = given.flag_of(invalid.kind, &invalid.field, has_file);
                 let is_from_file = is_v1alpha2 && flag.is_none() && invalid.kind == KubeProxyConfiguration::KIND;
@@ -128,8 +136,11 @@ impl Configuration {
             };
             InvalidConfiguration(invalid.into_iter().map(with_flag).collect())
         })?;
+        if kube_proxy.mode == IPVS && !chooses_algorithm {
+            checked.node.notices.extend(ipvs::notice(&kube_proxy.ipvs));
+        }
         let gates = Gates { set: &kube_proxy.feature_gates, version: kpx.version() };
-        let remarks = Remarks::new(given, from_files.doubtful, gates, has_file);
+        let remarks = Remarks::new(given, from_files.doubtful, gates, &kube_proxy, has_file);
         Ok(Self { kube_proxy, kpx, checked, files: Files::default(), remarks })
     }
 
@@ -169,6 +180,7 @@ impl Configuration {
             },
             sockets: checked.sockets,
             names: checked.names.clone(),
+            ipvs_excluded: checked.ipvs_excluded.clone(),
             tunnel: self.tunnel(),
             cgroup_root: (!kpx.cgroup_root.is_empty()).then(|| PathBuf::from(&kpx.cgroup_root)),
             files: self.files.clone(),
@@ -213,10 +225,11 @@ impl Configuration {
         }
     }
 
-    /// Writes both documents as a `--config` file. kpx's document is left out if all its fields are defaults.
+    /// Writes both documents as a `--config` file. kpx's document is left out if all its fields are defaults, which depend
+    /// on kube-proxy's document in mode ipvs alone.
     pub fn to_yaml(&self) -> Result<String> {
         let mut text = serde_saphyr::to_string(&self.kube_proxy).context("write the KubeProxyConfiguration")?;
-        if self.kpx != KpxConfiguration::default() {
+        if self.kpx != KpxConfiguration::default() || self.kube_proxy.mode == IPVS {
             text.push_str("---\n");
             text.push_str(&serde_saphyr::to_string(&self.kpx).context("write the KpxConfiguration")?);
         }
@@ -248,7 +261,13 @@ fn host_mode_defaults() -> Value {
 }
 
 impl Remarks {
-    fn new(given: &FlagValues, doubtful_fields: Vec<String>, gates: Gates<'_>, has_file: bool) -> Self {
+    fn new(
+        given: &FlagValues,
+        doubtful_fields: Vec<String>,
+        gates: Gates<'_>,
+        kube_proxy: &KubeProxyConfiguration,
+        has_file: bool,
+    ) -> Self {
         let flags = || given.flags().map(|(flag, _)| flag);
         Self {
             doubtful_fields,
@@ -258,6 +277,10 @@ impl Remarks {
                 .map(|flag| flag.name)
                 .collect(),
             unknown_feature_gates: gates.unknown(),
+            fields_without_effect: match kube_proxy.mode.as_str() {
+                IPVS => ipvs::without_effect(&kube_proxy.ipvs).collect(),
+                _ => Vec::new(),
+            },
         }
     }
 }

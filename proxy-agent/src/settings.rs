@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ipnet::IpNet;
+
 pub use crate::choices::{Mode, PodRoutes, SocketLb, Tunnel};
 pub use crate::conntrack::sysctl::Conntrack;
 use crate::files::Files;
@@ -67,6 +69,8 @@ pub struct Settings {
     pub tunnel: Option<kubernetes::Options>,
     /// The cgroup below which sockets are translated; None means all.
     pub cgroup_root: Option<PathBuf>,
+    /// The networks whose virtual servers of IPVS are not kube-proxy's.
+    pub ipvs_excluded: Vec<IpNet>,
     /// The files that the settings were read from.
     pub files: Files,
 }

@@ -104,6 +104,9 @@ pub struct OptionsStatus {
     #[serde(default)]
     pub localhost_node_ports: Vec<IpAddr>,
     pub cluster_ip_external: bool,
+    /// The algorithm of Services that ask for none.
+    #[serde(default)]
+    pub algorithm: String,
     /// The state of the fast path, by which packets of open connections skip the stack, and its reason: `off`, `on`,
     /// `auto: …`.
     #[serde(default)]

@@ -13,6 +13,7 @@ use crate::control::{QUEUE, Query};
 use crate::node::{Node, why_cut_off};
 use crate::tunnel::Tunnelled;
 use proxy_core::desired::{Desired, FamilyCounts};
+use proxy_core::model::{NodeModel, algorithm_name};
 use proxy_dns::Known;
 use proxy_net::{self as net, role::Role};
 use proxy_source::health::{Problem, Problems, Reason};
@@ -74,7 +75,7 @@ impl Agent {
             node_name: self.node_name.clone(),
             node_addresses: node.addresses(),
             network_namespace: net::namespace().ok().map(|name| name.display().to_string()),
-            options: options_status(node),
+            options: options_status(node, self.desired.node()),
             healthy: self.synced && node.knows_devices() && problems.is_empty(),
             complete: self.desired.is_complete(),
             unheard: unheard(source_problems),
@@ -90,7 +91,7 @@ impl Agent {
                 .collect(),
             unreachable: unreachable_status(&self.desired),
             cut_off: cut_off_status(&self.desired),
-            notices: self.notices.texts().to_vec(),
+            notices: node.options().notices.iter().chain(self.notices.texts()).cloned().collect(),
             devices: devices.collect(),
             names: self.outside.names.as_ref().map(|names| names.borrow().clone()),
             tunnel: self.outside.tunnel.as_ref().map(|tunnel| tunnel.borrow().clone()),
@@ -144,7 +145,7 @@ impl Agent {
     }
 }
 
-fn options_status(node: &Node) -> OptionsStatus {
+fn options_status(node: &Node, model: &NodeModel) -> OptionsStatus {
     let options = node.options();
     OptionsStatus {
         masquerade: options.masquerade.to_string(),
@@ -153,6 +154,7 @@ fn options_status(node: &Node) -> OptionsStatus {
         node_port_addresses: options.node_ports.to_string(),
         localhost_node_ports: options.localhosts(),
         cluster_ip_external: options.cluster_ip_external,
+        algorithm: algorithm_name(model.algorithm).to_owned(),
         fast_path: node.fast_path(),
         socket_lb: node.attachments().socket_lb(),
     }

@@ -174,11 +174,15 @@ fn restarts(status: &Status) -> Cell {
 }
 
 fn options(options: &OptionsStatus) -> String {
-    let OptionsStatus { masquerade, local_pods, node_port_addresses, fast_path, .. } = options;
+    let OptionsStatus { masquerade, local_pods, node_port_addresses, algorithm, fast_path, .. } = options;
     let mut text = format!("masquerade {masquerade}, local pods by {local_pods}, node ports at {node_port_addresses}");
     let localhosts: Vec<_> = options.localhost_node_ports.iter().map(ToString::to_string).collect();
     if !localhosts.is_empty() {
         text += &format!(", and to this host at {}", localhosts.join(" and "));
+    }
+    // An agent of an earlier version does not say it.
+    if !matches!(algorithm.as_str(), "" | "random") {
+        text += &format!(", backends by {algorithm}");
     }
     if fast_path != "off" {
         text += &format!(", fast path {fast_path}");

@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal, stderr};
 
+use proxy_core::model::algorithm_name;
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -62,6 +63,12 @@ impl Configuration {
         if settings.model.ignores_external_ips {
             info!("Services' ExternalIPs are not served, because the feature gate AllowServiceExternalIPs is off");
         }
+        for (field, why) in &remarks.fields_without_effect {
+            info!(field, why, "a field of kube-proxy is without effect in kpx");
+        }
+        for notice in &settings.node.notices {
+            warn!(notice, "kpx does what is nearest to kube-proxy's configuration");
+        }
         info!(
             from = self.files.names(),
             mode = %settings.mode,
@@ -70,6 +77,7 @@ impl Configuration {
             masquerade_all = settings.node.masquerade_all,
             local_pods = %settings.node.detector,
             node_ports = %settings.node.node_ports,
+            algorithm = algorithm_name(settings.model.algorithm),
             min_sync_period = %common.min_sync_period,
             "configuration"
         );

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use super::choice;
 use super::duration::GoDuration;
 use super::invalid::{Fields, Invalid, Shown};
+use super::ipvs;
 use super::kpx::KpxConfiguration;
 use super::kube_proxy::{Common, Ipvs, KubeProxyConfiguration, NFTABLES};
 use crate::names::NamesOptions;
@@ -38,6 +39,7 @@ pub(super) struct Checked {
     pub(super) common: Common,
     pub(super) sockets: Option<SocketOptions>,
     pub(super) names: Option<NamesOptions>,
+    pub(super) ipvs_excluded: Vec<IpNet>,
     pub(crate) socket_group: Option<u32>,
 }
 
@@ -62,7 +64,7 @@ pub(super) fn check(
     let healthz_address = listen_address(&mut fields, "healthzBindAddress", &kube_proxy.healthz_bind_address);
     let metrics_address = listen_address(&mut fields, "metricsBindAddress", &kube_proxy.metrics_bind_address);
     let conntrack = conntrack(&mut fields, kube_proxy);
-    let common = proxy_mode(&mut fields, kube_proxy);
+    let (common, ipvs_excluded) = proxy_mode(&mut fields, kube_proxy);
     scalars(&mut fields, kube_proxy);
 
     let node_ips = own.parse_each::<IpAddr>("nodeIPs", &kpx.node_ips, "must be an IP address");
@@ -118,8 +120,20 @@ pub(super) fn check(
         // A host in mode host has no pods.
         fast_path: if is_host { FastPath::Off } else { kpx.fast_path },
         pod_routing,
+        notices: Vec::new(),
     };
-    Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, sockets, names, socket_group })
+    Ok(Checked {
+        node,
+        model,
+        healthz_address,
+        metrics_address,
+        conntrack,
+        common,
+        sockets,
+        names,
+        ipvs_excluded,
+        socket_group,
+    })
 }
 
 /// Returns the number of the group whose members may ask the agent. A static program has no other way to read names than the file.
@@ -292,8 +306,8 @@ fn conntrack(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Conntr
     }
 }
 
-/// Checks the mode, and returns the settings of its section.
-fn proxy_mode(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Common {
+/// Checks the mode, and returns the settings of its section, and the networks that mode ipvs excludes.
+fn proxy_mode(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> (Common, Vec<IpNet>) {
     let common = kube_proxy.common();
     let mode = kube_proxy.mode.as_str();
     let is_known = matches!(mode, "" | "iptables" | "ipvs" | "nftables" | "ebpf");
@@ -301,16 +315,14 @@ fn proxy_mode(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Commo
         is_known,
         "mode",
         mode,
-        "must be iptables, ipvs, nftables, ebpf or blank; all of them mean the same to kpx",
+        "must be iptables, ipvs, nftables, ebpf or blank; kpx uses eBPF in all of them",
     );
     let (sync, min_sync) = (format!("{}.syncPeriod", common.section), format!("{}.minSyncPeriod", common.section));
     fields.positive(&sync, common.sync_period);
     fields.not_negative(&min_sync, common.min_sync_period);
     let in_order = common.min_sync_period <= common.sync_period;
     fields.check(in_order, &sync, Shown(common.sync_period), &format!("must be greater than or equal to {min_sync}"));
-    if mode == "ipvs" {
-        ipvs(fields, &kube_proxy.ipvs);
-    }
+    let excluded = if mode == "ipvs" { ipvs(fields, &kube_proxy.ipvs) } else { Vec::new() };
     let bit = if mode == NFTABLES { "nftables.masqueradeBit" } else { "iptables.masqueradeBit" };
     fields.check(
         (0..32).contains(&common.masquerade_bit),
@@ -318,22 +330,17 @@ fn proxy_mode(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Commo
         common.masquerade_bit,
         "must be within the range [0, 31]",
     );
-    common
+    (common, excluded)
 }
 
-fn ipvs(fields: &mut Fields, ipvs: &Ipvs) {
-    const SCHEDULERS: [&str; 11] = ["", "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq"];
-    let known = SCHEDULERS.contains(&ipvs.scheduler.as_str());
-    fields.check(
-        known,
-        "ipvs.scheduler",
-        &ipvs.scheduler,
-        "must be one of rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq",
-    );
+fn ipvs(fields: &mut Fields, ipvs: &Ipvs) -> Vec<IpNet> {
+    let is_known = ipvs::is_scheduler(&ipvs.scheduler);
+    let why = format!("must be one of {}", ipvs::schedulers());
+    fields.check(is_known, "ipvs.scheduler", &ipvs.scheduler, &why);
     fields.not_negative("ipvs.tcpTimeout", ipvs.tcp_timeout);
     fields.not_negative("ipvs.tcpFinTimeout", ipvs.tcp_fin_timeout);
     fields.not_negative("ipvs.udpTimeout", ipvs.udp_timeout);
-    let _excluded: Vec<IpNet> = fields.parse_each("ipvs.excludeCIDRs", &ipvs.exclude_cidrs, "must be a CIDR");
+    fields.parse_each("ipvs.excludeCIDRs", &ipvs.exclude_cidrs, "must be a CIDR")
 }
 
 fn scalars(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) {

@@ -30,6 +30,8 @@ pub struct NodeOptions {
     pub fast_path: FastPath,
     /// The pod routes of host mode.
     pub pod_routing: Option<PodRoutes>,
+    /// The settings that kpx obeys in another way, for `kpx status`.
+    pub notices: Vec<String>,
 }
 
 /// The choice of clients to masquerade.
@@ -64,6 +66,7 @@ impl Default for NodeOptions {
             cluster_ip_external: true,
             fast_path: FastPath::default(),
             pod_routing: None,
+            notices: Vec::new(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Effect, Flag, Kind};
 use crate::config::choice::{LbAlgorithm, values};
+use crate::config::ipvs;
 use crate::node::{FastPath, Masquerade};
 use crate::settings::{Mode, PodRoutes, SocketLb, Tunnel};
 use Effect::{Command, Development, Kpx, KubeProxy, KubeProxyOver, Nothing, Port};
@@ -48,6 +49,8 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("iptables-min-sync-period", Duration, KubeProxy(&["iptables.minSyncPeriod", "nftables.minSyncPeriod"]), "Write to the kernel at most once in this time; 0: at once (kube-proxy's own default is 1s)"),
     flag("ipvs-sync-period", Duration, KubeProxy(&["ipvs.syncPeriod"]), "The same in proxy mode ipvs"),
     flag("ipvs-min-sync-period", Duration, KubeProxy(&["ipvs.minSyncPeriod"]), "The same in proxy mode ipvs"),
+    flag("ipvs-scheduler", Text, KubeProxy(&["ipvs.scheduler"]), "In proxy mode ipvs: the algorithm that is nearest to this scheduler of IPVS, unless --lb-algorithm names one (docs/migration.md); default: rr"),
+    flag("ipvs-exclude-cidrs", List, KubeProxy(&["ipvs.excludeCIDRs"]), "In proxy mode ipvs: virtual servers of IPVS in these networks are not kube-proxy's, and --cleanup leaves them"),
     flag("masquerade-all", Switch, KubeProxy(&["iptables.masqueradeAll", "nftables.masqueradeAll"]), "Masquerade every client of a ClusterIP"),
     flag("detect-local-mode", OneOf(LOCAL_MODES), KubeProxy(&["detectLocalMode"]), "How kpx recognises local pods: by --cluster-cidr, the Node's podCIDRs, --pod-bridge-interface or --pod-interface-name-prefix"),
     flag("pod-bridge-interface", Text, KubeProxy(&["detectLocal.bridgeInterface"]), "The bridge of local pods, in mode BridgeInterface"),
@@ -80,7 +83,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("external-ip-cidrs", List, Kpx("externalIPCIDRs"), "The networks from which Services may have ExternalIPs, or `none`; without it any addresses but the API server's, and those that mean the same on every host"),
     flag("masquerade", Choice(values::<Masquerade>), Kpx("masquerade"), "Which clients to masquerade: only where replies would otherwise bypass the node (default), or exactly as kube-proxy does (compat)"),
     flag("cluster-ip-external", Switch, Kpx("clusterIPExternal"), "Let clients outside the cluster reach ClusterIPs through this node, as kube-proxy does; false restricts ClusterIPs to the cluster"),
-    flag("lb-algorithm", Choice(values::<LbAlgorithm>), Kpx("lbAlgorithm"), "Algorithm that selects a new flow's backend, for Services without the annotation `kpx.dev/lb-algorithm`"),
+    flag("lb-algorithm", Choice(values::<LbAlgorithm>), Kpx("lbAlgorithm"), "Algorithm that selects a new flow's backend, for Services without the annotation `kpx.dev/lb-algorithm`; in proxy mode ipvs the default goes by --ipvs-scheduler"),
     flag("local-redirect", Switch, Kpx("localRedirect"), "Let pods of this node answer for a Service, where its annotation `kpx.dev/local-redirect` or a LocalRedirect names them. kpx then watches the node's Pods, and LocalRedirects if the cluster has them"),
     flag("kubernetes-version", Text, Kpx("kubernetesVersion"), "Version of the cluster, such as 1.38, for what kube-proxy does by its version: from 1.40 on a configuration without a mode means nftables, and ExternalIPs need the feature gate AllowServiceExternalIPs"),
     flag("attach", Choice(values::<Mechanism>), Kpx("attach"), "How to attach programs; default: TCX where the kernel has it, else clsact"),
@@ -108,12 +111,10 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     ignored("profiling", Switch, KubeProxy(&["enableProfiling"]), "kpx has no Go profiles"),
     ignored("show-hidden-metrics-for-version", Text, KubeProxy(&["showHiddenMetricsForVersion"]), "kpx hides no metrics"),
     ignored("iptables-masquerade-bit", Integer, KubeProxy(&["iptables.masqueradeBit", "nftables.masqueradeBit"]), "kpx sets no firewall mark"),
-    ignored("ipvs-scheduler", Text, KubeProxy(&["ipvs.scheduler"]), IPVS),
-    ignored("ipvs-exclude-cidrs", List, KubeProxy(&["ipvs.excludeCIDRs"]), IPVS),
-    ignored("ipvs-strict-arp", Switch, KubeProxy(&["ipvs.strictARP"]), IPVS),
-    ignored("ipvs-tcp-timeout", Duration, KubeProxy(&["ipvs.tcpTimeout"]), IPVS),
-    ignored("ipvs-tcpfin-timeout", Duration, KubeProxy(&["ipvs.tcpFinTimeout"]), IPVS),
-    ignored("ipvs-udp-timeout", Duration, KubeProxy(&["ipvs.udpTimeout"]), IPVS),
+    ignored("ipvs-strict-arp", Switch, KubeProxy(&["ipvs.strictARP"]), ipvs::STRICT_ARP),
+    ignored("ipvs-tcp-timeout", Duration, KubeProxy(&["ipvs.tcpTimeout"]), ipvs::TIMEOUTS),
+    ignored("ipvs-tcpfin-timeout", Duration, KubeProxy(&["ipvs.tcpFinTimeout"]), ipvs::TIMEOUTS),
+    ignored("ipvs-udp-timeout", Duration, KubeProxy(&["ipvs.udpTimeout"]), ipvs::TIMEOUTS),
     ignored("proxy-port-range", Text, KubeProxy(&["portRange"]), "kpx binds no ports"),
     ignored("vmodule", List, Nothing, "RUST_LOG does the same for kpx's modules"),
     ignored("log-flush-frequency", Duration, KubeProxy(&["logging.flushFrequency"]), LOG),
@@ -131,7 +132,6 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     ignored("forward-healthcheck-vip", Switch, KubeProxy(&["winkernel.forwardHealthCheckVip"]), WINDOWS),
 ];
 
-const IPVS: &str = "kpx does not use IPVS";
 const LOG: &str = "kpx does not buffer its log";
 const WINDOWS: &str = "kpx does not run on Windows";
 

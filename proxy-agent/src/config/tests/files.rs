@@ -3,6 +3,8 @@
 use std::fs;
 use std::time::Duration;
 
+use proxy_common::frontend::Algorithm;
+
 use super::{ConfigFile, Configuration, load, run_args, settings};
 use crate::config::kube_proxy::KubeProxyConfiguration;
 use crate::node::Masquerade;
@@ -31,6 +33,12 @@ fn file_sets_the_same_as_flags() {
         (
             "{mode: ipvs, ipvs: {syncPeriod: 7s}, iptables: {masqueradeAll: true}}",
             "--proxy-mode=ipvs --ipvs-sync-period=7s --masquerade-all",
+        ),
+        ("{mode: ipvs, ipvs: {scheduler: sed}}", "--proxy-mode=ipvs --ipvs-scheduler=sed"),
+        ("mode: ipvs", "--proxy-mode=ipvs --lb-algorithm=round-robin"),
+        (
+            "{mode: ipvs, ipvs: {excludeCIDRs: [10.9.0.0/16, 'fd09::/64']}}",
+            "--proxy-mode=ipvs --ipvs-exclude-cidrs=10.9.0.0/16,fd09::/64",
         ),
         ("iptables: {minSyncPeriod: 1s500ms}", "--iptables-min-sync-period=1.5s"),
         ("bindAddress: 192.0.2.7", "--bind-address=192.0.2.7"),
@@ -256,4 +264,21 @@ async fn still_waits<T>(task: &mut tokio::task::JoinHandle<T>) {
 
 async fn within_time<T>(task: tokio::task::JoinHandle<T>) -> T {
     tokio::time::timeout(Duration::from_secs(20), task).await.expect("noticed in time").unwrap()
+}
+
+#[test]
+fn fields_of_mode_ipvs_are_obeyed_mapped_or_named() {
+    let fields = "mode: ipvs\nipvs: {scheduler: sh, strictARP: true, tcpTimeout: 15m, udpTimeout: 0s}\n";
+    let file = ConfigFile::kube_proxy(fields);
+    let configuration = file.load("--node-name n1").unwrap();
+    let named: Vec<_> = configuration.remarks.fields_without_effect.iter().map(|(field, _)| *field).collect();
+    assert_eq!(named, ["ipvs.tcpTimeout", "ipvs.strictARP"]);
+    let settings = configuration.settings().unwrap();
+    assert_eq!(settings.model.algorithm, Algorithm::MAGLEV);
+    assert!(settings.node.notices[0].starts_with("ipvs.scheduler sh: served by the algorithm maglev: "));
+
+    let own = file.settings("--lb-algorithm random");
+    assert_eq!((own.model.algorithm, own.node.notices.len()), (Algorithm::RANDOM, 0), "the operator chooses");
+    let other_mode = ConfigFile::kube_proxy(&fields.replace("mode: ipvs", "mode: nftables")).settings("");
+    assert_eq!((other_mode.model.algorithm, other_mode.node.notices.len()), (Algorithm::RANDOM, 0));
 }

@@ -19,7 +19,7 @@ const CASES: &[(&str, &str)] = &[
     ),
     (
         "mode: userspace",
-        r#"mode: Invalid value: "userspace": must be iptables, ipvs, nftables, ebpf or blank; all of them mean the same to kpx"#,
+        r#"mode: Invalid value: "userspace": must be iptables, ipvs, nftables, ebpf or blank; kpx uses eBPF in all of them"#,
     ),
     (
         "iptables: {syncPeriod: -1s, minSyncPeriod: -2s}",
@@ -36,7 +36,7 @@ const CASES: &[(&str, &str)] = &[
     ("iptables: {masqueradeBit: 32}", "iptables.masqueradeBit: Invalid value: 32: must be within the range [0, 31]"),
     (
         "mode: ipvs\nipvs: {scheduler: best}",
-        r#"ipvs.scheduler: Invalid value: "best": must be one of rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq"#,
+        r#"ipvs.scheduler: Invalid value: "best": must be one of rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq, mh, ovf, fo"#,
     ),
     ("mode: ipvs\nipvs: {tcpTimeout: -1s}", "ipvs.tcpTimeout: Invalid value: -1s: must be greater than or equal to 0"),
     (

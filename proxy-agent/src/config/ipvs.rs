@@ -1,0 +1,112 @@
+//! The settings of kube-proxy's mode ipvs, and what kpx does in their place.
+
+use proxy_common::frontend::Algorithm;
+use proxy_core::model::algorithm_name;
+use serde_json::{Value, json};
+
+use super::duration::GoDuration;
+use super::kube_proxy::Ipvs;
+use super::tree;
+
+/// A scheduler of IPVS, and what spreads clients most like it.
+struct Scheduler {
+    name: &'static str,
+    nearest: Algorithm,
+    /// The difference that a client or a backend may notice; empty if there is none.
+    differs: &'static str,
+}
+
+const TWO: &str =
+    "of two backends at random, the one with fewer open flows of this node gets the next, where IPVS asks all";
+const BY_ADDRESS: &str =
+    "IPVS chooses by the client's address alone, kpx by its port as well: sessionAffinity: ClientIP keeps a client";
+const ONE: &str = "IPVS sends all clients of a frontend to one backend, kpx to all of them";
+
+/// The schedulers of Linux, of which kube-proxy takes the first ten. Without one it takes `rr`.
+///
+/// kube-proxy gives each server the weight 1, so the schedulers by weight do what those without weights do.
+#[rustfmt::skip]
+const SCHEDULERS: [Scheduler; 13] = [
+    Scheduler { name: "rr", nearest: Algorithm::ROUND_ROBIN, differs: "" },
+    Scheduler { name: "wrr", nearest: Algorithm::ROUND_ROBIN, differs: "" },
+    Scheduler { name: "lc", nearest: Algorithm::LEAST_CONNECTIONS, differs: TWO },
+    Scheduler { name: "wlc", nearest: Algorithm::LEAST_CONNECTIONS, differs: TWO },
+    Scheduler { name: "lblc", nearest: Algorithm::LEAST_CONNECTIONS, differs: ONE },
+    Scheduler { name: "lblcr", nearest: Algorithm::LEAST_CONNECTIONS, differs: ONE },
+    Scheduler { name: "sh", nearest: Algorithm::MAGLEV, differs: BY_ADDRESS },
+    Scheduler { name: "dh", nearest: Algorithm::MAGLEV, differs: ONE },
+    Scheduler { name: "sed", nearest: Algorithm::LEAST_CONNECTIONS, differs: TWO },
+    Scheduler { name: "nq", nearest: Algorithm::LEAST_CONNECTIONS, differs: TWO },
+    Scheduler { name: "mh", nearest: Algorithm::MAGLEV, differs: BY_ADDRESS },
+    Scheduler { name: "ovf", nearest: Algorithm::LEAST_CONNECTIONS, differs: "IPVS fills one backend before the next, kpx all alike" },
+    Scheduler { name: "fo", nearest: Algorithm::RANDOM, differs: ONE },
+];
+
+/// Returns the scheduler of this name, if there is one.
+fn scheduler(name: &str) -> Option<&'static Scheduler> {
+    let name = if name.is_empty() { "rr" } else { name };
+    SCHEDULERS.iter().find(|scheduler| scheduler.name == name)
+}
+
+pub(super) fn is_scheduler(name: &str) -> bool {
+    scheduler(name).is_some()
+}
+
+/// Returns the names of all schedulers for a complaint about another one.
+pub(super) fn schedulers() -> String {
+    SCHEDULERS.each_ref().map(|scheduler| scheduler.name).join(", ")
+}
+
+/// Returns the fields of a KpxConfiguration that kube-proxy's document sets in mode ipvs, unless the operator does.
+pub(super) fn defaults(kube_proxy: &Value) -> Value {
+    let given = tree::get(kube_proxy, "ipvs.scheduler").and_then(Value::as_str).unwrap_or_default();
+    match scheduler(given).filter(|_| kube_proxy["mode"] == "ipvs") {
+        Some(scheduler) => json!({ "lbAlgorithm": algorithm_name(scheduler.nearest) }),
+        None => json!({}),
+    }
+}
+
+/// Returns what the scheduler's place is taken by, and the difference; None if there is no difference.
+pub(super) fn notice(ipvs: &Ipvs) -> Option<String> {
+    let Scheduler { name, nearest, differs } = scheduler(&ipvs.scheduler).filter(|one| !one.differs.is_empty())?;
+    Some(format!("ipvs.scheduler {name}: served by the algorithm {}: {differs}", algorithm_name(*nearest)))
+}
+
+/// Returns the fields that are set and change nothing, each with the reason.
+pub(super) fn without_effect(ipvs: &Ipvs) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let timeouts = [
+        ("ipvs.tcpTimeout", ipvs.tcp_timeout),
+        ("ipvs.tcpFinTimeout", ipvs.tcp_fin_timeout),
+        ("ipvs.udpTimeout", ipvs.udp_timeout),
+    ];
+    let timeouts =
+        timeouts.into_iter().filter(|(_, timeout)| *timeout != GoDuration::ZERO).map(|(field, _)| (field, TIMEOUTS));
+    timeouts.chain(ipvs.strict_arp.then_some(("ipvs.strictARP", STRICT_ARP)))
+}
+
+pub(super) const TIMEOUTS: &str =
+    "kpx's own table keeps an idle TCP connection for 135 minutes, a half-closed one for 2, an idle UDP exchange for 3";
+pub(super) const STRICT_ARP: &str = "kpx puts no Service's address on a device, so the node answers no ARP for it";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schedulers_lead_to_the_nearest_algorithm() {
+        let document = |mode: &str, scheduler: &str| json!({"mode": mode, "ipvs": {"scheduler": scheduler}});
+        let algorithm = |document: &Value| defaults(document)["lbAlgorithm"].as_str().unwrap_or_default().to_owned();
+        for (scheduler, expected) in [
+            ("", "round-robin"),
+            ("wrr", "round-robin"),
+            ("wlc", "least-connections"),
+            ("sh", "maglev"),
+            ("fo", "random"),
+            ("best", ""),
+        ] {
+            assert_eq!(algorithm(&document("ipvs", scheduler)), expected, "{scheduler}");
+            assert_eq!(algorithm(&document("iptables", scheduler)), "", "{scheduler} in another mode");
+        }
+        assert_eq!(algorithm(&json!({"mode": "ipvs"})), "round-robin");
+    }
+}
