@@ -5,8 +5,8 @@
 //! frontends (NodePort, ExternalIP, LoadBalancer) share its backends without ids.
 //!
 //! Three more maps have rows only for service ports that need them: `ENDPOINTS` says of a remembered backend whether it
-//! still serves. `MAGLEV` is a consistent hash table over a set's slots. `SOURCE_RANGES` names the clients that may dial
-//! a LoadBalancer address.
+//! still serves. `MAGLEV` is a consistent hash table over a set's slots, and has the shares of backends that differ in
+//! weight. `SOURCE_RANGES` names the clients that may dial a LoadBalancer address.
 
 use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use crate::assert_size;
@@ -180,6 +180,8 @@ impl Service {
     pub const SPARES_PODS: u16 = 1 << 5;
     /// With `REDIRECTED`: the node itself is served from [`Set::CLUSTER`].
     pub const SPARES_NODE: u16 = 1 << 6;
+    /// Backends differ in weight: under every algorithm the slots are taken from the places of [`Maglev`].
+    pub const WEIGHTED: u16 = 1 << 7;
 
     pub const fn new(cluster: u16, local: u16, flags: u16) -> Self {
         Self { cluster, local, flags, algorithm: Algorithm::RANDOM, pad: 0, affinity_secs: 0 }
@@ -246,9 +248,25 @@ assert_size!(Backend<Addr6> = 16 + 2 + 2);
 impl<A: Addr> Backend<A> {
     /// The endpoint is on this node: its replies come back here from any source address.
     pub const LOCAL: u16 = 1 << 0;
+    /// Below the bits of the weight.
+    const WEIGHT_SHIFT: u16 = 4;
 
     pub const fn new(addr: A, port: Port, flags: u16) -> Self {
         Self { addr, port, flags }
+    }
+
+    /// Sets the share in a weighted service port's flows, of at most 4,095. A weight of 1 is no bit.
+    #[must_use]
+    pub const fn with_weight(self, weight: u16) -> Self {
+        let bits = if weight > 1 { weight << Self::WEIGHT_SHIFT } else { 0 };
+        Self { flags: self.flags & !(u16::MAX << Self::WEIGHT_SHIFT) | bits, ..self }
+    }
+
+    /// Returns the weight, which is never 0.
+    #[inline(always)]
+    pub const fn weight(&self) -> u32 {
+        let weight = self.flags >> Self::WEIGHT_SHIFT;
+        if weight == 0 { 1 } else { weight as u32 }
     }
 
     #[inline(always)]
@@ -337,7 +355,8 @@ impl<A: Addr> SetKey<A> {
 /// Places in a [`Maglev`] table: a prime, as the algorithm asks. At 40 backends shares differ by one in a hundred.
 pub const MAGLEV_PLACES: usize = 4_093;
 
-/// Value of `MAGLEV`: for each place the index of a slot (Eisenbud et al., "Maglev", NSDI 2016, section 3.4).
+/// Value of `MAGLEV`: for each place the index of a slot (Eisenbud et al., "Maglev", NSDI 2016, section 3.4). A slot has
+/// places in proportion to its backend's weight.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Maglev {

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a builder that gets nonsense ends its test")]
 
 use k8s_openapi::api::core::v1::{
-    ClientIPConfig, LoadBalancerIngress, Node, NodeAddress, NodeStatus, Service, ServicePort, ServiceSpec,
-    SessionAffinityConfig,
+    ClientIPConfig, LoadBalancerIngress, Node, NodeAddress, NodeStatus, ObjectReference, Service, ServicePort,
+    ServiceSpec, SessionAffinityConfig,
 };
 use k8s_openapi::api::discovery::v1::{
     Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice, ForNode, ForZone,
@@ -129,6 +129,11 @@ impl ServiceBuilder {
         self.annotation("kpx.dev/lb-algorithm", name)
     }
 
+    /// Sets the weights of endpoints: `10.244.0.1=3,web-2=0`.
+    pub fn weights(self, weights: &str) -> Self {
+        self.annotation("kpx.dev/weights", weights)
+    }
+
     pub fn annotation(mut self, key: &str, value: &str) -> Self {
         self.0.metadata.annotations.get_or_insert_default().insert(key.to_owned(), value.to_owned());
         self
@@ -221,6 +226,19 @@ impl SliceBuilder {
         self.endpoint(ip).edit_last(|last| {
             last.conditions = Some(EndpointConditions { ready, serving, terminating });
         })
+    }
+
+    /// Sets the weight of all endpoints.
+    pub fn weight(self, weight: &str) -> Self {
+        self.edit(|slice| {
+            slice.metadata.annotations.get_or_insert_default().insert("kpx.dev/weight".to_owned(), weight.to_owned());
+        })
+    }
+
+    /// Makes the last endpoint a pod's.
+    pub fn pod(self, name: &str) -> Self {
+        let (kind, name) = (Some("Pod".to_owned()), Some(name.to_owned()));
+        self.edit_last(|last| last.target_ref = Some(ObjectReference { kind, name, ..Default::default() }))
     }
 
     /// Sets the last endpoint's node.

@@ -18,9 +18,10 @@ pub use local_pod::{ContainerPort, LocalPod};
 pub use local_redirect::{
     AddressMatcher, LocalRedirect, LocalRedirectSpec, PortInfo, RedirectBackend, RedirectFrontend, ServiceMatcher,
 };
-pub(crate) use service::{ALGORITHM, LOCAL_REDIRECT};
+pub(crate) use service::{ALGORITHM, LOCAL_REDIRECT, WEIGHTS, WEIGHTS_LEN_MAX};
 pub use service::{Ingress, Service, ServicePort, TargetPort};
 pub use shared::Shared;
+pub(crate) use slice::WEIGHT;
 pub use slice::{Address, Endpoint, EndpointPort, EndpointSlice, Hints, Pod};
 
 use k8s_openapi::Metadata;

@@ -20,12 +20,13 @@ mod endpoints;
 mod external;
 mod guard;
 mod host_mode;
-mod maglev;
 mod node;
+mod places;
 mod policy;
 mod port;
 mod read;
 mod redirect;
+mod weights;
 
 pub use endpoints::{Endpoint, Slice, join};
 use endpoints::{Joined, NodePortFallback, WithinReach};
@@ -45,6 +46,7 @@ use read::{Reader, addr, port_number, protocol};
 pub use read::{cidr, ip};
 pub use redirect::Redirect;
 pub(crate) use redirect::skipped_redirects;
+pub use weights::{WEIGHT_MAX, Weights};
 
 /// The frontends and ports of one Service, in each family in which it has a ClusterIP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -107,6 +109,7 @@ struct Parts<'a> {
     claim: Claim,
     service: &'a compact::Service,
     policy: Policy,
+    weights: Weights,
     slices: Vec<&'a EndpointSlice>,
     redirect: Option<Redirect<'a>>,
     node: &'a NodeModel,
@@ -125,6 +128,7 @@ impl ServiceModel {
             claim: Claim::new(name, service),
             service,
             policy: Policy::new(&mut Reader::new("Service", name, &mut skipped), service, node),
+            weights: Weights::of(service, &mut skipped),
             slices: slices.filter(|slice| !slice.is_headless).collect(),
             redirect,
             node,
@@ -178,7 +182,8 @@ impl<A: Addr> FamilyModel<A> {
     fn new(parts: &Parts<'_>, skipped: &mut Vec<Skipped>) -> Option<Self> {
         let name = &parts.claim.service;
         let cluster_ip: A = cluster_ip(parts.service, &mut Reader::new("Service", name, skipped))?;
-        let slices: Vec<_> = parts.slices.iter().filter_map(|slice| Slice::new(slice, parts.node, skipped)).collect();
+        let slice = |slice| Slice::new(slice, parts.node, &parts.weights, skipped);
+        let slices: Vec<_> = parts.slices.iter().copied().filter_map(slice).collect();
 
         let mut reader = Reader::new("Service", name, skipped);
         let keeper = parts.node.kept_addresses.get(&cluster_ip.ip());

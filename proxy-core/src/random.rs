@@ -142,11 +142,16 @@ fn dialled(plain: impl Strategy<Value = ServiceBuilder>) -> impl Strategy<Value 
 
 fn balanced(plain: impl Strategy<Value = ServiceBuilder>) -> impl Strategy<Value = ServiceBuilder> {
     let algorithm = option::weighted(0.2, select(vec!["maglev", "round-robin", "none such"]));
-    (plain, any::<bool>(), option::weighted(0.3, 0..3), algorithm).prop_map(|(plain, local, affinity, algorithm)| {
-        let built = if local { plain.internal_local() } else { plain };
-        let built = if let Some(secs) = affinity { built.affinity(Some(secs)) } else { built };
-        if let Some(name) = algorithm { built.algorithm(name) } else { built }
-    })
+    let lists = vec!["10.244.0.1=3", "10.244.0.1=0,10.244.0.2=9", "fd00:244::1=2,fd00:244::2=x", ""];
+    let weights = option::weighted(0.3, select(lists));
+    (plain, any::<bool>(), option::weighted(0.3, 0..3), algorithm, weights).prop_map(
+        |(plain, local, affinity, algorithm, weights)| {
+            let built = if local { plain.internal_local() } else { plain };
+            let built = if let Some(secs) = affinity { built.affinity(Some(secs)) } else { built };
+            let built = if let Some(name) = algorithm { built.algorithm(name) } else { built };
+            if let Some(list) = weights { built.weights(list) } else { built }
+        },
+    )
 }
 
 fn service_port() -> impl Strategy<Value = ServicePort> {
@@ -176,16 +181,18 @@ fn slice_called(name: &'static str) -> impl Strategy<Value = SliceBuilder> {
         ..Default::default()
     });
     let owner = select(vec!["a", "b", "c", "none"]);
-    (owner, any::<bool>(), vec(port, 0..4), vec((1..6, endpoint()), 0..6)).prop_map(
-        move |(owner, six, ports, endpoints)| {
+    let weight = option::weighted(0.2, select(vec!["0", "2", "5", "many"]));
+    (owner, any::<bool>(), vec(port, 0..4), vec((1..6, endpoint()), 0..6), weight).prop_map(
+        move |(owner, six, ports, endpoints, weight)| {
             let endpoints = endpoints.into_iter().map(|(host, mut endpoint)| {
                 endpoint.addresses = vec![if six { format!("fd00:244::{host}") } else { format!("10.244.0.{host}") }];
                 endpoint
             });
-            slice(name, owner).address_type(if six { "IPv6" } else { "IPv4" }).edit(|slice| {
+            let built = slice(name, owner).address_type(if six { "IPv6" } else { "IPv4" }).edit(|slice| {
                 slice.ports = Some(ports);
                 slice.endpoints = Some(endpoints.collect());
-            })
+            });
+            if let Some(weight) = weight { built.weight(weight) } else { built }
         },
     )
 }

@@ -6,7 +6,7 @@ use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey, maglev_place};
 use proxy_common::counter::Reason;
 use proxy_common::flow::Flow;
-use proxy_common::frontend::{Backend, Choice, Service, SetKey, SlotKey};
+use proxy_common::frontend::{Backend, Choice, MAGLEV_PLACES, Service, SetKey, SlotKey};
 use proxy_common::policy::Decision;
 
 use crate::flow::now_secs;
@@ -84,23 +84,45 @@ fn by_algorithm<A: Net>(client: &SockAddr<A>, service: &Service, decision: &mut 
 #[inline(always)]
 fn index<A: Net>(client: &SockAddr<A>, service: &Service, decision: &Decision<A>, count: NonZeroU32) -> u32 {
     let key = SetKey::new(decision.service, decision.set);
-    match service.algorithm.known() {
-        Some(Choice::Maglev) => maps::maglev_slot(&key, maglev_place(*client, &decision.service)).unwrap_or(0),
+    let count = if service.has(Service::WEIGHTED) { PLACES } else { count };
+    let number = match service.algorithm.known() {
+        Some(Choice::Maglev) => return place(&key, maglev_place(*client, &decision.service)),
         Some(Choice::RoundRobin) => maps::next_turn(&key) % count,
         Some(Choice::LeastConnections) => {
             let first = below(count.get());
             // Another one, if there is.
             let second = (first + 1 + below(count.get() - 1)) % count;
-            if connections(decision, second) < connections(decision, first) { second } else { first }
+            if service.has(Service::WEIGHTED) {
+                return lighter(decision, place(&key, first as usize), place(&key, second as usize));
+            }
+            return lighter(decision, first, second);
         }
         Some(Choice::Random) | None => below(count.get()),
-    }
+    };
+    if service.has(Service::WEIGHTED) { place(&key, number as usize) } else { number }
 }
 
+const PLACES: NonZeroU32 = NonZeroU32::new(MAGLEV_PLACES as u32).unwrap();
+
+/// The slot at a place. Without its table a service still has its first slot.
 #[inline(always)]
-fn connections<A: Net>(decision: &Decision<A>, index: u32) -> u32 {
-    slot(decision, index).map_or(u32::MAX, |backend| {
-        maps::connections(SockAddr::new(backend.addr, backend.port), decision.service.proto)
+fn place<A: Net>(set: &SetKey<A>, place: usize) -> u32 {
+    maps::maglev_slot(set, place).unwrap_or(0)
+}
+
+/// Of two slots the one whose backend has fewer open flows for its weight.
+#[inline(always)]
+fn lighter<A: Net>(decision: &Decision<A>, first: u32, second: u32) -> u32 {
+    let ((flows1, weight1), (flows2, weight2)) = (load(decision, first), load(decision, second));
+    if flows2 * weight1 < flows1 * weight2 { second } else { first }
+}
+
+/// The number of a backend's open flows, and its weight.
+#[inline(always)]
+fn load<A: Net>(decision: &Decision<A>, index: u32) -> (u64, u64) {
+    slot(decision, index).map_or((u64::from(u32::MAX), 1), |backend| {
+        let flows = maps::connections(SockAddr::new(backend.addr, backend.port), decision.service.proto);
+        (u64::from(flows), u64::from(backend.weight()))
     })
 }
 

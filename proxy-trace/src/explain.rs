@@ -32,6 +32,9 @@ pub(crate) fn outcome<A: Addr>(input: &TraceInput<A>, dialled: SockAddr<A>, run:
         (None, _) if affinity_hit => "the backend that this client had before (session affinity)",
         (None, Some(set)) if set.name == REDIRECT => "a pod of this node, by the Service's local redirect",
         (None, Some(set)) if set.backends.len() == 1 => "the only backend",
+        (None, Some(set)) if set.backends.iter().any(|backend| backend.weight.is_some()) => {
+            set.algorithm.explain_weighted()
+        }
         (None, Some(set)) => set.algorithm.explain(),
         (None, None) => "sent to a backend",
     };
@@ -184,6 +187,7 @@ fn set<A: Addr>(input: &TraceInput<A>, decision: &Decision<A>) -> Option<Set> {
     let backends = slots.filter_map(|slot| input.tables.slots.get(&slot)).map(|backend| Backend {
         at: format!("{:?}", SockAddr::new(backend.addr, backend.port)),
         local: backend.is_local(),
+        weight: service.has(frontend::Service::WEIGHTED).then(|| backend.weight()),
     });
     Some(Set {
         name: match service.has(frontend::Service::REDIRECTED) && decision.set == frontend::Set::LOCAL {
@@ -204,7 +208,7 @@ fn set<A: Addr>(input: &TraceInput<A>, decision: &Decision<A>) -> Option<Set> {
 
 fn backend<A: Addr>(flow: &Flow<A>, met: Option<&Decision<A>>) -> Backend {
     let local = met.is_some_and(|decision| decision.backend_at() == flow.backend && decision.backend.is_local());
-    Backend { at: format!("{:?}", flow.backend), local }
+    Backend { at: format!("{:?}", flow.backend), local, weight: None }
 }
 
 fn source<A: Addr>(input: &TraceInput<A>, flow: &Flow<A>, met: Option<&Decision<A>>) -> Source {
@@ -237,6 +241,17 @@ impl Algorithm {
             Self::Maglev => "the backend that Maglev has for this client's address and port, on every node",
             Self::RoundRobin => "the next backend in turn",
             Self::LeastConnections => "of two backends at random the one with fewer connections",
+            Self::Unknown => "sent to a backend",
+        }
+    }
+
+    /// Explains a choice among backends that differ in weight.
+    fn explain_weighted(self) -> &'static str {
+        match self {
+            Self::Random => "a backend chosen at random, by weight",
+            Self::Maglev => "the backend that Maglev has for this client's address and port, on every node, by weight",
+            Self::RoundRobin => "the next backend in turn, by weight",
+            Self::LeastConnections => "of two backends at random, by weight, the one with fewer connections for its weight",
             Self::Unknown => "sent to a backend",
         }
     }

@@ -164,6 +164,9 @@ pub struct Backend {
     pub at: String,
     /// True if the backend is on this node.
     pub local: bool,
+    /// The share in new flows, relative to that of the other backends; none where all are alike.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -100,7 +100,10 @@ impl Display for Origin {
 impl Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.at)?;
-        if self.local { f.write_str(", on this node") } else { Ok(()) }
+        if self.local {
+            f.write_str(", on this node")?;
+        }
+        self.weight.map_or(Ok(()), |weight| write!(f, ", weight {weight}"))
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{BackendView, ConnectView, FrontendView, NameView, PortCounts, PortVi
 use proxy_core::compact::{ServicePort, Shared};
 use proxy_core::desired::{ServiceSnapshot, Snapshot};
 use proxy_core::input::ObjectName;
-use proxy_core::model::{self, Endpoint, FamilyModel, NodeModel, Skipped, Slice, Unreachable};
+use proxy_core::model::{self, Endpoint, FamilyModel, NodeModel, Skipped, Slice, Unreachable, Weights};
 use proxy_datapath::{Counts, FamilyCounts};
 
 /// The ways of a host in mode host to backends.
@@ -150,7 +150,9 @@ impl<A: Addr> FamilyView<'_, A> {
         node: &NodeModel,
     ) {
         let slices = self.service.slices.iter().filter(|slice| !slice.is_headless);
-        let slices: Vec<_> = slices.filter_map(|slice| Slice::<A>::new(slice, node, &mut Vec::new())).collect();
+        let weights = Weights::of(&self.service.object, &mut Vec::new());
+        let slices: Vec<_> =
+            slices.filter_map(|slice| Slice::<A>::new(slice, node, &weights, &mut Vec::new())).collect();
         for (key, claimed) in self.model.frontends.iter() {
             addresses.add(claimed.frontend.kind, key.addr.ip());
         }
@@ -269,6 +271,7 @@ impl<A: Addr> FamilyView<'_, A> {
             serving: endpoint.serving,
             terminating: endpoint.terminating,
             local: endpoint.local,
+            weight: endpoint.weight,
             in_cluster_set: false,
             in_local_set: false,
             in_redirect_set: false,

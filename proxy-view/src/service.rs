@@ -87,6 +87,9 @@ pub struct BackendView {
     pub terminating: bool,
     /// True if the backend is on this node.
     pub local: bool,
+    /// The share in new flows, relative to that of the other backends. With 0 the backend gets none.
+    #[serde(default = "default_weight")]
+    pub weight: u16,
     /// True if the backend takes new flows of clients of the whole cluster.
     pub in_cluster_set: bool,
     /// True if the backend takes new flows under a policy `Local`.
@@ -103,6 +106,11 @@ pub struct BackendView {
     /// that takes no traffic.
     #[serde(default)]
     pub way: Option<String>,
+}
+
+/// Returns the weight at an agent of an earlier version, which has no others.
+const fn default_weight() -> u16 {
+    1
 }
 
 impl ServiceView {

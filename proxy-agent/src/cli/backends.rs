@@ -16,7 +16,7 @@ use proxy_view::{BackendView, ServiceView, latency};
 /// List the endpoints of Services, and which of them take traffic here.
 ///
 /// SETS names the sets from which new flows get a backend: `cluster` for clients of the whole cluster, `local` under a
-/// traffic policy Local. CONNECT-P50 and CONNECT-P99 are the times within which the backend answered that part of the TCP connections.
+/// traffic policy Local. A drained backend has the weight 0: it keeps its flows and gets no new ones. CONNECT-P50 and CONNECT-P99 are the times within which the backend answered that part of the TCP connections.
 #[derive(Args, Debug)]
 pub(super) struct BackendsArgs {
     #[command(flatten)]
@@ -96,7 +96,7 @@ impl Listed for Row {
         let mut header =
             vec!["NAMESPACE", "SERVICE", "PORT", "ADDRESS", "POD", "NODE", "ZONE", "STATE", "LOCAL", "SETS", "FLOWS"];
         if wide {
-            header.extend(["CONNECT-P50", "CONNECT-P99", "FAILED", "READY", "SERVING", "TERMINATING"]);
+            header.extend(["WEIGHT", "CONNECT-P50", "CONNECT-P99", "FAILED", "READY", "SERVING", "TERMINATING"]);
         }
         header
     }
@@ -124,6 +124,7 @@ impl Listed for Row {
         ];
         if wide {
             let connect = &backend.connect;
+            cells.push(if backend.weight == 0 { yellow(0) } else { cell(backend.weight) });
             cells.extend([connect.connect_p50, connect.connect_p99].map(|time| cell(latency(time))));
             cells.push(cell(connect.failed));
             cells.extend([backend.ready, backend.serving, backend.terminating].map(|condition| cell(yes(condition))));
@@ -150,9 +151,10 @@ impl Listed for Row {
     }
 }
 
-/// Returns one word for the three conditions.
+/// Returns one word for the three conditions and the weight 0.
 fn state(backend: &BackendView) -> Cell {
     match (backend.ready, backend.serving, backend.terminating) {
+        (true, _, false) if backend.weight == 0 => yellow("drained"),
         (true, _, false) => green("ready"),
         (_, true, true) => yellow("terminating"),
         (_, false, true) => yellow("terminated"),

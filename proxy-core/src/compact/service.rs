@@ -16,6 +16,10 @@ const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 pub(crate) const ALGORITHM: &str = "kpx.dev/lb-algorithm";
 /// The annotation that names the pods which answer on their own node, by a selector.
 pub(crate) const LOCAL_REDIRECT: &str = "kpx.dev/local-redirect";
+/// The annotation with the weights of single endpoints, by name or by address.
+pub(crate) const WEIGHTS: &str = "kpx.dev/weights";
+/// The longest list of weights in bytes. Of a longer one no more than this and one letter is kept, which shows that it was longer.
+pub(crate) const WEIGHTS_LEN_MAX: usize = 32 << 10;
 
 /// A Service with the API's field names, where the API has the field. An empty list and a missing list are equal.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,6 +36,8 @@ pub struct Service {
     pub local_redirect: Option<Box<str>>,
     /// The labels, by which commands select Services. They decide nothing.
     pub labels: Labels,
+    /// The weights that the annotation gives endpoints.
+    pub weights: Option<Box<str>>,
     pub type_: Option<Shared>,
     pub cluster_ip: Option<Box<str>>,
     pub cluster_ips: Box<[Box<str>]>,
@@ -78,7 +84,7 @@ impl From<core::Service> for Service {
         let name = ObjectName::from(&service.metadata);
         let core::Service { metadata, spec, status } = service;
         let mut annotations = metadata.annotations.unwrap_or_default();
-        let algorithm = annotations.remove(ALGORITHM);
+        let (algorithm, weights) = (annotations.remove(ALGORITHM), annotations.remove(WEIGHTS));
         let local_redirect = annotations.remove(LOCAL_REDIRECT);
         let kept = Self {
             name,
@@ -87,6 +93,7 @@ impl From<core::Service> for Service {
             is_of_other_proxy: has_label(metadata.labels.as_ref(), SERVICE_PROXY_NAME),
             algorithm: shared(algorithm),
             local_redirect: local_redirect.map(|text| text[..text.floor_char_boundary(MOST_BYTES + 4)].into()),
+            weights: weights.map(|text| text.chars().take(WEIGHTS_LEN_MAX + 1).collect()),
             ..Self::default()
         };
         let Some(spec) = spec else { return kept };

@@ -16,6 +16,12 @@ const HEADLESS: &str = "service.kubernetes.io/headless";
 /// The annotation with the time of the change that led to this EndpointSlice, in RFC 3339.
 const LAST_CHANGE_TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
+/// The annotation with the weight of all endpoints of an EndpointSlice.
+pub(crate) const WEIGHT: &str = "kpx.dev/weight";
+
+/// The number of letters that are kept of that annotation: more than any weight has.
+const WEIGHT_LETTERS: usize = 20;
+
 /// An EndpointSlice with the API's field names, where the API has the field. An empty list and a missing list are
 /// equal.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,6 +33,8 @@ pub struct EndpointSlice {
     pub is_headless: bool,
     /// The time of the change that led to this slice, if the slice has one.
     pub triggered: Option<Timestamp>,
+    /// The weight that the annotation gives all endpoints.
+    pub weight: Option<Shared>,
     pub address_type: Shared,
     pub ports: Box<[EndpointPort]>,
     pub endpoints: Box<[Endpoint]>,
@@ -85,6 +93,8 @@ impl From<discovery::EndpointSlice> for EndpointSlice {
         let meta = &slice.metadata;
         let service = meta.labels.as_ref().and_then(|labels| labels.get(SERVICE_NAME)).filter(|name| !name.is_empty());
         let triggered = meta.annotations.as_ref().and_then(|all| all.get(LAST_CHANGE_TRIGGER_TIME));
+        let weight = meta.annotations.as_ref().and_then(|all| all.get(WEIGHT));
+        let weight = weight.map(|weight| weight.chars().take(WEIGHT_LETTERS).collect::<String>());
         let is_headless = has_label(meta.labels.as_ref(), HEADLESS);
         let hostname = |endpoint: &discovery::Endpoint| {
             endpoint.hostname.as_deref().filter(|name| !name.is_empty()).map(|name| name.to_ascii_lowercase().into())
@@ -95,6 +105,7 @@ impl From<discovery::EndpointSlice> for EndpointSlice {
             service: service.map(|service| ObjectName { name: service.as_str().into(), ..name.clone() }),
             name,
             is_headless,
+            weight: shared(weight),
             triggered: triggered.and_then(|time| time.parse().ok()),
             uid: slice.metadata.uid.unwrap_or_default().into(),
             address_type: slice.address_type.into(),

@@ -9,6 +9,7 @@ use proxy_common::frontend::Backend;
 use super::NodeModel;
 use super::host_mode::Reachability;
 use super::read::{Reader, Skipped, addr_of, port_number, protocol};
+use super::weights::{self, Weights};
 use crate::compact::{self, EndpointSlice, Shared};
 
 mod fallback;
@@ -37,6 +38,8 @@ pub struct Endpoint<'a, A: Addr> {
     pub ready: bool,
     pub serving: bool,
     pub terminating: bool,
+    /// The share in new flows, relative to the other endpoints'. With 0 it gets none.
+    pub weight: u16,
     /// Set if the endpoint is on this node.
     pub local: bool,
     for_node: Hint,
@@ -72,7 +75,12 @@ pub(super) struct Sets<A: Addr> {
 
 impl<'a, A: Addr> Slice<'a, A> {
     /// Reads a slice. Returns `None` if the slice is of another family, or of none (`FQDN`).
-    pub fn new(slice: &'a EndpointSlice, node: &NodeModel, skipped: &mut Vec<Skipped>) -> Option<Self> {
+    pub fn new(
+        slice: &'a EndpointSlice,
+        node: &NodeModel,
+        weights: &Weights,
+        skipped: &mut Vec<Skipped>,
+    ) -> Option<Self> {
         if *slice.address_type != *A::FAMILY {
             return None;
         }
@@ -80,10 +88,12 @@ impl<'a, A: Addr> Slice<'a, A> {
         let ports = slice.ports.iter().enumerate();
         let mut ports: Vec<_> = ports.filter_map(|(index, port)| SlicePort::new(&mut reader, index, port)).collect();
         ports.sort_by_key(SlicePort::key);
-        let endpoints = slice.endpoints.iter().enumerate();
-        let endpoints =
-            endpoints.filter_map(|(index, endpoint)| Endpoint::new(&mut reader, index, endpoint, node)).collect();
-        Some(Self { ports, endpoints })
+        let of_slice = weights::of_slice(&mut reader, slice);
+        let endpoints = slice.endpoints.iter().enumerate().filter_map(|(index, endpoint)| {
+            let read: Endpoint<'_, A> = Endpoint::new(&mut reader, index, endpoint, node)?;
+            Some(Endpoint { weight: weights.of_endpoint(read.addr.ip(), endpoint, of_slice), ..read })
+        });
+        Some(Self { ports, endpoints: endpoints.collect() })
     }
 }
 
@@ -117,6 +127,7 @@ impl<'a, A: Addr> Endpoint<'a, A> {
             ready: endpoint.ready,
             serving: endpoint.serving,
             terminating: endpoint.terminating,
+            weight: 1,
             local: !node.name.is_empty() && endpoint.node_name.as_deref() == Some(&*node.name),
             for_node: Hint::of(nodes, Some(&node.name)),
             for_zone: Hint::of(zones, node.zone.as_deref()),
@@ -125,6 +136,11 @@ impl<'a, A: Addr> Endpoint<'a, A> {
                 .as_ref()
                 .map_or(Reachability::Direct, |host_mode| host_mode.reachability(addr, endpoint)),
         })
+    }
+
+    /// Returns true for a ready endpoint that gets new flows.
+    fn takes_flows(&self) -> bool {
+        self.ready && self.weight > 0
     }
 
     /// Returns true for an endpoint that serves while it terminates: the last resort.
@@ -137,7 +153,7 @@ impl<'a, A: Addr> Endpoint<'a, A> {
         matches!(self.reachability, Reachability::Direct)
     }
 
-    /// Returns true for an endpoint that may take connections.
+    /// Returns true for an endpoint that may take connections, or keep those that it has.
     fn serves(&self) -> bool {
         self.ready || self.is_fallback()
     }
@@ -146,7 +162,7 @@ impl<'a, A: Addr> Endpoint<'a, A> {
     /// one still terminates belongs to the new pod. The remaining criteria make the choice independent of the slices'
     /// order.
     fn rank(&self) -> impl Ord + use<'a, A> {
-        (!self.terminating, self.ready, self.serving, self.local, self.for_node, self.for_zone)
+        (!self.terminating, self.ready, self.serving, self.weight, self.local, self.for_node, self.for_zone)
     }
 }
 
@@ -186,7 +202,8 @@ impl<A: Addr> Joined<'_, A> {
     pub(super) fn select(&self, used_sets: UsedSets) -> Sets<A> {
         let cluster = if used_sets.cluster { self.usable(self.topology()) } else { Vec::new() };
         let local = if used_sets.local { self.usable(|endpoint| endpoint.local) } else { Vec::new() };
-        let has_endpoints = !cluster.is_empty() || used_sets.local && self.serving().next().is_some();
+        let takes_any = || self.0.values().any(|endpoint| endpoint.serves() && endpoint.weight > 0);
+        let has_endpoints = !cluster.is_empty() || used_sets.local && takes_any();
         Sets { cluster, local, has_endpoints }
     }
 
@@ -194,7 +211,7 @@ impl<A: Addr> Joined<'_, A> {
     /// least one is for this node. Hints for nodes come before hints for zones. Without ready endpoints, every endpoint
     /// is near enough.
     fn topology(&self) -> fn(&Endpoint<'_, A>) -> bool {
-        let ready = || self.0.values().filter(|endpoint| endpoint.ready);
+        let ready = || self.0.values().filter(|endpoint| endpoint.takes_flows());
         let is_hinted = |hint: fn(&Endpoint<'_, A>) -> Hint| {
             ready().all(|endpoint| hint(endpoint) != Hint::None) && ready().any(|endpoint| hint(endpoint) == Hint::Here)
         };
@@ -210,8 +227,9 @@ impl<A: Addr> Joined<'_, A> {
     /// Returns the ready endpoints among the `wanted` ones. If none is ready, returns those that still serve while they
     /// terminate.
     fn usable(&self, wanted: impl Fn(&Endpoint<'_, A>) -> bool) -> Vec<Backend<A>> {
-        let ready = self.backends(|endpoint| wanted(endpoint) && endpoint.ready);
-        if ready.is_empty() { self.backends(|endpoint| wanted(endpoint) && endpoint.is_fallback()) } else { ready }
+        let ready = self.backends(|endpoint| wanted(endpoint) && endpoint.takes_flows());
+        let is_last = |endpoint: &Endpoint<'_, A>| endpoint.is_fallback() && endpoint.weight > 0;
+        if ready.is_empty() { self.backends(|endpoint| wanted(endpoint) && is_last(endpoint)) } else { ready }
     }
 
     /// Returns all endpoints that may serve, in any set or in none, and whether they are on this node.
@@ -227,13 +245,15 @@ impl<A: Addr> Joined<'_, A> {
 
     /// Returns the addresses of ready local endpoints: several ports of one pod are one endpoint to a load balancer.
     pub(super) fn local_ready(&self) -> impl Iterator<Item = A> {
-        self.0.values().filter(|endpoint| endpoint.local && endpoint.ready).map(|endpoint| endpoint.addr)
+        self.0.values().filter(|endpoint| endpoint.local && endpoint.takes_flows()).map(|endpoint| endpoint.addr)
     }
 
     fn backends(&self, chosen: impl Fn(&Endpoint<'_, A>) -> bool) -> Vec<Backend<A>> {
         let chosen = self.0.iter().filter(|(_, endpoint)| chosen(endpoint));
         let flags = |endpoint: &Endpoint<'_, A>| if endpoint.local { Backend::<A>::LOCAL } else { 0 };
-        chosen.map(|(at, endpoint)| Backend::new(at.addr, at.port, flags(endpoint))).collect()
+        chosen
+            .map(|(at, endpoint)| Backend::new(at.addr, at.port, flags(endpoint)).with_weight(endpoint.weight))
+            .collect()
     }
 }
 
@@ -254,7 +274,8 @@ mod tests {
         });
         let records: Vec<_> = records.collect();
         let chosen = |first: &EndpointSlice, second: &EndpointSlice| {
-            let slices = [first, second].map(|object| Slice::<Addr4>::new(object, &node, &mut Vec::new()).unwrap());
+            let slices = [first, second]
+                .map(|object| Slice::<Addr4>::new(object, &node, &Weights::default(), &mut Vec::new()).unwrap());
             let joined = join(&slices, "", Proto::TCP);
             let endpoint = joined.0.into_values().next().unwrap();
             (endpoint.ready, endpoint.serving, endpoint.terminating, endpoint.local)

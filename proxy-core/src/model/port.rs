@@ -7,9 +7,10 @@ use proxy_common::addr::{Addr, Port, SockAddr};
 use proxy_common::frontend::{Algorithm, Backend, Endpoint, MAGLEV_PLACES, Maglev, Service, Set};
 
 use super::endpoints::{Joined, UsedSets};
-use super::maglev;
+use super::places;
 use super::read::Reader;
 use super::redirect::RedirectedPort;
+use crate::compact::WEIGHTS;
 use crate::room::Rows;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +20,7 @@ pub struct ServicePort<A: Addr> {
     /// chooses from the set.
     pub cluster: Vec<Backend<A>>,
     pub local: Vec<Backend<A>>,
-    /// The Maglev tables of the sets that are not empty, under that algorithm.
+    /// The tables of the sets that are not empty, under the algorithm Maglev or where backends differ in weight.
     pub maglev: Vec<(Set, Arc<Maglev>)>,
     /// The serving endpoints, if they matter after a flow has begun.
     pub endpoints: Vec<(SockAddr<A>, Endpoint)>,
@@ -61,8 +62,11 @@ impl<A: Addr> ServicePort<A> {
             }
         }
         let count = |set: &[Backend<A>]| u16::try_from(set.len()).expect("cut to 65,535 above");
+        let is_weighted = settle_weights(reader, [&mut sets.cluster, &mut sets.local]);
+        let flag = |set, flag| if set { flag } else { 0 };
         let flags = service.flags()
-            | if sets.has_endpoints { Service::HAS_ENDPOINTS } else { 0 }
+            | flag(sets.has_endpoints, Service::HAS_ENDPOINTS)
+            | flag(is_weighted, Service::WEIGHTED)
             | redirected.map_or(0, |redirected| redirected.flags);
         let mut port = Self {
             service: Service::new(count(&sets.cluster), count(&sets.local), flags)
@@ -73,8 +77,8 @@ impl<A: Addr> ServicePort<A> {
             maglev: Vec::new(),
             endpoints: Vec::new(),
         };
-        if service.algorithm == Algorithm::MAGLEV {
-            let table = |set| Some((set, Arc::new(maglev::populate(port.backends(set))?)));
+        if service.algorithm == Algorithm::MAGLEV || is_weighted {
+            let table = |set| Some((set, Arc::new(places::table(service.algorithm, port.backends(set))?)));
             port.maglev = Set::ALL.into_iter().filter_map(table).collect();
         }
         // Most ports keep these lists for a long time.
@@ -119,4 +123,20 @@ impl<A: Addr> ServicePort<A> {
                 | flag(local, Endpoint::LOCAL),
         )
     }
+}
+
+/// Returns true if backends of a set differ in weight. Takes the weights away where all are alike, or where there are more backends than places.
+fn settle_weights<A: Addr>(reader: &mut Reader<'_>, sets: [&mut Vec<Backend<A>>; 2]) -> bool {
+    let differ = |set: &[Backend<A>]| set.windows(2).any(|two| two[0].weight() != two[1].weight());
+    let is_weighted = sets.iter().any(|set| differ(set));
+    let most = sets.iter().map(|set| set.len()).max().unwrap_or_default();
+    if is_weighted && most > MAGLEV_PLACES {
+        let why = format!("{most} backends serve alike: weights are for at most {MAGLEV_PLACES}");
+        reader.skip(format_args!("metadata.annotations[{WEIGHTS}]"), why);
+    }
+    let counts = is_weighted && most <= MAGLEV_PLACES;
+    if !counts {
+        sets.into_iter().flatten().for_each(|backend| *backend = backend.with_weight(1));
+    }
+    counts
 }

@@ -95,6 +95,7 @@ impl fmt::Display for ServiceText<'_> {
             (Service::REDIRECTED, " redirected"),
             (Service::SPARES_PODS, " spares-pods"),
             (Service::SPARES_NODE, " spares-node"),
+            (Service::WEIGHTED, " weighted"),
         ];
         for (_, name) in flags.into_iter().filter(|(flag, _)| service.has(*flag)) {
             f.write_str(name)?;
@@ -114,7 +115,8 @@ impl<A: Addr> fmt::Display for BackendText<'_, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(backend) = self;
         let at = SocketAddr::new(backend.addr.ip(), backend.port.get());
-        write!(f, "{at}{}", if backend.is_local() { " local" } else { "" })
+        write!(f, "{at}{}", if backend.is_local() { " local" } else { "" })?;
+        if backend.weight() > 1 { write!(f, " weight={}", backend.weight()) } else { Ok(()) }
     }
 }
 

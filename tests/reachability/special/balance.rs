@@ -11,6 +11,7 @@ use crate::fixture::{Fixture, each, fresh_ports, from_unused_port};
 use crate::services::{PORT, vip};
 
 const ALGORITHM: &str = "kpx.dev/lb-algorithm";
+const WEIGHTS: &str = "kpx.dev/weights";
 const NTH: u8 = 70;
 
 /// Checks that both nodes choose the same backend for a client: a packet may come over either node.
@@ -75,5 +76,43 @@ pub(super) fn least_connections(fixture: &Fixture) -> Result<()> {
         ensure!(backends == ["p1c"; 4], "6 are open to p1b, and {backends:?} answer");
         Ok(())
     })?;
+    fixture.end(&service)
+}
+
+/// Checks that backends are chosen by their weights, and that one of weight 0 keeps what is open and gets no more.
+pub(super) fn weights(fixture: &Fixture) -> Result<()> {
+    let service = Service::new("weights", NTH + 3, &["p1b", "p1c", "p2a"], PORT).annotation(WEIGHTS, "p1b=3,p1c=1");
+    fixture.start(&service.clone().annotation(ALGORITHM, "round-robin"))?;
+    let open = |protocol, family| -> Result<(Connection, String)> {
+        let dial = from_unused_port(Dial::new(protocol, service.frontend(family)));
+        let mut connection = dial.connect(&fixture.lab.host("p1a").ns)?;
+        let backend = connection.exchange(b"!")?.backend;
+        Ok((connection, backend))
+    };
+    let mut drained = Vec::new();
+    each(|protocol, family| {
+        let first: Vec<_> = (0..8).map(|_| open(protocol, family)).collect::<Result<_>>()?;
+        let to_p2a = first.into_iter().find(|(_, backend)| backend == "p2a").context("no turn of p2a among eight")?;
+        drained.push(to_p2a.0);
+        Ok(())
+    })?;
+    let drains = service.clone().annotation(WEIGHTS, "p1b=3,p1c=1,p2a=0");
+    for (algorithm, count, to_p1b) in [
+        ("round-robin", 16, 11..=13),
+        ("random", 24, 10..=24),
+        ("least-connections", 16, 8..=15),
+        ("maglev", 24, 10..=24),
+    ] {
+        fixture.settle(|| fixture.put(&drains.clone().annotation(ALGORITHM, algorithm)))?;
+        each(|protocol, family| {
+            let opened: Vec<_> = (0..count).map(|_| open(protocol, family)).collect::<Result<_>>()?;
+            let to = |name| opened.iter().filter(|(_, backend)| backend == name).count();
+            ensure!(to_p1b.contains(&to("p1b")) && to("p2a") == 0, "{algorithm}: {} of {count} to p1b", to("p1b"));
+            Ok(())
+        })?;
+    }
+    for mut connection in drained {
+        ensure!(connection.exchange(b"?")?.backend == "p2a", "an open connection is not answered by p2a");
+    }
     fixture.end(&service)
 }

@@ -73,6 +73,7 @@ pub(crate) const SPECIALS: &[Special] = &[
     special("D16", "maglev: one client, one backend, on both nodes", Together(balance::maglev)),
     special("D16", "round-robin: the same number for each", Together(balance::round_robin)),
     special("D16", "least-connections: not the loaded one", Together(balance::least_connections)),
+    special("D16", "weights 3, 1 and 0 under each algorithm", Together(balance::weights)),
 ];
 
 pub(crate) fn run(fixture: &Fixture, results: &mut Results) {

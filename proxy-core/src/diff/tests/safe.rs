@@ -85,7 +85,8 @@ impl<A: Addr> Moment<'_, A> {
                 return Err(format!("{endpoint:?} is not known"));
             }
         }
-        if service.algorithm == Algorithm::MAGLEV && service.count(set) > 0 {
+        let has_table = service.algorithm == Algorithm::MAGLEV || service.has(Service::WEIGHTED);
+        if has_table && service.count(set) > 0 {
             let maglev = self.now.maglev.get(&SetKey::new(*name, set));
             let maglev = maglev.ok_or_else(|| format!("{name:?} has no maglev table"))?;
             for index in 0..=maglev.slots.iter().copied().max().unwrap_or_default() {

@@ -14,8 +14,24 @@ dump_tests! {
     "balancing.rs", dump:
     an_annotation_asks_for_an_algorithm,
     each_set_has_its_table,
+    endpoints_have_weights_by_address_name_or_slice,
+    an_endpoint_of_weight_zero_keeps_its_flows_alone,
+    bad_weights_cost_only_themselves,
     affinity_has_a_default_and_limits,
     endpoints_are_kept_for_udp_and_affinity,
+}
+
+#[test]
+fn a_list_of_bad_weights_is_named_in_part() {
+    let skipped = |list: &str| {
+        let node = NodeModel::default();
+        let web = service("web").cluster_ip("10.96.0.1").tcp(80).weights(list);
+        let (_, skipped) = ServiceModel::new(&object_name("web"), &web.object(), std::iter::empty(), &node);
+        skipped.into_iter().map(|skipped| skipped.why).collect::<Vec<_>>()
+    };
+    let many = skipped(&(0..1_000).map(|number| format!("bad{number} ")).collect::<String>());
+    assert_eq!((many.len(), many.contains(&"992 more elements mean nothing".to_owned())), (9, true), "{many:?}");
+    assert_eq!(skipped(&"10.244.0.1=3,".repeat(3_000)), ["longer than 32768 bytes, so none of it counts"]);
 }
 
 #[test]

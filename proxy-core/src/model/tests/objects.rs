@@ -82,6 +82,8 @@ fn edited_service(service: ServiceBuilder, call: &&str) -> ServiceBuilder {
         "tcp" => service.tcp(number(value)),
         "type" => service.type_(value),
         "vip" => service.vip(value),
+        // A line has no blanks in a value.
+        "weights" => service.weights(&value.replace(';', " ")),
         _ => panic!("a service has no {name}"),
     }
 }
@@ -105,6 +107,7 @@ fn edited_slice(slice: SliceBuilder, call: &&str) -> SliceBuilder {
         // One more address of the last endpoint.
         "more" => slice.edit_last(|last| last.addresses.push(value.to_owned())),
         "on" => slice.on(value),
+        "pod" => slice.pod(value),
         "port" => {
             let (name, protocol, port) = port(value);
             slice.port(name, protocol, port)
@@ -113,6 +116,7 @@ fn edited_slice(slice: SliceBuilder, call: &&str) -> SliceBuilder {
         "tcp" => slice.tcp(number(value)),
         "terminating" => slice.terminating(value),
         "unready" => slice.unready(value),
+        "weight" => slice.weight(value),
         "without-service" => slice.without_service(),
         _ => panic!("a slice has no {name}"),
     }
