@@ -33,6 +33,8 @@ mod rule_watch;
 // Netfilter, filters, sockets.
 pub mod conntrack;
 pub mod filter;
+pub mod ipset;
+pub mod ipvs;
 pub mod listeners;
 pub mod netfilter;
 pub mod sock_diag;

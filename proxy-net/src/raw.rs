@@ -18,6 +18,23 @@ pub(crate) fn request(kind: u16, flags: u16, bytes: Vec<u8>) -> NetlinkMessage<M
     message
 }
 
+/// The length of an attribute's head, and the flag of one that holds others.
+const ATTRIBUTE_HEAD_LEN: usize = 4;
+const NLA_F_NESTED: u16 = 1 << 15;
+
+/// Builds an attribute of attributes.
+pub(crate) fn nested(kind: u16, inside: &[u8]) -> Vec<u8> {
+    attribute(kind | NLA_F_NESTED, inside)
+}
+
+/// Builds an attribute: length, kind, value, and padding to four bytes.
+pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let len = (ATTRIBUTE_HEAD_LEN + value.len()) as u16;
+    let mut bytes = [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat();
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
 impl NetlinkSerializable for Message {
     fn message_type(&self) -> u16 {
         self.kind

@@ -94,9 +94,9 @@ fn cleanup_removes_the_remains_of_kube_proxy() -> Result<()> {
     let output = kpx(&ns, "cleanup --kube-proxy --force")?;
     ensure!(output.status.success(), "{output:?}");
     expect![[r#"
+        removed the device kube-ipvs0
         removed the nftables table ip kube-proxy
         removed the nftables table ip6 kube-proxy
-        removed the device kube-ipvs0
     "#]]
     .assert_eq(&String::from_utf8(output.stdout)?);
     expect![[r#"

@@ -1,6 +1,7 @@
 //! `kpx cleanup`: removes the leftovers of a dead kpx, and of kube-proxy.
 
 mod drain;
+mod ipvs;
 mod keep;
 mod kube_proxy;
 pub(crate) mod kube_proxy_sysctls;
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
+use ipnet::IpNet;
 use nix::unistd::Uid;
 
 use crate::config::duration::GoDuration;
@@ -25,7 +27,7 @@ use proxy_view::RUN_DIR;
 use proxy_view::client::Client;
 use proxy_view::output::print;
 
-use kube_proxy_sysctls::kube_proxys_sysctls;
+use kube_proxy_sysctls::{kube_proxys_excluded, kube_proxys_sysctls};
 
 /// Remove everything that kpx left on this host. Needs root.
 ///
@@ -42,8 +44,8 @@ pub(crate) struct CleanupArgs {
     /// Remove the state of a running kpx as well. The running kpx restores what it misses, so stop it soon.
     #[arg(long)]
     force: bool,
-    /// Remove only the leftovers of kube-proxy: its chains and tables, and its device kube-ipvs0. Refused while no kpx
-    /// serves this node, because the node would then have no Services. With --force, kpx's leftovers go as well.
+    /// Remove only the leftovers of kube-proxy: its chains and tables; of mode ipvs also its virtual servers, ipsets, device
+    /// kube-ipvs0, and the settings of strictARP. Connections of IPVS end. Refused while no kpx serves this node, because the node would then have no Services. With --force, kpx's leftovers go as well.
     #[arg(long)]
     kube_proxy: bool,
     /// First leave new flows to kube-proxy's rules, which must exist, and wait for the open flows to end.
@@ -55,6 +57,10 @@ pub(crate) struct CleanupArgs {
     /// Stay, and do so each time kpx has ended and a kube-proxy has served in its place for so long.
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "30s", requires = "drain")]
     stand_by: Option<GoDuration>,
+    /// The networks whose virtual servers of IPVS are not kube-proxy's (`ipvs.excludeCIDRs`). Without one, those of the
+    /// kube-proxy that runs here count.
+    #[arg(long, value_name = "CIDR", value_delimiter = ',', requires = "kube_proxy")]
+    ipvs_exclude_cidrs: Vec<IpNet>,
     /// True if kube-proxy's flag `--cleanup` asked for this.
     #[arg(skip)]
     as_kube_proxy: bool,
@@ -73,7 +79,16 @@ impl CleanupArgs {
             drain: false,
             timeout,
             stand_by: None,
+            ipvs_exclude_cidrs: settings.ipvs_excluded.clone(),
             as_kube_proxy: true,
+        }
+    }
+
+    /// Returns the networks whose virtual servers stay.
+    fn excluded(&self) -> Vec<IpNet> {
+        match self.ipvs_exclude_cidrs.is_empty() {
+            true => kube_proxys_excluded(),
+            false => self.ipvs_exclude_cidrs.clone(),
         }
     }
 
@@ -111,7 +126,7 @@ async fn once(args: &CleanupArgs, lock: Result<UnixListener>, handle: &Handle) -
         false => ours(args, handle, &mut removed).await,
     };
     let result = match result {
-        Ok(()) if args.kube_proxy => kube_proxy::remove(handle, &mut removed).await,
+        Ok(()) if args.kube_proxy => kube_proxy::remove(handle, &args.excluded(), &mut removed).await,
         result => result,
     };
     // The lock keeps a kpx from starting until all is done.

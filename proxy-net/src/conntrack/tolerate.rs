@@ -16,7 +16,7 @@ use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 use super::Tuple;
 use crate::netfilter::attrs::Attrs;
 use crate::netlink::{deleted, kernel};
-use crate::raw::{self, Message};
+use crate::raw::{self, Message, attribute, nested};
 
 /// The types of messages: the subsystem of conntrack, and the message's own number.
 const IPCTNL_MSG_CT_NEW: u16 = 0x0100;
@@ -25,7 +25,6 @@ const IPCTNL_MSG_CT_GET: u16 = 0x0101;
 const HEAD_LEN: usize = 4;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
-const NLA_F_NESTED: u16 = 1 << 15;
 
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
@@ -137,17 +136,6 @@ fn tuple(Tuple { src, dst }: Tuple, is_tcp: bool) -> Vec<u8> {
         attribute(CTA_PROTO_DST_PORT, &dst.port().to_be_bytes()),
     ];
     [nested(CTA_TUPLE_IP, &addrs), nested(CTA_TUPLE_PROTO, &ports.concat())].concat()
-}
-
-fn nested(kind: u16, inside: &[u8]) -> Vec<u8> {
-    attribute(kind | NLA_F_NESTED, inside)
-}
-
-fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-    let len = (HEAD_LEN + value.len()) as u16;
-    let mut bytes = [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat();
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
-    bytes
 }
 
 /// Returns true if the kernel's answer is about this connection, and it does no more than follow the connection.

@@ -1,22 +1,19 @@
-//! Removes the leftovers of kube-proxy, as `kube-proxy --cleanup` does: with the tools that made them.
+//! Removes the leftovers of kube-proxy, as `kube-proxy --cleanup` does: rules with the tools that made them.
 
-use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use nix::net::if_::if_nametoindex;
+use ipnet::IpNet;
 
-use super::{Removed, keep};
+use super::{Removed, ipvs, keep};
 use proxy_check::{Chains, KubeProxyRules};
 use proxy_net::Handle;
-use proxy_net::link::KUBE_IPVS0;
 
-/// The list of IPVS's virtual servers in this network namespace, below three lines of headings.
-const IP_VS: &str = "/proc/net/ip_vs";
-
-pub(super) async fn remove(handle: &Handle, removed: &mut Removed) -> Result<()> {
+pub(super) async fn remove(handle: &Handle, excluded: &[IpNet], removed: &mut Removed) -> Result<()> {
     let rules = KubeProxyRules::find()?;
     ensure!(!rules.unknown, "neither nft nor iptables is installed to look for kube-proxy's rules");
+    // Without the rules that masquerade, the servers would lead the host's own packets to backends that cannot answer.
+    ipvs::remove_servers(handle, excluded, removed).await?;
     for family in &rules.tables {
         if keep::translates(family, "kube-proxy") {
             keep::keep_by_nft(family)?;
@@ -33,18 +30,8 @@ pub(super) async fn remove(handle: &Handle, removed: &mut Removed) -> Result<()>
         remove_chains(chains)?;
         removed.add(format!("{} chains of {}'s table {}", chains.names.len(), chains.tool, chains.table));
     }
-    if let Ok(ifindex) = if_nametoindex(KUBE_IPVS0) {
-        // The virtual servers would go on taking the host's own packets. The device goes last, because it is the proof
-        // that the virtual servers are kube-proxy's.
-        if fs::read_to_string(IP_VS).is_ok_and(|listed| listed.lines().count() > 3) {
-            run("ipvsadm", &["--clear"])?;
-            removed.add("the virtual servers of IPVS");
-        }
-        let deleted = handle.link().del(ifindex).execute().await;
-        deleted.with_context(|| format!("delete {KUBE_IPVS0}"))?;
-        removed.add(format!("the device {KUBE_IPVS0}"));
-    }
-    Ok(())
+    // A set that a rule names cannot go before it.
+    ipvs::remove_sets(removed).await
 }
 
 /// Removes chains: first the jumps to them, then their rules, which may jump to one another, then the chains.

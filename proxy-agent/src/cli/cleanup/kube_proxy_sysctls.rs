@@ -1,6 +1,8 @@
-//! Finds the kernel parameters that a kube-proxy on this node wants, and that kpx must not change back.
+//! Finds what a kube-proxy on this node is configured to do: kernel parameters that kpx must not change back, and IPVS.
 
 use std::fs;
+
+use ipnet::IpNet;
 
 use crate::config::Configuration;
 use crate::conntrack;
@@ -23,6 +25,13 @@ pub(crate) fn kube_proxys_sysctls() -> Wanted {
     let text = own.as_deref().unwrap_or(DEFAULTS);
     let settings = Configuration::parse(text).and_then(|configuration| configuration.settings());
     settings.map(|settings| conntrack::sysctl::wanted(&settings.conntrack)).unwrap_or_default()
+}
+
+/// Returns the networks that a kube-proxy on this node excludes from what it does with IPVS.
+pub(crate) fn kube_proxys_excluded() -> Vec<IpNet> {
+    let own = kube_proxies().unwrap_or_default().into_iter().find_map(configuration);
+    let settings = own.and_then(|text| Configuration::parse(&text).and_then(|read| read.settings()).ok());
+    settings.map(|settings| settings.ipvs_excluded).unwrap_or_default()
 }
 
 /// Reads the `--config` file of a process, below the root directory of that process.
