@@ -1,16 +1,65 @@
 //! The anchor's egress, to which the routes lead that the host's own sockets take to services elsewhere.
 
-use proxy_common::counter::Reason;
-use proxy_common::flow::Hook;
+use proxy_common::addr::Proto;
+use proxy_common::counter::{Event, Reason};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Term};
 
+use crate::established::{self, Head};
 use crate::maps::{self, Memory};
 use crate::net::Net;
+use crate::outcome::Outcome;
 use crate::packet::Packet;
-use crate::skb::{LinkHeader, Skb};
-use crate::{Action, host};
+use crate::redirect::Forward;
+use crate::skb::{LinkHeader, PacketMark, Skb};
+use crate::{Action, flow, host, news, redirect, tcp};
+
+/// Sends a packet of an open flow straight to its pod's device, by the link that the first packet of this second has found.
+///
+/// The long way ([`run`]) would do the same, and asks the routes and the neighbour for each packet. It takes all other packets:
+/// [`Outcome::NOT_ESTABLISHED`].
+#[inline(always)]
+pub fn quick<A: Net>(skb: Skb) -> Outcome {
+    let Some(head) = established::head::<A>(skb, Hook::ANCHOR, PacketMark::NONE) else {
+        return Outcome::NOT_ESTABLISHED;
+    };
+    if head.proto == Proto::TCP && head.flags & (tcp::SYN | tcp::RST) != 0 {
+        return Outcome::NOT_ESTABLISHED;
+    }
+    let key = FlowKey::new(Hook::ANCHOR, head.proto, head.src, head.dst);
+    let Some(entry) = maps::live_flow(&key) else { return Outcome::NOT_ESTABLISHED };
+    let is_news = established::is_news_to_opener(&entry, &head);
+    // A packet that came in has no news to tell here.
+    if is_news && (skb.came_in() || !news::may_be_taken(&head)) {
+        return Outcome::NOT_ESTABLISHED;
+    }
+    let now_secs = flow::about_now_secs();
+    let judged = entry.read(Flow::judged);
+    let is_known = judged.holds(skb.ifindex(), Term::new(now_secs, maps::epoch()));
+    if !is_known || entry.read(|flow| flow.last_secs != now_secs || flow.kind != Kind::DNAT) {
+        return Outcome::NOT_ESTABLISHED;
+    }
+    let (source, backend) = entry.read(|flow| (flow.source, flow.backend));
+    let exit = maps::exit(judged.exit(), &backend.addr).filter(|exit| is_within(skb, &head, exit.mtu));
+    let Some(exit) = exit else { return Outcome::NOT_ESTABLISHED };
+    if !entry.is_at(&key) || is_news && !established::take_news(&entry, &head, true) {
+        return Outcome::NOT_ESTABLISHED;
+    }
+    entry.count(skb.segments(), skb.len());
+    established::note_acked(&entry, &head);
+    maps::count(Event::Forwarded);
+    let sent = A::rewrite(skb, &head, &source, &backend).and_then(|()| skb.store(0, &exit.macs, 0));
+    skb.set_packet_mark(PacketMark::DONE);
+    Outcome::new(sent.map(|()| skb.redirect(exit.ifindex, 0)))
+}
+
+/// Returns true if no packet on the wire will be longer than the link's.
+#[inline(always)]
+fn is_within<A: Net>(skb: Skb, head: &Head<A>, mtu: u32) -> bool {
+    redirect::longest::<A>(skb, head.proto).is_some_and(|len| u32::from(len) <= mtu)
+}
 
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
+pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     scratch.packet.parse(skb, LinkHeader::Ethernet, Hook::ANCHOR)?;
     match host::send(skb, scratch, 0, decision) {

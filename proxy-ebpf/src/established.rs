@@ -2,8 +2,8 @@
 //! copied that is not needed.
 //!
 //! The slow path would decide the same of these packets. It takes all others: packets that open or reset a flow,
-//! fragments, options and SCTP. It takes headers that cannot be read at once, flows of the host's own, and the first
-//! packet of a flow in every second.
+//! fragments, options and SCTP. It takes headers that cannot be read at once, IPv6 replies to the host's own flows, and the
+//! first packet of a flow in every second.
 
 use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
@@ -18,9 +18,9 @@ use crate::maps::{self, Entry, Memory, Scratch};
 use crate::net::{self, At, Net};
 use crate::outcome::Outcome;
 use crate::packet::{self, Packet};
-use crate::skb::{ETH_LEN, PacketMark, Skb};
+use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::tcp::{self, Numbers, TcpHeader, TcpStart};
-use crate::{Action, guest, lookup, news};
+use crate::{Action, guest, host, lookup, news};
 
 /// A packet's headers, if they are the usual ones: TCP or UDP right behind an IP header without options.
 #[derive(Clone, Copy)]
@@ -110,8 +110,7 @@ pub fn translate<A: Net>(
         EntryKind::Dnat if hook == Hook::INGRESS => (entry.read(Flow::client_between), entry.read(|flow| flow.backend)),
         EntryKind::Unsnat => (head.src(), entry.read(Flow::client_between)),
         EntryKind::Snat if mark.source_changes() => (entry.read(|flow| flow.source), head.dst()),
-        // At an ingress hook it goes to a socket of the host's.
-        EntryKind::Undnat if hook == Hook::EGRESS && !mark.is_forward() => {
+        EntryKind::Undnat if hook == Hook::EGRESS && !mark.is_forward() || is_for_host(hook, entry) => {
             (entry.read(|flow| flow.frontend), entry.read(|flow| flow.client))
         }
         EntryKind::Dnat | EntryKind::Snat | EntryKind::Undnat => return Outcome::NOT_ESTABLISHED,
@@ -123,9 +122,16 @@ pub fn translate<A: Net>(
         EntryKind::Snat | EntryKind::Unsnat => false,
     };
     let may_be_anothers = || kind == EntryKind::Undnat && may_be_anothers(entry, mark);
+    // It goes to a socket of the host's, past the kernel's check of sources.
+    let is_given_back = hook == Hook::INGRESS && kind == EntryKind::Undnat;
+    if is_given_back && net::is_forged(skb, At::Here, &head.src().addr, &head.dst().addr) {
+        return Outcome::NOT_ESTABLISHED;
+    }
+    let is_forged = || !is_given_back && is_forged();
     if is_news && (!news::may_be_taken(head) || is_forged()) || may_be_anothers() {
         return Outcome::NOT_ESTABLISHED;
     }
+    let starts_on_lo = is_given_back && entry.read(Flow::starts_on_lo);
     let source_changes = hook == Hook::INGRESS && entry.read(Flow::is_snat_on_devices);
     // A call of the kernel's: what the compiler has read before, it does not read again behind it.
     let now_secs = about_now_secs();
@@ -149,8 +155,17 @@ pub fn translate<A: Net>(
         }
         return Outcome::new(Err(reason));
     }
+    if is_given_back {
+        return Outcome::new(host::inject::<A>(skb, LinkHeader::Ethernet, starts_on_lo));
+    }
     note(skb, hook, kind, source_changes, head);
     Outcome::new(Ok(Action::PASS))
+}
+
+/// Returns true if an entry gives replies to a socket of the host, and this hook may do that on a short way.
+#[inline(always)]
+fn is_for_host<A: Net>(hook: Hook, entry: &Entry<A>) -> bool {
+    hook == Hook::INGRESS && A::SHORT_WAYS_JUDGE && entry.read(|flow| flow.has(Flow::<A>::HOST))
 }
 
 /// Returns the headers of a packet that a short way may take, if they are the usual ones. Their addresses may be no hosts', which a packet

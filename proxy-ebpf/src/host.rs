@@ -6,7 +6,7 @@
 use aya_ebpf::bindings::BPF_F_INGRESS;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
-use proxy_common::flow::{Flow, Hook};
+use proxy_common::flow::{Flow, Hook, Judged, Term};
 use proxy_common::hook::PacketHook;
 use proxy_common::policy::Decision;
 
@@ -15,6 +15,7 @@ use crate::net::{Net, NextHop, route};
 use crate::open;
 use crate::opening::{Opening, Source, Way};
 use crate::packet::Packet;
+use crate::redirect::{self, Forward};
 use crate::skb::{LinkHeader, PacketMark, Skb};
 use crate::{Action, decide, flow, maps, monitor};
 
@@ -23,7 +24,7 @@ const LO: u32 = 1;
 
 /// Sends a packet of the host's to the backend of its flow, which it may open, with these flags.
 #[inline(always)]
-pub fn send<A: Net>(
+pub fn send<A: Forward>(
     skb: Skb,
     scratch: &mut Scratch<A>,
     flags: u8,
@@ -34,10 +35,14 @@ pub fn send<A: Net>(
         open(skb, scratch, node, flags, decision.lend())?;
         decide::remember(scratch, decision);
     }
+    let kept = if flags == 0 { link(skb, scratch, node) } else { 0 };
     let Scratch { packet, flow, .. } = scratch;
     // A route that is gone may come back, and a connection outlives that.
     let from = if flow.client.addr.is_loopback() { &flow.source.addr } else { &packet.src.addr };
-    let next_hop = way(skb, from, node, &flow.backend.addr).map_err(|_| Reason::RouteLost)?;
+    let next_hop = match kept {
+        0 => way(skb, from, node, &flow.backend.addr).map_err(|_| Reason::RouteLost)?,
+        ifindex => NextHop::Device(ifindex),
+    };
     packet.rewrite(skb, &flow.source, &flow.backend, false)?;
     maps::count(Event::Forwarded);
     // This hook has replaced the source, as egress hooks do.
@@ -49,6 +54,32 @@ pub fn send<A: Net>(
         }
         next_hop => leave(skb, next_hop),
     }
+}
+
+/// Finds the link to the pod that serves the flow, and keeps it for the flow's packets of this second: see [`anchor::quick`](crate::anchor::quick).
+/// Returns its device, or 0 if there is none to keep.
+///
+/// This packet goes by the kernel's neighbour all the same, which so stays known.
+#[inline(never)]
+fn link<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, node: &Node) -> u32 {
+    let Scratch { packet, flow, route, .. } = scratch;
+    // Before the routes are asked: what they say counts for the epoch that began before.
+    let term = Term::new(flow::about_now_secs(), maps::epoch());
+    if flow.has(Flow::<A>::HOST_BACKEND) || flow.judged().holds(skb.ifindex(), term) {
+        return 0;
+    }
+    route.ask(flow.source.port, flow.backend.port, 0, false);
+    if !redirect::find(skb, packet.proto, route, &packet.src.addr, &flow.backend.addr) {
+        return 0;
+    }
+    let exit = route.keep(&flow.backend.addr);
+    if exit == node.anchor_ifindex {
+        return 0;
+    }
+    if let Some(entry) = maps::opener(flow, packet.proto) {
+        entry.set_judged(Judged::new(skb.ifindex(), exit, term));
+    }
+    exit
 }
 
 /// Finds where a packet goes from here to `dst`. Not into the anchor again: a backend's address that is a service's leads nowhere.
@@ -183,13 +214,13 @@ pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result
     }
     maps::count(Event::Returned);
     // Not by an argument, which would take room on the stack.
-    inject(skb, skb.found().link(), flow)
+    inject::<A>(skb, skb.found().link(), flow.starts_on_lo())
 }
 
-/// Lets the host receive what goes to a socket of its own from the frontend of `flow`.
+/// Lets the host receive what goes to a socket of its own from the frontend of a flow, whose packets start on lo or on the anchor.
 #[inline(always)]
-pub fn inject<A: Net>(skb: Skb, link: LinkHeader, flow: &Flow<A>) -> Result<Action, Reason> {
-    let (ifindex, mac) = if flow.starts_on_lo() {
+pub fn inject<A: Net>(skb: Skb, link: LinkHeader, starts_on_lo: bool) -> Result<Action, Reason> {
+    let (ifindex, mac) = if starts_on_lo {
         (LO, &[0; 6])
     } else {
         let node = maps::node().ok_or(Reason::NoRoute)?;

@@ -142,7 +142,7 @@ fn egress<A: Net>(skb: Skb, link: LinkHeader, error: &mut Error<A>, flow: &Flow<
     error.rewrite(skb)?;
     if flow.has(Flow::<A>::HOST) {
         // On lo: the host itself would not take this packet.
-        return host::inject(skb, link, flow);
+        return host::inject::<A>(skb, link, flow.starts_on_lo());
     }
     Ok(Action::PASS)
 }

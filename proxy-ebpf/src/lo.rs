@@ -8,11 +8,12 @@ use proxy_common::flow::{Flow, Hook};
 
 use crate::maps::{self, Memory};
 use crate::net::Net;
+use crate::redirect::Forward;
 use crate::skb::Skb;
 use crate::{Action, flow, host};
 
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
+pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     let mark = skb.packet_mark();
     skb.clear_packet_mark();
     let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;

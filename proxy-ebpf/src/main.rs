@@ -141,14 +141,16 @@ pub fn kpx_anchor(ctx: TcContext) -> i32 {
     match skb.ethertype() {
         Addr4::ETHERTYPE => conclude::<Addr4>(
             skb,
-            anchor4(skb, memory.lend())
+            sent4(skb)
+                .or_slow(|| anchor4(skb, memory.lend()))
                 .or_error(|| icmp4(skb, LinkHeader::Ethernet, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
             PacketHook::Anchor,
             memory,
         ),
         Addr6::ETHERTYPE => conclude::<Addr6>(
             skb,
-            anchor6(skb, memory.lend())
+            sent6(skb)
+                .or_slow(|| anchor6(skb, memory.lend()))
                 .or_error(|| icmp6(skb, LinkHeader::Ethernet, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
             PacketHook::Anchor,
             memory,
@@ -266,8 +268,18 @@ fn egress6(skb: Skb, link: LinkHeader, memory: Memory) -> Outcome {
 }
 
 #[inline(never)]
+fn sent4(skb: Skb) -> Outcome {
+    anchor::quick::<Addr4>(skb)
+}
+
+#[inline(never)]
 fn anchor4(skb: Skb, memory: Memory) -> Outcome {
     Outcome::new(anchor::run::<Addr4>(skb, memory))
+}
+
+#[inline(never)]
+fn sent6(skb: Skb) -> Outcome {
+    anchor::quick::<Addr6>(skb)
 }
 
 #[inline(never)]

@@ -15,7 +15,7 @@ use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
 use proxy_common::flow::{EntryKind, Flow, Hook, Judged, Kind, Seen, State, Term};
 
-use self::fib::{find, leave};
+use self::fib::leave;
 use self::plan::Plan;
 use crate::maps::{self, Entry, Memory, Scratch};
 use crate::net::{At, Net, is_forged};
@@ -23,7 +23,7 @@ use crate::packet::Packet;
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::{Action, flow};
 
-pub use self::fib::{FibResult, Forward};
+pub use self::fib::{FibResult, Forward, find, longest};
 pub use self::plan::Becomes;
 pub use self::quick::run as quick;
 

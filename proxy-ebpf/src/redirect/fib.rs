@@ -181,7 +181,7 @@ pub fn find_on<A: Forward>(skb: Skb, proto: Proto, route: &mut FibResult, src: &
 
 /// The length, without link header, of the longest packet that this one will be on the wire. None if it cannot be told.
 #[inline(always)]
-fn longest<A: Net>(skb: Skb, proto: Proto) -> Option<u16> {
+pub fn longest<A: Net>(skb: Skb, proto: Proto) -> Option<u16> {
     let len = match skb.gso_size() {
         0 => skb.len() - ETH_LEN,
         size => {
