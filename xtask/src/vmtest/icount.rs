@@ -59,6 +59,9 @@ pub(crate) struct Options {
     /// Only these variants
     #[arg(long, value_delimiter = ',')]
     variants: Vec<String>,
+    /// Another way of the packets, such as `host`; prints what it counts, and keeps nothing of it
+    #[arg(long)]
+    path: Option<String>,
     /// Put a flowtable of netfilter on the node; prints what it counts, and keeps nothing of it
     #[arg(long)]
     flowtable: bool,
@@ -168,16 +171,16 @@ impl Options {
 
     /// Returns true if the counts are those of an experiment.
     pub(crate) fn is_trial(&self) -> bool {
-        self.flowtable
+        self.flowtable || self.path.is_some()
     }
 
     fn suite(&self) -> String {
         let Self { rounds, slice, .. } = self;
         let services = self.services.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
         let only: String = self.variants.iter().map(|variant| format!(" --variants {variant}")).collect();
+        let path: String = self.path.iter().map(|path| format!(" --path {path}")).collect();
         let flowtable = if self.flowtable { " --flowtable" } else { "" };
-        format!(
-            "{SUITE} - /bin/bench icount --services {services} --rounds {rounds} --slice {slice}{only}{flowtable}\n"
-        )
+        let options = format!("--services {services} --rounds {rounds} --slice {slice}{only}{path}{flowtable}");
+        format!("{SUITE} - /bin/bench icount {options}\n")
     }
 }

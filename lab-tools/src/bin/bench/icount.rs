@@ -35,6 +35,9 @@ pub(crate) struct Args {
     /// Only these variants
     #[arg(long, value_delimiter = ',')]
     variants: Vec<Variant>,
+    /// The way of the packets
+    #[arg(long, default_value = "local")]
+    path: Path,
     /// With a flowtable of netfilter on the node
     #[arg(long)]
     flowtable: bool,
@@ -64,7 +67,7 @@ fn is_due(args: &Args, variant: Variant) -> bool {
 }
 
 fn measure(args: &Args, services: usize, variant: Variant) -> Result<()> {
-    let path = Path::Local;
+    let path = args.path;
     let lab = Lab::start(Layout::Routed)?;
     let fixture = Fixture::start(&lab, variant, services, None)?;
     if args.flowtable {
