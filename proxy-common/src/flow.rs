@@ -42,7 +42,7 @@ pub use end::{Acked, is_recent};
 pub use judged::{Judged, Term};
 pub use key::FlowKey;
 pub use offer::{AnyKey, Offer, is_for_asker};
-pub use ports::{CLIENT_PORT_FIRST, CLIENT_PORT_LAST, SOURCE_PORT_FIRST};
+pub use ports::{CLIENT_PORT_FIRST, CLIENT_PORT_LAST, SOURCE_PORT_FIRST, may_be_drawn};
 pub use proof::Proof;
 pub use seen::Seen;
 pub use state::State;
@@ -290,6 +290,15 @@ impl<A: Addr> Flow<A> {
             &[Kind::UNDNAT, Kind::UNSNAT, Kind::SNAT, Kind::DNAT]
         } else {
             &[Kind::UNDNAT, Kind::DNAT]
+        }
+    }
+
+    /// Returns the end of the flow that this entry marks: see [`crate::ways`].
+    #[inline(always)]
+    pub fn marked_end(&self, key: &FlowKey<A>) -> SockAddr<A> {
+        match self.kind.known() {
+            Some(EntryKind::Unsnat | EntryKind::Undnat) => key.dst(),
+            Some(EntryKind::Dnat | EntryKind::Snat) | None => key.src(),
         }
     }
 

@@ -34,8 +34,7 @@ pub const SOCKET_PODS: &str = "SOCKET_PODS";
 /// Counts the removals from `ENDPOINTS`.
 pub const GENERATION: &str = "GENERATION";
 
-/// The agent's words to the fast path: the number of changes to routes, neighbours and devices, and how long whole connections may be
-/// opened past the stack (two `u32`).
+/// The agent's words to the fast path, and the ends that have flows: see [`crate::ways`].
 pub const WAYS: &str = "WAYS";
 /// The links to the pods of this node.
 pub const EXITS: &str = "EXITS";

@@ -19,7 +19,7 @@ use crate::monitor::Record;
 use crate::policy::Decision;
 use crate::service_counts::ServiceCounts;
 use crate::socket::{Socket, SocketKey};
-use crate::ways::Ways;
+use crate::ways::Row;
 
 /// Implements `Pod`, which asks for types without padding. Every type here is `repr(C)` or transparent, `Copy`, and made
 /// of integers only. An assertion beside its definition says that its size is the sum of its fields.
@@ -47,9 +47,9 @@ pod!(
     OwnAddr,
     PaddedEnds,
     Ports,
+    Row,
     Service,
-    ServiceCounts,
-    Ways
+    ServiceCounts
 );
 
 // SAFETY: as above; an `Addr` is one of the two instances, whose layouts are asserted with each type.

@@ -1,14 +1,108 @@
-//! The agent's words to the fast path.
+//! The rows of `WAYS`: the agent's words to the fast path, and the ends that have flows.
+//!
+//! Both are in one map, because Linux allows a program 64.
+//!
+//! An end is an address with a port. Most packets of a node belong to no flow, and asking `FLOWS` about each of them costs more than
+//! all else that a hook does with it. So each end of a flow has a mark in one of [`CELLS`] cells, which many ends share. A packet of
+//! a flow has a marked end in each place where the flow has an entry:
+//!
+//! ```text
+//!   kind           marked end
+//!   DNAT, SNAT     the source of the entry's packets
+//!   UNSNAT, UNDNAT their destination
+//! ```
+//!
+//! A mark is the number of a round, in one byte, so that no reader finds a half of it. Programs mark an end before they make its
+//! entry. In each round the agent walks through all flows and marks their ends with the round's number; once that is done, marks of
+//! rounds before the last one count no more. No mark of a flow is ever missing:
+//!
+//! - A program that has read the number of the last round, and makes its entry behind the walk, still counts.
+//! - A round ends when all ends are marked. If a walk fails, or without an agent, marks stay, and packets ask `FLOWS` more often.
+//! - Before the second round has ended each end counts as marked. Programs of another load mark nothing here.
+//! - Numbers come again. A cell that was left counts as marked then, in 3 rounds of 256.
 
+use crate::addr::{Addr, SockAddr};
 use crate::assert_size;
 
-/// The only value of `WAYS`.
+/// A value of `WAYS`.
+///
+/// ```text
+///   row     first                             second
+///   TOLD    the number of changes to routes,  the last second since boot in which whole connections may be
+///           rules, neighbours and devices     opened past the stack, unless the agent puts it off
+///   ROUND   the number of the round           the oldest mark that counts
+///   others  a mark                            0
+/// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ways {
-    /// The number of changes to routes, rules, neighbours and devices.
-    pub epoch: u32,
-    /// The last second since boot in which whole connections may be opened past the stack, unless the agent puts it off.
-    pub opens_until: u32,
+pub struct Row {
+    pub first: u32,
+    pub second: u32,
 }
-assert_size!(Ways = 4 + 4);
+assert_size!(Row = 4 + 4);
+
+pub const TOLD: u32 = 0;
+pub const ROUND: u32 = 1;
+/// The first row of a cell.
+const FIRST_CELL: u32 = 2;
+
+/// The cells: 2 to this power.
+const CELL_BITS: u32 = 16;
+pub const CELLS: u32 = 1 << CELL_BITS;
+pub const ROWS: u32 = FIRST_CELL + CELLS;
+
+/// The marks that count: the oldest one, that of the round that has ended, and that of the round under way.
+const MARKS: u32 = 3;
+
+/// Returns true if a mark counts.
+#[inline(always)]
+pub const fn counts(mark: u32, oldest: u32) -> bool {
+    mark.wrapping_sub(oldest) & 0xff < MARKS
+}
+
+/// Returns the row of an end's cell.
+#[inline(always)]
+pub fn cell_row<A: Addr>(end: &SockAddr<A>) -> u32 {
+    // 2^32 divided by the golden ratio: neighbours among addresses and ports lie far apart.
+    const MULTIPLIER: u32 = 0x9e37_79b9;
+    let add = |sum: u32, word: u32| (sum ^ word).wrapping_mul(MULTIPLIER);
+    let sum = end.addr.fold_words(add(0, end.port.wire().into()), add);
+    (sum >> (u32::BITS - CELL_BITS)) + FIRST_CELL
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use super::*;
+    use crate::addr::{Addr4, Addr6, Port};
+
+    #[test]
+    fn marks_of_three_rounds_count() {
+        for oldest in [0, 1, 254, 255] {
+            let counting: Vec<u32> = (0..256).filter(|mark| counts(*mark, oldest)).collect();
+            let mut due: Vec<u32> = (oldest..oldest + 3).map(|mark| mark & 0xff).collect();
+            due.sort_unstable();
+            assert_eq!(counting, due);
+        }
+    }
+
+    #[test]
+    fn ends_of_a_cluster_spread_over_the_cells() {
+        let ends = (0..64).flat_map(|pod| (0..256).map(move |nth| (pod, 32_768 + nth * 97)));
+        let v4 = |(pod, port): (u8, u16)| SockAddr::new(Addr4::from(Ipv4Addr::new(10, 244, 1, pod)), Port::new(port));
+        let v6 = |(pod, port): (u8, u16)| {
+            SockAddr::new(Addr6::from(Ipv6Addr::new(0xfd00, 10, 244, 1, 0, 0, 0, pod.into())), Port::new(port))
+        };
+        let ends: Vec<_> = ends.collect();
+        for rows in [
+            ends.iter().map(|end| cell_row(&v4(*end))).collect::<BTreeSet<_>>(),
+            ends.iter().map(|end| cell_row(&v6(*end))).collect(),
+        ] {
+            // Random numbers would take 14,500 of 65,536 cells.
+            assert!(rows.len() > 13_000, "{} ends take {} cells", ends.len(), rows.len());
+            assert!(rows.iter().all(|row| (FIRST_CELL..ROWS).contains(row)));
+        }
+    }
+}

@@ -26,10 +26,17 @@ use proxy_net::anchor;
 use proxy_net::filter::PRIORITY;
 use proxy_net::link::headerless;
 
+/// What was taken over.
+pub(super) struct Adopted {
+    pub(super) devices: BTreeMap<u32, Attached>,
+    /// False if a device may still have a program of the predecessor.
+    pub(super) is_all: bool,
+}
+
 /// Takes over all that can be, and takes away the pins of devices that are gone.
-pub(super) fn adopt(ebpf: &mut Ebpf, persistence: &Persistence) -> Result<BTreeMap<u32, Attached>> {
+pub(super) fn adopt(ebpf: &mut Ebpf, persistence: &Persistence) -> Result<Adopted> {
     let headerless = headerless()?;
-    let mut devices = BTreeMap::new();
+    let (mut devices, mut is_all) = (BTreeMap::new(), true);
     let links = persistence.pins.links();
     let mut unknown = pins::names(&links)?;
     unknown.retain(|pin| !sockets::is_pin(pin));
@@ -47,7 +54,11 @@ pub(super) fn adopt(ebpf: &mut Ebpf, persistence: &Persistence) -> Result<BTreeM
         if attached.is_empty() {
             attached.mechanism = Mechanism::Clsact;
             for attach_type in EGRESS_FIRST {
-                *attached.hook(attach_type) = adopt_filter(ebpf, &name, place, attach_type)?;
+                match adopt_filter(ebpf, &name, place, attach_type)? {
+                    Filter::Ours(program) => *attached.hook(attach_type) = Some(program),
+                    Filter::None => {}
+                    Filter::Left => is_all = false,
+                }
             }
         } else {
             remove_filters(&name);
@@ -58,7 +69,7 @@ pub(super) fn adopt(ebpf: &mut Ebpf, persistence: &Persistence) -> Result<BTreeM
         }
     }
     unknown.iter().try_for_each(|pin| unpin(&links.join(pin), "its device is gone"))?;
-    Ok(devices)
+    Ok(Adopted { devices, is_all })
 }
 
 /// None if there is no such link any more.
@@ -89,21 +100,26 @@ fn adopt_link(
     }
 }
 
-/// None if there is no filter at our place.
-fn adopt_filter(
-    ebpf: &mut Ebpf,
-    device: &str,
-    place: Place,
-    attach_type: TcAttachType,
-) -> Result<Option<AttachedProgram>> {
+/// The filter at our place.
+enum Filter {
+    None,
+    Ours(AttachedProgram),
+    /// The predecessor's, perhaps: ours cannot take its place.
+    Left,
+}
+
+fn adopt_filter(ebpf: &mut Ebpf, device: &str, place: Place, attach_type: TcAttachType) -> Result<Filter> {
     let Ok(filter) = SchedClassifierLink::attached(device, attach_type, PRIORITY, CLSACT_HANDLE, None) else {
-        return Ok(None); // The device is gone.
+        return Ok(Filter::None); // The device is gone.
     };
     // Why the kernel refuses a program is told where it is attached.
-    let Ok(program) = loaded(ebpf, hook_at(place, attach_type)) else { return Ok(None) };
-    let Ok(id) = program.attach_to_link(filter) else { return Ok(None) };
+    let Ok(program) = loaded(ebpf, hook_at(place, attach_type)) else { return Ok(Filter::Left) };
+    let id = match program.attach_to_link(filter).map_err(anyhow::Error::from) {
+        Ok(id) => id,
+        Err(error) => return Ok(if is_shortage(&error) { Filter::Left } else { Filter::None }),
+    };
     let filter = program.take_link(id).context("take a filter")?;
-    Ok(Some(AttachedProgram::Filter(ManuallyDrop::new(filter))))
+    Ok(Filter::Ours(AttachedProgram::Filter(ManuallyDrop::new(filter))))
 }
 
 /// Returns true if our program at a hook of a device has this name; one of two, as the device has Ethernet headers or none.

@@ -16,7 +16,7 @@ use nix::net::if_::if_nametoindex;
 use proxy_common::hook::{Direction, PacketHook, Place};
 use tracing::debug;
 
-use super::adopt::{adopt, is_shortage};
+use super::adopt::{Adopted, adopt, is_shortage};
 use super::attached::{Attached, AttachedProgram};
 use super::links::link_name;
 use super::persistence::{Persistence, PersistenceKind};
@@ -159,12 +159,12 @@ impl Attachments {
         Some(attached)
     }
 
-    /// Takes over what a predecessor attached.
-    pub(super) fn adopt(&mut self) -> Result<()> {
-        if let Some(persistence) = &self.persistence {
-            self.devices = adopt(&mut self.ebpf, persistence)?;
-        }
-        Ok(())
+    /// Takes over what a predecessor attached. Returns false if a program of the predecessor may be left.
+    pub(super) fn adopt(&mut self) -> Result<bool> {
+        let Some(persistence) = &self.persistence else { return Ok(true) };
+        let Adopted { devices, is_all } = adopt(&mut self.ebpf, persistence)?;
+        self.devices = devices;
+        Ok(is_all)
     }
 
     /// Asks the kernel which of our programs somebody has taken off devices. A link without its pin is in force: see

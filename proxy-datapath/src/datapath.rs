@@ -95,7 +95,9 @@ impl Datapath {
         let resize = Resize::new(pins);
         resize.copy()?;
         let mut this = Self::new(ebpf, options, Some(persistence))?;
-        this.attachments.adopt()?;
+        if !this.attachments.adopt()? {
+            this.flows.share();
+        }
         if let Some(why) = unfit {
             this.attachments.leave_sockets(format!("{why:#}"));
         }

@@ -11,7 +11,8 @@ use proxy_common::flow::{Flow, FlowKey, Kind, LINGER_SECS};
 use proxy_common::layout::LAYOUT;
 use proxy_common::names;
 
-use super::flows::{boot_secs, is_over};
+use super::clock::boot_secs;
+use super::flows::is_over;
 use super::maps::FamilyNames;
 use super::pins::orphans::Orphan;
 use super::pressure::Pressure;

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use proxy_common::addr::{Addr4, Addr6, Proto, SockAddr};
 use proxy_common::flow::{Flow, FlowKey, Hook, Kind, State};
 
-use crate::flows::boot_secs;
+use crate::clock::boot_secs;
 use crate::maps::FamilyNames;
 use crate::sys::map_walk::Walk;
 

@@ -6,24 +6,25 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::sys::map_walk::{Rows, Walk};
 use anyhow::{Context, Result};
-use aya::maps::{HashMap, Map, MapData, MapError};
+use aya::maps::{HashMap, MapData, MapError};
 use aya::{Ebpf, Pod};
-use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::{Addr, Addr4, Addr6, Proto};
 use proxy_common::flow::{Flow, FlowKey, Kind, Seen};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::service_counts::Passed;
 
+use super::clock::boot_secs;
 use super::counts::{Counts, FamilyCounts, Ledger};
+use super::ends::Ends;
 use super::flow_reader::FlowReader;
 use super::host_flows::HostFlows;
-use super::maps::{FamilyNames, take};
+use super::maps::{FamilyNames, flow_table, take};
 use super::pressure::Pressure;
 use super::shares::{Held, Shares};
 
@@ -53,6 +54,7 @@ struct Tables {
 struct Families {
     v4: Family<Addr4>,
     v6: Family<Addr6>,
+    ends: Ends,
     counted: Option<(Instant, Arc<Counts>)>,
 }
 
@@ -112,8 +114,18 @@ impl FlowMaps {
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
         // Before the families take the maps out of `ebpf`.
         let tables = Tables { v4: rows(ebpf)?, v6: rows(ebpf)? };
-        let families = Families { v4: Family::new(ebpf)?, v6: Family::new(ebpf)?, counted: None };
+        let ends = Ends::new(ebpf)?;
+        let families = Families { v4: Family::new(ebpf)?, v6: Family::new(ebpf)?, ends, counted: None };
         Ok(Self { families: Arc::new(Mutex::new(families)), tables: Arc::new(tables) })
+    }
+
+    /// Tells that programs of another load may open flows as well.
+    pub(super) fn share(&self) {
+        self.lock().ends.share();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Families> {
+        self.families.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns a reader of single flows, which has no part in a sweep either.
@@ -137,10 +149,11 @@ impl FlowMaps {
 
     /// Sweeps as if `now_secs` seconds had passed since the host's start.
     pub fn sweep_at(&self, now_secs: u32) -> Result<BTreeMap<&'static str, Swept>> {
-        let mut families = self.families.lock().unwrap_or_else(PoisonError::into_inner);
-        let Families { v4, v6, counted } = &mut *families;
-        let (swept4, counts4) = v4.sweep(now_secs)?;
-        let (swept6, counts6) = v6.sweep(now_secs)?;
+        let Families { v4, v6, ends, counted } = &mut *self.lock();
+        ends.begin()?;
+        let (swept4, counts4) = v4.sweep(now_secs, ends)?;
+        let (swept6, counts6) = v6.sweep(now_secs, ends)?;
+        ends.end()?;
         // The walk did not meet every entry that was removed.
         let is_whole = [&swept4, &swept6].iter().all(|swept| swept.expired == 0 && swept.orphans == 0);
         *counted = is_whole.then(|| (Instant::now(), Arc::new(Counts { v4: counts4, v6: counts6 })));
@@ -159,8 +172,7 @@ impl FlowMaps {
 
     /// Returns the services' traffic, counted no longer ago than `age`, and the moment of that count. A sweep counts as well.
     pub fn counts_since(&self, age: Duration) -> Result<(Instant, Arc<Counts>)> {
-        let mut families = self.families.lock().unwrap_or_else(PoisonError::into_inner);
-        let Families { v4, v6, counted } = &mut *families;
+        let Families { v4, v6, counted, .. } = &mut *self.lock();
         if let Some((at, counts)) = counted
             && at.elapsed() < age
         {
@@ -178,19 +190,13 @@ impl fmt::Debug for FlowMaps {
     }
 }
 
-pub(super) fn table<A: FamilyNames>(ebpf: &Ebpf) -> Result<&MapData> {
-    let name = A::MAPS.flows;
-    let Some(Map::HashMap(data)) = ebpf.map(name) else { anyhow::bail!("no hash map {name} in the BPF object") };
-    Ok(data)
-}
-
 fn rows<A: FamilyNames>(ebpf: &Ebpf) -> Result<Rows<FlowKey<A>, Flow<A>>> {
-    Rows::new(table::<A>(ebpf)?).with_context(|| format!("open {}", A::MAPS.flows))
+    Rows::new(flow_table::<A>(ebpf)?).with_context(|| format!("open {}", A::MAPS.flows))
 }
 
 impl<A: FamilyNames> Family<A> {
     fn new(ebpf: &mut Ebpf) -> Result<Self> {
-        let (name, data) = (A::MAPS.flows, table::<A>(ebpf)?);
+        let (name, data) = (A::MAPS.flows, flow_table::<A>(ebpf)?);
         let max_entries = data.info().with_context(|| format!("ask the kernel about map {name}"))?.max_entries();
         let walk = Walk::new(data, BATCH).with_context(|| format!("walk through {name}"))?;
         let (flows, connections) = (take(ebpf, name)?, take(ebpf, A::MAPS.connections)?);
@@ -209,21 +215,21 @@ impl<A: FamilyNames> Family<A> {
     }
 
     /// Sweeps the table. A table that turns out to be nearly full is swept again at once, with shorter timeouts.
-    fn sweep(&mut self, now_secs: u32) -> Result<(Swept, FamilyCounts<A>)> {
-        let (swept, counts) = self.sweep_once(now_secs)?;
+    fn sweep(&mut self, now_secs: u32, ends: &mut Ends) -> Result<(Swept, FamilyCounts<A>)> {
+        let (swept, counts) = self.sweep_once(now_secs, ends)?;
         let before = std::mem::replace(&mut self.pressure, swept.pressure);
         if swept.pressure != Pressure::Emergency || before == Pressure::Emergency {
             return Ok((swept, counts));
         }
-        let (again, counts) = self.sweep_once(now_secs)?;
+        let (again, counts) = self.sweep_once(now_secs, ends)?;
         self.pressure = again.pressure;
         let (expired, orphans) = (swept.expired + again.expired, swept.orphans + again.orphans);
         Ok((Swept { expired, orphans, ..again }, counts))
     }
 
-    fn sweep_once(&mut self, now_secs: u32) -> Result<(Swept, FamilyCounts<A>)> {
+    fn sweep_once(&mut self, now_secs: u32, ends: &mut Ends) -> Result<(Swept, FamilyCounts<A>)> {
         let counted = self.connections()?;
-        let found = self.walk(now_secs).with_context(|| format!("sweep {}", A::MAPS.flows))?;
+        let found = self.walk(now_secs, ends).with_context(|| format!("sweep {}", A::MAPS.flows))?;
         let Found { swept, mut counts, open, held, .. } = found;
         self.shares.correct(&held, self.max_entries)?;
         self.correct_connections(&counted, &open).with_context(|| format!("correct {}", A::MAPS.connections))?;
@@ -235,7 +241,7 @@ impl<A: FamilyNames> Family<A> {
 
     /// Walks through the table. Between two batches the walk rests for as long as the last batch took, except in an
     /// emergency.
-    fn walk(&mut self, now_secs: u32) -> Result<Found<A>> {
+    fn walk(&mut self, now_secs: u32, ends: &mut Ends) -> Result<Found<A>> {
         let counts = self.ledger.begin()?;
         let mut found = Found { swept: Swept::default(), lasting: 0, held: Held::new(), counts, open: BTreeMap::new() };
         self.walk.restart();
@@ -243,7 +249,8 @@ impl<A: FamilyNames> Family<A> {
             let started = Instant::now();
             let Some(batch) = self.walk.next_batch()? else { break };
             let (flows, ledger) = (&mut self.flows, &mut self.ledger);
-            batch.into_iter().try_for_each(|entry| found.meet(entry, flows, ledger, self.pressure, now_secs))?;
+            let mut batch = batch.inspect(|(key, flow)| ends.meet(key, flow));
+            batch.try_for_each(|entry| found.meet(entry, flows, ledger, self.pressure, now_secs))?;
             if self.pressure != Pressure::Emergency {
                 thread::sleep(started.elapsed());
             }
@@ -276,12 +283,6 @@ impl<A: FamilyNames> Family<A> {
         }
         Ok(())
     }
-}
-
-/// Returns the time of the programs' clock: seconds since boot, sleep included.
-pub(super) fn boot_secs() -> Result<u32> {
-    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).context("read the boot clock")?;
-    u32::try_from(now.tv_sec()).context("the boot clock is past 2^32 s")
 }
 
 impl<A: FamilyNames> Found<A> {

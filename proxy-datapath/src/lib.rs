@@ -25,9 +25,11 @@ mod persistence;
 mod pins;
 
 // The maps, by what they hold.
+mod clock;
 mod connects;
 mod counters;
 mod counts;
+mod ends;
 mod flow_reader;
 mod flows;
 mod host_flows;

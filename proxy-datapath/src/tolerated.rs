@@ -10,8 +10,8 @@ use proxy_common::addr::{Addr4, Addr6, Proto, SockAddr};
 use proxy_common::flow::{AnyKey, Flow, FlowKey, Offer, Seen, State};
 use proxy_common::names;
 
-use crate::flows::{read, remove, table};
-use crate::maps::{FamilyNames, take};
+use crate::flows::{read, remove};
+use crate::maps::{FamilyNames, flow_table, take};
 
 /// The questions, and the rows of `TOLERATED`.
 pub struct ToleratedFlows {
@@ -71,7 +71,7 @@ impl ToleratedFlows {
 /// Opens a flow table once more.
 fn again<A: FamilyNames>(ebpf: &Ebpf) -> Result<HashMap<MapData, FlowKey<A>, Flow<A>>> {
     let opened = || {
-        let data = MapData::from_fd(table::<A>(ebpf)?.fd().as_fd().try_clone_to_owned()?)?;
+        let data = MapData::from_fd(flow_table::<A>(ebpf)?.fd().as_fd().try_clone_to_owned()?)?;
         anyhow::Ok(HashMap::try_from(Map::HashMap(data))?)
     };
     opened().with_context(|| format!("open {}", A::MAPS.flows))

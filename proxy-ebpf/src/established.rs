@@ -14,7 +14,7 @@ use proxy_common::flow::{
 };
 
 use crate::flow::about_now_secs;
-use crate::maps::{self, Entry, Memory, Scratch};
+use crate::maps::{self, Entry, Marked, Memory, Scratch};
 use crate::net::{self, At, Net};
 use crate::outcome::Outcome;
 use crate::packet::{self, Packet};
@@ -90,8 +90,12 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
     if hook == Hook::INGRESS && head.proto == Proto::TCP && tcp::opens(head.flags) {
         return Outcome::NOT_ESTABLISHED;
     }
+    // A hook has rewritten others: they have flows.
+    if !mark.is_translated() && !mark.is_lost() && Marked::of(head.src(), head.dst()) == Marked::NONE {
+        return missed(skb, hook, &head, Others::NONE, memory);
+    }
     let key = FlowKey::new(hook, head.proto, head.src, head.dst);
-    let Some(entry) = maps::live_flow(&key) else { return missed(skb, hook, &head, true, memory) };
+    let Some(entry) = maps::live_flow(&key) else { return missed(skb, hook, &head, Others::ANY, memory) };
     translate(skb, (hook, mark), &head, (&key, &entry), memory, || is_forged(skb, hook, &head))
 }
 
@@ -225,9 +229,22 @@ pub fn name<A: Net>(head: &Head<A>, packet: &mut Packet<A>) {
     packet.decided = false;
 }
 
-/// There is no flow. A datagram that arrives may open one, unless it answers one; `may_answer` is false if it is known not to.
+/// The entries that a packet without an entry at its hook may have elsewhere.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Others(u32);
+
+impl Others {
+    pub const ANY: Self = Self(0);
+    /// It answers no flow.
+    pub const NO_ANSWER: Self = Self(1);
+    /// None has its tuple, nor that of its answer.
+    pub const NONE: Self = Self(2);
+}
+
+/// There is no flow. A datagram that arrives may open one, unless it answers one.
 #[inline(always)]
-pub fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, may_answer: bool, memory: Memory) -> Outcome {
+pub fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, others: Others, memory: Memory) -> Outcome {
     if !head.is_between_hosts() {
         return Outcome::NOT_ESTABLISHED;
     }
@@ -241,21 +258,22 @@ pub fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, may_answer: bool, me
     if head.proto == Proto::TCP {
         return Outcome::new(Err(Reason::NoFlow));
     }
-    if is_not_ours(head, may_answer, memory) { Outcome::new(Err(Reason::NotOurs)) } else { Outcome::NOT_ESTABLISHED }
+    if is_not_ours(head, others, memory) { Outcome::new(Err(Reason::NotOurs)) } else { Outcome::NOT_ESTABLISHED }
 }
 
 /// Returns true if this datagram is neither for a service, nor has the tuple of a flow, as one of its backend's own may.
 /// [`ingress::run`](crate::ingress::run) finds the same.
 #[inline(always)]
-fn is_not_ours<A: Net>(head: &Head<A>, may_answer: bool, memory: Memory) -> bool {
+fn is_not_ours<A: Net>(head: &Head<A>, others: Others, memory: Memory) -> bool {
     let (Some(node), Some(decision)) = (maps::node(), memory.decision().get()) else { return false };
     if node.has(Node::DRAINING) {
         return false;
     }
-    let back = FlowKey::new(Hook::EGRESS, head.proto, head.dst, head.src);
+    let is_answered =
+        || others != Others::NONE && maps::is_flow(&FlowKey::new(Hook::EGRESS, head.proto, head.dst, head.src));
     node.has(Node::HOST)
-        || may_answer && is_answer(head)
-        || lookup::frontend(&head.dst(), head.proto, decision) == Err(Reason::NotOurs) && !maps::is_flow(&back)
+        || others == Others::ANY && is_answer(head)
+        || lookup::frontend(&head.dst(), head.proto, decision) == Err(Reason::NotOurs) && !is_answered()
 }
 
 /// Returns true if a datagram has the tuple of a backend's answers: it has opened nothing, and the hook where it leaves translates it.

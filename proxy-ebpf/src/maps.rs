@@ -28,6 +28,7 @@ mod answers;
 mod clock;
 mod connects;
 mod devices;
+mod ends;
 mod exits;
 mod flows;
 mod fragments;
@@ -48,6 +49,7 @@ pub use answers::{Asker, may_answer};
 pub use clock::in_this_tick;
 pub use connects::{count_outcome, note_answer, note_outcome};
 pub use devices::{device, is_stacked, mac_of, mtu_of, place_of};
+pub use ends::Marked;
 pub use exits::{epoch, exit, keep_exit, opens_until};
 #[cfg(feature = "bench")]
 pub use flows::other_end;

@@ -103,6 +103,10 @@ impl Bench {
         let half_open_rings = options.half_open_rings.or(Some(1));
         let options = Options { exposes_packet_mark: true, answers_per_sec, half_open_rings, ..options };
         let datapath = Datapath::load(object, options)?;
+        // As on a node, packets of ends without a flow ask for none: see `proxy_common::ways`.
+        for _ in 0..2 {
+            datapath.flows.sweep()?;
+        }
         Ok(Self { datapath, empty: OnceLock::new(), marks: Mutex::default() })
     }
 

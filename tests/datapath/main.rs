@@ -3,6 +3,7 @@
 //! Each row names the hook, the packet that goes in, the verdict, the packet that comes out, and all counters that grow.
 
 mod counts;
+mod ends;
 mod fast;
 mod fast_fixture;
 mod fixture;

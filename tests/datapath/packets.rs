@@ -30,7 +30,7 @@ macro_rules! files {
 }
 
 files! {
-    counts fast flows forgery fragments guests half_open icmp limits meetings monitor opened options policy sctp shares stack
+    counts ends fast flows forgery fragments guests half_open icmp limits meetings monitor opened options policy sctp shares stack
     verdicts whole
 }
 

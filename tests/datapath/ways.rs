@@ -1,9 +1,10 @@
 //! Ways past the stack that a flow keeps: they last until the agent says that routes have changed, or the second ends.
 
 use anyhow::{Context, Result, ensure};
-use proxy_common::names::INGRESS;
+use proxy_common::names::{ANCHOR, INGRESS};
 use testbed::agent::{DEADLINE, wait_until};
 use testbed::test_run::Verdict;
+use testbed::text::DST_MAC;
 
 use crate::fast_fixture::{FastFixture, now_secs};
 use crate::packets::{Runner, run_section};
@@ -51,6 +52,58 @@ fn flow_asks_each_time_where_its_device_has_another_link_address() -> Result<()>
         }
     }
     Ok(())
+}
+
+#[test]
+fn host_keeps_its_way_to_a_pod_until_the_epoch_moves() -> Result<()> {
+    for mut fixture in FastFixture::both()? {
+        open_from_host(&mut fixture)?;
+        wait_until(DEADLINE, "the host's flow keeps its way", || {
+            move_pod(&mut fixture, BEFORE)?;
+            fixture.fixture().bench.datapath.ways.begin_epoch()?;
+            let judged_secs = now_secs()?;
+            let by_neighbour = host_link_address(&mut fixture)?;
+            let found = host_link_address(&mut fixture)?;
+            move_pod(&mut fixture, AFTER)?;
+            let kept = host_link_address(&mut fixture)?;
+            fixture.fixture().bench.datapath.ways.begin_epoch()?;
+            let by_neighbour_again = host_link_address(&mut fixture)?;
+            let asked = host_link_address(&mut fixture)?;
+            if now_secs()? != judged_secs {
+                return Ok(false);
+            }
+            // The first packet of a term leaves its link header to the kernel, which asks the neighbour.
+            let own = DST_MAC[5];
+            ensure!([by_neighbour, by_neighbour_again] == [own; 2], "{by_neighbour:x} {by_neighbour_again:x}");
+            ensure!([found, kept, asked] == [BEFORE, BEFORE, AFTER], "{found:x} {kept:x} {asked:x}");
+            Ok(true)
+        })?;
+    }
+    Ok(())
+}
+
+/// Opens a flow of the host's to the pod, which answers.
+fn open_from_host(fixture: &mut FastFixture) -> Result<()> {
+    let fixture = fixture.fixture();
+    let opener = fixture.names.frame("udp node:1000 > web:53 +1")?;
+    let outcome = fixture.netns.run(|| fixture.bench.run(ANCHOR, &opener))?;
+    fixture.names.learn(&outcome.packet, "udp node:$p > pod:5353 +1")?;
+    let answer = fixture.names.frame("udp pod:5353 > node:$p +1")?;
+    let ifindex = fixture.ifindex("pod0")?;
+    let outcome = fixture.netns.run(|| fixture.bench.run_on(INGRESS, &answer, ifindex))?;
+    ensure!(outcome.verdict == Verdict::Redirect, "{outcome:?}");
+    Ok(())
+}
+
+/// Sends a datagram of the host's to the pod, and returns the last byte of its destination's link address.
+fn host_link_address(fixture: &mut FastFixture) -> Result<u8> {
+    let fixture = fixture.fixture();
+    let frame = fixture.names.frame("udp node:1000 > web:53 +5")?;
+    let outcome = fixture.netns.run(|| fixture.bench.run(ANCHOR, &frame))?;
+    ensure!(outcome.verdict == Verdict::Redirect, "{outcome:?}");
+    let text = fixture.names.text(&outcome.packet)?;
+    ensure!(text == "udp node:$p > pod:5353 +5", "{text}");
+    Ok(outcome.packet[5])
 }
 
 /// Gives the pod another link address.

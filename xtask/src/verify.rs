@@ -18,7 +18,7 @@ use proxy_common::names;
 use crate::shell;
 
 /// The limit on verified instructions: a program above it makes kpx slow to start, and may be refused soon.
-const MAX_VERIFIED: u32 = 200_000;
+const MAX_VERIFIED: u32 = 240_000;
 
 /// Loads every program of an object without attaching it, and prints a line for each.
 pub(crate) fn run(object: &Path) -> Result<()> {

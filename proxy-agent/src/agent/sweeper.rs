@@ -12,6 +12,9 @@ use proxy_datapath::{FlowMaps, Pressure, Remaining, Swept};
 /// The time between two sweeps for expired flows.
 const SWEEP_PERIOD: Duration = Duration::from_secs(10);
 
+/// The same time behind the first sweep: packets of no flow are told apart once there were two.
+const SECOND_SWEEP: Duration = Duration::from_secs(1);
+
 /// The same time while a table is nearly full.
 const EMERGENCY_PERIOD: Duration = Duration::from_secs(1);
 
@@ -67,7 +70,7 @@ impl Sweeper {
         let sweep = self.sweep.as_mut().context("no sweep is under way")?;
         let ended = sweep.await;
         self.sweep = None;
-        self.due = Due::now() + SWEEP_PERIOD;
+        self.due = Due::now() + if self.last.is_empty() { SECOND_SWEEP } else { SWEEP_PERIOD };
         let (swept, duration) = ended.context("sweep flows")?;
         self.last = swept?;
         if self.last.values().any(|swept| swept.pressure == Pressure::Emergency) {

@@ -2,7 +2,7 @@
 
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::Array;
-use proxy_common::ways::Ways;
+use proxy_common::ways::{self, Row};
 
 use super::live::part;
 use super::{Find, Live};
@@ -28,16 +28,16 @@ pub struct Exit {
 #[map]
 static EXITS: Array<Exit> = Array::with_max_entries(1 << EXITS_BITS, 0);
 #[map]
-static WAYS: Array<Ways> = Array::with_max_entries(1, 0);
+pub(super) static WAYS: Array<Row> = Array::with_max_entries(ways::ROWS, 0);
 
 #[inline(always)]
 pub fn epoch() -> u32 {
-    WAYS.find(&0).map_or(0, |ways| ways.read(|ways| ways.epoch))
+    WAYS.find(&ways::TOLD).map_or(0, |told| told.read(|told| told.first))
 }
 
 #[inline(always)]
 pub fn opens_until() -> u32 {
-    WAYS.find(&0).map_or(0, |ways| ways.read(|ways| ways.opens_until))
+    WAYS.find(&ways::TOLD).map_or(0, |told| told.read(|told| told.second))
 }
 
 /// Returns the link to a pod, if it leads through this device. A row that another CPU writes may have another pod's link addresses.

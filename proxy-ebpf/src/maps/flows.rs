@@ -7,7 +7,7 @@ use proxy_common::flow::{Acked, EntryKind, Flow, FlowKey, Judged, Kind, Proof, S
 use proxy_common::{addr::SockAddr, flow::Hook};
 
 use super::live::part;
-use super::{Find, Live};
+use super::{Find, Live, ends};
 use crate::net::Net;
 
 /// A reason for which an entry could not be made.
@@ -22,6 +22,8 @@ pub enum Refused {
 #[inline(always)]
 pub fn claim_flow<A: Net>(key: &FlowKey<A>, flow: &Flow<A>) -> Result<(), Refused> {
     const EEXIST: i32 = -17;
+    // Before the entry: a packet that finds no mark does not look for it.
+    ends::mark(key, flow);
     A::MAPS.flows.insert(key, flow, u64::from(BPF_NOEXIST)).map_err(|error| match error {
         EEXIST => Refused::Taken,
         _ => Refused::Full,

@@ -10,8 +10,8 @@ use proxy_common::flow::{Flow, FlowKey, Hook, Judged, Kind, Seen, Term};
 
 use super::fib::{find_on, send};
 use super::{END, Forward, is_on_for_all, opens_flows, tolerated};
-use crate::established::{self, Head};
-use crate::maps::{self, Entry, Memory, Scratch};
+use crate::established::{self, Head, Others};
+use crate::maps::{self, Entry, Marked, Memory, Scratch};
 use crate::net::{At, is_forged};
 use crate::outcome::Outcome;
 use crate::skb::{PacketMark, Skb};
@@ -25,18 +25,25 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
     let begins_or_ends = head.proto == Proto::TCP && head.flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
     let ends_past_stack = begins_or_ends && may_end_past_stack();
     let is_end = head.flags & (tcp::SYN | tcp::FIN | tcp::RST) == tcp::FIN;
-    if begins_or_ends && (tcp::opens(head.flags) || ends_past_stack && !is_end) {
+    if begins_or_ends && tcp::opens(head.flags) {
+        return Outcome::NOT_ESTABLISHED;
+    }
+    let marked = Marked::of(head.src(), head.dst());
+    if marked == Marked::NONE {
+        return established::missed(skb, Hook::INGRESS, head, Others::NONE, memory);
+    }
+    if begins_or_ends && ends_past_stack && !is_end {
         return Outcome::NOT_ESTABLISHED;
     }
     let mut key = FlowKey::new(Hook::INGRESS, head.proto, head.src, head.dst);
-    let (entry, is_there) = match find_entry(skb, head, &mut key, begins_or_ends && !ends_past_stack) {
+    let (entry, is_there) = match find_entry(skb, head, &mut key, marked, begins_or_ends && !ends_past_stack) {
         Found::There(entry) => (entry, true),
         Found::Back(entry) => (entry, false),
         Found::Unknown => return Outcome::NOT_ESTABLISHED,
         _ if ends_past_stack => return Outcome::NOT_ESTABLISHED,
         found => {
-            let may_answer = matches!(found, Found::Left);
-            return established::missed(skb, Hook::INGRESS, head, may_answer, memory);
+            let others = if matches!(found, Found::Left) { Others::ANY } else { Others::NO_ANSWER };
+            return established::missed(skb, Hook::INGRESS, head, others, memory);
         }
     };
     let is_whole = head.proto == Proto::TCP && entry.read(|flow| flow.rx.has(Seen::WHOLE));
@@ -86,8 +93,16 @@ enum Found<A: Forward> {
 /// Finds the entry of a packet, and makes `key` its key. Of a packet that `begins_or_ends` a connection the long way may know more: then an
 /// entry is found.
 #[inline(always)]
-fn find_entry<A: Forward>(skb: Skb, head: &Head<A>, key: &mut FlowKey<A>, begins_or_ends: bool) -> Found<A> {
-    if let Some(entry) = maps::live_flow(key) {
+fn find_entry<A: Forward>(
+    skb: Skb,
+    head: &Head<A>,
+    key: &mut FlowKey<A>,
+    marked: Marked,
+    begins_or_ends: bool,
+) -> Found<A> {
+    if !marked.is_answer_to_client(head.dst.port.get())
+        && let Some(entry) = maps::live_flow(key)
+    {
         return Found::There(entry);
     }
     key.set_hook(Hook::EGRESS);

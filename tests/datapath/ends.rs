@@ -1,0 +1,57 @@
+//! The ends that have flows: each round finds those of open flows, and packets of other ends ask for no flow.
+
+use anyhow::{Context, Result, ensure};
+use aya::maps::{HashMap, MapData};
+use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind};
+use proxy_common::names::{IPV4, IPV6};
+use proxy_datapath::open;
+
+use crate::fixture::{Fixture, fixtures};
+use crate::packets::run_section;
+
+/// More than the rounds after which a mark counts no more.
+const ROUNDS: u32 = 5;
+
+#[test]
+fn silent_flows_are_found_in_each_round() -> Result<()> {
+    for mut fixture in fixtures("ends")? {
+        run_section(&mut fixture, "ends::flows_open")?;
+        for _ in 0..ROUNDS {
+            fixture.bench.datapath.flows.sweep()?;
+        }
+        run_section(&mut fixture, "ends::flows_go_on")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn packet_asks_for_no_flow_before_its_ends_are_marked() -> Result<()> {
+    for mut fixture in fixtures("ends")? {
+        run_section(&mut fixture, "ends::flows_open")?;
+        if fixture.is_v4() { copy::<Addr4>(&fixture, IPV4.flows) } else { copy::<Addr6>(&fixture, IPV6.flows) }?;
+        run_section(&mut fixture, "ends::unmarked_flow_is_not_found")?;
+        fixture.bench.datapath.flows.sweep()?;
+        run_section(&mut fixture, "ends::marked_flow_is_found")?;
+    }
+    Ok(())
+}
+
+/// Copies the flow of the client's port 1000 for its port 4444, past the programs, which mark the ends of flows.
+fn copy<A: Addr>(fixture: &Fixture, name: &str) -> Result<()> {
+    let mut flows: HashMap<MapData, FlowKey<A>, Flow<A>> = open(&fixture.bench.datapath.loaded.maps, name)?;
+    let entries = flows.iter().collect::<Result<Vec<_>, _>>()?;
+    let is_opener = |key: &FlowKey<A>, flow: &Flow<A>| {
+        (key.hook(), key.proto(), flow.kind) == (Hook::INGRESS, Proto::TCP, Kind::DNAT) && !flow.is_snat()
+    };
+    let opener = entries.iter().find(|(key, flow)| is_opener(key, flow));
+    let (_, mut flow) = *opener.context("no flow of the client")?;
+    ensure!(flow.client.port == Port::new(1000), "{flow:?}");
+    flow.client = SockAddr::new(flow.client.addr, Port::new(4444));
+    flow.source = flow.client;
+    for kind in [Kind::UNDNAT, Kind::DNAT] {
+        flow.kind = kind;
+        flows.insert(flow.key(Proto::TCP), flow, 0)?;
+    }
+    Ok(())
+}
