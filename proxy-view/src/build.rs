@@ -231,6 +231,7 @@ impl<A: Addr> FamilyView<'_, A> {
             in_cluster_set: false,
             in_local_set: false,
             in_redirect_set: true,
+            weight: 1,
             flows: self.counts.flows.get(key).and_then(|flows| flows.get(&at)).copied().unwrap_or(0),
             connect: connect.unwrap_or_default(),
             way: None,

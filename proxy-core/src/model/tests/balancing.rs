@@ -26,7 +26,7 @@ fn a_list_of_bad_weights_is_named_in_part() {
     let skipped = |list: &str| {
         let node = NodeModel::default();
         let web = service("web").cluster_ip("10.96.0.1").tcp(80).weights(list);
-        let (_, skipped) = ServiceModel::new(&object_name("web"), &web.object(), std::iter::empty(), &node);
+        let (_, skipped) = ServiceModel::new(&object_name("web"), &web.object(), std::iter::empty(), None, &node);
         skipped.into_iter().map(|skipped| skipped.why).collect::<Vec<_>>()
     };
     let many = skipped(&(0..1_000).map(|number| format!("bad{number} ")).collect::<String>());
