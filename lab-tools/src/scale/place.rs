@@ -70,13 +70,11 @@ impl<'a> Place<'a> {
         client.sysctl("ipv4/tcp_tw_reuse", "1")?;
         masquerade(node)?;
         let mut place = Self { node, client, rest, listeners: Vec::new() };
-        let servers: [(&NetNs, u16, fn(TcpListener)); 3] = [
-            (&place.rest, TARGET_PORT, tell_address),
-            (&place.rest, STREAM_PORT, echo_all),
-            (&place.client, STREAM_PORT, echo_all),
+        place.listeners = vec![
+            listen(&place.rest, TARGET_PORT, tell_address)?,
+            listen(&place.rest, STREAM_PORT, echo_all)?,
+            listen(&place.client, STREAM_PORT, echo_all)?,
         ];
-        place.listeners =
-            servers.map(|(ns, port, serve)| listen(ns, port, serve)).into_iter().collect::<Result<_>>()?;
         Ok(place)
     }
 

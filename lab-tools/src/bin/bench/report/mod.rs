@@ -73,7 +73,7 @@ fn large_clusters(docs: &Path, results: &Path) -> Result<()> {
     let drawn = scale_plots::draw(&figures, &docs.join("scale"))?;
     let drawings: Vec<_> = drawn.iter().map(|(title, file)| format!("![{title}](scale/{file})")).collect();
     let parts = [
-        ("scale: machine", figures::machine(&records)),
+        ("scale: machine", with_notes(&records)),
         ("scale: goals", figures.goals()),
         ("scale: starts", figures.starts()),
         ("scale: changes", figures.changes()),
@@ -94,15 +94,17 @@ fn large_clusters(docs: &Path, results: &Path) -> Result<()> {
 fn kernels(results: &Path) -> String {
     let table = |series: &&str| {
         let records = read(results, &format!("scale-{series}"));
-        let notes =
-            records.iter().filter_map(|record| if let Record::Note(note) = record { Some(note.clone()) } else { None });
-        let notes: Vec<_> = notes.collect();
         let figures = scale::Figures::of(&records);
-        let machine = figures::machine(&records);
-        (!records.is_empty()).then(|| format!("{machine}\n\n{}\n\n{}", notes.join("\n\n"), figures.kernel()))
+        (!records.is_empty()).then(|| format!("{}\n\n{}", with_notes(&records), figures.kernel()))
     };
     let tables: Vec<_> = KERNELS.iter().filter_map(table).collect();
     if tables.is_empty() { "Not run.".to_owned() } else { tables.join("\n\n") }
+}
+
+/// Returns the machine of a section, and what its run said of itself.
+fn with_notes(records: &[Record]) -> String {
+    let note = |record: &Record| if let Record::Note(note) = record { Some(note.clone()) } else { None };
+    [figures::machine(records)].into_iter().chain(records.iter().filter_map(note)).collect::<Vec<_>>().join("\n\n")
 }
 
 /// Returns the records of a section; none if an older benchmark wrote them, whose figures then stay in the document.
