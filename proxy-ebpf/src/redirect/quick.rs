@@ -168,7 +168,7 @@ fn leave_for<A: Forward>(
     if !A::may_go_on(skb, head) || !find_on(skb, head.proto, route, &head.src.addr, &becomes.dst.addr) {
         return Outcome::NOT_ESTABLISHED;
     }
-    // As `super::may_take`: the long way has judged the flow in this second. The client of a whole one is a pod.
+    // As `whole::may_take`: the long way has judged the flow in this second. The client of a whole one is a pod.
     let is_whole = || entry.read(|flow| flow.rx.has(Seen::WHOLE));
     let is_to_outside = || !is_there && entry.read(Flow::is_far) && route.is_for_openers(true);
     let may_leave = || {
@@ -253,7 +253,7 @@ const FIRST_PACKETS: u64 = 4;
 #[inline(always)]
 fn is_of_stack<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>) -> bool {
     let rx = entry.read(|flow| flow.rx);
-    // As `super::is_whole`: there is no SYN here.
+    // As `whole::is_whole`: there is no SYN here.
     if rx.has(Seen::WHOLE) && (head.proto == Proto::TCP || opens_flows()) {
         return false;
     }
