@@ -180,9 +180,28 @@ fn names_what_is_broken(test: &mut Test) -> Result<()> {
     );
     ensure!(text.contains(":18480: a connection, and then no answer (a hole in the path's MTU?)"), "{text}");
     ensure!(text.contains("not enforced: "), "{text}");
+    let invented: Vec<_> =
+        documented()?.into_iter().filter(|row| !text.lines().any(|line| form(line) == form(row))).collect();
+    ensure!(invented.is_empty(), "docs/kubectl.md shows {invented:#?}, and the test printed\n{text}");
     test.kubelets.misdirected = None;
     ensure!(test.namespaces().len() == 1 && test.kubelets.running() == 7, "{:?} are kept", test.namespaces());
     test.cluster.lab.fabric.ns.nft("delete table inet broken\ndelete table bridge hole")
+}
+
+/// Returns the rows of the sample in docs/kubectl.md, which is an output of this test.
+fn documented() -> Result<Vec<String>> {
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/kubectl.md"))?;
+    let (_, sample) = page.split_once("$ kubectl kpx connectivity-test\n").context("the sample")?;
+    let rows = sample.lines().take_while(|line| *line != "```").filter(|line| *line != "…");
+    Ok(rows.map(str::to_owned).collect())
+}
+
+/// Returns a row without widths and addresses, which depend on the rows beside it.
+fn form(row: &str) -> String {
+    let is_number = |letter: char| letter.is_ascii_digit() || ".:".contains(letter);
+    let words =
+        row.split_whitespace().map(|word| if word.contains(['.', ':']) { word.trim_matches(is_number) } else { word });
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// Ctrl-C ends a run whose pods do not come, and nothing stays of it, nor of the one before. Another person's run stays.
