@@ -241,6 +241,7 @@ fn raise_memlock() {
 #[cfg(feature = "log")]
 fn log_packets(ebpf: &mut Ebpf) -> Result<()> {
     let logger = aya_log::EbpfLogger::init(ebpf).context("the BPF object was built without its feature `log`")?;
+    #[expect(deprecated, reason = "its successor is unsafe, for descriptors that change: the logger keeps its own")]
     let mut logger = tokio::io::unix::AsyncFd::with_interest(logger, tokio::io::Interest::READABLE)?;
     tokio::spawn(async move {
         while let Ok(mut guard) = logger.readable_mut().await {
