@@ -105,8 +105,8 @@ fn events_tell_what_the_agent_told_and_follow_it() -> Result<()> {
         Ok(text.lines().map(|line| (word(line, 2), word(line, 3))).collect())
     };
     let conflict = ("FrontendConflict".to_owned(), "service/shop/web-old".to_owned());
-    assert_eq!(told("web-old")?, [conflict.clone()]);
-    assert_eq!(told("-n shop")?, [conflict.clone()]);
+    assert_eq!(told("web-old")?, std::slice::from_ref(&conflict));
+    assert_eq!(told("-n shop")?, std::slice::from_ref(&conflict));
     assert_eq!(told("svc/shop/web")?, [], "no Event is about it");
     let all = told("")?;
     let typo = ("ProblemBegan".to_owned(), "problem/typo.yaml:3".to_owned());
