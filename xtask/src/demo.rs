@@ -4,10 +4,12 @@ mod picture;
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Stdio, exit};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use signal_hook::consts::SIGINT;
@@ -16,7 +18,7 @@ use crate::{build, shell};
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Draw the output as a picture in this file, in SVG: docs/demo.svg is made so
+    /// Draw the output as a moving picture in this file, in SVG: docs/demo.svg is made so
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
     /// Arguments for the demo: `--keep` leaves everything up until Ctrl-C
@@ -49,14 +51,20 @@ pub(crate) fn show(kpx: &Path, args: &[OsString], input: Stdio) -> Result<()> {
     shell::run(demo)
 }
 
-/// Runs the demo, and draws what it prints.
+/// Runs the demo, and draws what it prints and when.
 fn draw(kpx: &Path, args: &[OsString], file: &Path) -> Result<()> {
     let mut demo = shell::as_root(&kpx.with_file_name("kpx-demo"))?;
-    let output = demo.args(args).env("KPX_BIN", kpx).stderr(Stdio::inherit()).output().context("run the demo")?;
-    let text = String::from_utf8(output.stdout).context("the demo prints text")?;
-    print!("{text}");
-    ensure!(output.status.success(), "the demo failed ({})", output.status);
-    fs::write(file, picture::svg("cargo xtask demo", &text)).with_context(|| format!("write {}", file.display()))
+    let started = Instant::now();
+    let mut demo = demo.args(args).env("KPX_BIN", kpx).stdout(Stdio::piped()).spawn().context("run the demo")?;
+    let mut lines = Vec::new();
+    for line in BufReader::new(demo.stdout.take().context("an output")?).lines() {
+        let line = line.context("the demo prints text")?;
+        println!("{line}");
+        lines.push((started.elapsed(), line));
+    }
+    let status = demo.wait().context("wait for the demo")?;
+    ensure!(status.success(), "the demo failed ({status})");
+    fs::write(file, picture::svg("cargo xtask demo", &lines)).with_context(|| format!("write {}", file.display()))
 }
 
 #[cfg(test)]
