@@ -242,7 +242,7 @@ impl<A: Addr> FamilyView<'_, A> {
     fn way(&self, key: &FrontendKey<A>, at: SockAddr<A>, endpoint: &Endpoint<'_, A>) -> Option<&'static str> {
         let at = SocketAddr::new(at.addr.ip(), at.port.get());
         let is_it = |one: &&Unreachable| (one.port, one.proto, one.backend) == (key.port.get(), key.proto, at);
-        let takes_traffic = endpoint.ready || endpoint.serving && endpoint.terminating;
+        let takes_traffic = endpoint.weight > 0 && (endpoint.ready || endpoint.serving && endpoint.terminating);
         if !takes_traffic {
             None
         } else if endpoint.is_direct() {

@@ -56,7 +56,7 @@ impl<'a, A: Addr> Joined<'a, A> {
                 any_node.iter().for_each(|node| joined.put(SockAddr::new(*node, port), endpoint));
             }
         }
-        stranded.retain(|(_, endpoint, _)| endpoint.serves());
+        stranded.retain(|(_, endpoint, _)| endpoint.serves() && endpoint.weight > 0);
         let tunnelled = joined.tunnel(&mut stranded, fallback);
         let stranded = stranded.into_iter().map(|(at, _, reason)| (at, reason)).collect();
         WithinReach { joined, tunnelled, stranded }
