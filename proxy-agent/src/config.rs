@@ -180,7 +180,7 @@ impl Configuration {
             },
             sockets: checked.sockets,
             names: checked.names.clone(),
-            ipvs_excluded: checked.ipvs_excluded.clone(),
+            ipvs_excluded: ipvs::excluded(kube_proxy),
             tunnel: self.tunnel(),
             cgroup_root: (!kpx.cgroup_root.is_empty()).then(|| PathBuf::from(&kpx.cgroup_root)),
             files: self.files.clone(),

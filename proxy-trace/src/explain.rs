@@ -251,7 +251,9 @@ impl Algorithm {
             Self::Random => "a backend chosen at random, by weight",
             Self::Maglev => "the backend that Maglev has for this client's address and port, on every node, by weight",
             Self::RoundRobin => "the next backend in turn, by weight",
-            Self::LeastConnections => "of two backends at random, by weight, the one with fewer connections for its weight",
+            Self::LeastConnections => {
+                "of two backends at random, by weight, the one with fewer connections for its weight"
+            }
             Self::Unknown => "sent to a backend",
         }
     }

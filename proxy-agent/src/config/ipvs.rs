@@ -1,11 +1,12 @@
 //! The settings of kube-proxy's mode ipvs, and what kpx does in their place.
 
+use ipnet::IpNet;
 use proxy_common::frontend::Algorithm;
 use proxy_core::model::algorithm_name;
 use serde_json::{Value, json};
 
 use super::duration::GoDuration;
-use super::kube_proxy::Ipvs;
+use super::kube_proxy::{Ipvs, KubeProxyConfiguration};
 use super::tree;
 
 /// A scheduler of IPVS, and what spreads clients most like it.
@@ -70,6 +71,12 @@ pub(super) fn defaults(kube_proxy: &Value) -> Value {
 pub(super) fn notice(ipvs: &Ipvs) -> Option<String> {
     let Scheduler { name, nearest, differs } = scheduler(&ipvs.scheduler).filter(|one| !one.differs.is_empty())?;
     Some(format!("ipvs.scheduler {name}: served by the algorithm {}: {differs}", algorithm_name(*nearest)))
+}
+
+/// Returns the networks whose virtual servers are not kube-proxy's. The list was checked before.
+pub(super) fn excluded(kube_proxy: &KubeProxyConfiguration) -> Vec<IpNet> {
+    let excluded = kube_proxy.ipvs.exclude_cidrs.iter().filter(|_| kube_proxy.mode == "ipvs");
+    excluded.filter_map(|net| net.parse().ok()).collect()
 }
 
 /// Returns the fields that are set and change nothing, each with the reason.

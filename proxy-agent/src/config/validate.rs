@@ -39,7 +39,6 @@ pub(super) struct Checked {
     pub(super) common: Common,
     pub(super) sockets: Option<SocketOptions>,
     pub(super) names: Option<NamesOptions>,
-    pub(super) ipvs_excluded: Vec<IpNet>,
     pub(crate) socket_group: Option<u32>,
 }
 
@@ -64,9 +63,8 @@ pub(super) fn check(
     let healthz_address = listen_address(&mut fields, "healthzBindAddress", &kube_proxy.healthz_bind_address);
     let metrics_address = listen_address(&mut fields, "metricsBindAddress", &kube_proxy.metrics_bind_address);
     let conntrack = conntrack(&mut fields, kube_proxy);
-    let (common, ipvs_excluded) = proxy_mode(&mut fields, kube_proxy);
+    let common = proxy_mode(&mut fields, kube_proxy);
     scalars(&mut fields, kube_proxy);
-
     let node_ips = own.parse_each::<IpAddr>("nodeIPs", &kpx.node_ips, "must be an IP address");
     let node_ips = if node_ips.is_empty() { bind_address.into_iter().collect() } else { node_ips };
     let service_cidrs = own.parse_each("serviceCIDRs", &kpx.service_cidrs, "must be a CIDR");
@@ -122,18 +120,7 @@ pub(super) fn check(
         pod_routing,
         notices: Vec::new(),
     };
-    Ok(Checked {
-        node,
-        model,
-        healthz_address,
-        metrics_address,
-        conntrack,
-        common,
-        sockets,
-        names,
-        ipvs_excluded,
-        socket_group,
-    })
+    Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, sockets, names, socket_group })
 }
 
 /// Returns the number of the group whose members may ask the agent. A static program has no other way to read names than the file.
@@ -306,8 +293,8 @@ fn conntrack(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Conntr
     }
 }
 
-/// Checks the mode, and returns the settings of its section, and the networks that mode ipvs excludes.
-fn proxy_mode(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> (Common, Vec<IpNet>) {
+/// Checks the mode, and returns the settings of its section.
+fn proxy_mode(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Common {
     let common = kube_proxy.common();
     let mode = kube_proxy.mode.as_str();
     let is_known = matches!(mode, "" | "iptables" | "ipvs" | "nftables" | "ebpf");
@@ -322,7 +309,9 @@ fn proxy_mode(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> (Comm
     fields.not_negative(&min_sync, common.min_sync_period);
     let in_order = common.min_sync_period <= common.sync_period;
     fields.check(in_order, &sync, Shown(common.sync_period), &format!("must be greater than or equal to {min_sync}"));
-    let excluded = if mode == "ipvs" { ipvs(fields, &kube_proxy.ipvs) } else { Vec::new() };
+    if mode == "ipvs" {
+        ipvs(fields, &kube_proxy.ipvs);
+    }
     let bit = if mode == NFTABLES { "nftables.masqueradeBit" } else { "iptables.masqueradeBit" };
     fields.check(
         (0..32).contains(&common.masquerade_bit),
@@ -330,17 +319,17 @@ fn proxy_mode(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> (Comm
         common.masquerade_bit,
         "must be within the range [0, 31]",
     );
-    (common, excluded)
+    common
 }
 
-fn ipvs(fields: &mut Fields, ipvs: &Ipvs) -> Vec<IpNet> {
+fn ipvs(fields: &mut Fields, ipvs: &Ipvs) {
     let is_known = ipvs::is_scheduler(&ipvs.scheduler);
     let why = format!("must be one of {}", ipvs::schedulers());
     fields.check(is_known, "ipvs.scheduler", &ipvs.scheduler, &why);
     fields.not_negative("ipvs.tcpTimeout", ipvs.tcp_timeout);
     fields.not_negative("ipvs.tcpFinTimeout", ipvs.tcp_fin_timeout);
     fields.not_negative("ipvs.udpTimeout", ipvs.udp_timeout);
-    fields.parse_each("ipvs.excludeCIDRs", &ipvs.exclude_cidrs, "must be a CIDR")
+    let _excluded: Vec<IpNet> = fields.parse_each("ipvs.excludeCIDRs", &ipvs.exclude_cidrs, "must be a CIDR");
 }
 
 fn scalars(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) {
