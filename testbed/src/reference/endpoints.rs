@@ -16,8 +16,6 @@ pub struct Endpoint {
     ready: bool,
     serving: bool,
     terminating: bool,
-    /// Set by the annotation `kpx.dev/weight: "0"`: no new conversation begins.
-    drained: bool,
     for_nodes: BTreeSet<String>,
     for_zones: BTreeSet<String>,
 }
@@ -29,8 +27,6 @@ pub struct Endpoints {
     pub cluster: Vec<Endpoint>,
     /// The endpoints that a policy `Local` spreads over.
     pub local: Vec<Endpoint>,
-    /// All that may take a new conversation, be it out of reach.
-    pub open: Vec<Endpoint>,
     /// All that serve, be it out of reach: those that a conversation may stay with.
     pub serving: Vec<Endpoint>,
 }
@@ -39,17 +35,14 @@ pub fn of(cluster: &Cluster, service: &Service, port: &ServicePort, family: Fami
     let all = listed(cluster, service, port, family);
     let those =
         |which: fn(&Endpoint) -> bool| all.iter().filter(|endpoint| which(endpoint)).cloned().collect::<Vec<_>>();
-    let ready = those(|endpoint| endpoint.ready && !endpoint.drained);
+    let ready = those(|endpoint| endpoint.ready);
     // The last resort.
-    let is_last = |endpoint: &Endpoint| !endpoint.ready && endpoint.serving && endpoint.terminating;
-    let terminating: Vec<_> = all.iter().filter(|one| is_last(one) && !one.drained).cloned().collect();
-    let serving = all.iter().filter(|one| one.ready || is_last(one)).cloned().collect();
+    let terminating = those(|endpoint| !endpoint.ready && endpoint.serving && endpoint.terminating);
     let here = |endpoints: &[Endpoint]| endpoints.iter().filter(|endpoint| endpoint.local).cloned().collect::<Vec<_>>();
     Endpoints {
         cluster: if ready.is_empty() { terminating.clone() } else { near(&ready, &cluster.node) },
         local: if here(&ready).is_empty() { here(&terminating) } else { here(&ready) },
-        open: [ready, terminating].concat(),
-        serving,
+        serving: [ready, terminating].concat(),
     }
 }
 
@@ -73,8 +66,6 @@ fn listed(cluster: &Cluster, service: &Service, port: &ServicePort, family: Fami
             let Some(number) = slice_port.port.and_then(|number| u16::try_from(number).ok()) else { continue };
             for listed in slice.endpoints.iter().flatten() {
                 let Some(endpoint) = read(listed, number, &cluster.node) else { continue };
-                let weight = slice.metadata.annotations.as_ref().and_then(|all| all.get("kpx.dev/weight"));
-                let endpoint = Endpoint { drained: weight.is_some_and(|weight| weight == "0"), ..endpoint };
                 match endpoints.iter_mut().find(|known| known.at == endpoint.at) {
                     None => endpoints.push(endpoint),
                     // An address that a new pod got while the old one still terminates is the new one's.
@@ -111,7 +102,6 @@ fn read(endpoint: &ApiEndpoint, port: u16, node: &NodeFacts) -> Option<Endpoint>
         ready: conditions.ready.unwrap_or(true),
         serving: conditions.serving.unwrap_or(true),
         terminating: conditions.terminating.unwrap_or(false),
-        drained: false,
         for_nodes: hints.for_nodes.into_iter().flatten().map(|node| node.name).collect(),
         for_zones: hints.for_zones.into_iter().flatten().map(|zone| zone.name).collect(),
     })

@@ -99,7 +99,7 @@ pub fn answer(cluster: &Cluster, packet: &Packet) -> Answer {
     let endpoints = endpoints::of(cluster, dialled.service, dialled.port, packet.family());
     let list = if uses_local_list(&dialled, client) { &endpoints.local } else { &endpoints.cluster };
     if list.is_empty() {
-        return if endpoints.open.is_empty() {
+        return if endpoints.serving.is_empty() {
             Answer::Reject(Reason::NoEndpoints)
         } else {
             Answer::Drop(Reason::NoLocalEndpoints)

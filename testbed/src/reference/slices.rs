@@ -77,11 +77,10 @@ fn slice(dice: &mut Dice, service: &Service, family: Family, index: u8, endpoint
         labels["service.kubernetes.io/headless"] = "".into();
     }
     let name = format!("{name}-{}-{index}", family.name().to_lowercase());
-    let weight = dice.random_bool(0.15).then(|| one(dice, &["0", "2", "7", "none"]));
     object(json!({
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
-        "metadata": { "namespace": namespace, "name": name, "labels": labels, "annotations": weight.map(|weight| json!({ "kpx.dev/weight": weight })) },
+        "metadata": { "namespace": namespace, "name": name, "labels": labels },
         "addressType": family.name(),
         "ports": ports,
         "endpoints": endpoints,
