@@ -44,7 +44,7 @@ fn cleanup_removes_the_remains_of_mode_ipvs() -> Result<()> {
     let output = kpx(&ns, "cleanup --kube-proxy --force")?;
     ensure!(output.status.success(), "{output:?}");
     expect![[r#"
-        removed the virtual servers of IPVS
+        removed 4 virtual servers of IPVS
         removed the device kube-ipvs0
     "#]]
     .assert_eq(&String::from_utf8(output.stdout)?);
