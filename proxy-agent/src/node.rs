@@ -8,7 +8,6 @@ mod devices;
 mod fast_path;
 mod host_mode;
 pub mod lifecycle;
-pub mod node_ports;
 mod opened;
 mod options;
 mod programs;

@@ -26,7 +26,6 @@ pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
     fn of_node(node: &Node) -> Self {
         *Self::at_node(node)
     }
-    /// Returns the same where it is.
     fn at_node(node: &Node) -> &Self;
     /// Returns true if the node can tell local pods by addresses of this family.
     fn is_detected_by(node: &Node) -> bool;

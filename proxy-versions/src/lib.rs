@@ -1,6 +1,7 @@
 //! Tells what a version of Kubernetes means to a proxy for Services: defaults, feature gates, forms of the configuration.
 
 pub mod gates;
+pub mod node_ports;
 pub mod v1alpha2;
 
 use std::fmt;

@@ -135,6 +135,8 @@ mod tests {
             ("shop/web", name(Some("shop"), "web")),
             ("svc/web", name(None, "web")),
             ("service/shop/web", name(Some("shop"), "web")),
+            // KEP-5311: a name may begin with a digit.
+            ("svc/2nd/1-web", name(Some("2nd"), "1-web")),
         ];
         for (text, want) in cases {
             assert_eq!(text.parse::<ServiceName>(), want, "{text}");

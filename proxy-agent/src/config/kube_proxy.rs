@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::duration::{GoDuration, nanos_or_text};
-use crate::node::node_ports::NodePortAddresses;
 use proxy_versions::KubeVersion;
+use proxy_versions::node_ports::NodePortAddresses;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]

@@ -13,7 +13,6 @@ use super::kpx::KpxConfiguration;
 use super::kube_proxy::{Common, Ipvs, KubeProxyConfiguration, NFTABLES};
 use crate::names::NamesOptions;
 use crate::node::detect::Detector;
-use crate::node::node_ports::{Localhost, NodePortAddresses};
 use crate::node::{FastPath, Masquerade, NodeOptions};
 use crate::settings::{Conntrack, Mode, PodRoutes, SocketLb, Tunnel};
 use proxy_core::model::{HostRoutes, ModelOptions};
@@ -21,6 +20,7 @@ use proxy_datapath::SocketOptions;
 use proxy_dns::Zone;
 use proxy_versions::KubeVersion;
 use proxy_versions::gates::Gates;
+use proxy_versions::node_ports::{Localhost, NodePortAddresses};
 use proxy_view::DNS_ADDRESS;
 
 /// The longest name of a device in bytes: `IFNAMSIZ` without its final zero.
@@ -52,13 +52,7 @@ pub(super) fn check(
     let bind_address = bind_address(&mut fields, kube_proxy);
     let node_ports = node_ports(&mut fields, &kube_proxy.node_port_addresses);
     let gates = Gates { set: &kube_proxy.feature_gates, version: kpx.version() };
-    for (gate, meant) in gates.misspelt() {
-        fields.refuse(
-            &format!("featureGates.{gate}"),
-            kube_proxy.feature_gates[&gate],
-            format!("is no gate, but {meant} is"),
-        );
-    }
+    misspelt_gates(&mut fields, gates);
     let detector = detector(&mut fields, kube_proxy);
     let healthz_address = listen_address(&mut fields, "healthzBindAddress", &kube_proxy.healthz_bind_address);
     let metrics_address = listen_address(&mut fields, "metricsBindAddress", &kube_proxy.metrics_bind_address);
@@ -69,9 +63,6 @@ pub(super) fn check(
     let node_ips = if node_ips.is_empty() { bind_address.into_iter().collect() } else { node_ips };
     let service_cidrs = own.parse_each("serviceCIDRs", &kpx.service_cidrs, "must be a CIDR");
     let external_ip_cidrs = external_ip_cidrs(&mut own, &kpx.external_ip_cidrs);
-    let version = &kpx.kubernetes_version;
-    let is_version = version.parse::<KubeVersion>().is_ok();
-    own.check(is_version, "kubernetesVersion", version, "must be a version of Kubernetes (e.g. 1.38)");
     let is_host = kpx.mode == Mode::Host;
     of_the_mode(&mut own, kpx);
     let masquerades = kpx.masquerade == Masquerade::Compat || common.masquerade_all;
@@ -142,8 +133,18 @@ fn group_number(groups: &str, name: &str) -> Option<u32> {
     numbers.next()
 }
 
-/// Checks the fields that only one of the modes has a use for.
+fn misspelt_gates(fields: &mut Fields, gates: Gates<'_>) {
+    for (gate, meant) in gates.misspelt() {
+        let why = format!("is no gate, but {meant} is");
+        fields.refuse(&format!("featureGates.{gate}"), gates.set[&gate], why);
+    }
+}
+
+/// Checks the version, and the fields that only one of the modes has a use for.
 fn of_the_mode(own: &mut Fields, kpx: &KpxConfiguration) {
+    let version = &kpx.kubernetes_version;
+    let is_version = version.parse::<KubeVersion>().is_ok();
+    own.check(is_version, "kubernetesVersion", version, "must be a version of Kubernetes (e.g. 1.38)");
     let is_host = kpx.mode == Mode::Host;
     let pod_routes = choice::name(&kpx.pod_routes);
     own.check(is_host || kpx.pod_routes == PodRoutes::Off, "podRoutes", pod_routes, "is for mode host");

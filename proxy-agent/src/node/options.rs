@@ -8,8 +8,8 @@ use proxy_common::device::Node;
 
 use super::detect::Detector;
 use super::fast_path::FastPath;
-use super::node_ports::{Localhost, NodePortAddresses};
 use crate::choices::PodRoutes;
+use proxy_versions::node_ports::{Localhost, NodePortAddresses};
 
 /// The operator's settings of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -283,27 +283,6 @@ fn the_host_dials_its_own_node_port() -> Result<()> {
     )
 }
 
-#[test]
-fn the_host_reaches_node_ports_at_a_loopback_address_where_it_is_named() -> Result<()> {
-    check(
-        "n1",
-        "loopback:30004",
-        &["--nodeport-addresses", "localhost"],
-        &expect![[r#"
-        n1:32768 > loopback:30004/tcp on n1, met by kpx_lo at lo
-          frontend   *:30004/tcp, a node port
-          service    default/port port http at port:80/tcp
-          client     this node itself
-          backends   1 in the cluster set
-                     p2a:8080
-          verdict    forward to p2a:8080
-                     the only backend
-          source     seen as n1:$port
-                     the client's own address, and a port that no connection of the host has
-    "#]],
-    )
-}
-
 /// The kernel takes what it sends there for its own: no route of kpx's leads there.
 #[test]
 fn the_host_dials_its_loopback_address() -> Result<()> {

@@ -6,8 +6,8 @@ use super::{load, run_args, settings};
 use crate::config::arguments;
 use crate::config::logging::filter;
 use crate::node::NodeOptions;
-use crate::node::node_ports::{Localhost, NodePortAddresses};
 use proxy_source::Source;
+use proxy_versions::node_ports::{Localhost, NodePortAddresses};
 
 #[test]
 fn flags_are_read_as_go_does() {

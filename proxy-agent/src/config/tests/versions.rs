@@ -1,7 +1,7 @@
 //! Tests of what Kubernetes' versions mean: feature gates, the default mode, the newer form of the file.
 
 use super::{ConfigFile, load, settings};
-use crate::node::node_ports::{Localhost, NodePortAddresses};
+use proxy_versions::node_ports::{Localhost, NodePortAddresses};
 
 const V1ALPHA2: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha2\nkind: KubeProxyConfiguration\n";
 
