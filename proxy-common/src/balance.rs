@@ -50,6 +50,12 @@ pub fn maglev_place<A: Addr>(client: SockAddr<A>, service: &FrontendKey<A>) -> u
     ((u64::from(finish(hash)) * MAGLEV_PLACES as u64) >> 32) as usize
 }
 
+/// Returns a number for an address, any bit of which changes with any of its bits.
+#[inline(always)]
+pub(crate) fn hash_addr<A: Addr>(addr: &A) -> u32 {
+    finish(addr.fold_words(0, mix))
+}
+
 /// One round of MurmurHash3 (public domain, A. Appleby), x86 32 bit.
 #[inline(always)]
 fn mix(hash: u32, word: u32) -> u32 {

@@ -1,7 +1,8 @@
 //! What became of the TCP connections that a service port opened to a backend: the time until the backend answered, and the failures.
 
-use crate::addr::Port;
+use crate::addr::{Addr, Port};
 use crate::assert_size;
+use crate::balance::hash_addr;
 
 /// The moment of a flow's first SYN. The reply's entry of a TCP flow holds it in [`Flow::generation`](crate::flow::Flow::generation)
 /// until the backend's first packet.
@@ -59,16 +60,97 @@ pub const fn bound_units(bucket: usize) -> Option<u64> {
 pub struct Outcome(pub u32);
 
 impl Outcome {
-    /// The backend's first packet was a RST.
-    pub const REFUSED: Self = Self(u32::MAX);
-    /// A SYN came again, and the backend has sent nothing.
-    pub const RETRANSMITTED: Self = Self(u32::MAX - 1);
-    const UNITS_MAX: u32 = u32::MAX - 2;
+    /// A SYN came again early, and the backend has sent nothing.
+    pub const RETRANSMITTED: Self = Self(u32::MAX);
+    const UNITS_MAX: u32 = u32::MAX - 0x1000;
+    /// The bits of a failure's [`Voter`].
+    const VOTER: u32 = 0xff;
+    const REFUSED: u32 = u32::MAX - 0x2ff;
+    const UNHEARD: u32 = u32::MAX - 0x3ff;
+
+    /// The backend's first packet was a RST to this client.
+    #[inline(always)]
+    pub const fn refused(Voter(voter): Voter) -> Self {
+        Self(Self::REFUSED | voter as u32)
+    }
+
+    /// A SYN of this client came again after [`PATIENCE`], and the backend has sent nothing.
+    #[inline(always)]
+    pub const fn unheard(Voter(voter): Voter) -> Self {
+        Self(Self::UNHEARD | voter as u32)
+    }
 
     /// The backend has answered so many units after the first SYN.
     #[inline(always)]
     pub const fn answered(units: u32) -> Self {
         Self(if units < Self::UNITS_MAX { units } else { Self::UNITS_MAX })
+    }
+
+    /// Returns the times of an answer; None for a failure.
+    #[inline(always)]
+    pub const fn units(self) -> Option<u32> {
+        if self.0 <= Self::UNITS_MAX { Some(self.0) } else { None }
+    }
+
+    /// Returns the client of a failure that counts against the backend.
+    #[inline(always)]
+    pub const fn voter(self) -> Option<Voter> {
+        if self.units().is_none() && self.0 != Self::RETRANSMITTED.0 { Some(Voter(self.0 as u8)) } else { None }
+    }
+
+    #[inline(always)]
+    pub const fn is_refusal(self) -> bool {
+        self.0 & !Self::VOTER == Self::REFUSED
+    }
+}
+
+/// The time in units after which a SYN that comes again says that the backend is silent: the first second of a client's timer (RFC 6298),
+/// less what a kernel's timer may run early.
+pub const PATIENCE: u32 = (900_000_000 / UNIT_NANOS) as u32;
+/// The same where clients have a backend of their own: two times of that timer.
+pub const AFFINITY_PATIENCE: u32 = (2_700_000_000 / UNIT_NANOS) as u32;
+
+/// The place of a client in [`Votes`]. Clients may share one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Voter(pub u8);
+
+impl Voter {
+    #[inline(always)]
+    pub fn of<A: Addr>(client: &A) -> Self {
+        Self(((u64::from(hash_addr(client)) * u64::from(Votes::CLIENTS)) >> 32) as u8)
+    }
+}
+
+/// What speaks against a backend since it has last answered: failures, up to 255, and the clients that met them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Votes(pub u32);
+
+impl Votes {
+    pub const NONE: Self = Self(0);
+    /// The places of clients.
+    const CLIENTS: u32 = 24;
+    const FAILURES: u32 = 0xff;
+    /// The most failures that are told apart.
+    pub const FAILURES_MAX: u32 = Self::FAILURES;
+
+    /// Adds a failure.
+    #[inline(always)]
+    pub const fn with(self, Voter(voter): Voter) -> Self {
+        let failures = self.0 & Self::FAILURES;
+        let more = if failures < Self::FAILURES { failures + 1 } else { failures };
+        let place = if (voter as u32) < Self::CLIENTS { voter as u32 } else { 0 };
+        Self(self.0 & !Self::FAILURES | more | 1 << (u8::BITS + place))
+    }
+
+    pub const fn failures(self) -> u32 {
+        self.0 & Self::FAILURES
+    }
+
+    /// Returns the number of clients, at the least.
+    pub const fn clients(self) -> u32 {
+        (self.0 & !Self::FAILURES).count_ones()
     }
 }
 
@@ -116,13 +198,21 @@ pub struct Connects {
     pub retransmitted: u64,
     /// When a program last counted: seconds since boot.
     pub last_secs: u32,
-    pad: u32,
+    /// What speaks against the backend since its last answer.
+    pub votes: Votes,
 }
 assert_size!(Connects = (BUCKETS + 4) * 8 + 4 + 4);
 
 impl Connects {
-    pub const NOTHING: Self =
-        Self { buckets: [0; BUCKETS], units: 0, refused: 0, unanswered: 0, retransmitted: 0, last_secs: 0, pad: 0 };
+    pub const NOTHING: Self = Self {
+        buckets: [0; BUCKETS],
+        units: 0,
+        refused: 0,
+        unanswered: 0,
+        retransmitted: 0,
+        last_secs: 0,
+        votes: Votes::NONE,
+    };
 
     /// Returns the number of answered connections.
     pub fn answered(&self) -> u64 {
@@ -155,6 +245,7 @@ impl core::ops::AddAssign for Connects {
         self.unanswered = self.unanswered.wrapping_add(other.unanswered);
         self.retransmitted = self.retransmitted.wrapping_add(other.retransmitted);
         self.last_secs = self.last_secs.max(other.last_secs);
+        // Votes are of one backend: no sum has any but its own.
     }
 }
 
@@ -186,11 +277,31 @@ mod tests {
 
     #[test]
     fn ports_and_outcome_share_a_register() {
-        for outcome in [Outcome::REFUSED, Outcome::RETRANSMITTED, Outcome::answered(7)] {
+        let (refused, unheard) = (Outcome::refused(Voter(23)), Outcome::unheard(Voter(7)));
+        for outcome in [refused, unheard, Outcome::RETRANSMITTED, Outcome::answered(7)] {
             let both = PortsAndOutcome::new(Port::new(80), Port::new(8080), outcome);
             assert_eq!((both.service(), both.backend(), both.outcome()), (Port::new(80), Port::new(8080), outcome));
         }
-        assert!(![Outcome::REFUSED, Outcome::RETRANSMITTED].contains(&Outcome::answered(u32::MAX)));
+        assert_eq!([refused, unheard].map(Outcome::voter), [Some(Voter(23)), Some(Voter(7))]);
+        assert_eq!([refused, unheard].map(Outcome::is_refusal), [true, false]);
+        for outcome in [Outcome::RETRANSMITTED, Outcome::answered(7), Outcome::answered(u32::MAX)] {
+            assert_eq!((outcome.voter(), outcome.is_refusal()), (None, false));
+        }
+        assert!(Outcome::answered(u32::MAX).units().is_some() && Outcome::RETRANSMITTED.units().is_none());
+    }
+
+    #[test]
+    fn votes_count_failures_and_tell_clients_apart() {
+        let mut votes = Votes::NONE;
+        for nth in 0..300 {
+            votes = votes.with(Voter(u8::try_from(nth % 2 * 23).unwrap()));
+        }
+        assert_eq!((votes.failures(), votes.clients()), (255, 2), "{votes:?}");
+        let voter = |last| Voter::of(&crate::addr::Addr4::from(core::net::Ipv4Addr::new(10, 244, 1, last)));
+        let mut all = (0..=255).fold(Votes::NONE, |votes, last| votes.with(voter(last)));
+        assert_eq!((all.failures(), all.clients()), (255, Votes::CLIENTS));
+        all = all.with(Voter(u8::MAX));
+        assert_eq!(all.failures(), 255, "any number is a client");
     }
 
     #[test]

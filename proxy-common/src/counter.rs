@@ -205,7 +205,8 @@ impl Reason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Event {
     FlowOpened,
-    /// A UDP flow whose backend serves no longer was closed, for its client to be led to another one.
+    /// A UDP flow whose backend serves no longer was closed, or a half-open TCP flow whose backend is silent, for its client to be led to
+    /// another one.
     FlowMoved,
     /// A half-open flow was closed, to make room for another one.
     FlowForgotten,
@@ -229,10 +230,12 @@ pub enum Event {
     PortMoved,
     /// A FIN or RST had a number that its flow's other side did not expect: it was passed on, and ended nothing here.
     EndIgnored,
+    /// A backend has refused a connection, or sent nothing until the client's SYN came again.
+    BackendFailed,
 }
 
 impl Event {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::FlowOpened,
         Self::FlowMoved,
         Self::FlowForgotten,
@@ -246,6 +249,7 @@ impl Event {
         Self::PodOutside,
         Self::PortMoved,
         Self::EndIgnored,
+        Self::BackendFailed,
     ];
 
     pub const fn name(self) -> &'static str {
@@ -263,6 +267,7 @@ impl Event {
             Self::PodOutside => "pod_outside",
             Self::PortMoved => "port_moved",
             Self::EndIgnored => "end_ignored",
+            Self::BackendFailed => "backend_failed",
         }
     }
 }

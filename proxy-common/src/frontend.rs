@@ -182,6 +182,8 @@ impl Service {
     pub const SPARES_NODE: u16 = 1 << 6;
     /// Backends differ in weight: under every algorithm the slots are taken from the places of [`Maglev`].
     pub const WEIGHTED: u16 = 1 << 7;
+    /// A TCP flow whose backend is silent goes to another one, when its client's SYN comes again: each set that serves has several.
+    pub const FAILS_OVER: u16 = 1 << 8;
 
     pub const fn new(cluster: u16, local: u16, flags: u16) -> Self {
         Self { cluster, local, flags, algorithm: Algorithm::RANDOM, pad: 0, affinity_secs: 0 }

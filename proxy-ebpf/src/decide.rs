@@ -49,7 +49,7 @@ pub fn run<'run, A: Net>(
     objection: impl FnOnce(&Packet<A>) -> Option<Reason>,
 ) -> Result<&'run Decision<A>, Reason> {
     let decision = decision.get().ok_or(Reason::FlowsFull)?;
-    let Scratch { packet, service, .. } = scratch;
+    let Scratch { packet, service, flow, .. } = scratch;
     packet.decided = true;
     decision.origin = origin;
     let found = find(packet, node, service, decision);
@@ -59,7 +59,11 @@ pub fn run<'run, A: Net>(
         return Err(reason);
     }
     found?;
-    select::backend(&packet.src, service, decision)?;
+    if maps::again(&packet.moves) {
+        select::another(&packet.src.addr, service, decision, &flow.backend)?;
+    } else {
+        select::backend(&packet.src, service, decision)?;
+    }
     if policy::is_masqueraded(decision, service, node, A::is_detected_by(node)) {
         decision.flags |= Decision::<A>::MASQUERADE;
     }

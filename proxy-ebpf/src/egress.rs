@@ -22,7 +22,7 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Action,
         skb.settle_packet_mark();
         return Err(Reason::NotOurs);
     }
-    let is_known = flow::follow(skb, &scratch.packet, Hook::EGRESS, mark, &mut scratch.flow, decision)?;
+    let is_known = flow::follow(skb, &mut scratch.packet, Hook::EGRESS, mark, &mut scratch.flow, decision)?;
     // A packet that a hook has rewritten is no other program's.
     if !is_known && (noted.is_translated() || !guest::meet(scratch)?) {
         return Err(Reason::NotOurs);

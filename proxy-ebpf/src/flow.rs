@@ -1,7 +1,6 @@
 //! Find, follow and close flows.
 
 use proxy_common::addr::Proto;
-use proxy_common::connect::Outcome;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{Acked, AtHook, EntryKind, Flow, Hook, Kind, Proof, Seen, Sender, is_recent, is_stream, step};
 use proxy_common::service_counts::Passed;
@@ -26,7 +25,7 @@ use crate::{decide, select};
 #[inline(always)]
 pub fn follow<A: Net>(
     skb: Skb,
-    packet: &Packet<A>,
+    packet: &mut Packet<A>,
     hook: Hook,
     mark: PacketMark,
     flow: &mut Flow<A>,
@@ -52,7 +51,7 @@ enum Followed {
 #[inline(never)]
 fn learn<A: Net>(
     skb: Skb,
-    packet: &Packet<A>,
+    packet: &mut Packet<A>,
     (hook, mark): (Hook, PacketMark),
     flow: &mut Flow<A>,
     decision: DecisionMemory,
@@ -103,7 +102,7 @@ fn is_in_anothers_name<A: Net>(skb: Skb, packet: &Packet<A>, hook: Hook, mark: P
 #[inline(always)]
 fn heed<A: Net>(
     entry: &Entry<A>,
-    packet: &Packet<A>,
+    packet: &mut Packet<A>,
     mark: PacketMark,
     flow: &Flow<A>,
     kind: EntryKind,
@@ -119,6 +118,12 @@ fn heed<A: Net>(
             if packet.proto == Proto::UDP && has_moved(entry, flow, decision) {
                 maps::count(Event::FlowMoved);
                 close(flow, packet.proto);
+                return false;
+            }
+            if select::leaves_silent(packet, flow) {
+                maps::count(Event::FlowMoved);
+                close(flow, packet.proto);
+                packet.moves = true;
                 return false;
             }
             there(entry, flow, packet, now_secs);
@@ -229,10 +234,6 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
         && let Some(acked) = packet.acked()
     {
         entry.set_acked(acked);
-    }
-    // Read again, so that the verifier follows what comes next once, whatever was found.
-    if maps::again(&packet.proto) == Proto::TCP && packet.opens_again() && !maps::again(&flow.rx).has(Seen::PACKET) {
-        maps::note_outcome(flow, Outcome::RETRANSMITTED);
     }
     let dials = packet.proto == Proto::TCP && packet.opens() && flow.is_assured();
     let mut seen = if dials { step.seen.with(Seen::DIALLED) } else { step.seen };

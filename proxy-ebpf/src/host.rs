@@ -31,7 +31,7 @@ pub fn send<A: Forward>(
     mut decision: DecisionMemory,
 ) -> Result<Action, Reason> {
     let node = maps::node().ok_or(Reason::NoRoute)?;
-    if !flow::follow(skb, &scratch.packet, Hook::ANCHOR, PacketMark::NONE, &mut scratch.flow, decision.lend())? {
+    if !flow::follow(skb, &mut scratch.packet, Hook::ANCHOR, PacketMark::NONE, &mut scratch.flow, decision.lend())? {
         open(skb, scratch, node, flags, decision.lend())?;
         decide::remember(scratch, decision);
     }

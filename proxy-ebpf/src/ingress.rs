@@ -114,7 +114,7 @@ fn look_up<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<bool, R
     if skb.is_seen_before() {
         return Err(Reason::SeenBefore);
     }
-    flow::follow(skb, &scratch.packet, Hook::INGRESS, PacketMark::NONE, &mut scratch.flow, decision)
+    flow::follow(skb, &mut scratch.packet, Hook::INGRESS, PacketMark::NONE, &mut scratch.flow, decision)
 }
 
 /// Opens the flow that starts with this packet.

@@ -21,7 +21,7 @@ pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     if is_of_no_service(&scratch.packet.dst.addr) {
         return Err(Reason::NotUnicast);
     }
-    if flow::follow(skb, &scratch.packet, Hook::EGRESS, mark, &mut scratch.flow, decision.lend())? {
+    if flow::follow(skb, &mut scratch.packet, Hook::EGRESS, mark, &mut scratch.flow, decision.lend())? {
         // Another program's connection leaves with another port by a device only. Here its peer is this host, which takes
         // the packet as it is.
         if scratch.flow.has(Flow::<A>::GUEST) {

@@ -31,6 +31,8 @@ pub struct Packet<A: Addr> {
     check: u32,
     /// `DECISIONS` is about this packet.
     pub decided: bool,
+    /// The packet's flow has left a silent backend, which is in the scratch still.
+    pub moves: bool,
 }
 
 /// The headers of a packet, but for the addresses.
@@ -122,6 +124,7 @@ impl<A: Net> Packet<A> {
         // The room still holds the last packet.
         self.proto = Proto::ANY;
         self.decided = false;
+        self.moves = false;
         if skb.is_in_vlan() {
             return Err(Reason::Vlan);
         }

@@ -1,17 +1,19 @@
-//! Which backend of a set serves a new flow.
+//! Which backend of a set serves a new flow, and which flow leaves a silent one.
 
 use core::num::NonZeroU32;
 
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey, maglev_place};
+use proxy_common::connect::{AFFINITY_PATIENCE, Outcome, PATIENCE, Voter};
 use proxy_common::counter::Reason;
-use proxy_common::flow::Flow;
+use proxy_common::flow::{Flow, Seen};
 use proxy_common::frontend::{Backend, Choice, MAGLEV_PLACES, Service, SetKey, SlotKey};
 use proxy_common::policy::Decision;
 
 use crate::flow::now_secs;
 use crate::maps;
 use crate::net::Net;
+use crate::packet::Packet;
 use crate::random::below;
 
 /// Chooses a backend out of the decision's set, which has slots.
@@ -29,6 +31,51 @@ pub fn backend<A: Net>(client: &SockAddr<A>, service: &Service, decision: &mut D
         remember(&client.addr, decision);
     }
     Ok(())
+}
+
+/// Chooses any backend out of the decision's set but the silent one, if there is another. A client with affinity stays with the new one.
+#[inline(never)]
+pub fn another<A: Net>(
+    client: &A,
+    service: &Service,
+    decision: &mut Decision<A>,
+    silent: &SockAddr<A>,
+) -> Result<(), Reason> {
+    let count = NonZeroU32::new(service.count(decision.set).into()).ok_or(Reason::StaleSlot)?;
+    let first = below(count.get());
+    decision.backend = match slot(decision, first) {
+        Some(backend) => backend,
+        None => retry(decision)?,
+    };
+    // Read again: the compiler would pass the address in more registers than there are.
+    if decision.backend_at() == maps::again(silent)
+        && let Some(next) = slot(decision, (first + 1) % count)
+    {
+        decision.backend = next;
+    }
+    decision.flags |= Decision::<A>::BACKEND;
+    if service.affinity_secs > 0 && !decision.origin.is_remote() {
+        remember(client, decision);
+    }
+    Ok(())
+}
+
+/// Counts a SYN that comes again while the backend has sent nothing. Returns true if the flow leaves for another backend then.
+///
+/// A stranger's SYN in the client's name does not end the wait: the backend has had its time, counted from the first SYN.
+#[inline(never)]
+pub fn leaves_silent<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
+    // Read again, so that the verifier follows what comes next once, whatever was found.
+    if maps::again(&packet.proto) != Proto::TCP || !packet.opens_again() || maps::again(&flow.rx).has(Seen::PACKET) {
+        return false;
+    }
+    let waited = maps::waited(flow);
+    let is_silent = waited >= PATIENCE;
+    let outcome = if is_silent { Outcome::unheard(Voter::of(&flow.holder())) } else { Outcome::RETRANSMITTED };
+    maps::note_outcome(flow, outcome);
+    let Some(service) = maps::service(&flow.service) else { return false };
+    let patience = if service.affinity_secs > 0 { AFFINITY_PATIENCE } else { PATIENCE };
+    service.has(Service::FAILS_OVER) && waited >= patience
 }
 
 // Functions of their own, so that their keys need not be on the stack together.

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use aya::maps::{HashMap, MapData};
-use proxy_common::addr::{Addr, Addr4, Addr6};
-use proxy_common::flow::{Flow, FlowKey, Kind, State};
+use proxy_common::addr::{Addr, Addr4, Addr6, Proto};
+use proxy_common::connect::UNIT_NANOS;
+use proxy_common::flow::{Flow, FlowKey, Kind, Seen, State};
 use proxy_common::names::{IPV4, IPV6};
 use proxy_datapath::open;
 
@@ -43,6 +44,19 @@ fn read<A: Addr>(agent: &Agent<'_>, name: &str) -> Result<FlowTable> {
         }
     }
     Ok(table)
+}
+
+/// Returns an entry as if its packets had passed so many seconds earlier.
+#[must_use]
+pub fn older<A: Addr>(mut flow: Flow<A>, proto: Proto, secs: u32) -> Flow<A> {
+    flow.last_secs = flow.last_secs.saturating_sub(secs);
+    // The judgement of its sender stays as old as its last packet.
+    flow.source.spare = flow.source.spare.wrapping_sub(secs as u16);
+    if proto == Proto::TCP && flow.kind == Kind::UNDNAT && !flow.rx.has(Seen::PACKET) {
+        // The moment of the first SYN.
+        flow.generation = flow.generation.wrapping_sub((u64::from(secs) * 1_000_000_000 / UNIT_NANOS) as u32);
+    }
+    flow
 }
 
 /// Returns the counters of the programs: events and reasons.

@@ -19,6 +19,7 @@ use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Servi
 use proxy_common::names::{INGRESS, IPV4, IPV6};
 use proxy_core::diff::{Change, FamilyChange};
 use proxy_datapath::{Maps, open};
+use testbed::flow_table::older;
 use testbed::netns::NetNs;
 use testbed::rows::Outcome;
 use testbed::rows::parse::Row;
@@ -138,7 +139,7 @@ impl Fixture {
     }
 
     /// Makes all flows older. A flow cannot be older than the machine: one that has just booted waits for the rest.
-    fn be_silent(&self, secs: u32) -> Result<()> {
+    pub(crate) fn be_silent(&self, secs: u32) -> Result<()> {
         let mut missing = 0;
         self.change_flows(|last_secs| {
             missing = missing.max((secs + 1).saturating_sub(last_secs) * u32::from(last_secs > 0));
@@ -384,15 +385,11 @@ where
     Flow<A>: Pod,
 {
     let mut flows: HashMap<MapData, FlowKey<A>, Flow<A>> = open(&fixture.bench.datapath.loaded.maps, name)?;
-    for (key, mut flow) in flows.iter().collect::<Result<Vec<_>, _>>()? {
+    for (key, flow) in flows.iter().collect::<Result<Vec<_>, _>>()? {
         match change(flow.last_secs) {
             None => flows.remove(&key)?,
             Some(last_secs) => {
-                // The judgement of its sender stays as old as its last packet.
-                let age = flow.last_secs.wrapping_sub(last_secs) as u16;
-                flow.source.spare = flow.source.spare.wrapping_sub(age);
-                flow.last_secs = last_secs;
-                flows.insert(key, flow, 0)?;
+                flows.insert(key, older(flow, key.proto(), flow.last_secs.wrapping_sub(last_secs)), 0)?
             }
         }
     }

@@ -16,11 +16,12 @@ use crate::fixture::Fixture;
 /// A frontend beside a ClusterIP: address, port, protocol, kind; the ClusterIP and port of its Service.
 type External = (&'static str, u16, Proto, FrontendKind, (&'static str, u16));
 
-const EXTERNALS: [External; 13] = [
+const EXTERNALS: [External; 14] = [
     ("any", 30080, Proto::TCP, FrontendKind::NODE_PORT, ("web", 80)),
     ("any", 30053, Proto::UDP, FrontendKind::NODE_PORT, ("remote", 53)),
     ("any", 30443, Proto::TCP, FrontendKind::NODE_PORT, ("own", 443)),
     ("any", 30082, Proto::TCP, FrontendKind::NODE_PORT, ("none", 80)),
+    ("any", 30083, Proto::TCP, FrontendKind::NODE_PORT, ("twins", 80)),
     ("any", 30090, Proto::TCP, FrontendKind::NODE_PORT, ("fenced-ip", 80)),
     ("vip", 80, Proto::TCP, FrontendKind::LOAD_BALANCER, ("web", 80)),
     ("uplink", 80, Proto::TCP, FrontendKind::LOAD_BALANCER, ("web", 80)),
@@ -53,6 +54,7 @@ fn service_ports() -> Vec<ServicePort> {
     let two = Service::new(2, 0, all);
     let redirected = all | Service::REDIRECTED | Service::SPARES_PODS;
     let spares_node = redirected | Service::SPARES_NODE;
+    let fails_over = all | Service::FAILS_OVER;
     vec![
         tcp("near-ip", Service::new(2, 1, local), &[THERE, THERE], &[HERE]),
         ServicePort { port: 81, ..tcp("near-ip", Service::new(1, 1, redirected), &[THERE], &[HERE]) },
@@ -64,6 +66,8 @@ fn service_ports() -> Vec<ServicePort> {
         tcp("sticky", two.with_affinity(60), &[HERE, THERE], &[]),
         tcp("turns", two.with_algorithm(Algorithm::ROUND_ROBIN), &[HERE, THERE], &[]),
         tcp("least", two.with_algorithm(Algorithm::LEAST_CONNECTIONS), &[HERE, THERE], &[]),
+        tcp("twins", Service::new(2, 0, fails_over).with_algorithm(Algorithm::ROUND_ROBIN), &[HERE, THERE], &[]),
+        tcp("sticky-twins", Service::new(2, 0, fails_over).with_affinity(60), &[HERE, THERE], &[]),
         ServicePort { port: 53, proto: Proto::UDP, ..tcp("pair", Service::new(1, 0, all), &[HERE], &[]) },
         tcp("web", Service::new(1, 0, all), &[HERE], &[]),
         tcp("none", Service::new(0, 0, 0), &[], &[]),

@@ -28,6 +28,7 @@ mod reference;
 mod reuse;
 mod sctp;
 mod shares;
+mod silent;
 mod stack;
 mod sweep;
 mod verdicts;

@@ -30,8 +30,8 @@ macro_rules! files {
 }
 
 files! {
-    counts ends fast flows forgery fragments guests half_open icmp limits meetings monitor opened options policy sctp shares stack
-    verdicts whole
+    counts ends fast flows forgery fragments guests half_open icmp limits meetings monitor opened options policy sctp shares silent
+    stack verdicts whole
 }
 
 /// Makes a test of each named section, whose fixtures the section names itself.

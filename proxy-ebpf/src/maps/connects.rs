@@ -2,12 +2,13 @@
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::addr::{Proto, SockAddr};
-use proxy_common::connect::{Connects, DialTime, Outcome, PortsAndOutcome, bucket};
+use proxy_common::connect::{Connects, DialTime, Outcome, PortsAndOutcome, Voter, Votes, bucket};
+use proxy_common::counter::Event;
 use proxy_common::flow::{Flow, Told};
 use proxy_common::frontend::{EndpointKey, FrontendKey};
 
 use super::live::part;
-use super::{Find, Live, again, in_this_tick};
+use super::{Find, Live, again, count, in_this_tick, undnat};
 use crate::clock::{now_ns, now_secs};
 use crate::net::Net;
 
@@ -29,10 +30,18 @@ pub fn note_answer<A: Net>(flow: &Flow<A>, told: Told) {
     // The caller goes on with this number.
     let dialled = DialTime(again(&flow.generation));
     if told.resets() {
-        note_outcome(flow, Outcome::REFUSED);
+        note_outcome(flow, Outcome::refused(Voter::of(&flow.holder())));
     } else if told.answers_opener() && flow.has(Flow::<A>::NUMBERED) && dialled != DialTime::UNKNOWN {
         note_outcome(flow, Outcome::answered(dialled.units_until(now_ns())));
     }
+}
+
+/// Returns the units since the first SYN of a flow whose backend has sent nothing: 0 if that is unknown.
+#[inline(never)]
+pub fn waited<A: Net>(flow: &Flow<A>) -> u32 {
+    let dialled =
+        undnat(flow, Proto::TCP).map_or(DialTime::UNKNOWN, |entry| DialTime(entry.read(|flow| flow.generation)));
+    if dialled == DialTime::UNKNOWN { 0 } else { dialled.units_until(now_ns()) }
 }
 
 /// Without a lock: of two CPUs that count for one backend in the same instant, one is not counted. Where there is no room, nothing is
@@ -41,17 +50,26 @@ pub fn note_answer<A: Net>(flow: &Flow<A>, told: Told) {
 pub fn count_outcome<A: Net>(service: A, backend: A, ports: PortsAndOutcome) {
     let service = FrontendKey::new(service, ports.service(), Proto::TCP);
     let Some(connects) = row(&EndpointKey::new(service, SockAddr::new(backend, ports.backend()))) else { return };
-    let counter = match ports.outcome() {
-        Outcome::REFUSED => Some(part!(connects.refused)),
-        Outcome::RETRANSMITTED => Some(part!(connects.retransmitted)),
-        Outcome(units) => {
+    let outcome = ports.outcome();
+    let counter = match outcome.units() {
+        Some(units) => {
             part!(connects.units).update(|sum| sum.wrapping_add(units.into()));
+            // Written only where it changes: backends answer much more often than they fail.
+            if part!(connects.votes).copy() != Votes::NONE {
+                part!(connects.votes).set(Votes::NONE);
+            }
             // The compiler would leave the check of the place out, for it knows more than the verifier.
             part!(connects.buckets).at(again(&bucket(units)))
         }
+        None if outcome.is_refusal() => Some(part!(connects.refused)),
+        None => Some(part!(connects.retransmitted)),
     };
     if let Some(counter) = counter {
         counter.update(|count| count.wrapping_add(1));
+    }
+    if let Some(voter) = outcome.voter() {
+        part!(connects.votes).update(|votes| votes.with(voter));
+        count(Event::BackendFailed);
     }
     part!(connects.last_secs).set(in_this_tick(now_secs));
 }

@@ -1,0 +1,69 @@
+//! Backends that send nothing: what counts against them, and the half-open flows that leave them.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result, ensure};
+use proxy_common::addr::{Addr, Port, Proto};
+use proxy_common::connect::Votes;
+use proxy_common::frontend::FrontendKey;
+use proxy_common::names::INGRESS;
+use proxy_datapath::FamilyCounts;
+
+use crate::fixture::{Fixture, fixtures};
+use crate::packets::packet_tests;
+use crate::policy::services;
+
+packet_tests! {
+    silent:
+    half_open_flow_leaves_silent_backend_after_a_second,
+    answered_flow_stays_with_its_backend,
+    flow_of_only_backend_stays,
+    masqueraded_flow_leaves_with_all_its_entries,
+    flow_of_host_leaves_as_well,
+}
+
+#[test]
+fn client_with_affinity_waits_longer_and_moves_for_good() -> Result<()> {
+    for fixture in services()? {
+        let dial = |port: u16| -> Result<String> {
+            let frame = fixture.names.frame(&format!("tcp S client:{port} > sticky-twins:80"))?;
+            let text = fixture.names.text(&fixture.run(INGRESS, &frame)?.packet)?;
+            Ok(text.split_once("> ").context("a destination")?.1.to_owned())
+        };
+        let first = dial(1)?;
+        fixture.be_silent(1)?;
+        ensure!(dial(1)? == first, "after a second");
+        fixture.be_silent(2)?;
+        let second = dial(1)?;
+        ensure!(second != first, "after three");
+        for port in 2..40 {
+            ensure!(dial(port)? == second, "the client stays with {second}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn failures_count_against_backend_until_it_answers() -> Result<()> {
+    for mut fixture in fixtures("votes")? {
+        fixture.rows("silent::failures_count_against_backend_until_it_answers/fails")?;
+        let votes = votes(&fixture)?;
+        ensure!((votes.failures(), votes.clients()) == (3, 2), "{votes:?}");
+        fixture.rows("silent::failures_count_against_backend_until_it_answers/answers")?;
+        ensure!(self::votes(&fixture)? == Votes::NONE, "{:?}", self::votes(&fixture)?);
+    }
+    Ok(())
+}
+
+/// Returns what speaks against the backend of `web`.
+fn votes(fixture: &Fixture) -> Result<Votes> {
+    let counts = fixture.bench.datapath.flows.counts()?;
+    let web = fixture.names.addr("web")?;
+    if web.is_ipv4() { of(&counts.v4, web) } else { of(&counts.v6, web) }
+}
+
+fn of<A: Addr>(counts: &FamilyCounts<A>, web: IpAddr) -> Result<Votes> {
+    let web = FrontendKey::new(A::from_ip(web).context("family")?, Port::new(80), Proto::TCP);
+    let rows = counts.connects.get(&web).context("a row")?;
+    Ok(rows.values().next().context("a backend")?.votes)
+}
