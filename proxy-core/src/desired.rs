@@ -15,6 +15,7 @@ use crate::shares::{self, Room};
 use crate::store::{Dirty, Store};
 use crate::tables::Tables;
 
+mod aside;
 mod family;
 mod followers;
 mod host_mode;

@@ -13,6 +13,9 @@ pub mod store;
 pub mod model;
 pub mod pods;
 
+// Which backends are silent.
+pub mod health;
+
 // The rows.
 pub mod diff;
 mod room;

@@ -12,6 +12,7 @@ use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::frontend::{Frontend, FrontendKey, FrontendKind};
 
 use crate::compact::{self, EndpointSlice, Flat, Shared};
+use crate::health::ServiceHealth;
 use crate::input::ObjectName;
 use crate::room::{Room, Rows, add};
 use crate::store::Store;
@@ -226,7 +227,8 @@ impl<A: Addr> FamilyModel<A> {
             let redirected = parts.redirect.as_ref().filter(|_| has_room);
             let admit = |ip| parts.node.guard.admit_endpoint(ip);
             let redirected = redirected.and_then(|to| to.port(port, (number, proto), admit, &mut of_redirect));
-            let port = ServicePort::new(&mut reader, index, port_policy, &endpoints, redirected.as_ref());
+            let health = ServiceHealth::new(parts.policy.backend_health, key, &parts.node.aside);
+            let port = ServicePort::new(&mut reader, index, port_policy, &endpoints, redirected.as_ref(), health);
             add(&mut used, &port.rows());
             ports.insert(key, port);
             redirected_ports.extend(redirected.map(|redirected| (key, redirected.pods)));

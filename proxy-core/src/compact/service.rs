@@ -20,6 +20,8 @@ pub(crate) const LOCAL_REDIRECT: &str = "kpx.dev/local-redirect";
 pub(crate) const WEIGHTS: &str = "kpx.dev/weights";
 /// The longest list of weights in bytes. Of a longer one no more than this and one letter is kept, which shows that it was longer.
 pub(crate) const WEIGHTS_LEN_MAX: usize = 32 << 10;
+/// The annotation that asks for another judgement of silent backends than the node's.
+pub(crate) const BACKEND_HEALTH: &str = "kpx.dev/backend-health";
 
 /// A Service with the API's field names, where the API has the field. An empty list and a missing list are equal.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -38,6 +40,8 @@ pub struct Service {
     pub labels: Labels,
     /// The weights that the annotation gives endpoints.
     pub weights: Option<Box<str>>,
+    /// The judgement of backends that the annotation asks for.
+    pub backend_health: Option<Shared>,
     pub type_: Option<Shared>,
     pub cluster_ip: Option<Box<str>>,
     pub cluster_ips: Box<[Box<str>]>,
@@ -94,6 +98,7 @@ impl From<core::Service> for Service {
             algorithm: shared(algorithm),
             local_redirect: local_redirect.map(|text| text[..text.floor_char_boundary(MOST_BYTES + 4)].into()),
             weights: weights.map(|text| text.chars().take(WEIGHTS_LEN_MAX + 1).collect()),
+            backend_health: shared(annotations.remove(BACKEND_HEALTH)),
             ..Self::default()
         };
         let Some(spec) = spec else { return kept };

@@ -1,6 +1,6 @@
 //! Reads the node's properties that matter to Services.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -11,6 +11,7 @@ use proxy_common::frontend::Algorithm;
 use super::guard::Guard;
 use super::host_mode::{HostMode, HostRoutes};
 use super::read::{cidr, ip};
+use crate::health::{HealthMode, Path};
 use crate::room::Room;
 use crate::store::Store;
 
@@ -23,6 +24,10 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 pub struct ModelOptions {
     /// The algorithm of Services that ask for none.
     pub algorithm: Algorithm,
+    /// What follows from silent backends, for Services that do not say.
+    pub backend_health: HealthMode,
+    /// The backends that take no new flows on this node: see [`crate::health`].
+    pub aside: Arc<BTreeSet<Path>>,
     /// The node's addresses by the operator. The first of a family is the primary address, in place of the Node
     /// object's.
     pub node_ips: Vec<IpAddr>,
@@ -49,6 +54,9 @@ pub struct NodeModel {
     /// The primary addresses: one of each family in which the node has any.
     pub primary: Vec<IpAddr>,
     pub algorithm: Algorithm,
+    pub backend_health: HealthMode,
+    /// The silent backends: see [`ModelOptions::aside`].
+    pub aside: Arc<BTreeSet<Path>>,
     pub guard: Guard,
     /// The view of the cluster in host mode.
     pub host_mode: Option<HostMode>,
@@ -72,6 +80,8 @@ impl NodeModel {
             zone: zone.cloned(),
             primary: [first(IpAddr::is_ipv4), first(IpAddr::is_ipv6)].into_iter().flatten().copied().collect(),
             algorithm: options.algorithm,
+            backend_health: options.backend_health,
+            aside: Arc::clone(&options.aside),
             guard: Guard::of(store, options),
             host_mode: options.host_routes.clone().map(|host_routes| HostMode::of(store, host_routes)),
             kept_addresses: options.kept_addresses.clone(),

@@ -7,7 +7,8 @@ use super::endpoints::UsedSets;
 use super::node::NodeModel;
 use super::port::PortPolicy;
 use super::read::{Reader, port_number};
-use crate::compact::{self, ALGORITHM};
+use crate::compact::{self, ALGORITHM, BACKEND_HEALTH};
+use crate::health::HealthMode;
 
 /// The default of `sessionAffinityConfig.clientIP.timeoutSeconds` (core/v1) is three hours, and its limit a day.
 const AFFINITY_SECS: u32 = 10_800;
@@ -22,6 +23,7 @@ pub(super) struct Policy {
     node_ports: bool,
     affinity_secs: u32,
     algorithm: Algorithm,
+    pub(super) backend_health: HealthMode,
     /// The `healthCheckNodePort`, if load balancers are to ask there.
     pub(super) health_check_port: Option<u16>,
 }
@@ -38,6 +40,7 @@ impl Policy {
             node_ports,
             affinity_secs: affinity_secs(reader, service),
             algorithm: algorithm_of(reader, service).unwrap_or(node.algorithm),
+            backend_health: backend_health(reader, service).unwrap_or(node.backend_health),
             health_check_port: if load_balancer && external_local { health_check_port(reader, service) } else { None },
         }
     }
@@ -89,6 +92,11 @@ fn affinity_secs(reader: &mut Reader<'_>, service: &compact::Service) -> u32 {
 fn algorithm_of(reader: &mut Reader<'_>, service: &compact::Service) -> Option<Algorithm> {
     let name = service.algorithm.as_ref()?;
     reader.take(format_args!("metadata.annotations[{ALGORITHM}]"), algorithm(name))
+}
+
+fn backend_health(reader: &mut Reader<'_>, service: &compact::Service) -> Option<HealthMode> {
+    let name = service.backend_health.as_ref()?;
+    reader.take(format_args!("metadata.annotations[{BACKEND_HEALTH}]"), HealthMode::from_name(name))
 }
 
 fn algorithm(name: &str) -> Result<Algorithm, String> {

@@ -11,6 +11,7 @@ use super::places;
 use super::read::Reader;
 use super::redirect::RedirectedPort;
 use crate::compact::WEIGHTS;
+use crate::health::{HealthMode, ServiceHealth};
 use crate::room::Rows;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +21,9 @@ pub struct ServicePort<A: Addr> {
     /// chooses from the set.
     pub cluster: Vec<Backend<A>>,
     pub local: Vec<Backend<A>>,
+    pub health: HealthMode,
+    /// The backends that a set goes without, because they are silent.
+    pub aside: Vec<SockAddr<A>>,
     /// The tables of the sets that are not empty, under the algorithm Maglev or where backends differ in weight.
     pub maglev: Vec<(Set, Arc<Maglev>)>,
     /// The serving endpoints, if they matter after a flow has begun.
@@ -46,6 +50,7 @@ impl<A: Addr> ServicePort<A> {
         port_policy: PortPolicy,
         endpoints: &Joined<'_, A>,
         redirected: Option<&RedirectedPort<A>>,
+        health: ServiceHealth<'_>,
     ) -> Self {
         let PortPolicy { service, used_sets, remembers } = port_policy;
         let mut sets = endpoints.select(used_sets);
@@ -61,12 +66,21 @@ impl<A: Addr> ServicePort<A> {
                 set.truncate(most);
             }
         }
+        let fails_over = health.fails_over(&sets.cluster, &sets.local);
+        let mut aside = health.take_silent(&mut sets.cluster);
+        // The pods of a redirect are all of this node, and stay.
+        if redirected.is_none() {
+            aside.extend(health.take_silent(&mut sets.local));
+        }
+        aside.sort_unstable();
+        aside.dedup();
         let count = |set: &[Backend<A>]| u16::try_from(set.len()).expect("cut to 65,535 above");
         let is_weighted = settle_weights(reader, [&mut sets.cluster, &mut sets.local]);
         let flag = |set, flag| if set { flag } else { 0 };
         let flags = service.flags()
             | flag(sets.has_endpoints, Service::HAS_ENDPOINTS)
             | flag(is_weighted, Service::WEIGHTED)
+            | flag(fails_over, Service::FAILS_OVER)
             | redirected.map_or(0, |redirected| redirected.flags);
         let mut port = Self {
             service: Service::new(count(&sets.cluster), count(&sets.local), flags)
@@ -74,6 +88,8 @@ impl<A: Addr> ServicePort<A> {
                 .with_affinity(service.affinity_secs),
             cluster: sets.cluster,
             local: sets.local,
+            health: health.mode,
+            aside,
             maglev: Vec::new(),
             endpoints: Vec::new(),
         };

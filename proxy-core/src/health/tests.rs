@@ -1,0 +1,188 @@
+use proptest::prelude::*;
+use proxy_common::connect::Voter;
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn path(nth: u8) -> Path {
+    Path { service: "10.96.0.1:80".parse().unwrap(), backend: format!("10.244.0.{nth}:8080").parse().unwrap() }
+}
+
+/// Returns failures of so many clients, in turn.
+fn votes(failures: u32, clients: u32) -> Votes {
+    (0..failures).fold(Votes::NONE, |votes, nth| votes.with(Voter((nth % clients) as u8)))
+}
+
+/// Reads one backend, at a number of tenths of seconds.
+fn read(judge: &mut Judge, votes: Votes, tenths: u32) -> Vec<Change> {
+    judge.read([(path(1), votes)], SECOND / 10 * tenths, |_| true)
+}
+
+fn begun() -> Judge {
+    let mut judge = Judge::default();
+    assert_eq!(read(&mut judge, Votes::NONE, 0), []);
+    judge
+}
+
+#[test]
+fn three_failures_of_two_clients_make_a_backend_silent() {
+    for (failures, clients, is_silent) in [(2, 2, false), (3, 1, false), (200, 1, false), (3, 2, true), (255, 24, true)]
+    {
+        let mut judge = begun();
+        let changes = read(&mut judge, votes(failures, clients), 1);
+        assert_eq!(changes, Vec::from_iter(is_silent.then_some(Change::Silent(path(1)))), "{failures} {clients}");
+        assert_eq!(judge.silent().contains(&path(1)), is_silent);
+    }
+}
+
+#[test]
+fn failures_must_come_within_a_window_and_since_the_last_answer() {
+    let mut judge = begun();
+    for nth in 1..=8 {
+        assert_eq!(read(&mut judge, votes(nth, 2), nth * 60), [], "one in six seconds");
+    }
+    let mut judge = begun();
+    for nth in 0..20 {
+        assert_eq!(read(&mut judge, votes(2, 2), nth), [], "two and an answer, again and again");
+        assert_eq!(read(&mut judge, Votes::NONE, nth), []);
+    }
+}
+
+#[test]
+fn counts_of_before_the_start_and_of_other_pods_are_no_failures() {
+    let mut judge = Judge::default();
+    assert_eq!(read(&mut judge, votes(200, 9), 0), []);
+    assert_eq!(read(&mut judge, votes(202, 9), 1), []);
+    assert_eq!(read(&mut judge, votes(203, 9), 2), [Change::Silent(path(1))]);
+    // The pod goes, and another one gets its address.
+    assert_eq!(judge.read([(path(1), votes(204, 9))], SECOND, |_| false), []);
+    assert_eq!(judge.silent(), BTreeSet::new());
+    assert_eq!(read(&mut judge, votes(206, 9), 20), []);
+    assert_eq!(read(&mut judge, votes(207, 9), 21), [Change::Silent(path(1))]);
+}
+
+#[test]
+fn flapping_backend_waits_longer_each_time() {
+    let mut judge = begun();
+    let (mut failures, mut now) = (3, SECOND);
+    let read = |judge: &mut Judge, votes, now| judge.read([(path(1), votes)], now, |_| true);
+    assert_eq!(read(&mut judge, votes(failures, 2), now), [Change::Silent(path(1))]);
+    for secs in [5, 10, 20, 40, 80, 160, 300, 300] {
+        now += SECOND * secs;
+        judge.pass(now - SECOND / 100);
+        assert_eq!(judge.silent(), [path(1)].into(), "{secs} s are not over");
+        judge.pass(now);
+        assert!(judge.silent().is_empty() && judge.waits(), "on trial after {secs} s");
+        assert_eq!(read(&mut judge, votes(failures, 2), now + TRIAL), [], "nothing has come");
+        assert_eq!(judge.silent(), [path(1)].into(), "a trial is short");
+        failures += 1;
+        now += SECOND;
+        assert_eq!(read(&mut judge, votes(failures, 2), now), [], "operators know");
+        judge.pass(now + VERDICT * 2);
+        assert_eq!(judge.silent(), [path(1)].into(), "one failure in a trial");
+    }
+    now += BACK_OFF_MAX;
+    judge.pass(now);
+    assert_eq!(read(&mut judge, Votes::NONE, now), [Change::Answers(path(1))]);
+    // What it did is not forgotten at once.
+    assert_eq!(read(&mut judge, votes(3, 2), now + SECOND), [Change::Silent(path(1))]);
+    judge.pass(now + BACK_OFF_MAX);
+    assert_eq!(judge.silent(), [path(1)].into());
+    judge.pass(now + SECOND + BACK_OFF_MAX);
+    assert!(judge.silent().is_empty());
+    // An hour later it is.
+    assert_eq!(read(&mut judge, Votes::NONE, now + BACK_OFF_MAX + SECOND), [Change::Answers(path(1))]);
+    now += SECOND * 3_600;
+    assert_eq!(read(&mut judge, Votes::NONE, now), []);
+    assert!(judge.backends.is_empty(), "{judge:?}");
+    assert_eq!(read(&mut judge, votes(3, 2), now), [Change::Silent(path(1))]);
+    judge.pass(now + BACK_OFF);
+    assert!(judge.silent().is_empty());
+}
+
+#[test]
+fn trial_without_verdict_comes_again_and_lasts_twice_as_long() {
+    let mut judge = begun();
+    read(&mut judge, votes(3, 2), 10);
+    let mut now = SECOND + BACK_OFF;
+    for nth in 0..5 {
+        judge.pass(now);
+        assert!(judge.silent().is_empty(), "{nth}");
+        now += TRIAL * (1 << nth);
+        judge.pass(now - SECOND / 100);
+        assert!(judge.silent().is_empty(), "{nth}");
+        judge.pass(now);
+        assert_eq!(judge.silent(), [path(1)].into(), "{nth}");
+        now += VERDICT;
+    }
+    // A connection of before the trials fails late: that is no verdict.
+    let mut judge = begun();
+    read(&mut judge, votes(3, 2), 10);
+    read(&mut judge, votes(4, 2), 20);
+    judge.pass(SECOND + BACK_OFF);
+    assert!(judge.silent().is_empty());
+}
+
+#[test]
+fn silent_backend_that_answers_serves_at_once() {
+    let mut judge = begun();
+    read(&mut judge, votes(3, 2), 1);
+    assert_eq!(read(&mut judge, votes(1, 1), 2), [Change::Answers(path(1))], "fewer failures than before");
+    assert!(judge.silent().is_empty() && !judge.waits());
+}
+
+#[test]
+fn backend_that_gets_no_connections_is_forgotten() {
+    let mut judge = begun();
+    read(&mut judge, votes(3, 2), 1);
+    for tenths in 10..6_000 {
+        read(&mut judge, votes(3, 2), tenths);
+        assert!(judge.waits());
+    }
+    read(&mut judge, votes(3, 2), 7_000);
+    assert!(!judge.waits(), "{judge:?}");
+}
+
+/// What happens to one backend: so many failures of so many clients and perhaps an answer first, tenths of seconds later.
+fn history() -> impl Strategy<Value = Vec<(u32, u8, bool, u32)>> {
+    prop::collection::vec((0..4_u32, 0..24_u8, prop::bool::weighted(0.2), 0..100_u32), 1..200)
+}
+
+proptest! {
+    #[test]
+    fn no_history_sets_an_answering_backend_aside(history in history()) {
+        let mut judge = begun();
+        let (mut votes, mut now) = (Votes::NONE, Duration::ZERO);
+        let (mut silent, mut aside_for) = (false, Duration::ZERO);
+        for (failures, client, answers, tenths) in history {
+            let was_aside = judge.silent().contains(&path(1));
+            now += SECOND / 10 * tenths;
+            if was_aside { aside_for += SECOND / 10 * tenths } else { aside_for = Duration::ZERO }
+            if answers { votes = Votes::NONE }
+            for nth in 0..failures { votes = votes.with(Voter((client + nth as u8) % 24)) }
+            for change in judge.read([(path(1), votes)], now, |_| true) {
+                // Operators hear each change once, and in turn.
+                prop_assert_eq!(matches!(change, Change::Silent(_)), !silent);
+                silent = !silent;
+            }
+            let is_aside = judge.silent().contains(&path(1));
+            prop_assert!(!is_aside || silent);
+            prop_assert!(!is_aside || votes.failures() >= 1, "its last word was an answer");
+            prop_assert!(!is_aside || was_aside || votes.clients() >= 1);
+            prop_assert!(aside_for <= BACK_OFF_MAX + SECOND * 10, "{:?}", aside_for);
+        }
+    }
+
+    #[test]
+    fn a_single_client_sets_nobody_aside(failures in prop::collection::vec((1..60_u32, 0..200_u32), 1..60), client in 0..24_u8) {
+        let mut judge = begun();
+        let (mut votes, mut now) = (Votes::NONE, Duration::ZERO);
+        for (more, tenths) in failures {
+            for _ in 0..more { votes = votes.with(Voter(client)) }
+            now += SECOND / 10 * tenths;
+            prop_assert_eq!(judge.read([(path(1), votes)], now, |_| true), vec![]);
+            prop_assert!(judge.silent().is_empty());
+        }
+    }
+}
