@@ -1,5 +1,6 @@
 //! The agent's only loop: takes in events, and makes the kernel's maps match the desired state.
 
+mod backend_health;
 mod events;
 mod follow;
 mod node_part;
@@ -24,6 +25,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{debug, info};
 
+use crate::agent::backend_health::BackendHealth;
 use crate::agent::follow::Following;
 use crate::agent::node_part::NodePart;
 use crate::agent::notices::Notices;
@@ -46,7 +48,7 @@ use crate::run::OutsideStates;
 use proxy_core::desired::{Desired, Sync};
 use proxy_core::input::Input;
 use proxy_core::model::Skipped;
-use proxy_datapath::{Counters, FlowMaps, KernelTables, Loaded, PersistenceKind};
+use proxy_datapath::{Counters, FlowMaps, KernelTables, Loaded, PersistenceKind, VoteReader};
 use proxy_metrics::Phase;
 use proxy_net::LinkEvent;
 use proxy_source::health::{Health, Problem};
@@ -78,6 +80,7 @@ pub struct Inbox {
 pub struct Kernel {
     pub tables: KernelTables,
     pub flows: FlowMaps,
+    pub votes: VoteReader,
     pub counters: Counters,
     pub loaded: Loaded,
 }
@@ -99,6 +102,7 @@ pub struct Agent {
     health_checks: HealthChecks,
     lifecycle: Lifecycle,
     sweeper: Sweeper,
+    backend_health: BackendHealth,
     reconciler: Reconciler,
     port_conflicts: PortConflicts,
     undetected_pods: UndetectedPods,
@@ -155,6 +159,7 @@ impl Agent {
             reports,
             lifecycle,
             sweeper: Sweeper::new(kernel.flows),
+            backend_health: BackendHealth::new(kernel.votes),
             reconciler: Reconciler::default(),
             port_conflicts: PortConflicts::default(),
             undetected_pods: UndetectedPods::default(),
@@ -231,6 +236,7 @@ impl Agent {
                     self.sync().await?;
                 }
                 swept = self.sweeper.next() => self.on_swept(swept),
+                () = self.backend_health.due() => self.judge_backends().await?,
                 reconciled = self.reconciler.next() => {
                     let reconciled = reconciled.map(|reconciled| self.reports.reconciled(&reconciled));
                     self.record(&Problem::Conntrack, reconciled);
@@ -384,12 +390,5 @@ impl Agent {
         }
         self.synced = true;
         written
-    }
-
-    fn record(&mut self, what: &Problem, result: Result<()>) {
-        match result {
-            Ok(()) => self.health.end(what),
-            Err(error) => self.health.begin(what, format!("{error:#}")),
-        }
     }
 }

@@ -93,9 +93,9 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
         let ways = (settings.names, settings.tunnel);
         let (outside, states) = outside::start(ways, &mut model, &datapath.flows, &agent_handle, &handle).await?;
         let desired = desired_in(&datapath.loaded, node_of_ours.clone(), model);
-        let Datapath { tables, flows, counters, loaded, monitor, stale_sockets, ways, tolerated, .. } = datapath;
+        let Datapath { tables, flows, votes, counters, loaded, monitor, stale_sockets, ways, tolerated, .. } = datapath;
         let watch = || FastPathWatch::new((ways, tolerated), node.judged_rules(), handle.clone(), rule_sender);
-        let (kernel, fast_path) = (Kernel { tables, flows, counters, loaded }, skips_stack.then(watch));
+        let (kernel, fast_path) = (Kernel { tables, flows, votes, counters, loaded }, skips_stack.then(watch));
         let schedule = PassSchedule::new(settings.sync_period, settings.min_sync_period);
         let agent = Agent::new(node_name, desired, kernel, node, lifecycle, reports);
         let mut agent = agent.of(mode, schedule, led_pods, states);

@@ -28,6 +28,7 @@ use crate::sockets::{self, PodRows, SocketOptions, StaleSockets};
 use crate::tables::KernelTables;
 use crate::tolerated::ToleratedFlows;
 use crate::verifier;
+use crate::vote_reader::VoteReader;
 use crate::ways::FastPathWays;
 
 /// The loaded programs, and their maps.
@@ -35,6 +36,7 @@ pub struct Datapath {
     /// The maps that hold the agent's tables.
     pub tables: KernelTables,
     pub flows: FlowMaps,
+    pub votes: VoteReader,
     pub node: NodeMaps,
     /// The state that the agent tells the fast path from moment to moment.
     pub ways: FastPathWays,
@@ -122,6 +124,7 @@ impl Datapath {
             loaded: Loaded::of(&ebpf, &options.programs())?,
             tolerated: ToleratedFlows::new(&mut ebpf)?,
             // The flow maps look into the tables' maps, which must not be taken yet.
+            votes: VoteReader::new(&ebpf)?,
             flows: FlowMaps::new(&mut ebpf)?,
             tables: KernelTables::new(&mut ebpf, endpoints_removed)?,
             node: NodeMaps::new(&mut ebpf)?,

@@ -39,6 +39,7 @@ mod node;
 mod pressure;
 mod tables;
 mod tolerated;
+mod vote_reader;
 mod ways;
 
 pub use attach::{Attachments, Mechanism};
@@ -64,4 +65,5 @@ pub use sys::netns_cookie::is_first_namespace;
 pub use tables::{KernelTables, Maps};
 pub use tolerated::{OpenFlow, ToleratedFlows};
 pub use verify::MissingProgram;
+pub use vote_reader::VoteReader;
 pub use ways::FastPathWays;

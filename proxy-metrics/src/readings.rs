@@ -34,6 +34,8 @@ pub struct Readings {
     /// The number of service ports that allow only local endpoints, have some elsewhere and none here: under the
     /// internal policy, and under the external policy.
     pub no_local_endpoints: BTreeMap<IpFamily, [u64; 2]>,
+    /// The backends without an answer of late: those that take new connections, and those that do not.
+    pub silent_backends: [u64; 2],
     /// The ports of Services that the operator asked for, as of the last sample.
     pub services: Vec<ServiceReading>,
 }
@@ -65,6 +67,10 @@ impl Collector for Readings {
         let help = "Services with backends that this host does not reach, in mode host: all of them, or some.";
         let reach = [("all", all), ("some", some)].map(|(backends, services)| ([("backends", backends)], services));
         gauges(&mut encoder, "kpx_services_out_of_reach", help, reach)?;
+        let [serving, aside] = self.silent_backends;
+        let silent = [("serving", serving), ("set_aside", aside)].map(|(state, number)| ([("state", state)], number));
+        let help = "Backends that have given this node no answer of late: in use, or set aside.";
+        gauges(&mut encoder, "kpx_silent_backends", help, silent)?;
         let counts = self.no_local_endpoints.iter().flat_map(|(family, [internal, external])| {
             let labels = |policy| [("ip_family", family.name()), ("traffic_policy", policy)];
             [(labels("internal"), *internal), (labels("external"), *external)]

@@ -157,6 +157,27 @@ impl Events {
         });
     }
 
+    /// Reports that backends of a port of a Service are silent, or answer again. `uid` is the Service's.
+    pub fn backends_changed(
+        &self,
+        service: &ObjectRef,
+        uid: Option<&str>,
+        (port, is_silent): (u16, bool),
+        backends: &[String],
+    ) {
+        let what = if is_silent { "give no answer" } else { "answer again" };
+        let (node, number) = (&self.node_name, backends.len());
+        let some = backends.iter().take(NAMED_BACKENDS).map(String::as_str).collect::<Vec<_>>().join(", ");
+        let more = if number > NAMED_BACKENDS { ", …" } else { "" };
+        self.tell(Event {
+            regarding: Regarding { object: service.clone(), uid: uid.map(str::to_owned) },
+            severity: if is_silent { Severity::Warning } else { Severity::Normal },
+            reason: if is_silent { "BackendsSilent" } else { "BackendsAnswer" },
+            action: "Connect",
+            note: format!("node {node}: {number} backends of port {port} {what}: {some}{more}"),
+        });
+    }
+
     /// Waits until all events are sent. The wait is short, because the caller is about to end.
     pub async fn flushed(&self) {
         let mut pending = self.pending.subscribe();
@@ -202,6 +223,9 @@ impl From<&Event> for Entry {
 }
 
 const START: &str = "StartKubeProxy";
+
+/// The number of backends that an Event names.
+const NAMED_BACKENDS: usize = 5;
 
 /// The receiving end of the queue. Without it events are dropped.
 #[derive(Debug)]

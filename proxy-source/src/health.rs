@@ -15,6 +15,8 @@ use proxy_core::input::ObjectName;
 /// A thing that can be in trouble. Its text is the one in status, log and `/healthz`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Problem {
+    /// The reading of what failed at backends.
+    BackendHealth,
     Conntrack,
     Counters,
     Credentials,
@@ -60,6 +62,7 @@ pub enum Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::BackendHealth => f.write_str("backend health"),
             Self::Conntrack => f.write_str("conntrack"),
             Self::Counters => f.write_str("counters"),
             Self::Credentials => f.write_str("credentials"),

@@ -11,6 +11,7 @@ use proxy_common::frontend::{Backend, Dialled, FrontendKey, FrontendKind, Set};
 use crate::{BackendView, ConnectView, FrontendView, NameView, PortCounts, PortView, ServiceView};
 use proxy_core::compact::{ServicePort, Shared};
 use proxy_core::desired::{ServiceSnapshot, Snapshot};
+use proxy_core::health::Path;
 use proxy_core::input::ObjectName;
 use proxy_core::model::{self, Endpoint, FamilyModel, NodeModel, Skipped, Slice, Unreachable, Weights};
 use proxy_datapath::{Counts, FamilyCounts};
@@ -192,6 +193,8 @@ impl<A: Addr> FamilyView<'_, A> {
                         .map(Into::into)
                         .unwrap_or_default(),
                     way: way.map(str::to_owned),
+                    silent: key.proto == Proto::TCP && node.aside.contains(&Path::new(key, &at)),
+                    set_aside: port.aside.binary_search(&at).is_ok(),
                     ..self.backend(at, endpoint)
                 }
             }));
@@ -231,6 +234,8 @@ impl<A: Addr> FamilyView<'_, A> {
             in_cluster_set: false,
             in_local_set: false,
             in_redirect_set: true,
+            silent: false,
+            set_aside: false,
             weight: 1,
             flows: self.counts.flows.get(key).and_then(|flows| flows.get(&at)).copied().unwrap_or(0),
             connect: connect.unwrap_or_default(),
@@ -276,6 +281,8 @@ impl<A: Addr> FamilyView<'_, A> {
             in_cluster_set: false,
             in_local_set: false,
             in_redirect_set: false,
+            silent: false,
+            set_aside: false,
             flows: 0,
             connect: ConnectView::default(),
             way: None,

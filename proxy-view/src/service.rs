@@ -102,6 +102,12 @@ pub struct BackendView {
     /// The TCP connections since the backend was dialled first. After an hour without any, they count for the port alone.
     #[serde(default)]
     pub connect: ConnectView,
+    /// True if the backend has given no answer on this node of late.
+    #[serde(default)]
+    pub silent: bool,
+    /// True if it takes no new connections of this node because of that.
+    #[serde(default)]
+    pub set_aside: bool,
     /// The way of a host in mode host to the backend: `direct`, `node port`, `tunnel` or `unreachable`. None on a node, and for a backend
     /// that takes no traffic.
     #[serde(default)]

@@ -44,6 +44,9 @@ pub struct Status {
     /// The Services that have backends, and none that this host reaches.
     #[serde(default)]
     pub cut_off: Vec<CutOffStatus>,
+    /// The backends that have given no answer on this node of late.
+    #[serde(default)]
+    pub silent_backends: Vec<SilentStatus>,
     /// The properties of this host that kpx does not obey. The agent stays healthy.
     #[serde(default)]
     pub notices: Vec<String>,
@@ -87,6 +90,18 @@ pub struct UnheardStatus {
     pub since: Timestamp,
     /// The kinds of objects: `Service`, `EndpointSlice`.
     pub kinds: Vec<String>,
+}
+
+/// A backend that has given no answer on this node of late.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SilentStatus {
+    /// The Service as `namespace/name`, and its port.
+    pub service: String,
+    pub port: u16,
+    pub backend: SocketAddr,
+    /// True if the backend takes no new connections of this node.
+    pub is_aside: bool,
 }
 
 /// The operator's options, in the words of the flags.

@@ -1,5 +1,6 @@
 //! kpx and the kernel in network namespaces.
 
+mod backend_health;
 mod causes;
 mod churn;
 mod devices;

@@ -47,6 +47,13 @@ impl Agent {
         self.desired.keep_by_host(node.kept_addresses()) && self.synced
     }
 
+    pub(super) fn record(&mut self, what: &Problem, result: Result<()>) {
+        match result {
+            Ok(()) => self.health.end(what),
+            Err(error) => self.health.begin(what, format!("{error:#}")),
+        }
+    }
+
     /// Takes in the end of a sweep of the flow tables.
     pub(super) fn on_swept(&mut self, swept: Result<Duration>) {
         let has_swept = swept.is_ok();

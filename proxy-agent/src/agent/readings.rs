@@ -40,6 +40,8 @@ impl Agent {
                 (IpFamily::V4, no_local_endpoints(&tables.v4)),
                 (IpFamily::V6, no_local_endpoints(&tables.v6)),
             ]),
+            silent_backends: [false, true]
+                .map(|aside| self.silent_status().iter().filter(|backend| backend.is_aside == aside).count() as u64),
             // The servers add them: they are no part of the loop's state.
             services: Vec::new(),
         })

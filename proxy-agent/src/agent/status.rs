@@ -91,6 +91,7 @@ impl Agent {
                 .collect(),
             unreachable: unreachable_status(&self.desired),
             cut_off: cut_off_status(&self.desired),
+            silent_backends: self.silent_status(),
             notices: node.options().notices.iter().chain(self.notices.texts()).cloned().collect(),
             devices: devices.collect(),
             names: self.outside.names.as_ref().map(|names| names.borrow().clone()),

@@ -16,7 +16,9 @@ use proxy_view::{BackendView, ServiceView, latency};
 /// List the endpoints of Services, and which of them take traffic here.
 ///
 /// SETS names the sets from which new flows get a backend: `cluster` for clients of the whole cluster, `local` under a
-/// traffic policy Local. A drained backend has the weight 0: it keeps its flows and gets no new ones. CONNECT-P50 and CONNECT-P99 are the times within which the backend answered that part of the TCP connections.
+/// traffic policy Local. A drained backend has the weight 0: it keeps its flows and gets no new ones. STATE is `silent` where a backend
+/// gives this node no answer, and `set aside` where it takes no new connections because of that. CONNECT-P50 and CONNECT-P99 are the times
+/// within which the backend answered that part of the TCP connections.
 #[derive(Args, Debug)]
 pub(super) struct BackendsArgs {
     #[command(flatten)]
@@ -39,7 +41,7 @@ enum Order {
     Service,
     Address,
     Node,
-    /// Those that are not ready first.
+    /// Those that are not ready or silent first.
     State,
     /// Those with the most flows first.
     Flows,
@@ -68,7 +70,9 @@ pub(super) async fn backends(args: &BackendsArgs) -> Result<()> {
             Order::Service => {}
             Order::Address => rows.sort_by_key(|row| row.backend.address),
             Order::Node => rows.sort_by_cached_key(|row| row.backend.node.clone()),
-            Order::State => rows.sort_by_key(|row| row.backend.ready && !row.backend.terminating),
+            Order::State => {
+                rows.sort_by_key(|row| row.backend.ready && !row.backend.terminating && !row.backend.silent)
+            }
             Order::Flows => rows.sort_by_key(|row| Reverse(row.backend.flows)),
         }
         Ok(rows)
@@ -151,8 +155,14 @@ impl Listed for Row {
     }
 }
 
-/// Returns one word for the three conditions and the weight 0.
+/// Returns one word for the three conditions and the weight 0, or for a silence beside them.
 fn state(backend: &BackendView) -> Cell {
+    if backend.set_aside {
+        return yellow("set aside");
+    }
+    if backend.silent {
+        return yellow("silent");
+    }
     match (backend.ready, backend.serving, backend.terminating) {
         (true, _, false) if backend.weight == 0 => yellow("drained"),
         (true, _, false) => green("ready"),

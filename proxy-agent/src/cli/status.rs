@@ -1,6 +1,6 @@
 //! `kpx status`: the state of the agent on one screen.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -14,7 +14,8 @@ use proxy_metrics::{MapFill, old_map_name};
 use proxy_view::age;
 use proxy_view::output::{Form, OutputArgs, cell, green, list, red, yellow};
 use proxy_view::status::{
-    NamesStatus, OptionsStatus, PodsStatus, Status, TunnelFailure, TunnelStatus, UnheardStatus, UnreachableStatus,
+    NamesStatus, OptionsStatus, PodsStatus, SilentStatus, Status, TunnelFailure, TunnelStatus, UnheardStatus,
+    UnreachableStatus,
 };
 
 /// Show the state of the running agent. Ends with 1 if the agent is unhealthy or does not answer.
@@ -79,7 +80,8 @@ fn head(status: &Status, form: Form) -> String {
         ("Options:", cell(options(&status.options))),
         ("Restarts:", restarts(status)),
     ];
-    let rows = rows.into_iter().chain(sockets.map(|sockets| ("Sockets:", cell(sockets))));
+    let silent = (!status.silent_backends.is_empty()).then(|| ("Silent:", silent(&status.silent_backends)));
+    let rows = rows.into_iter().chain(silent).chain(sockets.map(|sockets| ("Sockets:", cell(sockets))));
     let rows = rows.chain(status.names.as_ref().map(|names| ("Names:", cell(served_names(names)))));
     let rows = rows.chain(status.tunnel.as_ref().map(|tunnel| ("Tunnel:", tunnelled(tunnel))));
     let rows = rows.chain(status.pods.as_ref().map(|pods| ("Pods:", cell(ways(pods)))));
@@ -100,6 +102,18 @@ fn health(status: &Status) -> Cell {
         (false, true, unheard) => red(format!("unhealthy{}", unheard.unwrap_or_default())),
         (false, false, _) => yellow("waiting for the first lists"),
     }
+}
+
+/// Counts backends that give no answer: `3 backends of 2 Services without an answer, 2 set aside`.
+fn silent(backends: &[SilentStatus]) -> Cell {
+    let services = backends.iter().map(|backend| &backend.service).collect::<BTreeSet<_>>().len();
+    let (silent, aside) = (backends.len(), backends.iter().filter(|backend| backend.is_aside).count());
+    let count = |number: usize, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
+    yellow(format!(
+        "{} of {} without an answer, {aside} set aside (kpx backends --sort-by state)",
+        count(silent, "backend"),
+        count(services, "Service")
+    ))
 }
 
 /// Counts devices of a role: `1 anchor`, `2 other devices`.

@@ -6,6 +6,7 @@ use proxy_common::frontend::Algorithm;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serializer};
 
+use proxy_core::health::HealthMode;
 use proxy_core::model::{ALGORITHMS, algorithm_name};
 
 /// Returns all values as flags and documents spell them, without the help of each.
@@ -57,6 +58,22 @@ pub(super) mod or_empty {
             "" => Ok(None),
             text => read(text).map(Some).map_err(D::Error::custom),
         }
+    }
+}
+
+/// What follows from silent backends, by the names that the annotation has for it as well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackendHealth(pub HealthMode);
+
+impl ValueEnum for BackendHealth {
+    fn value_variants<'a>() -> &'a [Self] {
+        const ALL: [BackendHealth; HealthMode::ALL.len()] =
+            [BackendHealth(HealthMode::ALL[0]), BackendHealth(HealthMode::ALL[1]), BackendHealth(HealthMode::ALL[2])];
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.0.name()))
     }
 }
 

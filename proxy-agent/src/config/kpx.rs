@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::choice::{self, LbAlgorithm};
+use super::choice::{self, BackendHealth, LbAlgorithm};
 use super::duration::GoDuration;
 use super::invalid::Fields;
 use crate::choices::{Mode, PodRoutes, SocketLb, Tunnel};
@@ -35,6 +35,8 @@ pub struct KpxConfiguration {
     pub cluster_ip_external: bool,
     #[serde(with = "choice")]
     pub lb_algorithm: LbAlgorithm,
+    #[serde(with = "choice")]
+    pub backend_health: BackendHealth,
     #[serde(with = "choice")]
     pub pod_routes: PodRoutes,
     #[serde(with = "choice")]
@@ -137,6 +139,7 @@ impl Default for KpxConfiguration {
             masquerade: Masquerade::default(),
             cluster_ip_external: true,
             lb_algorithm: LbAlgorithm::default(),
+            backend_health: BackendHealth::default(),
             pod_routes: PodRoutes::default(),
             tunnel: Tunnel::default(),
             dns_address: String::new(),

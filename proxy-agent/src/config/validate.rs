@@ -89,6 +89,7 @@ pub(super) fn check(
     let pod_routing = is_host.then_some(kpx.pod_routes);
     let model = ModelOptions {
         algorithm: kpx.lb_algorithm.0,
+        backend_health: kpx.backend_health.0,
         node_ips: node_ips.clone(),
         external_ip_cidrs,
         ignores_external_ips: !gates.external_ips(),

@@ -1,7 +1,7 @@
 //! All flags. `docs/configuration.md` is written from here.
 
 use super::{Effect, Flag, Kind};
-use crate::config::choice::{LbAlgorithm, values};
+use crate::config::choice::{BackendHealth, LbAlgorithm, values};
 use crate::config::ipvs;
 use crate::node::{FastPath, Masquerade};
 use crate::settings::{Mode, PodRoutes, SocketLb, Tunnel};
@@ -86,6 +86,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("lb-algorithm", Choice(values::<LbAlgorithm>), Kpx("lbAlgorithm"), "Algorithm that selects a new flow's backend, for Services without the annotation `kpx.dev/lb-algorithm`; in proxy mode ipvs the default goes by --ipvs-scheduler"),
     flag("local-redirect", Switch, Kpx("localRedirect"), "Let pods of this node answer for a Service, where its annotation `kpx.dev/local-redirect` or a LocalRedirect names them. kpx then watches the node's Pods, and LocalRedirects if the cluster has them"),
     flag("kubernetes-version", Text, Kpx("kubernetesVersion"), "Version of the cluster, such as 1.38, for what kube-proxy does by its version: from 1.40 on a configuration without a mode means nftables, and ExternalIPs need the feature gate AllowServiceExternalIPs"),
+    flag("backend-health", Choice(values::<BackendHealth>), Kpx("backendHealth"), "What follows where a backend gives no answer on this node, for Services without the annotation `kpx.dev/backend-health`: nothing (off), Events and metrics (observe), or new TCP connections of this node go to other backends, at most half of them are left out, and a SYN that comes again after a second tries another one (on)"),
     flag("attach", Choice(values::<Mechanism>), Kpx("attach"), "How to attach programs; default: TCX where the kernel has it, else clsact"),
     flag("fast-path", Choice(values::<FastPath>), Kpx("fastPath"), "Which packets skip the node's stack: none (off); whole connections between its pods where no rule would change them, open ones between its pods where rules let those pass, and open ones that conntrack does not follow (auto); whole ones as with auto, and all open ones, whose opening and end alone the rules see then (on)"),
     flag("flow-table-size", Integer, Kpx("flowTableSize"), "Entries of each family's flow table. A flow takes two or four of them; a quarter as many flows may be half-open. 0: by the machine's memory, an entry for every 64 KiB, down to the next power of two, from 131,072 to 1,048,576. A larger existing table stays"),

@@ -1,0 +1,106 @@
+//! Judges backends by what the programs count of them, and tells their Services.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Result;
+use proxy_common::counter::Event;
+use proxy_core::health::{Change, Judge, Path};
+use proxy_datapath::{Counters, VoteReader};
+use proxy_source::health::Problem;
+use proxy_view::status::SilentStatus;
+use tokio::time::{Instant, sleep_until};
+use tracing::{info, warn};
+
+use super::Agent;
+
+/// The time between two looks at the programs' counter of failures, which costs next to nothing.
+const PERIOD: Duration = Duration::from_millis(200);
+/// The part of the time that may go into reading what failed.
+const SHARE: u32 = 20;
+
+/// The judgement of this node's backends.
+#[derive(Debug)]
+pub(super) struct BackendHealth {
+    judge: Judge,
+    votes: VoteReader,
+    started: Instant,
+    due: Instant,
+    /// The number of failures at the last reading; None before the first.
+    failed: Option<u64>,
+}
+
+impl BackendHealth {
+    pub(super) fn new(votes: VoteReader) -> Self {
+        let now = Instant::now();
+        Self { judge: Judge::default(), votes, started: now, due: now, failed: None }
+    }
+
+    /// Waits until a look is due.
+    pub(super) async fn due(&self) {
+        sleep_until(self.due).await;
+    }
+
+    /// Reads the votes, unless nothing can have changed.
+    fn read(&mut self, counters: &Counters, is_backend: impl Fn(&Path) -> bool) -> Result<Vec<Change>> {
+        let began = Instant::now();
+        self.due = began + PERIOD;
+        let failed = counters.event(Event::BackendFailed)?;
+        if self.failed == Some(failed) && !self.judge.waits() {
+            return Ok(Vec::new());
+        }
+        let votes = self.votes.read()?;
+        self.failed = Some(failed);
+        let changes = self.judge.read(votes, self.started.elapsed(), is_backend);
+        self.due = self.due.max(began + began.elapsed() * SHARE);
+        Ok(changes)
+    }
+}
+
+impl Agent {
+    /// Judges all backends, and takes those out of the tables that are silent now.
+    pub(super) async fn judge_backends(&mut self) -> Result<()> {
+        let _work = self.reports.liveness.work();
+        let Self { backend_health, counters, desired, synced, .. } = self;
+        if !*synced {
+            backend_health.due = Instant::now() + PERIOD;
+            return Ok(());
+        }
+        let read = backend_health.read(counters, |path| desired.is_backend(path));
+        let concerns_any = desired.set_aside(backend_health.judge.silent());
+        let told = read.map(|changes| self.tell_changes(&changes));
+        self.record(&Problem::BackendHealth, told);
+        if concerns_any && self.schedule.request() { self.sync().await } else { Ok(()) }
+    }
+
+    /// Tells each Service once which of its backends are silent, and which are no more.
+    fn tell_changes(&self, changes: &[Change]) {
+        let mut told = BTreeMap::<_, Vec<String>>::new();
+        for change in changes {
+            let (path, is_silent) = match change {
+                Change::Silent(path) => (path, true),
+                Change::Answers(path) => (path, false),
+            };
+            match is_silent {
+                true => warn!(service = %path.service, backend = %path.backend, "a backend is silent"),
+                false => info!(service = %path.service, backend = %path.backend, "a backend answers again"),
+            }
+            if let Some(service) = self.desired.service_at(path) {
+                told.entry((service, path.service.port(), is_silent)).or_default().push(path.backend.to_string());
+            }
+        }
+        for ((service, port, is_silent), backends) in told {
+            self.reports.events.backends_changed(&service, self.desired.uid(&service), (port, is_silent), &backends);
+        }
+    }
+
+    /// Returns the silent backends, with their Services.
+    pub(super) fn silent_status(&self) -> Vec<SilentStatus> {
+        let silent = self.desired.silent().iter().filter_map(|path| {
+            let service = self.desired.service_at(path)?.name.to_string();
+            let (port, backend) = (path.service.port(), path.backend);
+            Some(SilentStatus { service, port, backend, is_aside: self.desired.is_aside(path) })
+        });
+        silent.collect()
+    }
+}
