@@ -21,6 +21,7 @@ use proxy_common::names::{ANCHOR, CPUS, EGRESS, FamilyMaps, INGRESS, IPV4, IPV6,
 use proxy_common::service_counts::ServiceCounts;
 use proxy_datapath::test_run::{Field, SkBuff, test_run};
 use proxy_datapath::{Options, Sizes};
+use testbed::flow_table::older;
 use testbed::reference::cluster::Cluster;
 use testbed::reference::node::Node;
 use testbed::reference::place::Device;
@@ -311,10 +312,8 @@ where
     fn age(&mut self, secs: u32) -> Result<()> {
         for flows in &mut self.flows {
             let entries: Vec<_> = flows.iter().collect::<Result<_, _>>()?;
-            for (key, mut flow) in entries {
-                flow.last_secs = flow.last_secs.saturating_sub(secs);
-                flow.source.spare = flow.source.spare.wrapping_sub(secs as u16);
-                flows.insert(key, flow, 0)?;
+            for (key, flow) in entries {
+                flows.insert(key, older(flow, key.proto(), secs), 0)?;
             }
         }
         for row in self.guests.iter().collect::<Result<Vec<_>, _>>()? {

@@ -26,7 +26,7 @@ pub(crate) struct Session<'a> {
 /// How often each thing has happened.
 pub(crate) type Results = BTreeMap<&'static str, u64>;
 
-/// A packet ran over the end of a second, so the time that its flow remembers is unknown.
+/// A packet ran over the end of a second, so the time that its flow remembers is unknown, or came as a backend's time was up.
 #[derive(Debug)]
 pub(crate) struct Blurred;
 
@@ -71,8 +71,9 @@ impl<'a> Session<'a> {
     }
 
     fn packet(&mut self, sent: &Sent) -> Result<Result<Got, Blurred>> {
+        let is_in_doubt = self.model.is_in_doubt(sent);
         let (got, second) = self.fixture.run(sent)?;
-        let Some(second) = second else { return Ok(Err(Blurred)) };
+        let Some(second) = second.filter(|_| !is_in_doubt) else { return Ok(Err(Blurred)) };
         let fixture = &*self.fixture;
         let judged =
             self.model.judge(sent, &got, second, &|table, proto, src, dst| fixture.chosen(table, proto, src, dst));

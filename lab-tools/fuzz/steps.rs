@@ -31,7 +31,7 @@ pub(crate) enum Step {
 }
 
 /// So long that no flow is ever just about to be forgotten.
-const AGES: [u32; 5] = [25, 45, 100, 1_000, 20_000];
+const AGES: [u32; 6] = [2, 25, 45, 100, 1_000, 20_000];
 
 pub(crate) fn next(dice: &mut Dice, model: &Model, last: Option<(&Sent, &Got)>) -> Step {
     if let Some((sent, got)) = last

@@ -1,6 +1,7 @@
 //! The packets that two sides have sent each other through a Service.
 
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use proxy_common::service_counts::Passed;
 use testbed::reference::place::{self, Device};
@@ -72,6 +73,9 @@ pub(crate) struct Flow {
     pub(crate) is_leaving: bool,
     /// When either side last said anything, in seconds since boot.
     pub(crate) last_secs: u32,
+    /// When it was opened, and how many seconds ago it shall have been beside that.
+    pub(crate) opened: Instant,
+    pub(crate) aged: u32,
     pub(crate) sent: Passed,
     pub(crate) returned: Passed,
 }
@@ -103,6 +107,10 @@ impl Said {
 }
 
 impl Flow {
+    pub(crate) fn waited(&self) -> Duration {
+        self.opened.elapsed() + Duration::from_secs(self.aged.into())
+    }
+
     pub(crate) fn changes_address(&self) -> bool {
         self.source.ip() != self.client.ip()
     }

@@ -96,6 +96,9 @@ impl Model {
                     self.close(id);
                     return None;
                 }
+                if self.leaves_silent(packet, id) {
+                    return None;
+                }
             }
             Leg::ToClient | Leg::AsNode if !self.belongs(sent, packet.ip.part != Part::Whole, id, leg) => return None,
             _ => {}
@@ -106,6 +109,7 @@ impl Model {
 
     /// The flow has heard the packet.
     pub(super) fn hear(&mut self, sent: &Sent, packet: &Packet, id: u64, leg: Leg, now_secs: u32) {
+        self.note_refusal(packet, id, leg);
         let flow = self.flows.get_mut(&id).expect("who follows a flow has found it");
         let transport = packet.transport.as_ref();
         let is_recent = |last_secs: u32| now_secs.saturating_sub(last_secs) <= 2;
@@ -118,8 +122,7 @@ impl Model {
             _ if flow.dialled || redialled => End::Likely,
             _ => flow.judge_end(transport, flow.backend_said, flow.client_acked, is_recent(flow.last_secs)),
         };
-        let is_denied = end != End::Likely;
-        let mut is_alive = !is_denied;
+        let (is_denied, mut is_alive) = (end != End::Likely, end == End::Likely);
         flow.is_leaving |= leg == Leg::ToBackend && end == End::Early;
         let passed = match leg {
             Leg::ToBackend if is_denied => &mut flow.sent,

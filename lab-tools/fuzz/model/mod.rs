@@ -13,6 +13,7 @@ mod hooks;
 mod open;
 mod refusal;
 pub(crate) mod rewrite;
+mod silent;
 mod skip;
 mod tolerated;
 mod whole;
@@ -160,6 +161,8 @@ pub(crate) struct Model {
     affinities: BTreeMap<(Entry, IpAddr), Option<SocketAddr>>,
     /// By protocol, and the tuple of the replies.
     guests: BTreeMap<(u8, SocketAddr, SocketAddr), Guest>,
+    /// The silent backend that the flow of the packet at hand has left.
+    left: Option<SocketAddr>,
     answers: HashMap<open::Question, Rc<(Answer, Option<SocketAddr>)>>,
     pub(crate) counts: Counts,
 }
@@ -178,6 +181,7 @@ impl Model {
             fragments: HashMap::new(),
             affinities: BTreeMap::new(),
             guests: BTreeMap::new(),
+            left: None,
             answers: HashMap::new(),
             counts: Counts::default(),
         }
@@ -209,6 +213,7 @@ impl Model {
         for flow in self.flows.values_mut() {
             flow.last_secs = flow.last_secs.saturating_sub(secs);
             flow.backend_secs = flow.backend_secs.saturating_sub(secs);
+            flow.aged += secs;
         }
         self.guests.values_mut().for_each(|guest| guest.until_secs = guest.until_secs.saturating_sub(secs));
     }
@@ -216,7 +221,7 @@ impl Model {
     /// Says how what a program made of a packet differs from what it must make of it. `chosen` looks a choice up that the packet
     /// does not show.
     pub(crate) fn judge(&mut self, sent: &Sent, got: &Got, now_secs: u32, chosen: open::Chosen<'_>) -> Result<()> {
-        self.now_secs = now_secs;
+        (self.now_secs, self.left) = (now_secs, None);
         let want = self.want(sent, got, now_secs, chosen)?;
         ensure!(got.verdict == want.verdict, "the verdict is {:?} and should be {:?}", got.verdict, want.verdict);
         if want.verdict == Verdict::Drop {

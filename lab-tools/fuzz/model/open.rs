@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use proxy_common::counter::{Event, Reason};
@@ -172,6 +173,8 @@ impl Model {
             redialled: false,
             is_leaving: false,
             last_secs: now_secs,
+            opened: Instant::now(),
+            aged: 0,
             sent: Passed { packets: sent.segments.max(1).into(), bytes: sent.frame.len() as u64 },
             returned: Passed::NOTHING,
         }
@@ -190,6 +193,8 @@ impl Model {
         let (backend, source) = self.observe(sent, got, packet, chosen)?;
         let seen = forward.backends.get(&backend);
         let seen = *seen.with_context(|| format!("{backend} is none of {:?}", forward.backends))?;
+        let left = self.left.take();
+        ensure!(left != Some(backend) || forward.backends.len() == 1, "the flow has left {backend} for itself");
         flow.backend = backend;
         flow.to_host = flow.by_host && place::is_own(backend.ip());
         if flow.by_host {
@@ -198,7 +203,7 @@ impl Model {
         if forward.has_affinity {
             let key = (forward.entry.clone(), flow.client.ip());
             let had = self.affinities.insert(key, Some(backend)).flatten();
-            if let Some(had) = had.filter(|had| forward.backends.contains_key(had)) {
+            if let Some(had) = had.filter(|had| left.is_none() && forward.backends.contains_key(had)) {
                 ensure!(had == backend, "the client had {had} and got {backend}");
             }
         }

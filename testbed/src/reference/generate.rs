@@ -106,6 +106,9 @@ fn service(dice: &mut Dice, index: u8) -> Service {
         let algorithm = one(dice, &["random", "maglev", "round-robin", "least-connections"]);
         metadata["annotations"] = json!({ "kpx.dev/lb-algorithm": algorithm });
     }
+    if dice.random_bool(0.4) {
+        metadata["annotations"]["kpx.dev/backend-health"] = one(dice, &["off", "on", "on"]).into();
+    }
     object(json!({ "apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec, "status": status }))
 }
 

@@ -127,6 +127,27 @@ pub fn service_port(cluster: &Cluster, packet: &Packet) -> Option<SocketAddr> {
     Some(SocketAddr::new(cluster_ip(service, packet.family())?, u16::try_from(port.port).ok()?))
 }
 
+/// Tells for a Service whose TCP flows leave silent backends whether it has affinity; None for all others. A set that is in use must not have
+/// a single backend.
+pub fn fails_over(cluster: &Cluster, packet: &Packet) -> Option<bool> {
+    let Dialled { service, spec, port, .. } = dialled(cluster, packet)?;
+    let annotation = service.metadata.annotations.as_ref()?.get("kpx.dev/backend-health")?;
+    let is_local = spec.internal_traffic_policy.as_deref() == Some("Local");
+    let has_address = |kind| {
+        Family::ALL
+            .iter()
+            .any(|family| *family == packet.family() && !addresses(service, spec, kind, *family).is_empty())
+    };
+    let is_external = port.node_port.is_some() || has_address(Kind::LoadBalancer) || has_address(Kind::ExternalIp);
+    let endpoints = endpoints::of(cluster, service, port, packet.family());
+    let of = |is_used: bool, set: &[Endpoint]| if is_used { set.len() } else { 0 };
+    let cluster_set = of(!is_local || is_external, &endpoints.cluster);
+    let local_set = of(is_local || is_external && is_external_local(spec), &endpoints.local);
+    let is_on = annotation == "on" && packet.proto == Proto::Tcp;
+    let fails_over = is_on && cluster_set != 1 && local_set != 1 && cluster_set + local_set > 1;
+    fails_over.then(|| spec.session_affinity.as_deref() == Some("ClientIP"))
+}
+
 /// A packet that dials nothing that is offered.
 fn nothing_dialled(cluster: &Cluster, packet: &Packet, is_shut_out: bool) -> Answer {
     if place::is_own(packet.dst.ip()) {

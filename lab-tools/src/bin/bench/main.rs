@@ -2,6 +2,7 @@
 
 mod control;
 mod data;
+mod dead_backends;
 mod icount;
 mod machine;
 mod openers;
@@ -37,6 +38,8 @@ enum Section {
     Control(control::Args),
     /// Measure very large clusters, beside kube-proxy's rules
     Scale(scale::Args),
+    /// Measure what connections to dead backends cost, with kpx and with nftables
+    DeadBackends,
     /// Count the instructions that Services cost, where the clock counts them: `cargo xtask bench icount` runs it in a virtual machine
     #[command(hide = true)]
     Icount(icount::Args),
@@ -52,6 +55,7 @@ fn main() -> Result<()> {
         Some(Section::Openers(args)) => openers::run(&args, &cli.results),
         Some(Section::Control(args)) => control::run(&args, &cli.results),
         Some(Section::Scale(args)) => scale::run(&args, &cli.results),
+        Some(Section::DeadBackends) => dead_backends::run(),
         Some(Section::Icount(args)) => icount::run(&args),
         Some(Section::Report(args)) => report::run(&args, &cli.results),
         None => {

@@ -1,0 +1,182 @@
+//! The section `dead-backends`: what they cost. Connections at a steady rate to a Service of 100, ten of which are cut off in the middle.
+
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use lab_tools::kube_rules::{Proto, Rules, ServicePort};
+use serde_json::json;
+use testbed::agent::{Agent, Cluster, Object, idle};
+use testbed::lab::{CLUSTER_PODS, Family, Lab, Layout, SERVICE_CIDR};
+
+const PORT: u16 = 8080;
+const BACKENDS: u8 = 100;
+const DEAD: u8 = 10;
+/// Connections a second, of two pods.
+const RATE: u32 = 500;
+/// The time before the cut, and the time after it in which connections begin.
+const BEFORE: Duration = Duration::from_secs(2);
+const AFTER: Duration = Duration::from_secs(10);
+/// A client gives up then.
+const PATIENCE: Duration = Duration::from_secs(8);
+/// Slower than this is more than one SYN.
+const SLOW: Duration = Duration::from_millis(1_200);
+
+/// Measures nftables' rules, kpx without a judgement of backends, and kpx with one.
+pub(crate) fn run() -> Result<()> {
+    println!("{BACKENDS} backends, {DEAD} cut off, {RATE} connections/s, first {AFTER:?} after the cut");
+    for (name, mode) in [("nftables", None), ("kpx, off", Some("off")), ("kpx, on", Some("on"))] {
+        let lab = Lab::start(Layout::Routed)?;
+        backends(&lab)?;
+        let cluster = Cluster::with_manifests(&lab)?;
+        objects().iter().try_for_each(|object| cluster.put(object))?;
+        let agent = match mode {
+            Some(mode) => {
+                Some(Agent::start_with(&lab, &lab.n1, cluster.source(), &[format!("--backend-health={mode}")])?)
+            }
+            None => lab.n1.host.ns.nft(&rules(&lab).nftables()).map(|()| None)?,
+        };
+        let dials = measure(&lab)?;
+        let of_all = |what: &dyn Fn(&Dialled) -> bool| dials.iter().filter(|dialled| what(dialled)).count();
+        let (more_than_a_syn, failed) = (of_all(&|it| it.took > SLOW), of_all(&|it| it.has_failed));
+        let a_syn = of_all(&|it| it.took > SLOW / 2 && it.took <= SLOW);
+        let last = dials.iter().filter(|it| it.took > SLOW / 2).map(|it| it.began).max().unwrap_or_default();
+        let mut times: Vec<_> = dials.iter().map(|it| it.took).collect();
+        times.sort_unstable();
+        let part = |number: usize| number as f64 * 100.0 / dials.len() as f64;
+        println!(
+            "{name:9} {} connections; slower than 1.2 s {more_than_a_syn} ({:.2} %), of them failed {failed}; one SYN more {a_syn} \
+             ({:.2} %); p99 {:.3} s, slowest {:.3} s; the last one to a dead backend began {:.2} s after the cut",
+            dials.len(),
+            part(more_than_a_syn),
+            part(a_syn),
+            times[times.len() * 99 / 100].as_secs_f64(),
+            times[times.len() - 1].as_secs_f64(),
+            last.as_secs_f64(),
+        );
+        if let Some(agent) = agent {
+            agent.stop()?;
+        }
+    }
+    Ok(())
+}
+
+/// A connection: when it began after the cut, and what became of it.
+#[derive(Clone, Copy)]
+struct Dialled {
+    began: Duration,
+    took: Duration,
+    has_failed: bool,
+}
+
+/// Dials at the rate, and cuts backends off. Returns the connections that began after that.
+fn measure(lab: &Lab) -> Result<Vec<Dialled>> {
+    let service = SocketAddr::from((SERVICE_CIDR.host(10).v4, 80));
+    let started = Instant::now();
+    let count = RATE / 2 * (BEFORE + AFTER).as_secs() as u32;
+    let clients = ["p1a", "p1c"].map(|client| {
+        lab.host(client).ns.thread("dialler", move || {
+            let dials = (0..count).map(|nth| {
+                thread::park_timeout(
+                    (started + Duration::from_secs(2) * nth / RATE).saturating_duration_since(Instant::now()),
+                );
+                let dial = move || {
+                    let began = Instant::now();
+                    let has_failed = TcpStream::connect_timeout(&service, PATIENCE).is_err();
+                    (began, began.elapsed(), has_failed)
+                };
+                thread::Builder::new().stack_size(64 << 10).spawn(dial)
+            });
+            let dials: Vec<_> = dials.collect();
+            dials.into_iter().map(|dial| Ok(dial?.join().expect("no dial panics"))).collect::<std::io::Result<Vec<_>>>()
+        })
+    });
+    idle(BEFORE)?;
+    let dead: Vec<_> = (0..DEAD).map(|nth| address(nth * 10).to_string()).collect();
+    let cut = format!(
+        "table ip cut {{ chain c {{ type filter hook input priority 0; ip daddr {{ {} }} drop; }}; }}",
+        dead.join(", ")
+    );
+    lab.host("p2b").ns.nft(&cut)?;
+    let cut = Instant::now();
+    let mut dialled = Vec::new();
+    for client in clients {
+        let dials = client?.join().ok().context("a client has panicked")??;
+        dialled.extend(
+            dials.into_iter().filter(|(began, ..)| *began >= cut).map(|(began, took, has_failed)| Dialled {
+                began: began - cut,
+                took,
+                has_failed,
+            }),
+        );
+    }
+    ensure!(dialled.len() > count as usize, "{} of {count} connections a client", dialled.len());
+    Ok(dialled)
+}
+
+fn address(nth: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 244, 2, 101 + nth)
+}
+
+/// Gives a pod of the other node the addresses of all backends, and a server there.
+fn backends(lab: &Lab) -> Result<()> {
+    let pod = lab.host("p2b");
+    let lines =
+        |line: &dyn Fn(Ipv4Addr) -> String| (0..BACKENDS).map(|nth| line(address(nth)) + "\n").collect::<String>();
+    pod.ns.ip(&lines(&|addr| format!("addr add {addr}/32 dev eth0")))?;
+    lab.n2.host.ns.ip(&lines(&|addr| format!("route add {addr}/32 dev p2b")))?;
+    let listener = pod.ns.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)))?;
+    // It goes with the process.
+    pod.ns.thread("server", move || {
+        loop {
+            match listener.accept() {
+                Ok(connection) => drop(connection),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
+    })?;
+    Ok(())
+}
+
+fn objects() -> [Object; 2] {
+    let cluster_ip = SERVICE_CIDR.host(10).v4;
+    let port = json!({ "name": "tcp", "protocol": "TCP", "port": 80, "targetPort": PORT });
+    let endpoint = |nth| json!({ "addresses": [address(nth)], "conditions": { "ready": true }, "nodeName": "n2" });
+    let endpoints: Vec<_> = (0..BACKENDS).map(endpoint).collect();
+    let labels = json!({ "kubernetes.io/service-name": "web" });
+    [
+        json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": { "name": "web", "namespace": "default" },
+            "spec": { "type": "ClusterIP", "clusterIP": cluster_ip, "clusterIPs": [cluster_ip], "ipFamilies": ["IPv4"], "ports": [port] },
+        }),
+        json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": { "name": "web-1", "namespace": "default", "labels": labels },
+            "addressType": "IPv4", "endpoints": endpoints, "ports": [{ "name": "tcp", "protocol": "TCP", "port": PORT }],
+        }),
+    ]
+    .map(Object)
+}
+
+/// Returns kube-proxy's rules for the same Service.
+fn rules(lab: &Lab) -> Rules {
+    Rules {
+        pods: CLUSTER_PODS.cidr(Family::V4),
+        services: SERVICE_CIDR.cidr(Family::V4),
+        node: lab.n1.host.addrs.v4,
+        local: lab.n1.pods.iter().map(|pod| pod.addrs.v4).collect(),
+        ports: vec![ServicePort {
+            service: "default/web".to_owned(),
+            name: "tcp".to_owned(),
+            proto: Proto::Tcp,
+            cluster_ip: SERVICE_CIDR.host(10).v4,
+            port: 80,
+            node_port: None,
+            endpoints: (0..BACKENDS).map(|nth| SocketAddrV4::new(address(nth), PORT)).collect(),
+            stand_in: false,
+        }],
+    }
+}
