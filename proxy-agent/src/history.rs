@@ -1,10 +1,7 @@
 //! The last 15 minutes of traffic, kept for the web page and for `/history` of the run directory's socket.
 //!
 //! The agent takes the counters every ten seconds, mostly from the sweep of the flow table, which counts anyway. The room is bounded:
-//! see [`kept`].
-
-mod chosen;
-mod kept;
+//! see [`proxy_view::history`].
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,13 +16,10 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::debug;
 
 use crate::control::{AgentHandle, answer};
-use chosen::Chosen;
-use kept::{Kept, Traffic};
 use proxy_metrics::ServiceReading;
+use proxy_view::history::{Chosen, Kept, STEP, Traffic};
 use proxy_view::{HistoryView, PortSums, port_sums};
 
-/// The time between two points.
-const STEP: Duration = Duration::from_secs(10);
 /// The time to the next look where no point could be taken, such as before Services are listed.
 const RETRY: Duration = Duration::from_secs(1);
 /// The age of a count that a point may use. It is half a step, so that no count serves two points.

@@ -34,6 +34,7 @@ mod key;
 mod offer;
 mod ports;
 mod proof;
+mod reuse;
 mod seen;
 mod state;
 mod step;
@@ -376,29 +377,6 @@ impl<A: Addr> Flow<A> {
     pub fn is_evictable(&self, proto: Proto, now_secs: u32) -> bool {
         let has_said_all = self.state() == State::Reset || self.idle_secs(now_secs) > LINGER_SECS;
         has_said_all && self.is_expired(proto, now_secs)
-    }
-
-    /// Returns true, in the opener's entry, if an opener of the same client may take the flow's place and choose again.
-    ///
-    /// The sender of a SYN in the client's name does not end a TCP flow: the SYN goes to the backend, as [`Self::is_redialled_by`]
-    /// says. A backend that knows the connection answers (RFC 5961 §4), and a client that does not know it resets it then.
-    #[inline(always)]
-    pub const fn may_be_reused(&self, proto: Proto, now_secs: u32) -> bool {
-        let idle_secs = self.idle_secs(now_secs);
-        let forgotten = match proto {
-            Proto::UDP => false,
-            // With its FIN the client has said itself that it goes.
-            Proto::TCP if self.tx.has(Seen::FIN) && idle_secs > REDIAL_SECS => true,
-            Proto::TCP => self.tx.has(Seen::REDIALLED) && idle_secs >= ANSWER_SECS,
-            _ => idle_secs > REDIAL_SECS,
-        };
-        forgotten || self.is_expired(proto, now_secs)
-    }
-
-    /// Returns true, in the opener's entry, if the backend has to answer the client's SYN for the flow to stay.
-    #[inline(always)]
-    pub const fn is_redialled_by(&self, packet: Told, now_secs: u32) -> bool {
-        packet.opens_connection() && (self.idle_secs(now_secs) > REDIAL_SECS || self.may_survive_reset(Proto::TCP))
     }
 }
 

@@ -32,7 +32,7 @@ pub fn quick<A: Net>(skb: Skb) -> Outcome {
     if is_news && (skb.came_in() || !news::may_be_taken(&head)) {
         return Outcome::NOT_ESTABLISHED;
     }
-    let now_secs = flow::about_now_secs();
+    let now_secs = maps::about_now_secs();
     let judged = entry.read(Flow::judged);
     let is_known = judged.holds(skb.ifindex(), Term::new(now_secs, maps::epoch()));
     if !is_known || entry.read(|flow| flow.last_secs != now_secs || flow.kind != Kind::DNAT) {

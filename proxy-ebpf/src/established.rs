@@ -13,7 +13,7 @@ use proxy_common::flow::{
     Acked, EntryKind, Flow, FlowKey, Hook, Kind, Seen, Sender, Told, is_settled, is_stream, step,
 };
 
-use crate::flow::about_now_secs;
+use crate::maps::about_now_secs;
 use crate::maps::{self, Entry, Marked, Memory, Scratch};
 use crate::net::{self, At, Net};
 use crate::outcome::Outcome;

@@ -6,7 +6,6 @@ use proxy_common::flow::{Acked, AtHook, EntryKind, Flow, Hook, Kind, Proof, Seen
 use proxy_common::service_counts::Passed;
 use proxy_common::share::Register;
 
-pub use crate::clock::now_secs;
 use crate::maps::{self, DecisionMemory, Entry};
 use crate::net::{At, Net, is_forged};
 use crate::packet::Packet;
@@ -75,7 +74,7 @@ fn learn<A: Net>(
     // The kernel's check of sources (`rp_filter`) suffices for a packet that changes only counts. A packet that is put into
     // the host past that check is judged, too: the routes are asked about it once in a term.
     let is_given_back = hook == Hook::INGRESS && kind == EntryKind::Undnat;
-    let is_judged = is_given_back || is_news || flow.last_secs != about_now_secs();
+    let is_judged = is_given_back || is_news || flow.last_secs != maps::about_now_secs();
     if is_judged && is_in_anothers_name(skb, packet, hook, mark, kind) {
         return Followed::Forged;
     }
@@ -110,7 +109,7 @@ fn heed<A: Net>(
 ) -> bool {
     match kind {
         EntryKind::Dnat => {
-            let now_secs = about_now_secs();
+            let now_secs = maps::about_now_secs();
             if packet.opens() && flow.may_be_reused(packet.proto, now_secs) {
                 close(flow, packet.proto);
                 return false;
@@ -276,7 +275,7 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     if !maps::again(&flow.rx).has(Seen::PACKET) && maps::again(&packet.proto) == Proto::TCP {
         maps::note_answer(flow, packet.told_again());
     }
-    let now_secs = about_now_secs();
+    let now_secs = maps::about_now_secs();
     let mut opener = None;
     if packet.told().ends(flow.rx) && flow.has(Flow::<A>::NUMBERED) {
         opener = maps::opener(flow, packet.proto);
@@ -387,10 +386,4 @@ pub fn close<A: Net>(flow: &Flow<A>, proto: Proto) {
 #[inline(always)]
 pub fn remove<A: Net>(flow: &Flow<A>, kind: Kind, proto: Proto) -> bool {
     maps::remove_flow(&flow.key_as(kind, proto))
-}
-
-/// The same, late by a tick of the kernel's at the most, and cheaper: for what is asked of every packet.
-#[inline(always)]
-pub fn about_now_secs() -> u32 {
-    maps::in_this_tick(now_secs)
 }

@@ -16,7 +16,9 @@ use proxy_common::flow::{
 use proxy_common::frontend::FrontendKey;
 use proxy_common::guest::{self, Guest};
 
-use crate::flow::{about_now_secs, close, now_secs};
+use crate::clock::now_secs;
+use crate::flow::close;
+use crate::maps::about_now_secs;
 use crate::maps::{self, Scratch};
 use crate::net::Net;
 use crate::open;

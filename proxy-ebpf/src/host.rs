@@ -64,7 +64,7 @@ pub fn send<A: Forward>(
 fn link<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, node: &Node) -> u32 {
     let Scratch { packet, flow, route, .. } = scratch;
     // Before the routes are asked: what they say counts for the epoch that began before.
-    let term = Term::new(flow::about_now_secs(), maps::epoch());
+    let term = Term::new(maps::about_now_secs(), maps::epoch());
     if flow.has(Flow::<A>::HOST_BACKEND) || flow.judged().holds(skb.ifindex(), term) {
         return 0;
     }

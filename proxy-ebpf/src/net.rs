@@ -179,7 +179,7 @@ impl At {
 pub fn forged<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
     let ifindex = at.ifindex(skb);
     // Before the routes are asked: what they say counts for the epoch that began before.
-    let term = flow::about_now_secs().wrapping_add(maps::epoch());
+    let term = maps::about_now_secs().wrapping_add(maps::epoch());
     if A::is_sender(src, dst, Moment::new(ifindex, term)) {
         return false;
     }

@@ -88,7 +88,7 @@ pub fn is_on() -> bool {
 /// Returns true if whole connections may. The agent says so for a moment only, because it has to look for rules all the time.
 #[inline(always)]
 pub fn opens_flows() -> bool {
-    opens_flows_by(flow::about_now_secs)
+    opens_flows_by(maps::about_now_secs)
 }
 
 /// Returns the same by another clock.
@@ -344,7 +344,7 @@ pub fn is_on_for_all() -> bool {
 /// Returns the present term. The caller asks for it before it asks the routes.
 #[inline(always)]
 fn term() -> Term {
-    Term::new(flow::about_now_secs(), maps::epoch())
+    Term::new(maps::about_now_secs(), maps::epoch())
 }
 
 /// Returns true if the stack has to see this packet.
@@ -352,7 +352,7 @@ fn term() -> Term {
 fn is_for_stack<A: Net>(packet: &Packet<A>, flow: &Flow<A>, is_whole: bool) -> bool {
     let opens = packet.proto != Proto::UDP && (packet.opens() || packet.told().answers_opener());
     // Of a whole flow the stack knows nothing.
-    let is_due = !is_whole && (opens || packet.seen().has(END) || is_its_turn(flow, flow::about_now_secs()));
+    let is_due = !is_whole && (opens || packet.seen().has(END) || is_its_turn(flow, maps::about_now_secs()));
     packet.is_fragment() || is_due
 }
 

@@ -6,8 +6,8 @@ use proxy_common::addr::Proto;
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
 
-use crate::flow::about_now_secs;
 use crate::maps::Asker;
+use crate::maps::about_now_secs;
 use crate::net::{FragmentPart, Header, Net, fold, sum};
 use crate::packet::checksum_offset;
 use crate::skb::{LinkHeader, Skb};

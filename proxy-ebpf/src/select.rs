@@ -10,7 +10,7 @@ use proxy_common::flow::{Flow, Seen};
 use proxy_common::frontend::{Backend, Choice, MAGLEV_PLACES, Service, SetKey, SlotKey};
 use proxy_common::policy::Decision;
 
-use crate::flow::now_secs;
+use crate::clock::now_secs;
 use crate::maps;
 use crate::net::Net;
 use crate::packet::Packet;

@@ -16,8 +16,8 @@ use proxy_common::frontend::{Algorithm, Backend, FrontendKey, FrontendKind, Serv
 use proxy_common::policy::Decision;
 use proxy_common::socket::{CONNECTED, Dialled, EVERYWHERE, KEPT_SECS, REFUSES, Side, Socket, SocketKey, UDP};
 
+use crate::clock::now_secs;
 use crate::decide::Dial;
-use crate::flow::now_secs;
 use crate::net::Net;
 use crate::socket::client::{Client, Family};
 use crate::socket::peer::{Peer, flags, is_worker};

@@ -1,8 +1,19 @@
-//! The form of `/history`: the last minutes of the busiest Services. The form is stable: fields may be added, and no field is
+//! The history: what is kept of it, and the form of `/history`, which has the last minutes of the busiest Services. The form is stable: fields may be added, and no field is
 //! renamed or removed.
+
+mod chosen;
+mod kept;
+
+use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+
+pub use chosen::Chosen;
+pub use kept::{Kept, Traffic};
+
+/// The time between two points.
+pub const STEP: Duration = Duration::from_secs(10);
 
 /// The last minutes in points of equal distance. Each array of a series has one element a point, the oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

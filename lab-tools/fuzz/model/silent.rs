@@ -28,7 +28,7 @@ impl Model {
         let (waited, backend) = (flow.waited(), flow.backend);
         *self.counts.events.entry(Event::BackendFailed).or_default() += 1;
         let patience = |has_affinity| if has_affinity { AFFINITY_PATIENCE } else { PATIENCE };
-        if !affinity.is_some_and(|has_affinity| waited >= patience(has_affinity)) {
+        if affinity.is_none_or(|has_affinity| waited < patience(has_affinity)) {
             return false;
         }
         *self.counts.events.entry(Event::FlowMoved).or_default() += 1;

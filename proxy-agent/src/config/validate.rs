@@ -76,11 +76,7 @@ pub(super) fn check(
     let has_place = metrics_address.is_some() || !fields.invalid.is_empty();
     let why = "is served at metricsBindAddress, which is none (in mode host unless it is given)";
     own.check(!kpx.ui || has_place, "ui", kpx.ui, why);
-    if !kpx.manifests.is_empty() {
-        let apart = "cannot be used with an API server: a kubeconfig, a context of one, or a master";
-        let given = [&kube_proxy.client_connection.kubeconfig, &kpx.context, &kpx.master];
-        own.check(given.into_iter().all(String::is_empty), "manifests", &kpx.manifests, apart);
-    }
+    manifests(&mut own, kube_proxy, kpx);
 
     let is_valid = fields.invalid.is_empty() && own.invalid.is_empty();
     let Some(detector) = detector.filter(|_| is_valid) else {
@@ -113,6 +109,14 @@ pub(super) fn check(
         notices: Vec::new(),
     };
     Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, sockets, names, socket_group })
+}
+
+fn manifests(own: &mut Fields, kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration) {
+    if !kpx.manifests.is_empty() {
+        let apart = "cannot be used with an API server: a kubeconfig, a context of one, or a master";
+        let given = [&kube_proxy.client_connection.kubeconfig, &kpx.context, &kpx.master];
+        own.check(given.into_iter().all(String::is_empty), "manifests", &kpx.manifests, apart);
+    }
 }
 
 /// Returns the number of the group whose members may ask the agent. A static program has no other way to read names than the file.

@@ -8,7 +8,7 @@ use proxy_common::monitor::{Record, What};
 
 use super::live::part;
 use super::{CPUS, DecisionMemory, Find, MONITOR, WATCHED};
-use crate::flow::now_secs;
+use crate::clock::now_secs;
 use crate::net::Net;
 use crate::packet::Packet;
 

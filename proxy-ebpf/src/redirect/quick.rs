@@ -258,7 +258,7 @@ fn is_of_stack<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>) -> bool {
         return false;
     }
     let is_young = || entry.read(|flow| flow.passed.packets) < FIRST_PACKETS;
-    let is_first_of_second = || entry.read(|flow| flow.last_secs) != flow::about_now_secs();
+    let is_first_of_second = || entry.read(|flow| flow.last_secs) != maps::about_now_secs();
     if is_on_for_all() {
         return !rx.has(Seen::DIRECT) && !is_young() && !is_first_of_second();
     }
@@ -269,7 +269,7 @@ fn is_of_stack<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>) -> bool {
     // connection no other packet is judged.
     let notes = entry.read(|flow| flow.kind == Kind::UNDNAT) && !rx.has(Seen::DIRECT) && is_young();
     let judged = entry.read(Flow::judged);
-    let is_judged = || judged.holds(skb.ifindex(), Term::new(flow::about_now_secs(), maps::epoch()));
+    let is_judged = || judged.holds(skb.ifindex(), Term::new(maps::about_now_secs(), maps::epoch()));
     !notes && !is_first_of_second() && (judged == Judged::NONE || !is_judged())
 }
 
@@ -292,7 +292,7 @@ fn translate<A: Forward>(
 /// judged the sender at this device in this term, or the frame is for another host or has a tag.
 #[inline(always)]
 fn judged_exit<A: Forward>(skb: Skb, entry: &Entry<A>) -> Option<u32> {
-    let now_secs = flow::about_now_secs();
+    let now_secs = maps::about_now_secs();
     let is_recent = entry.read(|flow| flow.last_secs) == now_secs;
     let judged = entry.read(Flow::judged);
     let holds = judged.holds(skb.ifindex(), Term::new(now_secs, maps::epoch()));

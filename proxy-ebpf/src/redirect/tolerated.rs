@@ -34,7 +34,7 @@ fn may_skip<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>, sender: u32) -> 
     is_on(node)
         && is_known
         && is_plain_flow
-        && flow::about_now_secs() <= maps::opens_until()
+        && maps::about_now_secs() <= maps::opens_until()
         && is_bare(skb.ifindex(), sender)
         && if flow.is_far() {
             may_skip_from_outside(node, proto, flow)
@@ -52,7 +52,7 @@ fn may_skip_from_outside<A: Forward>(node: &Node, proto: Proto, flow: &Flow<A>) 
 /// Returns true if a packet to the backend may skip the stack. `flow` is as before the packet.
 #[inline(never)]
 pub fn goes_there<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
-    let now_secs = flow::about_now_secs();
+    let now_secs = maps::about_now_secs();
     let sender = if flow.is_far() { 0 } else { Device::POD };
     let may_skip = || may_skip(skb, proto, flow, sender);
     if flow.last_secs >= now_secs {
@@ -89,10 +89,10 @@ pub fn goes_back<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
     if !flow.tx.has(Seen::TOLERATED) || !may_skip(skb, proto, flow, Device::POD) {
         return false;
     }
-    if flow.last_secs >= flow::about_now_secs() {
+    if flow.last_secs >= maps::about_now_secs() {
         return flow.judged().holds(skb.ifindex(), term());
     }
-    if flow.idle_secs(flow::about_now_secs()) >= FORGOTTEN_SECS {
+    if flow.idle_secs(maps::about_now_secs()) >= FORGOTTEN_SECS {
         if let Some(undnat) = maps::undnat(flow, proto) {
             undnat.set_tx(flow.tx.without(Seen::TOLERATED));
         }

@@ -6,7 +6,7 @@ use proxy_common::policy::Origin;
 use proxy_common::socket::{Dialled, EVERYWHERE, PODS, PODS_BELOW, PODS_DEPTH};
 
 use super::peer::{self, Peer, cgroup_at, flags};
-use crate::flow::now_secs;
+use crate::clock::now_secs;
 use crate::net::Net;
 use crate::{maps, redirect};
 

@@ -15,7 +15,7 @@ const CIRCLE_FILES: usize = 9;
 /// The crates with a limit of their own.
 const CRATE_LINES_OF: &[(&str, usize)] = &[("tests", 28_000)];
 /// The kernel programs are one program: the skb, the headers and the maps meet in the trait of the address family.
-const CIRCLE_FILES_OF: &[(&str, usize)] = &[("proxy-ebpf", 30)];
+const CIRCLE_FILES_OF: &[(&str, usize)] = &[("proxy-ebpf", 33)];
 const LEVELS: usize = 12;
 /// One for each helper that takes a pointer, or that the bindings call unsafe all the same.
 const UNSAFE_SITES: usize = 72;

@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use crate::{HistoryView, PortCounts, PortSums, SeriesView, ServiceSeriesView, quantile};
 use jiff::Timestamp;
 use proxy_common::connect::Connects;
 use proxy_core::input::ObjectName;
-use proxy_view::{HistoryView, PortCounts, PortSums, SeriesView, ServiceSeriesView, quantile};
 
 use super::STEP;
 
@@ -20,26 +20,26 @@ pub(super) const SERVICES: usize = 256;
 
 /// The traffic of each Service that had any, since the programs were loaded.
 #[derive(Debug, Default)]
-pub(super) struct Traffic(BTreeMap<ObjectName, Sums>);
+pub struct Traffic(BTreeMap<ObjectName, Sums>);
 
 /// The counters of all ports of a Service.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sums {
-    pub(super) counts: PortCounts,
-    pub(super) connects: Connects,
+pub struct Sums {
+    pub counts: PortCounts,
+    pub connects: Connects,
 }
 
 impl Sums {
-    pub(super) fn of(port: &PortSums) -> Self {
+    pub fn of(port: &PortSums) -> Self {
         Self { counts: port.counts, connects: port.connects }
     }
 
     /// Returns what was counted since `before`.
-    pub(super) fn since(&self, before: &Self) -> Self {
+    pub fn since(&self, before: &Self) -> Self {
         Self { counts: self.counts.since(&before.counts), connects: self.connects.since(&before.connects) }
     }
 
-    pub(super) fn add(&mut self, other: &Self) {
+    pub fn add(&mut self, other: &Self) {
         self.counts.add(&other.counts);
         self.connects += other.connects;
     }
@@ -52,7 +52,7 @@ impl Sums {
 }
 
 impl Traffic {
-    pub(super) fn of(ports: &[PortSums]) -> Self {
+    pub fn of(ports: &[PortSums]) -> Self {
         let mut services = BTreeMap::<_, Sums>::new();
         for port in ports {
             let sums = Sums::of(port);
@@ -139,7 +139,7 @@ impl Track {
 
 /// The last minutes.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub struct Kept {
     /// The moment, the time and the traffic of the last sample.
     last: Option<(Instant, Timestamp, Traffic)>,
     total: Track,
@@ -149,17 +149,17 @@ pub(super) struct Kept {
 
 impl Kept {
     /// Returns the last sample.
-    pub(super) fn last(&self) -> Option<&Traffic> {
+    pub fn last(&self) -> Option<&Traffic> {
         self.last.as_ref().map(|(_, _, traffic)| traffic)
     }
 
     /// Returns true if a sample of this moment is a step behind the last one, or nearly.
-    pub(super) fn is_due(&self, at: Instant) -> bool {
+    pub fn is_due(&self, at: Instant) -> bool {
         self.last.as_ref().is_none_or(|(before, ..)| at.saturating_duration_since(*before) >= STEP / 2)
     }
 
     /// Takes a sample that is due. The first one only gives the next one something to compare with.
-    pub(super) fn take(&mut self, at: Instant, time: Timestamp, now: Traffic) {
+    pub fn take(&mut self, at: Instant, time: Timestamp, now: Traffic) {
         let Some((before_at, _, before)) = &self.last else {
             self.last = Some((at, time, now));
             return;
@@ -208,7 +208,7 @@ impl Kept {
     }
 
     /// Returns the history, with that of one Service alone if `only` names one as `NAMESPACE/NAME`.
-    pub(super) fn view(&self, only: Option<&str>) -> HistoryView {
+    pub fn view(&self, only: Option<&str>) -> HistoryView {
         let points = self.total.0.len();
         let is_wanted = |name: &ObjectName| only.is_none_or(|only| only == name.to_string());
         let services = self.services.iter().filter(|(name, _)| is_wanted(name));
@@ -231,15 +231,15 @@ impl Kept {
 }
 
 impl Traffic {
-    pub(super) fn names(&self) -> impl Iterator<Item = &ObjectName> {
+    pub fn names(&self) -> impl Iterator<Item = &ObjectName> {
         self.0.keys()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&ObjectName, &Sums)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&ObjectName, &Sums)> {
         self.0.iter()
     }
 
-    pub(super) fn get(&self, name: &ObjectName) -> Option<Sums> {
+    pub fn get(&self, name: &ObjectName) -> Option<Sums> {
         self.0.get(name).copied()
     }
 

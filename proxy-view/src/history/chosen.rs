@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
+use crate::PortSums;
 use proxy_core::input::ObjectName;
 use proxy_metrics::ServiceReading;
-use proxy_view::PortSums;
 
 use super::kept::{Sums, Traffic};
 
@@ -16,7 +16,7 @@ use super::kept::{Sums, Traffic};
 const OTHER: &str = "other";
 
 #[derive(Debug, Default)]
-pub(super) struct Chosen {
+pub struct Chosen {
     /// The number of ports; 0 if the operator asked for no series.
     limit: usize,
     /// The Services with a place, and the numbers of their ports. The sum is never above the limit.
@@ -26,12 +26,12 @@ pub(super) struct Chosen {
 }
 
 impl Chosen {
-    pub(super) fn of(limit: usize) -> Self {
+    pub fn of(limit: usize) -> Self {
         Self { limit, ..Self::default() }
     }
 
     /// Takes a sample, `before` being the last one.
-    pub(super) fn take(&mut self, ports: Vec<PortSums>, before: Option<&Traffic>, now: &Traffic) {
+    pub fn take(&mut self, ports: Vec<PortSums>, before: Option<&Traffic>, now: &Traffic) {
         if self.limit == 0 {
             return;
         }
@@ -81,7 +81,7 @@ impl Chosen {
     }
 
     /// Returns the readings as of the last sample.
-    pub(super) fn readings(&self) -> Vec<ServiceReading> {
+    pub fn readings(&self) -> Vec<ServiceReading> {
         let of_ports = self.ports.iter().map(|port| {
             let sums = Sums::of(port);
             let name = (port.service.namespace.to_string(), port.service.name.to_string());

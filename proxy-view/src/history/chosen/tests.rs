@@ -1,7 +1,7 @@
 //! Tests of the choice on made-up counters.
 
+use crate::PortCounts;
 use proxy_common::addr::Proto;
-use proxy_view::PortCounts;
 
 use super::*;
 
