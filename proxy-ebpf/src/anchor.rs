@@ -11,7 +11,7 @@ use crate::outcome::Outcome;
 use crate::packet::Packet;
 use crate::redirect::Forward;
 use crate::skb::{LinkHeader, PacketMark, Skb};
-use crate::{Action, flow, host, news, redirect, tcp};
+use crate::{Action, host, news, redirect, tcp};
 
 /// Sends a packet of an open flow straight to its pod's device, by the link that the first packet of this second has found.
 ///

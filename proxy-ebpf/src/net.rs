@@ -15,6 +15,7 @@ use proxy_common::device::Device;
 use proxy_common::flow::FlowKey;
 use proxy_common::share::Register;
 
+use crate::Action;
 use crate::established::Head;
 use crate::maps::{self, Maps, Moment};
 use crate::open::Draw;
@@ -23,7 +24,6 @@ use crate::reject::Exit;
 use crate::ring::Ring;
 use crate::setting::ZERO;
 use crate::skb::{LinkHeader, Skb};
-use crate::{Action, flow};
 
 /// An address family, to the packet path.
 pub trait Net: Addr + Maps {

@@ -15,7 +15,7 @@ use crate::maps::{self, Entry, Marked, Memory, Scratch};
 use crate::net::{At, is_forged};
 use crate::outcome::Outcome;
 use crate::skb::{PacketMark, Skb};
-use crate::{flow, news, tcp};
+use crate::{news, tcp};
 
 /// Returns [`Outcome::NOT_ESTABLISHED`] if the packet is as it was, and has to take the long way.
 #[inline(always)]

@@ -10,10 +10,10 @@ use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen, is_for_asker};
 
 use super::opener::{is_bare, is_between, is_unchanged};
 use super::{END, Forward, term};
+use crate::maps;
 use crate::net::{At, is_forged};
 use crate::packet::Packet;
 use crate::skb::Skb;
-use crate::{flow, maps};
 
 /// After this many seconds of silence conntrack may have forgotten datagrams, and asks the policy about further ones.
 const FORGOTTEN_SECS: u32 = 30;
