@@ -46,15 +46,16 @@ fn read<A: Addr>(agent: &Agent<'_>, name: &str) -> Result<FlowTable> {
     Ok(table)
 }
 
-/// Returns an entry as if its packets had passed so many seconds earlier.
+/// Returns an entry as if its packets had passed so many seconds earlier, or later, if the number is a negative one that wraps.
 #[must_use]
 pub fn older<A: Addr>(mut flow: Flow<A>, proto: Proto, secs: u32) -> Flow<A> {
-    flow.last_secs = flow.last_secs.saturating_sub(secs);
+    flow.last_secs = flow.last_secs.wrapping_sub(secs);
     // The judgement of its sender stays as old as its last packet.
     flow.source.spare = flow.source.spare.wrapping_sub(secs as u16);
     if proto == Proto::TCP && flow.kind == Kind::UNDNAT && !flow.rx.has(Seen::PACKET) {
         // The moment of the first SYN.
-        flow.generation = flow.generation.wrapping_sub((u64::from(secs) * 1_000_000_000 / UNIT_NANOS) as u32);
+        let units = i64::from(secs as i32) * 1_000_000_000 / UNIT_NANOS as i64;
+        flow.generation = flow.generation.wrapping_sub(units as u32);
     }
     flow
 }

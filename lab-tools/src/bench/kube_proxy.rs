@@ -3,14 +3,13 @@
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command};
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use super::services;
 use crate::kube_rules::Rules;
-use testbed::agent::{Cluster, Object, Source, wait_until};
+use testbed::agent::{Cluster, Object, Source, idle, wait_until};
 use testbed::lab::{CLUSTER_PODS, Family, Lab};
 use testbed::netns::check;
 
@@ -59,7 +58,7 @@ impl<'a> KubeProxy<'a> {
     pub(super) fn rest(&self, within: Duration) -> Result<()> {
         let mut before = self.ticks()?;
         wait_until(within, "kube-proxy rests", || {
-            thread::sleep(QUIET);
+            idle(QUIET)?;
             let now = self.ticks()?;
             let spent = now - std::mem::replace(&mut before, now);
             Ok(spent <= FEW)
