@@ -58,6 +58,7 @@ kpx_repairs_total counter what
 kpx_problems gauge
 kpx_restart_gap gauge
 kpx_services_out_of_reach gauge backends
+kpx_silent_backends gauge state
 kpx_unreadable_objects gauge kind
 kpx_watch_failures_total counter kind
 kpx_watch_up gauge kind
