@@ -74,12 +74,20 @@ fn cells(Row { port, backend, connect }: &Row) -> Vec<String> {
     words.into_iter().chain([connects, p50, p99, refused, silent, backend.flows.to_string()]).collect()
 }
 
-/// Returns what the backend is used for: `in use`, or why not.
+/// Returns what the backend is used for: `in use`, or why not. The words are those of `kpx backends`.
 fn state(backend: &BackendView) -> &'static str {
-    match (backend.in_cluster_set || backend.in_local_set, backend.terminating, backend.ready) {
+    if backend.set_aside {
+        return "set aside";
+    }
+    if backend.silent {
+        return "silent";
+    }
+    let is_used = backend.in_cluster_set || backend.in_local_set || backend.in_redirect_set;
+    match (is_used, backend.terminating, backend.ready) {
         (true, true, _) => "terminating",
         (true, false, _) => "in use",
         (false, true, _) => "terminated",
+        (false, false, true) if backend.weight == 0 => "drained",
         (false, false, true) => "not in use",
         (false, false, false) => "unready",
     }

@@ -1,7 +1,8 @@
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use expect_test::expect;
+use proxy_view::BackendView;
 use serde_json::{Value, json};
 
 use super::*;
@@ -252,5 +253,32 @@ fn connect_times_and_failures_are_those_of_the_interval() -> Result<()> {
         (&json!(2.0), &json!(0.5))
     );
     assert_eq!(data["services"][2]["connectsPerSec"], 50.0);
+    Ok(())
+}
+
+#[test]
+fn state_of_a_backend_says_why_it_takes_nothing() -> Result<()> {
+    let (before, mut now) = samples()?;
+    let cases: [(&str, fn(&mut BackendView)); 4] = [
+        ("in use", |pod| pod.in_redirect_set = true),
+        ("set aside", |pod| (pod.silent, pod.set_aside) = (true, true)),
+        ("silent", |pod| (pod.silent, pod.in_cluster_set) = (true, true)),
+        ("drained", |pod| pod.weight = 0),
+    ];
+    let web = now.services.iter_mut().position(|service| service.name == "web").context("web")?;
+    let plain = BackendView {
+        ready: true,
+        terminating: false,
+        in_cluster_set: false,
+        in_local_set: false,
+        ..now.services[web].ports[0].backends[0].clone()
+    };
+    for (word, change) in cases {
+        let backend = &mut now.services[web].ports[0].backends[0];
+        *backend = plain.clone();
+        change(backend);
+        let text = crate::backends::text(&backends(&before, &now, "shop/web"));
+        anyhow::ensure!(text.contains(&format!("  {word}  ")), "{word}: {text}");
+    }
     Ok(())
 }
