@@ -1,5 +1,7 @@
 //! `kubeproxy.config.k8s.io/v1alpha2` (KEP-784), in the form of v1alpha1.
 
+use std::net::IpAddr;
+
 use serde_json::{Map, Value, json};
 
 pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha2";
@@ -20,6 +22,7 @@ const DROPPED: &[(&str, &str)] =
 
 const CLUSTER_CIDRS: &str = "detectLocal.clusterCIDRs";
 const NODE_IPS: &str = "nodeIPOverride";
+const IPVS_BIT: &str = "ipvs.masqueradeBit";
 const FAMILIES: [&str; 3] = ["SingleStack", "PreferDualStack", "RequireDualStack"];
 
 /// A document in the form of v1alpha1.
@@ -52,6 +55,13 @@ pub fn convert(mut value: Value) -> Result<Converted, Wrong> {
         Some(_) => return Err(wrong("configHardFail", "must be true or false")),
     };
     let node_ips = texts(take(&mut value, NODE_IPS), NODE_IPS)?;
+    if let Some((index, wrongs)) = node_ips.iter().enumerate().find(|(_, text)| text.trim().parse::<IpAddr>().is_err())
+    {
+        return Err(wrong(
+            &format!("{NODE_IPS}[{index}]"),
+            &format!("Invalid value: {wrongs:?}: must be an IP address"),
+        ));
+    }
     let cidrs = texts(take(&mut value, CLUSTER_CIDRS), CLUSTER_CIDRS)?;
     if let Some(policy) = take(&mut value, "ipFamilyPolicy")
         && !policy.as_str().is_some_and(|policy| FAMILIES.contains(&policy))
@@ -65,10 +75,11 @@ pub fn convert(mut value: Value) -> Result<Converted, Wrong> {
         set(&mut value, "bindAddress", json!(first));
     }
     // Only its range is checked: kpx sets no mark.
-    if let Some(bit) = take(&mut value, "ipvs.masqueradeBit")
-        && value["mode"] == "ipvs"
-    {
-        set(&mut value, "iptables.masqueradeBit", bit);
+    if let Some(bit) = take(&mut value, IPVS_BIT) {
+        let bit = bit.as_i64().ok_or_else(|| wrong(IPVS_BIT, "must be a whole number"))?;
+        if value["mode"] == "ipvs" && !(0..32).contains(&bit) {
+            return Err(wrong(IPVS_BIT, &format!("Invalid value: {bit}: must be within the range [0, 31]")));
+        }
     }
     for (name, places) in MOVED {
         if let Some(moved) = take(&mut value, name) {
@@ -76,8 +87,10 @@ pub fn convert(mut value: Value) -> Result<Converted, Wrong> {
         }
     }
     for section in ["linux", "windows"] {
-        if let Some(Value::Object(rest)) = take(&mut value, section) {
-            unknown.extend(rest.keys().map(|field| (format!("{section}.{field}"), "")));
+        match take(&mut value, section) {
+            Some(Value::Object(rest)) => unknown.extend(rest.keys().map(|field| (format!("{section}.{field}"), ""))),
+            Some(_) => return Err(wrong(section, "must be a section of fields")),
+            None => {}
         }
     }
     for (field, default) in [("iptables.localhostNodePorts", false), ("bindAddressHardFail", true)] {
@@ -185,8 +198,7 @@ mod tests {
     fn given_values_go_before_defaults() {
         let given = json!({"iptables": {"localhostNodePorts": true}, "bindAddressHardFail": false});
         assert_eq!(converted(given.clone()).value, given);
-        let bit = converted(json!({"mode": "ipvs", "ipvs": {"masqueradeBit": 3}}));
-        assert_eq!(bit.value["iptables"]["masqueradeBit"], 3);
+        converted(json!({"mode": "ipvs", "ipvs": {"masqueradeBit": 31}}));
     }
 
     #[test]
@@ -213,6 +225,11 @@ mod tests {
             (json!({"nodeIPOverride": "192.0.2.1"}), "nodeIPOverride"),
             (json!({"detectLocal": {"clusterCIDRs": [1]}}), "detectLocal.clusterCIDRs"),
             (json!({"ipFamilyPolicy": "Both"}), "ipFamilyPolicy"),
+            (json!({"nodeIPOverride": ["192.0.2.1", "zz"]}), "nodeIPOverride[1]"),
+            (json!({"linux": 5}), "linux"),
+            (json!({"windows": ["runAsService"]}), "windows"),
+            (json!({"ipvs": {"masqueradeBit": "abc"}}), "ipvs.masqueradeBit"),
+            (json!({"mode": "ipvs", "ipvs": {"masqueradeBit": 32}}), "ipvs.masqueradeBit"),
         ] {
             assert_eq!(convert(value).unwrap_err().0, field);
         }
