@@ -57,7 +57,7 @@ pub async fn destroy(name: &str) -> io::Result<bool> {
     let answers = handle.request(request, kernel()).map_err(io::Error::other)?;
     tokio::select! {
         result = deleted(answers) => result.map_err(|error| match error.raw_os_error() {
-            Some(BUSY) => io::Error::new(io::ErrorKind::ResourceBusy, "a rule still names it"),
+            Some(BUSY) => io::Error::new(io::ErrorKind::ResourceBusy, "a rule or another set still names it"),
             _ => error,
         }),
         () = connection => Err(io::ErrorKind::UnexpectedEof.into()),

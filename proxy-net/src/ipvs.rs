@@ -64,13 +64,19 @@ pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
     }
 }
 
-/// Deletes virtual servers, and so their connections. Those that are gone count as deleted.
-pub async fn delete(servers: &[VirtualServer]) -> Result<()> {
-    let (connection, handle, _) = new_connection(NETLINK_GENERIC).context("open a netlink socket for IPVS")?;
-    tokio::select! {
-        result = delete_all(handle, servers) => result,
-        () = connection => bail!("the netlink socket for IPVS has failed"),
-    }
+/// Deletes virtual servers, and so their connections. Returns the number of those that are deleted, also after a failure. Those that
+/// are gone count as deleted.
+pub async fn delete(servers: &[VirtualServer]) -> (usize, Result<()>) {
+    let mut deleted = 0;
+    let result = async {
+        let (connection, handle, _) = new_connection(NETLINK_GENERIC).context("open a netlink socket for IPVS")?;
+        tokio::select! {
+            result = delete_all(handle, servers, &mut deleted) => result,
+            () = connection => bail!("the netlink socket for IPVS has failed"),
+        }
+    };
+    let result = result.await;
+    (deleted, result)
 }
 
 async fn list(handle: ConnectionHandle<Message>) -> io::Result<Vec<VirtualServer>> {
@@ -82,7 +88,7 @@ async fn list(handle: ConnectionHandle<Message>) -> io::Result<Vec<VirtualServer
     Ok(servers)
 }
 
-async fn delete_all(handle: ConnectionHandle<Message>, servers: &[VirtualServer]) -> Result<()> {
+async fn delete_all(handle: ConnectionHandle<Message>, servers: &[VirtualServer], number: &mut usize) -> Result<()> {
     let family = family(&handle).await.context("find IPVS")?;
     for server in servers {
         let request = raw::request(family, NLM_F_REQUEST | NLM_F_ACK, name(server));
@@ -92,6 +98,7 @@ async fn delete_all(handle: ConnectionHandle<Message>, servers: &[VirtualServer]
             Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => {}
             result => drop(result.with_context(|| format!("delete the virtual server {server}"))?),
         }
+        *number += 1;
     }
     Ok(())
 }

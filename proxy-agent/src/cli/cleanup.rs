@@ -188,6 +188,13 @@ impl Removed {
         self.removed.push(what.into());
     }
 
+    /// Adds a number of things, if there are any.
+    fn count(&mut self, number: usize, things: &str) {
+        if number > 0 {
+            self.add(format!("{number} {things}"));
+        }
+    }
+
     /// Notes a thing that was made to keep kube-proxy's connections open.
     fn keep(&mut self, what: &str) {
         self.note(format!("made {what}, which keeps kube-proxy's connections open: kpx cleanup removes it"));

@@ -5,7 +5,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use ipnet::IpNet;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::if_nametoindex;
@@ -64,8 +64,9 @@ pub(super) async fn remove_servers(handle: &Handle, excluded: &[IpNet], removed:
         servers.partition(|one| is_proxys(one) && !excluded.iter().any(|net| net.contains(&one.at.ip())))
     };
     if !own.is_empty() {
-        ipvs::delete(&own).await?;
-        removed.add(format!("{} virtual servers of IPVS", own.len()));
+        let (deleted, result) = ipvs::delete(&own).await;
+        removed.count(deleted, "virtual servers of IPVS");
+        result?;
     }
     if let Some(ifindex) = device {
         if !others.is_empty() {
@@ -83,15 +84,18 @@ pub(super) async fn remove_servers(handle: &Handle, excluded: &[IpNet], removed:
 /// Removes the ipsets, which no rule may name any more.
 pub(super) async fn remove_sets(removed: &mut Removed) -> Result<()> {
     let ours: BTreeSet<_> = SETS.into_iter().flat_map(|set| [name("", set), name("6-", set)]).collect();
-    let mut destroyed = 0;
+    let (mut destroyed, mut failure) = (0, None);
     for name in ipset::names().await?.iter().filter(|name| ours.contains(*name)) {
-        destroy(name).await.with_context(|| format!("destroy the ipset {name}"))?;
-        destroyed += 1;
+        // The first failure has waited long enough for the kernel.
+        let result = if failure.is_none() { destroy(name).await } else { ipset::destroy(name).await };
+        match result {
+            Ok(is_destroyed) => destroyed += usize::from(is_destroyed),
+            // A rule of another program may name one of them: the others go all the same.
+            Err(error) => failure = failure.or(Some(anyhow!(error).context(format!("destroy the ipset {name}")))),
+        }
     }
-    if destroyed > 0 {
-        removed.add(format!("{destroyed} ipsets"));
-    }
-    Ok(())
+    removed.count(destroyed, "ipsets");
+    failure.map_or(Ok(()), Err)
 }
 
 async fn destroy(name: &str) -> std::io::Result<bool> {

@@ -37,8 +37,37 @@ pub(crate) fn kube_proxys_excluded() -> Vec<IpNet> {
 /// Reads the `--config` file of a process, below the root directory of that process.
 fn configuration(process: u32) -> Option<String> {
     let line = fs::read_to_string(format!("/proc/{process}/cmdline")).ok()?;
-    let mut words = line.split('\0');
-    let path = words.find_map(|word| word.trim_start_matches('-').strip_prefix("config"))?;
-    let path = path.strip_prefix('=').or_else(|| words.next())?;
+    let path = config_path(&line)?;
     fs::read_to_string(format!("/proc/{process}/root/{path}")).ok()
+}
+
+/// Finds the value of `--config` in a command line as the kernel shows it. Other flags begin with the same letters.
+fn config_path(line: &str) -> Option<&str> {
+    let mut words = line.split('\0');
+    let value = words.find_map(|word| {
+        let flag = word.strip_prefix('-')?;
+        match flag.trim_start_matches('-').strip_prefix("config")? {
+            "" => Some(None),
+            rest => rest.strip_prefix('=').map(Some),
+        }
+    })?;
+    value.or_else(|| words.next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_that_begin_alike_are_not_the_file() {
+        for (line, path) in [
+            ("kube-proxy\0--config=/c.conf\0", Some("/c.conf")),
+            ("kube-proxy\0-config\0/c.conf\0", Some("/c.conf")),
+            ("kube-proxy\0--config-sync-period=15m\0--config=/c.conf\0", Some("/c.conf")),
+            ("kube-proxy\0--config-sync-period\015m\0", None),
+            ("kube-proxy\0", None),
+        ] {
+            assert_eq!(config_path(line), path, "{line:?}");
+        }
+    }
 }
