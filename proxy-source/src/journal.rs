@@ -15,7 +15,7 @@ const NOTE: usize = 1_024;
 pub struct Entry {
     pub is_warning: bool,
     pub reason: &'static str,
-    /// The kind of the object: `Service`, `EndpointSlice`, `Node`, or `Problem` for one of the agent's.
+    /// The kind of the object: `Service`, `EndpointSlice`, `LocalRedirect`, `Node`, or `Problem` for one of the agent's.
     pub kind: &'static str,
     pub namespace: Box<str>,
     pub name: Box<str>,

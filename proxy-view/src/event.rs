@@ -16,7 +16,7 @@ pub struct EventView {
     /// The type: `Normal` or `Warning`.
     pub r#type: String,
     pub reason: String,
-    /// The kind of the object: `Service`, `EndpointSlice`, `Node`, or `Problem` for one of the agent's.
+    /// The kind of the object: `Service`, `EndpointSlice`, `LocalRedirect`, `Node`, or `Problem` for one of the agent's.
     pub kind: String,
     /// The namespace of the object; empty if it has none.
     pub namespace: String,
