@@ -9,6 +9,7 @@ mod text;
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::vec;
 
 use anyhow::{Context, Result};
 use axum::Router;
@@ -16,7 +17,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::Query;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use futures::{Stream, StreamExt, stream};
+use futures::{StreamExt, stream};
 use http::StatusCode;
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -33,7 +34,7 @@ pub use command::{MonitorArgs, monitor};
 pub use event::Event;
 pub(crate) use filter::Filter;
 pub(crate) use limit::Limit;
-use past::Past;
+use past::{Past, Place};
 
 /// The number of events that a watcher may be behind; a slower watcher loses events.
 const BEHIND: usize = 8_192;
@@ -153,20 +154,20 @@ impl Watchers {
         Router::new().route("/monitor", get(async move |Query(wanted): Query<Wanted>| watchers.response(&wanted)))
     }
 
-    fn response(&self, wanted: &Wanted) -> Response {
-        // No event comes between the past and the feed, because this holds the past.
-        let past = self.past();
-        let events = match (wanted.since, &*past) {
-            (None, _) => Vec::new(),
-            (Some(since), Some(past)) => past.since(since),
+    fn response(self, wanted: &Wanted) -> Response {
+        let follows = wanted.follow.unwrap_or(true);
+        let place = match (wanted.since, &*self.past()) {
+            (None, _) => None,
+            (Some(since), Some(past)) => Some(past.place(since, follows)),
             (Some(_), None) => {
                 let why = "this kpx keeps no history: start it with --monitor-history";
                 return (StatusCode::NOT_FOUND, why).into_response();
             }
         };
-        let feed = wanted.follow.unwrap_or(true).then(|| self.feed());
-        drop(past);
-        let lines = stream::iter(events).chain(from_now_on(feed)).filter_map(async |event| line(&event));
+        let feed = (follows && place.is_none()).then(|| self.feed());
+        let reader = Reader { watchers: self, follows, place, batch: Vec::new().into_iter(), feed };
+        let lines = stream::unfold(reader, async |mut reader| Some((reader.next().await?, reader)));
+        let lines = lines.filter_map(async |event| line(&event));
         Body::from_stream(lines.map(Ok::<_, Infallible>)).into_response()
     }
 
@@ -191,11 +192,39 @@ fn line(event: &Event) -> Option<Bytes> {
     Some(Bytes::from(line))
 }
 
-fn from_now_on(feed: Option<Feed>) -> impl Stream<Item = Arc<Event>> + Send + 'static {
-    stream::unfold(feed, async |feed| {
-        let mut feed = feed?;
-        Some((feed.next().await?, Some(feed)))
-    })
+/// A client's way through the past, and on from there.
+struct Reader {
+    watchers: Watchers,
+    follows: bool,
+    /// The place in the past; None behind it.
+    place: Option<Place>,
+    /// Events of the past that are about to be sent. There are few, because a client may stop to read for as long as it likes.
+    batch: vec::IntoIter<Arc<Event>>,
+    feed: Option<Feed>,
+}
+
+impl Reader {
+    async fn next(&mut self) -> Option<Arc<Event>> {
+        if self.batch.len() == 0 {
+            self.go_on();
+        }
+        match self.batch.next() {
+            Some(event) => Some(event),
+            None => self.feed.as_mut()?.next().await,
+        }
+    }
+
+    /// Takes the next events of the past, or else begins to follow.
+    fn go_on(&mut self) {
+        let past = self.watchers.past();
+        let (Some(place), Some(past)) = (&mut self.place, &*past) else { return };
+        self.batch = past.next(place, BATCH).into_iter();
+        if self.batch.len() == 0 {
+            self.place = None;
+            // No event comes between the past and the feed, because this holds the past.
+            self.feed = self.follows.then(|| self.watchers.feed());
+        }
+    }
 }
 
 /// The events for one watcher, which counts as long as this lives.
