@@ -122,7 +122,9 @@ impl Voter {
     }
 }
 
-/// What speaks against a backend since it has last answered: failures, up to 255, and the clients that met them.
+/// What speaks against a backend since it has last answered: failures, and the clients that met them.
+///
+/// After 255 failures comes the number 128: so one more is another number, however many there were.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Votes(pub u32);
@@ -132,20 +134,30 @@ impl Votes {
     /// The places of clients.
     const CLIENTS: u32 = 24;
     const FAILURES: u32 = 0xff;
-    /// The most failures that are told apart.
-    pub const FAILURES_MAX: u32 = Self::FAILURES;
+    /// The number of failures that follows the greatest one.
+    const FAILURES_AGAIN: u32 = 0x80;
 
     /// Adds a failure.
     #[inline(always)]
     pub const fn with(self, Voter(voter): Voter) -> Self {
         let failures = self.0 & Self::FAILURES;
-        let more = if failures < Self::FAILURES { failures + 1 } else { failures };
+        let more = if failures < Self::FAILURES { failures + 1 } else { Self::FAILURES_AGAIN };
         let place = if (voter as u32) < Self::CLIENTS { voter as u32 } else { 0 };
         Self(self.0 & !Self::FAILURES | more | 1 << (u8::BITS + place))
     }
 
     pub const fn failures(self) -> u32 {
         self.0 & Self::FAILURES
+    }
+
+    /// Returns the failures since `before` had so many, if the backend has not answered in between.
+    pub const fn failures_since(self, before: u32) -> u32 {
+        let now = self.failures();
+        if now >= before {
+            now - before
+        } else {
+            (now + (Self::FAILURES + 1 - Self::FAILURES_AGAIN)).saturating_sub(before)
+        }
     }
 
     /// Returns the number of clients, at the least.
@@ -296,12 +308,13 @@ mod tests {
         for nth in 0..300 {
             votes = votes.with(Voter(u8::try_from(nth % 2 * 23).unwrap()));
         }
-        assert_eq!((votes.failures(), votes.clients()), (255, 2), "{votes:?}");
+        assert_eq!((votes.failures(), votes.clients()), (172, 2), "{votes:?}");
+        assert_eq!([100, 172, 200, 255].map(|before| votes.failures_since(before)), [72, 0, 100, 45]);
         let voter = |last| Voter::of(&crate::addr::Addr4::from(core::net::Ipv4Addr::new(10, 244, 1, last)));
         let mut all = (0..=255).fold(Votes::NONE, |votes, last| votes.with(voter(last)));
-        assert_eq!((all.failures(), all.clients()), (255, Votes::CLIENTS));
+        assert_eq!((all.failures(), all.clients()), (128, Votes::CLIENTS));
         all = all.with(Voter(u8::MAX));
-        assert_eq!(all.failures(), 255, "any number is a client");
+        assert_eq!(all.failures(), 129, "any number is a client");
     }
 
     #[test]

@@ -140,6 +140,14 @@ pub enum Change {
     Answers(Path),
 }
 
+/// What the programs have counted of one backend.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading {
+    pub votes: Votes,
+    /// The connections that the backend has answered: any other number than before says that it has answered.
+    pub answered: u64,
+}
+
 /// What is known of all backends of this node that have failed of late.
 #[derive(Debug, Default)]
 pub struct Judge {
@@ -150,9 +158,10 @@ pub struct Judge {
 
 #[derive(Clone, Copy, Debug)]
 struct Judged {
-    /// The failures at the last reading.
+    /// The failures and the answered connections at the last reading.
     failures: u32,
-    /// When the window began, and with how many failures.
+    answered: u64,
+    /// When the window began, and the failures in it.
     window: (Duration, u32),
     state: State,
     /// How often the backend was silent, and when last.
@@ -177,29 +186,33 @@ impl Judge {
     /// leads to a backend of now.
     pub fn read(
         &mut self,
-        readings: impl IntoIterator<Item = (Path, Votes)>,
+        readings: impl IntoIterator<Item = (Path, Reading)>,
         now: Duration,
         is_backend: impl Fn(&Path) -> bool,
     ) -> Vec<Change> {
-        let readings: BTreeMap<_, _> = readings.into_iter().filter(|(_, votes)| *votes != Votes::NONE).collect();
+        let readings: BTreeMap<_, _> =
+            readings.into_iter().filter(|(_, reading)| reading.votes != Votes::NONE).collect();
         let mut changes = Vec::new();
         for (path, judged) in &mut self.backends {
             if !readings.contains_key(path) && judged.answers() && is_backend(path) {
                 changes.push(Change::Answers(*path));
             }
         }
-        for (path, votes) in readings {
-            let before = if self.has_begun { 0 } else { votes.failures() };
+        for (path, reading) in readings {
+            let failures = reading.votes.failures();
+            let before = Reading { votes: if self.has_begun { Votes::NONE } else { reading.votes }, ..reading };
             let judged = self.backends.entry(path).or_insert_with(|| Judged::new(before, now));
             if !is_backend(&path) {
                 // Its address may come again, with another pod.
-                *judged = Judged::new(votes.failures(), now);
+                *judged = Judged::new(reading, now);
                 continue;
             }
-            if votes.failures() < judged.failures && judged.answers() {
-                changes.push(Change::Answers(path));
+            if reading.answered != judged.answered {
+                changes.extend(judged.answers().then_some(Change::Answers(path)));
+                // What has failed since that answer, and before this reading, came from clients who send fast.
+                (judged.failures, judged.answered) = (failures, reading.answered);
             }
-            changes.extend(judged.fails(votes, now).then_some(Change::Silent(path)));
+            changes.extend(judged.fails(reading.votes, now).then_some(Change::Silent(path)));
         }
         self.has_begun = true;
         self.pass(now);
@@ -232,10 +245,11 @@ impl Judge {
 }
 
 impl Judged {
-    const fn new(failures: u32, now: Duration) -> Self {
+    const fn new(Reading { votes, answered }: Reading, now: Duration) -> Self {
         Self {
-            failures,
-            window: (now, failures),
+            failures: votes.failures(),
+            answered,
+            window: (now, 0),
             state: State::Serving,
             strikes: 0,
             struck: Duration::ZERO,
@@ -257,16 +271,15 @@ impl Judged {
 
     /// Takes in what has failed since the last answer. Returns true if the backend was not silent, and is now.
     fn fails(&mut self, votes: Votes, now: Duration) -> bool {
-        let failures = votes.failures();
-        let before = std::mem::replace(&mut self.failures, failures);
-        let has_more = failures > before || failures == Votes::FAILURES_MAX;
+        let more = votes.failures_since(std::mem::replace(&mut self.failures, votes.failures()));
         match self.state {
             State::Serving => {
                 if now.saturating_sub(self.window.0) > WINDOW {
                     // The newest failures may be the first of a row.
-                    self.window = (now, before);
+                    self.window = (now, 0);
                 }
-                let is_silent = failures.saturating_sub(self.window.1) >= FAILURES && votes.clients() >= CLIENTS;
+                self.window.1 = self.window.1.saturating_add(more);
+                let is_silent = self.window.1 >= FAILURES && votes.clients() >= CLIENTS;
                 if is_silent {
                     self.strike(now);
                 }
@@ -274,7 +287,7 @@ impl Judged {
             }
             // It may be heard of late, and while no connections begin.
             State::OnTrial(..) | State::Silent(..) => {
-                if has_more && self.is_judged(now) {
+                if more > 0 && self.is_judged(now) {
                     self.strike(now);
                 }
                 false

@@ -6,7 +6,7 @@ use aya::maps::Map;
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::connect::{Connects, Votes};
 use proxy_common::frontend::EndpointKey;
-use proxy_core::health::Path;
+use proxy_core::health::{Path, Reading};
 
 use super::maps::FamilyNames;
 use crate::sys::map_walk::Walk;
@@ -27,7 +27,7 @@ impl VoteReader {
         Ok(Self { v4: walk(ebpf)?, v6: walk(ebpf)? })
     }
 
-    pub fn read(&mut self) -> Result<Vec<(Path, Votes)>> {
+    pub fn read(&mut self) -> Result<Vec<(Path, Reading)>> {
         let mut votes = Vec::new();
         add(&mut self.v4, &mut votes)?;
         add(&mut self.v6, &mut votes)?;
@@ -41,12 +41,13 @@ fn walk<A: FamilyNames>(ebpf: &Ebpf) -> Result<Walk<EndpointKey<A>, Connects>> {
     Walk::new(data, BATCH).with_context(|| format!("walk through {name}"))
 }
 
-fn add<A: FamilyNames>(walk: &mut Walk<EndpointKey<A>, Connects>, votes: &mut Vec<(Path, Votes)>) -> Result<()> {
+fn add<A: FamilyNames>(walk: &mut Walk<EndpointKey<A>, Connects>, votes: &mut Vec<(Path, Reading)>) -> Result<()> {
     walk.restart();
     while let Some(batch) = walk.next_batch().with_context(|| format!("read {}", A::MAPS.connects))? {
         // The row of the backend without address is of many.
         let rows = batch.filter(|(key, row)| row.votes != Votes::NONE && !key.at.addr.is_unspecified());
-        votes.extend(rows.map(|(key, row)| (Path::new(&key.service, &key.at), row.votes)));
+        let reading = |row: Connects| Reading { votes: row.votes, answered: row.answered() };
+        votes.extend(rows.map(|(key, row)| (Path::new(&key.service, &key.at), reading(row))));
     }
     Ok(())
 }

@@ -14,9 +14,14 @@ fn votes(failures: u32, clients: u32) -> Votes {
     (0..failures).fold(Votes::NONE, |votes, nth| votes.with(Voter((nth % clients) as u8)))
 }
 
+/// A reading of a backend that has answered no connection.
+const fn reading(votes: Votes) -> Reading {
+    Reading { votes, answered: 0 }
+}
+
 /// Reads one backend, at a number of tenths of seconds.
 fn read(judge: &mut Judge, votes: Votes, tenths: u32) -> Vec<Change> {
-    judge.read([(path(1), votes)], SECOND / 10 * tenths, |_| true)
+    judge.read([(path(1), reading(votes))], SECOND / 10 * tenths, |_| true)
 }
 
 fn begun() -> Judge {
@@ -56,7 +61,7 @@ fn counts_of_before_the_start_and_of_other_pods_are_no_failures() {
     assert_eq!(read(&mut judge, votes(202, 9), 1), []);
     assert_eq!(read(&mut judge, votes(203, 9), 2), [Change::Silent(path(1))]);
     // The pod goes, and another one gets its address.
-    assert_eq!(judge.read([(path(1), votes(204, 9))], SECOND, |_| false), []);
+    assert_eq!(judge.read([(path(1), reading(votes(204, 9)))], SECOND, |_| false), []);
     assert_eq!(judge.silent(), BTreeSet::new());
     assert_eq!(read(&mut judge, votes(206, 9), 20), []);
     assert_eq!(read(&mut judge, votes(207, 9), 21), [Change::Silent(path(1))]);
@@ -66,7 +71,7 @@ fn counts_of_before_the_start_and_of_other_pods_are_no_failures() {
 fn flapping_backend_waits_longer_each_time() {
     let mut judge = begun();
     let (mut failures, mut now) = (3, SECOND);
-    let read = |judge: &mut Judge, votes, now| judge.read([(path(1), votes)], now, |_| true);
+    let read = |judge: &mut Judge, votes, now| judge.read([(path(1), reading(votes))], now, |_| true);
     assert_eq!(read(&mut judge, votes(failures, 2), now), [Change::Silent(path(1))]);
     for secs in [5, 10, 20, 40, 80, 160, 300, 300] {
         now += SECOND * secs;
@@ -128,7 +133,8 @@ fn trial_without_verdict_comes_again_and_lasts_twice_as_long() {
 fn silent_backend_that_answers_serves_at_once() {
     let mut judge = begun();
     read(&mut judge, votes(3, 2), 1);
-    assert_eq!(read(&mut judge, votes(1, 1), 2), [Change::Answers(path(1))], "fewer failures than before");
+    let answered = [(path(1), Reading { votes: votes(200, 2), answered: 1 })];
+    assert_eq!(judge.read(answered, SECOND / 5, |_| true), [Change::Answers(path(1))], "though much has failed since");
     assert!(judge.silent().is_empty() && !judge.waits());
 }
 
@@ -154,14 +160,14 @@ proptest! {
     fn no_history_sets_an_answering_backend_aside(history in history()) {
         let mut judge = begun();
         let (mut votes, mut now) = (Votes::NONE, Duration::ZERO);
-        let (mut silent, mut aside_for) = (false, Duration::ZERO);
+        let (mut silent, mut aside_for, mut answered) = (false, Duration::ZERO, 0);
         for (failures, client, answers, tenths) in history {
             let was_aside = judge.silent().contains(&path(1));
             now += SECOND / 10 * tenths;
             if was_aside { aside_for += SECOND / 10 * tenths } else { aside_for = Duration::ZERO }
-            if answers { votes = Votes::NONE }
+            if answers { (votes, answered) = (Votes::NONE, answered + 1) }
             for nth in 0..failures { votes = votes.with(Voter((client + nth as u8) % 24)) }
-            for change in judge.read([(path(1), votes)], now, |_| true) {
+            for change in judge.read([(path(1), Reading { votes, answered })], now, |_| true) {
                 // Operators hear each change once, and in turn.
                 prop_assert_eq!(matches!(change, Change::Silent(_)), !silent);
                 silent = !silent;
@@ -181,8 +187,37 @@ proptest! {
         for (more, tenths) in failures {
             for _ in 0..more { votes = votes.with(Voter(client)) }
             now += SECOND / 10 * tenths;
-            prop_assert_eq!(judge.read([(path(1), votes)], now, |_| true), vec![]);
+            prop_assert_eq!(judge.read([(path(1), reading(votes))], now, |_| true), vec![]);
             prop_assert!(judge.silent().is_empty());
         }
     }
+}
+
+#[test]
+fn backend_with_very_many_failures_gets_longer_trials() {
+    let mut judge = begun();
+    read(&mut judge, votes(400, 2), 10);
+    let mut now = SECOND + BACK_OFF;
+    for nth in 0..5 {
+        judge.pass(now);
+        assert!(judge.silent().is_empty(), "{nth}");
+        now += TRIAL * (1 << nth);
+        judge.read([(path(1), reading(votes(400, 2)))], now - SECOND / 100, |_| true);
+        assert!(judge.silent().is_empty(), "{nth}: nothing has failed");
+        judge.read([(path(1), reading(votes(400, 2)))], now, |_| true);
+        assert_eq!(judge.silent(), [path(1)].into(), "{nth}");
+        now += VERDICT;
+    }
+}
+
+#[test]
+fn clients_who_fail_fast_do_not_outvote_those_who_are_answered() {
+    let mut judge = begun();
+    for nth in 0..100_u32 {
+        let reading = Reading { votes: votes(200, 2), answered: nth.into() };
+        // The first reading knows of no answer before.
+        let changes = judge.read([(path(1), reading)], SECOND / 5 * (nth + 1), |_| true);
+        assert!(nth == 0 || !changes.contains(&Change::Silent(path(1))), "{nth}: {changes:?}");
+    }
+    assert!(judge.silent().is_empty());
 }
