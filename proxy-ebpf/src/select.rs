@@ -71,7 +71,8 @@ pub fn leaves_silent<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
     }
     let waited = maps::waited(flow);
     let is_silent = waited >= PATIENCE;
-    let outcome = if is_silent { Outcome::unheard(Voter::of(&flow.holder())) } else { Outcome::RETRANSMITTED };
+    let outcome =
+        if is_silent { Outcome::unheard(Voter::of(&flow.client.addr, flow.is_far())) } else { Outcome::RETRANSMITTED };
     maps::note_outcome(flow, outcome);
     let Some(service) = maps::service(&flow.service) else { return false };
     let patience = if service.affinity_secs > 0 { AFFINITY_PATIENCE } else { PATIENCE };

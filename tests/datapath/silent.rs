@@ -11,7 +11,7 @@ use proxy_datapath::FamilyCounts;
 
 use crate::fixture::{Fixture, fixtures};
 use crate::packets::packet_tests;
-use crate::policy::services;
+use crate::policy::{external, services};
 
 packet_tests! {
     silent:
@@ -51,6 +51,17 @@ fn failures_count_against_backend_until_it_answers() -> Result<()> {
         ensure!((votes.failures(), votes.clients()) == (3, 2), "{votes:?}");
         fixture.rows("silent::failures_count_against_backend_until_it_answers/answers")?;
         ensure!(self::votes(&fixture)? == Votes::NONE, "{:?}", self::votes(&fixture)?);
+    }
+    Ok(())
+}
+
+/// A stranger sends SYNs under as many names as it likes, and can break them so that the backend does not answer.
+#[test]
+fn clients_outside_count_as_one() -> Result<()> {
+    for mut fixture in external()? {
+        fixture.rows("silent::clients_outside_count_as_one")?;
+        let votes = votes(&fixture)?;
+        ensure!((votes.failures(), votes.clients()) == (4, 1), "{votes:?}");
     }
     Ok(())
 }

@@ -30,7 +30,7 @@ pub fn note_answer<A: Net>(flow: &Flow<A>, told: Told) {
     // The caller goes on with this number.
     let dialled = DialTime(again(&flow.generation));
     if told.resets() {
-        note_outcome(flow, Outcome::refused(Voter::of(&flow.holder())));
+        note_outcome(flow, Outcome::refused(Voter::of(&flow.client.addr, flow.is_far())));
     } else if told.answers_opener() && flow.has(Flow::<A>::NUMBERED) && dialled != DialTime::UNKNOWN {
         note_outcome(flow, Outcome::answered(dialled.units_until(now_ns())));
     }
