@@ -162,6 +162,28 @@ mod tests {
     }
 
     #[test]
+    fn backend_that_another_set_keeps_is_not_set_aside() {
+        let mut desired = desired(HealthMode::On, 0, None);
+        let web = service("web")
+            .cluster_ip("10.96.0.1")
+            .port("", "TCP", 80)
+            .type_("NodePort")
+            .node_port(30080)
+            .external_local();
+        let endpoints =
+            slice("web-1", "web").tcp(8080).ready("10.244.0.1").on("here").ready("10.244.0.2").ready("10.244.0.3");
+        [web.into(), endpoints.into()].into_iter().for_each(|input| desired.apply(input));
+        let (here, elsewhere) = (path("10.96.0.1:80", 1), path("10.96.0.1:80", 2));
+        for (silent, aside) in [(here, None), (elsewhere, Some(elsewhere))] {
+            desired.set_aside([silent].into());
+            desired.sync();
+            let served = served(&desired).0;
+            assert_eq!(served.len(), 3, "two of the cluster and one of the node: {served:?}");
+            assert_eq!(desired.aside().next(), aside.as_ref());
+        }
+    }
+
+    #[test]
     fn annotation_goes_before_the_node() {
         let left = |mode, annotation| {
             let mut desired = desired(mode, 2, annotation);

@@ -72,6 +72,9 @@ impl<A: Addr> ServicePort<A> {
         if redirected.is_none() {
             aside.extend(health.take_silent(&mut sets.local));
         }
+        // One that another set keeps takes flows still.
+        let place = |backend: &Backend<A>| SockAddr::new(backend.addr, backend.port);
+        aside.retain(|at| [&sets.cluster, &sets.local].iter().all(|set| set.binary_search_by_key(at, place).is_err()));
         aside.sort_unstable();
         aside.dedup();
         let count = |set: &[Backend<A>]| u16::try_from(set.len()).expect("cut to 65,535 above");

@@ -3,8 +3,11 @@ use k8s_openapi::api::core::v1::ObjectReference;
 
 use crate::{Names, ServiceView, frontend_names, views};
 use proxy_core::builders::{listed, node, service, slice};
+use proxy_core::compact::{Compact, LocalPod};
 use proxy_core::desired::Desired;
-use proxy_core::input::Input;
+use proxy_core::health::Path;
+use proxy_core::input::{Input, Update};
+use proxy_core::model::ModelOptions;
 use proxy_datapath::Counts;
 
 fn desired(inputs: impl IntoIterator<Item = Input>) -> Desired {
@@ -72,4 +75,28 @@ fn frontend_held_by_another_service_is_shown_with_reason() {
     assert_eq!(name("203.0.113.9:30080", "tcp").as_deref(), Some("default/web:http"), "a node port, at any address");
     assert_eq!(name("203.0.113.9:30080", "udp"), None);
     assert_eq!(name("10.96.0.3:80", "tcp"), None);
+}
+
+#[test]
+fn silent_pods_of_a_redirect_are_shown_though_they_are_no_endpoints() {
+    let options = ModelOptions { has_redirects: true, ..ModelOptions::default() };
+    let mut desired = Desired::with_options("here", options);
+    let web = service("web").cluster_ip("10.96.0.1").tcp(80).annotation("kpx.dev/local-redirect", "app=cache");
+    let pod = serde_json::json!({
+        "metadata": { "namespace": "default", "name": "cache", "labels": { "app": "cache" } },
+        "spec": { "containers": [{ "name": "main" }] },
+        "status": { "phase": "Running", "podIPs": [{ "ip": "10.244.0.5" }], "conditions": [{ "type": "Ready", "status": "True" }] },
+    });
+    let pod = LocalPod::compact(serde_json::from_value(pod).unwrap());
+    let endpoints = slice("web-1", "web").tcp(8080).ready("10.244.1.6");
+    let inputs = [Input::Pod(Update::All(vec![pod])), Input::LocalRedirect(Update::All(Vec::new()))];
+    listed().into_iter().chain(inputs).chain([web.into(), endpoints.into()]).for_each(|input| desired.apply(input));
+    let path = |backend: &str| Path { service: "10.96.0.1:80".parse().unwrap(), backend: backend.parse().unwrap() };
+    desired.set_aside([path("10.244.0.5:80")].into());
+    desired.sync();
+    let views = views(&desired.snapshot(), &Counts::default());
+    let backends = views[0].ports[0].backends.iter();
+    let states = backends.map(|at| (at.address.to_string(), at.in_redirect_set, at.silent, at.set_aside));
+    let want = [("10.244.1.6:8080".to_owned(), false, false, false), ("10.244.0.5:80".to_owned(), true, true, false)];
+    assert_eq!(states.collect::<Vec<_>>(), want);
 }
