@@ -72,7 +72,7 @@ pub const SOCKET_FLAGS: &str = "SOCKET_FLAGS";
 
 /// Maps outside of families that begin empty with every load. They hold a program's own room while it runs, what it asks the
 /// kernel for again each second, records for `kpx monitor`, and numbers whose places move with every new one.
-const PER_LOAD: [&str; 9] = [WAYS, EXITS, OFFERS, TOLERATED, SENDERS, CPUS, MONITOR, WATCHED, COUNTERS];
+const PER_LOAD: [&str; 8] = [EXITS, OFFERS, TOLERATED, SENDERS, CPUS, MONITOR, WATCHED, COUNTERS];
 
 /// Returns true if a map begins empty with every load, and is not part of the layout.
 pub fn is_per_load(map: &str) -> bool {

@@ -18,7 +18,8 @@
 //!
 //! - A program that has read the number of the last round, and makes its entry behind the walk, still counts.
 //! - A round ends when all ends are marked. If a walk fails, or without an agent, marks stay, and packets ask `FLOWS` more often.
-//! - Before the second round has ended each end counts as marked. Programs of another load mark nothing here.
+//! - The map outlives the agent, so the programs of two loads that are on devices at once read and set the same marks. Those of a version
+//!   without marks set none. So each start marks all cells, and before its second round has ended each end counts as marked.
 //! - Numbers come again. A cell that was left counts as marked then, in 3 rounds of 256.
 
 use crate::addr::{Addr, SockAddr};
@@ -44,7 +45,7 @@ assert_size!(Row = 4 + 4);
 pub const TOLD: u32 = 0;
 pub const ROUND: u32 = 1;
 /// The first row of a cell.
-const FIRST_CELL: u32 = 2;
+pub const FIRST_CELL: u32 = 2;
 
 /// The cells: 2 to this power.
 const CELL_BITS: u32 = 16;

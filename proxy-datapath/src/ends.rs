@@ -2,11 +2,11 @@
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
-use aya::maps::Map;
+use aya::maps::{Array, Map};
 use proxy_common::addr::Addr;
 use proxy_common::flow::{Flow, FlowKey, Hook};
 use proxy_common::names;
-use proxy_common::ways::{ROUND, ROWS, Row, cell_row};
+use proxy_common::ways::{FIRST_CELL, ROUND, ROWS, Row, cell_row};
 
 use crate::sys::map_walk::Rows;
 
@@ -18,7 +18,7 @@ pub(crate) struct Ends {
     rows: Rows<u32, Row>,
     round: Row,
     has_ended: bool,
-    /// False if a program of another load may open flows, and mark nothing here.
+    /// False if a program of another load may open flows: one of an older version marks nothing.
     is_alone: bool,
     /// The rows of the cells that this round has met, in bits.
     met: Vec<u64>,
@@ -27,10 +27,25 @@ pub(crate) struct Ends {
 impl Ends {
     pub(crate) fn new(ebpf: &Ebpf) -> Result<Self> {
         let name = names::WAYS;
-        let Some(Map::Array(data)) = ebpf.map(name) else { anyhow::bail!("no array {name} in the BPF object") };
+        let Some(map @ Map::Array(data)) = ebpf.map(name) else { anyhow::bail!("no array {name} in the BPF object") };
         let rows = Rows::new(data).with_context(|| format!("open {name}"))?;
+        let round = Array::<_, Row>::try_from(map)?.get(&ROUND, 0).with_context(|| format!("read {name}"))?;
         let met = vec![0; (ROWS as usize).div_ceil(64)];
-        Ok(Self { rows, round: Row { first: 0, second: 0 }, has_ended: true, is_alone: true, met })
+        let mut this = Self { rows, round, has_ended: true, is_alone: true, met };
+        this.mark_all()?;
+        Ok(this)
+    }
+
+    /// Marks every end: a predecessor may have marked none of the flows that it opened, or may have ended within a round.
+    fn mark_all(&mut self) -> Result<()> {
+        const NEW: Row = Row { first: 0, second: 0 };
+        if self.round == NEW {
+            return Ok(());
+        }
+        let Row { first, .. } = self.round;
+        let rows: Vec<u32> = (FIRST_CELL..ROWS).collect();
+        self.put(&rows, &vec![Row { first, second: 0 }; rows.len()])?;
+        self.write_round(Row { first, second: first.wrapping_sub(1) & 0xff })
     }
 
     /// Lets no round end from now on: marks stay for as long as the programs do.

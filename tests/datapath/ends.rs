@@ -1,11 +1,14 @@
 //! The ends that have flows: each round finds those of open flows, and packets of other ends ask for no flow.
 
 use anyhow::{Context, Result, ensure};
-use aya::maps::{HashMap, MapData};
+use aya::maps::{Array, HashMap, MapData};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::flow::{Flow, FlowKey, Hook, Kind};
-use proxy_common::names::{IPV4, IPV6};
-use proxy_datapath::open;
+use proxy_common::names::{IPV4, IPV6, WAYS};
+use proxy_common::ways::{ROUND, ROWS, Row, counts};
+use proxy_datapath::{Datapath, Options, Persistence, Pins, Sizes, object, open, remove};
+use proxy_net::changes::Changes;
+use testbed::netns::NetNs;
 
 use crate::fixture::{Fixture, fixtures};
 use crate::packets::run_section;
@@ -35,6 +38,41 @@ fn packet_asks_for_no_flow_before_its_ends_are_marked() -> Result<()> {
         run_section(&mut fixture, "ends::marked_flow_is_found")?;
     }
     Ok(())
+}
+
+/// A start puts its programs in the place of the last one's device by device. Meanwhile a flow may be opened by programs of one load, and have
+/// packets at a device with those of the other.
+#[test]
+fn programs_of_two_loads_find_the_same_ends() -> Result<()> {
+    let netns = NetNs::create(format!("kpx-{}-ends-loads", std::process::id()))?;
+    let dir = netns.bpf_dir();
+    let start = || {
+        let persistence = Persistence::new(Pins::open(&dir, false)?, Changes::new(&dir));
+        let options = Options { sizes: Sizes { flows: Some(32_768), ..Sizes::default() }, ..Options::default() };
+        Datapath::take_over(object::embedded()?, options, persistence)
+    };
+    netns.run(|| {
+        let first = start()?;
+        let ways: Array<MapData, Row> = open(&first.loaded.maps, WAYS)?;
+        let unmarked = || -> Result<usize> {
+            let oldest = ways.get(&ROUND, 0)?.second;
+            let cells = (ROUND + 1..ROWS).map(|row| Ok(ways.get(&row, 0)?.first)).collect::<Result<Vec<_>>>()?;
+            Ok(cells.into_iter().filter(|mark| !counts(*mark, oldest)).count())
+        };
+        for _ in 0..ROUNDS {
+            first.flows.sweep()?;
+        }
+        ensure!(unmarked()? == (ROUND + 1..ROWS).len(), "no flow is open");
+        drop(first);
+        let second = start()?;
+        ensure!(unmarked()? == 0, "to the programs of the first load {} ends have no flow", unmarked()?);
+        second.flows.sweep()?;
+        ensure!(unmarked()? == 0, "one round does not tell");
+        second.flows.sweep()?;
+        ensure!(unmarked()? > 0, "two rounds tell");
+        drop(second);
+        remove(&dir, &mut |_| ())
+    })
 }
 
 /// Copies the flow of the client's port 1000 for its port 4444, past the programs, which mark the ends of flows.
