@@ -256,10 +256,13 @@ fn connect_times_and_failures_are_those_of_the_interval() -> Result<()> {
     Ok(())
 }
 
+/// A case: the word, and what makes a plain backend that has it.
+type Case = (&'static str, fn(&mut BackendView));
+
 #[test]
 fn state_of_a_backend_says_why_it_takes_nothing() -> Result<()> {
     let (before, mut now) = samples()?;
-    let cases: [(&str, fn(&mut BackendView)); 4] = [
+    let cases: [Case; 4] = [
         ("in use", |pod| pod.in_redirect_set = true),
         ("set aside", |pod| (pod.silent, pod.set_aside) = (true, true)),
         ("silent", |pod| (pod.silent, pod.in_cluster_set) = (true, true)),
