@@ -73,7 +73,7 @@ fn a_source_that_fails_later_names_the_reason() -> Result<()> {
 
 #[test]
 fn check_tells_whether_a_kubeconfig_can_be_used() -> Result<()> {
-    let (ns, dir) = (namespace("check")?, TempDir::with_prefix("kpx-cli-")?);
+    let (ns, dir) = (namespace("check-kubeconfig")?, TempDir::with_prefix("kpx-cli-")?);
     let path = dir.path().join("config");
     fs::write(&path, CONFIG.replace("USER", "{token: t}"))?;
     for (file, expected) in
