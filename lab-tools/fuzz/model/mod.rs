@@ -222,7 +222,11 @@ impl Model {
     /// does not show.
     pub(crate) fn judge(&mut self, sent: &Sent, got: &Got, now_secs: u32, chosen: open::Chosen<'_>) -> Result<()> {
         (self.now_secs, self.left) = (now_secs, None);
-        let want = self.want(sent, got, now_secs, chosen)?;
+        let mut want = self.want(sent, got, now_secs, chosen)?;
+        // The host's further packets of a second go by the link that their flow has kept, the others by the kernel's neighbour.
+        if sent.at == At::Anchor && want.verdict == Verdict::Redirect {
+            skip::take_link_to_pod(&got.frame, &mut want.frame);
+        }
         ensure!(got.verdict == want.verdict, "the verdict is {:?} and should be {:?}", got.verdict, want.verdict);
         if want.verdict == Verdict::Drop {
             return Ok(());

@@ -103,10 +103,19 @@ impl Skipped {
     fn marked(mark: u32, mut frame: Vec<u8>, family: Family, to_peer: bool) -> Self {
         spend_hop(&mut frame, family);
         if to_peer {
-            frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
-            frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
+            frame[..12].copy_from_slice(&TO_POD);
         }
         Self { got: Got { verdict: Verdict::Redirect, mark, frame }, to_peer }
+    }
+}
+
+/// Destination and source of the last frame to a pod.
+const TO_POD: [u8; 12] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+
+/// Gives a frame the link addresses of the way to a pod, if the program has done so.
+pub(super) fn take_link_to_pod(got: &[u8], want: &mut [u8]) {
+    if got.starts_with(&TO_POD) && want.len() >= TO_POD.len() {
+        want[..TO_POD.len()].copy_from_slice(&TO_POD);
     }
 }
 
