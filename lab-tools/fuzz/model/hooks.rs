@@ -19,7 +19,9 @@ impl Model {
     /// Reads a packet; a later fragment as its first one was at the same place. What is first there ends what was remembered
     /// of another packet.
     pub(super) fn read(&mut self, sent: &Sent, family: Family, table: Table) -> Result<Packet, Reason> {
-        let ip = wire::outer(&sent.frame, family)?;
+        let is_within_host = sent.at == At::Lo;
+        let outer = if is_within_host { wire::outer_within_host } else { wire::outer };
+        let ip = outer(&sent.frame, family)?;
         if let Part::Later { id, split } = ip.part {
             let known = self.fragments.get(&(table, id, split, ip.src, ip.dst));
             let (sport, dport, proto) = *known.ok_or(Reason::Fragment)?;
@@ -200,6 +202,10 @@ impl Model {
             Ok(packet) => packet,
             Err(reason) => return Ok(Err(reason)),
         };
+        // No cluster here serves node ports at a loopback address.
+        if packet.ip.dst.is_loopback() {
+            return Ok(Err(Reason::NotUnicast));
+        }
         let found = match self.follow(sent, &packet, Table::Leaving, now_secs) {
             Ok(found) => found,
             Err(reason) => return Ok(Err(reason)),

@@ -85,14 +85,26 @@ pub(crate) fn addrs(frame: &[u8], family: Family) -> Option<(IpAddr, IpAddr)> {
 
 /// The IP header of a frame. Its lengths must be possible, its addresses unicast.
 pub(crate) fn outer(frame: &[u8], family: Family) -> Result<Ip, Reason> {
-    let ip = ip(frame, ETH_LEN, family)?;
-    if ip.l4 > ip.end || ip.end > frame.len() {
-        return Err(Reason::Malformed);
-    }
+    let ip = whole(frame, family)?;
     if !is_unicast(ip.src) || !is_unicast(ip.dst) {
         return Err(Reason::NotUnicast);
     }
     Ok(ip)
+}
+
+/// The IP header of a frame that stays within the host: it may go to a loopback address.
+pub(crate) fn outer_within_host(frame: &[u8], family: Family) -> Result<Ip, Reason> {
+    let ip = whole(frame, family)?;
+    if is_unicast(ip.src) && is_unicast(ip.dst) || ip.dst.is_loopback() && (ip.src.is_loopback() || is_unicast(ip.src))
+    {
+        return Ok(ip);
+    }
+    Err(Reason::NotUnicast)
+}
+
+fn whole(frame: &[u8], family: Family) -> Result<Ip, Reason> {
+    let ip = ip(frame, ETH_LEN, family)?;
+    if ip.l4 > ip.end || ip.end > frame.len() { Err(Reason::Malformed) } else { Ok(ip) }
 }
 
 /// An IP header, wherever it is.
