@@ -116,13 +116,13 @@ pub const AFFINITY_PATIENCE: u32 = (2_700_000_000 / UNIT_NANOS) as u32;
 pub struct Voter(pub u8);
 
 impl Voter {
-    /// All clients outside this node: one machine may come in the name of many.
+    /// All clients outside this node: one machine may come in the name of many. A few of the others have this place as well.
     const OUTSIDE: Self = Self(0);
 
     /// Returns the place of a client, which may be outside this node.
     #[inline(always)]
     pub fn of<A: Addr>(client: &A, is_outside: bool) -> Self {
-        let place = 1 + ((u64::from(hash_addr(client)) * u64::from(Votes::CLIENTS - 1)) >> 32);
+        let place = (u64::from(hash_addr(client)) * u64::from(Votes::CLIENTS)) >> 32;
         // Without a branch: each one would multiply the verifier's work.
         Self(Self::OUTSIDE.0 + place as u8 * u8::from(!is_outside))
     }
@@ -319,7 +319,7 @@ mod tests {
         let client = |last| crate::addr::Addr4::from(core::net::Ipv4Addr::new(10, 244, 1, last));
         let voter = |last| Voter::of(&client(last), false);
         let mut all = (0..=255).fold(Votes::NONE, |votes, last| votes.with(voter(last)));
-        assert_eq!((all.failures(), all.clients()), (128, Votes::CLIENTS - 1));
+        assert_eq!((all.failures(), all.clients()), (128, Votes::CLIENTS));
         let outside = (0..=99).fold(Votes::NONE, |votes, last| votes.with(Voter::of(&client(last), true)));
         assert_eq!((outside.failures(), outside.clients()), (100, 1), "clients outside are one");
         all = all.with(Voter(u8::MAX));
