@@ -64,7 +64,7 @@ mod tests {
             ("kube-proxy\0--config=/c.conf\0", Some("/c.conf")),
             ("kube-proxy\0-config\0/c.conf\0", Some("/c.conf")),
             ("kube-proxy\0--config-sync-period=15m\0--config=/c.conf\0", Some("/c.conf")),
-            ("kube-proxy\0--config-sync-period\015m\0", None),
+            ("kube-proxy\0--config-sync-period\x0015m\0", None),
             ("kube-proxy\0", None),
         ] {
             assert_eq!(config_path(line), path, "{line:?}");
