@@ -49,7 +49,9 @@ fn read<A: Addr>(agent: &Agent<'_>, name: &str) -> Result<FlowTable> {
 /// Returns an entry as if its packets had passed so many seconds earlier, or later, if the number is a negative one that wraps.
 #[must_use]
 pub fn older<A: Addr>(mut flow: Flow<A>, proto: Proto, secs: u32) -> Flow<A> {
-    flow.last_secs = flow.last_secs.wrapping_sub(secs);
+    // No flow is older than the machine.
+    let is_younger = (secs as i32) < 0;
+    flow.last_secs = if is_younger { flow.last_secs.wrapping_sub(secs) } else { flow.last_secs.saturating_sub(secs) };
     // The judgement of its sender stays as old as its last packet.
     flow.source.spare = flow.source.spare.wrapping_sub(secs as u16);
     if proto == Proto::TCP && flow.kind == Kind::UNDNAT && !flow.rx.has(Seen::PACKET) {
