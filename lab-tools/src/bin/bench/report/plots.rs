@@ -10,8 +10,8 @@ use plotters::prelude::*;
 use super::Cells;
 use super::figures::grouped;
 
-const SIZE: (u32, u32) = (900, 420);
-const FONT: &str = "sans-serif";
+pub(super) const SIZE: (u32, u32) = (900, 420);
+pub(super) const FONT: &str = "sans-serif";
 /// In this order from left to right, each with its colour; those that colour-blind people tell apart.
 const COLOURS: [(Variant, RGBColor); 12] = [
     (Variant::Direct, RGBColor(90, 90, 90)),
@@ -255,6 +255,6 @@ fn highest(series: &[(Variant, RGBColor, Marks)]) -> f64 {
     series.iter().flat_map(|(.., marks)| marks).map(|(_, ratio)| ratio.high).fold(1.0, f64::max)
 }
 
-fn failed(error: impl std::fmt::Display) -> anyhow::Error {
+pub(super) fn failed(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("{error}")
 }

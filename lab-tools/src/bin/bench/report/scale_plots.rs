@@ -3,15 +3,14 @@
 use std::fs;
 use std::path::Path as FilePath;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use lab_tools::scale::{By, What};
 use plotters::prelude::*;
 
 use super::figures::grouped;
+use super::plots::{FONT, SIZE, failed};
 use super::scale::{Figures, words};
 
-const SIZE: (u32, u32) = (900, 420);
-const FONT: &str = "sans-serif";
 /// Those that colour-blind people tell apart.
 const COLOURS: [(By, RGBColor); 6] = [
     (By::Kpx, RGBColor(0, 158, 115)),
@@ -144,8 +143,4 @@ fn lines(figures: &Figures, what: What, title: &str, file: &FilePath) -> Result<
     labels.label_font((FONT, 12)).draw().map_err(failed)?;
     root.present().map_err(failed)?;
     Ok(true)
-}
-
-fn failed(error: impl std::fmt::Display) -> anyhow::Error {
-    anyhow!("{error}")
 }
