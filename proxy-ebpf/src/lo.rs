@@ -1,6 +1,7 @@
-//! The egress of lo, through which the host's own sockets send to addresses of the host. The packets are replies of
-//! backends here, or go to node ports or to service addresses that a device carries, or to node ports at a loopback address. At the ingress of lo the kernel has already decided to
-//! deliver.
+//! The egress of lo, through which the host's own sockets send to addresses of the host.
+//!
+//! The packets are replies of backends here, or go to node ports, also at a loopback address, or to service addresses that a device
+//! carries. At the ingress of lo the kernel has already decided to deliver.
 
 use proxy_common::counter::Reason;
 use proxy_common::device::Node;

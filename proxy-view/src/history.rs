@@ -1,5 +1,6 @@
-//! The history: what is kept of it, and the form of `/history`, which has the last minutes of the busiest Services. The form is stable: fields may be added, and no field is
-//! renamed or removed.
+//! The history: what is kept of it, and the form of `/history`, which has the last minutes of the busiest Services.
+//!
+//! The form is stable: fields may be added, and no field is renamed or removed.
 
 mod chosen;
 mod kept;
