@@ -14,10 +14,12 @@ pub(crate) const NODE_IP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
 /// The range of ClusterIPs: so large that 100,000 Services have addresses.
 pub(crate) const SERVICE_CIDR: &str = "10.96.0.0/12";
 /// Above all addresses that endpoints have in the beginning, so that an endpoint that comes is the last of its set.
-const NEWCOMERS: Ipv4Addr = Ipv4Addr::new(11, 0, 0, 0);
+const NEWCOMERS: Ipv4Addr = Ipv4Addr::new(10, 192, 0, 0);
 const ENDPOINTS: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 /// The networks of all these addresses.
-pub(crate) const ENDPOINT_NETS: [&str; 2] = ["10.128.0.0/13", "11.0.0.0/8"];
+pub(crate) const ENDPOINT_NETS: [&str; 2] = ["10.128.0.0/13", "10.192.0.0/13"];
+/// The range of all pods, as kubeadm tells it to kube-proxy.
+pub(crate) const CLUSTER_CIDR: &str = "10.128.0.0/9";
 const PORT: u16 = 80;
 pub(crate) const TARGET_PORT: u16 = 8080;
 /// Pods of a node.

@@ -15,7 +15,7 @@ use proxy_common::frontend::{Backend, Frontend, FrontendKey, Service, SlotKey};
 use proxy_common::names::IPV4;
 use tempfile::TempDir;
 
-use super::cluster::{Cluster, NODE, NODE_IP, SERVICE_CIDR};
+use super::cluster::{CLUSTER_CIDR, Cluster, NODE, NODE_IP, SERVICE_CIDR};
 use super::process::Process;
 use super::{Idle, Start};
 use testbed::agent::{self, Agent, Source};
@@ -55,7 +55,7 @@ impl Fixture {
     fn spawn(&self, args: &[String]) -> Result<Agent<'_>> {
         let [run, log] = ["run", "log"].map(|name| self.dir.path().join(name));
         let mut command = agent::run(NODE, Source::Kubeconfig(&self.kubeconfig()), &run, &self.netns)?;
-        command.args(["--service-cidr", SERVICE_CIDR]).args(args);
+        command.args(["--service-cidr", SERVICE_CIDR, "--cluster-cidr", CLUSTER_CIDR]).args(args);
         command.args(["--metrics-bind-address", METRICS, "--healthz-bind-address="]);
         Agent::spawn(&self.netns, command, &run, &log)
     }

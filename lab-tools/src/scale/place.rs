@@ -11,7 +11,7 @@ use nix::sys::socket;
 use socket2::{Domain, SockRef, Socket, Type};
 use testbed::netns::NetNs;
 
-use crate::control::cluster::{ENDPOINT_NETS, TARGET_PORT};
+use crate::control::cluster::{CLUSTER_CIDR, ENDPOINT_NETS, TARGET_PORT};
 
 /// The range of the cluster's pods that dial.
 pub(super) const PODS: &str = "10.244.0.0/16";
@@ -113,10 +113,9 @@ fn masquerade(node: &NetNs) -> Result<()> {
         "table inet cni {{
             chain postrouting {{
                 type nat hook postrouting priority srcnat
-                oifname eth0 ip saddr {PODS} ip daddr != {{ {} }} masquerade
+                ip saddr {CLUSTER_CIDR} ip daddr != {CLUSTER_CIDR} masquerade
             }}
-        }}",
-        ENDPOINT_NETS.join(", ")
+        }}"
     ))
 }
 
