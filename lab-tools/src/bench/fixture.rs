@@ -18,7 +18,7 @@ use super::open::Connection;
 use super::traffic::Slice;
 use super::{Mode, Path, Variant, Work, policies, services};
 use crate::kube_rules::{IPVS_SETTINGS, Rules};
-use testbed::agent::{Agent, Source, binary, node, wait_until};
+use testbed::agent::{Agent, Source, binary, idle, node, wait_until};
 use testbed::cgroup::Visited;
 use testbed::lab::{CLUSTER_PODS, Family, Lab};
 use testbed::netns::check;
@@ -123,6 +123,11 @@ impl<'a> Fixture<'a> {
             self.stop_masquerading()?;
         }
         policies::set(self.lab, path)
+    }
+
+    /// Waits until the agent has seen how the nodes are made.
+    pub fn settle(&self) -> Result<()> {
+        if self.variant.is_kpx() { idle(SETTLE) } else { Ok(()) }
     }
 
     /// Measures a slice of a path, over a connection of its own; see [`Slice::run`].

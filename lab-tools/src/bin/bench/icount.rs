@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lab_tools::bench::{Fixture, Latency, Mode, Path, Sample, Skipped, Variant, Work};
-use testbed::lab::{Lab, Layout};
+use testbed::lab::Lab;
 
 use crate::machine::Machine;
 use crate::record::Record;
@@ -68,11 +68,13 @@ fn is_due(args: &Args, variant: Variant) -> bool {
 
 fn measure(args: &Args, services: usize, variant: Variant) -> Result<()> {
     let path = args.path;
-    let lab = Lab::start(Layout::Routed)?;
+    let lab = Lab::start(path.layout())?;
     let fixture = Fixture::start(&lab, variant, services, None)?;
     if args.flowtable {
         fixture.add_flowtable()?;
     }
+    fixture.prepare(path)?;
+    fixture.settle()?;
     fixture.prove(path)?;
     let length = Duration::from_millis(args.slice);
     for round in 0..args.rounds {
