@@ -91,8 +91,19 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
         return Outcome::NOT_ESTABLISHED;
     }
     // A hook has rewritten others: they have flows.
-    if !mark.is_translated() && !mark.is_lost() && Marked::of(head.src(), head.dst()) == Marked::NONE {
-        return missed(skb, hook, &head, Others::NONE, memory);
+    if !mark.is_translated() && !mark.is_lost() {
+        let marked = if hook == Hook::EGRESS {
+            // A packet that leaves has the destination of an answer, or none of a flow's ends.
+            Marked::of(head.dst(), head.src())
+        } else {
+            Marked::of(head.src(), head.dst())
+        };
+        if marked == Marked::NONE {
+            return missed(skb, hook, &head, Others::NONE, memory);
+        }
+        if hook == Hook::INGRESS && marked.is_answer_to_client(head.dst.port.get()) {
+            return missed(skb, hook, &head, Others::ANY, memory);
+        }
     }
     let key = FlowKey::new(hook, head.proto, head.src, head.dst);
     let Some(entry) = maps::live_flow(&key) else { return missed(skb, hook, &head, Others::ANY, memory) };
