@@ -17,7 +17,7 @@ impl Marked {
     /// No entry of a device's hook has this packet's tuple, nor that of its answer.
     pub const NONE: Self = Self(0);
     /// The first one may, or both.
-    const FIRST: Self = Self(1);
+    pub const FIRST: Self = Self(1);
     /// The second one alone.
     const SECOND: Self = Self(2);
 

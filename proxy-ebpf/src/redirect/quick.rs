@@ -50,7 +50,7 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
     if begins_or_ends && !is_whole && !(is_there && is_end && is_left_alone(&entry)) {
         return Outcome::NOT_ESTABLISHED;
     }
-    if is_there && !is_whole && (begins_or_ends || is_of_stack(skb, head, &entry)) {
+    if is_there && !is_whole && (begins_or_ends || is_unjudged(head, &entry) || is_of_stack(skb, head, &entry)) {
         let is_forged = || established::is_forged(skb, Hook::INGRESS, head);
         return established::translate(skb, (Hook::INGRESS, mark), head, (&key, &entry), memory, is_forged);
     }
@@ -107,10 +107,10 @@ fn find_entry<A: Forward>(
     }
     key.set_hook(Hook::EGRESS);
     let reply = maps::live_flow(key);
-    // Conntrack believes any end of a connection that it tolerates, in either direction.
+    // Conntrack believes any end of a connection that it tolerates, in either direction. The source of such a client has a mark.
     let may_end_another = || {
         let of_client = FlowKey::new(Hook::EGRESS, head.proto, head.dst(), head.src());
-        begins_or_ends && maps::is_flow(&of_client)
+        begins_or_ends && marked == Marked::FIRST && maps::is_flow(&of_client)
     };
     match reply {
         Some(entry) if begins_or_ends && entry.read(|flow| !flow.rx.has(Seen::WHOLE)) => {
@@ -248,6 +248,15 @@ fn back<A: Forward>(head: &Head<A>, entry: &Entry<A>, exit: u32, scratch: &mut S
 
 /// The first packets of an entry may find that the stack need not see the flow, as may the first one of each second.
 const FIRST_PACKETS: u64 = 4;
+
+/// Returns true if a packet that an ingress hook has found an entry for takes the stack, unless it is the first one of its second: the long way
+/// judges that one, and [`established::translate`] leaves it. Where all flows may skip the stack, there is more to ask.
+#[inline(always)]
+fn is_unjudged<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
+    let is_judged = entry.read(|flow| flow.judged() != Judged::NONE);
+    let is_whole_exchange = head.proto != Proto::TCP && entry.read(|flow| flow.rx.has(Seen::WHOLE));
+    !is_judged && !is_whole_exchange && !is_on_for_all()
+}
 
 /// Returns true if a packet need not pay for those that skip the stack: its flow does not.
 #[inline(always)]
