@@ -188,6 +188,8 @@ impl Service {
     pub const WEIGHTED: u16 = 1 << 7;
     /// A TCP flow whose backend is silent goes to another one, when its client's SYN comes again: each set that serves has several.
     pub const FAILS_OVER: u16 = 1 << 8;
+    /// TCP flows to lost nodes are ended, so that no socket may be led past the programs.
+    pub const ENDS_LOST: u16 = 1 << 9;
 
     pub const fn new(cluster: u16, local: u16, flags: u16) -> Self {
         Self { cluster, local, flags, algorithm: Algorithm::RANDOM, pad: 0, affinity_secs: 0 }

@@ -21,6 +21,7 @@ mod followers;
 mod host_mode;
 mod kept;
 mod ledger;
+mod placed;
 mod portions;
 mod snapshot;
 mod turns;

@@ -13,8 +13,9 @@ pub mod store;
 pub mod model;
 pub mod pods;
 
-// Which backends are silent.
+// Which backends are silent, and which have gone with their nodes.
 pub mod health;
+pub mod loss;
 
 // The rows.
 pub mod diff;

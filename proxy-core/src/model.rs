@@ -38,7 +38,7 @@ pub use guard::concerns as concerns_guard;
 pub use host_mode::{
     ClusterRoute, HostMode, HostRoutes, RemoteNode, TunnelledPod, Unreachable, UnreachableReason, endpoint_addresses,
 };
-pub use node::{ModelOptions, NodeModel, is_node_eligible, node_addresses, pod_cidrs};
+pub use node::{ModelOptions, NodeModel, is_node_eligible, is_node_lost, node_addresses, pod_cidrs};
 use policy::Policy;
 pub use policy::{ALGORITHMS, algorithm_name};
 pub use port::ServicePort;

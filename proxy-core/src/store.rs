@@ -27,6 +27,8 @@ pub struct Store {
     redirects: Kind<LocalRedirect>,
     /// The Services that have the annotation for a local redirect.
     redirected: BTreeSet<ObjectName>,
+    /// The Services that have the annotation for an end of connections to lost nodes.
+    resetting: BTreeSet<ObjectName>,
     /// Set if Services may depend on Pods and LocalRedirects.
     has_redirects: bool,
     api_server: BTreeSet<SocketAddr>,
@@ -71,6 +73,7 @@ impl Store {
             pods: Kind::default(),
             redirects: Kind::default(),
             redirected: BTreeSet::new(),
+            resetting: BTreeSet::new(),
             has_redirects: false,
             api_server: BTreeSet::new(),
         }
@@ -85,13 +88,10 @@ impl Store {
         match input {
             Input::Service(update) => {
                 let (mut services, mut of_other_proxies) = (BTreeSet::new(), false);
-                let redirected = &mut self.redirected;
+                let (redirected, resetting) = (&mut self.redirected, &mut self.resetting);
                 self.services.apply(update, |name, old, new| {
-                    if new.is_some_and(|service| service.local_redirect.is_some()) {
-                        redirected.insert(name.clone());
-                    } else {
-                        redirected.remove(name);
-                    }
+                    keep(redirected, name, new.is_some_and(|service| service.local_redirect.is_some()));
+                    keep(resetting, name, new.is_some_and(|service| service.reset_on_node_loss.is_some()));
                     of_other_proxies |= [old, new].into_iter().flatten().any(|service| service.is_of_other_proxy);
                     services.insert(name.clone());
                 });
@@ -191,6 +191,11 @@ impl Store {
         self.services.objects.get(name)
     }
 
+    /// Returns the Services that say whether connections to lost nodes are ended.
+    pub(crate) fn resetting(&self) -> &BTreeSet<ObjectName> {
+        &self.resetting
+    }
+
     /// Returns the Services of a namespace, by name.
     pub fn services_of(&self, namespace: &str) -> impl Iterator<Item = &Arc<Service>> {
         self.services.of(namespace)
@@ -258,6 +263,14 @@ impl Store {
 
     pub fn service_cidrs(&self) -> impl Iterator<Item = &ServiceCIDR> {
         self.service_cidrs.objects.values().map(Arc::as_ref)
+    }
+}
+
+fn keep(names: &mut BTreeSet<ObjectName>, name: &ObjectName, is_one: bool) {
+    if is_one {
+        names.insert(name.clone());
+    } else {
+        names.remove(name);
     }
 }
 

@@ -22,6 +22,8 @@ pub(crate) const WEIGHTS: &str = "kpx.dev/weights";
 pub(crate) const WEIGHTS_LEN_MAX: usize = 32 << 10;
 /// The annotation that asks for another judgement of silent backends than the node's.
 pub(crate) const BACKEND_HEALTH: &str = "kpx.dev/backend-health";
+/// The annotation that asks for an end of connections whose backend has gone with its node.
+pub(crate) const RESET_ON_NODE_LOSS: &str = "kpx.dev/reset-on-node-loss";
 
 /// A Service with the API's field names, where the API has the field. An empty list and a missing list are equal.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,6 +44,8 @@ pub struct Service {
     pub weights: Option<Box<str>>,
     /// The judgement of backends that the annotation asks for.
     pub backend_health: Option<Shared>,
+    /// Whether connections to lost nodes are ended, as the annotation says it.
+    pub reset_on_node_loss: Option<Shared>,
     pub type_: Option<Shared>,
     pub cluster_ip: Option<Box<str>>,
     pub cluster_ips: Box<[Box<str>]>,
@@ -99,6 +103,7 @@ impl From<core::Service> for Service {
             local_redirect: local_redirect.map(|text| text[..text.floor_char_boundary(MOST_BYTES + 4)].into()),
             weights: weights.map(|text| text.chars().take(WEIGHTS_LEN_MAX + 1).collect()),
             backend_health: shared(annotations.remove(BACKEND_HEALTH)),
+            reset_on_node_loss: shared(annotations.remove(RESET_ON_NODE_LOSS)),
             ..Self::default()
         };
         let Some(spec) = spec else { return kept };

@@ -11,6 +11,7 @@ use super::host_mode::Reachability;
 use super::read::{Reader, Skipped, addr_of, port_number, protocol};
 use super::weights::{self, Weights};
 use crate::compact::{self, EndpointSlice, Shared};
+use crate::loss::{Placed, Standing};
 
 mod fallback;
 
@@ -236,6 +237,19 @@ impl<A: Addr> Joined<'_, A> {
     pub(super) fn serving(&self) -> impl Iterator<Item = (SockAddr<A>, bool)> {
         let serving = self.0.iter().filter(|(_, endpoint)| endpoint.serves());
         serving.map(|(at, endpoint)| (*at, endpoint.local))
+    }
+
+    /// Returns the endpoints of other nodes, as far as their nodes are known.
+    pub(super) fn placed(&self) -> impl Iterator<Item = (SockAddr<A>, Placed)> {
+        self.0.iter().filter(|(_, endpoint)| !endpoint.local).filter_map(|(at, endpoint)| {
+            let node = endpoint.object.node_name.clone().filter(|name| !name.is_empty())?;
+            let standing = match endpoint {
+                Endpoint { terminating: true, .. } => Standing::Terminates,
+                Endpoint { ready: false, serving: false, .. } => Standing::Fails,
+                _ => Standing::Serves,
+            };
+            Some((*at, Placed { node, standing }))
+        })
     }
 
     /// Returns all listed endpoints, including those that may not serve.

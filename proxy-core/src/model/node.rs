@@ -104,6 +104,17 @@ pub fn is_node_eligible(node: &Node) -> bool {
     node.metadata.deletion_timestamp.is_none() && taints.all(|taint| taint.key != TO_BE_DELETED)
 }
 
+/// The taint (any value, any effect) of a node that the control plane does not hear of.
+const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
+
+/// Returns true if the control plane has not heard of the node for long. One that says of itself that it is not ready is heard of.
+pub fn is_node_lost(node: &Node) -> bool {
+    let mut taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    let mut conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let is_unknown = conditions.any(|condition| condition.type_ == "Ready" && condition.status == "Unknown");
+    is_unknown || taints.any(|taint| taint.key == UNREACHABLE)
+}
+
 /// Returns the ranges of the node's pod addresses, in the object's order.
 pub fn pod_cidrs(node: &Node) -> Vec<IpNet> {
     let Some(spec) = &node.spec else { return Vec::new() };
@@ -116,7 +127,7 @@ pub fn pod_cidrs(node: &Node) -> Vec<IpNet> {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::{NodeSpec, Taint};
+    use k8s_openapi::api::core::v1::{NodeCondition, NodeSpec, NodeStatus, Taint};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
     use k8s_openapi::jiff::Timestamp;
 
@@ -134,6 +145,24 @@ mod tests {
         assert!(!is_node_eligible(&tainted(&["other", TO_BE_DELETED])));
         let metadata = ObjectMeta { deletion_timestamp: Some(Time(Timestamp::now())), ..Default::default() };
         assert!(!is_node_eligible(&Node { metadata, ..Default::default() }));
+    }
+
+    #[test]
+    fn only_a_node_that_is_not_heard_of_is_lost() {
+        let node = |ready: &str, key: Option<&str>| {
+            let condition = NodeCondition { type_: "Ready".into(), status: ready.into(), ..Default::default() };
+            let pressure =
+                NodeCondition { type_: "DiskPressure".into(), status: "Unknown".into(), ..Default::default() };
+            let status = NodeStatus { conditions: Some(vec![pressure, condition]), ..Default::default() };
+            let taint = |key: &str| Taint { key: key.into(), effect: "NoExecute".into(), ..Default::default() };
+            let taints = key.map(|key| vec![taint(key)]);
+            let spec = NodeSpec { taints, ..Default::default() };
+            Node { spec: Some(spec), status: Some(status), ..Default::default() }
+        };
+        assert!(is_node_lost(&node("Unknown", None)));
+        assert!(is_node_lost(&node("True", Some("node.kubernetes.io/unreachable"))));
+        assert!(!is_node_lost(&node("True", None)) && !is_node_lost(&Node::default()));
+        assert!(!is_node_lost(&node("False", Some("node.kubernetes.io/not-ready"))), "its kubelet is heard of");
     }
 
     #[test]

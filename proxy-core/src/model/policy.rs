@@ -7,7 +7,7 @@ use super::endpoints::UsedSets;
 use super::node::NodeModel;
 use super::port::PortPolicy;
 use super::read::{Reader, port_number};
-use crate::compact::{self, ALGORITHM, BACKEND_HEALTH};
+use crate::compact::{self, ALGORITHM, BACKEND_HEALTH, RESET_ON_NODE_LOSS};
 use crate::health::HealthMode;
 
 /// The default of `sessionAffinityConfig.clientIP.timeoutSeconds` (core/v1) is three hours, and its limit a day.
@@ -24,6 +24,8 @@ pub(super) struct Policy {
     affinity_secs: u32,
     algorithm: Algorithm,
     pub(super) backend_health: HealthMode,
+    /// Set if connections to lost nodes are ended.
+    resets: bool,
     /// The `healthCheckNodePort`, if load balancers are to ask there.
     pub(super) health_check_port: Option<u16>,
 }
@@ -41,6 +43,7 @@ impl Policy {
             affinity_secs: affinity_secs(reader, service),
             algorithm: algorithm_of(reader, service).unwrap_or(node.algorithm),
             backend_health: backend_health(reader, service).unwrap_or(node.backend_health),
+            resets: resets(reader, service).unwrap_or_default(),
             health_check_port: if load_balancer && external_local { health_check_port(reader, service) } else { None },
         }
     }
@@ -60,6 +63,7 @@ impl Policy {
                 local: self.internal_local || self.external_local && external,
             },
             remembers: proto == Proto::UDP || self.affinity_secs > 0,
+            resets: proto == Proto::TCP && self.resets,
         }
     }
 
@@ -97,6 +101,12 @@ fn algorithm_of(reader: &mut Reader<'_>, service: &compact::Service) -> Option<A
 fn backend_health(reader: &mut Reader<'_>, service: &compact::Service) -> Option<HealthMode> {
     let name = service.backend_health.as_ref()?;
     reader.take(format_args!("metadata.annotations[{BACKEND_HEALTH}]"), HealthMode::from_name(name))
+}
+
+fn resets(reader: &mut Reader<'_>, service: &compact::Service) -> Option<bool> {
+    let value = service.reset_on_node_loss.as_ref()?;
+    let read = value.parse::<bool>().map_err(|_| format!("{:?} is not one of true, false", &**value));
+    reader.take(format_args!("metadata.annotations[{RESET_ON_NODE_LOSS}]"), read)
 }
 
 fn algorithm(name: &str) -> Result<Algorithm, String> {

@@ -12,6 +12,7 @@ use super::read::Reader;
 use super::redirect::RedirectedPort;
 use crate::compact::WEIGHTS;
 use crate::health::{HealthMode, ServiceHealth};
+use crate::loss::Placed;
 use crate::room::Rows;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +29,12 @@ pub struct ServicePort<A: Addr> {
     pub maglev: Vec<(Set, Arc<Maglev>)>,
     /// The serving endpoints, if they matter after a flow has begun.
     pub endpoints: Vec<(SockAddr<A>, Endpoint)>,
+    /// The endpoints of other nodes, if connections to lost nodes are ended.
+    pub placed: Option<PlacedEndpoints<A>>,
 }
+
+/// Endpoints by address and port, each with its node and its standing.
+pub(super) type PlacedEndpoints<A> = Box<[(SockAddr<A>, Placed)]>;
 
 /// The terms that a Service sets for one of its ports.
 #[derive(Clone, Copy)]
@@ -38,6 +44,8 @@ pub(super) struct PortPolicy {
     pub(super) used_sets: UsedSets,
     /// Set if the endpoints are looked up again after a flow has begun.
     pub(super) remembers: bool,
+    /// Set if connections to lost nodes are ended.
+    pub(super) resets: bool,
 }
 
 /// The number of slots that a `Service` can count.
@@ -52,7 +60,7 @@ impl<A: Addr> ServicePort<A> {
         redirected: Option<&RedirectedPort<A>>,
         health: ServiceHealth<'_>,
     ) -> Self {
-        let PortPolicy { service, used_sets, remembers } = port_policy;
+        let PortPolicy { service, used_sets, remembers, resets } = port_policy;
         let mut sets = endpoints.select(used_sets);
         if let Some(redirected) = redirected {
             // No policy of the Service uses this set: see `Redirect::of`.
@@ -84,6 +92,7 @@ impl<A: Addr> ServicePort<A> {
             | flag(sets.has_endpoints, Service::HAS_ENDPOINTS)
             | flag(is_weighted, Service::WEIGHTED)
             | flag(fails_over, Service::FAILS_OVER)
+            | flag(resets, Service::ENDS_LOST)
             | redirected.map_or(0, |redirected| redirected.flags);
         let mut port = Self {
             service: Service::new(count(&sets.cluster), count(&sets.local), flags)
@@ -95,6 +104,7 @@ impl<A: Addr> ServicePort<A> {
             aside,
             maglev: Vec::new(),
             endpoints: Vec::new(),
+            placed: resets.then(|| endpoints.placed().collect()),
         };
         if service.algorithm == Algorithm::MAGLEV || is_weighted {
             let table = |set| Some((set, Arc::new(places::table(service.algorithm, port.backends(set))?)));

@@ -97,6 +97,7 @@ impl fmt::Display for ServiceText<'_> {
             (Service::SPARES_NODE, " spares-node"),
             (Service::WEIGHTED, " weighted"),
             (Service::FAILS_OVER, " fails-over"),
+            (Service::ENDS_LOST, " ends-lost"),
         ];
         for (_, name) in flags.into_iter().filter(|(flag, _)| service.has(*flag)) {
             f.write_str(name)?;
