@@ -58,6 +58,8 @@ pub enum Reason {
     Forged,
     /// A first fragment to a service lacks a part of its transport header.
     CutHeader,
+    /// Of a connection whose backend has gone with its node, for a service that wants such connections ended.
+    BackendLost,
 }
 
 /// The fate of a packet that was not translated.
@@ -83,7 +85,7 @@ impl Verdict {
 }
 
 impl Reason {
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::NotIp,
         Self::Vlan,
         Self::SeenBefore,
@@ -111,6 +113,7 @@ impl Reason {
         Self::Unhooked,
         Self::Forged,
         Self::CutHeader,
+        Self::BackendLost,
     ];
 
     /// The reason whose place in [`Self::ALL`] is `index`.
@@ -133,7 +136,7 @@ impl Reason {
             | Self::NotOurs
             | Self::NoFlow
             | Self::Draining => Verdict::Pass,
-            Self::NoEndpoints | Self::UnknownPort => Verdict::Reject,
+            Self::NoEndpoints | Self::UnknownPort | Self::BackendLost => Verdict::Reject,
             Self::NoLocalEndpoints
             | Self::Outside
             | Self::SourceRange
@@ -196,6 +199,7 @@ impl Reason {
             Self::Unhooked => "unhooked",
             Self::Forged => "forged",
             Self::CutHeader => "cut_header",
+            Self::BackendLost => "backend_lost",
         }
     }
 }

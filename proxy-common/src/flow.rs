@@ -350,6 +350,12 @@ impl<A: Addr> Flow<A> {
         self.last_secs > since_secs || is_going_on
     }
 
+    /// Returns true, in the opener's entry, if the agent has ended the flow: see [`Seen::LOST`].
+    #[inline(always)]
+    pub const fn is_lost(&self) -> bool {
+        self.kind.0 == Kind::DNAT.0 && self.rx.has(Seen::LOST)
+    }
+
     #[inline(always)]
     pub const fn idle_secs(&self, now_secs: u32) -> u32 {
         now_secs.saturating_sub(self.last_secs)

@@ -29,7 +29,7 @@ use super::pressure::Pressure;
 use super::shares::{Held, Shares};
 
 /// The number of entries in one read, which takes a fraction of a millisecond.
-const BATCH: usize = 1_024;
+pub(super) const BATCH: usize = 1_024;
 
 /// The idle time after which an entry without its opener is removed. The programs make the entry before the opener.
 const ORPHAN_SECS: u32 = 30;
@@ -43,12 +43,12 @@ const COUNT_PERIOD: Duration = Duration::from_millis(500);
 pub struct FlowMaps {
     families: Arc<Mutex<Families>>,
     /// Other handles of the tables: a reader waits for no sweep.
-    tables: Arc<Tables>,
+    pub(super) tables: Arc<Tables>,
 }
 
-struct Tables {
-    v4: Rows<FlowKey<Addr4>, Flow<Addr4>>,
-    v6: Rows<FlowKey<Addr6>, Flow<Addr6>>,
+pub(super) struct Tables {
+    pub(super) v4: Rows<FlowKey<Addr4>, Flow<Addr4>>,
+    pub(super) v6: Rows<FlowKey<Addr6>, Flow<Addr6>>,
 }
 
 struct Families {

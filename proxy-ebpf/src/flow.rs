@@ -20,7 +20,8 @@ use crate::{decide, select};
 /// marked the packet, or the host answers in a backend's name (netfilter's REJECT). Where the mark is lost to another
 /// program, the addresses and ports alone decide.
 ///
-/// A packet in another's name changes nothing: [`Reason::Forged`].
+/// A packet in another's name changes nothing: [`Reason::Forged`]. One of a flow that the agent has ended changes nothing either:
+/// [`Reason::BackendLost`].
 #[inline(always)]
 pub fn follow<A: Net>(
     skb: Skb,
@@ -34,6 +35,7 @@ pub fn follow<A: Net>(
         Followed::Known => Ok(true),
         Followed::Unknown => Ok(false),
         Followed::Forged => Err(Reason::Forged),
+        Followed::Lost => Err(Reason::BackendLost),
     }
 }
 
@@ -44,6 +46,8 @@ enum Followed {
     Unknown,
     Known,
     Forged,
+    /// The agent has ended the flow.
+    Lost,
 }
 
 /// Five arguments, one of them without size: Linux 7.3 counts those that BTF names, and refuses a sixth.
@@ -77,6 +81,10 @@ fn learn<A: Net>(
     let is_judged = is_given_back || is_news || flow.last_secs != maps::about_now_secs();
     if is_judged && is_in_anothers_name(skb, packet, hook, mark, kind) {
         return Followed::Forged;
+    }
+    // Short ways do not ask: the agent has made the entry older, and no packet makes it younger.
+    if flow.is_lost() && !packet.opens() {
+        return Followed::Lost;
     }
     if heed(&entry, packet, mark, flow, kind, decision) { Followed::Known } else { Followed::Unknown }
 }

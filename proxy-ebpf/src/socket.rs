@@ -216,8 +216,9 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
     if service.affinity_secs > 0 && !client.origin.is_node() && flags() & EVERYWHERE == 0 {
         return DialResult::Left;
     }
-    // No hook would see the end of the connection, and count it; nor a silent backend.
-    if service.algorithm == Algorithm::LEAST_CONNECTIONS || service.has(Service::FAILS_OVER) || is_worker() {
+    // No hook would see the end of the connection, and count it; nor a silent backend, nor a lost one.
+    let needs_packets = service.has(Service::FAILS_OVER | Service::ENDS_LOST);
+    if service.algorithm == Algorithm::LEAST_CONNECTIONS || needs_packets || is_worker() {
         return DialResult::Left;
     }
     let is_datagram = proto == Proto::UDP && call == Call::Send;

@@ -1,4 +1,4 @@
-//! Lists and aborts the connected UDP sockets of this network namespace over netlink (linux/sock_diag.h,
+//! Lists the connected UDP sockets of this network namespace over netlink, and aborts them and TCP sockets (linux/sock_diag.h,
 //! linux/inet_diag.h).
 
 use std::io;
@@ -18,9 +18,12 @@ const SOCK_DESTROY: u16 = 21;
 const FAMILIES: [u8; 2] = [AF_INET, AF_INET6];
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
+const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
 /// The state of a connected UDP socket, in the kernel's numbering, as a bit.
 const ESTABLISHED: u32 = 1 << 1;
+/// The cookie that stands for any socket with the same ends (`INET_DIAG_NOCOOKIE`, twice).
+const NO_COOKIE: [u8; 8] = [0xff; 8];
 
 /// The length of `struct inet_diag_sockid`, and its offset in `struct inet_diag_msg`, behind four single bytes.
 const ID_LEN: usize = 48;
@@ -81,7 +84,7 @@ impl Handle {
     pub async fn list(&self) -> io::Result<Vec<UdpSocket>> {
         let mut sockets = Vec::new();
         for family in FAMILIES {
-            let request = request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, family, &[0; ID_LEN]);
+            let request = request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, (family, IPPROTO_UDP), &[0; ID_LEN]);
             let answers = self.0.request(request, kernel()).map_err(io::Error::other)?;
             netlink::dumped(answers, |message| sockets.extend(UdpSocket::read(&message.bytes))).await?;
         }
@@ -91,13 +94,38 @@ impl Handle {
     /// Aborts a socket. A process that waits at the socket, or uses it next, gets ECONNABORTED. Returns false if the
     /// socket was gone.
     pub async fn abort(&self, socket: &UdpSocket) -> io::Result<bool> {
-        let request = request(SOCK_DESTROY, NLM_F_ACK, socket.family, &socket.id);
+        self.destroy((socket.family, IPPROTO_UDP), &socket.id).await
+    }
+
+    /// Aborts the TCP socket with these ends in the same way.
+    pub async fn abort_tcp(&self, local: SocketAddr, peer: SocketAddr) -> io::Result<bool> {
+        let family = if local.is_ipv4() { AF_INET } else { AF_INET6 };
+        self.destroy((family, IPPROTO_TCP), &id(local, peer)).await
+    }
+
+    async fn destroy(&self, kind: (u8, u8), id: &[u8; ID_LEN]) -> io::Result<bool> {
+        let request = request(SOCK_DESTROY, NLM_F_ACK, kind, id);
         netlink::deleted(self.0.request(request, kernel()).map_err(io::Error::other)?).await
     }
 }
 
-/// Builds a request with a `struct inet_diag_req_v2`.
-fn request(kind: u16, flags: u16, family: u8, id: &[u8; ID_LEN]) -> NetlinkMessage<Message> {
-    let head = [family, IPPROTO_UDP, 0, 0];
+/// Builds a `struct inet_diag_sockid`: two ports, two addresses of 16 bytes, a device and a cookie.
+fn id(local: SocketAddr, peer: SocketAddr) -> [u8; ID_LEN] {
+    let mut id = [0; ID_LEN];
+    for (nth, end) in [local, peer].into_iter().enumerate() {
+        id[2 * nth..][..2].copy_from_slice(&end.port().to_be_bytes());
+        let addr = &mut id[4 + 16 * nth..][..16];
+        match end.ip() {
+            IpAddr::V4(ip) => addr[..4].copy_from_slice(&ip.octets()),
+            IpAddr::V6(ip) => addr.copy_from_slice(&ip.octets()),
+        }
+    }
+    id[ID_LEN - NO_COOKIE.len()..].copy_from_slice(&NO_COOKIE);
+    id
+}
+
+/// Builds a request with a `struct inet_diag_req_v2`, for a family and a protocol.
+fn request(kind: u16, flags: u16, (family, protocol): (u8, u8), id: &[u8; ID_LEN]) -> NetlinkMessage<Message> {
+    let head = [family, protocol, 0, 0];
     raw::request(kind, NLM_F_REQUEST | flags, [&head[..], &ESTABLISHED.to_ne_bytes(), id].concat())
 }

@@ -290,6 +290,9 @@ pub fn explain(reason: Reason) -> &'static str {
             "its source is forged: it is the node's own, or the way back to it leads through another device"
         }
         Reason::CutHeader => "a first fragment too short for its transport header",
+        Reason::BackendLost => {
+            "its connection's backend has gone with its node, and the service has such connections ended"
+        }
         Reason::Unhooked => "its flow is alive, but no program met it on arrival: a program was taken off that device",
         Reason::Draining => "kpx is about to leave this node, and opens no more flows",
         Reason::Rewrite => "the kernel refused to change the packet",
@@ -307,6 +310,10 @@ pub fn remedy(reason: Reason) -> &'static [&'static str] {
         Reason::NoLocalEndpoints => &[
             "Dial a node with an endpoint: its health check node port tells.",
             "Or run a pod on each node, or set the traffic policy to Cluster.",
+        ],
+        Reason::BackendLost => &[
+            "The client's next connection goes to a backend that serves.",
+            "kubectl get nodes shows the node, and the Service's Events name the backend.",
         ],
         Reason::UnknownPort => &[
             "kpx services NAMESPACE/NAME lists the ports.",

@@ -95,6 +95,10 @@ impl Runner for FastFixture {
         if verdict == Drop {
             return Ok(Outcome { verdict, out: "-".to_owned(), counted });
         }
+        if counted.iter().any(|name| name == "rejected") {
+            let out = self.fixture.names.learn(&outcome.packet, &row.out)?;
+            return Ok(Outcome { verdict, out, counted });
+        }
         let is_fast = counted.iter().any(|name| name.starts_with("fast_"));
         ensure!(verdict == if is_fast { Redirect } else { Pass }, "{verdict:?} counted {counted:?}");
         self.last = outcome.packet;

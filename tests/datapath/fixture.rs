@@ -122,6 +122,7 @@ impl Runner for Fixture {
             Step::Flood(count) => flood(self, 30_000, *count),
             Step::ForgetFlows => self.change_flows(|_| None),
             Step::Silence(secs) => self.age_answers(*secs).and_then(|()| self.be_silent(*secs)),
+            Step::ConnectionsEnd { service, backend } => self.end_connections(service, backend),
             Step::Tolerate(is_tolerated) => self.tolerate(*is_tolerated),
             Step::Segments(_) | Step::FramesForOthers(_) => bail!("the step is for fixture fast only"),
         }

@@ -16,6 +16,7 @@ mod guests;
 mod half_open;
 mod icmp;
 mod limits;
+mod lost;
 mod meetings;
 mod monitor;
 mod offload;

@@ -7,7 +7,8 @@ impl<A: Addr> Flow<A> {
     /// Returns true, in the opener's entry, if an opener of the same client may take the flow's place and choose again.
     ///
     /// The sender of a SYN in the client's name does not end a TCP flow: the SYN goes to the backend, as [`Self::is_redialled_by`]
-    /// says. A backend that knows the connection answers (RFC 5961 §4), and a client that does not know it resets it then.
+    /// says. A backend that knows the connection answers (RFC 5961 §4), and a client that does not know it resets it then. A flow that the
+    /// agent has ended has no backend to ask.
     #[inline(always)]
     pub const fn may_be_reused(&self, proto: Proto, now_secs: u32) -> bool {
         let idle_secs = self.idle_secs(now_secs);
@@ -15,7 +16,7 @@ impl<A: Addr> Flow<A> {
             Proto::UDP => false,
             // With its FIN the client has said itself that it goes.
             Proto::TCP if self.tx.has(Seen::FIN) && idle_secs > REDIAL_SECS => true,
-            Proto::TCP => self.tx.has(Seen::REDIALLED) && idle_secs >= ANSWER_SECS,
+            Proto::TCP => self.is_lost() || self.tx.has(Seen::REDIALLED) && idle_secs >= ANSWER_SECS,
             _ => idle_secs > REDIAL_SECS,
         };
         forgotten || self.is_expired(proto, now_secs)

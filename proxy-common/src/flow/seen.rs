@@ -35,6 +35,10 @@ impl Seen {
     /// entry; LEAVING has the same bit.
     pub const TOLERATED: Self = Self(1 << 6);
 
+    /// The agent has found the backend gone with its node: the client's packets are answered with a RST. A packet of the backend takes it back.
+    /// Of what comes back, in the opener's entry; REDIALLED and OFFERED, of the other direction, have the same bit.
+    pub const LOST: Self = Self(1 << 5);
+
     /// Conntrack may be liberal with the flow: the agent has been asked, and has perhaps told conntrack so. Conntrack stays so for as long as it
     /// has its entry. Of what goes there, in the reply's entry.
     pub const LIBERAL: Self = Self(Self::OFFERED.0 | Self::TOLERATED.0);

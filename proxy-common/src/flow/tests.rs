@@ -89,6 +89,21 @@ fn an_opener_takes_over_only_what_is_expired() {
 }
 
 #[test]
+fn opener_takes_over_what_the_agent_has_ended() {
+    let assured = Flow { tx: Seen::PACKET.with(Seen::ASSURED), rx: Seen::PACKET, ..flow(at(1, 1000), 0) };
+    let lost = Flow { rx: assured.rx.with(Seen::LOST), ..assured };
+    assert!(lost.is_lost() && !assured.is_lost());
+    assert!(lost.may_be_reused(Proto::TCP, 100) && !assured.may_be_reused(Proto::TCP, 100));
+    assert_eq!(
+        (lost.state(), lost.is_expired(Proto::TCP, 8_200)),
+        (State::Established, false),
+        "it waits for its client"
+    );
+    let reply = Flow { kind: Kind::UNDNAT, tx: Seen::LIBERAL, rx: lost.rx, ..lost };
+    assert!(!reply.is_lost(), "the opener's entry alone has the mark");
+}
+
+#[test]
 fn reset_in_name_of_a_client_outside_waits_for_the_backend() {
     let of_pod = flow(at(1, 1000), 0);
     let reset = Seen::PACKET.with(Seen::ASSURED).with(Seen::RST);

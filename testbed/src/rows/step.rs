@@ -41,6 +41,8 @@ pub enum Step {
     ForgetFlows,
     /// `agent tolerates flows` that have asked, or `no flows`
     Tolerate(bool),
+    /// `connections of web:80 to pod:8080 end`
+    ConnectionsEnd { service: String, backend: String },
     /// `silence 3 s`
     Silence(u32),
     /// `segments of 1000 bytes`, or `no segments`
@@ -133,6 +135,10 @@ impl Step {
             ["forget", "flows"] => Self::ForgetFlows,
             ["agent", "tolerates", "flows"] => Self::Tolerate(true),
             ["agent", "tolerates", "no", "flows"] => Self::Tolerate(false),
+            ["connections", "of", service, "to", backend, "end"] => {
+                let [service, backend] = [service, backend].map(|end| (*end).to_owned());
+                Self::ConnectionsEnd { service, backend }
+            }
             ["silence", secs, "s"] => Self::Silence(number(secs)?),
             ["segments", "of", size, "bytes"] => Self::Segments(number(size)?),
             ["no", "segments"] => Self::Segments(0),

@@ -1,7 +1,7 @@
 //! Sockets found and aborted by the kernel's own list of them.
 
-use std::io::ErrorKind;
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::io::{ErrorKind, Read};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 
 use anyhow::{Context, Result, ensure};
 use proxy_net::sock_diag::{Handle, connect};
@@ -40,5 +40,12 @@ async fn sockets(handle: &Handle) -> Result<()> {
         ensure!(error.kind() == ErrorKind::ConnectionAborted, "{error}");
         ensure!(!handle.abort(found).await?, "it is connected no longer");
     }
+    let server = TcpListener::bind("127.0.0.1:0")?;
+    let mut client = TcpStream::connect(server.local_addr()?)?;
+    let (local, peer) = (client.local_addr()?, client.peer_addr()?);
+    ensure!(!handle.abort_tcp(local, local).await?, "no socket has these ends");
+    ensure!(handle.abort_tcp(local, peer).await?, "it was there");
+    let error = client.read(&mut [0]).err().context("it is aborted")?;
+    ensure!(error.kind() == ErrorKind::ConnectionAborted, "{error}");
     Ok(())
 }

@@ -1,0 +1,164 @@
+//! Ends open TCP flows to backends that have gone with their nodes: the programs answer the client's next packet with a RST.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, bail};
+use aya::maps::{HashMap, Map, MapData};
+use proxy_common::addr::{Addr4, Addr6, Proto, SockAddr};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen, State};
+use proxy_core::health::Path;
+use proxy_net::sock_diag;
+
+use crate::clock::boot_secs;
+use crate::flows::{BATCH, FlowMaps, read};
+use crate::maps::FamilyNames;
+use crate::sys::map_walk::{Rows, Walk};
+
+/// A backend that was heard of within so many seconds is not gone, even if the cluster has lost its node.
+const HEARD_SECS: u32 = 3;
+
+/// The flag of linux/bpf.h for a row that must be there: no flow comes back that a program has closed meanwhile.
+const BPF_EXIST: u64 = 2;
+
+/// A walk through the flow tables for the flows of some backends.
+pub struct LostFlows {
+    v4: Family<Addr4>,
+    v6: Family<Addr6>,
+}
+
+struct Family<A: FamilyNames> {
+    walk: Walk<FlowKey<A>, Flow<A>>,
+    flows: HashMap<MapData, FlowKey<A>, Flow<A>>,
+}
+
+/// The suspect backends to which this node has connections.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// The suspects with open flows that have not been ended.
+    pub open: BTreeSet<Path>,
+    /// The backends that were just heard of, over any Service.
+    pub heard: BTreeSet<SocketAddr>,
+}
+
+/// A connection that was ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndedFlow {
+    pub path: Path,
+    pub client: SocketAddr,
+    pub frontend: SocketAddr,
+    /// A socket of this node opened it.
+    pub is_hosts: bool,
+}
+
+impl FlowMaps {
+    /// Returns a walk that ends flows, which has no part in a sweep.
+    pub fn lost(&self) -> Result<LostFlows> {
+        Ok(LostFlows { v4: Family::new(&self.tables.v4)?, v6: Family::new(&self.tables.v6)? })
+    }
+}
+
+impl LostFlows {
+    /// Looks for connections to these backends.
+    pub fn find(&mut self, suspects: &BTreeSet<Path>) -> Result<Found> {
+        let (now_secs, mut found) = (boot_secs()?, Found::default());
+        self.v4.find(suspects, now_secs, &mut found)?;
+        self.v6.find(suspects, now_secs, &mut found)?;
+        Ok(found)
+    }
+
+    /// Ends all open flows to these backends, and returns them.
+    pub fn end(&mut self, lost: &BTreeSet<Path>) -> Result<Vec<EndedFlow>> {
+        let mut ended = self.v4.end(lost)?;
+        ended.extend(self.v6.end(lost)?);
+        Ok(ended)
+    }
+}
+
+impl<A: FamilyNames> Family<A> {
+    fn new(rows: &Rows<FlowKey<A>, Flow<A>>) -> Result<Self> {
+        let opened = || {
+            let map = Map::from_map_data(MapData::from_fd(rows.map()?)?)?;
+            anyhow::Ok(Self { walk: rows.walk(BATCH)?, flows: HashMap::try_from(map)? })
+        };
+        opened().with_context(|| format!("open {}", A::MAPS.flows))
+    }
+
+    fn find(&mut self, suspects: &BTreeSet<Path>, now_secs: u32, found: &mut Found) -> Result<()> {
+        let backends: BTreeSet<_> = suspects.iter().map(|path| path.backend).collect();
+        self.walk.restart();
+        while let Some(batch) = self.walk.next_batch().with_context(|| format!("read {}", A::MAPS.flows))? {
+            for (key, flow) in batch.filter(|(key, _)| key.proto() == Proto::TCP) {
+                let backend = at(flow.backend);
+                if flow.kind == Kind::UNDNAT && flow.idle_secs(now_secs) < HEARD_SECS && backends.contains(&backend) {
+                    found.heard.insert(backend);
+                }
+                if is_open(&key, &flow) && suspects.contains(&path(&flow)) {
+                    found.open.insert(path(&flow));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, lost: &BTreeSet<Path>) -> Result<Vec<EndedFlow>> {
+        let mut keys = Vec::new();
+        self.walk.restart();
+        while let Some(batch) = self.walk.next_batch().with_context(|| format!("read {}", A::MAPS.flows))? {
+            let of_lost = batch.filter(|(key, flow)| is_open(key, flow) && lost.contains(&path(flow)));
+            keys.extend(of_lost.map(|(key, _)| key));
+        }
+        let mut ended = Vec::new();
+        for key in keys {
+            ended.extend(self.end_one(&key).with_context(|| format!("write {}", A::MAPS.flows))?);
+        }
+        Ok(ended)
+    }
+
+    /// Marks a flow. A program that changes the entry in this very moment may lose its change: a count, or an acknowledged number.
+    fn end_one(&mut self, key: &FlowKey<A>) -> Result<Option<EndedFlow>> {
+        let Some(mut flow) = read(&self.flows, key)?.filter(|flow| is_open(key, flow)) else { return Ok(None) };
+        flow.rx = flow.rx.with(Seen::LOST);
+        // The short ways leave the first packet of a second to the long way, which looks at the mark.
+        flow.last_secs = flow.last_secs.saturating_sub(1);
+        if self.flows.insert(key, flow, BPF_EXIST).is_err() {
+            return Ok(None);
+        }
+        let (client, frontend) = (at(flow.client), at(flow.frontend));
+        Ok(Some(EndedFlow { path: path(&flow), client, frontend, is_hosts: flow.has(Flow::<A>::HOST) }))
+    }
+}
+
+/// Returns true for the opener's entry of an established TCP flow that has not been ended.
+fn is_open<A: FamilyNames>(key: &FlowKey<A>, flow: &Flow<A>) -> bool {
+    let is_opener = key.proto() == Proto::TCP && key.hook() != Hook::EGRESS && flow.kind == Kind::DNAT;
+    is_opener && matches!(flow.state(), State::Established | State::HalfClosed) && !flow.is_lost()
+}
+
+fn path<A: FamilyNames>(flow: &Flow<A>) -> Path {
+    Path::new(&flow.service, &flow.backend)
+}
+
+fn at<A: FamilyNames>(at: SockAddr<A>) -> SocketAddr {
+    SocketAddr::new(at.addr.ip(), at.port.get())
+}
+
+/// Aborts the sockets of this host among the clients, which may be waiting. Without this they hear it when they send.
+pub async fn abort_sockets(ended: &[EndedFlow]) -> Result<()> {
+    let of_host: Vec<_> = ended.iter().filter(|flow| flow.is_hosts).collect();
+    if of_host.is_empty() {
+        return Ok(());
+    }
+    let (connection, handle) = sock_diag::connect().context("open a netlink socket")?;
+    let work = async {
+        for EndedFlow { client, frontend, .. } in of_host {
+            let aborted = handle.abort_tcp(*client, *frontend).await;
+            aborted.with_context(|| format!("abort the socket of {client} to {frontend}"))?;
+        }
+        Ok(())
+    };
+    tokio::select! {
+        aborted = work => aborted,
+        () = connection => bail!("the netlink socket has failed"),
+    }
+}
