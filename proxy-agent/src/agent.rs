@@ -368,6 +368,7 @@ impl Agent {
         let Sync { changes, skipped, triggers } =
             if pass.full { models.sync_from(&self.writer.read().context("read the maps")?) } else { models.sync() };
         self.is_behind = self.desired.is_dirty();
+        self.backend_health.changed();
         self.reports.triggered(triggers);
         self.reports.know(&self.desired);
         pass.passed(Phase::Diff, diff_started.elapsed());

@@ -27,6 +27,7 @@ pub mod cli;
 pub mod config;
 mod files;
 pub mod leftovers;
+pub mod lost_nodes;
 pub mod pod_sockets;
 pub mod privileges;
 pub mod run;

@@ -26,6 +26,7 @@ use crate::choices::Mode;
 use crate::cli::cleanup::kube_proxy_sysctls::kube_proxys_sysctls;
 use crate::control::AgentHandle;
 use crate::liveness::Liveness;
+use crate::lost_nodes::LostNodesTask;
 use crate::metrics_server::{configz_router, scrape_router};
 use crate::monitor::Watchers;
 use crate::node::lifecycle::Lifecycle;
@@ -35,7 +36,7 @@ use crate::run::fast_path::FastPathWatch;
 use crate::run::outside::Outside;
 use crate::run::servers::Servers;
 use crate::settings::{Conntrack, Settings};
-use crate::{conntrack, control, history, leftovers, pod_sockets};
+use crate::{conntrack, control, history, leftovers, lost_nodes, pod_sockets};
 use proxy_core::desired::Desired;
 use proxy_core::model::ModelOptions;
 use proxy_core::shares::Room;
@@ -60,7 +61,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     let (health, source_health) = (Health::telling(&journal), Health::telling(&journal));
     let (metrics, liveness) = (Metrics::new(), Liveness::new(settings.sync_period, settings.mode));
     let (agent_handle, queries) = AgentHandle::telling(settings.service_metrics);
-    let (events, event_queue) = Events::telling(&settings.node_name, &journal);
+    let (events, queue) = Events::telling(&settings.node_name, &journal);
     let (healths, asked) = ([health.clone(), source_health.clone()], (&agent_handle, &watchers));
     let servers = Servers::new(&settings, asked, &metrics, liveness.clone(), healths, events.clone());
     let reports = Reports::new(health, liveness, metrics.clone(), events.clone());
@@ -82,8 +83,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
 
     let source = settings.source;
     let has_object = mode == Mode::Node && matches!(source, Source::Kubernetes(_));
-    let event_queue = event_queue.only_if(has_object);
-    let node_timeout = has_object.then_some(settings.node_timeout);
+    let (node_timeout, queue) = (has_object.then_some(settings.node_timeout), queue.only_if(has_object));
     let lifecycle = Lifecycle::new(node_name.clone(), node_timeout, &options.node_ips, source_health.clone());
     set_parameters(&settings.conntrack, &changes, &events);
     let work = async {
@@ -96,11 +96,12 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
         let Datapath { tables, flows, votes, counters, loaded, monitor, stale_sockets, ways, tolerated, .. } = datapath;
         let watch = || FastPathWatch::new((ways, tolerated), node.judged_rules(), handle.clone(), rule_sender);
         let (kernel, fast_path) = (Kernel { tables, flows, votes, counters, loaded }, skips_stack.then(watch));
+        let (places, lost_nodes, questions) = lost_nodes::start(&kernel.flows, &events)?;
         let schedule = PassSchedule::new(settings.sync_period, settings.min_sync_period);
         let agent = Agent::new(node_name, desired, kernel, node, lifecycle, reports);
-        let mut agent = agent.of(mode, schedule, led_pods, states);
+        let mut agent = agent.of(mode, schedule, led_pods, states).telling(has_object.then_some(places));
         // The source has a thread of its own: kube blocks it while a kubeconfig's credential plugin runs.
-        let mut sources = JoinSet::from_iter([source.run(node_of_ours, input_sender, source_health, event_queue)]);
+        let mut sources = JoinSet::from_iter([source.run(node_of_ours, input_sender, source_health, queue, questions)]);
         // The end of any of these ends the agent; its supervisor restarts it.
         let end = tokio::select! {
             result = tell(agent.run(&mut inbox), &events) => result.context("the agent"),
@@ -110,7 +111,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
             result = fast_path::watch(fast_path) => result.context("the watch for the fast path").and_then(|()| bail!("the watch for the fast path has ended")),
             change = settings.files.changed() => Err(anyhow!("{change}: kpx ends, to be started again with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
-            result = tend(stale_sockets, pod_sockets, outside, history::keep(&agent_handle)) => result,
+            result = tend(stale_sockets, pod_sockets, outside, lost_nodes, history::keep(&agent_handle)) => result,
             result = watchers.serve(monitor) => result.context("the monitor"),
             () = control::serve(socket, agent_handle.clone(), more_paths(&agent_handle, metrics, settings.configz, &settings.bpf_dir).merge(watchers.router()).merge(control::events_router(journal))) => Err(anyhow!("the server of the run directory's socket has ended")),
             signal = signals.next() => { info!(signal, "stopping"); Ok(()) }
@@ -172,11 +173,13 @@ async fn clean_up(all: bool, netlink: &Handle, changes: &Changes, bpf_dir: &Path
     leftovers::remove(netlink, changes, bpf_dir, &kube_proxys_sysctls(), &mut { say }).await
 }
 
-/// Aborts stale sockets, leads those of pods and serves names and the tunnel, each as far as it is asked for, and keeps the history.
+/// Aborts stale sockets, leads those of pods, ends connections to lost nodes and serves names and the tunnel, each as far as it is asked for, and
+/// keeps the history.
 async fn tend(
     stale: Option<StaleSockets>,
     pods: Option<PodSocketsTask>,
     outside: Outside,
+    lost_nodes: LostNodesTask,
     history: impl Future<Output = Infallible>,
 ) -> Result<()> {
     let abort = async {
@@ -189,6 +192,7 @@ async fn tend(
         result = abort => result.context("stale sockets"),
         result = pod_sockets::run(pods) => result.context("pods' sockets"),
         never = outside.serve() => match never {},
+        result = lost_nodes.run() => result,
         never = history => match never {},
     }
 }

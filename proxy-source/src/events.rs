@@ -5,6 +5,7 @@
 
 pub(crate) mod history;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -167,14 +168,34 @@ impl Events {
     ) {
         let what = if is_silent { "give no answer" } else { "answer again" };
         let (node, number) = (&self.node_name, backends.len());
-        let some = backends.iter().take(NAMED_BACKENDS).map(String::as_str).collect::<Vec<_>>().join(", ");
-        let more = if number > NAMED_BACKENDS { ", …" } else { "" };
+        let some = named(backends.iter().map(String::as_str), number);
         self.tell(Event {
             regarding: Regarding { object: service.clone(), uid: uid.map(str::to_owned) },
             severity: if is_silent { Severity::Warning } else { Severity::Normal },
             reason: if is_silent { "BackendsSilent" } else { "BackendsAnswer" },
             action: "Connect",
-            note: format!("node {node}: {number} backends of port {port} {what}: {some}{more}"),
+            note: format!("node {node}: {number} backends of port {port} {what}: {some}"),
+        });
+    }
+
+    /// Reports that connections of a port of a Service were ended, because their backends have gone with their node. `uid` is the Service's.
+    pub fn connections_ended(
+        &self,
+        service: &ObjectRef,
+        uid: Option<&str>,
+        (port, lost, count): (u16, &str, usize),
+        backends: &BTreeSet<String>,
+    ) {
+        let node = &self.node_name;
+        let some = named(backends.iter().map(String::as_str), backends.len());
+        self.tell(Event {
+            regarding: Regarding { object: service.clone(), uid: uid.map(str::to_owned) },
+            severity: Severity::Warning,
+            reason: "ConnectionsEnded",
+            action: "Connect",
+            note: format!(
+                "node {node}: {count} connections of port {port} end with node {lost}, which is lost: {some}"
+            ),
         });
     }
 
@@ -226,6 +247,11 @@ const START: &str = "StartKubeProxy";
 
 /// The number of backends that an Event names.
 const NAMED_BACKENDS: usize = 5;
+
+fn named<'a>(backends: impl Iterator<Item = &'a str>, number: usize) -> String {
+    let some = backends.take(NAMED_BACKENDS).collect::<Vec<_>>().join(", ");
+    if number > NAMED_BACKENDS { format!("{some}, …") } else { some }
+}
 
 /// The receiving end of the queue. Without it events are dropped.
 #[derive(Debug)]

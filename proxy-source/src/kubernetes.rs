@@ -20,6 +20,7 @@ use self::watch::failure::failed_plugin;
 use self::watch::{Watch, WatchExit};
 use crate::events;
 use crate::health::{Health, Problem};
+use crate::nodes::NodeQuestions;
 use proxy_core::compact::{EndpointSlice, LocalPod, LocalRedirect, Service};
 use proxy_core::input::Input;
 
@@ -30,6 +31,7 @@ mod credentials;
 mod forward;
 mod forward_stream;
 mod granted;
+mod node_states;
 mod outage;
 mod recorder;
 mod watch;
@@ -95,7 +97,7 @@ pub(super) async fn run(
     node_name: Option<&str>,
     inputs: &Sender<Input>,
     health: &Health,
-    events: events::Queue,
+    (events, mut questions): (events::Queue, NodeQuestions),
 ) -> anyhow::Result<()> {
     let mut recorder = Recorder::new(node_name.unwrap_or_default(), events);
     let mut watches = Watches::new(node_name, options);
@@ -115,6 +117,7 @@ pub(super) async fn run(
                 WatchExit::Unauthorized => info!("credentials are refused, reading them again"),
             },
             never = recorder.run(&clients.limited) => never,
+            never = node_states::answer(&mut questions, &clients.limited) => never,
             never = outage.probe(&clients.paced) => never,
             () = files.changed(health) => info!("credentials have changed, reading them again"),
             () = passed(until) => info!("credentials expire, asking for new ones"),

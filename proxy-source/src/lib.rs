@@ -16,5 +16,8 @@ pub mod events;
 pub mod health;
 pub mod journal;
 
+// The nodes that no watch tells of.
+pub mod nodes;
+
 pub use manifests::of_text;
 pub use source::Source;

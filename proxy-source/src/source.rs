@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use tokio::sync::mpsc::Sender;
 
 use crate::health::Health;
+use crate::nodes::NodeQuestions;
 use crate::{events, kubernetes, manifests};
 use proxy_core::input::Input;
 
@@ -38,20 +39,21 @@ impl Source {
     /// `Update::Refused`.
     ///
     /// `node_name` selects the Node that is sent; without it all are. `events` are sent to the source if it is an API
-    /// server. An error is one that waiting does not cure; all others are in `health` while the source keeps trying.
+    /// server, and only that answers `questions`. An error is one that waiting does not cure; all others are in `health` while the source keeps trying.
     pub async fn run(
         self,
         node_name: Option<String>,
         inputs: Sender<Input>,
         health: Health,
         events: events::Queue,
+        questions: NodeQuestions,
     ) -> anyhow::Result<()> {
         match self {
             Self::Kubernetes(options) => {
-                kubernetes::run(&options, node_name.as_deref(), &inputs, &health, events).await
+                kubernetes::run(&options, node_name.as_deref(), &inputs, &health, (events, questions)).await
             }
             Self::Manifests(folder) => {
-                drop(events);
+                drop((events, questions));
                 manifests::run(folder, node_name, inputs, health).await
             }
         }

@@ -28,6 +28,7 @@ use proxy_net::{self as net, anchor};
 use proxy_source::Source;
 use proxy_source::events::Queue;
 use proxy_source::health::Health;
+use proxy_source::nodes::NodeQuestions;
 use proxy_view::{Names, frontend_names, views};
 
 /// The objects of a folder, and the node that follows from them.
@@ -57,7 +58,7 @@ impl<R: NodeRules> Folder<R> {
         };
         tokio::select! {
             taken = take => taken,
-            ended = source.run(Some(node_name.to_owned()), sender, health.clone(), Queue::none()) => ended.and_then(|()| bail!("the folder has ended")),
+            ended = source.run(Some(node_name.to_owned()), sender, health.clone(), Queue::none(), NodeQuestions::none()) => ended.and_then(|()| bail!("the folder has ended")),
         }?;
         let mut notes: Vec<_> =
             health.problems().iter().map(|(what, problem)| format!("{what}: {}", problem.why)).collect();

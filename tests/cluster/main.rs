@@ -8,4 +8,5 @@ mod events;
 mod faults;
 mod guard;
 mod http;
+mod lost_nodes;
 mod objects;

@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use super::Agent;
+use crate::lost_nodes::EndpointPlaces;
 
 /// The time between two looks at the programs' counter of failures, which costs next to nothing.
 const PERIOD: Duration = Duration::from_millis(200);
@@ -28,12 +29,19 @@ pub(super) struct BackendHealth {
     due: Instant,
     /// The number of failures at the last reading; None before the first.
     failed: Option<u64>,
+    /// The places of endpoints, whose nodes may be lost.
+    places: Option<EndpointPlaces>,
 }
 
 impl BackendHealth {
     pub(super) fn new(votes: VoteReader) -> Self {
         let now = Instant::now();
-        Self { judge: Judge::default(), votes, started: now, due: now, failed: None }
+        Self { judge: Judge::default(), votes, started: now, due: now, failed: None, places: None }
+    }
+
+    /// Takes in that a pass has taken in changes.
+    pub(super) fn changed(&mut self) {
+        self.places.iter_mut().for_each(EndpointPlaces::changed);
     }
 
     /// Waits until a look is due.
@@ -58,6 +66,12 @@ impl BackendHealth {
 }
 
 impl Agent {
+    /// Has connections to lost nodes ended.
+    pub fn telling(mut self, places: Option<EndpointPlaces>) -> Self {
+        self.backend_health.places = places;
+        self
+    }
+
     /// Judges all backends, and takes those out of the tables that are silent now.
     pub(super) async fn judge_backends(&mut self) -> Result<()> {
         let _work = self.reports.liveness.work();
@@ -66,6 +80,7 @@ impl Agent {
             backend_health.due = Instant::now() + PERIOD;
             return Ok(());
         }
+        backend_health.places.iter_mut().for_each(|places| places.tell(desired));
         let read = backend_health.read(counters, |path| desired.is_backend(path));
         let concerns_any = desired.set_aside(backend_health.judge.silent());
         let told = read.map(|changes| self.tell_changes(&changes));

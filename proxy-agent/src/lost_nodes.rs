@@ -1,0 +1,164 @@
+//! Ends connections to backends that have gone with their nodes, for Services that ask for it. The agent's loop says where endpoints are,
+//! and a task of its own looks for connections and asks for nodes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use proxy_core::desired::Desired;
+use proxy_core::health::Path;
+use proxy_core::loss::{Losses, Placements};
+use proxy_datapath::{EndedFlow, FlowMaps, Found, LostFlows, abort_sockets};
+use proxy_source::events::Events;
+use proxy_source::nodes::{NodeAsker, NodeQuestions, NodeState, questions};
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{debug, info, warn};
+
+/// The time over which changes of endpoints are gathered for one look.
+const PAUSE: Duration = Duration::from_millis(200);
+/// The waits between looks while suspects have connections, and nothing changes.
+const WAIT_MIN: Duration = Duration::from_secs(1);
+const WAIT_MAX: Duration = Duration::from_secs(60);
+/// The part of the time that may go into walks through the flows, and into finding out where endpoints are.
+const SHARE: u32 = 20;
+
+/// The agent's end.
+#[derive(Debug)]
+pub struct EndpointPlaces {
+    places: watch::Sender<Placements>,
+    is_due: bool,
+    not_before: Instant,
+}
+
+/// The task's end.
+pub struct LostNodesTask {
+    places: watch::Receiver<Placements>,
+    losses: Losses,
+    flows: Arc<Mutex<LostFlows>>,
+    /// The time that the last walk through the flows has taken.
+    walked: Duration,
+    nodes: NodeAsker,
+    events: Events,
+}
+
+/// Connects an agent with its task, and that with a source.
+pub fn start(flows: &FlowMaps, events: &Events) -> Result<(EndpointPlaces, LostNodesTask, NodeQuestions)> {
+    let ((sender, places), (nodes, questions)) = (watch::channel(Placements::default()), questions());
+    let flows = Arc::new(Mutex::new(flows.lost()?));
+    let task = LostNodesTask {
+        places,
+        losses: Losses::default(),
+        flows,
+        walked: Duration::ZERO,
+        nodes,
+        events: events.clone(),
+    };
+    Ok((EndpointPlaces { places: sender, is_due: false, not_before: Instant::now() }, task, questions))
+}
+
+impl EndpointPlaces {
+    /// Tells that a pass has taken in changes.
+    pub fn changed(&mut self) {
+        self.is_due = true;
+    }
+
+    /// Tells the task where endpoints are, if that may have changed. The agent calls it often.
+    pub fn tell(&mut self, desired: &Desired) {
+        let began = Instant::now();
+        if !self.is_due || began < self.not_before {
+            return;
+        }
+        self.is_due = false;
+        let now = desired.placements();
+        self.places.send_if_modified(|places| {
+            let is_new = *places != now;
+            *places = now;
+            is_new
+        });
+        self.not_before = began + began.elapsed() * SHARE;
+    }
+}
+
+impl LostNodesTask {
+    pub async fn run(mut self) -> Result<()> {
+        let (mut wait, mut next) = (WAIT_MIN, None);
+        loop {
+            let changed = match next {
+                None => Some(self.places.changed().await),
+                Some(next) => timeout(next, self.places.changed()).await.ok(),
+            };
+            match changed {
+                Some(Ok(())) => {
+                    wait = WAIT_MIN;
+                    sleep(PAUSE.max(self.walked * SHARE)).await;
+                    self.losses.see(&self.places.borrow_and_update());
+                }
+                // The agent ends, and says why itself.
+                Some(Err(_)) => return std::future::pending().await,
+                None => {}
+            }
+            let looked = self.look().await;
+            let is_done =
+                looked.inspect_err(|error| warn!(error = format!("{error:#}"), "connections to lost nodes may stay"));
+            next = (!is_done.unwrap_or_default()).then(|| wait.max(self.walked * SHARE));
+            wait = (wait * 2).min(WAIT_MAX);
+        }
+    }
+
+    /// Looks for connections to suspects, and ends those to lost nodes. Returns true if no suspect has any.
+    async fn look(&mut self) -> Result<bool> {
+        let suspects: BTreeSet<_> = self.losses.suspects().map(|(path, _)| *path).collect();
+        if suspects.is_empty() {
+            return Ok(true);
+        }
+        let began = Instant::now();
+        let Found { open, heard } = self.walk(move |flows| flows.find(&suspects)).await?;
+        self.walked = began.elapsed();
+        self.losses.have_flows(&open);
+        let mut by_node = BTreeMap::<_, BTreeSet<Path>>::new();
+        for (path, node) in self.losses.suspects().filter(|(path, _)| !heard.contains(&path.backend)) {
+            by_node.entry(node.clone()).or_default().insert(*path);
+        }
+        for (node, paths) in by_node {
+            match self.nodes.ask(node.clone()).await {
+                NodeState::There => self.losses.is_there(&node),
+                NodeState::Unknown(why) => debug!(node = &*node, why, "it is unknown whether a node is there"),
+                NodeState::Lost => {
+                    let ended = self.walk(move |flows| flows.end(&paths)).await?;
+                    self.tell(&node, &ended);
+                    abort_sockets(&ended).await?;
+                }
+            }
+        }
+        let left: BTreeSet<_> = self.losses.suspects().map(|(path, _)| *path).collect();
+        Ok(left.is_empty())
+    }
+
+    async fn walk<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut LostFlows) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let flows = Arc::clone(&self.flows);
+        let work = spawn_blocking(move || work(&mut flows.lock().unwrap_or_else(PoisonError::into_inner)));
+        work.await.context("look for connections to lost nodes")?
+    }
+
+    /// Tells each Service how many of its connections were ended.
+    fn tell(&self, node: &str, ended: &[EndedFlow]) {
+        let mut told = BTreeMap::<_, (usize, BTreeSet<String>)>::new();
+        for flow in ended {
+            let (count, backends) = told.entry(flow.path.service).or_default();
+            *count += 1;
+            backends.insert(flow.path.backend.to_string());
+        }
+        for (at, (count, backends)) in told {
+            info!(service = %at, node, count, "ended connections to a lost node");
+            if let Some((service, uid)) = self.places.borrow().services.get(&at) {
+                self.events.connections_ended(service, uid.as_deref(), (at.port(), node, count), &backends);
+            }
+        }
+    }
+}
