@@ -131,8 +131,12 @@ impl Configuration {
             let with_flag = |invalid: Invalid| {
                 let flag = given.flag_of(invalid.kind, &invalid.field, has_file);
                 let is_from_file = is_v1alpha2 && flag.is_none() && invalid.kind == KubeProxyConfiguration::KIND;
-                let field = if is_from_file { v1alpha2::name(&invalid.field) } else { invalid.field };
-                Invalid { flag, field, ..invalid }
+                // A reason may name another field.
+                let (field, why) = match is_from_file {
+                    true => (v1alpha2::name(&invalid.field), v1alpha2::sentence(&invalid.why)),
+                    false => (invalid.field, invalid.why),
+                };
+                Invalid { flag, field, why, ..invalid }
             };
             InvalidConfiguration(invalid.into_iter().map(with_flag).collect())
         })?;

@@ -112,6 +112,11 @@ pub fn name(field: &str) -> String {
     }
 }
 
+/// Returns a sentence of an error whose words of v1alpha1 are those of v1alpha2.
+pub fn sentence(text: &str) -> String {
+    text.split(' ').map(name).collect::<Vec<_>>().join(" ")
+}
+
 fn take_unknown(value: &mut Value, field: &str, instead: &'static str, unknown: &mut Vec<(String, &'static str)>) {
     if !MOVED.iter().any(|(name, _)| *name == field) && take(value, field).is_some() {
         unknown.push((field.to_owned(), instead));
@@ -248,5 +253,7 @@ mod tests {
         ] {
             assert_eq!(name(field), want);
         }
+        let said = "must be greater than or equal to ipvs.minSyncPeriod";
+        assert_eq!(sentence(said), "must be greater than or equal to minSyncPeriod");
     }
 }

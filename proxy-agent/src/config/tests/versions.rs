@@ -147,6 +147,10 @@ fn newer_form_is_strict_unless_it_says_otherwise() {
             "minSyncPeriod: -1s",
             "KubeProxyConfiguration.minSyncPeriod: Invalid value: -1s: must be greater than or equal to 0",
         ),
+        (
+            "mode: ipvs\nsyncPeriod: 1s\nminSyncPeriod: 2s",
+            "KubeProxyConfiguration.syncPeriod: Invalid value: 1s: must be greater than or equal to minSyncPeriod",
+        ),
     ] {
         assert_eq!(ConfigFile::new(&format!("{V1ALPHA2}{fields}\n")).error(""), want, "{fields}");
     }
