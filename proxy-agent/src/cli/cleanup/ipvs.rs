@@ -48,6 +48,9 @@ const NAME_MAX: usize = 31;
 const TRIES: u32 = 40;
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// The most virtual servers that a note names.
+const NAMED: usize = 4;
+
 /// The settings of `strictARP`, and the kernel's own values.
 const STRICT_ARP: [(&str, &str, &str); 2] =
     [("ipv4/conf/all/arp_ignore", "1", "0"), ("ipv4/conf/all/arp_announce", "2", "0")];
@@ -68,17 +71,30 @@ pub(super) async fn remove_servers(handle: &Handle, excluded: &[IpNet], removed:
         removed.count(deleted, "virtual servers of IPVS");
         result?;
     }
+    if !others.is_empty() {
+        let why = match device {
+            Some(_) => "not at addresses of kube-proxy, or excluded",
+            None => "without kube-ipvs0 nothing shows whose they are",
+        };
+        removed.note(format!("left as they are: virtual servers of IPVS at {}: {why}", places(others)));
+    }
     if let Some(ifindex) = device {
-        if !others.is_empty() {
-            let why = "not at addresses of kube-proxy, or excluded";
-            removed.note(format!("left as they are: {} virtual servers of IPVS, {why}", others.len()));
-        }
         let deleted = handle.link().del(ifindex).execute().await;
         deleted.with_context(|| format!("delete {KUBE_IPVS0}"))?;
         removed.add(format!("the device {KUBE_IPVS0}"));
         relax_arp(removed)?;
     }
     Ok(())
+}
+
+/// Names virtual servers in their order, and counts those beyond some.
+fn places(mut servers: Vec<VirtualServer>) -> String {
+    servers.sort();
+    let mut places: Vec<_> = servers.iter().take(NAMED).map(ToString::to_string).collect();
+    if servers.len() > NAMED {
+        places.push(format!("and {} more", servers.len() - NAMED));
+    }
+    places.join(", ")
 }
 
 /// Removes the ipsets, which no rule may name any more.
@@ -174,6 +190,14 @@ fn are_wanted() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_note_names_some_servers_and_counts_the_others() {
+        let server = |port| VirtualServer { proto: Proto::TCP, at: ([192, 0, 2, 1], port).into() };
+        assert_eq!(places(vec![server(2), server(1)]), "192.0.2.1:1/tcp, 192.0.2.1:2/tcp");
+        let many = (1..=6).map(server).collect();
+        assert!(places(many).ends_with("192.0.2.1:4/tcp, and 2 more"));
+    }
 
     #[test]
     fn names_of_sets_are_those_of_kube_proxy() {
