@@ -1,5 +1,9 @@
 //! The remains of kube-proxy's mode ipvs, with real virtual servers: `kpx check` finds them, `kpx cleanup` removes them.
 
+mod dialling;
+mod migration;
+mod state;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -31,6 +35,22 @@ fn cleanup_removes_the_remains_of_mode_ipvs() -> Result<()> {
             ipvsadm(&ns, &["-a", protocol, frontend, "-r", backend, "-m"])?;
         }
     }
+    // A node port of kube-proxy, one of another program, and a server in a network that kube-proxy excludes.
+    for set in [
+        "KUBE-NODE-PORT-TCP bitmap:port range 0-65535",
+        "KUBE-6-LOAD-BALANCER-SOURCE-CID hash:ip family inet6",
+        "MINE hash:ip",
+    ] {
+        ns.exec(Command::new("ipset").arg("create").args(set.split(' ')))?;
+    }
+    ns.exec(Command::new("ipset").args(["add", "KUBE-NODE-PORT-TCP", "30080"]))?;
+    ns.ip("addr add 10.96.7.7/32 dev kube-ipvs0")?;
+    for others in ["192.0.2.1:30080", "192.0.2.1:30081", "10.96.7.7:80"] {
+        ipvsadm(&ns, &["-A", "-t", others, "-s", "rr"])?;
+    }
+    for (key, value) in [("ipv4/conf/all/arp_ignore", "1"), ("ipv4/conf/all/arp_announce", "2")] {
+        ns.sysctl(key, value)?;
+    }
     for (frontend, backend) in FRONTENDS.into_iter().zip(BACKENDS) {
         answers(&ns, frontend, backend).with_context(|| format!("IPVS does not lead {frontend} to {backend}"))?;
     }
@@ -40,15 +60,22 @@ fn cleanup_removes_the_remains_of_mode_ipvs() -> Result<()> {
 
     let untouched = kpx(&ns, "cleanup")?;
     ensure!(untouched.stdout == b"nothing to remove\n", "only with --kube-proxy: {untouched:?}");
-    ensure!(virtual_servers(&ns)? == 4);
-    let output = kpx(&ns, "cleanup --kube-proxy --force")?;
+    ensure!(virtual_servers(&ns)? == 7);
+    let output = kpx(&ns, "cleanup --kube-proxy --force --ipvs-exclude-cidrs 10.96.7.0/24")?;
     ensure!(output.status.success(), "{output:?}");
     expect![[r#"
-        removed 4 virtual servers of IPVS
+        removed 5 virtual servers of IPVS
         removed the device kube-ipvs0
+        removed the setting ipv4.conf.all.arp_ignore = 1 of strictARP
+        removed the setting ipv4.conf.all.arp_announce = 2 of strictARP
+        removed 2 ipsets
+        left as they are: virtual servers of IPVS at 10.96.7.7:80/tcp, 192.0.2.1:30081/tcp: not at addresses of kube-proxy, or excluded
     "#]]
     .assert_eq(&String::from_utf8(output.stdout)?);
-    ensure!(virtual_servers(&ns)? == 0);
+    ensure!(virtual_servers(&ns)? == 2, "those of others");
+    ensure!(ns.exec(Command::new("ipset").args(["list", "-name"]))? == "MINE\n", "a set of others is gone");
+    let arp = ns.run(|| fs::read_to_string("/proc/sys/net/ipv4/conf/all/arp_announce"))?;
+    ensure!(arp == "0\n", "arp_announce is {arp}");
     expect![[r#"
         ok     kube-ipvs0              not there
     "#]]
@@ -61,7 +88,11 @@ fn virtual_servers_of_others_stay() -> Result<()> {
     let ns = NetNs::create(format!("kpx-ipvs-other-{}", std::process::id()))?;
     ipvsadm(&ns, &["-A", "-t", FRONTENDS[0], "-s", "rr"])?;
     let output = kpx(&ns, "cleanup --kube-proxy --force")?;
-    ensure!(output.stdout == b"nothing to remove\n", "{output:?}");
+    expect![[r#"
+        nothing to remove
+        left as they are: virtual servers of IPVS at 10.96.0.10:80/tcp: without kube-ipvs0 nothing shows whose they are
+    "#]]
+    .assert_eq(&String::from_utf8(output.stdout)?);
     ensure!(virtual_servers(&ns)? == 1);
     Ok(())
 }

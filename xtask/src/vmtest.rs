@@ -17,7 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use self::debian::{Debian, IPVSADM, NEWEST, WIREGUARD};
+use self::debian::{Debian, IPSET, IPVSADM, NEWEST, WIREGUARD};
 use self::initramfs::Userland;
 use self::modules::Modules;
 use self::qemu::Accelerator;
@@ -47,7 +47,7 @@ const PROGRAMS: &[Program] = &[
 const SUITES: &[&str] = &[
     "check - /bin/vm check::",
     "lines - /bin/vm lines::",
-    "ipvs ip_vs,ip_vs_rr,dummy /bin/vm ipvs::",
+    "ipvs ip_vs,ip_vs_rr,dummy,ip_set,xt_set,nft_compat /bin/vm ipvs::",
     "sockets sctp /bin/vm --exact plain::pods_reach_services_by_the_default_mechanism",
     "sockets-by-clsact sctp,tcx /bin/vm --exact plain::pods_reach_services_by_clsact",
     "tunnels sctp,wireguard,ip6_tunnel /bin/vm --exact plain::pods_behind_tunnels_of_the_kernel_reach_services",
@@ -57,6 +57,16 @@ const SUITES: &[&str] = &[
     "shapes/ipvlan sctp,ipvlan /bin/vm --exact plain::pods_on_ipvlan_devices_reach_other_services",
     "shapes/netkit sctp,netkit /bin/vm --exact plain::pods_on_netkit_pairs_reach_services",
     "packets - /bin/kernel --skip reference::",
+];
+
+/// The tools of this machine's iptables that the suite `ipvs` needs, and the matches and targets of its rules.
+#[rustfmt::skip]
+const IPTABLES: &[&str] = &[
+    "iptables-nft", "iptables-nft-restore", "iptables-nft-save", "ip6tables-nft", "ip6tables-nft-restore", "ip6tables-nft-save",
+];
+#[rustfmt::skip]
+const EXTENSIONS: &[&str] = &[
+    "ipt_REJECT", "ip6t_REJECT", "xt_MARK", "xt_MASQUERADE", "xt_addrtype", "xt_comment", "xt_conntrack", "xt_mark", "xt_set", "xt_standard",
 ];
 
 /// The tests that are left out: suite, test, and the reason why it proves nothing in a guest.
@@ -96,7 +106,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.wants("lines") {
         files.push(("lines", lines_of_host(&folder)?));
     }
-    let userland = Userland::new(&files, &[debian.tool(IPVSADM)?, debian.tool(WIREGUARD)?], &options.suites()?)?;
+    let tools = [debian.tool(IPVSADM)?, debian.tool(IPSET)?, debian.tool(WIREGUARD)?];
+    let mut userland = Userland::new(&files, &tools, &options.suites()?)?;
+    if options.wants("ipvs") {
+        userland.add_iptables(IPTABLES, EXTENSIONS)?;
+    }
 
     let mut outcomes = Vec::new();
     for name in &options.kernels {
@@ -149,7 +163,8 @@ fn one(debian: &Debian, userland: &Userland, folder: &Path, name: &str, options:
         Ok(kernel) => kernel,
         Err(error) => return Ok(Outcome::Skipped(format!("{name}: SKIPPED: {error:#}"))),
     };
-    let plan = Modules::find(&kernel.modules)?.plan(modules::WANTED)?;
+    let for_ipvs = if options.wants("ipvs") { modules::FOR_IPVS } else { &[] };
+    let plan = Modules::find(&kernel.modules)?.plan(&[modules::WANTED, for_ipvs].concat())?;
     let initramfs = folder.join(format!("{name}.cpio"));
     fs::write(&initramfs, userland.pack(&plan)?).with_context(|| format!("write {}", initramfs.display()))?;
     let log = folder.join(format!("{name}.log"));

@@ -4,7 +4,7 @@
 //! labs (`lab-tools/src/bin/bench/icount.rs`) and prints its results.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -29,9 +29,8 @@ const PROGRAMS: &[Program] = &[
 const SUITE: &str = "icount";
 /// The tools of this machine, beside those of every guest.
 const TOOLS: &[&str] = &["iptables", "iptables-legacy-restore", "iptables-nft-restore"];
-/// The folder of iptables' matches and targets, and below it those that kube-proxy's rules need.
-const EXTENSIONS: &str = "/usr/lib/x86_64-linux-gnu/xtables";
-const EXTENSION: &[&str] = &[
+/// The matches and targets of iptables that kube-proxy's rules need.
+const EXTENSIONS: &[&str] = &[
     "ipt_REJECT",
     "xt_DNAT",
     "xt_MARK",
@@ -121,11 +120,7 @@ impl Guest {
     pub(super) fn boot(&self, accelerator: Accelerator, limit: Duration) -> Result<Report> {
         let folder = folder()?;
         let mut userland = Userland::new(&self.programs, &self.tools, &self.suite)?;
-        userland.add_own_tools(TOOLS)?;
-        for name in EXTENSION {
-            let path = format!("{EXTENSIONS}/lib{name}.so");
-            userland.add(path.trim_start_matches('/'), Path::new(&path), &[])?;
-        }
+        userland.add_iptables(TOOLS, EXTENSIONS)?;
         let plan = Modules::find(&self.kernel.modules)?.plan(&[modules::WANTED, modules::FOR_RULES].concat())?;
         let [initramfs, log] = ["cpio", "log"].map(|ending| folder.join(format!("{}.{ending}", self.name)));
         fs::write(&initramfs, userland.pack(&plan)?).with_context(|| format!("write {}", initramfs.display()))?;

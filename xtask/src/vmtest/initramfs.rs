@@ -14,7 +14,7 @@ use crate::shell;
 /// The tools of this machine that the lab uses.
 const TOOLS: &[&str] = &["ip", "nft", "ethtool"];
 /// The protocols, so that tools know them by name.
-const PROTOCOLS: &[u8] = b"tcp 6 TCP\nudp 17 UDP\n";
+const PROTOCOLS: &[u8] = b"tcp 6 TCP\nudp 17 UDP\nsctp 132 SCTP\n";
 
 /// The files that do not depend on the kernel.
 pub(super) struct Userland {
@@ -42,6 +42,15 @@ impl Userland {
         names.iter().try_for_each(|name| {
             let path = shell::which(name).with_context(|| format!("find {name}"))?;
             self.add(&format!("bin/{name}"), &path, &[])
+        })
+    }
+
+    /// Adds tools of this machine's iptables, and matches and targets.
+    pub(super) fn add_iptables(&mut self, tools: &[&str], extensions: &[&str]) -> Result<()> {
+        self.add_own_tools(tools)?;
+        extensions.iter().try_for_each(|name| {
+            let path = format!("/usr/lib/x86_64-linux-gnu/xtables/lib{name}.so");
+            self.add(path.trim_start_matches('/'), Path::new(&path), &[])
         })
     }
 

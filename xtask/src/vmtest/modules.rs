@@ -43,6 +43,25 @@ pub(super) const WANTED: &[&str] = &[
     "sctp",
 ];
 
+/// The further modules that kube-proxy's mode ipvs needs, with iptables by nftables: no table of legacy iptables is there.
+pub(super) const FOR_IPVS: &[&str] = &[
+    "nft_compat",
+    "ipt_REJECT",
+    "ip6t_REJECT",
+    "xt_MASQUERADE",
+    "xt_addrtype",
+    "xt_comment",
+    "xt_conntrack",
+    "xt_mark",
+    "xt_set",
+    "ip_set",
+    "ip_set_bitmap_port",
+    "ip_set_hash_ip",
+    "ip_set_hash_ipport",
+    "ip_set_hash_ipportip",
+    "ip_set_hash_ipportnet",
+];
+
 /// The further modules that kube-proxy's rules need.
 pub(super) const FOR_RULES: &[&str] = &[
     "nft_compat",
