@@ -17,10 +17,11 @@ use testbed::netns::NetNs;
 fn kube_proxys_file_rules_a_renamed_kpx_until_it_changes() -> Result<()> {
     let fixture = Fixture::new("rules")?;
     fixture
-        .write_config("oomScoreAdj: 321\nnodePortAddresses: [10.0.0.0/8]\niptables: {masqueradeAll: true, new: 1}")?;
+        .write_config("mode: ipvs\nfeatureGates: {KubeProxyIPVS: false}\noomScoreAdj: 321\nnodePortAddresses: [10.0.0.0/8]\niptables: {masqueradeAll: true, new: 1}")?;
     fixture.put_service("web", "10.96.0.10")?;
-    let mut agent = fixture
-        .start("--hostname-override=Node-7 --cluster-cidr=10.0.0.0/8 --ipvs-scheduler=rr --v=2 --cleanup-on-exit")?;
+    let mut agent = fixture.start(
+        "--hostname-override=Node-7 --cluster-cidr=10.0.0.0/8 --ipvs-scheduler=rr --enable-dsr --v=2 --cleanup-on-exit",
+    )?;
     wait(&agent, |status| status.healthy)?;
     let status = agent.typed_status()?;
     ensure!(status.node_name == "node-7" && status.options.masquerade == "compat", "{status:?}");
@@ -30,9 +31,11 @@ fn kube_proxys_file_rules_a_renamed_kpx_until_it_changes() -> Result<()> {
     ensure!(score.trim() == "321", "{score}");
 
     let config = fixture.config().display().to_string();
-    let doubtful = format!("KubeProxyConfiguration.iptables.new ({config}:5): unknown field");
+    let doubtful = format!("KubeProxyConfiguration.iptables.new ({config}:7): unknown field");
     ensure!(logged(&agent, "fields").as_deref() == Some(&doubtful), "{}", agent.log());
     ensure!(agent.log().contains("cluster-cidr") && agent.log().contains("ipvs-scheduler"), "{}", agent.log());
+    // KEP-5495, KEP-5100.
+    ensure!(agent.log().contains("KubeProxyIPVS is off") && agent.log().contains("enable-dsr"), "{}", agent.log());
     ensure!(logged(&agent, "from").as_deref() == Some(&config), "{}", agent.log());
     ensure!(logged(&agent, "masquerade").as_deref() == Some("compat"), "{}", agent.log());
 

@@ -14,7 +14,7 @@ mod table;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::json;
-use testbed::agent::{Cluster, DEADLINE, Object, Service};
+use testbed::agent::{Cluster, DEADLINE, Object, SERVICE_PORT, Service};
 use testbed::capture::{Capture, Checksums, Packet};
 use testbed::cgroup::PodThread;
 use testbed::echo::Servers;
@@ -195,14 +195,20 @@ fn run_asymmetric(lab: &Lab, cluster: &Cluster, results: &mut Results) -> Result
 
 /// With flags that change who may dial what.
 fn run_flags(lab: &Lab, servers: &Servers, cluster: &Cluster, results: &mut Results) -> Result<String> {
-    let args =
-        ["--nodeport-addresses", "172.18.0.0/24,fd00:172:18::/64", "--cluster-ip-external=false"].map(str::to_owned);
-    let fixture = Fixture::new(lab, cluster, &args)?;
+    let args = [
+        "--nodeport-addresses",
+        "172.18.0.0/24,fd00:172:18::/64",
+        "--cluster-ip-external=false",
+        "--feature-gates=AllowServiceExternalIPs=false",
+    ];
+    let fixture = Fixture::new(lab, cluster, &args.map(str::to_owned))?;
     let left_out = services::left_out();
     lab.n1.host.add_addrs("eth0", left_out)?;
     for family in Family::ALL {
         let port = services::node_port(services::index("p1b"));
         servers.serve_at(&lab.n1.host, "host", (left_out.ip(family), port).into())?;
+        let external = services::external_ip(services::index("here"));
+        servers.serve_at(&lab.n1.host, "host", (external.ip(family), SERVICE_PORT).into())?;
     }
     rows::run(lab, &Setting::plain(lab.layout, false), CASES_OF_FLAGS, results);
     let logs = fixture.logs();

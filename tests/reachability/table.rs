@@ -113,12 +113,16 @@ pub(crate) const CASES: &[Case] = &[
     modes("L14", "x", LoadBalancer, "no-node-ports", Client, Egress("n1")),
 ];
 
-/// With `--nodeport-addresses` and `--cluster-ip-external=false`, in the default mode.
+/// With `--nodeport-addresses`, `--cluster-ip-external=false` and the gate `AllowServiceExternalIPs` off, in the default mode.
 pub(crate) const CASES_OF_FLAGS: &[Case] = &[
     same("C12", "x", ClusterIp, "p1b", Silence),
     same("C12", "x", ClusterIp, "p2a", Silence),
     same("N16", "x", NodePortElsewhere, "p1b", Other("host", Client)),
     same("N16", "x", NodePort("n1"), "p1b", CLIENT),
+    same("L16", "x", ExternalIp, "here", Other("host", Client)),
+    same("L16", "p1a", ExternalIp, "here", Other("host", Client)),
+    same("L16", "n1", ExternalIp, "here", Other("host", Dialled)),
+    same("L16", "x", LoadBalancer, "p2a", EGRESS),
 ];
 
 /// The cases of a node of another shape: each kind of client, and each place of a backend.
@@ -189,6 +193,7 @@ pub(crate) const ABOUT: &[(&str, &str)] = &[
     ("L13", "healthCheckNodePort"),
     ("L14", "allocateLoadBalancerNodePorts false"),
     ("L15", "a hop of 1400 bytes in the middle, 1 MB to and fro"),
+    ("L16", "ExternalIPs while the gate AllowServiceExternalIPs is off"),
     ("D05", "UDP: the backend of an open socket goes"),
     ("D13", "flows outlive their backend's removal, the policy and the service; labels take a service down and up"),
     ("D16", "kpx.dev/lb-algorithm, kpx.dev/weights"),

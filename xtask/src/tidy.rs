@@ -2,6 +2,7 @@
 
 mod figures;
 mod imports;
+mod keps;
 mod prose;
 mod rules;
 mod source;
@@ -18,6 +19,7 @@ pub(crate) fn run() -> Result<()> {
     let tree = Tree::read(workspace::root())?;
     let mut violations = rules::check(&tree);
     violations.extend(walls::check(workspace::root())?);
+    violations.extend(keps::check(workspace::root(), &tree)?);
     for violation in &violations {
         eprintln!("{violation}");
     }

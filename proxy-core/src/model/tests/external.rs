@@ -59,6 +59,9 @@ fn source_ranges_of_the_node_include_its_load_balancer_addresses() {
     assert_eq!(by_node(&[("InternalIP", "192.0.2.1")]), "10.0.0.0/8 fd00::/8");
     assert_eq!(by_node(&[("InternalIP", "10.1.2.3")]), "10.0.0.0/8 203.0.113.1/32 203.0.113.2/32 fd00::/8");
     assert_eq!(by_node(&[("InternalIP", "fd00::1")]), "10.0.0.0/8 2001:db8::1/128 fd00::/8");
+    // KEP-3705.
+    let both = [("InternalIP", "10.1.2.3"), ("InternalIP", "fd00::1")];
+    assert_eq!(by_node(&both), "10.0.0.0/8 203.0.113.1/32 203.0.113.2/32 2001:db8::1/128 fd00::/8");
     let secondary = [("ExternalIP", "10.1.2.3"), ("InternalIP", "192.0.2.1"), ("InternalIP", "10.1.2.4")];
     assert_eq!(by_node(&secondary), "10.0.0.0/8 fd00::/8", "only the first address is the primary one");
     let options = ModelOptions { node_ips: vec!["10.9.9.9".parse().unwrap()], ..Default::default() };
