@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
@@ -14,6 +15,9 @@ use crate::netns::NetNs;
 /// The health check and the metrics of an agent, where it has them unless told otherwise.
 pub const HEALTH: &str = "127.0.0.1:10256";
 pub const METRICS: &str = "127.0.0.1:10249";
+
+/// The longest wait for an answer at a socket in the file system, as that of `kpx status`.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// An answer by HTTP.
 #[derive(Debug)]
@@ -35,6 +39,8 @@ pub fn ask(ns: &NetNs, at: &str, method: &str, path: &str) -> Result<Answer> {
 /// Gets a path at a socket in the file system.
 pub fn get_at_socket(socket: &Path, path: &str) -> Result<Answer> {
     let stream = UnixStream::connect(socket).with_context(|| socket.display().to_string())?;
+    // An agent that starts has its socket before it answers.
+    stream.set_read_timeout(Some(ANSWER))?;
     converse(stream, "GET", path).with_context(|| format!("GET {path} of {}", socket.display()))
 }
 

@@ -21,6 +21,7 @@ use tempfile::TempDir;
 
 pub use self::cluster::{Cluster, Source, api_server, api_server_at};
 pub use self::objects::{Hint, Object, SERVICE_PORT, Service, node};
+use crate::http::get_at_socket;
 use crate::lab::{Family, Host, Lab, Node, SERVICE_CIDR};
 use crate::netns::NetNs;
 
@@ -178,22 +179,14 @@ impl<'a> Agent<'a> {
         Ok(self.home.as_ref().context("an agent with manifests of its own")?.path().join(MANIFESTS))
     }
 
-    /// Returns the output of `kpx status`.
+    /// Returns what `kpx status` would print as JSON.
     pub fn status(&self) -> Result<Value> {
-        self.ask()
+        status(&self.run_dir)
     }
 
-    /// Returns the output of `kpx status` in the agent's own type.
+    /// Returns the same in the agent's own type.
     pub fn typed_status(&self) -> Result<Status> {
-        self.ask()
-    }
-
-    fn ask<T: DeserializeOwned>(&self) -> Result<T> {
-        let mut command = Command::new(binary()?);
-        command.arg("status").arg("--run-dir").arg(&self.run_dir).args(["--output", "json"]);
-        // It fails when kpx is not healthy, and says why all the same.
-        let output = self.ns.run(|| command.output()).with_context(|| format!("run {command:?}"))?;
-        serde_json::from_slice(&output.stdout).with_context(|| format!("{command:?}: {output:?}"))
+        status(&self.run_dir)
     }
 
     /// Returns why there is a problem of this name in the status.
@@ -213,7 +206,7 @@ impl<'a> Agent<'a> {
         kill(self.pid(), Signal::SIGTERM).context("send SIGTERM to kpx")?;
         let status = self.ended(START)?;
         ensure!(status.success(), "kpx in {}: {status}; its log:\n{}", self.ns.name(), self.log());
-        ensure!(!self.run_dir.join("kpx.sock").exists(), "kpx in {} left its socket", self.ns.name());
+        ensure!(!proxy_view::socket(&self.run_dir).exists(), "kpx in {} left its socket", self.ns.name());
         Ok(())
     }
 
@@ -289,6 +282,14 @@ impl Drop for Agent<'_> {
             eprintln!("--- log of kpx in {}:\n{}", self.ns.name(), self.log());
         }
     }
+}
+
+/// Asks the agent that uses a run directory, by its socket: tests ask often, and a process for each question would take more
+/// of the processor than the answer.
+pub(crate) fn status<T: DeserializeOwned>(run_dir: &Path) -> Result<T> {
+    let answer = get_at_socket(&proxy_view::socket(run_dir), "/status")?;
+    ensure!(answer.code == 200, "{answer:?}");
+    serde_json::from_str(&answer.body).with_context(|| format!("the status is {}", answer.body))
 }
 
 /// Returns the command `kpx run` for a node.

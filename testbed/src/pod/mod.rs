@@ -31,7 +31,7 @@ pub use self::exec::Inside;
 pub use self::kubelet::Kubelets;
 use self::seccomp::apply_default_profile;
 use self::security::{capabilities, user};
-use crate::agent::{binary, wait_until};
+use crate::agent::{self, binary, wait_until};
 use crate::lab::{Host, Lab, Node};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -128,11 +128,9 @@ impl<'a> Running<'a> {
         Ok(root.join(path.strip_prefix("/").context("an absolute path")?))
     }
 
-    /// Returns the output of `kpx status`. The run directory may be the container's own.
+    /// Returns what `kpx status` would print as JSON. The run directory may be the container's own.
     pub fn status(&self) -> Result<Value> {
-        let run_dir = format!("/proc/{}/root/run/kpx", self.child.id());
-        let output = Command::new(binary()?).args(["status", "--output", "json", "--run-dir", &run_dir]).output()?;
-        serde_json::from_slice(&output.stdout).with_context(|| format!("kpx status: {output:?}"))
+        agent::status(Path::new(&format!("/proc/{}/root/run/kpx", self.child.id())))
     }
 
     /// Asks what a probe of the kubelet would ask, and returns the status line.
