@@ -87,9 +87,17 @@ impl Fields {
         texts.filter_map(|(index, text)| self.parse(&format!("{field}[{index}]"), text.trim(), why)).collect()
     }
 
-    /// Takes out of `document` each value that is none of the choices of its field.
+    /// Takes out of `document` each value that is none of the choices of its field, and makes words of switches.
     pub(super) fn take_unknown_choices(&mut self, document: &mut Value) {
         for (field, values) in FLAGS.iter().filter_map(Flag::choice) {
+            // YAML 1.1 makes booleans of the words `on` and `off`.
+            if let Some(is_on) = tree::get(document, field).and_then(Value::as_bool) {
+                let word = if is_on { "on" } else { "off" };
+                document
+                    .as_object_mut()
+                    .into_iter()
+                    .for_each(|fields| drop(fields.insert(field.to_owned(), word.into())));
+            }
             let Some(text) = tree::get(document, field).and_then(Value::as_str) else { continue };
             if values.iter().any(|value| value.get_name() == text) || (text.is_empty() && field == MAY_BE_EMPTY) {
                 continue;

@@ -126,6 +126,23 @@ fn one_file_or_two_hold_documents_of_both_kinds() {
     assert_eq!(own.kube_proxy.mode, "nftables", "kube-proxy's flags count without --config");
 }
 
+/// YAML 1.1, which Helm and kpx read, makes booleans of words without quotes.
+#[test]
+fn words_on_and_off_need_no_quotes() {
+    let kpx = |fields: &str| {
+        let file = ConfigFile::new(&format!("{KPX}{fields}\n"));
+        load(&format!("--kpx-config {}", file.path.display()))
+    };
+    let own = kpx("fastPath: on\npodRoutes: off\nsocketLB: off\nbackendHealth: on").unwrap().kpx;
+    let quoted = "fastPath: 'on'\npodRoutes: 'off'\nsocketLB: 'off'\nbackendHealth: 'on'";
+    assert_eq!(own, kpx(quoted).unwrap().kpx);
+    let error = format!("{:#}", kpx("masquerade: off").unwrap_err());
+    assert!(
+        error.contains("KpxConfiguration.masquerade: Invalid value: \"off\": must be one of default, compat"),
+        "{error}"
+    );
+}
+
 #[test]
 fn file_overrides_all_flags_but_a_few() {
     let file = ConfigFile::kube_proxy("hostnameOverride: file\nlogging: {verbosity: 1}\nmode: ipvs\n");
