@@ -3,9 +3,10 @@
 use std::env::consts;
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use clap::ValueEnum;
 
+use crate::setup::{self, Install};
 use crate::shell;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -56,20 +57,26 @@ impl Arch {
         (!self.is_native()).then(|| format!("qemu-{}-static", self.name()))
     }
 
-    /// Fails with what to install where something for another architecture is missing.
-    pub(crate) fn demand_tools(self) -> Result<()> {
-        let Some(emulator) = self.emulator() else { return Ok(()) };
-        let has_target = shell::output("rustup", &["target", "list", "--installed"])
-            .is_some_and(|targets| targets.lines().any(|target| target == self.triple()));
-        let has_tools = [&self.compiler(), &emulator].iter().all(|tool| shell::which(tool).is_some());
-        let (triple, arch) = (self.triple(), self.go_name());
-        let packages =
-            format!("gcc-{}-linux-gnu libc6-dev-{arch}-cross qemu-user-static", self.name().replace('_', "-"));
-        ensure!(
-            has_target && has_tools,
-            "kpx for {arch} takes: rustup target add {triple}; apt-get install {packages}"
-        );
-        Ok(())
+    /// Installs what kpx for another architecture takes, or fails with what to type.
+    pub(crate) fn ensure_tools(self) -> Result<()> {
+        let missing = || {
+            let targets = shell::output("rustup", &["target", "list", "--installed"]).unwrap_or_default();
+            self.missing(&targets, |tool| shell::which(tool).is_some())
+        };
+        setup::install(&format!("kpx for {}", self.go_name()), missing)
+    }
+
+    /// Returns the steps to what this machine lacks. `targets` are those that rustup has.
+    fn missing(self, targets: &str, has: impl Fn(&str) -> bool) -> Vec<Install> {
+        let Some(emulator) = self.emulator() else { return Vec::new() };
+        let packages = match self {
+            Self::Amd64 => ["gcc-x86-64-linux-gnu", "libc6-dev-amd64-cross", "qemu-user-static"],
+            Self::Arm64 => ["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user-static"],
+        };
+        let has_tools = [self.compiler(), emulator].iter().all(|tool| has(tool));
+        let has_target = targets.lines().any(|target| target == self.triple());
+        let steps = [(has_tools, Install::Packages(packages.to_vec())), (has_target, Install::Target(self.triple()))];
+        steps.into_iter().filter_map(|(has, step)| (!has).then_some(step)).collect()
     }
 
     /// Has a cargo command build for this architecture, with the kernel programs of this object.
@@ -80,5 +87,33 @@ impl Arch {
         cargo
             .env(format!("CARGO_TARGET_{}_LINKER", name.to_uppercase()), &compiler)
             .env(format!("CC_{name}"), &compiler);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the architecture that is not this machine's.
+    fn other() -> Arch {
+        [Arch::Amd64, Arch::Arm64].into_iter().find(|arch| !arch.is_native()).unwrap()
+    }
+
+    #[test]
+    fn own_architecture_takes_no_further_tools() {
+        assert_eq!(Arch::of_this_machine().unwrap().missing("", |_| false), []);
+    }
+
+    #[test]
+    fn other_architecture_takes_compiler_emulator_and_target() {
+        let arch = other();
+        let missing = arch.missing("x86_64-unknown-linux-musl\n", |_| false);
+        let [Install::Packages(packages), Install::Target(target)] = missing.as_slice() else { panic!("{missing:?}") };
+        assert!(packages.contains(&"qemu-user-static"), "{packages:?}");
+        assert_eq!(*target, arch.triple());
+        let targets = format!("{}\n", arch.triple());
+        assert_eq!(arch.missing(&targets, |_| true), []);
+        let without_emulator = arch.missing(&targets, |tool| tool != arch.emulator().unwrap());
+        assert!(matches!(without_emulator.as_slice(), [Install::Packages(_)]), "{without_emulator:?}");
     }
 }

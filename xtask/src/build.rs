@@ -91,7 +91,7 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
 
 /// Builds the kernel programs for kpx on another architecture.
 fn object_for(toolchain: &Toolchain, options: &Options, arch: Arch) -> Result<PathBuf> {
-    arch.demand_tools()?;
+    arch.ensure_tools()?;
     let target_dir = workspace::target_dir()?;
     let (name, object) = (arch.name(), target_dir.join(format!("kpx-{}.bpf.o", arch.name())));
     step(&format!("build the kernel programs for {name}"), || {

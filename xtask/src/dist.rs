@@ -1,8 +1,10 @@
 //! Builds the release: an archive, an image and a Debian package around one static kpx, and their checksums.
 //!
-//! The same commit makes the same bytes: files are sorted, have no owner, and have the time of the commit.
+//! The same kpx makes the same bytes: files are sorted, have no owner, and have the time of the commit.
 
+mod deb;
 mod image;
+mod licenses;
 mod pack;
 mod sbom;
 mod sums;
@@ -10,18 +12,15 @@ mod sums;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
 use serde_json::Value;
 
 use crate::arch::Arch;
-use crate::step::{quiet, step};
+use crate::step::step;
 use crate::{build, shell, workspace};
 use pack::{Entry, Files};
-
-const CARGO_DEB_VERSION: &str = "3.8.0";
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -39,7 +38,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let own = || Arch::of_this_machine().context("kpx is not released for this machine: name an --arch");
     let arches = if options.arch.is_empty() { vec![own()?] } else { options.arch.clone() };
-    arches.iter().try_for_each(|arch| arch.demand_tools())?;
+    arches.iter().try_for_each(|arch| arch.ensure_tools())?;
     let release = Release::new()?;
     let (mut made, mut roots) = (Vec::new(), Vec::new());
     for arch in arches {
@@ -76,7 +75,7 @@ fn has_interpreter(elf: &[u8]) -> bool {
 /// The content and the name of a release.
 struct Release {
     folder: PathBuf,
-    /// The files that the packages share, on disk for cargo-deb: `bin`, `man`, `completions`.
+    /// The files that the packages share, on disk for cargo-deb: `bin`, `man`, `completions`, licenses.
     stage: PathBuf,
     version: &'static str,
     /// The time in seconds since 1970: the commit's, or SOURCE_DATE_EPOCH.
@@ -100,7 +99,7 @@ impl Release {
         format!("kpx-{}-linux-{}.{ending}", self.version, arch.name())
     }
 
-    /// Stages kpx, its second name for kubectl, its manual pages and its completions, which kpx itself writes.
+    /// Stages kpx, its second name for kubectl, the licenses in it, and the manual pages and completions that kpx itself writes.
     fn stage(&self, kpx: &Path, arch: Arch) -> Result<()> {
         fs::remove_dir_all(&self.stage)?;
         fs::create_dir_all(self.stage.join("bin"))?;
@@ -112,6 +111,7 @@ impl Release {
             let all: Vec<_> = words[1..].iter().map(String::as_str).chain(arguments.iter().copied()).collect();
             shell::output(&words[0], &all).with_context(|| format!("kpx {}", arguments.join(" ")))
         };
+        fs::write(self.stage.join(licenses::NAME), licenses::texts(&metadata(arch)?)?)?;
         run(&["man", "--dir", &self.stage.join("man").to_string_lossy()])?;
         let completions = self.stage.join("completions");
         fs::create_dir(&completions)?;
@@ -146,6 +146,8 @@ impl Release {
         let mut root = Files::default();
         root.add_file(&self.stage.join("bin/kpx"), "usr/local/bin/kpx")?;
         root.add("usr/local/bin/kube-proxy", Entry::Link("kpx".to_owned()));
+        root.add_file(&workspace::root().join("LICENSE"), "licenses/LICENSE")?;
+        root.add_file(&self.stage.join(licenses::NAME), &format!("licenses/{}", licenses::NAME))?;
         Ok(root)
     }
 
@@ -164,20 +166,10 @@ impl Release {
     }
 
     fn debian_package(&self, arch: Arch) -> Result<String> {
-        if shell::which("cargo-deb").is_none() && shell::output("cargo", &["deb", "--version"]).is_none() {
-            let mut cargo = Command::new("cargo");
-            cargo.args(["install", "cargo-deb", "--locked", "--version", CARGO_DEB_VERSION]);
-            workspace::forget_xtask(&mut cargo);
-            quiet(&format!("install cargo-deb {CARGO_DEB_VERSION}"), [cargo])?;
-        }
         let name = self.file(arch, "deb");
-        let mut cargo = workspace::cargo();
-        cargo.args(["deb", "--package", "proxy-agent", "--no-build", "--no-strip", "--output"]);
-        cargo.arg(self.folder.join(&name)).env("SOURCE_DATE_EPOCH", self.time.to_string());
-        if !arch.is_native() {
-            cargo.args(["--target", &arch.triple()]);
-        }
-        quiet("pack for Debian", [cargo])?;
+        let package = self.folder.join(&name);
+        deb::pack(&package, arch, self.time)?;
+        deb::look_into(&package, arch, self.version, &self.stage)?;
         Ok(name)
     }
 }

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 
 use crate::machine::{
     BENCH_TOOLS, COMPILER_PACKAGES, DEBIAN_LLVM, LLVM_PACKAGES, LLVM_PREFIX, Linker, Machine, TEST_TOOLS, TOOLS,
@@ -88,22 +88,42 @@ enum Next {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Install {
+pub(crate) enum Install {
     Packages(Vec<&'static str>),
     Nightly,
+    /// A target of rustup's stable toolchain.
+    Target(String),
     /// The linker for this compiler.
     Linker(Compiler),
 }
 
+/// Installs further things once, or fails with the commands that would install them. `missing` looks at the machine.
+pub(crate) fn install(what: &str, missing: impl Fn() -> Vec<Install>) -> Result<()> {
+    let steps = missing();
+    if steps.is_empty() {
+        return Ok(());
+    }
+    let machine = Machine::look();
+    for step in steps.iter().filter(|step| step.is_possible(&machine)) {
+        if let Err(error) = step::quiet(&step.name(), step.commands()) {
+            eprintln!("{error:#}");
+        }
+    }
+    let left = missing();
+    let mut text = format!("{what} takes more than could be installed from here; these commands would do it:");
+    for command in left.iter().flat_map(Install::commands) {
+        let _ = write!(text, "\n    {}", shell::show(&command));
+    }
+    ensure!(left.is_empty(), text);
+    Ok(())
+}
+
 /// Returns the next step on a machine: the shorter way to a toolchain, and Debian's if both are equally short.
 fn next(machine: &Machine, need: Need, tried: &[Install]) -> Next {
-    let possible = |install: &Install| match install {
-        Install::Packages(_) => machine.apt,
-        Install::Nightly => machine.rustup,
-        Install::Linker(_) => true,
-    };
     let ways = [Compiler::Debian, Compiler::Nightly].map(|compiler| (compiler, missing(machine, need, compiler)));
-    let open = ways.iter().filter(|(_, missing)| missing.iter().all(|step| possible(step) && !tried.contains(step)));
+    let open = ways
+        .iter()
+        .filter(|(_, missing)| missing.iter().all(|step| step.is_possible(machine) && !tried.contains(step)));
     let Some((compiler, missing)) = open.min_by_key(|(_, missing)| missing.len()) else {
         return Next::Stuck(help(machine, &ways));
     };
@@ -151,10 +171,19 @@ fn fits(linker: &Linker, llvm_of_compiler: u32) -> bool {
 }
 
 impl Install {
+    fn is_possible(&self, machine: &Machine) -> bool {
+        match self {
+            Self::Packages(_) => machine.apt,
+            Self::Nightly | Self::Target(_) => machine.rustup,
+            Self::Linker(_) => true,
+        }
+    }
+
     fn name(&self) -> String {
         match self {
             Self::Packages(names) => format!("install {}", names.join(" ")),
             Self::Nightly => "install rustup's nightly toolchain with the sources of core".to_owned(),
+            Self::Target(target) => format!("install rustup's target {target}"),
             Self::Linker(_) => format!("install bpf-linker {LINKER_VERSION}"),
         }
     }
@@ -166,6 +195,7 @@ impl Install {
                 vec![apt_get(&["update"]), apt_get(&install)]
             }
             Self::Nightly => vec![command("rustup", &["toolchain", "install", "nightly", "--component", "rust-src"])],
+            Self::Target(target) => vec![command("rustup", &["target", "add", target])],
             Self::Linker(compiler) => vec![install_linker(*compiler)],
         }
     }

@@ -35,6 +35,7 @@ fn take(machine: &mut Machine, install: &Install) {
             }
         }
         Install::Nightly => machine.nightly = Some(23),
+        Install::Target(_) => unreachable!("a toolchain takes no further target"),
         Install::Linker(Compiler::Debian) => machine.linker = linker(LINKER_VERSION, 22),
         Install::Linker(Compiler::Nightly) => machine.linker = linker(LINKER_VERSION, 23),
     }
@@ -95,7 +96,16 @@ fn missing_tools_are_installed() {
     let all = [COMPILER_PACKAGES, LLVM_PACKAGES].concat();
     let lab_tools = vec!["iproute2", "nftables", "ethtool"];
     let bench_tools = [lab_tools.clone(), vec!["iptables"]].concat();
-    let tools = vec!["iproute2", "nftables", "ethtool", "iptables", "socat", "unzip", "chromium", "chromium-driver"];
+    let tools = vec![
+        "iproute2",
+        "nftables",
+        "ethtool",
+        "iptables",
+        "socat",
+        "unzip",
+        "chromium",
+        "chromium-driver",
+    ];
     let all_and_tools = [all.clone(), tools.clone()].concat();
     let no_tools = Machine { tools: vec![], ..debian() };
     let no_compiler = Machine { debian: None, packages: vec![], ..debian() };

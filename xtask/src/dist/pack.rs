@@ -51,6 +51,11 @@ impl Files {
         Ok(())
     }
 
+    #[cfg(test)]
+    pub(super) fn paths(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
     /// Moves all entries into a folder.
     pub(super) fn below(self, folder: &str) -> Self {
         Self(self.0.into_iter().map(|(path, entry)| (format!("{folder}/{path}"), entry)).collect())

@@ -9,24 +9,39 @@ use serde_json::{Value, json};
 /// The packages that a release is built from: kpx, and the kernel programs in it.
 const ROOTS: [&str; 2] = ["proxy-agent", "proxy-ebpf"];
 
+/// The packages of `cargo metadata` that are in a release, by their ids.
+pub(super) struct Linked<'a> {
+    pub(super) packages: BTreeMap<&'a str, &'a Value>,
+    edges: BTreeMap<&'a str, Vec<&'a str>>,
+    roots: [&'a str; 2],
+}
+
+impl<'a> Linked<'a> {
+    pub(super) fn of(metadata: &'a Value) -> Result<Self> {
+        let mut packages: BTreeMap<&str, &Value> =
+            list(&metadata["packages"]).filter_map(|package| Some((package["id"].as_str()?, package))).collect();
+        let edges: BTreeMap<&str, Vec<&str>> =
+            list(&metadata["resolve"]["nodes"]).filter_map(|node| Some((node["id"].as_str()?, linked(node)))).collect();
+        let named = |name: &str| packages.iter().find(|(_, package)| package["name"] == name).map(|(id, _)| *id);
+        let [agent, programs] = ROOTS.map(|name| named(name).with_context(|| format!("no package {name}")));
+        let roots = [agent?, programs?];
+        let all = reached(&roots, &edges);
+        packages.retain(|id, _| all.contains(id));
+        Ok(Self { packages, edges, roots })
+    }
+}
+
 /// Returns the bill of what `cargo metadata` and `Cargo.lock` say. `time` is in seconds since 1970.
 pub(super) fn cyclonedx(metadata: &Value, lock: &str, version: &str, time: u64) -> Result<Value> {
-    let packages: BTreeMap<&str, &Value> =
-        list(&metadata["packages"]).filter_map(|package| Some((package["id"].as_str()?, package))).collect();
-    let edges: BTreeMap<&str, Vec<&str>> =
-        list(&metadata["resolve"]["nodes"]).filter_map(|node| Some((node["id"].as_str()?, linked(node)))).collect();
-    let named = |name: &str| packages.iter().find(|(_, package)| package["name"] == name).map(|(id, _)| *id);
-    let roots = ROOTS.map(|name| named(name).with_context(|| format!("no package {name}")));
-    let roots = roots.into_iter().collect::<Result<Vec<_>>>()?;
-    let all = reached(&roots, &edges);
+    let Linked { packages, edges, roots } = Linked::of(metadata)?;
     let sums = checksums(lock);
     let kpx = format!("pkg:generic/kpx@{version}");
-    let components: Vec<_> = all.iter().filter_map(|id| packages.get(id)).map(|one| component(one, &sums)).collect();
+    let components: Vec<_> = packages.values().map(|one| component(one, &sums)).collect();
     let purls =
         |ids: &[&str]| -> Vec<String> { ids.iter().filter_map(|id| packages.get(id)).map(|one| purl(one)).collect() };
     let depends = |of: &str, on: &[&str]| json!({ "ref": of, "dependsOn": purls(on) });
     let own = [depends(&kpx, &roots)];
-    let others = all.iter().filter_map(|id| Some(depends(&purl(packages.get(id)?), edges.get(id)?)));
+    let others = packages.iter().filter_map(|(id, one)| Some(depends(&purl(one), edges.get(id)?)));
     Ok(json!({
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",

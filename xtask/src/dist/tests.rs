@@ -184,3 +184,127 @@ fn dynamic_program_has_an_interpreter() {
     assert!(has_interpreter(&own), "this test is linked dynamically");
     assert!(!has_interpreter(b"#!/bin/sh"));
 }
+
+/// Returns the packaged files as pairs of a source below the workspace and its place in the package. Staged files, which `dist` makes
+/// first, have the source that cargo-deb's list has.
+fn packaged() -> (Vec<(String, String)>, serde_json::Value) {
+    let metadata = metadata(Arch::of_this_machine().unwrap()).unwrap();
+    let package = metadata["packages"].as_array().unwrap().iter().find(|one| one["name"] == "proxy-agent").unwrap();
+    let deb = package["metadata"]["deb"].clone();
+    let mut files = Vec::new();
+    for asset in deb["assets"].as_array().unwrap() {
+        let (source, place) = (asset[0].as_str().unwrap(), asset[1].as_str().unwrap());
+        let source = source.strip_prefix("../").expect("a path from the workspace");
+        let (folder, pattern) = source.rsplit_once('/').unwrap_or(("", source));
+        let (folder, pattern) = folder.strip_suffix("/**").map_or((folder, pattern), |folder| (folder, "**"));
+        if folder.starts_with("target/dist/stage") || !pattern.contains('*') {
+            files.push((source.to_owned(), place.to_owned()));
+            continue;
+        }
+        let mut below = Files::default();
+        below.add_folder(&workspace::root().join(folder), "").unwrap();
+        let is_meant = |path: &&str| pattern == "**" || (!path.contains('/') && pattern == "*");
+        let before = files.len();
+        files.extend(below.paths().filter(is_meant).map(|path| (format!("{folder}/{path}"), format!("{place}{path}"))));
+        assert!(files.len() > before, "{source} matches no file");
+    }
+    (files, deb)
+}
+
+#[test]
+fn debian_package_names_files_that_are_there() {
+    let (files, deb) = packaged();
+    for (source, _) in files.iter().filter(|(source, _)| !source.starts_with("target/dist/stage/")) {
+        assert!(workspace::root().join(source).is_file(), "no file {source}");
+    }
+    let has = |place: &str| files.iter().any(|(_, one)| format!("/{one}") == place);
+    for file in deb["conf-files"].as_array().unwrap() {
+        assert!(has(file.as_str().unwrap()), "{file} is a configuration file, and not packaged");
+    }
+    let unit = fs::read_to_string(workspace::root().join("deploy/systemd/kpx.service")).unwrap();
+    for named in ["/usr/bin/kpx", "/etc/kpx/config.yaml", "/etc/kpx/kpx.env"] {
+        assert!(unit.contains(named) && has(named), "{named} is in the unit and in the package");
+    }
+    let scripts = workspace::root().join(deb["maintainer-scripts"].as_str().unwrap().trim_start_matches("../"));
+    assert!(scripts.join("prerm").is_file(), "{}", scripts.display());
+}
+
+/// Pages of docs/ lead to each other, to pictures and to manifests.
+#[test]
+fn links_of_packaged_pages_lead_to_packaged_files() {
+    let (files, _) = packaged();
+    let sources: std::collections::BTreeSet<_> = files.iter().map(|(source, _)| source.as_str()).collect();
+    let mut links = 0;
+    for page in sources.iter().filter(|source| source.ends_with(".md")) {
+        let text = fs::read_to_string(workspace::root().join(page)).unwrap();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
+            if link.is_empty() || link.contains("://") {
+                continue;
+            }
+            let mut path = Path::new(page).parent().unwrap().to_path_buf();
+            for part in link.split('/') {
+                if part == ".." {
+                    path.pop();
+                } else {
+                    path.push(part);
+                }
+            }
+            let target = path.to_string_lossy();
+            let is_for_users = target.starts_with("docs/") || target.starts_with("deploy/");
+            assert!(
+                !is_for_users || sources.contains(target.as_ref()),
+                "{page} leads to {target}, which is not packaged"
+            );
+            links += usize::from(is_for_users);
+        }
+    }
+    assert!(links > 100, "{links} links");
+}
+
+#[test]
+fn package_of_another_architecture_or_kpx_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (root, stage) = (folder.path().join("root"), folder.path().join("stage"));
+    let put = |path: &str, content: &str| {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    };
+    put("DEBIAN/control", "Package: kpx\nVersion: 1.2.3-1\nArchitecture: arm64\nMaintainer: k <k@k>\nDescription: k\n");
+    for path in ["etc/kpx/config.yaml", "etc/kpx/kpx.env", "usr/share/bash-completion/completions/kpx"] {
+        put(path, "");
+    }
+    put("usr/bin/kpx", "a program");
+    put(
+        "lib/systemd/system/kpx.service",
+        &fs::read_to_string(workspace::root().join("deploy/systemd/kpx.service")).unwrap(),
+    );
+    symlink("kpx", root.join("usr/bin/kubectl-kpx")).unwrap();
+    fs::create_dir_all(stage.join("bin")).unwrap();
+    fs::write(stage.join("bin/kpx"), "a program").unwrap();
+    let package = folder.path().join("kpx.deb");
+    let look = |arch| {
+        let mut build = std::process::Command::new("dpkg-deb");
+        build.args(["--root-owner-group", "--build"]).arg(&root).arg(&package).stdout(std::process::Stdio::null());
+        shell::run(build).unwrap();
+        deb::look_into(&package, arch, "1.2.3", &stage).map_err(|error| error.to_string())
+    };
+    assert_eq!(look(Arch::Arm64), Ok(()));
+    assert!(look(Arch::Amd64).unwrap_err().contains("is for arm64 instead of amd64"));
+    fs::write(root.join("usr/bin/kpx"), "another program").unwrap();
+    assert!(look(Arch::Arm64).unwrap_err().contains("holds another kpx"));
+}
+
+#[test]
+fn licenses_of_linked_crates_are_listed_with_their_texts() {
+    let text = licenses::texts(&metadata(Arch::of_this_machine().unwrap()).unwrap()).unwrap();
+    let (list, texts) = text.split_once("\n==== [1]").unwrap();
+    for linked in ["tokio ", "aya ", "rustls ", "serde "] {
+        let line = list.lines().find(|line| line.starts_with(linked)).unwrap_or_else(|| panic!("{linked} is linked"));
+        let mark = line.rsplit(' ').next().unwrap();
+        assert!(mark == "[1]" || texts.contains(&format!("==== {mark}")), "{line}");
+    }
+    assert!(texts.contains("Permission is hereby granted, free of charge"), "the text of the MIT license");
+    assert!(!list.lines().any(|line| line.starts_with("proxy-agent ") || line.starts_with("proptest ")), "{list}");
+    assert_eq!(text, licenses::texts(&metadata(Arch::of_this_machine().unwrap()).unwrap()).unwrap());
+}
