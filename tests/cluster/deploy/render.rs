@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -58,6 +59,7 @@ pub(crate) struct Objects {
     pub(crate) config_map: Option<ConfigMap>,
     pub(crate) daemon_set: Option<DaemonSet>,
     pub(crate) pod_monitor: Option<PodMonitor>,
+    pub(crate) custom_resource: Option<CustomResourceDefinition>,
 }
 
 impl Objects {
@@ -73,6 +75,7 @@ impl Objects {
                 "ConfigMap" => put(&mut objects.config_map, document),
                 "DaemonSet" => put(&mut objects.daemon_set, document),
                 "PodMonitor" => put(&mut objects.pod_monitor, document),
+                "CustomResourceDefinition" => put(&mut objects.custom_resource, document),
                 _ => bail!("an object of the kind {kind:?}"),
             };
             read.with_context(|| format!("the {kind}"))?;

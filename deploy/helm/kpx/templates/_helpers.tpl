@@ -19,3 +19,11 @@ app.kubernetes.io/name: kpx
 {{- $repository := required "Set image.repository to the name of kpx's image: REGISTRY/kpx, or localhost/kpx where it was loaded into every node" .Values.image.repository }}
 {{- printf "%s:%s" $repository (.Values.image.tag | default .Chart.AppVersion) }}
 {{- end }}
+
+{{- define "kpx.kpxConfiguration" -}}
+apiVersion: kpx.dev/v1alpha1
+kind: KpxConfiguration
+{{- with .Values.kpxConfig }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
