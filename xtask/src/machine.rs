@@ -19,6 +19,7 @@ pub(crate) const BENCH_TOOLS: &[(&str, &str)] = &[("iptables-nft-restore", "ipta
 /// The further tools that tests need.
 pub(crate) const TEST_TOOLS: &[(&str, &str)] = &[
     ("iptables-nft-restore", "iptables"),
+    ("dbus-daemon", "dbus-daemon"),
     ("socat", "socat"),
     ("unzip", "unzip"),
     ("chromium", "chromium"),

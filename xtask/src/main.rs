@@ -11,6 +11,7 @@ mod dist;
 mod fuzz;
 mod helm;
 mod machine;
+mod resolved;
 mod run;
 mod setup;
 mod shell;

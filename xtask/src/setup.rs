@@ -12,7 +12,7 @@ use anyhow::{Result, bail, ensure};
 use crate::machine::{
     BENCH_TOOLS, COMPILER_PACKAGES, DEBIAN_LLVM, LLVM_PACKAGES, LLVM_PREFIX, Linker, Machine, TEST_TOOLS, TOOLS,
 };
-use crate::{axe, helm, shell, step, workspace};
+use crate::{axe, helm, resolved, shell, step, workspace};
 
 const LINKER_VERSION: &str = "0.13.0";
 
@@ -47,6 +47,7 @@ pub(crate) fn run() -> Result<()> {
     let Toolchain { compiler, linker } = ensure(Need::Tests)?;
     helm::ensure();
     axe::ensure();
+    resolved::ensure();
     let compiler = match compiler {
         Compiler::Debian => "/usr/bin/rustc",
         Compiler::Nightly => "rustup's nightly",

@@ -15,7 +15,7 @@ use std::thread;
 use anyhow::{Result, anyhow};
 
 use crate::step::step;
-use crate::{axe, build, helm, shell, workspace};
+use crate::{axe, build, helm, resolved, shell, workspace};
 
 mod counts;
 
@@ -51,7 +51,8 @@ struct Target {
 
 /// Runs all levels, even after a failure.
 pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<TestCounts> {
-    let plan = Plan { kpx, helm: helm::ensure(), axe: axe::ensure(), filters: filter.into_iter().collect() };
+    let (helm, axe, resolved) = (helm::ensure(), axe::ensure(), resolved::ensure());
+    let plan = Plan { kpx, helm, axe, resolved, filters: filter.into_iter().collect() };
     let mut tally = TestCounts::default();
     let (labs, (units, random)) = step("test", || {
         thread::scope(|scope| {
@@ -82,6 +83,7 @@ struct Plan<'a> {
     kpx: &'a Path,
     helm: Option<PathBuf>,
     axe: Option<PathBuf>,
+    resolved: Option<PathBuf>,
     filters: Vec<&'a str>,
 }
 
@@ -126,6 +128,7 @@ impl Plan<'_> {
         cargo.arg("--no-fail-fast").args(targets);
         cargo.env("KPX_BIN", self.kpx).envs(self.helm.as_ref().map(|helm| ("HELM", helm)));
         cargo.envs(self.axe.as_ref().map(|axe| ("AXE", axe)));
+        cargo.envs(self.resolved.as_ref().map(|resolved| ("RESOLVED", resolved)));
         workspace::run_as_root(&mut cargo)?;
         Ok(cargo)
     }

@@ -3,6 +3,7 @@
 mod changes;
 mod fixture;
 mod names;
+mod resolved;
 mod tunnel;
 mod unit;
 

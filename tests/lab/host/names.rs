@@ -20,7 +20,7 @@ fn lookup(fixture: &Fixture, host: &Host, name: &str) -> Result<Vec<IpAddr>> {
     lookup_at(fixture, host, "127.0.0.153", name)
 }
 
-fn lookup_at(fixture: &Fixture, host: &Host, server: &str, name: &str) -> Result<Vec<IpAddr>> {
+pub(super) fn lookup_at(fixture: &Fixture, host: &Host, server: &str, name: &str) -> Result<Vec<IpAddr>> {
     let file = fixture.lab.dir().join("resolv.conf");
     fs::write(&file, format!("nameserver {server}\noptions timeout:1 attempts:2\n"))?;
     let script = format!("mount --bind {} /etc/resolv.conf && getent ahosts {name} || [ $? = 2 ]", file.display());
@@ -47,7 +47,7 @@ fn leads_to(fixture: &Fixture, host: &Host, name: &str, addresses: &[IpAddr]) ->
 }
 
 /// A headless Service with one endpoint that has a hostname.
-fn headless(name: &str, hostname: &str, ip: IpAddr) -> [Object; 2] {
+pub(super) fn headless(name: &str, hostname: &str, ip: IpAddr) -> [Object; 2] {
     let labels = json!({ "kubernetes.io/service-name": name, "service.kubernetes.io/headless": "" });
     let metadata = |name: &str| json!({ "name": name, "namespace": "default" });
     let service = json!({
