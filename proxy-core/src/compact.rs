@@ -18,7 +18,9 @@ pub use local_pod::{ContainerPort, LocalPod};
 pub use local_redirect::{
     AddressMatcher, LocalRedirect, LocalRedirectSpec, PortInfo, RedirectBackend, RedirectFrontend, ServiceMatcher,
 };
-pub(crate) use service::{ALGORITHM, BACKEND_HEALTH, LOCAL_REDIRECT, RESET_ON_NODE_LOSS, WEIGHTS, WEIGHTS_LEN_MAX};
+pub(crate) use service::{
+    ALGORITHM, BACKEND_HEALTH, LOCAL_REDIRECT, RESET_ON_NODE_LOSS, SELECTOR_LEN_MAX, WEIGHTS, WEIGHTS_LEN_MAX,
+};
 pub use service::{Ingress, Service, ServicePort, TargetPort};
 pub use shared::Shared;
 pub(crate) use slice::WEIGHT;

@@ -1,13 +1,16 @@
 //! Selects objects by their labels, as kubectl's `-l` and the API's LabelSelector do.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 /// The labels of an object.
 pub type Labels = BTreeMap<Box<str>, Box<str>>;
 
-/// A selector: an object must meet all of its requirements.
+/// A selector: an object must meet all of its requirements. Without any it selects every object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector(Vec<Requirement>);
 
@@ -24,28 +27,17 @@ enum Operator {
     NotIn(BTreeSet<Box<str>>),
     Exists,
     DoesNotExist,
+    /// The label is an integer above this one.
+    Above(i64),
+    Below(i64),
 }
 
-/// The longest selector that is read, in bytes. An annotation may have 256 KiB.
-pub const MOST_BYTES: usize = 4_096;
-
 impl Selector {
-    /// Reads a text in kubectl's form: `app=cache,tier in (a, b),!old`. An empty text would select every object, and is refused.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        if text.len() > MOST_BYTES {
-            return Err(format!("a selector may have {MOST_BYTES} bytes"));
-        }
-        if text.trim().is_empty() {
-            return Err("an empty selector would select every pod of the namespace".to_owned());
-        }
-        parts(text)?.into_iter().map(Requirement::parse).collect::<Result<_, _>>().map(Self)
-    }
-
-    /// Reads a selector of the API. An empty one selects every object. The error begins with the field.
+    /// Reads a selector of the API. The error begins with the field.
     pub fn of(selector: &LabelSelector) -> Result<Self, String> {
         let labels = selector.match_labels.iter().flatten().map(|(key, value)| {
-            let is_read = |error| format!("matchLabels: {error}");
-            Requirement::new(key, Operator::In(values([value.as_str()]).map_err(is_read)?)).map_err(is_read)
+            let read = values([value.as_str()]).and_then(|values| Requirement::new(key, Operator::In(values)));
+            read.map_err(|error| format!("matchLabels: {error}"))
         });
         let expressions = selector.match_expressions.iter().flatten().enumerate().map(|(index, expression)| {
             let given = expression.values.iter().flatten().map(String::as_str);
@@ -65,148 +57,212 @@ impl Selector {
         labels.chain(expressions).collect::<Result<_, _>>().map(Self)
     }
 
-    pub fn selects(&self, labels: &Labels) -> bool {
+    pub fn selects<T: Borrow<str> + Ord>(&self, labels: &BTreeMap<T, T>) -> bool {
         self.0.iter().all(|requirement| {
-            let value = labels.get(&requirement.key);
+            let value = labels.get(&*requirement.key).map(Borrow::borrow);
+            let number = || value.and_then(|value| value.parse::<i64>().ok());
             match &requirement.operator {
                 Operator::In(values) => value.is_some_and(|value| values.contains(value)),
                 Operator::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
                 Operator::Exists => value.is_some(),
                 Operator::DoesNotExist => value.is_none(),
+                Operator::Above(least) => number().is_some_and(|number| number > *least),
+                Operator::Below(most) => number().is_some_and(|number| number < *most),
             }
         })
     }
 }
 
-/// Splits a text at its commas, except those between parentheses.
-fn parts(text: &str) -> Result<Vec<&str>, String> {
-    let (mut parts, mut from, mut is_inside) = (Vec::new(), 0, false);
-    for (at, letter) in text.char_indices() {
-        match letter {
-            '(' | ')' if (letter == '(') == is_inside => return Err(format!("{text:?}: misplaced {letter:?}")),
-            '(' | ')' => is_inside = !is_inside,
-            ',' if !is_inside => {
-                parts.push(&text[from..at]);
-                from = at + 1;
+/// Reads a text in kubectl's form: `app=cache,tier in (a, b),!old`.
+impl FromStr for Selector {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut words = Words(text);
+        let mut requirements = Vec::new();
+        if words.peek().is_empty() {
+            return Ok(Self::default());
+        }
+        loop {
+            requirements.push(words.requirement()?);
+            match words.next() {
+                "" => return Ok(Self(requirements)),
+                "," => {}
+                found => return Err(unexpected(found, "',' or the end")),
             }
-            _ => {}
         }
     }
-    if is_inside {
-        return Err(format!("{text:?}: no \")\""));
+}
+
+/// Writes a text that is read as the same selector.
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, requirement) in self.0.iter().enumerate() {
+            write!(f, "{}{requirement}", if index == 0 { "" } else { "," })?;
+        }
+        Ok(())
     }
-    parts.push(&text[from..]);
-    Ok(parts)
 }
 
 impl Requirement {
     fn new(key: &str, operator: Operator) -> Result<Self, String> {
-        let name = key.rsplit('/').next().unwrap_or_default();
-        let is_key = !name.is_empty() && key.len() <= 253 + 64 && key.split('/').count() <= 2 && is_plain(key, "/");
-        if is_key { Ok(Self { key: key.into(), operator }) } else { Err(format!("{key:?} is no key of a label")) }
+        let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
+        if prefix.is_none_or(is_domain) && is_name(name) {
+            return Ok(Self { key: key.into(), operator });
+        }
+        Err(format!("invalid key {key:?}: [PREFIX/]NAME is expected, with a NAME of {NAME} and the domain of a PREFIX"))
+    }
+}
+
+impl fmt::Display for Requirement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, operator } = self;
+        let one = |values: &BTreeSet<Box<str>>| values.first().filter(|_| values.len() == 1).cloned();
+        let list = |values: &BTreeSet<Box<str>>| values.iter().map(|value| &**value).collect::<Vec<_>>().join(",");
+        match operator {
+            Operator::In(values) => match one(values) {
+                Some(value) => write!(f, "{key}={value}"),
+                None => write!(f, "{key} in ({})", list(values)),
+            },
+            Operator::NotIn(values) => match one(values) {
+                Some(value) => write!(f, "{key}!={value}"),
+                None => write!(f, "{key} notin ({})", list(values)),
+            },
+            Operator::Exists => f.write_str(key),
+            Operator::DoesNotExist => write!(f, "!{key}"),
+            Operator::Above(number) => write!(f, "{key}>{number}"),
+            Operator::Below(number) => write!(f, "{key}<{number}"),
+        }
+    }
+}
+
+/// The letters that are words of their own, alone or as `==` and `!=`.
+const SIGNS: [char; 7] = ['=', '!', '(', ')', ',', '<', '>'];
+const SPACES: [char; 4] = [' ', '\t', '\r', '\n'];
+
+/// The words of a text that are not read yet.
+struct Words<'a>(&'a str);
+
+impl<'a> Words<'a> {
+    /// Returns the next word, which is empty at the end, and the text behind it.
+    fn split(&self) -> (&'a str, &'a str) {
+        let text = self.0.trim_start_matches(SPACES);
+        let length = match text.get(..2) {
+            Some("==" | "!=") => 2,
+            _ if text.starts_with(SIGNS) => 1,
+            _ => text.find(|letter| SIGNS.contains(&letter) || SPACES.contains(&letter)).unwrap_or(text.len()),
+        };
+        text.split_at(length)
     }
 
-    fn parse(part: &str) -> Result<Self, String> {
-        let part = part.trim();
-        if let Some(key) = part.strip_prefix('!') {
-            return Self::new(key.trim(), Operator::DoesNotExist);
+    fn peek(&self) -> &'a str {
+        self.split().0
+    }
+
+    fn next(&mut self) -> &'a str {
+        let (word, rest) = self.split();
+        self.0 = rest;
+        word
+    }
+
+    /// Takes a word that is neither a sign nor the end.
+    fn identifier(&mut self, what: &str) -> Result<&'a str, String> {
+        match self.next() {
+            found if found.is_empty() || found.starts_with(SIGNS) => Err(unexpected(found, what)),
+            word => Ok(word),
         }
-        if let Some((before, list)) = part.strip_suffix(')').and_then(|part| part.split_once('(')) {
-            let listed = values(list.split(',').map(str::trim))?;
-            return match before.split_whitespace().collect::<Vec<_>>()[..] {
-                [key, "in"] => Self::new(key, Operator::In(listed)),
-                [key, "notin"] => Self::new(key, Operator::NotIn(listed)),
-                _ => Err(format!("{part:?} is not of the form `key in (a,b)` or `key notin (a,b)`")),
-            };
+    }
+
+    fn requirement(&mut self) -> Result<Requirement, String> {
+        let is_not = self.peek() == "!";
+        if is_not {
+            self.next();
         }
-        for (sign, form) in [("!=", Operator::NotIn as fn(_) -> _), ("==", Operator::In), ("=", Operator::In)] {
-            if let Some((key, value)) = part.split_once(sign) {
-                return Self::new(key.trim(), form(values([value.trim()])?));
+        let key = self.identifier("a key")?;
+        let operator = match (is_not, self.peek()) {
+            (true, _) => Operator::DoesNotExist,
+            (false, "" | ",") => Operator::Exists,
+            (false, _) => self.binary()?,
+        };
+        Requirement::new(key, operator)
+    }
+
+    fn binary(&mut self) -> Result<Operator, String> {
+        match self.next() {
+            "=" | "==" => self.value().map(Operator::In),
+            "!=" => self.value().map(Operator::NotIn),
+            "in" => self.list().map(Operator::In),
+            "notin" => self.list().map(Operator::NotIn),
+            ">" => self.number().map(Operator::Above),
+            "<" => self.number().map(Operator::Below),
+            found => Err(unexpected(found, "one of in, notin, =, ==, !=, >, <")),
+        }
+    }
+
+    /// Takes one value, which may be empty.
+    fn value(&mut self) -> Result<BTreeSet<Box<str>>, String> {
+        let value = if ["", ","].contains(&self.peek()) { "" } else { self.identifier("a value")? };
+        values([value])
+    }
+
+    fn number(&mut self) -> Result<i64, String> {
+        let word = self.identifier("an integer")?;
+        word.parse().map_err(|_| unexpected(word, "an integer"))
+    }
+
+    /// Takes values in parentheses, each of which may be empty.
+    fn list(&mut self) -> Result<BTreeSet<Box<str>>, String> {
+        match self.next() {
+            "(" => {}
+            found => return Err(unexpected(found, "'('")),
+        }
+        let mut listed = Vec::new();
+        loop {
+            let is_empty = self.peek().is_empty() || self.peek().starts_with(SIGNS);
+            listed.push(if is_empty { "" } else { self.next() });
+            match self.next() {
+                "," => {}
+                ")" => return values(listed),
+                found => return Err(unexpected(found, "',' or ')'")),
             }
         }
-        Self::new(part, Operator::Exists)
     }
+}
+
+fn unexpected(found: &str, expected: &str) -> String {
+    let found = if found.is_empty() { "the end".to_owned() } else { format!("{found:?}") };
+    format!("found {found}, expected: {expected}")
 }
 
 fn values<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<BTreeSet<Box<str>>, String> {
     let checked = texts.into_iter().map(|text| {
-        let is_value = text.len() <= 63 && is_plain(text, "");
-        if is_value { Ok(text.into()) } else { Err(format!("{text:?} is no value of a label")) }
+        let is_value = text.is_empty() || is_name(text);
+        if is_value { Ok(text.into()) } else { Err(format!("invalid value {text:?}: {NAME}, or nothing, is expected")) }
     });
     checked.collect()
 }
 
-/// Returns true if a text has only letters of labels, or `others`.
-fn is_plain(text: &str, others: &str) -> bool {
-    text.chars().all(|letter| letter.is_ascii_alphanumeric() || "-_.".contains(letter) || others.contains(letter))
+/// The form of a label's name and value.
+const NAME: &str = "at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends";
+
+fn is_name(text: &str) -> bool {
+    let is_inner = |letter: u8| letter.is_ascii_alphanumeric() || b"-_.".contains(&letter);
+    text.len() <= 63 && has_ends(text, |letter| letter.is_ascii_alphanumeric()) && text.bytes().all(is_inner)
+}
+
+/// Returns true for a DNS subdomain, as RFC 1123 has it.
+fn is_domain(text: &str) -> bool {
+    let is_end = |letter: u8| letter.is_ascii_lowercase() || letter.is_ascii_digit();
+    let is_label =
+        |label: &str| has_ends(label, is_end) && label.bytes().all(|letter| is_end(letter) || letter == b'-');
+    text.len() <= 253 && text.split('.').all(is_label)
+}
+
+/// Returns true if a text has a first and a last letter, and both are such ones.
+fn has_ends(text: &str, is_end: impl Fn(u8) -> bool) -> bool {
+    let ends = text.bytes().next().zip(text.bytes().next_back());
+    ends.is_some_and(|(first, last)| is_end(first) && is_end(last))
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn labels(texts: &[(&str, &str)]) -> Labels {
-        texts.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
-    }
-
-    #[test]
-    fn a_text_selects_as_kubectl_does() {
-        let pod = labels(&[("k8s-app", "dns"), ("tier", "node"), ("example.com/empty", "")]);
-        for (text, selects) in [
-            ("k8s-app=dns", true),
-            (" k8s-app == dns , tier=node", true),
-            ("k8s-app=dns,tier=cluster", false),
-            ("k8s-app!=web", true),
-            ("missing!=web", true),
-            ("tier in (node, cluster)", true),
-            ("tier notin (node,cluster)", false),
-            ("missing notin (node)", true),
-            ("example.com/empty", true),
-            ("example.com/empty=", true),
-            ("!missing", true),
-            ("!tier", false),
-        ] {
-            let selector = Selector::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
-            assert_eq!(selector.selects(&pod), selects, "{text}");
-        }
-    }
-
-    #[test]
-    fn a_wrong_text_is_refused_with_its_part() {
-        let long = "a".repeat(MOST_BYTES + 1);
-        for (text, error) in [
-            ("", "an empty selector would select every pod of the namespace"),
-            ("k8s-app=dns,", "\"\" is no key of a label"),
-            ("a b", "\"a b\" is no key of a label"),
-            ("a=b c", "\"b c\" is no value of a label"),
-            ("a in b", "\"a in b\" is no key of a label"),
-            ("a on (b)", "\"a on (b)\" is not of the form `key in (a,b)` or `key notin (a,b)`"),
-            ("a in (b", "\"a in (b\": no \")\""),
-            ("a in b)", "\"a in b)\": misplaced ')'"),
-            ("{\"a\":\"b\"}", "\"{\\\"a\\\":\\\"b\\\"}\" is no key of a label"),
-            (&long, "a selector may have 4096 bytes"),
-        ] {
-            assert_eq!(Selector::parse(text), Err(error.to_owned()), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_selector_of_the_api_selects_as_its_text_does() {
-        let read = |selector| Selector::of(&serde_json::from_value(selector).unwrap());
-        let both = json!({
-            "matchLabels": { "k8s-app": "dns" },
-            "matchExpressions": [
-                { "key": "tier", "operator": "In", "values": ["a", "b"] },
-                { "key": "old", "operator": "DoesNotExist" },
-            ],
-        });
-        assert_eq!(read(both), Selector::parse("k8s-app=dns,tier in (a,b),!old"));
-        assert!(read(json!({})).unwrap().selects(&labels(&[])));
-        let wrong = |operator: &str| json!({ "matchExpressions": [{ "key": "tier", "operator": operator }] });
-        assert_eq!(read(wrong("In")), Err("matchExpressions[0]: has no values".to_owned()));
-        let why = "matchExpressions[0]: operator \"Like\" is not one of In, NotIn, Exists, DoesNotExist";
-        assert_eq!(read(wrong("Like")), Err(why.to_owned()));
-    }
-}
+mod tests;

@@ -8,7 +8,6 @@ mod connect;
 mod event;
 mod flow;
 mod mode;
-mod selector;
 mod service;
 mod sums;
 
@@ -28,7 +27,7 @@ pub use event::EventView;
 pub use flow::{FlowService, FlowView, STATES};
 pub use history::{HistoryView, SeriesView, ServiceSeriesView};
 pub use mode::Mode;
-pub use selector::Selector;
+pub use proxy_core::selector::Selector;
 pub use service::{BackendView, FrontendView, NameView, Names, PortCounts, PortView, ServiceView};
 pub use sums::{PortSums, port_sums};
 

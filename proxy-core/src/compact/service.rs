@@ -8,7 +8,6 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::{Compact, Labels, Shared, shared, texts};
 use crate::input::ObjectName;
-use crate::selector::MOST_BYTES;
 
 /// The label (with any value) that leaves a Service to another proxy.
 const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
@@ -16,6 +15,8 @@ const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 pub(crate) const ALGORITHM: &str = "kpx.dev/lb-algorithm";
 /// The annotation that names the pods which answer on their own node, by a selector.
 pub(crate) const LOCAL_REDIRECT: &str = "kpx.dev/local-redirect";
+/// The longest selector of it in bytes. Of a longer one as much is kept as shows that it was longer.
+pub(crate) const SELECTOR_LEN_MAX: usize = 4_096;
 /// The annotation with the weights of single endpoints, by name or by address.
 pub(crate) const WEIGHTS: &str = "kpx.dev/weights";
 /// The longest list of weights in bytes. Of a longer one no more than this and one letter is kept, which shows that it was longer.
@@ -100,7 +101,7 @@ impl From<core::Service> for Service {
             created: metadata.creation_timestamp.map(|time| time.0),
             is_of_other_proxy: has_label(metadata.labels.as_ref(), SERVICE_PROXY_NAME),
             algorithm: shared(algorithm),
-            local_redirect: local_redirect.map(|text| text[..text.floor_char_boundary(MOST_BYTES + 4)].into()),
+            local_redirect: local_redirect.map(|text| text[..text.floor_char_boundary(SELECTOR_LEN_MAX + 4)].into()),
             weights: weights.map(|text| text.chars().take(WEIGHTS_LEN_MAX + 1).collect()),
             backend_health: shared(annotations.remove(BACKEND_HEALTH)),
             reset_on_node_loss: shared(annotations.remove(RESET_ON_NODE_LOSS)),

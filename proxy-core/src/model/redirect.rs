@@ -11,7 +11,9 @@ use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::frontend::{Backend, Service};
 
 use super::read::{ObjectRef, Reader, Skipped, addr, port_number, protocol};
-use crate::compact::{self, LOCAL_REDIRECT, LocalPod, LocalRedirect, PortInfo, ServiceMatcher, TargetPort};
+use crate::compact::{
+    self, LOCAL_REDIRECT, LocalPod, LocalRedirect, PortInfo, SELECTOR_LEN_MAX, ServiceMatcher, TargetPort,
+};
 use crate::input::ObjectName;
 use crate::selector::Selector;
 use crate::store::Store;
@@ -81,7 +83,7 @@ impl<'a> Redirect<'a> {
                     reader.skip(format_args!("{}", field()), "kpx obeys it where its operator sets --local-redirect");
                     return None;
                 }
-                let selector = reader.take(format_args!("{}", field()), Selector::parse(text))?;
+                let selector = reader.take(format_args!("{}", field()), annotated(text))?;
                 ("Service", name.clone(), field(), Terms { selector, ports: Ports::OfService, spares_backends: true })
             }
             None if !has_redirects => return None,
@@ -156,6 +158,19 @@ impl<'a> Redirect<'a> {
                 | flag(spares && spares_node, Service::SPARES_NODE),
             spared,
         })
+    }
+}
+
+/// Reads the selector of an annotation.
+fn annotated(text: &str) -> Result<Selector, String> {
+    if text.len() > SELECTOR_LEN_MAX {
+        return Err(format!("a selector may have {SELECTOR_LEN_MAX} bytes"));
+    }
+    match text.parse()? {
+        selector if selector == Selector::default() => {
+            Err("an empty selector would select every pod of the namespace".to_owned())
+        }
+        selector => Ok(selector),
     }
 }
 

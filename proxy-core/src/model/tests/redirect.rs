@@ -163,7 +163,9 @@ fn an_annotation_without_effect_is_reported() {
     let mut desired = desired();
     desired.apply(put_pod(pod("cache", "10.244.0.5", true)));
     for (changed, why) in [
-        (dns().annotation(ANNOTATION, "app in"), "\"app in\" is no key of a label"),
+        (dns().annotation(ANNOTATION, "app in"), "found the end, expected: '('"),
+        (dns().annotation(ANNOTATION, " "), "an empty selector would select every pod of the namespace"),
+        (dns().annotation(ANNOTATION, &"a".repeat(5_000)), "a selector may have 4096 bytes"),
         (
             dns().internal_local(),
             "a redirect has no effect on Service default/dns, whose internalTrafficPolicy is Local",
