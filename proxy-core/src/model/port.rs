@@ -87,7 +87,6 @@ impl<A: Addr> ServicePort<A> {
         aside.dedup();
         let count = |set: &[Backend<A>]| u16::try_from(set.len()).expect("cut to 65,535 above");
         let is_weighted = settle_weights(reader, [&mut sets.cluster, &mut sets.local]);
-        let flag = |set, flag| if set { flag } else { 0 };
         let flags = service.flags()
             | flag(sets.has_endpoints, Service::HAS_ENDPOINTS)
             | flag(is_weighted, Service::WEIGHTED)
@@ -145,13 +144,16 @@ impl<A: Addr> ServicePort<A> {
     fn endpoint(&self, at: SockAddr<A>, local: bool) -> Endpoint {
         let place = |backend: &Backend<A>| SockAddr::new(backend.addr, backend.port);
         let is_in = |set| self.backends(set).binary_search_by_key(&at, place).is_ok();
-        let flag = |set: bool, flag| if set { flag } else { 0 };
         Endpoint::new(
             flag(is_in(Set::CLUSTER), Endpoint::IN_CLUSTER_SET)
                 | flag(is_in(Set::LOCAL), Endpoint::IN_LOCAL_SET)
                 | flag(local, Endpoint::LOCAL),
         )
     }
+}
+
+fn flag<T: Default>(is_set: bool, flag: T) -> T {
+    if is_set { flag } else { T::default() }
 }
 
 /// Returns true if backends of a set differ in weight. Takes the weights away where all are alike, or where there are more backends than places.
