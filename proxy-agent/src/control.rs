@@ -168,9 +168,10 @@ pub(crate) fn events_router(journal: Journal) -> Router {
         r#type: if entry.is_warning { "Warning" } else { "Normal" }.to_owned(),
         reason: entry.reason.to_owned(),
         kind: entry.kind.to_owned(),
-        namespace: entry.namespace.into(),
-        name: entry.name.into(),
-        note: entry.note.into(),
+        namespace: entry.namespace.to_string(),
+        name: entry.name.to_string(),
+        note: entry.note.to_string(),
+        services: entry.concerned().map(|service| service.to_string()).collect(),
     };
     Router::new().route("/events", get(async move || Json(journal.all().into_iter().map(view).collect::<Vec<_>>())))
 }

@@ -10,12 +10,13 @@ use proxy_common::frontend::FrontendKey;
 
 use crate::diff::{Change, diff};
 use crate::input::{Input, ObjectName, Trigger};
-use crate::model::{self, Cause, Claim, HealthCheck, ModelOptions, NodeModel, ObjectRef, ServiceModel, Skipped};
+use crate::model::{self, Claim, HealthCheck, ModelOptions, NodeModel, ObjectRef, ServiceModel, Skipped};
 use crate::shares::{self, Room};
 use crate::store::{Dirty, Store};
 use crate::tables::Tables;
 
 mod aside;
+mod concerned;
 mod family;
 mod followers;
 mod host_mode;
@@ -369,14 +370,6 @@ impl Desired {
     /// Returns whether this node has a Node object, or None if the API server refuses Nodes.
     pub fn has_node(&self) -> Option<bool> {
         (!self.store.is_node_refused()).then(|| self.store.node().is_some())
-    }
-
-    /// Returns the Service that a refused endpoint was to serve. The Event goes to the Service, because operators do
-    /// not look at its slices.
-    pub fn service_refused(&self, skipped: &Skipped) -> Option<ObjectRef> {
-        let is_endpoint = skipped.cause == Cause::Refused && skipped.object.kind == "EndpointSlice";
-        let slice = self.store.slice(&skipped.object.name).filter(|_| is_endpoint)?;
-        Some(ObjectRef { kind: "Service", name: slice.service.clone()? })
     }
 
     /// Returns the uid of an object: see [`Store::uid`].

@@ -46,7 +46,7 @@ pub use read::{Cause, ObjectRef, Skipped};
 use read::{Reader, addr, port_number, protocol};
 pub use read::{cidr, ip};
 pub use redirect::Redirect;
-pub(crate) use redirect::skipped_redirects;
+pub(crate) use redirect::{redirected_by, redirected_to, skipped_redirects};
 pub use weights::{WEIGHT_MAX, Weights};
 
 /// The frontends and ports of one Service, in each family in which it has a ClusterIP.

@@ -121,10 +121,10 @@ impl Events {
         });
     }
 
-    /// Reports that a part of an object has no effect. `uid` is the object's.
-    pub fn skipped(&self, skipped: &Skipped, uid: Option<&str>) {
+    /// Reports that a part of an object has no effect. `uid` is the object's; `concerned` are Services that it is about.
+    pub fn skipped(&self, skipped: &Skipped, uid: Option<&str>, concerned: &[ObjectName]) {
         let Skipped { object, field, why, cause } = skipped;
-        self.tell(Event {
+        let event = Event {
             regarding: Regarding { object: object.clone(), uid: uid.map(str::to_owned) },
             severity: if *cause == Cause::KeptByHost { Severity::Normal } else { Severity::Warning },
             reason: match cause {
@@ -136,7 +136,8 @@ impl Events {
             },
             action: "Sync",
             note: format!("{field}: {why}"),
-        });
+        };
+        self.tell_about(event, concerned);
     }
 
     /// Reports that an endpoint has no effect, because no Service may have it. `uid` is the Service's.
@@ -219,7 +220,11 @@ impl Events {
     }
 
     fn tell(&self, event: Event) {
-        self.journal.tell(Entry::from(&event));
+        self.tell_about(event, &[]);
+    }
+
+    fn tell_about(&self, event: Event, services: &[ObjectName]) {
+        self.journal.tell(entry(&event, services));
         self.pending.send_modify(|pending| *pending += 1);
         let Err(refused) = self.sender.try_send(event) else { return };
         self.pending.send_modify(|pending| *pending = pending.saturating_sub(1));
@@ -229,17 +234,16 @@ impl Events {
     }
 }
 
-impl From<&Event> for Entry {
-    fn from(event: &Event) -> Self {
-        let ObjectRef { kind, name: ObjectName { namespace, name } } = &event.regarding.object;
-        Self {
-            is_warning: event.severity == Severity::Warning,
-            reason: event.reason,
-            kind,
-            namespace: (**namespace).into(),
-            name: (**name).into(),
-            note: event.note.as_str().into(),
-        }
+fn entry(event: &Event, services: &[ObjectName]) -> Entry {
+    let ObjectRef { kind, name: ObjectName { namespace, name } } = &event.regarding.object;
+    Entry {
+        is_warning: event.severity == Severity::Warning,
+        reason: event.reason,
+        kind,
+        namespace: (**namespace).into(),
+        name: (**name).into(),
+        note: event.note.as_str().into(),
+        services: services.into(),
     }
 }
 
@@ -353,10 +357,10 @@ mod tests {
         events.sysctls_read_only(&why);
         events.node_changed(&why);
         events.health_check_failed(&web, 30000, &why);
-        events.skipped(&skipped(Cause::Invalid), Some("1234"));
-        events.skipped(&skipped(Cause::Conflict), None);
-        events.skipped(&skipped(Cause::Refused), None);
-        events.skipped(&skipped(Cause::KeptByHost), None);
+        events.skipped(&skipped(Cause::Invalid), Some("1234"), &[]);
+        events.skipped(&skipped(Cause::Conflict), None, &[]);
+        events.skipped(&skipped(Cause::Refused), None, &[]);
+        events.skipped(&skipped(Cause::KeptByHost), None, &[]);
         let service = ObjectRef { kind: "Service", name: web.clone() };
         events.endpoint_refused(service, Some("5678"), &skipped(Cause::Refused));
         let rows = [

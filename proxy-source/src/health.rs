@@ -158,8 +158,12 @@ impl Health {
     }
 
     fn tell(&self, problem: &Problem, is_warning: bool, reason: &'static str, note: &str) {
-        let name = problem.to_string().into();
-        self.journal.tell(Told { is_warning, reason, kind: "Problem", namespace: "".into(), name, note: note.into() });
+        let (namespace, name, note) = ("".into(), problem.to_string().into(), note.into());
+        let services = match problem {
+            Problem::HealthCheck(service) => [service.clone()].into(),
+            _ => [].into(),
+        };
+        self.journal.tell(Told { is_warning, reason, kind: "Problem", namespace, name, note, services });
     }
 }
 

@@ -4,11 +4,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::Timestamp;
+use proxy_core::input::ObjectName;
 
 /// The most entries. With notes of at most [`NOTE`] bytes they take at most 3 MiB.
 const CAPACITY: usize = 1_000;
 /// The most bytes of a note.
 const NOTE: usize = 1_024;
+/// The most Services of an entry, beside its object.
+const SERVICES: usize = 4;
 
 /// An Event of an object of the cluster, or a change of one of the agent's problems. Equal ones are counted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -20,12 +23,22 @@ pub struct Entry {
     pub namespace: Box<str>,
     pub name: Box<str>,
     pub note: Box<str>,
+    /// The Services that it concerns beside its object, at most [`SERVICES`].
+    pub services: Box<[ObjectName]>,
+}
+
+impl Entry {
+    /// Returns the Services that the entry concerns: its object, if that is one, and others.
+    pub fn concerned(&self) -> impl Iterator<Item = ObjectName> {
+        let own = (self.kind == "Service").then(|| ObjectName::new(&*self.namespace, &*self.name));
+        own.into_iter().chain(self.services.iter().cloned())
+    }
 }
 
 /// How often an entry was told, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
-    pub entry: Entry,
+    pub entry: Arc<Entry>,
     pub count: u64,
     pub first: Timestamp,
     pub last: Timestamp,
@@ -41,7 +54,7 @@ struct Pages {
     next: u64,
     /// The entries by number: the one that was told last has the highest.
     by_number: BTreeMap<u64, Told>,
-    numbers: HashMap<Entry, u64>,
+    numbers: HashMap<Arc<Entry>, u64>,
     by_namespace: BTreeMap<Box<str>, BTreeSet<u64>>,
 }
 
@@ -65,15 +78,17 @@ impl Pages {
         if entry.note.len() > NOTE {
             entry.note = entry.note[..entry.note.floor_char_boundary(NOTE)].into();
         }
+        if entry.services.len() > SERVICES {
+            entry.services = entry.services[..SERVICES].into();
+        }
         let known = self.numbers.remove(&entry).and_then(|number| self.remove(number));
         if known.is_none() && self.by_number.len() >= CAPACITY {
             self.make_room();
         }
-        let told = Told { entry, count: 0, first: at, last: at };
-        let told = known.unwrap_or(told);
+        let told = known.unwrap_or_else(|| Told { entry: Arc::new(entry), count: 0, first: at, last: at });
         let number = self.next;
         self.next += 1;
-        self.numbers.insert(told.entry.clone(), number);
+        self.numbers.insert(Arc::clone(&told.entry), number);
         self.by_namespace.entry(told.entry.namespace.clone()).or_default().insert(number);
         self.by_number.insert(number, Told { count: told.count.saturating_add(1), last: at, ..told });
     }
@@ -106,7 +121,8 @@ mod tests {
 
     fn entry(namespace: &str, note: &str) -> Entry {
         let (namespace, name, note) = (namespace.into(), "web".into(), note.into());
-        Entry { is_warning: true, reason: "InvalidField", kind: "Service", namespace, name, note }
+        let services = Box::new([]);
+        Entry { is_warning: true, reason: "InvalidField", kind: "Service", namespace, name, note, services }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::object_name::{ObjectName, ServiceName};
+use crate::object_name::ServiceName;
 
 /// An Event that the agent sent to the API server, or would have sent, or a change of one of the agent's problems.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,18 +22,22 @@ pub struct EventView {
     pub namespace: String,
     pub name: String,
     pub note: String,
+    /// The Services that it concerns, each as `namespace/name`.
+    #[serde(default)]
+    pub services: Vec<String>,
 }
 
 impl EventView {
-    /// Returns true if the Event is about the Service, or about an EndpointSlice whose name begins with the Service's and a dash.
-    pub fn is_about(&self, service: &ServiceName) -> bool {
-        let ServiceName(ObjectName { namespace, name }) = service;
-        let is_name = match self.kind.as_str() {
-            "Service" => self.name == *name,
-            "EndpointSlice" => self.name.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('-')),
-            _ => false,
-        };
-        is_name && namespace.as_ref().is_none_or(|namespace| self.namespace == *namespace)
+    /// Returns true if the Event concerns the Service: its own, and that of a slice, a redirect, a pod or a problem of it.
+    pub fn concerns(&self, service: &ServiceName) -> bool {
+        let mut services = self.services.iter().filter_map(|full| full.split_once('/'));
+        services.any(|(namespace, name)| service.matches(namespace, name))
+    }
+
+    /// Returns true if the object, or a Service that the Event concerns, is of one of the namespaces that `has` names.
+    pub fn is_within(&self, has: impl Fn(&str) -> bool) -> bool {
+        let services = self.services.iter().filter_map(|full| full.split_once('/'));
+        has(&self.namespace) || services.map(|(namespace, _)| namespace).any(has)
     }
 
     /// Returns the object as `kind/NAMESPACE/NAME`.
@@ -52,8 +56,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_of_a_service_are_those_of_its_slices_too() {
-        let event = |kind: &str, namespace: &str, name: &str| EventView {
+    fn event_concerns_services_besides_its_object() {
+        let event = |kind: &str, namespace: &str, name: &str, services: &[&str]| EventView {
             first_seen: Timestamp::UNIX_EPOCH,
             last_seen: Timestamp::UNIX_EPOCH,
             count: 1,
@@ -63,20 +67,23 @@ mod tests {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             note: String::new(),
+            services: services.iter().map(ToString::to_string).collect(),
         };
         let cases = [
-            (event("Service", "shop", "web"), true, true),
-            (event("Service", "other", "web"), true, false),
-            (event("EndpointSlice", "shop", "web-x7"), true, true),
-            (event("EndpointSlice", "shop", "website"), false, false),
-            (event("Service", "shop", "web-x7"), false, false),
-            (event("Node", "", "web"), false, false),
+            (event("Service", "shop", "web", &["shop/web"]), [true, true, true]),
+            (event("Service", "other", "web", &["other/web"]), [true, false, false]),
+            (event("EndpointSlice", "shop", "x7", &["shop/web"]), [true, true, true]),
+            (event("EndpointSlice", "shop", "web-x7", &["shop/website"]), [false, false, true]),
+            (event("Pod", "shop", "cache", &["shop/dns", "shop/web"]), [true, true, true]),
+            (event("Problem", "", "healthCheckNodePort of shop/web", &["shop/web"]), [true, true, true]),
+            (event("Node", "", "web", &[]), [false, false, false]),
         ];
-        for (event, by_name, in_shop) in cases {
-            let is_about = |name: &str| event.is_about(&name.parse().unwrap());
-            assert_eq!((is_about("web"), is_about("svc/shop/web")), (by_name, in_shop), "{}", event.object());
+        for (event, expected) in cases {
+            let concerns = |name: &str| event.concerns(&name.parse().unwrap());
+            let within = event.is_within(|namespace| namespace == "shop");
+            assert_eq!([concerns("web"), concerns("svc/shop/web"), within], expected, "{}", event.object());
         }
-        assert_eq!(event("Node", "", "n1").object(), "node/n1");
-        assert_eq!(event("Service", "shop", "web").object(), "service/shop/web");
+        assert_eq!(event("Node", "", "n1", &[]).object(), "node/n1");
+        assert_eq!(event("Service", "shop", "web", &[]).object(), "service/shop/web");
     }
 }

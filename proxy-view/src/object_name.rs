@@ -70,8 +70,13 @@ impl ServiceName {
     }
 
     pub fn is(&self, service: &ServiceView) -> bool {
-        let Self(ObjectName { namespace, name }) = self;
-        service.name == *name && namespace.as_ref().is_none_or(|namespace| service.namespace == *namespace)
+        self.matches(&service.namespace, &service.name)
+    }
+
+    /// Returns true if this is the name of the Service `name` of a namespace.
+    pub fn matches(&self, namespace: &str, name: &str) -> bool {
+        let Self(wanted) = self;
+        name == wanted.name && wanted.namespace.as_ref().is_none_or(|wanted| namespace == wanted)
     }
 
     /// Finds the one Service of this name. Fails if there is none, or several.

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::binary;
+use testbed::agent::{DEADLINE, binary, wait_until};
 
 use crate::node::{CLUSTER, Node};
 
@@ -117,12 +117,21 @@ fn events_tell_what_the_agent_told_and_follow_it() -> Result<()> {
     let json: serde_json::Value = serde_json::from_str(&node.text("events web-old -o json")?)?;
     ensure!(json[0]["count"] == 1 && json[0]["note"].as_str().is_some_and(|note| note.contains("30080")), "{json}");
 
+    // A slice is its Service's by a label, whatever its name is.
+    let slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: x7, namespace: shop, \
+                 labels: {kubernetes.io/service-name: web}, annotations: {kpx.dev/weight: heavy}}\naddressType: IPv4\nendpoints: [{addresses: [10.244.2.7]}]\n\
+                 ports: [{name: http, port: 8080}]\n";
+    node.put("x7", slice)?;
+    let of_slice = ("InvalidField".to_owned(), "endpointslice/shop/x7".to_owned());
+    wait_until(DEADLINE, "the Event of the slice", || Ok(told("svc/shop/web")? == std::slice::from_ref(&of_slice)))?;
+
     let mut command = Command::new(binary()?);
     command.args(["events", "-n", "shop", "--watch", "--run-dir"]).arg(node.run_dir());
     let mut watch = node.ns().spawn(command.stdout(Stdio::piped()))?;
     let mut lines = BufReader::new(watch.stdout.take().context("an output")?).lines();
     let mut next = || lines.next().context("a line")?.context("a line");
     ensure!(next()?.starts_with("LAST-SEEN") && next()?.contains("FrontendConflict"), "the list comes first");
+    ensure!(next()?.contains("endpointslice/shop/x7"), "the newest comes last");
     node.put(
         "cluster",
         &CLUSTER.replace(

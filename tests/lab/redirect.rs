@@ -154,11 +154,15 @@ fn a_pod_in_the_hosts_network_answers_pods_alone() -> Result<()> {
 }
 
 fn local_redirect(namespace: &str, skips: bool) -> Object {
+    named_redirect(namespace, "cache", skips)
+}
+
+fn named_redirect(namespace: &str, name: &str, skips: bool) -> Object {
     let ports = ["tcp", "udp"].map(|name| json!({ "name": name, "port": "8080", "protocol": name.to_uppercase() }));
     Object(json!({
         "apiVersion": "kpx.dev/v1alpha1",
         "kind": "LocalRedirect",
-        "metadata": { "namespace": namespace, "name": "cache" },
+        "metadata": { "namespace": namespace, "name": name },
         "spec": {
             "redirectFrontend": { "serviceMatcher": { "serviceName": "cached", "namespace": "default" } },
             "redirectBackend": {
@@ -197,6 +201,15 @@ fn an_object_redirects_the_services_of_its_namespace_alone() -> Result<()> {
     cluster.put(&local_redirect("default", true))?;
     fixture.reaches("p1b", "p2a").context("with skipRedirectFromBackend")?;
     fixture.reaches("p1a", "p1b")?;
+    // The Service's Events tell of its own namespace's objects, and of no other's.
+    cluster.put(&named_redirect("default", "later", true))?;
+    let events = || -> Result<Vec<Value>> {
+        Ok(serde_json::from_str(&kpx(&fixture, &agent, &["events", "default/cached", "-o", "json"])?)?)
+    };
+    let is_later = |event: &Value| event["kind"] == "LocalRedirect" && event["name"] == "later";
+    wait_until(DEADLINE, "kpx events tells of the second object", || Ok(events()?.iter().any(is_later)))?;
+    ensure!(events()?.iter().all(|event| event["namespace"] == "default"), "{:?}", events()?);
+    cluster.delete(&named_redirect("default", "later", true))?;
     cluster.delete(&local_redirect("default", true))?;
     fixture.reaches("p1a", "p2a").context("the object is gone")
 }

@@ -25,7 +25,10 @@ impl Agent {
             Some(service) => {
                 self.reports.events.endpoint_refused(service.clone(), self.desired.uid(&service), skipped);
             }
-            None => self.reports.events.skipped(skipped, self.desired.uid(&skipped.object)),
+            None => {
+                let (uid, concerned) = (self.desired.uid(&skipped.object), self.desired.concerned(&skipped.object));
+                self.reports.events.skipped(skipped, uid, &concerned);
+            }
         }
     }
 }

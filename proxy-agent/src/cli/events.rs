@@ -16,7 +16,7 @@ use proxy_view::select_args::NamespaceArgs;
 /// agent runs; equal ones are counted.
 #[derive(Args, Debug)]
 pub(super) struct EventsArgs {
-    /// Show only Events of this Service, and of EndpointSlices whose names begin with its name and a dash.
+    /// Show only Events that concern this Service: its own, and those of its EndpointSlices, redirects and health check.
     #[arg(value_name = "[svc/][NAMESPACE/]NAME")]
     service: Option<ServiceName>,
     #[command(flatten)]
@@ -34,8 +34,8 @@ pub(super) async fn events(args: &EventsArgs) -> Result<()> {
     let service = args.service.clone().map(|name| name.within(args.within.namespace.as_deref()));
     let read = async |_is_first| {
         let mut events: Vec<EventView> = client.get("/events").await?;
-        events.retain(|event| args.within.has(&event.namespace));
-        events.retain(|event| service.as_ref().is_none_or(|service| event.is_about(service)));
+        events.retain(|event| event.is_within(|namespace| args.within.has(namespace)));
+        events.retain(|event| service.as_ref().is_none_or(|service| event.concerns(service)));
         Ok(events)
     };
     show(args.output.kind(), &args.watch, read).await

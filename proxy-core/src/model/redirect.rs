@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::frontend::{Backend, Service};
@@ -317,6 +318,26 @@ fn oldest<'a>(store: &'a Store, service: &ObjectName) -> Option<&'a LocalRedirec
 fn age(object: &LocalRedirect) -> impl Ord + use<> {
     let created = object.metadata.creation_timestamp.as_ref();
     (created.map_or(jiff::Timestamp::MAX, |time| time.0), compact::Compact::name(object))
+}
+
+/// Returns the Service that a LocalRedirect names, if that is of its own namespace.
+pub(crate) fn redirected_by(store: &Store, name: &ObjectName) -> Option<ObjectName> {
+    let object = store.redirects_in(&name.namespace).find(|object| compact::Compact::name(*object) == *name)?;
+    object.service().filter(|service| service.namespace == name.namespace)
+}
+
+/// Returns the Services for which a pod is to answer.
+pub(crate) fn redirected_to(store: &Store, pod: &ObjectName) -> BTreeSet<ObjectName> {
+    let Some(pod) = store.pods_in(&pod.namespace).find(|one| one.name == *pod) else { return BTreeSet::new() };
+    let selects = |selector: &Selector| selector.selects(&pod.labels);
+    let is_annotated = |service: &&Arc<compact::Service>| {
+        service.local_redirect.as_ref().is_some_and(|text| annotated(text).is_ok_and(|found| selects(&found)))
+    };
+    let services = store.services_of(&pod.name.namespace).filter(is_annotated).map(|service| service.name.clone());
+    let selects_pod =
+        |object: &&LocalRedirect| Terms::of(object, &mut Vec::new()).is_some_and(|terms| selects(&terms.selector));
+    let objects = store.redirects_in(&pod.name.namespace).filter(selects_pod);
+    services.chain(objects.filter_map(LocalRedirect::service)).collect()
 }
 
 /// Returns what has no effect of all LocalRedirects, whether or not their Services exist.

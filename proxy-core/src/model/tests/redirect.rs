@@ -11,7 +11,7 @@ use crate::builders::{ServiceBuilder, listed, object_name, service, slice};
 use crate::compact::{Compact, LocalPod, LocalRedirect};
 use crate::desired::Desired;
 use crate::input::{Input, Update};
-use crate::model::{Cause, ModelOptions};
+use crate::model::{Cause, ModelOptions, ObjectRef};
 use crate::tables::Tables;
 
 const ANNOTATION: &str = "kpx.dev/local-redirect";
@@ -263,6 +263,24 @@ fn an_object_has_no_say_in_other_namespaces() {
     );
     assert_eq!((all.len(), all[0].cause), (1, Cause::Refused));
     assert_eq!(desired.uid(&all[0].object), Some("1"));
+    assert_eq!(desired.concerned(&all[0].object), [], "its author does not write to the Service's Events");
+}
+
+#[test]
+fn a_service_is_concerned_by_its_redirects_and_their_pods() {
+    let mut desired = desired();
+    desired.apply(dns().into());
+    desired.apply(service("web").cluster_ip("10.96.0.11").port("http", "TCP", 80).into());
+    desired.apply(put_pod(pod("cache", "10.244.0.5", true)));
+    desired.apply(put(&object("cache", "web")));
+    desired.sync();
+    let concerned = |kind, name| {
+        let names = desired.concerned(&ObjectRef { kind, name: object_name(name) });
+        names.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(concerned("LocalRedirect", "cache"), "default/web");
+    assert_eq!(concerned("Pod", "cache"), "default/dns default/web");
+    assert_eq!([concerned("Pod", "other"), concerned("Service", "web"), concerned("Node", "cache")], ["", "", ""]);
 }
 
 #[test]
