@@ -286,7 +286,7 @@ impl Agent {
         self.node.persistence_kind()
     }
 
-    /// Takes the programs off this host. Otherwise the programs go on.
+    /// Takes the programs off this host. Otherwise the programs go on: see [`Self::hand_over`].
     pub async fn detach(self) -> Result<()> {
         self.node.into_node().await.map(Node::detach)
     }

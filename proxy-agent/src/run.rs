@@ -159,7 +159,11 @@ fn desired_in(loaded: &Loaded, node_name: Option<String>, options: ModelOptions)
 /// Detaches the programs if nothing keeps them: programs that end with this process should end in order.
 async fn leave(agent: Agent, takes_all_away: &Cell<bool>) -> Result<()> {
     takes_all_away.set(takes_all_away.get() || agent.persistence_kind() == PersistenceKind::Nothing);
-    if takes_all_away.get() { agent.detach().await } else { Ok(()) }
+    if takes_all_away.get() {
+        return agent.detach().await;
+    }
+    agent.hand_over().await;
+    Ok(())
 }
 
 async fn clean_up(all: bool, netlink: &Handle, changes: &Changes, bpf_dir: &Path) -> Result<()> {

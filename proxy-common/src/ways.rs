@@ -19,7 +19,8 @@
 //! - A program that has read the number of the last round, and makes its entry behind the walk, still counts.
 //! - A round ends when all ends are marked. If a walk fails, or without an agent, marks stay, and packets ask `FLOWS` more often.
 //! - The map outlives the agent, so the programs of two loads that are on devices at once read and set the same marks. Those of a version
-//!   without marks set none. So each start marks all cells, and before its second round has ended each end counts as marked.
+//!   without marks set none. So each start and each clean stop marks all cells, and before a start's second round has ended each end counts
+//!   as marked.
 //! - Numbers come again. A cell that was left counts as marked then, in 3 rounds of 256.
 
 use crate::addr::{Addr, SockAddr};

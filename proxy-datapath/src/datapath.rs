@@ -118,17 +118,21 @@ impl Datapath {
         let leads_udp = options.sockets.is_some_and(|sockets| sockets.udp);
         let stale_sockets = leads_udp.then(|| StaleSockets::new(&ebpf, Arc::clone(&endpoints_removed)));
         let leads_pods = options.sockets.is_some_and(|sockets| sockets.pods);
+        let loaded = Loaded::of(&ebpf, &options.programs())?;
+        // Each looks into maps that the next one takes.
+        let tolerated = ToleratedFlows::new(&mut ebpf)?;
+        let (votes, flows) = (VoteReader::new(&ebpf)?, FlowMaps::new(&mut ebpf)?);
+        let ways = FastPathWays::new(&mut ebpf)?;
         Ok(Self {
             pod_rows: leads_pods.then(|| sockets::pods::rows(&mut ebpf)).transpose()?,
             stale_sockets: stale_sockets.transpose()?,
-            loaded: Loaded::of(&ebpf, &options.programs())?,
-            tolerated: ToleratedFlows::new(&mut ebpf)?,
-            // The flow maps look into the tables' maps, which must not be taken yet.
-            votes: VoteReader::new(&ebpf)?,
-            flows: FlowMaps::new(&mut ebpf)?,
+            loaded,
+            tolerated,
+            votes,
+            flows,
             tables: KernelTables::new(&mut ebpf, endpoints_removed)?,
-            node: NodeMaps::new(&mut ebpf)?,
-            ways: FastPathWays::new(&mut ebpf)?,
+            node: NodeMaps::new(&mut ebpf, ways.clone())?,
+            ways,
             counters: Counters::new(&mut ebpf)?,
             monitor: Monitor::new(&mut ebpf)?,
             attachments: Attachments::new(ebpf, options.mechanism, persistence),

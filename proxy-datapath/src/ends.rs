@@ -53,6 +53,12 @@ impl Ends {
         self.is_alone = false;
     }
 
+    /// Marks every end for good: the next agent may be of a version whose programs mark none, while programs of this one are still on devices.
+    pub(crate) fn leave(&mut self) -> Result<()> {
+        self.share();
+        self.mark_all()
+    }
+
     /// Begins a round, or the last one again if that has not ended. The caller has met no flow yet.
     pub(crate) fn begin(&mut self) -> Result<()> {
         self.met.fill(0);

@@ -124,6 +124,11 @@ impl FlowMaps {
         self.lock().ends.share();
     }
 
+    /// Has packets of every end ask for flows from now on, for an agent of another version that comes next. It waits for a sweep to end.
+    pub fn leave(&self) -> Result<()> {
+        self.lock().ends.leave()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Families> {
         self.families.lock().unwrap_or_else(PoisonError::into_inner)
     }

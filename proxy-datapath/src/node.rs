@@ -14,6 +14,7 @@ use proxy_common::frontend::service_net;
 use proxy_common::names;
 
 use super::maps::{FamilyNames, take};
+use super::ways::FastPathWays;
 
 /// The maps about this node.
 pub struct NodeMaps {
@@ -21,6 +22,7 @@ pub struct NodeMaps {
     devices: HashMap<MapData, u32, Device>,
     v4: Family<Addr4>,
     v6: Family<Addr6>,
+    ways: FastPathWays,
 }
 
 struct Family<A: FamilyNames> {
@@ -30,10 +32,10 @@ struct Family<A: FamilyNames> {
 }
 
 impl NodeMaps {
-    pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
+    pub(super) fn new(ebpf: &mut Ebpf, ways: FastPathWays) -> Result<Self> {
         let node = take(ebpf, names::NODE)?;
         let devices = take(ebpf, names::DEVICES)?;
-        Ok(Self { node, devices, v4: Family::new(ebpf)?, v6: Family::new(ebpf)? })
+        Ok(Self { node, devices, v4: Family::new(ebpf)?, v6: Family::new(ebpf)?, ways })
     }
 
     /// Returns the predecessor's node, or None if there was none or it did not write one.
@@ -58,7 +60,7 @@ impl NodeMaps {
     }
 
     /// Makes the kernel's list of pod networks equal to the three given ones: the networks that detection goes by, the Node object's
-    /// podCIDRs, and the networks whose packets among themselves the stack leaves as they are.
+    /// podCIDRs, and the networks whose packets among themselves the stack leaves as they are. Flows that skip the stack are judged again.
     pub fn set_pods(&mut self, detected: &[IpNet], node_cidrs: &[IpNet], unchanged: &[IpNet]) -> Result<()> {
         let flags = |net: &IpNet| {
             let is_in = |nets: &[IpNet]| nets.iter().any(|other| other.contains(net));
@@ -68,8 +70,11 @@ impl NodeMaps {
                 | of(is_in(unchanged), pod_net::UNCHANGED)
         };
         let want = detected.iter().chain(node_cidrs).chain(unchanged).map(|net| (*net, flags(net))).collect();
-        replace_nets(&mut self.v4.pods, &want, names::IPV4.pods)?;
-        replace_nets(&mut self.v6.pods, &want, names::IPV6.pods)
+        let written = replace_nets(&mut self.v4.pods, &want, names::IPV4.pods)
+            .and_then(|()| replace_nets(&mut self.v6.pods, &want, names::IPV6.pods));
+        // A part may be written: flows were judged by other networks in this second.
+        let begun = self.ways.begin_epoch();
+        written.and(begun)
     }
 
     /// Makes the kernel's list of the ranges of ClusterIPs equal to `want`. From then on the programs drop packets to

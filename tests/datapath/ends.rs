@@ -40,6 +40,19 @@ fn packet_asks_for_no_flow_before_its_ends_are_marked() -> Result<()> {
     Ok(())
 }
 
+/// An agent of a version without marks may come next, whose programs mark none of the flows that they open.
+#[test]
+fn programs_without_agent_find_unmarked_flows() -> Result<()> {
+    for mut fixture in fixtures("ends")? {
+        run_section(&mut fixture, "ends::flows_open")?;
+        if fixture.is_v4() { copy::<Addr4>(&fixture, IPV4.flows) } else { copy::<Addr6>(&fixture, IPV6.flows) }?;
+        run_section(&mut fixture, "ends::unmarked_flow_is_not_found")?;
+        fixture.bench.datapath.flows.leave()?;
+        run_section(&mut fixture, "ends::marked_flow_is_found")?;
+    }
+    Ok(())
+}
+
 /// A start puts its programs in the place of the last one's device by device. Meanwhile a flow may be opened by programs of one load, and have
 /// packets at a device with those of the other.
 #[test]

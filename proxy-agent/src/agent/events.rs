@@ -1,9 +1,10 @@
-//! Goes on where work beside the loop has ended: the node's, and the sweep's.
+//! Goes on where work beside the loop has ended: the node's, the sweep's, and all of it.
 
 use std::time::Duration;
 
 use anyhow::Result;
 use proxy_source::health::Problem;
+use tracing::warn;
 
 use super::Agent;
 use crate::node::Node;
@@ -45,6 +46,18 @@ impl Agent {
         self.reports.repairs(node.take_repairs());
         self.health_checks.listen_on(node.listen_addresses()).await;
         self.desired.keep_by_host(node.kept_addresses()) && self.synced
+    }
+
+    /// Leaves the programs to the next agent, which may be of another version.
+    pub async fn hand_over(self) {
+        let flows = self.sweeper.flows();
+        let left = tokio::task::spawn_blocking(move || flows.leave()).await;
+        if let Err(error) = left.map_err(anyhow::Error::from).flatten() {
+            warn!(
+                error = format!("{error:#}"),
+                "a version of kpx that does not know the marks of flows must not follow"
+            );
+        }
     }
 
     pub(super) fn record(&mut self, what: &Problem, result: Result<()>) {

@@ -1,8 +1,6 @@
 //! The watches of the fast path: over the routes that its ways depend on, over the rules that its packets would miss, and over the flows that
 //! ask for it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
 use anyhow::{Context, Result};
 use proxy_datapath::{FastPathWays, ToleratedFlows};
 use proxy_net::{self as net, JudgedRules};
@@ -15,7 +13,7 @@ use crate::conntrack::tolerance;
 const OPENS_SECS: u32 = 2;
 
 pub(super) struct FastPathWatch {
-    ways: Arc<Mutex<FastPathWays>>,
+    ways: FastPathWays,
     tolerated: ToleratedFlows,
     judged: JudgedRules,
     handle: Handle,
@@ -30,7 +28,7 @@ impl FastPathWatch {
         handle: Handle,
         changes: mpsc::Sender<()>,
     ) -> Self {
-        Self { ways: Arc::new(Mutex::new(ways)), tolerated, judged, handle, changes }
+        Self { ways, tolerated, judged, handle, changes }
     }
 }
 
@@ -39,11 +37,10 @@ pub(super) async fn watch(watch: Option<FastPathWatch>) -> Result<()> {
     let Some(FastPathWatch { ways, tolerated, judged, handle, changes }) = watch else {
         return std::future::pending().await;
     };
-    let (of_rules, stop, ended) = (Arc::clone(&ways), changes.clone(), changes.clone());
-    let hold = move |is_judged: bool| locked(&of_rules).open_for(is_judged.then_some(OPENS_SECS));
+    let (of_rules, stop, ended) = (ways.clone(), changes.clone(), changes.clone());
+    let hold = move |is_judged: bool| of_rules.open_for(is_judged.then_some(OPENS_SECS));
     let rules = async { net::on_own_thread(net::watch_rules(handle, judged, changes, hold)).await.flatten() };
-    let routes =
-        async { net::on_own_thread(net::watch_ways(stop, move || locked(&ways).begin_epoch())).await.flatten() };
+    let routes = async { net::on_own_thread(net::watch_ways(stop, move || ways.begin_epoch())).await.flatten() };
     let answers = net::on_own_thread(async move {
         tokio::select! {
             result = tolerance::answer(tolerated) => result,
@@ -55,8 +52,4 @@ pub(super) async fn watch(watch: Option<FastPathWatch>) -> Result<()> {
         result = rules => result.context("rules"),
         result = routes => result.context("routes"),
     }
-}
-
-fn locked(ways: &Mutex<FastPathWays>) -> MutexGuard<'_, FastPathWays> {
-    ways.lock().unwrap_or_else(PoisonError::into_inner)
 }
