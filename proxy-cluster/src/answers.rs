@@ -123,16 +123,6 @@ impl<T> Answers<T> {
         self.end()
     }
 
-    /// Takes parts out of each answer, and out of its data.
-    pub(crate) fn keep(&mut self, of_answer: impl Fn(&mut T), of_data: impl Fn(&mut Value)) {
-        for asked in &mut self.0 {
-            if let Ok(answer) = &mut asked.answer {
-                of_answer(answer);
-                of_data(&mut asked.data);
-            }
-        }
-    }
-
     /// Returns the nodes that answered.
     pub(crate) fn answered(&self) -> impl Iterator<Item = (&str, &T)> {
         self.0.iter().filter_map(|asked| Some((asked.at.node.as_str(), asked.answer.as_ref().ok()?)))
@@ -156,6 +146,19 @@ impl<T> Answers<T> {
         name_failed(self.0.len(), &failed);
         let well = self.0.iter().all(|asked| asked.code == Some(0) && asked.answer.is_ok());
         Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+impl<T: DeserializeOwned> Answers<Vec<T>> {
+    /// Keeps the wanted objects of each answer, and of its data.
+    pub(crate) fn retain(&mut self, wants: impl Fn(&T) -> bool) {
+        let is_wanted = |data: &Value| serde_json::from_value(data.clone()).is_ok_and(|object| wants(&object));
+        for asked in &mut self.0 {
+            if let Ok(objects) = &mut asked.answer {
+                objects.retain(&wants);
+                asked.data.as_array_mut().into_iter().for_each(|data| data.retain(is_wanted));
+            }
+        }
     }
 }
 

@@ -34,7 +34,7 @@ pub(crate) async fn flows(connect: &ConnectArgs, args: &FlowsArgs) -> Result<Exi
     arguments.extend(args.flows.arguments());
     arguments.extend(args.service_namespace.iter().map(|namespace| format!("--namespace={namespace}")));
     if args.watch.watch {
-        return watch(connect, args.output.kind(), &arguments, |_: &FlowView| true).await;
+        return watch(connect, args.output.kind(), &arguments, |flows: Vec<FlowView>| flows).await;
     }
     let cluster = Cluster::find(connect).await?;
     let answers: Answers<Vec<FlowView>> = ask(&cluster, connect, &arguments).await;

@@ -2,13 +2,16 @@
 #![forbid(unsafe_code)]
 
 mod answers;
+mod backends;
 mod connect;
 mod connectivity;
+mod events;
 mod exec;
 mod flows;
 mod monitor;
 mod pods;
 mod probe;
+mod select;
 mod services;
 mod status;
 mod sysdump;
@@ -46,7 +49,9 @@ pub struct ClusterArgs {
 enum Command {
     Status(status::StatusArgs),
     Services(services::ServicesArgs),
+    Backends(backends::BackendsArgs),
     Flows(flows::FlowsArgs),
+    Events(events::EventsArgs),
     Top(top::TopArgs),
     Monitor(monitor::MonitorArgs),
     Trace(trace::TraceArgs),
@@ -68,7 +73,9 @@ pub async fn cluster(args: ClusterArgs) -> Result<ExitCode> {
     match &args.command {
         Command::Status(args) => status::status(connect, args).await,
         Command::Services(args) => services::services(connect, args).await,
+        Command::Backends(args) => backends::backends(connect, args).await,
         Command::Flows(args) => flows::flows(connect, args).await,
+        Command::Events(args) => events::events(connect, args).await,
         Command::Top(args) => top::top(connect, args).await,
         Command::Monitor(args) => monitor::monitor(connect, args).await,
         Command::Trace(args) => trace::trace(connect, args).await,

@@ -3,31 +3,24 @@
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use clap::Args;
 use comfy_table::Cell;
+use proxy_view::ServiceView;
 use proxy_view::list::port;
-use proxy_view::object_name::ServiceName;
 use proxy_view::output::{Form, OutputArgs, cell, lines, yellow};
-use proxy_view::{Selector, ServiceView};
 
 use crate::answers::{Answers, ask};
 use crate::connect::ConnectArgs;
 use crate::pods::Cluster;
+use crate::select::{self, SelectArgs};
 use crate::watch::{WatchArgs, watch};
 
 /// List the Services that the nodes serve. Nodes that serve a Service in the same way share a row.
 #[derive(Args, Debug)]
 pub(crate) struct ServicesArgs {
-    /// Show only this Service; put its namespace and a slash in front if several Services share the name.
-    #[arg(value_name = "[svc/][NAMESPACE/]NAME")]
-    service: Option<ServiceName>,
-    /// Show only Services of this namespace.
-    #[arg(long, value_name = "NAMESPACE")]
-    service_namespace: Option<String>,
-    /// Show only Services with these labels, in kubectl's form: app=web,tier!=db,env in (a,b),!old.
-    #[arg(long, value_name = "LABELS", conflicts_with = "service")]
-    service_selector: Option<Selector>,
+    #[command(flatten)]
+    select: SelectArgs,
     #[command(flatten)]
     watch: WatchArgs,
     #[command(flatten)]
@@ -35,31 +28,16 @@ pub(crate) struct ServicesArgs {
 }
 
 pub(crate) async fn services(connect: &ConnectArgs, args: &ServicesArgs) -> Result<ExitCode> {
-    let mut arguments = vec!["services".to_owned()];
-    arguments.extend(args.service_namespace.iter().map(|namespace| format!("--namespace={namespace}")));
-    arguments.extend(args.service_selector.iter().map(|selector| format!("--selector={selector}")));
+    let arguments = args.select.arguments("services");
+    let wants = |service: &ServiceView| args.select.names(&service.namespace, &service.name);
     if args.watch.watch {
-        let wants = |service: &ServiceView| args.service.as_ref().is_none_or(|name| name.is(service));
-        return watch(connect, args.output.kind(), &arguments, wants).await;
+        let wanted = |services: Vec<ServiceView>| services.into_iter().filter(wants).collect();
+        return watch(connect, args.output.kind(), &arguments, wanted).await;
     }
     let cluster = Cluster::find(connect).await?;
     let mut answers: Answers<Vec<ServiceView>> = ask(&cluster, connect, &arguments).await;
-    if let Some(name) = &args.service {
-        // Each node knows all Services, so a name that one node knows is no wrong one.
-        let all: Vec<_> = answers.answered().flat_map(|(_, services)| services).cloned().collect();
-        ensure!(all.is_empty() || all.iter().any(|service| name.is(service)), name.unknown(&all));
-        answers.keep(
-            |services| services.retain(|service| name.is(service)),
-            |data| {
-                let is_named = |service: &serde_json::Value| {
-                    serde_json::from_value(service.clone()).is_ok_and(|service: ServiceView| name.is(&service))
-                };
-                if let Some(services) = data.as_array_mut() {
-                    services.retain(is_named);
-                }
-            },
-        );
-    }
+    args.select.check(answers.answered().flat_map(|(_, services)| services))?;
+    answers.retain(wants);
     answers.print(&args.output, |form| text(&answers, form))
 }
 
@@ -117,7 +95,7 @@ fn cells(row: Row, nodes: &[&str], flows: u64, all: usize, wide: bool) -> Vec<Ce
     let (in_use, listed) = row.backends;
     let backends = format!("{in_use}/{listed}");
     let mut cells = vec![
-        cell(names(nodes, all)),
+        cell(select::nodes(nodes, all)),
         cell(row.namespace),
         cell(row.name),
         cell(row.kind),
@@ -130,17 +108,6 @@ fn cells(row: Row, nodes: &[&str], flows: u64, all: usize, wide: bool) -> Vec<Ce
         cells.push(cell(row.conflicts.join("; ")));
     }
     cells
-}
-
-/// Names nodes in a narrow column: all, up to two of them, or their number.
-fn names(nodes: &[&str], all: usize) -> String {
-    match nodes {
-        [one] => (*one).to_owned(),
-        nodes if nodes.len() == all => format!("all {all}"),
-        [one, two] => format!("{one},{two}"),
-        [one, rest @ ..] => format!("{one} and {} more", rest.len()),
-        [] => String::new(),
-    }
 }
 
 #[cfg(test)]
@@ -172,9 +139,8 @@ mod tests {
     fn nodes_that_serve_alike_share_a_row() {
         let (same, other) = (vec![service("web", true, 2)], vec![service("web", false, 1)]);
         let rows = merged([("n1", &same[..]), ("n2", &same[..]), ("n3", &other[..])].into_iter());
-        let rows: Vec<_> = rows.iter().map(|(row, (nodes, flows))| (row.backends, names(nodes, 3), *flows)).collect();
+        let rows: Vec<_> =
+            rows.iter().map(|(row, (nodes, flows))| (row.backends, select::nodes(nodes, 3), *flows)).collect();
         assert_eq!(rows, [((0, 1), "n3".to_owned(), 1), ((1, 1), "n1,n2".to_owned(), 4)]);
-        assert_eq!(names(&["n1", "n2"], 2), "all 2");
-        assert_eq!(names(&["a", "b", "c"], 4), "a and 2 more");
     }
 }

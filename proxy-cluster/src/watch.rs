@@ -1,12 +1,14 @@
 //! Follows the answers of all nodes: each row that is new, changed or gone.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Write, stderr};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Error, Result};
 use clap::Args;
 use comfy_table::Cell;
+use jiff::Timestamp;
 use proxy_view::list::{Listed, follow};
 use proxy_view::output::{Kind, cell};
 use serde::Serialize;
@@ -35,12 +37,19 @@ pub(crate) struct OfNode<T> {
 }
 
 impl<T: Listed> Listed for OfNode<T> {
+    const TELLS_GONE: bool = T::TELLS_GONE;
+    const NO_NEWS: &'static [&'static str] = T::NO_NEWS;
+
     fn header(wide: bool) -> Vec<&'static str> {
         [vec!["NODE"], T::header(wide)].concat()
     }
 
     fn cells(&self, wide: bool) -> Vec<Cell> {
         [cell(&self.node)].into_iter().chain(self.object.cells(wide)).collect()
+    }
+
+    fn time(&self) -> Option<Timestamp> {
+        self.object.time()
     }
 
     fn key(&self) -> String {
@@ -52,15 +61,17 @@ impl<T: Listed> Listed for OfNode<T> {
     }
 }
 
-/// Asks all nodes again and again, and prints what has changed. A node that fails keeps its rows, and is named on standard error once.
-pub(crate) async fn watch<T>(
+/// Asks all nodes again and again, and prints what has changed of the objects in their answers. A node that fails keeps its rows, and is
+/// named on standard error once; so is one that answers again.
+pub(crate) async fn watch<A, T>(
     connect: &ConnectArgs,
     kind: Kind,
     arguments: &[String],
-    wants: impl Fn(&T) -> bool,
+    objects: impl Fn(A) -> Vec<T>,
 ) -> Result<ExitCode>
 where
-    T: Listed + Clone + DeserializeOwned,
+    A: DeserializeOwned,
+    T: Listed + Clone,
 {
     let mut cluster = Cluster::find(connect).await?;
     let mut known = Known { rows: BTreeMap::new(), failed: BTreeSet::new() };
@@ -69,37 +80,49 @@ where
         if !is_first && let Ok(found) = Cluster::find(connect).await {
             cluster = found;
         }
-        let Answers(asked) = ask::<Vec<T>>(&cluster, connect, arguments).await;
+        let Answers(asked) = ask::<A>(&cluster, connect, arguments).await;
         let all = asked.len();
-        let (rows, failed) = known.take(asked.into_iter().map(|asked| {
-            let answer = asked.answer.map(|objects| objects.into_iter().filter(|object| wants(object)).collect());
-            (asked.at.node, answer)
-        }));
+        let Taken { mut rows, failed, back } =
+            known.take(asked.into_iter().map(|asked| (asked.at.node, asked.answer.map(&objects))));
         name_failed(all, &failed.iter().map(|(node, error)| (node.as_str(), error)).collect::<Vec<_>>());
+        for node in back {
+            // A failure is ignored, because a closed standard error leaves no place to report it.
+            let _written = writeln!(stderr(), "{node} answers again");
+        }
+        rows.sort_by_key(Listed::time);
         Ok(rows)
     };
     follow(kind, Some(PERIOD), read).await?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the nodes answered last.
+/// The last answers of the nodes.
 struct Known<T> {
     rows: BTreeMap<String, Vec<T>>,
     failed: BTreeSet<String>,
 }
 
+/// The rows of all nodes, and the nodes that differ from the last time.
+struct Taken<T> {
+    rows: Vec<OfNode<T>>,
+    /// The nodes that do not answer any more, with the reasons.
+    failed: Vec<(String, Error)>,
+    /// The nodes that answer again.
+    back: Vec<String>,
+}
+
 impl<T: Clone> Known<T> {
-    /// Takes the answers of all nodes. Returns the rows, and the nodes that answered before and do not now.
-    fn take(
-        &mut self,
-        answers: impl Iterator<Item = (String, Result<Vec<T>>)>,
-    ) -> (Vec<OfNode<T>>, Vec<(String, Error)>) {
+    /// Takes the answers of all nodes.
+    fn take(&mut self, answers: impl Iterator<Item = (String, Result<Vec<T>>)>) -> Taken<T> {
         let mut before = std::mem::take(&mut self.rows);
         let failed_before = std::mem::take(&mut self.failed);
-        let mut news = Vec::new();
+        let (mut news, mut back) = (Vec::new(), Vec::new());
         for (node, answer) in answers {
             match answer {
-                Ok(objects) => drop(self.rows.insert(node, objects)),
+                Ok(objects) => {
+                    back.extend(failed_before.get(&node).cloned());
+                    self.rows.insert(node, objects);
+                }
                 Err(error) => {
                     self.rows.extend(before.remove_entry(&node));
                     self.failed.insert(node.clone());
@@ -112,7 +135,7 @@ impl<T: Clone> Known<T> {
         let rows = self.rows.iter().flat_map(|(node, objects)| {
             objects.iter().map(|object| OfNode { node: node.clone(), object: object.clone() })
         });
-        (rows.collect(), news)
+        Taken { rows: rows.collect(), failed: news, back }
     }
 }
 
@@ -123,20 +146,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn node_that_fails_keeps_its_rows_and_is_named_once() {
+    fn node_that_fails_keeps_its_rows_and_is_named_once_as_when_it_is_back() {
         let mut known = Known { rows: BTreeMap::new(), failed: BTreeSet::new() };
         let mut take = |answers: &[(&str, Option<&'static str>)]| {
             let answers = answers
                 .iter()
                 .map(|(node, answer)| ((*node).to_owned(), answer.map(|one| vec![one]).ok_or(anyhow!("away"))));
-            let (rows, failed) = known.take(answers);
+            let Taken { rows, failed, back } = known.take(answers);
             let rows: Vec<_> = rows.iter().map(|row| format!("{} {}", row.node, row.object)).collect();
-            (rows.join(", "), failed.into_iter().map(|(node, _)| node).collect::<Vec<_>>())
+            let failed: Vec<_> = failed.into_iter().map(|(node, _)| node).collect();
+            format!("{}; failed: {}; back: {}", rows.join(", "), failed.join(" "), back.join(" "))
         };
-        let none = Vec::<String>::new();
-        assert_eq!(take(&[("n1", Some("a")), ("n2", None)]), ("n1 a".to_owned(), vec!["n2".to_owned()]));
-        assert_eq!(take(&[("n1", None), ("n2", None)]), ("n1 a".to_owned(), vec!["n1".to_owned()]));
-        assert_eq!(take(&[("n1", None), ("n2", Some("b"))]), ("n1 a, n2 b".to_owned(), none.clone()));
-        assert_eq!(take(&[("n2", Some("c"))]), ("n2 c".to_owned(), none), "n1 has left the cluster");
+        assert_eq!(take(&[("n1", Some("a")), ("n2", None)]), "n1 a; failed: n2; back: ");
+        assert_eq!(take(&[("n1", None), ("n2", None)]), "n1 a; failed: n1; back: ");
+        assert_eq!(take(&[("n1", None), ("n2", Some("b"))]), "n1 a, n2 b; failed: ; back: n2");
+        assert_eq!(take(&[("n2", Some("c"))]), "n2 c; failed: ; back: ", "n1 has left the cluster");
     }
 }

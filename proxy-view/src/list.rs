@@ -1,9 +1,11 @@
 //! Prints lists of objects: as tables, data or names, and as they change.
 
+mod backends;
 mod events;
 mod flows;
 mod services;
 
+pub use backends::{BackendOrder, BackendRow};
 pub use services::port;
 
 use std::collections::BTreeMap;
@@ -12,14 +14,15 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use comfy_table::Cell;
+use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::output::{Form, Kind, cell, escaped_json, json, or_nothing_found, print, print_on, yaml, yellow};
 
 /// The time between two looks at the objects.
 const PERIOD: Duration = Duration::from_secs(2);
-/// The columns whose change alone is no news.
-const CLOCKS: [&str; 5] = ["AGE", "IDLE", "EXPIRES", "FIRST-SEEN", "LAST-SEEN"];
+/// The columns that are clocks.
+const CLOCKS: &[&str] = &["AGE", "IDLE", "EXPIRES", "FIRST-SEEN", "LAST-SEEN"];
 /// The last cell of an object that is gone.
 const GONE: &str = "gone";
 
@@ -34,11 +37,17 @@ pub struct WatchArgs {
 pub trait Listed: Serialize {
     /// True if an object that is gone is news.
     const TELLS_GONE: bool = true;
+    /// The columns whose change alone is no news.
+    const NO_NEWS: &'static [&'static str] = CLOCKS;
 
     fn header(wide: bool) -> Vec<&'static str>;
     fn cells(&self, wide: bool) -> Vec<Cell>;
     /// Returns the cell of the last column, the way of a host in mode host. Where no object has one, the column is left out.
     fn way(&self) -> Option<Cell> {
+        None
+    }
+    /// Returns the time by which the objects of several nodes are ordered; None where nodes come one after another.
+    fn time(&self) -> Option<Timestamp> {
         None
     }
     /// Returns the key by which the object is found again.
@@ -127,7 +136,8 @@ impl Seen {
         let mut changed = Vec::new();
         for (place, item) in items.iter().enumerate() {
             let (key, cells) = (item.key(), row(item, true, true));
-            let shown = header::<T>(true, true).into_iter().zip(&cells).filter(|(column, _)| !CLOCKS.contains(column));
+            let shown =
+                header::<T>(true, true).into_iter().zip(&cells).filter(|(column, _)| !T::NO_NEWS.contains(column));
             let shown: String = shown.map(|(_, cell)| cell.content() + "\u{1f}").collect();
             if before.remove(&key).is_none_or(|(before, _)| before != shown) {
                 changed.push(place);

@@ -1,6 +1,7 @@
 //! The rows of `kpx events`.
 
 use comfy_table::Cell;
+use jiff::Timestamp;
 
 use super::Listed;
 use crate::output::{cell, yellow};
@@ -21,6 +22,10 @@ impl Listed for EventView {
         let last = cell(age::since(self.last_seen));
         let row = [last, kind, cell(&self.reason), cell(self.object()), cell(self.count), cell(&self.note)];
         first.into_iter().chain(row).collect()
+    }
+
+    fn time(&self) -> Option<Timestamp> {
+        Some(self.last_seen)
     }
 
     fn key(&self) -> String {
