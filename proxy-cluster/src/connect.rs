@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::future::Future;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
@@ -38,33 +39,54 @@ pub(crate) struct ConnectArgs {
     /// The number of nodes that are asked at the same time.
     #[arg(long, global = true, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     parallel: u16,
+    /// The server that is asked, and what names it; set with the client.
+    #[arg(skip)]
+    server: OnceLock<String>,
 }
 
 impl ConnectArgs {
     /// Makes a client, with the kubeconfig's credentials or those of the pod that this runs in.
     pub(crate) async fn client(&self) -> Result<Client> {
         let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
-        let config = match &self.kubeconfig {
-            Some(path) => {
-                let kubeconfig = Kubeconfig::read_from(path).with_context(|| format!("read {}", path.display()))?;
-                Config::from_custom_kubeconfig(kubeconfig, &options).await
-            }
-            None => match Config::from_kubeconfig(&options).await {
-                Err(_) if self.context.is_none() && Config::incluster().is_ok() => return in_cluster(),
-                config => config,
-            },
+        let read = match &self.kubeconfig {
+            Some(path) => Kubeconfig::read_from(path).map_err(|error| anyhow!("use the kubeconfig: {error}")),
+            None => Kubeconfig::read().map_err(|error| anyhow!("use the kubeconfig: {error}")),
         };
-        let mut config = config.context("use the kubeconfig")?;
+        let config = match read {
+            Ok(kubeconfig) => {
+                let context = self.context.clone().or_else(|| kubeconfig.current_context.clone()).unwrap_or_default();
+                let from = format!("context {context:?} of {}", self.files());
+                let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+                config.map(|config| (config, from)).with_context(|| format!("use {}", self.files()))
+            }
+            Err(error) => Err(error),
+        };
+        let (mut config, from) = match config {
+            Err(_) if self.kubeconfig.is_none() && self.context.is_none() && Config::incluster().is_ok() => {
+                (Config::incluster()?, "the pod's service account".to_owned())
+            }
+            config => config?,
+        };
+        let server = self.server.get_or_init(|| format!("{} ({from})", config.cluster_url));
         // A stream of `monitor` may be silent for long; each call has its own limit.
         config.read_timeout = None;
-        Client::try_from(config).context("make a client of the API server")
+        Client::try_from(config).with_context(|| format!("make a client of {server}"))
+    }
+
+    /// Returns the files of the kubeconfig, as one would name them to kubectl.
+    fn files(&self) -> String {
+        match (&self.kubeconfig, std::env::var("KUBECONFIG")) {
+            (Some(path), _) => path.display().to_string(),
+            (None, Ok(paths)) if !paths.is_empty() => paths,
+            (None, _) => "~/.kube/config".to_owned(),
+        }
     }
 
     pub(crate) fn timeout(&self, default_secs: u64) -> Duration {
         Duration::from_secs(self.timeout.unwrap_or(default_secs))
     }
 
-    /// Awaits an answer of the API server, and names the call in an error.
+    /// Awaits an answer of the API server, and names the call in an error. An error that is not the server's own answer names the server too.
     pub(crate) async fn call<T>(
         &self,
         default_secs: u64,
@@ -72,18 +94,22 @@ impl ConnectArgs {
         call: impl Future<Output = kube::Result<T>>,
     ) -> Result<T> {
         let limit = self.timeout(default_secs);
+        let server =
+            self.server.get().map_or_else(|| "the API server".to_owned(), |server| format!("API server {server}"));
         let answer = timeout(limit, call).await;
-        let answer = answer.map_err(|_| anyhow!("{what}: no answer of the API server within {} s", limit.as_secs()))?;
-        answer.with_context(|| what.to_string())
+        let answer = answer.map_err(|_| anyhow!("{what}: no answer of {server} within {} s", limit.as_secs()))?;
+        answer.map_err(|error| match error {
+            kube::Error::Api(status) if status.code != 401 => {
+                anyhow::Error::new(kube::Error::Api(status)).context(what.to_string())
+            }
+            // The layers above repeat the cause.
+            error => anyhow!("{what}: {server}: {}", anyhow::Error::new(error).root_cause()),
+        })
     }
 
     pub(crate) fn parallel(&self) -> usize {
         self.parallel.into()
     }
-}
-
-fn in_cluster() -> Result<Client> {
-    Client::try_from(Config::incluster()?).context("make a client of the API server")
 }
 
 #[cfg(test)]

@@ -72,6 +72,37 @@ fn a_source_that_fails_later_names_the_reason() -> Result<()> {
 }
 
 #[test]
+fn a_command_for_the_cluster_names_the_server_that_does_not_answer() -> Result<()> {
+    let (ns, dir) = (namespace("cluster-refused")?, TempDir::with_prefix("kpx-cli-")?);
+    let path = dir.path().join("config");
+    fs::write(&path, CONFIG.replace("192.0.2.9:6443", "127.0.0.1:1").replace("USER", "{token: t}"))?;
+    let path = path.display().to_string();
+    let asked = |args: &[&str], from_env: &str| -> Result<String> {
+        let mut command = Command::new(binary()?);
+        command
+            .args(["cluster", "status"])
+            .args(args)
+            .env_clear()
+            .env("HOME", "/nonexistent")
+            .env("KUBECONFIG", from_env);
+        let output = ns.run(|| command.output())?;
+        ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{args:?}: {output:?}");
+        Ok(String::from_utf8(output.stderr)?)
+    };
+    let server = format!("API server https://127.0.0.1:1/ (context \"c\" of {path})");
+    for said in [asked(&["--kubeconfig", &path], "")?, asked(&["--context", "c"], &path)?] {
+        for what in ["list the pods of namespace kube-system", &server, "Connection refused"] {
+            ensure!(said.contains(what), "{what} is not in: {said}");
+        }
+    }
+    let said = asked(&["--context", "prod"], &path)?;
+    ensure!(said.contains(&path) && said.contains("prod"), "{said}");
+    let said = asked(&[], "")?;
+    ensure!(said.contains("/nonexistent/.kube/config"), "{said}");
+    Ok(())
+}
+
+#[test]
 fn check_tells_whether_a_kubeconfig_can_be_used() -> Result<()> {
     let (ns, dir) = (namespace("check-kubeconfig")?, TempDir::with_prefix("kpx-cli-")?);
     let path = dir.path().join("config");
