@@ -100,7 +100,7 @@ A test writes this document from the commands' output and compares the two (`UPD
 - **Which agent.** Commands ask the agent on this machine, by the socket in its run directory (`--run-dir`,
   `/run/kpx` by default). Root may ask, and the members of the group that `kpx run --socket-group` names.
 - **Which Services.** `-n NAMESPACE` or `-A`, and `NAME`, `NAMESPACE/NAME` or the same behind `svc/`; all by default. Of an unknown name a similar one is suggested.
-  `-l LABELS` of `services`, `backends` and `top` selects by labels, as `kubectl get -l`: `=`, `==`, `!=`, `in (…)`, `notin (…)`, `KEY`, `!KEY`. kpx keeps 4 KiB of labels of a Service.
+  `-l LABELS` of `services`, `backends` and `top` selects by labels, as `kubectl get -l`: `=`, `==`, `!=`, `in (…)`, `notin (…)`, `KEY`, `!KEY`, `>`, `<`. kpx keeps 4 KiB of labels of a Service.
 - **Order and changes.** `--sort-by COLUMN` of `services`, `backends`, `flows` and `top`. `-w` of the first three and of `events` prints the list, and then what is
   new, changed or `gone`, as a row, a line of JSON or a name. Data and names leave out what is gone. `watch -n1 kpx status` does it for `status`.
 - **Width.** On a terminal, cells that are too long end with `…`, and sentences go on in the next line. `-o wide` and pipes get all of it.
@@ -200,8 +200,9 @@ These names were changed. The old ones are told beside the new ones, and go with
   `--from pod/shop/cart-0 --to svc/shop/web:http`, `--from node/n1 --to web.shop.svc:80`, `--to deploy/shop/web:8080`. Pods are known by the endpoints of Services.
 - `kpx explain [REASON]` says what a reason means and what to do; without a reason it lists all.
 - `kpx events [SERVICE]` lists the Events that the agent sent to the API server, or would have sent, and the beginning, change and end of its own problems; the newest comes last.
+  Those of a Service are its own, and those of its EndpointSlices, of LocalRedirects of its namespace, of pods that answer for it, and of its health check.
   The last 1,000 are kept while it runs, in at most 3 MiB; equal ones are counted. Once there is no room, the namespace with the most gives way. With `-o json`: `firstSeen`, `lastSeen`, `count`, `type`,
-  `reason`, `kind`, `namespace`, `name`, `note`.
+  `reason`, `kind`, `namespace`, `name`, `note`, `services` (those that it concerns, at most four beside its object).
 - `kpx top` shows the traffic of each Service, live in a terminal, as one table elsewhere or with `--once`. There, Enter shows the backends of a Service and Escape all Services
   again; `kpx top SERVICE` begins with its backends. A terminal of less than 120 columns leaves the connect times and failures out. `-o json` and `-o yaml` are `--once` as
   data: `nodeName`, `health`, `problems`, `intervalSecs`, `services`, `backends` (of the Service that was named), `total`, `unservedReasons`.
@@ -214,6 +215,6 @@ These names were changed. The old ones are told beside the new ones, and go with
   kube-proxy left, and only that while a kpx runs. Otherwise it refuses while a kpx runs. With `--drain` it first leaves
   new connections to kube-proxy and waits for the end of open ones, `--timeout` at most ([migration.md](migration.md)).
 - `kpx sysdump` gathers what a bug report needs of this node in one archive, whose file `CONTENTS` lists the parts. `kpx cluster COMMAND`, which is
-  `kubectl kpx COMMAND`, asks the kpx of every node: `status`, `services`, `flows`, `top`, `monitor`, `trace`, `connectivity-test`, `sysdump` ([kubectl.md](kubectl.md)).
+  `kubectl kpx COMMAND`, asks the kpx of every node: `status`, `services`, `backends`, `flows`, `events`, `top`, `monitor`, `trace`, `connectivity-test`, `sysdump` ([kubectl.md](kubectl.md)).
 - `kpx version` prints the version of this program and of the running agent; `kpx man [--dir DIR]` prints the manual pages.
 ";
