@@ -1,7 +1,6 @@
 //! Node ports at 127.0.0.1 and ::1 (KEP-6032): the host's own programs are served, and nothing else is.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use testbed::agent::{Agent, DEADLINE, wait_until};
 use testbed::netns::NetNs;
 
-use super::reach::pod;
+use super::reach::{answer, dial_within, is_refused, pod};
 
 /// Time in which an answer would come.
 const SOON: Duration = Duration::from_millis(700);
@@ -27,6 +26,7 @@ fn the_host_alone_reaches_node_ports_at_its_loopback_addresses() -> Result<()> {
     let objects = [("services", SERVICES), ("slices", SLICES)];
     let kpx = Agent::start_alone(&node, &objects, NFTABLES)?.healthy()?;
 
+    let is_refused = |to: &str| is_refused(dial_within(&node, to, SOON));
     for (to, seen) in [
         ("127.0.0.1:30443", "192.0.2.1"),
         ("[::1]:30443", "fd00::1"),
@@ -40,7 +40,7 @@ fn the_host_alone_reaches_node_ports_at_its_loopback_addresses() -> Result<()> {
     }
     // As the KEP has it. In mode iptables the node itself needs no endpoint of its own.
     for to in ["127.0.0.1:30445", "[::1]:30445", "127.0.0.1:30446", "127.0.0.2:30443"] {
-        ensure!(is_refused(&node, to), "{to} is refused");
+        ensure!(is_refused(to), "{to} is refused");
     }
     let localnet = |device: &str| node.read(&format!("{ROUTE_LOCALNET}{device}/route_localnet"));
     ensure!(
@@ -59,12 +59,12 @@ fn the_host_alone_reaches_node_ports_at_its_loopback_addresses() -> Result<()> {
     kpx.stop()?;
 
     let kpx = Agent::start_alone(&node, &objects, "--proxy-mode nftables --socket-lb off")?.healthy()?;
-    ensure!(is_refused(&node, "127.0.0.1:30443") && is_refused(&node, "[::1]:30443"), "they are not named any more");
+    ensure!(is_refused("127.0.0.1:30443") && is_refused("[::1]:30443"), "they are not named any more");
     ensure!(localnet("lo")?.trim() == "0", "the switch is as it was");
     kpx.stop()?;
 
     let kpx = Agent::start_alone(&node, &objects, "--socket-lb off")?.healthy()?;
-    ensure!(by_tcp(&node, "127.0.0.1:30443")? == "192.0.2.1" && is_refused(&node, "[::1]:30443"), "mode iptables");
+    ensure!(by_tcp(&node, "127.0.0.1:30443")? == "192.0.2.1" && is_refused("[::1]:30443"), "mode iptables");
     kpx.stop()
 }
 
@@ -80,13 +80,7 @@ fn lead_out(pod: &NetNs) -> Result<()> {
 /// Tells each client by TCP and UDP its address, until the test process ends.
 fn serve(ns: &NetNs, addrs: &[&str]) -> Result<()> {
     for addr in addrs {
-        let listener = ns.run(|| TcpListener::bind(addr)).with_context(|| format!("listen on {addr}"))?;
-        thread::spawn(move || {
-            while let Ok((mut stream, from)) = listener.accept() {
-                // A client that has gone has seen enough.
-                let _written = stream.write_all(from.ip().to_string().as_bytes());
-            }
-        });
+        answer(ns, addr, |from| from.ip().to_string())?;
         let socket = ns.run(|| UdpSocket::bind(addr)).with_context(|| format!("bind {addr}"))?;
         thread::spawn(move || {
             while let Ok((_, from)) = socket.recv_from(&mut [0; 9]) {
@@ -98,16 +92,12 @@ fn serve(ns: &NetNs, addrs: &[&str]) -> Result<()> {
 }
 
 fn by_tcp(ns: &NetNs, to: &str) -> Result<String> {
-    let to: SocketAddr = to.parse()?;
-    let mut answer = String::new();
+    let mut told = None;
     wait_until(DEADLINE, &format!("{to} answers"), || {
-        let Ok(mut stream) = ns.run(|| TcpStream::connect_timeout(&to, SOON)) else { return Ok(false) };
-        ensure!(stream.peer_addr()? == to, "the client sees {}", stream.peer_addr()?);
-        stream.set_read_timeout(Some(DEADLINE))?;
-        answer.clear();
-        Ok(stream.read_to_string(&mut answer).is_ok())
+        told = dial_within(ns, to, SOON).ok();
+        Ok(told.is_some())
     })?;
-    Ok(answer)
+    told.context("an answer")
 }
 
 fn by_udp(ns: &NetNs, to: &str) -> Result<String> {
@@ -135,12 +125,6 @@ fn own_resets(ns: &NetNs) -> Result<u64> {
     let mut pairs = names.split(' ').zip(values.split(' '));
     let (_, resets) = pairs.find(|(name, _)| *name == "OutRsts").context("OutRsts")?;
     Ok(resets.parse()?)
-}
-
-fn is_refused(ns: &NetNs, to: &str) -> bool {
-    let to: SocketAddr = to.parse().expect("an address");
-    let dialled = ns.run(|| TcpStream::connect_timeout(&to, SOON));
-    dialled.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
 const SERVICES: &str = "

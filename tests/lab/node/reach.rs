@@ -4,6 +4,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use testbed::agent::{Agent, DEADLINE, wait_until};
@@ -29,10 +30,7 @@ fn external_frontends_are_reached_under_every_rp_filter() -> Result<()> {
         // Without endpoints it is refused, and at once: so the answer is let in as well.
         kpx.delete("slices")?;
         for to in ["203.0.113.7:443", "[2001:db8::7]:443"] {
-            wait_until(DEADLINE, &format!("{to} is refused"), || {
-                let error = dial(&node, to).err().and_then(|error| error.downcast::<std::io::Error>().ok());
-                Ok(error.is_some_and(|error| error.kind() == ErrorKind::ConnectionRefused))
-            })?;
+            wait_until(DEADLINE, &format!("{to} is refused"), || Ok(is_refused(dial(&node, to))))?;
         }
         kpx.stop()?;
     }
@@ -88,25 +86,40 @@ pub(super) fn pod(node: &NetNs) -> Result<NetNs> {
 
 /// Greets each client until the test process ends.
 fn serve(ns: &NetNs, addrs: &[&str], greeting: &'static str) -> Result<()> {
-    for addr in addrs {
-        let listener = ns.run(|| TcpListener::bind(addr)).with_context(|| format!("listen on {addr}"))?;
-        thread::spawn(move || {
-            for mut stream in listener.incoming().flatten() {
-                // A client that has gone has seen enough.
-                let _written = stream.write_all(greeting.as_bytes());
-            }
-        });
-    }
+    addrs.iter().try_for_each(|addr| answer(ns, addr, |_| greeting.to_owned()))
+}
+
+/// Writes `words` to each client that connects, until the test process ends.
+pub(super) fn answer(ns: &NetNs, addr: &str, words: impl Fn(SocketAddr) -> String + Send + 'static) -> Result<()> {
+    let listener = ns.run(|| TcpListener::bind(addr)).with_context(|| format!("listen on {addr}"))?;
+    thread::spawn(move || {
+        while let Ok((mut stream, from)) = listener.accept() {
+            // A client that has gone has seen enough.
+            let _written = stream.write_all(words(from).as_bytes());
+        }
+    });
     Ok(())
 }
 
-fn dial(node: &NetNs, to: &str) -> Result<String> {
+fn dial(ns: &NetNs, to: &str) -> Result<String> {
+    dial_within(ns, to, DEADLINE)
+}
+
+/// Connects in this time, and returns what the server says.
+pub(super) fn dial_within(ns: &NetNs, to: &str, limit: Duration) -> Result<String> {
     let to: SocketAddr = to.parse()?;
-    let mut stream = node.run(|| TcpStream::connect_timeout(&to, DEADLINE))?;
+    let mut stream = ns.run(|| TcpStream::connect_timeout(&to, limit))?;
+    ensure!(stream.peer_addr()? == to, "the client sees {}", stream.peer_addr()?);
     stream.set_read_timeout(Some(DEADLINE))?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)
+}
+
+/// Returns true if a dial was refused at once.
+pub(super) fn is_refused<T>(dialled: Result<T>) -> bool {
+    let error = dialled.err().and_then(|error| error.downcast::<std::io::Error>().ok());
+    error.is_some_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
 const SHOP: &str = "
