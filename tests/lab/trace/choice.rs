@@ -20,10 +20,7 @@ fn options_of_the_node_decide_as_in_kpx_run() -> Result<()> {
           frontend   port:80/tcp, a ClusterIP
           service    default/port port http at port:80/tcp
           client     a local pod by --detect-local-mode
-          backends   1 in the cluster set
-                     p2a:8080
-          verdict    forward to p2a:8080
-                     the only backend
+          only       p2a:8080
           source     seen as p1a:32768
                      the client's own address and port
     "#]],
@@ -37,10 +34,7 @@ fn options_of_the_node_decide_as_in_kpx_run() -> Result<()> {
           frontend   *:30004/tcp, a node port
           service    default/port port http at port:80/tcp
           client     a local pod by --detect-local-mode
-          backends   1 in the cluster set
-                     p2a:8080
-          verdict    forward to p2a:8080
-                     the only backend
+          only       p2a:8080
           source     masqueraded as n1:$port
                      masqueraded where kube-proxy does it (--masquerade compat)
     "#]],
@@ -54,10 +48,7 @@ fn options_of_the_node_decide_as_in_kpx_run() -> Result<()> {
           frontend   web:80/tcp, a ClusterIP
           service    default/web port http at web:80/tcp
           client     outside this node
-          backends   1 in the cluster set
-                     p2a:8080
-          verdict    forward to p2a:8080
-                     the only backend
+          only       p2a:8080
           source     masqueraded as n1:$port
                      replies from that backend must come back through this node
     "#]],
@@ -126,10 +117,7 @@ fn the_host_reaches_node_ports_at_a_loopback_address_where_it_is_named() -> Resu
           frontend   *:30004/tcp, a node port
           service    default/port port http at port:80/tcp
           client     this node itself
-          backends   1 in the cluster set
-                     p2a:8080
-          verdict    forward to p2a:8080
-                     the only backend
+          only       p2a:8080
           source     seen as n1:$port
                      the client's own address, and a port that no connection of the host has
     "#]],
