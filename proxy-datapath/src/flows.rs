@@ -30,10 +30,8 @@ use super::shares::{Held, Shares};
 
 /// The number of entries in one read, which takes a fraction of a millisecond.
 pub(super) const BATCH: usize = 1_024;
-
 /// The idle time after which an entry without its opener is removed. The programs make the entry before the opener.
 const ORPHAN_SECS: u32 = 30;
-
 /// The time within which a count is reused, because a walk through a large table takes a while.
 const COUNT_PERIOD: Duration = Duration::from_millis(500);
 
