@@ -286,6 +286,7 @@ fn prepare(bench: &mut Bench, names: &Names, netns: &NetNs) -> Result<()> {
     }
     let own = BTreeMap::from([
         (node_ip, OwnAddr::new(1, OwnAddr::NODE_PORTS)),
+        (names.addr("localhost")?, OwnAddr::new(1, OwnAddr::NODE_PORTS)),
         (uplink, OwnAddr::new(ifindex(netns, "eth1")?, 0)),
     ]);
     let maps = &mut bench.datapath.node;

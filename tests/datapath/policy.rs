@@ -24,6 +24,7 @@ packet_tests! {
     redirect_answers_clients_of_the_node_but_its_own_pods,
     source_ranges_come_before_everything_else,
     host_reaches_its_own_node_ports_through_lo,
+    host_reaches_node_ports_at_loopback_addresses_through_lo,
     compat_masquerades_where_kube_proxy_does,
     masquerade_all_masquerades_cluster_ips_only,
     udp_flow_leaves_removed_backend,
