@@ -69,7 +69,7 @@ impl<'a, A: Addr> Joined<'a, A> {
         stranded: &mut Vec<(SockAddr<A>, &'a Endpoint<'a, A>, UnreachableReason)>,
         fallback: NodePortFallback<'_>,
     ) -> Vec<TunnelledPod> {
-        let is_served = self.0.values().any(|endpoint| endpoint.serves());
+        let is_served = self.0.values().any(|endpoint| endpoint.serves() && endpoint.weight > 0);
         let start = fallback.host_mode.tunnel().filter(|_| fallback.proto == Proto::TCP && !is_served);
         let Some(start) = start else { return Vec::new() };
         let mut pods = Vec::new();

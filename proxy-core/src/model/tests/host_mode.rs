@@ -197,6 +197,11 @@ fn the_tunnel_stands_in_for_pods_that_nothing_else_reaches() {
     assert_eq!(tunnelled(web(), ends), ["ends 10.244.2.6:80"]);
     let near = of_pod(far().ready("10.244.1.5"), "near");
     assert!(tunnelled(web(), near).is_empty(), "one is reached");
+    assert!(tunnelled(web().weights("far=0"), far()).is_empty(), "it is drained");
+    let both = || of_pod(far().ready("10.244.2.6").on("n2"), "other");
+    assert_eq!(tunnelled(web().weights("far=0"), both()), ["other 10.244.2.6:80"], "one of two is drained");
+    let near = of_pod(far().ready("10.244.1.5"), "near");
+    assert_eq!(tunnelled(web().weights("near=0"), near), ["far 10.244.2.5:80"], "the one that is reached is drained");
     assert!(tunnelled(web().type_("NodePort").node_port(30_080), far()).is_empty(), "a node port comes first");
     assert!(tunnelled(web().internal_local(), far()).is_empty(), "no endpoint is local");
     let no_pod = slice("web-1", "web").tcp(80).ready("10.244.2.5").on("n2");
