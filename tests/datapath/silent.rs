@@ -3,11 +3,16 @@
 use std::net::IpAddr;
 
 use anyhow::{Context, Result, ensure};
-use proxy_common::addr::{Addr, Port, Proto};
+use aya::Pod;
+use aya::maps::{HashMap, MapData};
+use nix::time::{ClockId, clock_gettime};
+use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::connect::Votes;
+use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::frontend::FrontendKey;
-use proxy_common::names::INGRESS;
-use proxy_datapath::FamilyCounts;
+use proxy_common::names::{INGRESS, IPV4, IPV6};
+use proxy_datapath::{FamilyCounts, open};
+use testbed::flow_table::older;
 
 use crate::fixture::{Fixture, fixtures};
 use crate::packets::packet_tests;
@@ -62,6 +67,36 @@ fn clients_outside_count_as_one() -> Result<()> {
         fixture.rows("silent::clients_outside_count_as_one")?;
         let votes = votes(&fixture)?;
         ensure!((votes.failures(), votes.clients()) == (4, 1), "{votes:?}");
+    }
+    Ok(())
+}
+
+/// A stranger sends the client's SYN again within the second of the first one, when the wait is just over.
+#[test]
+fn forged_syn_moves_no_flow_in_the_second_of_the_first_one() -> Result<()> {
+    for mut fixture in services()? {
+        fixture.rows("silent::forged_syn_moves_no_flow_in_the_second_of_the_first_one/waits")?;
+        // The first SYN was a second ago, and all packets of before in this second.
+        match fixture.is_v4() {
+            true => age_first_syns::<Addr4>(&fixture, IPV4.flows)?,
+            false => age_first_syns::<Addr6>(&fixture, IPV6.flows)?,
+        }
+        fixture.rows("silent::forged_syn_moves_no_flow_in_the_second_of_the_first_one/forged")?;
+    }
+    Ok(())
+}
+
+fn age_first_syns<A: Addr>(fixture: &Fixture, name: &str) -> Result<()>
+where
+    FlowKey<A>: Pod,
+    Flow<A>: Pod,
+{
+    let mut flows: HashMap<MapData, FlowKey<A>, Flow<A>> = open(&fixture.bench.datapath.loaded.maps, name)?;
+    let now_secs = u32::try_from(clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec())?;
+    for (key, flow) in flows.iter().collect::<Result<Vec<_>, _>>()? {
+        let mut aged = older(flow, key.proto(), 1);
+        aged.last_secs = now_secs;
+        flows.insert(key, aged, 0)?;
     }
     Ok(())
 }
