@@ -131,7 +131,7 @@ const VERDICT: Duration = Duration::from_millis(1_600);
 /// The time after which it is forgotten how often a backend was silent.
 const FORGET: Duration = Duration::from_secs(600);
 
-/// A change that operators are told of.
+/// A change that operators are told of. A backend that comes and goes is told of no sooner again than after its last back-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Change {
     /// The backend has become silent.
@@ -169,6 +169,10 @@ struct Judged {
     struck: Duration,
     /// When the first trial after that began, or begins.
     trial_from: Duration,
+    /// Operators have been told that the backend is silent, and not yet that it answers.
+    is_told: bool,
+    /// Until then they are not told again that it is.
+    untold_until: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,11 +196,8 @@ impl Judge {
     ) -> Vec<Change> {
         let readings: BTreeMap<_, _> =
             readings.into_iter().filter(|(_, reading)| reading.votes != Votes::NONE).collect();
-        let mut changes = Vec::new();
-        for (path, judged) in &mut self.backends {
-            if !readings.contains_key(path) && judged.answers() && is_backend(path) {
-                changes.push(Change::Answers(*path));
-            }
+        for (_, judged) in self.backends.iter_mut().filter(|(path, _)| !readings.contains_key(path)) {
+            judged.answers();
         }
         for (path, reading) in readings {
             let failures = reading.votes.failures();
@@ -208,13 +209,18 @@ impl Judge {
                 continue;
             }
             if reading.answered != judged.answered {
-                changes.extend(judged.answers().then_some(Change::Answers(path)));
+                judged.answers();
                 // What has failed since that answer, and before this reading, came from clients who send fast.
                 (judged.failures, judged.answered) = (failures, reading.answered);
             }
-            changes.extend(judged.fails(reading.votes, now).then_some(Change::Silent(path)));
+            judged.fails(reading.votes, now);
         }
         self.has_begun = true;
+        let news = self.backends.iter_mut().filter_map(|(path, judged)| Some((*path, judged.news(now)?)));
+        let news = news.filter(|(path, _)| is_backend(path));
+        let changes =
+            news.map(|(path, is_silent)| if is_silent { Change::Silent(path) } else { Change::Answers(path) });
+        let changes = changes.collect();
         self.pass(now);
         self.backends.retain(|path, judged| judged.is_worth_keeping(now) && (judged.failures > 0 || is_backend(path)));
         changes
@@ -224,7 +230,10 @@ impl Judge {
     pub fn pass(&mut self, now: Duration) {
         for judged in self.backends.values_mut() {
             judged.state = match judged.state {
-                State::OnTrial(..) | State::Silent(..) if now.saturating_sub(judged.struck) > FORGET => State::Serving,
+                State::OnTrial(..) | State::Silent(..) if now.saturating_sub(judged.struck) > FORGET => {
+                    judged.is_told = false;
+                    State::Serving
+                }
                 State::Silent(until, trial) if until <= now => State::OnTrial(now + trial, trial),
                 State::OnTrial(until, trial) if until <= now => State::Silent(now + VERDICT, trial * 2),
                 state => state,
@@ -254,7 +263,22 @@ impl Judged {
             strikes: 0,
             struck: Duration::ZERO,
             trial_from: Duration::ZERO,
+            is_told: false,
+            untold_until: Duration::ZERO,
         }
+    }
+
+    /// Returns whether the backend is silent, if operators are to be told.
+    fn news(&mut self, now: Duration) -> Option<bool> {
+        let is_silent = self.state != State::Serving;
+        if is_silent == self.is_told || is_silent && now < self.untold_until {
+            return None;
+        }
+        self.is_told = is_silent;
+        if !is_silent {
+            self.untold_until = now + back_off(self.strikes.saturating_sub(1));
+        }
+        Some(is_silent)
     }
 
     /// Returns true if a failure of now may be of a connection that began in a trial.
@@ -262,15 +286,15 @@ impl Judged {
         now >= self.trial_from
     }
 
-    /// Takes in that the backend has answered. Returns true if it was silent.
-    fn answers(&mut self) -> bool {
+    /// Takes in that the backend has answered.
+    const fn answers(&mut self) {
         self.failures = 0;
         self.window.1 = 0;
-        std::mem::replace(&mut self.state, State::Serving) != State::Serving
+        self.state = State::Serving;
     }
 
-    /// Takes in what has failed since the last answer. Returns true if the backend was not silent, and is now.
-    fn fails(&mut self, votes: Votes, now: Duration) -> bool {
+    /// Takes in what has failed since the last answer.
+    fn fails(&mut self, votes: Votes, now: Duration) {
         let more = votes.failures_since(std::mem::replace(&mut self.failures, votes.failures()));
         match self.state {
             State::Serving => {
@@ -279,18 +303,15 @@ impl Judged {
                     self.window = (now, 0);
                 }
                 self.window.1 = self.window.1.saturating_add(more);
-                let is_silent = self.window.1 >= FAILURES && votes.clients() >= CLIENTS;
-                if is_silent {
+                if self.window.1 >= FAILURES && votes.clients() >= CLIENTS {
                     self.strike(now);
                 }
-                is_silent
             }
             // It may be heard of late, and while no connections begin.
             State::OnTrial(..) | State::Silent(..) => {
                 if more > 0 && self.is_judged(now) {
                     self.strike(now);
                 }
-                false
             }
         }
     }
@@ -299,7 +320,7 @@ impl Judged {
         if now.saturating_sub(self.struck) > FORGET {
             self.strikes = 0;
         }
-        let back_off = BACK_OFF.saturating_mul(1 << self.strikes.min(8)).min(BACK_OFF_MAX);
+        let back_off = back_off(self.strikes);
         (self.state, self.struck, self.trial_from) = (State::Silent(now + back_off, TRIAL), now, now + back_off);
         self.strikes = self.strikes.saturating_add(1);
     }
@@ -309,4 +330,9 @@ impl Judged {
             || self.state != State::Serving
             || self.strikes > 0 && now.saturating_sub(self.struck) <= FORGET
     }
+}
+
+/// Returns how long a backend gets no connections that was silent so often before.
+fn back_off(strikes: u32) -> Duration {
+    BACK_OFF.saturating_mul(1 << strikes.min(8)).min(BACK_OFF_MAX)
 }

@@ -20,6 +20,10 @@ const PERIOD: Duration = Duration::from_millis(200);
 /// The part of the time that may go into reading what failed.
 const SHARE: u32 = 20;
 
+/// The lines that one judgement may write to the log, and the backends that each of them names.
+const LINES: usize = 20;
+const NAMED: usize = 3;
+
 /// The judgement of this node's backends.
 #[derive(Debug)]
 pub(super) struct BackendHealth {
@@ -96,16 +100,22 @@ impl Agent {
                 Change::Silent(path) => (path, true),
                 Change::Answers(path) => (path, false),
             };
-            match is_silent {
-                true => warn!(service = %path.service, backend = %path.backend, "a backend is silent"),
-                false => info!(service = %path.service, backend = %path.backend, "a backend answers again"),
-            }
             if let Some(service) = self.desired.service_at(path) {
                 told.entry((service, path.service.port(), is_silent)).or_default().push(path.backend.to_string());
             }
         }
-        for ((service, port, is_silent), backends) in told {
+        let unlogged = told.len().saturating_sub(LINES);
+        for (nth, ((service, port, is_silent), backends)) in told.into_iter().enumerate() {
+            let (number, some) = (backends.len(), backends[..backends.len().min(NAMED)].join(", "));
+            match is_silent {
+                _ if nth >= LINES => {}
+                true => warn!(service = %service.name, port, number, backends = some, "backends are silent"),
+                false => info!(service = %service.name, port, number, backends = some, "backends answer again"),
+            }
             self.reports.events.backends_changed(&service, self.desired.uid(&service), (port, is_silent), &backends);
+        }
+        if unlogged > 0 {
+            warn!(ports = unlogged, "backends of other service ports are silent, or answer again");
         }
     }
 
