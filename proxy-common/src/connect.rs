@@ -4,6 +4,10 @@ use crate::addr::{Addr, Port};
 use crate::assert_size;
 use crate::balance::hash_addr;
 
+mod asked;
+
+pub use asked::Asked;
+
 /// The moment of a flow's first SYN. The reply's entry of a TCP flow holds it in [`Flow::generation`](crate::flow::Flow::generation)
 /// until the backend's first packet.
 ///
@@ -65,8 +69,15 @@ impl Outcome {
     const UNITS_MAX: u32 = u32::MAX - 0x1000;
     /// The bits of a failure's [`Voter`].
     const VOTER: u32 = 0xff;
+    const ASKED: u32 = u32::MAX - 0x1ff;
     const REFUSED: u32 = u32::MAX - 0x2ff;
     const UNHEARD: u32 = u32::MAX - 0x3ff;
+
+    /// None yet: this client's first SYN is about to go there.
+    #[inline(always)]
+    pub const fn asked(Voter(voter): Voter) -> Self {
+        Self(Self::ASKED | voter as u32)
+    }
 
     /// The backend's first packet was a RST to this client.
     #[inline(always)]

@@ -59,10 +59,16 @@ pub fn run<'run, A: Net>(
         return Err(reason);
     }
     found?;
+    if !maps::again(&packet.moves) {
+        select::backend(&packet.src, service, decision)?;
+        if select::is_overdue(&packet.src.addr, service, decision) {
+            // There it is where a flow moves: no flow is found here.
+            flow.backend = decision.backend_at();
+            packet.moves = true;
+        }
+    }
     if maps::again(&packet.moves) {
         select::another(&packet.src.addr, service, decision, &flow.backend)?;
-    } else {
-        select::backend(&packet.src, service, decision)?;
     }
     if policy::is_masqueraded(decision, service, node, A::is_detected_by(node)) {
         decision.flags |= Decision::<A>::MASQUERADE;

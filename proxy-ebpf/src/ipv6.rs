@@ -298,6 +298,12 @@ impl Net for Addr6 {
     }
 
     #[inline(always)]
+    fn ask(service: &Self, backend: &Self, PortsAndOutcome(ports): PortsAndOutcome) -> bool {
+        let ([a, b], [c, d]) = (service.registers(), backend.registers());
+        global_fn::kpx_ask6(a, b, c, d, ports) != 0
+    }
+
+    #[inline(always)]
     fn draw(replies: &FlowKey<Self>, Draw(draw): Draw) -> Option<Port> {
         let [a, b, c, d, e] = replies.words();
         Some(global_fn::kpx_draw6(a, b, c, d, e | draw)).filter(|port| *port != 0).map(|port| Port::new(port as u16))

@@ -7,9 +7,9 @@ use aya::Pod;
 use aya::maps::{HashMap, MapData};
 use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
-use proxy_common::connect::Votes;
+use proxy_common::connect::{Asked, Connects, UNIT_NANOS, Votes};
 use proxy_common::flow::{Flow, FlowKey};
-use proxy_common::frontend::FrontendKey;
+use proxy_common::frontend::{EndpointKey, FrontendKey};
 use proxy_common::names::{INGRESS, IPV4, IPV6};
 use proxy_datapath::{FamilyCounts, open};
 use testbed::flow_table::older;
@@ -71,6 +71,19 @@ fn clients_outside_count_as_one() -> Result<()> {
     Ok(())
 }
 
+/// Two clients wait for a backend that was always prompt, and no SYN has come again yet.
+#[test]
+fn overdue_backend_gets_no_new_flows_until_it_answers() -> Result<()> {
+    for mut fixture in services()? {
+        fixture.rows("silent::overdue_backend_gets_no_new_flows_until_it_answers/asked")?;
+        age_asked(&fixture, 400)?;
+        fixture.rows("silent::overdue_backend_gets_no_new_flows_until_it_answers/overdue")?;
+        age_asked(&fixture, 2_500)?;
+        fixture.rows("silent::overdue_backend_gets_no_new_flows_until_it_answers/old")?;
+    }
+    Ok(())
+}
+
 /// A stranger sends the client's SYN again within the second of the first one, when the wait is just over.
 #[test]
 fn forged_syn_moves_no_flow_in_the_second_of_the_first_one() -> Result<()> {
@@ -97,6 +110,30 @@ where
         let mut aged = older(flow, key.proto(), 1);
         aged.last_secs = now_secs;
         flows.insert(key, aged, 0)?;
+    }
+    Ok(())
+}
+
+/// Makes the SYNs that backends owe an answer as much older.
+fn age_asked(fixture: &Fixture, ms: u64) -> Result<()> {
+    let age = |word: u64| word.wrapping_sub(ms * 1_000_000 / UNIT_NANOS << u32::BITS);
+    match fixture.is_v4() {
+        true => change_asked::<Addr4>(fixture, IPV4.connects, age),
+        false => change_asked::<Addr6>(fixture, IPV6.connects, age),
+    }
+}
+
+fn change_asked<A: Addr>(fixture: &Fixture, name: &str, change: impl Fn(u64) -> u64) -> Result<()>
+where
+    EndpointKey<A>: Pod,
+{
+    let maps = &fixture.bench.datapath.loaded.maps;
+    let mut connects: HashMap<MapData, EndpointKey<A>, Connects> = open(maps, name)?;
+    let rows = connects.iter().collect::<Result<Vec<_>, _>>()?;
+    let asked: Vec<_> = rows.into_iter().filter(|(key, _)| key.service.proto == Asked::PROTO).collect();
+    ensure!(!asked.is_empty(), "no backend was asked");
+    for (key, row) in asked {
+        connects.insert(key, Connects { refused: change(row.refused), ..row }, 0)?;
     }
     Ok(())
 }

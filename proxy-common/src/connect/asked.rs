@@ -1,0 +1,129 @@
+//! The SYNs that a backend owes an answer: evidence against it before any of them comes again.
+//!
+//! A row of `CONNECTS` with [`Asked::PROTO`] in its key has them, beside the row that counts. Of its value, `units` is the other row's when the
+//! last SYN went to the backend. The sum grows with each answer, so another number says that the backend has answered since. `refused` has
+//! the [`Asked`]. The agent's sweep removes such rows, which costs no more than a moment's evidence.
+
+use super::{BUCKETS, Connects, DialTime, UNIT_NANOS, Voter, Votes};
+use crate::addr::Proto;
+
+/// The SYNs since a backend's last answer with the clients that sent them, as [`Votes`], and above those the moment since which two clients wait.
+/// While there is one client, it is the moment of its first SYN.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Asked(pub u64);
+
+impl Asked {
+    pub const NOTHING: Self = Self(0);
+    /// The protocol in the keys of these rows: that of no service port.
+    pub const PROTO: Proto = Proto::ANY;
+    /// The SYNs without an answer, and the clients, that make a backend overdue.
+    const SYNS: u32 = 3;
+    const CLIENTS: u32 = 2;
+    /// The units after which it is overdue: several times what [`Connects::is_prompt`] calls prompt.
+    const OVERDUE: u32 = (300_000_000 / UNIT_NANOS) as u32;
+    /// The units after which the evidence is old. By then the SYNs have come again, and the agent has judged.
+    const OLD: u32 = (2_500_000_000 / UNIT_NANOS) as u32;
+
+    const fn votes(self) -> Votes {
+        Votes(self.0 as u32)
+    }
+
+    const fn waited(self, boot_ns: u64) -> u32 {
+        DialTime((self.0 >> u32::BITS) as u32).units_until(boot_ns)
+    }
+
+    /// Adds the SYN of a client.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with(self, voter: Voter, boot_ns: u64) -> Self {
+        let is_old = self.waited(boot_ns) >= Self::OLD;
+        let before = if is_old { Votes::NONE } else { self.votes() };
+        let votes = before.with(voter);
+        let is_news = before.failures() == 0 || before.clients() < Self::CLIENTS && votes.clients() >= Self::CLIENTS;
+        let since = if is_news { DialTime::at(boot_ns).0 as u64 } else { self.0 >> u32::BITS };
+        Self(since << u32::BITS | votes.0 as u64)
+    }
+
+    /// Returns true if two clients wait for longer than a prompt backend takes.
+    #[inline(always)]
+    pub const fn is_overdue(self, boot_ns: u64) -> bool {
+        let waited = self.waited(boot_ns);
+        self.votes().failures() >= Self::SYNS
+            && self.votes().clients() >= Self::CLIENTS
+            && waited >= Self::OVERDUE
+            && waited < Self::OLD
+    }
+}
+
+/// The first of the buckets of late answers: those after 67 ms.
+const LATE: usize = 11;
+/// A prompt backend answers one of so many connections late, at the most.
+const LATE_OF: u64 = 64;
+
+impl Connects {
+    /// Returns true if the backend has answered, and hardly ever late.
+    #[inline(always)]
+    pub fn is_prompt(&self) -> bool {
+        let sum = |buckets: &[u64]| buckets.iter().fold(0_u64, |sum, bucket| sum.wrapping_add(*bucket));
+        let (prompt, late) = (sum(&self.buckets[..LATE]), sum(&self.buckets[LATE..BUCKETS]));
+        prompt > 0 && late.wrapping_mul(LATE_OF) <= prompt
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const START: u64 = 7_000 * MS;
+
+    /// Returns what these SYNs leave: the milliseconds at which they come, and their clients.
+    fn asked(syns: &[(u64, u8)]) -> Asked {
+        syns.iter().fold(Asked::NOTHING, |asked, (ms, client)| asked.with(Voter(*client), START + ms * MS))
+    }
+
+    fn overdue(asked: Asked) -> Vec<u64> {
+        (25..6_000).step_by(50).filter(|ms| asked.is_overdue(START + ms * MS)).collect()
+    }
+
+    #[test]
+    fn three_syns_of_two_clients_make_a_backend_overdue_for_two_seconds() {
+        let asked = asked(&[(0, 1), (100, 2), (150, 2)]);
+        let overdue = overdue(asked);
+        assert_eq!((overdue.first(), overdue.last()), (Some(&425), Some(&2_575)), "since the second client's SYN");
+    }
+
+    #[test]
+    fn one_client_or_two_syns_make_no_backend_overdue() {
+        for syns in [&[(0, 1), (1, 1), (2, 1), (3, 1)][..], &[(0, 1), (1, 2)], &[(0, 1)], &[]] {
+            assert_eq!(overdue(asked(syns)), [0; 0], "{syns:?}");
+        }
+    }
+
+    #[test]
+    fn second_client_has_to_wait_as_long() {
+        // A stranger's SYNs are old when the first honest one comes.
+        let asked = asked(&[(0, 1), (10, 1), (2_000, 2)]);
+        assert!(!asked.is_overdue(START + 2_290 * MS) && asked.is_overdue(START + 2_310 * MS));
+    }
+
+    #[test]
+    fn old_syns_are_forgotten_with_the_next_one() {
+        let old = [(0, 1), (100, 2), (150, 2)];
+        assert_eq!(asked(&[&old[..], &[(2_700, 2)]].concat()), asked(&[(2_700, 2)]));
+        assert_eq!(overdue(asked(&[(0, 1), (1, 1), (2_600, 2)])), [0; 0], "one client after the other");
+    }
+
+    #[test]
+    fn backend_that_was_late_is_not_prompt() {
+        let connects = |prompt, late| {
+            let mut connects = Connects::NOTHING;
+            (connects.buckets[3], connects.buckets[12]) = (prompt, late);
+            connects
+        };
+        for (prompt, late, is_prompt) in [(0, 0, false), (0, 9, false), (1, 0, true), (63, 1, false), (64, 1, true)] {
+            assert_eq!(connects(prompt, late).is_prompt(), is_prompt, "{prompt} {late}");
+        }
+    }
+}
