@@ -5,10 +5,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use proxy_view::ServiceView;
-use testbed::agent::{Agent, DEADLINE, Service, kpx, wait_until};
+use testbed::agent::{Agent, DEADLINE, Service, idle, kpx, wait_until};
 use testbed::echo::{Dial, Fault, Protocol};
 use testbed::lab::{Family, Layout};
 use testbed::served_lab::ServedLab;
+
+mod late;
+mod waves;
 
 const PORT: u16 = 8080;
 /// The agent has to judge two pods: one alone cannot speak against a backend.
@@ -30,11 +33,19 @@ fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
     let agent = base.kpx(&["--backend-health=on"])?;
     let lab = Lab { base: &base, agent: &agent };
 
-    // One of three: a dead backend costs one SYN, and then nothing.
+    // One of three: a dead backend costs one SYN. New connections avoid it before any SYN has come again, so that no agent has judged it.
+    let times = lab.dial(&web, 24, Duration::from_secs(3))?;
+    ensure!(times.iter().all(|time| *time < Duration::from_millis(900)), "all answer: {times:?}");
     base.lab.host("p2a").ns.nft(CUT)?;
-    let times = lab.dial(&web, 12, Duration::from_secs(3))?;
-    let slow = times.iter().filter(|time| **time > Duration::from_millis(900)).count();
-    ensure!(slow > 0 && slow < times.len(), "some connections began with the dead one: {times:?}");
+    let [first, second] = thread::scope(|scope| -> Result<_> {
+        let first = scope.spawn(|| lab.dial(&web, 60, Duration::from_secs(3)));
+        idle(Duration::from_millis(450))?;
+        let second = lab.dial(&web, 12, Duration::from_secs(3))?;
+        Ok([first.join().expect("no dial panics")?, second])
+    })?;
+    let slow = first.iter().filter(|time| **time > Duration::from_millis(900)).count();
+    ensure!(slow > 0 && slow < first.len(), "some connections began with the dead one: {first:?}");
+    ensure!(second.iter().all(|time| *time < Duration::from_millis(900)), "two clients wait for it: {second:?}");
     lab.set_aside(&web, &["p2a"])?;
     let times = lab.dial(&web, 12, Duration::from_secs(3))?;
     ensure!(times.iter().all(|time| *time < Duration::from_millis(900)), "none goes there: {times:?}");
