@@ -11,6 +11,10 @@ use serde_json::json;
 use testbed::agent::{Agent, Cluster, Object, idle};
 use testbed::lab::{CLUSTER_PODS, Family, Lab, Layout, SERVICE_CIDR};
 
+mod syns;
+
+use syns::{Avoided, Watch};
+
 const PORT: u16 = 8080;
 const BACKENDS: u8 = 100;
 const DEAD: u8 = 10;
@@ -38,24 +42,23 @@ pub(crate) fn run() -> Result<()> {
             }
             None => lab.n1.host.ns.nft(&rules(&lab).nftables()).map(|()| None)?,
         };
-        let dials = measure(&lab)?;
+        let (dials, avoided) = measure(&lab)?;
         let of_all = |what: &dyn Fn(&Dialled) -> bool| dials.iter().filter(|dialled| what(dialled)).count();
         let (more_than_a_syn, failed) = (of_all(&|it| it.took > SLOW), of_all(&|it| it.has_failed));
         let a_syn = of_all(&|it| it.took > SLOW / 2 && it.took <= SLOW);
-        let last = dials.iter().filter(|it| it.took > SLOW / 2).map(|it| it.began).max().unwrap_or_default();
         let mut times: Vec<_> = dials.iter().map(|it| it.took).collect();
         times.sort_unstable();
         let part = |number: usize| number as f64 * 100.0 / dials.len() as f64;
         println!(
             "{name:9} {} connections; slower than 1.2 s {more_than_a_syn} ({:.2} %), of them failed {failed}; one SYN more {a_syn} \
-             ({:.2} %); p99 {:.3} s, slowest {:.3} s; the last one to a dead backend began {:.2} s after the cut",
+             ({:.2} %); p99 {:.3} s, slowest {:.3} s",
             dials.len(),
             part(more_than_a_syn),
             part(a_syn),
             times[times.len() * 99 / 100].as_secs_f64(),
             times[times.len() - 1].as_secs_f64(),
-            last.as_secs_f64(),
         );
+        println!("{:9} {}", "", told(&avoided));
         if let Some(agent) = agent {
             agent.stop()?;
         }
@@ -63,17 +66,33 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// A connection: when it began after the cut, and what became of it.
+/// Says how long connections went on to begin at the dead backends.
+fn told(avoided: &[Avoided]) -> String {
+    let spread = |times: Option<Vec<Duration>>| {
+        let Some(mut times) = times else { return "never".to_owned() };
+        times.sort_unstable();
+        format!(
+            "{:.2} s (median), {:.2} s (all)",
+            times[times.len() / 2].as_secs_f64(),
+            times[times.len() - 1].as_secs_f64()
+        )
+    };
+    let after = spread(avoided.iter().map(|it| it.after).collect());
+    let since_two = spread(avoided.iter().map(Avoided::since_two).collect());
+    format!("dead backends avoided {after} after the cut; {since_two} after two clients had dialled them")
+}
+
+/// What became of a connection.
 #[derive(Clone, Copy)]
 struct Dialled {
-    began: Duration,
     took: Duration,
     has_failed: bool,
 }
 
-/// Dials at the rate, and cuts backends off. Returns the connections that began after that.
-fn measure(lab: &Lab) -> Result<Vec<Dialled>> {
+/// Dials at the rate, and cuts backends off. Returns the connections that began after that, and how long they began at those backends.
+fn measure(lab: &Lab) -> Result<(Vec<Dialled>, Vec<Avoided>)> {
     let service = SocketAddr::from((SERVICE_CIDR.host(10).v4, 80));
+    let watch = Watch::start(lab.host("p2b"))?;
     let started = Instant::now();
     let count = RATE / 2 * (BEFORE + AFTER).as_secs() as u32;
     let clients = ["p1a", "p1c"].map(|client| {
@@ -94,10 +113,10 @@ fn measure(lab: &Lab) -> Result<Vec<Dialled>> {
         })
     });
     idle(BEFORE)?;
-    let dead: Vec<_> = (0..DEAD).map(|nth| address(nth * 10).to_string()).collect();
+    let dead: Vec<_> = (0..DEAD).map(|nth| address(nth * 10)).collect();
     let cut = format!(
         "table ip cut {{ chain c {{ type filter hook input priority 0; ip daddr {{ {} }} drop; }}; }}",
-        dead.join(", ")
+        dead.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
     );
     lab.host("p2b").ns.nft(&cut)?;
     let cut = Instant::now();
@@ -105,15 +124,15 @@ fn measure(lab: &Lab) -> Result<Vec<Dialled>> {
     for client in clients {
         let dials = client?.join().ok().context("a client has panicked")??;
         dialled.extend(
-            dials.into_iter().filter(|(began, ..)| *began >= cut).map(|(began, took, has_failed)| Dialled {
-                began: began - cut,
-                took,
-                has_failed,
-            }),
+            dials
+                .into_iter()
+                .filter(|(began, ..)| *began >= cut)
+                .map(|(_, took, has_failed)| Dialled { took, has_failed }),
         );
     }
     ensure!(dialled.len() > count as usize, "{} of {count} connections a client", dialled.len());
-    Ok(dialled)
+    let avoided = syns::avoided(&watch.stop()?, &dead, cut, started + BEFORE + AFTER);
+    Ok((dialled, avoided))
 }
 
 fn address(nth: u8) -> Ipv4Addr {
