@@ -77,22 +77,7 @@ fn late_flapping_and_cut_off_backends_take_no_others_down() -> Result<()> {
     let times = lab.dial(&far, 6, Duration::from_secs(3))?;
     ensure!(times.iter().all(|time| *time < PROMPT), "new ones at once: {times:?}");
 
-    // Two pods can make a backend come and go as fast as they like. The log and the Events have few lines of it.
-    for _ in 0..6 {
-        base.lab.host("p2a").ns.nft(REFUSE)?;
-        wait_until(DEADLINE, "the backend is silent", || {
-            let _fails = lab.dial(&single, 4, Duration::from_secs(1));
-            Ok(lab.silent(&single)?.len() == 2)
-        })?;
-        base.lab.host("p2a").ns.nft(HEAL)?;
-        wait_until(DEADLINE, "the backend answers", || {
-            lab.dial(&single, 2, Duration::from_secs(1))?;
-            Ok(lab.silent(&single)?.is_empty())
-        })?;
-    }
-    let log = agent.log();
-    let told = log.lines().filter(|line| line.contains("backends") && line.contains("default/single")).count();
-    ensure!((2..=2 * TOLD).contains(&told), "{told} lines of two families\n{log}");
+    lab.is_told_rarely(&single)?;
     lab.comes_back(&web)?;
     agent.stop()
 }
@@ -151,5 +136,26 @@ impl Lab<'_> {
             self.dial(service, 6, Duration::from_secs(3))?;
             Ok(self.silent(service)?.is_empty())
         })
+    }
+
+    /// Makes the backend of a Service come and go, as two pods can as fast as they like. The log has few lines of it, as the Events have.
+    fn is_told_rarely(&self, service: &Service) -> Result<()> {
+        for _ in 0..6 {
+            self.base.lab.host("p2a").ns.nft(REFUSE)?;
+            wait_until(DEADLINE, "the backend is silent", || {
+                let _fails = self.dial(service, 4, Duration::from_secs(1));
+                Ok(self.silent(service)?.len() == 2)
+            })?;
+            self.base.lab.host("p2a").ns.nft(HEAL)?;
+            wait_until(DEADLINE, "the backend answers", || {
+                self.dial(service, 2, Duration::from_secs(1))?;
+                Ok(self.silent(service)?.is_empty())
+            })?;
+        }
+        let log = self.agent.log();
+        let told =
+            log.lines().filter(|line| line.contains("backends") && line.contains(&super::full_name(service))).count();
+        ensure!((2..=2 * TOLD).contains(&told), "{told} lines of two families\n{log}");
+        Ok(())
     }
 }
