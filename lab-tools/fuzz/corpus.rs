@@ -6,6 +6,7 @@
 //! packet ingress:eth0 in mark=0x0 segments=0 0200…
 //! age 45
 //! endpoints 99
+//! weights 7
 //! fast opens lease pod-bare
 //! packet egress:pod0 in:eth1 mark=0x0 segments=0 0200…
 //! misplaced packet ingress:pod0 in mark=0x0 segments=0 0200…
@@ -28,6 +29,7 @@ pub(crate) fn write(why: &str, cluster: u64, steps: &[Step]) -> String {
         let _infallible = match step {
             Step::Age(secs) => writeln!(text, "age {secs}"),
             Step::Endpoints(seed) => writeln!(text, "endpoints {seed}"),
+            Step::Weights(seed) => writeln!(text, "weights {seed}"),
             Step::Fast(fast) => writeln!(text, "fast {}", fast.words()),
             Step::Packet(sent) => writeln!(text, "{}", packet(sent)),
             Step::Stranger(pretence) => writeln!(text, "{} {}", pretence.name(), packet(&pretence.sent)),
@@ -52,6 +54,7 @@ pub(crate) fn read(text: &str) -> Result<(u64, Vec<Step>)> {
             ["cluster", seed] => cluster = Some(seed.parse()?),
             ["age", secs] => steps.push(Step::Age(secs.parse()?)),
             ["endpoints", seed] => steps.push(Step::Endpoints(seed.parse()?)),
+            ["weights", seed] => steps.push(Step::Weights(seed.parse()?)),
             ["fast", words @ ..] => steps.push(Step::Fast(Fast::read(words)?)),
             ["packet", rest @ ..] => steps.push(Step::Packet(sent(rest)?)),
             [name, "packet", rest @ ..] => steps.push(Step::Stranger(Pretence::named(name, sent(rest)?)?)),

@@ -25,7 +25,7 @@ const SECS: u64 = 8;
 /// Packets that bring everything about.
 const ENOUGH: u64 = 20_000;
 /// The outcomes that a run must have to prove anything.
-const SEEN: [&str; 25] = [
+const SEEN: [&str; 26] = [
     "established_beside_strangers",
     "blind",
     "misplaced",
@@ -51,6 +51,7 @@ const SEEN: [&str; 25] = [
     "unallocated",
     "rewrite",
     "cut_header",
+    "weights",
 ];
 /// Packets that bring about what needs two pods and words to the fast path.
 const ENOUGH_WHOLE: u64 = 20 * ENOUGH;

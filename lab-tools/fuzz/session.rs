@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
+use testbed::reference::cluster::Cluster;
 use testbed::reference::generate::{self, dice};
+use testbed::reference::weights;
 
 use crate::corpus;
 use crate::fast::Fast;
@@ -48,11 +50,10 @@ impl<'a> Session<'a> {
                 self.model.age(*secs);
                 self.model.answered.extend(self.fixture.answer()?);
             }
-            Step::Endpoints(seed) => {
-                let mut cluster = self.model.cluster().clone();
-                generate::change_endpoints(&mut dice(*seed), &mut cluster);
-                self.fixture.enter(&cluster)?;
-                self.model.set_world(cluster);
+            Step::Endpoints(seed) => self.change(|cluster| generate::change_endpoints(&mut dice(*seed), cluster))?,
+            Step::Weights(seed) => {
+                self.change(|cluster| weights::give(&mut dice(*seed), cluster))?;
+                *self.results.entry("weights").or_default() += 1;
             }
             Step::Fast(fast) => self.model.fast = self.fixture.set_fast(*fast, self.model.cluster())?,
             Step::Packet(sent) => return self.packet(sent).map(|got| got.map(Some)),
@@ -68,6 +69,15 @@ impl<'a> Session<'a> {
             }
         }
         Ok(Ok(None))
+    }
+
+    /// Changes the objects of the cluster.
+    fn change(&mut self, change: impl FnOnce(&mut Cluster)) -> Result<()> {
+        let mut cluster = self.model.cluster().clone();
+        change(&mut cluster);
+        self.fixture.enter(&cluster)?;
+        self.model.set_world(cluster);
+        Ok(())
     }
 
     fn packet(&mut self, sent: &Sent) -> Result<Result<Got, Blurred>> {

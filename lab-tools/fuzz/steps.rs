@@ -26,6 +26,8 @@ pub(crate) enum Step {
     Age(u32),
     /// Endpoints come and go, by these dice.
     Endpoints(u64),
+    /// Endpoints get weights, or lose them, by these dice.
+    Weights(u64),
     /// The fast path is told something else.
     Fast(Fast),
 }
@@ -44,6 +46,7 @@ pub(crate) fn next(dice: &mut Dice, model: &Model, last: Option<(&Sent, &Got)>) 
         0..4 => return Step::Age(one(dice, &AGES)),
         4..6 => return Step::Endpoints(dice.random()),
         6..10 => return Step::Fast(Fast::random(dice)),
+        10..12 => return Step::Weights(dice.random()),
         _ => {}
     }
     if dice.random_bool(0.2)

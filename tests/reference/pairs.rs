@@ -12,6 +12,7 @@ use testbed::reference::cluster::{Cluster, Packet};
 use testbed::reference::generate::{self, dice};
 use testbed::reference::model::{self, Answer, Entry};
 use testbed::reference::node;
+use testbed::reference::weights;
 
 const PAIRS: u64 = 100_000;
 /// Packets to one cluster, since a cluster costs as much as many packets.
@@ -37,7 +38,10 @@ type Affinities = BTreeMap<(Entry, IpAddr), SocketAddr>;
 
 fn compare(fixture: &mut Fixture, seed: u64, outcomes: &mut Outcomes) -> Result<()> {
     let mut dice = dice(seed);
-    let cluster = generate::cluster(&mut dice);
+    let mut cluster = generate::cluster(&mut dice);
+    if seed % 2 == 1 {
+        weights::give(&mut dice, &mut cluster);
+    }
     fixture.enter(&cluster).with_context(|| format!("KPX_SEED={seed}"))?;
     let mut affinities = Affinities::new();
     for _ in 0..PACKETS {

@@ -11,6 +11,7 @@ use testbed::reference::cluster::{Cluster, Packet, Proto};
 use testbed::reference::generate::{self, Dice, dice};
 use testbed::reference::model::{self, Answer};
 use testbed::reference::node;
+use testbed::reference::weights;
 
 /// A UDP flow leaves a backend that serves no longer, if there is one that does; no other flow ever leaves its backend.
 #[test]
@@ -29,6 +30,9 @@ fn flows_stay_with_their_backends_or_leave_them() -> Result<()> {
             let mut flows = open_some(&mut fixture, &mut dice, &cluster)?;
             for step in 0..STEPS {
                 generate::change_endpoints(&mut dice, &mut cluster);
+                if step % 2 == 1 {
+                    weights::give(&mut dice, &mut cluster);
+                }
                 fixture.enter(&cluster)?;
                 for (packet, flow, outcomes_so_far) in &mut flows {
                     let context = || {

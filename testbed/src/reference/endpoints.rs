@@ -8,6 +8,7 @@ use k8s_openapi::api::discovery::v1::{Endpoint as ApiEndpoint, EndpointPort, End
 
 use crate::reference::cluster::{Cluster, NodeFacts};
 use crate::reference::place::Family;
+use crate::reference::weights;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
@@ -16,6 +17,8 @@ pub struct Endpoint {
     ready: bool,
     serving: bool,
     terminating: bool,
+    /// The share in new conversations; with 0 it gets none.
+    weight: u16,
     for_nodes: BTreeSet<String>,
     for_zones: BTreeSet<String>,
 }
@@ -27,7 +30,7 @@ pub struct Endpoints {
     pub cluster: Vec<Endpoint>,
     /// The endpoints that a policy `Local` spreads over.
     pub local: Vec<Endpoint>,
-    /// All that serve, be it out of reach: those that a conversation may stay with.
+    /// All that serve, be it out of reach: those that a conversation may stay with. None if no new one may go to any of them.
     pub serving: Vec<Endpoint>,
 }
 
@@ -35,14 +38,17 @@ pub fn of(cluster: &Cluster, service: &Service, port: &ServicePort, family: Fami
     let all = listed(cluster, service, port, family);
     let those =
         |which: fn(&Endpoint) -> bool| all.iter().filter(|endpoint| which(endpoint)).cloned().collect::<Vec<_>>();
-    let ready = those(|endpoint| endpoint.ready);
+    let serves = |endpoint: &Endpoint| endpoint.ready || endpoint.serving && endpoint.terminating;
+    let ready = those(|endpoint| endpoint.ready && endpoint.weight > 0);
     // The last resort.
-    let terminating = those(|endpoint| !endpoint.ready && endpoint.serving && endpoint.terminating);
+    let terminating =
+        those(|endpoint| !endpoint.ready && endpoint.serving && endpoint.terminating && endpoint.weight > 0);
+    let takes_any = !ready.is_empty() || !terminating.is_empty();
     let here = |endpoints: &[Endpoint]| endpoints.iter().filter(|endpoint| endpoint.local).cloned().collect::<Vec<_>>();
     Endpoints {
         cluster: if ready.is_empty() { terminating.clone() } else { near(&ready, &cluster.node) },
         local: if here(&ready).is_empty() { here(&terminating) } else { here(&ready) },
-        serving: [ready, terminating].concat(),
+        serving: all.iter().filter(|endpoint| takes_any && serves(endpoint)).cloned().collect(),
     }
 }
 
@@ -65,9 +71,13 @@ fn listed(cluster: &Cluster, service: &Service, port: &ServicePort, family: Fami
         for slice_port in slice.ports.iter().flatten().filter(|slice_port| is_same_port(slice_port, port)) {
             let Some(number) = slice_port.port.and_then(|number| u16::try_from(number).ok()) else { continue };
             for listed in slice.endpoints.iter().flatten() {
-                let Some(endpoint) = read(listed, number, &cluster.node) else { continue };
+                let Some(mut endpoint) = read(listed, number, &cluster.node) else { continue };
+                endpoint.weight = weights::of(service, slice, listed);
                 match endpoints.iter_mut().find(|known| known.at == endpoint.at) {
                     None => endpoints.push(endpoint),
+                    Some(known) if known.terminating == endpoint.terminating => {
+                        known.weight = known.weight.max(endpoint.weight);
+                    }
                     // An address that a new pod got while the old one still terminates is the new one's.
                     Some(known) if !endpoint.terminating => *known = endpoint,
                     Some(_) => {}
@@ -102,6 +112,7 @@ fn read(endpoint: &ApiEndpoint, port: u16, node: &NodeFacts) -> Option<Endpoint>
         ready: conditions.ready.unwrap_or(true),
         serving: conditions.serving.unwrap_or(true),
         terminating: conditions.terminating.unwrap_or(false),
+        weight: 1,
         for_nodes: hints.for_nodes.into_iter().flatten().map(|node| node.name).collect(),
         for_zones: hints.for_zones.into_iter().flatten().map(|zone| zone.name).collect(),
     })

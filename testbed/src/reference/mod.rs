@@ -10,3 +10,4 @@ pub mod model;
 pub mod node;
 pub mod place;
 pub mod slices;
+pub mod weights;
