@@ -142,12 +142,12 @@ mod tests {
     fn backend_is_avoided_from_the_last_connection_before_a_pause() {
         let (cut, ms, dead) = (Instant::now(), Duration::from_millis, Ipv4Addr::new(10, 0, 0, 9));
         let judge = |begun: &[(u64, u8, u16)]| {
-            let syns: Vec<_> = begun.iter().map(|(at, client, port)| Syn {
+            let syns = begun.iter().map(|(at, client, port)| Syn {
                 at: cut + ms(*at),
                 client: SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, *client), *port),
                 backend: dead,
             });
-            let syns: Vec<_> = syns.into_iter().collect();
+            let syns: Vec<_> = syns.collect();
             avoided(&syns, &[dead], cut, cut + ms(10_000))[0]
         };
         let of = |after, met_by_two: Option<u64>| Avoided { after, met_by_two: met_by_two.map(ms) };
