@@ -3,7 +3,6 @@
 mod command;
 mod event;
 mod filter;
-mod limit;
 mod past;
 mod text;
 
@@ -33,8 +32,8 @@ use proxy_datapath::Monitor;
 pub use command::{MonitorArgs, monitor};
 pub use event::Event;
 pub(crate) use filter::Filter;
-pub(crate) use limit::Limit;
 use past::{Past, Place};
+pub(crate) use proxy_view::limit::Limit;
 
 /// The number of events that a watcher may be behind; a slower watcher loses events.
 const BEHIND: usize = 8_192;

@@ -67,7 +67,7 @@ impl Listed for Watched {
         header(wide).into_iter().chain(["PROBLEMS"]).collect()
     }
 
-    /// Returns the cells, the last of which says what the problems are.
+    /// Returns the cells. The last one names the problems.
     fn cells(&self, wide: bool) -> Vec<Cell> {
         let Self(status) = self;
         let problems = status.problems.iter().map(|problem| format!("{}: {}", problem.what, problem.why));

@@ -210,7 +210,7 @@ impl<'a> Words<'a> {
         word.parse().map_err(|_| unexpected(word, "an integer"))
     }
 
-    /// Takes values in parentheses, each of which may be empty.
+    /// Takes values in parentheses. A value may be empty.
     fn list(&mut self) -> Result<BTreeSet<Box<str>>, String> {
         match self.next() {
             "(" => {}

@@ -18,7 +18,7 @@ use crate::sys::map_walk::Walk;
 /// The number of rows in one read.
 const BATCH: usize = 256;
 
-/// The time after which the counts of a backend that nobody dials go to the row of its service port.
+/// The time without a client after which the counts of a backend go to the row of its service port.
 const SILENCE_SECS: u32 = 3_600;
 /// The same while the map is more than three quarters full.
 const SILENCE_SECS_WHEN_FULL: u32 = 60;

@@ -15,6 +15,7 @@ pub mod age;
 pub mod client;
 pub mod flow_args;
 pub mod history;
+pub mod limit;
 pub mod list;
 pub mod object_name;
 pub mod output;

@@ -16,7 +16,7 @@ mod waves;
 const PORT: u16 = 8080;
 /// The agent has to judge two pods: one alone cannot speak against a backend.
 const CLIENTS: [&str; 2] = ["p1a", "p1c"];
-/// A firewall that drops what comes for the backends' port, of which clients hear nothing.
+/// A firewall that drops packets for the backends' port. Clients hear nothing of it.
 const CUT: &str = "table inet cut { chain c { type filter hook input priority 0; tcp dport 8080 drop; }; }";
 /// The same that refuses it, as a pod without a server does.
 const REFUSE: &str =

@@ -11,9 +11,9 @@ use clap::{Args, ValueEnum};
 use jiff::{SignedDuration, Timestamp};
 use proxy_common::counter::Reason;
 
+use super::Limit;
 use super::event::Event;
 use super::filter::Filter;
-use super::limit::Limit;
 use super::text;
 use crate::config::duration::GoDuration;
 use proxy_view::Names;

@@ -1,4 +1,4 @@
-//! What the pages of docs/ tell to type: values, folders and images that exist, of this version.
+//! The pages of docs/ name values, folders and images that exist, of this version.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

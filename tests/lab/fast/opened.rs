@@ -21,7 +21,7 @@ use super::{exchange, says};
 const OPEN_ONES: &str = "open connections between this node's pods";
 /// The pods of the node.
 const PODS: [&str; 3] = ["p1a", "p1b", "p1c"];
-/// Packets of busy exchanges, most of which skip the stack.
+/// Packets of busy exchanges. Most of them skip the stack.
 const EXCHANGES: usize = 40;
 
 /// The shapes of policies' chains. Each counts what conntrack calls invalid, and drops it.

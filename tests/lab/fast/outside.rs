@@ -17,7 +17,7 @@ use super::{exchange, says};
 const OUTSIDE: &str = "and UDP exchanges of clients outside with them";
 /// The text of it while they do not.
 const NOT_OUTSIDE: &str = "UDP exchanges of clients outside take the stack, because";
-/// Packets of busy exchanges, most of which skip the stack.
+/// Packets of busy exchanges. Most of them skip the stack.
 const EXCHANGES: usize = 40;
 
 /// Returns true if the chains of forwarded packets have not met a single packet of some exchanges.

@@ -41,7 +41,7 @@ struct Account {
 }
 
 impl Dialling {
-    /// Has clients dial until `work` ends. Returns a line about the connections, none of which was lost.
+    /// Has clients dial until `work` ends. Returns a line about the connections; no connection was lost.
     pub(super) fn during(
         clients: &[Client],
         backends: &[&str],

@@ -28,7 +28,7 @@ pub(super) fn check(root: &Path, tree: &Tree) -> Result<Vec<Violation>> {
     Ok(wrong_rows(&page, is_there))
 }
 
-/// What a row may name.
+/// The things that a row may name.
 #[derive(Clone, Copy, Debug)]
 enum Word<'a> {
     /// A case of the reachability matrix, such as C19.

@@ -1,9 +1,10 @@
-//! Limits how many events a reader gets.
+//! Limits how many events a reader gets in a second.
 
 use std::time::{Duration, Instant};
 
 /// A limit on the events per second.
-pub(crate) struct Limit {
+#[derive(Debug)]
+pub struct Limit {
     per_second: u32,
     since: Instant,
     shown: u32,
@@ -11,12 +12,13 @@ pub(crate) struct Limit {
 }
 
 impl Limit {
-    pub(crate) fn new(per_second: u32) -> Self {
+    /// Returns a limit of so many events a second.
+    pub fn new(per_second: u32) -> Self {
         Self { per_second, since: Instant::now(), shown: 0, lost: 0 }
     }
 
     /// Returns the number of lines lost in the last second, and whether one more line may be shown.
-    pub(crate) fn ask(&mut self) -> (u64, bool) {
+    pub fn ask(&mut self) -> (u64, bool) {
         let mut lost = 0;
         if self.since.elapsed() >= Duration::from_secs(1) {
             self.since = Instant::now();
