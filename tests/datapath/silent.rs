@@ -116,7 +116,7 @@ where
 
 /// Makes the SYNs that backends owe an answer as much older.
 fn age_asked(fixture: &Fixture, ms: u64) -> Result<()> {
-    let age = |word: u64| word.wrapping_sub(ms * 1_000_000 / UNIT_NANOS << u32::BITS);
+    let age = |word: u64| word.wrapping_sub((ms * 1_000_000 / UNIT_NANOS) << u32::BITS);
     match fixture.is_v4() {
         true => change_asked::<Addr4>(fixture, IPV4.connects, age),
         false => change_asked::<Addr6>(fixture, IPV6.connects, age),
