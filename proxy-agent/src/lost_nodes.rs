@@ -127,7 +127,7 @@ impl LostNodesTask {
                 NodeState::There => self.losses.is_there(&node),
                 NodeState::Unknown(why) => debug!(node = &*node, why, "it is unknown whether a node is there"),
                 NodeState::Lost => {
-                    let ended = self.walk(move |flows| flows.end(&paths)).await?;
+                    let ended = self.end(&node, paths).await?;
                     self.tell(&node, &ended);
                     abort_sockets(&ended).await?;
                 }
@@ -135,6 +135,19 @@ impl LostNodesTask {
         }
         let left: BTreeSet<_> = self.losses.suspects().map(|(path, _)| *path).collect();
         Ok(left.is_empty())
+    }
+
+    /// Ends the connections to endpoints of a lost node, but not to those that serve by now, or have just been heard of: the API server's
+    /// answer may have taken long.
+    async fn end(&mut self, node: &str, mut paths: BTreeSet<Path>) -> Result<Vec<EndedFlow>> {
+        self.losses.see(&self.places.borrow());
+        paths.retain(|path| self.losses.suspects_on(path, node));
+        let ended = self.walk(move |flows| {
+            let Found { heard, .. } = flows.find(&paths)?;
+            paths.retain(|path| !heard.contains(&path.backend));
+            flows.end(&paths)
+        });
+        ended.await
     }
 
     async fn walk<T: Send + 'static>(

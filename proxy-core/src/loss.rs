@@ -83,6 +83,11 @@ impl Losses {
         }
     }
 
+    /// Returns true if an endpoint of this node is still suspect.
+    pub fn suspects_on(&self, path: &Path, node: &str) -> bool {
+        self.suspects.get(path).is_some_and(|suspect| *suspect.node == *node)
+    }
+
     /// Returns the suspects, with their nodes.
     pub fn suspects(&self) -> impl Iterator<Item = (&Path, &Shared)> {
         self.suspects.iter().map(|(path, suspect)| (path, &suspect.node))
@@ -185,6 +190,14 @@ mod tests {
         let want =
             "Service default/web metadata.annotations[kpx.dev/reset-on-node-loss]: \"yes\" is not one of true, false";
         assert_eq!((placed, skipped), (Placements::default(), vec![want.to_owned()]));
+    }
+
+    #[test]
+    fn endpoint_is_suspect_on_its_node_until_it_serves() {
+        let at = path("10.244.1.1");
+        let losses = shown(&[Some(SERVES), Some(FAILS)]);
+        assert!(losses.suspects_on(&at, "n1") && !losses.suspects_on(&at, "n2"));
+        assert!(!shown(&[Some(SERVES), Some(FAILS), Some(SERVES)]).suspects_on(&at, "n1"));
     }
 
     #[test]

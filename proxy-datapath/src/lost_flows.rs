@@ -102,30 +102,41 @@ impl<A: FamilyNames> Family<A> {
     }
 
     fn end(&mut self, lost: &BTreeSet<Path>) -> Result<Vec<EndedFlow>> {
+        let is_ended = |key: &FlowKey<A>, flow: &Flow<A>| is_open(key, flow) && lost.contains(&path(flow));
+        let mark = |flow: &mut Flow<A>| {
+            flow.rx = flow.rx.with(Seen::LOST);
+            // The short ways leave the first packet of a second to the long way, which looks at the mark.
+            flow.last_secs = flow.last_secs.saturating_sub(1);
+        };
+        let ended = |flow: Flow<A>| {
+            let (client, frontend) = (at(flow.client), at(flow.frontend));
+            EndedFlow { path: path(&flow), client, frontend, is_hosts: flow.has(Flow::<A>::HOST) }
+        };
+        Ok(self.change(is_ended, mark)?.into_iter().map(ended).collect())
+    }
+
+    /// Changes the entries that a test picks, and returns them. A program that changes an entry in this very moment may lose its change: a
+    /// count, or an acknowledged number.
+    fn change(
+        &mut self,
+        picks: impl Fn(&FlowKey<A>, &Flow<A>) -> bool,
+        change: impl Fn(&mut Flow<A>),
+    ) -> Result<Vec<Flow<A>>> {
         let mut keys = Vec::new();
         self.walk.restart();
         while let Some(batch) = self.walk.next_batch().with_context(|| format!("read {}", A::MAPS.flows))? {
-            let of_lost = batch.filter(|(key, flow)| is_open(key, flow) && lost.contains(&path(flow)));
-            keys.extend(of_lost.map(|(key, _)| key));
+            keys.extend(batch.filter(|(key, flow)| picks(key, flow)).map(|(key, _)| key));
         }
-        let mut ended = Vec::new();
+        let mut changed = Vec::new();
         for key in keys {
-            ended.extend(self.end_one(&key).with_context(|| format!("write {}", A::MAPS.flows))?);
+            // The client may have dialled another backend since the walk met its flow.
+            let Some(mut flow) = read(&self.flows, &key)?.filter(|flow| picks(&key, flow)) else { continue };
+            change(&mut flow);
+            if self.flows.insert(key, flow, BPF_EXIST).is_ok() {
+                changed.push(flow);
+            }
         }
-        Ok(ended)
-    }
-
-    /// Marks a flow. A program that changes the entry in this very moment may lose its change: a count, or an acknowledged number.
-    fn end_one(&mut self, key: &FlowKey<A>) -> Result<Option<EndedFlow>> {
-        let Some(mut flow) = read(&self.flows, key)?.filter(|flow| is_open(key, flow)) else { return Ok(None) };
-        flow.rx = flow.rx.with(Seen::LOST);
-        // The short ways leave the first packet of a second to the long way, which looks at the mark.
-        flow.last_secs = flow.last_secs.saturating_sub(1);
-        if self.flows.insert(key, flow, BPF_EXIST).is_err() {
-            return Ok(None);
-        }
-        let (client, frontend) = (at(flow.client), at(flow.frontend));
-        Ok(Some(EndedFlow { path: path(&flow), client, frontend, is_hosts: flow.has(Flow::<A>::HOST) }))
+        Ok(changed)
     }
 }
 
