@@ -110,6 +110,10 @@ impl LostNodesTask {
 
     /// Looks for connections to suspects, and ends those to lost nodes. Returns true if no suspect has any.
     async fn look(&mut self) -> Result<bool> {
+        let back = self.losses.take_back();
+        if !back.is_empty() {
+            self.walk(move |flows| flows.spare(&back)).await?;
+        }
         let suspects: BTreeSet<_> = self.losses.suspects().map(|(path, _)| *path).collect();
         if suspects.is_empty() {
             return Ok(true);
@@ -147,7 +151,9 @@ impl LostNodesTask {
             paths.retain(|path| !heard.contains(&path.backend));
             flows.end(&paths)
         });
-        ended.await
+        let ended = ended.await?;
+        self.losses.were_ended(ended.iter().map(|flow| flow.path));
+        Ok(ended)
     }
 
     async fn walk<T: Send + 'static>(

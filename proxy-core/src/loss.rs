@@ -49,6 +49,9 @@ pub struct Losses {
     /// The nodes of the endpoints that were listed last.
     listed: BTreeMap<Path, Shared>,
     suspects: BTreeMap<Path, Suspect>,
+    /// The endpoints whose connections were ended, until they serve.
+    ended: BTreeSet<Path>,
+    back: BTreeSet<Path>,
 }
 
 #[derive(Debug)]
@@ -67,8 +70,9 @@ impl Suspect {
 impl Losses {
     /// Takes in all endpoints as they are now.
     pub fn see(&mut self, now: &Placements) {
-        let Self { listed, suspects } = self;
+        let Self { listed, suspects, ended, back } = self;
         suspects.retain(|path, _| now.services.contains_key(&path.service));
+        ended.retain(|path| now.services.contains_key(&path.service));
         for (path, node) in std::mem::take(listed) {
             if now.services.contains_key(&path.service) && !now.endpoints.contains_key(&path) {
                 suspects.insert(path, Suspect::new(node, false));
@@ -78,9 +82,24 @@ impl Losses {
             listed.insert(*path, node.clone());
             match standing {
                 Standing::Fails => drop(suspects.insert(*path, Suspect::new(node.clone(), true))),
-                Standing::Serves | Standing::Terminates => drop(suspects.remove(path)),
+                Standing::Serves => {
+                    suspects.remove(path);
+                    back.extend(ended.take(path));
+                }
+                // So do the pods of a dead node, once the control plane evicts them.
+                Standing::Terminates => drop(suspects.remove(path)),
             }
         }
+    }
+
+    /// Takes in that the connections to an endpoint were ended.
+    pub fn were_ended(&mut self, paths: impl IntoIterator<Item = Path>) {
+        self.ended.extend(paths);
+    }
+
+    /// Returns the endpoints that serve again after their connections were ended: once each.
+    pub fn take_back(&mut self) -> BTreeSet<Path> {
+        std::mem::take(&mut self.back)
     }
 
     /// Returns true if an endpoint of this node is still suspect.
@@ -193,11 +212,25 @@ mod tests {
     }
 
     #[test]
-    fn endpoint_is_suspect_on_its_node_until_it_serves() {
-        let at = path("10.244.1.1");
-        let losses = shown(&[Some(SERVES), Some(FAILS)]);
-        assert!(losses.suspects_on(&at, "n1") && !losses.suspects_on(&at, "n2"));
-        assert!(!shown(&[Some(SERVES), Some(FAILS), Some(SERVES)]).suspects_on(&at, "n1"));
+    fn endpoint_that_serves_again_takes_its_end_back_once() {
+        let rows: [(&[Option<[bool; 3]>], bool); 4] = [
+            (&[None, Some(SERVES)], true),
+            (&[Some(SERVES)], true),
+            (&[Some(FAILS)], false),
+            (&[Some(TERMINATES)], false),
+        ];
+        for (states, is_back) in rows {
+            let mut losses = shown(&[Some(SERVES), Some(FAILS)]);
+            assert!(losses.suspects_on(&path("10.244.1.1"), "n1") && !losses.suspects_on(&path("10.244.1.1"), "n2"));
+            losses.were_ended([path("10.244.1.1")]);
+            for state in states {
+                let one = state.map(|state| ("10.244.1.1", "n1", state));
+                losses.see(&placements("true", &one.into_iter().collect::<Vec<_>>()).0);
+            }
+            assert_eq!(losses.take_back().len(), usize::from(is_back), "{states:?}");
+            losses.see(&placements("true", &[("10.244.1.1", "n1", SERVES)]).0);
+            assert_eq!(losses.take_back().len(), usize::from(!is_back), "once");
+        }
     }
 
     #[test]

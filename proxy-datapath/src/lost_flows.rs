@@ -73,6 +73,12 @@ impl LostFlows {
         ended.extend(self.v6.end(lost)?);
         Ok(ended)
     }
+
+    /// Takes the end back from all flows to these backends, which have not gone.
+    pub fn spare(&mut self, back: &BTreeSet<Path>) -> Result<()> {
+        self.v4.spare(back)?;
+        self.v6.spare(back)
+    }
 }
 
 impl<A: FamilyNames> Family<A> {
@@ -113,6 +119,13 @@ impl<A: FamilyNames> Family<A> {
             EndedFlow { path: path(&flow), client, frontend, is_hosts: flow.has(Flow::<A>::HOST) }
         };
         Ok(self.change(is_ended, mark)?.into_iter().map(ended).collect())
+    }
+
+    fn spare(&mut self, back: &BTreeSet<Path>) -> Result<()> {
+        let is_spared = |key: &FlowKey<A>, flow: &Flow<A>| {
+            key.hook() != Hook::EGRESS && flow.is_lost() && back.contains(&path(flow))
+        };
+        self.change(is_spared, |flow| flow.rx = flow.rx.without(Seen::LOST)).map(drop)
     }
 
     /// Changes the entries that a test picks, and returns them. A program that changes an entry in this very moment may lose its change: a

@@ -37,16 +37,37 @@ fn answer_has_the_number_that_the_client_expects() -> Result<()> {
     Ok(())
 }
 
+/// Its node was cut off from the control plane for a while, and its client has sent nothing meanwhile.
+#[test]
+fn connection_to_endpoint_that_is_back_goes_on() -> Result<()> {
+    for mut fixture in fixtures("lost")? {
+        fixture.rows("lost::answer_has_the_number_that_the_client_expects/opens")?;
+        fixture.end_connections("web:80", "pod:8080")?;
+        let mut flows = fixture.bench.datapath.flows.lost()?;
+        flows.spare(&[fixture.path("web:80", "pod:8081")?].into())?;
+        let frame = fixture.names.frame("tcp A client:1000 > web:80 +5")?;
+        let run = |fixture: &Fixture| -> Result<String> { fixture.names.text(&fixture.run(INGRESS, &frame)?.packet) };
+        ensure!(run(&fixture)? == "tcp R web:80 > client:1000", "another backend is back");
+        flows.spare(&[fixture.path("web:80", "pod:8080")?].into())?;
+        ensure!(run(&fixture)? == "tcp A client:1000 > pod:8080 +5", "{}", run(&fixture)?);
+    }
+    Ok(())
+}
+
 impl Fixture {
     /// Ends the connections of a Service to a backend, as the agent does.
     pub(crate) fn end_connections(&self, service: &str, backend: &str) -> Result<()> {
+        let path = self.path(service, backend)?;
+        let mut flows = self.bench.datapath.flows.lost()?;
+        ensure!(flows.find(&[path].into())?.open.contains(&path), "no open flow of {service} to {backend}");
+        flows.end(&[path].into()).map(drop)
+    }
+
+    fn path(&self, service: &str, backend: &str) -> Result<Path> {
         let at = |text: &str| -> Result<SocketAddr> {
             let (name, port) = text.split_once(':').context("a port")?;
             Ok((self.names.addr(name)?, port.parse()?).into())
         };
-        let path = Path { service: at(service)?, backend: at(backend)? };
-        let mut flows = self.bench.datapath.flows.lost()?;
-        ensure!(flows.find(&[path].into())?.open.contains(&path), "no open flow of {service} to {backend}");
-        flows.end(&[path].into()).map(drop)
+        Ok(Path { service: at(service)?, backend: at(backend)? })
     }
 }
