@@ -61,10 +61,10 @@ pub fn another<A: Net>(
 }
 
 /// Notes that a new flow goes to the chosen backend. Returns true if it should go to another one, because two clients wait for that
-/// backend. With affinity a client has a backend of its own, and waits for it longer.
+/// backend. With affinity a client has a backend of its own, and waits for it longer. With weights another one may be of little weight.
 #[inline(never)]
 pub fn is_overdue<A: Net>(client: &A, service: &Service, decision: &Decision<A>) -> bool {
-    if !service.has(Service::FAILS_OVER) || service.affinity_secs > 0 {
+    if !service.has(Service::FAILS_OVER) || service.has(Service::WEIGHTED) || service.affinity_secs > 0 {
         return false;
     }
     // A client behind another device than a pod's may come under many names.

@@ -84,6 +84,20 @@ fn overdue_backend_gets_no_new_flows_until_it_answers() -> Result<()> {
     Ok(())
 }
 
+/// A backend of little weight would get all that others are to get. Without a table a weighted Service has its first slot.
+#[test]
+fn backend_of_weighted_service_is_never_overdue() -> Result<()> {
+    for mut fixture in services()? {
+        fixture.weigh_twins()?;
+        fixture.rows("silent::backend_of_weighted_service_is_never_overdue/asked")?;
+        if let Err(nothing) = age_asked(&fixture, 400) {
+            ensure!(nothing.to_string() == "no backend was asked", "{nothing:#}");
+        }
+        fixture.rows("silent::backend_of_weighted_service_is_never_overdue/stays")?;
+    }
+    Ok(())
+}
+
 /// A stranger sends the client's SYN again within the second of the first one, when the wait is just over.
 #[test]
 fn forged_syn_moves_no_flow_in_the_second_of_the_first_one() -> Result<()> {
