@@ -13,6 +13,7 @@ packet_tests! {
     lost:
     next_packet_to_lost_node_is_answered,
     socket_of_host_is_answered,
+    socket_that_dials_its_own_node_is_answered,
     client_outside_is_answered,
     backend_that_speaks_takes_the_end_back,
     half_open_connection_is_left_to_its_client,
