@@ -67,7 +67,7 @@ impl ConnectArgs {
             }
             config => config?,
         };
-        let server = self.server.get_or_init(|| format!("{} ({from})", config.cluster_url));
+        let server = self.server.get_or_init(|| format!("{} ({from})", shown(&config)));
         // A stream of `monitor` may be silent for long; each call has its own limit.
         config.read_timeout = None;
         Client::try_from(config).with_context(|| format!("make a client of {server}"))
@@ -112,6 +112,13 @@ impl ConnectArgs {
     }
 }
 
+/// Returns the server's URL without a password or a token in it.
+fn shown(config: &Config) -> String {
+    let url = &config.cluster_url;
+    let port = url.port_u16().map(|port| format!(":{port}")).unwrap_or_default();
+    format!("{}://{}{port}{}", url.scheme_str().unwrap_or("https"), url.host().unwrap_or_default(), url.path())
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -130,5 +137,15 @@ mod tests {
         let hanging = std::future::pending::<kube::Result<()>>();
         let error = timeout(Duration::from_secs(30), connect.call(60, "list the pods", hanging)).await.unwrap();
         assert_eq!(error.unwrap_err().to_string(), "list the pods: no answer of the API server within 1 s");
+    }
+
+    #[test]
+    fn server_is_shown_without_secrets() {
+        for (url, want) in [
+            ("https://10.0.0.1:6443", "https://10.0.0.1:6443/"),
+            ("https://admin:s3cret@[fd00::1]/clusters/c?token=s3cret", "https://[fd00::1]/clusters/c"),
+        ] {
+            assert_eq!(shown(&Config::new(url.parse().unwrap())), want);
+        }
     }
 }
