@@ -42,6 +42,7 @@ pub struct LostNodesTask {
     walked: Duration,
     nodes: NodeAsker,
     events: Events,
+    started: Instant,
 }
 
 /// Connects an agent with its task, and that with a source.
@@ -55,6 +56,7 @@ pub fn start(flows: &FlowMaps, events: &Events) -> Result<(EndpointPlaces, LostN
         walked: Duration::ZERO,
         nodes,
         events: events.clone(),
+        started: Instant::now(),
     };
     Ok((EndpointPlaces { places: sender, is_due: false, not_before: Instant::now() }, task, questions))
 }
@@ -128,7 +130,7 @@ impl LostNodesTask {
         }
         for (node, paths) in by_node {
             match self.nodes.ask(node.clone()).await {
-                NodeState::There => self.losses.is_there(&node),
+                NodeState::There => self.losses.is_there(&node, self.started.elapsed()),
                 NodeState::Unknown(why) => debug!(node = &*node, why, "it is unknown whether a node is there"),
                 NodeState::Lost => {
                     let ended = self.end(&node, paths).await?;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   listed, serves ──▶ listed, fails ──────▶ suspect ◀────── not listed any more
-//!        ▲                                    │   │ its node is there, eight times
+//!        ▲                                    │   │ its node is there, for two minutes
 //!        └──── listed, serves or terminates ──┘   └─────▶ forgotten, if it is not listed
 //! ```
 //!
@@ -11,6 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use crate::compact::Shared;
 use crate::health::Path;
@@ -39,9 +40,9 @@ pub struct Placements {
     pub endpoints: BTreeMap<Path, Placed>,
 }
 
-/// The number of answers "the node is there" after which an endpoint that is not listed is forgotten. The control plane takes most of a
-/// minute to miss a node.
-const ANSWERS: u32 = 8;
+/// The time from the first answer "the node is there" after which an endpoint that is not listed is forgotten. The control plane takes most
+/// of a minute to miss a node. Answers are not counted, because each change of an endpoint brings a further one.
+const FORGET: Duration = Duration::from_secs(120);
 
 /// The suspects among the endpoints.
 #[derive(Debug, Default)]
@@ -58,12 +59,13 @@ pub struct Losses {
 struct Suspect {
     node: Shared,
     is_listed: bool,
-    answers: u32,
+    /// The time of the first answer that the node is there.
+    there: Option<Duration>,
 }
 
 impl Suspect {
     const fn new(node: Shared, is_listed: bool) -> Self {
-        Self { node, is_listed, answers: 0 }
+        Self { node, is_listed, there: None }
     }
 }
 
@@ -117,13 +119,13 @@ impl Losses {
         self.suspects.retain(|path, _| flows.contains(path));
     }
 
-    /// Takes in that a node is there.
-    pub fn is_there(&mut self, node: &str) {
+    /// Takes in that a node is there. `now` is a time since any beginning.
+    pub fn is_there(&mut self, node: &str, now: Duration) {
         self.suspects.retain(|_, suspect| {
-            if *suspect.node == *node {
-                suspect.answers += 1;
+            if suspect.is_listed || *suspect.node != *node {
+                return true;
             }
-            suspect.is_listed || suspect.answers < ANSWERS
+            now.saturating_sub(*suspect.there.get_or_insert(now)) < FORGET
         });
     }
 }
@@ -246,15 +248,18 @@ mod tests {
     }
 
     #[test]
-    fn node_that_is_there_clears_what_is_not_listed() {
+    fn node_that_is_there_for_long_clears_what_is_not_listed() {
+        const SECOND: Duration = Duration::from_secs(1);
         for (states, is_kept) in [(&[Some(SERVES), None], false), (&[Some(SERVES), Some(FAILS)], true)] {
             let mut losses = shown(states);
-            for _ in 1..ANSWERS {
-                losses.is_there("n1");
-                losses.is_there("n2");
-                assert_eq!(suspects(&losses).len(), 1);
+            // Other endpoints change all the time, so the node is asked for often.
+            for tenth in 0..1_000 {
+                losses.is_there("n1", SECOND + SECOND * tenth / 10);
+                losses.is_there("n2", SECOND + SECOND * tenth / 10);
             }
-            losses.is_there("n1");
+            losses.is_there("n2", FORGET * 2);
+            assert_eq!(suspects(&losses).len(), 1, "the control plane may still miss the node");
+            losses.is_there("n1", FORGET + SECOND);
             assert_eq!(suspects(&losses).len(), usize::from(is_kept));
         }
     }
