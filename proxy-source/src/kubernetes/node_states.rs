@@ -36,8 +36,38 @@ async fn state(client: &Client, node: &str) -> NodeState {
     match timeout(ANSWER, nodes.get_with(node, &GetParams::any())).await {
         Ok(Ok(node)) if is_node_lost(&node) => NodeState::Lost,
         Ok(Ok(_)) => NodeState::There,
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 => NodeState::Lost,
+        // A proxy before the server has its own pages with 404.
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 && status.reason == "NotFound" => NodeState::Lost,
         Ok(Err(error)) => NodeState::Unknown(format!("Node {node}: {error}")),
         Err(_late) => NodeState::Unknown(format!("Node {node}: no answer")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use kube::client::Body;
+    use tower::service_fn;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn node_is_lost_where_the_server_itself_says_so() {
+        let status =
+            r#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,"message":""}"#;
+        let node = r#"{"kind":"Node","apiVersion":"v1","metadata":{"name":"n2"}}"#;
+        for (code, body, wanted) in [
+            (404, status, "Lost"),
+            (404, "<h1>Not Found</h1>", "Unknown"),
+            (503, "unavailable", "Unknown"),
+            (200, node, "There"),
+        ] {
+            let answer = move |_: http::Request<Body>| {
+                ready(http::Response::builder().status(code).body(Body::from(body.as_bytes().to_vec())))
+            };
+            let found = format!("{:?}", state(&Client::new(service_fn(answer), "default"), "n2").await);
+            assert!(found.starts_with(wanted), "{code} {body}: {found}");
+        }
     }
 }
