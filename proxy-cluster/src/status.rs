@@ -61,7 +61,7 @@ fn text(answers: &Answers<Status>, form: Form) -> String {
 }
 
 impl Listed for Watched {
-    const NO_NEWS: &'static [&'static str] = &["UP", "FLOWS", "UNSERVED"];
+    const NO_NEWS: &'static [&'static str] = &["UP", "SERVICES", "FLOWS", "UNSERVED"];
 
     fn header(wide: bool) -> Vec<&'static str> {
         header(wide).into_iter().chain(["PROBLEMS"]).collect()
@@ -125,4 +125,17 @@ fn cells(status: &Status, wide: bool) -> Vec<Cell> {
 fn unserved(status: &Status) -> u64 {
     let reasons = Reason::ALL.into_iter().filter(|reason| reason.verdict() != Verdict::Pass);
     reasons.filter_map(|reason| status.reasons.get(reason.name())).fold(0, |sum, packets| sum.saturating_add(*packets))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_and_clocks_of_a_watched_node_are_no_news() {
+        let tells: Vec<_> =
+            Watched::header(true).into_iter().filter(|column| !Watched::NO_NEWS.contains(column)).collect();
+        let settings = ["FAST-PATH", "MODE", "ADDRESSES", "MASQUERADE", "SOCKETS", "KEPT-BY"];
+        assert_eq!(tells, [&["HEALTH", "VERSION"], &settings[..], &["PROBLEMS"]].concat());
+    }
 }
