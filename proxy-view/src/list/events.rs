@@ -28,11 +28,34 @@ impl Listed for EventView {
         Some(self.last_seen)
     }
 
+    /// Returns the parts by which the agent tells entries apart.
     fn key(&self) -> String {
-        format!("{} {} {} {}", self.reason, self.object(), self.r#type, self.note)
+        format!("{} {} {} {} {}", self.reason, self.object(), self.r#type, self.services.join(","), self.note)
     }
 
     fn name(&self) -> String {
         self.object()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A key that two entries share would have `-w` show both at each look.
+    #[test]
+    fn entries_about_different_services_have_different_keys() {
+        let about = |service: &str| -> EventView {
+            let time = "2026-01-02T03:04:05Z";
+            let event = json!({
+                "firstSeen": time, "lastSeen": time, "count": 1, "type": "Warning", "reason": "InvalidField", "kind": "LocalRedirect",
+                "namespace": "shop", "name": "cache", "note": "no port is listed", "services": [service],
+            });
+            serde_json::from_value(event).unwrap()
+        };
+        assert_eq!(about("shop/web").key(), about("shop/web").key());
+        assert_ne!(about("shop/web").key(), about("shop/dns").key());
     }
 }
