@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -15,8 +15,11 @@ pub(super) const NAME: &str = "THIRD-PARTY-LICENSES";
 
 const PREFACE: &str =
     "kpx is linked with the crates below, with the Rust standard library (MIT OR Apache-2.0) and with the GNU C
-library (LGPL-2.1-or-later). A number in brackets is that of a text at the end, as the crate has it.
+library (LGPL-2.1-or-later). A number in brackets is that of a text at the end, as the crate has it. Some crates bring no text.
 ";
+
+/// Stands in the place of numbers.
+pub(super) const NO_TEXT: &str = " (the crate brings no text)";
 
 /// Returns the licenses of what `cargo metadata` says is linked, with the texts of their files.
 pub(super) fn texts(metadata: &Value) -> Result<String> {
@@ -37,24 +40,33 @@ pub(super) fn texts(metadata: &Value) -> Result<String> {
             }
             write!(marks, " [{number}]")?;
         }
+        if marks.is_empty() {
+            marks.push_str(NO_TEXT);
+        }
         write!(list, "\n{} {}: {}{marks}", text("name"), text("version"), text("license"))?;
     }
     Ok(list + "\n" + &texts)
 }
 
-/// Returns the texts of a crate's license files, by the files' names.
+/// Returns the texts of a crate's license files, by the files' names. They may be in a folder `LICENSES`.
 fn files(folder: &Path) -> Result<Vec<String>> {
     const BEGINNINGS: [&str; 5] = ["license", "licence", "copying", "copyright", "notice"];
-    let mut paths = Vec::new();
-    for entry in fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))? {
-        let path = entry?.path();
+    let entries = |folder: &Path| -> Result<Vec<PathBuf>> {
+        let entries = fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))?;
+        Ok(entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?)
+    };
+    let (mut paths, below) = (Vec::new(), folder.join("LICENSES"));
+    for path in entries(folder)? {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
         if path.is_file() && BEGINNINGS.iter().any(|beginning| name.starts_with(beginning)) {
             paths.push(path);
         }
     }
+    if below.is_dir() {
+        paths.extend(entries(&below)?.into_iter().filter(|path| path.is_file()));
+    }
     paths.sort();
-    let read = |path: &std::path::PathBuf| {
+    let read = |path: &PathBuf| {
         let bytes = fs::read(path).with_context(|| format!("read {}", path.display()))?;
         Ok(String::from_utf8_lossy(&bytes).replace("\r\n", "\n"))
     };

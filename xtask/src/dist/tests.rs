@@ -304,6 +304,9 @@ fn licenses_of_linked_crates_are_listed_with_their_texts() {
         let mark = line.rsplit(' ').next().unwrap();
         assert!(mark == "[1]" || texts.contains(&format!("==== {mark}")), "{line}");
     }
+    let of_crate = |name| list.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+    assert!(of_crate("crc-catalog ").ends_with(']'), "its texts are in a folder");
+    assert!(of_crate("kube-core ").ends_with(licenses::NO_TEXT), "{}", of_crate("kube-core "));
     assert!(texts.contains("Permission is hereby granted, free of charge"), "the text of the MIT license");
     assert!(!list.lines().any(|line| line.starts_with("proxy-agent ") || line.starts_with("proptest ")), "{list}");
     assert_eq!(text, licenses::texts(&metadata(Arch::of_this_machine().unwrap()).unwrap()).unwrap());
