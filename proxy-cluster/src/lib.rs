@@ -6,6 +6,7 @@ mod backends;
 mod connect;
 mod connectivity;
 mod events;
+mod examples;
 mod exec;
 mod flows;
 mod monitor;
@@ -25,6 +26,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand, ValueEnum};
 
 use connect::ConnectArgs;
+pub use examples::EXAMPLES;
 pub use probe::{ProbeArgs, probe};
 pub use sysdump::{SysdumpArgs, sysdump};
 

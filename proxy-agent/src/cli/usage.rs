@@ -36,9 +36,15 @@ const ENVIRONMENT: [(&str, &str); 3] = [
 
 /// Returns the command line with the examples of each command.
 pub(super) fn command() -> Command {
-    EXAMPLES.iter().fold(Cli::command(), |command, (name, examples)| {
+    all_examples().fold(Cli::command(), |command, (name, examples)| {
         with_examples(command, &name.split(' ').collect::<Vec<_>>(), examples)
     })
+}
+
+/// Returns the examples by command, which is two words for a part of `cluster`.
+fn all_examples() -> impl Iterator<Item = (String, &'static [Example])> {
+    let of_cluster = proxy_cluster::EXAMPLES.iter().map(|(part, examples)| (format!("cluster {part}"), *examples));
+    EXAMPLES.iter().map(|(name, examples)| ((*name).to_owned(), *examples)).chain(of_cluster)
 }
 
 fn with_examples(command: Command, path: &[&str], examples: &[Example]) -> Command {
@@ -98,7 +104,7 @@ pub(super) fn page(command: &Command, out: &mut dyn io::Write) -> io::Result<()>
         man.render_subcommands_section(out)?;
     }
     let name = command.get_display_name().unwrap_or_default();
-    let own = EXAMPLES.iter().find(|(path, _)| name == format!("kpx-{}", path.replace(' ', "-")));
+    let own = all_examples().find(|(path, _)| name == format!("kpx-{}", path.replace(' ', "-")));
     list(out, "EXAMPLES", own.map_or(&[][..], |(_, examples)| examples))?;
     list(out, "EXIT STATUS", &ENDS)?;
     list(out, "FILES", &FILES)?;
@@ -156,10 +162,13 @@ mod tests {
 
     #[test]
     fn each_command_has_examples_that_are_command_lines() {
-        let with_examples: Vec<_> = EXAMPLES.iter().map(|(name, _)| (*name).to_owned()).collect();
-        assert_eq!(shown(&Cli::command(), ""), with_examples);
-        for (name, examples) in EXAMPLES {
-            for (line, _) in *examples {
+        let (mut shown, mut with_examples): (Vec<_>, Vec<_>) =
+            (shown(&Cli::command(), ""), all_examples().map(|(name, _)| name).collect());
+        shown.sort();
+        with_examples.sort();
+        assert_eq!(shown, with_examples);
+        for (name, examples) in all_examples() {
+            for (line, _) in examples {
                 let words = line.replacen("kubectl kpx", "kubectl-kpx", 1).replacen("watch -n1 ", "", 1);
                 let words = arguments(words.split(' ').map(Into::into));
                 let matches = command().try_get_matches_from(words).unwrap_or_else(|error| panic!("{line}: {error}"));

@@ -1,4 +1,4 @@
-//! The section `dead-backends`: what they cost. Connections at a steady rate to a Service of 100, ten of which are cut off in the middle.
+//! The section `dead-backends`: what they cost. Connections go at a steady rate to a Service of 100 backends, and ten are cut off in the middle.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
@@ -82,7 +82,7 @@ fn told(avoided: &[Avoided]) -> String {
     format!("dead backends avoided {after} after the cut; {since_two} after two clients had dialled them")
 }
 
-/// What became of a connection.
+/// The end of a connection.
 #[derive(Clone, Copy)]
 struct Dialled {
     took: Duration,

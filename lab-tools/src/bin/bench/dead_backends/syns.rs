@@ -16,7 +16,7 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 use testbed::lab::Host;
 
-/// What ends the connections of before: a backend on trial gets connections five seconds after it was set aside, at the earliest.
+/// The time that ends the connections of before: a backend on trial gets connections five seconds after it was set aside, at the earliest.
 const PAUSE: Duration = Duration::from_secs(4);
 /// The bits of a TCP header that say SYN and not ACK.
 const SYN: u8 = 0x02;
