@@ -21,12 +21,14 @@ const BUS: &str = "unix:path=/run/systemd/bus";
 
 /// A machine's own bus and systemd-resolved, then the program that follows.
 ///
-/// They see their own processes and a /run/systemd of their own. systemd-resolved takes the server of /etc/resolv.conf for all
-/// names that no device claims. Its user need not exist on the machine of the test.
+/// They see their own processes and a /run/systemd of their own, where systemd-resolved finds the server for all names that no device
+/// claims: /etc/resolv.conf may be a link to there. Its user need not exist on the machine of the test.
 const SCRIPT: &str = "set -e
 mkdir -p /run/systemd
 mount -t tmpfs tmpfs /run/systemd
-for file in passwd group resolv.conf; do mount --bind \"$FILES/$file\" /etc/$file; done
+mkdir /run/systemd/resolved.conf.d
+cp \"$FILES/upstream.conf\" /run/systemd/resolved.conf.d
+for file in passwd group; do mount --bind \"$FILES/$file\" /etc/$file; done
 dbus-daemon --config-file=\"$FILES/bus.conf\" --nofork --nopidfile &
 \"$TOOLS/lib/systemd/systemd-resolved\" &
 until resolvectl dns >/dev/null 2>&1; do sleep 0.02; done
@@ -103,7 +105,7 @@ fn start<'a>(fixture: &'a Fixture, host: &'a Host, tools: &Path) -> Result<Agent
     };
     user("passwd", "systemd-resolve:x:64901:64901::/:/usr/sbin/nologin")?;
     user("group", "systemd-resolve:x:64901:")?;
-    fs::write(files.join("resolv.conf"), format!("nameserver {UPSTREAM}\n"))?;
+    fs::write(files.join("upstream.conf"), format!("[Resolve]\nDNS={UPSTREAM}\n"))?;
     fs::write(files.join("bus.conf"), BUS_CONF)?;
     let path = format!("{}:{}", tools.join("usr/bin").display(), std::env::var("PATH")?);
     let mut by = Command::new("unshare");
