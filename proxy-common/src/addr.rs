@@ -1,12 +1,14 @@
 //! Addresses, ports and protocols: network order inside, `core::net` outside.
 
-use core::cmp::Ordering;
 use core::fmt;
-use core::hash::{Hash, Hasher};
+use core::hash::Hash;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::assert_size;
 use crate::device::{Device, Node};
+
+mod sock_addr;
+
+pub use sock_addr::SockAddr;
 
 /// An address of one family. Everything that is keyed by an address is generic over this, with two instances.
 pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
@@ -315,64 +317,6 @@ impl fmt::Display for Proto {
 impl fmt::Debug for Proto {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
-    }
-}
-
-/// An address and a port.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct SockAddr<A: Addr> {
-    pub addr: A,
-    pub port: Port,
-    /// Two bytes that mean nothing to an address: 0, except where a [`Flow`](crate::flow::Flow) keeps something of its own
-    /// there. Comparisons leave them out, and no key of a map has them.
-    pub spare: u16,
-}
-assert_size!(SockAddr<Addr4> = 4 + 2 + 2);
-assert_size!(SockAddr<Addr6> = 16 + 2 + 2);
-
-impl<A: Addr> SockAddr<A> {
-    #[inline(always)]
-    pub const fn new(addr: A, port: Port) -> Self {
-        Self { addr, port, spare: 0 }
-    }
-
-    #[inline(always)]
-    const fn named(&self) -> (&A, &Port) {
-        (&self.addr, &self.port)
-    }
-}
-
-impl<A: Addr> PartialEq for SockAddr<A> {
-    #[inline(always)]
-    fn eq(&self, other: &Self) -> bool {
-        self.named() == other.named()
-    }
-}
-
-impl<A: Addr> Eq for SockAddr<A> {}
-
-impl<A: Addr> PartialOrd for SockAddr<A> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<A: Addr> Ord for SockAddr<A> {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.named().cmp(&other.named())
-    }
-}
-
-impl<A: Addr> Hash for SockAddr<A> {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.named().hash(state);
-    }
-}
-
-impl<A: Addr> fmt::Debug for SockAddr<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", core::net::SocketAddr::new(self.addr.ip(), self.port.get()))
     }
 }
 

@@ -45,6 +45,11 @@ impl<A: Addr> FrontendKey<A> {
     pub const fn node_port(port: Port, proto: Proto) -> Self {
         Self::new(A::UNSPECIFIED, port, proto)
     }
+
+    /// Returns the address and port in the form of the standard library, for userspace.
+    pub fn socket_addr(&self) -> core::net::SocketAddr {
+        core::net::SocketAddr::new(self.addr.ip(), self.port.get())
+    }
 }
 
 impl<A: Addr> core::fmt::Debug for FrontendKey<A> {
@@ -55,8 +60,7 @@ impl<A: Addr> core::fmt::Debug for FrontendKey<A> {
         if self.addr.is_unspecified() {
             return write!(f, "{} *:{}/{}", A::FAMILY, self.port.get(), self.proto);
         }
-        let dialled = core::net::SocketAddr::new(self.addr.ip(), self.port.get());
-        write!(f, "{dialled}/{}", self.proto)
+        write!(f, "{}/{}", self.socket_addr(), self.proto)
     }
 }
 

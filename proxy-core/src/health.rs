@@ -64,10 +64,7 @@ pub struct Path {
 
 impl Path {
     pub fn new<A: Addr>(service: &FrontendKey<A>, backend: &SockAddr<A>) -> Self {
-        Self {
-            service: SocketAddr::new(service.addr.ip(), service.port.get()),
-            backend: SocketAddr::new(backend.addr.ip(), backend.port.get()),
-        }
+        Self { service: service.socket_addr(), backend: backend.socket_addr() }
     }
 
     /// Returns the keys of its ends; None in the other family.
@@ -89,7 +86,7 @@ pub(crate) struct ServiceHealth<'a> {
 impl<'a> ServiceHealth<'a> {
     pub(crate) fn new<A: Addr>(mode: HealthMode, service: FrontendKey<A>, silent: &'a BTreeSet<Path>) -> Self {
         let mode = if service.proto == Proto::TCP { mode } else { HealthMode::Off };
-        Self { mode, service: SocketAddr::new(service.addr.ip(), service.port.get()), silent }
+        Self { mode, service: service.socket_addr(), silent }
     }
 
     /// Returns true if each set that serves has a backend for flows that leave another one.
@@ -102,8 +99,7 @@ impl<'a> ServiceHealth<'a> {
     pub(crate) fn take_silent<A: Addr>(&self, set: &mut Vec<Backend<A>>) -> Vec<SockAddr<A>> {
         let place = |backend: &Backend<A>| SockAddr::new(backend.addr, backend.port);
         let is_silent = |backend: &Backend<A>| {
-            let backend = SocketAddr::new(backend.addr.ip(), backend.port.get());
-            self.silent.contains(&Path { service: self.service, backend })
+            self.silent.contains(&Path { service: self.service, backend: place(backend).socket_addr() })
         };
         if self.mode != HealthMode::On || self.silent.is_empty() {
             return Vec::new();

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
-use proxy_common::addr::{Addr4, Addr6, Proto, SockAddr};
+use proxy_common::addr::{Addr4, Addr6, Proto};
 use proxy_common::flow::{Flow, FlowKey, Hook, Kind, State};
 
 use crate::clock::boot_secs;
@@ -61,18 +61,14 @@ impl ListedFlow {
     fn of<A: FamilyNames>(key: FlowKey<A>, flow: &Flow<A>, now_secs: u32) -> Self {
         Self {
             proto: key.proto(),
-            client: socket_addr(flow.client),
-            frontend: socket_addr(flow.frontend),
-            backend: socket_addr(flow.backend),
-            source: socket_addr(flow.source),
+            client: flow.client.socket_addr(),
+            frontend: flow.frontend.socket_addr(),
+            backend: flow.backend.socket_addr(),
+            source: flow.source.socket_addr(),
             masqueraded: flow.is_snat(),
             from_node: flow.has(Flow::<A>::HOST),
             state: flow.state(),
             idle_secs: flow.idle_secs(now_secs),
         }
     }
-}
-
-fn socket_addr<A: FamilyNames>(at: SockAddr<A>) -> SocketAddr {
-    SocketAddr::new(at.addr.ip(), at.port.get())
 }

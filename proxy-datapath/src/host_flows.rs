@@ -59,11 +59,10 @@ impl<A: FamilyNames> Ends<A> {
         let flow = read(flows, &key).with_context(|| format!("look into {}", A::MAPS.flows))?;
         let flow = flow
             .filter(|flow| flow.has(Flow::<A>::HOST) && flow.has(Flow::<A>::HOST_BACKEND) && flow.kind == Kind::UNDNAT);
-        let at = |addr: A, port: Port| SocketAddr::new(addr.ip(), port.get());
         Ok(flow.map(|Flow { client, frontend, service, .. }| Led {
-            client: at(client.addr, client.port),
-            frontend: at(frontend.addr, frontend.port),
-            service: at(service.addr, service.port),
+            client: client.socket_addr(),
+            frontend: frontend.socket_addr(),
+            service: service.socket_addr(),
         }))
     }
 }

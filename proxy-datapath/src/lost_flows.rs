@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result, bail};
 use aya::maps::{HashMap, Map, MapData};
-use proxy_common::addr::{Addr4, Addr6, Proto, SockAddr};
+use proxy_common::addr::{Addr4, Addr6, Proto};
 use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen, State};
 use proxy_core::health::Path;
 use proxy_net::sock_diag;
@@ -95,7 +95,7 @@ impl<A: FamilyNames> Family<A> {
         self.walk.restart();
         while let Some(batch) = self.walk.next_batch().with_context(|| format!("read {}", A::MAPS.flows))? {
             for (key, flow) in batch.filter(|(key, _)| key.proto() == Proto::TCP) {
-                let backend = at(flow.backend);
+                let backend = flow.backend.socket_addr();
                 if flow.kind == Kind::UNDNAT && flow.idle_secs(now_secs) < HEARD_SECS && backends.contains(&backend) {
                     found.heard.insert(backend);
                 }
@@ -115,7 +115,7 @@ impl<A: FamilyNames> Family<A> {
             flow.last_secs = flow.last_secs.saturating_sub(1);
         };
         let ended = |flow: Flow<A>| {
-            let (client, frontend) = (at(flow.client), at(flow.frontend));
+            let (client, frontend) = (flow.client.socket_addr(), flow.frontend.socket_addr());
             EndedFlow { path: path(&flow), client, frontend, is_hosts: flow.has(Flow::<A>::HOST) }
         };
         Ok(self.change(is_ended, mark)?.into_iter().map(ended).collect())
@@ -161,10 +161,6 @@ fn is_open<A: FamilyNames>(key: &FlowKey<A>, flow: &Flow<A>) -> bool {
 
 fn path<A: FamilyNames>(flow: &Flow<A>) -> Path {
     Path::new(&flow.service, &flow.backend)
-}
-
-fn at<A: FamilyNames>(at: SockAddr<A>) -> SocketAddr {
-    SocketAddr::new(at.addr.ip(), at.port.get())
 }
 
 /// Aborts the sockets of this host among the clients, which may be waiting. Without this they hear it when they send.

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::{HashMap, Map, MapData, MapError, Queue};
-use proxy_common::addr::{Addr4, Addr6, Proto, SockAddr};
+use proxy_common::addr::{Addr4, Addr6, Proto};
 use proxy_common::flow::{AnyKey, Flow, FlowKey, Offer, Seen, State};
 use proxy_common::names;
 
@@ -82,11 +82,10 @@ fn open_flow<A: FamilyNames>(
     key: &FlowKey<A>,
 ) -> Result<Option<OpenFlow>> {
     let flow = read(map, key).with_context(|| format!("read {}", A::MAPS.flows))?;
-    let at = |at: SockAddr<A>| SocketAddr::new(at.addr.ip(), at.port.get());
     let is_open = |flow: &Flow<A>| flow.state() == State::Established && !flow.rx.has(Seen::WHOLE);
     Ok(flow.filter(is_open).map(|flow| OpenFlow {
-        client: at(flow.client_between()),
-        backend: at(flow.backend),
+        client: flow.client_between().socket_addr(),
+        backend: flow.backend.socket_addr(),
         proto: key.proto(),
         is_far: flow.is_far(),
         last_secs: flow.last_secs,

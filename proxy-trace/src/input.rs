@@ -1,7 +1,6 @@
 //! The state that decides about a packet, without the packet itself.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::balance::{Affinity, AffinityKey};
@@ -84,7 +83,7 @@ pub(crate) struct PortName {
 /// Returns the names of service ports by their keys, which are their ClusterIP frontends.
 pub(crate) fn port_names<A: Family>(names: &Names, tables: &FamilyTables<A>) -> BTreeMap<FrontendKey<A>, PortName> {
     let named = tables.services.keys().filter_map(|key| {
-        let name = names.find(SocketAddr::new(key.addr.ip(), key.port.get()), &key.proto.to_string())?;
+        let name = names.find(key.socket_addr(), &key.proto.to_string())?;
         let (namespace, service) = (name.namespace.clone(), name.name.clone());
         Some((*key, PortName { namespace, service, port: name.port_name.clone() }))
     });

@@ -2,7 +2,7 @@
 //! the loop, so that ten thousand Services do not delay it.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use proxy_common::addr::{Addr, Proto, SockAddr};
 use proxy_common::connect::Connects;
@@ -216,7 +216,7 @@ impl<A: Addr> FamilyView<'_, A> {
         pod: &ObjectName,
         node: &NodeModel,
     ) {
-        let address = SocketAddr::new(at.addr.ip(), at.port.get());
+        let address = at.socket_addr();
         if let Some(listed) = backends[first..].iter_mut().find(|backend| backend.address == address) {
             (listed.in_local_set, listed.in_redirect_set) = (false, true);
             return;
@@ -245,7 +245,7 @@ impl<A: Addr> FamilyView<'_, A> {
 
     /// Returns the way of a host in mode host to an endpoint; None if the endpoint takes no connections.
     fn way(&self, key: &FrontendKey<A>, at: SockAddr<A>, endpoint: &Endpoint<'_, A>) -> Option<&'static str> {
-        let at = SocketAddr::new(at.addr.ip(), at.port.get());
+        let at = at.socket_addr();
         let is_it = |one: &&Unreachable| (one.port, one.proto, one.backend) == (key.port.get(), key.proto, at);
         let takes_traffic = endpoint.weight > 0 && (endpoint.ready || endpoint.serving && endpoint.terminating);
         if !takes_traffic {
@@ -269,7 +269,7 @@ impl<A: Addr> FamilyView<'_, A> {
         let pod = endpoint.object.pod.as_ref();
         let pod = pod.and_then(|pod| Some((pod.namespace.as_ref().unwrap_or(namespace), pod.name.as_ref()?)));
         BackendView {
-            address: SocketAddr::new(at.addr.ip(), at.port.get()),
+            address: at.socket_addr(),
             pod: pod.map(|(namespace, name)| format!("{namespace}/{name}")),
             node: endpoint.object.node_name.as_ref().map(Shared::to_string),
             zone: endpoint.object.zone.as_ref().map(Shared::to_string),

@@ -63,7 +63,7 @@ impl Frontends {
 
 fn dialled<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = SocketAddr> {
     let udp = tables.frontends.keys().filter(|key: &&FrontendKey<A>| key.proto == Proto::UDP);
-    udp.map(|key| SocketAddr::new(key.addr.ip(), key.port.get()))
+    udp.map(FrontendKey::socket_addr)
 }
 
 /// Deletes the entries that translate frontends. Returns the result for each family that has frontends. Nothing is to

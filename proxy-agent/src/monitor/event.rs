@@ -3,9 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 
 use jiff::Timestamp;
-use proxy_common::addr::{Addr, Proto, SockAddr};
+use proxy_common::addr::{Addr, Proto};
 use proxy_common::counter::Reason;
-use proxy_common::frontend::{Dialled, FrontendKey, FrontendKind};
+use proxy_common::frontend::{Dialled, FrontendKind};
 use proxy_common::monitor::{Fate, Record, What};
 use proxy_common::policy::{Client, Decision, Origin};
 use serde::{Deserialize, Serialize};
@@ -104,8 +104,8 @@ impl Event {
             ifindex: record.ifindex,
             device: nix::net::if_::if_indextoname(record.ifindex).ok().and_then(|name| name.into_string().ok()),
             protocol: is_known.then(|| record.proto.to_string().to_uppercase()),
-            client: is_known.then(|| socket_addr(record.src)),
-            dialled: is_known.then(|| socket_addr(record.dst)),
+            client: is_known.then(|| record.src.socket_addr()),
+            dialled: is_known.then(|| record.dst.socket_addr()),
             decision: DecisionEvent::of(record, opened),
             ..Self::lost(0)
         }
@@ -151,26 +151,18 @@ impl DecisionEvent {
         let has = |flag| decision.has(flag);
         Some(Self {
             kind: kind_name(decision.kind).to_owned(),
-            service: of_key(decision.service),
+            service: decision.service.socket_addr(),
             namespace: None,
             name: None,
             port_name: None,
             origin: origin_name(decision.origin).to_owned(),
             set: has(Decision::<A>::SET).then(|| set_name(decision.set).to_owned()),
-            backend: has(Decision::<A>::BACKEND).then(|| socket_addr(decision.backend_at())),
+            backend: has(Decision::<A>::BACKEND).then(|| decision.backend_at().socket_addr()),
             affinity: has(Decision::<A>::AFFINITY),
-            source: opened.then(|| socket_addr(record.source)),
+            source: opened.then(|| record.source.socket_addr()),
             masquerade: has(Decision::<A>::MASQUERADE),
         })
     }
-}
-
-fn socket_addr<A: Addr>(at: SockAddr<A>) -> SocketAddr {
-    SocketAddr::new(at.addr.ip(), at.port.get())
-}
-
-fn of_key<A: Addr>(key: FrontendKey<A>) -> SocketAddr {
-    SocketAddr::new(key.addr.ip(), key.port.get())
 }
 
 fn kind_name(kind: FrontendKind) -> &'static str {

@@ -1,7 +1,5 @@
 //! Tells where the endpoints are whose connections end with their nodes: see [`crate::loss`].
 
-use std::net::SocketAddr;
-
 use proxy_common::addr::Addr;
 
 use super::Desired;
@@ -32,8 +30,7 @@ impl<A: Addr> Family<A> {
             // Flows are another Service's if that one holds the ClusterIP.
             let is_holder = || self.holder(key).is_some_and(|holder| holder.claim == model.claim);
             let Some(placed) = port.placed.as_ref().filter(|_| is_holder()) else { continue };
-            let at = SocketAddr::new(key.addr.ip(), key.port.get());
-            placements.services.insert(at, (service.clone(), uid.clone()));
+            placements.services.insert(key.socket_addr(), (service.clone(), uid.clone()));
             placements.endpoints.extend(placed.iter().map(|(at, placed)| (Path::new(key, at), placed.clone())));
         }
     }
