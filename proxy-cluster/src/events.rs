@@ -36,7 +36,7 @@ pub(crate) struct EventsArgs {
 
 pub(crate) async fn events(connect: &ConnectArgs, args: &EventsArgs) -> Result<ExitCode> {
     let mut arguments = vec!["events".to_owned()];
-    arguments.extend(args.service_namespace.iter().map(|namespace| format!("--namespace={namespace}")));
+    arguments.extend(select::in_namespace(&args.service_namespace));
     let wants = |event: &EventView| args.service.as_ref().is_none_or(|service| event.concerns(service));
     if args.watch.watch {
         let wanted = |events: Vec<EventView>| events.into_iter().filter(wants).collect();

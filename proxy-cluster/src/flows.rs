@@ -13,6 +13,7 @@ use proxy_view::output::{Form, OutputArgs, cell};
 use crate::answers::{Answers, ask};
 use crate::connect::ConnectArgs;
 use crate::pods::Cluster;
+use crate::select;
 use crate::watch::{WatchArgs, watch};
 
 /// List the flows that pass the nodes. Those whose clients spoke last come first.
@@ -32,7 +33,7 @@ pub(crate) struct FlowsArgs {
 pub(crate) async fn flows(connect: &ConnectArgs, args: &FlowsArgs) -> Result<ExitCode> {
     let mut arguments = vec!["flows".to_owned()];
     arguments.extend(args.flows.arguments());
-    arguments.extend(args.service_namespace.iter().map(|namespace| format!("--namespace={namespace}")));
+    arguments.extend(select::in_namespace(&args.service_namespace));
     if args.watch.watch {
         return watch(connect, args.output.kind(), &arguments, |flows: Vec<FlowView>| flows).await;
     }

@@ -22,6 +22,7 @@ use crate::answers::name_failed;
 use crate::connect::ConnectArgs;
 use crate::exec::{self, BROKEN};
 use crate::pods::{Cluster, NodePod};
+use crate::select;
 use proxy_view::output::{escaped, escaped_json};
 
 /// The lines that may wait for the terminal.
@@ -153,7 +154,7 @@ impl MonitorArgs {
     fn arguments(&self) -> Vec<String> {
         let mut arguments = vec!["monitor".to_owned(), format!("--limit-per-second={}", self.limit_per_second)];
         arguments.extend(self.service.iter().map(|name| format!("--service={name}")));
-        arguments.extend(self.service_namespace.iter().map(|namespace| format!("--namespace={namespace}")));
+        arguments.extend(select::in_namespace(&self.service_namespace));
         arguments.extend(self.client.iter().map(|client| format!("--client={client}")));
         arguments.extend(self.reason.iter().map(|reason| format!("--reason={reason}")));
         arguments.extend(self.since.iter().map(|since| format!("--since={since}")));

@@ -23,7 +23,7 @@ impl SelectArgs {
     /// error on each node that does not know it.
     pub(crate) fn arguments(&self, command: &str) -> Vec<String> {
         let mut arguments = vec![command.to_owned()];
-        arguments.extend(self.service_namespace.iter().map(|namespace| format!("--namespace={namespace}")));
+        arguments.extend(in_namespace(&self.service_namespace));
         arguments.extend(self.service_selector.iter().map(|selector| format!("--selector={selector}")));
         arguments
     }
@@ -41,6 +41,11 @@ impl SelectArgs {
         ensure!(known.is_empty() || is_known, name.unknown(&known));
         Ok(())
     }
+}
+
+/// Returns the argument of kpx that names the namespace of Services.
+pub(crate) fn in_namespace(namespace: &Option<String>) -> Option<String> {
+    namespace.as_ref().map(|namespace| format!("--namespace={namespace}"))
 }
 
 /// Names nodes in a narrow column: all, up to two of them, or their number.
