@@ -67,6 +67,10 @@ fn nightly() -> Machine {
     Machine { rustup: true, nightly: Some(22), linker: linker(LINKER_VERSION, 22), ..Machine::default() }
 }
 
+/// The packages with all tools of the tests.
+const TOOL_PACKAGES: &[&str] =
+    &["iproute2", "nftables", "ethtool", "iptables", "dbus-daemon", "socat", "unzip", "chromium", "chromium-driver"];
+
 #[test]
 fn present_tools_are_used() {
     use Compiler::{Debian, Nightly};
@@ -96,17 +100,7 @@ fn missing_tools_are_installed() {
     let all = [COMPILER_PACKAGES, LLVM_PACKAGES].concat();
     let lab_tools = vec!["iproute2", "nftables", "ethtool"];
     let bench_tools = [lab_tools.clone(), vec!["iptables"]].concat();
-    let tools = vec![
-        "iproute2",
-        "nftables",
-        "ethtool",
-        "iptables",
-        "dbus-daemon",
-        "socat",
-        "unzip",
-        "chromium",
-        "chromium-driver",
-    ];
+    let tools = TOOL_PACKAGES.to_vec();
     let all_and_tools = [all.clone(), tools.clone()].concat();
     let no_tools = Machine { tools: vec![], ..debian() };
     let no_compiler = Machine { debian: None, packages: vec![], ..debian() };
@@ -142,17 +136,7 @@ fn other_way_is_tried_when_one_fails() {
 #[test]
 fn stuck_setup_lists_commands() {
     let (steps, Next::Stuck(help)) = walk(bare_debian(), Need::Tests, |_| false) else { panic!("not stuck") };
-    let tools = Install::Packages(vec![
-        "iproute2",
-        "nftables",
-        "ethtool",
-        "iptables",
-        "dbus-daemon",
-        "socat",
-        "unzip",
-        "chromium",
-        "chromium-driver",
-    ]);
+    let tools = Install::Packages(TOOL_PACKAGES.to_vec());
     assert_eq!(steps[1..], [tools], "without tools the other way is closed too");
     for command in [
         "apt-get update",

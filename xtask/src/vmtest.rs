@@ -163,8 +163,8 @@ fn one(debian: &Debian, userland: &Userland, folder: &Path, name: &str, options:
         Ok(kernel) => kernel,
         Err(error) => return Ok(Outcome::Skipped(format!("{name}: SKIPPED: {error:#}"))),
     };
-    let for_ipvs = if options.wants("ipvs") { modules::FOR_IPVS } else { &[] };
-    let plan = Modules::find(&kernel.modules)?.plan(&[modules::WANTED, for_ipvs].concat())?;
+    let for_ipvs: &[_] = if options.wants("ipvs") { &[modules::FOR_IPTABLES, modules::FOR_IPVS] } else { &[] };
+    let plan = Modules::find(&kernel.modules)?.plan(&[&[modules::WANTED], for_ipvs].concat().concat())?;
     let initramfs = folder.join(format!("{name}.cpio"));
     fs::write(&initramfs, userland.pack(&plan)?).with_context(|| format!("write {}", initramfs.display()))?;
     let log = folder.join(format!("{name}.log"));

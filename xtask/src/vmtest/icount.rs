@@ -121,7 +121,8 @@ impl Guest {
         let folder = folder()?;
         let mut userland = Userland::new(&self.programs, &self.tools, &self.suite)?;
         userland.add_iptables(TOOLS, EXTENSIONS)?;
-        let plan = Modules::find(&self.kernel.modules)?.plan(&[modules::WANTED, modules::FOR_RULES].concat())?;
+        let plan = Modules::find(&self.kernel.modules)?
+            .plan(&[modules::WANTED, modules::FOR_IPTABLES, modules::FOR_RULES].concat())?;
         let [initramfs, log] = ["cpio", "log"].map(|ending| folder.join(format!("{}.{ending}", self.name)));
         fs::write(&initramfs, userland.pack(&plan)?).with_context(|| format!("write {}", initramfs.display()))?;
         qemu::boot(accelerator, &self.kernel.image, &initramfs, &log, limit)

@@ -43,11 +43,10 @@ pub(super) const WANTED: &[&str] = &[
     "sctp",
 ];
 
-/// The further modules that kube-proxy's mode ipvs needs, with iptables by nftables: no table of legacy iptables is there.
-pub(super) const FOR_IPVS: &[&str] = &[
+/// The further modules that kube-proxy's rules and its mode ipvs need, with iptables by nftables.
+pub(super) const FOR_IPTABLES: &[&str] = &[
     "nft_compat",
     "ipt_REJECT",
-    "ip6t_REJECT",
     "xt_MASQUERADE",
     "xt_addrtype",
     "xt_comment",
@@ -62,9 +61,11 @@ pub(super) const FOR_IPVS: &[&str] = &[
     "ip_set_hash_ipportnet",
 ];
 
-/// The further modules that kube-proxy's rules need.
+/// The module that only mode ipvs needs beside these: no table of legacy iptables is there.
+pub(super) const FOR_IPVS: &[&str] = &["ip6t_REJECT"];
+
+/// The modules that only kube-proxy's rules need beside these.
 pub(super) const FOR_RULES: &[&str] = &[
-    "nft_compat",
     "nft_fib_ipv4",
     "nft_numgen",
     "nft_reject_ipv4",
@@ -72,26 +73,13 @@ pub(super) const FOR_RULES: &[&str] = &[
     "iptable_filter",
     "iptable_mangle",
     "iptable_nat",
-    "ipt_REJECT",
-    "xt_MASQUERADE",
-    "xt_addrtype",
-    "xt_comment",
-    "xt_conntrack",
-    "xt_mark",
     "xt_nat",
-    "xt_set",
     "xt_statistic",
     "xt_tcpudp",
     "nf_flow_table",
     "nf_flow_table_ipv4",
     "nf_flow_table_inet",
     "nft_flow_offload",
-    "ip_set",
-    "ip_set_bitmap_port",
-    "ip_set_hash_ip",
-    "ip_set_hash_ipport",
-    "ip_set_hash_ipportip",
-    "ip_set_hash_ipportnet",
 ];
 
 /// The modules by name, with `_` for `-`.
