@@ -93,10 +93,7 @@ impl Fields {
             // YAML 1.1 makes booleans of the words `on` and `off`.
             if let Some(is_on) = tree::get(document, field).and_then(Value::as_bool) {
                 let word = if is_on { "on" } else { "off" };
-                document
-                    .as_object_mut()
-                    .into_iter()
-                    .for_each(|fields| drop(fields.insert(field.to_owned(), word.into())));
+                tree::set(document, field, word.into());
             }
             let Some(text) = tree::get(document, field).and_then(Value::as_str) else { continue };
             if values.iter().any(|value| value.get_name() == text) || (text.is_empty() && field == MAY_BE_EMPTY) {
