@@ -28,12 +28,17 @@ fn silent_flows_are_found_in_each_round() -> Result<()> {
     Ok(())
 }
 
+/// Makes flows, and copies of their entries without marks, which no packet finds.
+fn make_unmarked(fixture: &mut Fixture) -> Result<()> {
+    run_section(fixture, "ends::flows_open")?;
+    if fixture.is_v4() { copy::<Addr4>(fixture, IPV4.flows) } else { copy::<Addr6>(fixture, IPV6.flows) }?;
+    run_section(fixture, "ends::unmarked_flow_is_not_found")
+}
+
 #[test]
 fn packet_asks_for_no_flow_before_its_ends_are_marked() -> Result<()> {
     for mut fixture in fixtures("ends")? {
-        run_section(&mut fixture, "ends::flows_open")?;
-        if fixture.is_v4() { copy::<Addr4>(&fixture, IPV4.flows) } else { copy::<Addr6>(&fixture, IPV6.flows) }?;
-        run_section(&mut fixture, "ends::unmarked_flow_is_not_found")?;
+        make_unmarked(&mut fixture)?;
         fixture.bench.datapath.flows.sweep()?;
         run_section(&mut fixture, "ends::marked_flow_is_found")?;
     }
@@ -44,9 +49,7 @@ fn packet_asks_for_no_flow_before_its_ends_are_marked() -> Result<()> {
 #[test]
 fn programs_without_agent_find_unmarked_flows() -> Result<()> {
     for mut fixture in fixtures("ends")? {
-        run_section(&mut fixture, "ends::flows_open")?;
-        if fixture.is_v4() { copy::<Addr4>(&fixture, IPV4.flows) } else { copy::<Addr6>(&fixture, IPV6.flows) }?;
-        run_section(&mut fixture, "ends::unmarked_flow_is_not_found")?;
+        make_unmarked(&mut fixture)?;
         fixture.bench.datapath.flows.leave()?;
         run_section(&mut fixture, "ends::marked_flow_is_found")?;
     }
