@@ -1,7 +1,7 @@
 //! A cluster with an API server, and hosts outside of it that run kpx: xl beside the nodes, x behind a router.
 
 use std::collections::BTreeSet;
-use std::io::ErrorKind;
+use std::io::{Error, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Deref;
 use std::process::Command;
@@ -99,12 +99,17 @@ impl Fixture {
                     Err(Fault::Refused) => Ok(true),
                     Ok(_) | Err(Fault::TimedOut(_)) => Ok(false),
                     // The agent makes its routes after it is complete, and again after the kernel has removed them.
-                    Err(Fault::Io(_, error)) if error.kind() == ErrorKind::NetworkUnreachable => Ok(false),
+                    // Meanwhile the kernel has no route, or the router says that it has none.
+                    Err(Fault::Io(_, error)) if is_unrouted(&error) => Ok(false),
                     Err(fault) => bail!(fault),
                 }
             })
         })
     }
+}
+
+fn is_unrouted(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable)
 }
 
 fn each(protocols: &[Protocol], holds: impl Fn(Protocol, Family) -> Result<()>) -> Result<()> {

@@ -17,8 +17,8 @@ use testbed::served_lab::ServedLab;
 
 pub(crate) const NODE: &str = "n1";
 const PORT: u16 = 8080;
-/// For an answer that may never come.
-const ANSWER: Duration = Duration::from_millis(500);
+/// Shorter than TCP's first retransmission, so that a lost packet shows.
+const ANSWER: Duration = Duration::from_millis(900);
 
 pub(crate) struct Fixture {
     base: ServedLab,
