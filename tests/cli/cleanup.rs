@@ -138,14 +138,7 @@ fn kube_proxys_rules_go_while_kpxs_programs_serve() -> Result<()> {
 fn cleanup_keeps_sysctls_of_kube_proxy() -> Result<()> {
     let mut node = Node::start("sysctls", "--conntrack-tcp-timeout-established=2h")?;
     run(node.ns(), "nft", "add table ip kube-proxy")?;
-    node.kill()?;
-    let cleanup = format!("cleanup --bpf-dir {}", node.ns().bpf_dir().display());
-    let mut said = String::new();
-    wait_until(DEADLINE, "the kernel has let go of the dead process's lock", || {
-        let output = node.kpx(&cleanup)?;
-        said = String::from_utf8(output.stdout)?;
-        Ok(output.status.success())
-    })?;
+    let said = killed_and_cleaned(&mut node, "")?;
     let key = "netfilter/nf_conntrack_tcp_timeout";
     let stays = format!("left as it is: sysctl net/{key}_close_wait is 3600, as kube-proxy wants it\n");
     ensure!(said.contains(&stays), "{said}");
@@ -174,14 +167,7 @@ fn cleanup_keeps_sysctls_of_a_running_kube_proxy() -> Result<()> {
     let mut command = Command::new(&program);
     command.arg("--v=2").arg(format!("--config={}", config.display())).stdin(Stdio::piped());
     let mut kube_proxy = node.ns().spawn(&mut command)?;
-    node.kill()?;
-    let cleanup = format!("cleanup --bpf-dir {}", node.ns().bpf_dir().display());
-    let mut said = String::new();
-    wait_until(DEADLINE, "the kernel has let go of the dead process's lock", || {
-        let output = node.kpx(&cleanup)?;
-        said = String::from_utf8(output.stdout)?;
-        Ok(output.status.success())
-    })?;
+    let said = killed_and_cleaned(&mut node, "")?;
     drop(kube_proxy.stdin.take());
     kube_proxy.wait()?;
     for (key, value) in [("tcp_timeout_established", "7200"), ("tcp_timeout_close_wait", "3600")] {
@@ -189,6 +175,19 @@ fn cleanup_keeps_sysctls_of_a_running_kube_proxy() -> Result<()> {
     }
     ensure!(said.contains("removed the value 40 of sysctl net/netfilter/nf_conntrack_udp_timeout,"), "{said}");
     Ok(())
+}
+
+/// Ends kpx as a crash does, and returns the words of the cleanup.
+fn killed_and_cleaned(node: &mut Node, flags: &str) -> Result<String> {
+    node.kill()?;
+    let cleanup = format!("cleanup {flags} --bpf-dir {}", node.ns().bpf_dir().display());
+    let mut said = String::new();
+    wait_until(DEADLINE, "the kernel has let go of the dead process's lock", || {
+        let output = node.kpx(&cleanup)?;
+        said = String::from_utf8(output.stdout)?;
+        Ok(output.status.success())
+    })?;
+    Ok(said)
 }
 
 #[test]
@@ -209,14 +208,7 @@ fn a_drain_removes_what_kept_connections_or_names_it() -> Result<()> {
         if has_rules {
             install()?;
         }
-        node.kill()?;
-        let drain = format!("cleanup --drain --timeout 1s --bpf-dir {}", node.ns().bpf_dir().display());
-        let mut said = String::new();
-        wait_until(DEADLINE, "the kernel has let go of the dead process's lock", || {
-            let output = node.kpx(&drain)?;
-            said = String::from_utf8(output.stdout)?;
-            Ok(output.status.success())
-        })?;
+        let said = killed_and_cleaned(&mut node, "--drain --timeout 1s")?;
         let keeps = run(node.ns(), "nft", "list tables")?.contains("kpx-keep");
         if has_rules {
             ensure!(said.contains("removed the nftables table ip kpx-keep") && !keeps, "{said}");
