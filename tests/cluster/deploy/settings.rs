@@ -68,6 +68,11 @@ fn chart(args: &[&str]) -> Result<Objects> {
     Objects::read(&helm_output(&args)?)
 }
 
+/// Returns the reason why the chart takes no such values.
+fn refusal(args: &[&str]) -> Result<String> {
+    Ok(format!("{:#}", chart(args).map(drop).err().with_context(|| format!("the chart takes {args:?}"))?))
+}
+
 fn written(objects: &Objects, file: &str) -> Result<String> {
     let files = objects.config_map.as_ref().and_then(|map| map.data.as_ref()).context("a ConfigMap")?;
     files.get(file).cloned().with_context(|| format!("no {file} in {files:?}"))
@@ -98,8 +103,7 @@ fn settings_of_kpx_arrive_as_they_are_written() -> Result<()> {
     ] {
         assert_eq!(kpx[field], value, "{field}");
     }
-    let misspelt = chart(&[&given, "--set=kpxConfig.localRedirct=true"]).map(|_| ());
-    let error = format!("{:#}", misspelt.err().context("a misspelt setting")?);
+    let error = refusal(&[&given, "--set=kpxConfig.localRedirct=true"])?;
     ensure!(error.contains("localRedirct"), "{error}");
     Ok(())
 }
@@ -124,6 +128,32 @@ fn settings_of_kpx_stand_beside_kubeadms_config_map() -> Result<()> {
         volumes.iter().find(is_its)?.config_map.as_ref().map(|map| map.name.clone())
     };
     assert_eq!((mounted("/var/lib/kube-proxy"), mounted("/etc/kpx")), (Some("kube-proxy".into()), Some("kpx".into())));
+    Ok(())
+}
+
+/// A file of values may leave `kpxConfig:` above lines that are all comments.
+#[test]
+fn a_value_of_the_chart_without_settings_is_as_if_left_out() -> Result<()> {
+    let named = ["--set=apiServer.host=192.0.2.1", "--set=image.repository=localhost/kpx"];
+    let plain = chart(&named)?;
+    for value in ["kpxConfig", "config", "podMonitor", "existingConfigMap", "seccompProfile", "podLabels"] {
+        assert_eq!(chart(&[named[0], named[1], &format!("--set={value}=null")])?, plain, "{value}");
+    }
+    for (value, told, other) in
+        [("image", "Set image.repository", named[0]), ("apiServer", "Set apiServer.host", named[1])]
+    {
+        let error = refusal(&[other, &format!("--set={value}=null")])?;
+        ensure!(error.contains(told), "{error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_chart_refuses_two_config_maps_of_one_name() -> Result<()> {
+    let named = ["--set=image.repository=localhost/kpx", "--set=existingConfigMap=kpx"];
+    ensure!(chart(&named)?.config_map.is_none(), "a ConfigMap of this name may be the operator's own");
+    let error = refusal(&[named[0], named[1], "--set=kpxConfig.ui=true"])?;
+    ensure!(error.contains("existingConfigMap=kpx and kpxConfig cannot stand together"), "{error}");
     Ok(())
 }
 

@@ -16,8 +16,8 @@ app.kubernetes.io/name: kpx
 {{- end }}
 
 {{- define "kpx.image" -}}
-{{- $repository := required "Set image.repository to the name of kpx's image: REGISTRY/kpx, or localhost/kpx where it was loaded into every node" .Values.image.repository }}
-{{- printf "%s:%s" $repository (.Values.image.tag | default .Chart.AppVersion) }}
+{{- $repository := required "Set image.repository to the name of kpx's image: REGISTRY/kpx, or localhost/kpx where it was loaded into every node" (.Values.image).repository }}
+{{- printf "%s:%s" $repository ((.Values.image).tag | default .Chart.AppVersion) }}
 {{- end }}
 
 {{- define "kpx.kpxConfiguration" -}}
