@@ -148,9 +148,9 @@ pub fn print_on(text: &str) -> Result<bool> {
     }
 }
 
-/// Returns true if colours are wanted. Any value of NO_COLOR but an empty one turns them off: <https://no-color.org>.
-fn has_colours() -> bool {
-    stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+/// Returns true if colours are wanted there. Any value of NO_COLOR but an empty one turns them off: <https://no-color.org>.
+pub fn has_colours(output: &impl IsTerminal) -> bool {
+    output.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 impl Form {
@@ -158,7 +158,7 @@ impl Form {
     pub fn of_stdout(wide: bool, no_headers: bool) -> Self {
         // A fresh table knows the width of the terminal; None where standard output is none.
         let width = if wide { None } else { Table::new().width() };
-        Self { wide, headers: !no_headers, colours: has_colours(), width }
+        Self { wide, headers: !no_headers, colours: has_colours(&stdout()), width }
     }
 
     /// Formats rows in aligned columns; without any row the text is empty. On a narrow terminal long cells are cut.

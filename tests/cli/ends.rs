@@ -1,5 +1,6 @@
 //! How commands end: exit codes, a reader that has seen enough, colours.
 
+use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -109,6 +110,45 @@ fn a_reader_that_has_seen_enough_is_no_error() -> Result<()> {
     Ok(())
 }
 
+/// The full screen moves the cursor all the same, and an empty NO_COLOR is none.
+#[test]
+fn colours_are_for_terminals_without_no_color() -> Result<()> {
+    let (node, dir) = (Node::start("colours", "")?, TempDir::with_prefix("kpx-cli-")?);
+    let plugin = dir.path().join("kubectl-kpx");
+    symlink(binary()?, &plugin)?;
+    let run = |program: &str, line: &str, no_color: &str| -> Result<String> {
+        let mut command = Command::new(program);
+        match program {
+            "script" => command.args(["-qec", line, "/dev/null"]),
+            _ => command.args(["-c", line]),
+        };
+        command.env("TERM", "xterm").env("NO_COLOR", no_color).env_remove("CLICOLOR_FORCE").env_remove("RUST_LOG");
+        let output = node.ns().run(|| command.output())?;
+        let told = String::from_utf8([output.stdout, output.stderr].concat())?;
+        ensure!(!told.is_empty(), "{program} {line}: nothing");
+        Ok(told)
+    };
+    let (kpx, run_dir) = (binary()?.display().to_string(), node.run_dir().display());
+    // The log of a second agent ends with what is wrong.
+    let lines = ["status", "backends", "check", "run --manifests .", "statsu", "--help"];
+    let asking = |words: &str| {
+        format!("{kpx} {words}{}", if words.starts_with('-') { String::new() } else { format!(" --run-dir {run_dir}") })
+    };
+    let plugin = ["--help", "statsu"].map(|words| format!("{} {words}", plugin.display()));
+    for line in lines.map(asking).iter().chain(&plugin) {
+        let told = run("script", line, "")?;
+        ensure!(told.contains("\u{1b}["), "{line} has no colours on a terminal: {told:?}");
+        for (program, no_color) in [("script", "1"), ("sh", "")] {
+            let told = run(program, line, no_color)?;
+            ensure!(!told.contains('\u{1b}'), "{program}, NO_COLOR={no_color}: {line}: {told:?}");
+        }
+    }
+    let top = format!("printf q | script -qec \"stty cols 100 rows 30; {kpx} top --run-dir {run_dir}\" /dev/null");
+    let coloured = "38;5;";
+    ensure!(run("sh", &top, "")?.contains(coloured) && !run("sh", &top, "1")?.contains(coloured));
+    Ok(())
+}
+
 #[test]
 fn services_are_selected_by_name_and_namespace() -> Result<()> {
     let node = Node::start("select", "")?;
@@ -131,8 +171,6 @@ fn services_are_selected_by_name_and_namespace() -> Result<()> {
         let told = String::from_utf8_lossy(&output.stderr);
         assert_eq!(told, "kpx: kpx serves no Service wbe; did you mean shop/web?\n", "{arguments}");
     }
-    let output = node.kpx("services")?;
-    ensure!(!output.stdout.contains(&0x1b), "no colours where no terminal is: {output:?}");
     let refused = kpx(node.ns(), "cleanup")?;
     ensure!(refused.status.code() == Some(1), "kpx runs: {refused:?}");
     Ok(())

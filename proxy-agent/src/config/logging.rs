@@ -1,6 +1,6 @@
 //! Sets up the log: its level and its form.
 
-use std::io::{IsTerminal, stderr};
+use std::io::stderr;
 
 use proxy_core::model::algorithm_name;
 use tracing::{info, warn};
@@ -12,6 +12,7 @@ use super::Configuration;
 use super::kube_proxy::Logging;
 use crate::settings::{Mode, Settings};
 use proxy_versions::gates::Gates;
+use proxy_view::output::has_colours;
 
 /// Starts logging to standard error. RUST_LOG overrides the configuration.
 pub(crate) fn start(logging: &Logging) {
@@ -23,7 +24,7 @@ pub(crate) fn start(logging: &Logging) {
     // An earlier logger of this process stays in use.
     let _started = match logging.format.as_str() {
         "json" => subscriber.with(form.json()).try_init(),
-        _ => subscriber.with(form.with_target(has_modules).with_ansi(stderr().is_terminal())).try_init(),
+        _ => subscriber.with(form.with_target(has_modules).with_ansi(has_colours(&stderr()))).try_init(),
     };
 }
 
