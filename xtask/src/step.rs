@@ -77,6 +77,24 @@ mod tests {
     }
 
     #[test]
+    fn spinner_has_colours_unless_no_color_is_set() {
+        let test = "step::tests::quiet_step_shows_its_output_when_it_fails";
+        let this = std::env::current_exe().unwrap();
+        let line = format!("{} --exact {test} --nocapture --color never", this.display());
+        for (no_color, has_colours) in [(None, true), (Some("1"), false)] {
+            let mut script = Command::new("script");
+            script.args(["-qec", &line, "/dev/null"]).env("TERM", "xterm");
+            script
+                .env_remove("NO_COLOR")
+                .env_remove("CLICOLOR")
+                .env_remove("CLICOLOR_FORCE")
+                .envs(no_color.map(|value| ("NO_COLOR", value)));
+            let told = String::from_utf8(script.output().unwrap().stdout).unwrap();
+            assert!(told.contains("first") && told.contains("\u{1b}[2m") == has_colours, "{told:?}");
+        }
+    }
+
+    #[test]
     fn quiet_step_stops_at_the_first_failure() {
         let file = std::env::temp_dir().join(format!("kpx-step-{}", std::process::id()));
         let mut touch = Command::new("touch");
