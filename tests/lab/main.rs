@@ -1,5 +1,18 @@
 //! kpx and the kernel in network namespaces.
 
+/// Lends a fixture all that its field `base` has, which is a lab.
+macro_rules! is_its_lab {
+    ($fixture:ty) => {
+        impl std::ops::Deref for $fixture {
+            type Target = ServedLab;
+
+            fn deref(&self) -> &ServedLab {
+                &self.base
+            }
+        }
+    };
+}
+
 mod backend_health;
 mod causes;
 mod churn;
@@ -20,3 +33,9 @@ mod socket;
 mod tables;
 mod trace;
 mod ui;
+
+/// Adds a table `netpol` to a node, as a plugin's policy: these rules for what the node forwards.
+fn forbid(node: &testbed::netns::NetNs, rules: &str) -> anyhow::Result<()> {
+    let chain = "type filter hook forward priority filter; policy accept";
+    node.nft(&format!("table inet netpol {{\nchain forward {{\n{chain}\n{rules}\n}}\n}}"))
+}

@@ -1,6 +1,5 @@
 //! A lab with a Service, and what kpx has on one of its nodes.
 
-use std::ops::Deref;
 use std::process::Command;
 use std::time::Duration;
 
@@ -30,13 +29,7 @@ pub(crate) struct Fixture {
     pub(crate) web: Service,
 }
 
-impl Deref for Fixture {
-    type Target = ServedLab;
-
-    fn deref(&self) -> &ServedLab {
-        &self.base
-    }
-}
+is_its_lab!(Fixture);
 
 impl Fixture {
     /// The Service is backed by a pod of each node.

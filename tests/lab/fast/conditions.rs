@@ -16,6 +16,7 @@ use testbed::lab::{CLUSTER_PODS, Family};
 use super::fixture::{Fixture, Path};
 use super::{exchange, says, until_whole};
 use crate::churn::neighbours::other;
+use crate::forbid;
 use crate::tables::alone;
 
 /// A connection that was opened past the stack, and datagrams, which are not sent again if one is lost.
@@ -53,16 +54,7 @@ fn rules_come_and_go_under_load_and_nothing_is_lost() -> Result<()> {
         let come_and_go = || {
             for _ in 0..ROUNDS {
                 // Conntrack has not seen the kept connections from their start, and must meet none of their packets.
-                node.nft(
-                    "table inet netpol {
-                        chain forward {
-                            type filter hook forward priority filter; policy accept
-                            ct state invalid drop
-                            tcp flags & (syn | ack) == ack ct state new drop
-                            counter
-                        }
-                    }",
-                )?;
+                forbid(node, "ct state invalid drop\ntcp flags & (syn | ack) == ack ct state new drop\ncounter")?;
                 says(&agent, "because rule 2 of chain forward of table inet netpol may drop the packet")?;
                 goes_on()?;
                 node.nft("delete table inet netpol")?;

@@ -1,7 +1,6 @@
 //! A lab whose first node runs kpx with `--fast-path`.
 
 use std::net::{SocketAddr, UdpSocket};
-use std::ops::Deref;
 use std::process::Command;
 use std::time::Duration;
 
@@ -47,13 +46,7 @@ pub(crate) struct Fixture {
     base: ServedLab,
 }
 
-impl Deref for Fixture {
-    type Target = ServedLab;
-
-    fn deref(&self) -> &ServedLab {
-        &self.base
-    }
-}
+is_its_lab!(Fixture);
 
 /// Packets so far.
 #[derive(Clone, Copy, Debug)]

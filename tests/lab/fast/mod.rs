@@ -16,6 +16,7 @@ use testbed::agent::{Agent, DEADLINE, wait_until};
 use testbed::echo::{Connection, Protocol, pattern};
 use testbed::lab::Family;
 
+use crate::forbid;
 use fixture::{Fixture, Path, said};
 
 /// Exchanges of a flow, and packets of it that may take the stack: its opening, its end, what conntrack hears of.
@@ -219,18 +220,14 @@ fn a_whole_connection_lives_on_when_rules_come_and_new_ones_meet_them() -> Resul
     let addrs = &fixture.lab.host("p1a").addrs;
     let (pod4, pod6) = (addrs.ip(Family::V4), addrs.ip(Family::V6));
     // A rule for openers alone: it refuses what conntrack has not seen from the start.
-    fixture.lab.n1.host.ns.nft(&format!(
-        "table inet netpol {{
-            chain forward {{
-                type filter hook forward priority filter; policy accept
-                ct state invalid drop
-                ip saddr {pod4} ct state new drop
-                ip daddr {pod4} ct state new drop
-                ip6 saddr {pod6} ct state new drop
-                ip6 daddr {pod6} ct state new drop
-            }}
-        }}"
-    ))?;
+    let ends = [
+        format!("ip saddr {pod4}"),
+        format!("ip daddr {pod4}"),
+        format!("ip6 saddr {pod6}"),
+        format!("ip6 daddr {pod6}"),
+    ];
+    let rules = ends.map(|end| format!("\n{end} ct state new drop")).concat();
+    forbid(&fixture.lab.n1.host.ns, &format!("ct state invalid drop{rules}"))?;
     wait_until(Duration::from_secs(2), "new connections meet the rule", || {
         Ok(Family::ALL.into_iter().all(|family| fixture.is_blocked(family)))
     })?;
@@ -265,15 +262,7 @@ fn new_connections_meet_rules_soon_after_the_agent_has_ended() -> Result<()> {
     agent.stop()?;
     let addrs = &fixture.lab.host("p1a").addrs;
     let (pod4, pod6) = (addrs.ip(Family::V4), addrs.ip(Family::V6));
-    fixture.lab.n1.host.ns.nft(&format!(
-        "table inet netpol {{
-            chain forward {{
-                type filter hook forward priority filter; policy accept
-                ip saddr {pod4} drop
-                ip6 saddr {pod6} drop
-            }}
-        }}"
-    ))?;
+    forbid(&fixture.lab.n1.host.ns, &format!("ip saddr {pod4} drop\nip6 saddr {pod6} drop"))?;
     Family::ALL.into_iter().try_for_each(|family| {
         wait_until(Duration::from_secs(10), "new connections meet the rule", || Ok(fixture.is_blocked(family)))
     })
@@ -290,15 +279,7 @@ fn a_whole_connection_outlives_its_neighbours_while_rules_refuse_it() -> Result<
         connections.push(fixture.dial(Path::Local, Protocol::Tcp, family)?);
     }
     exchange_all(&mut connections)?;
-    fixture.lab.n1.host.ns.nft(
-        "table inet netpol {
-            chain forward {
-                type filter hook forward priority filter; policy accept
-                ct state invalid drop
-                ct state new drop
-            }
-        }",
-    )?;
+    forbid(&fixture.lab.n1.host.ns, "ct state invalid drop\nct state new drop")?;
     says(&agent, "connections that were opened past the stack go on past it")?;
     for pod in ["p1a", "p1b"] {
         for family in Family::ALL {

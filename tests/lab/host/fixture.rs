@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::io::{Error, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
-use std::ops::Deref;
 use std::process::Command;
 use std::time::Duration;
 
@@ -26,13 +25,7 @@ pub(crate) struct Fixture {
     base: ServedLab,
 }
 
-impl Deref for Fixture {
-    type Target = ServedLab;
-
-    fn deref(&self) -> &ServedLab {
-        &self.base
-    }
-}
+is_its_lab!(Fixture);
 
 impl Fixture {
     pub(crate) fn start(layout: Layout) -> Result<Self> {

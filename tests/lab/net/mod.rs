@@ -54,6 +54,21 @@ pub(crate) async fn ip(command: &str) -> Result<()> {
     run(command, &[]).await.map(drop)
 }
 
+/// Makes eth0 with 192.0.2.1/24 and fd00::1/64, and no default route.
+pub(crate) async fn node() -> Result<()> {
+    for command in [
+        "link set lo up",
+        "link add eth0 type veth peer name peer0",
+        "link set peer0 up",
+        "link set eth0 up",
+        "addr add 192.0.2.1/24 dev eth0",
+        "addr add fd00::1/64 dev eth0 nodad",
+    ] {
+        ip(command).await?;
+    }
+    Ok(())
+}
+
 /// Waits until the kernel takes an IPv6 address for its own. A worker of the kernel adds the local route after the address, and late on a
 /// busy machine.
 pub(crate) async fn is_local(addr: &str) -> Result<()> {

@@ -11,7 +11,7 @@ use proxy_net::anchor;
 use proxy_net::route::{MAIN, Report, Route, Routes};
 use serde_json::Value;
 
-use crate::net::{handle, in_netns, ip, ip_json};
+use crate::net::{handle, in_netns, ip, ip_json, node};
 
 #[test]
 fn routes_are_what_is_wanted_and_foreign_ones_stay() {
@@ -178,21 +178,6 @@ fn default_route_of_each_family_is_found() {
         ensure!(default_route::<Addr6>(&handle).await? == eth9);
         Ok(())
     });
-}
-
-/// eth0 with 192.0.2.1/24 and fd00::1/64, and no default route.
-async fn node() -> Result<()> {
-    for command in [
-        "link set lo up",
-        "link add eth0 type veth peer name peer0",
-        "link set peer0 up",
-        "link set eth0 up",
-        "addr add 192.0.2.1/24 dev eth0",
-        "addr add fd00::1/64 dev eth0 nodad",
-    ] {
-        ip(command).await?;
-    }
-    Ok(())
 }
 
 fn wanted(routes: &[(&str, Option<&str>)]) -> BTreeSet<Route> {

@@ -143,19 +143,9 @@ async fn lead(handle: &Handle, anchor: u32) -> Result<RouteReport> {
 
 /// eth0 with 192.0.2.1/24 and fd00::1/64, and default routes.
 async fn node() -> Result<()> {
-    for command in [
-        "link set lo up",
-        "link add eth0 type veth peer name peer0",
-        "link set peer0 up",
-        "link set eth0 up",
-        "addr add 192.0.2.1/24 dev eth0",
-        "addr add fd00::1/64 dev eth0 nodad",
-        "route add default via 192.0.2.254",
-        "-6 route add default via fd00::fe",
-    ] {
-        ip(command).await?;
-    }
-    Ok(())
+    crate::net::node().await?;
+    ip("route add default via 192.0.2.254").await?;
+    ip("-6 route add default via fd00::fe").await
 }
 
 fn wanted(rules: &[(&str, Proto, u16)]) -> BTreeSet<Rule> {

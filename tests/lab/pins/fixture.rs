@@ -1,7 +1,6 @@
 //! A node with a Service, and what of its agents can be seen from outside.
 
 use std::collections::BTreeMap;
-use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -25,13 +24,7 @@ pub(crate) struct Fixture {
     web: Service,
 }
 
-impl Deref for Fixture {
-    type Target = ServedLab;
-
-    fn deref(&self) -> &ServedLab {
-        &self.base
-    }
-}
+is_its_lab!(Fixture);
 
 impl Fixture {
     pub(crate) fn start() -> Result<Self> {

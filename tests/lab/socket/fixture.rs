@@ -1,7 +1,6 @@
 //! Two nodes, Services of every kind, and an agent on the first that leads sockets.
 
 use std::net::SocketAddr;
-use std::ops::Deref;
 use std::process::Command;
 use std::time::Duration;
 
@@ -26,13 +25,7 @@ pub(crate) struct Fixture {
     pub(crate) cgroup: Cgroup,
 }
 
-impl Deref for Fixture {
-    type Target = ServedLab;
-
-    fn deref(&self) -> &ServedLab {
-        &self.base
-    }
-}
+is_its_lab!(Fixture);
 
 /// The outcome of a connection.
 pub(crate) struct Reached {

@@ -11,6 +11,7 @@ use testbed::cgroup::{Kubepods, Visited};
 use testbed::echo::{Connection, Dial, Protocol};
 use testbed::lab::{Family, Layout};
 
+use crate::forbid;
 use crate::socket::fixture::{Fixture, NODE, PORT, count, web};
 
 const TCP: Protocol = Protocol::Tcp;
@@ -240,15 +241,7 @@ fn pods_are_led_only_where_no_whole_connections_are_opened() -> Result<()> {
         let before = count(&agent, "events", "socket_translated")?;
         cluster.reaches(&cgroup, false)?;
         ensure!(count(&agent, "events", "socket_translated")? == before);
-        node.nft(
-            "table inet netpol {
-                chain forward {
-                    type filter hook forward priority filter; policy accept
-                    ct state invalid drop
-                    tcp flags & (syn | ack) == ack ct state new drop
-                }
-            }",
-        )?;
+        forbid(node, "ct state invalid drop\ntcp flags & (syn | ack) == ack ct state new drop")?;
         waits(&agent, "plain", "led", "")?;
         cluster.eventually(&cgroup, true)?;
         cluster.reaches(&cgroup, true)?;
