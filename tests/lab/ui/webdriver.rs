@@ -16,6 +16,7 @@ const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
 /// The keys that are no letters (WebDriver, 17.4.2).
 pub(crate) mod key {
+    pub(crate) const BACKSPACE: &str = "\u{e003}";
     pub(crate) const ENTER: &str = "\u{e007}";
     pub(crate) const ESCAPE: &str = "\u{e00c}";
     pub(crate) const LEFT: &str = "\u{e012}";
@@ -76,6 +77,13 @@ impl Session {
     /// Runs a command of Chromium's DevTools protocol.
     pub(crate) async fn devtools(&self, command: &str, params: Value) -> Result<Value> {
         self.send(Method::POST, "/goog/cdp/execute", Some(&json!({ "cmd": command, "params": params }))).await
+    }
+
+    /// Returns the messages of the browser's log of performance since the last call.
+    pub(crate) async fn performance(&self) -> Result<Vec<Value>> {
+        let entries = self.send(Method::POST, "/se/log", Some(&json!({ "type": "performance" }))).await?;
+        let texts = entries.as_array().into_iter().flatten().filter_map(|entry| entry["message"].as_str());
+        texts.map(|text| Ok(serde_json::from_str::<Value>(text)?["message"].take())).collect()
     }
 
     pub(crate) async fn press(&self, element: &str, keys: &str) -> Result<()> {

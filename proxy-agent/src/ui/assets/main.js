@@ -11,7 +11,7 @@ import * as node from "./node.js";
 import { header, notices, tiles } from "./overview.js";
 import { choose, chosen, place } from "./place.js";
 import { service } from "./service.js";
-import { neighbour, prepare, sortBy, table, toolbar } from "./services.js";
+import { body, neighbour, prepare, sortBy, table, toolbar } from "./services.js";
 import { leave, pointAt, step as stepChart } from "./spark.js";
 import { applyTheme, nextTheme } from "./theme.js";
 import * as trace from "./trace.js";
@@ -26,12 +26,10 @@ function render() {
   renderView();
 }
 
-/** Renders a reading in steps, so that none takes a whole frame. */
+/** Renders a reading in two frames, so that it takes no whole one. */
 async function renderInSteps() {
   await breath();
   renderFrame();
-  await breath();
-  prepare();
   await breath();
   renderView();
 }
@@ -58,25 +56,37 @@ function contents(view, key) {
   if (view !== "services") return node[view](key);
   if (key) return service(key);
   if (!state.announced && !state.status) return [];
-  return [toolbar(), table({ top: tableTop(), height: innerHeight })];
+  return [toolbar(), table(viewport())];
 }
 
-let isDue = false;
+/** Renders only the rows in sight, where nothing else changes. */
+function renderRows() {
+  const rows = document.querySelector("#services tbody");
+  if (rows) show(rows, body(viewport()));
+}
 
-/** Renders the view before the next frame, however many events ask for it. */
+const due = new Set();
+
+/** Renders the view, or a part, before the next frame, however many events ask for it. */
 function renderSoon(draw = renderView) {
-  if (isDue) return;
-  isDue = true;
-  requestAnimationFrame(() => {
-    isDue = false;
-    draw();
-  });
+  if (due.size === 0) {
+    requestAnimationFrame(() => {
+      const draws = [...due];
+      due.clear();
+      for (const draw of draws) draw();
+    });
+  }
+  due.add(draw);
 }
 
 function titleOf(key) {
   const { status, silence } = state;
   const mark = silence || (status && !status.healthy) ? "⚠ " : "";
   return mark + [key, status?.nodeName, "kpx"].filter(Boolean).join(" · ");
+}
+
+function viewport() {
+  return { top: tableTop(), height: innerHeight };
 }
 
 /** Returns the position of the first row in the window. */
@@ -112,6 +122,7 @@ async function readRows() {
     reading.showSoFar();
     render();
   });
+  await prepare(reading.rows, state.version + 1);
   reading.end();
 }
 
@@ -180,7 +191,7 @@ function takeFields() {
 addEventListener("scroll", () => {
   if (shown !== "services/") return;
   scrolledTo = scrollY;
-  renderSoon();
+  renderSoon(renderRows);
 }, { passive: true });
 addEventListener("resize", () => renderSoon());
 addEventListener("visibilitychange", () => live.watchFor(place().view, renderSoon));

@@ -45,9 +45,13 @@ export function takeStatus(status) {
   state.node.add(performance.now(), [...entries, ["unserved", [unserved.reduce((sum, [, count]) => sum + count, 0)]]]);
 }
 
+/** The Services by their lines in the last reading. Most lines are the same in the next one, and need not be parsed again. */
+let known = new Map();
+
 /** Takes in the table line by line. */
 export class Reading {
   #rows = [];
+  #services = new Map();
   #sum = new Array(COUNTERS).fill(0);
 
   constructor() {
@@ -57,13 +61,19 @@ export class Reading {
   /** Takes in one line: the first one is the number of rows. Shows the rows that are there while the first reading comes in. */
   take(line, number) {
     if (number === 0) {
-      state.announced = line.services;
+      state.announced = JSON.parse(line).services;
       return;
     }
-    const key = serviceKey(line);
-    state.services.put(key, line.counts);
-    line.counts.forEach((count, field) => (this.#sum[field] += count));
-    this.#rows.push(rowOf(key, line));
+    const service = known.get(line) ?? serviceOf(JSON.parse(line));
+    this.#services.set(line, service);
+    state.services.put(service.key, service.counts);
+    service.counts.forEach((count, field) => (this.#sum[field] += count));
+    this.#rows.push(rowOf(service));
+  }
+
+  /** Returns the rows so far. */
+  get rows() {
+    return this.#rows;
   }
 
   /** Shows the rows so far. */
@@ -77,6 +87,7 @@ export class Reading {
     state.services.end();
     state.rows = this.#rows;
     state.version += 1;
+    known = this.#services;
   }
 }
 
@@ -113,12 +124,6 @@ export function isUnserved(reason) {
   return state.reasons.get(reason)?.verdict !== "pass";
 }
 
-/** Returns the text that the filter searches. */
-export function wordsOf(row) {
-  row.words ??= [row.key, row.type, ...row.addresses, ...row.ports, ...row.portNames].join(" ").toLowerCase();
-  return row.words;
-}
-
 function addressOf(backend) {
   return backend.address.slice(0, backend.address.lastIndexOf(":"));
 }
@@ -127,21 +132,19 @@ function counters(counts) {
   return [counts.flowsOpened, counts.packets + counts.packetsReturned, counts.bytes + counts.bytesReturned, counts.dropped, counts.rejected];
 }
 
-function rowOf(key, line) {
-  const now = (field) => state.services.now(key, field);
+/** Returns what a line says, and the text that the filter searches. */
+function serviceOf(line) {
+  const [key, ports] = [serviceKey(line), line.ports.map(portText)];
+  const words = [key, line.type, ...line.addresses, ...ports, ...line.ports.map((port) => port.name)];
+  return { ...line, key, ports, words: words.join(" ").toLowerCase() };
+}
+
+/** Adds the current rates to a Service, and what is wrong with it. */
+function rowOf(service) {
+  const now = (field) => state.services.now(service.key, field);
   const [dropped, rejected] = [now(DROPPED), now(REJECTED)];
   const row = {
-    key,
-    namespace: line.namespace,
-    name: line.name,
-    type: line.type,
-    addresses: line.addresses,
-    ports: line.ports.map(portText),
-    portNames: line.ports.map((port) => port.name),
-    ready: line.ready,
-    total: line.total,
-    conflicts: line.conflicts,
-    flows: line.flows,
+    ...service,
     opened: now(OPENED),
     packets: now(PACKETS),
     bytes: now(BYTES),

@@ -16,9 +16,18 @@ const DEFAULTS = { namespace: "", filter: "", only: "", sort: "-problem", range:
 /** The minutes that a chart may show. */
 export const RANGES = ["1", "5", "15"];
 
+/** The address as last parsed: each row has a link, and asks for it. */
+let last = { hash: null };
+
 /** Parses the address: `#/services/shop/web?range=5` → view `services`, key `shop/web`, and the parameters. */
 export function place() {
-  const [path, query = ""] = cut(location.hash.replace(/^#\/?/, ""), "?");
+  const { hash } = location;
+  if (last.hash !== hash) last = { hash, ...parsed(hash) };
+  return last;
+}
+
+function parsed(hash) {
+  const [path, query = ""] = cut(hash.replace(/^#\/?/, ""), "?");
   const [view, ...rest] = path.split("/").map(decoded);
   const known = VIEWS.some(([id]) => id === view);
   return { view: known ? view : "services", key: rest.join("/"), params: new URLSearchParams(query) };

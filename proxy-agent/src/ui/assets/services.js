@@ -1,9 +1,10 @@
 // The table of services. Only the visible rows are elements: there may be thousands of rows.
 
+import { Slice } from "./agent.js";
 import { namespaceField, rangeField } from "./controls.js";
 import { h } from "./dom.js";
 import { seriesOf } from "./history.js";
-import { PACKETS, state, wordsOf } from "./model.js";
+import { PACKETS, state } from "./model.js";
 import { choose, chosen, hrefOf } from "./place.js";
 import { KINDS } from "./problems.js";
 import { spark } from "./spark.js";
@@ -68,7 +69,6 @@ export function toolbar() {
 
 export function table(viewport) {
   const rows = chosenRows();
-  const [from, to] = rowsInSight(rows.length, viewport);
   const [sorted, descending] = order();
   const columns = COLUMNS.map(({ id, label, isNumber }) => {
     const is = sorted === id ? (descending ? "descending" : "ascending") : null;
@@ -78,20 +78,25 @@ export function table(viewport) {
       h("button", { type: "button", "data-sort": id }, label, h("span", { class: "arrow", "aria-hidden": "true" })),
     );
   });
-  const gap = (key, height) => h("tr", { "data-key": key, class: "gap", "aria-hidden": "true", style: `height: ${height}px` });
   return h(
     "table",
     { class: "services", id: "services", "data-key": "table", "aria-rowcount": rows.length + 1 },
     h("caption", { class: "hidden" }, "Services that this node serves"),
     h("thead", {}, h("tr", { "aria-rowindex": 1 }, columns)),
-    h(
-      "tbody",
-      {},
-      gap("gap above", from * ROW_HEIGHT),
-      rows.slice(from, to).map((row, n) => rowOf(row, from + n)),
-      gap("gap below", (rows.length - to) * ROW_HEIGHT),
-    ),
+    h("tbody", {}, body(viewport)),
   );
+}
+
+/** Returns the rows in sight, and the room for those above and below. */
+export function body(viewport) {
+  const rows = chosenRows();
+  const [from, to] = rowsInSight(rows.length, viewport);
+  const gap = (key, height) => h("tr", { "data-key": key, class: "gap", "aria-hidden": "true", style: `height: ${height}px` });
+  return [
+    gap("gap above", from * ROW_HEIGHT),
+    rows.slice(from, to).map((row, n) => rowOf(row, from + n)),
+    gap("gap below", (rows.length - to) * ROW_HEIGHT),
+  ];
 }
 
 /** Sorts by a column. A second choice of the same column reverses the order; numbers start with the largest. */
@@ -114,30 +119,55 @@ export function neighbour(key, step) {
   return rows[at] ? { key: rows[at].key, top: at * ROW_HEIGHT, height: ROW_HEIGHT } : null;
 }
 
-/** Puts the rows into the reader's order ahead of time: of 10,000 rows it takes a part of a frame. */
-export function prepare() {
-  chosenRows();
-  inNamespace();
+/** The rows as last chosen, and the choice; and those of the next reading. */
+let last = { choice: "", rows: [] };
+let next = last;
+
+/** Puts the rows of a reading into the reader's order before they are shown, in slices: 10,000 rows may take longer than a frame. */
+export async function prepare(rows, version) {
+  const choice = choiceOf(version);
+  const steps = choosing(rows);
+  const slice = new Slice();
+  let step = steps.next();
+  while (!step.done) {
+    if (slice.isOver) await slice.next();
+    step = steps.next();
+  }
+  next = { choice, rows: step.value };
 }
 
-/** The rows as last chosen, and the choice. */
-let last = { choice: "", rows: [] };
-
-/** Returns the rows in the reader's order. Equal ones stay by namespace and name, as the agent sends them. */
+/** Returns the rows in the reader's order. */
 function chosenRows() {
-  const choice = JSON.stringify([state.version, chosen("namespace"), chosen("filter"), chosen("only"), chosen("sort")]);
+  const choice = choiceOf(state.version);
+  if (next.choice === choice) last = next;
   if (last.choice === choice) return last.rows;
+  const steps = choosing(state.rows);
+  let step = steps.next();
+  while (!step.done) step = steps.next();
+  last = { choice, rows: step.value };
+  return last.rows;
+}
+
+function choiceOf(version) {
+  return JSON.stringify([version, ...["namespace", "filter", "only", "sort"].map(chosen)]);
+}
+
+/** Chooses and sorts rows step by step. Equal ones stay by namespace and name, as the agent sends them. */
+function* choosing(rows) {
   const words = chosen("filter").toLowerCase().split(/\s+/).filter(Boolean);
   const [only, namespace] = [chosen("only"), chosen("namespace")];
-  const rows = state.rows.filter(
-    (row) => (!namespace || row.namespace === namespace) && (!only || row.problem?.kind === only) && (words.length === 0 || words.every((word) => wordsOf(row).includes(word))),
-  );
   const [id, descending] = order();
   const { value = (row) => row[id] } = COLUMNS.find((column) => column.id === id);
-  const keyed = rows.map((row) => [value(row), row]);
+  const keyed = [];
+  for (const row of rows) {
+    yield;
+    const isIn = (!namespace || row.namespace === namespace) && (!only || row.problem?.kind === only);
+    if (isIn && words.every((word) => row.words.includes(word))) keyed.push([value(row), row]);
+  }
+  yield;
   keyed.sort(([a], [b]) => (descending ? compare(b, a) : compare(a, b)));
-  last = { choice, rows: keyed.map(([, row]) => row) };
-  return last.rows;
+  yield;
+  return keyed.map(([, row]) => row);
 }
 
 function compare(a, b) {
