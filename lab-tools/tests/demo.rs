@@ -45,6 +45,24 @@ fn ctrl_c_is_the_good_end_of_a_demo_that_was_to_be_kept() {
     assert!(!netns::names().unwrap().iter().any(|name| name.starts_with(&mine)));
 }
 
+/// A terminal sends the signal to the demo's children as well.
+#[test]
+fn ctrl_c_removes_a_demo_that_is_under_way() {
+    for phase in ["kpx serves both nodes", "now the Service web is scaled"] {
+        let mut demo = Command::new(env!("CARGO_BIN_EXE_kpx-demo"));
+        let mut demo = demo.process_group(0).stdout(Stdio::piped()).spawn().unwrap();
+        let mine = format!("kpx-{}", demo.id());
+        let mut lines = BufReader::new(demo.stdout.take().unwrap()).lines().map(Result::unwrap);
+        assert!(lines.any(|line| line.contains(phase)), "{phase}");
+        killpg(Pid::from_raw(demo.id().cast_signed()), Signal::SIGINT).unwrap();
+        let told: Vec<_> = lines.collect();
+        assert_eq!(demo.wait().unwrap().code(), Some(130), "{phase}: {told:#?}");
+        assert!(!told.iter().any(|line| line.contains("Next:")), "{told:#?}");
+        assert!(!netns::names().unwrap().iter().any(|name| name.starts_with(&format!("{mine}-"))), "{phase}");
+        assert!(!std::env::temp_dir().join(&mine).exists(), "{phase}: the lab's folder");
+    }
+}
+
 #[test]
 fn user_without_root_is_told_before_anything_is_made() {
     let mut demo = Command::new("setpriv");
