@@ -112,9 +112,10 @@ impl LostNodesTask {
 
     /// Looks for connections to suspects, and ends those to lost nodes. Returns true if no suspect has any.
     async fn look(&mut self) -> Result<bool> {
-        let back = self.losses.take_back();
+        let back = self.losses.back().clone();
         if !back.is_empty() {
-            self.walk(move |flows| flows.spare(&back)).await?;
+            let spared = self.walk(move |flows| flows.spare(&back).map(|()| back)).await?;
+            self.losses.were_spared(&spared);
         }
         let suspects: BTreeSet<_> = self.losses.suspects().map(|(path, _)| *path).collect();
         if suspects.is_empty() {

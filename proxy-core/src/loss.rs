@@ -50,7 +50,7 @@ pub struct Losses {
     /// The nodes of the endpoints that were listed last.
     listed: BTreeMap<Path, Shared>,
     suspects: BTreeMap<Path, Suspect>,
-    /// The endpoints whose connections were ended, until they serve.
+    /// The endpoints whose connections may have been ended, until they serve.
     ended: BTreeSet<Path>,
     back: BTreeSet<Path>,
 }
@@ -75,6 +75,7 @@ impl Losses {
         let Self { listed, suspects, ended, back } = self;
         suspects.retain(|path, _| now.services.contains_key(&path.service));
         ended.retain(|path| now.services.contains_key(&path.service));
+        back.retain(|path| now.services.contains_key(&path.service));
         for (path, node) in std::mem::take(listed) {
             if now.services.contains_key(&path.service) && !now.endpoints.contains_key(&path) {
                 suspects.insert(path, Suspect::new(node, false));
@@ -94,14 +95,19 @@ impl Losses {
         }
     }
 
-    /// Takes in that the connections to an endpoint were ended.
+    /// Takes in that connections to these endpoints were ended, or may have been.
     pub fn were_ended(&mut self, paths: impl IntoIterator<Item = Path>) {
         self.ended.extend(paths);
     }
 
-    /// Returns the endpoints that serve again after their connections were ended: once each.
-    pub fn take_back(&mut self) -> BTreeSet<Path> {
-        std::mem::take(&mut self.back)
+    /// Returns the endpoints that serve again after their connections were ended, until [`Self::were_spared`].
+    pub const fn back(&self) -> &BTreeSet<Path> {
+        &self.back
+    }
+
+    /// Takes in that the end was taken back from the connections to these endpoints.
+    pub fn were_spared(&mut self, paths: &BTreeSet<Path>) {
+        self.back.retain(|path| !paths.contains(path));
     }
 
     /// Returns true if an endpoint of this node is still suspect.
@@ -214,25 +220,37 @@ mod tests {
     }
 
     #[test]
-    fn endpoint_that_serves_again_takes_its_end_back_once() {
-        let rows: [(&[Option<[bool; 3]>], bool); 4] = [
+    fn endpoint_that_serves_again_is_back_until_its_connections_are_spared() {
+        let rows: [(&[Option<[bool; 3]>], bool); 5] = [
             (&[None, Some(SERVES)], true),
             (&[Some(SERVES)], true),
+            (&[Some(SERVES), Some(FAILS)], true),
             (&[Some(FAILS)], false),
             (&[Some(TERMINATES)], false),
         ];
+        let see = |losses: &mut Losses, state: Option<[bool; 3]>| {
+            let one = state.map(|state| ("10.244.1.1", "n1", state));
+            losses.see(&placements("true", &one.into_iter().collect::<Vec<_>>()).0);
+        };
         for (states, is_back) in rows {
             let mut losses = shown(&[Some(SERVES), Some(FAILS)]);
             assert!(losses.suspects_on(&path("10.244.1.1"), "n1") && !losses.suspects_on(&path("10.244.1.1"), "n2"));
             losses.were_ended([path("10.244.1.1")]);
-            for state in states {
-                let one = state.map(|state| ("10.244.1.1", "n1", state));
-                losses.see(&placements("true", &one.into_iter().collect::<Vec<_>>()).0);
-            }
-            assert_eq!(losses.take_back().len(), usize::from(is_back), "{states:?}");
-            losses.see(&placements("true", &[("10.244.1.1", "n1", SERVES)]).0);
-            assert_eq!(losses.take_back().len(), usize::from(!is_back), "once");
+            states.iter().for_each(|state| see(&mut losses, *state));
+            assert_eq!(losses.back().len(), usize::from(is_back), "{states:?}");
+            see(&mut losses, Some(SERVES));
+            // The walk through the flows has failed so far, or was of another endpoint.
+            losses.were_spared(&[path("10.244.2.1")].into());
+            assert_eq!(*losses.back(), [path("10.244.1.1")].into(), "{states:?}");
+            losses.were_spared(&[path("10.244.1.1")].into());
+            see(&mut losses, Some(SERVES));
+            assert_eq!(losses.back().len(), 0, "once");
         }
+        let mut losses = shown(&[Some(SERVES), Some(FAILS)]);
+        losses.were_ended([path("10.244.1.1")]);
+        see(&mut losses, Some(SERVES));
+        losses.see(&Placements::default());
+        assert_eq!(losses.back().len(), 0, "the annotation is gone");
     }
 
     #[test]
