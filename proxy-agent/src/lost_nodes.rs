@@ -2,16 +2,19 @@
 //! and a task of its own looks for connections and asks for nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use futures::StreamExt;
+use proxy_core::compact::Shared;
 use proxy_core::desired::Desired;
 use proxy_core::health::Path;
 use proxy_core::loss::{Losses, Placements};
 use proxy_datapath::{EndedFlow, FlowMaps, Found, LostFlows, abort_sockets};
 use proxy_source::events::Events;
-use proxy_source::nodes::{NodeAsker, NodeQuestions, NodeState, questions};
+use proxy_source::nodes::{AT_ONCE, NodeAsker, NodeQuestions, NodeState, questions};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
@@ -129,34 +132,45 @@ impl LostNodesTask {
         for (path, node) in self.losses.suspects().filter(|(path, _)| !heard.contains(&path.backend)) {
             by_node.entry(node.clone()).or_default().insert(*path);
         }
-        for (node, paths) in by_node {
-            match self.nodes.ask(node.clone()).await {
-                NodeState::There => self.losses.is_there(&node, self.started.elapsed()),
-                NodeState::Unknown(why) => debug!(node = &*node, why, "it is unknown whether a node is there"),
-                NodeState::Lost => {
-                    let ended = self.end(&node, paths).await?;
-                    self.tell(&node, &ended);
-                    abort_sockets(&ended).await?;
+        let nodes = self.nodes.clone();
+        // Of nodes whose answers come together, the flows are ended together: each end takes two walks.
+        let mut answers = pin!(nodes.ask(by_node.keys().cloned()).ready_chunks(AT_ONCE));
+        while let Some(answers) = answers.next().await {
+            let mut lost = BTreeMap::new();
+            for (node, state) in answers {
+                match state {
+                    NodeState::There => self.losses.is_there(&node, self.started.elapsed()),
+                    NodeState::Unknown(why) => debug!(node = &*node, why, "it is unknown whether a node is there"),
+                    NodeState::Lost => {
+                        let paths = by_node.get(&node).into_iter().flatten();
+                        lost.extend(paths.map(|path| (*path, node.clone())));
+                    }
                 }
+            }
+            if !lost.is_empty() {
+                let ended = self.end(&mut lost).await?;
+                self.tell(&lost, &ended);
+                abort_sockets(&ended).await?;
             }
         }
         let left: BTreeSet<_> = self.losses.suspects().map(|(path, _)| *path).collect();
         Ok(left.is_empty())
     }
 
-    /// Ends the connections to endpoints of a lost node, but not to those that serve by now, or have just been heard of: the API server's
+    /// Ends the connections to endpoints of lost nodes, but not to those that serve by now, or have just been heard of: the API server's
     /// answer may have taken long.
-    async fn end(&mut self, node: &str, mut paths: BTreeSet<Path>) -> Result<Vec<EndedFlow>> {
+    async fn end(&mut self, lost: &mut BTreeMap<Path, Shared>) -> Result<Vec<EndedFlow>> {
         self.losses.see(&self.places.borrow());
-        paths.retain(|path| self.losses.suspects_on(path, node));
+        lost.retain(|path, node| self.losses.suspects_on(path, node));
+        let mut paths: BTreeSet<_> = lost.keys().copied().collect();
+        // A walk that fails has perhaps ended some.
+        self.losses.were_ended(paths.iter().copied());
         let ended = self.walk(move |flows| {
             let Found { heard, .. } = flows.find(&paths)?;
             paths.retain(|path| !heard.contains(&path.backend));
             flows.end(&paths)
         });
-        let ended = ended.await?;
-        self.losses.were_ended(ended.iter().map(|flow| flow.path));
-        Ok(ended)
+        ended.await
     }
 
     async fn walk<T: Send + 'static>(
@@ -168,15 +182,15 @@ impl LostNodesTask {
         work.await.context("look for connections to lost nodes")?
     }
 
-    /// Tells each Service how many of its connections were ended.
-    fn tell(&self, node: &str, ended: &[EndedFlow]) {
+    /// Tells each Service how many of its connections were ended with each node.
+    fn tell(&self, lost: &BTreeMap<Path, Shared>, ended: &[EndedFlow]) {
         let mut told = BTreeMap::<_, (usize, BTreeSet<String>)>::new();
-        for flow in ended {
-            let (count, backends) = told.entry(flow.path.service).or_default();
+        for (flow, node) in ended.iter().filter_map(|flow| Some((flow, &**lost.get(&flow.path)?))) {
+            let (count, backends) = told.entry((flow.path.service, node)).or_default();
             *count += 1;
             backends.insert(flow.path.backend.to_string());
         }
-        for (at, (count, backends)) in told {
+        for ((at, node), (count, backends)) in told {
             info!(service = %at, node, count, "ended connections to a lost node");
             if let Some((service, uid)) = self.places.borrow().services.get(&at) {
                 self.events.connections_ended(service, uid.as_deref(), (at.port(), node, count), &backends);

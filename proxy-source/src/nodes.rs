@@ -1,7 +1,11 @@
 //! Questions about single nodes, which are too many to be watched. They are few: see `kubernetes/node_states.rs`.
 
+use futures::{Stream, StreamExt, stream};
 use proxy_core::compact::Shared;
 use tokio::sync::{mpsc, oneshot};
+
+/// The questions that wait for answers at one time. They share the limit on requests with lists and Events, which wait no longer than these do.
+pub const AT_ONCE: usize = 16;
 
 /// The state of a node, as the API server has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +46,13 @@ impl NodeQuestions {
 }
 
 impl NodeAsker {
-    pub async fn ask(&self, node: Shared) -> NodeState {
+    /// Asks for the states of nodes. Answers come in any order.
+    pub fn ask(&self, nodes: impl IntoIterator<Item = Shared>) -> impl Stream<Item = (Shared, NodeState)> {
+        let ask = async |node: Shared| (node.clone(), self.ask_one(node).await);
+        stream::iter(nodes).map(ask).buffer_unordered(AT_ONCE)
+    }
+
+    async fn ask_one(&self, node: Shared) -> NodeState {
         let (answer, answered) = oneshot::channel();
         if self.0.send(Question { node, answer }).await.is_err() {
             return NodeState::Unknown("there is no API server".to_owned());
