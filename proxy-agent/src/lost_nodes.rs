@@ -182,10 +182,11 @@ impl LostNodesTask {
         work.await.context("look for connections to lost nodes")?
     }
 
-    /// Tells each Service how many of its connections were ended with each node.
+    /// Tells each Service how many of its open connections were ended with each node.
     fn tell(&self, lost: &BTreeMap<Path, Shared>, ended: &[EndedFlow]) {
         let mut told = BTreeMap::<_, (usize, BTreeSet<String>)>::new();
-        for (flow, node) in ended.iter().filter_map(|flow| Some((flow, &**lost.get(&flow.path)?))) {
+        let open = ended.iter().filter(|flow| !flow.is_half_open);
+        for (flow, node) in open.filter_map(|flow| Some((flow, &**lost.get(&flow.path)?))) {
             let (count, backends) = told.entry((flow.path.service, node)).or_default();
             *count += 1;
             backends.insert(flow.path.backend.to_string());

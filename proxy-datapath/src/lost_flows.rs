@@ -1,4 +1,5 @@
-//! Ends open TCP flows to backends that have gone with their nodes: the programs answer the client's next packet with a RST.
+//! Ends TCP flows to backends that have gone with their nodes: the programs answer the client's next packet with a RST. A SYN that comes again
+//! opens another flow instead, so a flow that waits for its first answer is marked as well.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -6,7 +7,7 @@ use std::net::SocketAddr;
 use anyhow::{Context, Result, bail};
 use aya::maps::{HashMap, Map, MapData};
 use proxy_common::addr::{Addr4, Addr6, Proto};
-use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen, State};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen};
 use proxy_core::health::Path;
 use proxy_net::sock_diag;
 
@@ -35,7 +36,7 @@ struct Family<A: FamilyNames> {
 /// The suspect backends to which this node has connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// The suspects with open flows that have not been ended.
+    /// The suspects with flows that have not been ended.
     pub open: BTreeSet<Path>,
     /// The backends that were just heard of, over any Service.
     pub heard: BTreeSet<SocketAddr>,
@@ -49,6 +50,8 @@ pub struct EndedFlow {
     pub frontend: SocketAddr,
     /// A socket of this node opened it.
     pub is_hosts: bool,
+    /// It was not open yet: its client dials on, and reaches another backend.
+    pub is_half_open: bool,
 }
 
 impl FlowMaps {
@@ -67,7 +70,7 @@ impl LostFlows {
         Ok(found)
     }
 
-    /// Ends all open flows to these backends, and returns them.
+    /// Ends all flows to these backends, and returns them.
     pub fn end(&mut self, lost: &BTreeSet<Path>) -> Result<Vec<EndedFlow>> {
         let mut ended = self.v4.end(lost)?;
         ended.extend(self.v6.end(lost)?);
@@ -96,10 +99,11 @@ impl<A: FamilyNames> Family<A> {
         while let Some(batch) = self.walk.next_batch().with_context(|| format!("read {}", A::MAPS.flows))? {
             for (key, flow) in batch.filter(|(key, _)| key.proto() == Proto::TCP) {
                 let backend = flow.backend.socket_addr();
-                if flow.kind == Kind::UNDNAT && flow.idle_secs(now_secs) < HEARD_SECS && backends.contains(&backend) {
+                let has_spoken = flow.kind == Kind::UNDNAT && flow.rx.has(Seen::PACKET);
+                if has_spoken && flow.idle_secs(now_secs) < HEARD_SECS && backends.contains(&backend) {
                     found.heard.insert(backend);
                 }
-                if is_open(&key, &flow) && suspects.contains(&path(&flow)) {
+                if is_live(&key, &flow) && suspects.contains(&path(&flow)) {
                     found.open.insert(path(&flow));
                 }
             }
@@ -108,7 +112,7 @@ impl<A: FamilyNames> Family<A> {
     }
 
     fn end(&mut self, lost: &BTreeSet<Path>) -> Result<Vec<EndedFlow>> {
-        let is_ended = |key: &FlowKey<A>, flow: &Flow<A>| is_open(key, flow) && lost.contains(&path(flow));
+        let is_ended = |key: &FlowKey<A>, flow: &Flow<A>| is_live(key, flow) && lost.contains(&path(flow));
         let mark = |flow: &mut Flow<A>| {
             flow.rx = flow.rx.with(Seen::LOST);
             // The short ways leave the first packet of a second to the long way, which looks at the mark.
@@ -116,7 +120,8 @@ impl<A: FamilyNames> Family<A> {
         };
         let ended = |flow: Flow<A>| {
             let (client, frontend) = (flow.client.socket_addr(), flow.frontend.socket_addr());
-            EndedFlow { path: path(&flow), client, frontend, is_hosts: flow.has(Flow::<A>::HOST) }
+            let is_half_open = flow.is_half_open(Proto::TCP);
+            EndedFlow { path: path(&flow), client, frontend, is_hosts: flow.has(Flow::<A>::HOST), is_half_open }
         };
         Ok(self.change(is_ended, mark)?.into_iter().map(ended).collect())
     }
@@ -153,19 +158,19 @@ impl<A: FamilyNames> Family<A> {
     }
 }
 
-/// Returns true for the opener's entry of an established TCP flow that has not been ended.
-fn is_open<A: FamilyNames>(key: &FlowKey<A>, flow: &Flow<A>) -> bool {
+/// Returns true for the opener's entry of a TCP flow that neither its peers nor the agent have ended.
+fn is_live<A: FamilyNames>(key: &FlowKey<A>, flow: &Flow<A>) -> bool {
     let is_opener = key.proto() == Proto::TCP && key.hook() != Hook::EGRESS && flow.kind == Kind::DNAT;
-    is_opener && matches!(flow.state(), State::Established | State::HalfClosed) && !flow.is_lost()
+    is_opener && !flow.state().is_terminal() && !flow.is_lost()
 }
 
 fn path<A: FamilyNames>(flow: &Flow<A>) -> Path {
     Path::new(&flow.service, &flow.backend)
 }
 
-/// Aborts the sockets of this host among the clients, which may be waiting. Without this they hear it when they send.
+/// Aborts the sockets of this host among the clients, which may be waiting. Without this they hear it when they send. Those that dial are left.
 pub async fn abort_sockets(ended: &[EndedFlow]) -> Result<()> {
-    let of_host: Vec<_> = ended.iter().filter(|flow| flow.is_hosts).collect();
+    let of_host: Vec<_> = ended.iter().filter(|flow| flow.is_hosts && !flow.is_half_open).collect();
     if of_host.is_empty() {
         return Ok(());
     }

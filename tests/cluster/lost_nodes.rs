@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
+use socket2::{Domain, Socket, Type};
 use testbed::agent::{Agent, DEADLINE, Object, Service, node, wait_until};
 use testbed::lab::{Family, Host};
 use testbed::watched_lab::WatchedLab;
@@ -46,9 +47,7 @@ fn connections_to_lost_node_end_where_service_asks() -> Result<()> {
 
     // The node is cut off. The control plane misses it, and later removes the pods.
     lab.lab.n2.host.ns.ip("link set eth0 down")?;
-    let mut lost = node(&lab.lab.n2).0;
-    lost["spec"]["taints"] = json!([{ "key": "node.kubernetes.io/unreachable", "effect": "NoExecute" }]);
-    lab.put(&Object(lost))?;
+    lose_node(&lab)?;
     for service in [&asks, &control] {
         lab.put_service(&service.backed_by(&[]))?;
     }
@@ -81,6 +80,55 @@ fn connections_to_lost_node_end_where_service_asks() -> Result<()> {
         ensure!(note.starts_with("node n1: 2 connections of port 80 end with node n2, which is lost: "), "{note}");
     }
     kpx.stop()
+}
+
+/// Its first SYNs go to a node that is cut off. The next one after its endpoint has gone reaches another one.
+#[test]
+fn connection_that_waits_leaves_lost_node() -> Result<()> {
+    let lab = WatchedLab::start(PORT)?;
+    let asks = Service::new("asks", 10, &["p2a"], PORT).annotation(ANNOTATION, "true");
+    lab.put_service(&asks)?;
+    let kpx = Agent::start_with(&lab.lab, &lab.lab.n1, lab.source(), &[])?;
+    // The neighbour answers on: the client would be told otherwise.
+    lab.lab
+        .n2
+        .host
+        .ns
+        .nft("table inet cut { chain c { type filter hook prerouting priority -300; meta l4proto tcp drop; }; }")?;
+    let mut waiting = Vec::new();
+    for (client, family) in [lab.lab.host("p1a"), &lab.lab.n1.host]
+        .into_iter()
+        .flat_map(|client| Family::ALL.map(|family| (client, family)))
+    {
+        waiting.push(begin_to_dial(client, &asks, family)?);
+    }
+    lose_node(&lab)?;
+    lab.put_service(&asks.backed_by(&["p1b"]))?;
+    for socket in waiting {
+        wait_until(DEADLINE, "the connection is open", || Ok(socket.peer_addr().is_ok())).with_context(|| kpx.log())?;
+        socket.set_nonblocking(false)?;
+        goes_on(&mut TcpStream::from(socket))?;
+    }
+    let events = lab.api().list("events.events.k8s.io");
+    ensure!(events.iter().all(|event| event["reason"] != "ConnectionsEnded"), "{events:?}");
+    kpx.stop()
+}
+
+/// Sends a SYN, and does not wait for the answer.
+fn begin_to_dial(client: &Host, service: &Service, family: Family) -> Result<Socket> {
+    let to = service.frontend(family);
+    let socket = client.ns.run(|| Socket::new(Domain::for_address(to), Type::STREAM, None))?;
+    socket.set_nonblocking(true)?;
+    let error = socket.connect(&to.into()).err().context("an answer at once")?;
+    ensure!(error.raw_os_error() == Some(nix::errno::Errno::EINPROGRESS as i32), "{error}");
+    Ok(socket)
+}
+
+/// Has the control plane miss the other node.
+fn lose_node(lab: &WatchedLab) -> Result<()> {
+    let mut lost = node(&lab.lab.n2).0;
+    lost["spec"]["taints"] = json!([{ "key": "node.kubernetes.io/unreachable", "effect": "NoExecute" }]);
+    lab.put(&Object(lost))
 }
 
 fn dial(client: &Host, service: &Service, family: Family) -> Result<TcpStream> {

@@ -16,7 +16,7 @@ packet_tests! {
     socket_that_dials_its_own_node_is_answered,
     client_outside_is_answered,
     backend_that_speaks_takes_the_end_back,
-    half_open_connection_is_left_to_its_client,
+    half_open_connection_leaves_lost_backend,
     connection_past_the_stack_is_answered,
     whole_connection_is_answered,
 }
@@ -60,7 +60,7 @@ impl Fixture {
     pub(crate) fn end_connections(&self, service: &str, backend: &str) -> Result<()> {
         let path = self.path(service, backend)?;
         let mut flows = self.bench.datapath.flows.lost()?;
-        ensure!(flows.find(&[path].into())?.open.contains(&path), "no open flow of {service} to {backend}");
+        ensure!(flows.find(&[path].into())?.open.contains(&path), "no flow of {service} to {backend}");
         flows.end(&[path].into()).map(drop)
     }
 
