@@ -238,7 +238,7 @@ impl<A: FamilyNames> Family<A> {
         self.correct_connections(&counted, &open).with_context(|| format!("correct {}", A::MAPS.connections))?;
         self.ledger.end(&mut counts);
         self.ledger.settle(&counts, now_secs)?;
-        self.ledger.prune(&mut counts)?;
+        self.ledger.prune(&mut counts, now_secs)?;
         Ok((swept, counts))
     }
 

@@ -77,6 +77,7 @@ fn overdue_backend_gets_no_new_flows_until_it_answers() -> Result<()> {
     for mut fixture in services()? {
         fixture.rows("silent::overdue_backend_gets_no_new_flows_until_it_answers/asked")?;
         age_asked(&fixture, 400)?;
+        fixture.bench.datapath.flows.sweep()?;
         fixture.rows("silent::overdue_backend_gets_no_new_flows_until_it_answers/overdue")?;
         age_asked(&fixture, 2_500)?;
         fixture.rows("silent::overdue_backend_gets_no_new_flows_until_it_answers/old")?;

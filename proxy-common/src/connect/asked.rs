@@ -2,7 +2,7 @@
 //!
 //! A row of `CONNECTS` with [`Asked::PROTO`] in its key has them, beside the row that counts. Of its value, `units` is the other row's when the
 //! last SYN went to the backend. The sum grows with each answer, so another number says that the backend has answered since. `refused` has
-//! the [`Asked`]. The agent's sweep removes such rows, which costs no more than a moment's evidence.
+//! the [`Asked`]. The agent's sweep removes such rows once they are old.
 
 use super::{BUCKETS, Connects, DialTime, UNIT_NANOS, Voter, Votes};
 use crate::addr::Proto;
@@ -24,6 +24,8 @@ impl Asked {
     const OVERDUE: u32 = (300_000_000 / UNIT_NANOS) as u32;
     /// The units after which the evidence is old. By then the SYNs have come again, and the agent has judged.
     const OLD: u32 = (2_500_000_000 / UNIT_NANOS) as u32;
+    /// The seconds after the last SYN from which on a row says nothing any more.
+    pub const OLD_SECS: u32 = 3;
 
     const fn votes(self) -> Votes {
         Votes(self.0 as u32)
