@@ -128,6 +128,10 @@ impl Upgrade {
         Ok(Self { protocol, accept: derive_accept_key(text(header::SEC_WEBSOCKET_KEY).as_bytes()) })
     }
 
+    pub(super) fn protocol(&self) -> &'static str {
+        self.protocol
+    }
+
     /// Agrees, and goes on by `work`.
     pub(super) fn accept<F: Future<Output = ()> + Send + 'static>(
         self,

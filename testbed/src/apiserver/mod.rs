@@ -1,7 +1,7 @@
 //! A small Kubernetes API server inside the test, with faults to switch on.
 //!
 //! It speaks kube-apiserver's API as far as kube-rs, client-go and kubectl use it. The kinds are Services,
-//! EndpointSlices, Nodes, Namespaces, ServiceCIDRs, NetworkPolicies, Events and Pods, with the commands, ports and logs of those that a test runs. The features are TLS, tokens and client certificates,
+//! EndpointSlices, Nodes, Namespaces, ServiceCIDRs, NetworkPolicies, Events and Pods, with the commands, ports (for kpx and for kubectl) and logs of those that a test runs. The features are TLS, tokens and client certificates,
 //! discovery, pages, bookmarks, streaming lists, resource versions, patches, tables. There are no controllers, no
 //! server-side apply and no managed fields.
 
@@ -26,6 +26,7 @@ pub mod real;
 mod select;
 mod service;
 mod shared;
+mod spdy;
 mod store;
 mod view;
 mod watch;

@@ -1,4 +1,6 @@
-//! `pods/portforward`, as a kubelet speaks it by WebSocket: one data and one error channel for each port.
+//! `pods/portforward` by WebSocket: as a kubelet speaks it, with one data and one error channel for each port, and as kubectl does.
+
+mod streams;
 
 use std::io;
 use std::sync::Arc;
@@ -19,23 +21,28 @@ use super::failure::{Failure, Outcome};
 use super::http::Answer;
 use super::kubelet::{Container, Upgrade};
 
-/// The kubelet knows no later protocol here.
-const PROTOCOLS: [&str; 1] = ["v4.channel.k8s.io"];
+/// The kubelet knows no later protocol with channels here.
+const CHANNELS: &str = "v4.channel.k8s.io";
+/// Frames of SPDY in messages, which kubectl asks for since 1.31.
+const STREAMS: &str = "SPDY/3.1+portforward.k8s.io";
 const DATA: u8 = 0;
 const ERROR: u8 = 1;
 /// The most bytes that a kubelet puts into a message.
 const PIECE: usize = 32 * 1024;
 
-/// Agrees to forward to the one port that a query names.
+/// Agrees to forward: to the one port that a query names, or to the ports that streams name.
 pub(super) fn answer(
     container: Arc<dyn Container>,
     query: &[(String, String)],
     request: Request<Incoming>,
 ) -> Outcome<Answer> {
+    let upgrade = Upgrade::of(&request, &[CHANNELS, STREAMS])?;
+    if upgrade.protocol() == STREAMS {
+        return upgrade.accept(request, move |upgraded| streams::serve(upgraded, container));
+    }
     let ports: Vec<u16> =
         query.iter().filter(|(name, _)| name == "ports").filter_map(|(_, port)| port.parse().ok()).collect();
     let [port] = ports[..] else { return Err(Failure::bad_request("query parameter \"ports\" names no single port")) };
-    let upgrade = Upgrade::of(&request, &PROTOCOLS)?;
     upgrade.accept(request, move |upgraded| forward(upgraded, container, port))
 }
 
@@ -56,12 +63,10 @@ async fn relay(
     for channel in [DATA, ERROR] {
         sink.send(message(channel, &port.to_le_bytes())).await?;
     }
-    let connected = tokio::task::spawn_blocking(move || container.connect(port)).await.context("connect").flatten();
-    let mut stream = match connected.and_then(of_tokio) {
+    let mut stream = match connect(container, port).await {
         Ok(stream) => stream,
         Err(error) => {
-            let text = format!("an error occurred forwarding {port}: {error:#}");
-            sink.send(message(ERROR, text.as_bytes())).await?;
+            sink.send(message(ERROR, failure(port, &error).as_bytes())).await?;
             return Ok(sink.close().await?);
         }
     };
@@ -89,6 +94,16 @@ async fn relay(
         ended = from_pod => ended,
         ended = to_pod => ended,
     }
+}
+
+async fn connect(container: Arc<dyn Container>, port: u16) -> anyhow::Result<TcpStream> {
+    let connected = tokio::task::spawn_blocking(move || container.connect(port)).await;
+    of_tokio(connected.context("connect").flatten()?)
+}
+
+/// Returns what a kubelet says of a port that it does not reach.
+fn failure(port: u16, error: &anyhow::Error) -> String {
+    format!("an error occurred forwarding {port}: {error:#}")
 }
 
 fn of_tokio(stream: std::net::TcpStream) -> anyhow::Result<TcpStream> {
