@@ -16,3 +16,5 @@ pub mod programs;
 pub mod scale;
 #[cfg(feature = "soak")]
 pub mod soak;
+#[cfg(feature = "bench")]
+pub mod tunnel;

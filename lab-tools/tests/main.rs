@@ -3,3 +3,4 @@
 mod bench;
 mod demo;
 mod soak;
+mod tunnel;

@@ -57,7 +57,7 @@ enum Command {
     },
     /// Build, then show kpx at work in a small cluster of network namespaces
     Demo(demo::Options),
-    /// Build optimised, then measure and write docs/performance.md
+    /// Build optimised, then measure and write docs/performance.md; the section `scale` is for docs/scale.md, `tunnel` for docs/host-mode.md
     Bench {
         /// Arguments for the benchmark: a section and its options; all sections by default
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

@@ -5,15 +5,15 @@ use rand::seq::SliceRandom;
 use rand::{RngCore, SeedableRng};
 
 /// Orders by chance that are the same in every run with a seed.
-pub(super) struct Order(StdRng);
+pub(crate) struct Order(StdRng);
 
 impl Order {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(StdRng::seed_from_u64(seed))
     }
 
     /// Returns a next order. No variant always follows the same other one.
-    pub(super) fn shuffled<'a, T>(&mut self, of: &'a [T]) -> Vec<&'a T> {
+    pub(crate) fn shuffled<'a, T>(&mut self, of: &'a [T]) -> Vec<&'a T> {
         // One number for each order, so that a longer list does not change later orders.
         let mut turn = StdRng::seed_from_u64(self.0.next_u64());
         let mut order: Vec<&T> = of.iter().collect();

@@ -88,7 +88,7 @@ impl Slice<'_> {
         })
     }
 
-    fn connect_request_response(&self) -> Result<Work> {
+    pub(crate) fn connect_request_response(&self) -> Result<Work> {
         self.timed(|| {
             let mut stream = self.connect()?;
             exchange(&mut stream)?;
@@ -111,7 +111,7 @@ impl Slice<'_> {
     }
 
     /// Repeats `step`, which says how much it did, until the time is over; what comes first does not count.
-    pub(super) fn timed(&self, mut step: impl FnMut() -> Result<u64>) -> Result<Work> {
+    pub(crate) fn timed(&self, mut step: impl FnMut() -> Result<u64>) -> Result<Work> {
         let started = Instant::now();
         while started.elapsed() < self.length / WARM_UP {
             step()?;
@@ -134,7 +134,7 @@ impl Slice<'_> {
     }
 
     /// Connects, and gives up where no server answers.
-    pub(super) fn connect(&self) -> Result<TcpStream> {
+    pub(crate) fn connect(&self) -> Result<TcpStream> {
         let socket = Socket::new(Domain::for_address(self.to), Type::STREAM, None)?;
         socket.set_tcp_nodelay(true)?;
         socket.set_read_timeout(Some(TIMEOUT))?;
@@ -149,13 +149,13 @@ impl Slice<'_> {
     }
 }
 
-pub(super) fn exchange(stream: &mut TcpStream) -> Result<()> {
+pub(crate) fn exchange(stream: &mut TcpStream) -> Result<()> {
     stream.write_all(&[1]).context("send")?;
     stream.read_exact(&mut [0]).context("wait for an answer")
 }
 
 /// Writes as much of a block as the connection takes.
-pub(super) fn write_block(stream: &mut TcpStream) -> Result<u64> {
+pub(crate) fn write_block(stream: &mut TcpStream) -> Result<u64> {
     static BYTES: [u8; BLOCK] = [0x5a; BLOCK];
     Ok(u64::try_from(stream.write(&BYTES)?)?)
 }
@@ -179,7 +179,7 @@ fn echo_one(listener: TcpListener) {
     }
 }
 
-pub(super) fn echo(mut stream: TcpStream) {
+pub(crate) fn echo(mut stream: TcpStream) {
     let _ = stream.set_nodelay(true);
     let mut byte = [0];
     while let Ok(1) = stream.read(&mut byte) {
@@ -196,7 +196,7 @@ fn swallow_one(listener: TcpListener) {
 }
 
 /// Tells of the bytes of each read.
-pub(super) fn swallow(mut stream: TcpStream, tell: impl Fn(usize)) {
+pub(crate) fn swallow(mut stream: TcpStream, tell: impl Fn(usize)) {
     let mut block = vec![0; BLOCK];
     while let Ok(bytes @ 1..) = stream.read(&mut block) {
         tell(bytes);
@@ -204,7 +204,7 @@ pub(super) fn swallow(mut stream: TcpStream, tell: impl Fn(usize)) {
 }
 
 /// Calls `f` on a thread of its own: those that it starts stay on its CPU, and nothing else does.
-pub(super) fn pinned<T: Send>(f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+pub(crate) fn pinned<T: Send>(f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let there = || pin().and_then(|()| f());
     thread::scope(|scope| scope.spawn(there).join()).unwrap_or_else(|panic| resume_unwind(panic))
 }

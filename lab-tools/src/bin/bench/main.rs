@@ -10,6 +10,7 @@ mod programs;
 mod record;
 mod report;
 mod scale;
+mod tunnel;
 
 use std::path::PathBuf;
 
@@ -40,10 +41,12 @@ enum Section {
     Scale(scale::Args),
     /// Measure what connections to dead backends cost, with kpx and with nftables
     DeadBackends,
+    /// Measure the ways of a host outside of the cluster to a Service, with kpx and with kubectl port-forward
+    Tunnel(tunnel::Args),
     /// Count the instructions that Services cost, where the clock counts them: `cargo xtask bench icount` runs it in a virtual machine
     #[command(hide = true)]
     Icount(icount::Args),
-    /// Writes what was found into docs/performance.md
+    /// Writes what was found into docs/performance.md, docs/scale.md and docs/host-mode.md
     Report(report::Args),
 }
 
@@ -56,6 +59,7 @@ fn main() -> Result<()> {
         Some(Section::Control(args)) => control::run(&args, &cli.results),
         Some(Section::Scale(args)) => scale::run(&args, &cli.results),
         Some(Section::DeadBackends) => dead_backends::run(),
+        Some(Section::Tunnel(args)) => tunnel::run(&args, &cli.results),
         Some(Section::Icount(args)) => icount::run(&args),
         Some(Section::Report(args)) => report::run(&args, &cli.results),
         None => {

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use comfy_table::CellAlignment;
 use lab_tools::bench::{Sample, Skipped};
 use lab_tools::scale::Figure;
+use lab_tools::tunnel::Found;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
@@ -26,6 +27,8 @@ pub(crate) enum Record {
     Table(Table),
     /// A figure of the section `scale`.
     Figure(Figure),
+    /// What the section `tunnel` found.
+    Tunnel(Found),
 }
 
 /// How the cells of the section `data` were measured.

@@ -1,5 +1,5 @@
-//! Makes of results what is read: the figures of docs/performance.md and docs/scale.md, between markers, and the drawings
-//! beside them.
+//! Makes of results what is read: the figures of docs/performance.md, docs/scale.md and docs/host-mode.md, between markers, and the
+//! drawings beside them.
 
 mod figures;
 mod goals;
@@ -8,6 +8,7 @@ mod overview;
 mod plots;
 mod scale;
 mod scale_plots;
+pub(crate) mod ways;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -58,7 +59,20 @@ pub(crate) fn run(args: &Args, results: &Path) -> Result<()> {
         text = replace(&text, "icount", &icount::tables(&counted))?;
     }
     fs::write(&document, text).with_context(|| format!("write {}", document.display()))?;
-    large_clusters(&args.docs, results)
+    large_clusters(&args.docs, results)?;
+    outside(&args.docs, results)
+}
+
+/// Writes docs/host-mode.md, if its section was run.
+fn outside(docs: &Path, results: &Path) -> Result<()> {
+    let records = read(results, "tunnel");
+    if records.is_empty() {
+        return Ok(());
+    }
+    let document = docs.join("host-mode.md");
+    let text = fs::read_to_string(&document).with_context(|| format!("read {}", document.display()))?;
+    let text = replace(&text, "tunnel", &ways::text(&records))?;
+    fs::write(&document, text).with_context(|| format!("write {}", document.display()))
 }
 
 /// Writes docs/scale.md, if its section was run.
