@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use socket2::{Domain, Socket, Type};
-use testbed::agent::{Agent, DEADLINE, Object, Service, node, wait_until};
+use testbed::agent::{Agent, DEADLINE, Object, Service, idle, node, wait_until};
 use testbed::lab::{Family, Host};
 use testbed::watched_lab::WatchedLab;
 
@@ -90,7 +90,7 @@ fn connection_that_waits_leaves_lost_node() -> Result<()> {
     lab.put_service(&asks)?;
     let kpx = Agent::start_with(&lab.lab, &lab.lab.n1, lab.source(), &[])?;
     // The agent notes where endpoints are several times a second. One that has gone until then is no suspect.
-    std::thread::sleep(Duration::from_secs(1));
+    idle(Duration::from_secs(1))?;
     // The neighbour answers on: the client would be told otherwise.
     lab.lab
         .n2
