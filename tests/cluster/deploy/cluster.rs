@@ -18,7 +18,8 @@ use testbed::watched_lab::WatchedLab;
 pub(crate) const PORT: u16 = 8080;
 /// The name by which the kind overlay knows the control plane.
 pub(crate) const CONTROL_PLANE: &str = "kind-control-plane";
-const PROMPT: Duration = Duration::from_secs(5);
+/// An agent takes ten seconds to start on a busy machine.
+const PROMPT: Duration = Duration::from_secs(30);
 /// For one answer. Short, because a packet that comes before its service is dropped.
 const ANSWER: Duration = Duration::from_millis(200);
 
