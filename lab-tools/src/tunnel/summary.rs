@@ -56,14 +56,14 @@ mod tests {
         };
         let samples = [
             sample(Way::Route, 0, 100),
-            sample(Way::Tunnel, 0, 10),
+            sample(Way::Tunnel, 0, 25),
             sample(Way::Route, 1, 400),
-            sample(Way::Tunnel, 1, 20),
+            sample(Way::Tunnel, 1, 50),
             sample(Way::Kubectl, 2, 5),
         ];
         let cells = summarise(&samples);
         let tunnel = &cells[&(Way::Tunnel, Mode::TcpCrr)];
-        assert_eq!((tunnel.rate.median, tunnel.ratio.median), (30.0, 0.075));
+        assert_eq!((tunnel.rate.median, tunnel.ratio.median), (75.0, 0.1875));
         assert_eq!(cells[&(Way::Route, Mode::TcpCrr)].ratio, Spread { low: 1.0, median: 1.0, high: 1.0 });
         assert!(!cells.contains_key(&(Way::Kubectl, Mode::TcpCrr)));
     }
