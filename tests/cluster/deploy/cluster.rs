@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::ConfigMap;
-use testbed::agent::{Service, wait_until};
+use testbed::agent::{DEADLINE, Service, wait_until};
 use testbed::echo::{Dial, Fault, Protocol};
 use testbed::lab::{Family, Layout};
 use testbed::pod::Supplies;
@@ -18,8 +18,6 @@ use testbed::watched_lab::WatchedLab;
 pub(crate) const PORT: u16 = 8080;
 /// The name by which the kind overlay knows the control plane.
 pub(crate) const CONTROL_PLANE: &str = "kind-control-plane";
-/// An agent takes ten seconds to start on a busy machine.
-const PROMPT: Duration = Duration::from_secs(30);
 /// For one answer. Short, because a packet that comes before its service is dropped.
 const ANSWER: Duration = Duration::from_millis(200);
 
@@ -113,7 +111,7 @@ impl Cluster {
                 for family in Family::ALL {
                     let dial = Dial::new(protocol, service.frontend(family)).deadline(ANSWER);
                     let ns = &self.lab.host(client).ns;
-                    wait_until(PROMPT, &format!("{client} by {protocol} {family}"), || {
+                    wait_until(DEADLINE, &format!("{client} by {protocol} {family}"), || {
                         holds(dial.exchange(ns, b"hello").map(|answer| answer.backend))
                     })?;
                 }
