@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lab_tools::bench::Mode;
-use lab_tools::tunnel::{Found, MODES, Options, Sample, Way, run, summarise};
+use lab_tools::tunnel::{Found, MODES, Options, Way, run, summarise};
 
 fn measure(kubectl: &str) -> Result<Vec<Found>> {
     let mut all = Vec::new();
@@ -18,8 +18,7 @@ fn measure(kubectl: &str) -> Result<Vec<Found>> {
 
 /// Checks that each of these ways was measured in each mode.
 fn are_measured(ways: &[Way], found: &[Found]) -> Result<()> {
-    let sample = |found: &Found| if let Found::Sample(sample) = found { Some(sample.clone()) } else { None };
-    let samples: Vec<Sample> = found.iter().filter_map(sample).collect();
+    let samples: Vec<_> = found.iter().filter_map(Found::sample).cloned().collect();
     let cells = summarise(&samples);
     ensure!(cells.len() == ways.len() * MODES.len(), "{:?}", cells.keys());
     for way in ways {

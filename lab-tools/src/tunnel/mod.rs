@@ -98,6 +98,13 @@ pub enum Found {
     },
 }
 
+impl Found {
+    /// Returns the sample, if this is one.
+    pub const fn sample(&self) -> Option<&Sample> {
+        if let Self::Sample(sample) = self { Some(sample) } else { None }
+    }
+}
+
 /// Measures all ways in all modes, and tells each piece as it is found.
 pub fn run(options: &Options, tell: &mut impl FnMut(Found) -> Result<()>) -> Result<()> {
     let lab = Lab::start(Layout::Routed)?;

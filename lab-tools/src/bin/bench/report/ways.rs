@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use lab_tools::bench::Mode;
-use lab_tools::tunnel::{Found, MODES, Sample, Summary, Way, summarise};
+use lab_tools::tunnel::{Found, MODES, Summary, Way, summarise};
 
 use super::figures::{grouped, markdown};
 use super::with_notes;
@@ -24,14 +24,10 @@ pub(super) fn text(records: &[Record]) -> String {
 
 /// Returns a row for each way: of each mode the median rate, its ratio to the route's, and the times of one operation.
 pub(crate) fn table(found: &[Found]) -> Table {
-    let samples: Vec<Sample> = found.iter().filter_map(sample).collect();
+    let samples: Vec<_> = found.iter().filter_map(Found::sample).cloned().collect();
     let cells = summarise(&samples);
     let header = [String::new()].into_iter().chain(MODES.map(|mode| mode.to_string())).collect();
     Table { header, rows: Way::ALL.map(|way| row(way, &cells, found)).into() }
-}
-
-fn sample(found: &Found) -> Option<Sample> {
-    if let Found::Sample(sample) = found { Some(sample.clone()) } else { None }
 }
 
 fn row(way: Way, cells: &BTreeMap<(Way, Mode), Summary>, found: &[Found]) -> Vec<String> {
@@ -69,6 +65,7 @@ fn figure(way: Way, mode: Mode, cell: &Summary) -> String {
 mod tests {
     use super::*;
     use lab_tools::bench::Latency;
+    use lab_tools::tunnel::Sample;
 
     fn of(way: Way, mode: Mode, amount: u64) -> Found {
         let latency: Latency = serde_json::from_str(r#"{"64":1}"#).unwrap();
