@@ -60,6 +60,7 @@ pub(crate) fn run(args: &Args, results: &Path) -> Result<()> {
     }
     fs::write(&document, text).with_context(|| format!("write {}", document.display()))?;
     large_clusters(&args.docs, results)?;
+    other_kernels(&args.docs, results)?;
     outside(&args.docs, results)
 }
 
@@ -95,7 +96,6 @@ fn large_clusters(docs: &Path, results: &Path) -> Result<()> {
         ("scale: first", figures.first()),
         ("scale: fan", figures.fan()),
         ("scale: failures", figures.failures()),
-        ("scale: kernels", kernels(results)),
         ("scale: drawings", drawings.join("\n\n")),
     ];
     for (name, body) in parts {
@@ -104,15 +104,24 @@ fn large_clusters(docs: &Path, results: &Path) -> Result<()> {
     fs::write(&document, text).with_context(|| format!("write {}", document.display()))
 }
 
-/// Returns the tables of other kernels, each with what its guest said of itself.
-fn kernels(results: &Path) -> String {
+/// Writes what docs/scale.md has of other kernels, if one was measured. Their guests run without the section of this machine.
+fn other_kernels(docs: &Path, results: &Path) -> Result<()> {
+    let Some(tables) = kernels(results) else { return Ok(()) };
+    let document = docs.join("scale.md");
+    let text = fs::read_to_string(&document).with_context(|| format!("read {}", document.display()))?;
+    let text = replace(&text, "scale: kernels", &tables)?;
+    fs::write(&document, text).with_context(|| format!("write {}", document.display()))
+}
+
+/// Returns the tables of other kernels, each with what its guest said of itself. None if no kernel was measured.
+fn kernels(results: &Path) -> Option<String> {
     let table = |series: &&str| {
         let records = read(results, &format!("scale-{series}"));
         let figures = scale::Figures::of(&records);
-        (!records.is_empty()).then(|| format!("{}\n\n{}", with_notes(&records), figures.kernel()))
+        (!records.is_empty()).then(|| format!("{}\n\n{}", with_notes(&records), figures.starts()))
     };
     let tables: Vec<_> = KERNELS.iter().filter_map(table).collect();
-    if tables.is_empty() { "Not run.".to_owned() } else { tables.join("\n\n") }
+    (!tables.is_empty()).then(|| tables.join("\n\n"))
 }
 
 /// Returns the machine of a section, and what its run said of itself.

@@ -98,17 +98,6 @@ impl<'a> Figures<'a> {
         self.sizes(What::Programmed).into_iter().map(table).collect::<Vec<_>>().join("\n\n")
     }
 
-    /// Returns a short table of a virtual machine's kernel: how long each means took for its start.
-    pub(super) fn kernel(&self) -> String {
-        let by: Vec<_> = self.by(What::Programmed).into_iter().collect();
-        let header = [String::new()].into_iter().chain(by.iter().map(By::to_string)).collect::<Vec<_>>();
-        let row = |size: (u32, u32)| {
-            let cell = |by: &By| self.cell(*by, size, &[What::Programmed]);
-            [words(size)].into_iter().chain(by.iter().map(cell)).collect()
-        };
-        markdown(&header, &self.sizes(What::Programmed).into_iter().map(row).collect::<Vec<Vec<String>>>())
-    }
-
     pub(super) fn changes(&self) -> String {
         self.of_kpx(CHANGES, What::Change100P50)
     }
