@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use proxy_core::input::ObjectName;
 use proxy_core::model::{HostRoutes, TunnelledPod};
 use proxy_datapath::{FlowMaps, HostFlows, Led};
-use proxy_net as net;
+use proxy_net::{anchor, listeners, sock_diag};
 use proxy_source::kubernetes::{Forwarder, Options, PodStream};
 use proxy_view::status::{TunnelFailure, TunnelStatus};
 use rand::seq::SliceRandom;
@@ -62,6 +62,7 @@ struct Shared {
     flows: HostFlows,
     agent: AgentHandle,
     forwarder: Forwarder,
+    sockets: sock_diag::Handle,
     status: watch::Sender<TunnelStatus>,
 }
 
@@ -81,7 +82,10 @@ impl Tunnel {
         Arc::make_mut(routes).tunnel.clone_from(&addresses);
         let (status, state) = watch::channel(TunnelStatus { addresses, ..TunnelStatus::default() });
         let (flows, agent) = (flows.host_flows()?, agent.clone());
-        let shared = Shared { flows, agent, forwarder: Forwarder::new(options), status };
+        let (connection, sockets) = sock_diag::connect().context("open a netlink socket")?;
+        // It ends with the last handle.
+        tokio::spawn(connection);
+        let shared = Shared { flows, agent, forwarder: Forwarder::new(options), sockets, status };
         Ok((Some(Self { listeners, netlink: netlink.clone(), shared: Arc::new(shared) }), Some(state)))
     }
 
@@ -97,7 +101,7 @@ impl Tunnel {
                 Some(_) = open.join_next() => {}
                 () = sleep(LOOK) => {
                     // The device may be a new one, without the addresses.
-                    match net::anchor::address_listeners(&netlink).await {
+                    match anchor::address_listeners(&netlink).await {
                         Ok(()) => shared.clear(None),
                         Err(error) => shared.fail(None, format!("{error:#}")),
                     }
@@ -142,7 +146,7 @@ impl Shared {
         };
         self.count();
         let mut stream = stream;
-        let ended = opened.relay(&mut stream, is_gone(led)).await;
+        let ended = opened.relay(&mut stream, is_gone(&self.sockets, led)).await;
         self.count_end();
         match ended {
             Ok(()) => self.clear(Some(&service)),
@@ -216,12 +220,16 @@ fn clear(status: &mut TunnelStatus, service: Option<&ObjectName>) -> bool {
 }
 
 /// Waits until no process has the client's socket any more. Its FIN says only that it will send no more.
-async fn is_gone(Led { client, frontend, .. }: Led) {
+async fn is_gone(sockets: &sock_diag::Handle, Led { client, frontend, .. }: Led) {
     let mut wait = GONE_MIN;
     loop {
-        let has_owner = spawn_blocking(move || net::listeners::has_owner(client, frontend)).await;
-        // Without an answer it is the pod's end that ends the stream.
-        if matches!(has_owner, Ok(Ok(false))) {
+        let has_owner = match sockets.has_owner(client, frontend).await {
+            Ok(Some(has_owner)) => has_owner,
+            // The kernel may not be able to look for one socket. The list of all takes long where there are many.
+            // Without an answer it is the pod's end that ends the stream.
+            _ => !matches!(spawn_blocking(move || listeners::has_owner(client, frontend)).await, Ok(Ok(false))),
+        };
+        if !has_owner {
             return;
         }
         sleep(wait).await;

@@ -1,10 +1,11 @@
-//! Lists the connected UDP sockets of this network namespace over netlink, and aborts them and TCP sockets (linux/sock_diag.h,
-//! linux/inet_diag.h).
+//! Lists the connected UDP sockets of this network namespace over netlink, aborts them and TCP sockets, and finds the owners of TCP
+//! sockets (linux/sock_diag.h, linux/inet_diag.h).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage};
+use futures::StreamExt;
+use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use rtnetlink::proto::{Connection, ConnectionHandle, new_connection};
 use rtnetlink::sys::protocols::NETLINK_SOCK_DIAG;
 
@@ -28,6 +29,8 @@ const NO_COOKIE: [u8; 8] = [0xff; 8];
 /// The length of `struct inet_diag_sockid`, and its offset in `struct inet_diag_msg`, behind four single bytes.
 const ID_LEN: usize = 48;
 const ID_AT: usize = 4;
+/// The offset of the inode in `struct inet_diag_msg`: behind the id, a time, two queues and a user, each of four bytes.
+const INODE_AT: usize = ID_AT + ID_LEN + 16;
 
 /// A connected UDP socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,10 +106,36 @@ impl Handle {
         self.destroy((family, IPPROTO_TCP), &id(local, peer)).await
     }
 
+    /// Returns true if a process has the TCP socket with these ends, and false if its process has closed it. The kernel finds the socket
+    /// by its hash, however many there are.
+    ///
+    /// None says that the kernel names no such socket. A kernel without `tcp_diag` gives the same answer (`ENOENT`).
+    pub async fn has_owner(&self, local: SocketAddr, peer: SocketAddr) -> io::Result<Option<bool>> {
+        let family = if local.is_ipv4() { AF_INET } else { AF_INET6 };
+        let wanted = id(local, peer);
+        let request = request(SOCK_DIAG_BY_FAMILY, 0, (family, IPPROTO_TCP), &wanted);
+        let mut answers = self.0.request(request, kernel()).map_err(io::Error::other)?;
+        match answers.next().await.map(|answer| answer.payload) {
+            Some(NetlinkPayload::InnerMessage(message)) => Ok(owner(&message.bytes, &wanted)),
+            Some(NetlinkPayload::Error(error)) if error.to_io().kind() == io::ErrorKind::NotFound => Ok(None),
+            Some(NetlinkPayload::Error(error)) => Err(error.to_io()),
+            _ => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the kernel does not answer about a socket")),
+        }
+    }
+
     async fn destroy(&self, kind: (u8, u8), id: &[u8; ID_LEN]) -> io::Result<bool> {
         let request = request(SOCK_DESTROY, NLM_F_ACK, kind, id);
         netlink::deleted(self.0.request(request, kernel()).map_err(io::Error::other)?).await
     }
+}
+
+/// Reads from a `struct inet_diag_msg` whether its socket has an owner. None for a socket with other ends: without a connection the kernel
+/// names one that listens at the same port.
+fn owner(message: &[u8], wanted: &[u8; ID_LEN]) -> Option<bool> {
+    let ports = message.get(ID_AT..ID_AT + 4)?;
+    let inode = message.get(INODE_AT..INODE_AT + 4)?;
+    // A socket without an inode is no process's.
+    (*ports == wanted[..4]).then(|| inode != [0; 4])
 }
 
 /// Builds a `struct inet_diag_sockid`: two ports, two addresses of 16 bytes, a device and a cookie.
@@ -128,4 +157,43 @@ fn id(local: SocketAddr, peer: SocketAddr) -> [u8; ID_LEN] {
 fn request(kind: u16, flags: u16, (family, protocol): (u8, u8), id: &[u8; ID_LEN]) -> NetlinkMessage<Message> {
     let head = [family, protocol, 0, 0];
     raw::request(kind, NLM_F_REQUEST | flags, [&head[..], &ESTABLISHED.to_ne_bytes(), id].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Shutdown, TcpListener, TcpStream};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn kernel_tells_whether_a_process_has_a_connection() {
+        let (connection, handle) = connect().unwrap();
+        tokio::spawn(connection);
+        for at in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(at).unwrap();
+            let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let _server = listener.accept().unwrap();
+            let (local, peer) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+            client.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(handle.has_owner(local, peer).await.unwrap(), Some(true), "{at}: it reads yet");
+            drop(client);
+            assert_eq!(handle.has_owner(local, peer).await.unwrap(), Some(false), "{at}: it was closed");
+            // The listener has the port, and other ends.
+            let never = SocketAddr::new(peer.ip(), 1);
+            assert_eq!(handle.has_owner(peer, never).await.unwrap(), None, "{at}: it never was");
+        }
+    }
+
+    #[tokio::test]
+    async fn socket_of_ipv6_that_speaks_ipv4_has_an_owner() {
+        let (connection, handle) = connect().unwrap();
+        tokio::spawn(connection);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let client = TcpStream::connect(format!("[::ffff:127.0.0.1]:{port}")).unwrap();
+        let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
+        let (local, peer) = (canonical(client.local_addr().unwrap()), canonical(client.peer_addr().unwrap()));
+        assert!(local.is_ipv4() && peer.is_ipv4());
+        assert_eq!(handle.has_owner(local, peer).await.unwrap(), Some(true));
+    }
 }
