@@ -21,6 +21,7 @@ pub mod pod;
 #[cfg(feature = "packets")]
 pub mod reference;
 #[cfg(feature = "packets")]
+pub mod rights;
 pub mod rows;
 pub mod rtnl;
 pub mod served_lab;

@@ -22,6 +22,7 @@ use super::list::list;
 use super::objects::Target;
 use super::options::{ListOptions, Query};
 use super::patch::patched;
+use super::review;
 use super::shared::{Shared, State};
 use super::store::Key;
 use super::view::View;
@@ -67,6 +68,9 @@ async fn respond(shared: Arc<Shared>, has_certificate: bool, request: Request<In
     }
     if let Some(asked) = kubelet::Asked::of(&path) {
         return kubelet::answer(&shared, &asked, request).await;
+    }
+    if path == review::PATH {
+        return review::answer(&shared, request).await;
     }
     let Some(route) = route(&path) else {
         let document = discovery::document(&path).ok_or_else(Failure::no_such_path)?;
@@ -283,7 +287,7 @@ fn header_text(request: &Request<Incoming>, name: header::HeaderName) -> &str {
     request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
-fn json_answer(status: StatusCode, body: &Value) -> Answer {
+pub(super) fn json_answer(status: StatusCode, body: &Value) -> Answer {
     whole_answer(status, "application/json", Bytes::from(body.to_string()))
 }
 

@@ -44,6 +44,8 @@ pub trait Container: Debug + Send + Sync {
     fn connect(&self, port: u16) -> anyhow::Result<TcpStream>;
 }
 
+const PORT_FORWARD: &str = "pods/portforward";
+
 /// The kubelet's part of a path: `/api/v1/namespaces/NAMESPACE/pods/NAME/exec`, `/log` or `/portforward`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Asked<'a> {
@@ -74,9 +76,12 @@ pub(crate) async fn answer(shared: &Shared, asked: &Asked<'_>, request: Request<
     match asked.what {
         "log" => log(container.as_ref(), &query),
         "portforward" => {
-            // The verb of a WebSocket's request.
-            if let Some(failure) = shared.read(|state| state.faults.answer("get", "pods/portforward")) {
-                return Err(failure);
+            // The verb of a WebSocket's request, and the one that servers from 1.35 on ask for as well.
+            for verb in ["get", "create"] {
+                shared.change(|state| state.traffic.asked(verb, "", PORT_FORWARD));
+                if let Some(failure) = shared.read(|state| state.faults.answer(verb, PORT_FORWARD)) {
+                    return Err(failure);
+                }
             }
             portforward::answer(container, &query, request)
         }

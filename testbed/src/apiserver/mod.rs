@@ -23,6 +23,7 @@ mod pki;
 pub mod place;
 mod portforward;
 pub mod real;
+mod review;
 mod select;
 mod service;
 mod shared;

@@ -86,7 +86,11 @@ impl Traffic {
     pub(crate) fn count(&mut self, verb: &'static str, kind: &'static Kind, view: View) {
         *self.requests.entry((verb.to_owned(), kind.plural.to_owned())).or_default() += 1;
         *self.lists.entry(kind.plural).or_default() += usize::from(verb == "list" && view == View::Whole);
-        self.kinds.insert((verb, kind.group, kind.plural));
+        self.asked(verb, kind.group, kind.plural);
+    }
+
+    pub(crate) fn asked(&mut self, verb: &'static str, group: &'static str, resource: &'static str) {
+        self.kinds.insert((verb, group, resource));
     }
 
     pub(crate) fn opened(&mut self, resource: &'static str) {

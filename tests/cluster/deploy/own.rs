@@ -7,13 +7,13 @@ use anyhow::{Context, Result, ensure};
 use caps::{CapSet, Capability};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, ContainerPort};
-use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use testbed::lab::Layout;
 
 use crate::deploy::cluster::Cluster;
 use crate::deploy::render::{Objects, deploy_dir, kustomize};
 use testbed::pod::{KUBE_PROXY, Running};
+use testbed::rights::granted;
 
 #[test]
 fn grants_of_the_manifests_suffice() -> Result<()> {
@@ -168,17 +168,4 @@ pub(crate) fn overlay(name: &str) -> Result<Objects> {
 pub(crate) fn container(set: &mut DaemonSet) -> Result<&mut Container> {
     let pod = set.spec.as_mut().and_then(|spec| spec.template.spec.as_mut()).context("a pod's spec")?;
     pod.containers.first_mut().context("a container")
-}
-
-/// Verb, group and resource, as the API server's record has them.
-fn granted(role: &ClusterRole) -> BTreeSet<(&str, &str, &str)> {
-    let mut granted = BTreeSet::new();
-    for rule in role.rules.iter().flatten() {
-        for group in rule.api_groups.iter().flatten() {
-            for resource in rule.resources.iter().flatten() {
-                granted.extend(rule.verbs.iter().map(|verb| (verb.as_str(), group.as_str(), resource.as_str())));
-            }
-        }
-    }
-    granted
 }
