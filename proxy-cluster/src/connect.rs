@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::time::timeout;
+
+use proxy_source::kubernetes::{Told, configured, kubeconfig};
 
 /// The cluster to ask, and its nodes.
 #[derive(Args, Debug)]
@@ -47,16 +48,11 @@ pub(crate) struct ConnectArgs {
 impl ConnectArgs {
     /// Makes a client, with the kubeconfig's credentials or those of the pod that this runs in.
     pub(crate) async fn client(&self) -> Result<Client> {
-        let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
-        let read = match &self.kubeconfig {
-            Some(path) => Kubeconfig::read_from(path).map_err(|error| anyhow!("use the kubeconfig: {error}")),
-            None => Kubeconfig::read().map_err(|error| anyhow!("use the kubeconfig: {error}")),
-        };
-        let config = match read {
-            Ok(kubeconfig) => {
-                let context = self.context.clone().or_else(|| kubeconfig.current_context.clone()).unwrap_or_default();
+        let config = match kubeconfig(self.kubeconfig.as_deref()).context("use the kubeconfig") {
+            Ok(read) => {
+                let context = self.context.clone().or_else(|| read.current_context.clone()).unwrap_or_default();
                 let from = format!("context {context:?} of {}", self.files());
-                let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+                let config = configured(read, self.context.as_deref()).await;
                 config.map(|config| (config, from)).with_context(|| format!("use {}", self.files()))
             }
             Err(error) => Err(error),
@@ -70,7 +66,7 @@ impl ConnectArgs {
         let server = self.server.get_or_init(|| format!("{} ({from})", shown(&config)));
         // A stream of `monitor` may be silent for long; each call has its own limit.
         config.read_timeout = None;
-        Client::try_from(config).with_context(|| format!("make a client of {server}"))
+        Client::try_from(config).map_err(Told::from).with_context(|| format!("make a client of {server}"))
     }
 
     /// Returns the files of the kubeconfig, as one would name them to kubectl.
@@ -98,12 +94,11 @@ impl ConnectArgs {
             self.server.get().map_or_else(|| "the API server".to_owned(), |server| format!("API server {server}"));
         let answer = timeout(limit, call).await;
         let answer = answer.map_err(|_| anyhow!("{what}: no answer of {server} within {} s", limit.as_secs()))?;
-        answer.map_err(|error| match error {
-            kube::Error::Api(status) if status.code != 401 => {
-                anyhow::Error::new(kube::Error::Api(status)).context(what.to_string())
-            }
+        answer.map_err(|error| match Told::from(&error) {
+            told if told.code.is_some_and(|code| code != 401) => anyhow::Error::new(told).context(what.to_string()),
+            told if told.code.is_some() => anyhow!("{what}: {server}: {told}"),
             // The layers above repeat the cause.
-            error => anyhow!("{what}: {server}: {}", anyhow::Error::new(error).root_cause()),
+            _ => anyhow!("{what}: {server}: {}", anyhow::Error::new(error).root_cause()),
         })
     }
 
@@ -137,6 +132,21 @@ mod tests {
         let hanging = std::future::pending::<kube::Result<()>>();
         let error = timeout(Duration::from_secs(30), connect.call(60, "list the pods", hanging)).await.unwrap();
         assert_eq!(error.unwrap_err().to_string(), "list the pods: no answer of the API server within 1 s");
+    }
+
+    #[tokio::test]
+    async fn refusal_is_told_in_the_servers_words() {
+        let Line { connect } = Line::parse_from(["kpx"]);
+        for (code, reason, says) in [
+            (403, "Forbidden", "list the pods: 403 Forbidden: pods is forbidden"),
+            (401, "Unauthorized", "list the pods: the API server: 401 Unauthorized: pods is forbidden"),
+        ] {
+            let status = kube::core::Status { code, reason: reason.to_owned(), ..kube::core::Status::default() };
+            let status = kube::core::Status { message: "pods is forbidden".to_owned(), ..status };
+            let refused = std::future::ready(Err::<(), _>(kube::Error::Api(Box::new(status))));
+            let error = connect.call(60, "list the pods", refused).await.unwrap_err();
+            assert_eq!(format!("{error:#}"), says);
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::timeout;
 
 use crate::pods::NodePod;
+use proxy_source::kubernetes::Told;
 
 /// The place of kpx in its image.
 pub(crate) const KPX: &str = "/usr/local/bin/kpx";
@@ -100,11 +101,13 @@ pub(crate) fn code(status: &Status) -> Result<i32> {
 
 /// Says what the API server refused.
 fn refusal(error: &kube::Error) -> anyhow::Error {
-    let text = error.to_string();
-    if text.contains("403") {
-        return anyhow!("the API server refuses: it takes the rights to get and to create pods/exec ({text})");
+    let told = Told::from(error);
+    let is_refused = told.code == Some(403);
+    let error = anyhow::Error::new(told);
+    if is_refused {
+        return error.context("the API server refuses: it takes the rights to get and to create pods/exec");
     }
-    anyhow!(text)
+    error
 }
 
 #[cfg(test)]

@@ -16,7 +16,6 @@ use self::client::{Clients, Connection};
 use self::credentials::Files;
 use self::outage::Outage;
 use self::recorder::Recorder;
-use self::watch::failure::failed_plugin;
 use self::watch::{Watch, WatchExit};
 use crate::events;
 use crate::health::{Health, Problem};
@@ -27,7 +26,9 @@ use proxy_core::input::Input;
 mod api_server_addrs;
 mod client;
 mod cluster;
+mod context;
 mod credentials;
+mod errors;
 mod forward;
 mod forward_stream;
 mod granted;
@@ -36,6 +37,8 @@ mod outage;
 mod recorder;
 mod watch;
 
+pub use context::{configured, kubeconfig};
+pub use errors::{Fault, Told};
 pub use forward::Forwarder;
 pub use forward_stream::PodStream;
 pub use granted::Granted;
@@ -150,8 +153,7 @@ impl Options {
                     return connection;
                 }
                 Err(error) => {
-                    let why = failed_plugin(error.as_ref()).unwrap_or_else(|| format!("{error:#}"));
-                    health.begin(&Problem::Credentials, why);
+                    health.begin(&Problem::Credentials, format!("{error:#}"));
                 }
             }
             tokio::time::sleep(CREDENTIALS_RETRY).await;

@@ -13,6 +13,7 @@ use tokio::time::sleep;
 
 use super::objects::{self, ENDS_BY, LABEL, RUN};
 use super::stage::{AGAIN, Stage, tell};
+use proxy_source::kubernetes::Told;
 
 /// The time in which the namespace must be gone.
 const REMOVAL: Duration = Duration::from_secs(60);
@@ -148,8 +149,5 @@ fn is_refusal(error: &anyhow::Error) -> bool {
 }
 
 fn status_code(error: &anyhow::Error) -> Option<u16> {
-    match error.downcast_ref::<kube::Error>()? {
-        kube::Error::Api(status) => Some(status.code),
-        _ => None,
-    }
+    error.downcast_ref::<Told>()?.code
 }

@@ -1,6 +1,5 @@
 //! Makes clients of an API server that notice when it is gone.
 
-use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +10,6 @@ use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use kube::client::{Body, ClientBuilder, ConfigExt as _};
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use leaky_bucket::RateLimiter;
 use tower::{BoxError, ServiceBuilder, service_fn};
@@ -20,6 +18,8 @@ use tracing::info;
 use super::Options;
 use super::api_server_addrs::ApiServerAddrs;
 use super::cluster::Cluster;
+use super::context::{configured, kubeconfig};
+use super::errors::Told;
 use super::outage::Outage;
 use crate::requests::Requests;
 
@@ -112,17 +112,14 @@ impl Options {
     }
 
     async fn config(&self) -> Result<Config> {
-        let context = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
+        let context = self.context.as_deref();
         if let Some(path) = &self.kubeconfig {
-            // The error names the file once, and the reason why it cannot be read.
-            drop(File::open(path).with_context(|| format!("read {}", path.display()))?);
-            let kubeconfig = Kubeconfig::read_from(path).with_context(|| format!("read {}", path.display()))?;
-            return Config::from_custom_kubeconfig(kubeconfig, &context)
+            return configured(kubeconfig(Some(path))?, context)
                 .await
                 .with_context(|| format!("use {}", path.display()));
         }
         // A context is always one of a kubeconfig.
-        let in_cluster = match &self.context {
+        let in_cluster = match context {
             None => Config::incluster().map_err(|error| error.to_string()),
             Some(_) => Err("not asked, as a context is given".to_owned()),
         };
@@ -130,17 +127,22 @@ impl Options {
             Ok(config) => return Ok(config),
             Err(error) => error,
         };
-        let inferred = match Config::from_kubeconfig(&context).await {
-            Ok(config) => return Ok(config),
-            Err(error) => error,
+        let inferred = match kubeconfig(None) {
+            Ok(read) => configured(read, context).await,
+            Err(error) => Err(error),
         };
-        if let (Some(master), None) = (&self.master, &self.context) {
-            return Ok(Config::new(parse_master(master)?));
+        match (inferred, &self.master, context) {
+            (Ok(config), ..) => Ok(config),
+            (Err(_), Some(master), None) => Ok(Config::new(parse_master(master)?)),
+            (Err(told), ..) => {
+                let fault = told.fault;
+                let text = format!(
+                    "found no API server: no kubeconfig given; service account of a pod: {in_cluster}; \
+                     KUBECONFIG or ~/.kube/config: {told}"
+                );
+                Err(Told::new(fault, text).into())
+            }
         }
-        bail!(
-            "found no API server: no kubeconfig given; service account of a pod: {in_cluster}; \
-             KUBECONFIG or ~/.kube/config: {inferred}"
-        )
     }
 }
 
@@ -149,7 +151,8 @@ fn connected(config: Config) -> Result<Client> {
     let runs_plugin = config.auth_info.exec.is_some();
     if config.proxy_url.is_some() || runs_plugin {
         // Only kube's own client tells how long a plugin's credentials are valid.
-        return Ok(ClientBuilder::try_from(config)?.build());
+        let builder = ClientBuilder::try_from(config).map_err(Told::from)?;
+        return Ok(builder.build());
     }
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
@@ -157,15 +160,15 @@ fn connected(config: Config) -> Result<Client> {
     tcp.set_keepalive(Some(KEEPALIVE));
     tcp.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
     tcp.set_tcp_user_timeout(Some(DEAD_AFTER));
-    let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp)?);
+    let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp).map_err(Told::from)?);
     connector.set_connect_timeout(config.connect_timeout);
     connector.set_read_timeout(config.read_timeout);
     connector.set_reset_reader_on_write(config.reset_reader_on_write);
     let http: HttpClient<_, Body> = HttpClient::builder(TokioExecutor::new()).build(connector);
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
-        .option_layer(config.auth_layer()?)
-        .layer(config.extra_headers_layer()?)
+        .option_layer(config.auth_layer().map_err(Told::from)?)
+        .layer(config.extra_headers_layer().map_err(Told::from)?)
         .map_err(BoxError::from)
         .service(http);
     Ok(Client::new(service, config.default_namespace))
@@ -246,7 +249,7 @@ users: [{name: me, user: {token: secret}}]
 
         let three = Options { context: Some("three".into()), ..options.clone() };
         let error = format!("{:#}", three.config().await.unwrap_err());
-        assert!(error.contains("three"), "{error}");
+        assert!(error.ends_with(": it has no context \"three\"; its contexts: one, two"), "{error}");
 
         let missing = Options { kubeconfig: Some("/nowhere/config".into()), ..options };
         let error = format!("{:#}", missing.config().await.unwrap_err());

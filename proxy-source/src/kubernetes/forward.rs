@@ -9,6 +9,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::Options;
+use super::errors::Told;
 use super::forward_stream::PodStream;
 
 /// The longest wait for the API server and the pod's kubelet to open a stream.
@@ -42,15 +43,16 @@ impl Forwarder {
         match self.client().await?.connect(request).await {
             Ok(connection) => Ok(PodStream::new(connection.into_stream(), port)),
             Err(error) => {
-                if is_refusal(&error, 403) {
+                let told = Told::from(error);
+                if told.code == Some(403) {
                     let what = "the API server refuses: grant the verbs get and create of pods/portforward";
-                    return Err(anyhow!(error).context(what));
+                    return Err(anyhow!(told).context(what));
                 }
                 // The credentials may have changed, and so may the server.
-                if !matches!(error, kube::Error::Api(_)) || is_refusal(&error, 401) {
+                if told.code.is_none_or(|code| code == 401) {
                     *self.client.lock().await = None;
                 }
-                Err(anyhow!(error).context("ask the API server for a stream"))
+                Err(anyhow!(told).context("ask the API server for a stream"))
             }
         }
     }
@@ -62,8 +64,4 @@ impl Forwarder {
             None => Ok(client.insert(self.options.stream_client().await?).clone()),
         }
     }
-}
-
-fn is_refusal(error: &kube::Error, code: u16) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == code)
 }

@@ -14,6 +14,7 @@ use kube::{Api, Client};
 use proxy_core::model::is_node_lost;
 use tokio::time::{sleep, timeout};
 
+use super::errors::explain;
 use crate::nodes::{AT_ONCE, NodeQuestions, NodeState, Question};
 
 /// The timeout of an answer. The last one of [`AT_ONCE`] questions may have to wait for the limit on requests, too.
@@ -38,7 +39,7 @@ async fn state(client: &Client, node: &str) -> NodeState {
         Ok(Ok(_)) => NodeState::There,
         // A proxy before the server has its own pages with 404.
         Ok(Err(kube::Error::Api(status))) if status.code == 404 && status.reason == "NotFound" => NodeState::Lost,
-        Ok(Err(error)) => NodeState::Unknown(format!("Node {node}: {error}")),
+        Ok(Err(error)) => NodeState::Unknown(format!("Node {node}: {}", explain(&error))),
         Err(_late) => NodeState::Unknown(format!("Node {node}: no answer")),
     }
 }

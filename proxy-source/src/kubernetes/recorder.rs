@@ -11,6 +11,7 @@ use kube::{Api, Client};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
 
+use super::errors::explain;
 use crate::events::history::{History, Step};
 use crate::events::{Event, Queue, Regarding, Severity};
 
@@ -66,7 +67,7 @@ impl Recorder {
                         info!(code = status.code, why = status.message, "the API server refuses Events");
                     }
                 }
-                Err(error) => debug!(%error, reason = event.reason, "Event given up"),
+                Err(error) => debug!(error = explain(&error), reason = event.reason, "Event given up"),
                 Ok(()) => self.refused = false,
             }
             self.current = None;

@@ -18,12 +18,13 @@ use tracing::debug;
 
 use self::backoff::Backoff;
 use self::event::{Event, ParsedObject};
-use self::failure::{StreamEnd, WatchEnd, explain, is_lost};
+use self::failure::{StreamEnd, WatchEnd, is_lost};
 use self::lines::lines;
 use self::list::{Listed, Lister};
 use self::selection::{PAGE, Selection, request};
 use self::watch_health::WatchHealth;
 use super::client::{Clients, READ_TIMEOUT};
+use super::errors::explain;
 use super::outage::Outage;
 use crate::health::Health;
 use crate::watches::Watches;

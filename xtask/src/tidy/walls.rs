@@ -33,7 +33,7 @@ const USES: &[(&str, &[&str])] = &[
             "tokio",
         ],
     ),
-    ("proxy-cluster", &["kube", "proxy-common", "proxy-net", "proxy-view", "tokio"]),
+    ("proxy-cluster", &["kube", "proxy-common", "proxy-net", "proxy-source", "proxy-view", "tokio"]),
     ("proxy-top", &["proxy-common", "proxy-view", "tokio"]),
     ("proxy-check", &["aya", "proxy-common", "proxy-datapath", "proxy-net", "proxy-source", "proxy-view", "tokio"]),
     // What versions of Kubernetes mean, as pure functions.

@@ -1,10 +1,9 @@
 //! Classifies the ends of lists and watches.
 
-use std::error::Error as _;
-
-use kube::client::AuthError;
 use kube::core::Status;
 use tokio::time::error::Elapsed;
+
+use crate::kubernetes::errors::{explain, status};
 
 /// The reason why a list or a watch is over.
 #[derive(Debug)]
@@ -82,45 +81,4 @@ impl WatchEnd {
 /// restored.
 pub(super) fn is_lost(status: &Status) -> bool {
     status.code == 410 || status.message.contains("Too large resource version")
-}
-
-/// Returns the server's own status of an error.
-fn status(error: &kube::Error) -> Option<&Status> {
-    match error {
-        kube::Error::Api(status) => Some(status),
-        _ => None,
-    }
-}
-
-/// Returns the error and its causes, each once: many errors repeat what caused them.
-pub(super) fn explain(error: &kube::Error) -> String {
-    if let Some(Status { code, reason, message, .. }) = status(error) {
-        return format!("{code} {reason}: {message}");
-    }
-    if let Some(text) = failed_plugin(error) {
-        return text;
-    }
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text
-}
-
-/// Returns the message for a failed credential plugin. The error itself holds the plugin's environment and output,
-/// which not every client that asks for the node's health may see.
-pub(in super::super) fn failed_plugin(error: &(dyn std::error::Error + 'static)) -> Option<String> {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if let Some(AuthError::AuthExecRun { out, .. }) = error.downcast_ref() {
-            return Some(format!("the kubeconfig's credential plugin failed: {}", out.status));
-        }
-        cause = error.source();
-    }
-    None
 }
