@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::config::{NodeArgs, RunArgs};
+use crate::config::{CheckFlags, NodeArgs, RunArgs};
 use crate::monitor::{MonitorArgs, monitor};
 
 use cleanup::{CleanupArgs, cleanup};
@@ -62,7 +62,7 @@ enum Command {
     Cluster(Box<ClusterArgs>),
     #[command(hide = true)]
     Probe(ProbeArgs),
-    Check(CheckArgs),
+    Check(CheckArgs<CheckFlags>),
     Cleanup(CleanupArgs),
     Version(version::VersionArgs),
     Completions(manual::CompletionsArgs),

@@ -3,6 +3,7 @@
 //! Flags and files set the same fields: those of a [`KubeProxyConfiguration`] and of a [`KpxConfiguration`]. All of
 //! them are merged into one tree of fields, and only then decoded and checked.
 
+mod checked_run;
 mod choice;
 mod configz;
 pub(crate) mod duration;
@@ -39,7 +40,7 @@ use proxy_versions::v1alpha2;
 use proxy_view::object_name::canonical_node_name;
 use validate::{Checked, check};
 
-pub use flags::{NodeArgs, RunArgs, arguments};
+pub use flags::{CheckFlags, NodeArgs, RunArgs, arguments};
 pub use kpx::KpxConfiguration;
 pub use kube_proxy::KubeProxyConfiguration;
 
@@ -72,7 +73,10 @@ struct Remarks {
 
 impl Configuration {
     pub fn load(args: &RunArgs) -> Result<Self> {
-        let RunArgs(given) = args;
+        Self::load_values(&args.0)
+    }
+
+    fn load_values(given: &FlagValues) -> Result<Self> {
         let (mut from_files, mut files) = (FileConfig::default(), Files::default());
         let config = given.path("config");
         if let Some(path) = &config {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -17,6 +17,7 @@ use crate::needs::{Need, missing};
 use crate::probe::{Probed, probe};
 use crate::processes;
 use crate::rules::KubeProxyRules;
+use crate::setting::Setting;
 use proxy_net::anchor::anchor_mtu;
 use proxy_net::filter;
 use proxy_net::foreign_rule::{self, ForeignRule};
@@ -25,7 +26,7 @@ use proxy_net::link::{KUBE_IPVS0, Link};
 use proxy_net::role::{Role, role, why_no_pod};
 use proxy_net::xfrm::{self, Policy};
 use proxy_net::{self as net, LinkEvent, lock, sysctl};
-use proxy_source::{Source, kubernetes};
+use proxy_source::kubernetes::NotGranted;
 use proxy_view::RUN_DIR;
 use proxy_view::client::Client;
 
@@ -64,7 +65,7 @@ pub(crate) struct Facts {
     /// The place that keeps the running kpx's programs and maps while it is away: see [`proxy_view::status::Status::kept_by`].
     pub(crate) kept_by: Option<String>,
     /// The result of reading the kubeconfig that was named; None if none was named.
-    pub(crate) kubeconfig: Option<Result<(), String>>,
+    pub(crate) kubeconfig: Option<Result<(), NotGranted>>,
     /// The ids of processes that are called kube-proxy and are not kpx.
     pub(crate) kube_proxies: Vec<u32>,
     pub(crate) kube_proxy_rules: KubeProxyRules,
@@ -98,7 +99,7 @@ pub(crate) const PORTS: [u16; 2] = [10_249, 10_256];
 
 const CNI_DIR: &str = "/etc/cni/net.d";
 
-pub(crate) async fn gather(kubeconfig: Option<PathBuf>) -> Result<Facts> {
+pub(crate) async fn gather(setting: &Setting) -> Result<Facts> {
     let links = links().await?;
     let pods = links.values().filter(|link| role(link, &links) == Role::Device { pod: true });
     let mut sysctls = BTreeMap::new();
@@ -131,7 +132,7 @@ pub(crate) async fn gather(kubeconfig: Option<PathBuf>) -> Result<Facts> {
         unprivileged_bpf_disabled: unprivileged_bpf_disabled(),
         kpx_runs,
         kept_by: kept_by().await,
-        kubeconfig: usable(kubeconfig).await,
+        kubeconfig: usable(setting).await,
         kube_proxies: processes::kube_proxies()?,
         kube_proxy_rules,
         kube_proxy_rules_unknown,
@@ -151,9 +152,9 @@ async fn kept_by() -> Option<String> {
     Some(status.kept_by).filter(|kept_by| !kept_by.is_empty())
 }
 
-async fn usable(kubeconfig: Option<PathBuf>) -> Option<Result<(), String>> {
-    let source = Source::Kubernetes(kubernetes::Options { kubeconfig: Some(kubeconfig?), ..Default::default() });
-    Some(source.check().await.map_err(|error| format!("{error:#}")))
+async fn usable(setting: &Setting) -> Option<Result<(), NotGranted>> {
+    setting.named_api_server()?;
+    Some(setting.source.check().await.map_err(NotGranted::from))
 }
 
 /// Finds kube-proxy's rules, or says why they are not known. Without its right, nft shows no rules, and does not fail.

@@ -10,8 +10,8 @@ mod outside;
 mod probe;
 mod processes;
 mod rules;
+mod setting;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -28,20 +28,18 @@ pub use judge::past_ipsec;
 pub use needs::{NEEDED, Need, is_part_of_sys_admin, missing};
 pub use processes::{holds_lock, kube_proxies};
 pub use rules::{Chains, KubeProxyRules};
+pub use setting::{RunFlags, Setting};
 
 /// Check whether this host is fit for kpx, and say how to mend it. Needs root.
 ///
 /// Loads the kernel programs and attaches them in a network namespace of their own; nothing on the host is changed.
+/// Give the flags of kpx run, so that the check is of that run. In mode node a kubeconfig is only read; in mode host the API server is asked
+/// what it grants, and this host's networks are compared with those of Services.
 /// Ends with 1 if something keeps kpx from working.
 #[derive(Args, Debug)]
-pub struct CheckArgs {
-    /// What this host is to the cluster: one of its nodes, or a machine outside. For a machine outside the API server is asked what it
-    /// grants, and this host's networks are compared with those of Services.
-    #[arg(long, value_enum, default_value_t)]
-    mode: Mode,
-    /// Check this kubeconfig as well. In mode node the file is only read; the API server is not contacted.
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
+pub struct CheckArgs<R: RunFlags> {
+    #[command(flatten)]
+    run: R,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -55,13 +53,14 @@ struct Report {
     findings: Vec<Finding>,
 }
 
-pub async fn check(args: &CheckArgs) -> Result<ExitCode> {
-    let facts = facts::gather(args.kubeconfig.clone()).await?;
-    let findings = match args.mode {
+pub async fn check<R: RunFlags>(args: &CheckArgs<R>) -> Result<ExitCode> {
+    let setting = args.run.setting()?;
+    let facts = facts::gather(&setting).await?;
+    let findings = match setting.mode {
         Mode::Node => judge::judge(&facts),
         Mode::Host => {
-            let outside = outside::gather(args.kubeconfig.clone(), &facts::links().await?).await?;
-            judge::of_host(&facts).into_iter().chain(outside::judge(&outside)).collect()
+            let outside = outside::gather(&setting, &facts::links().await?).await?;
+            judge::of_host(&facts).into_iter().chain(outside::judge(&setting, &outside)).collect()
         }
     };
     let report = Report { fit: findings.iter().all(|finding| finding.level != Level::Fail), findings };

@@ -2,8 +2,8 @@
 //! cluster's Services among this machine's networks, and the names.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, UdpSocket};
-use std::path::PathBuf;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::process::{Command, Stdio};
 
 use anyhow::{Result, bail};
@@ -11,11 +11,11 @@ use ipnet::IpNet;
 
 use crate::finding::{Finding, Level, fail, ok, warn};
 use crate::processes::holds_lock;
+use crate::setting::Setting;
 use proxy_net::fib::{self, RouteClass};
 use proxy_net::link::Link;
 use proxy_net::{self as net, anchor};
-use proxy_source::kubernetes::{self, Granted};
-use proxy_view::DNS_ADDRESS;
+use proxy_source::kubernetes::{Fault, Granted, NotGranted, Streams};
 
 /// The addresses of a range whose routes are looked at, evenly spread.
 const SAMPLES: u128 = 64;
@@ -23,29 +23,34 @@ const SAMPLES: u128 = 64;
 /// The facts about a machine outside of the cluster.
 #[derive(Debug, Default)]
 pub(crate) struct Outside {
-    /// The rights that the API server grants; an error says why it was not asked.
-    pub(crate) granted: Option<Result<Granted, String>>,
+    /// The rights that the API server grants; an error says why it was not asked. None without an API server.
+    pub(crate) granted: Option<Result<Granted, NotGranted>>,
     /// The networks and addresses of this machine that lie in ranges of ClusterIPs, each with the range.
     pub(crate) overlaps: Vec<(IpNet, String)>,
     pub(crate) names: Names,
 }
 
 /// The way of names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Names {
     #[default]
     Resolved,
     /// No systemd-resolved answers.
     NoResolved,
-    /// The address of kpx's server is taken.
-    Taken,
+    /// kpx is to serve none.
+    Off,
+    /// kpx's server cannot have its address.
+    Unbound { at: SocketAddr, kind: ErrorKind, why: String },
 }
 
-pub(crate) async fn gather(kubeconfig: Option<PathBuf>, links: &BTreeMap<u32, Link>) -> Result<Outside> {
-    let options = kubernetes::Options { kubeconfig, ..Default::default() };
-    let granted = options.granted().await.map_err(|error| format!("{error:#}"));
-    let ranges = granted.as_ref().map(|granted| granted.service_cidrs.clone()).unwrap_or_default();
-    Ok(Outside { overlaps: overlaps(&ranges, links).await?, granted: Some(granted), names: names() })
+pub(crate) async fn gather(setting: &Setting, links: &BTreeMap<u32, Link>) -> Result<Outside> {
+    let granted = match setting.api_server() {
+        Some(options) => Some(options.granted(setting.has_tunnel).await),
+        None => None,
+    };
+    let of_cluster = granted.iter().flatten().flat_map(|granted| &granted.service_cidrs).copied();
+    let ranges = if setting.service_cidrs.is_empty() { of_cluster.collect() } else { setting.service_cidrs.clone() };
+    Ok(Outside { overlaps: overlaps(&ranges, links).await?, granted, names: names(setting.names) })
 }
 
 /// Returns what of this machine lies in the ranges. kpx's own devices and routes do not count.
@@ -94,42 +99,119 @@ fn samples(range: &IpNet) -> BTreeSet<IpAddr> {
     (0..SAMPLES.min(size)).map(|n| nth((n * step + 1).min(size - 1))).collect()
 }
 
-fn names() -> Names {
+fn names(at: Option<SocketAddr>) -> Names {
+    let Some(at) = at else { return Names::Off };
     // A kpx that runs has it.
-    if UdpSocket::bind(DNS_ADDRESS).is_err() && !holds_lock().unwrap_or(false) {
-        return Names::Taken;
+    if let Err(error) = listen(at)
+        && !(error.kind() == ErrorKind::AddrInUse && holds_lock().unwrap_or(false))
+    {
+        return Names::Unbound { at, kind: error.kind(), why: error.to_string() };
     }
     let status = Command::new("resolvectl").arg("dns").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if status.is_ok_and(|status| status.success()) { Names::Resolved } else { Names::NoResolved }
 }
 
+/// Listens for a moment as kpx's server does.
+fn listen(at: SocketAddr) -> io::Result<()> {
+    let _udp = UdpSocket::bind(at)?;
+    TcpListener::bind(at).map(drop)
+}
+
 /// Returns the findings in the order in which they are shown.
-pub(crate) fn judge(facts: &Outside) -> Vec<Finding> {
+pub(crate) fn judge(setting: &Setting, facts: &Outside) -> Vec<Finding> {
     let mut findings = Vec::new();
     match &facts.granted {
         None => {}
-        Some(Err(why)) => {
-            let fix = "name a kubeconfig with an address of the control plane that this machine reaches: --kubeconfig";
-            findings.push(fail("API server", why, fix));
-        }
+        Some(Err(not)) => findings.push(fail("API server", not.to_string(), mend(not.fault))),
         Some(Ok(granted)) => {
             findings.push(ok("API server", format!("{} answers", granted.server)));
             findings.push(rights(granted));
-            findings.push(service_networks(granted, &facts.overlaps));
+            findings.extend(granted.streams.as_ref().map(tunnel));
+            let known = if setting.service_cidrs.is_empty() { &granted.service_cidrs } else { &setting.service_cidrs };
+            findings.push(service_networks(known, &facts.overlaps));
         }
     }
-    findings.push(match facts.names {
-        Names::Resolved => ok("names", "systemd-resolved is there, and kpx has it ask for the cluster's"),
-        Names::NoResolved => warn(
-            "names",
-            "no systemd-resolved answers",
-            "have your resolver ask 127.0.0.153 for cluster.local: docs/host-mode.md#names",
-        ),
-        Names::Taken => {
-            warn("names", format!("{DNS_ADDRESS} is taken by another program"), "give kpx another --dns-address")
-        }
-    });
+    findings.push(judge_names(setting, &facts.names));
     findings
+}
+
+/// Returns the advice for a fault on the way to the API server.
+pub(crate) fn mend(fault: Fault) -> &'static str {
+    match fault {
+        Fault::NoKubeconfig => "name a kubeconfig: --kubeconfig; under sudo kpx looks into root's home",
+        Fault::Kubeconfig => "mend this kubeconfig and the files that it names, or name another: --kubeconfig",
+        Fault::Context => "name one of the kubeconfig's contexts: --context",
+        Fault::Plugin => {
+            "run the kubeconfig's credential plugin as the user of kpx, who needs its program and its login"
+        }
+        Fault::Credentials => "log in again, or name a kubeconfig with credentials that the API server takes",
+        Fault::Certificate => {
+            "compare the kubeconfig's certificate-authority and server with the API server's certificate, and its dates with this clock"
+        }
+        Fault::Name => "mend this machine's DNS, or name a kubeconfig with an IP address of the control plane",
+        Fault::Unreachable => {
+            "name a kubeconfig with an address of the control plane that this machine reaches, or mend the way there: VPN, firewall"
+        }
+        Fault::Answer => "see if that address is an API server's, and if it is ready: kubectl get --raw /readyz",
+    }
+}
+
+fn judge_names(setting: &Setting, names: &Names) -> Finding {
+    const WHAT: &str = "names";
+    let domain = &setting.cluster_domain;
+    let (at, kind, why) = match names {
+        Names::Resolved => return ok(WHAT, "systemd-resolved is there, and kpx has it ask for the cluster's"),
+        Names::Off => return ok(WHAT, "kpx serves none, as asked for"),
+        Names::NoResolved => {
+            let at = setting.names.map(|at| at.ip().to_string()).unwrap_or_default();
+            let fix = format!("have your resolver ask {at} for {domain}: docs/host-mode.md#names");
+            return warn(WHAT, "no systemd-resolved answers", fix);
+        }
+        Names::Unbound { at, kind, why } => (at, kind, why),
+    };
+    match kind {
+        ErrorKind::AddrInUse => {
+            let fix = format!("give kpx another --dns-address, or end that program: ss -lnp sport = :{}", at.port());
+            warn(WHAT, format!("{at} is taken by another program"), fix)
+        }
+        ErrorKind::PermissionDenied => warn(
+            WHAT,
+            format!("this process may not listen at {at}"),
+            "run kpx check as root; kpx needs CAP_NET_BIND_SERVICE for ports below 1024, or a --dns-address with a higher one",
+        ),
+        ErrorKind::AddrNotAvailable if at.is_ipv4() => {
+            warn(WHAT, format!("{} is no address of this machine", at.ip()), "bring lo up: ip link set lo up")
+        }
+        ErrorKind::AddrNotAvailable => warn(
+            WHAT,
+            format!("{} is no address of this machine", at.ip()),
+            "switch IPv6 on for lo (sysctl -w net.ipv6.conf.lo.disable_ipv6=0), or give kpx an IPv4 --dns-address",
+        ),
+        _ => warn(WHAT, format!("kpx cannot listen at {at}: {why}"), "give kpx another --dns-address"),
+    }
+}
+
+/// Judges the right that the tunnel takes.
+fn tunnel(streams: &Streams) -> Finding {
+    const WHAT: &str = "tunnel";
+    const ROLE: &str = "bind the ClusterRole kpx-host-tunnel of deploy/kubernetes/host: docs/host-mode.md#rights";
+    match streams {
+        Streams::Everywhere => ok(WHAT, "pods/portforward is granted in all namespaces"),
+        Streams::In(namespace) => {
+            let found = format!("pods/portforward is granted in namespace {namespace}, and not in all");
+            warn(WHAT, found, "if Services of other namespaces need the tunnel, grant it there as well")
+        }
+        Streams::Nowhere { namespace, lacks } => {
+            let verbs = lacks.join(" and ");
+            let found = format!("no right to {verbs} pods/portforward, in all namespaces or in {namespace}");
+            fail(WHAT, found, ROLE)
+        }
+        Streams::Unknown(why) => warn(
+            WHAT,
+            format!("not known if pods/portforward is granted: {why}"),
+            "see kubectl auth can-i create pods/portforward",
+        ),
+    }
 }
 
 /// Judges the rights. kpx does without some.
@@ -144,9 +226,9 @@ fn rights(granted: &Granted) -> Finding {
     Finding { level, what: WHAT, found, fix: Some(fix) }
 }
 
-fn service_networks(granted: &Granted, overlaps: &[(IpNet, String)]) -> Finding {
+fn service_networks(ranges: &[IpNet], overlaps: &[(IpNet, String)]) -> Finding {
     const WHAT: &str = "service networks";
-    match (overlaps, granted.service_cidrs.as_slice()) {
+    match (overlaps, ranges) {
         ([], []) => warn(WHAT, "not known: the cluster tells no ServiceCIDRs", "name them: --service-cidr"),
         ([], ranges) => ok(WHAT, format!("{} are free here", proxy_view::output::list(ranges))),
         ([(range, what), ..], _) => {
@@ -157,39 +239,4 @@ fn service_networks(granted: &Granted, overlaps: &[(IpNet, String)]) -> Finding 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn levels(facts: &Outside) -> Vec<String> {
-        let shown = judge(facts).into_iter().map(|finding| format!("{:?} {}", finding.level, finding.what));
-        shown.collect()
-    }
-
-    #[test]
-    fn findings_tell_what_keeps_a_laptop_from_services() {
-        let granted = |refused: &[&str], cidrs: &[&str]| Granted {
-            server: "https://192.0.2.1:6443/".to_owned(),
-            refused: refused.iter().map(|resource| ((*resource).to_owned(), "403".to_owned())).collect(),
-            service_cidrs: cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect(),
-        };
-        let cidr = "10.96.0.0/16";
-        let facts = |granted| Outside { granted: Some(granted), ..Outside::default() };
-        assert_eq!(levels(&facts(Err("refused".to_owned()))), ["Fail API server", "Ok names"]);
-        let well = ["Ok API server", "Ok rights", "Ok service networks", "Ok names"];
-        assert_eq!(levels(&facts(Ok(granted(&[], &[cidr])))), well);
-        assert_eq!(levels(&facts(Ok(granted(&["nodes"], &[cidr]))))[1], "Warn rights");
-        assert_eq!(levels(&facts(Ok(granted(&["services"], &[]))))[1..3], ["Fail rights", "Warn service networks"]);
-        let overlaps = vec![(cidr.parse().unwrap(), "10.96.3.1/24 of device docker0".to_owned())];
-        let taken = Outside { overlaps, names: Names::Taken, ..facts(Ok(granted(&[], &[cidr]))) };
-        assert_eq!(levels(&taken)[2..], ["Warn service networks", "Warn names"]);
-    }
-
-    #[test]
-    fn samples_are_in_their_range() {
-        for range in ["10.96.0.0/12", "10.96.0.0/31", "10.96.0.1/32", "fd00:96::/112", "fd00::/8", "::/0"] {
-            let range: IpNet = range.parse().unwrap();
-            let samples = samples(&range);
-            assert!(!samples.is_empty() && samples.iter().all(|ip| range.contains(ip)), "{range}: {samples:?}");
-        }
-    }
-}
+mod tests;

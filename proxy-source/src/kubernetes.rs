@@ -41,7 +41,7 @@ pub use context::{configured, kubeconfig};
 pub use errors::{Fault, Told};
 pub use forward::Forwarder;
 pub use forward_stream::PodStream;
-pub use granted::Granted;
+pub use granted::{Granted, NotGranted, Streams};
 
 /// The options for reaching the API server. Without a kubeconfig kpx uses the service account of its pod, or else the
 /// files that `kubectl` would use (`KUBECONFIG`, `~/.kube/config`).

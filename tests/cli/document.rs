@@ -171,7 +171,7 @@ const CHECK: &str = "
 Checks if this host is fit for kpx, and says how to mend it. It loads the programs and attaches them in a network
 namespace of its own. It looks at capabilities, sysctls, CNI, other programs on the devices, leftovers of a kube-proxy,
 ports, MTU, IPsec policies, routing rules and PREEMPT_RT. Ends with 1 if a line says `fail`.
-`--mode host` checks what a [machine outside](host-mode.md) needs instead, and asks the API server.
+With the flags of a `kpx run` (`--config`, `--kubeconfig`, `--context`, `--mode` and others) the check is of that run. `--mode host` checks what a [machine outside](host-mode.md) needs instead, and asks the API server; with `--tunnel tcp` also for the right to the tunnel.
 ";
 
 const TAIL: &str = "

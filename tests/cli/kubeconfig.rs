@@ -38,7 +38,7 @@ fn a_kubeconfig_that_cannot_be_used_is_named_and_nothing_is_touched() -> Result<
         (&["--mode", "host"], &["found no API server"]),
         (&["--kubeconfig", "/nofile"], &["read /nofile", "No such file"]),
         (&["--kubeconfig", &garbage], &[&garbage]),
-        (&["--kubeconfig", &other], &[&other, "current context: d"]),
+        (&["--kubeconfig", &other], &[&other, "it has no current context \"d\"; its contexts: c"]),
         (&["--kubeconfig", &token], &[&token, "/nofile/token"]),
         (&["--kubeconfig", &certificate], &[&certificate, "/nofile/ca"]),
         (&["--manifests", "/nofolder"], &["read folder /nofolder", "No such file"]),
@@ -96,7 +96,7 @@ fn a_command_for_the_cluster_names_the_server_that_does_not_answer() -> Result<(
         }
     }
     let said = asked(&["--context", "prod"], &path)?;
-    ensure!(said.contains(&path) && said.contains("prod"), "{said}");
+    ensure!(said.contains(&format!("use {path}: it has no context \"prod\"; its contexts: c")), "{said}");
     let said = asked(&[], "")?;
     ensure!(said.contains("/nonexistent/.kube/config"), "{said}");
     Ok(())
@@ -107,15 +107,24 @@ fn check_tells_whether_a_kubeconfig_can_be_used() -> Result<()> {
     let (ns, dir) = (namespace("check-kubeconfig")?, TempDir::with_prefix("kpx-cli-")?);
     let path = dir.path().join("config");
     fs::write(&path, CONFIG.replace("USER", "{token: t}"))?;
-    for (file, expected) in
-        [(path.display().to_string().as_str(), "kpx can use it"), ("/nofile", "read /nofile: No such file")]
-    {
+    let path = path.display().to_string();
+    let (in_host, to_nowhere, dns) = (["--mode", "host"], ["--context", "b"], ["--dns-address", "127.0.0.1:1053"]);
+    let _taken = ns.run(|| std::net::UdpSocket::bind(dns[1]))?;
+    let cases: [(&str, &[&[&str]], &str, &[&str]); 6] = [
+        (&path, &[], "kubeconfig", &["kpx can use it"]),
+        ("/nofile", &[], "kubeconfig", &["read /nofile: No such file", "mend this kubeconfig"]),
+        (&path, &[&to_nowhere], "kubeconfig", &["has no context \"b\"; its contexts: c", "--context"]),
+        (&path, &[&in_host, &to_nowhere], "API server", &["has no context \"b\"; its contexts: c", "--context"]),
+        (&path, &[&in_host], "API server", &["an address of the control plane that this machine reaches"]),
+        (&path, &[&in_host, &dns], "names", &["1:1053 is taken by another program", "another --dns-address"]),
+    ];
+    for (file, args, what, expected) in cases {
         let mut command = Command::new(binary()?);
-        command.args(["check", "--no-headers", "--kubeconfig", file]);
+        command.args(["check", "--no-headers", "--kubeconfig", file]).args(args.concat());
         let output = ns.run(|| command.output())?;
         let text = String::from_utf8(output.stdout)?;
-        let line = text.lines().find(|line| line.contains("kubeconfig")).context("a finding")?;
-        ensure!(line.contains(expected), "{line}");
+        let line = text.lines().find(|line| line.contains(&format!(" {what} "))).context("a finding")?;
+        ensure!(expected.iter().all(|part| line.contains(part)), "{line}");
     }
     Ok(())
 }

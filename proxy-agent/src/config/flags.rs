@@ -80,6 +80,10 @@ pub struct RunArgs(pub(crate) FlagValues);
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeArgs(pub(super) FlagValues);
 
+/// The flags of `kpx run` that `kpx check` goes by.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CheckFlags(pub(super) FlagValues);
+
 impl FlagValues {
     pub(crate) fn text(&self, flag: &str) -> Option<&str> {
         self.0.get(flag).and_then(Value::as_str).filter(|text| !text.is_empty())

@@ -1,3 +1,4 @@
+mod checked_run;
 mod docs;
 mod files;
 mod flags;

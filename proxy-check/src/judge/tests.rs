@@ -115,7 +115,7 @@ const CASES: [(&str, Level, &str, Change); 47] = [
     ("restarts", Level::Ok, "no gap: filters", |f| f.kept_by = Some("filters".to_owned())),
     ("restarts", Level::Warn, "a gap", |f| f.kept_by = Some("nothing".to_owned())),
     ("kubeconfig", Level::Ok, "kpx can use it", |f| f.kubeconfig = Some(Ok(()))),
-    ("kubeconfig", Level::Fail, "read /nofile", |f| f.kubeconfig = Some(Err("read /nofile".to_owned()))),
+    ("kubeconfig", Level::Fail, "read /nofile", |f| f.kubeconfig = Some(Err(anyhow::anyhow!("read /nofile").into()))),
     ("MTU", Level::Warn, "pods have up to 1500, the narrowest way out has 1450", |f| {
         f.mtu = 1450;
         f.pod_mtu = Some(1500);

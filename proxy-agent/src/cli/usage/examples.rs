@@ -128,6 +128,7 @@ pub(super) const EXAMPLES: &[(&str, &[Example])] = &[
         &[
             ("kpx check", "See whether this host is fit, before kpx runs"),
             ("kpx check --kubeconfig /etc/kpx/kubeconfig", "Look at a kubeconfig as well"),
+            ("kpx check --mode host --context prod --tunnel tcp", "The same for a machine outside, and such a run"),
         ],
     ),
     (

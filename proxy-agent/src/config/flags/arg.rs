@@ -4,8 +4,8 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _, 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueHint};
 use serde_json::{Map, Value};
 
-use super::table::{FLAGS, OF_A_NODE};
-use super::{Effect, Flag, FlagValues, Kind, NodeArgs, RunArgs};
+use super::table::{FLAGS, OF_A_CHECK, OF_A_NODE};
+use super::{CheckFlags, Effect, Flag, FlagValues, Kind, NodeArgs, RunArgs};
 use crate::config::duration::GoDuration;
 use crate::config::tree;
 
@@ -50,6 +50,31 @@ impl FromArgMatches for NodeArgs {
         *self = Self::from_arg_matches(matches)?;
         Ok(())
     }
+}
+
+impl Args for CheckFlags {
+    fn augment_args(command: Command) -> Command {
+        command.args(check_flags().map(Flag::arg).map(|arg| arg.help_heading("As of kpx run")))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for CheckFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(Self(given(matches, check_flags())))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+fn check_flags() -> impl Iterator<Item = &'static Flag> {
+    FLAGS.iter().filter(|flag| OF_A_CHECK.contains(&flag.name))
 }
 
 fn node_flags() -> impl Iterator<Item = &'static Flag> {

@@ -23,6 +23,20 @@ pub(super) const OF_A_NODE: [&str; 10] = [
     "external-ip-cidrs",
 ];
 
+/// The flags that `kpx check` takes as well.
+pub(super) const OF_A_CHECK: [&str; 10] = [
+    "config",
+    "kpx-config",
+    "kubeconfig",
+    "master",
+    "context",
+    "mode",
+    "tunnel",
+    "dns-address",
+    "cluster-domain",
+    "service-cidr",
+];
+
 const LOCAL_MODES: &[&str] = &["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"];
 
 #[rustfmt::skip]
