@@ -4,6 +4,7 @@ mod changes;
 mod fixture;
 mod names;
 mod resolved;
+mod rights;
 mod tunnel;
 mod unit;
 
