@@ -144,7 +144,7 @@ fn failed_stream_resets_the_connection_and_says_why() -> Result<()> {
     fixture.cluster.api_server()?.fail("get", "pods/portforward", 403);
     ensure!(is_reset(c, web.frontend(Family::V6)), "a refusal resets");
     let told = failure()?["why"].as_str().unwrap_or_default().to_owned();
-    ensure!(told.contains("grant the verbs get and create of pods/portforward"), "{told}");
+    ensure!(told.contains("grant the verbs get and create of pods/portforward: 403 Forbidden: told to"), "{told}");
     let text = c.ns.exec(Command::new(testbed::agent::binary()?).arg("status").arg("--run-dir").arg(kpx.run_dir()))?;
     ensure!(text.contains("Tunnel:") && text.contains("default/web: "), "{text}");
     fixture.cluster.api_server()?.heal();
