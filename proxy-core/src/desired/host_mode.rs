@@ -77,11 +77,35 @@ impl Desired {
         all.retain(|service, _| !self.v4.is_served(service) && !self.v6.is_served(service));
         all
     }
+
+    /// Returns the ports without a backend within reach in a family, of Services of which this host reaches another part. Each has the
+    /// backends out of reach.
+    pub fn cut_off_ports(&self) -> Vec<(&ObjectName, Vec<&Unreachable>)> {
+        let whole = self.cut_off();
+        let mut ports: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for (service, one) in self.v4.without_way().chain(self.v6.without_way()) {
+            ports.entry((service, one.port, one.proto, one.backend.is_ipv6())).or_default().push(one);
+        }
+        let ports = ports.into_iter().filter(|((service, ..), _)| !whole.contains_key(service));
+        ports.map(|((service, ..), all)| (service, all)).collect()
+    }
 }
 
 impl<A: Addr> Family<A> {
     fn unreachable(&self) -> impl Iterator<Item = (&ObjectName, &Unreachable)> {
         self.models.iter().flat_map(|(service, model)| model.unreachable.iter().map(move |one| (service, one)))
+    }
+
+    /// Returns the backends out of reach whose ports have no other backend.
+    fn without_way(&self) -> impl Iterator<Item = (&ObjectName, &Unreachable)> {
+        self.models.iter().filter(|(_, model)| !model.unreachable.is_empty()).flat_map(|(service, model)| {
+            let is_served = |one: &Unreachable| {
+                let mut ports =
+                    model.ports.iter().filter(|(key, _)| (key.port.get(), key.proto) == (one.port, one.proto));
+                ports.any(|(_, port)| !port.cluster.is_empty())
+            };
+            model.unreachable.iter().filter(move |one| !is_served(one)).map(move |one| (service, one))
+        })
     }
 
     fn tunnelled(&self, addr: A, port: u16) -> Option<(&ObjectName, &[TunnelledPod])> {

@@ -70,7 +70,16 @@ fn shown(desired: &Desired) -> String {
     }
     let cut_off = desired.cut_off();
     cut_off.keys().for_each(|service| text += &format!("cut off {service}\n"));
+    text += &cut_off_ports(desired);
     text
+}
+
+fn cut_off_ports(desired: &Desired) -> String {
+    let lines = desired.cut_off_ports().into_iter().map(|(service, all)| {
+        let backends: Vec<_> = all.iter().map(|one| one.backend.to_string()).collect();
+        format!("cut off {service} {}/{} {}\n", all[0].port, all[0].proto, backends.join(" "))
+    });
+    lines.collect()
 }
 
 fn tables(default_leads_to_pods: bool, objects: impl IntoIterator<Item = Input>) -> String {
@@ -152,6 +161,28 @@ fn a_change_of_routes_or_nodes_recomputes_the_affected_services() {
     desired.sync();
     assert_eq!(shown(&desired), before);
     assert_ne!(*desired.tables(), Tables::default());
+}
+
+#[test]
+fn port_or_family_out_of_reach_is_named_apart_from_its_service() {
+    let shown = |service: ServiceBuilder, slices: &[SliceBuilder]| {
+        let mut desired = host_mode(false);
+        desired.apply(service.into());
+        slices.iter().for_each(|slice| desired.apply(slice.clone().into()));
+        settle(&mut desired, &ROUTES);
+        (cut_off_ports(&desired), desired.cut_off().len())
+    };
+    let udp = || slice("web-2", "web").port("dns", "UDP", 53).ready("10.244.2.5").on("n2");
+    let two_ports = || service("web").cluster_ip("10.96.0.1").port("", "TCP", 80).port("dns", "UDP", 53);
+    let far = || slice("web-1", "web").tcp(80).ready("10.244.2.6").on("n2");
+    let near = || slice("web-1", "web").tcp(80).ready("10.244.1.5").on("n1");
+    assert_eq!(shown(two_ports(), &[near(), udp()]), ("cut off default/web 53/udp 10.244.2.5:53\n".to_owned(), 0));
+    assert_eq!(shown(two_ports(), &[far(), udp()]), (String::new(), 1), "the Service is named as a whole");
+    assert_eq!(shown(web(), &[both()]), (String::new(), 0), "another backend serves the port");
+    let two_families = web().cluster_ip("fd00:96::1");
+    let v6 = || slice("web-6", "web").address_type("IPv6").tcp(80).ready("fd00:244:2::5").on("n2");
+    let expected = "cut off default/web 80/tcp [fd00:244:2::5]:80\n".to_owned();
+    assert_eq!(shown(two_families, &[near(), v6()]), (expected, 0));
 }
 
 #[test]
