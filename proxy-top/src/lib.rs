@@ -12,13 +12,13 @@ use std::io::{IsTerminal, stdout};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use crossterm::event::EventStream;
 use futures::StreamExt;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use proxy_view::client::Client;
+use proxy_view::client::{Client, WAITS};
 use proxy_view::object_name::{ServiceName, full_name};
 use proxy_view::output::{Data, json, print, yaml};
 use proxy_view::select_args::NamespaceArgs;
@@ -78,6 +78,8 @@ pub async fn top(args: &TopArgs) -> Result<()> {
     let (filter, selector) = (args.filter.clone(), args.selector.clone().unwrap_or_default());
     let first = sample(&client).await?;
     let name = args.service.clone().map(|name| name.within(namespace.as_deref()));
+    let waits = first.services.is_empty() && !first.status.complete;
+    ensure!(name.is_none() || !waits, "kpx knows no Service yet: {WAITS}");
     let open = name.map(|name| name.find(&first.services).map(full_name)).transpose()?;
     let view = View { sort: args.sort, filter, selector, namespace, open, ..View::default() };
     if args.once || args.output != Data::Text || !stdout().is_terminal() {

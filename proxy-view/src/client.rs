@@ -19,6 +19,9 @@ use tokio::net::UnixStream;
 use crate::status::Status;
 use crate::{Names, ServiceView, socket};
 
+/// The reason why an agent knows no object after its start.
+pub const WAITS: &str = "the agent waits for the API server's first lists (kpx status says why)";
+
 /// The time limit for an answer: the agent may be in the middle of a sync.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -42,6 +45,18 @@ impl Client {
 
     pub async fn services(&self) -> Result<Vec<ServiceView>> {
         self.get("/services").await
+    }
+
+    /// Returns the Services for a name to be found among them. Fails while the agent knows none yet.
+    pub async fn services_to_name(&self) -> Result<Vec<ServiceView>> {
+        let services = self.services().await?;
+        ensure!(!(services.is_empty() && self.waits().await), "kpx knows no Service yet: {WAITS}");
+        Ok(services)
+    }
+
+    /// Returns true until the agent has got its first lists. What does not answer is not said to wait.
+    pub async fn waits(&self) -> bool {
+        self.status().await.is_ok_and(|status| !status.complete)
     }
 
     pub async fn names(&self) -> Result<Names> {

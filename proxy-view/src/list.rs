@@ -17,7 +17,8 @@ use comfy_table::Cell;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::output::{Form, Kind, cell, escaped_json, json, or_nothing_found, print, print_on, yaml, yellow};
+use crate::client::{Client, WAITS};
+use crate::output::{Form, Kind, cell, escaped_json, json, or_nothing_found, print, print_on, say, yaml, yellow};
 
 /// The time between two looks at the objects.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -56,13 +57,19 @@ pub trait Listed: Serialize {
     fn name(&self) -> String;
 }
 
-/// Prints the objects that `read` returns, and with `--watch` their changes. The argument of `read` is true at first.
+/// Prints the objects of an agent that `read` returns, and with `--watch` their changes. The argument of `read` is true at first.
 pub async fn show<T: Listed>(
+    client: &Client,
     kind: Kind,
     watch: &WatchArgs,
-    read: impl AsyncFnMut(bool) -> Result<Vec<T>>,
+    mut read: impl AsyncFnMut(bool) -> Result<Vec<T>>,
 ) -> Result<()> {
-    follow(kind, watch.watch.then_some(PERIOD), read).await
+    let items = read(true).await?;
+    let waits = items.is_empty() && client.waits().await;
+    if waits {
+        say(format_args!("nothing found yet: {WAITS}"));
+    }
+    go_on((items, waits), kind, watch.watch.then_some(PERIOD), read).await
 }
 
 /// Prints the objects, and with a period, in which it reads them again, their changes.
@@ -72,8 +79,19 @@ pub async fn follow<T: Listed>(
     mut read: impl AsyncFnMut(bool) -> Result<Vec<T>>,
 ) -> Result<()> {
     let items = read(true).await?;
+    go_on((items, false), kind, period, read).await
+}
+
+/// Prints the first objects, and with a period their changes. `is_told`: the user knows why there are none.
+async fn go_on<T: Listed>(
+    (items, is_told): (Vec<T>, bool),
+    kind: Kind,
+    period: Option<Duration>,
+    mut read: impl AsyncFnMut(bool) -> Result<Vec<T>>,
+) -> Result<()> {
     let Some(period) = period else {
         return print(&match kind {
+            Kind::Table(form) if is_told => table(&items, form),
             Kind::Table(form) => or_nothing_found(table(&items, form)),
             Kind::Json => json(&items)?,
             Kind::Yaml => yaml(&items)?,

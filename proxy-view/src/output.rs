@@ -1,5 +1,6 @@
 //! Prints results of commands: as tables in kubectl's style, or as data.
 
+use std::fmt;
 use std::io::{ErrorKind, IsTerminal, Write, stderr, stdout};
 
 use anyhow::{Context, Result};
@@ -119,10 +120,14 @@ impl NamedOutputArgs {
 /// Says on standard error that a list is empty.
 pub fn or_nothing_found(text: String) -> String {
     if text.is_empty() {
-        // A failure is ignored, because a closed standard error leaves no place to report it.
-        let _written = writeln!(stderr(), "nothing found");
+        say(format_args!("nothing found"));
     }
     text
+}
+
+/// Writes a line to standard error. A failure is ignored, because a closed standard error leaves no place to report it.
+pub fn say(line: fmt::Arguments<'_>) {
+    let _written = writeln!(stderr(), "{line}");
 }
 
 /// Formats data as JSON of several lines.

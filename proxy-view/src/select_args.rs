@@ -5,6 +5,7 @@ use std::io::{Write, stderr};
 use anyhow::{Result, ensure};
 use clap::Args;
 
+use crate::client::Client;
 use crate::object_name::ServiceName;
 use crate::{Selector, ServiceView};
 
@@ -38,8 +39,18 @@ pub struct SelectArgs {
 }
 
 impl SelectArgs {
+    /// Reads the Services of an agent, and keeps the selected ones. Fails at first if a Service is named, and does not exist or the agent
+    /// knows none yet.
+    pub async fn read(&self, client: &Client, is_first: bool) -> Result<Vec<ServiceView>> {
+        let services = match &self.service {
+            Some(_) if is_first => client.services_to_name().await?,
+            _ => client.services().await?,
+        };
+        self.select(services, is_first)
+    }
+
     /// Keeps the selected Services. Fails if a Service is named and `must_exist`, and does not exist.
-    pub fn select(&self, mut services: Vec<ServiceView>, must_exist: bool) -> Result<Vec<ServiceView>> {
+    fn select(&self, mut services: Vec<ServiceView>, must_exist: bool) -> Result<Vec<ServiceView>> {
         services.retain(|service| self.within.has(&service.namespace) || self.service.is_some());
         if let Some(selector) = &self.selector {
             return Ok(labelled(services, selector, must_exist));

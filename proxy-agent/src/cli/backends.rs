@@ -32,10 +32,10 @@ pub(super) struct BackendsArgs {
 pub(super) async fn backends(args: &BackendsArgs) -> Result<()> {
     let client = args.agent.client();
     let read = async |is_first| {
-        let services = args.select.select(client.services().await?, is_first)?;
+        let services = args.select.read(&client, is_first).await?;
         let mut rows: Vec<_> = services.into_iter().flat_map(BackendRow::of).collect();
         args.sort_by.sort(&mut rows, |row| row);
         Ok(rows)
     };
-    show(args.output.kind(), &args.watch, read).await
+    show(&client, args.output.kind(), &args.watch, read).await
 }

@@ -38,5 +38,5 @@ pub(super) async fn events(args: &EventsArgs) -> Result<()> {
         events.retain(|event| service.as_ref().is_none_or(|service| event.concerns(service)));
         Ok(events)
     };
-    show(args.output.kind(), &args.watch, read).await
+    show(&client, args.output.kind(), &args.watch, read).await
 }

@@ -35,7 +35,7 @@ pub(super) async fn flows(args: &FlowsArgs) -> Result<()> {
     let service = match &args.flows.service {
         Some(name) => {
             let name = name.clone().within(args.within.namespace.as_deref());
-            Some(full_name(name.find(&client.services().await?)?))
+            Some(full_name(name.find(&client.services_to_name().await?)?))
         }
         None => None,
     };
@@ -49,7 +49,7 @@ pub(super) async fn flows(args: &FlowsArgs) -> Result<()> {
         args.flows.sort(&mut flows, |flow| flow);
         Ok(flows)
     };
-    show(args.output.kind(), &args.watch, read).await
+    show(&client, args.output.kind(), &args.watch, read).await
 }
 
 impl FlowsArgs {

@@ -48,11 +48,11 @@ enum Order {
 pub(super) async fn services(args: &ServicesArgs) -> Result<()> {
     let client = args.agent.client();
     let read = async |is_first| {
-        let mut services = args.select.select(client.services().await?, is_first)?;
+        let mut services = args.select.read(&client, is_first).await?;
         sort(&mut services, args.sort_by);
         Ok(services)
     };
-    show(args.output.kind(), &args.watch, read).await
+    show(&client, args.output.kind(), &args.watch, read).await
 }
 
 /// Sorts Services; those that are equal in the column stay sorted by name.

@@ -76,7 +76,7 @@ pub async fn monitor(args: &MonitorArgs) -> Result<()> {
     let client = Client::new(&args.run_dir);
     // A wrong name would wait in silence.
     if let Some(name) = &args.service {
-        name.clone().within(args.within.namespace.as_deref()).find(&client.services().await?)?;
+        name.clone().within(args.within.namespace.as_deref()).find(&client.services_to_name().await?)?;
     }
     let mut namer = Namer { names: client.names().await?, asked: Instant::now(), client: client.clone() };
     let started = Timestamp::now();
