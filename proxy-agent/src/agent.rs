@@ -123,7 +123,7 @@ pub struct Agent {
     told_left_out: BTreeSet<Skipped>,
     /// The pods whose sockets are led, where pods are chosen.
     led_pods: Option<LedPods>,
-    /// The states of names and tunnel, where there are any.
+    /// The API server, and the states of names and tunnel, where there are any.
     outside: OutsideStates,
     /// Annotations of Pods that mean nothing.
     bad_pods: BTreeSet<Skipped>,

@@ -4,7 +4,7 @@
 //! them are merged into one tree of fields, and only then decoded and checked.
 
 mod checked_run;
-mod choice;
+pub(crate) mod choice;
 mod configz;
 pub(crate) mod duration;
 mod file_config;

@@ -90,7 +90,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
         let node = Node::start(options, handle.clone(), datapath.attachments, datapath.node).await?;
         // Outside of the cluster no Node object is this host's, even one of the same name.
         let (node_of_ours, mut model) = ((mode == Mode::Node).then(|| node_name.clone()), settings.model);
-        let ways = (settings.names, settings.tunnel);
+        let ways = (&source, settings.names, settings.tunnel);
         let (outside, states) = outside::start(ways, &mut model, &datapath.flows, &agent_handle, &handle).await?;
         let desired = desired_in(&datapath.loaded, node_of_ours.clone(), model);
         let Datapath { tables, flows, votes, counters, loaded, monitor, stale_sockets, ways, tolerated, .. } = datapath;

@@ -35,6 +35,14 @@ impl Source {
         }
     }
 
+    /// Returns the URL of the API server, without credentials. None if there is none.
+    pub async fn server(&self) -> anyhow::Result<Option<String>> {
+        match self {
+            Self::Kubernetes(options) => options.server().await.map(Some),
+            Self::Manifests(_) => Ok(None),
+        }
+    }
+
     /// Feeds `inputs` until its receiver is gone, which is `Ok`. The first input of every kind is `Update::All`, or
     /// `Update::Refused`.
     ///

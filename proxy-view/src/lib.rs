@@ -13,12 +13,14 @@ mod sums;
 
 pub mod age;
 pub mod client;
+pub mod counts;
 pub mod flow_args;
 pub mod history;
 pub mod limit;
 pub mod list;
 pub mod object_name;
 pub mod output;
+pub mod reach;
 pub mod select_args;
 pub mod status;
 

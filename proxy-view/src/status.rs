@@ -32,6 +32,9 @@ pub struct Status {
     /// What the agent does not hear of, while the API server is away or refuses a watch. Not a fault of the node: `healthy` stays true.
     #[serde(default)]
     pub unheard: Option<UnheardStatus>,
+    /// The URL of the API server, without credentials; None if the objects come from a folder.
+    #[serde(default)]
+    pub api_server: Option<String>,
     pub last_sync: Option<Timestamp>,
     /// The number of syncs that changed a map.
     pub syncs: u64,
@@ -44,6 +47,9 @@ pub struct Status {
     /// The Services that have backends, and none that this host reaches.
     #[serde(default)]
     pub cut_off: Vec<CutOffStatus>,
+    /// The ports that have backends of a family, and none that this host reaches, of Services of which it reaches another part.
+    #[serde(default)]
+    pub cut_off_ports: Vec<CutOffPortStatus>,
     /// The backends that have given no answer on this node of late.
     #[serde(default)]
     pub silent_backends: Vec<SilentStatus>,
@@ -130,6 +136,9 @@ pub struct OptionsStatus {
     /// `auto: …`.
     #[serde(default)]
     pub socket_lb: String,
+    /// The routes that count for pods, beside this host's own: `off`, `default` or `nodes`. None on a node.
+    #[serde(default)]
+    pub pod_routes: Option<String>,
 }
 
 /// The cluster's names, as programs of this machine ask for them.
@@ -207,7 +216,7 @@ pub struct ProblemStatus {
 pub struct UnreachableStatus {
     /// The Service as `namespace/name`.
     pub service: String,
-    /// The number and protocol of the port: `80/TCP`.
+    /// The number and protocol of the port: `80/tcp`.
     pub port: String,
     pub backend: SocketAddr,
     pub why: String,
@@ -218,6 +227,18 @@ pub struct UnreachableStatus {
 pub struct CutOffStatus {
     /// The Service as `namespace/name`.
     pub service: String,
+    pub why: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CutOffPortStatus {
+    /// The Service as `namespace/name`.
+    pub service: String,
+    /// The number and protocol of the port: `80/tcp`.
+    pub port: String,
+    /// The family of the backends: `IPv4` or `IPv6`.
+    pub family: String,
     pub why: String,
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
-use testbed::agent::{binary, wait_until};
+use testbed::agent::{Agent, DEADLINE, Source, binary, kpx, wait_until};
 use testbed::netns::NetNs;
 
 use crate::node::namespace;
@@ -126,6 +126,29 @@ fn check_tells_whether_a_kubeconfig_can_be_used() -> Result<()> {
         let line = text.lines().find(|line| line.contains(&format!(" {what} "))).context("a finding")?;
         ensure!(expected.iter().all(|part| line.contains(part)), "{line}");
     }
+    Ok(())
+}
+
+#[test]
+fn agent_without_first_lists_says_that_it_waits() -> Result<()> {
+    let (ns, dir) = (namespace("waits")?, TempDir::with_prefix("kpx-cli-")?);
+    let path = dir.path().join("config");
+    fs::write(&path, CONFIG.replace("192.0.2.9:6443", "127.0.0.1:1").replace("USER", "{token: secret}"))?;
+    let agent = Agent::launch_in(&ns, Source::Kubeconfig(&path), dir.path(), "--mode host")?.answering()?;
+    let run = |arguments: &str| kpx(&ns, &format!("{arguments} --run-dir {}", agent.run_dir().display()));
+    let waits = "the agent waits for the API server's first lists (kpx status says why)";
+    let lists = ["services", "backends", "services -o json"].map(|command| (command, 0, "nothing found yet: "));
+    let names = ["services web", "backends web -w", "flows --service web", "top web --once", "trace --host --to web"];
+    for (command, code, start) in lists.into_iter().chain(names.map(|command| (command, 1, "kpx: "))) {
+        let output = run(command)?;
+        let told = String::from_utf8_lossy(&output.stderr);
+        let says_so = told.starts_with(start) && told.contains(waits) && told.lines().count() == 1;
+        ensure!(output.status.code() == Some(code) && says_so, "{command}: {output:?}");
+    }
+    agent.wait(DEADLINE, "a failed watch", |status| status.unheard.is_some())?;
+    let said = String::from_utf8(run("status")?.stdout)?;
+    let server = said.lines().find(|line| line.starts_with("API server:")).context("the server")?;
+    ensure!(server.contains("https://127.0.0.1:1; for ") && server.contains("Connection refused"), "{server}");
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use proxy_common::names;
 use super::Agent;
 use proxy_metrics::{MapFill, old_event_name, old_map_name};
 
+use crate::config::choice;
 use crate::control::{QUEUE, Query};
 use crate::node::{Node, why_cut_off};
 use crate::tunnel::Tunnelled;
@@ -18,8 +19,8 @@ use proxy_dns::Known;
 use proxy_net::{self as net, role::Role};
 use proxy_source::health::{Problem, Problems, Reason};
 use proxy_view::status::{
-    CutOffStatus, DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus, UnheardStatus,
-    UnreachableStatus,
+    CutOffPortStatus, CutOffStatus, DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus,
+    UnheardStatus, UnreachableStatus,
 };
 
 impl Agent {
@@ -68,6 +69,7 @@ impl Agent {
             self.sweeper.last().iter().map(|(family, swept)| {
                 ((*family).to_owned(), FlowStatus { flows: swept.flows, entries: swept.entries })
             });
+        let skipped = self.desired.skipped().chain(node.left_out()).chain(&self.bad_pods);
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             started: self.started,
@@ -79,18 +81,14 @@ impl Agent {
             healthy: self.synced && node.knows_devices() && problems.is_empty(),
             complete: self.desired.is_complete(),
             unheard: unheard(source_problems),
+            api_server: self.outside.api_server.clone(),
             last_sync: self.last_sync,
             syncs: self.syncs,
             problems: problem_status(&problems).into_iter().chain(problem_status(source_problems)).collect(),
-            skipped: self
-                .desired
-                .skipped()
-                .chain(node.left_out())
-                .chain(&self.bad_pods)
-                .map(ToString::to_string)
-                .collect(),
+            skipped: skipped.map(ToString::to_string).collect(),
             unreachable: unreachable_status(&self.desired),
             cut_off: cut_off_status(&self.desired),
+            cut_off_ports: cut_off_ports_status(&self.desired),
             silent_backends: self.silent_status(),
             notices: node.options().notices.iter().chain(self.notices.texts()).cloned().collect(),
             devices: devices.collect(),
@@ -158,6 +156,7 @@ fn options_status(node: &Node, model: &NodeModel) -> OptionsStatus {
         algorithm: algorithm_name(model.algorithm).to_owned(),
         fast_path: node.fast_path(),
         socket_lb: node.attachments().socket_lb(),
+        pod_routes: options.pod_routing.as_ref().map(choice::name),
     }
 }
 
@@ -202,6 +201,19 @@ fn cut_off_status(desired: &Desired) -> Vec<CutOffStatus> {
     let status = cut_off
         .map(|(service, unreachable)| CutOffStatus { service: service.to_string(), why: why_cut_off(&unreachable) });
     status.collect()
+}
+
+fn cut_off_ports_status(desired: &Desired) -> Vec<CutOffPortStatus> {
+    let ports = desired.cut_off_ports().into_iter().filter_map(|(service, unreachable)| {
+        let first = unreachable.first()?;
+        Some(CutOffPortStatus {
+            service: service.to_string(),
+            port: format!("{}/{}", first.port, first.proto),
+            family: if first.backend.is_ipv6() { Addr6::FAMILY } else { Addr4::FAMILY }.to_owned(),
+            why: why_cut_off(&unreachable),
+        })
+    });
+    ports.collect()
 }
 
 fn unreachable_status(desired: &Desired) -> Vec<UnreachableStatus> {

@@ -6,16 +6,16 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use comfy_table::Cell;
-use proxy_common::counter::{Event, Reason, Verdict};
 
 use super::agent_args::AgentArgs;
 use super::devices;
 use proxy_metrics::{MapFill, old_map_name};
 use proxy_view::age;
+use proxy_view::counts::packets;
 use proxy_view::output::{Form, OutputArgs, cell, green, list, red, yellow};
+use proxy_view::reach::{api_server, out_of_reach};
 use proxy_view::status::{
     NamesStatus, OptionsStatus, PodsStatus, SilentStatus, Status, TunnelFailure, TunnelStatus, UnheardStatus,
-    UnreachableStatus,
 };
 
 /// Show the state of the running agent. Ends with 1 if the agent is unhealthy or does not answer.
@@ -41,10 +41,10 @@ fn text(status: &Status, form: Form) -> String {
     let sections = [
         (None, head(status, form)),
         (Some("PROBLEMS"), problems(status, form)),
-        (None, out_of_reach(status, form)),
+        (None, out_of_reach((&status.cut_off, &status.cut_off_ports), &status.unreachable, form)),
         (None, families(status, form)),
         (None, maps(status, form)),
-        (None, packets(status, form)),
+        (None, packets((&status.events, &status.reasons), proxy_trace::meaning, form)),
         (None, if form.wide { pods(status, form) } else { String::new() }),
         (None, if form.wide { devices::text(&status.devices, form) } else { String::new() }),
         (None, if form.wide { programs(status, form) } else { String::new() }),
@@ -80,8 +80,12 @@ fn head(status: &Status, form: Form) -> String {
         ("Options:", cell(options(&status.options))),
         ("Restarts:", restarts(status)),
     ];
+    let server = status
+        .api_server
+        .as_ref()
+        .map(|url| ("API server:", api_server(url, status.unheard.as_ref(), &status.problems)));
     let silent = (!status.silent_backends.is_empty()).then(|| ("Silent:", silent(&status.silent_backends)));
-    let rows = rows.into_iter().chain(silent).chain(sockets.map(|sockets| ("Sockets:", cell(sockets))));
+    let rows = rows.into_iter().chain(server).chain(silent).chain(sockets.map(|sockets| ("Sockets:", cell(sockets))));
     let rows = rows.chain(status.names.as_ref().map(|names| ("Names:", cell(served_names(names)))));
     let rows = rows.chain(status.tunnel.as_ref().map(|tunnel| ("Tunnel:", tunnelled(tunnel))));
     let rows = rows.chain(status.pods.as_ref().map(|pods| ("Pods:", cell(ways(pods)))));
@@ -221,26 +225,6 @@ fn problems(status: &Status, form: Form) -> String {
     Form { headers: false, ..form }.sentences(&[], problems.chain(skipped).chain(notices))
 }
 
-/// The Services that are listed without `--output wide`. A cluster on an overlay has thousands out of reach.
-const FEW: usize = 5;
-
-/// Lists what a host outside of the cluster does not reach: whole Services, and with wide output each backend.
-fn out_of_reach(status: &Status, form: Form) -> String {
-    let most = if form.wide { usize::MAX } else { FEW };
-    let services = status.cut_off.iter().take(most).map(|one| vec![cell(&one.service), cell(&one.why)]);
-    let mut text = form.sentences(&["OUT OF REACH", "WHY"], services);
-    if status.cut_off.len() > most {
-        let more = status.cut_off.len() - most;
-        text += &format!("and {more} more Services: kpx status -o wide lists them\n");
-    }
-    let backends = status.unreachable.iter().filter(|_| form.wide).map(|unreachable| {
-        let UnreachableStatus { service, port, backend, why } = unreachable;
-        vec![cell(backend), cell(format!("{service} {port}")), cell(why)]
-    });
-    let backends = form.sentences(&["BACKEND", "OF", "OUT OF REACH BECAUSE"], backends);
-    if backends.is_empty() || text.is_empty() { text + &backends } else { format!("{text}\n{backends}") }
-}
-
 fn families(status: &Status, form: Form) -> String {
     let rows = status.tables.iter().map(|(family, tables)| {
         let flows = status.flows.get(family).cloned().unwrap_or_default();
@@ -278,38 +262,6 @@ fn full(fill: &MapFill) -> Cell {
         70..90 => yellow(text),
         _ => red(text),
     }
-}
-
-/// Lists the counts since the agent started. Passed packets are most of the node's traffic, and tell nothing of Services.
-fn packets(status: &Status, form: Form) -> String {
-    let of = |name| status.reasons.get(name).copied().unwrap_or_default();
-    let events = Event::ALL.iter().map(|event| (event.name(), "translated", status.events.get(event.name()).copied()));
-    let events = events.filter_map(|(name, kind, count)| Some((name, kind, count?, "")));
-    let reasons = Reason::ALL.into_iter();
-    let reasons = reasons.map(|one| (one.name(), fate(one.verdict()), of(one.name()), proxy_trace::meaning(one)));
-    let reasons = reasons.filter(|(_, fate, ..)| form.wide || *fate != fate_of_passed());
-    let rows: Vec<_> = events.chain(reasons).filter(|(_, _, count, _)| *count > 0).collect();
-    let has_meaning = rows.iter().any(|(.., meaning)| !meaning.is_empty());
-    let row = |(name, fate, count, meaning): (&str, &str, u64, &str)| {
-        let fate = if fate == "dropped" { yellow(fate) } else { cell(fate) };
-        let mut row = vec![cell(name), fate, cell(count)];
-        row.extend(has_meaning.then(|| Cell::new(meaning)));
-        row
-    };
-    let header = ["PACKETS", "FATE", "COUNT", "BECAUSE"];
-    form.table(&header[..if has_meaning { 4 } else { 3 }], rows.into_iter().map(row))
-}
-
-const fn fate(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Pass => "passed",
-        Verdict::Drop => "dropped",
-        Verdict::Reject => "rejected",
-    }
-}
-
-const fn fate_of_passed() -> &'static str {
-    fate(Verdict::Pass)
 }
 
 fn programs(status: &Status, form: Form) -> String {

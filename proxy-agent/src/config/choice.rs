@@ -22,7 +22,7 @@ pub(super) fn must_be_one_of(values: &[PossibleValue]) -> String {
 }
 
 /// Returns the name of a value.
-pub(super) fn name<T: ValueEnum>(value: &T) -> String {
+pub(crate) fn name<T: ValueEnum>(value: &T) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use anyhow::Result;
 use proxy_core::model::ModelOptions;
 use proxy_datapath::FlowMaps;
-use proxy_source::kubernetes;
+use proxy_source::{Source, kubernetes};
 use rtnetlink::Handle;
 
 use crate::control::AgentHandle;
@@ -18,16 +18,18 @@ pub(super) struct Outside {
     tunnel: Option<Tunnel>,
 }
 
-/// The states of them, for reports.
+/// The states of them, for reports, and the server that the objects come from.
 #[derive(Debug, Default)]
 pub struct OutsideStates {
+    /// The URL of the API server; None if there is none.
+    pub(crate) api_server: Option<String>,
     pub(crate) names: Option<NamesState>,
     pub(crate) tunnel: Option<TunnelState>,
 }
 
 /// Starts what is asked for, and notes in `model` where the tunnel begins.
 pub(super) async fn start(
-    (names, tunnel): (Option<NamesOptions>, Option<kubernetes::Options>),
+    (source, names, tunnel): (&Source, Option<NamesOptions>, Option<kubernetes::Options>),
     model: &mut ModelOptions,
     flows: &FlowMaps,
     agent: &AgentHandle,
@@ -35,7 +37,8 @@ pub(super) async fn start(
 ) -> Result<(Outside, OutsideStates)> {
     let (names, names_state) = names::start(names, agent, netlink);
     let (tunnel, tunnel_state) = Tunnel::start(tunnel, model.host_routes.as_mut(), flows, agent, netlink).await?;
-    Ok((Outside { names, tunnel }, OutsideStates { names: names_state, tunnel: tunnel_state }))
+    let states = OutsideStates { api_server: source.server().await?, names: names_state, tunnel: tunnel_state };
+    Ok((Outside { names, tunnel }, states))
 }
 
 impl Outside {

@@ -65,6 +65,11 @@ impl Options {
         connected(config).map(drop).with_context(|| self.client_for(&server))
     }
 
+    /// Returns the server's URL as reports name it. It does not change while kpx runs.
+    pub(crate) async fn server(&self) -> Result<String> {
+        Ok(without_credentials(&self.directed().await?.cluster_url))
+    }
+
     /// Returns the description of an attempt to make a client.
     fn client_for(&self, server: &http::Uri) -> String {
         let from = self.kubeconfig.as_ref().map(|path| format!(" of {}", path.display())).unwrap_or_default();
@@ -220,6 +225,13 @@ fn parse_master(master: &str) -> Result<http::Uri> {
     Ok(url)
 }
 
+/// Returns a URL without user, password and query, which may be secrets.
+fn without_credentials(url: &http::Uri) -> String {
+    let host = url.host().unwrap_or_default();
+    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+    format!("{}://{host}{port}{}", url.scheme_str().unwrap_or("https"), url.path().trim_end_matches('/'))
+}
+
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
@@ -254,6 +266,20 @@ users: [{name: me, user: {token: secret}}]
         let missing = Options { kubeconfig: Some("/nowhere/config".into()), ..options };
         let error = format!("{:#}", missing.config().await.unwrap_err());
         assert!(error.starts_with("read /nowhere/config: "), "{error}");
+    }
+
+    #[tokio::test]
+    async fn reported_server_has_no_credentials() {
+        let server = async |master: &str| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), KUBECONFIG).unwrap();
+            let kubeconfig = Some(file.path().to_owned());
+            let options = Options { kubeconfig, master: Some(master.to_owned()), ..Options::default() };
+            options.server().await.unwrap()
+        };
+        assert_eq!(server("https://10.0.0.1:6443").await, "https://10.0.0.1:6443");
+        assert_eq!(server("https://me:secret@[fd00::1]:6443/k8s/c-1/?token=x").await, "https://[fd00::1]:6443/k8s/c-1");
+        assert_eq!(server("http://me@proxy").await, "http://proxy");
     }
 
     #[tokio::test]
