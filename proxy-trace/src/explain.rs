@@ -9,7 +9,8 @@ use proxy_common::flow::Flow;
 use proxy_common::frontend::{self, Choice, Dialled, FrontendKey, SlotKey};
 use proxy_common::policy::{self, Client, Decision};
 
-use crate::input::{OutOfReach, PortName, TraceInput};
+use crate::input::{PortName, TraceInput};
+use crate::outside::DialledPort;
 use crate::programs::{Disposition, Run};
 use crate::report::{
     Algorithm, Backend, Frontend, FrontendKind, Origin, Outcome, Service, Set, Source, Tally, Verdict,
@@ -45,10 +46,11 @@ pub(crate) fn outcome<A: Addr>(input: &TraceInput<A>, dialled: SockAddr<A>, run:
         None => (None, None),
     };
     let remedy = reason.map(|reason| remedy_for(reason, service.as_ref())).unwrap_or_default();
-    let (explanation, remedy) = match (reason, &input.outside) {
-        (Some(reason), Some(outside)) => seen_from_outside(reason, service.as_ref(), outside, (explanation, remedy)),
-        _ => (explanation, remedy),
-    };
+    let seen = reason.zip(input.outside.as_ref()).zip(met).and_then(|((reason, outside), met)| {
+        let (name, port) = (service.as_ref().and_then(full_name), (met.service.port.get(), met.service.proto));
+        outside.seen(reason, &DialledPort { service: name.as_deref(), port, family: A::FAMILY })
+    });
+    let (explanation, remedy) = seen.unwrap_or((explanation, remedy));
     Outcome {
         verdict,
         reason: reason.map(|reason| reason.name().to_owned()),
@@ -69,31 +71,6 @@ fn full_name(service: &Service) -> Option<String> {
     Some(format!("{}/{}", service.namespace.as_ref()?, service.name.as_ref()?))
 }
 
-/// Says what a machine outside of the cluster sees, and what its owner can do, who may know no pods and no probes.
-fn seen_from_outside(
-    reason: Reason,
-    service: Option<&Service>,
-    outside: &OutOfReach,
-    (explanation, remedy): (String, Vec<String>),
-) -> (String, Vec<String>) {
-    let name = service.and_then(full_name);
-    let backends = format!("kpx backends {} shows the endpoints.", name.as_deref().unwrap_or(ANY_SERVICE));
-    match (reason, name.and_then(|name| outside.get(&name))) {
-        (Reason::NoEndpoints, Some(why)) => {
-            let ways = "Give the machine a route to the pods, or the Service a node port (docs/host-mode.md).";
-            (format!("the service has endpoints, and {why}"), vec![backends, ways.to_owned()])
-        }
-        (Reason::NoEndpoints, None) => {
-            (explanation, vec![backends, "If none is ready, the Service is down for the whole cluster.".to_owned()])
-        }
-        (Reason::NoLocalEndpoints, _) => (
-            "the traffic policy Local lets only nodes with an endpoint in, and this machine is none".to_owned(),
-            vec![backends],
-        ),
-        _ => (explanation, remedy),
-    }
-}
-
 /// Returns the next steps, with the name of the Service if that is known.
 fn remedy_for(reason: Reason, service: Option<&Service>) -> Vec<String> {
     let name = service.and_then(full_name);
@@ -102,7 +79,7 @@ fn remedy_for(reason: Reason, service: Option<&Service>) -> Vec<String> {
 }
 
 /// The place of a Service's name in the text of a remedy.
-const ANY_SERVICE: &str = "NAMESPACE/NAME";
+pub(crate) const ANY_SERVICE: &str = "NAMESPACE/NAME";
 
 /// Counts packets by their fate.
 pub(crate) fn tally<A: Addr>(runs: &[Run<A>]) -> Vec<Tally> {

@@ -7,6 +7,7 @@ use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::device::{Device, Node, OwnAddr};
 use proxy_common::frontend::FrontendKey;
 
+use crate::outside::Outside;
 use proxy_core::desired::Snapshot;
 use proxy_core::model::Skipped;
 use proxy_core::tables::{FamilyTables, Tables};
@@ -36,11 +37,8 @@ pub(crate) struct TraceInput<A: Addr> {
     /// The note for the reader if the client counts as outside.
     pub(crate) external_client_note: Option<String>,
     /// What a machine outside of the cluster cannot reach; None on a node.
-    pub(crate) outside: Option<OutOfReach>,
+    pub(crate) outside: Option<Outside>,
 }
-
-/// The Services with backends of which a machine outside reaches none, as `namespace/name`, each with the reason.
-pub(crate) type OutOfReach = BTreeMap<String, String>;
 
 /// A family and its part of the tables.
 pub(crate) trait Family: FamilyNames {

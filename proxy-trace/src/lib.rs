@@ -12,6 +12,7 @@ use proxy_common::addr::{Addr4, Addr6};
 
 use proxy_datapath::object;
 use proxy_view::RUN_DIR;
+use proxy_view::client::WAITS;
 use proxy_view::object_name::canonical_node_name;
 use proxy_view::output::{Data, json, print, yaml};
 
@@ -24,6 +25,7 @@ mod manifests;
 mod name;
 mod namespace;
 mod node;
+mod outside;
 mod packet;
 mod programs;
 pub mod report;
@@ -109,7 +111,8 @@ fn on_own_thread<N: NodeFlags>(args: &TraceArgs<N>) -> Result<Trace> {
     runtime.block_on(async {
         let tables = Tables::open(args).await?;
         let known = if has_names(args.from.as_ref(), &args.to) { tables.known().await? } else { Known::default() };
-        let ends = known.resolve(args.from.as_ref(), &args.to)?;
+        let ends = known.resolve(args.from.as_ref(), &args.to);
+        let ends = if tables.waits() { ends.context(WAITS)? } else { ends? };
         match ends.to.addr {
             SocketAddr::V4(_) => of_family::<Addr4, N>(tables, ends, args).await,
             SocketAddr::V6(_) => of_family::<Addr6, N>(tables, ends, args).await,
@@ -131,6 +134,11 @@ impl<R: NodeRules> Tables<R> {
         let none_given = args.services.is_empty();
         ensure!(none_given, "the running agent has its own options: those of a node go with --manifests");
         Ok(Self::Live(Box::new(Live::query(&args.run_dir).await?)))
+    }
+
+    /// Returns true if the agent has not got its first lists, and knows no names.
+    fn waits(&self) -> bool {
+        matches!(self, Self::Live(live) if live.waits())
     }
 
     /// Returns what may be named.
@@ -160,7 +168,7 @@ async fn of_family<A: Family, N: NodeFlags>(
             let programs = Programs::load(object, &input, args.count)?;
             live.check_tag(input.entry.program, &programs.tag()?)?;
             let mut trace = send(programs, input, (from, to), args)?;
-            trace.notes.extend(answered::notes(&live.client, &trace).await);
+            trace.notes.extend(answered::notes(&live, &trace).await);
             Ok(trace)
         }
     }

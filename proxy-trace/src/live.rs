@@ -16,7 +16,8 @@ use proxy_common::device::pod_net;
 use proxy_common::frontend::{FrontendKey, Maglev, Service, Set, SetKey, SlotKey, SourceRange};
 use proxy_common::names;
 
-use crate::input::{Entry, Family, Net, OutOfReach, TraceInput, port_names};
+use crate::input::{Entry, Family, Net, TraceInput, port_names};
+use crate::outside::Outside;
 use crate::programs::LO;
 use crate::resolve::Known;
 use crate::target::{CLIENT_PORT, Target};
@@ -25,9 +26,9 @@ use proxy_datapath as datapath;
 use proxy_net::next_hop::{NextHop, next_hop};
 use proxy_net::role::TELL_PODS;
 use proxy_net::{self as net, anchor};
+use proxy_view::Names;
 use proxy_view::client::Client;
 use proxy_view::status::Status;
-use proxy_view::{Mode, Names};
 
 /// The packet's origin from the command line.
 pub(crate) struct PacketArgs<'a> {
@@ -40,7 +41,7 @@ pub(crate) struct PacketArgs<'a> {
 /// The state of a running agent.
 pub(crate) struct Live {
     pub(crate) client: Client,
-    status: Status,
+    pub(crate) status: Status,
     /// The kernel's ids, by name.
     maps: BTreeMap<String, u32>,
     /// The folder of their pins; None if an older agent does not tell.
@@ -109,7 +110,7 @@ impl Live {
             entry: nowhere,
             notes: Vec::new(),
             external_client_note: None,
-            outside: self.out_of_reach(),
+            outside: Outside::of(&self.status),
         };
         if !self.status.healthy {
             input.notes.push("the agent is not healthy (see kpx status): its tables may be out of date".to_owned());
@@ -123,9 +124,9 @@ impl Live {
         Ok((input, from))
     }
 
-    fn out_of_reach(&self) -> Option<OutOfReach> {
-        let cut_off = self.status.cut_off.iter().map(|one| (one.service.clone(), one.why.clone()));
-        (self.status.mode == Mode::Host.to_string()).then(|| cut_off.collect())
+    /// Returns true until the agent has got its first lists.
+    pub(crate) fn waits(&self) -> bool {
+        !self.status.complete
     }
 
     /// Returns a note for clients whose sockets are translated before they send a packet.
@@ -143,10 +144,10 @@ impl Live {
             }
             _ => return None,
         };
-        let (scope, call) =
-            (&sockets.scope, if to.proto == Proto::TCP { "connect()" } else { "connect() or sendmsg()" });
+        let call = if to.proto == Proto::TCP { "connect()" } else { "connect() or sendmsg()" };
+        let setting = socket_setting(&self.status.options.socket_lb, &sockets.scope);
         Some(format!(
-            "--socket-lb {scope}: sockets of {client} get a backend at {call} already. Such a packet comes from one \
+            "--socket-lb {setting}: sockets of {client} get a backend at {call} already. Such a packet comes from one \
              that gets none (docs/socket-lb.md lists them), or that was open before"
         ))
     }
@@ -204,6 +205,12 @@ impl Live {
         let map: Array<MapData, V> = self.map(name)?;
         map.get(&0, 0).with_context(|| format!("read {name}"))
     }
+}
+
+/// Returns the operator's setting from what is served: `auto` of `auto: host and pods`. Agents of earlier versions tell only the scope.
+fn socket_setting<'a>(served: &'a str, scope: &'a str) -> &'a str {
+    let setting = served.split([':', ' ']).next().unwrap_or_default();
+    if setting.is_empty() { scope } else { setting }
 }
 
 /// Fails in another network namespace than the agent's, because devices and routes would be different.
@@ -282,4 +289,17 @@ async fn device_of<A: Family>(input: &TraceInput<A>, client: IpAddr) -> Result<u
     let pods = hop.ports.iter().any(|port| input.devices.get(port).is_some_and(|device| device.is_pod()));
     ensure!(!pods, "{client} may be a pod on a bridge, but its port is unknown: pass --in-device");
     Ok(hop.device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn note_on_sockets_names_the_setting_and_not_its_effect() {
+        assert_eq!(socket_setting("auto: host and pods", "host"), "auto");
+        assert_eq!(socket_setting("host", "host"), "host");
+        assert_eq!(socket_setting("all", "all"), "all");
+        assert_eq!(socket_setting("", "host"), "host");
+    }
 }

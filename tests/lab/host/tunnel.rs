@@ -28,6 +28,12 @@ fn connect(host: &Host, to: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
+/// Returns what a command that asks the agent prints.
+fn told(kpx: &Agent<'_>, host: &Host, command: &str) -> Result<String> {
+    let output = testbed::agent::kpx(&host.ns, &format!("{command} --run-dir {}", kpx.run_dir().display()))?;
+    Ok(String::from_utf8(output.stdout)?)
+}
+
 /// Returns true if a connection is made, and reset before it says anything.
 fn is_reset(host: &Host, to: SocketAddr) -> bool {
     let said = connect(host, to).and_then(|mut stream| Ok(stream.read(&mut [0; 1])?));
@@ -73,6 +79,7 @@ fn host_reaches_pods_of_an_overlay_through_the_api_server() -> Result<()> {
     stream.read_to_string(&mut answer)?;
     ensure!(answer.contains("p1b") || answer.contains("p2a"), "{answer}");
     by_name(&fixture, c)?;
+    part_out_of_reach_is_named(|command| told(&kpx, c, command))?;
     ways(
         &kpx,
         c,
@@ -88,13 +95,23 @@ fn host_reaches_pods_of_an_overlay_through_the_api_server() -> Result<()> {
     is_as_before(c, &before)
 }
 
+/// Checks that a port out of reach is not called down for the whole cluster, while another port of its Service is reached.
+fn part_out_of_reach_is_named(run: impl Fn(&str) -> Result<String>) -> Result<()> {
+    let why = "first 10.244.1.3:8080: only the default route leads to it, and the Service has no node port";
+    let (told, status) = (run("trace --host --to svc/default/web:80/udp")?, run("status")?);
+    let parts = ["port 80/udp has endpoints over IPv4", "none of 2", why, "--tunnel tcp is on, but leads no UDP."];
+    ensure!(parts.iter().all(|part| told.contains(part)) && !told.contains("whole cluster"), "{told}");
+    let starts = ["default/web 80/udp over IPv4 ", "default/web 80/udp over IPv6 ", "API server: "];
+    let is_there = |start: &&str| status.lines().any(|line| line.starts_with(*start));
+    ensure!(starts.iter().all(is_there) && status.contains(why) && status.contains("http"), "{status}");
+    let told = run("trace --host --to svc/default/web:80")?;
+    ensure!(told.contains("is kpx's tunnel, which leads the connection to a pod through the API server"), "{told}");
+    Ok(())
+}
+
 /// Checks what `kpx backends` says of the ways to the backends of ports.
 fn ways(kpx: &Agent<'_>, host: &Host, expected: &[(&str, &str)]) -> Result<()> {
-    let run = |command: &str, more: &[&str]| {
-        let run_dir = kpx.run_dir().to_str().context("a path in UTF-8")?;
-        host.ns.exec(Command::new(testbed::agent::binary()?).args([command, "--run-dir", run_dir]).args(more))
-    };
-    let rows: Value = serde_json::from_str(&run("backends", &["--output", "json"])?)?;
+    let rows: Value = serde_json::from_str(&told(kpx, host, "backends --output json")?)?;
     for (port, way) in expected {
         let of_port = |row: &&Value| {
             let text = |field: &str| row[field].as_str().unwrap_or_default().to_owned();
@@ -105,7 +122,7 @@ fn ways(kpx: &Agent<'_>, host: &Host, expected: &[(&str, &str)]) -> Result<()> {
         let fits = rows.iter().all(|row| row["way"] == *way && row["inClusterSet"] == is_used);
         ensure!(!rows.is_empty() && fits, "{port} by {way}: {rows:?}");
     }
-    let table = run("services", &[])?;
+    let table = told(kpx, host, "services")?;
     ensure!(table.contains("WAY") && table.contains("tunnel,unreachable"), "{table}");
     Ok(())
 }
@@ -138,14 +155,17 @@ fn failed_stream_resets_the_connection_and_says_why() -> Result<()> {
     for (service, why) in refused {
         ensure!(is_reset(c, service.frontend(Family::V4)), "{}", service.name);
         let failure = failure()?;
-        let told = failure["why"].as_str().unwrap_or_default();
-        ensure!(failure["service"] == format!("default/{}", service.name) && told.contains(why), "{failure}");
+        let says_why = failure["why"].as_str().unwrap_or_default().contains(why);
+        ensure!(failure["service"] == format!("default/{}", service.name) && says_why, "{failure}");
+        let traced = told(&kpx, c, &format!("trace --host --to svc/default/{}", service.name))?;
+        ensure!(traced.contains("is kpx's tunnel") && traced.contains(why), "{traced}");
+        ensure!(traced.contains("pods/portforward") && !traced.contains("targetPort"), "{traced}");
     }
     fixture.cluster.api_server()?.fail("get", "pods/portforward", 403);
     ensure!(is_reset(c, web.frontend(Family::V6)), "a refusal resets");
-    let told = failure()?["why"].as_str().unwrap_or_default().to_owned();
-    ensure!(told.contains("grant the verbs get and create of pods/portforward: 403 Forbidden: told to"), "{told}");
-    let text = c.ns.exec(Command::new(testbed::agent::binary()?).arg("status").arg("--run-dir").arg(kpx.run_dir()))?;
+    let why = failure()?["why"].as_str().unwrap_or_default().to_owned();
+    ensure!(why.contains("grant the verbs get and create of pods/portforward: 403 Forbidden: told to"), "{why}");
+    let text = told(&kpx, c, "status")?;
     ensure!(text.contains("Tunnel:") && text.contains("default/web: "), "{text}");
     fixture.cluster.api_server()?.heal();
     fixture.served_over(&[Protocol::Tcp], c, |family| web.frontend(family), &["p1b"], None)?;
