@@ -5,6 +5,8 @@
 //! read for each scrape: [`Readings`].
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod alerts_page;
 mod build;
 mod exposition;
 mod kube_proxy;
