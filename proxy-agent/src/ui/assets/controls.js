@@ -1,6 +1,6 @@
 // Controls that several views share.
 
-import { h, svg } from "./dom.js";
+import { h, late, svg } from "./dom.js";
 import { state } from "./model.js";
 import { RANGES, chosen } from "./place.js";
 
@@ -23,11 +23,10 @@ export function select(name, label, options) {
     "label",
     { class: "field", "data-key": name },
     h("span", {}, label),
-    h(
-      "select",
-      { id: `field-${name}`, "data-param": name },
-      known.map(([value, text]) => h("option", { value, "data-key": `option ${value}`, selected: value === now }, text)),
-    ),
+    late("select", { id: `field-${name}`, "data-param": name }, known.map(([value, text]) => `${value} ${text} ${value === now}`), (n) => {
+      const [value, text] = known[n];
+      return h("option", { value, "data-key": `option ${value}`, selected: value === now }, text);
+    }),
   );
 }
 

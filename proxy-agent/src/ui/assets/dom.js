@@ -10,23 +10,51 @@ export function svg(name, attributes, ...children) {
 }
 
 function fill(element, attributes, children) {
-  for (const [name, value] of Object.entries(attributes ?? {})) {
+  for (const name in attributes) {
+    const value = attributes[name];
     if (isNothing(value)) continue;
     // The page's policy forbids style attributes, but not styles.
     if (name === "style") element.style.cssText = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => !isNothing(child)));
+  add(element, children);
   return element;
+}
+
+function add(element, children) {
+  for (const child of children) {
+    if (Array.isArray(child)) add(element, child);
+    else if (!isNothing(child)) element.append(child);
+  }
 }
 
 function isNothing(value) {
   return value === undefined || value === null || value === false;
 }
 
+/** What `late` elements show, by element. */
+const lates = new WeakMap();
+/** The elements of `lates` that are still bare. */
+let empty = [];
+
+/** Makes an element with a child for each content. `show` calls `child(n)` only where the page does not show content `n` there already. */
+export function late(name, attributes, contents, child) {
+  const element = document.createElement(name);
+  if (attributes["data-key"]) element.dataset.key = attributes["data-key"];
+  lates.set(element, { attributes, contents, child });
+  empty.push(element);
+  return element;
+}
+
 /** Changes the children of `parent` to `wanted` in place, so that focus, selection and typed text stay. */
 export function show(parent, ...wanted) {
   morphChildren(parent, h("div", {}, wanted));
+  for (const element of empty) if (element.isConnected) fill(element, lates.get(element).attributes, childrenOf(lates.get(element)));
+  empty = [];
+}
+
+function childrenOf({ contents, child }) {
+  return contents.map((_, n) => child(n));
 }
 
 function morph(now, want) {
@@ -34,18 +62,42 @@ function morph(now, want) {
     if (now.data !== want.data) now.data = want.data;
     return;
   }
-  for (const { name } of [...now.attributes]) {
+  const [before, late] = [lates.get(now), lates.get(want)];
+  if (late && before) return morphLate(now, before, late);
+  if (late) fill(want, late.attributes, childrenOf(late));
+  if (late || before) lates.set(now, late);
+  for (const name of now.getAttributeNames()) {
     // The reader decides whether a fold is open.
     if (name !== "open" && !want.hasAttribute(name)) now.removeAttribute(name);
   }
-  for (const { name, value } of want.attributes) {
+  for (const name of want.getAttributeNames()) {
+    const value = want.getAttribute(name);
+    if (now.getAttribute(name) === value) continue;
     if (name === "style") now.style.cssText = value;
-    else if (now.getAttribute(name) !== value) now.setAttribute(name, value);
+    else now.setAttribute(name, value);
   }
   morphChildren(now, want);
 }
 
+function morphLate(now, before, late) {
+  const { attributes, contents, child } = late;
+  lates.set(now, late);
+  for (const name in { ...before.attributes, ...attributes }) {
+    const value = attributes[name];
+    if (before.attributes[name] === value) continue;
+    if (isNothing(value)) now.removeAttribute(name);
+    else now.setAttribute(name, value);
+  }
+  if (before.contents.length !== contents.length) return morphChildren(now, h("div", {}, childrenOf(late)));
+  let n = 0;
+  for (let one = now.firstChild; one; one = one.nextSibling) {
+    if (contents[n] !== before.contents[n]) morph(one, child(n));
+    n += 1;
+  }
+}
+
 function morphChildren(now, want) {
+  if (isText(now) && isText(want)) return morph(now.firstChild, want.firstChild);
   const wanted = [...want.childNodes];
   const keys = new Set(wanted.map(keyOf).filter(Boolean));
   const kept = new Map();
@@ -77,6 +129,11 @@ function morphChildren(now, want) {
     next = next.nextSibling;
     old.remove();
   }
+}
+
+/** Tells whether an element has a text and no more, as most cells have. */
+function isText({ firstChild }) {
+  return firstChild?.nodeType === Node.TEXT_NODE && !firstChild.nextSibling;
 }
 
 function keyOf(node) {

@@ -1,6 +1,6 @@
 // The page's loop: asks the agent, takes in the answer, and shows the view that the address names.
 
-import { ask, askLines, breath, poll } from "./agent.js";
+import { ask, askLines, poll, turn } from "./agent.js";
 import { copy } from "./controls.js";
 import { show } from "./dom.js";
 import { readHistory } from "./history.js";
@@ -11,7 +11,7 @@ import * as node from "./node.js";
 import { header, notices, tiles } from "./overview.js";
 import { choose, chosen, place } from "./place.js";
 import { service } from "./service.js";
-import { body, neighbour, prepare, sortBy, table, toolbar } from "./services.js";
+import { body, isGrowing, neighbour, prepare, relink, sortBy, table, toolbar } from "./services.js";
 import { leave, pointAt, step as stepChart } from "./spark.js";
 import { applyTheme, nextTheme } from "./theme.js";
 import * as trace from "./trace.js";
@@ -28,9 +28,9 @@ function render() {
 
 /** Renders a reading in two frames, so that it takes no whole one. */
 async function renderInSteps() {
-  await breath();
+  await turn();
   renderFrame();
-  await breath();
+  await turn();
   renderView();
 }
 
@@ -47,6 +47,8 @@ function renderFrame() {
 function renderView() {
   const { view, key } = place();
   show(part.view, contents(view, key));
+  relink();
+  if (isGrowing()) renderSoon(renderRows);
 }
 
 function contents(view, key) {
@@ -62,7 +64,10 @@ function contents(view, key) {
 /** Renders only the rows in sight, where nothing else changes. */
 function renderRows() {
   const rows = document.querySelector("#services tbody");
-  if (rows) show(rows, body(viewport()));
+  if (!rows) return;
+  show(rows, body(viewport()));
+  relink();
+  if (isGrowing()) renderSoon(renderRows);
 }
 
 const due = new Set();
@@ -77,6 +82,25 @@ function renderSoon(draw = renderView) {
     });
   }
   due.add(draw);
+}
+
+let typed = null;
+let isFiltering = false;
+
+/** Shows the rows that the typed text chooses, behind the letter itself and in turns. What is typed meanwhile comes next. */
+async function filterBy(text) {
+  typed = text;
+  if (isFiltering) return;
+  isFiltering = true;
+  while (typed !== null) {
+    await turn();
+    choose({ filter: typed });
+    typed = null;
+    await prepare(state.rows, state.version);
+    await turn();
+    renderView();
+  }
+  isFiltering = false;
 }
 
 function titleOf(key) {
@@ -199,6 +223,7 @@ addEventListener("visibilitychange", () => live.watchFor(place().view, renderSoo
 document.addEventListener("input", (event) => {
   const { param } = event.target.dataset;
   if (!param) return;
+  if (param === "filter") return void filterBy(event.target.value);
   choose({ [param]: event.target.value });
   // Only a whole word is worth a new stream or a walk through the flows.
   if (event.target.tagName === "SELECT") readNow();

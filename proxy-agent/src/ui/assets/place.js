@@ -40,16 +40,19 @@ export function chosen(name) {
 }
 
 /** Returns the address of a view. It keeps the shared choices, and adds `more`. */
-export function hrefOf(view, key = "", more = {}) {
-  const shared = Object.keys(DEFAULTS).map((name) => [name, chosen(name)]);
-  return address(view, key, [...shared.filter(([name]) => !(name in more)), ...Object.entries(more)]);
+export function hrefOf(view, key = "", more = null) {
+  const shared = () => Object.keys(DEFAULTS).map((name) => [name, chosen(name)]);
+  if (more) return path(view, key) + query([...shared().filter(([name]) => !(name in more)), ...Object.entries(more)]);
+  const now = place();
+  now.shared ??= query(shared());
+  return path(view, key) + now.shared;
 }
 
 /** Changes parameters of the current address, without a step for Back: the reader is still at the same place. */
 export function choose(changes) {
   const { view, key, params } = place();
   const kept = [...params].filter(([name]) => !(name in changes));
-  history.replaceState(history.state, "", address(view, key, [...kept, ...Object.entries(changes)]));
+  history.replaceState(history.state, "", path(view, key) + query([...kept, ...Object.entries(changes)]));
 }
 
 /** Returns the parameter for a protocol; TCP need not be said. */
@@ -57,11 +60,13 @@ export function protocolOf(protocol = "TCP") {
   return protocol === "TCP" ? "" : protocol.toLowerCase();
 }
 
-function address(view, key, params) {
+function path(view, key) {
+  return `#/${view}${key ? `/${key.split("/").map(encodeURIComponent).join("/")}` : ""}`;
+}
+
+function query(params) {
   const set = params.filter(([name, value]) => value !== "" && value !== DEFAULTS[name]);
-  const path = key.split("/").map(encodeURIComponent).join("/");
-  const query = new URLSearchParams(set).toString();
-  return `#/${view}${key ? `/${path}` : ""}${query ? `?${query}` : ""}`;
+  return set.length > 0 ? `?${new URLSearchParams(set)}` : "";
 }
 
 function cut(text, at) {
