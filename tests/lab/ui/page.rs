@@ -1,5 +1,7 @@
 //! The contents of the page, and its answers to a reader.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use testbed::agent::{DEADLINE, Object, Service, wait_until};
@@ -201,8 +203,27 @@ fn thousands_of_services_stay_fluid() -> Result<()> {
     browser.press("s00999")?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 1")?;
     browser.press(&key::BACKSPACE.repeat(6))?;
+    focus_stays_with_its_row(&browser)?;
     measure_readings(&browser)?;
+    measure_blank(&browser, all)?;
     agent.stop()
+}
+
+/// Scrolls under a link with the focus: elements are for other rows then, but not the one that the reader is at.
+fn focus_stays_with_its_row(browser: &Browser) -> Result<()> {
+    browser.eval("scrollTo(0, 4400)")?;
+    let row = "[...document.querySelectorAll('tr[data-service]')].find((row) => row.getBoundingClientRect().top > 600)";
+    browser.wait(row)?;
+    let name =
+        browser.eval(&format!("const link = {row}.querySelector('a'); link.focus(); return link.textContent"))?;
+    let first = "document.querySelector('tr[data-service]').ariaRowIndex";
+    let before = browser.eval(&format!("return {first}"))?;
+    browser.eval("scrollBy(0, 400)")?;
+    browser.wait(&format!("{first} !== {before}"))?;
+    let focused = browser.eval("return document.activeElement.textContent")?;
+    ensure!(focused == name, "the focus moved from {name} to {focused}");
+    browser.eval("scrollBy(0, 40000)")?;
+    browser.wait("document.activeElement === document.body")
 }
 
 /// Prints the work of three readings, while the reader does nothing, scrolls, and types. Only the rows in sight may be elements.
@@ -210,22 +231,46 @@ fn measure_readings(browser: &Browser) -> Result<()> {
     let readings =
         "return performance.getEntriesByType('resource').filter((entry) => entry.name.endsWith('rows')).length";
     let count = || browser.eval(readings)?.as_f64().context("a number of readings");
-    let mut keys = ["s", "0", "0", key::BACKSPACE, key::BACKSPACE, key::BACKSPACE].iter().cycle();
+    let mut keys = KEYS.iter().cycle();
     for what in ["reading", "scrolling", "typing"] {
         frames::print(browser, what, || {
             let (first, before) = (count()?, browser.worked()?);
             wait_until(DEADLINE, "three readings", || {
-                match what {
-                    "scrolling" => drop(browser.eval("scrollBy(0, 700)")?),
-                    "typing" => browser.press(keys.next().context("a key")?)?,
-                    _ => {}
-                }
+                act(browser, what, &mut keys)?;
                 let rows = browser.eval("return document.querySelectorAll('tr[data-service]').length")?;
                 ensure!(rows.as_u64().is_some_and(|rows| (10..60).contains(&rows)), "{rows} rows while {what}");
                 Ok(count()? >= first + 3.0)
             })?;
             println!("{what}: {:.0} ms of work a reading", (browser.worked()? - before) * 1e3 / (count()? - first));
             Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// The keys that a reader types into the filter, again and again.
+const KEYS: [&str; 6] = ["s", "0", "0", key::BACKSPACE, key::BACKSPACE, key::BACKSPACE];
+
+fn act<'a>(browser: &Browser, what: &str, keys: &mut impl Iterator<Item = &'a &'a str>) -> Result<()> {
+    match what {
+        "scrolling" => browser.eval("scrollBy(0, 700)").map(drop),
+        "typing" => browser.press(keys.next().context("a key")?),
+        _ => Ok(()),
+    }
+}
+
+/// Prints what the same costs on a page as high as `rows` rows with nothing but a field: the part of the browser and of its driver.
+fn measure_blank(browser: &Browser, rows: u32) -> Result<()> {
+    browser.open(&format!("data:text/html,<body style='height: {}px'><input id=filter>", rows * 44))?;
+    browser.eval("document.getElementById('filter').focus()")?;
+    let mut keys = KEYS.iter().cycle();
+    for what in ["scrolling", "typing"] {
+        frames::print(browser, &format!("{what} on a blank page"), || {
+            let started = Instant::now();
+            wait_until(DEADLINE, "some seconds", || {
+                act(browser, what, &mut keys)?;
+                Ok(started.elapsed() > Duration::from_secs(6))
+            })
         })?;
     }
     Ok(())
