@@ -5,6 +5,8 @@ const PERIOD_MS = 1_000 * Math.max(SECONDS, 0.1);
 const TIMEOUT_MS = 15_000;
 /** The time that the page works on rows in a frame. The rest is for the browser, and for what the reader does meanwhile. */
 const SLICE_MS = 3;
+/** The most that it works where frames are late: a fifth of the time, so that a reading ends on a busy machine too. */
+const LATE_SLICE_MS = 12;
 /** The time that a turn takes from others: most of a frame. */
 const TURN_MS = 12;
 /** The time after which the page goes on without a frame: a hidden page has none. */
@@ -43,8 +45,10 @@ export class Slice {
   }
 
   async next() {
+    const before = performance.now();
     await turn();
-    this.#end = performance.now() + SLICE_MS;
+    const now = performance.now();
+    this.#end = now + Math.min(LATE_SLICE_MS, Math.max(SLICE_MS, (now - before) / 5));
   }
 }
 
