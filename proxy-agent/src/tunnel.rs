@@ -16,14 +16,14 @@ use jiff::Timestamp;
 use proxy_core::input::ObjectName;
 use proxy_core::model::{HostRoutes, TunnelledPod};
 use proxy_datapath::{FlowMaps, HostFlows, Led};
-use proxy_net::{anchor, listeners, sock_diag};
+use proxy_net::{anchor, listeners, on_own_thread, sock_diag};
 use proxy_source::kubernetes::{Forwarder, Options, PodStream};
 use proxy_view::status::{TunnelFailure, TunnelStatus};
 use rand::seq::SliceRandom;
 use rtnetlink::Handle;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::task::{JoinSet, spawn_blocking};
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
@@ -62,7 +62,6 @@ struct Shared {
     flows: HostFlows,
     agent: AgentHandle,
     forwarder: Forwarder,
-    sockets: sock_diag::Handle,
     status: watch::Sender<TunnelStatus>,
 }
 
@@ -82,10 +81,7 @@ impl Tunnel {
         Arc::make_mut(routes).tunnel.clone_from(&addresses);
         let (status, state) = watch::channel(TunnelStatus { addresses, ..TunnelStatus::default() });
         let (flows, agent) = (flows.host_flows()?, agent.clone());
-        let (connection, sockets) = sock_diag::connect().context("open a netlink socket")?;
-        // It ends with the last handle.
-        tokio::spawn(connection);
-        let shared = Shared { flows, agent, forwarder: Forwarder::new(options), sockets, status };
+        let shared = Shared { flows, agent, forwarder: Forwarder::new(options), status };
         Ok((Some(Self { listeners, netlink: netlink.clone(), shared: Arc::new(shared) }), Some(state)))
     }
 
@@ -146,7 +142,7 @@ impl Shared {
         };
         self.count();
         let mut stream = stream;
-        let ended = opened.relay(&mut stream, is_gone(&self.sockets, led)).await;
+        let ended = opened.relay(&mut stream, is_gone(led)).await;
         self.count_end();
         match ended {
             Ok(()) => self.clear(Some(&service)),
@@ -220,20 +216,24 @@ fn clear(status: &mut TunnelStatus, service: Option<&ObjectName>) -> bool {
 }
 
 /// Waits until no process has the client's socket any more. Its FIN says only that it will send no more.
-async fn is_gone(sockets: &sock_diag::Handle, Led { client, frontend, .. }: Led) {
+async fn is_gone(Led { client, frontend, .. }: Led) {
     let mut wait = GONE_MIN;
-    loop {
-        let has_owner = match sockets.has_owner(client, frontend).await {
-            Ok(Some(has_owner)) => has_owner,
-            // The kernel may not be able to look for one socket. The list of all takes long where there are many.
-            // Without an answer it is the pod's end that ends the stream.
-            _ => !matches!(spawn_blocking(move || listeners::has_owner(client, frontend)).await, Ok(Ok(false))),
-        };
-        if !has_owner {
-            return;
-        }
+    // The kernel may load a module within the call.
+    while on_own_thread(has_owner(client, frontend)).await.unwrap_or(true) {
         sleep(wait).await;
         wait = (wait * 2).min(GONE_MAX);
+    }
+}
+
+/// Returns true if a process has the client's socket. Without an answer it is the pod's end that ends the stream.
+async fn has_owner(client: SocketAddr, frontend: SocketAddr) -> bool {
+    match sock_diag::has_owner(client, frontend).await {
+        Ok(Some(has_owner)) => has_owner,
+        // The kernel may not be able to look for one socket. The list of all takes long where there are many.
+        answer => {
+            debug!(?answer, %client, "the kernel names no such socket");
+            listeners::has_owner(client, frontend).unwrap_or(true)
+        }
     }
 }
 

@@ -127,10 +127,12 @@ pub(crate) fn judge(setting: &Setting, facts: &Outside) -> Vec<Finding> {
             findings.push(ok("API server", format!("{} answers", granted.server)));
             findings.push(rights(granted));
             findings.extend(granted.streams.as_ref().map(tunnel));
-            let known = if setting.service_cidrs.is_empty() { &granted.service_cidrs } else { &setting.service_cidrs };
-            findings.push(service_networks(known, &facts.overlaps));
         }
     }
+    let of_cluster = facts.granted.iter().flatten().map(|granted| &granted.service_cidrs).next();
+    let of_operator = Some(&setting.service_cidrs).filter(|ranges| !ranges.is_empty());
+    let known = of_operator.or(of_cluster);
+    findings.extend(known.map(|known| service_networks(known, &facts.overlaps)));
     findings.push(judge_names(setting, &facts.names));
     findings
 }
@@ -201,6 +203,14 @@ fn tunnel(streams: &Streams) -> Finding {
             let found = format!("pods/portforward is granted in namespace {namespace}, and not in all");
             warn(WHAT, found, "if Services of other namespaces need the tunnel, grant it there as well")
         }
+        Streams::Nowhere { namespace, lacks } if *lacks == ["create"] => {
+            let found = format!("no right to create pods/portforward, in all namespaces or in {namespace}");
+            warn(
+                WHAT,
+                found,
+                "if the API server is of 1.35 or later, which asks for it, bind the ClusterRole kpx-host-tunnel",
+            )
+        }
         Streams::Nowhere { namespace, lacks } => {
             let verbs = lacks.join(" and ");
             let found = format!("no right to {verbs} pods/portforward, in all namespaces or in {namespace}");
@@ -217,9 +227,12 @@ fn tunnel(streams: &Streams) -> Finding {
 /// Judges the rights. kpx does without some.
 fn rights(granted: &Granted) -> Finding {
     const WHAT: &str = "rights";
-    let Some((resource, why)) = granted.refused.first() else { return ok(WHAT, "to list all that kpx reads") };
+    let Some((resource, why)) = granted.refused.first() else {
+        return ok(WHAT, "to list and watch all that kpx reads");
+    };
     let (found, all) = (format!("{resource}: {why}"), granted.refused.iter().map(|(resource, _)| resource.as_str()));
-    let fix = format!("grant get, list and watch of {}", all.collect::<Vec<_>>().join(", "));
+    let all = all.collect::<Vec<_>>().join(", ");
+    let fix = format!("grant list and watch of {all}: the ClusterRole kpx-host, docs/host-mode.md#rights");
     let is_needed =
         granted.refused.iter().any(|(resource, _)| matches!(resource.as_str(), "services" | "endpointslices"));
     let level = if is_needed { Level::Fail } else { Level::Warn };

@@ -11,7 +11,7 @@ use clap::Args;
 use kube::{Client, Config};
 use tokio::time::timeout;
 
-use proxy_source::kubernetes::{Told, configured, kubeconfig};
+use proxy_source::kubernetes::{Fault, Told, configured, kubeconfig};
 
 /// The cluster to ask, and its nodes.
 #[derive(Args, Debug)]
@@ -96,7 +96,8 @@ impl ConnectArgs {
         let answer = answer.map_err(|_| anyhow!("{what}: no answer of {server} within {} s", limit.as_secs()))?;
         answer.map_err(|error| match Told::from(&error) {
             told if told.code.is_some_and(|code| code != 401) => anyhow::Error::new(told).context(what.to_string()),
-            told if told.code.is_some() => anyhow!("{what}: {server}: {told}"),
+            // The error of a plugin holds its environment and output.
+            told if told.code.is_some() || told.fault == Fault::Plugin => anyhow!("{what}: {server}: {told}"),
             // The layers above repeat the cause.
             _ => anyhow!("{what}: {server}: {}", anyhow::Error::new(error).root_cause()),
         })
@@ -116,7 +117,11 @@ fn shown(config: &Config) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{ExitStatus, Output};
+
     use clap::Parser;
+    use kube::client::AuthError;
 
     use super::*;
 
@@ -147,6 +152,17 @@ mod tests {
             let error = connect.call(60, "list the pods", refused).await.unwrap_err();
             assert_eq!(format!("{error:#}"), says);
         }
+    }
+
+    #[tokio::test]
+    async fn output_of_a_credential_plugin_is_not_told() {
+        let Line { connect } = Line::parse_from(["kpx"]);
+        let out = Output { status: ExitStatus::from_raw(256), stdout: b"s3cret".to_vec(), stderr: Vec::new() };
+        let failed = AuthError::AuthExecRun { cmd: "aws".to_owned(), out: Box::new(out) };
+        let failed = std::future::ready(Err::<(), _>(kube::Error::Auth(failed)));
+        let error = connect.call(60, "list the pods", failed).await.unwrap_err();
+        let says = "list the pods: the API server: the kubeconfig's credential plugin failed: exit status: 1";
+        assert_eq!(format!("{error:#}"), says);
     }
 
     #[test]

@@ -37,7 +37,7 @@ impl Listeners {
 }
 
 /// Returns true if a process has the socket of a TCP connection with these ends. The kernel keeps a socket for a while that its process has
-/// closed.
+/// closed. It lists all sockets for that: [`crate::sock_diag::has_owner`] asks for one.
 pub fn has_owner(local: SocketAddr, remote: SocketAddr) -> Result<bool> {
     let v4 = if local.is_ipv4() { tcp().context("list the host's TCP sockets")? } else { Vec::new() };
     // A socket of IPv6 may speak IPv4, too.

@@ -3,11 +3,13 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
 use futures::StreamExt;
 use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use rtnetlink::proto::{Connection, ConnectionHandle, new_connection};
 use rtnetlink::sys::protocols::NETLINK_SOCK_DIAG;
+use tokio::time::timeout;
 
 use super::netlink::{self, kernel};
 use super::raw::{self, Message};
@@ -25,6 +27,9 @@ const IPPROTO_UDP: u8 = 17;
 const ESTABLISHED: u32 = 1 << 1;
 /// The cookie that stands for any socket with the same ends (`INET_DIAG_NOCOOKIE`, twice).
 const NO_COOKIE: [u8; 8] = [0xff; 8];
+
+/// The longest wait for an answer about one socket.
+const ANSWER: Duration = Duration::from_secs(1);
 
 /// The length of `struct inet_diag_sockid`, and its offset in `struct inet_diag_msg`, behind four single bytes.
 const ID_LEN: usize = 48;
@@ -106,11 +111,7 @@ impl Handle {
         self.destroy((family, IPPROTO_TCP), &id(local, peer)).await
     }
 
-    /// Returns true if a process has the TCP socket with these ends, and false if its process has closed it. The kernel finds the socket
-    /// by its hash, however many there are.
-    ///
-    /// None says that the kernel names no such socket. A kernel without `tcp_diag` gives the same answer (`ENOENT`).
-    pub async fn has_owner(&self, local: SocketAddr, peer: SocketAddr) -> io::Result<Option<bool>> {
+    async fn has_owner(&self, local: SocketAddr, peer: SocketAddr) -> io::Result<Option<bool>> {
         let family = if local.is_ipv4() { AF_INET } else { AF_INET6 };
         let wanted = id(local, peer);
         let request = request(SOCK_DIAG_BY_FAMILY, 0, (family, IPPROTO_TCP), &wanted);
@@ -126,6 +127,19 @@ impl Handle {
     async fn destroy(&self, kind: (u8, u8), id: &[u8; ID_LEN]) -> io::Result<bool> {
         let request = request(SOCK_DESTROY, NLM_F_ACK, kind, id);
         netlink::deleted(self.0.request(request, kernel()).map_err(io::Error::other)?).await
+    }
+}
+
+/// Returns true if a process has the TCP socket with these ends, and false if its process has closed it. The kernel finds the socket by
+/// its hash, however many there are.
+///
+/// None says that the kernel names no such socket. A kernel without `tcp_diag` gives the same answer (`ENOENT`).
+pub async fn has_owner(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<bool>> {
+    let (connection, handle) = connect()?;
+    let closed = || io::Error::new(io::ErrorKind::UnexpectedEof, "the netlink socket has failed");
+    tokio::select! {
+        found = timeout(ANSWER, handle.has_owner(local, peer)) => found.map_err(io::Error::from)?,
+        () = connection => Err(closed()),
     }
 }
 
@@ -167,33 +181,29 @@ mod tests {
 
     #[tokio::test]
     async fn kernel_tells_whether_a_process_has_a_connection() {
-        let (connection, handle) = connect().unwrap();
-        tokio::spawn(connection);
         for at in ["127.0.0.1:0", "[::1]:0"] {
             let listener = TcpListener::bind(at).unwrap();
             let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let _server = listener.accept().unwrap();
             let (local, peer) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
             client.shutdown(Shutdown::Write).unwrap();
-            assert_eq!(handle.has_owner(local, peer).await.unwrap(), Some(true), "{at}: it reads yet");
+            assert_eq!(has_owner(local, peer).await.unwrap(), Some(true), "{at}: it reads yet");
             drop(client);
-            assert_eq!(handle.has_owner(local, peer).await.unwrap(), Some(false), "{at}: it was closed");
+            assert_eq!(has_owner(local, peer).await.unwrap(), Some(false), "{at}: it was closed");
             // The listener has the port, and other ends.
             let never = SocketAddr::new(peer.ip(), 1);
-            assert_eq!(handle.has_owner(peer, never).await.unwrap(), None, "{at}: it never was");
+            assert_eq!(has_owner(peer, never).await.unwrap(), None, "{at}: it never was");
         }
     }
 
     #[tokio::test]
     async fn socket_of_ipv6_that_speaks_ipv4_has_an_owner() {
-        let (connection, handle) = connect().unwrap();
-        tokio::spawn(connection);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let client = TcpStream::connect(format!("[::ffff:127.0.0.1]:{port}")).unwrap();
         let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
         let (local, peer) = (canonical(client.local_addr().unwrap()), canonical(client.peer_addr().unwrap()));
         assert!(local.is_ipv4() && peer.is_ipv4());
-        assert_eq!(handle.has_owner(local, peer).await.unwrap(), Some(true));
+        assert_eq!(has_owner(local, peer).await.unwrap(), Some(true));
     }
 }

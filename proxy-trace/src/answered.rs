@@ -48,7 +48,8 @@ pub(crate) async fn notes(live: &Live, trace: &Trace) -> Vec<String> {
     if trace.outcome.verdict != Verdict::Forward || trace.packet.protocol != "tcp" {
         return Vec::new();
     }
-    let Ok(mut ends) = ends(&live.client, &trace.outcome).await else { return Vec::new() };
+    // Without the flows there is still the tunnel to tell of.
+    let mut ends = ends(&live.client, &trace.outcome).await.unwrap_or_default();
     let mut notes = Vec::new();
     if let Some(tunnel) = &live.status.tunnel {
         // A socket of this host answers there for all pods, so the words for backends do not hold.

@@ -14,7 +14,7 @@ use crate::explain::ANY_SERVICE;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outside {
     unreachable: Vec<UnreachableStatus>,
-    /// The Services of which nothing is reached.
+    /// The Services that this machine does not reach at all.
     cut_off: BTreeSet<String>,
     /// True if the tunnel through the API server is on.
     has_tunnel: bool,
@@ -74,7 +74,7 @@ impl Outside {
         let backends: BTreeSet<IpAddr> = all.iter().map(|one| one.backend.ip()).collect();
         let rest = match dialled.service.is_some_and(|service| self.cut_off.contains(service)) {
             true => "",
-            false => "; the Service's other ports or families are within reach",
+            false => "; another port or family of the Service is within reach",
         };
         format!(
             "port {} has endpoints over {}, but this machine reaches none of {}, first {}: {}{rest}",
@@ -90,7 +90,8 @@ impl Outside {
     fn ways(&self, backends: String, dialled: &DialledPort<'_>, first: &UnreachableStatus) -> Vec<String> {
         let mut ways = vec![backends];
         match (self.has_tunnel, dialled.port.1 == Proto::TCP) {
-            (false, true) => ways.push("kpx run --tunnel tcp leads TCP to pods through the API server.".to_owned()),
+            (false, true) => ways
+                .push("kpx run --tunnel tcp leads TCP to endpoints that are pods, through the API server.".to_owned()),
             (true, true) => {
                 ways.push("--tunnel tcp is on, but leads to pods alone: these endpoints are none.".to_owned())
             }
@@ -173,7 +174,7 @@ mod tests {
         let (explanation, remedy) = seen(&part, (53, Proto::UDP), "IPv4");
         let expected = format!(
             "port 53/udp has endpoints over IPv4, but this machine reaches none of 2, first 10.244.1.3:53: {NO_NODE_PORT}; \
-             the Service's other ports or families are within reach"
+             another port or family of the Service is within reach"
         );
         assert_eq!(explanation, expected);
         assert!(!remedy.contains("whole cluster") && remedy.contains("docs/host-mode.md"), "{remedy}");
@@ -186,7 +187,7 @@ mod tests {
         assert_eq!(explanation, "port 80/tcp has no endpoint that serves over IPv4");
         assert!(remedy.contains("port 80/tcp is down there for the whole cluster."), "{remedy}");
         let (explanation, _) = seen(&outside(&["shop/web"], &[("80/tcp", "10.244.1.3:80")]), (80, Proto::TCP), "IPv4");
-        assert!(!explanation.contains("other ports"), "{explanation}");
+        assert!(!explanation.contains("another port"), "{explanation}");
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub struct Status {
     /// The Services that have backends, and none that this host reaches.
     #[serde(default)]
     pub cut_off: Vec<CutOffStatus>,
-    /// The ports that have backends of a family, and none that this host reaches, of Services of which it reaches another part.
+    /// The ports that have backends of a family, and none that this host reaches, where it reaches another part of the Service.
     #[serde(default)]
     pub cut_off_ports: Vec<CutOffPortStatus>,
     /// The backends that have given no answer on this node of late.

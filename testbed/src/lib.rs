@@ -20,8 +20,8 @@ pub mod netns;
 pub mod pod;
 #[cfg(feature = "packets")]
 pub mod reference;
-#[cfg(feature = "packets")]
 pub mod rights;
+#[cfg(feature = "packets")]
 pub mod rows;
 pub mod rtnl;
 pub mod served_lab;

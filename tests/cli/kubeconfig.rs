@@ -110,7 +110,8 @@ fn check_tells_whether_a_kubeconfig_can_be_used() -> Result<()> {
     let path = path.display().to_string();
     let (in_host, to_nowhere, dns) = (["--mode", "host"], ["--context", "b"], ["--dns-address", "127.0.0.1:1053"]);
     let _taken = ns.run(|| std::net::UdpSocket::bind(dns[1]))?;
-    let cases: [(&str, &[&[&str]], &str, &[&str]); 6] = [
+    type Words<'a> = &'a [&'a str];
+    let cases: [(&str, &[Words<'_>], &str, Words<'_>); 6] = [
         (&path, &[], "kubeconfig", &["kpx can use it"]),
         ("/nofile", &[], "kubeconfig", &["read /nofile: No such file", "mend this kubeconfig"]),
         (&path, &[&to_nowhere], "kubeconfig", &["has no context \"b\"; its contexts: c", "--context"]),

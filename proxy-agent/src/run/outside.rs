@@ -37,7 +37,9 @@ pub(super) async fn start(
 ) -> Result<(Outside, OutsideStates)> {
     let (names, names_state) = names::start(names, agent, netlink);
     let (tunnel, tunnel_state) = Tunnel::start(tunnel, model.host_routes.as_mut(), flows, agent, netlink).await?;
-    let states = OutsideStates { api_server: source.server().await?, names: names_state, tunnel: tunnel_state };
+    // It is for reports alone. The source tells what is wrong with it.
+    let api_server = source.server().await.unwrap_or_default();
+    let states = OutsideStates { api_server, names: names_state, tunnel: tunnel_state };
     Ok((Outside { names, tunnel }, states))
 }
 

@@ -78,8 +78,8 @@ impl Desired {
         all
     }
 
-    /// Returns the ports without a backend within reach in a family, of Services of which this host reaches another part. Each has the
-    /// backends out of reach.
+    /// Returns the ports without a backend within reach in a family, where this host reaches another part of the Service. Each has
+    /// the backends out of reach.
     pub fn cut_off_ports(&self) -> Vec<(&ObjectName, Vec<&Unreachable>)> {
         let whole = self.cut_off();
         let mut ports: BTreeMap<_, Vec<_>> = BTreeMap::new();

@@ -73,7 +73,7 @@ impl Options {
     /// Returns the description of an attempt to make a client.
     fn client_for(&self, server: &http::Uri) -> String {
         let from = self.kubeconfig.as_ref().map(|path| format!(" of {}", path.display())).unwrap_or_default();
-        format!("client for the API server {server}{from}")
+        format!("client for the API server {}{from}", without_credentials(server))
     }
 
     /// Returns the configuration, with the operator's server in place of its own.
@@ -95,7 +95,7 @@ impl Options {
         // Watches back off by themselves, and report it.
         config.default_retry = false;
         let (server, cluster) = (config.cluster_url.clone(), Cluster::of(&config));
-        info!(%server, "API server");
+        info!(server = without_credentials(&server), "API server");
         let addrs = ApiServerAddrs::of([Some(&server), config.proxy_url.as_ref()].into_iter().flatten());
         let client = connected(config).with_context(|| self.client_for(&server))?;
         let paced = counted(client, &server, outage.clone());
@@ -226,7 +226,7 @@ fn parse_master(master: &str) -> Result<http::Uri> {
 }
 
 /// Returns a URL without user, password and query, which may be secrets.
-fn without_credentials(url: &http::Uri) -> String {
+pub(super) fn without_credentials(url: &http::Uri) -> String {
     let host = url.host().unwrap_or_default();
     let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
     format!("{}://{host}{port}{}", url.scheme_str().unwrap_or("https"), url.path().trim_end_matches('/'))

@@ -5,6 +5,8 @@ use std::fmt;
 
 use kube::Config;
 
+use super::client::without_credentials;
+
 /// The API server's URL, and the authorities that sign for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cluster {
@@ -31,7 +33,7 @@ impl Cluster {
 
 impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.url.fmt(f)
+        f.write_str(&without_credentials(&self.url))
     }
 }
 
@@ -46,7 +48,7 @@ pub(super) enum Change {
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Url(url) => write!(f, "they lead to {url}"),
+            Self::Url(url) => write!(f, "they lead to {}", without_credentials(url)),
             Self::Authority => f.write_str("another authority signs for it"),
         }
     }

@@ -58,13 +58,13 @@ impl From<&kube::Error> for Told {
             (Some(401), _) => Fault::Credentials,
             (Some(_), _) => Fault::Answer,
             (None, _) if auth_error(error).is_some_and(is_of_plugin) => Fault::Plugin,
+            (None, _) if auth_error(error).is_some() || is_of_kubeconfig(error) => Fault::Kubeconfig,
             // The server says so of the client's certificate.
             (None, text) if text.contains("fatal alert") && text.contains("certificate") => Fault::Credentials,
             (None, text) if text.contains("certificate") => Fault::Certificate,
             (None, text) if text.contains("dns error") => Fault::Name,
             (None, _) => match error {
                 kube::Error::Service(_) | kube::Error::HyperError(_) => Fault::Unreachable,
-                kube::Error::Auth(_) | kube::Error::InferKubeconfig(_) => Fault::Kubeconfig,
                 _ => Fault::Answer,
             },
         };
@@ -113,6 +113,12 @@ pub(super) fn explain(error: &kube::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+/// Returns true for what comes before any contact with the server.
+fn is_of_kubeconfig(error: &kube::Error) -> bool {
+    use kube::Error::{InferKubeconfig, ProxyProtocolDisabled, ProxyProtocolUnsupported, RustlsTls};
+    matches!(error, InferKubeconfig(_) | RustlsTls(_) | ProxyProtocolUnsupported { .. } | ProxyProtocolDisabled { .. })
 }
 
 fn is_of_plugin(error: &AuthError) -> bool {
@@ -166,6 +172,11 @@ mod tests {
             ),
             (api(401, "Unauthorized", "Unauthorized"), Fault::Credentials, "401 Unauthorized: Unauthorized"),
             (kube::Error::Auth(plugin), Fault::Plugin, "the kubeconfig's credential plugin failed: exit status: 1"),
+            (
+                kube::Error::Service(Box::new(AuthError::ReadTokenFile(io::Error::other("gone"), "/token".into()))),
+                Fault::Kubeconfig,
+                "ServiceError: failed to read token file '\"/token\"': gone",
+            ),
             (
                 io(io::ErrorKind::InvalidData, "invalid peer certificate: UnknownIssuer"),
                 Fault::Certificate,

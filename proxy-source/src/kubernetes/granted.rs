@@ -17,12 +17,12 @@ use super::errors::{Fault, Told};
 
 /// The longest wait for each answer.
 const ANSWER: Duration = Duration::from_secs(10);
-/// The objects that kpx reads in mode host: the resources, and the paths of their lists.
-const LISTS: [(&str, &str); 4] = [
-    ("services", "/api/v1/services?limit=1"),
-    ("endpointslices", "/apis/discovery.k8s.io/v1/endpointslices?limit=1"),
-    ("nodes", "/api/v1/nodes?limit=1"),
-    ("servicecidrs", "/apis/networking.k8s.io/v1/servicecidrs"),
+/// The objects that kpx reads in mode host: their groups and resources, and the paths of their lists.
+const LISTS: [(&str, &str, &str); 4] = [
+    ("", "services", "/api/v1/services?limit=1"),
+    ("discovery.k8s.io", "endpointslices", "/apis/discovery.k8s.io/v1/endpointslices?limit=1"),
+    ("", "nodes", "/api/v1/nodes?limit=1"),
+    ("networking.k8s.io", "servicecidrs", "/apis/networking.k8s.io/v1/servicecidrs"),
 ];
 /// The verbs of pods/portforward that a stream takes. API servers before 1.35 ask for the first alone.
 const STREAM: [&str; 2] = ["get", "create"];
@@ -31,7 +31,7 @@ const STREAM: [&str; 2] = ["get", "create"];
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Granted {
     pub server: String,
-    /// The resources that may not be listed, with the server's words.
+    /// The resources that may not be listed or watched, with the server's words.
     pub refused: Vec<(String, String)>,
     /// The ranges of ClusterIPs, if the server tells them.
     pub service_cidrs: Vec<IpNet>,
@@ -74,13 +74,26 @@ impl fmt::Display for NotGranted {
 impl Options {
     /// Asks for what kpx reads in mode host, and `with_streams` if it may open streams to ports of pods.
     pub async fn granted(&self, with_streams: bool) -> Result<Granted, NotGranted> {
-        let server = self.directed().await?.cluster_url.to_string();
+        let server = self.server().await?;
         let client = self.stream_client().await?;
         let mut granted = Granted { server, ..Granted::default() };
-        for (resource, path) in LISTS {
+        for (group, resource, path) in LISTS {
             match answer(get(&client, path)).await {
-                Ok(list) if resource == "servicecidrs" => granted.service_cidrs = ranges(&list),
-                Ok(_) => {}
+                Ok(list) => {
+                    if resource == "servicecidrs" {
+                        granted.service_cidrs = ranges(&list);
+                    }
+                    let asked = ResourceAttributes {
+                        group: Some(group.to_owned()),
+                        resource: Some(resource.to_owned()),
+                        verb: Some("watch".to_owned()),
+                        ..ResourceAttributes::default()
+                    };
+                    // A server that does not answer reviews may grant it.
+                    if !allows(&client, asked).await.unwrap_or(true) {
+                        granted.refused.push((resource.to_owned(), "may be listed, and not watched".to_owned()));
+                    }
+                }
                 // Servers before 1.33 have no such resource.
                 Err(Told { code: Some(404), .. }) if resource == "servicecidrs" => {}
                 Err(told) if told.code == Some(403) => granted.refused.push((resource.to_owned(), told.to_string())),
@@ -115,15 +128,20 @@ async fn lacks(client: &Client, namespace: Option<&str>) -> Result<Vec<&'static 
             verb: Some(verb.to_owned()),
             ..ResourceAttributes::default()
         };
-        let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
-        let review = SelfSubjectAccessReview { spec, ..Default::default() };
-        let reviews = Api::<SelfSubjectAccessReview>::all(client.clone());
-        let review = answer(reviews.create(&PostParams::default(), &review)).await?;
-        if !review.status.is_some_and(|status| status.allowed) {
+        if !allows(client, attributes).await? {
             lacks.push(verb);
         }
     }
     Ok(lacks)
+}
+
+/// Asks if the client may do something.
+async fn allows(client: &Client, attributes: ResourceAttributes) -> Result<bool, Told> {
+    let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
+    let review = SelfSubjectAccessReview { spec, ..Default::default() };
+    let reviews = Api::<SelfSubjectAccessReview>::all(client.clone());
+    let review = answer(reviews.create(&PostParams::default(), &review)).await?;
+    Ok(review.status.is_some_and(|status| status.allowed))
 }
 
 async fn answer<T>(asked: impl Future<Output = kube::Result<T>>) -> Result<T, Told> {

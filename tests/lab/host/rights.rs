@@ -1,9 +1,11 @@
 //! The rights of a host outside of the cluster.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Result, ensure};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use serde_json::Value;
-use testbed::agent::{Service, Source, kpx as kpx_in};
+use testbed::agent::{DEADLINE, Service, Source, kpx as kpx_in, wait_until};
 use testbed::echo::Protocol;
 use testbed::lab::Layout;
 use testbed::rights::granted;
@@ -24,12 +26,19 @@ fn kpx_asks_for_what_the_roles_grant_and_the_check_misses_it() -> Result<()> {
     let (role, of_tunnel) = (role_of(ROLE)?, role_of(OF_TUNNEL)?);
     let kpx = fixture.outside(c, &[])?;
     fixture.refused(c, |family| web.frontend(family))?;
-    ensure!(api.traffic().kinds().collect::<Vec<_>>() == Vec::from_iter(granted(&role)), "{:?}", api.traffic());
+    // Watches begin after lists, and each at its own time.
+    let is_all = |rights: &BTreeSet<(&str, &str, &str)>| {
+        let traffic = api.traffic();
+        let asked: Vec<(&str, &str, &str)> = traffic.kinds().collect();
+        Ok(asked.iter().eq(rights))
+    };
+    let of_host = granted(&role);
+    wait_until(DEADLINE, "kpx asks for all that the role grants", || is_all(&of_host))?;
     kpx.stop()?;
     let kpx = fixture.outside(c, &["--tunnel", "tcp"])?;
     fixture.served_over(&[Protocol::Tcp], c, |family| web.frontend(family), &["p1b"], None)?;
     let both = &granted(&role) | &granted(&of_tunnel);
-    ensure!(api.traffic().kinds().collect::<Vec<_>>() == Vec::from_iter(both), "{:?}", api.traffic());
+    wait_until(DEADLINE, "kpx asks for all that both roles grant", || is_all(&both))?;
 
     let Source::Kubeconfig(kubeconfig) = fixture.cluster.source() else { unreachable!("an API server") };
     let level = |what: &str, tunnel: &str| -> Result<Value> {
@@ -39,7 +48,9 @@ fn kpx_asks_for_what_the_roles_grant_and_the_check_misses_it() -> Result<()> {
         Ok(findings.find(|finding| finding["what"] == what).map_or(Value::Null, |finding| finding["level"].clone()))
     };
     ensure!(level("tunnel", "off")?.is_null() && level("tunnel", "tcp")? == "ok" && level("rights", "off")? == "ok");
-    for (verb, resource, what) in [("create", "pods/portforward", "tunnel"), ("list", "endpointslices", "rights")] {
+    for (verb, resource, what) in
+        [("get", "pods/portforward", "tunnel"), ("watch", "services", "rights"), ("list", "endpointslices", "rights")]
+    {
         api.fail(verb, resource, 403);
         ensure!(level(what, "tcp")? == "fail", "without {verb} of {resource}");
     }

@@ -84,23 +84,26 @@ function renderSoon(draw = renderView) {
   due.add(draw);
 }
 
-let typed = null;
+let isTyped = false;
 let isFiltering = false;
 
 /** Shows the rows that the typed text chooses, behind the letter itself and in turns. What is typed meanwhile comes next. */
 async function filterBy(text) {
-  typed = text;
+  choose({ filter: text });
+  isTyped = true;
   if (isFiltering) return;
   isFiltering = true;
-  while (typed !== null) {
-    await turn();
-    choose({ filter: typed });
-    typed = null;
-    await prepare(state.rows, state.version);
-    await turn();
-    renderView();
+  try {
+    while (isTyped) {
+      isTyped = false;
+      await turn();
+      await prepare(state.rows, state.version);
+      await turn();
+      renderView();
+    }
+  } finally {
+    isFiltering = false;
   }
-  isFiltering = false;
 }
 
 function titleOf(key) {

@@ -157,7 +157,9 @@ export async function prepare(rows, version) {
 
 /** Returns the rows in the reader's order. */
 function chosenRows() {
-  if (next.order === orderOf(state.version)) last = next;
+  const order = orderOf(state.version);
+  // What was chosen since the reading began counts more than what was prepared for it.
+  if (last.order !== order && next.order === order) last = next;
   if (last.choice === choiceOf(state.version)) return last.rows;
   const steps = choosing(state.rows, state.version);
   let step = steps.next();
