@@ -160,7 +160,8 @@ fn large_clusters_are_measured_with_kpx_and_with_rules() -> Result<()> {
     };
     let is_positive = |by, size, what| {
         let found = found(by, size, what);
-        ensure!(matches!(found, Some(Found::Value(value)) if value > 0.0), "{by}, {what}: {found:?}");
+        let failed: Vec<_> = kept.0.iter().filter(|figure| matches!(figure.found, Found::Failed(_))).collect();
+        ensure!(matches!(found, Some(Found::Value(value)) if value > 0.0), "{by}, {what}: {found:?}, {failed:?}");
         Ok(())
     };
     for what in [What::Programmed, What::Resident, What::KernelMemory, What::SliMean, What::Change1000P99] {
