@@ -48,9 +48,15 @@ pub(crate) async fn gather(setting: &Setting, links: &BTreeMap<u32, Link>) -> Re
         Some(options) => Some(options.granted(setting.has_tunnel).await),
         None => None,
     };
-    let of_cluster = granted.iter().flatten().flat_map(|granted| &granted.service_cidrs).copied();
-    let ranges = if setting.service_cidrs.is_empty() { of_cluster.collect() } else { setting.service_cidrs.clone() };
-    Ok(Outside { overlaps: overlaps(&ranges, links).await?, granted, names: names(setting.names) })
+    let overlaps = overlaps(ranges(setting, granted.as_ref()).unwrap_or_default(), links).await?;
+    Ok(Outside { overlaps, granted, names: names(setting.names) })
+}
+
+/// Returns the ranges of ClusterIPs: the operator's before the cluster's. None if the operator names none and no server answers.
+fn ranges<'a>(setting: &'a Setting, granted: Option<&'a Result<Granted, NotGranted>>) -> Option<&'a [IpNet]> {
+    let of_operator = Some(&setting.service_cidrs).filter(|ranges| !ranges.is_empty());
+    let of_cluster = granted.and_then(|granted| Some(&granted.as_ref().ok()?.service_cidrs));
+    of_operator.or(of_cluster).map(Vec::as_slice)
 }
 
 /// Returns what of this machine lies in the ranges. kpx's own devices and routes do not count.
@@ -129,9 +135,7 @@ pub(crate) fn judge(setting: &Setting, facts: &Outside) -> Vec<Finding> {
             findings.extend(granted.streams.as_ref().map(tunnel));
         }
     }
-    let of_cluster = facts.granted.iter().flatten().map(|granted| &granted.service_cidrs).next();
-    let of_operator = Some(&setting.service_cidrs).filter(|ranges| !ranges.is_empty());
-    let known = of_operator.or(of_cluster);
+    let known = ranges(setting, facts.granted.as_ref());
     findings.extend(known.map(|known| service_networks(known, &facts.overlaps)));
     findings.push(judge_names(setting, &facts.names));
     findings

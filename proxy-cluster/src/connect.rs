@@ -11,7 +11,7 @@ use clap::Args;
 use kube::{Client, Config};
 use tokio::time::timeout;
 
-use proxy_source::kubernetes::{Fault, Told, configured, kubeconfig};
+use proxy_source::kubernetes::{Fault, Told, configured, kubeconfig, without_credentials};
 
 /// The cluster to ask, and its nodes.
 #[derive(Args, Debug)]
@@ -63,7 +63,7 @@ impl ConnectArgs {
             }
             config => config?,
         };
-        let server = self.server.get_or_init(|| format!("{} ({from})", shown(&config)));
+        let server = self.server.get_or_init(|| format!("{} ({from})", without_credentials(&config.cluster_url)));
         // A stream of `monitor` may be silent for long; each call has its own limit.
         config.read_timeout = None;
         Client::try_from(config).map_err(Told::from).with_context(|| format!("make a client of {server}"))
@@ -106,13 +106,6 @@ impl ConnectArgs {
     pub(crate) fn parallel(&self) -> usize {
         self.parallel.into()
     }
-}
-
-/// Returns the server's URL without a password or a token in it.
-fn shown(config: &Config) -> String {
-    let url = &config.cluster_url;
-    let port = url.port_u16().map(|port| format!(":{port}")).unwrap_or_default();
-    format!("{}://{}{port}{}", url.scheme_str().unwrap_or("https"), url.host().unwrap_or_default(), url.path())
 }
 
 #[cfg(test)]
@@ -171,7 +164,7 @@ mod tests {
             ("https://10.0.0.1:6443", "https://10.0.0.1:6443/"),
             ("https://admin:s3cret@[fd00::1]/clusters/c?token=s3cret", "https://[fd00::1]/clusters/c"),
         ] {
-            assert_eq!(shown(&Config::new(url.parse().unwrap())), want);
+            assert_eq!(without_credentials(&url.parse().unwrap()), want);
         }
     }
 }

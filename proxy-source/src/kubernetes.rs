@@ -37,6 +37,7 @@ mod outage;
 mod recorder;
 mod watch;
 
+pub use client::without_credentials;
 pub use context::{configured, kubeconfig};
 pub use errors::{Fault, Told};
 pub use forward::Forwarder;

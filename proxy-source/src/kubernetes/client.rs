@@ -67,7 +67,7 @@ impl Options {
 
     /// Returns the server's URL as reports name it. It does not change while kpx runs.
     pub(crate) async fn server(&self) -> Result<String> {
-        Ok(without_credentials(&self.directed().await?.cluster_url))
+        Ok(without_credentials(&self.directed().await?.cluster_url).trim_end_matches('/').to_owned())
     }
 
     /// Returns the description of an attempt to make a client.
@@ -225,11 +225,11 @@ fn parse_master(master: &str) -> Result<http::Uri> {
     Ok(url)
 }
 
-/// Returns a URL without user, password and query, which may be secrets.
-pub(super) fn without_credentials(url: &http::Uri) -> String {
+/// Returns the URL of an API server without user, password and query, which may be secrets.
+pub fn without_credentials(url: &http::Uri) -> String {
     let host = url.host().unwrap_or_default();
     let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
-    format!("{}://{host}{port}{}", url.scheme_str().unwrap_or("https"), url.path().trim_end_matches('/'))
+    format!("{}://{host}{port}{}", url.scheme_str().unwrap_or("https"), url.path())
 }
 
 #[cfg(test)]
