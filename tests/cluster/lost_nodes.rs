@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use socket2::{Domain, Socket, Type};
 use testbed::agent::{Agent, DEADLINE, Object, Service, idle, node, wait_until};
-use testbed::lab::{Family, Host};
+use testbed::lab::{Family, Host, Layout};
 use testbed::watched_lab::WatchedLab;
 
 const PORT: u16 = 8080;
@@ -84,8 +84,12 @@ fn connections_to_lost_node_end_where_service_asks() -> Result<()> {
 
 /// Its first SYNs go to a node that is cut off. The next one after its endpoint has gone reaches another one.
 #[test]
-fn connection_that_waits_leaves_lost_node() -> Result<()> {
-    let lab = WatchedLab::start(PORT)?;
+fn connection_that_waits_leaves_lost_node_in_every_layout() -> Result<()> {
+    Layout::ALL.into_iter().try_for_each(|layout| leaves_lost_node(layout).with_context(|| format!("{layout:?}")))
+}
+
+fn leaves_lost_node(layout: Layout) -> Result<()> {
+    let lab = WatchedLab::start_in(layout, PORT, Vec::new())?;
     let asks = Service::new("asks", 10, &["p2a"], PORT).annotation(ANNOTATION, "true");
     lab.put_service(&asks)?;
     let kpx = Agent::start_with(&lab.lab, &lab.lab.n1, lab.source(), &[])?;

@@ -85,6 +85,25 @@ fn overdue_backend_gets_no_new_flows_until_it_answers() -> Result<()> {
     Ok(())
 }
 
+/// Nothing else takes them away.
+#[test]
+fn sweep_removes_old_rows_of_asked_backends() -> Result<()> {
+    for mut fixture in services()? {
+        fixture.rows("silent::overdue_backend_gets_no_new_flows_until_it_answers/asked")?;
+        let now_secs = u32::try_from(clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec())?;
+        let asked = |age: u32| -> Result<usize> {
+            fixture.bench.datapath.flows.sweep_at(now_secs + age)?;
+            match fixture.is_v4() {
+                true => asked_rows::<Addr4>(&fixture, IPV4.connects).map(|rows| rows.len()),
+                false => asked_rows::<Addr6>(&fixture, IPV6.connects).map(|rows| rows.len()),
+            }
+        };
+        ensure!(asked(0)? == 1, "the one that has answered before owes an answer");
+        ensure!(asked(Asked::OLD_SECS + 3)? == 0, "it does not any more");
+    }
+    Ok(())
+}
+
 /// A backend of little weight would get all that others are to get. Without a table a weighted Service has its first slot.
 #[test]
 fn backend_of_weighted_service_is_never_overdue() -> Result<()> {
@@ -142,15 +161,23 @@ fn change_asked<A: Addr>(fixture: &Fixture, name: &str, change: impl Fn(u64) -> 
 where
     EndpointKey<A>: Pod,
 {
-    let maps = &fixture.bench.datapath.loaded.maps;
-    let mut connects: HashMap<MapData, EndpointKey<A>, Connects> = open(maps, name)?;
-    let rows = connects.iter().collect::<Result<Vec<_>, _>>()?;
-    let asked: Vec<_> = rows.into_iter().filter(|(key, _)| key.service.proto == Asked::PROTO).collect();
+    let asked = asked_rows::<A>(fixture, name)?;
     ensure!(!asked.is_empty(), "no backend was asked");
+    let mut connects: HashMap<MapData, EndpointKey<A>, Connects> = open(&fixture.bench.datapath.loaded.maps, name)?;
     for (key, row) in asked {
         connects.insert(key, Connects { refused: change(row.refused), ..row }, 0)?;
     }
     Ok(())
+}
+
+/// Returns the rows of backends that were asked.
+fn asked_rows<A: Addr>(fixture: &Fixture, name: &str) -> Result<Vec<(EndpointKey<A>, Connects)>>
+where
+    EndpointKey<A>: Pod,
+{
+    let connects: HashMap<MapData, EndpointKey<A>, Connects> = open(&fixture.bench.datapath.loaded.maps, name)?;
+    let rows = connects.iter().collect::<Result<Vec<_>, _>>()?;
+    Ok(rows.into_iter().filter(|(key, _)| key.service.proto == Asked::PROTO).collect())
 }
 
 /// Returns what speaks against the backend of `web`.
