@@ -171,7 +171,7 @@ fn one(debian: &Debian, userland: &Userland, folder: &Path, name: &str, options:
     let accelerator = options.accel.unwrap_or_else(Accelerator::best);
     let limit = Duration::from_secs(options.limit);
     step(&format!("test on {}", kernel.release), || {
-        qemu::boot(accelerator, &kernel.image, &initramfs, &log, limit).map(Outcome::Ran)
+        qemu::boot(accelerator, qemu::MEMORY_GIB, &kernel.image, &initramfs, &log, limit).map(Outcome::Ran)
     })
 }
 

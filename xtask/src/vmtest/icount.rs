@@ -13,7 +13,7 @@ use clap::Parser;
 use super::debian::{Debian, IPSET, IPVSADM, Kernel, Tool};
 use super::initramfs::Userland;
 use super::modules::{self, Modules};
-use super::qemu::{self, Accelerator};
+use super::qemu::{self, Accelerator, MEMORY_GIB};
 use super::report::Report;
 use super::{Program, link};
 use crate::setup::{self, Need};
@@ -94,7 +94,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
         Err(error) => return Ok(Outcome::NotRun(format!("{error:#}"))),
     };
     let programs = programs(options.no_build, options.release())?;
-    let guest = Guest { kernel, tools, programs, suite: options.suite(), name: SUITE.to_owned() };
+    let guest =
+        Guest { kernel, tools, programs, suite: options.suite(), name: SUITE.to_owned(), memory_gib: MEMORY_GIB };
     let report = step(&format!("count instructions on {}", guest.kernel.release), || {
         // Only software emulation has a clock that counts instructions.
         guest.boot(Accelerator::Tcg, Duration::from_secs(options.limit))
@@ -114,6 +115,7 @@ pub(super) struct Guest {
     pub(super) suite: String,
     /// The name of its files.
     pub(super) name: String,
+    pub(super) memory_gib: u32,
 }
 
 impl Guest {
@@ -125,7 +127,7 @@ impl Guest {
             .plan(&[modules::WANTED, modules::FOR_IPTABLES, modules::FOR_RULES].concat())?;
         let [initramfs, log] = ["cpio", "log"].map(|ending| folder.join(format!("{}.{ending}", self.name)));
         fs::write(&initramfs, userland.pack(&plan)?).with_context(|| format!("write {}", initramfs.display()))?;
-        qemu::boot(accelerator, &self.kernel.image, &initramfs, &log, limit)
+        qemu::boot(accelerator, self.memory_gib, &self.kernel.image, &initramfs, &log, limit)
     }
 }
 

@@ -56,16 +56,20 @@ impl Accelerator {
     }
 }
 
+/// The memory of a guest that needs no more, in GiB.
+pub(super) const MEMORY_GIB: u32 = 4;
+
 /// Boots a guest until it ends or its time is over. The file `log` gets all of its output.
 pub(super) fn boot(
     accelerator: Accelerator,
+    memory_gib: u32,
     kernel: &Path,
     initramfs: &Path,
     log: &Path,
     limit: Duration,
 ) -> Result<Report> {
     let mut command = Command::new(QEMU);
-    command.args(accelerator.arguments()).args(["-m", "4096", "-nodefaults", "-display", "none"]);
+    command.args(accelerator.arguments()).args(["-m", &format!("{memory_gib}G"), "-nodefaults", "-display", "none"]);
     command.args(["-no-reboot", "-serial", "stdio", "-append", COMMAND_LINE]);
     command.arg("-kernel").arg(kernel).arg("-initrd").arg(initramfs);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -9,7 +9,7 @@ use clap::Parser;
 use serde_json::json;
 
 use super::icount::{self, Guest};
-use super::qemu::Accelerator;
+use super::qemu::{Accelerator, MEMORY_GIB};
 use crate::step::step;
 
 #[derive(Parser)]
@@ -27,6 +27,9 @@ pub(crate) struct Options {
     /// Seconds that a guest may take, as this machine counts them
     #[arg(long, default_value_t = 900)]
     limit: u64,
+    /// The memory of a guest, in GiB: for 5000x50 kpx needs 16 to have room
+    #[arg(long = "memory", default_value_t = MEMORY_GIB, value_parser = clap::value_parser!(u32).range(1..))]
+    memory_gib: u32,
     /// Use the programs of the last run
     #[arg(long)]
     no_build: bool,
@@ -46,11 +49,12 @@ pub(crate) fn run(options: &Options) -> Result<Vec<Measured>> {
     let accelerator = options.accel.unwrap_or_else(Accelerator::best);
     let measure = |series: &String| {
         let (kernel, tools) = icount::fetch(series)?;
-        let Options { sizes, beside, limit, .. } = options;
+        let &Options { ref sizes, ref beside, limit, memory_gib, .. } = options;
         let suite = format!("scale - /bin/bench scale --guest --sizes {sizes} --beside {beside} --limit {limit}\n");
-        let guest = Guest { kernel, tools, programs: programs.clone(), suite, name: format!("scale-{series}") };
+        let (programs, name) = (programs.clone(), format!("scale-{series}"));
+        let guest = Guest { kernel, tools, programs, suite, name, memory_gib };
         let report = step(&format!("measure large clusters on {}", guest.kernel.release), || {
-            guest.boot(accelerator, Duration::from_secs(*limit))
+            guest.boot(accelerator, Duration::from_secs(limit))
         })?;
         let mut lines: Vec<String> = report.suites.iter().flat_map(|suite| suite.results.clone()).collect();
         if accelerator == Accelerator::Tcg {
