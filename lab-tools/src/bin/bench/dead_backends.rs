@@ -1,25 +1,30 @@
 //! The section `dead-backends`: what they cost. Connections go at a steady rate to a Service of 100 backends, and ten are cut off in the middle.
 
 use std::io::ErrorKind;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use lab_tools::kube_rules::{Proto, Rules, ServicePort};
+use nix::sys::socket::{setsockopt, sockopt};
 use serde_json::json;
+use socket2::{Domain, Socket, Type};
 use testbed::agent::{Agent, Cluster, Object, idle};
 use testbed::lab::{CLUSTER_PODS, Family, Lab, Layout, SERVICE_CIDR};
 
 mod syns;
 
-use syns::{Avoided, Watch};
+use syns::{Avoided, Begun, Watch};
 
 const PORT: u16 = 8080;
 const BACKENDS: u8 = 100;
 const DEAD: u8 = 10;
-/// Connections a second, of two pods.
+/// Connections a second, of all clients.
 const RATE: u32 = 500;
+/// The pods of the node, and the numbers of clients. Those share pods: the programs know a client by its address.
+const PODS: [&str; 2] = ["p1a", "p1c"];
+const CLIENTS: [u8; 2] = [2, 10];
 /// The time before the cut, and the time after it in which connections begin.
 const BEFORE: Duration = Duration::from_secs(2);
 const AFTER: Duration = Duration::from_secs(10);
@@ -31,9 +36,11 @@ const SLOW: Duration = Duration::from_millis(1_200);
 /// Measures nftables' rules, kpx without a judgement of backends, and kpx with one.
 pub(crate) fn run() -> Result<()> {
     println!("{BACKENDS} backends, {DEAD} cut off, {RATE} connections/s, first {AFTER:?} after the cut");
-    for (name, mode) in [("nftables", None), ("kpx, off", Some("off")), ("kpx, on", Some("on"))] {
+    let means = [("nftables", None), ("kpx, off", Some("off")), ("kpx, on", Some("on"))];
+    for ((name, mode), clients) in means.into_iter().flat_map(|means| CLIENTS.map(|clients| (means, clients))) {
         let lab = Lab::start(Layout::Routed)?;
         backends(&lab)?;
+        add_clients(&lab, clients)?;
         let cluster = Cluster::with_manifests(&lab)?;
         objects().iter().try_for_each(|object| cluster.put(object))?;
         let agent = match mode {
@@ -42,15 +49,15 @@ pub(crate) fn run() -> Result<()> {
             }
             None => lab.n1.host.ns.nft(&rules(&lab).nftables()).map(|()| None)?,
         };
-        let (dials, avoided) = measure(&lab)?;
+        let (dials, begun) = measure(&lab, clients)?;
         let of_all = |what: &dyn Fn(&Dialled) -> bool| dials.iter().filter(|dialled| what(dialled)).count();
-        let (more_than_a_syn, failed) = (of_all(&|it| it.took > SLOW), of_all(&|it| it.has_failed));
+        let (more_than_a_syn, failed) = (of_all(&|it| it.took > SLOW), of_all(&|it| it.has_failed && it.took > SLOW));
         let a_syn = of_all(&|it| it.took > SLOW / 2 && it.took <= SLOW);
         let mut times: Vec<_> = dials.iter().map(|it| it.took).collect();
         times.sort_unstable();
-        let part = |number: usize| number as f64 * 100.0 / dials.len() as f64;
+        let part = |number: usize| percent(number, dials.len());
         println!(
-            "{name:9} {} connections; slower than 1.2 s {more_than_a_syn} ({:.2} %), of them failed {failed}; one SYN more {a_syn} \
+            "{name:9} {clients:2} clients: {} connections; slower than 1.2 s {more_than_a_syn} ({:.2} %), of them failed {failed}; one SYN more {a_syn} \
              ({:.2} %); p99 {:.3} s, slowest {:.3} s",
             dials.len(),
             part(more_than_a_syn),
@@ -58,12 +65,19 @@ pub(crate) fn run() -> Result<()> {
             times[times.len() * 99 / 100].as_secs_f64(),
             times[times.len() - 1].as_secs_f64(),
         );
-        println!("{:9} {}", "", told(&avoided));
+        println!("{:9} {}", "", told(&begun.avoided));
+        let shares: Vec<_> =
+            begun.dead_of_all.iter().map(|[dead, all]| format!("{:.2} %", percent(*dead, *all))).collect();
+        println!("{:9} began at dead backends, second by second, the last one shorter: {}", "", shares.join(", "));
         if let Some(agent) = agent {
             agent.stop()?;
         }
     }
     Ok(())
+}
+
+fn percent(part: usize, all: usize) -> f64 {
+    part as f64 * 100.0 / all as f64
 }
 
 /// Says how long connections went on to begin at the dead backends.
@@ -89,27 +103,31 @@ struct Dialled {
     has_failed: bool,
 }
 
-/// Dials at the rate, and cuts backends off. Returns the connections that began after that, and how long they began at those backends.
-fn measure(lab: &Lab) -> Result<(Vec<Dialled>, Vec<Avoided>)> {
+/// Dials at the rate, and cuts backends off. Returns the connections that began after that, and where they began.
+fn measure(lab: &Lab, clients: u8) -> Result<(Vec<Dialled>, Begun)> {
     let service = SocketAddr::from((SERVICE_CIDR.host(10).v4, 80));
     let watch = Watch::start(lab.host("p2b"))?;
     let started = Instant::now();
-    let count = RATE / 2 * (BEFORE + AFTER).as_secs() as u32;
-    let clients = ["p1a", "p1c"].map(|client| {
-        lab.host(client).ns.thread("dialler", move || {
+    let pods = PODS.len() as u32;
+    let count = RATE / pods * (BEFORE + AFTER).as_secs() as u32;
+    let diallers = PODS.map(|pod| {
+        let (host, sources) = (lab.host(pod), sources(lab, pod, clients));
+        host.ns.thread("dialler", move || {
             let dials = (0..count).map(|nth| {
                 thread::park_timeout(
-                    (started + Duration::from_secs(2) * nth / RATE).saturating_duration_since(Instant::now()),
+                    (started + Duration::from_secs(1) * pods * nth / RATE).saturating_duration_since(Instant::now()),
                 );
+                let source = sources[nth as usize % sources.len()];
+                let socket = socket(source)?;
                 let dial = move || {
                     let began = Instant::now();
-                    let has_failed = TcpStream::connect_timeout(&service, PATIENCE).is_err();
+                    let has_failed = socket.connect_timeout(&service.into(), PATIENCE).is_err();
                     (began, began.elapsed(), has_failed)
                 };
-                thread::Builder::new().stack_size(64 << 10).spawn(dial)
+                Ok(thread::Builder::new().stack_size(64 << 10).spawn(dial)?)
             });
-            let dials: Vec<_> = dials.collect();
-            dials.into_iter().map(|dial| Ok(dial?.join().expect("no dial panics"))).collect::<std::io::Result<Vec<_>>>()
+            let dials: Vec<Result<_>> = dials.collect();
+            dials.into_iter().map(|dial| Ok(dial?.join().expect("no dial panics"))).collect::<Result<Vec<_>>>()
         })
     });
     idle(BEFORE)?;
@@ -121,8 +139,8 @@ fn measure(lab: &Lab) -> Result<(Vec<Dialled>, Vec<Avoided>)> {
     lab.host("p2b").ns.nft(&cut)?;
     let cut = Instant::now();
     let mut dialled = Vec::new();
-    for client in clients {
-        let dials = client?.join().ok().context("a client has panicked")??;
+    for dialler in diallers {
+        let dials = dialler?.join().ok().context("a dialler has panicked")??;
         dialled.extend(
             dials
                 .into_iter()
@@ -130,9 +148,36 @@ fn measure(lab: &Lab) -> Result<(Vec<Dialled>, Vec<Avoided>)> {
                 .map(|(_, took, has_failed)| Dialled { took, has_failed }),
         );
     }
-    ensure!(dialled.len() > count as usize, "{} of {count} connections a client", dialled.len());
-    let avoided = syns::avoided(&watch.stop()?, &dead, cut, started + BEFORE + AFTER);
-    Ok((dialled, avoided))
+    ensure!(dialled.len() > count as usize, "{} of {count} connections a pod", dialled.len());
+    let begun = syns::begun(&watch.stop()?, &dead, cut, started + BEFORE + AFTER);
+    Ok((dialled, begun))
+}
+
+/// Returns a pod's share of the clients: its own address, and those that [`add_clients`] has added.
+fn sources(lab: &Lab, pod: &str, clients: u8) -> Vec<Ipv4Addr> {
+    let nth_pod = PODS.iter().position(|name| *name == pod).expect("one of the pods") as u8;
+    let pods = PODS.len() as u8;
+    let more = (pods..clients).filter(|nth| nth % pods == nth_pod).map(|nth| Ipv4Addr::new(10, 244, 1, 101 + nth));
+    [lab.host(pod).addrs.v4].into_iter().chain(more).collect()
+}
+
+/// Gives pods further addresses, so that there are so many clients.
+fn add_clients(lab: &Lab, clients: u8) -> Result<()> {
+    for pod in PODS {
+        for addr in sources(lab, pod, clients).into_iter().skip(1) {
+            lab.host(pod).ns.ip(&format!("addr add {addr}/32 dev eth0"))?;
+            lab.n1.host.ns.ip(&format!("route add {addr}/32 dev {pod}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns a socket with a client's address. The kernel chooses the port when it knows the destination.
+fn socket(source: Ipv4Addr) -> Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)?;
+    socket.bind(&SocketAddrV4::new(source, 0).into())?;
+    Ok(socket)
 }
 
 fn address(nth: u8) -> Ipv4Addr {

@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[arg(long, value_delimiter = ',', default_values_t = [1_000, 5_000, 10_000, 30_000, 100_000])]
     first: Vec<u32>,
     /// Connections for each of them
-    #[arg(long, default_value_t = 4_000)]
+    #[arg(long, default_value_t = 12_000)]
     connections: u32,
     /// Print records, for the host of a virtual machine, and measure only starts
     #[arg(long, hide = true)]

@@ -95,12 +95,26 @@ impl Avoided {
     }
 }
 
-/// Judges each backend that was cut off, by what was seen until `end`. A connection begins at the backend that gets the first SYN from its port.
-pub(super) fn avoided(syns: &[Syn], dead: &[Ipv4Addr], cut: Instant, end: Instant) -> Vec<Avoided> {
+/// Where connections began after the cut.
+#[derive(Debug)]
+pub(super) struct Begun {
+    /// Of each backend that was cut off.
+    pub(super) avoided: Vec<Avoided>,
+    /// The connections of each second: those that began at such backends, and all.
+    pub(super) dead_of_all: Vec<[usize; 2]>,
+}
+
+/// Judges what was seen until `end`. A connection begins at the backend that gets the first SYN from its port.
+pub(super) fn begun(syns: &[Syn], dead: &[Ipv4Addr], cut: Instant, end: Instant) -> Begun {
     let mut known = BTreeSet::new();
     let mut begun: BTreeMap<Ipv4Addr, Vec<(Duration, Ipv4Addr)>> = BTreeMap::new();
+    let mut dead_of_all = vec![[0; 2]; (end - cut).as_secs_f64().ceil() as usize];
     for syn in syns.iter().filter(|syn| known.insert(syn.client) && (cut..end).contains(&syn.at)) {
-        begun.entry(syn.backend).or_default().push((syn.at - cut, *syn.client.ip()));
+        let since = syn.at - cut;
+        begun.entry(syn.backend).or_default().push((since, *syn.client.ip()));
+        let second = since.as_secs() as usize;
+        dead_of_all[second][0] += usize::from(dead.contains(&syn.backend));
+        dead_of_all[second][1] += 1;
     }
     let judge = |backend| {
         let begun = begun.get(backend).map_or(&[][..], Vec::as_slice);
@@ -115,7 +129,7 @@ pub(super) fn avoided(syns: &[Syn], dead: &[Ipv4Addr], cut: Instant, end: Instan
         }
         Avoided { after: (after + PAUSE <= end - cut).then_some(after), met_by_two }
     };
-    dead.iter().map(judge).collect()
+    Begun { avoided: dead.iter().map(judge).collect(), dead_of_all }
 }
 
 #[cfg(test)]
@@ -141,22 +155,36 @@ mod tests {
     #[test]
     fn backend_is_avoided_from_the_last_connection_before_a_pause() {
         let (cut, ms, dead) = (Instant::now(), Duration::from_millis, Ipv4Addr::new(10, 0, 0, 9));
-        let judge = |begun: &[(u64, u8, u16)]| {
-            let syns = begun.iter().map(|(at, client, port)| Syn {
+        let judge = |seen: &[(u64, u8, u16)]| {
+            let syns = seen.iter().map(|(at, client, port)| Syn {
                 at: cut + ms(*at),
                 client: SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, *client), *port),
                 backend: dead,
             });
             let syns: Vec<_> = syns.collect();
-            avoided(&syns, &[dead], cut, cut + ms(10_000))[0]
+            begun(&syns, &[dead], cut, cut + ms(10_000)).avoided[0]
         };
         let of = |after, met_by_two: Option<u64>| Avoided { after, met_by_two: met_by_two.map(ms) };
         assert_eq!(judge(&[]), of(Some(ms(0)), None));
         // A SYN that comes again, and a trial after a pause.
-        let begun = [(100, 1, 1), (200, 1, 2), (300, 2, 1), (900, 1, 3), (1_100, 1, 1), (6_000, 2, 7)];
-        assert_eq!(judge(&begun), of(Some(ms(900)), Some(300)));
-        assert_eq!(judge(&begun).since_two(), Some(ms(600)));
+        let seen = [(100, 1, 1), (200, 1, 2), (300, 2, 1), (900, 1, 3), (1_100, 1, 1), (6_000, 2, 7)];
+        assert_eq!(judge(&seen), of(Some(ms(900)), Some(300)));
+        assert_eq!(judge(&seen).since_two(), Some(ms(600)));
         let all_the_time: Vec<_> = (0..10).map(|nth| (nth * 900, 1, nth as u16)).collect();
         assert_eq!(judge(&all_the_time), of(None, None));
+    }
+
+    #[test]
+    fn share_of_a_second_counts_first_syns() {
+        let (cut, dead) = (Instant::now(), Ipv4Addr::new(10, 0, 0, 9));
+        let syn = |ms, port, backend| Syn {
+            at: cut + Duration::from_millis(ms),
+            client: SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), port),
+            backend: Ipv4Addr::new(10, 0, 0, backend),
+        };
+        // The second one comes again, to another backend.
+        let syns = [syn(0, 1, 8), syn(100, 2, 9), syn(1_100, 2, 8), syn(2_100, 3, 8), syn(9_000, 4, 9)];
+        let begun = begun(&syns, &[dead], cut, cut + Duration::from_secs(3));
+        assert_eq!(begun.dead_of_all, [[1, 2], [0, 0], [0, 1]]);
     }
 }
