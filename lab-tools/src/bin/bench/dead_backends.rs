@@ -22,8 +22,9 @@ const BACKENDS: u8 = 100;
 const DEAD: u8 = 10;
 /// Connections a second, of all clients.
 const RATE: u32 = 500;
-/// The pods of the node, and the numbers of clients. Those share pods: the programs know a client by its address.
+/// The pods of the node that dial.
 const PODS: [&str; 2] = ["p1a", "p1c"];
+/// The numbers of clients, each an address of one of the pods: the programs know a client by its address.
 const CLIENTS: [u8; 2] = [2, 10];
 /// The time before the cut, and the time after it in which connections begin.
 const BEFORE: Duration = Duration::from_secs(2);
