@@ -1,6 +1,8 @@
 //! Limits how many events a reader gets in a second.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// A limit on the events per second.
 #[derive(Debug)]
@@ -36,14 +38,14 @@ impl Limit {
 mod tests {
     use super::*;
 
-    #[test]
-    fn lines_beyond_the_limit_are_reported_a_second_later() {
+    #[tokio::test(start_paused = true)]
+    async fn lines_beyond_the_limit_are_reported_a_second_later() {
         let mut limit = Limit::new(2);
         assert_eq!(
             [limit.ask(), limit.ask(), limit.ask(), limit.ask()],
             [(0, true), (0, true), (0, false), (0, false)]
         );
-        limit.since = Instant::now() - Duration::from_secs(2);
+        tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!([limit.ask(), limit.ask()], [(2, true), (0, true)]);
     }
 }
