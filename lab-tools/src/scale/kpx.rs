@@ -47,8 +47,10 @@ pub(super) fn measure(options: &Options, cluster: &Cluster, put: &mut impl FnMut
     let probe = Probe::add(&fixture, cluster.services)?;
     probe.wait(&place)?;
     let streams = Streams::start(&place, probe.stream())?;
-    let at_100 = events::measure(&fixture, &agent, cluster, 100, options.duration)?;
-    let at_1000 = events::measure(&fixture, &agent, cluster, 1_000, options.duration)?;
+    let at = |rate| {
+        events::measure(&fixture, &agent, cluster, rate, options.duration).with_context(|| format!("{rate} changes/s"))
+    };
+    let (at_100, at_1000) = (at(100)?, at(1_000)?);
     waits(streams, [What::ChangeWait, What::ChangeWaitBeside], put)?;
     changes(&at_100, &at_1000, put);
     let (mean, p99) = sli(&fixture.netns)?;
