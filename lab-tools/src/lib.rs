@@ -5,6 +5,8 @@ pub mod bench;
 #[cfg(feature = "bench")]
 pub mod control;
 #[cfg(feature = "bench")]
+pub mod dead_backends;
+#[cfg(feature = "bench")]
 pub mod kube_rules;
 #[cfg(feature = "soak")]
 pub mod load;

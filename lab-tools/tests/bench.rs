@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 use lab_tools::bench::{
     Fixture, Listener, MANY_SERVICES, Mode, Options, Path, Sample, Selection, Skipped, Variant, run, summarise,
 };
+use lab_tools::dead_backends::{self, Means};
 use lab_tools::openers::openers;
 use lab_tools::scale::{self, By, Figure, Found, Keep, What};
 use testbed::lab::{Lab, Layout};
@@ -178,5 +179,31 @@ fn large_clusters_are_measured_with_kpx_and_with_rules() -> Result<()> {
     assert_eq!(found(By::Kpx, (20, 3), What::RestartLost), Some(Found::Value(0.0)));
     let of_headless = found(By::Kpx, (200, 50), What::FanHeadless);
     ensure!(matches!(of_headless, Some(Found::Value(bytes)) if bytes < 100.0), "no proxy asks for it: {of_headless:?}");
+    Ok(())
+}
+
+#[test]
+fn dead_backends_are_measured_with_rules_and_with_kpx() -> Result<()> {
+    let options = dead_backends::Options {
+        means: vec![Means::Nftables, Means::KpxOn],
+        clients: vec![2],
+        per_second: 100,
+        before: Duration::from_secs(1),
+        after: Duration::from_secs(4),
+        patience: Duration::from_secs(2),
+    };
+    let mut rows = Vec::new();
+    dead_backends::run(&options, &mut |row| {
+        rows.push(row);
+        Ok(())
+    })?;
+    let [rules, kpx] = &rows[..] else { panic!("{rows:?}") };
+    assert_eq!((rules.means, kpx.means), (Means::Nftables, Means::KpxOn));
+    for row in &rows {
+        ensure!(row.connections > 300 && row.p99 > 0.0 && row.slowest >= row.p99, "{row:?}");
+        ensure!(row.dead_percent.first().is_some_and(|share| *share > 0.0), "{row:?}");
+    }
+    ensure!(rules.failed > 0 && rules.failed == rules.slower && rules.avoided.is_none(), "{rules:?}");
+    ensure!(kpx.one_syn_more > 0 && kpx.failed < rules.failed, "{kpx:?}");
     Ok(())
 }

@@ -1,247 +1,40 @@
-//! The section `dead-backends`: what they cost. Connections go at a steady rate to a Service of 100 backends, and ten are cut off in the middle.
+//! The section `dead-backends`, see `lab_tools::dead_backends`.
 
-use std::io::ErrorKind;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use lab_tools::kube_rules::{Proto, Rules, ServicePort};
-use nix::sys::socket::{setsockopt, sockopt};
-use serde_json::json;
-use socket2::{Domain, Socket, Type};
-use testbed::agent::{Agent, Cluster, Object, idle};
-use testbed::lab::{CLUSTER_PODS, Family, Lab, Layout, SERVICE_CIDR};
+use anyhow::Result;
+use lab_tools::dead_backends::{self, Means, Options};
 
-mod syns;
+use crate::record::{Record, Writer, show};
+use crate::report::dead;
 
-use syns::{Avoided, Begun, Watch};
-
-const PORT: u16 = 8080;
-const BACKENDS: u8 = 100;
-const DEAD: u8 = 10;
-/// Connections a second, of all clients.
-const RATE: u32 = 500;
-/// The pods of the node that dial.
-const PODS: [&str; 2] = ["p1a", "p1c"];
-/// The numbers of clients, each an address of one of the pods: the programs know a client by its address.
-const CLIENTS: [u8; 2] = [2, 10];
-/// The time before the cut, and the time after it in which connections begin.
-const BEFORE: Duration = Duration::from_secs(2);
-const AFTER: Duration = Duration::from_secs(10);
-/// A client gives up then.
-const PATIENCE: Duration = Duration::from_secs(8);
-/// Slower than this is more than one SYN.
-const SLOW: Duration = Duration::from_millis(1_200);
-
-/// Measures nftables' rules, kpx without a judgement of backends, and kpx with one.
-pub(crate) fn run() -> Result<()> {
-    println!("{BACKENDS} backends, {DEAD} cut off, {RATE} connections/s, first {AFTER:?} after the cut");
-    let means = [("nftables", None), ("kpx, off", Some("off")), ("kpx, on", Some("on"))];
-    for ((name, mode), clients) in means.into_iter().flat_map(|means| CLIENTS.map(|clients| (means, clients))) {
-        let lab = Lab::start(Layout::Routed)?;
-        backends(&lab)?;
-        add_clients(&lab, clients)?;
-        let cluster = Cluster::with_manifests(&lab)?;
-        objects().iter().try_for_each(|object| cluster.put(object))?;
-        let agent = match mode {
-            Some(mode) => {
-                Some(Agent::start_with(&lab, &lab.n1, cluster.source(), &[format!("--backend-health={mode}")])?)
-            }
-            None => lab.n1.host.ns.nft(&rules(&lab).nftables()).map(|()| None)?,
-        };
-        let (dials, begun) = measure(&lab, clients)?;
-        let of_all = |what: &dyn Fn(&Dialled) -> bool| dials.iter().filter(|dialled| what(dialled)).count();
-        let (more_than_a_syn, failed) = (of_all(&|it| it.took > SLOW), of_all(&|it| it.has_failed && it.took > SLOW));
-        let a_syn = of_all(&|it| it.took > SLOW / 2 && it.took <= SLOW);
-        let mut times: Vec<_> = dials.iter().map(|it| it.took).collect();
-        times.sort_unstable();
-        let part = |number: usize| percent(number, dials.len());
-        println!(
-            "{name:9} {clients:2} clients: {} connections; slower than 1.2 s {more_than_a_syn} ({:.2} %), of them failed {failed}; one SYN more {a_syn} \
-             ({:.2} %); p99 {:.3} s, slowest {:.3} s",
-            dials.len(),
-            part(more_than_a_syn),
-            part(a_syn),
-            times[times.len() * 99 / 100].as_secs_f64(),
-            times[times.len() - 1].as_secs_f64(),
-        );
-        println!("{:9} {}", "", told(&begun.avoided));
-        let shares: Vec<_> =
-            begun.dead_of_all.iter().map(|[dead, all]| format!("{:.2} %", percent(*dead, *all))).collect();
-        println!("{:9} began at dead backends, second by second, the last one shorter: {}", "", shares.join(", "));
-        if let Some(agent) = agent {
-            agent.stop()?;
-        }
-    }
-    Ok(())
+#[derive(clap::Parser)]
+pub(crate) struct Args {
+    /// Runs, one after the other; the report shows each
+    #[arg(long, default_value_t = 2)]
+    runs: u32,
 }
 
-fn percent(part: usize, all: usize) -> f64 {
-    part as f64 * 100.0 / all as f64
-}
-
-/// Says how long connections went on to begin at the dead backends.
-fn told(avoided: &[Avoided]) -> String {
-    let spread = |times: Option<Vec<Duration>>| {
-        let Some(mut times) = times else { return "never".to_owned() };
-        times.sort_unstable();
-        format!(
-            "{:.2} s (median), {:.2} s (all)",
-            times[times.len() / 2].as_secs_f64(),
-            times[times.len() - 1].as_secs_f64()
-        )
+pub(crate) fn run(args: &Args, results: &Path) -> Result<()> {
+    let options = Options {
+        means: vec![Means::Nftables, Means::KpxOff, Means::KpxOn],
+        clients: vec![2, 10],
+        per_second: 500,
+        before: Duration::from_secs(2),
+        after: Duration::from_secs(10),
+        patience: Duration::from_secs(8),
     };
-    let after = spread(avoided.iter().map(|it| it.after).collect());
-    let since_two = spread(avoided.iter().map(Avoided::since_two).collect());
-    format!("dead backends avoided {after} after the cut; {since_two} after two clients had dialled them")
-}
-
-/// The end of a connection.
-#[derive(Clone, Copy)]
-struct Dialled {
-    took: Duration,
-    has_failed: bool,
-}
-
-/// Dials at the rate, and cuts backends off. Returns the connections that began after that, and where they began.
-fn measure(lab: &Lab, clients: u8) -> Result<(Vec<Dialled>, Begun)> {
-    let service = SocketAddr::from((SERVICE_CIDR.host(10).v4, 80));
-    let watch = Watch::start(lab.host("p2b"))?;
-    let started = Instant::now();
-    let pods = PODS.len() as u32;
-    let count = RATE / pods * (BEFORE + AFTER).as_secs() as u32;
-    let diallers = PODS.map(|pod| {
-        let (host, sources) = (lab.host(pod), sources(lab, pod, clients));
-        host.ns.thread("dialler", move || {
-            let dials = (0..count).map(|nth| {
-                thread::park_timeout(
-                    (started + Duration::from_secs(1) * pods * nth / RATE).saturating_duration_since(Instant::now()),
-                );
-                let source = sources[nth as usize % sources.len()];
-                let socket = socket(source)?;
-                let dial = move || {
-                    let began = Instant::now();
-                    let has_failed = socket.connect_timeout(&service.into(), PATIENCE).is_err();
-                    (began, began.elapsed(), has_failed)
-                };
-                Ok(thread::Builder::new().stack_size(64 << 10).spawn(dial)?)
-            });
-            let dials: Vec<Result<_>> = dials.collect();
-            dials.into_iter().map(|dial| Ok(dial?.join().expect("no dial panics"))).collect::<Result<Vec<_>>>()
-        })
-    });
-    idle(BEFORE)?;
-    let dead: Vec<_> = (0..DEAD).map(|nth| address(nth * 10)).collect();
-    let cut = format!(
-        "table ip cut {{ chain c {{ type filter hook input priority 0; ip daddr {{ {} }} drop; }}; }}",
-        dead.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-    );
-    lab.host("p2b").ns.nft(&cut)?;
-    let cut = Instant::now();
-    let mut dialled = Vec::new();
-    for dialler in diallers {
-        let dials = dialler?.join().ok().context("a dialler has panicked")??;
-        dialled.extend(
-            dials
-                .into_iter()
-                .filter(|(began, ..)| *began >= cut)
-                .map(|(_, took, has_failed)| Dialled { took, has_failed }),
-        );
+    let mut writer = Writer::create(results, "dead-backends")?;
+    let mut rows = Vec::new();
+    for _ in 0..args.runs {
+        dead_backends::run(&options, &mut |row| {
+            eprintln!("{row:?}");
+            rows.push(row.clone());
+            writer.write(&Record::DeadBackends(row))
+        })?;
     }
-    ensure!(dialled.len() > count as usize, "{} of {count} connections a pod", dialled.len());
-    let begun = syns::begun(&watch.stop()?, &dead, cut, started + BEFORE + AFTER);
-    Ok((dialled, begun))
-}
-
-/// Returns a pod's share of the clients: its own address, and those that [`add_clients`] has added.
-fn sources(lab: &Lab, pod: &str, clients: u8) -> Vec<Ipv4Addr> {
-    let nth_pod = PODS.iter().position(|name| *name == pod).expect("one of the pods") as u8;
-    let pods = PODS.len() as u8;
-    let more = (pods..clients).filter(|nth| nth % pods == nth_pod).map(|nth| Ipv4Addr::new(10, 244, 1, 101 + nth));
-    [lab.host(pod).addrs.v4].into_iter().chain(more).collect()
-}
-
-/// Gives pods further addresses, so that there are so many clients.
-fn add_clients(lab: &Lab, clients: u8) -> Result<()> {
-    for pod in PODS {
-        for addr in sources(lab, pod, clients).into_iter().skip(1) {
-            lab.host(pod).ns.ip(&format!("addr add {addr}/32 dev eth0"))?;
-            lab.n1.host.ns.ip(&format!("route add {addr}/32 dev {pod}"))?;
-        }
-    }
+    writer.finish()?;
+    show(&dead::table(&rows));
     Ok(())
-}
-
-/// Returns a socket with a client's address. The kernel chooses the port when it knows the destination.
-fn socket(source: Ipv4Addr) -> Result<Socket> {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
-    setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)?;
-    socket.bind(&SocketAddrV4::new(source, 0).into())?;
-    Ok(socket)
-}
-
-fn address(nth: u8) -> Ipv4Addr {
-    Ipv4Addr::new(10, 244, 2, 101 + nth)
-}
-
-/// Gives a pod of the other node the addresses of all backends, and a server there.
-fn backends(lab: &Lab) -> Result<()> {
-    let pod = lab.host("p2b");
-    let lines =
-        |line: &dyn Fn(Ipv4Addr) -> String| (0..BACKENDS).map(|nth| line(address(nth)) + "\n").collect::<String>();
-    pod.ns.ip(&lines(&|addr| format!("addr add {addr}/32 dev eth0")))?;
-    lab.n2.host.ns.ip(&lines(&|addr| format!("route add {addr}/32 dev p2b")))?;
-    let listener = pod.ns.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)))?;
-    // It goes with the process.
-    pod.ns.thread("server", move || {
-        loop {
-            match listener.accept() {
-                Ok(connection) => drop(connection),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return,
-            }
-        }
-    })?;
-    Ok(())
-}
-
-fn objects() -> [Object; 2] {
-    let cluster_ip = SERVICE_CIDR.host(10).v4;
-    let port = json!({ "name": "tcp", "protocol": "TCP", "port": 80, "targetPort": PORT });
-    let endpoint = |nth| json!({ "addresses": [address(nth)], "conditions": { "ready": true }, "nodeName": "n2" });
-    let endpoints: Vec<_> = (0..BACKENDS).map(endpoint).collect();
-    let labels = json!({ "kubernetes.io/service-name": "web" });
-    [
-        json!({
-            "apiVersion": "v1", "kind": "Service", "metadata": { "name": "web", "namespace": "default" },
-            "spec": { "type": "ClusterIP", "clusterIP": cluster_ip, "clusterIPs": [cluster_ip], "ipFamilies": ["IPv4"], "ports": [port] },
-        }),
-        json!({
-            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-            "metadata": { "name": "web-1", "namespace": "default", "labels": labels },
-            "addressType": "IPv4", "endpoints": endpoints, "ports": [{ "name": "tcp", "protocol": "TCP", "port": PORT }],
-        }),
-    ]
-    .map(Object)
-}
-
-/// Returns kube-proxy's rules for the same Service.
-fn rules(lab: &Lab) -> Rules {
-    Rules {
-        pods: CLUSTER_PODS.cidr(Family::V4),
-        services: SERVICE_CIDR.cidr(Family::V4),
-        node: lab.n1.host.addrs.v4,
-        local: lab.n1.pods.iter().map(|pod| pod.addrs.v4).collect(),
-        ports: vec![ServicePort {
-            service: "default/web".to_owned(),
-            name: "tcp".to_owned(),
-            proto: Proto::Tcp,
-            cluster_ip: SERVICE_CIDR.host(10).v4,
-            port: 80,
-            node_port: None,
-            endpoints: (0..BACKENDS).map(|nth| SocketAddrV4::new(address(nth), PORT)).collect(),
-            stand_in: false,
-        }],
-    }
 }

@@ -40,13 +40,13 @@ enum Section {
     /// Measure very large clusters, beside kube-proxy's rules
     Scale(scale::Args),
     /// Measure what connections to dead backends cost, with kpx and with nftables
-    DeadBackends,
+    DeadBackends(dead_backends::Args),
     /// Measure the ways of a host outside of the cluster to a Service, with kpx and with kubectl port-forward
     Tunnel(tunnel::Args),
     /// Count the instructions that Services cost, where the clock counts them: `cargo xtask bench icount` runs it in a virtual machine
     #[command(hide = true)]
     Icount(icount::Args),
-    /// Writes what was found into docs/performance.md, docs/scale.md and docs/host-mode.md
+    /// Writes what was found into docs/performance.md, docs/scale.md, docs/host-mode.md and docs/backend-health.md
     Report(report::Args),
 }
 
@@ -58,7 +58,7 @@ fn main() -> Result<()> {
         Some(Section::Openers(args)) => openers::run(&args, &cli.results),
         Some(Section::Control(args)) => control::run(&args, &cli.results),
         Some(Section::Scale(args)) => scale::run(&args, &cli.results),
-        Some(Section::DeadBackends) => dead_backends::run(),
+        Some(Section::DeadBackends(args)) => dead_backends::run(&args, &cli.results),
         Some(Section::Tunnel(args)) => tunnel::run(&args, &cli.results),
         Some(Section::Icount(args)) => icount::run(&args),
         Some(Section::Report(args)) => report::run(&args, &cli.results),

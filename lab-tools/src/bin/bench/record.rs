@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use comfy_table::CellAlignment;
 use lab_tools::bench::{Sample, Skipped};
+use lab_tools::dead_backends::Row;
 use lab_tools::scale::Figure;
 use lab_tools::tunnel::Found;
 use serde::{Deserialize, Serialize};
@@ -29,6 +30,8 @@ pub(crate) enum Record {
     Figure(Figure),
     /// What the section `tunnel` found.
     Tunnel(Found),
+    /// A row of the section `dead-backends`.
+    DeadBackends(Row),
 }
 
 /// How the cells of the section `data` were measured.

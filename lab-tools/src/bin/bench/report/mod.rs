@@ -1,6 +1,7 @@
-//! Makes of results what is read: the figures of docs/performance.md, docs/scale.md and docs/host-mode.md, between markers, and the
-//! drawings beside them.
+//! Makes of results what is read: the figures of docs/performance.md, docs/scale.md, docs/host-mode.md and docs/backend-health.md,
+//! between markers, and the drawings beside them.
 
+pub(crate) mod dead;
 mod figures;
 mod goals;
 mod icount;
@@ -61,19 +62,19 @@ pub(crate) fn run(args: &Args, results: &Path) -> Result<()> {
     fs::write(&document, text).with_context(|| format!("write {}", document.display()))?;
     large_clusters(&args.docs, results)?;
     other_kernels(&args.docs, results)?;
-    outside(&args.docs, results)
+    one_table(&args.docs.join("host-mode.md"), results, "tunnel", ways::text)?;
+    one_table(&args.docs.join("backend-health.md"), results, "dead-backends", dead::text)
 }
 
-/// Writes docs/host-mode.md, if its section was run.
-fn outside(docs: &Path, results: &Path) -> Result<()> {
-    let records = read(results, "tunnel");
+/// Writes the table of a section into its document, if the section was run.
+fn one_table(document: &Path, results: &Path, section: &str, table: fn(&[Record]) -> String) -> Result<()> {
+    let records = read(results, section);
     if records.is_empty() {
         return Ok(());
     }
-    let document = docs.join("host-mode.md");
-    let text = fs::read_to_string(&document).with_context(|| format!("read {}", document.display()))?;
-    let text = replace(&text, "tunnel", &ways::text(&records))?;
-    fs::write(&document, text).with_context(|| format!("write {}", document.display()))
+    let text = fs::read_to_string(document).with_context(|| format!("read {}", document.display()))?;
+    let text = replace(&text, section, &table(&records))?;
+    fs::write(document, text).with_context(|| format!("write {}", document.display()))
 }
 
 /// Writes docs/scale.md, if its section was run.
