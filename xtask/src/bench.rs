@@ -1,7 +1,8 @@
 //! Builds everything optimised, and measures it.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
 use std::iter::once;
 use std::path::Path;
 use std::process::Command;
@@ -42,14 +43,20 @@ fn asks_for_kernels(args: &[OsString]) -> bool {
 /// Measures large clusters on other kernels, each with a file of results of its own.
 fn on_kernels(args: &[OsString], results: &Path) -> Result<()> {
     let words = once(OsStr::new(SCALE)).chain(args.iter().map(OsString::as_os_str));
-    for Measured { series, lines } in scale::run(&scale::Options::parse_from(words))? {
-        let path = results.join(format!("{SCALE}-{series}.jsonl"));
-        fs::write(&path, lines.join("\n") + "\n").with_context(|| format!("write {}", path.display()))?;
-    }
+    scale::run(&scale::Options::parse_from(words), |Measured { series, lines }| {
+        add(&results.join(format!("{SCALE}-{series}.jsonl")), &lines)
+    })?;
     let mut report = benchmark(true, results);
     report.arg("report");
     workspace::run_as_root(&mut report)?;
     shell::run(report)
+}
+
+/// Adds a run to those of a file. The report takes each size of cluster from the last run that measured it.
+fn add(path: &Path, lines: &[String]) -> Result<()> {
+    let text = lines.join("\n") + "\n";
+    let open = OpenOptions::new().create(true).append(true).open(path);
+    open.and_then(|mut file| file.write_all(text.as_bytes())).with_context(|| format!("write {}", path.display()))
 }
 
 fn measure(args: &[OsString], results: &Path) -> Result<()> {
@@ -99,4 +106,19 @@ fn count(args: &[OsString], results: &Path) -> Result<()> {
     report.arg("report");
     workspace::run_as_root(&mut report)?;
     shell::run(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn added_run_keeps_the_lines_of_earlier_ones() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("scale-6.1.jsonl");
+        for run in [["a", "b"], ["c", "d"]] {
+            add(&path, &run.map(str::to_owned)).unwrap();
+        }
+        assert_eq!(fs::read_to_string(&path).unwrap(), "a\nb\nc\nd\n");
+    }
 }

@@ -17,6 +17,15 @@ pub struct Figure {
     pub found: Found,
 }
 
+/// The figures that one run measures together: a later run replaces all of them or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// A cluster of so many Services, with so many endpoints each.
+    Cluster(u32, u32),
+    First,
+    Fan,
+}
+
 /// The means that serve the Services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -100,6 +109,15 @@ pub enum What {
 impl Figure {
     pub(super) fn new(by: By, size: (u32, u32), what: What, found: Found) -> Self {
         Self { by, services: size.0, endpoints: size.1, what, found }
+    }
+
+    pub fn part(&self) -> Part {
+        use What::*;
+        match self.what {
+            FirstP50 | FirstP99 | FirstRatio => Part::First,
+            Fan1 | Fan2 | Fan4 | FanHeadless => Part::Fan,
+            _ => Part::Cluster(self.services, self.endpoints),
+        }
     }
 
     pub fn value(&self) -> Option<f64> {

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-pub use self::figure::{By, Figure, Found, What};
+pub use self::figure::{By, Figure, Found, Part, What};
 pub use crate::bench::NFTABLES_SINCE;
 use crate::control::cluster::Cluster;
 

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use serde_json::json;
 
@@ -44,10 +44,11 @@ pub(crate) struct Measured {
     pub(crate) lines: Vec<String>,
 }
 
-pub(crate) fn run(options: &Options) -> Result<Vec<Measured>> {
+/// Hands each kernel's records on when its guest has ended: the next one takes long.
+pub(crate) fn run(options: &Options, mut keep: impl FnMut(Measured) -> Result<()>) -> Result<()> {
     let programs = icount::programs(options.no_build, true)?;
     let accelerator = options.accel.unwrap_or_else(Accelerator::best);
-    let measure = |series: &String| {
+    let mut measure = |series: &String| {
         let (kernel, tools) = icount::fetch(series)?;
         let &Options { ref sizes, ref beside, limit, memory_gib, .. } = options;
         let suite = format!("scale - /bin/bench scale --guest --sizes {sizes} --beside {beside} --limit {limit}\n");
@@ -57,6 +58,7 @@ pub(crate) fn run(options: &Options) -> Result<Vec<Measured>> {
             guest.boot(accelerator, Duration::from_secs(limit))
         })?;
         let mut lines: Vec<String> = report.suites.iter().flat_map(|suite| suite.results.clone()).collect();
+        ensure!(!lines.is_empty(), "nothing was measured: {report}");
         if accelerator == Accelerator::Tcg {
             let note = "The guest ran in software emulation: its clock counts an instruction as a nanosecond.";
             lines.push(json!({ "note": note }).to_string());
@@ -66,8 +68,7 @@ pub(crate) fn run(options: &Options) -> Result<Vec<Measured>> {
                 json!({ "note": format!("The guest was ended, or its kernel complained: {report}") }).to_string(),
             );
         }
-        anyhow::Ok(Measured { series: series.clone(), lines })
+        keep(Measured { series: series.clone(), lines })
     };
-    let measured = options.kernels.iter().map(|series| measure(series).with_context(|| format!("kernel {series}")));
-    measured.collect()
+    options.kernels.iter().try_for_each(|series| measure(series).with_context(|| format!("kernel {series}")))
 }

@@ -20,7 +20,7 @@ use clap::{Parser, Subcommand};
 #[derive(Parser)]
 #[command(name = "kpx-bench")]
 struct Cli {
-    /// Where results are kept, one file a section; a section that is run again replaces its own
+    /// Where results are kept, one file a section. A section that is run again replaces its own, and `scale` the parts that it measures
     #[arg(long, global = true, env = "KPX_BENCH_RESULTS", default_value = "target/bench")]
     results: PathBuf,
     #[command(subcommand)]

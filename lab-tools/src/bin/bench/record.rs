@@ -18,7 +18,7 @@ use crate::machine::Machine;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Record {
-    /// Where the section was run: the first of each file.
+    /// Where the section was run: the first of each file, and in the section `scale` of each run.
     Machine(Machine),
     Run(Run),
     Sample(Sample),
@@ -75,12 +75,29 @@ pub(crate) struct Writer {
 
 impl Writer {
     pub(crate) fn create(results: &Path, section: &str) -> Result<Self> {
+        let mut writer = Self::after(&[], results, section)?;
+        writer.write(&Record::Machine(Machine::read()?))?;
+        Ok(writer)
+    }
+
+    /// Begins a run after those that the file has. What an older benchmark wrote is given up.
+    pub(crate) fn add(results: &Path, section: &str) -> Result<Self> {
+        let earlier = read(results, section).unwrap_or_else(|error| {
+            eprintln!("the figures of earlier runs are given up: {error:#}");
+            Vec::new()
+        });
+        let mut writer = Self::after(&earlier, results, section)?;
+        writer.write(&Record::Machine(Machine::read()?))?;
+        Ok(writer)
+    }
+
+    fn after(earlier: &[Record], results: &Path, section: &str) -> Result<Self> {
         fs::create_dir_all(results).with_context(|| format!("create {}", results.display()))?;
         let path = path(results, section);
         let new = path.with_extension("new");
         let file = File::create(&new).with_context(|| format!("create {}", new.display()))?;
         let mut writer = Self { file: BufWriter::new(file), path };
-        writer.write(&Record::Machine(Machine::read()?))?;
+        earlier.iter().try_for_each(|record| writer.write(record))?;
         Ok(writer)
     }
 
@@ -109,4 +126,24 @@ pub(crate) fn read(results: &Path, section: &str) -> Result<Vec<Record>> {
 
 fn path(results: &Path, section: &str) -> PathBuf {
     results.join(format!("{section}.jsonl"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn added_run_keeps_the_records_of_earlier_ones() {
+        let folder = tempfile::tempdir().unwrap();
+        let note = |text: &str| Record::Note(text.to_owned());
+        let write = |earlier: &[Record], text| {
+            let mut writer = Writer::after(earlier, folder.path(), "scale").unwrap();
+            writer.write(&note(text)).unwrap();
+            writer.finish().unwrap();
+            read(folder.path(), "scale").unwrap()
+        };
+        let first = write(&[], "first");
+        assert_eq!(write(&first, "second"), [note("first"), note("second")]);
+        assert_eq!(write(&[], "third"), [note("third")]);
+    }
 }

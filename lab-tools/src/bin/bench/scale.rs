@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args, results: &Path) -> Result<()> {
         print(&Record::Machine(Machine::read()?))?;
         return scale::run(&options, &mut Printer);
     }
-    let mut keeper = Keeper(Writer::create(results, "scale")?);
+    let mut keeper = Keeper(Writer::add(results, "scale")?);
     scale::run(&options, &mut keeper)?;
     keeper.0.finish()
 }

@@ -7,6 +7,7 @@ mod goals;
 mod icount;
 mod overview;
 mod plots;
+mod runs;
 mod scale;
 mod scale_plots;
 pub(crate) mod ways;
@@ -85,11 +86,12 @@ fn large_clusters(docs: &Path, results: &Path) -> Result<()> {
     }
     let document = docs.join("scale.md");
     let mut text = fs::read_to_string(&document).with_context(|| format!("read {}", document.display()))?;
-    let figures = scale::Figures::of(&records);
+    let runs = runs::left(&records);
+    let figures = scale::Figures::of(&runs);
     let drawn = scale_plots::draw(&figures, &docs.join("scale"))?;
     let drawings: Vec<_> = drawn.iter().map(|(title, file)| format!("![{title}](scale/{file})")).collect();
     let parts = [
-        ("scale: machine", with_notes(&records)),
+        ("scale: machine", runs::machines(&runs)),
         ("scale: goals", figures.goals()),
         ("scale: starts", figures.starts()),
         ("scale: changes", figures.changes()),
@@ -99,8 +101,8 @@ fn large_clusters(docs: &Path, results: &Path) -> Result<()> {
         ("scale: failures", figures.failures()),
         ("scale: drawings", drawings.join("\n\n")),
     ];
-    for (name, body) in parts {
-        text = replace(&text, name, &body)?;
+    for (name, body) in parts.iter().filter(|(_, body)| !body.is_empty()) {
+        text = replace(&text, name, body)?;
     }
     fs::write(&document, text).with_context(|| format!("write {}", document.display()))
 }
@@ -114,14 +116,13 @@ fn other_kernels(docs: &Path, results: &Path) -> Result<()> {
     fs::write(&document, text).with_context(|| format!("write {}", document.display()))
 }
 
-/// Returns the tables of other kernels, each with what its guest said of itself. None if no kernel was measured.
+/// Returns the tables of other kernels, each after what its guest said of itself. None if no kernel was measured.
 fn kernels(results: &Path) -> Option<String> {
-    let table = |series: &&str| {
+    let mut tables = Vec::new();
+    for series in KERNELS {
         let records = read(results, &format!("scale-{series}"));
-        let figures = scale::Figures::of(&records);
-        (!records.is_empty()).then(|| format!("{}\n\n{}", with_notes(&records), figures.starts()))
-    };
-    let tables: Vec<_> = KERNELS.iter().filter_map(table).collect();
+        tables.extend(runs::left(&records).iter().map(|run| format!("{}\n\n{}", run.head(), run.figures.starts())));
+    }
     (!tables.is_empty()).then(|| tables.join("\n\n"))
 }
 
@@ -157,6 +158,26 @@ fn replace(text: &str, name: &str, body: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_table_of_a_kernel_has_its_own_machine() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = |memory: u32, services: u32| {
+            format!(
+                r#"{{"machine":{{"processor":"P","cpus":1,"memory_gib":{memory},"kernel":"K","kpx":"","iptables":"","nft":"","date":"D"}}}}
+{{"figure":{{"by":"kpx","services":{services},"endpoints":50,"what":"programmed","found":{{"value":1.0}}}}}}
+{{"note":"Slow."}}
+"#
+            )
+        };
+        fs::write(folder.path().join("scale-6.1.jsonl"), run(4, 1_000) + &run(18, 5_000)).unwrap();
+        let text = kernels(folder.path()).unwrap();
+        let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("no {part} in {text}"));
+        let order =
+            ["4 GiB; Linux K", "Slow.", "1,000 Services × 50", "18 GiB; Linux K", "5,000 Services × 50"].map(at);
+        assert!(order.is_sorted(), "{order:?}: {text}");
+        assert_eq!(text.matches("Slow.").count(), 2, "{text}");
+    }
 
     #[test]
     fn report_changes_only_text_between_markers() {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use lab_tools::scale::{By, Figure, Found, What};
 
 use super::figures::{grouped, markdown};
-use crate::record::Record;
+use super::runs::Run;
 
 /// The cluster for which there are goals: Services, and endpoints of each.
 const LARGE: (u32, u32) = (5_000, 50);
@@ -53,9 +53,9 @@ const RESTART: Rows = &[
 pub(super) struct Figures<'a>(pub(super) Vec<&'a Figure>);
 
 impl<'a> Figures<'a> {
-    pub(super) fn of(records: &'a [Record]) -> Self {
-        let figure = |record: &'a Record| if let Record::Figure(figure) = record { Some(figure) } else { None };
-        Self(records.iter().filter_map(figure).collect())
+    /// Returns the figures of all runs that no later run replaces.
+    pub(super) fn of(runs: &[Run<'a>]) -> Self {
+        Self(runs.iter().flat_map(|run| run.figures.0.iter().copied()).collect())
     }
 
     fn get(&self, by: By, size: (u32, u32), what: What) -> Option<&Figure> {
@@ -213,6 +213,8 @@ fn number(what: What, value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Record;
+    use crate::report::runs;
 
     fn record(by: By, size: (u32, u32), what: What, found: Found) -> Record {
         Record::Figure(Figure { by, services: size.0, endpoints: size.1, what, found })
@@ -230,7 +232,7 @@ mod tests {
             record(By::Kpx, (1_000, 1), What::FirstP50, Found::Value(41.0)),
             record(By::Kpx, (200, 50), What::Fan1, Found::Value(15_000.0)),
         ];
-        let figures = Figures::of(&records);
+        let figures = Figures::of(&runs::left(&records));
         let starts = figures.starts();
         assert!(
             starts.contains("| lists in, or tool started → programmed | 1.23 s | not within 60 s | failed |"),
