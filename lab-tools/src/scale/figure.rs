@@ -91,6 +91,8 @@ pub enum What {
     Restart,
     RestartDialled,
     RestartLost,
+    /// The reason of the first loss; missing if there was none.
+    RestartLostWhy,
     RestartLongest,
     RestartWait,
     RestartWaitBeside,
@@ -136,7 +138,7 @@ impl What {
             StartBytes | Resident | PeakResident | KernelMemory => "MiB",
             Change1000Cpu => "µs",
             ChangeBytes | Fan1 | Fan2 | Fan4 | FanHeadless => "bytes",
-            RestartDialled | RestartLost => "",
+            RestartDialled | RestartLost | RestartLostWhy => "",
             FirstP50 | FirstP99 => "µs",
             FirstRatio => "×",
             _ => "ms",

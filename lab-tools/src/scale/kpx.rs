@@ -14,7 +14,7 @@ use testbed::netns::NetNs;
 
 use super::Options;
 use super::figure::{Found, What};
-use super::load::{Dialers, Streams, Waits};
+use super::load::{Dialers, Dials, Streams, Waits};
 use super::place::{Place, STREAM_PORT, dial};
 use crate::control::cluster::{Cluster, NODE_IP, is_udp, newcomer};
 use crate::control::events::{self, Changes};
@@ -212,14 +212,51 @@ fn restart(
     let agent = fixture.start_again()?;
     let took = began.elapsed();
     thread::sleep(options.calm);
-    let dials = dialers.finish()?;
-    waits(streams, [What::RestartWait, What::RestartWaitBeside], put)?;
+    let mut dials = dialers.finish()?;
+    if let Err(error) = waits(streams, [What::RestartWait, What::RestartWaitBeside], put) {
+        dials.failed += 1;
+        dials.why.get_or_insert_with(|| format!("an open connection: {error:#}"));
+    }
     put(What::Restart, took.into());
-    put(What::RestartDialled, ((dials.opened + dials.failed) as f64).into());
-    put(
-        What::RestartLost,
-        dials.why.map_or(Found::Value(0.0), |why| Found::Failed(format!("{}: {why}", dials.failed))),
-    );
-    put(What::RestartLongest, dials.longest.into());
+    became(&dials, put);
     end(agent)
+}
+
+/// Puts what became of connections: those that were lost are a count, and the first one's reason is a failure beside it.
+fn became(dials: &Dials, put: &mut impl FnMut(What, Found)) {
+    let all = dials.opened + dials.failed;
+    put(What::RestartDialled, (all as f64).into());
+    put(What::RestartLost, (dials.failed as f64).into());
+    if let Some(why) = &dials.why {
+        put(
+            What::RestartLostWhy,
+            Found::Failed(format!("{} of {all} connections lost, the first: {why}", dials.failed)),
+        );
+    }
+    put(What::RestartLongest, dials.longest.into());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_connections_are_counted_with_the_first_reason() {
+        let put_of = |dials: &Dials| {
+            let mut all = Vec::new();
+            became(dials, &mut |what, found| all.push((what, found)));
+            all
+        };
+        let lost = Dials { opened: 997, failed: 3, why: Some("no answer".to_owned()), ..Dials::default() };
+        let expected = [
+            (What::RestartDialled, Found::Value(1_000.0)),
+            (What::RestartLost, Found::Value(3.0)),
+            (What::RestartLostWhy, Found::Failed("3 of 1000 connections lost, the first: no answer".to_owned())),
+            (What::RestartLongest, Found::Value(0.0)),
+        ];
+        assert_eq!(put_of(&lost), expected);
+        let none = put_of(&Dials { opened: 1_000, ..Dials::default() });
+        assert!(none.contains(&(What::RestartLost, Found::Value(0.0))), "{none:?}");
+        assert!(none.iter().all(|(_, found)| matches!(found, Found::Value(_))), "{none:?}");
+    }
 }

@@ -70,7 +70,8 @@ impl<'a> Figures<'a> {
     }
 
     fn cell(&self, by: By, size: (u32, u32), all: &[What]) -> String {
-        let cells: Vec<_> = all.iter().filter_map(|what| Some(shown(self.get(by, size, *what)?))).collect();
+        let cells: Vec<_> =
+            all.iter().filter_map(|what| Some(shown(*what, &self.get(by, size, *what)?.found))).collect();
         if cells.is_empty() { "–".to_owned() } else { cells.join(", ") }
     }
 
@@ -153,20 +154,19 @@ impl<'a> Figures<'a> {
             What::FirstRatio => {
                 let sizes: Vec<_> = self.sizes(What::FirstRatio).into_iter().collect();
                 let [first, .., last] = sizes[..] else { return None };
-                Some(self.value(By::Kpx, last, what)? / self.value(By::Kpx, first, what)?)
+                Some(Found::Value(self.value(By::Kpx, last, what)? / self.value(By::Kpx, first, what)?))
             }
-            _ => self.value(By::Kpx, LARGE, what),
+            _ => Some(self.get(By::Kpx, LARGE, what)?.found.clone()),
         };
         let row = |(what, limit, words): (What, f64, &str)| {
-            let shown = |value: f64| number(what, value);
-            let value = found(what);
-            let verdict = value.map_or("not measured", |value| if value <= limit { "yes" } else { "**no**" });
-            vec![
-                words.to_owned(),
-                format!("≤ {}", shown(limit)),
-                value.map_or("–".to_owned(), shown),
-                verdict.to_owned(),
-            ]
+            let found = found(what);
+            let verdict = match &found {
+                None => "not measured",
+                Some(Found::Value(value)) if *value <= limit => "yes",
+                Some(_) => "**no**",
+            };
+            let cell = found.map_or("–".to_owned(), |found| shown(what, &found));
+            vec![words.to_owned(), format!("≤ {}", number(what, limit)), cell, verdict.to_owned()]
         };
         markdown(&["", "goal", "found", "reached"].map(str::to_owned), &GOALS.map(row))
     }
@@ -190,9 +190,9 @@ pub(super) fn words((services, endpoints): (u32, u32)) -> String {
     format!("{} Services × {endpoints} = {all} endpoints", grouped(services.into()))
 }
 
-fn shown(figure: &Figure) -> String {
-    match &figure.found {
-        Found::Value(value) => number(figure.what, *value),
+fn shown(what: What, found: &Found) -> String {
+    match found {
+        Found::Value(value) => number(what, *value),
         Found::NotWithin(seconds) => format!("not within {seconds:.0} s"),
         Found::Failed(_) => "failed".to_owned(),
     }
@@ -245,5 +245,20 @@ mod tests {
         assert!(figures.fan().contains("| 5,000, computed | 1 | 75,000,000 |"), "{}", figures.fan());
         let why = "- iptables-nft, 5,000 Services × 50 = 250,000 endpoints: no memory";
         assert_eq!(figures.failures(), why);
+    }
+
+    #[test]
+    fn goals_are_missed_by_lost_connections_and_by_what_failed() {
+        let records = [
+            record(By::Kpx, LARGE, What::Programmed, Found::NotWithin(180.0)),
+            record(By::Kpx, LARGE, What::Resident, Found::Failed("no memory".to_owned())),
+            record(By::Kpx, LARGE, What::RestartLost, Found::Value(3.0)),
+            record(By::Kpx, LARGE, What::RestartLostWhy, Found::Failed("3 of 1000 lost".to_owned())),
+        ];
+        let figures = Figures::of(&runs::left(&records));
+        let goals = figures.goals();
+        assert!(goals.contains("| connections lost by a restart | ≤ 0 | 3 | **no** |"), "{goals}");
+        assert!(goals.contains("| not within 180 s | **no** |") && goals.contains("| failed | **no** |"), "{goals}");
+        assert!(figures.failures().contains("endpoints: 3 of 1000 lost"), "{}", figures.failures());
     }
 }
