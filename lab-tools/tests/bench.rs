@@ -9,7 +9,7 @@ use lab_tools::bench::{
 };
 use lab_tools::dead_backends::{self, Means};
 use lab_tools::openers::openers;
-use lab_tools::scale::{self, By, Figure, Found, Keep, What};
+use lab_tools::scale::{self, By, Figure, Found, Keep, Section, What};
 use testbed::lab::{Lab, Layout};
 
 /// So short that all cells take seconds.
@@ -136,12 +136,12 @@ impl Keep for Kept {
     fn progress(&mut self, _what: &str) {}
 }
 
-#[test]
-fn large_clusters_are_measured_with_kpx_and_with_rules() -> Result<()> {
-    let beside = vec![By::Nftables, By::IptablesLegacy, By::IptablesNft];
-    let options = scale::Options {
+/// Returns options for small clusters.
+fn small(sections: &[Section], beside: &[By]) -> scale::Options {
+    scale::Options {
+        sections: sections.to_vec(),
         sizes: vec![(20, 3)],
-        beside: beside.clone(),
+        beside: beside.to_vec(),
         limit: Duration::from_secs(60),
         duration: Duration::from_millis(200),
         only_starts: false,
@@ -151,7 +151,13 @@ fn large_clusters_are_measured_with_kpx_and_with_rules() -> Result<()> {
         first_services: vec![10, 20],
         first_connections: 20,
         kube_proxy: None,
-    };
+    }
+}
+
+#[test]
+fn large_clusters_are_measured_with_kpx_and_with_rules() -> Result<()> {
+    let beside = [By::Nftables, By::IptablesLegacy, By::IptablesNft];
+    let options = small(&[Section::Clusters, Section::First, Section::Fan], &beside);
     let mut kept = Kept::default();
     scale::run(&options, &mut kept)?;
     let found = |by, size: (u32, u32), what| {
@@ -175,8 +181,19 @@ fn large_clusters_are_measured_with_kpx_and_with_rules() -> Result<()> {
     for by in [By::Kpx, By::Nftables, By::IptablesLegacy] {
         is_positive(by, (20, 1), What::FirstP99)?;
     }
-    is_positive(By::Kpx, (200, 50), What::Fan1)?;
     assert_eq!(found(By::Kpx, (20, 3), What::RestartLost), Some(Found::Value(0.0)));
+    for what in [What::Fan1, What::FanUnfiltered, What::FanUnfilteredHeadless] {
+        is_positive(By::Kpx, (200, 50), what)?;
+    }
+    let events = [
+        (What::Fan1Events, 1.0),
+        (What::FanHeadlessEvents, 0.0),
+        (What::FanUnfilteredEvents, 1.0),
+        (What::FanUnfilteredHeadlessEvents, 1.0),
+    ];
+    for (what, count) in events {
+        assert_eq!(found(By::Kpx, (200, 50), what), Some(Found::Value(count)), "{what}");
+    }
     let of_headless = found(By::Kpx, (200, 50), What::FanHeadless);
     ensure!(matches!(of_headless, Some(Found::Value(bytes)) if bytes < 100.0), "no proxy asks for it: {of_headless:?}");
     Ok(())

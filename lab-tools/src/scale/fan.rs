@@ -1,14 +1,14 @@
-//! What one API server sends for a change, by the number of nodes that watch.
+//! The events and bytes that one API server sends for a change, by the number of nodes that watch and by their filters.
 
 use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testbed::agent::{self, Agent, Source};
-use testbed::apiserver::{self, ApiServer};
+use testbed::apiserver::{self, ApiServer, PlainWatch};
 use testbed::netns::NetNs;
 
 use super::figure::{By, Figure, What};
@@ -18,15 +18,19 @@ use crate::control::cluster::{Cluster, SERVICE_CIDR, newcomer};
 /// The cluster's size: how many Services there are matters to no change.
 const CLUSTER: Cluster = Cluster { services: 200, endpoints: 50 };
 /// The numbers of agents.
-const AGENTS: [(usize, What); 3] = [(1, What::Fan1), (2, What::Fan2), (4, What::Fan4)];
+const AGENTS: [(usize, Names); 3] =
+    [(1, [What::Fan1, What::Fan1Events]), (2, [What::Fan2, What::Fan2Events]), (4, [What::Fan4, What::Fan4Events])];
 /// The changes that are counted, and the time between two of them: each comes to all agents before the next one.
 const CHANGES: u32 = 100;
 const INTERVAL: Duration = Duration::from_millis(10);
-/// A time without a byte, after which all has been sent; and the longest wait for it.
-const SENT: Duration = Duration::from_millis(500);
+/// A time without a byte, after which all has been sent: agents that compute do not read. And the longest wait for it.
+const SENT: Duration = Duration::from_secs(2);
 const BUSY: Duration = Duration::from_secs(30);
 /// The address of the server, as the nodes know it.
 const SERVER: &str = "192.0.2.10";
+
+/// The names of the bytes and the events of one change.
+type Names = [What; 2];
 
 /// A node whose agent watches.
 struct Node {
@@ -49,16 +53,25 @@ pub(super) fn measure(options: &Options, keep: &mut impl Keep) -> Result<()> {
     }
     let nodes = (0..options.agents).map(|nth| Node::new(&hub, &server, nth)).collect::<Result<Vec<_>>>()?;
     let mut agents = Vec::new();
-    let mut tell =
-        |what, bytes: f64| keep.figure(Figure::new(By::Kpx, (CLUSTER.services, CLUSTER.endpoints), what, bytes.into()));
-    for (count, what) in AGENTS.into_iter().filter(|(count, _)| *count <= options.agents) {
+    let mut tell = |names: Names, sent: [f64; 2]| {
+        let size = (CLUSTER.services, CLUSTER.endpoints);
+        let mut figures = names.into_iter().zip(sent);
+        figures.try_for_each(|(what, value)| keep.figure(Figure::new(By::Kpx, size, what, value.into())))
+    };
+    for (count, names) in AGENTS.into_iter().filter(|(count, _)| *count <= options.agents) {
         while agents.len() < count {
             agents.push(nodes[agents.len()].start()?);
         }
-        tell(what, bytes_of_change(&server, |slice| slice)?)?;
+        tell(names, sent_for_change(&server, |slice| slice)?)?;
     }
-    tell(What::FanHeadless, bytes_of_change(&server, headless)?)?;
-    agents.into_iter().try_for_each(Agent::stop)
+    tell([What::FanHeadless, What::FanHeadlessEvents], sent_for_change(&server, headless)?)?;
+    agents.into_iter().try_for_each(Agent::stop)?;
+
+    let plain = nodes.first().context("no node")?.watch_all(&server)?;
+    tell([What::FanUnfiltered, What::FanUnfilteredEvents], sent_for_change(&server, |slice| slice)?)?;
+    let of_headless = sent_for_change(&server, headless)?;
+    tell([What::FanUnfilteredHeadless, What::FanUnfilteredHeadlessEvents], of_headless)?;
+    plain.stop()
 }
 
 impl Node {
@@ -93,21 +106,33 @@ impl Node {
         command.args(["--service-cidr", SERVICE_CIDR, "--metrics-bind-address=", "--healthz-bind-address="]);
         Agent::spawn(&self.ns, command, &run, &log)?.healthy()
     }
+
+    /// Watches all EndpointSlices, without a filter. Nothing else may watch any more.
+    fn watch_all(&self, server: &ApiServer) -> Result<PlainWatch> {
+        let are_watched = |number| server.wait(BUSY, |traffic| traffic.watches("endpointslices") == number);
+        ensure!(are_watched(0), "a watch of before has not ended");
+        let watch = PlainWatch::start(&self.ns, &self.dir.path().join("kubeconfig"), server.version())?;
+        ensure!(are_watched(1), "the watch has not begun");
+        Ok(watch)
+    }
 }
 
-/// Returns the mean of the bytes that the server sends to all agents for one change.
-fn bytes_of_change(server: &ApiServer, form: fn(Value) -> Value) -> Result<f64> {
+/// Returns the means of the bytes and of the events that the server sends to all clients for one change.
+fn sent_for_change(server: &ApiServer, form: fn(Value) -> Value) -> Result<[f64; 2]> {
     // The first changes tell nothing: a slice that becomes another one may have to go.
     let change = |nth: u32| server.apply_as_is(&form(CLUSTER.slice(nth % CLUSTER.services, Some(newcomer(nth)))));
     (0..CHANGES).try_for_each(change)?;
     all_sent(server);
     let (before, began) = (server.meter().bytes_sent(), Instant::now());
+    let events = server.meter().events();
     for nth in 0..CHANGES {
         thread::sleep((began + INTERVAL * nth).saturating_duration_since(Instant::now()));
         change(CLUSTER.services + nth)?;
     }
     all_sent(server);
-    Ok((server.meter().bytes_sent() - before) as f64 / f64::from(CHANGES))
+    server.meter().forget_events();
+    let bytes = server.meter().bytes_sent() - before;
+    Ok([bytes as f64, events.try_iter().count() as f64].map(|all| all / f64::from(CHANGES)))
 }
 
 /// Waits until the server sends nothing more.

@@ -100,12 +100,21 @@ pub enum What {
     FirstP50,
     FirstP99,
     FirstRatio,
-    /// The bytes that the API server sends for one change, by the number of agents that watch.
+    /// The bytes that the API server sends for one change, and the events, by the number of agents that watch.
     Fan1,
+    Fan1Events,
     Fan2,
+    Fan2Events,
     Fan4,
-    /// The same for a slice of a headless Service.
+    Fan4Events,
+    /// The same for a slice of a headless Service, with all agents.
     FanHeadless,
+    FanHeadlessEvents,
+    /// The same for one client that watches without a filter.
+    FanUnfiltered,
+    FanUnfilteredEvents,
+    FanUnfilteredHeadless,
+    FanUnfilteredHeadlessEvents,
 }
 
 impl Figure {
@@ -117,7 +126,18 @@ impl Figure {
         use What::*;
         match self.what {
             FirstP50 | FirstP99 | FirstRatio => Part::First,
-            Fan1 | Fan2 | Fan4 | FanHeadless => Part::Fan,
+            Fan1
+            | Fan1Events
+            | Fan2
+            | Fan2Events
+            | Fan4
+            | Fan4Events
+            | FanHeadless
+            | FanHeadlessEvents
+            | FanUnfiltered
+            | FanUnfilteredEvents
+            | FanUnfilteredHeadless
+            | FanUnfilteredHeadlessEvents => Part::Fan,
             _ => Part::Cluster(self.services, self.endpoints),
         }
     }
@@ -137,7 +157,9 @@ impl What {
         match self {
             StartBytes | Resident | PeakResident | KernelMemory => "MiB",
             Change1000Cpu => "µs",
-            ChangeBytes | Fan1 | Fan2 | Fan4 | FanHeadless => "bytes",
+            ChangeBytes | Fan1 | Fan2 | Fan4 | FanHeadless | FanUnfiltered | FanUnfilteredHeadless => "bytes",
+            Fan1Events | Fan2Events | Fan4Events | FanHeadlessEvents => "events",
+            FanUnfilteredEvents | FanUnfilteredHeadlessEvents => "events",
             RestartDialled | RestartLost | RestartLostWhy => "",
             FirstP50 | FirstP99 => "µs",
             FirstRatio => "×",

@@ -16,14 +16,28 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
+use clap::ValueEnum;
 
 pub use self::figure::{By, Figure, Found, Part, What};
 pub use crate::bench::NFTABLES_SINCE;
 use crate::control::cluster::Cluster;
 
+/// A kind of measurement, which a run may leave out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Section {
+    /// Starts, changes and restarts in clusters of each size
+    Clusters,
+    /// First packets by the number of Services
+    First,
+    /// The bytes and events that one API server sends for a change
+    Fan,
+}
+
 /// The size of all of it.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// The kinds of measurements to make.
+    pub sections: Vec<Section>,
     /// Services, and endpoints of each.
     pub sizes: Vec<(u32, u32)>,
     /// The means beside kpx.
@@ -54,7 +68,8 @@ pub trait Keep {
 
 /// Measures everything. Needs root.
 pub fn run(options: &Options, keep: &mut impl Keep) -> Result<()> {
-    for &size in &options.sizes {
+    let wants = |section| options.sections.contains(&section);
+    for &size in options.sizes.iter().filter(|_| wants(Section::Clusters)) {
         for by in [By::Kpx].into_iter().chain(options.beside.iter().copied()) {
             start(options, by, size, keep)?;
         }
@@ -62,8 +77,13 @@ pub fn run(options: &Options, keep: &mut impl Keep) -> Result<()> {
     if options.only_starts {
         return Ok(());
     }
-    first::measure(options, keep)?;
-    fan::measure(options, keep)
+    if wants(Section::First) {
+        first::measure(options, keep)?;
+    }
+    if wants(Section::Fan) {
+        fan::measure(options, keep)?;
+    }
+    Ok(())
 }
 
 /// Measures one cluster. A failure is a figure too.

@@ -21,6 +21,7 @@ mod options;
 mod patch;
 mod pki;
 pub mod place;
+mod plain;
 mod portforward;
 pub mod real;
 mod review;
@@ -51,6 +52,7 @@ pub use meter::Meter;
 use objects::{Objects, Target};
 pub use pki::Login;
 use pki::Pki;
+pub use plain::PlainWatch;
 use shared::Shared;
 pub use shared::Traffic;
 

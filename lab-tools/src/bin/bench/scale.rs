@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use lab_tools::bench::minor;
-use lab_tools::scale::{self, By, Figure, Found, Keep, Options};
+use lab_tools::scale::{self, By, Figure, Found, Keep, Options, Section};
 
 use crate::machine::Machine;
 use crate::record::{Record, Writer};
@@ -17,6 +17,9 @@ const AGENTS: usize = 4;
 
 #[derive(clap::Parser)]
 pub(crate) struct Args {
+    /// The parts to measure; the results keep what an earlier run found of the others
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Section::Clusters, Section::First, Section::Fan])]
+    only: Vec<Section>,
     /// Sizes of clusters: Services, an x, endpoints of each
     #[arg(long, value_delimiter = ',', value_parser = size, default_values = ["5000x50", "44000x1", "100000x2"])]
     sizes: Vec<(u32, u32)>,
@@ -53,6 +56,7 @@ pub(crate) fn run(args: &Args, results: &Path) -> Result<()> {
         beside.extend((minor(program)? >= scale::NFTABLES_SINCE).then_some(By::KubeProxyNftables));
     }
     let options = Options {
+        sections: args.only.clone(),
         sizes: args.sizes.clone(),
         beside,
         limit: Duration::from_secs(args.limit),

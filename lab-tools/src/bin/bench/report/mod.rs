@@ -2,6 +2,7 @@
 //! between markers, and the drawings beside them.
 
 pub(crate) mod dead;
+mod fan;
 mod figures;
 mod goals;
 mod icount;
@@ -97,7 +98,7 @@ fn large_clusters(docs: &Path, results: &Path) -> Result<()> {
         ("scale: changes", figures.changes()),
         ("scale: restarts", figures.restarts()),
         ("scale: first", figures.first()),
-        ("scale: fan", figures.fan()),
+        ("scale: fan", fan::tables(&figures)),
         ("scale: failures", figures.failures()),
         ("scale: drawings", drawings.join("\n\n")),
     ];

@@ -9,8 +9,6 @@ use super::runs::Run;
 
 /// The cluster for which there are goals: Services, and endpoints of each.
 const LARGE: (u32, u32) = (5_000, 50);
-/// The nodes for which the API server's work is computed.
-const NODES: f64 = 5_000.0;
 /// What a goal is about, its limit in the unit of the figure, and the words for it.
 const GOALS: [(What, f64, &str); 5] = [
     (What::Programmed, 1_500.0, "lists in → programmed"),
@@ -128,26 +126,6 @@ impl<'a> Figures<'a> {
         markdown(&header, &self.sizes(What::FirstP50).into_iter().map(row).collect::<Vec<Vec<String>>>())
     }
 
-    /// Returns what the API server sends for one change: as counted, and as that makes for 5,000 nodes.
-    pub(super) fn fan(&self) -> String {
-        let Some(size) = self.sizes(What::Fan1).into_iter().next() else { return String::new() };
-        let value = |what| self.value(By::Kpx, size, what);
-        let bytes = |value: f64| grouped(value.round() as u64);
-        let agents = [("1", What::Fan1), ("2", What::Fan2), ("4", What::Fan4)];
-        let mut rows: Vec<Vec<String>> = agents
-            .into_iter()
-            .filter_map(|(agents, what)| Some(vec![format!("{agents}, counted"), "1".into(), bytes(value(what)?)]))
-            .collect();
-        if let Some(headless) = value(What::FanHeadless) {
-            rows.push(vec!["4, counted, a headless Service's slice".into(), "0".into(), bytes(headless)]);
-        }
-        if let Some(of_one) = value(What::Fan1) {
-            rows.push(vec![format!("{}, computed", grouped(NODES as u64)), "1".into(), bytes(of_one * NODES)]);
-        }
-        let header = ["nodes", "events of each", "bytes of one change"].map(str::to_owned);
-        markdown(&header, &rows)
-    }
-
     /// Returns the goals with what was found.
     pub(super) fn goals(&self) -> String {
         let found = |what| match what {
@@ -230,7 +208,6 @@ mod tests {
             record(By::Kpx, (1_000, 1), What::FirstRatio, Found::Value(1.5)),
             record(By::Kpx, (100_000, 1), What::FirstRatio, Found::Value(1.53)),
             record(By::Kpx, (1_000, 1), What::FirstP50, Found::Value(41.0)),
-            record(By::Kpx, (200, 50), What::Fan1, Found::Value(15_000.0)),
         ];
         let figures = Figures::of(&runs::left(&records));
         let starts = figures.starts();
@@ -242,7 +219,6 @@ mod tests {
         assert!(goals.contains("| memory of the agent | ≤ 220 MiB | 230 MiB | **no** |"), "{goals}");
         assert!(goals.contains("| 1.02 × | yes |") && goals.contains("| – | not measured |"), "{goals}");
         assert!(figures.first().contains("| 1,000 | 41 µs, 1.50 × |"), "{}", figures.first());
-        assert!(figures.fan().contains("| 5,000, computed | 1 | 75,000,000 |"), "{}", figures.fan());
         let why = "- iptables-nft, 5,000 Services × 50 = 250,000 endpoints: no memory";
         assert_eq!(figures.failures(), why);
     }
