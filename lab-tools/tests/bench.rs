@@ -200,6 +200,20 @@ fn large_clusters_are_measured_with_kpx_and_with_rules() -> Result<()> {
 }
 
 #[test]
+fn guests_measure_the_first_packet_after_a_change_with_all_means() -> Result<()> {
+    let options = scale::Options { only_starts: true, ..small(&[Section::Clusters], &[By::Nftables]) };
+    let mut kept = Kept::default();
+    scale::run(&options, &mut kept)?;
+    for by in [By::Kpx, By::Nftables] {
+        let of = |figure: &&Figure| figure.by == by && figure.what == What::FirstFollowsP50;
+        let found = kept.0.iter().find(of).and_then(Figure::value);
+        ensure!(found.is_some_and(|millis| millis > 0.0), "{by}: {:?}", kept.0);
+    }
+    ensure!(!kept.0.iter().any(|figure| figure.what == What::Change100P50), "only starts: {:?}", kept.0);
+    Ok(())
+}
+
+#[test]
 fn dead_backends_are_measured_with_rules_and_with_kpx() -> Result<()> {
     let options = dead_backends::Options {
         means: vec![Means::Nftables, Means::KpxOn],

@@ -41,11 +41,12 @@ pub(super) fn measure(options: &Options, cluster: &Cluster, put: &mut impl FnMut
     put(What::PeakResident, mebibytes(start.memory.peak));
     put(What::KernelMemory, mebibytes(fixture.map_memory()?));
 
-    if options.only_starts {
-        return end(agent);
-    }
     let probe = Probe::add(&fixture, cluster.services)?;
     probe.wait(&place)?;
+    if options.only_starts {
+        follow(&probe, &fixture, &place, put)?;
+        return end(agent);
+    }
     let streams = Streams::start(&place, probe.stream())?;
     let at = |rate| {
         events::measure(&fixture, &agent, cluster, rate, options.duration).with_context(|| format!("{rate} changes/s"))
@@ -56,10 +57,7 @@ pub(super) fn measure(options: &Options, cluster: &Cluster, put: &mut impl FnMut
     let (mean, p99) = sli(&fixture.netns)?;
     put(What::SliMean, (mean * 1e3).into());
     put(What::SliP99, (p99 * 1e3).into());
-    let mut followed = (0..FOLLOWED).map(|nth| probe.follow(&fixture, &place, nth)).collect::<Result<Vec<_>>>()?;
-    followed.sort_unstable();
-    put(What::FirstFollowsP50, followed[followed.len() / 2].into());
-    put(What::FirstFollowsMax, followed[followed.len() - 1].into());
+    follow(&probe, &fixture, &place, put)?;
     restart(&fixture, &place, cluster, agent, (&probe, options), put)
 }
 
@@ -72,6 +70,14 @@ pub(super) fn waits(streams: Streams, [through, beside]: [What; 2], put: &mut im
     let Waits { through: of_node, beside: of_machine } = streams.finish()?;
     put(through, of_node.into());
     put(beside, of_machine.into());
+    Ok(())
+}
+
+fn follow(probe: &Probe, fixture: &Fixture, place: &Place, put: &mut impl FnMut(What, Found)) -> Result<()> {
+    let mut followed = (0..FOLLOWED).map(|nth| probe.follow(fixture, place, nth)).collect::<Result<Vec<_>>>()?;
+    followed.sort_unstable();
+    put(What::FirstFollowsP50, followed[followed.len() / 2].into());
+    put(What::FirstFollowsMax, followed[followed.len() - 1].into());
     Ok(())
 }
 

@@ -46,7 +46,8 @@ pub struct Options {
     pub limit: Duration,
     /// The time of changes at each rate.
     pub duration: Duration,
-    /// Only starts are measured. Each begins with the word that it was not in time, lest it is ended before its own end.
+    /// Only starts and the first packets after a change are measured. Each start begins with the word that it was not in
+    /// time, lest it is ended before its own end.
     pub only_starts: bool,
     /// The time after a start, and before a restart and after it.
     pub calm: Duration,
@@ -103,7 +104,11 @@ fn start(options: &Options, by: By, size: (u32, u32), keep: &mut impl Keep) -> R
     };
     if let Err(error) = done {
         let is_programmed = figures.iter().any(|figure| figure.what == What::Programmed);
-        let what = if is_programmed { What::Restart } else { What::Programmed };
+        let what = match options.only_starts {
+            _ if !is_programmed => What::Programmed,
+            true => What::FirstFollowsP50,
+            false => What::Restart,
+        };
         figures.push(Figure::new(by, size, what, Found::Failed(format!("{error:#}"))));
     }
     figures.into_iter().try_for_each(|figure| keep.figure(figure))

@@ -41,7 +41,7 @@ pub(crate) struct Args {
     /// Connections for each of them
     #[arg(long, default_value_t = 12_000)]
     connections: u32,
-    /// Print records, for the host of a virtual machine, and measure only starts
+    /// Print records, for the host of a virtual machine, and measure only starts and first packets after a change
     #[arg(long, hide = true)]
     guest: bool,
     /// A kube-proxy, to be measured as well; 1.31 or later has the mode nftables
