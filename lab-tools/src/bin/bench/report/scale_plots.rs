@@ -20,8 +20,48 @@ const COLOURS: [(By, RGBColor); 6] = [
     (By::KubeProxyIptables, RGBColor(204, 121, 167)),
     (By::KubeProxyNftables, RGBColor(0, 114, 178)),
 ];
-/// Below the shortest time of a logarithmic scale, in seconds.
-const SHORTEST: f64 = 0.1;
+/// The drawings with a bar for each means in each size.
+const BARS: [Bars; 4] = [
+    Bars {
+        what: What::Programmed,
+        title: "lists in, or tool started → programmed, in seconds",
+        file: "programmed.svg",
+        unit: 1e3,
+        least: 0.1,
+    },
+    Bars {
+        what: What::FirstFollowsP50,
+        title: "one endpoint's change → first packet that follows, median, in seconds",
+        file: "first-follows.svg",
+        unit: 1e3,
+        least: 0.000_1,
+    },
+    Bars {
+        what: What::PeakResident,
+        title: "memory of the agent or tool at its peak, in MiB",
+        file: "peak-memory.svg",
+        unit: 1.0,
+        least: 10.0,
+    },
+    Bars {
+        what: What::KernelMemory,
+        title: "memory of the kernel for maps or rules, in MiB",
+        file: "kernel-memory.svg",
+        unit: 1.0,
+        least: 10.0,
+    },
+];
+
+/// A drawing on a logarithmic scale.
+struct Bars {
+    what: What,
+    title: &'static str,
+    file: &'static str,
+    /// The unit of the scale in that of the figure.
+    unit: f64,
+    /// The value at the foot of the bars.
+    least: f64,
+}
 
 /// A line: what it is of, its colour, and its points by number of Services.
 type Line = (String, RGBColor, Vec<(f64, f64)>);
@@ -30,9 +70,11 @@ type Line = (String, RGBColor, Vec<(f64, f64)>);
 pub(super) fn draw(figures: &Figures, folder: &FilePath) -> Result<Vec<(String, String)>> {
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     let mut drawn = Vec::new();
-    let title = "lists in, or tool started → programmed, in seconds";
-    if programmed(figures, title, &folder.join("programmed.svg")).context("draw programmed.svg")? {
-        drawn.push((title.to_owned(), "programmed.svg".to_owned()));
+    for bars in &BARS {
+        let Bars { title, file, .. } = *bars;
+        if draw_bars(figures, bars, &folder.join(file)).with_context(|| format!("draw {file}"))? {
+            drawn.push((title.to_owned(), file.to_owned()));
+        }
     }
     for (what, title, file) in [
         (What::FirstP50, "handshake of a connection, median, in µs", "first-p50.svg"),
@@ -49,12 +91,15 @@ fn colour(by: By) -> RGBColor {
     COLOURS.into_iter().find(|(known, _)| *known == by).map_or(BLACK, |(_, colour)| colour)
 }
 
-/// Draws a bar for each means in each size, on a logarithmic scale.
-fn programmed(figures: &Figures, title: &str, file: &FilePath) -> Result<bool> {
-    let (sizes, by) = (figures.sizes(What::Programmed), figures.by(What::Programmed));
-    let seconds = |by: By, size| figures.value(by, size, What::Programmed).map(|millis| millis / 1e3);
-    let all = sizes.iter().flat_map(|size| by.iter().filter_map(|by| seconds(*by, *size)));
-    let Some(most) = all.reduce(f64::max) else { return Ok(false) };
+/// Draws a bar for each means in each size. Returns false if there is nothing to draw.
+fn draw_bars(figures: &Figures, bars: &Bars, file: &FilePath) -> Result<bool> {
+    let &Bars { what, title, unit, least, .. } = bars;
+    let (sizes, by) = (figures.sizes(what), figures.by(what));
+    let value = |by: By, size| figures.value(by, size, what).map(|value| value / unit);
+    let all = sizes.iter().flat_map(|size| by.iter().filter_map(|by| value(*by, *size)));
+    let Some(most) = all.reduce(f64::max).map(|most| most.max(least)) else { return Ok(false) };
+    // The names stand above the bars, whose logarithms fill four fifths.
+    let top = (most * (most / least).powf(0.25)).max(least * 10.0);
     let root = SVGBackend::new(file, SIZE).into_drawing_area();
     root.fill(&WHITE).map_err(failed)?;
     let mut chart = ChartBuilder::on(&root)
@@ -62,7 +107,7 @@ fn programmed(figures: &Figures, title: &str, file: &FilePath) -> Result<bool> {
         .margin(10)
         .x_label_area_size(30)
         .y_label_area_size(60)
-        .build_cartesian_2d(0.0..sizes.len() as f64, (SHORTEST..(most * 4.0).max(1.0)).log_scale())
+        .build_cartesian_2d(0.0..sizes.len() as f64, (least..top).log_scale())
         .map_err(failed)?;
     let names: Vec<_> = sizes.iter().map(|size| words(*size)).collect();
     let name = |x: &f64| {
@@ -80,8 +125,8 @@ fn programmed(figures: &Figures, title: &str, file: &FilePath) -> Result<bool> {
     for (nth, by) in by.iter().enumerate() {
         let left = |group: usize| group as f64 + 0.07 + nth as f64 * width;
         let bar = |(group, size): (usize, &(u32, u32))| {
-            let height = seconds(*by, *size)?.max(SHORTEST);
-            let corners = [(left(group), SHORTEST), (left(group) + width * 0.9, height)];
+            let height = value(*by, *size)?.max(least);
+            let corners = [(left(group), least), (left(group) + width * 0.9, height)];
             Some(Rectangle::new(corners, colour(*by).filled()))
         };
         let own = colour(*by);
