@@ -108,11 +108,15 @@ pub fn find<A: Net>(
             reason == Reason::UnknownPort && !policy::is_open_to(FrontendKind::CLUSTER_IP, decision.origin, node);
         return Err(if is_hidden { Reason::Outside } else { reason });
     }
+    *service = maps::service(&decision.service).ok_or(Reason::NotOurs)?;
+    // A redirected address is the pods' alone: this node's own packets have a route there.
+    if service.has(Service::ELSE_PASSES) && (decision.origin.is_remote() || decision.origin.is_node()) {
+        return Err(Reason::NotOurs);
+    }
     decision.flags = Decision::<A>::FRONTEND;
     if !policy::is_open_to(decision.kind, decision.origin, node) {
         return Err(Reason::Outside);
     }
-    *service = maps::service(&decision.service).ok_or(Reason::NotOurs)?;
     if decision.kind == FrontendKind::LOAD_BALANCER
         && service.has(Service::SOURCE_RANGES)
         && !maps::is_in_source_range(&decision.service, dial.client())
@@ -126,6 +130,10 @@ pub fn find<A: Net>(
         decision.set = Set::CLUSTER;
     }
     decision.flags |= Decision::<A>::SET;
+    if service.has(Service::ELSE_PASSES) && service.count(decision.set) == 0 {
+        decision.flags = 0;
+        return Err(Reason::NotOurs);
+    }
     if service.count(decision.set) == 0 {
         // No load balancer asks at a loopback address, which would have to hear nothing.
         let elsewhere = service.has(Service::HAS_ENDPOINTS) && !is_localhost;

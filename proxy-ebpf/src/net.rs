@@ -66,6 +66,8 @@ pub trait Net: Addr + Maps {
     /// Gives a packet with such headers other addresses and ports, and fixes its checksums.
     fn rewrite(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason>;
     fn is_unicast(self) -> bool;
+    /// Returns true for a link-local address that pods' routers forward: where clouds serve metadata.
+    fn is_metadata(self) -> bool;
     /// Returns true for an address that only this host's own packets to itself may have.
     fn is_loopback(self) -> bool;
     /// Returns true for the type of an ICMP message that quotes the packet it is about.
