@@ -130,8 +130,8 @@ impl Store {
                 let mut services = BTreeSet::new();
                 let (of_addresses, permitted) = (&mut self.of_addresses, &self.redirect_addresses);
                 self.redirects.apply(update, |_, old, new| {
-                    if let Some(old) = old.and_then(|old| old.service()) {
-                        of_addresses.remove(&old);
+                    if let Some(old) = old {
+                        of_addresses.remove(&old.stand_in());
                     }
                     if let Some(service) = new.and_then(|new| model::stand_in(new, permitted)) {
                         of_addresses.insert(service.name.clone(), Arc::new(service));
@@ -226,7 +226,9 @@ impl Store {
 
     /// Returns the slices that name `service`, by name.
     pub fn slices_of(&self, service: &ObjectName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
-        let names = self.slices_of.get(service).into_iter().flatten();
+        // A label may hold the name of a redirected address, which has no endpoints of its own.
+        let names = self.slices_of.get(service).filter(|_| !self.of_addresses.contains_key(service));
+        let names = names.into_iter().flatten();
         names.filter_map(|name| self.slices.objects.get(name))
     }
 

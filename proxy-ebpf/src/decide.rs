@@ -109,8 +109,7 @@ pub fn find<A: Net>(
         return Err(if is_hidden { Reason::Outside } else { reason });
     }
     *service = maps::service(&decision.service).ok_or(Reason::NotOurs)?;
-    // A redirected address is the pods' alone: this node's own packets have a route there.
-    if service.has(Service::ELSE_PASSES) && (decision.origin.is_remote() || decision.origin.is_node()) {
+    if service.has(Service::ELSE_PASSES) && !is_redirected(dial.dialled(), decision.origin) {
         return Err(Reason::NotOurs);
     }
     decision.flags = Decision::<A>::FRONTEND;
@@ -140,6 +139,13 @@ pub fn find<A: Net>(
         return Err(if elsewhere { Reason::NoLocalEndpoints } else { Reason::NoEndpoints });
     }
     Ok(())
+}
+
+/// Returns true if a client may be led elsewhere than to an address that is no service's. That is so for pods of the node alone: its own packets
+/// have a route there. An address of the node's devices is the node's.
+#[inline(always)]
+fn is_redirected<A: Net>(dialled: &SockAddr<A>, origin: Origin) -> bool {
+    !origin.is_remote() && !origin.is_node() && maps::own_addr(&dialled.addr).is_none()
 }
 
 /// Returns true if a client answers in the local redirect of the service, and so must reach what it caches for. Whether a

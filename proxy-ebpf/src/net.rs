@@ -122,7 +122,7 @@ pub trait Net: Addr + Maps {
     #[inline(always)]
     fn header(skb: Skb, link: LinkHeader) -> Result<Header<Self>, Reason> {
         let header = Self::whole_header(skb, link)?;
-        if !header.src.is_unicast() || !header.dst.is_unicast() {
+        if !packet::are_fit::<Self, false>(&header.src, &header.dst) {
             return Err(Reason::NotUnicast);
         }
         Ok(header)

@@ -254,7 +254,7 @@ impl<A: Net> Packet<A> {
 /// Returns true if packets may have these addresses. Where they do not leave the host, the destination may be a loopback address.
 /// Otherwise it may be one of a cloud's metadata, where the operator lets these be redirected.
 #[inline(always)]
-fn are_fit<A: Net, const WITHIN_HOST: bool>(src: &A, dst: &A) -> bool {
+pub fn are_fit<A: Net, const WITHIN_HOST: bool>(src: &A, dst: &A) -> bool {
     if src.is_unicast() && dst.is_unicast() {
         return true;
     }

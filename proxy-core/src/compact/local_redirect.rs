@@ -73,6 +73,8 @@ impl LocalRedirect {
     pub(crate) fn service(&self) -> Option<ObjectName> {
         let RedirectFrontend { service_matcher, address_matcher } = &self.spec.redirect_frontend;
         match (service_matcher, address_matcher) {
+            // No Service has such a name: it is another object's.
+            (Some(matcher), None) if matcher.service_name.starts_with(STAND_IN) => None,
             (Some(matcher), None) => Some(ObjectName::new(matcher.namespace.as_str(), matcher.service_name.as_str())),
             (None, Some(_)) => Some(self.stand_in()),
             _ => None,

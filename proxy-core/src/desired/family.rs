@@ -150,7 +150,8 @@ impl<A: Addr> Family<A> {
         let mut divided = Vec::new();
         for (service, keys) in self.shares.settle(self.models.values().map(Arc::as_ref)) {
             divided.extend(keys);
-            let skipped = self.models.get(&service).map(|model| self.shares.skipped(model)).unwrap_or_default();
+            let mut skipped = self.models.get(&service).map(|model| self.shares.skipped(model)).unwrap_or_default();
+            skipped.iter_mut().for_each(model::tell_of_object);
             self.left_out.replace(service, skipped, news);
         }
         divided

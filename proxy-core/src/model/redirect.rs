@@ -15,7 +15,7 @@ use proxy_common::frontend::{Backend, Service};
 
 use super::read::{ObjectRef, Reader, Skipped, addr, port_number, protocol};
 use crate::compact::{
-    self, LOCAL_REDIRECT, LocalPod, LocalRedirect, PortInfo, SELECTOR_LEN_MAX, ServiceMatcher, TargetPort,
+    self, LOCAL_REDIRECT, LocalPod, LocalRedirect, PortInfo, SELECTOR_LEN_MAX, STAND_IN, ServiceMatcher, TargetPort,
 };
 use crate::input::ObjectName;
 use crate::selector::Selector;
@@ -236,9 +236,10 @@ impl Ports {
                     return None;
                 }
                 let name = port.name.as_deref().unwrap_or_default();
-                let is_it =
-                    |listed: &&ListedPort| listed.proto == proto && (backends.len() == 1 || listed.name == name);
-                backends.iter().find(is_it).map(|listed| Target::Number(listed.number))
+                backends
+                    .iter()
+                    .find(|listed| serves(backends, listed, name, proto))
+                    .map(|listed| Target::Number(listed.number))
             }
         }
     }
@@ -262,9 +263,12 @@ impl Terms {
         if let Some(index) = backends.iter().position(|port| backends.len() > 1 && port.name.is_empty()) {
             reader.skip(
                 format_args!("{field}[{index}].name"),
-                "one of several ports needs the name of the Service's port",
+                "one of several ports needs the name of the port that it serves",
             );
             return None;
+        }
+        if spec.redirect_frontend.address_matcher.is_some() {
+            address::tell_unserved(&mut reader, object, &backends);
         }
         let frontends = (!frontends.is_empty()).then_some(frontends);
         let spares_backends = spec.skip_redirect_from_backend;
@@ -291,6 +295,11 @@ fn frontends(reader: &mut Reader<'_>, object: &LocalRedirect, permitted: &[IpNet
 
 /// Checks whether an object may be for a Service: a user of one namespace has no say in the Services of others.
 fn admit_service(reader: &mut Reader<'_>, object: &LocalRedirect, matcher: &ServiceMatcher) -> Option<()> {
+    if matcher.service_name.starts_with(STAND_IN) {
+        let why = format!("{:?} is no Service's name", matcher.service_name);
+        reader.skip(format_args!("spec.redirectFrontend.serviceMatcher.serviceName"), why);
+        return None;
+    }
     let own = object.metadata.namespace.as_deref().unwrap_or_default();
     let named = &matcher.namespace;
     let admitted = match named == own {
@@ -311,6 +320,11 @@ fn ports(reader: &mut Reader<'_>, field: &str, listed: &[PortInfo]) -> Option<Ve
         ports.push(ListedPort { name: name.to_ascii_lowercase(), number, proto });
     }
     Some(ports)
+}
+
+/// Returns true if a listed port of the pods serves a port of this name: a single one serves all of its protocol.
+fn serves(backends: &[ListedPort], listed: &ListedPort, name: &str, proto: Proto) -> bool {
+    listed.proto == proto && (backends.len() == 1 || listed.name == name)
 }
 
 /// Returns the oldest object that may redirect a Service. Those of other namespaces do not count.

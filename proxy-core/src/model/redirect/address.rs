@@ -7,12 +7,14 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::ports;
+use super::{ListedPort, ports, serves};
 use crate::compact::{self, Compact, LocalRedirect, STAND_IN};
 use crate::input::ObjectName;
 use crate::model::guard::not_on_a_network;
 use crate::model::read::{ObjectRef, Reader, Skipped, ip};
 
+/// The most ports that one object may list.
+const PORTS_MAX: usize = 100;
 const IP: &str = "spec.redirectFrontend.addressMatcher.ip";
 const PORTS: &str = "spec.redirectFrontend.addressMatcher.toPorts";
 
@@ -32,7 +34,11 @@ pub(super) fn read(reader: &mut Reader<'_>, object: &LocalRedirect, permitted: &
         reader.skip(format_args!("{PORTS}"), "no port is listed");
         return None;
     }
-    let port = |(port, listed): (&compact::PortInfo, super::ListedPort)| compact::ServicePort {
+    if listed.len() > PORTS_MAX {
+        reader.skip(format_args!("{PORTS}"), format!("{} ports are more than {PORTS_MAX}", listed.len()));
+        return None;
+    }
+    let port = |(port, listed): (&compact::PortInfo, ListedPort)| compact::ServicePort {
         name: Some(listed.name.as_str().into()),
         protocol: Some(port.protocol.as_str().into()),
         port: listed.number.get().into(),
@@ -51,10 +57,26 @@ pub(super) fn read(reader: &mut Reader<'_>, object: &LocalRedirect, permitted: &
     })
 }
 
+/// Records the listed ports that no port of the pods serves.
+pub(super) fn tell_unserved(reader: &mut Reader<'_>, object: &LocalRedirect, backends: &[ListedPort]) {
+    let matcher = object.spec.redirect_frontend.address_matcher.as_ref();
+    let listed = matcher.and_then(|matcher| ports(reader, PORTS, &matcher.to_ports)).unwrap_or_default();
+    for (index, port) in listed.iter().enumerate() {
+        if !backends.iter().any(|backend| serves(backends, backend, &port.name, port.proto)) {
+            reader.skip(format_args!("{PORTS}[{index}]"), "no port of redirectBackend has its name and protocol");
+        }
+    }
+}
+
 /// Checks whether an object may take an address. The error names the reason.
 fn admit(ip: IpAddr, permitted: &[IpNet]) -> Result<(), String> {
     if ip.is_unspecified() {
         return Err(format!("{ip} is no address to send to"));
+    }
+    if let IpAddr::V4(v4) = ip
+        && (v4.octets()[0] == 0 || v4.octets()[0] >= 240)
+    {
+        return Err(format!("{ip} is no host's address"));
     }
     // Clouds serve metadata at link-local addresses of IPv4, which routers of pods' networks forward.
     let is_metadata = matches!(ip, IpAddr::V4(ip) if ip.is_link_local());

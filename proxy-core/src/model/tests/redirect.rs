@@ -306,7 +306,7 @@ fn a_wrong_field_of_an_object_is_named() {
         (
             "/spec/redirectBackend/toPorts/0/name",
             json!(""),
-            "spec.redirectBackend.toPorts[0].name: one of several ports needs the name of the Service's port",
+            "spec.redirectBackend.toPorts[0].name: one of several ports needs the name of the port that it serves",
         ),
     ];
     for (path, value, why) in edits {

@@ -102,6 +102,7 @@ fn address_without_operators_leave_is_refused() {
             "10.96.0.10",
             "10.96.0.10 is in 10.96.0.0/16, from which ClusterIPs are taken: a serviceMatcher is for these",
         ),
+        (&["0.0.0.0/0"], "240.0.0.1", "240.0.0.1 is no host's address"),
         (&["0.0.0.0/0"], "meta", "\"meta\" is no IP address"),
     ] {
         let mut desired = desired(permitted);
@@ -145,6 +146,44 @@ fn cluster_ip_outside_known_ranges_keeps_its_other_ports() {
     assert!(text(&mut desired, &permitted).contains(":8181"));
 }
 
+/// Returns an object for a Service, which may be another object's stand-in.
+fn of_service(name: &str, namespace: &str, service: &str) -> Value {
+    let mut object = of_address(name, METADATA);
+    let matcher = json!({ "serviceName": service, "namespace": namespace });
+    object["spec"]["redirectFrontend"] = json!({ "serviceMatcher": matcher });
+    object
+}
+
+#[test]
+fn objects_for_services_take_no_address_from_others() {
+    let permitted = ["169.254.169.254/32"];
+    let mut desired = desired(&permitted);
+    desired.apply(put_pod(pod("cache", "10.244.0.5", true)));
+    desired.apply(put(&of_address("proxy", METADATA)));
+    let served = text(&mut desired, &permitted);
+    assert!(served.contains(":8181"));
+    for name in ["tenant/thief", "default/a-thief"] {
+        desired.apply(put(&of_service(name, "default", "localredirect.proxy")));
+        assert_eq!(text(&mut desired, &permitted), served);
+        let field = "spec.redirectFrontend.serviceMatcher.serviceName";
+        let why = format!("LocalRedirect {name} {field}: \"localredirect.proxy\" is no Service's name");
+        assert_eq!(skipped(&desired), [why]);
+        desired.apply(Input::LocalRedirect(Update::Del(object_name(name))));
+        assert_eq!(text(&mut desired, &permitted), served);
+    }
+}
+
+#[test]
+fn slices_add_no_endpoints_to_address() {
+    let permitted = ["169.254.169.254/32"];
+    let mut desired = desired(&permitted);
+    desired.apply(slice("foreign", "localredirect.proxy").port("", "TCP", 80).ready("198.51.100.9").into());
+    desired.apply(put(&of_address("proxy", METADATA)));
+    assert!(text(&mut desired, &permitted).contains("cluster=0 local=0"));
+    desired.apply(slice("more", "localredirect.proxy").port("", "TCP", 80).ready("198.51.100.8").into());
+    assert!(text(&mut desired, &permitted).contains("cluster=0 local=0"));
+}
+
 #[test]
 fn older_redirect_keeps_address_from_younger() {
     let permitted = ["203.0.113.0/24"];
@@ -168,6 +207,8 @@ fn wrong_ports_of_address_are_named() {
     for (ports, why) in [
         (json!([]), ": no port is listed"),
         (json!([{ "port": "x", "protocol": "TCP" }]), "[0].port: \"x\" is no number"),
+        (json!([{ "port": "80", "protocol": "UDP" }]), "[0]: no port of redirectBackend has its name and protocol"),
+        (json!(vec![json!({ "port": "80", "protocol": "TCP" }); 101]), ": 101 ports are more than 100"),
     ] {
         let mut desired = desired(&permitted);
         let mut object = of_address("proxy", METADATA);
