@@ -194,6 +194,8 @@ impl Service {
     pub const FAILS_OVER: u16 = 1 << 8;
     /// TCP flows to lost nodes are ended, so that no socket may be led past the programs.
     pub const ENDS_LOST: u16 = 1 << 9;
+    /// Clients that the chosen set does not serve go on to the dialled address, which is no Service's.
+    pub const ELSE_PASSES: u16 = 1 << 10;
 
     pub const fn new(cluster: u16, local: u16, flags: u16) -> Self {
         Self { cluster, local, flags, algorithm: Algorithm::RANDOM, pad: 0, affinity_secs: 0 }

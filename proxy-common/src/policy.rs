@@ -96,6 +96,10 @@ pub const fn is_open_to(kind: FrontendKind, origin: Origin, node: &Node) -> bool
 /// `detects`: the node has a way to tell local pods of this family.
 #[inline(always)]
 pub fn is_masqueraded<A: Addr>(decision: &Decision<A>, service: &Service, node: &Node, detects: bool) -> bool {
+    // Without the redirect the address saw the client.
+    if service.has(Service::ELSE_PASSES) {
+        return false;
+    }
     let Decision { kind, origin, .. } = *decision;
     if !kind.is_external() && node.has(Node::MASQUERADE_ALL) {
         return true;

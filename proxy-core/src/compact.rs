@@ -15,6 +15,7 @@ pub use flat::Flat;
 pub use labels::Labels;
 pub(crate) use local_pod::SOCKET_LB;
 pub use local_pod::{ContainerPort, LocalPod};
+pub(crate) use local_redirect::STAND_IN;
 pub use local_redirect::{
     AddressMatcher, LocalRedirect, LocalRedirectSpec, PortInfo, RedirectBackend, RedirectFrontend, ServiceMatcher,
 };

@@ -150,7 +150,7 @@ impl Desired {
     }
 
     pub fn with_options(node_name: impl Into<String>, options: ModelOptions) -> Self {
-        let store = Store::new(node_name).with_redirects(options.has_redirects);
+        let store = Store::new(node_name).with_redirects(options.has_redirects, options.redirect_addresses.clone());
         Self {
             node: NodeModel::of(&store, &options),
             v4: Family::default(),

@@ -46,6 +46,7 @@ pub use read::{Cause, ObjectRef, Skipped};
 use read::{Reader, addr, port_number, protocol};
 pub use read::{cidr, ip};
 pub use redirect::Redirect;
+pub(crate) use redirect::address::{claimant, stand_in, tell_of_object};
 pub(crate) use redirect::{redirected_by, redirected_to, skipped_redirects};
 pub use weights::{WEIGHT_MAX, Weights};
 
@@ -93,6 +94,8 @@ pub struct ClaimedFrontend<A: Addr> {
 /// A Service that claims a frontend. The least claim, which is the oldest Service's, holds the frontend.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim {
+    /// Set for a redirected address, which any Service takes.
+    pub(crate) yields: bool,
     created: Timestamp,
     pub service: ObjectName,
 }
@@ -158,6 +161,7 @@ impl ServiceModel {
         let slices = store.slices_of(name).map(Arc::as_ref);
         let (model, mut skipped) = Self::new(name, service, slices, redirect, node);
         skipped.extend(of_redirect);
+        skipped.iter_mut().for_each(tell_of_object);
         (model, skipped)
     }
 }
@@ -187,6 +191,12 @@ impl<A: Addr> FamilyModel<A> {
         let slices: Vec<_> = parts.slices.iter().copied().filter_map(slice).collect();
 
         let mut reader = Reader::new("Service", name, skipped);
+        let is_redirected = parts.service.is_redirected_address;
+        if is_redirected
+            && !reader.admit(format_args!("spec.clusterIP"), parts.node.guard.admit_redirect(cluster_ip.ip()))
+        {
+            return None;
+        }
         let keeper = parts.node.kept_addresses.get(&cluster_ip.ip());
         if let Some(device) = keeper {
             let why = format!("{} is an address of device {device}: packets to it stay with the host", cluster_ip.ip());
@@ -194,7 +204,8 @@ impl<A: Addr> FamilyModel<A> {
         }
         let externals = externals(&mut reader, parts.service, cluster_ip, &parts.node.guard);
         let source_ranges = source_ranges(&mut reader, parts.service, &externals, parts.node);
-        let mut frontends = ClaimedFrontends::at(cluster_ip);
+        let mut frontends =
+            if is_redirected { ClaimedFrontends(BTreeMap::new()) } else { ClaimedFrontends::at(cluster_ip) };
         let (mut ports, mut used, mut without_room) = (BTreeMap::new(), Rows::default(), BTreeSet::new());
         let (mut local_ready, mut unreachable, mut tunnelled) = (BTreeSet::new(), Vec::new(), BTreeMap::new());
         let (mut redirected_ports, mut of_redirect) = (BTreeMap::new(), Vec::new());
@@ -203,6 +214,10 @@ impl<A: Addr> FamilyModel<A> {
             let key = FrontendKey::new(cluster_ip, number, proto);
             if ports.contains_key(&key) {
                 reader.skip(format_args!("spec.ports[{index}]"), format!("{key:?} is listed before"));
+                continue;
+            }
+            let admitted = if is_redirected { parts.node.guard.admit_port(cluster_ip, number, proto) } else { Ok(()) };
+            if !reader.admit(format_args!("spec.ports[{index}]"), admitted) {
                 continue;
             }
             let node_port = parts.policy.node_port(&mut reader, index, port);
@@ -312,6 +327,7 @@ fn read_port(reader: &mut Reader<'_>, index: usize, port: &compact::ServicePort)
     Some((number, proto))
 }
 
+/// Without the row that stands for a whole address, other ports of it are left alone.
 struct ClaimedFrontends<A: Addr>(BTreeMap<FrontendKey<A>, ClaimedFrontend<A>>);
 
 impl<A: Addr> ClaimedFrontends<A> {
@@ -363,7 +379,11 @@ impl<A: Addr> ClaimedFrontends<A> {
 impl Claim {
     /// Returns the Service's claim. A Service without an age, which never passed an API server, counts as the youngest.
     fn new(name: &ObjectName, service: &compact::Service) -> Self {
-        Self { created: service.created.unwrap_or(Timestamp::MAX), service: name.clone() }
+        Self {
+            yields: service.is_redirected_address,
+            created: service.created.unwrap_or(Timestamp::MAX),
+            service: name.clone(),
+        }
     }
 }
 

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 
 use crate::compact::{Compact, EndpointSlice, LocalPod, LocalRedirect, Service};
 use crate::input::{Input, ObjectName, Trigger, Update};
 use crate::ip_family::IpFamily;
-use crate::model::ObjectRef;
+use crate::model::{self, ObjectRef};
 
 /// The objects as last seen, and the name of the node that uses them.
 #[derive(Clone, Debug)]
@@ -25,6 +26,10 @@ pub struct Store {
     /// Only Services with a local redirect depend on them.
     pods: Kind<LocalPod>,
     redirects: Kind<LocalRedirect>,
+    /// The Services that stand for LocalRedirects of addresses.
+    of_addresses: BTreeMap<ObjectName, Arc<Service>>,
+    /// The addresses that LocalRedirects may redirect.
+    redirect_addresses: Vec<IpNet>,
     /// The Services that have the annotation for a local redirect.
     redirected: BTreeSet<ObjectName>,
     /// The Services that have the annotation for an end of connections to lost nodes.
@@ -72,6 +77,8 @@ impl Store {
             service_cidrs: Kind::default(),
             pods: Kind::default(),
             redirects: Kind::default(),
+            of_addresses: BTreeMap::new(),
+            redirect_addresses: Vec::new(),
             redirected: BTreeSet::new(),
             resetting: BTreeSet::new(),
             has_redirects: false,
@@ -79,9 +86,9 @@ impl Store {
         }
     }
 
-    /// Has the store wait for Pods and LocalRedirects as for the other kinds.
-    pub fn with_redirects(self, has_redirects: bool) -> Self {
-        Self { has_redirects, ..self }
+    /// Has the store wait for Pods and LocalRedirects as for the other kinds. LocalRedirects may redirect these addresses, beside Services.
+    pub fn with_redirects(self, has_redirects: bool, redirect_addresses: Vec<IpNet>) -> Self {
+        Self { has_redirects, redirect_addresses, ..self }
     }
 
     pub fn apply(&mut self, input: Input) -> Dirty {
@@ -121,7 +128,14 @@ impl Store {
             }
             Input::LocalRedirect(update) => {
                 let mut services = BTreeSet::new();
+                let (of_addresses, permitted) = (&mut self.of_addresses, &self.redirect_addresses);
                 self.redirects.apply(update, |_, old, new| {
+                    if let Some(old) = old {
+                        of_addresses.remove(&old.stand_in());
+                    }
+                    if let Some(service) = new.and_then(|new| model::stand_in(new, permitted)) {
+                        of_addresses.insert(service.name.clone(), Arc::new(service));
+                    }
                     services.extend([old, new].into_iter().flatten().filter_map(LocalRedirect::service));
                 });
                 Dirty::Redirects { services, of_objects: true }
@@ -188,7 +202,7 @@ impl Store {
     }
 
     pub fn service(&self, name: &ObjectName) -> Option<&Arc<Service>> {
-        self.services.objects.get(name)
+        self.services.objects.get(name).or_else(|| self.of_addresses.get(name))
     }
 
     /// Returns the Services that say whether connections to lost nodes are ended.
@@ -202,12 +216,19 @@ impl Store {
     }
 
     pub fn services(&self) -> impl Iterator<Item = (&ObjectName, &Arc<Service>)> {
-        self.services.objects.iter()
+        self.services.objects.iter().chain(&self.of_addresses)
+    }
+
+    /// Returns the addresses that LocalRedirects may redirect.
+    pub(crate) fn redirect_addresses(&self) -> &[IpNet] {
+        &self.redirect_addresses
     }
 
     /// Returns the slices that name `service`, by name.
     pub fn slices_of(&self, service: &ObjectName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
-        let names = self.slices_of.get(service).into_iter().flatten();
+        // A label may hold the name of a redirected address, which has no endpoints of its own.
+        let names = self.slices_of.get(service).filter(|_| !self.of_addresses.contains_key(service));
+        let names = names.into_iter().flatten();
         names.filter_map(|name| self.slices.objects.get(name))
     }
 

@@ -91,7 +91,7 @@ impl<A: Addr> FamilyTables<A> {
     }
 
     /// Builds the tables of several models. A frontend that several models claim goes to the least claim. ClusterIPs
-    /// come before all other frontends. Another frontend is in force only with its service port's ClusterIP. Each namespace
+    /// come before all other frontends, and redirected addresses after them. Another frontend is in force only with its service port's ClusterIP. Each namespace
     /// has its share of `room`.
     pub fn of<'a>(models: impl Iterator<Item = &'a FamilyModel<A>>, room: Room) -> Self {
         let mut models: Vec<_> = models.collect();
@@ -101,19 +101,25 @@ impl<A: Addr> FamilyTables<A> {
             left_out.get(&model.claim.service).is_some_and(|keys| keys.contains(key))
         };
         let mut holders: BTreeMap<_, &FamilyModel<A>> = BTreeMap::new();
-        let claimed_frontends = |external: bool| {
+        let claimed_frontends = |external: bool, yields: bool| {
             let claimed_frontends = models
                 .iter()
+                .filter(move |model| model.claim.yields == yields)
                 .flat_map(|model| model.frontends.iter().map(move |(key, claimed)| (*model, key, claimed.frontend)));
             claimed_frontends.filter(move |(_, _, frontend)| frontend.kind.is_external() == external)
         };
-        for (model, key, _) in claimed_frontends(false) {
+        for (model, key, _) in claimed_frontends(false, false) {
             holders.entry(*key).or_insert(model);
         }
-        for (model, key, frontend) in claimed_frontends(true) {
+        for (model, key, frontend) in claimed_frontends(true, false) {
             let is_cluster_ip = holders.contains_key(&FrontendKey::address(key.addr));
             let has_port = holders.get(&frontend.service).is_some_and(|holder| holder.claim == model.claim);
             if !is_cluster_ip && has_port {
+                holders.entry(*key).or_insert(model);
+            }
+        }
+        for (model, key, _) in claimed_frontends(false, true) {
+            if !holders.contains_key(&FrontendKey::address(key.addr)) {
                 holders.entry(*key).or_insert(model);
             }
         }

@@ -108,11 +108,14 @@ pub fn find<A: Net>(
             reason == Reason::UnknownPort && !policy::is_open_to(FrontendKind::CLUSTER_IP, decision.origin, node);
         return Err(if is_hidden { Reason::Outside } else { reason });
     }
+    *service = maps::service(&decision.service).ok_or(Reason::NotOurs)?;
+    if service.has(Service::ELSE_PASSES) && !is_redirected(dial.dialled(), decision.origin) {
+        return Err(Reason::NotOurs);
+    }
     decision.flags = Decision::<A>::FRONTEND;
     if !policy::is_open_to(decision.kind, decision.origin, node) {
         return Err(Reason::Outside);
     }
-    *service = maps::service(&decision.service).ok_or(Reason::NotOurs)?;
     if decision.kind == FrontendKind::LOAD_BALANCER
         && service.has(Service::SOURCE_RANGES)
         && !maps::is_in_source_range(&decision.service, dial.client())
@@ -126,12 +129,23 @@ pub fn find<A: Net>(
         decision.set = Set::CLUSTER;
     }
     decision.flags |= Decision::<A>::SET;
+    if service.has(Service::ELSE_PASSES) && service.count(decision.set) == 0 {
+        decision.flags = 0;
+        return Err(Reason::NotOurs);
+    }
     if service.count(decision.set) == 0 {
         // No load balancer asks at a loopback address, which would have to hear nothing.
         let elsewhere = service.has(Service::HAS_ENDPOINTS) && !is_localhost;
         return Err(if elsewhere { Reason::NoLocalEndpoints } else { Reason::NoEndpoints });
     }
     Ok(())
+}
+
+/// Returns true if a client may be led elsewhere than to an address that is no service's. That is so for pods of the node alone: its own packets
+/// have a route there. An address of the node's devices is the node's.
+#[inline(always)]
+fn is_redirected<A: Net>(dialled: &SockAddr<A>, origin: Origin) -> bool {
+    !origin.is_remote() && !origin.is_node() && maps::own_addr(&dialled.addr).is_none()
 }
 
 /// Returns true if a client answers in the local redirect of the service, and so must reach what it caches for. Whether a

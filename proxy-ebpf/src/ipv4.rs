@@ -135,6 +135,12 @@ impl Net for Addr4 {
         first.wrapping_sub(1) < 126 || first.wrapping_sub(128) < 96 && addr >> 16 != 0xa9fe
     }
 
+    /// RFC 3927.
+    #[inline(always)]
+    fn is_metadata(self) -> bool {
+        u32::from_be(self.wire()) >> 16 == 0xa9fe
+    }
+
     /// RFC 1122 §3.2.1.3.
     #[inline(always)]
     fn is_loopback(self) -> bool {

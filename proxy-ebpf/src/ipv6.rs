@@ -148,6 +148,12 @@ impl Net for Addr6 {
         skb.store(ETH_LEN + Self::SRC_OFFSET, &new, 0)
     }
 
+    /// No router forwards a link-local address (RFC 4291 §2.5.6).
+    #[inline(always)]
+    fn is_metadata(self) -> bool {
+        false
+    }
+
     /// Neither unspecified, loopback, link-local (fe80::/10) nor multicast (RFC 4291 §2.4).
     #[inline(always)]
     fn is_unicast(self) -> bool {

@@ -66,6 +66,8 @@ pub trait Net: Addr + Maps {
     /// Gives a packet with such headers other addresses and ports, and fixes its checksums.
     fn rewrite(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason>;
     fn is_unicast(self) -> bool;
+    /// Returns true for a link-local address that pods' routers forward: where clouds serve metadata.
+    fn is_metadata(self) -> bool;
     /// Returns true for an address that only this host's own packets to itself may have.
     fn is_loopback(self) -> bool;
     /// Returns true for the type of an ICMP message that quotes the packet it is about.
@@ -120,7 +122,7 @@ pub trait Net: Addr + Maps {
     #[inline(always)]
     fn header(skb: Skb, link: LinkHeader) -> Result<Header<Self>, Reason> {
         let header = Self::whole_header(skb, link)?;
-        if !header.src.is_unicast() || !header.dst.is_unicast() {
+        if !packet::are_fit::<Self, false>(&header.src, &header.dst) {
             return Err(Reason::NotUnicast);
         }
         Ok(header)

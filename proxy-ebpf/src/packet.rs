@@ -5,6 +5,7 @@ use core::mem::size_of;
 use aya_ebpf::bindings::BPF_F_MARK_MANGLED_0;
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
+use proxy_common::device::Node;
 use proxy_common::flow::{Acked, FlowKey, Hook, Seen, Told};
 
 use crate::established::Head;
@@ -250,16 +251,20 @@ impl<A: Net> Packet<A> {
     }
 }
 
-/// Describes a packet with the usual headers.
 /// Returns true if packets may have these addresses. Where they do not leave the host, the destination may be a loopback address.
+/// Otherwise it may be one of a cloud's metadata, where the operator lets these be redirected.
 #[inline(always)]
-fn are_fit<A: Net, const WITHIN_HOST: bool>(src: &A, dst: &A) -> bool {
+pub fn are_fit<A: Net, const WITHIN_HOST: bool>(src: &A, dst: &A) -> bool {
     if src.is_unicast() && dst.is_unicast() {
         return true;
     }
-    WITHIN_HOST && dst.is_loopback() && (src.is_loopback() || src.is_unicast())
+    if WITHIN_HOST {
+        return dst.is_loopback() && (src.is_loopback() || src.is_unicast());
+    }
+    dst.is_metadata() && src.is_unicast() && maps::node().is_some_and(|node| node.has(Node::LINK_LOCAL))
 }
 
+/// Describes a packet with the usual headers.
 #[inline(always)]
 fn usual<A: Net>(head: &Head<A>, hook: Hook) -> Found {
     let mut found = Found {

@@ -212,6 +212,10 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
     if service.has(Service::SPARES_PODS) || service.has(Service::SPARES_NODE) {
         return DialResult::Left;
     }
+    // The agent ends no stale sockets of pods, and datagrams to a redirected address go on without its pod.
+    if proto == Proto::UDP && service.has(Service::ELSE_PASSES) {
+        return DialResult::Left;
+    }
     // Packets know a client by its address, and a chosen pod takes both ways in turn. It would have a backend by each.
     if service.affinity_secs > 0 && !client.origin.is_node() && flags() & EVERYWHERE == 0 {
         return DialResult::Left;

@@ -110,10 +110,10 @@ struct Addresses {
 impl Addresses {
     fn add(&mut self, kind: FrontendKind, address: IpAddr) {
         let addresses = match kind.known() {
-            Some(Dialled::Address) => &mut self.cluster_ips,
+            Some(Dialled::Address | Dialled::ClusterIp) => &mut self.cluster_ips,
             Some(Dialled::ExternalIp) => &mut self.external_ips,
             Some(Dialled::LoadBalancer) => &mut self.load_balancer_ips,
-            Some(Dialled::ClusterIp | Dialled::NodePort) | None => return,
+            Some(Dialled::NodePort) | None => return,
         };
         if !addresses.contains(&address) {
             addresses.push(address);

@@ -54,11 +54,15 @@ fn service_ports() -> Vec<ServicePort> {
     let two = Service::new(2, 0, all);
     let redirected = all | Service::REDIRECTED | Service::SPARES_PODS;
     let spares_node = redirected | Service::SPARES_NODE;
+    let of_address = redirected | Service::ELSE_PASSES;
     let fails_over = all | Service::FAILS_OVER;
     vec![
         tcp("near-ip", Service::new(2, 1, local), &[THERE, THERE], &[HERE]),
         ServicePort { port: 81, ..tcp("near-ip", Service::new(1, 1, redirected), &[THERE], &[HERE]) },
         ServicePort { port: 82, ..tcp("near-ip", Service::new(1, 1, spares_node), &[THERE], &[HERE]) },
+        tcp("outpost", Service::new(0, 1, of_address), &[], &[HERE]),
+        ServicePort { port: 81, ..tcp("outpost", Service::new(0, 0, all | Service::ELSE_PASSES), &[], &[]) },
+        tcp("metadata", Service::new(0, 1, of_address), &[], &[HERE]),
         tcp("distant-ip", Service::new(1, 0, local), &[THERE], &[]),
         tcp("empty-ip", Service::new(0, 0, Service::EXTERNAL_LOCAL), &[], &[]),
         tcp("fenced-ip", Service::new(1, 0, all | fenced), &[HERE], &[]),
@@ -103,8 +107,8 @@ pub(crate) fn frontends<A: Addr>(fixture: &Fixture) -> Result<Vec<FamilyChange<A
         let service = FrontendKey::new(addr(service)?, Port::new(service_port), proto);
         changes.push(FamilyChange::PutFrontend(key, Frontend::new(service, kind)));
     }
-    for port in [81, 82] {
-        let service = FrontendKey::new(addr("near-ip")?, Port::new(port), Proto::TCP);
+    for (name, port) in [("near-ip", 81), ("near-ip", 82), ("outpost", 80), ("metadata", 80)] {
+        let service = FrontendKey::new(addr(name)?, Port::new(port), Proto::TCP);
         let spared = EndpointKey::spared(service, addr("pod")?);
         changes.push(FamilyChange::PutEndpoint(spared, Endpoint::new(Endpoint::LOCAL)));
     }

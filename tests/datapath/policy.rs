@@ -22,6 +22,7 @@ packet_tests! {
     cluster_ips_serve_the_cluster,
     local_policy_serves_external_clients_locally_and_others_everywhere,
     redirect_answers_clients_of_the_node_but_its_own_pods,
+    redirected_address_serves_pods_of_the_node_and_all_others_pass,
     source_ranges_come_before_everything_else,
     host_reaches_its_own_node_ports_through_lo,
     host_reaches_node_ports_at_loopback_addresses_through_lo,

@@ -11,6 +11,7 @@ use testbed::lab::{Family, Layout};
 use testbed::served_lab::ServedLab;
 
 mod late;
+mod observed;
 mod waves;
 
 const PORT: u16 = 8080;

@@ -21,6 +21,7 @@ mod fast;
 mod faults;
 mod flood;
 mod host;
+mod keps;
 mod latency;
 mod monitor;
 mod monitoring;

@@ -11,6 +11,8 @@ use testbed::echo::{Connection, Dial, Protocol};
 use testbed::lab::{Family, Layout};
 use testbed::served_lab::ServedLab;
 
+mod address;
+
 const PORT: u16 = 8080;
 const NODE: &str = "n1";
 const FLAG: &str = "--local-redirect";
@@ -29,7 +31,7 @@ fn cached() -> Service {
 impl Fixture {
     fn start(service: &Service) -> Result<Self> {
         let cgroup = Cgroup::enter()?;
-        let lab = ServedLab::with_api_server(Layout::Routed)?.serve(&["p1b", "p2a", NODE], PORT)?;
+        let lab = ServedLab::with_api_server(Layout::Routed)?.serve(&["p1b", "p2a", "p2b", NODE], PORT)?;
         lab.put(service)?;
         Ok(Self { lab, cgroup })
     }

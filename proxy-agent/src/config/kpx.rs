@@ -63,6 +63,8 @@ pub struct KpxConfiguration {
     pub cgroup_root: String,
     /// Lets pods of this node answer for Services that ask for it.
     pub local_redirect: bool,
+    /// The networks of addresses that LocalRedirects may redirect, beside Services.
+    pub local_redirect_addresses: Vec<String>,
     /// The cluster's version, by which settings get their defaults that depend on kube-proxy's version.
     pub kubernetes_version: String,
     /// The longest wait for this node's object.
@@ -153,6 +155,7 @@ impl Default for KpxConfiguration {
             socket_lb_udp: false,
             cgroup_root: String::new(),
             local_redirect: false,
+            local_redirect_addresses: Vec::new(),
             kubernetes_version: KubeVersion::DEFAULT.to_string(),
             node_timeout: GoDuration::secs(300),
             run_dir: proxy_view::RUN_DIR.to_owned(),

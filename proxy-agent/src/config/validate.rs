@@ -1,9 +1,9 @@
 //! Checks a configuration and resolves it. Every wrong field is named, not only the first one.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 
 use super::choice;
 use super::duration::GoDuration;
@@ -63,6 +63,11 @@ pub(super) fn check(
     let node_ips = if node_ips.is_empty() { bind_address.into_iter().collect() } else { node_ips };
     let service_cidrs = own.parse_each("serviceCIDRs", &kpx.service_cidrs, "must be a CIDR");
     let external_ip_cidrs = external_ip_cidrs(&mut own, &kpx.external_ip_cidrs);
+    let redirect_addresses: Vec<IpNet> = own.parse_each(
+        "localRedirectAddresses",
+        &kpx.local_redirect_addresses,
+        "must be a CIDR (e.g. 169.254.169.254/32)",
+    );
     let is_host = kpx.mode == Mode::Host;
     of_the_mode(&mut own, kpx);
     let masquerades = kpx.masquerade == Masquerade::Compat || common.masquerade_all;
@@ -92,6 +97,7 @@ pub(super) fn check(
         service_cidrs: service_cidrs.clone(),
         host_routes: pod_routing.map(|routes| Arc::new(HostRoutes::unknown(routes == PodRoutes::Default))),
         has_redirects: kpx.local_redirect,
+        redirect_addresses: redirect_addresses.clone(),
         ..ModelOptions::default()
     };
     let node = NodeOptions {
@@ -106,6 +112,7 @@ pub(super) fn check(
         // A host in mode host has no pods.
         fast_path: if is_host { FastPath::Off } else { kpx.fast_path },
         pod_routing,
+        redirects_link_local: redirect_addresses.iter().any(|net| overlaps(net, &LINK_LOCAL)),
         notices: Vec::new(),
     };
     Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, sockets, names, socket_group })
@@ -164,6 +171,8 @@ fn of_the_mode(own: &mut Fields, kpx: &KpxConfiguration) {
     own.check(is_host || is_default, "clusterDomain", &kpx.cluster_domain, "is for mode host");
     own.check(!is_host || kpx.fast_path != FastPath::On, "fastPath", "on", "is for nodes, not for mode host");
     let is_off = !kpx.local_redirect;
+    let addresses = kpx.local_redirect_addresses.join(",");
+    own.check(!is_off || addresses.is_empty(), "localRedirectAddresses", &addresses, "needs localRedirect");
     own.check(is_off || !is_host, "localRedirect", true, "is for nodes, not for mode host");
     own.check(
         is_off || kpx.manifests.is_empty(),
@@ -216,6 +225,13 @@ fn localhost(kube_proxy: &KubeProxyConfiguration, gates: Gates<'_>) -> Localhost
         _ if kube_proxy.iptables.localhost_node_ports => Localhost::Included,
         _ => Localhost::Off,
     }
+}
+
+/// The link-local addresses of IPv4 (RFC 3927).
+const LINK_LOCAL: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 0, 0), 16));
+
+fn overlaps(one: &IpNet, other: &IpNet) -> bool {
+    one.contains(other) || other.contains(one)
 }
 
 fn external_ip_cidrs(own: &mut Fields, given: &[String]) -> Option<Vec<IpNet>> {

@@ -14,7 +14,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use netlink_packet_netfilter::NetfilterProtoFamily;
 use proxy_common::addr::{Addr, Proto};
-use proxy_common::frontend::FrontendKey;
+use proxy_common::frontend::{Frontend, Service};
 use tracing::{debug, info};
 
 use super::Reconciled;
@@ -61,9 +61,13 @@ impl Frontends {
     }
 }
 
+/// Returns what clients dial by UDP. Redirected addresses are left out: other programs may translate them for others.
 fn dialled<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = SocketAddr> {
-    let udp = tables.frontends.keys().filter(|key: &&FrontendKey<A>| key.proto == Proto::UDP);
-    udp.map(FrontendKey::socket_addr)
+    let passes = |frontend: &Frontend<A>| {
+        tables.services.get(&frontend.service).is_some_and(|service| service.has(Service::ELSE_PASSES))
+    };
+    let udp = tables.frontends.iter().filter(move |(key, frontend)| key.proto == Proto::UDP && !passes(frontend));
+    udp.map(|(key, _)| key.socket_addr())
 }
 
 /// Deletes the entries that translate frontends. Returns the result for each family that has frontends. Nothing is to

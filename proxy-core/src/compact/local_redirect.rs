@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 use super::Compact;
 use crate::input::ObjectName;
 
+/// The first part of the name under which the model has an object of an address. A Service's name is one label, without a dot.
+pub(crate) const STAND_IN: &str = "localredirect.";
+
 /// An object as the API has it. A field that is missing is empty: only the model judges.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -65,10 +68,25 @@ pub struct PortInfo {
 }
 
 impl LocalRedirect {
-    /// Returns the Service that the object names, in whatever namespace, and whether it may or not.
+    /// Returns the Service that the object names, in its own namespace or another one, and whether it may or not. One of an address
+    /// names the Service that stands for it in the model.
     pub(crate) fn service(&self) -> Option<ObjectName> {
-        let matcher = self.spec.redirect_frontend.service_matcher.as_ref()?;
-        Some(ObjectName::new(matcher.namespace.as_str(), matcher.service_name.as_str()))
+        let RedirectFrontend { service_matcher, address_matcher } = &self.spec.redirect_frontend;
+        match (service_matcher, address_matcher) {
+            // No Service has such a name: it is another object's.
+            (Some(matcher), None) if matcher.service_name.starts_with(STAND_IN) => None,
+            (Some(matcher), None) => Some(ObjectName::new(matcher.namespace.as_str(), matcher.service_name.as_str())),
+            (None, Some(_)) => Some(self.stand_in()),
+            _ => None,
+        }
+    }
+}
+
+impl LocalRedirect {
+    /// Returns the name of the Service that stands for an object of an address in the model.
+    pub(crate) fn stand_in(&self) -> ObjectName {
+        let own = Compact::name(self);
+        ObjectName::new(&*own.namespace, format!("{STAND_IN}{}", own.name))
     }
 }
 

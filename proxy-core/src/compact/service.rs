@@ -34,6 +34,8 @@ pub struct Service {
     pub created: Option<Timestamp>,
     /// Set if another proxy serves the Service: nothing but its ClusterIPs is kept.
     pub is_of_other_proxy: bool,
+    /// Set if no Service is behind it, but a LocalRedirect of an address.
+    pub is_redirected_address: bool,
     /// The algorithm that the annotation asks for.
     pub algorithm: Option<Shared>,
     /// The selector of the pods that answer on their own node: the annotation's value, or as much of it as shows that it is too

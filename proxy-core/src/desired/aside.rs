@@ -11,7 +11,7 @@ use super::Desired;
 use super::family::Family;
 use crate::health::{HealthMode, Path};
 use crate::input::ObjectName;
-use crate::model::{FamilyModel, ObjectRef};
+use crate::model::{self, FamilyModel, ObjectRef};
 
 impl Desired {
     /// Takes in the silent backends, all of them. Returns true if that concerns a Service.
@@ -57,7 +57,7 @@ impl Desired {
 
     /// Returns the Service of a path.
     pub fn service_at(&self, path: &Path) -> Option<ObjectRef> {
-        Some(ObjectRef { kind: "Service", name: self.service_of(path)? })
+        Some(model::claimant(&self.service_of(path)?))
     }
 
     fn service_of(&self, path: &Path) -> Option<ObjectName> {

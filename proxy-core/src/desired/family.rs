@@ -12,7 +12,7 @@ use super::ledger::Ledger;
 use super::portions::{Facts, Limits, Portions};
 use crate::diff::{FamilyChange, diff_family};
 use crate::input::ObjectName;
-use crate::model::{Cause, Claim, FamilyModel, ObjectRef, Skipped};
+use crate::model::{self, Cause, Claim, FamilyModel, ObjectRef, Skipped};
 use crate::room::Rows;
 use crate::shares::{self, Room, Shares};
 use crate::tables::FamilyTables;
@@ -150,7 +150,8 @@ impl<A: Addr> Family<A> {
         let mut divided = Vec::new();
         for (service, keys) in self.shares.settle(self.models.values().map(Arc::as_ref)) {
             divided.extend(keys);
-            let skipped = self.models.get(&service).map(|model| self.shares.skipped(model)).unwrap_or_default();
+            let mut skipped = self.models.get(&service).map(|model| self.shares.skipped(model)).unwrap_or_default();
+            skipped.iter_mut().for_each(model::tell_of_object);
             self.left_out.replace(service, skipped, news);
         }
         divided
@@ -191,11 +192,14 @@ impl<A: Addr> Family<A> {
     /// Returns the reason why a model may not have a frontend that it offers, regardless of other claims.
     fn refusal(&self, key: &FrontendKey<A>, model: &FamilyModel<A>) -> Option<String> {
         let frontend = model.frontends.get(key)?.frontend;
-        if !frontend.kind.is_external() {
+        if !frontend.kind.is_external() && !model.claim.yields {
             return None;
         }
         if let Some(owner) = self.claimants(&FrontendKey::address(key.addr)).next() {
             return Some(format!("{key:?} is at the ClusterIP of Service {}", owner.claim.service));
+        }
+        if model.claim.yields {
+            return None;
         }
         let holder = self.owner(&frontend.service).filter(|holder| holder.claim != model.claim)?;
         Some(format!("{key:?} would lead to {:?}, which is held by Service {}", frontend.service, holder.claim.service))
@@ -209,10 +213,12 @@ impl<A: Addr> Family<A> {
         let lost = self.claimants(key).filter(|model| Some(&model.claim) != holder);
         let conflict = |model: &FamilyModel<A>| {
             let claimed = model.frontends.get(key).filter(|claimed| claimed.frontend.kind != FrontendKind::ADDRESS)?;
-            let held = || Some(format!("{key:?} is held by Service {}", holder?.service));
+            let held = || Some(format!("{key:?} is held by {}", model::claimant(&holder?.service)));
             let why = self.refusal(key, model).or_else(held)?;
             let object = ObjectRef { kind: "Service", name: model.claim.service.clone() };
-            Some(Skipped { object, field: claimed.field.to_string(), why, cause: Cause::Conflict })
+            let mut conflict = Skipped { object, field: claimed.field.to_string(), why, cause: Cause::Conflict };
+            model::tell_of_object(&mut conflict);
+            Some(conflict)
         };
         lost.filter_map(conflict).collect()
     }

@@ -88,6 +88,19 @@ impl Guard {
         Ok(())
     }
 
+    /// Checks whether a local redirect may take an address that the operator has left to it.
+    pub(super) fn admit_redirect(&self, ip: IpAddr) -> Result<(), String> {
+        if self.own.contains(&ip) {
+            return Err(format!("{ip} is an address of this node"));
+        }
+        match self.service_cidrs.iter().find(|cidr| cidr.contains(&ip)) {
+            Some(cidr) => {
+                Err(format!("{ip} is in {cidr}, from which ClusterIPs are taken: a serviceMatcher is for these"))
+            }
+            None => self.admit_endpoint(ip),
+        }
+    }
+
     /// Checks whether a Service may be dialled at this address and port.
     pub(super) fn admit_port<A: Addr>(&self, addr: A, port: Port, proto: Proto) -> Result<(), String> {
         let at = SocketAddr::new(addr.ip(), port.get());
@@ -115,7 +128,7 @@ pub fn concerns<'a>(mut services: impl Iterator<Item = &'a ObjectName>) -> bool 
 /// Names an address with a fixed meaning on every host. The API server refuses such addresses in `spec.externalIPs`,
 /// and lets them pass in `status.loadBalancer`. Link-local ones are among them because clouds serve the node's
 /// credentials there.
-fn not_on_a_network(ip: IpAddr) -> Option<&'static str> {
+pub(super) fn not_on_a_network(ip: IpAddr) -> Option<&'static str> {
     let is_link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),

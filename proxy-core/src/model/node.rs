@@ -45,6 +45,8 @@ pub struct ModelOptions {
     pub room: Room,
     /// Set if pods of this node may answer for Services, as these or LocalRedirects ask for it.
     pub has_redirects: bool,
+    /// The addresses that are no Service's and that LocalRedirects may redirect.
+    pub redirect_addresses: Vec<IpNet>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -26,6 +26,8 @@ pub(super) struct Policy {
     pub(super) backend_health: HealthMode,
     /// Set if connections to lost nodes are ended.
     resets: bool,
+    /// Set if clients that no pod of this node serves go on to the address.
+    else_passes: bool,
     /// The `healthCheckNodePort`, if load balancers are to ask there.
     pub(super) health_check_port: Option<u16>,
 }
@@ -44,6 +46,7 @@ impl Policy {
             algorithm: algorithm_of(reader, service).unwrap_or(node.algorithm),
             backend_health: backend_health(reader, service).unwrap_or(node.backend_health),
             resets: resets(reader, service).unwrap_or_default(),
+            else_passes: service.is_redirected_address,
             health_check_port: if load_balancer && external_local { health_check_port(reader, service) } else { None },
         }
     }
@@ -54,7 +57,8 @@ impl Policy {
         let flag = |set, flag| if set { flag } else { 0 };
         let flags = flag(self.internal_local, Service::INTERNAL_LOCAL)
             | flag(self.external_local, Service::EXTERNAL_LOCAL)
-            | flag(guarded, Service::SOURCE_RANGES);
+            | flag(guarded, Service::SOURCE_RANGES)
+            | flag(self.else_passes, Service::ELSE_PASSES);
         PortPolicy {
             service: Service::new(0, 0, flags).with_algorithm(self.algorithm).with_affinity(self.affinity_secs),
             used_sets: UsedSets {

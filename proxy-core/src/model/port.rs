@@ -88,7 +88,7 @@ impl<A: Addr> ServicePort<A> {
         let count = |set: &[Backend<A>]| u16::try_from(set.len()).expect("cut to 65,535 above");
         let is_weighted = settle_weights(reader, [&mut sets.cluster, &mut sets.local]);
         let flags = service.flags()
-            | flag(sets.has_endpoints, Service::HAS_ENDPOINTS)
+            | flag(sets.has_endpoints || service.has(Service::ELSE_PASSES), Service::HAS_ENDPOINTS)
             | flag(is_weighted, Service::WEIGHTED)
             | flag(fails_over, Service::FAILS_OVER)
             | flag(resets, Service::ENDS_LOST)

@@ -1,4 +1,5 @@
 //! Finds the pods of this node that answer for a Service: its annotation names them, or a LocalRedirect of its namespace does.
+//! A LocalRedirect may also name an address that is no Service's: see [`address`].
 //!
 //! A redirect is in force at a port while one of its pods is ready. Otherwise, and for clients that are not on this node, the
 //! Service's own endpoints answer.
@@ -8,16 +9,19 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::frontend::{Backend, Service};
 
 use super::read::{ObjectRef, Reader, Skipped, addr, port_number, protocol};
 use crate::compact::{
-    self, LOCAL_REDIRECT, LocalPod, LocalRedirect, PortInfo, SELECTOR_LEN_MAX, ServiceMatcher, TargetPort,
+    self, LOCAL_REDIRECT, LocalPod, LocalRedirect, PortInfo, SELECTOR_LEN_MAX, STAND_IN, ServiceMatcher, TargetPort,
 };
 use crate::input::ObjectName;
 use crate::selector::Selector;
 use crate::store::Store;
+
+pub(crate) mod address;
 
 /// The redirect of a Service, with this node's pods that are to answer.
 pub struct Redirect<'a> {
@@ -91,7 +95,7 @@ impl<'a> Redirect<'a> {
             None => {
                 let object = oldest(store, name)?;
                 // Its errors are told once for the object: see `skipped_redirects`.
-                let terms = Terms::of(object, &mut Vec::new())?;
+                let terms = Terms::of(object, store.redirect_addresses(), &mut Vec::new())?;
                 ("LocalRedirect", compact::Compact::name(object), SELECTOR.to_owned(), terms)
             }
         };
@@ -232,24 +236,22 @@ impl Ports {
                     return None;
                 }
                 let name = port.name.as_deref().unwrap_or_default();
-                let is_it =
-                    |listed: &&ListedPort| listed.proto == proto && (backends.len() == 1 || listed.name == name);
-                backends.iter().find(is_it).map(|listed| Target::Number(listed.number))
+                backends
+                    .iter()
+                    .find(|listed| serves(backends, listed, name, proto))
+                    .map(|listed| Target::Number(listed.number))
             }
         }
     }
 }
 
 impl Terms {
-    /// Reads an object that is for a Service. Its errors begin with the field.
-    fn of(object: &LocalRedirect, skipped: &mut Vec<Skipped>) -> Option<Self> {
+    /// Reads an object. Its errors begin with the field.
+    fn of(object: &LocalRedirect, permitted: &[IpNet], skipped: &mut Vec<Skipped>) -> Option<Self> {
         let name = compact::Compact::name(object);
         let mut reader = Reader::new("LocalRedirect", &name, skipped);
         let spec = &object.spec;
-        let matcher = service_matcher(&mut reader, object)?;
-        let field = "spec.redirectFrontend.serviceMatcher.toPorts";
-        let frontends = ports(&mut reader, field, &matcher.to_ports)?;
-        let frontends = frontends.into_iter().map(|port| (port.number, port.proto)).collect::<BTreeSet<_>>();
+        let frontends = frontends(&mut reader, object, permitted)?;
         let selector =
             reader.take(format_args!("{SELECTOR}"), Selector::of(&spec.redirect_backend.local_endpoint_selector))?;
         let field = "spec.redirectBackend.toPorts";
@@ -261,9 +263,12 @@ impl Terms {
         if let Some(index) = backends.iter().position(|port| backends.len() > 1 && port.name.is_empty()) {
             reader.skip(
                 format_args!("{field}[{index}].name"),
-                "one of several ports needs the name of the Service's port",
+                "one of several ports needs the name of the port that it serves",
             );
             return None;
+        }
+        if spec.redirect_frontend.address_matcher.is_some() {
+            address::tell_unserved(&mut reader, object, &backends);
         }
         let frontends = (!frontends.is_empty()).then_some(frontends);
         let spares_backends = spec.skip_redirect_from_backend;
@@ -271,21 +276,30 @@ impl Terms {
     }
 }
 
-/// Returns the Service that an object is for, if it may be: a user of one namespace has no say in the Services of others.
-fn service_matcher<'a>(reader: &mut Reader<'_>, object: &'a LocalRedirect) -> Option<&'a ServiceMatcher> {
+/// Returns the ports that are redirected; empty: all.
+fn frontends(reader: &mut Reader<'_>, object: &LocalRedirect, permitted: &[IpNet]) -> Option<BTreeSet<(Port, Proto)>> {
     let frontend = &object.spec.redirect_frontend;
-    let matcher = match (&frontend.service_matcher, &frontend.address_matcher) {
-        (Some(matcher), None) => matcher,
-        (None, Some(_)) => {
-            let why = "kpx redirects Services, and no other addresses";
-            reader.admit(format_args!("spec.redirectFrontend.addressMatcher"), Err(why.to_owned()));
-            return None;
+    match (&frontend.service_matcher, &frontend.address_matcher) {
+        (Some(matcher), None) => {
+            admit_service(reader, object, matcher)?;
+            let listed = ports(reader, "spec.redirectFrontend.serviceMatcher.toPorts", &matcher.to_ports)?;
+            Some(listed.into_iter().map(|port| (port.number, port.proto)).collect())
         }
+        (None, Some(_)) => address::read(reader, object, permitted).map(|_| BTreeSet::new()),
         _ => {
-            reader.skip(format_args!("spec.redirectFrontend"), "needs a serviceMatcher, and nothing else");
-            return None;
+            reader.skip(format_args!("spec.redirectFrontend"), "needs either a serviceMatcher or an addressMatcher");
+            None
         }
-    };
+    }
+}
+
+/// Checks whether an object may be for a Service: a user of one namespace has no say in the Services of others.
+fn admit_service(reader: &mut Reader<'_>, object: &LocalRedirect, matcher: &ServiceMatcher) -> Option<()> {
+    if matcher.service_name.starts_with(STAND_IN) {
+        let why = format!("{:?} is no Service's name", matcher.service_name);
+        reader.skip(format_args!("spec.redirectFrontend.serviceMatcher.serviceName"), why);
+        return None;
+    }
     let own = object.metadata.namespace.as_deref().unwrap_or_default();
     let named = &matcher.namespace;
     let admitted = match named == own {
@@ -294,7 +308,7 @@ fn service_matcher<'a>(reader: &mut Reader<'_>, object: &'a LocalRedirect) -> Op
             Err(format!("{named:?} is not the object's own namespace: the Services of others are not its to redirect"))
         }
     };
-    reader.admit(format_args!("spec.redirectFrontend.serviceMatcher.namespace"), admitted).then_some(matcher)
+    reader.admit(format_args!("spec.redirectFrontend.serviceMatcher.namespace"), admitted).then_some(())
 }
 
 fn ports(reader: &mut Reader<'_>, field: &str, listed: &[PortInfo]) -> Option<Vec<ListedPort>> {
@@ -306,6 +320,11 @@ fn ports(reader: &mut Reader<'_>, field: &str, listed: &[PortInfo]) -> Option<Ve
         ports.push(ListedPort { name: name.to_ascii_lowercase(), number, proto });
     }
     Some(ports)
+}
+
+/// Returns true if a listed port of the pods serves a port of this name: a single one serves all of its protocol.
+fn serves(backends: &[ListedPort], listed: &ListedPort, name: &str, proto: Proto) -> bool {
+    listed.proto == proto && (backends.len() == 1 || listed.name == name)
 }
 
 /// Returns the oldest object that may redirect a Service. Those of other namespaces do not count.
@@ -334,8 +353,10 @@ pub(crate) fn redirected_to(store: &Store, pod: &ObjectName) -> BTreeSet<ObjectN
         service.local_redirect.as_ref().is_some_and(|text| annotated(text).is_ok_and(|found| selects(&found)))
     };
     let services = store.services_of(&pod.name.namespace).filter(is_annotated).map(|service| service.name.clone());
-    let selects_pod =
-        |object: &&LocalRedirect| Terms::of(object, &mut Vec::new()).is_some_and(|terms| selects(&terms.selector));
+    let selects_pod = |object: &&LocalRedirect| {
+        let terms = Terms::of(object, store.redirect_addresses(), &mut Vec::new());
+        terms.is_some_and(|terms| selects(&terms.selector))
+    };
     let objects = store.redirects_in(&pod.name.namespace).filter(selects_pod);
     services.chain(objects.filter_map(LocalRedirect::service)).collect()
 }
@@ -344,7 +365,7 @@ pub(crate) fn redirected_to(store: &Store, pod: &ObjectName) -> BTreeSet<ObjectN
 pub(crate) fn skipped_redirects(store: &Store) -> Vec<Skipped> {
     let mut skipped = Vec::new();
     for object in store.redirects() {
-        let is_read = Terms::of(object, &mut skipped).is_some();
+        let is_read = Terms::of(object, store.redirect_addresses(), &mut skipped).is_some();
         let Some(service) = object.service().filter(|_| is_read) else { continue };
         let name = compact::Compact::name(object);
         let mut reader = Reader::new("LocalRedirect", &name, &mut skipped);

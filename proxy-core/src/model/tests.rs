@@ -12,6 +12,7 @@ mod guard;
 mod host_mode;
 mod objects;
 mod redirect;
+mod redirect_address;
 mod selection;
 
 /// Returns the tables of a node called `here` for these objects, followed by the skipped fields.

@@ -98,6 +98,7 @@ impl fmt::Display for ServiceText<'_> {
             (Service::WEIGHTED, " weighted"),
             (Service::FAILS_OVER, " fails-over"),
             (Service::ENDS_LOST, " ends-lost"),
+            (Service::ELSE_PASSES, " else-passes"),
         ];
         for (_, name) in flags.into_iter().filter(|(flag, _)| service.has(*flag)) {
             f.write_str(name)?;

@@ -24,7 +24,8 @@ fn late_flapping_and_cut_off_backends_take_no_others_down() -> Result<()> {
     let web = Service::new("web", 10, &["p1b", "p2a", "p2b"], PORT);
     let far = Service::new("far", 11, &["p2a", "p2b"], PORT);
     let single = Service::new("single", 12, &["p2a"], PORT);
-    [&web, &far, &single].into_iter().try_for_each(|service| base.put(service))?;
+    let calm = Service::new("calm", 13, &["p1b", "p2b"], PORT);
+    [&web, &far, &single, &calm].into_iter().try_for_each(|service| base.put(service))?;
     let agent = base.kpx(&["--backend-health=on"])?;
     let lab = Lab { base: &base, agent: &agent };
 
@@ -77,7 +78,7 @@ fn late_flapping_and_cut_off_backends_take_no_others_down() -> Result<()> {
     let times = lab.dial(&far, 6, Duration::from_secs(3))?;
     ensure!(times.iter().all(|time| *time < PROMPT), "new ones at once: {times:?}");
 
-    lab.is_told_rarely(&single)?;
+    lab.is_told_rarely(&single, &calm)?;
     lab.comes_back(&web)?;
     agent.stop()
 }
@@ -138,17 +139,25 @@ impl Lab<'_> {
         })
     }
 
-    /// Makes the backend of a Service come and go, as two pods can as fast as they like. The log has few lines of it, as the Events have.
-    fn is_told_rarely(&self, service: &Service) -> Result<()> {
+    /// Makes the backend of a Service come and go, as two pods can as fast as they like. The log has few lines of it, as the Events have, and
+    /// a Service with other backends serves all the time.
+    fn is_told_rarely(&self, service: &Service, calm: &Service) -> Result<()> {
+        let others_serve = || -> Result<()> {
+            let times = self.dial(calm, 6, Duration::from_secs(3)).context("a Service without the backend")?;
+            ensure!(times.iter().all(|time| *time < PROMPT), "the others serve: {times:?}");
+            Ok(())
+        };
         for _ in 0..6 {
             self.base.lab.host("p2a").ns.nft(REFUSE)?;
             wait_until(DEADLINE, "the backend is silent", || {
                 let _fails = self.dial(service, 4, Duration::from_secs(1));
+                others_serve()?;
                 Ok(self.silent(service)?.len() == 2)
             })?;
             self.base.lab.host("p2a").ns.nft(HEAL)?;
             wait_until(DEADLINE, "the backend answers", || {
                 self.dial(service, 2, Duration::from_secs(1))?;
+                others_serve()?;
                 Ok(self.silent(service)?.is_empty())
             })?;
         }

@@ -1,0 +1,106 @@
+//! Reads a LocalRedirect of an address that is no Service's.
+//!
+//! The model has it as a Service without endpoints of its own, under a name that no Service has. Clients that its pods do
+//! not serve go on to the address as without kpx.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::{ListedPort, ports, serves};
+use crate::compact::{self, Compact, LocalRedirect, STAND_IN};
+use crate::input::ObjectName;
+use crate::model::guard::not_on_a_network;
+use crate::model::read::{ObjectRef, Reader, Skipped, ip};
+
+/// The most ports that one object may list.
+const PORTS_MAX: usize = 100;
+const IP: &str = "spec.redirectFrontend.addressMatcher.ip";
+const PORTS: &str = "spec.redirectFrontend.addressMatcher.toPorts";
+
+/// Returns the Service that stands for the object. None if it may not be served, or if it redirects a Service.
+pub(crate) fn stand_in(object: &LocalRedirect, permitted: &[IpNet]) -> Option<compact::Service> {
+    read(&mut Reader::new("LocalRedirect", &object.name(), &mut Vec::new()), object, permitted)
+}
+
+pub(super) fn read(reader: &mut Reader<'_>, object: &LocalRedirect, permitted: &[IpNet]) -> Option<compact::Service> {
+    let matcher = object.spec.redirect_frontend.address_matcher.as_ref()?;
+    let ip = reader.take(format_args!("{IP}"), ip(&matcher.ip))?;
+    if !reader.admit(format_args!("{IP}"), admit(ip, permitted)) {
+        return None;
+    }
+    let listed = ports(reader, PORTS, &matcher.to_ports)?;
+    if listed.is_empty() {
+        reader.skip(format_args!("{PORTS}"), "no port is listed");
+        return None;
+    }
+    if listed.len() > PORTS_MAX {
+        reader.skip(format_args!("{PORTS}"), format!("{} ports are more than {PORTS_MAX}", listed.len()));
+        return None;
+    }
+    let port = |(port, listed): (&compact::PortInfo, ListedPort)| compact::ServicePort {
+        name: Some(listed.name.as_str().into()),
+        protocol: Some(port.protocol.as_str().into()),
+        port: listed.number.get().into(),
+        node_port: None,
+        target_port: None,
+    };
+    Some(compact::Service {
+        name: object.stand_in(),
+        uid: object.uid().into(),
+        created: object.metadata.creation_timestamp.as_ref().map(|time| time.0),
+        is_redirected_address: true,
+        type_: Some("ClusterIP".into()),
+        cluster_ip: Some(ip.to_string().into()),
+        ports: matcher.to_ports.iter().zip(listed).map(port).collect(),
+        ..compact::Service::default()
+    })
+}
+
+/// Records the listed ports that no port of the pods serves.
+pub(super) fn tell_unserved(reader: &mut Reader<'_>, object: &LocalRedirect, backends: &[ListedPort]) {
+    let matcher = object.spec.redirect_frontend.address_matcher.as_ref();
+    let listed = matcher.and_then(|matcher| ports(reader, PORTS, &matcher.to_ports)).unwrap_or_default();
+    for (index, port) in listed.iter().enumerate() {
+        if !backends.iter().any(|backend| serves(backends, backend, &port.name, port.proto)) {
+            reader.skip(format_args!("{PORTS}[{index}]"), "no port of redirectBackend has its name and protocol");
+        }
+    }
+}
+
+/// Checks whether an object may take an address. The error names the reason.
+fn admit(ip: IpAddr, permitted: &[IpNet]) -> Result<(), String> {
+    if ip.is_unspecified() {
+        return Err(format!("{ip} is no address to send to"));
+    }
+    if let IpAddr::V4(v4) = ip
+        && (v4.octets()[0] == 0 || v4.octets()[0] >= 240)
+    {
+        return Err(format!("{ip} is no host's address"));
+    }
+    // Clouds serve metadata at link-local addresses of IPv4, which routers of pods' networks forward.
+    let is_metadata = matches!(ip, IpAddr::V4(ip) if ip.is_link_local());
+    if let Some(what) = not_on_a_network(ip).filter(|_| !is_metadata) {
+        return Err(format!("{ip} is {what}"));
+    }
+    match permitted.iter().any(|net| net.contains(&ip)) {
+        true => Ok(()),
+        false => Err(format!("{ip} is not among the operator's local-redirect-addresses")),
+    }
+}
+
+/// Returns the object that a name in the model stands for: a Service, or a LocalRedirect of an address.
+pub(crate) fn claimant(name: &ObjectName) -> ObjectRef {
+    match name.name.strip_prefix(STAND_IN) {
+        Some(own) => ObjectRef { kind: "LocalRedirect", name: ObjectName::new(&*name.namespace, own) },
+        None => ObjectRef { kind: "Service", name: name.clone() },
+    }
+}
+
+/// Names the object and its field where the model has a Service and a Service's field.
+pub(crate) fn tell_of_object(skipped: &mut Skipped) {
+    if skipped.object.kind == "Service" && skipped.object.name.name.starts_with(STAND_IN) {
+        skipped.object = claimant(&skipped.object.name);
+        skipped.field = skipped.field.replacen("spec.clusterIP", IP, 1).replacen("spec.ports", PORTS, 1);
+    }
+}

@@ -1,0 +1,62 @@
+//! What a node does with silent backends where its operator has set nothing: it tells of them, and they serve on.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use testbed::agent::{DEADLINE, Service, wait_until};
+use testbed::http::scrape;
+use testbed::lab::Layout;
+use testbed::served_lab::ServedLab;
+
+use super::{CUT, HEAL, Lab, PORT};
+
+#[test]
+fn node_tells_of_silent_backends_and_leaves_them_in_use_by_default() -> Result<()> {
+    let base = ServedLab::with_api_server(Layout::Routed)?.serve(&["p1b", "p2a", "p2b"], PORT)?;
+    let web = Service::new("web", 10, &["p1b", "p2a", "p2b"], PORT);
+    let asks = Service::new("asks", 11, &["p1b", "p2a", "p2b"], PORT).annotation("kpx.dev/backend-health", "on");
+    [&web, &asks].into_iter().try_for_each(|service| base.put(service))?;
+    let agent = base.kpx(&[])?;
+    let lab = Lab { base: &base, agent: &agent };
+    let silent = || -> Result<[f64; 2]> {
+        let metrics = scrape(agent.ns())?;
+        let samples = &metrics.get("kpx_silent_backends").context("no kpx_silent_backends")?.samples;
+        let of = |state: &str| samples.iter().find(|sample| sample.labels.get("state").is_some_and(|is| is == state));
+        let value = |state| of(state).map(|sample| sample.value).with_context(|| format!("no state {state}"));
+        Ok([value("serving")?, value("set_aside")?])
+    };
+    ensure!(silent()? == [0.0, 0.0]);
+
+    base.lab.host("p2a").ns.nft(CUT)?;
+    lab.set_aside(&asks, &["p2a"]).context("a Service that asks for it")?;
+    lab.is_silent(&web, "p2a")?;
+    ensure!(lab.aside(&web)?.is_empty(), "{:?}", lab.aside(&web)?);
+    wait_until(DEADLINE, "the metric has two backends in use and two set aside", || Ok(silent()? == [2.0, 2.0]))
+        .with_context(|| format!("{:?}", silent()))?;
+    let times = lab.dial(&web, 24, Duration::from_millis(2_500));
+    ensure!(
+        times.is_err() || times?.iter().any(|time| *time > Duration::from_millis(900)),
+        "new ones go there as before"
+    );
+    let api = base.cluster.api_server()?;
+    let is_told = |reason: &str, service: &Service| {
+        let is_it = |event: &Value| event["reason"] == reason && event["regarding"]["name"] == service.name;
+        api.list("events.events.k8s.io").iter().any(is_it)
+    };
+    for service in [&web, &asks] {
+        wait_until(DEADLINE, "an Event tells of the silent backend", || Ok(is_told("BackendsSilent", service)))
+            .with_context(|| format!("{:?}", api.list("events.events.k8s.io")))?;
+    }
+    ensure!(!is_told("BackendsAnswer", &web));
+
+    base.lab.host("p2a").ns.nft(HEAL)?;
+    wait_until(DEADLINE, "no backend is silent", || {
+        for service in [&web, &asks] {
+            lab.dial(service, 12, Duration::from_secs(3))?;
+        }
+        Ok(silent()? == [0.0, 0.0])
+    })?;
+    wait_until(DEADLINE, "an Event tells of the answer", || Ok(is_told("BackendsAnswer", &web)))?;
+    agent.stop()
+}
