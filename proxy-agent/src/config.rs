@@ -6,7 +6,6 @@
 mod checked_run;
 pub(crate) mod choice;
 mod configz;
-pub(crate) mod duration;
 mod file_config;
 mod flags;
 mod invalid;
@@ -15,7 +14,6 @@ mod kpx;
 mod kube_proxy;
 pub(crate) mod logging;
 mod traced;
-mod tree;
 mod validate;
 
 #[cfg(test)]
@@ -35,8 +33,9 @@ use flags::FlagValues;
 use invalid::{Fields, Invalid, InvalidConfiguration};
 use proxy_datapath::Sizes;
 use proxy_source::{Source, kubernetes};
+use proxy_versions::duration::GoDuration;
 use proxy_versions::gates::Gates;
-use proxy_versions::v1alpha2;
+use proxy_versions::{tree, v1alpha2};
 use proxy_view::object_name::canonical_node_name;
 use validate::{Checked, check};
 
@@ -154,7 +153,7 @@ impl Configuration {
 
     pub fn settings(&self) -> Result<Settings> {
         let Self { kube_proxy, kpx, checked, .. } = self;
-        let period = |duration: duration::GoDuration| duration.std().unwrap_or(Duration::ZERO);
+        let period = |duration: GoDuration| duration.std().unwrap_or(Duration::ZERO);
         let size = |entries: u32| (entries > 0).then_some(entries);
         Ok(Settings {
             node_name: self.node_name()?,

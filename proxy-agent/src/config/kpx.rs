@@ -3,12 +3,12 @@
 use serde::{Deserialize, Serialize};
 
 use super::choice::{self, BackendHealth, LbAlgorithm};
-use super::duration::GoDuration;
 use super::invalid::Fields;
 use crate::choices::{Mode, PodRoutes, SocketLb, Tunnel};
 use crate::node::{FastPath, Masquerade};
 use proxy_datapath::{BPF_DIR, Mechanism, SocketOptions};
 use proxy_versions::KubeVersion;
+use proxy_versions::duration::GoDuration;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
