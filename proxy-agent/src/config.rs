@@ -6,7 +6,6 @@
 mod checked_run;
 pub(crate) mod choice;
 mod configz;
-pub(crate) mod duration;
 mod file_config;
 mod flags;
 mod invalid;
@@ -15,12 +14,12 @@ mod kpx;
 mod kube_proxy;
 pub(crate) mod logging;
 mod traced;
-mod tree;
 mod validate;
 
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -35,9 +34,11 @@ use flags::FlagValues;
 use invalid::{Fields, Invalid, InvalidConfiguration};
 use proxy_datapath::Sizes;
 use proxy_source::{Source, kubernetes};
+use proxy_versions::duration::GoDuration;
 use proxy_versions::gates::Gates;
-use proxy_versions::v1alpha2;
+use proxy_versions::{tree, v1alpha2};
 use proxy_view::object_name::canonical_node_name;
+use proxy_view::zpages::Told;
 use validate::{Checked, check};
 
 pub use flags::{CheckFlags, NodeArgs, RunArgs, arguments};
@@ -54,6 +55,8 @@ pub struct Configuration {
     pub kpx: KpxConfiguration,
     checked: Checked,
     files: Files,
+    /// The flags in force.
+    flags: BTreeMap<&'static str, Value>,
     remarks: Remarks,
 }
 
@@ -149,12 +152,13 @@ impl Configuration {
         }
         let gates = Gates { set: &kube_proxy.feature_gates, version: kpx.version() };
         let remarks = Remarks::new(given, from_files.doubtful, gates, &kube_proxy, has_file);
-        Ok(Self { kube_proxy, kpx, checked, files: Files::default(), remarks })
+        let flags = given.in_force(&kube_proxy, &kpx);
+        Ok(Self { kube_proxy, kpx, checked, files: Files::default(), flags, remarks })
     }
 
     pub fn settings(&self) -> Result<Settings> {
         let Self { kube_proxy, kpx, checked, .. } = self;
-        let period = |duration: duration::GoDuration| duration.std().unwrap_or(Duration::ZERO);
+        let period = |duration: GoDuration| duration.std().unwrap_or(Duration::ZERO);
         let size = |entries: u32| (entries > 0).then_some(entries);
         Ok(Settings {
             node_name: self.node_name()?,
@@ -180,6 +184,7 @@ impl Configuration {
             node_timeout: period(kpx.node_timeout),
             oom_score_adj: Some(kube_proxy.oom_score_adj),
             configz: configz::configz(kube_proxy, kpx),
+            zpages: self.zpages(),
             sizes: Sizes {
                 flows: size(kpx.flow_table_size),
                 services: size(kpx.service_table_size),
@@ -193,6 +198,15 @@ impl Configuration {
             cgroup_root: (!kpx.cgroup_root.is_empty()).then(|| PathBuf::from(&kpx.cgroup_root)),
             files: self.files.clone(),
         })
+    }
+
+    /// Returns what `/statusz` and `/flagz` tell, as far as their feature gates are on.
+    fn zpages(&self) -> Told {
+        let gates = Gates { set: &self.kube_proxy.feature_gates, version: self.kpx.version() };
+        Told {
+            kubernetes_version: gates.statusz().then(|| self.kpx.version().to_string()),
+            flags: gates.flagz().then(|| self.flags.clone()),
+        }
     }
 
     fn node_name(&self) -> Result<String> {

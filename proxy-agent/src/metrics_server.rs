@@ -5,14 +5,16 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::{RawQuery, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::any;
+use axum::routing::{any, get};
 use http::header::CONTENT_TYPE;
-use http::{HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
+use jiff::Timestamp;
 use serde_json::Value;
 use tracing::debug;
 
 use crate::control::AgentHandle;
 use crate::http_server::{nosniff, not_found};
+use crate::settings::Settings;
 use proxy_metrics::{Metrics, TEXT_FORMAT};
 
 /// The answer of `/proxyMode`, where kube-proxy answers `iptables`, `ipvs` or `nftables`.
@@ -21,8 +23,11 @@ const PROXY_MODE: &str = "ebpf";
 /// numbers are left out.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The paths that `/statusz` always lists.
+const LISTED: [&str; 4] = ["/configz", "/healthz", "/metrics", "/proxyMode"];
+
 /// Returns the paths of the metrics address, with those of `more`.
-pub fn router(agent: AgentHandle, metrics: Metrics, configz: Value, more: Router) -> Router {
+pub fn router(agent: AgentHandle, metrics: Metrics, settings: &Settings, more: Router) -> Router {
     let slis = metrics.slis.clone();
     let text = |body: &'static str| move || async move { plain(body) };
     Router::new()
@@ -30,7 +35,8 @@ pub fn router(agent: AgentHandle, metrics: Metrics, configz: Value, more: Router
         .route("/healthz", any(healthz).with_state(metrics.clone()))
         .route("/healthz/ping", any(text("ok")))
         .route("/proxyMode", any(text(PROXY_MODE)))
-        .merge(configz_router(configz))
+        .merge(configz_router(settings.configz.clone()))
+        .merge(zpages_router(settings))
         .merge(scrape_router(agent, metrics))
         .merge(more)
         .fallback(not_found)
@@ -39,6 +45,14 @@ pub fn router(agent: AgentHandle, metrics: Metrics, configz: Value, more: Router
 /// Returns `/configz` alone: the configuration in force.
 pub fn configz_router(configz: Value) -> Router {
     Router::new().route("/configz", any(async move || json(&configz)))
+}
+
+/// Returns `/statusz` and `/flagz`, as far as they are served.
+fn zpages_router(settings: &Settings) -> Router {
+    let paths: Vec<_> = LISTED.into_iter().chain(settings.ui.then_some("/ui/")).collect();
+    settings.zpages.pages(&paths).into_iter().fold(Router::new(), |router, page| {
+        router.route(page.path, get(async move |headers: HeaderMap| page.answer(&headers, Timestamp::now())))
+    })
 }
 
 /// Returns `/metrics` alone.

@@ -10,9 +10,15 @@ pub const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
 pub const LOCALHOST: &str = "KubeProxyNFTablesLocalhostNodePorts";
 /// The mode ipvs is permitted (KEP-5495).
 pub const IPVS: &str = "KubeProxyIPVS";
+/// The page `/statusz` is served (KEP-4827).
+pub const STATUSZ: &str = "ComponentStatusz";
+/// The page `/flagz` is served (KEP-4828).
+pub const FLAGZ: &str = "ComponentFlagz";
 
 /// The version from which on ExternalIPs and IPVS need their gates (KEP-5707, KEP-5495).
 const DEPRECATED_OFF: KubeVersion = KubeVersion(40);
+/// The version from which on `/statusz` and `/flagz` need no gate (KEP-4827, KEP-4828).
+const ZPAGES_ON: KubeVersion = KubeVersion(36);
 
 /// The gates of kube-proxy since 1.26.
 const GATES: [&str; 36] = [
@@ -23,9 +29,9 @@ const GATES: [&str; 36] = [
     "AtomicFIFO",
     "ClientsAllowCBOR",
     "ClientsPreferCBOR",
-    "ComponentFlagz",
+    FLAGZ,
     "ComponentSLIs",
-    "ComponentStatusz",
+    STATUSZ,
     "ContextualLogging",
     "DisableNodeKubeProxyVersion",
     "IPTablesOwnershipCleanup",
@@ -57,7 +63,7 @@ const GATES: [&str; 36] = [
 const OTHERS: [&str; 2] = ["WatchList", "WinOverlay"];
 
 /// The gates that kpx obeys.
-const OBEYED: [&str; 2] = [EXTERNAL_IPS, LOCALHOST];
+const OBEYED: [&str; 4] = [EXTERNAL_IPS, LOCALHOST, STATUSZ, FLAGZ];
 
 /// The gates that an operator has set.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +87,20 @@ impl Gates<'_> {
     /// has to name the addresses in any case.
     pub fn localhost(self) -> bool {
         self.set.get(LOCALHOST).copied().unwrap_or(true)
+    }
+
+    /// Returns true if `/statusz` is served.
+    pub fn statusz(self) -> bool {
+        self.zpage(STATUSZ)
+    }
+
+    /// Returns true if `/flagz` is served.
+    pub fn flagz(self) -> bool {
+        self.zpage(FLAGZ)
+    }
+
+    fn zpage(self, gate: &str) -> bool {
+        self.set.get(gate).copied().unwrap_or(self.version >= ZPAGES_ON)
     }
 
     /// Returns the gates that no kube-proxy since 1.26 has.
@@ -150,8 +170,18 @@ mod tests {
     }
 
     #[test]
+    fn gates_and_version_decide_about_statusz_and_flagz() {
+        let pages = |gates: Gates<'_>| [gates.statusz(), gates.flagz()];
+        for (version, is_served) in [("1.31", false), ("1.35", false), ("1.36", true), ("1.37", true), ("1.40", true)] {
+            assert_eq!(with(&[], version, pages), [is_served; 2], "{version}");
+            assert_eq!(with(&[(STATUSZ, true), (FLAGZ, false)], version, pages), [true, false], "{version}");
+            assert_eq!(with(&[(STATUSZ, false), (FLAGZ, true)], version, pages), [false, true], "{version}");
+        }
+    }
+
+    #[test]
     fn gates_of_kube_proxy_are_known() {
-        let known = [EXTERNAL_IPS, IPVS, "NFTablesNetlink", LOCALHOST, "ComponentStatusz", "WinOverlay", "AllAlpha"];
+        let known = [EXTERNAL_IPS, IPVS, "NFTablesNetlink", LOCALHOST, STATUSZ, FLAGZ, "WinOverlay", "AllAlpha"];
         let set: Vec<_> = known.iter().map(|gate| (*gate, true)).collect();
         assert_eq!(with(&set, "1.37", |gates| gates.unknown()), [""; 0]);
         assert_eq!(with(&[("SidecarContainers", true)], "1.37", |gates| gates.unknown()), ["SidecarContainers"]);
@@ -164,6 +194,8 @@ mod tests {
             ("AllowServiceExternalIps", EXTERNAL_IPS),
             ("AllowServicesExternalIP", EXTERNAL_IPS),
             ("KubeproxyNFTablesLocalhostNodePort", LOCALHOST),
+            ("ComponentStatusZ", STATUSZ),
+            ("ComponentFlags", FLAGZ),
         ] {
             assert_eq!(with(&[(gate, false)], "1.37", |gates| gates.misspelt()), [(gate.to_owned(), meant)]);
         }

@@ -4,6 +4,8 @@ use std::net::IpAddr;
 
 use serde_json::{Map, Value, json};
 
+use crate::tree::get;
+
 pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha2";
 
 /// The fields that are elsewhere in v1alpha1: a field of v1alpha2, and its places.
@@ -138,10 +140,6 @@ fn texts(value: Option<Value>, field: &str) -> Result<Vec<String>, Wrong> {
 
 fn wrong(field: &str, why: &str) -> Wrong {
     (field.to_owned(), why.to_owned())
-}
-
-fn get<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
-    path.split('.').try_fold(value, |value, step| value.get(step))
 }
 
 fn take(value: &mut Value, path: &str) -> Option<Value> {

@@ -15,7 +15,6 @@ use clap::Args;
 use ipnet::IpNet;
 use nix::unistd::Uid;
 
-use crate::config::duration::GoDuration;
 use crate::leftovers;
 use crate::settings::Settings;
 use proxy_datapath::object;
@@ -23,6 +22,7 @@ use proxy_datapath::{BPF_DIR, check_netns, lock_if_there, may_open_by_id, serves
 use proxy_net as net;
 use proxy_net::changes::{Changes, Undo, Wanted};
 use proxy_net::{Handle, filter, lock};
+use proxy_versions::duration::GoDuration;
 use proxy_view::RUN_DIR;
 use proxy_view::client::Client;
 use proxy_view::output::print;

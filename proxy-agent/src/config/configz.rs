@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{KpxConfiguration, KubeProxyConfiguration};
 
 pub(super) fn configz(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration) -> Value {
-    json!({"kubeproxy.config.k8s.io": internal(kube_proxy), "kpx.dev": kpx})
+    json!({"kubeproxy.config.k8s.io": internal(kube_proxy), "kpx.dev": kpx.without_secrets()})
 }
 
 fn internal(config: &KubeProxyConfiguration) -> Value {

@@ -10,9 +10,8 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 use super::invalid::Fields;
 use super::kpx::KpxConfiguration;
 use super::kube_proxy::{KubeProxyConfiguration, UNSET_WHEN_ZERO};
-use super::tree;
 use proxy_source::document::{Document, documents_with};
-use proxy_versions::v1alpha2;
+use proxy_versions::{tree, v1alpha2};
 
 /// The fields from files for each kind of configuration.
 #[derive(Debug, Default)]

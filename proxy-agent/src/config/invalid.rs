@@ -6,10 +6,10 @@ use std::str::FromStr;
 use serde_json::Value;
 
 use super::choice::must_be_one_of;
-use super::duration::GoDuration;
 use super::flags::Flag;
 use super::flags::table::FLAGS;
-use super::tree;
+use proxy_versions::duration::GoDuration;
+use proxy_versions::tree;
 
 /// The choice that an empty text leaves open.
 const MAY_BE_EMPTY: &str = "attach";

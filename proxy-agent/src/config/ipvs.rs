@@ -5,9 +5,9 @@ use proxy_common::frontend::Algorithm;
 use proxy_core::model::algorithm_name;
 use serde_json::{Value, json};
 
-use super::duration::GoDuration;
 use super::kube_proxy::{Ipvs, KubeProxyConfiguration};
-use super::tree;
+use proxy_versions::duration::GoDuration;
+use proxy_versions::tree;
 
 /// A scheduler of IPVS, and what spreads clients most like it.
 struct Scheduler {

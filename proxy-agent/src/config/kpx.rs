@@ -1,14 +1,16 @@
 //! The settings of kpx beyond kube-proxy's configuration: `kpx.dev/v1alpha1`.
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::choice::{self, BackendHealth, LbAlgorithm};
-use super::duration::GoDuration;
 use super::invalid::Fields;
 use crate::choices::{Mode, PodRoutes, SocketLb, Tunnel};
 use crate::node::{FastPath, Masquerade};
 use proxy_datapath::{BPF_DIR, Mechanism, SocketOptions};
+use proxy_source::kubernetes::without_credentials;
 use proxy_versions::KubeVersion;
+use proxy_versions::duration::GoDuration;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -92,6 +94,17 @@ impl KpxConfiguration {
     /// Returns the version in force. A wrong one is named later.
     pub(super) fn version(&self) -> KubeVersion {
         self.kubernetes_version.parse().unwrap_or(KubeVersion::DEFAULT)
+    }
+
+    /// Returns the fields as others may see them. A URL may hold a password.
+    pub(super) fn without_secrets(&self) -> Value {
+        let mut fields = json!(self);
+        if !self.master.is_empty() {
+            let url = self.master.parse().ok().filter(|url: &http::Uri| url.scheme().is_some());
+            let shown = url.map(|url| without_credentials(&url).trim_end_matches('/').to_owned());
+            fields["master"] = shown.unwrap_or("not shown: no URL".to_owned()).into();
+        }
+        fields
     }
 
     /// Returns how sockets are served; None if none are. `masquerades` is set if the addresses of clients decide who is masqueraded, which

@@ -8,8 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::duration::{GoDuration, nanos_or_text};
 use proxy_versions::KubeVersion;
+use proxy_versions::duration::{GoDuration, nanos_or_text};
 use proxy_versions::node_ports::NodePortAddresses;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

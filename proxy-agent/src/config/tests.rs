@@ -6,6 +6,7 @@ mod invalid;
 mod kubeadm;
 mod properties;
 mod versions;
+mod zpages;
 
 use std::fs;
 use std::path::PathBuf;

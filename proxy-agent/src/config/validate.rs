@@ -6,7 +6,6 @@ use std::sync::Arc;
 use ipnet::{IpNet, Ipv4Net};
 
 use super::choice;
-use super::duration::GoDuration;
 use super::invalid::{Fields, Invalid, Shown};
 use super::ipvs;
 use super::kpx::KpxConfiguration;
@@ -19,6 +18,7 @@ use proxy_core::model::{HostRoutes, ModelOptions};
 use proxy_datapath::SocketOptions;
 use proxy_dns::Zone;
 use proxy_versions::KubeVersion;
+use proxy_versions::duration::GoDuration;
 use proxy_versions::gates::Gates;
 use proxy_versions::node_ports::{Localhost, NodePortAddresses};
 use proxy_view::DNS_ADDRESS;

@@ -41,7 +41,7 @@ impl Servers {
         let healthz = healthz::router(liveness, metrics.clone(), [health.clone(), source_health]);
         let sources = || Sources::new(agent, watchers, &settings.run_dir);
         let page = if settings.ui { ui::router(sources(), &settings.node_name) } else { Router::new() };
-        let metrics = metrics_server::router(agent.clone(), metrics.clone(), settings.configz.clone(), page);
+        let metrics = metrics_server::router(agent.clone(), metrics.clone(), settings, page);
         let servers = [
             (Problem::HealthServer, settings.healthz_address, healthz, Events::healthz_failed as Failed),
             (Problem::MetricsServer, settings.metrics_address, metrics, Events::metrics_failed),

@@ -5,3 +5,4 @@ mod fixture;
 mod listeners;
 mod series;
 mod unhealthy;
+mod zpages;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{
     ClientConnection, Conntrack, DetectLocal, Iptables, Ipvs, KubeProxyConfiguration, Logging, Nftables, Winkernel,
 };
-use crate::config::duration::GoDuration;
+use proxy_versions::duration::GoDuration;
 
 impl Default for KubeProxyConfiguration {
     fn default() -> Self {

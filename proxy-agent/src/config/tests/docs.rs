@@ -10,7 +10,8 @@ use serde_json::Value;
 use super::{Run, load};
 use crate::config::flags::table::{FIELDS_WITHOUT_FLAG, FLAGS};
 use crate::config::flags::{Effect, Flag};
-use crate::config::{KpxConfiguration, KubeProxyConfiguration, tree};
+use crate::config::{KpxConfiguration, KubeProxyConfiguration};
+use proxy_versions::tree;
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
 const BEGIN: &str =

@@ -76,7 +76,7 @@ fn closing(fields: &str) -> &'static str {
 }
 
 fn comparable(settings: Settings) -> Settings {
-    Settings { files: Default::default(), configz: Default::default(), ..settings }
+    Settings { files: Default::default(), configz: Default::default(), zpages: Default::default(), ..settings }
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn written_configuration_can_be_read() {
         assert_eq!(again.remarks.doubtful_fields, [""; 0], "{line}");
         assert_eq!(again.to_yaml().unwrap(), text, "{line}");
         let [was, is] = [configuration, again].map(|configuration| configuration.settings().unwrap());
-        assert_eq!(Settings { files: Default::default(), ..is }, was, "{line}");
+        assert_eq!(Settings { files: Default::default(), zpages: was.zpages.clone(), ..is }, was, "{line}");
     }
     assert_ne!(
         KubeProxyConfiguration::default().healthz_bind_address,

@@ -130,3 +130,17 @@ fn every_verbosity_is_a_filter() {
         assert!(parsed.is_ok(), "{verbosity}");
     }
 }
+
+#[test]
+fn url_with_a_password_is_shown_without() {
+    for (master, want) in [
+        ("", ""),
+        ("https://10.0.0.1:6443", "https://10.0.0.1:6443"),
+        ("https://me:secret@10.0.0.1:6443/k8s?token=secret", "https://10.0.0.1:6443/k8s"),
+        ("me:secret@10.0.0.1:6443", "not shown: no URL"),
+        ("https://me:secret@ten", "https://ten"),
+        ("https://me:secret@[", "not shown: no URL"),
+    ] {
+        assert_eq!(settings(&format!("--master={master}")).configz["kpx.dev"]["master"], want, "{master}");
+    }
+}

@@ -109,7 +109,8 @@ fn both_forms_of_a_file_mean_the_same() {
         let files = want.files.clone();
         let configz = want.configz["kubeproxy.config.k8s.io"].clone();
         assert_eq!(got.configz["kubeproxy.config.k8s.io"]["SyncPeriod"], configz["SyncPeriod"]);
-        assert_eq!(crate::settings::Settings { files, configz: want.configz.clone(), ..got }, want);
+        let (configz, zpages) = (want.configz.clone(), want.zpages.clone());
+        assert_eq!(crate::settings::Settings { files, configz, zpages, ..got }, want);
     }
     let ips = ConfigFile::new(&format!("{V1ALPHA2}nodeIPOverride: ['2001:db8::1', 192.0.2.1]\n")).settings("");
     assert_eq!(ips.node.node_ips.iter().map(ToString::to_string).collect::<Vec<_>>(), ["2001:db8::1", "192.0.2.1"]);

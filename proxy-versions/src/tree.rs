@@ -2,13 +2,15 @@
 
 use serde_json::{Map, Value};
 
+use crate::duration::GoDuration;
+
 /// Returns the value of a field.
-pub(super) fn get<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
+pub fn get<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
     path.split('.').try_fold(value, |value, step| value.get(step))
 }
 
 /// Sets a field, and makes the missing objects above it.
-pub(super) fn set(value: &mut Value, path: &str, new: Value) {
+pub fn set(value: &mut Value, path: &str, new: Value) {
     let place = path.split('.').fold(value, |value, step| {
         if !value.is_object() {
             *value = Value::Object(Map::new());
@@ -19,7 +21,7 @@ pub(super) fn set(value: &mut Value, path: &str, new: Value) {
 }
 
 /// Merges two documents; the fields of `over` win.
-pub(super) fn merge(under: Value, over: Value) -> Value {
+pub fn merge(under: Value, over: Value) -> Value {
     match (under, over) {
         (Value::Object(mut under), Value::Object(over)) => {
             for (key, over) in over {
@@ -34,21 +36,21 @@ pub(super) fn merge(under: Value, over: Value) -> Value {
 }
 
 /// Removes null fields, because Go treats them as absent.
-pub(super) fn prune_nulls(value: &mut Value) {
+pub fn prune_nulls(value: &mut Value) {
     if let Value::Object(fields) = value {
         fields.retain(|_, field| !field.is_null());
         fields.values_mut().for_each(prune_nulls);
     }
 }
 
-pub(super) fn remove_if_zero(value: &mut Value, path: &str) {
+pub fn remove_if_zero(value: &mut Value, path: &str) {
     let (parent, name) = match path.rsplit_once('.') {
         Some((parent, name)) => (parent.split('.').try_fold(value, |value, step| value.get_mut(step)), name),
         None => (Some(value), path),
     };
     let Some(Value::Object(fields)) = parent else { return };
     let is_zero = |field: &Value| match field {
-        Value::String(text) => text.is_empty() || text.parse() == Ok(super::duration::GoDuration::ZERO),
+        Value::String(text) => text.is_empty() || text.parse() == Ok(GoDuration::ZERO),
         number => number.as_f64() == Some(0.0),
     };
     if fields.get(name).is_some_and(is_zero) {
@@ -57,8 +59,7 @@ pub(super) fn remove_if_zero(value: &mut Value, path: &str) {
 }
 
 /// Returns the fields without further fields below them, with their paths.
-#[cfg(test)]
-pub(super) fn leaves(value: &Value) -> Vec<(String, Value)> {
+pub fn leaves(value: &Value) -> Vec<(String, Value)> {
     fn walk(at: &str, value: &Value, found: &mut Vec<(String, Value)>) {
         match value {
             Value::Object(fields) if !fields.is_empty() => {
@@ -76,7 +77,7 @@ pub(super) fn leaves(value: &Value) -> Vec<(String, Value)> {
 }
 
 /// Writes a path in the usual form: `list[0].field` for `list.0.field`.
-pub(super) fn path(dotted: &str) -> String {
+pub fn path(dotted: &str) -> String {
     let mut path = String::new();
     for step in dotted.split('.') {
         match step.parse::<usize>() {
@@ -89,7 +90,7 @@ pub(super) fn path(dotted: &str) -> String {
 }
 
 /// Joins the values of a repeated flag: lists and maps are continued.
-pub(super) fn join(first: Value, more: Value) -> Value {
+pub fn join(first: Value, more: Value) -> Value {
     match (first, more) {
         (Value::Array(first), Value::Array(more)) => first.into_iter().chain(more).collect(),
         (first @ Value::Object(_), more @ Value::Object(_)) => merge(first, more),

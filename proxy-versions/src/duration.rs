@@ -135,7 +135,7 @@ impl<'de> Deserialize<'de> for GoDuration {
 }
 
 /// Deserialises `logging.flushFrequency`, which was once a number of nanoseconds.
-pub(super) fn nanos_or_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<GoDuration, D::Error> {
+pub fn nanos_or_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<GoDuration, D::Error> {
     deserializer.deserialize_any(DurationVisitor { takes_nanos: true })
 }
 
