@@ -46,7 +46,7 @@ pub use read::{Cause, ObjectRef, Skipped};
 use read::{Reader, addr, port_number, protocol};
 pub use read::{cidr, ip};
 pub use redirect::Redirect;
-pub(crate) use redirect::address::{claimant, stand_in, tell_of_object};
+pub(crate) use redirect::address::{claimant, tell_of_object};
 pub(crate) use redirect::{redirected_by, redirected_to, skipped_redirects};
 pub use weights::{WEIGHT_MAX, Weights};
 
@@ -153,9 +153,8 @@ impl ServiceModel {
 
     /// Models a Service as the store has it now. The model is empty if the store has no such Service.
     pub fn of(store: &Store, name: &ObjectName, node: &NodeModel) -> (Self, Vec<Skipped>) {
-        let Some(service) = store.service(name).filter(|service| is_proxied(service)) else {
-            return Default::default();
-        };
+        let is_served = |service: &&Arc<_>| is_proxied(service) && redirect::is_served(store, name, service);
+        let Some(service) = store.service(name).filter(is_served) else { return Default::default() };
         let mut of_redirect = Vec::new();
         let redirect = Redirect::of(store, name, service, node.has_redirects, &mut of_redirect);
         let slices = store.slices_of(name).map(Arc::as_ref);
@@ -191,21 +190,13 @@ impl<A: Addr> FamilyModel<A> {
         let slices: Vec<_> = parts.slices.iter().copied().filter_map(slice).collect();
 
         let mut reader = Reader::new("Service", name, skipped);
-        let is_redirected = parts.service.is_redirected_address;
-        if is_redirected
-            && !reader.admit(format_args!("spec.clusterIP"), parts.node.guard.admit_redirect(cluster_ip.ip()))
-        {
+        if !parts.node.guard.leaves_address(&mut reader, parts.service, cluster_ip.ip()) {
             return None;
         }
-        let keeper = parts.node.kept_addresses.get(&cluster_ip.ip());
-        if let Some(device) = keeper {
-            let why = format!("{} is an address of device {device}: packets to it stay with the host", cluster_ip.ip());
-            reader.keep_by_host(format_args!("spec.clusterIP"), why);
-        }
+        let is_kept_by_host = parts.node.keeps(&mut reader, cluster_ip.ip());
         let externals = externals(&mut reader, parts.service, cluster_ip, &parts.node.guard);
         let source_ranges = source_ranges(&mut reader, parts.service, &externals, parts.node);
-        let mut frontends =
-            if is_redirected { ClaimedFrontends(BTreeMap::new()) } else { ClaimedFrontends::at(cluster_ip) };
+        let mut frontends = ClaimedFrontends::of(parts.service, cluster_ip);
         let (mut ports, mut used, mut without_room) = (BTreeMap::new(), Rows::default(), BTreeSet::new());
         let (mut local_ready, mut unreachable, mut tunnelled) = (BTreeSet::new(), Vec::new(), BTreeMap::new());
         let (mut redirected_ports, mut of_redirect) = (BTreeMap::new(), Vec::new());
@@ -216,8 +207,7 @@ impl<A: Addr> FamilyModel<A> {
                 reader.skip(format_args!("spec.ports[{index}]"), format!("{key:?} is listed before"));
                 continue;
             }
-            let admitted = if is_redirected { parts.node.guard.admit_port(cluster_ip, number, proto) } else { Ok(()) };
-            if !reader.admit(format_args!("spec.ports[{index}]"), admitted) {
+            if !parts.node.guard.leaves_port(&mut reader, (parts.service, index), key) {
                 continue;
             }
             let node_port = parts.policy.node_port(&mut reader, index, port);
@@ -250,16 +240,14 @@ impl<A: Addr> FamilyModel<A> {
         }
         skipped.extend(of_redirect);
         let (frontends, ports) = (frontends.0.into(), ports.into());
-        let (claim, local_ready) = (parts.claim.clone(), local_ready.len());
-        let is_kept_by_host = keeper.is_some();
         Some(Self {
-            claim,
+            claim: parts.claim.clone(),
             is_kept_by_host,
             frontends,
             ports,
             without_room,
             source_ranges,
-            local_ready,
+            local_ready: local_ready.len(),
             unreachable,
             tunnelled,
             redirected: redirected_ports,
@@ -327,14 +315,15 @@ fn read_port(reader: &mut Reader<'_>, index: usize, port: &compact::ServicePort)
     Some((number, proto))
 }
 
-/// Without the row that stands for a whole address, other ports of it are left alone.
+/// The frontends that one Service claims. Without the row that stands for a whole address, other ports of it are left alone.
 struct ClaimedFrontends<A: Addr>(BTreeMap<FrontendKey<A>, ClaimedFrontend<A>>);
 
 impl<A: Addr> ClaimedFrontends<A> {
-    fn at(cluster_ip: A) -> Self {
+    fn of(service: &compact::Service, cluster_ip: A) -> Self {
         let key = FrontendKey::address(cluster_ip);
         let frontend = Frontend::new(key, FrontendKind::ADDRESS);
-        Self([(key, ClaimedFrontend { frontend, field: "spec.clusterIP".into() })].into())
+        let whole = (key, ClaimedFrontend { frontend, field: "spec.clusterIP".into() });
+        Self((!service.is_redirected_address).then_some(whole).into_iter().collect())
     }
 
     /// Adds all frontends of one port. The first listing of an address counts.

@@ -11,7 +11,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use crate::compact::{Compact, EndpointSlice, LocalPod, LocalRedirect, Service};
 use crate::input::{Input, ObjectName, Trigger, Update};
 use crate::ip_family::IpFamily;
-use crate::model::{self, ObjectRef};
+use crate::model::ObjectRef;
 
 /// The objects as last seen, and the name of the node that uses them.
 #[derive(Clone, Debug)]
@@ -128,12 +128,12 @@ impl Store {
             }
             Input::LocalRedirect(update) => {
                 let mut services = BTreeSet::new();
-                let (of_addresses, permitted) = (&mut self.of_addresses, &self.redirect_addresses);
+                let of_addresses = &mut self.of_addresses;
                 self.redirects.apply(update, |_, old, new| {
                     if let Some(old) = old {
                         of_addresses.remove(&old.stand_in());
                     }
-                    if let Some(service) = new.and_then(|new| model::stand_in(new, permitted)) {
+                    if let Some(service) = new.and_then(LocalRedirect::service_of_address) {
                         of_addresses.insert(service.name.clone(), Arc::new(service));
                     }
                     services.extend([old, new].into_iter().flatten().filter_map(LocalRedirect::service));

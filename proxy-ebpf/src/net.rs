@@ -11,7 +11,7 @@ use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_fib_lookup};
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::connect::PortsAndOutcome;
 use proxy_common::counter::Reason;
-use proxy_common::device::Device;
+use proxy_common::device::{Device, Node};
 use proxy_common::flow::FlowKey;
 use proxy_common::share::Register;
 
@@ -122,7 +122,7 @@ pub trait Net: Addr + Maps {
     #[inline(always)]
     fn header(skb: Skb, link: LinkHeader) -> Result<Header<Self>, Reason> {
         let header = Self::whole_header(skb, link)?;
-        if !packet::are_fit::<Self, false>(&header.src, &header.dst) {
+        if !are_fit::<Self, false>(&header.src, &header.dst) {
             return Err(Reason::NotUnicast);
         }
         Ok(header)
@@ -137,6 +137,19 @@ pub trait Net: Addr + Maps {
         }
         Ok(header)
     }
+}
+
+/// Returns true if packets may have these addresses. Where they do not leave the host, the destination may be a loopback address.
+/// Otherwise it may be one of a cloud's metadata, where the operator lets these be redirected.
+#[inline(always)]
+pub fn are_fit<A: Net, const WITHIN_HOST: bool>(src: &A, dst: &A) -> bool {
+    if src.is_unicast() && dst.is_unicast() {
+        return true;
+    }
+    if WITHIN_HOST {
+        return dst.is_loopback() && (src.is_loopback() || src.is_unicast());
+    }
+    dst.is_metadata() && src.is_unicast() && maps::node().is_some_and(|node| node.has(Node::LINK_LOCAL))
 }
 
 /// Finds where the kernel would forward a packet from `src` to `dst` that came in through a device.

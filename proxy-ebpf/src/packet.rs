@@ -5,12 +5,11 @@ use core::mem::size_of;
 use aya_ebpf::bindings::BPF_F_MARK_MANGLED_0;
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
-use proxy_common::device::Node;
 use proxy_common::flow::{Acked, FlowKey, Hook, Seen, Told};
 
 use crate::established::Head;
 use crate::maps;
-use crate::net::{FragmentPart, Header, Net};
+use crate::net::{FragmentPart, Header, Net, are_fit};
 use crate::sctp;
 use crate::skb::{ETH_LEN, LinkHeader, Skb};
 use crate::tcp::{self, ACK, Numbers, TCP_LEN, TcpStart};
@@ -249,19 +248,6 @@ impl<A: Net> Packet<A> {
         }
         Ok(())
     }
-}
-
-/// Returns true if packets may have these addresses. Where they do not leave the host, the destination may be a loopback address.
-/// Otherwise it may be one of a cloud's metadata, where the operator lets these be redirected.
-#[inline(always)]
-pub fn are_fit<A: Net, const WITHIN_HOST: bool>(src: &A, dst: &A) -> bool {
-    if src.is_unicast() && dst.is_unicast() {
-        return true;
-    }
-    if WITHIN_HOST {
-        return dst.is_loopback() && (src.is_loopback() || src.is_unicast());
-    }
-    dst.is_metadata() && src.is_unicast() && maps::node().is_some_and(|node| node.has(Node::LINK_LOCAL))
 }
 
 /// Describes a packet with the usual headers.

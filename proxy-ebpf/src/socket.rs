@@ -209,11 +209,9 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
         return DialResult::Left;
     }
     // A pod that is spared is known by its packets' address alone.
-    if service.has(Service::SPARES_PODS) || service.has(Service::SPARES_NODE) {
-        return DialResult::Left;
-    }
+    let spares = service.has(Service::SPARES_PODS) || service.has(Service::SPARES_NODE);
     // The agent ends no stale sockets of pods, and datagrams to a redirected address go on without its pod.
-    if proto == Proto::UDP && service.has(Service::ELSE_PASSES) {
+    if spares || proto == Proto::UDP && service.has(Service::ELSE_PASSES) {
         return DialResult::Left;
     }
     // Packets know a client by its address, and a chosen pod takes both ways in turn. It would have a backend by each.

@@ -63,11 +63,7 @@ pub(super) fn check(
     let node_ips = if node_ips.is_empty() { bind_address.into_iter().collect() } else { node_ips };
     let service_cidrs = own.parse_each("serviceCIDRs", &kpx.service_cidrs, "must be a CIDR");
     let external_ip_cidrs = external_ip_cidrs(&mut own, &kpx.external_ip_cidrs);
-    let redirect_addresses: Vec<IpNet> = own.parse_each(
-        "localRedirectAddresses",
-        &kpx.local_redirect_addresses,
-        "must be a CIDR (e.g. 169.254.169.254/32)",
-    );
+    let redirect_addresses = redirect_addresses(&mut own, kpx);
     let is_host = kpx.mode == Mode::Host;
     of_the_mode(&mut own, kpx);
     let masquerades = kpx.masquerade == Masquerade::Compat || common.masquerade_all;
@@ -229,6 +225,11 @@ fn localhost(kube_proxy: &KubeProxyConfiguration, gates: Gates<'_>) -> Localhost
 
 /// The link-local addresses of IPv4 (RFC 3927).
 const LINK_LOCAL: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 0, 0), 16));
+
+fn redirect_addresses(own: &mut Fields, kpx: &KpxConfiguration) -> Vec<IpNet> {
+    let why = "must be a CIDR (e.g. 169.254.169.254/32)";
+    own.parse_each("localRedirectAddresses", &kpx.local_redirect_addresses, why)
+}
 
 fn overlaps(one: &IpNet, other: &IpNet) -> bool {
     one.contains(other) || other.contains(one)

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::{ListableResource, Metadata, NamespaceResourceScope, Resource};
 use serde::{Deserialize, Serialize};
 
-use super::Compact;
+use super::{Compact, Service, ServicePort};
 use crate::input::ObjectName;
 
 /// The first part of the name under which the model has an object of an address. A Service's name is one label, without a dot.
@@ -87,6 +87,28 @@ impl LocalRedirect {
     pub(crate) fn stand_in(&self) -> ObjectName {
         let own = Compact::name(self);
         ObjectName::new(&*own.namespace, format!("{STAND_IN}{}", own.name))
+    }
+
+    /// Returns that Service. A port that is no number becomes 0, which no port is.
+    pub(crate) fn service_of_address(&self) -> Option<Service> {
+        let matcher = self.spec.redirect_frontend.address_matcher.as_ref()?;
+        let port = |port: &PortInfo| ServicePort {
+            name: Some(port.name.to_ascii_lowercase().as_str().into()),
+            protocol: Some(port.protocol.as_str().into()),
+            port: port.port.parse().unwrap_or_default(),
+            node_port: None,
+            target_port: None,
+        };
+        Some(Service {
+            name: self.stand_in(),
+            uid: self.uid().into(),
+            created: self.metadata.creation_timestamp.as_ref().map(|time| time.0),
+            is_redirected_address: true,
+            type_: Some("ClusterIP".into()),
+            cluster_ip: Some(matcher.ip.as_str().into()),
+            ports: matcher.to_ports.iter().map(port).collect(),
+            ..Service::default()
+        })
     }
 }
 

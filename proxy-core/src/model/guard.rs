@@ -6,10 +6,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use proxy_common::addr::{Addr, Port, Proto};
-use proxy_common::frontend::FrontendKind;
+use proxy_common::frontend::{FrontendKey, FrontendKind};
 
 use super::node::{ModelOptions, node_addresses};
-use super::read::ip_of;
+use super::read::{Reader, ip_of, not_on_a_network};
 use super::{cluster_ips, service_cidrs};
 use crate::compact::{EndpointSlice, Service};
 use crate::input::ObjectName;
@@ -88,8 +88,12 @@ impl Guard {
         Ok(())
     }
 
-    /// Checks whether a local redirect may take an address that the operator has left to it.
-    pub(super) fn admit_redirect(&self, ip: IpAddr) -> Result<(), String> {
+    /// Returns true if this node leaves its address to a Service. Only that of a local redirect can be refused.
+    pub(super) fn leaves_address(&self, reader: &mut Reader<'_>, service: &Service, ip: IpAddr) -> bool {
+        !service.is_redirected_address || reader.admit(format_args!("spec.clusterIP"), self.admit_redirect(ip))
+    }
+
+    fn admit_redirect(&self, ip: IpAddr) -> Result<(), String> {
         if self.own.contains(&ip) {
             return Err(format!("{ip} is an address of this node"));
         }
@@ -99,6 +103,17 @@ impl Guard {
             }
             None => self.admit_endpoint(ip),
         }
+    }
+
+    /// Returns the same for one of its ports.
+    pub(super) fn leaves_port<A: Addr>(
+        &self,
+        reader: &mut Reader<'_>,
+        (service, index): (&Service, usize),
+        key: FrontendKey<A>,
+    ) -> bool {
+        let admitted = || self.admit_port(key.addr, key.port, key.proto);
+        !service.is_redirected_address || reader.admit(format_args!("spec.ports[{index}]"), admitted())
     }
 
     /// Checks whether a Service may be dialled at this address and port.
@@ -123,21 +138,6 @@ impl Guard {
 /// Returns true if an input about these Services changes the guarded addresses.
 pub fn concerns<'a>(mut services: impl Iterator<Item = &'a ObjectName>) -> bool {
     services.any(|service| (&*service.namespace, &*service.name) == KUBERNETES)
-}
-
-/// Names an address with a fixed meaning on every host. The API server refuses such addresses in `spec.externalIPs`,
-/// and lets them pass in `status.loadBalancer`. Link-local ones are among them because clouds serve the node's
-/// credentials there.
-pub(super) fn not_on_a_network(ip: IpAddr) -> Option<&'static str> {
-    let is_link_local = match ip {
-        IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
-        IpAddr::V6(ip) => ip.is_unicast_link_local(),
-    };
-    match ip {
-        ip if ip.is_loopback() => Some("a loopback address"),
-        ip if ip.is_multicast() => Some("a multicast address"),
-        _ => is_link_local.then_some("a link-local address"),
-    }
 }
 
 /// Returns the ClusterIPs of a Service that another proxy serves.

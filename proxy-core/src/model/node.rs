@@ -10,7 +10,7 @@ use proxy_common::frontend::Algorithm;
 
 use super::guard::Guard;
 use super::host_mode::{HostMode, HostRoutes};
-use super::read::{cidr, ip};
+use super::read::{Reader, cidr, ip};
 use crate::health::{HealthMode, Path};
 use crate::room::Room;
 use crate::store::Store;
@@ -90,6 +90,16 @@ impl NodeModel {
             room: options.room,
             has_redirects: options.has_redirects,
         }
+    }
+}
+
+impl NodeModel {
+    /// Returns true if a device of the host has a ClusterIP, and the host keeps the packets to it.
+    pub(super) fn keeps(&self, reader: &mut Reader<'_>, ip: IpAddr) -> bool {
+        let Some(device) = self.kept_addresses.get(&ip) else { return false };
+        let why = format!("{ip} is an address of device {device}: packets to it stay with the host");
+        reader.keep_by_host(format_args!("spec.clusterIP"), why);
+        true
     }
 }
 

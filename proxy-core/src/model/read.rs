@@ -103,6 +103,21 @@ pub fn ip(text: &str) -> Result<IpAddr, String> {
     Ok(ip.to_canonical())
 }
 
+/// Names an address with a fixed meaning on every host. The API server refuses such addresses in `spec.externalIPs`,
+/// and lets them pass in `status.loadBalancer`. Link-local ones are among them because clouds serve the node's
+/// credentials there.
+pub(super) fn not_on_a_network(ip: IpAddr) -> Option<&'static str> {
+    let is_link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    match ip {
+        ip if ip.is_loopback() => Some("a loopback address"),
+        ip if ip.is_multicast() => Some("a multicast address"),
+        _ => is_link_local.then_some("a link-local address"),
+    }
+}
+
 fn zero_padded(text: &str) -> Option<Ipv4Addr> {
     let mut octets = [0; 4];
     let mut parts = text.split('.');

@@ -327,6 +327,12 @@ fn serves(backends: &[ListedPort], listed: &ListedPort, name: &str, proto: Proto
     listed.proto == proto && (backends.len() == 1 || listed.name == name)
 }
 
+/// Returns true if a Service may be served: one that stands for an object of an address, as the object can be read and the operator permits it.
+pub(super) fn is_served(store: &Store, name: &ObjectName, service: &compact::Service) -> bool {
+    let is_read = |object| Terms::of(object, store.redirect_addresses(), &mut Vec::new()).is_some();
+    !service.is_redirected_address || oldest(store, name).is_some_and(is_read)
+}
+
 /// Returns the oldest object that may redirect a Service. Those of other namespaces do not count.
 fn oldest<'a>(store: &'a Store, service: &ObjectName) -> Option<&'a LocalRedirect> {
     let objects = store.redirects_in(&service.namespace);

@@ -8,22 +8,17 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::{ListedPort, ports, serves};
-use crate::compact::{self, Compact, LocalRedirect, STAND_IN};
+use crate::compact::{LocalRedirect, STAND_IN};
 use crate::input::ObjectName;
-use crate::model::guard::not_on_a_network;
-use crate::model::read::{ObjectRef, Reader, Skipped, ip};
+use crate::model::read::{ObjectRef, Reader, Skipped, ip, not_on_a_network};
 
 /// The most ports that one object may list.
 const PORTS_MAX: usize = 100;
 const IP: &str = "spec.redirectFrontend.addressMatcher.ip";
 const PORTS: &str = "spec.redirectFrontend.addressMatcher.toPorts";
 
-/// Returns the Service that stands for the object. None if it may not be served, or if it redirects a Service.
-pub(crate) fn stand_in(object: &LocalRedirect, permitted: &[IpNet]) -> Option<compact::Service> {
-    read(&mut Reader::new("LocalRedirect", &object.name(), &mut Vec::new()), object, permitted)
-}
-
-pub(super) fn read(reader: &mut Reader<'_>, object: &LocalRedirect, permitted: &[IpNet]) -> Option<compact::Service> {
+/// Reads an address and its ports. None if they may not be served.
+pub(super) fn read(reader: &mut Reader<'_>, object: &LocalRedirect, permitted: &[IpNet]) -> Option<()> {
     let matcher = object.spec.redirect_frontend.address_matcher.as_ref()?;
     let ip = reader.take(format_args!("{IP}"), ip(&matcher.ip))?;
     if !reader.admit(format_args!("{IP}"), admit(ip, permitted)) {
@@ -38,23 +33,7 @@ pub(super) fn read(reader: &mut Reader<'_>, object: &LocalRedirect, permitted: &
         reader.skip(format_args!("{PORTS}"), format!("{} ports are more than {PORTS_MAX}", listed.len()));
         return None;
     }
-    let port = |(port, listed): (&compact::PortInfo, ListedPort)| compact::ServicePort {
-        name: Some(listed.name.as_str().into()),
-        protocol: Some(port.protocol.as_str().into()),
-        port: listed.number.get().into(),
-        node_port: None,
-        target_port: None,
-    };
-    Some(compact::Service {
-        name: object.stand_in(),
-        uid: object.uid().into(),
-        created: object.metadata.creation_timestamp.as_ref().map(|time| time.0),
-        is_redirected_address: true,
-        type_: Some("ClusterIP".into()),
-        cluster_ip: Some(ip.to_string().into()),
-        ports: matcher.to_ports.iter().zip(listed).map(port).collect(),
-        ..compact::Service::default()
-    })
+    Some(())
 }
 
 /// Records the listed ports that no port of the pods serves.
