@@ -98,7 +98,8 @@ fn pages_name_values_that_the_chart_has() -> Result<()> {
         let mut names = word.split('.');
         let (Some(first), Some(second)) = (names.next(), names.next()) else { return Ok(false) };
         let value = &schema["properties"][first];
-        if value["type"] != "object" || first == "global" || is_file(word) || word.contains(['/', ':']) {
+        let is_other = is_file(word) || word.ends_with(".k8s.io") || word.contains(['/', ':']);
+        if value["type"] != "object" || first == "global" || is_other {
             return Ok(false);
         }
         let is_known = match first {
