@@ -63,6 +63,7 @@ fn service_ports() -> Vec<ServicePort> {
         tcp("outpost", Service::new(0, 1, of_address), &[], &[HERE]),
         ServicePort { port: 81, ..tcp("outpost", Service::new(0, 0, all | Service::ELSE_PASSES), &[], &[]) },
         tcp("metadata", Service::new(0, 1, of_address), &[], &[HERE]),
+        ServicePort { port: 83, ..tcp("uplink", Service::new(0, 1, of_address), &[], &[HERE]) },
         tcp("distant-ip", Service::new(1, 0, local), &[THERE], &[]),
         tcp("empty-ip", Service::new(0, 0, Service::EXTERNAL_LOCAL), &[], &[]),
         tcp("fenced-ip", Service::new(1, 0, all | fenced), &[HERE], &[]),

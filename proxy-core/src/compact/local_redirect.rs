@@ -80,9 +80,7 @@ impl LocalRedirect {
             _ => None,
         }
     }
-}
 
-impl LocalRedirect {
     /// Returns the name of the Service that stands for an object of an address in the model.
     pub(crate) fn stand_in(&self) -> ObjectName {
         let own = Compact::name(self);

@@ -87,8 +87,10 @@ impl<A: Addr> ServicePort<A> {
         aside.dedup();
         let count = |set: &[Backend<A>]| u16::try_from(set.len()).expect("cut to 65,535 above");
         let is_weighted = settle_weights(reader, [&mut sets.cluster, &mut sets.local]);
+        // Without this flag a flow of datagrams would stay with a pod that has gone, as no endpoint could take it over.
+        let has_endpoints = sets.has_endpoints || service.has(Service::ELSE_PASSES);
         let flags = service.flags()
-            | flag(sets.has_endpoints || service.has(Service::ELSE_PASSES), Service::HAS_ENDPOINTS)
+            | flag(has_endpoints, Service::HAS_ENDPOINTS)
             | flag(is_weighted, Service::WEIGHTED)
             | flag(fails_over, Service::FAILS_OVER)
             | flag(resets, Service::ENDS_LOST)
