@@ -72,6 +72,7 @@ impl Outcome {
     const ASKED: u32 = u32::MAX - 0x1ff;
     const REFUSED: u32 = u32::MAX - 0x2ff;
     const UNHEARD: u32 = u32::MAX - 0x3ff;
+    const UNREACHABLE: u32 = u32::MAX - 0x4ff;
 
     /// None yet: this client's first SYN is about to go there.
     #[inline(always)]
@@ -89,6 +90,12 @@ impl Outcome {
     #[inline(always)]
     pub const fn unheard(Voter(voter): Voter) -> Self {
         Self(Self::UNHEARD | voter as u32)
+    }
+
+    /// An ICMP error told this client that its SYN did not reach the backend, which has sent nothing.
+    #[inline(always)]
+    pub const fn unreachable(Voter(voter): Voter) -> Self {
+        Self(Self::UNREACHABLE | voter as u32)
     }
 
     /// The backend has answered so many units after the first SYN.
@@ -112,6 +119,12 @@ impl Outcome {
     #[inline(always)]
     pub const fn is_refusal(self) -> bool {
         self.0 & !Self::VOTER == Self::REFUSED
+    }
+
+    /// Returns true for an ICMP error. Its connection may be answered yet, and counts as unanswered only when its flow ends.
+    #[inline(always)]
+    pub const fn is_unreachable(self) -> bool {
+        self.0 & !Self::VOTER == Self::UNREACHABLE
     }
 }
 
@@ -307,12 +320,15 @@ mod tests {
     #[test]
     fn ports_and_outcome_share_a_register() {
         let (refused, unheard) = (Outcome::refused(Voter(23)), Outcome::unheard(Voter(7)));
-        for outcome in [refused, unheard, Outcome::RETRANSMITTED, Outcome::answered(7)] {
+        let unreachable = Outcome::unreachable(Voter(31));
+        for outcome in [refused, unheard, unreachable, Outcome::RETRANSMITTED, Outcome::answered(7)] {
             let both = PortsAndOutcome::new(Port::new(80), Port::new(8080), outcome);
             assert_eq!((both.service(), both.backend(), both.outcome()), (Port::new(80), Port::new(8080), outcome));
         }
-        assert_eq!([refused, unheard].map(Outcome::voter), [Some(Voter(23)), Some(Voter(7))]);
-        assert_eq!([refused, unheard].map(Outcome::is_refusal), [true, false]);
+        let failures = [refused, unheard, unreachable];
+        assert_eq!(failures.map(Outcome::voter), [Some(Voter(23)), Some(Voter(7)), Some(Voter(31))]);
+        assert_eq!(failures.map(Outcome::is_refusal), [true, false, false]);
+        assert_eq!(failures.map(Outcome::is_unreachable), [false, false, true]);
         for outcome in [Outcome::RETRANSMITTED, Outcome::answered(7), Outcome::answered(u32::MAX)] {
             assert_eq!((outcome.voter(), outcome.is_refusal()), (None, false));
         }

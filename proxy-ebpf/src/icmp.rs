@@ -3,14 +3,16 @@
 //!
 //! The quoted packet went the other way, so its tuple swapped is the key of a flow's entry at this hook. The entry's
 //! change to packets is made to the error and, mirrored, to its quote. The quoted transport checksum stays as it was:
-//! no receiver checks it, and seldom is all there that it covers. An error opens, refreshes and closes nothing.
+//! no receiver checks it, and seldom is all there that it covers. An error opens, refreshes and closes nothing. One that says that a
+//! SYN did not reach its backend counts against that backend.
 
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
+use proxy_common::connect::{Outcome, Voter};
 use proxy_common::counter::{Event, Reason};
-use proxy_common::flow::{AtHook, Flow, FlowKey, Hook, Kind};
+use proxy_common::flow::{AtHook, Flow, FlowKey, Hook, Kind, Seen};
 
 use crate::maps::{Memory, Scratch};
-use crate::net::{FragmentPart, Net, route};
+use crate::net::{At, FragmentPart, Net, is_forged, route};
 use crate::redirect::{self, Forward};
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::{Action, host, maps};
@@ -30,6 +32,8 @@ pub struct Error<A: Addr> {
     dst: A,
     icmp: u32,
     end: u32,
+    /// Not 0: no packet reaches the destination.
+    is_unreachable: u32,
     quote: Quote<A>,
     becomes: Translated<A>,
 }
@@ -116,6 +120,7 @@ fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Act
     if flow.kind == Kind::UNDNAT {
         becomes.quoted_src = flow.client;
         becomes.quoted_dst = flow.frontend;
+        note_unreachable(skb, error, flow, At::Here);
     }
     if flow.kind != Kind::UNSNAT {
         maps::count(if to_backend { Event::Forwarded } else { Event::Returned });
@@ -138,6 +143,7 @@ fn egress<A: Net>(skb: Skb, link: LinkHeader, error: &mut Error<A>, flow: &Flow<
         return Ok(Action::PASS);
     }
     maps::count(Event::Returned);
+    note_unreachable(skb, error, flow, At::Before);
     error.goes_back(flow);
     error.rewrite(skb)?;
     if flow.has(Flow::<A>::HOST) {
@@ -145,6 +151,19 @@ fn egress<A: Net>(skb: Skb, link: LinkHeader, error: &mut Error<A>, flow: &Flow<
         return host::inject::<A>(skb, link, flow.starts_on_lo());
     }
     Ok(Action::PASS)
+}
+
+/// Counts an error that tells an opener, in place of the backend's first packet, that its SYN went nowhere. It counts where a RST in the
+/// backend's name would: if it came from where the route to the backend leads, or is the host's own.
+#[inline(never)]
+pub fn note_unreachable<A: Net>(skb: Skb, error: &Error<A>, flow: &Flow<A>, came_in: At) {
+    if error.is_unreachable == 0 || error.quote.proto != Proto::TCP || flow.rx.has(Seen::PACKET) {
+        return;
+    }
+    if came_in.ifindex(skb) != 0 && is_forged(skb, came_in, &flow.backend.addr, &flow.client.addr) {
+        return;
+    }
+    maps::note_outcome(flow, Outcome::unreachable(Voter::of(&flow.client.addr, flow.is_far())));
 }
 
 /// The host does not take a reply.
@@ -171,10 +190,11 @@ impl<A: Net> Error<A> {
         if header.proto != A::ICMP || header.part != FragmentPart::WHOLE {
             return Err(Reason::Protocol);
         }
-        let kind: u8 = skb.load(header.l4)?;
-        if !A::is_icmp_error(kind) {
+        let kind_and_code: [u8; 2] = skb.load(header.l4)?;
+        if !A::is_icmp_error(kind_and_code[0]) {
             return Err(Reason::Protocol);
         }
+        self.is_unreachable = A::is_unreachable(kind_and_code).into();
         (self.src, self.dst, self.icmp, self.end) = (header.src, header.dst, header.l4, header.end);
         Ok(())
     }

@@ -154,6 +154,12 @@ impl Net for Addr4 {
         matches!(kind, 3 | 11 | 12)
     }
 
+    /// RFC 792. Code 4 is about the packet's length (RFC 1191).
+    #[inline(always)]
+    fn is_unreachable([kind, code]: [u8; 2]) -> bool {
+        kind == 3 && code != 4
+    }
+
     /// The quoted header's own checksum makes up for the address in the sum over it, so the ICMP checksum stays.
     #[inline(always)]
     fn store_quoted_addr(skb: Skb, at: u32, place: u32, _check: u32, from: Self, to: Self) -> Result<(), Reason> {

@@ -177,6 +177,12 @@ impl Net for Addr6 {
         matches!(kind, 1..=4)
     }
 
+    /// RFC 4443 §3.1.
+    #[inline(always)]
+    fn is_unreachable([kind, _]: [u8; 2]) -> bool {
+        kind == 1
+    }
+
     #[inline(always)]
     fn store_quoted_addr(skb: Skb, at: u32, place: u32, check: u32, from: Self, to: Self) -> Result<(), Reason> {
         skb.replace_l4_checksum(check, 0, diff(&from.wire(), &to.wire()), 0)?;

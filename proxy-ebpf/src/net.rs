@@ -72,6 +72,8 @@ pub trait Net: Addr + Maps {
     fn is_loopback(self) -> bool;
     /// Returns true for the type of an ICMP message that quotes the packet it is about.
     fn is_icmp_error(kind: u8) -> bool;
+    /// Returns true for the type and code of an ICMP error that says that no packet reaches the destination.
+    fn is_unreachable(kind_and_code: [u8; 2]) -> bool;
     /// Gives a packet that is quoted by an ICMP error, whose checksum is at `check`, another address. `place` is the
     /// offset of the address in its header; `at` that of the quoted header.
     fn store_quoted_addr(skb: Skb, at: u32, place: u32, check: u32, from: Self, to: Self) -> Result<(), Reason>;
@@ -163,8 +165,8 @@ pub fn route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> Result<NextHop
 }
 
 /// Returns true if a packet from `src` to `dst` came in through a device under a false name. Its source is the node's own,
-/// or the node would answer it through another device. The latter counts if either device is a pod's, or if the kernel is
-/// strict here.
+/// or the node would answer it through another device. The latter counts if either device is a pod's or a bridge of
+/// pods, or if the kernel is strict here.
 ///
 /// The kernel's own check (`rp_filter`) comes later, and for IPv6 not at all.
 #[inline(always)]
@@ -183,7 +185,7 @@ pub enum At {
 
 impl At {
     #[inline(always)]
-    fn ifindex(self, skb: Skb) -> u32 {
+    pub fn ifindex(self, skb: Skb) -> u32 {
         match self {
             Self::Here => skb.ifindex(),
             Self::Before => skb.ingress_ifindex(),
@@ -207,6 +209,12 @@ pub fn forged<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
     is_forged
 }
 
+/// Returns true if what comes from behind this device comes from pods of this node.
+#[inline(always)]
+fn leads_to_pods(ifindex: u32) -> bool {
+    maps::place_of(ifindex).0 & (Device::POD | Device::POD_BRIDGE) != 0
+}
+
 /// Asks the routes about a packet that came in by this device.
 #[inline(always)]
 fn is_out_of_place<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> bool {
@@ -226,10 +234,10 @@ fn is_out_of_place<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> bool {
     }
     if flags & Device::POD == 0 {
         // The kernel judges the rest of what comes in here as this does, if it is strict.
-        return flags & A::STRICT != 0 || maps::place_of(next_hop).0 & Device::POD != 0;
+        return flags & A::STRICT != 0 || leads_to_pods(next_hop);
     }
     if flags & Device::LOOSE != 0 {
-        return maps::place_of(next_hop).0 & Device::POD != 0;
+        return leads_to_pods(next_hop);
     }
     // There may be several routes to a pod, one of them through this device.
     let through = look_up_route(skb, back, dst, src, BPF_FIB_LOOKUP_OUTPUT);

@@ -26,6 +26,12 @@ impl Stranger {
         self.send_bytes(&written(packet)?, to)
     }
 
+    /// Sends an ICMP error that says that a host cannot be reached, about a SYN with another sequence number than the client's. It comes from
+    /// the host that sends it, as from a router.
+    pub fn send_unreachable(&self, router: IpAddr, client: SocketAddr, backend: SocketAddr) -> Result<()> {
+        self.send_bytes(&unreachable(router, client, backend)?, client.ip())
+    }
+
     /// Sends a packet so that its TCP flags are hard to find: of IPv4 in fragments of which the first one ends before them, of IPv6 behind
     /// an authentication header.
     pub fn send_hidden(&self, packet: PacketBuilderStep<TcpHeader>, to: IpAddr) -> Result<()> {
@@ -47,6 +53,22 @@ impl Stranger {
 fn written(packet: PacketBuilderStep<TcpHeader>) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     packet.write(&mut bytes, &[])?;
+    Ok(bytes)
+}
+
+/// Returns an ICMP error of a router to a client about its SYN to a backend: host unreachable (RFC 792), or no route (RFC 4443).
+fn unreachable(router: IpAddr, client: SocketAddr, backend: SocketAddr) -> Result<Vec<u8>> {
+    let quote = written(tcp(client, backend).syn())?;
+    let mut bytes = Vec::new();
+    match (router, client.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            PacketBuilder::ipv4(from.octets(), to.octets(), 64).icmpv4_raw(3, 1, [0; 4]).write(&mut bytes, &quote)?;
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            PacketBuilder::ipv6(from.octets(), to.octets(), 64).icmpv6_raw(1, 0, [0; 4]).write(&mut bytes, &quote)?;
+        }
+        _ => unreachable!("all are of one family"),
+    }
     Ok(bytes)
 }
 

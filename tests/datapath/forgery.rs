@@ -20,6 +20,7 @@ packet_tests! {
     pod_ends_no_connection_of_another_pod,
     pod_ends_no_connection_of_host,
     uplink_lets_no_client_speak_for_pod_or_node,
+    uplink_lets_no_client_speak_for_pod_on_bridge,
     default_route_makes_no_forged_source_genuine,
     pod_whose_routes_name_another_device_is_served,
     pod_is_no_forger_without_detection,

@@ -25,6 +25,7 @@ packet_tests! {
     flow_of_only_backend_stays,
     masqueraded_flow_leaves_with_all_its_entries,
     flow_of_host_leaves_as_well,
+    errors_to_host_count_if_they_come_from_where_backend_is,
 }
 
 #[test]
@@ -55,6 +56,18 @@ fn failures_count_against_backend_until_it_answers() -> Result<()> {
         let votes = votes(&fixture)?;
         ensure!((votes.failures(), votes.clients()) == (3, 2), "{votes:?}");
         fixture.rows("silent::failures_count_against_backend_until_it_answers/answers")?;
+        ensure!(self::votes(&fixture)? == Votes::NONE, "{:?}", self::votes(&fixture)?);
+    }
+    Ok(())
+}
+
+#[test]
+fn errors_count_against_backend_until_it_sends_something() -> Result<()> {
+    for mut fixture in fixtures("errors")? {
+        fixture.rows("silent::errors_count_against_backend_until_it_sends_something/errors")?;
+        let votes = votes(&fixture)?;
+        ensure!((votes.failures(), votes.clients()) == (3, 2), "{votes:?}");
+        fixture.rows("silent::errors_count_against_backend_until_it_sends_something/answers")?;
         ensure!(self::votes(&fixture)? == Votes::NONE, "{:?}", self::votes(&fixture)?);
     }
     Ok(())

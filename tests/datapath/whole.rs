@@ -15,6 +15,7 @@ packet_tests! {
     datagram_opens_another_flow_when_its_backend_moves,
     whole_connection_with_another_node_skips_stack,
     errors_about_whole_flow_skip_stack,
+    errors_about_whole_flow_count_against_its_backend,
     errors_about_whole_flow_with_another_node_skip_stack,
     stack_sees_flows_that_are_not_between_pods,
     stack_sees_flows_of_devices_that_are_not_bare,

@@ -10,6 +10,7 @@ use testbed::echo::{Dial, Fault, Protocol};
 use testbed::lab::{Family, Layout};
 use testbed::served_lab::ServedLab;
 
+mod errors;
 mod late;
 mod observed;
 mod waves;

@@ -209,6 +209,7 @@ fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool, is_m
         (is_edge(link.kind), Device::EDGE),
         (may_tell && is_strict, Device::STRICT4),
         (bridge.is_some_and(|bridge| bridge.name == OPEN_VSWITCH), Device::LOOSE),
+        (has_pods_alone(link, links), Device::POD_BRIDGE),
         (link.header == LinkHeader::None, Device::HEADERLESS),
         (link.filtered || !is_edge(link.kind) && links.values().any(|below| below.filtered), Device::FILTERED),
     ];
@@ -217,6 +218,12 @@ fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool, is_m
     let addr6 = addr::device_address(link).unwrap_or(Addr6::UNSPECIFIED);
     let bridge = bridge.map_or(0, |bridge| bridge.index);
     Device::new(flags, addr4, addr6).with_link(bridge, link.mtu, routed.mac.unwrap_or_default())
+}
+
+/// Returns true for a bridge all of whose ports lead to pods. A port of another kind may lead to a network that has pods elsewhere, too.
+fn has_pods_alone(link: &Link, links: &BTreeMap<u32, Link>) -> bool {
+    let mut ports = links.values().filter(|port| port.master == Some(link.index)).peekable();
+    link.kind == LinkKind::Bridge && ports.peek().is_some() && ports.all(Link::leads_elsewhere)
 }
 
 /// Returns true if a packet passes no other hook of this host before it arrives at such a device. A bridge, a VLAN, an
@@ -250,6 +257,19 @@ mod tests {
         assert_eq!((row_of(&bridge).bridge, row_of(&bridge).mac), (0, [2, 0, 0, 0, 0, 7]));
         assert!(row_of(&port).flags() & Device::EDGE != 0);
         assert!(row_of(&bridge).flags() & Device::EDGE == 0, "its port has a hook");
+    }
+
+    #[test]
+    fn a_bridge_of_pods_alone_is_told_from_others() {
+        let bridge = link(7, "cni-of-no-host", LinkKind::Bridge, None);
+        let pod = Link { peer_netns: true, ..link(8, "pod-of-no-host", LinkKind::Veth, Some(7)) };
+        let overlay = link(9, "overlay-of-no-host", LinkKind::Overlay, Some(7));
+        let has = |ports: &[&Link]| {
+            let links = ports.iter().copied().chain([&bridge]).map(|link| (link.index, link.clone())).collect();
+            row(&bridge, &links, false, false, false).flags() & Device::POD_BRIDGE != 0
+        };
+        assert!(has(&[&pod]));
+        assert!(!has(&[]) && !has(&[&pod, &overlay]));
     }
 
     // Netfilter sees the packets of a VRF's ports with the name of the VRF.

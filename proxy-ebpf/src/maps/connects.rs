@@ -62,6 +62,7 @@ pub fn count_outcome<A: Net>(service: A, backend: A, ports: PortsAndOutcome) {
             part!(connects.buckets).at(again(&bucket(units)))
         }
         None if outcome.is_refusal() => Some(part!(connects.refused)),
+        None if outcome.is_unreachable() => None,
         None => Some(part!(connects.retransmitted)),
     };
     if let Some(counter) = counter {

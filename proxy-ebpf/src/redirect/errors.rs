@@ -11,6 +11,7 @@ use super::opener::{is_bare, is_between};
 use super::{Delivery, Forward, Plan};
 use crate::Action;
 use crate::maps::{self, Memory, Scratch};
+use crate::icmp::note_unreachable;
 use crate::net::{At, is_forged};
 use crate::skb::{PacketMark, Skb};
 
@@ -74,10 +75,11 @@ fn finds_way<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
 /// Rewrites the error, and sends it on its way. The plan is read for each question: see [`super::carry_out`].
 #[inline(always)]
 fn carry_out<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Action, Reason> {
-    let Scratch { error, route, becomes, .. } = scratch;
+    let Scratch { error, other: flow, route, becomes, .. } = scratch;
     error.rewrite(skb)?;
     if maps::again(&becomes.plan) == Plan::BackToPod as u32 {
         maps::count(Event::Returned);
+        note_unreachable(skb, error, flow, At::Here);
     } else {
         maps::count(Event::Forwarded);
         if !route.to_peer {

@@ -74,9 +74,10 @@ const NODE_FLAGS: [(&str, u32); 18] = [
     ("macvlans", Node::MACVLANS),
     ("link_local", Node::LINK_LOCAL),
 ];
-const DEVICE_FLAGS: [(&str, u32); 8] = [
+const DEVICE_FLAGS: [(&str, u32); 9] = [
     ("uplink", 0),
     ("pod", Device::POD),
+    ("pod_bridge", Device::POD_BRIDGE),
     ("detected", Device::DETECTED),
     ("loose", Device::LOOSE),
     ("filtered", Device::FILTERED),

@@ -132,7 +132,7 @@ impl Lab<'_> {
     }
 
     /// Dials until no backend of a Service is silent.
-    fn comes_back(&self, service: &Service) -> Result<()> {
+    pub(super) fn comes_back(&self, service: &Service) -> Result<()> {
         wait_until(DEADLINE, "all backends of the Service answer", || {
             self.dial(service, 6, Duration::from_secs(3))?;
             Ok(self.silent(service)?.is_empty())
