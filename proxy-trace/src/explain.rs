@@ -12,13 +12,14 @@ use proxy_common::policy::{self, Client, Decision};
 use crate::input::{PortName, TraceInput};
 use crate::outside::DialledPort;
 use crate::programs::{Disposition, Run};
+use crate::redirected;
 use crate::report::{
     Algorithm, Backend, Frontend, FrontendKind, Origin, Outcome, Service, Set, Source, Tally, Verdict,
 };
 use proxy_core::tables::set_name;
 
 /// Explains the fate of one packet.
-pub(crate) fn outcome<A: Addr>(input: &TraceInput<A>, dialled: SockAddr<A>, run: &Run<A>) -> Outcome {
+pub(crate) fn outcome<A: Addr>(input: &TraceInput<A>, dialled: &FrontendKey<A>, run: &Run<A>) -> Outcome {
     let (verdict, reason) = verdict(run);
     let met = run.decision.filter(|decision| decision.has(Decision::<A>::FRONTEND));
     let chosen = met.filter(|decision| decision.has(Decision::<A>::SET));
@@ -28,9 +29,13 @@ pub(crate) fn outcome<A: Addr>(input: &TraceInput<A>, dialled: SockAddr<A>, run:
         Disposition::Forward(flow) => Some(flow),
         _ => None,
     };
+    let redirect = redirected::service(input, dialled);
     let explanation = match (reason, &set) {
+        (Some(Reason::NotOurs), _) if redirect.is_some_and(redirected::has_pods) => redirected::SPARED,
+        (Some(Reason::NotOurs), _) if redirect.is_some() => redirected::NO_POD,
         (Some(reason), _) => explain(reason),
         (None, _) if affinity_hit => "the backend that this client had before (session affinity)",
+        (None, Some(_)) if redirect.is_some() => redirected::TAKEN,
         (None, Some(set)) if set.name == REDIRECT => "a pod of this node, by the Service's local redirect",
         (None, Some(set)) if set.backends.len() == 1 => "the only backend",
         (None, Some(set)) if set.backends.iter().any(|backend| backend.weight.is_some()) => {
@@ -41,7 +46,8 @@ pub(crate) fn outcome<A: Addr>(input: &TraceInput<A>, dialled: SockAddr<A>, run:
     };
     let explanation = explanation.to_owned();
     let (frontend, service) = match met {
-        Some(decision) => (Some(frontend(&decision)), Some(service(input, &decision.service))),
+        Some(decision) => (Some(frontend(&decision, redirect.is_some())), Some(service(input, &decision.service))),
+        None if redirect.is_some() => (Some(redirected::frontend(dialled)), Some(service(input, dialled))),
         None if reason == Some(Reason::UnknownPort) => (address(input, dialled.addr), service_at(input, dialled.addr)),
         None => (None, None),
     };
@@ -112,8 +118,9 @@ fn verdict<A: Addr>(run: &Run<A>) -> (Verdict, Option<Reason>) {
     }
 }
 
-fn frontend<A: Addr>(decision: &Decision<A>) -> Frontend {
+fn frontend<A: Addr>(decision: &Decision<A>, is_redirected: bool) -> Frontend {
     let kind = match decision.kind.known() {
+        Some(Dialled::ClusterIp) if is_redirected => FrontendKind::Redirected,
         Some(Dialled::Address) => FrontendKind::Address,
         Some(Dialled::ClusterIp) => FrontendKind::ClusterIp,
         Some(Dialled::NodePort) => FrontendKind::NodePort,

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use nix::unistd::Uid;
 use proxy_common::addr::{Addr4, Addr6};
+use proxy_common::frontend::FrontendKey;
 
 use proxy_datapath::object;
 use proxy_view::RUN_DIR;
@@ -28,6 +29,7 @@ mod node;
 mod outside;
 mod packet;
 mod programs;
+mod redirected;
 pub mod report;
 mod resolve;
 mod target;
@@ -188,7 +190,8 @@ fn send<A: Family, N: NodeFlags>(
         anyhow::Ok(runs)
     })?;
     let first = runs.first().context("at least one packet was sent")?;
-    let outcome = explain::outcome(&input, sock_addr(to.addr)?, first);
+    let dialled = sock_addr(to.addr)?;
+    let outcome = explain::outcome(&input, &FrontendKey::new(dialled.addr, dialled.port, to.proto), first);
     let external_client = input.external_client_note.filter(|_| outcome.origin == Some(report::Origin::Outside));
     Ok(Trace {
         node: input.node_name.clone(),

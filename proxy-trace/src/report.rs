@@ -106,6 +106,8 @@ pub enum FrontendKind {
     NodePort,
     ExternalIp,
     LoadBalancer,
+    /// An address that is no Service's, from a local redirect.
+    Redirected,
     /// A value that this kpx does not know.
     Unknown,
 }

@@ -67,6 +67,7 @@ impl Display for FrontendKind {
             Self::NodePort => "a node port",
             Self::ExternalIp => "an external IP",
             Self::LoadBalancer => "a load balancer's address",
+            Self::Redirected => "an address of a local redirect",
             Self::Unknown => "of a kind that this kpx does not know",
         })
     }

@@ -73,6 +73,19 @@ fn pods_of_node_answer_at_address_that_is_no_services() -> Result<()> {
     let services = kpx(&fixture, &agent, &["services", "-o", "wide"])?;
     ensure!(services.contains("localredirect.four") && services.contains("redirected"), "{services}");
 
+    let traced = |client: &str| {
+        let from = fixture.lab.lab.host(client).addrs.v4.to_string();
+        kpx(&fixture, &agent, &["trace", "--from", &from, "--to", &format!("{}:{PORT}", far[0])])
+    };
+    let trace = traced("p1a")?;
+    ensure!(trace.contains("an address of a local redirect") && trace.contains("localredirect.four"), "{trace}");
+    ensure!(
+        trace.contains("1 in the redirect set") && trace.contains("by a local redirect of this address"),
+        "{trace}"
+    );
+    let trace = traced("p1b")?;
+    ensure!(trace.contains("localredirect.four") && trace.contains("not from those that it spares"), "{trace}");
+
     // Datagrams of an open flow go to the address at once, a connection stays until it ends.
     let to = SocketAddr::new(far[0], PORT);
     let mut tcp = fixture.connect("p1a", Protocol::Tcp, to)?;
@@ -80,6 +93,8 @@ fn pods_of_node_answer_at_address_that_is_no_services() -> Result<()> {
     ensure!(tcp.exchange(b"before")?.backend == "p1b" && udp.exchange(b"before")?.backend == "p1b");
     fixture.put_pod("p1b", false)?;
     fixture.reaches_at("p1a", &far, "p2b").context("the pod is not ready")?;
+    let trace = traced("p1a")?;
+    ensure!(trace.contains("no pod of this node serves it now"), "{trace}");
     ensure!(tcp.exchange(b"still there?")?.backend == "p1b");
     ensure!(udp.exchange(b"still there?")?.backend == "p2b");
     fixture.put_pod("p1b", true)?;
