@@ -24,6 +24,7 @@ mod kept;
 mod ledger;
 mod placed;
 mod portions;
+mod redirects;
 mod snapshot;
 mod turns;
 
@@ -55,7 +56,9 @@ pub struct Desired {
     /// The unreadable part of the ServiceCIDRs, which are too few to tell apart.
     unreadable_cidrs: Ledger<()>,
     /// The part of the LocalRedirects that has no effect; they are few.
-    bad_redirects: Ledger<()>,
+    bad_redirects: Ledger<ObjectName>,
+    /// The LocalRedirects to judge in the next pass.
+    unjudged: BTreeSet<ObjectName>,
     /// The entries added to a ledger since the last sync.
     news: Vec<Skipped>,
     pending: Pending,
@@ -166,6 +169,7 @@ impl Desired {
             unreadable: Ledger::default(),
             unreadable_cidrs: Ledger::default(),
             bad_redirects: Ledger::default(),
+            unjudged: BTreeSet::new(),
             news: Vec::new(),
             pending: Pending::default(),
             revision: 0,
@@ -183,19 +187,18 @@ impl Desired {
             Dirty::Nothing => {}
             Dirty::Services { services, of_other_proxies } => {
                 self.pending.services += services.len();
+                self.unjudge(&services);
                 self.dirty.extend(services);
                 if of_other_proxies {
                     self.rebuild_node();
                 }
-                if self.store.redirects().next().is_some() {
-                    self.judge_redirects();
-                }
             }
-            Dirty::Redirects { services, of_objects } => {
-                self.dirty.extend(services);
-                if of_objects {
-                    self.judge_redirects();
+            Dirty::Redirects { services, objects } => {
+                if !objects.is_empty() {
+                    self.unjudge(&services);
+                    self.unjudged.extend(objects);
                 }
+                self.dirty.extend(services);
             }
             Dirty::Endpoints { services, slices, triggers } => {
                 self.pending.slices += slices;
@@ -213,11 +216,6 @@ impl Desired {
                 self.rebuild_node();
             }
         }
-    }
-
-    fn judge_redirects(&mut self) {
-        let skipped = model::skipped_redirects(&self.store);
-        self.bad_redirects.replace((), skipped, &mut self.news);
     }
 
     /// Updates the model of the node, which every Service may depend on.
@@ -252,6 +250,7 @@ impl Desired {
     /// Reads the objects that were applied since the last sync, which is the first part of one.
     pub fn read(&mut self) -> Models<'_> {
         let due = if self.is_complete() { self.dirty.take_all() } else { BTreeSet::new() };
+        self.judge_redirects();
         self.model(due);
         Models { desired: self, rows: None }
     }
@@ -261,6 +260,7 @@ impl Desired {
     pub fn read_in_turn(&mut self, rows: usize) -> Models<'_> {
         let rows_of = |service: &ObjectName| model::rows_at_most(&self.store, service, self.options.room);
         let due = if self.is_complete() { self.dirty.take(rows, rows_of) } else { Vec::new() };
+        self.judge_redirects();
         self.model(due);
         Models { desired: self, rows: Some(rows) }
     }

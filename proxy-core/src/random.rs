@@ -11,11 +11,14 @@ use proptest::sample::{select, subsequence};
 use proptest::strategy::Union;
 
 use crate::builders::{ServiceBuilder, SliceBuilder, node, service, service_cidr, slice};
-use crate::compact::Compact;
+use crate::compact::{Compact, LOCAL_REDIRECT};
 use crate::input::{Input, ObjectName, Update};
-use crate::model::ModelOptions;
 use crate::store::Store;
 use crate::tables::Tables;
+
+mod redirects;
+
+pub(crate) use redirects::options;
 
 const SERVICES: [&str; 4] = ["default/a", "default/b", "default/c", "other/a"];
 const SLICES: [&str; 4] = ["default/1", "default/2", "default/3", "other/1"];
@@ -23,12 +26,13 @@ const SLICES: [&str; 4] = ["default/1", "default/2", "default/3", "other/1"];
 /// Generates the tables of a random cluster, and of the same cluster some time later.
 pub(crate) fn old_and_new() -> impl Strategy<Value = (Tables, Tables)> {
     (inputs(0..24), inputs(1..24)).prop_map(|(before, between)| {
-        let mut store = Store::new("here");
+        let options = options();
+        let mut store = Store::new("here").with_redirects(options.has_redirects, options.redirect_addresses.clone());
         let mut tables_after = |inputs: Vec<Input>| {
             for input in inputs {
                 let _ = store.apply(input);
             }
-            Tables::of(&store, &ModelOptions::default())
+            Tables::of(&store, &options)
         };
         (tables_after(before), tables_after(between))
     })
@@ -58,6 +62,7 @@ pub(crate) fn input_but_lists() -> impl Strategy<Value = Input> {
         1 => some_node(),
         1 => some_api_server(),
         1 => some_service_cidr(),
+        6 => redirects::input(),
     ]
 }
 
@@ -144,8 +149,10 @@ fn balanced(plain: impl Strategy<Value = ServiceBuilder>) -> impl Strategy<Value
     let algorithm = option::weighted(0.2, select(vec!["maglev", "round-robin", "none such"]));
     let lists = vec!["10.244.0.1=3", "10.244.0.1=0,10.244.0.2=9", "fd00:244::1=2,fd00:244::2=x", ""];
     let weights = option::weighted(0.3, select(lists));
-    (plain, any::<bool>(), option::weighted(0.3, 0..3), algorithm, weights).prop_map(
-        |(plain, local, affinity, algorithm, weights)| {
+    let redirect = option::weighted(0.2, select(vec!["app=cache", "app=", "none such ="]));
+    (plain, any::<bool>(), option::weighted(0.3, 0..3), algorithm, weights, redirect).prop_map(
+        |(plain, local, affinity, algorithm, weights, redirect)| {
+            let plain = if let Some(pods) = redirect { plain.annotation(LOCAL_REDIRECT, pods) } else { plain };
             let built = if local { plain.internal_local() } else { plain };
             let built = if let Some(secs) = affinity { built.affinity(Some(secs)) } else { built };
             let built = if let Some(name) = algorithm { built.algorithm(name) } else { built };

@@ -13,6 +13,10 @@ use crate::input::{Input, ObjectName, Trigger, Update};
 use crate::ip_family::IpFamily;
 use crate::model::ObjectRef;
 
+mod redirects;
+
+use redirects::Redirects;
+
 /// The objects as last seen, and the name of the node that uses them.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -25,9 +29,7 @@ pub struct Store {
     service_cidrs: Kind<ServiceCIDR>,
     /// Only Services with a local redirect depend on them.
     pods: Kind<LocalPod>,
-    redirects: Kind<LocalRedirect>,
-    /// The Services that stand for LocalRedirects of addresses.
-    of_addresses: BTreeMap<ObjectName, Arc<Service>>,
+    redirects: Redirects,
     /// The addresses that LocalRedirects may redirect.
     redirect_addresses: Vec<IpNet>,
     /// The Services that have the annotation for a local redirect.
@@ -58,7 +60,8 @@ pub enum Dirty {
     /// The Services whose local redirect may have changed, and which need not exist.
     Redirects {
         services: BTreeSet<ObjectName>,
-        of_objects: bool,
+        /// The LocalRedirects that changed, and which need not exist.
+        objects: BTreeSet<ObjectName>,
     },
     Nothing,
     /// The state of this node or the API server's addresses, on which every Service may depend.
@@ -76,8 +79,7 @@ impl Store {
             nodes: Kind::default(),
             service_cidrs: Kind::default(),
             pods: Kind::default(),
-            redirects: Kind::default(),
-            of_addresses: BTreeMap::new(),
+            redirects: Redirects::default(),
             redirect_addresses: Vec::new(),
             redirected: BTreeSet::new(),
             resetting: BTreeSet::new(),
@@ -121,25 +123,15 @@ impl Store {
             Input::Pod(update) => {
                 let mut namespaces = BTreeSet::new();
                 self.pods.apply(update, |name, _, _| namespaces.extend([name.namespace.clone()]));
-                let of_objects = self.redirects.objects.values().filter_map(|object| object.service());
-                let services = self.redirected.iter().cloned().chain(of_objects);
-                let services = services.filter(|service| namespaces.contains(&service.namespace)).collect();
-                if self.has_redirects { Dirty::Redirects { services, of_objects: false } } else { Dirty::Nothing }
+                let annotated =
+                    self.redirected.iter().filter(|service| namespaces.contains(&service.namespace)).cloned();
+                let services = annotated.chain(self.redirects.services_in(&namespaces)).collect();
+                match self.has_redirects {
+                    true => Dirty::Redirects { services, objects: BTreeSet::new() },
+                    false => Dirty::Nothing,
+                }
             }
-            Input::LocalRedirect(update) => {
-                let mut services = BTreeSet::new();
-                let of_addresses = &mut self.of_addresses;
-                self.redirects.apply(update, |_, old, new| {
-                    if let Some(old) = old {
-                        of_addresses.remove(&old.stand_in());
-                    }
-                    if let Some(service) = new.and_then(LocalRedirect::service_of_address) {
-                        of_addresses.insert(service.name.clone(), Arc::new(service));
-                    }
-                    services.extend([old, new].into_iter().flatten().filter_map(LocalRedirect::service));
-                });
-                Dirty::Redirects { services, of_objects: true }
-            }
+            Input::LocalRedirect(update) => self.redirects.apply(update),
         }
     }
 
@@ -173,7 +165,7 @@ impl Store {
 
     /// Returns true if every kind that Services depend on has been listed. Before that, absent does not mean deleted.
     pub fn is_complete(&self) -> bool {
-        let has_redirects = !self.has_redirects || self.pods.listed && self.redirects.listed;
+        let has_redirects = !self.has_redirects || self.pods.listed && self.redirects.kind.listed;
         self.services.listed && self.slices.listed && self.nodes.listed && self.service_cidrs.listed && has_redirects
     }
 
@@ -202,7 +194,7 @@ impl Store {
     }
 
     pub fn service(&self, name: &ObjectName) -> Option<&Arc<Service>> {
-        self.services.objects.get(name).or_else(|| self.of_addresses.get(name))
+        self.services.objects.get(name).or_else(|| self.redirects.of_addresses.get(name))
     }
 
     /// Returns the Services that say whether connections to lost nodes are ended.
@@ -216,7 +208,7 @@ impl Store {
     }
 
     pub fn services(&self) -> impl Iterator<Item = (&ObjectName, &Arc<Service>)> {
-        self.services.objects.iter().chain(&self.of_addresses)
+        self.services.objects.iter().chain(&self.redirects.of_addresses)
     }
 
     /// Returns the addresses that LocalRedirects may redirect.
@@ -227,7 +219,7 @@ impl Store {
     /// Returns the slices that name `service`, by name.
     pub fn slices_of(&self, service: &ObjectName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
         // A label may hold the name of a redirected address, which has no endpoints of its own.
-        let names = self.slices_of.get(service).filter(|_| !self.of_addresses.contains_key(service));
+        let names = self.slices_of.get(service).filter(|_| !self.redirects.of_addresses.contains_key(service));
         let names = names.into_iter().flatten();
         names.filter_map(|name| self.slices.objects.get(name))
     }
@@ -252,7 +244,7 @@ impl Store {
             "EndpointSlice" => self.slices.uid(&object.name),
             "ServiceCIDR" => self.service_cidrs.uid(&object.name),
             "Pod" => self.pods.uid(&object.name),
-            "LocalRedirect" => self.redirects.uid(&object.name),
+            "LocalRedirect" => self.redirects.kind.uid(&object.name),
             _ => None,
         };
         uid.filter(|uid| !uid.is_empty())
@@ -270,11 +262,16 @@ impl Store {
 
     /// Returns the LocalRedirects of a namespace, by name.
     pub fn redirects_in(&self, namespace: &str) -> impl Iterator<Item = &LocalRedirect> {
-        self.redirects.of(namespace).map(Arc::as_ref)
+        self.redirects.kind.of(namespace).map(Arc::as_ref)
     }
 
-    pub fn redirects(&self) -> impl Iterator<Item = &LocalRedirect> {
-        self.redirects.objects.values().map(Arc::as_ref)
+    pub(crate) fn redirect(&self, name: &ObjectName) -> Option<&LocalRedirect> {
+        self.redirects.kind.objects.get(name).map(Arc::as_ref)
+    }
+
+    /// Returns the LocalRedirects of a Service's namespace that name it.
+    pub(crate) fn redirects_of(&self, service: &ObjectName) -> impl Iterator<Item = &LocalRedirect> {
+        self.redirects.of(service)
     }
 
     /// Returns true if the API server refuses to tell the Pods.
@@ -374,7 +371,7 @@ impl<K: Compact + PartialEq> Kind<K> {
 #[cfg(test)]
 impl Store {
     /// Returns the inputs of a source that starts now.
-    pub(crate) fn lists(&self) -> [Input; 5] {
+    pub(crate) fn lists(&self) -> [Input; 7] {
         fn all<K: Clone>(kind: &Kind<K>) -> Update<K> {
             Update::All(kind.objects.values().map(|object| K::clone(object)).collect())
         }
@@ -384,6 +381,8 @@ impl Store {
             Input::EndpointSlice(all(&self.slices)),
             Input::Node(all(&self.nodes)),
             Input::ServiceCidr(all(&self.service_cidrs)),
+            Input::Pod(all(&self.pods)),
+            Input::LocalRedirect(all(&self.redirects.kind)),
         ]
     }
 }

@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use ipnet::IpNet;
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
@@ -22,6 +21,9 @@ use crate::selector::Selector;
 use crate::store::Store;
 
 pub(crate) mod address;
+mod concerned;
+
+pub(crate) use concerned::{redirected_by, redirected_to, skipped_redirects};
 
 /// The redirect of a Service, with this node's pods that are to answer.
 pub struct Redirect<'a> {
@@ -267,25 +269,34 @@ impl Terms {
             );
             return None;
         }
-        if spec.redirect_frontend.address_matcher.is_some() {
-            address::tell_unserved(&mut reader, object, &backends);
-        }
-        let frontends = (!frontends.is_empty()).then_some(frontends);
+        address::tell_unserved(&mut reader, &frontends.of_address, &backends);
+        let frontends = Some(frontends.of_service).filter(|ports| !ports.is_empty());
         let spares_backends = spec.skip_redirect_from_backend;
         Some(Self { selector, ports: Ports::Listed { frontends, backends }, spares_backends })
     }
 }
 
-/// Returns the ports that are redirected; empty: all.
-fn frontends(reader: &mut Reader<'_>, object: &LocalRedirect, permitted: &[IpNet]) -> Option<BTreeSet<(Port, Proto)>> {
+/// The ports that are redirected.
+#[derive(Default)]
+struct Frontends {
+    /// Those of a Service; empty: all.
+    of_service: BTreeSet<(Port, Proto)>,
+    of_address: Vec<ListedPort>,
+}
+
+fn frontends(reader: &mut Reader<'_>, object: &LocalRedirect, permitted: &[IpNet]) -> Option<Frontends> {
     let frontend = &object.spec.redirect_frontend;
     match (&frontend.service_matcher, &frontend.address_matcher) {
         (Some(matcher), None) => {
             admit_service(reader, object, matcher)?;
             let listed = ports(reader, "spec.redirectFrontend.serviceMatcher.toPorts", &matcher.to_ports)?;
-            Some(listed.into_iter().map(|port| (port.number, port.proto)).collect())
+            let of_service = listed.into_iter().map(|port| (port.number, port.proto)).collect();
+            Some(Frontends { of_service, ..Frontends::default() })
         }
-        (None, Some(_)) => address::read(reader, object, permitted).map(|_| BTreeSet::new()),
+        (None, Some(matcher)) => {
+            let of_address = address::read(reader, matcher, permitted)?;
+            Some(Frontends { of_address, ..Frontends::default() })
+        }
         _ => {
             reader.skip(format_args!("spec.redirectFrontend"), "needs either a serviceMatcher or an addressMatcher");
             None
@@ -335,56 +346,10 @@ pub(super) fn is_served(store: &Store, name: &ObjectName, service: &compact::Ser
 
 /// Returns the oldest object that may redirect a Service. Those of other namespaces do not count.
 fn oldest<'a>(store: &'a Store, service: &ObjectName) -> Option<&'a LocalRedirect> {
-    let objects = store.redirects_in(&service.namespace);
-    let objects = objects.filter(|object| object.service().as_ref() == Some(service));
-    objects.min_by(|one, other| age(one).cmp(&age(other)))
+    store.redirects_of(service).min_by(|one, other| age(one).cmp(&age(other)))
 }
 
 fn age(object: &LocalRedirect) -> impl Ord + use<> {
     let created = object.metadata.creation_timestamp.as_ref();
     (created.map_or(jiff::Timestamp::MAX, |time| time.0), compact::Compact::name(object))
-}
-
-/// Returns the Service that a LocalRedirect names, if that is of its own namespace.
-pub(crate) fn redirected_by(store: &Store, name: &ObjectName) -> Option<ObjectName> {
-    let object = store.redirects_in(&name.namespace).find(|object| compact::Compact::name(*object) == *name)?;
-    object.service().filter(|service| service.namespace == name.namespace)
-}
-
-/// Returns the Services for which a pod is to answer.
-pub(crate) fn redirected_to(store: &Store, pod: &ObjectName) -> BTreeSet<ObjectName> {
-    let Some(pod) = store.pods_in(&pod.namespace).find(|one| one.name == *pod) else { return BTreeSet::new() };
-    let selects = |selector: &Selector| selector.selects(&pod.labels);
-    let is_annotated = |service: &&Arc<compact::Service>| {
-        service.local_redirect.as_ref().is_some_and(|text| annotated(text).is_ok_and(|found| selects(&found)))
-    };
-    let services = store.services_of(&pod.name.namespace).filter(is_annotated).map(|service| service.name.clone());
-    let selects_pod = |object: &&LocalRedirect| {
-        let terms = Terms::of(object, store.redirect_addresses(), &mut Vec::new());
-        terms.is_some_and(|terms| selects(&terms.selector))
-    };
-    let objects = store.redirects_in(&pod.name.namespace).filter(selects_pod);
-    services.chain(objects.filter_map(LocalRedirect::service)).collect()
-}
-
-/// Returns what has no effect of all LocalRedirects, whether or not their Services exist.
-pub(crate) fn skipped_redirects(store: &Store) -> Vec<Skipped> {
-    let mut skipped = Vec::new();
-    for object in store.redirects() {
-        let is_read = Terms::of(object, store.redirect_addresses(), &mut skipped).is_some();
-        let Some(service) = object.service().filter(|_| is_read) else { continue };
-        let name = compact::Compact::name(object);
-        let mut reader = Reader::new("LocalRedirect", &name, &mut skipped);
-        let field = "spec.redirectFrontend.serviceMatcher.serviceName";
-        if store.service(&service).is_some_and(|service| service.local_redirect.is_some()) {
-            let why = format!("Service {service} has the annotation {LOCAL_REDIRECT}, which counts");
-            reader.conflict(format_args!("{field}"), why);
-        } else if let Some(first) = oldest(store, &service).map(compact::Compact::name).filter(|first| *first != name) {
-            reader.conflict(
-                format_args!("{field}"),
-                format!("LocalRedirect {first} redirects Service {service}, and is older"),
-            );
-        }
-    }
-    skipped
 }

@@ -6,14 +6,22 @@ use proptest::prelude::*;
 use proxy_common::addr::Addr;
 use proxy_common::frontend::FrontendKind;
 
-use super::desired;
 use crate::builders::listed;
 use crate::desired::Desired;
 use crate::diff::Change;
+use crate::input::{Input, Update};
 use crate::model::Skipped;
 use crate::random;
 use crate::shares::Room;
 use crate::tables::{FamilyTables, Tables};
+
+/// Returns the state of an empty cluster in which redirects are permitted.
+fn desired() -> Desired {
+    let mut desired = Desired::with_options("here", random::options());
+    let of_pods = [Input::Pod(Update::All(Vec::new())), Input::LocalRedirect(Update::All(Vec::new()))];
+    listed().into_iter().chain(of_pods).for_each(|input| desired.apply(input));
+    desired
+}
 
 /// Returns true if each frontend of a portion has come with its service port.
 fn leads_to_service_ports<A: Addr>(tables: &FamilyTables<A>) -> bool {
@@ -49,8 +57,7 @@ proptest! {
         room in prop_oneof![Just(usize::MAX), 0..12_usize],
     ) {
         let room = Room::of_rows(room);
-        let mut desired = Desired::new("here").within(room);
-        listed().into_iter().for_each(|input| desired.apply(input));
+        let mut desired = desired().within(room);
         let mut now = Tables::default();
         for input in batches {
             for input in input {
@@ -74,8 +81,7 @@ proptest! {
         rows in 1..20_usize,
     ) {
         let room = Room::of_rows(room);
-        let mut desired = Desired::new("here").within(room);
-        listed().into_iter().for_each(|input| desired.apply(input));
+        let mut desired = desired().within(room);
         let mut now = Tables::default();
         let mut pass = |desired: &mut Desired| {
             desired.read_in_turn(rows).sync().changes.iter().for_each(|change| now.apply(change));
@@ -110,7 +116,7 @@ proptest! {
             second[place] = history.nth(version).expect("as many versions in the first").clone();
         }
         let [first, second] = [first, second].map(|inputs| {
-            let mut desired = desired([]);
+            let mut desired = desired();
             for (input, sync) in inputs.into_iter().zip(&syncs) {
                 desired.apply(input);
                 if *sync {
@@ -124,7 +130,7 @@ proptest! {
         prop_assert_eq!(first.skipped().collect::<Vec<_>>(), second.skipped().collect::<Vec<_>>());
         prop_assert_eq!(first.counts(), second.counts());
         // A source that lists only the remaining objects leads to the same tables.
-        let mut listed = Desired::new("here");
+        let mut listed = Desired::with_options("here", random::options());
         for input in first.store.lists() {
             listed.apply(input);
         }
@@ -134,7 +140,7 @@ proptest! {
 
     #[test]
     fn reports_add_up_to_the_skipped_objects(batches in vec(random::inputs(0..6), 1..12)) {
-        let mut desired = desired([]);
+        let mut desired = desired();
         let mut before = Vec::new();
         for input in batches {
             for input in input {
@@ -161,7 +167,7 @@ proptest! {
         refusals in vec((weighted(0.25), any::<bool>()), 64),
     ) {
         let mut maps = FaultyMaps { tables: leftover, refusals: Box::new(refusals.into_iter().cycle()) };
-        let mut desired = desired([]);
+        let mut desired = desired();
         let mut sync = desired.sync_from(&maps.tables);
         for batch in batches {
             for _ in 0..1_000 {

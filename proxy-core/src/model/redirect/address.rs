@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::{ListedPort, ports, serves};
-use crate::compact::{LocalRedirect, STAND_IN};
+use crate::compact::{AddressMatcher, STAND_IN};
 use crate::input::ObjectName;
 use crate::model::read::{ObjectRef, Reader, Skipped, ip, not_on_a_network};
 
@@ -18,8 +18,7 @@ const IP: &str = "spec.redirectFrontend.addressMatcher.ip";
 const PORTS: &str = "spec.redirectFrontend.addressMatcher.toPorts";
 
 /// Reads an address and its ports. None if they may not be served.
-pub(super) fn read(reader: &mut Reader<'_>, object: &LocalRedirect, permitted: &[IpNet]) -> Option<()> {
-    let matcher = object.spec.redirect_frontend.address_matcher.as_ref()?;
+pub(super) fn read(reader: &mut Reader<'_>, matcher: &AddressMatcher, permitted: &[IpNet]) -> Option<Vec<ListedPort>> {
     let ip = reader.take(format_args!("{IP}"), ip(&matcher.ip))?;
     if !reader.admit(format_args!("{IP}"), admit(ip, permitted)) {
         return None;
@@ -33,13 +32,11 @@ pub(super) fn read(reader: &mut Reader<'_>, object: &LocalRedirect, permitted: &
         reader.skip(format_args!("{PORTS}"), format!("{} ports are more than {PORTS_MAX}", listed.len()));
         return None;
     }
-    Some(())
+    Some(listed)
 }
 
 /// Records the listed ports that no port of the pods serves.
-pub(super) fn tell_unserved(reader: &mut Reader<'_>, object: &LocalRedirect, backends: &[ListedPort]) {
-    let matcher = object.spec.redirect_frontend.address_matcher.as_ref();
-    let listed = matcher.and_then(|matcher| ports(reader, PORTS, &matcher.to_ports)).unwrap_or_default();
+pub(super) fn tell_unserved(reader: &mut Reader<'_>, listed: &[ListedPort], backends: &[ListedPort]) {
     for (index, port) in listed.iter().enumerate() {
         if !backends.iter().any(|backend| serves(backends, backend, &port.name, port.proto)) {
             reader.skip(format_args!("{PORTS}[{index}]"), "no port of redirectBackend has its name and protocol");
