@@ -234,7 +234,7 @@ pub enum Event {
     PortMoved,
     /// A FIN or RST had a number that its flow's other side did not expect: it was passed on, and ended nothing here.
     EndIgnored,
-    /// A backend has refused a connection, or sent nothing until the client's SYN came again.
+    /// A backend has refused a connection, or sent nothing until the client's SYN came again or an ICMP error came.
     BackendFailed,
 }
 

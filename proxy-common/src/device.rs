@@ -176,7 +176,7 @@ impl Device {
     pub const BARE: u32 = 1 << 8;
     /// A clsact filter of another program may meet what comes in here, and write over the packet mark: see `weigh` of proxy-ebpf.
     pub const FILTERED: u32 = 1 << 7;
-    /// A bridge with pods of this node on it, and nothing else: their packets come in by its ports alone.
+    /// A bridge with pods of this node on it, and neither other ports nor a router: their packets come in by its ports alone.
     pub const POD_BRIDGE: u32 = 1 << 9;
 
     pub const fn new(flags: u32, addr4: Addr4, addr6: Addr6) -> Self {

@@ -12,7 +12,7 @@ use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{AtHook, Flow, FlowKey, Hook, Kind, Seen};
 
 use crate::maps::{Memory, Scratch};
-use crate::net::{At, FragmentPart, Net, is_forged, route};
+use crate::net::{At, FragmentPart, Net, leads_back, route};
 use crate::redirect::{self, Forward};
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::{Action, host, maps};
@@ -105,6 +105,8 @@ pub fn run<A: Forward>(
 /// An error comes from the router that met it, through the device that leads there.
 #[inline(always)]
 fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Action, Reason> {
+    // Before the kind decides anything here: see "Do not" in the README.
+    note_unreachable(skb, error, flow, At::Here);
     let to_backend = flow.kind == Kind::DNAT;
     if to_backend {
         error.goes_there(flow);
@@ -120,7 +122,6 @@ fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Act
     if flow.kind == Kind::UNDNAT {
         becomes.quoted_src = flow.client;
         becomes.quoted_dst = flow.frontend;
-        note_unreachable(skb, error, flow, At::Here);
     }
     if flow.kind != Kind::UNSNAT {
         maps::count(if to_backend { Event::Forwarded } else { Event::Returned });
@@ -153,14 +154,17 @@ fn egress<A: Net>(skb: Skb, link: LinkHeader, error: &mut Error<A>, flow: &Flow<
     Ok(Action::PASS)
 }
 
-/// Counts an error that tells an opener, in place of the backend's first packet, that its SYN went nowhere. It counts where a RST in the
-/// backend's name would: if it came from where the route to the backend leads, or is the host's own.
+/// Counts an error that tells an opener, in place of the backend's first packet, that its SYN went nowhere. It has to come by the device to
+/// which the route to the backend leads, or from the host itself. Any sender there may send it, with an address of its own.
 #[inline(never)]
 pub fn note_unreachable<A: Net>(skb: Skb, error: &Error<A>, flow: &Flow<A>, came_in: At) {
-    if error.is_unreachable == 0 || error.quote.proto != Proto::TCP || flow.rx.has(Seen::PACKET) {
+    if error.is_unreachable == 0 || error.quote.proto != Proto::TCP {
         return;
     }
-    if came_in.ifindex(skb) != 0 && is_forged(skb, came_in, &flow.backend.addr, &flow.client.addr) {
+    if flow.kind != Kind::UNDNAT
+        || flow.rx.has(Seen::PACKET)
+        || !leads_back(skb, came_in, &error.dst, &flow.backend.addr)
+    {
         return;
     }
     maps::note_outcome(flow, Outcome::unreachable(Voter::of(&flow.client.addr, flow.is_far())));
@@ -190,11 +194,13 @@ impl<A: Net> Error<A> {
         if header.proto != A::ICMP || header.part != FragmentPart::WHOLE {
             return Err(Reason::Protocol);
         }
-        let kind_and_code: [u8; 2] = skb.load(header.l4)?;
-        if !A::is_icmp_error(kind_and_code[0]) {
+        let kind: u8 = skb.load(header.l4)?;
+        if !A::is_icmp_error(kind) {
             return Err(Reason::Protocol);
         }
-        self.is_unreachable = A::is_unreachable(kind_and_code).into();
+        // A message that ends here quotes nothing.
+        let code: u8 = skb.load(header.l4 + 1).map_err(|_| Reason::Protocol)?;
+        self.is_unreachable = A::is_unreachable(kind, code).into();
         (self.src, self.dst, self.icmp, self.end) = (header.src, header.dst, header.l4, header.end);
         Ok(())
     }

@@ -156,7 +156,7 @@ impl Net for Addr4 {
 
     /// RFC 792. Code 4 is about the packet's length (RFC 1191).
     #[inline(always)]
-    fn is_unreachable([kind, code]: [u8; 2]) -> bool {
+    fn is_unreachable(kind: u8, code: u8) -> bool {
         kind == 3 && code != 4
     }
 

@@ -179,7 +179,7 @@ impl Net for Addr6 {
 
     /// RFC 4443 §3.1.
     #[inline(always)]
-    fn is_unreachable([kind, _]: [u8; 2]) -> bool {
+    fn is_unreachable(kind: u8, _code: u8) -> bool {
         kind == 1
     }
 

@@ -73,7 +73,7 @@ pub trait Net: Addr + Maps {
     /// Returns true for the type of an ICMP message that quotes the packet it is about.
     fn is_icmp_error(kind: u8) -> bool;
     /// Returns true for the type and code of an ICMP error that says that no packet reaches the destination.
-    fn is_unreachable(kind_and_code: [u8; 2]) -> bool;
+    fn is_unreachable(kind: u8, code: u8) -> bool;
     /// Gives a packet that is quoted by an ICMP error, whose checksum is at `check`, another address. `place` is the
     /// offset of the address in its header; `at` that of the quoted header.
     fn store_quoted_addr(skb: Skb, at: u32, place: u32, check: u32, from: Self, to: Self) -> Result<(), Reason>;
@@ -185,7 +185,7 @@ pub enum At {
 
 impl At {
     #[inline(always)]
-    pub fn ifindex(self, skb: Skb) -> u32 {
+    fn ifindex(self, skb: Skb) -> u32 {
         match self {
             Self::Here => skb.ifindex(),
             Self::Before => skb.ingress_ifindex(),
@@ -207,6 +207,21 @@ pub fn forged<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
         A::keep_sender(src, dst, Moment::new(at.ifindex(skb), term));
     }
     is_forged
+}
+
+/// Returns true if the route to `to` leads back to where a packet for `from` came in: a stranger to that route says nothing about `to`. The node's
+/// own packets, which came in nowhere, count. A macvlan's look like those at the egress of its card.
+///
+/// [`is_forged`] asks less: replies may come by another way than requests.
+#[inline(never)]
+pub fn leads_back<A: Net>(skb: Skb, at: At, from: &A, to: &A) -> bool {
+    let ifindex = at.ifindex(skb);
+    if ifindex == 0 {
+        return maps::node().is_some_and(|node| !node.has(Node::MACVLANS));
+    }
+    let (_, bridge) = maps::place_of(ifindex);
+    let back = if bridge != 0 { bridge } else { ifindex };
+    look_up_route(skb, back, from, to, 0) == back
 }
 
 /// Returns true if what comes from behind this device comes from pods of this node.
@@ -232,7 +247,7 @@ fn is_out_of_place<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> bool {
     if next_hop == back || next_hop == UNKNOWN {
         return false;
     }
-    if flags & Device::POD == 0 {
+    if flags & (Device::POD | Device::POD_BRIDGE) == 0 {
         // The kernel judges the rest of what comes in here as this does, if it is strict.
         return flags & A::STRICT != 0 || leads_to_pods(next_hop);
     }

@@ -176,8 +176,8 @@ impl Link {
 
     /// Returns true if only routes tell whether pods or a router are at the other end.
     pub fn is_told_by_routes(&self) -> bool {
-        let may_be_apart = self.kind == LinkKind::Bridge && self.addrs.is_empty();
-        (self.leads_elsewhere() || self.kind == LinkKind::Macvlan) && !self.addrs.is_empty() || may_be_apart
+        let may_be_pods = self.leads_elsewhere() || self.kind == LinkKind::Macvlan;
+        may_be_pods && !self.addrs.is_empty() || self.kind == LinkKind::Bridge
     }
 
     /// Returns true for one end of a veth pair whose other end is in another namespace, if nothing delays or changes

@@ -57,7 +57,9 @@ const fn fate_of_event(event: Event) -> (&'static str, &'static str) {
             "a reject got no answer: its frame was not for this host, or too many came in a second",
         ),
         Event::PodOutside => ("misjudged", "a client in this node's podCIDRs was taken for one outside the cluster"),
-        Event::BackendFailed => ("unanswered", "a backend refused a connection, or did not answer its SYN"),
+        Event::BackendFailed => {
+            ("unanswered", "a backend refused a connection, did not answer its SYN, or was unreachable")
+        }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use proxy_common::counter::Reason;
-use testbed::reference::place::{self, Family};
+use proxy_common::counter::{Event, Reason};
+use testbed::reference::place::{self, Family, is_own};
 
 use super::flow::{Flow, Leg, Table};
 use super::rewrite::{self, addr_changes, update};
@@ -20,6 +20,8 @@ struct Quoting {
     quote: Ip,
     src: SocketAddr,
     dst: SocketAddr,
+    /// It says that nothing reaches the destination.
+    is_unreachable: bool,
 }
 
 impl Model {
@@ -61,6 +63,7 @@ impl Model {
                 pass(noted(sent.mark, TRANSLATED), frame(src, flow.client.ip(), flow.between(), error.dst))
             }
             (Table::Arriving, _) => {
+                self.note_unreachable(sent, &error, &flow);
                 let frame = frame(src, flow.client.ip(), flow.client, flow.frontend);
                 self.give(pass(noted(sent.mark, TRANSLATED), frame))
             }
@@ -69,6 +72,7 @@ impl Model {
                 pass(unnoted(sent), frame(flow.source.ip(), dst, error.src, flow.source))
             }
             (Table::Leaving, _) => {
+                self.note_unreachable(sent, &error, &flow);
                 let frame = frame(src_or(flow.backend, flow.frontend), dst, flow.client, flow.frontend);
                 self.give(if flow.by_host { inject(sent, frame, &flow) } else { pass(unnoted(sent), frame) })
             }
@@ -116,12 +120,29 @@ impl Model {
         if is_there {
             error.rewrite(&mut frame, error.ip.src, next.ip(), flow.backend, flow.between());
         } else {
+            self.note_unreachable(sent, error, &flow);
             let src = if error.ip.src == flow.backend.ip() { flow.frontend.ip() } else { error.ip.src };
             error.rewrite(&mut frame, src, error.ip.dst, flow.client, flow.frontend);
         }
         let leg = if is_there { Leg::ToBackend } else { Leg::ToClient };
         *self.ways.entry(if is_there { "whole_error_there" } else { "whole_error_back" }).or_default() += 1;
         Some(self.go(leg, Skipped::of(sent, frame, error.ip.family, exit.leads_to_pods())))
+    }
+}
+
+impl Model {
+    /// Counts an error in place of a backend's first word. It counts from where the route to the backend leads, and from the host.
+    fn note_unreachable(&mut self, sent: &Sent, error: &Quoting, flow: &Flow) {
+        let came_in_by = match sent.at {
+            At::Ingress(device) => Some(device),
+            At::Egress(_) | At::Anchor | At::Lo => sent.by,
+        };
+        let backend = flow.backend.ip();
+        let is_placed = came_in_by.is_none_or(|device| !is_own(backend) && place::route(backend) == Some(device));
+        let waits = flow.proto == TCP && !flow.backend_said.anything;
+        if error.is_unreachable && waits && is_placed && flow.service.is_some() {
+            *self.counts.events.entry(Event::BackendFailed).or_default() += 1;
+        }
     }
 }
 
@@ -161,7 +182,11 @@ fn read(frame: &[u8], family: Family) -> Result<Quoting, Reason> {
     }
     let port = |at| half(frame, quote.l4 + at).ok_or(Reason::Protocol);
     let (src, dst) = (SocketAddr::new(quote.src, port(0)?), SocketAddr::new(quote.dst, port(2)?));
-    Ok(Quoting { ip, quote, src, dst })
+    let is_unreachable = match family {
+        Family::V4 => kind == 3 && byte(frame, ip.l4 + 1) != Some(4),
+        Family::V6 => kind == 1,
+    };
+    Ok(Quoting { ip, quote, src, dst, is_unreachable })
 }
 
 impl Quoting {

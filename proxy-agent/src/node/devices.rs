@@ -8,7 +8,7 @@ use proxy_common::device::{self, Device};
 
 use super::detect::Detection;
 use proxy_net::link::{KUBE_IPVS0, Link, LinkHeader, LinkKind};
-use proxy_net::role::{self, OPEN_VSWITCH, Role, role};
+use proxy_net::role::{self, FarEnd, OPEN_VSWITCH, Role, role};
 use proxy_net::{Handle, LinkEvent, addr, fib, foreign_rule, sysctl};
 
 /// The devices of this host, as of the last event.
@@ -220,10 +220,14 @@ fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool, is_m
     Device::new(flags, addr4, addr6).with_link(bridge, link.mtu, routed.mac.unwrap_or_default())
 }
 
-/// Returns true for a bridge all of whose ports lead to pods. A port of another kind may lead to a network that has pods elsewhere, too.
+/// Returns true for a bridge all of whose ports lead to pods. Behind a port of another kind, or a router on the bridge, are networks that have
+/// other ways to the node as well.
 fn has_pods_alone(link: &Link, links: &BTreeMap<u32, Link>) -> bool {
     let mut ports = links.values().filter(|port| port.master == Some(link.index)).peekable();
-    link.kind == LinkKind::Bridge && ports.peek().is_some() && ports.all(Link::leads_elsewhere)
+    link.kind == LinkKind::Bridge
+        && link.far_end != FarEnd::Router
+        && ports.peek().is_some()
+        && ports.all(Link::leads_elsewhere)
 }
 
 /// Returns true if a packet passes no other hook of this host before it arrives at such a device. A bridge, a VLAN, an
@@ -245,7 +249,6 @@ fn is_strict(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proxy_net::role::FarEnd;
 
     #[test]
     fn a_port_is_routed_by_its_bridge() {
@@ -270,6 +273,9 @@ mod tests {
         };
         assert!(has(&[&pod]));
         assert!(!has(&[]) && !has(&[&pod, &overlay]));
+        let routes = Link { far_end: FarEnd::Router, ..bridge.clone() };
+        let links = BTreeMap::from([(7, routes.clone()), (8, pod)]);
+        assert!(row(&routes, &links, false, false, false).flags() & Device::POD_BRIDGE == 0, "a router is on it");
     }
 
     // Netfilter sees the packets of a VRF's ports with the name of the VRF.

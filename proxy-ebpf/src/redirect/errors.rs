@@ -10,8 +10,8 @@ use super::fib::{find, leave};
 use super::opener::{is_bare, is_between};
 use super::{Delivery, Forward, Plan};
 use crate::Action;
-use crate::maps::{self, Memory, Scratch};
 use crate::icmp::note_unreachable;
+use crate::maps::{self, Memory, Scratch};
 use crate::net::{At, is_forged};
 use crate::skb::{PacketMark, Skb};
 

@@ -12,70 +12,85 @@ use testbed::stranger::{self, Stranger};
 use super::{CLIENTS, CUT, HEAL, Lab, PORT};
 
 /// A firewall that refuses packets for the backends' port by an ICMP error, as most do that refuse.
-const PROHIBIT: &str =
-    "table inet cut { chain c { type filter hook input priority 0; tcp dport 8080 reject with icmpx admin-prohibited; }; }";
+const PROHIBIT: &str = "table inet cut { chain c { type filter hook input priority 0; tcp dport 8080 reject with icmpx admin-prohibited; }; }";
 
+/// One of the backends is on the clients' node, and one on the other.
 #[test]
 fn connections_leave_backends_that_are_unreachable() -> Result<()> {
+    let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b", "p2a", "p2b"], PORT)?;
+    let web = Service::new("web", 10, &["p1b", "p2a", "p2b"], PORT);
+    base.put(&web)?;
+    let agent = base.kpx(&["--backend-health=on"])?;
+    let lab = Lab { base: &base, agent: &agent };
+    lab.dial(&web, 6, Duration::from_secs(3))?;
+    for refusing in ["p1b", "p2a"] {
+        let refused = &base.lab.host(refusing).ns;
+        refused.nft(PROHIBIT)?;
+        // Each SYN has an error. By default the kernel sends one a second.
+        for limit in ["ipv4/icmp_ratelimit", "ipv6/icmp/ratelimit"] {
+            refused.sysctl(limit, "0")?;
+        }
+        wait_until(DEADLINE, "the refusing backend is left out", || {
+            let _some_fail = lab.dial(&web, 6, Duration::from_secs(3));
+            let mut aside = lab.aside(&web)?;
+            aside.sort_unstable();
+            Ok(aside == lab.addresses(refusing))
+        })
+        .context(refusing)?;
+        lab.dial(&web, 12, Duration::from_millis(900)).with_context(|| format!("none goes to {refusing}"))?;
+        refused.nft(HEAL)?;
+        lab.comes_back(&web)?;
+    }
+    agent.stop()
+}
+
+/// Other pods know the ends of a connection that waits, and say in their own names that its backend is unreachable. Pods on a bridge or a
+/// macvlan share a device, and those of another node an uplink: there one can also send a RST in the backend's name.
+#[test]
+fn no_pod_elsewhere_speaks_against_backend_by_errors() -> Result<()> {
     for layout in Layout::ALL {
-        let base = ServedLab::with_manifests(layout)?.serve(&["p1b", "p2a", "p2b"], PORT)?;
-        let web = Service::new("web", 10, &["p1b", "p2a", "p2b"], PORT);
-        base.put(&web)?;
+        let base = ServedLab::with_manifests(layout)?.serve(&["p1b", "p2a"], PORT)?;
+        let near = Service::new("near", 10, &["p1b"], PORT);
+        let far = Service::new("far", 11, &["p2a"], PORT);
+        [&near, &far].into_iter().try_for_each(|service| base.put(service))?;
+        // Only the programs judge.
+        base.lab.set_rp_filter(0)?;
         let agent = base.kpx(&["--backend-health=on"])?;
         let lab = Lab { base: &base, agent: &agent };
-        lab.dial(&web, 6, Duration::from_secs(3)).with_context(|| format!("{layout:?}"))?;
-
-        // One on the clients' node, and one on the other.
-        for refusing in ["p1b", "p2a"] {
-            base.lab.host(refusing).ns.nft(PROHIBIT)?;
-            wait_until(DEADLINE, "the refusing backend is left out", || {
-                let _some_fail = lab.dial(&web, 6, Duration::from_secs(3));
-                let mut aside = lab.aside(&web)?;
-                aside.sort_unstable();
-                Ok(aside == lab.addresses(refusing))
-            })
-            .with_context(|| format!("{layout:?}: {refusing}"))?;
-            // None of them waits: no SYN has come again.
-            let times = lab.dial(&web, 12, Duration::from_millis(900));
-            ensure!(times.is_ok(), "{layout:?}: {refusing}: {times:?}");
-            base.lab.host(refusing).ns.nft(HEAL)?;
-            lab.comes_back(&web)?;
+        let is_shared = matches!(layout, Layout::Bridge | Layout::Vxlan | Layout::Macvlan);
+        for family in Family::ALL {
+            let tellers = [(CLIENTS[1], u64::from(is_shared)), ("p2a", 0), ("p1b", 1)];
+            lab.hears(&near, "p1b", family, &tellers).with_context(|| format!("{layout:?}"))?;
+            let tellers = [(CLIENTS[1], 0), ("p1b", 0), ("p2b", 1), ("p2a", 1)];
+            lab.hears(&far, "p2a", family, &tellers).with_context(|| format!("{layout:?}"))?;
         }
         agent.stop()?;
     }
     Ok(())
 }
 
-/// Another pod of the node, and one of another node, know the ends of a connection that waits. They say that its backend is unreachable.
-/// Pods on a bridge or a macvlan share a device, so a neighbour there can also send a RST in the backend's name.
-#[test]
-fn no_other_pod_speaks_against_backend_by_errors() -> Result<()> {
-    for layout in Layout::ALL {
-        let base = ServedLab::with_manifests(layout)?.serve(&["p1b"], PORT)?;
-        let web = Service::new("web", 10, &["p1b"], PORT);
-        base.put(&web)?;
-        let agent = base.kpx(&["--backend-health=on"])?;
-        let [client, backend] = [CLIENTS[0], "p1b"].map(|name| base.lab.host(name));
+impl Lab<'_> {
+    /// Has a client's SYN wait, and hosts tell that its backend is unreachable. Each one's word counts so often.
+    fn hears(&self, service: &Service, backend: &str, family: Family, tellers: &[(&str, u64)]) -> Result<()> {
+        let Self { base, agent } = self;
+        let [client, backend] = [CLIENTS[0], backend].map(|name| base.lab.host(name));
         backend.ns.nft(CUT)?;
-        for family in Family::ALL {
-            let [from, to] = [client, backend].map(|host| SocketAddr::new(host.addrs.ip(family), PORT));
-            // No socket sends this SYN again, and none hears of the errors.
-            Stranger::on(client)?.send(stranger::tcp(from, web.frontend(family)).syn(), web.frontend(family).ip())?;
-            let shares_device = matches!(layout, Layout::Bridge | Layout::Vxlan | Layout::Macvlan);
-            for (teller, counts) in [(CLIENTS[1], u64::from(shares_device)), ("p2a", 0), ("p1b", 1)] {
-                let teller = base.lab.host(teller);
-                let what = format!("{} in {layout:?} by {family}", teller.name);
-                let before = [counted(&agent, "returned")?, counted(&agent, "backend_failed")?];
-                Stranger::on(teller)?.send_unreachable(teller.addrs.ip(family), from, to)?;
-                wait_until(DEADLINE, "the error goes to the client", || Ok(counted(&agent, "returned")? > before[0]))
-                    .with_context(|| what.clone())?;
-                let now = counted(&agent, "backend_failed")?;
-                ensure!(now == before[1] + counts, "{what}: {now} failures, {} before", before[1]);
-            }
+        let [from, to] = [client, backend].map(|host| SocketAddr::new(host.addrs.ip(family), PORT));
+        // No socket sends this SYN again, and none hears of the errors.
+        let frontend = service.frontend(family);
+        Stranger::on(client)?.send(stranger::tcp(from, frontend).syn(), frontend.ip())?;
+        for (teller, counts) in tellers {
+            let teller = base.lab.host(teller);
+            let what = format!("{} of {} by {family}", teller.name, service.name);
+            let before = [counted(agent, "returned")?, counted(agent, "backend_failed")?];
+            Stranger::on(teller)?.send_unreachable(teller.addrs.ip(family), from, to)?;
+            wait_until(DEADLINE, "the error goes to the client", || Ok(counted(agent, "returned")? > before[0]))
+                .with_context(|| what.clone())?;
+            let now = counted(agent, "backend_failed")?;
+            ensure!(now == before[1] + counts, "{what}: {now} failures, {} before", before[1]);
         }
-        agent.stop()?;
+        backend.ns.nft(HEAL)
     }
-    Ok(())
 }
 
 /// Returns how often the programs have counted an event.
