@@ -55,7 +55,7 @@ pub struct Desired {
     unreadable: Ledger<ObjectName>,
     /// The unreadable part of the ServiceCIDRs, which are too few to tell apart.
     unreadable_cidrs: Ledger<()>,
-    /// The part of the LocalRedirects that has no effect; they are few.
+    /// The part of each LocalRedirect that has no effect.
     bad_redirects: Ledger<ObjectName>,
     /// The LocalRedirects to judge in the next pass.
     unjudged: BTreeSet<ObjectName>,

@@ -221,7 +221,13 @@ pub fn leads_back<A: Net>(skb: Skb, at: At, from: &A, to: &A) -> bool {
     }
     let (_, bridge) = maps::place_of(ifindex);
     let back = if bridge != 0 { bridge } else { ifindex };
-    look_up_route(skb, back, from, to, 0) == back
+    let mut next_hop = look_up_route(skb, back, from, to, 0);
+    if next_hop == UNKNOWN {
+        // The anchor forwards where the device does not.
+        let Some(node) = maps::node() else { return false };
+        next_hop = look_up_route(skb, node.anchor_ifindex, from, to, 0);
+    }
+    next_hop == back
 }
 
 /// Returns true if what comes from behind this device comes from pods of this node.

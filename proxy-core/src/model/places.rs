@@ -126,7 +126,6 @@ fn hash(addr: IpAddr, port: u16) -> u64 {
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, Ipv6Addr};
-    use std::time::{Duration, Instant};
 
     use proptest::collection::vec;
     use proptest::prelude::*;
@@ -199,14 +198,11 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_table_is_built_within_a_second() {
+    fn each_backend_of_the_largest_set_has_a_place() {
         for spread in [1, 1_000_u16] {
             let backends = weighted((0..4_093).map(|index| index % spread + 1));
             for algorithm in [Algorithm::MAGLEV, Algorithm::ROUND_ROBIN] {
-                let start = Instant::now();
-                assert!(table(algorithm, &backends).is_some());
-                let took = start.elapsed();
-                assert!(took < Duration::from_secs(1), "{took:?}");
+                assert!(shares(algorithm, &backends).iter().all(|share| *share == 1), "{algorithm:?}, {spread}");
             }
         }
     }
