@@ -210,24 +210,31 @@ pub fn forged<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
 }
 
 /// Returns true if the route to `to` leads back to where a packet for `from` came in: a stranger to that route says nothing about `to`. The node's
-/// own packets, which came in nowhere, count. A macvlan's look like those at the egress of its card.
-///
-/// [`is_forged`] asks less: replies may come by another way than requests.
+/// own packets, which came in nowhere, count. A macvlan's look like those at the egress of its card. [`is_forged`] asks less.
 #[inline(never)]
 pub fn leads_back<A: Net>(skb: Skb, at: At, from: &A, to: &A) -> bool {
     let ifindex = at.ifindex(skb);
     if ifindex == 0 {
         return maps::node().is_some_and(|node| !node.has(Node::MACVLANS));
     }
-    let (_, bridge) = maps::place_of(ifindex);
+    let (_, back, next_hop) = route_back(skb, ifindex, from, to);
+    next_hop == back
+}
+
+/// Asks the routes for the way from `from` to `to`, as if a packet came in where another one did. Returns the flags of that device, the device
+/// that the kernel routes by in its place, and what [`look_up_route`] says.
+#[inline(always)]
+fn route_back<A: Net>(skb: Skb, ifindex: u32, from: &A, to: &A) -> (u32, u32, u32) {
+    let (flags, bridge) = maps::place_of(ifindex);
     let back = if bridge != 0 { bridge } else { ifindex };
     let mut next_hop = look_up_route(skb, back, from, to, 0);
-    if next_hop == UNKNOWN {
+    if next_hop == UNKNOWN
+        && let Some(node) = maps::node()
+    {
         // The anchor forwards where the device does not.
-        let Some(node) = maps::node() else { return false };
         next_hop = look_up_route(skb, node.anchor_ifindex, from, to, 0);
     }
-    next_hop == back
+    (flags, back, next_hop)
 }
 
 /// Returns true if what comes from behind this device comes from pods of this node.
@@ -242,14 +249,7 @@ fn is_out_of_place<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> bool {
     if maps::own_addr(src).is_some() {
         return true;
     }
-    let (flags, bridge) = maps::place_of(ifindex);
-    let back = if bridge != 0 { bridge } else { ifindex };
-    let mut next_hop = look_up_route(skb, back, dst, src, 0);
-    if next_hop == UNKNOWN {
-        // The anchor forwards where the device does not.
-        let Some(node) = maps::node() else { return false };
-        next_hop = look_up_route(skb, node.anchor_ifindex, dst, src, 0);
-    }
+    let (flags, back, next_hop) = route_back(skb, ifindex, dst, src);
     if next_hop == back || next_hop == UNKNOWN {
         return false;
     }
