@@ -47,6 +47,8 @@ pub enum Found {
     Value(f64),
     /// It took longer than so many seconds, and was ended.
     NotWithin(f64),
+    /// The run began it, and was ended from outside before it was found.
+    Unfinished,
     Failed(String),
 }
 

@@ -43,10 +43,6 @@ pub(super) fn measure(options: &Options, cluster: &Cluster, put: &mut impl FnMut
 
     let probe = Probe::add(&fixture, cluster.services)?;
     probe.wait(&place)?;
-    if options.only_starts {
-        follow(&probe, &fixture, &place, put)?;
-        return end(agent);
-    }
     let streams = Streams::start(&place, probe.stream())?;
     let at = |rate| {
         events::measure(&fixture, &agent, cluster, rate, options.duration).with_context(|| format!("{rate} changes/s"))

@@ -46,9 +46,8 @@ pub struct Options {
     pub limit: Duration,
     /// The time of changes at each rate.
     pub duration: Duration,
-    /// Only starts and the first packets after a change are measured. Each start begins with the word that it was not in
-    /// time, lest it is ended before its own end.
-    pub only_starts: bool,
+    /// The run may be ended from outside, as that of a guest. Each cluster then begins with a figure that says so.
+    pub may_be_ended: bool,
     /// The time after a start, and before a restart and after it.
     pub calm: Duration,
     /// The number of agents of one API server.
@@ -75,9 +74,6 @@ pub fn run(options: &Options, keep: &mut impl Keep) -> Result<()> {
             start(options, by, size, keep)?;
         }
     }
-    if options.only_starts {
-        return Ok(());
-    }
     if wants(Section::First) {
         first::measure(options, keep)?;
     }
@@ -90,26 +86,26 @@ pub fn run(options: &Options, keep: &mut impl Keep) -> Result<()> {
 /// Measures one cluster. A failure is a figure too.
 fn start(options: &Options, by: By, size: (u32, u32), keep: &mut impl Keep) -> Result<()> {
     keep.progress(&format!("{by}, {} Services with {} endpoints each", size.0, size.1));
-    if options.only_starts {
-        let unfinished = Found::NotWithin(options.limit.as_secs_f64());
-        keep.figure(Figure::new(by, size, What::Programmed, unfinished))?;
+    if options.may_be_ended {
+        keep.figure(Figure::new(by, size, What::Programmed, Found::Unfinished))?;
     }
-    let mut figures = Vec::new();
-    let mut put = |what, value: Found| figures.push(Figure::new(by, size, what, value));
+    let (mut is_programmed, mut kept) = (false, Ok(()));
+    let mut put = |what, value: Found| {
+        is_programmed |= what == What::Programmed;
+        if kept.is_ok() {
+            kept = keep.figure(Figure::new(by, size, what, value));
+        }
+    };
     let cluster = Cluster { services: size.0, endpoints: size.1 };
     let done = match by {
         By::Kpx => kpx::measure(options, &cluster, &mut put),
         By::KubeProxyIptables | By::KubeProxyNftables => kube_proxy::measure(options, by, &cluster, &mut put),
         By::Nftables | By::IptablesLegacy | By::IptablesNft => rules::measure(options, by, &cluster, &mut put),
     };
+    kept?;
     if let Err(error) = done {
-        let is_programmed = figures.iter().any(|figure| figure.what == What::Programmed);
-        let what = match options.only_starts {
-            _ if !is_programmed => What::Programmed,
-            true => What::FirstFollowsP50,
-            false => What::Restart,
-        };
-        figures.push(Figure::new(by, size, what, Found::Failed(format!("{error:#}"))));
+        let what = if is_programmed { What::Restart } else { What::Programmed };
+        keep.figure(Figure::new(by, size, what, Found::Failed(format!("{error:#}"))))?;
     }
-    figures.into_iter().try_for_each(|figure| keep.figure(figure))
+    Ok(())
 }

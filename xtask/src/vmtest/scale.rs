@@ -1,6 +1,7 @@
 //! Measures large clusters on other kernels: `cargo xtask bench scale --kernel`.
 //!
-//! Guests run the section `scale` of the benchmark in short: the start of a cluster, by kpx and by tools.
+//! Guests run the section `scale` of the benchmark, by default without the first packets and without the counts of the
+//! API server.
 
 use std::time::Duration;
 
@@ -24,9 +25,21 @@ pub(crate) struct Options {
     /// The means beside kpx
     #[arg(long, default_value = "nftables")]
     beside: String,
+    /// The parts to measure: clusters, first (packets)
+    #[arg(long, default_value = "clusters")]
+    only: String,
+    /// Numbers of Services for the latency of first packets
+    #[arg(long, default_value = "1000,10000")]
+    first: String,
+    /// Connections for each of them
+    #[arg(long, default_value_t = 2_000)]
+    connections: u32,
     /// Seconds that a guest may take, as this machine counts them
     #[arg(long, default_value_t = 900)]
     limit: u64,
+    /// Seconds that a tool may take to load its rules, as the guest counts them
+    #[arg(long, default_value_t = 300)]
+    tool_limit: u64,
     /// The memory of a guest, in GiB: for 5000x50 kpx needs 16 to have room
     #[arg(long = "memory", default_value_t = MEMORY_GIB, value_parser = clap::value_parser!(u32).range(1..))]
     memory_gib: u32,
@@ -50,8 +63,12 @@ pub(crate) fn run(options: &Options, mut keep: impl FnMut(Measured) -> Result<()
     let accelerator = options.accel.unwrap_or_else(Accelerator::best);
     let mut measure = |series: &String| {
         let (kernel, tools) = icount::fetch(series)?;
-        let &Options { ref sizes, ref beside, limit, memory_gib, .. } = options;
-        let suite = format!("scale - /bin/bench scale --guest --sizes {sizes} --beside {beside} --limit {limit}\n");
+        let Options { sizes, beside, only, first, connections, tool_limit, .. } = options;
+        let &Options { limit, memory_gib, .. } = options;
+        let suite = format!(
+            "scale - /bin/bench scale --guest --only {only} --sizes {sizes} --beside {beside} --first {first} \
+             --connections {connections} --limit {tool_limit}\n"
+        );
         let (programs, name) = (programs.clone(), format!("scale-{series}"));
         let guest = Guest { kernel, tools, programs, suite, name, memory_gib };
         let report = step(&format!("measure large clusters on {}", guest.kernel.release), || {

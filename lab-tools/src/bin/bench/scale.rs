@@ -41,7 +41,7 @@ pub(crate) struct Args {
     /// Connections for each of them
     #[arg(long, default_value_t = 12_000)]
     connections: u32,
-    /// Print records, for the host of a virtual machine, and measure only starts and first packets after a change
+    /// Print records, for the host of a virtual machine, which may end it before its end
     #[arg(long, hide = true)]
     guest: bool,
     /// A kube-proxy, to be measured as well; 1.31 or later has the mode nftables
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Args, results: &Path) -> Result<()> {
         beside,
         limit: Duration::from_secs(args.limit),
         duration: Duration::from_secs(args.seconds),
-        only_starts: args.guest,
+        may_be_ended: args.guest,
         calm: CALM,
         agents: AGENTS,
         per_second: args.rate,
@@ -87,6 +87,7 @@ impl Keep for Keeper {
         let found = match found {
             Found::Value(value) => format!("{value:.3} {}", what.unit()),
             Found::NotWithin(seconds) => format!("not within {seconds} s"),
+            Found::Unfinished => "not finished".to_owned(),
             Found::Failed(why) => format!("failed: {why}"),
         };
         println!("{by:<20} {services:>6} x {endpoints:<3} {what:<22} {found}");

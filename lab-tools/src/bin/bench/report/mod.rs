@@ -122,7 +122,7 @@ fn kernels(results: &Path) -> Option<String> {
     let mut tables = Vec::new();
     for series in KERNELS {
         let records = read(results, &format!("scale-{series}"));
-        tables.extend(runs::left(&records).iter().map(|run| format!("{}\n\n{}", run.head(), run.figures.starts())));
+        tables.extend(runs::left(&records).iter().map(|run| format!("{}\n\n{}", run.head(), run.figures.of_guest())));
     }
     (!tables.is_empty()).then(|| tables.join("\n\n"))
 }
@@ -178,6 +178,32 @@ mod tests {
             ["4 GiB; Linux K", "Slow.", "1,000 Services × 50", "18 GiB; Linux K", "5,000 Services × 50"].map(at);
         assert!(order.is_sorted(), "{order:?}: {text}");
         assert_eq!(text.matches("Slow.").count(), 2, "{text}");
+    }
+
+    #[test]
+    fn report_of_a_kernel_tells_what_its_guest_did_not_finish_and_what_failed() {
+        let folder = tempfile::tempdir().unwrap();
+        let figure = |by: &str, what: &str, found: &str| {
+            format!(
+                r#"{{"figure":{{"by":"{by}","services":9,"endpoints":1,"what":"{what}","found":{found}}}}}
+"#
+            )
+        };
+        let figures = [
+            figure("kpx", "programmed", r#""unfinished""#),
+            figure("kpx", "programmed", r#"{"value":7.0}"#),
+            figure("kpx", "change100-p50", r#"{"value":8.0}"#),
+            figure("kpx", "restart", r#"{"failed":"no answer"}"#),
+            figure("kpx", "first-p50", r#"{"value":9.0}"#),
+            figure("nftables", "programmed", r#""unfinished""#),
+        ];
+        fs::write(folder.path().join("scale-6.12.jsonl"), figures.concat()).unwrap();
+        let text = kernels(folder.path()).unwrap();
+        for part in ["→ programmed | 7.00 ms | not finished |", "| 8.00 ms |", "| 9 | 9 µs |", "endpoints: no answer"]
+        {
+            assert!(text.contains(part), "no {part} in {text}");
+        }
+        assert!(!text.contains("Nothing failed."), "{text}");
     }
 
     #[test]

@@ -97,6 +97,20 @@ impl<'a> Figures<'a> {
         self.sizes(What::Programmed).into_iter().map(table).collect::<Vec<_>>().join("\n\n")
     }
 
+    /// Returns all tables of clusters and of first packets that have a row, for a kernel in a guest.
+    pub(super) fn of_guest(&self) -> String {
+        let has = |what| !self.sizes(what).is_empty();
+        let failures = self.0.iter().any(|figure| matches!(figure.found, Found::Failed(_))).then(|| self.failures());
+        let tables = [
+            has(What::Programmed).then(|| self.starts()),
+            has(What::Change100P50).then(|| self.changes()),
+            has(What::Restart).then(|| self.restarts()),
+            has(What::FirstP50).then(|| self.first()),
+            failures,
+        ];
+        tables.into_iter().flatten().collect::<Vec<_>>().join("\n\n")
+    }
+
     pub(super) fn changes(&self) -> String {
         self.of_kpx(CHANGES, What::Change100P50)
     }
@@ -172,6 +186,7 @@ fn shown(what: What, found: &Found) -> String {
     match found {
         Found::Value(value) => number(what, *value),
         Found::NotWithin(seconds) => format!("not within {seconds:.0} s"),
+        Found::Unfinished => "not finished".to_owned(),
         Found::Failed(_) => "failed".to_owned(),
     }
 }
