@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::{Agent, DEADLINE, Service, wait_until};
+use proxy_view::FlowView;
+use testbed::agent::{Agent, DEADLINE, Service, kpx, wait_until};
 use testbed::lab::{Family, Layout};
 use testbed::served_lab::ServedLab;
 use testbed::stranger::{self, Stranger};
@@ -60,25 +61,48 @@ fn no_pod_elsewhere_speaks_against_backend_by_errors() -> Result<()> {
         let is_shared = matches!(layout, Layout::Bridge | Layout::Vxlan | Layout::Macvlan);
         for family in Family::ALL {
             let tellers = [(CLIENTS[1], u64::from(is_shared)), ("p2a", 0), ("p1b", 1)];
-            lab.hears(&near, "p1b", family, &tellers).with_context(|| format!("{layout:?}"))?;
+            lab.hears((CLIENTS[0], &near, "p1b"), family, &tellers).with_context(|| format!("{layout:?}"))?;
             let tellers = [(CLIENTS[1], 0), ("p1b", 0), ("p2b", 1), ("p2a", 1)];
-            lab.hears(&far, "p2a", family, &tellers).with_context(|| format!("{layout:?}"))?;
+            lab.hears((CLIENTS[0], &far, "p2a"), family, &tellers).with_context(|| format!("{layout:?}"))?;
         }
         agent.stop()?;
     }
     Ok(())
 }
 
+/// A machine outside forwards nothing on its uplink.
+#[test]
+fn errors_count_on_device_that_does_not_forward() -> Result<()> {
+    let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p2a"], PORT)?;
+    let far = Service::new("far", 11, &["p2a"], PORT);
+    base.put(&far)?;
+    for family in ["ipv4", "ipv6"] {
+        base.lab.n1.host.ns.sysctl(&format!("{family}/conf/eth0/forwarding"), "0")?;
+    }
+    let agent = base.kpx(&["--backend-health=on"])?;
+    let lab = Lab { base: &base, agent: &agent };
+    for family in Family::ALL {
+        lab.hears(("n1", &far, "p2a"), family, &[("p2b", 1), ("p2a", 1)])?;
+    }
+    agent.stop()
+}
+
 impl Lab<'_> {
     /// Has a client's SYN wait, and hosts tell that its backend is unreachable. Each one's word counts so often.
-    fn hears(&self, service: &Service, backend: &str, family: Family, tellers: &[(&str, u64)]) -> Result<()> {
+    fn hears(
+        &self,
+        (client, service, backend): (&str, &Service, &str),
+        family: Family,
+        tellers: &[(&str, u64)],
+    ) -> Result<()> {
         let Self { base, agent } = self;
-        let [client, backend] = [CLIENTS[0], backend].map(|name| base.lab.host(name));
+        let [client, backend] = [client, backend].map(|name| base.lab.host(name));
         backend.ns.nft(CUT)?;
         let [from, to] = [client, backend].map(|host| SocketAddr::new(host.addrs.ip(family), PORT));
         // No socket sends this SYN again, and none hears of the errors.
         let frontend = service.frontend(family);
         Stranger::on(client)?.send(stranger::tcp(from, frontend).syn(), frontend.ip())?;
+        let from = self.source(from, to)?;
         for (teller, counts) in tellers {
             let teller = base.lab.host(teller);
             let what = format!("{} of {} by {family}", teller.name, service.name);
@@ -90,6 +114,15 @@ impl Lab<'_> {
             ensure!(now == before[1] + counts, "{what}: {now} failures, {} before", before[1]);
         }
         backend.ns.nft(HEAL)
+    }
+
+    /// Returns the client as the backend sees it: the node's own connections get another port.
+    fn source(&self, client: SocketAddr, backend: SocketAddr) -> Result<SocketAddr> {
+        let run_dir = self.agent.run_dir().display();
+        let listed = kpx(self.agent.ns(), &format!("flows --backend {} -o json --run-dir {run_dir}", backend.ip()))?;
+        let flows: Vec<FlowView> = serde_json::from_slice(&listed.stdout).with_context(|| format!("{listed:?}"))?;
+        let flow = flows.iter().find(|flow| flow.client == client && flow.backend == backend);
+        Ok(flow.with_context(|| format!("no flow of {client}: {flows:?}"))?.source)
     }
 }
 
