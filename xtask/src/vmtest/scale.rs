@@ -34,6 +34,9 @@ pub(crate) struct Options {
     /// Connections for each of them
     #[arg(long, default_value_t = 2_000)]
     connections: u32,
+    /// New connections a second during a restart: an emulated processor opens no 2,000
+    #[arg(long, default_value_t = 200)]
+    rate: u32,
     /// Seconds that a guest may take, as this machine counts them
     #[arg(long, default_value_t = 900)]
     limit: u64,
@@ -63,11 +66,11 @@ pub(crate) fn run(options: &Options, mut keep: impl FnMut(Measured) -> Result<()
     let accelerator = options.accel.unwrap_or_else(Accelerator::best);
     let mut measure = |series: &String| {
         let (kernel, tools) = icount::fetch(series)?;
-        let Options { sizes, beside, only, first, connections, tool_limit, .. } = options;
+        let Options { sizes, beside, only, first, connections, rate, tool_limit, .. } = options;
         let &Options { limit, memory_gib, .. } = options;
         let suite = format!(
             "scale - /bin/bench scale --guest --only {only} --sizes {sizes} --beside {beside} --first {first} \
-             --connections {connections} --limit {tool_limit}\n"
+             --connections {connections} --rate {rate} --limit {tool_limit}\n"
         );
         let (programs, name) = (programs.clone(), format!("scale-{series}"));
         let guest = Guest { kernel, tools, programs, suite, name, memory_gib };
