@@ -23,7 +23,8 @@ use tokio::sync::{mpsc, oneshot};
 use crate::history::{self, History};
 use crate::http_server;
 use crate::tunnel::Tunnelled;
-use proxy_core::desired::Snapshot;
+use proxy_core::desired::{Part, Snapshot};
+use proxy_core::input::ObjectName;
 use proxy_datapath::{FlowMaps, Pins};
 use proxy_dns::{Known, Wanted};
 use proxy_metrics::Readings;
@@ -37,8 +38,8 @@ pub use flows::FlowFilter;
 #[derive(Debug)]
 pub enum Query {
     Status(oneshot::Sender<Result<Status>>),
-    /// A query for all Services that are served, with the maps that count their traffic.
-    Services(oneshot::Sender<(Snapshot, FlowMaps)>),
+    /// A query for some of the Services that are served, from the one after a name on, with the maps that count their traffic.
+    Services(Option<ObjectName>, oneshot::Sender<(Part, FlowMaps)>),
     /// A query for the objects that a name is about; the answer is None before the first lists.
     Known(Wanted, oneshot::Sender<Option<Known>>),
     /// A query for the pods that serve a ClusterIP and port through the tunnel; the answer is None if none do.
@@ -54,7 +55,7 @@ impl Query {
     pub(crate) fn is_abandoned(&self) -> bool {
         match self {
             Self::Status(answer) => answer.is_closed(),
-            Self::Services(answer) => answer.is_closed(),
+            Self::Services(_, answer) => answer.is_closed(),
             Self::Known(_, answer) => answer.is_closed(),
             Self::Tunnelled(_, answer) => answer.is_closed(),
             Self::Maps(answer) => answer.is_closed(),
@@ -91,7 +92,7 @@ impl AgentHandle {
 
     /// Returns the views of the Services, which are built outside of the agent's loop.
     pub async fn services(&self) -> Result<Vec<ServiceView>> {
-        let (snapshot, flows) = self.query(Query::Services).await?;
+        let (snapshot, flows) = self.flows().await?;
         let views = tokio::task::spawn_blocking(move || {
             let counts = flows.recent_counts().context("count the traffic")?;
             Ok(proxy_view::views(&snapshot, &counts))
@@ -101,15 +102,22 @@ impl AgentHandle {
 
     /// Returns the names of the frontends in force.
     pub async fn names(&self) -> Result<Vec<NameView>> {
-        let (snapshot, _) = self.query(Query::Services).await?;
+        let (snapshot, _) = self.flows().await?;
         tokio::task::spawn_blocking(move || proxy_view::frontend_names(&snapshot))
             .await
             .context("build the views of Services")
     }
 
-    /// Returns what tells the flows and their names.
+    /// Returns what tells the flows and their names. The agent takes in changes between two parts of it.
     pub(crate) async fn flows(&self) -> Result<(Snapshot, FlowMaps)> {
-        self.query(Query::Services).await
+        let (mut snapshot, mut after) = (Snapshot::default(), None);
+        loop {
+            let (part, flows) = self.query(|answer| Query::Services(after, answer)).await?;
+            after = snapshot.take(part);
+            if after.is_none() {
+                return Ok((snapshot, flows));
+            }
+        }
     }
 
     /// Returns the objects that a name is about. None before the first lists.

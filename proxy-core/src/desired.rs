@@ -33,7 +33,7 @@ use followers::Followers;
 use ledger::Ledger;
 use turns::Turns;
 
-pub use snapshot::{ServiceSnapshot, Snapshot};
+pub use snapshot::{Part, ServiceSnapshot, Snapshot};
 
 /// The objects, their model, and the tables that the maps should hold: [`Tables::of`] the objects, once no Service and no
 /// portion of rows waits.

@@ -208,7 +208,15 @@ impl Store {
     }
 
     pub fn services(&self) -> impl Iterator<Item = (&ObjectName, &Arc<Service>)> {
-        self.services.objects.iter().chain(&self.redirects.of_addresses)
+        self.services_after(None)
+    }
+
+    /// Returns the Services whose names follow this one, by name; without a name all.
+    pub(crate) fn services_after(
+        &self,
+        name: Option<&ObjectName>,
+    ) -> impl Iterator<Item = (&ObjectName, &Arc<Service>)> {
+        self.redirects.with_stand_ins(&self.services.objects, name)
     }
 
     /// Returns the addresses that LocalRedirects may redirect.

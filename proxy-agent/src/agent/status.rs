@@ -23,6 +23,9 @@ use proxy_view::status::{
     UnheardStatus, UnreachableStatus,
 };
 
+/// The number of Services that one answer has: those take half a millisecond, and changes wait meanwhile.
+const PART: usize = 256;
+
 impl Agent {
     /// Answers a query, if the node need not be back for that. The client may have gone meanwhile.
     pub(super) fn answer(&mut self, query: Query, source_problems: &Problems) {
@@ -42,7 +45,10 @@ impl Agent {
                 );
             }
             (Query::Maps(answer), _) => drop(answer.send(self.loaded.maps.clone())),
-            (Query::Services(answer), _) => drop(answer.send((self.desired.snapshot(), self.sweeper.flows()))),
+            (Query::Services(after, answer), _) => {
+                let part = self.desired.snapshot_part(after.as_ref(), PART);
+                drop(answer.send((part, self.sweeper.flows())));
+            }
             (query @ (Query::Status(_) | Query::Readings(_)), None) => self.wait_for_node(query),
         }
     }

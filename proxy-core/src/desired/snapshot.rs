@@ -8,6 +8,7 @@ use proxy_common::frontend::FrontendKey;
 
 use super::Desired;
 use crate::compact::{EndpointSlice, Service};
+use crate::input::ObjectName;
 use crate::model::{FamilyModel, NodeModel, Skipped};
 
 /// All Services that are served, as of the last sync.
@@ -28,24 +29,73 @@ pub struct ServiceSnapshot {
     pub health_check_node_port: Option<u16>,
 }
 
-impl Desired {
-    /// All that is served, for those who want to look at it without holding up the agent.
-    pub fn snapshot(&self) -> Snapshot {
-        let services = self.store.services().filter_map(|(name, object)| {
-            let (v4, v6) = (self.v4.model(name).cloned(), self.v6.model(name).cloned());
-            (v4.is_some() || v6.is_some()).then(|| ServiceSnapshot {
-                object: Arc::clone(object),
-                slices: self.store.slices_of(name).cloned().collect(),
-                v4,
-                v6,
-                health_check_node_port: self.health_checks.get(name).map(|check| check.port),
-            })
-        });
-        Snapshot {
-            node: self.node.clone(),
-            services: services.collect(),
-            conflicts4: self.v4.conflicts_by_frontend(),
-            conflicts6: self.v6.conflicts_by_frontend(),
+/// Some of the Services, in the order of names.
+#[derive(Clone, Debug)]
+pub struct Part {
+    services: Vec<ServiceSnapshot>,
+    rest: Rest,
+}
+
+/// What follows a part.
+#[derive(Clone, Debug)]
+enum Rest {
+    /// The Services after this one.
+    After(ObjectName),
+    /// Nothing: all but the Services comes with the last ones.
+    End(Box<Snapshot>),
+}
+
+impl Snapshot {
+    /// Takes in the next part. Returns the name after which another one begins; None after the last.
+    pub fn take(&mut self, part: Part) -> Option<ObjectName> {
+        self.services.extend(part.services);
+        match part.rest {
+            Rest::After(name) => Some(name),
+            Rest::End(rest) => {
+                let services = std::mem::take(&mut self.services);
+                *self = Self { services, ..*rest };
+                None
+            }
         }
+    }
+}
+
+impl Desired {
+    /// Returns all that is served. In a large cluster that takes a while: see [`Self::snapshot_part`].
+    pub fn snapshot(&self) -> Snapshot {
+        let mut snapshot = Snapshot::default();
+        let rest = snapshot.take(self.snapshot_part(None, usize::MAX));
+        debug_assert!(rest.is_none(), "one part has all");
+        snapshot
+    }
+
+    /// Returns those that are served of the next `limit` Services after that name, or of the first ones. Changes may come between
+    /// two parts: each Service is as of its part, and none that is there all along is missing or there twice.
+    pub fn snapshot_part(&self, after: Option<&ObjectName>, limit: usize) -> Part {
+        let (mut count, mut last) = (0, None);
+        let next =
+            self.store.services_after(after).take(limit).inspect(|(name, _)| (count, last) = (count + 1, Some(*name)));
+        let services = next.filter_map(|(name, object)| self.served(name, object)).collect();
+        let rest = match last.filter(|_| count == limit) {
+            Some(name) => Rest::After(name.clone()),
+            None => Rest::End(Box::new(Snapshot {
+                node: self.node.clone(),
+                services: Vec::new(),
+                conflicts4: self.v4.conflicts_by_frontend(),
+                conflicts6: self.v6.conflicts_by_frontend(),
+            })),
+        };
+        Part { services, rest }
+    }
+
+    fn served(&self, name: &ObjectName, object: &Arc<Service>) -> Option<ServiceSnapshot> {
+        let (v4, v6) = (self.v4.model(name).cloned(), self.v6.model(name).cloned());
+        (v4.is_some() || v6.is_some()).then(|| ServiceSnapshot {
+            object: Arc::clone(object),
+            slices: self.store.slices_of(name).cloned().collect(),
+            v4,
+            v6,
+            health_check_node_port: self.health_checks.get(name).map(|check| check.port),
+        })
     }
 }

@@ -1,7 +1,7 @@
 use std::net::IpAddr;
 
-use crate::builders::{listed, node, service, service_cidr, slice};
-use crate::desired::{Counts, Desired, FamilyCounts, Sync};
+use crate::builders::{listed, node, object_name, service, service_cidr, slice};
+use crate::desired::{Counts, Desired, FamilyCounts, Snapshot, Sync};
 use crate::input::{Input, Update};
 use crate::model::ModelOptions;
 use crate::model::tests::dumps::{Dump, assert_all_run};
@@ -222,6 +222,25 @@ fn counts_cover_the_state_in_force() {
     let v4 = FamilyCounts { services: 2, service_ports: 3, frontends: 3, backends: 4 };
     let v6 = FamilyCounts { services: 1, service_ports: 2, frontends: 2, backends: 0 };
     assert_eq!(desired.counts(), Counts { v4, v6 });
+}
+
+/// Names of two namespaces and of a Service that comes and goes: a part begins after a name, whether or not it is still there.
+#[test]
+fn changes_come_between_parts_of_a_snapshot() {
+    let of = |name: &str, last: u8| service(name).cluster_ip(&format!("10.96.0.{last}")).tcp(80);
+    let mut desired = desired([of("a/x", 1).into(), of("b/v", 2).into(), of("b/w", 3).into(), of("c/y", 4).into()]);
+    desired.sync();
+    let mut snapshot = Snapshot::default();
+    let first = snapshot.take(desired.snapshot_part(None, 2)).expect("two more");
+    assert_eq!(first, object_name("b/v"));
+    for change in [of("b/v", 2).deleted(), of("b/vv", 5).into(), of("a/late", 6).into()] {
+        desired.apply(change);
+    }
+    desired.sync();
+    let second = snapshot.take(desired.snapshot_part(Some(&first), 2)).expect("one more");
+    assert!(snapshot.take(desired.snapshot_part(Some(&second), 2)).is_none(), "the last part");
+    let names: Vec<_> = snapshot.services.iter().map(|service| service.object.name.to_string()).collect();
+    assert_eq!(names, ["a/x", "b/v", "b/vv", "b/w", "c/y"]);
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Stores LocalRedirects, and finds those of a Service.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter::from_fn;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use super::{Dirty, Kind};
@@ -42,7 +44,28 @@ impl Redirects {
 
     /// Returns the Services of these namespaces for which pods may answer by an object.
     pub(super) fn services_in(&self, namespaces: &BTreeSet<Shared>) -> impl Iterator<Item = ObjectName> {
-        self.of.keys().filter(|service| namespaces.contains(&service.namespace)).cloned()
+        let in_namespace = |namespace: &Shared| {
+            let first = ObjectName::new(namespace.clone(), "");
+            let services = self.of.range(first.clone()..).map(|(service, _)| service);
+            services.take_while(move |service| service.namespace == first.namespace).cloned()
+        };
+        namespaces.iter().flat_map(in_namespace)
+    }
+
+    /// Returns the Services that follow a name, and those that stand for objects of addresses among them; without a name all.
+    pub(super) fn with_stand_ins<'a>(
+        &'a self,
+        services: &'a BTreeMap<ObjectName, Arc<Service>>,
+        name: Option<&ObjectName>,
+    ) -> impl Iterator<Item = (&'a ObjectName, &'a Arc<Service>)> {
+        let after = (name.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let [mut objects, mut stand_ins] =
+            [services, &self.of_addresses].map(|services| services.range::<ObjectName, _>(after).peekable());
+        from_fn(move || match (objects.peek(), stand_ins.peek()) {
+            (Some((object, _)), Some((stand_in, _))) if stand_in < object => stand_ins.next(),
+            (Some(_), _) => objects.next(),
+            (None, _) => stand_ins.next(),
+        })
     }
 
     /// Returns the objects that name a Service of their own namespace.

@@ -4,6 +4,7 @@ mod bridges;
 mod connections;
 mod host;
 mod localhost;
+mod many;
 mod maps;
 mod ports;
 mod reach;

@@ -7,7 +7,7 @@ use proxy_common::addr::Addr;
 use proxy_common::frontend::FrontendKind;
 
 use crate::builders::listed;
-use crate::desired::Desired;
+use crate::desired::{Desired, Snapshot};
 use crate::diff::Change;
 use crate::input::{Input, Update};
 use crate::model::Skipped;
@@ -129,6 +129,12 @@ proptest! {
         prop_assert_eq!(first.tables(), second.tables());
         prop_assert_eq!(first.skipped().collect::<Vec<_>>(), second.skipped().collect::<Vec<_>>());
         prop_assert_eq!(first.counts(), second.counts());
+        let mut parts = Snapshot::default();
+        let mut after = parts.take(first.snapshot_part(None, 2));
+        while let Some(name) = after {
+            after = parts.take(first.snapshot_part(Some(&name), 2));
+        }
+        prop_assert_eq!(format!("{parts:?}"), format!("{:?}", first.snapshot()));
         // A source that lists only the remaining objects leads to the same tables.
         let mut listed = Desired::with_options("here", random::options());
         for input in first.store.lists() {
