@@ -51,6 +51,16 @@ impl History {
         self.lock().0.view(wanted.service.as_deref())
     }
 
+    /// Takes a point, if one is due.
+    fn take(&self, at: Instant, ports: Vec<PortSums>) {
+        let traffic = Traffic::of(&ports);
+        let (kept, chosen) = &mut *self.lock();
+        if kept.is_due(at) {
+            chosen.take(ports, kept.last(), &traffic);
+            kept.take(at, time_of(at), traffic);
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, (Kept, Chosen)> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -62,20 +72,10 @@ pub(crate) async fn keep(agent: &AgentHandle) -> Infallible {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
         ticks.tick().await;
-        match sample(agent).await {
-            Ok((at, ports)) => {
-                let traffic = Traffic::of(&ports);
-                let (kept, chosen) = &mut *agent.history.lock();
-                if kept.is_due(at) {
-                    chosen.take(ports, kept.last(), &traffic);
-                    kept.take(at, time_of(at), traffic);
-                }
-            }
+        if let Err(error) = sample(agent).await {
             // A step without a point stays a gap.
-            Err(error) => {
-                debug!(error = format!("{error:#}"), "no point of the history");
-                ticks.reset_after(RETRY);
-            }
+            debug!(error = format!("{error:#}"), "no point of the history");
+            ticks.reset_after(RETRY);
         }
     }
 }
@@ -86,14 +86,17 @@ pub(crate) async fn history(State(agent): State<AgentHandle>, Query(wanted): Que
     answer(view.await.context("build the view of the history"))
 }
 
-/// Returns the traffic of each Service port since the programs were loaded, and the moment of the count.
-async fn sample(agent: &AgentHandle) -> Result<(Instant, Vec<PortSums>)> {
+/// Takes a point from the traffic of each Service port since the programs were loaded, on a thread of its own: the loop's has changes to
+/// take in.
+async fn sample(agent: &AgentHandle) -> Result<()> {
     let (snapshot, flows) = agent.flows().await?;
     // Services that are listed later would seem to have had all their traffic since.
     ensure!(!snapshot.services.is_empty(), "no Service is listed yet");
+    let history = agent.history.clone();
     let sample = tokio::task::spawn_blocking(move || {
         let (at, counts) = flows.counts_since(COUNT_AGE).context("count the traffic")?;
-        Ok((at, port_sums(&snapshot, &counts)))
+        history.take(at, port_sums(&snapshot, &counts));
+        Ok(())
     });
     sample.await.context("take a point of the history")?
 }

@@ -178,10 +178,7 @@ impl Kept {
         self.total.push(Some(total));
         self.push(|name| Some(points.remove(name).unwrap_or_default()));
         points.retain(|_, point| point.activity() > 0.0);
-        self.left_out = 0;
-        for (name, point) in points {
-            self.admit(name, point);
-        }
+        self.admit(points.into_iter().collect());
         self.services.retain(|_, track| track.activity() > 0.0);
         self.last = Some((at, time, now));
     }
@@ -192,19 +189,23 @@ impl Kept {
         }
     }
 
-    /// Keeps another Service, if there is room or a quieter one.
-    fn admit(&mut self, name: ObjectName, point: Point) {
-        if self.services.len() >= SERVICES {
-            self.left_out += 1;
-            let quietest = self.services.iter().map(|(name, track)| (track.activity(), name));
-            let Some((activity, quietest)) = quietest.min_by(|(a, _), (b, _)| a.total_cmp(b)) else { return };
-            if activity >= point.activity() {
-                return;
+    /// Keeps other Services: the busiest in the room that is left, and in the place of quieter ones.
+    fn admit(&mut self, mut points: Vec<(ObjectName, Point)>) {
+        points.sort_by(|(_, a), (_, b)| b.activity().total_cmp(&a.activity()));
+        let beyond = points.split_off(points.len().min(SERVICES.saturating_sub(self.services.len())));
+        self.left_out = beyond.len();
+        if !beyond.is_empty() {
+            let mut kept: Vec<_> = self.services.iter().map(|(name, track)| (track.activity(), name.clone())).collect();
+            kept.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+            let pairs = beyond.into_iter().zip(kept);
+            for (busier, (_, quieter)) in pairs.take_while(|((_, point), (activity, _))| point.activity() > *activity) {
+                self.services.remove(&quieter);
+                points.push(busier);
             }
-            let quietest = quietest.clone();
-            self.services.remove(&quietest);
         }
-        self.services.entry(name).or_default().push(Some(point));
+        for (name, point) in points {
+            self.services.entry(name).or_default().push(Some(point));
+        }
     }
 
     /// Returns the history, with that of one Service alone if `only` names one as `NAMESPACE/NAME`.

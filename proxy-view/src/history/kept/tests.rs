@@ -1,6 +1,7 @@
 //! Tests of the points on made-up moments.
 
 use proxy_common::addr::Proto;
+use std::collections::BTreeSet;
 
 use super::*;
 
@@ -94,4 +95,25 @@ fn history_is_bounded_and_keeps_busiest() {
     let view = clock.1.view(None);
     assert_eq!((view.points, view.services.len(), view.left_out), (POINTS, 1, 0), "silent Services are forgotten");
     assert_eq!((&*view.services[0].name, view.services[0].series.packets.len()), ("s000", POINTS));
+}
+
+#[test]
+fn busier_newcomers_take_places_of_quieter_services() {
+    let mut clock = Clock::new();
+    let names: Vec<_> = (0..4 * SERVICES).map(|nth| format!("s{nth:04}")).collect();
+    // Each number of packets stands for one Service, in an order that is not that of names.
+    let packets = |nth: usize| 1 + (nth * 7_919 % names.len()) as u64;
+    let first = |nth: usize| if nth.is_multiple_of(4) { packets(nth) } else { 0 };
+    let all = |packets: &dyn Fn(usize) -> u64| -> Vec<_> {
+        names.iter().enumerate().map(|(nth, name)| (name.as_str(), 0, packets(nth), 0)).collect()
+    };
+    clock.take(0, &all(&|_| 0));
+    clock.take(10, &all(&first));
+    clock.take(20, &all(&|nth| if nth.is_multiple_of(4) { first(nth) } else { packets(nth) }));
+    let mut busiest: Vec<_> = (0..names.len()).collect();
+    busiest.sort_by_key(|nth| std::cmp::Reverse(packets(*nth)));
+    let expected: BTreeSet<_> = busiest[..SERVICES].iter().map(|nth| names[*nth].clone()).collect();
+    let view = clock.1.view(None);
+    assert_eq!(view.services.into_iter().map(|service| service.name).collect::<BTreeSet<_>>(), expected);
+    assert_eq!(view.left_out, 3 * SERVICES);
 }
