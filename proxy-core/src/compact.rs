@@ -48,14 +48,16 @@ pub trait Compact: Sized {
     fn uid(&self) -> &str;
 }
 
-/// A Node is kept without most of its status. A cluster has few Nodes, but each takes tens of kilobytes, mostly images,
-/// and every heartbeat sends them again.
+/// A Node is kept without most of its status, and without the version of the object. A cluster has few Nodes, but each takes tens of
+/// kilobytes, mostly images, and every heartbeat sends them again: what changes nothing else is no change.
 impl Compact for Node {
     type Object = Self;
 
     fn compact(mut node: Self) -> Self {
         node.metadata.managed_fields = None;
         node.metadata.annotations = None;
+        node.metadata.resource_version = None;
+        node.metadata.generation = None;
         if let Some(status) = &mut node.status {
             status.images = None;
             status.volumes_attached = None;
@@ -112,18 +114,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_keeps_its_ready_condition_without_the_heartbeat_time() {
-        let node = |heartbeat: &str| {
+    fn a_node_keeps_its_ready_condition_without_heartbeat_and_version() {
+        let node = |heartbeat: &str, version: &str| {
             serde_json::json!({
-                "metadata": { "name": "a", "annotations": { "note": "long" }, "managedFields": [{ "manager": "kubelet" }] },
+                "metadata": {
+                    "name": "a", "resourceVersion": version, "annotations": { "note": "long" },
+                    "managedFields": [{ "manager": "kubelet" }],
+                },
                 "status": { "images": [{ "names": ["pause"] }], "conditions": [
                     { "type": "Ready", "status": "True", "lastHeartbeatTime": heartbeat },
                     { "type": "DiskPressure", "status": "False" },
                 ] },
             })
         };
-        let kept = |heartbeat| Node::compact(serde_json::from_value(node(heartbeat)).unwrap());
-        let kept = [kept("2026-01-01T00:00:00Z"), kept("2026-01-01T00:00:10Z")];
+        let kept = |heartbeat, version| Node::compact(serde_json::from_value(node(heartbeat, version)).unwrap());
+        let kept = [kept("2026-01-01T00:00:00Z", "1"), kept("2026-01-01T00:00:10Z", "2")];
         assert_eq!(kept[0], kept[1]);
         let text = serde_json::to_string(&kept[0]).unwrap();
         assert!(text.contains("Ready") && text.len() < 150, "{text}");

@@ -13,8 +13,10 @@ use crate::input::{Input, ObjectName, Trigger, Update};
 use crate::ip_family::IpFamily;
 use crate::model::ObjectRef;
 
+mod marked;
 mod redirects;
 
+use marked::Marked;
 use redirects::Redirects;
 
 /// The objects as last seen, and the name of the node that uses them.
@@ -32,10 +34,7 @@ pub struct Store {
     redirects: Redirects,
     /// The addresses that LocalRedirects may redirect.
     redirect_addresses: Vec<IpNet>,
-    /// The Services that have the annotation for a local redirect.
-    redirected: BTreeSet<ObjectName>,
-    /// The Services that have the annotation for an end of connections to lost nodes.
-    resetting: BTreeSet<ObjectName>,
+    marked: Marked,
     /// Set if Services may depend on Pods and LocalRedirects.
     has_redirects: bool,
     api_server: BTreeSet<SocketAddr>,
@@ -81,8 +80,7 @@ impl Store {
             pods: Kind::default(),
             redirects: Redirects::default(),
             redirect_addresses: Vec::new(),
-            redirected: BTreeSet::new(),
-            resetting: BTreeSet::new(),
+            marked: Marked::default(),
             has_redirects: false,
             api_server: BTreeSet::new(),
         }
@@ -97,10 +95,9 @@ impl Store {
         match input {
             Input::Service(update) => {
                 let (mut services, mut of_other_proxies) = (BTreeSet::new(), false);
-                let (redirected, resetting) = (&mut self.redirected, &mut self.resetting);
+                let marked = &mut self.marked;
                 self.services.apply(update, |name, old, new| {
-                    keep(redirected, name, new.is_some_and(|service| service.local_redirect.is_some()));
-                    keep(resetting, name, new.is_some_and(|service| service.reset_on_node_loss.is_some()));
+                    marked.take(name, new);
                     of_other_proxies |= [old, new].into_iter().flatten().any(|service| service.is_of_other_proxy);
                     services.insert(name.clone());
                 });
@@ -124,7 +121,7 @@ impl Store {
                 let mut namespaces = BTreeSet::new();
                 self.pods.apply(update, |name, _, _| namespaces.extend([name.namespace.clone()]));
                 let annotated =
-                    self.redirected.iter().filter(|service| namespaces.contains(&service.namespace)).cloned();
+                    self.marked.redirected.iter().filter(|service| namespaces.contains(&service.namespace)).cloned();
                 let services = annotated.chain(self.redirects.services_in(&namespaces)).collect();
                 match self.has_redirects {
                     true => Dirty::Redirects { services, objects: BTreeSet::new() },
@@ -199,7 +196,13 @@ impl Store {
 
     /// Returns the Services that say whether connections to lost nodes are ended.
     pub(crate) fn resetting(&self) -> &BTreeSet<ObjectName> {
-        &self.resetting
+        &self.marked.resetting
+    }
+
+    /// Returns the Services that other proxies serve.
+    pub(crate) fn of_other_proxies(&self) -> impl Iterator<Item = &Service> {
+        let services = self.marked.of_other_proxies.iter().filter_map(|name| self.services.objects.get(name));
+        services.map(Arc::as_ref)
     }
 
     /// Returns the Services of a namespace, by name.
@@ -289,14 +292,6 @@ impl Store {
 
     pub fn service_cidrs(&self) -> impl Iterator<Item = &ServiceCIDR> {
         self.service_cidrs.objects.values().map(Arc::as_ref)
-    }
-}
-
-fn keep(names: &mut BTreeSet<ObjectName>, name: &ObjectName, is_one: bool) {
-    if is_one {
-        names.insert(name.clone());
-    } else {
-        names.remove(name);
     }
 }
 

@@ -49,7 +49,7 @@ impl Guard {
                 [] => service_cidrs(store.service_cidrs()).0,
                 given => given.to_vec(),
             },
-            of_other_proxies: store.services().flat_map(|(_, service)| of_other_proxy(service)).collect(),
+            of_other_proxies: store.of_other_proxies().flat_map(addresses_of_other_proxy).collect(),
         }
     }
 
@@ -141,9 +141,9 @@ pub fn concerns<'a>(mut services: impl Iterator<Item = &'a ObjectName>) -> bool 
 }
 
 /// Returns the ClusterIPs of a Service that another proxy serves.
-fn of_other_proxy(service: &Service) -> impl Iterator<Item = IpAddr> {
-    let is_other = service.is_of_other_proxy && service.type_.as_deref() != Some("ExternalName");
-    cluster_ips(service).filter(move |_| is_other)
+fn addresses_of_other_proxy(service: &Service) -> impl Iterator<Item = IpAddr> {
+    let has_some = service.type_.as_deref() != Some("ExternalName");
+    cluster_ips(service).filter(move |_| has_some)
 }
 
 fn socket_addresses(slice: &EndpointSlice) -> impl Iterator<Item = SocketAddr> {
