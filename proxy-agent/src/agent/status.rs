@@ -23,8 +23,8 @@ use proxy_view::status::{
     UnheardStatus, UnreachableStatus,
 };
 
-/// The number of Services that one answer has: those take half a millisecond, and changes wait meanwhile.
-const PART: usize = 256;
+/// The number of Services and slices that one answer has: those take half a millisecond, and changes wait meanwhile.
+const PART: usize = 512;
 
 impl Agent {
     /// Answers a query, if the node need not be back for that. The client may have gone meanwhile.

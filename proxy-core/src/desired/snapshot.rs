@@ -69,14 +69,21 @@ impl Desired {
         snapshot
     }
 
-    /// Returns those that are served of the next `limit` Services after that name, or of the first ones. Changes may come between
-    /// two parts: each Service is as of its part, and none that is there all along is missing or there twice.
+    /// Returns those that are served of the next Services after that name, or of the first ones: so many that they and their slices are
+    /// about `limit`. Changes may come between two parts: each Service is as of its part, and none that is there all along is missing
+    /// or there twice.
     pub fn snapshot_part(&self, after: Option<&ObjectName>, limit: usize) -> Part {
-        let (mut count, mut last) = (0, None);
-        let next =
-            self.store.services_after(after).take(limit).inspect(|(name, _)| (count, last) = (count + 1, Some(*name)));
-        let services = next.filter_map(|(name, object)| self.served(name, object)).collect();
-        let rest = match last.filter(|_| count == limit) {
+        let (mut services, mut left, mut last) = (Vec::new(), limit, None);
+        for (name, object) in self.store.services_after(after) {
+            let service = self.served(name, object);
+            left = left.saturating_sub(1 + service.as_ref().map_or(0, |service| service.slices.len()));
+            services.extend(service);
+            if left == 0 {
+                last = Some(name);
+                break;
+            }
+        }
+        let rest = match last {
             Some(name) => Rest::After(name.clone()),
             None => Rest::End(Box::new(Snapshot {
                 node: self.node.clone(),
