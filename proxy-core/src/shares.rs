@@ -219,11 +219,23 @@ pub(crate) fn rows_of<A: Addr>(model: &FamilyModel<A>, service: &FrontendKey<A>,
     rows
 }
 
+/// Returns true if two models of a Service leave the same room to others, and need the same for each of their ports.
+pub(crate) fn take_same<A: Addr>(one: &FamilyModel<A>, other: &FamilyModel<A>) -> bool {
+    let rows_by_port = |model: &FamilyModel<A>| -> Vec<_> {
+        model.ports.keys().map(|service| (*service, rows_of(model, service, 0))).collect()
+    };
+    one.claim == other.claim
+        && one.frontends == other.frontends
+        && one.without_room == other.without_room
+        && rows_by_port(one) == rows_by_port(other)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::builders::{ServiceBuilder, listed, service, slice};
     use crate::desired::Desired;
+    use crate::input::Input;
     use crate::model::ModelOptions;
     use crate::tables::Tables;
 
@@ -290,6 +302,24 @@ mod tests {
         desired.apply(wide("other/web", 2, 1).deleted());
         assert_eq!(served(&mut desired, room), [("10.96.0.1".to_owned(), 20)].into());
         assert_eq!(skipped(&desired), [""; 0]);
+    }
+
+    #[test]
+    fn replaced_endpoints_leave_shares_as_they_are() {
+        let (web, of) = (wide("web", 1, 1), |ip: &str| slice("web-1", "web").tcp(8080).ready(ip));
+        let mut desired = desired(Room::default());
+        let mut model = |input: Input| {
+            desired.apply(input);
+            desired.sync();
+            desired.snapshot().services[0].v4.clone().unwrap()
+        };
+        let first = model(web.clone().into());
+        let one = model(of("10.244.0.1").into());
+        let replaced = model(of("10.244.0.2").into());
+        let two = model(of("10.244.0.1").ready("10.244.0.2").into());
+        let more_ports = model(web.tcp(81).into());
+        assert!(take_same(&one, &replaced) && one != replaced);
+        assert!(!take_same(&first, &one) && !take_same(&one, &two) && !take_same(&two, &more_ports));
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub(super) struct Family<A: Addr> {
     conflicts: Ledger<FrontendKey<A>>,
     shares: Shares<A>,
     left_out: Ledger<ObjectName>,
+    /// The Services with backends out of reach, which only mode host has.
+    pub(super) out_of_reach: BTreeSet<ObjectName>,
 }
 
 impl<A: Addr> Default for Family<A> {
@@ -41,6 +43,7 @@ impl<A: Addr> Default for Family<A> {
             conflicts: Ledger::default(),
             shares: Shares::default(),
             left_out: Ledger::default(),
+            out_of_reach: BTreeSet::new(),
         }
     }
 }
@@ -50,12 +53,23 @@ impl<A: Addr> Family<A> {
         Self { shares: Shares::new(room), ..Self::default() }
     }
 
+    /// Takes in the model of a Service; None if it has none any more.
     pub(super) fn replace(&mut self, service: &ObjectName, model: Option<FamilyModel<A>>) {
-        if self.models.get(service).map(Arc::as_ref) == model.as_ref() {
+        let old = self.models.get(service).map(Arc::as_ref);
+        if old == model.as_ref() {
             return;
         }
+        // Most changes replace endpoints. They leave all shares as they are, and these depend on every Service.
+        let keeps_share = old.zip(model.as_ref()).is_some_and(|(old, new)| shares::take_same(old, new));
+        if model.as_ref().is_some_and(|model| !model.unreachable.is_empty()) {
+            self.out_of_reach.insert(service.clone());
+        } else {
+            self.out_of_reach.remove(service);
+        }
         if let Some(old) = self.models.remove(service) {
-            self.shares.remove(&old);
+            if !keeps_share {
+                self.shares.remove(&old);
+            }
             for key in old.frontends.keys() {
                 if let Some(claims) = self.claims.get_mut(key) {
                     claims.retain(|claim| *claim != old.claim);
@@ -74,7 +88,9 @@ impl<A: Addr> Family<A> {
                 }
                 self.touched.insert(*key);
             }
-            self.shares.add(&new);
+            if !keeps_share {
+                self.shares.add(&new);
+            }
             self.models.insert(service.clone(), Arc::new(new));
         }
     }

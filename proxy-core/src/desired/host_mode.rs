@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::frontend::FrontendKey;
@@ -9,7 +10,7 @@ use proxy_common::frontend::FrontendKey;
 use super::Desired;
 use super::family::Family;
 use crate::input::ObjectName;
-use crate::model::{ClusterRoute, HostMode, TunnelledPod, Unreachable, endpoint_addresses};
+use crate::model::{ClusterRoute, FamilyModel, HostMode, TunnelledPod, Unreachable, endpoint_addresses};
 
 impl Desired {
     /// Returns the view of the cluster in host mode.
@@ -93,12 +94,16 @@ impl Desired {
 
 impl<A: Addr> Family<A> {
     fn unreachable(&self) -> impl Iterator<Item = (&ObjectName, &Unreachable)> {
-        self.models.iter().flat_map(|(service, model)| model.unreachable.iter().map(move |one| (service, one)))
+        self.models_out_of_reach().flat_map(|(service, model)| model.unreachable.iter().map(move |one| (service, one)))
+    }
+
+    fn models_out_of_reach(&self) -> impl Iterator<Item = (&ObjectName, &Arc<FamilyModel<A>>)> {
+        self.out_of_reach.iter().filter_map(|service| Some((service, self.models.get(service)?)))
     }
 
     /// Returns the backends out of reach whose ports have no other backend.
     fn without_way(&self) -> impl Iterator<Item = (&ObjectName, &Unreachable)> {
-        self.models.iter().filter(|(_, model)| !model.unreachable.is_empty()).flat_map(|(service, model)| {
+        self.models_out_of_reach().flat_map(|(service, model)| {
             let is_served = |one: &Unreachable| {
                 let mut ports =
                     model.ports.iter().filter(|(key, _)| (key.port.get(), key.proto) == (one.port, one.proto));
