@@ -136,7 +136,10 @@ impl AgentHandle {
 
     pub async fn readings(&self) -> Result<Readings> {
         let readings = self.query(Query::Readings).await??;
-        Ok(Readings { services: self.history.service_readings(), ..readings })
+        // The sampler may hold the history's lock.
+        let history = self.history.clone();
+        let services = tokio::task::spawn_blocking(move || history.service_readings());
+        Ok(Readings { services: services.await.context("read the history")?, ..readings })
     }
 
     async fn query<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Query) -> Result<T> {

@@ -86,8 +86,7 @@ pub(crate) async fn history(State(agent): State<AgentHandle>, Query(wanted): Que
     answer(view.await.context("build the view of the history"))
 }
 
-/// Takes a point from the traffic of each Service port since the programs were loaded, on a thread of its own: the loop's has changes to
-/// take in.
+/// Takes a point from the traffic of each Service port since the programs were loaded. A thread of its own does it, lest changes wait.
 async fn sample(agent: &AgentHandle) -> Result<()> {
     let (snapshot, flows) = agent.flows().await?;
     // Services that are listed later would seem to have had all their traffic since.

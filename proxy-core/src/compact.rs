@@ -48,8 +48,8 @@ pub trait Compact: Sized {
     fn uid(&self) -> &str;
 }
 
-/// A Node is kept without most of its status, and without the version of the object. A cluster has few Nodes, but each takes tens of
-/// kilobytes, mostly images, and every heartbeat sends them again: what changes nothing else is no change.
+/// A Node is kept without most of its status, and without its version. A cluster has few Nodes, but each takes tens of kilobytes,
+/// mostly images. A heartbeat sends them again, and is no change.
 impl Compact for Node {
     type Object = Self;
 

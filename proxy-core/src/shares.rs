@@ -36,7 +36,7 @@ pub(crate) struct Shares<A: Addr> {
     levels: [Option<usize>; MAPS],
     left_out: LeftOut<A>,
     /// Set if a model has changed since [`Self::settle`].
-    is_stale: bool,
+    pub(crate) is_stale: bool,
 }
 
 /// The frontends without room, by Service.
@@ -320,6 +320,8 @@ mod tests {
         let more_ports = model(web.tcp(81).into());
         assert!(take_same(&one, &replaced) && one != replaced);
         assert!(!take_same(&first, &one) && !take_same(&one, &two) && !take_same(&two, &more_ports));
+        let older = model(wide("web", 1, 1).tcp(81).created(2).into());
+        assert!(!take_same(&more_ports, &older));
     }
 
     #[test]

@@ -87,7 +87,10 @@ pub fn run(options: &Options, keep: &mut impl Keep) -> Result<()> {
 fn start(options: &Options, by: By, size: (u32, u32), keep: &mut impl Keep) -> Result<()> {
     keep.progress(&format!("{by}, {} Services with {} endpoints each", size.0, size.1));
     if options.may_be_ended {
-        keep.figure(Figure::new(by, size, What::Programmed, Found::Unfinished))?;
+        let of_kpx = [What::Change100P50, What::Restart].into_iter().filter(|_| by == By::Kpx);
+        for what in [What::Programmed, What::FirstFollowsP50].into_iter().chain(of_kpx) {
+            keep.figure(Figure::new(by, size, what, Found::Unfinished))?;
+        }
     }
     let (mut is_programmed, mut kept) = (false, Ok(()));
     let mut put = |what, value: Found| {
@@ -104,7 +107,11 @@ fn start(options: &Options, by: By, size: (u32, u32), keep: &mut impl Keep) -> R
     };
     kept?;
     if let Err(error) = done {
-        let what = if is_programmed { What::Restart } else { What::Programmed };
+        let what = match by {
+            _ if !is_programmed => What::Programmed,
+            By::Kpx => What::Restart,
+            _ => What::FirstFollowsP50,
+        };
         keep.figure(Figure::new(by, size, what, Found::Failed(format!("{error:#}"))))?;
     }
     Ok(())

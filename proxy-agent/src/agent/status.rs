@@ -23,7 +23,7 @@ use proxy_view::status::{
     UnheardStatus, UnreachableStatus,
 };
 
-/// The number of Services and slices that one answer has: those take half a millisecond, and changes wait meanwhile.
+/// The number of Services and slices that one answer has, or nearly. A change may wait for one answer.
 const PART: usize = 512;
 
 impl Agent {

@@ -27,7 +27,7 @@ pub(super) struct Family<A: Addr> {
     /// The frontends whose rows may be out of date: those touched before, and all that depend on them.
     portions: Portions<A>,
     conflicts: Ledger<FrontendKey<A>>,
-    shares: Shares<A>,
+    pub(super) shares: Shares<A>,
     left_out: Ledger<ObjectName>,
     /// The Services with backends out of reach, which only mode host has.
     pub(super) out_of_reach: BTreeSet<ObjectName>,
@@ -59,7 +59,7 @@ impl<A: Addr> Family<A> {
         if old == model.as_ref() {
             return;
         }
-        // Most changes replace endpoints. They leave all shares as they are, and these depend on every Service.
+        // Most changes replace endpoints, and no share depends on which ones. A new division of the room looks at every Service.
         let keeps_share = old.zip(model.as_ref()).is_some_and(|(old, new)| shares::take_same(old, new));
         if model.as_ref().is_some_and(|model| !model.unreachable.is_empty()) {
             self.out_of_reach.insert(service.clone());

@@ -11,7 +11,7 @@ use crate::compact::{EndpointSlice, Service};
 use crate::input::ObjectName;
 use crate::model::{FamilyModel, NodeModel, Skipped};
 
-/// All Services that are served, as of the last sync.
+/// All Services that are served, each as of its part: see [`Desired::snapshot_part`]. The rest is as of the last part.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     pub node: NodeModel,
@@ -69,12 +69,14 @@ impl Desired {
         snapshot
     }
 
-    /// Returns those that are served of the next Services after that name, or of the first ones: so many that they and their slices are
-    /// about `limit`. Changes may come between two parts: each Service is as of its part, and none that is there all along is missing
-    /// or there twice.
+    /// Returns what is served of the next Services after that name, or of the first ones. They and their slices are about `limit`.
+    ///
+    /// Changes may come between two parts. A Service that stays is in one part, and is as of that part. Before the first sync
+    /// there is one part, without Services.
     pub fn snapshot_part(&self, after: Option<&ObjectName>, limit: usize) -> Part {
         let (mut services, mut left, mut last) = (Vec::new(), limit, None);
-        for (name, object) in self.store.services_after(after) {
+        let is_synced = self.passes > 0;
+        for (name, object) in self.store.services_after(after).filter(|_| is_synced) {
             let service = self.served(name, object);
             left = left.saturating_sub(1 + service.as_ref().map_or(0, |service| service.slices.len()));
             services.extend(service);

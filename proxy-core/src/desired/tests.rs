@@ -224,11 +224,30 @@ fn counts_cover_the_state_in_force() {
     assert_eq!(desired.counts(), Counts { v4, v6 });
 }
 
-/// Names of two namespaces and of a Service that comes and goes: a part begins after a name, whether or not it is still there.
+#[test]
+fn replaced_endpoints_divide_no_room() {
+    let of = |ip: &str| slice("web-1", "web").tcp(8080).ready(ip);
+    let mut desired = desired([service("web").cluster_ip("10.96.0.1").tcp(80).into(), of("10.244.0.1").into()]);
+    desired.sync();
+    let divided = [of("10.244.0.2"), of("10.244.0.2").ready("10.244.0.3")].map(|slice| {
+        desired.apply(slice.into());
+        let _models = desired.read();
+        let is_stale = desired.v4.shares.is_stale;
+        desired.sync();
+        is_stale
+    });
+    assert_eq!(divided, [false, true]);
+}
+
+/// A part begins after a name, also if that Service has gone.
 #[test]
 fn changes_come_between_parts_of_a_snapshot() {
     let of = |name: &str, last: u8| service(name).cluster_ip(&format!("10.96.0.{last}")).tcp(80);
     let mut desired = desired([of("a/x", 1).into(), of("b/v", 2).into(), of("b/w", 3).into(), of("c/y", 4).into()]);
+    assert!(
+        Snapshot::default().take(desired.snapshot_part(None, 1)).is_none(),
+        "no part has Services before the first sync"
+    );
     desired.sync();
     let mut snapshot = Snapshot::default();
     let first = snapshot.take(desired.snapshot_part(None, 2)).expect("two more");

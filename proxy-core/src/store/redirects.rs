@@ -62,6 +62,11 @@ impl Redirects {
         let [mut objects, mut stand_ins] =
             [services, &self.of_addresses].map(|services| services.range::<ObjectName, _>(after).peekable());
         from_fn(move || match (objects.peek(), stand_ins.peek()) {
+            // A manifest may give a Service the name of a stand-in.
+            (Some((object, _)), Some((stand_in, _))) if stand_in == object => {
+                stand_ins.next();
+                objects.next()
+            }
             (Some((object, _)), Some((stand_in, _))) if stand_in < object => stand_ins.next(),
             (Some(_), _) => objects.next(),
             (None, _) => stand_ins.next(),

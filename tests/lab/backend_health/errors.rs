@@ -1,5 +1,6 @@
 //! ICMP errors in place of a backend's answer: they count where the backend's own packets would come from, and from no one else.
 
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -119,10 +120,16 @@ impl Lab<'_> {
     /// Returns the client as the backend sees it: the node's own connections get another port.
     fn source(&self, client: SocketAddr, backend: SocketAddr) -> Result<SocketAddr> {
         let run_dir = self.agent.run_dir().display();
-        let listed = kpx(self.agent.ns(), &format!("flows --backend {} -o json --run-dir {run_dir}", backend.ip()))?;
-        let flows: Vec<FlowView> = serde_json::from_slice(&listed.stdout).with_context(|| format!("{listed:?}"))?;
-        let flow = flows.iter().find(|flow| flow.client == client && flow.backend == backend);
-        Ok(flow.with_context(|| format!("no flow of {client}: {flows:?}"))?.source)
+        let command = format!("flows --backend {} -o json --run-dir {run_dir}", backend.ip());
+        let source = Cell::new(None);
+        wait_until(DEADLINE, "the SYN has a flow", || {
+            let listed = kpx(self.agent.ns(), &command)?;
+            let flows: Vec<FlowView> = serde_json::from_slice(&listed.stdout).with_context(|| format!("{listed:?}"))?;
+            let flow = flows.iter().find(|flow| flow.client == client && flow.backend == backend);
+            source.set(flow.map(|flow| flow.source));
+            Ok(flow.is_some())
+        })?;
+        source.get().context("a flow")
     }
 }
 

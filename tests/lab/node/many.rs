@@ -12,7 +12,7 @@ const SERVICES: usize = 700;
 
 #[test]
 fn cli_lists_each_of_many_services_once() -> Result<()> {
-    let node = NetNs::machine("many")?;
+    let node = NetNs::machine("parts")?;
     let agent = Agent::start_alone(&node, &[("many", &services()?)], "")?.healthy()?;
     wait_until(DEADLINE, "all Services are in force", || {
         Ok(agent.typed_status()?.tables.get("IPv4").is_some_and(|table| table.services == SERVICES))

@@ -26,8 +26,8 @@ pub(crate) struct Options {
     #[arg(long, default_value = "nftables")]
     beside: String,
     /// The parts to measure: clusters, first (packets)
-    #[arg(long, default_value = "clusters")]
-    only: String,
+    #[arg(long, default_value = "clusters", value_delimiter = ',', value_parser = ["clusters", "first"])]
+    only: Vec<String>,
     /// Numbers of Services for the latency of first packets
     #[arg(long, default_value = "1000,10000")]
     first: String,
@@ -68,6 +68,7 @@ pub(crate) fn run(options: &Options, mut keep: impl FnMut(Measured) -> Result<()
         let (kernel, tools) = icount::fetch(series)?;
         let Options { sizes, beside, only, first, connections, rate, tool_limit, .. } = options;
         let &Options { limit, memory_gib, .. } = options;
+        let only = only.join(",");
         let suite = format!(
             "scale - /bin/bench scale --guest --only {only} --sizes {sizes} --beside {beside} --first {first} \
              --connections {connections} --rate {rate} --limit {tool_limit}\n"

@@ -41,7 +41,7 @@ pub(crate) struct Args {
     /// Connections for each of them
     #[arg(long, default_value_t = 12_000)]
     connections: u32,
-    /// Print records, for the host of a virtual machine, which may end it before its end
+    /// Print records, for the host of a virtual machine that may end the run
     #[arg(long, hide = true)]
     guest: bool,
     /// A kube-proxy, to be measured as well; 1.31 or later has the mode nftables

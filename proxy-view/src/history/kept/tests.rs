@@ -1,7 +1,8 @@
 //! Tests of the points on made-up moments.
 
-use proxy_common::addr::Proto;
 use std::collections::BTreeSet;
+
+use proxy_common::addr::Proto;
 
 use super::*;
 
