@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
 use futures::{Stream, StreamExt};
@@ -10,9 +11,14 @@ use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMes
 use netlink_packet_route::RouteNetlinkMessage;
 pub use rtnetlink::Handle;
 use rtnetlink::sys::SocketAddr;
+use tokio::time::sleep;
 
 /// The number of attempts at a dump that changes interrupt.
 const DUMP_TRIES: u32 = 5;
+
+/// The number of attempts at a dump beside another one of its socket, and the pause before the next: a second in all.
+const BUSY_TRIES: u32 = 200;
+const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
 /// Opens a netlink socket in the network namespace of this thread. The future is its driver. Only while it is polled do
 /// requests get answers, and it ends only when the socket fails or every handle is gone.
@@ -41,19 +47,30 @@ pub fn namespace() -> anyhow::Result<PathBuf> {
 ///
 /// Changes during a dump may hide entries that did not change, so the dump is repeated. On a node that changes all the
 /// time the last attempt counts: events announce the changes, and every caller repeats its dump later anyway.
+///
+/// The kernel runs one dump of a socket at a time, and refuses the next with `EBUSY` (`__netlink_dump_start` in
+/// net/netlink/af_netlink.c). Handles share a socket, so that dump waits. Before Linux 6.9 each dump takes two reads.
 pub(crate) async fn dump<T>(
     handle: &Handle,
     request: RouteNetlinkMessage,
     pick: impl Fn(RouteNetlinkMessage) -> Option<T>,
 ) -> io::Result<Vec<T>> {
-    let mut items = Vec::new();
-    for _ in 0..DUMP_TRIES {
-        items.clear();
-        if dump_once(handle, &request, &pick, &mut items).await? {
-            break;
+    let (mut tries, mut busy_tries) = (0, 0);
+    loop {
+        let mut items = Vec::new();
+        match dump_once(handle, &request, &pick, &mut items).await {
+            Err(error) if error.raw_os_error() == Some(nix::libc::EBUSY) && busy_tries < BUSY_TRIES => {
+                busy_tries += 1;
+                sleep(BUSY_PAUSE).await;
+            }
+            found => {
+                tries += 1;
+                if found? || tries == DUMP_TRIES {
+                    return Ok(items);
+                }
+            }
         }
     }
-    Ok(items)
 }
 
 /// Dumps once. Returns true if the dump is consistent.

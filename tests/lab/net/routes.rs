@@ -5,9 +5,11 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use futures::poll;
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_net::addr::default_route;
 use proxy_net::anchor;
+use proxy_net::connect;
 use proxy_net::route::{MAIN, Report, Route, Routes};
 use serde_json::Value;
 
@@ -155,6 +157,25 @@ fn a_thousand_host_routes_are_written() {
         ensure!(delays.iter().min() < Some(&Duration::from_millis(50)), "one route more took {delays:?}");
         ensure!(ours().await?.len() == 1_005);
         ensure!(routes.verify(&want).await? == Report::default());
+        Ok(())
+    });
+}
+
+/// The kernel refuses a dump beside another one of its socket. The second one is sent before the first one is read.
+#[test]
+fn dumps_of_one_socket_wait_for_each_other() {
+    in_netns(async {
+        node().await?;
+        let (connection, handle) = connect()?;
+        let mut connection = Box::pin(connection);
+        let mut list = Box::pin(default_route::<Addr4>(&handle));
+        let mut beside = Box::pin(default_route::<Addr4>(&handle));
+        for sent in [&mut list, &mut beside] {
+            ensure!(poll!(sent).is_pending() && poll!(&mut connection).is_pending());
+        }
+        tokio::spawn(connection);
+        let (list, beside) = tokio::join!(list, beside);
+        ensure!(list?.is_none() && beside?.is_none());
         Ok(())
     });
 }
