@@ -49,7 +49,7 @@ pub fn namespace() -> anyhow::Result<PathBuf> {
 /// time the last attempt counts: events announce the changes, and every caller repeats its dump later anyway.
 ///
 /// The kernel runs one dump of a socket at a time, and refuses the next with `EBUSY` (`__netlink_dump_start` in
-/// net/netlink/af_netlink.c). Handles share a socket, so that dump waits. Before Linux 6.9 each dump takes two reads.
+/// net/netlink/af_netlink.c). Handles share a socket, so a refused dump is tried again.
 pub(crate) async fn dump<T>(
     handle: &Handle,
     request: RouteNetlinkMessage,
