@@ -23,8 +23,9 @@ use testbed::apiserver::{ApiServer, Options};
 use testbed::http::METRICS;
 use testbed::netns::NetNs;
 
-/// The time that the agent may take for its start.
-const DEADLINE: Duration = Duration::from_secs(120);
+/// The time that the agent may take for its start. An emulated machine takes minutes for 100,000 Services.
+const DEADLINE: Duration = Duration::from_secs(600);
+
 pub(crate) struct Fixture {
     pub(crate) server: ApiServer,
     dir: TempDir,
