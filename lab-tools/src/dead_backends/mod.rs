@@ -30,6 +30,8 @@ const SLOW: Duration = Duration::from_millis(1_200);
 #[derive(Clone, Debug)]
 pub struct Options {
     pub means: Vec<Means>,
+    /// The nodes of the dead backends. Only kpx in mode `on` looks at nodes: other means have one row for both.
+    pub places: Vec<Place>,
     /// The numbers of clients, each an address of one of the pods: the programs know a client by its address.
     pub clients: Vec<u8>,
     /// Connections a second, of all clients.
@@ -50,10 +52,31 @@ pub enum Means {
     KpxOn,
 }
 
+/// The nodes of the backends that are cut off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// All ten are one node's, and other nodes have the others.
+    #[default]
+    OneNode,
+    /// One of ten on each node.
+    EachNode,
+}
+
+impl Place {
+    /// Returns the node of a backend: every tenth one is cut off.
+    fn node(self, nth: u8) -> String {
+        format!("m{}", if self == Self::OneNode { nth % DEAD } else { nth / DEAD })
+    }
+}
+
 /// The outcome of the connections that began after the cut.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     pub means: Means,
+    /// Records of earlier runs have none, because no rule looked at nodes.
+    #[serde(default)]
+    pub place: Option<Place>,
     pub clients: u8,
     pub connections: usize,
     /// The connections slower than 1.2 s, and those of them that failed.
@@ -74,19 +97,21 @@ pub struct Row {
 /// Measures each of the means with each number of clients. Needs root.
 pub fn run(options: &Options, keep: &mut impl FnMut(Row) -> Result<()>) -> Result<()> {
     for &means in &options.means {
-        for &clients in &options.clients {
-            keep(of(options, means, clients).with_context(|| format!("{means}, {clients} clients"))?)?;
+        for &place in if means == Means::KpxOn { &options.places[..] } else { &[Place::OneNode] } {
+            for &clients in &options.clients {
+                keep(of(options, (means, place), clients).with_context(|| format!("{means}, {clients} clients"))?)?;
+            }
         }
     }
     Ok(())
 }
 
-fn of(options: &Options, means: Means, clients: u8) -> Result<Row> {
+fn of(options: &Options, (means, place): (Means, Place), clients: u8) -> Result<Row> {
     let lab = Lab::start(Layout::Routed)?;
     backends(&lab)?;
     add_clients(&lab, clients)?;
     let cluster = Cluster::with_manifests(&lab)?;
-    objects().iter().try_for_each(|object| cluster.put(object))?;
+    objects(place).iter().try_for_each(|object| cluster.put(object))?;
     let kpx = |mode: &str| {
         Agent::start_with(&lab, &lab.n1, cluster.source(), &[format!("--backend-health={mode}")]).map(Some)
     };
@@ -97,10 +122,10 @@ fn of(options: &Options, means: Means, clients: u8) -> Result<Row> {
     };
     let (dials, begun) = measure(options, &lab, clients)?;
     agent.map_or(Ok(()), Agent::stop)?;
-    Ok(row(means, clients, &dials, &begun))
+    Ok(row((means, place), clients, &dials, &begun))
 }
 
-fn row(means: Means, clients: u8, dials: &[Dialled], begun: &Begun) -> Row {
+fn row((means, place): (Means, Place), clients: u8, dials: &[Dialled], begun: &Begun) -> Row {
     let of_all = |what: &dyn Fn(&Dialled) -> bool| dials.iter().filter(|dialled| what(dialled)).count();
     let mut times: Vec<_> = dials.iter().map(|it| it.took).collect();
     times.sort_unstable();
@@ -108,6 +133,7 @@ fn row(means: Means, clients: u8, dials: &[Dialled], begun: &Begun) -> Row {
     let percent = |[dead, all]: &[usize; 2]| *dead as f64 * 100.0 / (*all).max(1) as f64;
     Row {
         means,
+        place: (means == Means::KpxOn).then_some(place),
         clients,
         connections: dials.len(),
         slower: of_all(&|it| it.took > SLOW),
@@ -249,10 +275,11 @@ fn backends(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn objects() -> [Object; 2] {
+fn objects(place: Place) -> [Object; 2] {
     let cluster_ip = SERVICE_CIDR.host(10).v4;
     let port = json!({ "name": "tcp", "protocol": "TCP", "port": 80, "targetPort": PORT });
-    let endpoint = |nth| json!({ "addresses": [address(nth)], "conditions": { "ready": true }, "nodeName": "n2" });
+    let endpoint =
+        |nth| json!({ "addresses": [address(nth)], "conditions": { "ready": true }, "nodeName": place.node(nth) });
     let endpoints: Vec<_> = (0..BACKENDS).map(endpoint).collect();
     let labels = json!({ "kubernetes.io/service-name": "web" });
     [

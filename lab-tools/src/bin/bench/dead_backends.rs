@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use lab_tools::dead_backends::{self, Means, Options};
+use lab_tools::dead_backends::{self, Means, Options, Place};
 
 use crate::record::{Record, Writer, show};
 use crate::report::dead;
@@ -19,6 +19,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, results: &Path) -> Result<()> {
     let options = Options {
         means: vec![Means::Nftables, Means::KpxOff, Means::KpxOn],
+        places: vec![Place::OneNode, Place::EachNode],
         clients: vec![2, 10],
         per_second: 500,
         before: Duration::from_secs(2),

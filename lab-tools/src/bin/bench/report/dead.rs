@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lab_tools::dead_backends::{Means, Row};
+use lab_tools::dead_backends::{Means, Place, Row};
 
 use super::figures::{machine, markdown};
 use crate::record::{Record, Table};
@@ -27,18 +27,30 @@ pub(super) fn text(records: &[Record]) -> String {
     format!("{}\n\n{}", machine(records), markdown(&table.header, &table.rows))
 }
 
-/// Returns a row for each means and number of clients. A cell has the figures of all runs where they differ.
+/// What a row of the table has been measured with, but for the number of clients.
+type Case = (Means, Option<Place>);
+
+/// Returns a row for each case and number of clients. A cell has the figures of all runs where they differ.
 pub(crate) fn table(rows: &[Row]) -> Table {
-    let mut cells: BTreeMap<(Means, u8), Vec<&Row>> = BTreeMap::new();
+    let mut cells: BTreeMap<(Case, u8), Vec<&Row>> = BTreeMap::new();
     for row in rows {
-        cells.entry((row.means, row.clients)).or_default().push(row);
+        cells.entry(((row.means, row.place), row.clients)).or_default().push(row);
     }
     let mut before = None;
-    let line = |((means, clients), runs): (&(Means, u8), &Vec<&Row>)| {
-        let name = if before.replace(*means) == Some(*means) { String::new() } else { means.to_string() };
+    let line = |((case, clients), runs): (&(Case, u8), &Vec<&Row>)| {
+        let name = if before.replace(*case) == Some(*case) { String::new() } else { name(*case) };
         [name, clients.to_string()].into_iter().chain(figures(runs)).collect()
     };
     Table { header: HEADER.map(str::to_owned).into(), rows: cells.iter().map(line).collect() }
+}
+
+fn name((means, place): Case) -> String {
+    let place = match place {
+        Some(Place::OneNode) => ": all ten on one node",
+        Some(Place::EachNode) => ": one on each of ten nodes",
+        None => "",
+    };
+    format!("{means}{place}")
 }
 
 fn figures(runs: &[&Row]) -> [String; 8] {
@@ -104,6 +116,7 @@ mod tests {
     fn cell_has_the_figures_of_all_runs_where_they_differ() {
         let of = |means, slower, one_syn_more, avoided, dead_percent: [f64; 6]| Row {
             means,
+            place: (means == Means::KpxOn).then_some(Place::OneNode),
             clients: 2,
             connections: 5_000,
             slower,
@@ -124,7 +137,7 @@ mod tests {
         let table: Vec<_> = table(&rows).rows.iter().map(|row| row.join(" | ")).collect();
         let expected = [
             "nftables, as kube-proxy writes it | 2 | 10.1, 10.2 % | all of these | 0 | 9.6, 7.8 % | 11.7, 8.6 % | 9.0 to 12.2 % | never | never",
-            "kpx, `on` | 2 | 0, 0.02 % | 0 | 1.24 % | 7.6, 8.4 % | 0.40 % | 0 | median 0.64, 0.77 s | 1.61, 1.78 s",
+            "kpx, `on`: all ten on one node | 2 | 0, 0.02 % | 0 | 1.24 % | 7.6, 8.4 % | 0.40 % | 0 | median 0.64, 0.77 s | 1.61, 1.78 s",
         ];
         assert_eq!(table, expected);
     }
