@@ -176,6 +176,14 @@ impl Votes {
         Self(self.0 & !Self::FAILURES | more | 1 << (u8::BITS + place))
     }
 
+    /// Adds the failures of another backend.
+    #[must_use]
+    pub const fn together(self, other: Self) -> Self {
+        let failures = self.failures() + other.failures();
+        let failures = if failures < Self::FAILURES { failures } else { Self::FAILURES };
+        Self((self.0 | other.0) & !Self::FAILURES | failures)
+    }
+
     pub const fn failures(self) -> u32 {
         self.0 & Self::FAILURES
     }
@@ -351,6 +359,9 @@ mod tests {
         assert_eq!((outside.failures(), outside.clients()), (100, 1), "clients outside are one");
         all = all.with(Voter(u8::MAX));
         assert_eq!(all.failures(), 129, "any number is a client");
+        let together = Votes::NONE.with(Voter(1)).with(Voter(2)).together(Votes::NONE.with(Voter(2)));
+        assert_eq!((together.failures(), together.clients()), (3, 2));
+        assert_eq!(all.together(all).failures(), 255, "no more fit");
     }
 
     #[test]

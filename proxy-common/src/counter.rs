@@ -236,10 +236,12 @@ pub enum Event {
     EndIgnored,
     /// A backend has refused a connection, or sent nothing until the client's SYN came again or an ICMP error came.
     BackendFailed,
+    /// A client's SYN came for a backend that is always prompt, and owes another SYN its answer for longer than it ever takes.
+    BackendOwes,
 }
 
 impl Event {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::FlowOpened,
         Self::FlowMoved,
         Self::FlowForgotten,
@@ -254,6 +256,7 @@ impl Event {
         Self::PortMoved,
         Self::EndIgnored,
         Self::BackendFailed,
+        Self::BackendOwes,
     ];
 
     pub const fn name(self) -> &'static str {
@@ -272,6 +275,7 @@ impl Event {
             Self::PortMoved => "port_moved",
             Self::EndIgnored => "end_ignored",
             Self::BackendFailed => "backend_failed",
+            Self::BackendOwes => "backend_owes",
         }
     }
 }

@@ -27,6 +27,7 @@ mod portions;
 mod redirects;
 mod snapshot;
 mod turns;
+mod unresponsive;
 
 use family::{Family, addresses, externals};
 use followers::Followers;

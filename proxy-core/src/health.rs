@@ -10,6 +10,7 @@
 //! ```
 //!
 //! A trial is a moment in which the backend takes connections, and the time until the clients' next SYN. So a dead backend costs few of them.
+//! A node whose backends all owe an answer ([`are_unresponsive`]) has them silent at once, and each comes back by its own trial.
 //!
 //! No function here knows whether silent backends are left out: under mode `observe` they are told of and serve on.
 
@@ -23,6 +24,10 @@ use proxy_common::frontend::{Backend, FrontendKey};
 
 #[cfg(test)]
 mod tests;
+mod unresponsive;
+
+pub use unresponsive::Owed;
+pub(crate) use unresponsive::are_unresponsive;
 
 /// What follows from a silent backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -142,7 +147,12 @@ pub struct Reading {
     pub votes: Votes,
     /// The connections that the backend has answered: any other number than before says that it has answered.
     pub answered: u64,
+    /// None if it was sent no SYN of late that the programs noted.
+    pub owed: Option<Owed>,
 }
+
+/// What the programs have counted of the backends with votes, of those with SYNs of late, and of those that the judge knows.
+pub type Readings = BTreeMap<Path, Reading>;
 
 /// What is known of all backends of this node that have failed of late.
 #[derive(Debug, Default)]
@@ -182,34 +192,27 @@ enum State {
 }
 
 impl Judge {
-    /// Takes in the votes of all backends that have any, at a moment of any clock that does not go back. `is_backend` tells whether a path
-    /// leads to a backend of now.
+    /// Takes in what was counted, at a moment of any clock that does not go back. Backends that are `unresponsive` with all of their node are silent
+    /// without failures of their own. `is_backend` tells whether a path leads to a backend of now.
     pub fn read(
         &mut self,
-        readings: impl IntoIterator<Item = (Path, Reading)>,
+        readings: &Readings,
+        unresponsive: &BTreeSet<Path>,
         now: Duration,
         is_backend: impl Fn(&Path) -> bool,
     ) -> Vec<Change> {
-        let readings: BTreeMap<_, _> =
-            readings.into_iter().filter(|(_, reading)| reading.votes != Votes::NONE).collect();
         for (_, judged) in self.backends.iter_mut().filter(|(path, _)| !readings.contains_key(path)) {
-            judged.answers();
+            judged.has_no_row();
         }
         for (path, reading) in readings {
-            let failures = reading.votes.failures();
-            let before = Reading { votes: if self.has_begun { Votes::NONE } else { reading.votes }, ..reading };
-            let judged = self.backends.entry(path).or_insert_with(|| Judged::new(before, now));
-            if !is_backend(&path) {
-                // Its address may come again, with another pod.
-                *judged = Judged::new(reading, now);
-                continue;
+            self.take_in(*path, *reading, now, is_backend(path));
+        }
+        for path in unresponsive.iter().filter(|path| self.has_begun && is_backend(path)) {
+            let reading = readings.get(path).copied().unwrap_or(Reading::NOTHING);
+            let judged = self.backends.entry(*path).or_insert_with(|| Judged::new(reading, now));
+            if judged.state == State::Serving {
+                judged.strike(now);
             }
-            if reading.answered != judged.answered {
-                judged.answers();
-                // What has failed since that answer, and before this reading, came from clients who send fast.
-                (judged.failures, judged.answered) = (failures, reading.answered);
-            }
-            judged.fails(reading.votes, now);
         }
         self.has_begun = true;
         let news = self.backends.iter_mut().filter_map(|(path, judged)| Some((*path, judged.news(now)?)));
@@ -220,6 +223,31 @@ impl Judge {
         self.pass(now);
         self.backends.retain(|path, judged| judged.is_worth_keeping(now) && (judged.failures > 0 || is_backend(path)));
         changes
+    }
+
+    fn take_in(&mut self, path: Path, reading: Reading, now: Duration, is_backend: bool) {
+        let has_votes = reading.votes != Votes::NONE;
+        if !has_votes && !self.knows(&path) {
+            return;
+        }
+        let before = Reading { votes: if self.has_begun { Votes::NONE } else { reading.votes }, ..reading };
+        let judged = self.backends.entry(path).or_insert_with(|| Judged::new(before, now));
+        if !is_backend {
+            // Its address may come again, with another pod.
+            *judged = Judged::new(reading, now);
+            return;
+        }
+        if reading.answered != judged.answered || !has_votes && judged.failures > 0 {
+            judged.answers();
+            // What has failed since that answer, and before this reading, came from clients who send fast.
+            (judged.failures, judged.answered) = (reading.votes.failures(), reading.answered);
+        }
+        judged.fails(reading.votes, now);
+    }
+
+    /// Returns true if the next reading should have this backend, with votes or without.
+    pub fn knows(&self, path: &Path) -> bool {
+        self.backends.contains_key(path)
     }
 
     /// Begins and ends trials whose time has come.
@@ -249,8 +277,13 @@ impl Judge {
     }
 }
 
+impl Reading {
+    /// Of a backend that was never dialled.
+    const NOTHING: Self = Self { votes: Votes::NONE, answered: 0, owed: None };
+}
+
 impl Judged {
-    const fn new(Reading { votes, answered }: Reading, now: Duration) -> Self {
+    const fn new(Reading { votes, answered, .. }: Reading, now: Duration) -> Self {
         Self {
             failures: votes.failures(),
             answered,
@@ -287,6 +320,14 @@ impl Judged {
         self.failures = 0;
         self.window.1 = 0;
         self.state = State::Serving;
+    }
+
+    /// Takes in that the programs count nothing of it: its row is gone, or there never was one.
+    const fn has_no_row(&mut self) {
+        if self.failures > 0 || self.answered > 0 {
+            self.answers();
+            self.answered = 0;
+        }
     }
 
     /// Takes in what has failed since the last answer.

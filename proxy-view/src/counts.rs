@@ -60,6 +60,7 @@ const fn fate_of_event(event: Event) -> (&'static str, &'static str) {
         Event::BackendFailed => {
             ("unanswered", "a backend refused a connection, did not answer its SYN, or was unreachable")
         }
+        Event::BackendOwes => ("unanswered", "a SYN followed another one that its backend has not answered for 0.3 s"),
     }
 }
 

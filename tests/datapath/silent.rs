@@ -98,6 +98,17 @@ fn overdue_backend_gets_no_new_flows_until_it_answers() -> Result<()> {
     Ok(())
 }
 
+/// Its machine is there: a node is not cut off where only some pods have no server.
+#[test]
+fn backend_that_refuses_owes_no_answer() -> Result<()> {
+    for mut fixture in services()? {
+        fixture.rows("silent::backend_that_refuses_owes_no_answer/refuses")?;
+        age_asked(&fixture, 400)?;
+        fixture.rows("silent::backend_that_refuses_owes_no_answer/next")?;
+    }
+    Ok(())
+}
+
 /// Nothing else than the sweep takes such rows away.
 #[test]
 fn sweep_removes_old_rows_of_asked_backends() -> Result<()> {

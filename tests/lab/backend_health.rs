@@ -13,6 +13,7 @@ use testbed::served_lab::ServedLab;
 mod errors;
 mod late;
 mod observed;
+mod unresponsive;
 mod waves;
 
 const PORT: u16 = 8080;

@@ -96,7 +96,9 @@ impl Fixture {
         let before = std::mem::replace(&mut self.counts, counts);
         let (mut events, reasons) = self.counts.since(&before)?;
         // A slow machine sends a SYN again after its backend's time is over.
-        events.retain(|event| !matches!(event, Event::FlowOpened | Event::FlowMoved | Event::BackendFailed));
+        events.retain(|event| {
+            !matches!(event, Event::FlowOpened | Event::FlowMoved | Event::BackendFailed | Event::BackendOwes)
+        });
         match (outcome.verdict, reasons.as_slice(), events.as_slice()) {
             (Verdict::Pass, [reason], []) => {
                 ensure!(outcome.packet == sent, "passed for {reason:?}, but changed");

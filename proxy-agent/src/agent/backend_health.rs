@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use proxy_common::counter::Event;
-use proxy_core::health::{Change, Judge, Path};
+use proxy_core::desired::Desired;
+use proxy_core::health::{Change, Judge};
 use proxy_datapath::{Counters, VoteReader};
 use proxy_source::health::Problem;
 use proxy_view::status::SilentStatus;
@@ -15,7 +16,7 @@ use tracing::{info, warn};
 use super::Agent;
 use crate::lost_nodes::EndpointPlaces;
 
-/// The time between two looks at the programs' counter of failures, which costs next to nothing.
+/// The time between two looks at the programs' counters of failures and of late backends, which costs next to nothing.
 const PERIOD: Duration = Duration::from_millis(200);
 /// The part of the time that may go into reading what failed.
 const SHARE: u32 = 20;
@@ -31,8 +32,8 @@ pub(super) struct BackendHealth {
     votes: VoteReader,
     started: Instant,
     due: Instant,
-    /// The number of failures at the last reading; None before the first.
-    failed: Option<u64>,
+    /// The failures and the SYNs for late backends at the last reading; None before the first.
+    counted: Option<[u64; 2]>,
     /// The places of endpoints, whose nodes may be lost.
     places: Option<EndpointPlaces>,
 }
@@ -40,7 +41,7 @@ pub(super) struct BackendHealth {
 impl BackendHealth {
     pub(super) fn new(votes: VoteReader) -> Self {
         let now = Instant::now();
-        Self { judge: Judge::default(), votes, started: now, due: now, failed: None, places: None }
+        Self { judge: Judge::default(), votes, started: now, due: now, counted: None, places: None }
     }
 
     /// Takes in that a pass has taken in changes.
@@ -54,16 +55,18 @@ impl BackendHealth {
     }
 
     /// Reads the votes, unless nothing can have changed.
-    fn read(&mut self, counters: &Counters, is_backend: impl Fn(&Path) -> bool) -> Result<Vec<Change>> {
+    fn read(&mut self, counters: &Counters, desired: &Desired) -> Result<Vec<Change>> {
         let began = Instant::now();
         self.due = began + PERIOD;
-        let failed = counters.event(Event::BackendFailed)?;
-        if self.failed == Some(failed) && !self.judge.waits() {
+        let counted = [counters.event(Event::BackendFailed)?, counters.event(Event::BackendOwes)?];
+        if self.counted == Some(counted) && !self.judge.waits() {
             return Ok(Vec::new());
         }
-        let votes = self.votes.read()?;
-        self.failed = Some(failed);
-        let changes = self.judge.read(votes, self.started.elapsed(), is_backend);
+        let Self { judge, votes, .. } = self;
+        let (readings, boot_ns) = votes.read(|path| judge.knows(path))?;
+        self.counted = Some(counted);
+        let unresponsive = desired.unresponsive(&readings, boot_ns);
+        let changes = judge.read(&readings, &unresponsive, self.started.elapsed(), |path| desired.is_backend(path));
         self.due = self.due.max(began + began.elapsed() * SHARE);
         Ok(changes)
     }
@@ -85,7 +88,7 @@ impl Agent {
             return Ok(());
         }
         backend_health.places.iter_mut().for_each(|places| places.tell(desired));
-        let read = backend_health.read(counters, |path| desired.is_backend(path));
+        let read = backend_health.read(counters, desired);
         let concerns_any = desired.set_aside(backend_health.judge.silent());
         let told = read.map(|changes| self.tell_changes(&changes));
         self.record(&Problem::BackendHealth, told);

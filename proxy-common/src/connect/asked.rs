@@ -1,8 +1,8 @@
 //! The SYNs that a backend owes an answer: evidence against it before any of them comes again.
 //!
-//! A row of `CONNECTS` with [`Asked::PROTO`] in its key has them, beside the row that counts. Of its value, `units` is the other row's when the
-//! last SYN went to the backend. The sum grows with each answer, so another number says that the backend has answered since. `refused` has
-//! the [`Asked`]. The agent's sweep removes such rows once they are old.
+//! A row of `CONNECTS` with [`Asked::PROTO`] in its key has them, beside the row that counts. Of its value, `units` is [`Connects::heard`] of the
+//! other row when the last SYN went to the backend: another number says that the backend has answered since. `refused` has the [`Asked`], and
+//! `unanswered` the [`DialTime`] of the last SYN. The agent's sweep removes such rows once they are old.
 
 use super::{BUCKETS, Connects, DialTime, UNIT_NANOS, Voter, Votes};
 use crate::addr::Proto;
@@ -27,11 +27,13 @@ impl Asked {
     /// The seconds after the last SYN from which on a row says nothing any more.
     pub const OLD_SECS: u32 = 3;
 
-    const fn votes(self) -> Votes {
+    /// Returns the SYNs as failures, and their clients.
+    pub const fn votes(self) -> Votes {
         Votes(self.0 as u32)
     }
 
-    const fn waited(self, boot_ns: u64) -> u32 {
+    /// Returns the units since the moment that counts.
+    pub const fn waited(self, boot_ns: u64) -> u32 {
         DialTime((self.0 >> u32::BITS) as u32).units_until(boot_ns)
     }
 
@@ -47,14 +49,25 @@ impl Asked {
         Self(since << u32::BITS | votes.0 as u64)
     }
 
-    /// Returns true if two clients wait for longer than a prompt backend takes.
+    /// Returns true if a client waits for longer than a prompt backend takes.
+    #[inline(always)]
+    pub const fn is_late(self, boot_ns: u64) -> bool {
+        let waited = self.waited(boot_ns);
+        self.votes().failures() > 0 && waited >= Self::OVERDUE && waited < Self::OLD
+    }
+
+    /// Returns true if two clients wait for so long, with enough SYNs for a verdict.
     #[inline(always)]
     pub const fn is_overdue(self, boot_ns: u64) -> bool {
-        let waited = self.waited(boot_ns);
-        self.votes().failures() >= Self::SYNS
-            && self.votes().clients() >= Self::CLIENTS
-            && waited >= Self::OVERDUE
-            && waited < Self::OLD
+        self.is_late(boot_ns) && self.votes().is_verdict()
+    }
+}
+
+impl Votes {
+    /// Returns true if these SYNs, which owe an answer for long enough, speak against their backends.
+    #[inline(always)]
+    pub const fn is_verdict(self) -> bool {
+        self.failures() >= Asked::SYNS && self.clients() >= Asked::CLIENTS
     }
 }
 
@@ -64,6 +77,17 @@ const LATE: usize = 11;
 const LATE_OF: u64 = 64;
 
 impl Connects {
+    /// Returns a number that each answer of the backend changes, be it a RST.
+    #[inline(always)]
+    pub const fn heard(units: u64, refused: u64) -> u64 {
+        units.wrapping_add(refused)
+    }
+
+    /// Returns what a row of [`Asked::PROTO`] has: the SYNs, and the moment of the last one.
+    pub const fn asked(&self) -> (Asked, DialTime) {
+        (Asked(self.refused), DialTime(self.unanswered as u32))
+    }
+
     /// Returns true if the backend has answered, and hardly ever late.
     #[inline(always)]
     pub fn is_prompt(&self) -> bool {
@@ -101,6 +125,16 @@ mod tests {
         for syns in [&[(0, 1), (1, 1), (2, 1), (3, 1)][..], &[(0, 1), (1, 2)], &[(0, 1)], &[]] {
             assert_eq!(overdue(asked(syns)), [0; 0], "{syns:?}");
         }
+    }
+
+    #[test]
+    fn one_syn_is_late_as_soon_as_it_has_waited() {
+        let late = |asked: Asked| {
+            let late: Vec<u64> = (25..6_000).step_by(50).filter(|ms| asked.is_late(START + ms * MS)).collect();
+            (late.first().copied(), late.last().copied())
+        };
+        assert_eq!(late(asked(&[(0, 1)])), (Some(325), Some(2_475)));
+        assert_eq!(late(Asked::NOTHING), (None, None));
     }
 
     #[test]

@@ -20,7 +20,7 @@ impl Desired {
             return false;
         }
         let services: BTreeSet<_> =
-            self.options.aside.symmetric_difference(&silent).filter_map(|path| self.service_of(path)).collect();
+            self.options.aside.symmetric_difference(&silent).filter_map(|path| self.service_of(path.service)).collect();
         let silent = Arc::new(silent);
         self.node.aside = Arc::clone(&silent);
         self.options.aside = silent;
@@ -57,11 +57,12 @@ impl Desired {
 
     /// Returns the Service of a path.
     pub fn service_at(&self, path: &Path) -> Option<ObjectRef> {
-        Some(model::claimant(&self.service_of(path)?))
+        Some(model::claimant(&self.service_of(path.service)?))
     }
 
-    fn service_of(&self, path: &Path) -> Option<ObjectName> {
-        let (ip, port) = (path.service.ip(), Port::new(path.service.port()));
+    /// Returns the Service of a TCP port.
+    pub(super) fn service_of(&self, port: SocketAddr) -> Option<ObjectName> {
+        let (ip, port) = (port.ip(), Port::new(port.port()));
         let v4 = Addr4::from_ip(ip).and_then(|addr| self.v4.claimant(&FrontendKey::new(addr, port, Proto::TCP)));
         let v6 = Addr6::from_ip(ip).and_then(|addr| self.v6.claimant(&FrontendKey::new(addr, port, Proto::TCP)));
         v4.or(v6).map(|(service, _)| service.clone())

@@ -16,12 +16,12 @@ fn votes(failures: u32, clients: u32) -> Votes {
 
 /// A reading of a backend that has answered no connection.
 const fn reading(votes: Votes) -> Reading {
-    Reading { votes, answered: 0 }
+    Reading { votes, answered: 0, owed: None }
 }
 
 /// Reads one backend, at a number of tenths of seconds.
 fn read(judge: &mut Judge, votes: Votes, tenths: u32) -> Vec<Change> {
-    judge.read([(path(1), reading(votes))], SECOND / 10 * tenths, |_| true)
+    judge.read(&[(path(1), reading(votes))].into(), &BTreeSet::new(), SECOND / 10 * tenths, |_| true)
 }
 
 fn begun() -> Judge {
@@ -61,7 +61,7 @@ fn counts_of_before_the_start_and_of_other_pods_are_no_failures() {
     assert_eq!(read(&mut judge, votes(202, 9), 1), []);
     assert_eq!(read(&mut judge, votes(203, 9), 2), [Change::Silent(path(1))]);
     // The pod goes, and another one gets its address.
-    assert_eq!(judge.read([(path(1), reading(votes(204, 9)))], SECOND, |_| false), []);
+    assert_eq!(judge.read(&[(path(1), reading(votes(204, 9)))].into(), &BTreeSet::new(), SECOND, |_| false), []);
     assert_eq!(judge.silent(), BTreeSet::new());
     assert_eq!(read(&mut judge, votes(206, 9), 20), []);
     assert_eq!(read(&mut judge, votes(207, 9), 21), [Change::Silent(path(1))]);
@@ -71,7 +71,9 @@ fn counts_of_before_the_start_and_of_other_pods_are_no_failures() {
 fn flapping_backend_waits_longer_each_time() {
     let mut judge = begun();
     let (mut failures, mut now) = (3, SECOND);
-    let read = |judge: &mut Judge, votes, now| judge.read([(path(1), reading(votes))], now, |_| true);
+    let read = |judge: &mut Judge, votes, now| {
+        judge.read(&[(path(1), reading(votes))].into(), &BTreeSet::new(), now, |_| true)
+    };
     assert_eq!(read(&mut judge, votes(failures, 2), now), [Change::Silent(path(1))]);
     for secs in [5, 10, 20, 40, 80, 160, 300, 300] {
         now += SECOND * secs;
@@ -148,8 +150,12 @@ fn trial_without_verdict_comes_again_and_lasts_twice_as_long() {
 fn silent_backend_that_answers_serves_at_once() {
     let mut judge = begun();
     read(&mut judge, votes(3, 2), 1);
-    let answered = [(path(1), Reading { votes: votes(200, 2), answered: 1 })];
-    assert_eq!(judge.read(answered, SECOND / 5, |_| true), [Change::Answers(path(1))], "though much has failed since");
+    let answered = [(path(1), Reading { votes: votes(200, 2), answered: 1, owed: None })].into();
+    assert_eq!(
+        judge.read(&answered, &BTreeSet::new(), SECOND / 5, |_| true),
+        [Change::Answers(path(1))],
+        "though much has failed since"
+    );
     assert!(judge.silent().is_empty() && !judge.waits());
 }
 
@@ -182,7 +188,7 @@ proptest! {
             if was_aside { aside_for += SECOND / 10 * tenths } else { aside_for = Duration::ZERO }
             if answers { (votes, answered) = (Votes::NONE, answered + 1) }
             for nth in 0..failures { votes = votes.with(Voter((client + nth as u8) % 24)) }
-            for change in judge.read([(path(1), Reading { votes, answered })], now, |_| true) {
+            for change in judge.read(&[(path(1), Reading { votes, answered, owed: None })].into(), &BTreeSet::new(), now, |_| true) {
                 // Operators hear each change once, and in turn.
                 prop_assert_eq!(matches!(change, Change::Silent(_)), !silent);
                 silent = !silent;
@@ -201,7 +207,7 @@ proptest! {
         for (more, tenths) in failures {
             for _ in 0..more { votes = votes.with(Voter(client)) }
             now += SECOND / 10 * tenths;
-            prop_assert_eq!(judge.read([(path(1), reading(votes))], now, |_| true), vec![]);
+            prop_assert_eq!(judge.read(&[(path(1), reading(votes))].into(), &BTreeSet::new(), now, |_| true), vec![]);
             prop_assert!(judge.silent().is_empty());
         }
     }
@@ -216,9 +222,9 @@ fn backend_with_very_many_failures_gets_longer_trials() {
         judge.pass(now);
         assert!(judge.silent().is_empty(), "{nth}");
         now += TRIAL * (1 << nth);
-        judge.read([(path(1), reading(votes(400, 2)))], now - SECOND / 100, |_| true);
+        judge.read(&[(path(1), reading(votes(400, 2)))].into(), &BTreeSet::new(), now - SECOND / 100, |_| true);
         assert!(judge.silent().is_empty(), "{nth}: nothing has failed");
-        judge.read([(path(1), reading(votes(400, 2)))], now, |_| true);
+        judge.read(&[(path(1), reading(votes(400, 2)))].into(), &BTreeSet::new(), now, |_| true);
         assert_eq!(judge.silent(), [path(1)].into(), "{nth}");
         now += VERDICT;
     }
@@ -228,10 +234,60 @@ fn backend_with_very_many_failures_gets_longer_trials() {
 fn clients_who_fail_fast_do_not_outvote_those_who_are_answered() {
     let mut judge = begun();
     for nth in 0..100_u32 {
-        let reading = Reading { votes: votes(200, 2), answered: nth.into() };
+        let reading = Reading { votes: votes(200, 2), answered: nth.into(), owed: None };
         // The first reading knows of no answer before.
-        let changes = judge.read([(path(1), reading)], SECOND / 5 * (nth + 1), |_| true);
+        let changes = judge.read(&[(path(1), reading)].into(), &BTreeSet::new(), SECOND / 5 * (nth + 1), |_| true);
         assert!(nth == 0 || !changes.contains(&Change::Silent(path(1))), "{nth}: {changes:?}");
     }
     assert!(judge.silent().is_empty());
+}
+
+/// Reads so many backends of unresponsive nodes, beside what is counted of the first one.
+fn read_unresponsive(judge: &mut Judge, unresponsive: &[u8], reading: Option<Reading>, now: Duration) -> Vec<Change> {
+    let readings = reading.into_iter().map(|reading| (path(1), reading)).collect();
+    judge.read(&readings, &unresponsive.iter().map(|nth| path(*nth)).collect(), now, |_| true)
+}
+
+#[test]
+fn unresponsive_backends_are_silent_without_failures_until_they_answer() {
+    let mut judge = begun();
+    let counted = Reading { votes: Votes::NONE, answered: 7, owed: None };
+    let changes = read_unresponsive(&mut judge, &[1, 2], Some(counted), SECOND);
+    assert_eq!(changes, [Change::Silent(path(1)), Change::Silent(path(2))]);
+    assert_eq!(read_unresponsive(&mut judge, &[], Some(counted), SECOND * 2), [], "no SYN is late any more");
+    assert_eq!(judge.silent(), [path(1), path(2)].into());
+    assert!(judge.knows(&path(1)) && judge.knows(&path(2)) && judge.waits());
+    let answered = Reading { answered: 8, ..counted };
+    assert_eq!(read_unresponsive(&mut judge, &[], Some(answered), SECOND * 3), [Change::Answers(path(1))]);
+    assert_eq!(judge.silent(), [path(2)].into(), "one that was never dialled waits for its trial");
+    judge.pass(SECOND + BACK_OFF);
+    assert_eq!(judge.silent(), BTreeSet::new());
+}
+
+#[test]
+fn unresponsive_backend_that_is_silent_already_keeps_its_back_off() {
+    let mut judge = begun();
+    read(&mut judge, votes(3, 2), 10);
+    for tenths in 11..59 {
+        let counted = Reading { votes: votes(3, 2), answered: 0, owed: None };
+        assert_eq!(read_unresponsive(&mut judge, &[1], Some(counted), SECOND / 10 * tenths), []);
+    }
+    judge.pass(SECOND + BACK_OFF);
+    assert_eq!(judge.silent(), BTreeSet::new());
+}
+
+#[test]
+fn first_reading_and_pods_of_no_service_are_not_unresponsive() {
+    let mut judge = Judge::default();
+    assert_eq!(read_unresponsive(&mut judge, &[1, 2], None, SECOND), []);
+    let unresponsive = [path(1), path(2)].into();
+    assert_eq!(judge.read(&Readings::new(), &unresponsive, SECOND * 2, |at| *at == path(2)), [Change::Silent(path(2))]);
+}
+
+#[test]
+fn unresponsive_backend_whose_row_goes_is_silent_no_more() {
+    let mut judge = begun();
+    let counted = Reading { votes: Votes::NONE, answered: 7, owed: None };
+    read_unresponsive(&mut judge, &[1], Some(counted), SECOND);
+    assert_eq!(read_unresponsive(&mut judge, &[], None, SECOND * 2), [Change::Answers(path(1))]);
 }

@@ -84,14 +84,19 @@ pub fn ask<A: Net>(service: A, backend: A, ports: PortsAndOutcome) -> bool {
     let (Some(connects), Some(voter)) = (A::MAPS.connects.find(&key), ports.outcome().voter()) else { return false };
     key.service.proto = Asked::PROTO;
     let Some(owed) = row(&key) else { return false };
-    let (heard, now_ns) = (part!(connects.units).copy(), now_ns());
+    let (heard, now_ns) = (Connects::heard(part!(connects.units).copy(), part!(connects.refused).copy()), now_ns());
     let has_answered = part!(owed.units).copy() != heard;
     let asked = Asked(if has_answered { Asked::NOTHING.0 } else { part!(owed.refused).copy() });
-    if asked.is_overdue(now_ns) && connects.read(Connects::is_prompt) {
-        return true;
+    if asked.is_late(now_ns) && connects.read(Connects::is_prompt) {
+        // The agent looks then whether all backends of the node owe an answer.
+        count(Event::BackendOwes);
+        if asked.is_overdue(now_ns) {
+            return true;
+        }
     }
     part!(owed.units).set(heard);
     part!(owed.refused).set(asked.with(voter, now_ns).0);
+    part!(owed.unanswered).set(DialTime::at(now_ns).0.into());
     part!(owed.last_secs).set(in_secs(now_ns));
     false
 }
