@@ -273,12 +273,12 @@ impl Node {
     /// Takes in the cluster's objects after a sync; `written` is set if all frontends are in the maps. Returns true if there is work for
     /// [`Node::follow`], beside the result of what is done here.
     pub fn on_sync(&mut self, desired: &Desired, written: bool) -> (bool, Result<()>) {
-        let is_due = self.synced_node.begin(desired);
+        let given = &self.options.service_cidrs;
+        let is_due = self.synced_node.begin(desired, given);
         if let Some(host_mode) = &mut self.host_mode {
             host_mode.log(desired);
         }
         // Packets into these ranges that meet no frontend are dropped, so the frontends are written first.
-        let given = &self.options.service_cidrs;
         (is_due, if written { self.rows.write_service_nets(given, desired) } else { Ok(()) })
     }
 
@@ -322,10 +322,9 @@ impl Node {
         if !self.knows_devices() {
             return Ok(RouteChanges::default());
         }
-        let given = &self.options.service_cidrs;
         let desired_routes = DesiredRoutes::of(&RouteInputs {
-            service_cidrs: if given.is_empty() { &desired_node.service_cidrs } else { given },
-            service_addresses: &desired_node.service_addresses,
+            service_cidrs: &desired_node.service_cidrs,
+            lone_addresses: &desired_node.lone_addresses,
             external_frontends: &desired_node.external_frontends,
             own: &self.own_addresses(),
             primary: &self.addresses(),

@@ -29,7 +29,7 @@ mod snapshot;
 mod turns;
 mod unresponsive;
 
-use family::{Family, addresses, externals};
+use family::Family;
 use followers::Followers;
 use ledger::Ledger;
 use turns::Turns;
@@ -292,15 +292,16 @@ impl Desired {
         &self.tables
     }
 
-    /// Returns a number that changes whenever a sync has changed the frontends: [`Self::service_addresses`], and all
-    /// else that follows from frontends alone.
+    /// Returns a number that changes whenever a sync has changed the frontends, and so all that follows from frontends
+    /// alone.
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// Returns the ClusterIPs in force since the last sync.
-    pub fn service_addresses(&self) -> BTreeSet<IpAddr> {
-        addresses(&self.tables.v4).chain(addresses(&self.tables.v6)).collect()
+    /// Returns the ClusterIPs in force since the last sync that are outside of these ranges: most clusters have none.
+    pub fn service_addresses_outside(&self, ranges: &[IpNet]) -> BTreeSet<IpAddr> {
+        let is_outside = |addr: &IpAddr| !ranges.iter().any(|range| range.contains(addr));
+        self.v4.addresses().chain(self.v6.addresses()).filter(is_outside).collect()
     }
 
     /// Returns the frontends in force at external IPs and load balancer addresses since the last sync: address,
@@ -316,7 +317,7 @@ impl Desired {
     }
 
     fn claimed_externals(&self) -> impl Iterator<Item = (&Claim, (IpAddr, Proto, u16))> {
-        externals(&self.v4, &self.tables.v4).chain(externals(&self.v6, &self.tables.v6))
+        self.v4.externals().chain(self.v6.externals())
     }
 
     /// Returns the Service of such a frontend, and the field with its address.

@@ -52,8 +52,8 @@ pub(super) struct RouteChanges {
 /// The properties of the cluster and of this node that decide about service routes and rules.
 pub(super) struct RouteInputs<'a> {
     pub(super) service_cidrs: &'a [IpNet],
-    /// The ClusterIPs in force.
-    pub(super) service_addresses: &'a BTreeSet<IpAddr>,
+    /// The ClusterIPs in force outside of these.
+    pub(super) lone_addresses: &'a BTreeSet<IpAddr>,
     /// The ExternalIPs and LoadBalancer addresses in force, with Service and port. The first ones get the rules.
     pub(super) external_frontends: &'a [(ObjectName, (IpAddr, Proto, u16))],
     /// The addresses of the node's devices.
@@ -105,9 +105,8 @@ impl ServiceRoutes {
 impl DesiredRoutes {
     pub(super) fn of(inputs: &RouteInputs<'_>) -> Self {
         let is_possible = |addr: &IpAddr| inputs.has_ipv6 || addr.is_ipv4();
-        let cidrs = inputs.service_cidrs;
-        let outside = inputs.service_addresses.iter().filter(|addr| !cidrs.iter().any(|cidr| cidr.contains(*addr)));
-        let dsts = cidrs.iter().copied().chain(outside.map(|addr| IpNet::from(*addr)));
+        let lone = inputs.lone_addresses.iter().map(|addr| IpNet::from(*addr));
+        let dsts = inputs.service_cidrs.iter().copied().chain(lone);
         let routes = dsts.filter(|dst| is_possible(&dst.addr())).map(|dst| Route { dst, src: inputs.source(&dst) });
 
         let needs_rule = |addr: &IpAddr| is_possible(addr) && !inputs.own.contains(addr);
@@ -173,10 +172,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn routes_cover_ranges_and_single_addresses_outside() {
+    fn routes_cover_ranges_and_lone_addresses() {
         let node = Node {
             service_cidrs: vec!["10.96.0.0/16".parse().unwrap(), "fd00:10::/108".parse().unwrap()],
-            service_addresses: addrs(&["10.96.0.10", "10.97.0.10", "fd00:10::a", "fd00:11::a"]),
+            lone_addresses: addrs(&["10.97.0.10", "fd00:11::a"]),
             ..Node::default()
         };
         let routes = ["10.96.0.0/16 192.0.2.1", "10.97.0.10/32 192.0.2.1", "fd00:10::/108 -", "fd00:11::a/128 -"];
@@ -231,7 +230,7 @@ mod tests {
 
     struct Node {
         service_cidrs: Vec<IpNet>,
-        service_addresses: BTreeSet<IpAddr>,
+        lone_addresses: BTreeSet<IpAddr>,
         external_frontends: Vec<(ObjectName, (IpAddr, Proto, u16))>,
         own: BTreeSet<IpAddr>,
         primary: Vec<IpAddr>,
@@ -243,7 +242,7 @@ mod tests {
         fn default() -> Self {
             Self {
                 service_cidrs: Vec::new(),
-                service_addresses: BTreeSet::new(),
+                lone_addresses: BTreeSet::new(),
                 external_frontends: Vec::new(),
                 own: addrs(&["192.0.2.1", "192.0.2.9"]),
                 primary: addrs(&["192.0.2.1", "fd00::1"]).into_iter().collect(),
@@ -256,7 +255,7 @@ mod tests {
         fn desired(&self) -> DesiredRoutes {
             DesiredRoutes::of(&RouteInputs {
                 service_cidrs: &self.service_cidrs,
-                service_addresses: &self.service_addresses,
+                lone_addresses: &self.lone_addresses,
                 external_frontends: &self.external_frontends,
                 own: &self.own,
                 primary: &self.primary,

@@ -31,6 +31,10 @@ pub(super) struct Family<A: Addr> {
     left_out: Ledger<ObjectName>,
     /// The Services with backends out of reach, which only mode host has.
     pub(super) out_of_reach: BTreeSet<ObjectName>,
+    /// The ClusterIPs in the tables.
+    addresses: BTreeSet<A>,
+    /// The frontends in the tables at external IPs and load balancer addresses: few of very many.
+    externals: BTreeSet<FrontendKey<A>>,
 }
 
 impl<A: Addr> Default for Family<A> {
@@ -44,6 +48,8 @@ impl<A: Addr> Default for Family<A> {
             shares: Shares::default(),
             left_out: Ledger::default(),
             out_of_reach: BTreeSet::new(),
+            addresses: BTreeSet::new(),
+            externals: BTreeSet::new(),
         }
     }
 }
@@ -128,8 +134,35 @@ impl<A: Addr> Family<A> {
         let changes = diff_family(&tables.part(portion.iter()), &want);
         for change in &changes {
             tables.apply(change);
+            self.index(change);
         }
         changes
+    }
+
+    /// Takes in a change of the tables.
+    fn index(&mut self, change: &FamilyChange<A>) {
+        let (key, kind) = match change {
+            FamilyChange::PutFrontend(key, frontend) | FamilyChange::MoveFrontend(key, frontend, _) => {
+                (key, Some(frontend.kind))
+            }
+            FamilyChange::DelFrontend(key, _) => (key, None),
+            _ => return,
+        };
+        if *key == FrontendKey::address(key.addr) {
+            set(&mut self.addresses, key.addr, kind == Some(FrontendKind::ADDRESS));
+        }
+        let is_external = matches!(kind, Some(FrontendKind::EXTERNAL_IP | FrontendKind::LOAD_BALANCER));
+        set(&mut self.externals, *key, is_external);
+    }
+
+    /// Returns the ClusterIPs in the tables.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.addresses.iter().map(|addr| addr.ip())
+    }
+
+    /// Returns the frontends in the tables at external IPs and load balancer addresses, each with its claim: address, protocol, port.
+    pub(super) fn externals(&self) -> impl Iterator<Item = (&Claim, (IpAddr, Proto, u16))> {
+        self.externals.iter().filter_map(|key| Some((self.claim(key)?, (key.addr.ip(), key.proto, key.port.get()))))
     }
 
     /// Returns true if the tables are those of the models.
@@ -273,18 +306,11 @@ impl<A: Addr> Family<A> {
     }
 }
 
-/// Returns the ClusterIPs in force.
-pub(super) fn addresses<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = IpAddr> {
-    let addresses = tables.frontends.iter().filter(|(_, frontend)| frontend.kind == FrontendKind::ADDRESS);
-    addresses.map(|(key, _)| key.addr.ip())
-}
-
-/// Returns the frontends in force at external IPs and load balancer addresses, each with its claim: address, protocol, port.
-pub(super) fn externals<'a, A: Addr>(
-    family: &'a Family<A>,
-    tables: &'a FamilyTables<A>,
-) -> impl Iterator<Item = (&'a Claim, (IpAddr, Proto, u16))> {
-    let kinds = [FrontendKind::EXTERNAL_IP, FrontendKind::LOAD_BALANCER];
-    let externals = tables.frontends.iter().filter(move |(_, frontend)| kinds.contains(&frontend.kind));
-    externals.filter_map(|(key, _)| Some((family.claim(key)?, (key.addr.ip(), key.proto, key.port.get()))))
+/// Puts an element into a set, or takes it out.
+fn set<T: Ord>(elements: &mut BTreeSet<T>, element: T, is_in: bool) {
+    if is_in {
+        elements.insert(element);
+    } else {
+        elements.remove(&element);
+    }
 }

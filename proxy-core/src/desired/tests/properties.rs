@@ -1,9 +1,12 @@
 //! Tests properties of every history of a cluster.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
 use proptest::bool::weighted;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proxy_common::addr::Addr;
+use proxy_common::addr::{Addr, Proto};
 use proxy_common::frontend::FrontendKind;
 
 use crate::builders::listed;
@@ -50,6 +53,15 @@ impl FaultyMaps {
     }
 }
 
+/// Returns the frontends of these kinds.
+fn frontends(tables: &Tables, kinds: &[FrontendKind]) -> BTreeSet<(IpAddr, Proto, u16)> {
+    fn of<A: Addr>(tables: &FamilyTables<A>, kinds: &[FrontendKind]) -> Vec<(IpAddr, Proto, u16)> {
+        let of_kinds = tables.frontends.iter().filter(|(_, frontend)| kinds.contains(&frontend.kind));
+        of_kinds.map(|(key, _)| (key.addr.ip(), key.proto, key.port.get())).collect()
+    }
+    of(&tables.v4, kinds).into_iter().chain(of(&tables.v6, kinds)).collect()
+}
+
 proptest! {
     #[test]
     fn incremental_tables_equal_tables_from_scratch(
@@ -70,6 +82,11 @@ proptest! {
             prop_assert_eq!(desired.tables(), &scratch, "kept:\n{}from scratch:\n{}", desired.tables(), scratch);
             prop_assert_eq!(&now, &scratch, "the changes lead elsewhere");
             prop_assert_eq!(desired.sync().changes, vec![], "nothing happened in between");
+            let externals: BTreeSet<_> = desired.external_frontends().collect();
+            let kinds = [FrontendKind::EXTERNAL_IP, FrontendKind::LOAD_BALANCER];
+            prop_assert_eq!(externals, frontends(&scratch, &kinds));
+            let addresses = frontends(&scratch, &[FrontendKind::ADDRESS]).into_iter().map(|(addr, ..)| addr);
+            prop_assert_eq!(desired.service_addresses_outside(&[]), addresses.collect());
         }
     }
 
