@@ -6,7 +6,7 @@ use crate::balance::hash_addr;
 
 mod asked;
 
-pub use asked::Asked;
+pub use asked::{Asked, SynTimes};
 
 /// The moment of a flow's first SYN. The reply's entry of a TCP flow holds it in [`Flow::generation`](crate::flow::Flow::generation)
 /// until the backend's first packet.
@@ -31,6 +31,11 @@ impl DialTime {
         let units = (boot_ns >> UNIT) as u32;
         // The value of UNKNOWN stays free: the next unit stands for it.
         Self(if units == Self::UNKNOWN.0 { 1 } else { units })
+    }
+
+    /// Returns true if this is the earlier one of two moments within 36 minutes.
+    pub const fn is_before(self, other: Self) -> bool {
+        (self.0.wrapping_sub(other.0) as i32) < 0
     }
 
     /// Returns the units that have passed.
@@ -176,14 +181,6 @@ impl Votes {
         Self(self.0 & !Self::FAILURES | more | 1 << (u8::BITS + place))
     }
 
-    /// Adds the failures of another backend.
-    #[must_use]
-    pub const fn together(self, other: Self) -> Self {
-        let failures = self.failures() + other.failures();
-        let failures = if failures < Self::FAILURES { failures } else { Self::FAILURES };
-        Self((self.0 | other.0) & !Self::FAILURES | failures)
-    }
-
     pub const fn failures(self) -> u32 {
         self.0 & Self::FAILURES
     }
@@ -198,9 +195,14 @@ impl Votes {
         }
     }
 
+    /// Returns the places of the clients, a bit each.
+    pub const fn places(self) -> u32 {
+        self.0 >> u8::BITS
+    }
+
     /// Returns the number of clients, at the least.
     pub const fn clients(self) -> u32 {
-        (self.0 & !Self::FAILURES).count_ones()
+        self.places().count_ones()
     }
 }
 
@@ -322,6 +324,8 @@ mod tests {
         let end = u64::from(u32::MAX) << UNIT;
         assert_eq!(DialTime::at(end).units_until(end + 5 * UNIT_NANOS), 5);
         assert_eq!(DialTime::at(1 << (u32::BITS + UNIT)), DialTime(1), "never unknown");
+        let [before, after] = [DialTime::at(end), DialTime::at(end + 5 * UNIT_NANOS)];
+        assert!(before.is_before(after) && !after.is_before(before) && !before.is_before(before));
         assert_eq!(DialTime::at(3 * UNIT_NANOS + 1).units_until(4 * UNIT_NANOS), 1);
     }
 
@@ -359,9 +363,7 @@ mod tests {
         assert_eq!((outside.failures(), outside.clients()), (100, 1), "clients outside are one");
         all = all.with(Voter(u8::MAX));
         assert_eq!(all.failures(), 129, "any number is a client");
-        let together = Votes::NONE.with(Voter(1)).with(Voter(2)).together(Votes::NONE.with(Voter(2)));
-        assert_eq!((together.failures(), together.clients()), (3, 2));
-        assert_eq!(all.together(all).failures(), 255, "no more fit");
+        assert_eq!(Votes::NONE.with(Voter(1)).with(Voter(23)).places(), 1 << 1 | 1 << 23);
     }
 
     #[test]

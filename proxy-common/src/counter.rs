@@ -236,7 +236,7 @@ pub enum Event {
     EndIgnored,
     /// A backend has refused a connection, or sent nothing until the client's SYN came again or an ICMP error came.
     BackendFailed,
-    /// A client's SYN came for a backend that is always prompt, and owes another SYN its answer for longer than it ever takes.
+    /// A client's SYN came for a prompt backend that owes another SYN its answer for 0.3 s.
     BackendOwes,
 }
 

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A trial is a moment in which the backend takes connections, and the time until the clients' next SYN. So a dead backend costs few of them.
-//! A node whose backends all owe an answer ([`are_unresponsive`]) has them silent at once, and each comes back by its own trial.
+//! The backends of a node that does not respond are left out together ([`Presumptions`]), before each of them has failed.
 //!
 //! No function here knows whether silent backends are left out: under mode `observe` they are told of and serve on.
 
@@ -22,12 +22,14 @@ use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::connect::Votes;
 use proxy_common::frontend::{Backend, FrontendKey};
 
+mod presumed;
 #[cfg(test)]
 mod tests;
 mod unresponsive;
 
+use presumed::Presumptions;
 pub use unresponsive::Owed;
-pub(crate) use unresponsive::are_unresponsive;
+pub(crate) use unresponsive::{NodeOwes, unresponsive};
 
 /// What follows from a silent backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,17 +81,29 @@ impl Path {
     }
 }
 
+/// The reason why a backend is taken for silent. The first ones weigh more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Evidence {
+    /// It has failed itself.
+    Own,
+    /// Its node does not respond.
+    Node,
+}
+
+/// The silent backends.
+pub type Silent = BTreeMap<Path, Evidence>;
+
 /// The silent backends of one service port, as far as the mode of its Service heeds them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServiceHealth<'a> {
     /// Off for a port of another protocol than TCP.
     pub(crate) mode: HealthMode,
     service: SocketAddr,
-    silent: &'a BTreeSet<Path>,
+    silent: &'a Silent,
 }
 
 impl<'a> ServiceHealth<'a> {
-    pub(crate) fn new<A: Addr>(mode: HealthMode, service: FrontendKey<A>, silent: &'a BTreeSet<Path>) -> Self {
+    pub(crate) fn new<A: Addr>(mode: HealthMode, service: FrontendKey<A>, silent: &'a Silent) -> Self {
         let mode = if service.proto == Proto::TCP { mode } else { HealthMode::Off };
         Self { mode, service: service.socket_addr(), silent }
     }
@@ -100,20 +114,21 @@ impl<'a> ServiceHealth<'a> {
     }
 
     /// Takes the silent backends out of a set and returns them, unless more than half of it is silent. Then the fault is more likely this
-    /// node's or the network's, and each backend that is left would have to serve for several.
+    /// node's or the network's, and each backend that is left would have to serve for several. Those of unresponsive nodes stay in first.
     pub(crate) fn take_silent<A: Addr>(&self, set: &mut Vec<Backend<A>>) -> Vec<SockAddr<A>> {
-        let place = |backend: &Backend<A>| SockAddr::new(backend.addr, backend.port);
-        let is_silent = |backend: &Backend<A>| {
-            self.silent.contains(&Path { service: self.service, backend: place(backend).socket_addr() })
-        };
         if self.mode != HealthMode::On || self.silent.is_empty() {
             return Vec::new();
         }
-        let silent: Vec<_> = set.iter().filter(|backend| is_silent(backend)).map(place).collect();
-        if silent.len() * 2 > set.len() {
-            return Vec::new();
-        }
-        set.retain(|backend| !is_silent(backend));
+        let place = |backend: &Backend<A>| SockAddr::new(backend.addr, backend.port);
+        let evidence = |backend: &Backend<A>| {
+            self.silent.get(&Path { service: self.service, backend: place(backend).socket_addr() }).copied()
+        };
+        let is_silent = |backend: &Backend<A>, weakest| evidence(backend).is_some_and(|evidence| evidence <= weakest);
+        let fits =
+            |weakest: &Evidence| set.iter().filter(|backend| is_silent(backend, *weakest)).count() * 2 <= set.len();
+        let Some(weakest) = [Evidence::Node, Evidence::Own].into_iter().find(fits) else { return Vec::new() };
+        let silent = set.iter().filter(|backend| is_silent(backend, weakest)).map(place).collect();
+        set.retain(|backend| !is_silent(backend, weakest));
         silent
     }
 }
@@ -151,13 +166,16 @@ pub struct Reading {
     pub owed: Option<Owed>,
 }
 
-/// What the programs have counted of the backends with votes, of those with SYNs of late, and of those that the judge knows.
+/// What the programs have counted of the backends with votes, of those with SYNs of late, and of those that the judge asks for.
 pub type Readings = BTreeMap<Path, Reading>;
 
 /// What is known of all backends of this node that have failed of late.
 #[derive(Debug, Default)]
 pub struct Judge {
     backends: BTreeMap<Path, Judged>,
+    presumptions: Presumptions,
+    /// The backends of which operators have been told that they are silent, and not yet that they answer.
+    told: BTreeSet<Path>,
     /// Set by the first reading: what was counted before may be of an earlier owner of the address.
     has_begun: bool,
 }
@@ -175,9 +193,7 @@ struct Judged {
     struck: Duration,
     /// When the first trial after that began, or begins.
     trial_from: Duration,
-    /// Operators have been told that the backend is silent, and not yet that it answers.
-    is_told: bool,
-    /// Until then they are not told again that it is.
+    /// Until then operators are not told again that it is silent.
     untold_until: Duration,
 }
 
@@ -192,94 +208,91 @@ enum State {
 }
 
 impl Judge {
-    /// Takes in what was counted, at a moment of any clock that does not go back. Backends that are `unresponsive` with all of their node are silent
-    /// without failures of their own. `is_backend` tells whether a path leads to a backend of now.
+    /// Takes in what was counted, and the backends of each node that does not respond, at a moment of any clock that does not go back.
+    /// `is_backend` tells whether a path leads to a backend of now.
     pub fn read(
         &mut self,
         readings: &Readings,
-        unresponsive: &BTreeSet<Path>,
+        unresponsive: Vec<BTreeSet<Path>>,
         now: Duration,
         is_backend: impl Fn(&Path) -> bool,
     ) -> Vec<Change> {
-        for (_, judged) in self.backends.iter_mut().filter(|(path, _)| !readings.contains_key(path)) {
-            judged.has_no_row();
+        let has_votes = |path: &Path| readings.get(path).is_some_and(|reading| reading.votes != Votes::NONE);
+        for (_, judged) in self.backends.iter_mut().filter(|(path, _)| !has_votes(path)) {
+            judged.answers();
         }
-        for (path, reading) in readings {
-            self.take_in(*path, *reading, now, is_backend(path));
-        }
-        for path in unresponsive.iter().filter(|path| self.has_begun && is_backend(path)) {
-            let reading = readings.get(path).copied().unwrap_or(Reading::NOTHING);
-            let judged = self.backends.entry(*path).or_insert_with(|| Judged::new(reading, now));
-            if judged.state == State::Serving {
-                judged.strike(now);
+        for (&path, &reading) in readings.iter().filter(|(path, _)| has_votes(path)) {
+            let failures = reading.votes.failures();
+            let before = Reading { votes: if self.has_begun { Votes::NONE } else { reading.votes }, ..reading };
+            let judged = self.backends.entry(path).or_insert_with(|| Judged::new(before, now));
+            if !is_backend(&path) {
+                // Its address may come again, with another pod.
+                *judged = Judged::new(reading, now);
+                self.told.remove(&path);
+                continue;
             }
+            if reading.answered != judged.answered {
+                judged.answers();
+                // What has failed since that answer, and before this reading, came from clients who send fast.
+                (judged.failures, judged.answered) = (failures, reading.answered);
+            }
+            judged.fails(reading.votes, now);
         }
         self.has_begun = true;
-        let news = self.backends.iter_mut().filter_map(|(path, judged)| Some((*path, judged.news(now)?)));
-        let news = news.filter(|(path, _)| is_backend(path));
-        let changes =
-            news.map(|(path, is_silent)| if is_silent { Change::Silent(path) } else { Change::Answers(path) });
-        let changes = changes.collect();
+        self.presumptions.read(readings, now, &is_backend);
+        unresponsive.into_iter().for_each(|paths| self.presumptions.begin(&paths, readings, now));
+        let changes = self.news(now).into_iter().filter(|change| is_backend(change.path())).collect();
         self.pass(now);
         self.backends.retain(|path, judged| judged.is_worth_keeping(now) && (judged.failures > 0 || is_backend(path)));
         changes
     }
 
-    fn take_in(&mut self, path: Path, reading: Reading, now: Duration, is_backend: bool) {
-        let has_votes = reading.votes != Votes::NONE;
-        if !has_votes && !self.knows(&path) {
-            return;
+    /// Returns what operators are to be told, and remembers it.
+    fn news(&mut self, now: Duration) -> Vec<Change> {
+        let Self { backends, presumptions, told, .. } = self;
+        let is_silent = |path: &Path, own: Option<&Judged>| {
+            own.is_some_and(|own| own.state != State::Serving) || presumptions.has(path)
+        };
+        let answer: Vec<_> = told.extract_if(.., |path| !is_silent(path, backends.get(path))).collect();
+        for path in &answer {
+            if let Some(own) = backends.get_mut(path) {
+                own.untold_until = now + back_off(own.strikes.saturating_sub(1));
+            }
         }
-        let before = Reading { votes: if self.has_begun { Votes::NONE } else { reading.votes }, ..reading };
-        let judged = self.backends.entry(path).or_insert_with(|| Judged::new(before, now));
-        if !is_backend {
-            // Its address may come again, with another pod.
-            *judged = Judged::new(reading, now);
-            return;
-        }
-        if reading.answered != judged.answered || !has_votes && judged.failures > 0 {
-            judged.answers();
-            // What has failed since that answer, and before this reading, came from clients who send fast.
-            (judged.failures, judged.answered) = (reading.votes.failures(), reading.answered);
-        }
-        judged.fails(reading.votes, now);
-    }
-
-    /// Returns true if the next reading should have this backend, with votes or without.
-    pub fn knows(&self, path: &Path) -> bool {
-        self.backends.contains_key(path)
+        let own = backends.iter().filter(|(_, own)| own.state != State::Serving).map(|(path, _)| path);
+        let is_new =
+            |path: &&Path| !told.contains(path) && backends.get(path).is_none_or(|own| now >= own.untold_until);
+        let silent: BTreeSet<_> = own.chain(presumptions.all()).filter(is_new).copied().collect();
+        told.extend(&silent);
+        silent.into_iter().map(Change::Silent).chain(answer.into_iter().map(Change::Answers)).collect()
     }
 
     /// Begins and ends trials whose time has come.
     pub fn pass(&mut self, now: Duration) {
-        for judged in self.backends.values_mut() {
-            judged.state = match judged.state {
-                State::OnTrial(..) | State::Silent(..) if now.saturating_sub(judged.struck) > FORGET => {
-                    judged.is_told = false;
-                    State::Serving
-                }
-                State::Silent(until, trial) if until <= now => State::OnTrial(now + trial, trial),
-                State::OnTrial(until, trial) if until <= now => State::Silent(now + VERDICT, trial * 2),
-                state => state,
-            };
+        for (path, judged) in &mut self.backends {
+            if judged.pass(now) {
+                self.told.remove(path);
+            }
         }
+        self.presumptions.pass(now);
     }
 
     /// Returns the backends that shall take no connections.
-    pub fn silent(&self) -> BTreeSet<Path> {
-        let silent = self.backends.iter().filter(|(_, judged)| matches!(judged.state, State::Silent(..)));
-        silent.map(|(path, _)| *path).collect()
+    pub fn silent(&self) -> Silent {
+        let own = self.backends.iter().filter(|(_, judged)| judged.is_out()).map(|(path, _)| (*path, Evidence::Own));
+        // Later ones go before earlier ones of the same path.
+        self.presumptions.silent().map(|path| (*path, Evidence::Node)).chain(own).collect()
     }
 
     /// Returns true if a reading may change something though nothing has failed since the last one.
     pub fn waits(&self) -> bool {
-        self.backends.values().any(|judged| judged.state != State::Serving)
+        self.backends.values().any(|judged| judged.state != State::Serving) || !self.presumptions.is_empty()
     }
-}
 
-impl Reading {
-    /// Of a backend that was never dialled.
-    const NOTHING: Self = Self { votes: Votes::NONE, answered: 0, owed: None };
+    /// Returns true if the next reading should have this backend, with votes or without.
+    pub fn asks_for(&self, path: &Path) -> bool {
+        self.presumptions.knows(path)
+    }
 }
 
 impl Judged {
@@ -292,22 +305,25 @@ impl Judged {
             strikes: 0,
             struck: Duration::ZERO,
             trial_from: Duration::ZERO,
-            is_told: false,
             untold_until: Duration::ZERO,
         }
     }
 
-    /// Returns whether the backend is silent, if operators are to be told.
-    fn news(&mut self, now: Duration) -> Option<bool> {
-        let is_silent = self.state != State::Serving;
-        if is_silent == self.is_told || is_silent && now < self.untold_until {
-            return None;
-        }
-        self.is_told = is_silent;
-        if !is_silent {
-            self.untold_until = now + back_off(self.strikes.saturating_sub(1));
-        }
-        Some(is_silent)
+    /// Returns true if it takes no connections.
+    const fn is_out(&self) -> bool {
+        matches!(self.state, State::Silent(..))
+    }
+
+    /// Begins or ends a trial whose time has come. Returns true if its silence is forgotten.
+    fn pass(&mut self, now: Duration) -> bool {
+        let is_forgotten = self.state != State::Serving && now.saturating_sub(self.struck) > FORGET;
+        self.state = match self.state {
+            _ if is_forgotten => State::Serving,
+            State::Silent(until, trial) if until <= now => State::OnTrial(now + trial, trial),
+            State::OnTrial(until, trial) if until <= now => State::Silent(now + VERDICT, trial * 2),
+            state => state,
+        };
+        is_forgotten
     }
 
     /// Returns true if a failure of now may be of a connection that began in a trial.
@@ -320,14 +336,6 @@ impl Judged {
         self.failures = 0;
         self.window.1 = 0;
         self.state = State::Serving;
-    }
-
-    /// Takes in that the programs count nothing of it: its row is gone, or there never was one.
-    const fn has_no_row(&mut self) {
-        if self.failures > 0 || self.answered > 0 {
-            self.answers();
-            self.answered = 0;
-        }
     }
 
     /// Takes in what has failed since the last answer.
@@ -344,12 +352,14 @@ impl Judged {
                     self.strike(now);
                 }
             }
-            // It may be heard of late, and while no connections begin.
-            State::OnTrial(..) | State::Silent(..) => {
-                if more > 0 && self.is_judged(now) {
-                    self.strike(now);
-                }
-            }
+            State::OnTrial(..) | State::Silent(..) => self.fails_on_trial(more, now),
+        }
+    }
+
+    /// Takes in so many more failures of a silent one. It may be heard of late, and while no connections begin.
+    fn fails_on_trial(&mut self, more: u32, now: Duration) {
+        if more > 0 && self.is_judged(now) {
+            self.strike(now);
         }
     }
 
@@ -366,6 +376,15 @@ impl Judged {
         self.failures > 0
             || self.state != State::Serving
             || self.strikes > 0 && now.saturating_sub(self.struck) <= FORGET
+    }
+}
+
+impl Change {
+    /// Returns the backend.
+    pub const fn path(&self) -> &Path {
+        match self {
+            Self::Silent(path) | Self::Answers(path) => path,
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use crate::sys::map_walk::Walk;
 /// The number of rows in one read.
 const BATCH: usize = 512;
 
-/// A reader of the backends that have failed, or were sent a SYN, since their last answer. No sweep holds it up.
+/// A reader of the backends that have failed since their last answer, or were sent a SYN of late. No sweep holds it up.
 #[derive(Debug)]
 pub struct VoteReader {
     v4: Walk<EndpointKey<Addr4>, Connects>,
@@ -30,14 +30,16 @@ impl VoteReader {
         Ok(Self { v4: walk(ebpf)?, v6: walk(ebpf)? })
     }
 
-    /// Returns the counts of the backends with votes, of those that were sent a SYN of late, and of those that `knows` names. With them
-    /// comes the time in nanoseconds since boot, at which all of it was so.
-    pub fn read(&mut self, knows: impl Fn(&Path) -> bool) -> Result<(Readings, u64)> {
+    /// Returns the counts of the backends with votes, of those with a SYN of late, and of those that the caller `asks_for`. The time with
+    /// them is in nanoseconds since boot. What a backend owed then, and had answered when its row was read, it owes no more.
+    pub fn read(&mut self, asks_for: impl Fn(&Path) -> bool) -> Result<(Readings, u64)> {
+        // Before the walk: a late agent does not make backends late.
+        let boot_ns = boot_ns()?;
+        let now_secs = u32::try_from(boot_ns / 1_000_000_000).context("the boot clock is past 2^32 s")?;
         let mut readings = Readings::new();
-        add(&mut self.v4, &knows, &mut readings)?;
-        add(&mut self.v6, &knows, &mut readings)?;
-        // No moment in the rows is later.
-        Ok((readings, boot_ns()?))
+        add(&mut self.v4, now_secs, &asks_for, &mut readings)?;
+        add(&mut self.v6, now_secs, &asks_for, &mut readings)?;
+        Ok((readings, boot_ns))
     }
 }
 
@@ -47,58 +49,34 @@ fn walk<A: FamilyNames>(ebpf: &Ebpf) -> Result<Walk<EndpointKey<A>, Connects>> {
     Walk::new(data, BATCH).with_context(|| format!("walk through {name}"))
 }
 
-/// A row that counts, as far as it matters here.
-struct Counted {
-    path: Path,
-    heard: u64,
-    is_prompt: bool,
-    reading: Reading,
-}
-
-impl Counted {
-    fn new(path: Path, row: &Connects) -> Self {
-        let reading = Reading { votes: row.votes, answered: row.answered(), owed: None };
-        Self { path, heard: Connects::heard(row.units, row.refused), is_prompt: row.is_prompt(), reading }
-    }
-
-    /// Returns the reading with what the backend owes, as the row of its SYNs has it.
-    fn with_asked(self, asked: Option<&Connects>) -> Reading {
-        let owed = asked.map(|row| {
-            let (asked, last) = row.asked();
-            Owed {
-                asked: if row.units == self.heard { asked } else { Asked::NOTHING },
-                last,
-                is_prompt: self.is_prompt,
-            }
-        });
-        Reading { owed, ..self.reading }
-    }
-}
-
 fn add<A: FamilyNames>(
     walk: &mut Walk<EndpointKey<A>, Connects>,
-    knows: impl Fn(&Path) -> bool,
+    now_secs: u32,
+    asks_for: impl Fn(&Path) -> bool,
     readings: &mut Readings,
 ) -> Result<()> {
     let (mut counted, mut asked) = (Vec::new(), BTreeMap::new());
+    let is_old = |row: &Connects| now_secs.saturating_sub(row.last_secs) > Asked::OLD_SECS;
     walk.restart();
     while let Some(batch) = walk.next_batch().with_context(|| format!("read {}", A::MAPS.connects))? {
         // The row of the backend without address is of many.
         for (key, row) in batch.filter(|(key, _)| !key.at.addr.is_unspecified()) {
             let path = Path::new(&key.service, &key.at);
-            if key.service.proto == Asked::PROTO {
-                asked.insert(path, row);
-            } else {
-                counted.push(Counted::new(path, &row));
+            match key.service.proto {
+                Asked::PROTO if is_old(&row) => {}
+                Asked::PROTO => drop(asked.insert(path, row)),
+                _ => counted.push((path, row)),
             }
         }
     }
-    let with_asked = |counted: Counted| {
-        let asked = asked.get(&counted.path);
-        (counted.path, counted.with_asked(asked))
-    };
-    let is_wanted =
-        |(path, reading): &(Path, Reading)| reading.votes != Votes::NONE || reading.owed.is_some() || knows(path);
-    readings.extend(counted.into_iter().map(with_asked).filter(is_wanted));
+    for (path, row) in counted {
+        let owed = asked.get(&path).map(|syns| {
+            let (asked, heard) = row.owed(syns);
+            Owed { asked, heard, is_prompt: row.is_prompt() }
+        });
+        if row.votes != Votes::NONE || owed.is_some() || asks_for(&path) {
+            readings.insert(path, Reading { votes: row.votes, answered: row.answered(), owed });
+        }
+    }
     Ok(())
 }

@@ -193,7 +193,7 @@ impl<A: Addr> FamilyView<'_, A> {
                         .map(Into::into)
                         .unwrap_or_default(),
                     way: way.map(str::to_owned),
-                    silent: key.proto == Proto::TCP && node.aside.contains(&Path::new(key, &at)),
+                    silent: key.proto == Proto::TCP && node.aside.contains_key(&Path::new(key, &at)),
                     set_aside: port.aside.binary_search(&at).is_ok(),
                     ..self.backend(at, endpoint)
                 }
@@ -234,7 +234,7 @@ impl<A: Addr> FamilyView<'_, A> {
             in_cluster_set: false,
             in_local_set: false,
             in_redirect_set: true,
-            silent: key.proto == Proto::TCP && node.aside.contains(&Path::new(key, &at)),
+            silent: key.proto == Proto::TCP && node.aside.contains_key(&Path::new(key, &at)),
             set_aside: false,
             weight: 1,
             flows: self.counts.flows.get(key).and_then(|flows| flows.get(&at)).copied().unwrap_or(0),

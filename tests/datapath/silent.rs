@@ -7,7 +7,7 @@ use aya::Pod;
 use aya::maps::{HashMap, MapData};
 use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
-use proxy_common::connect::{Asked, Connects, UNIT_NANOS, Votes};
+use proxy_common::connect::{Asked, Connects, DialTime, SynTimes, UNIT_NANOS, Votes};
 use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::frontend::{EndpointKey, FrontendKey};
 use proxy_common::names::{INGRESS, IPV4, IPV6};
@@ -98,15 +98,37 @@ fn overdue_backend_gets_no_new_flows_until_it_answers() -> Result<()> {
     Ok(())
 }
 
-/// Its machine is there: a node is not cut off where only some pods have no server.
 #[test]
-fn backend_that_refuses_owes_no_answer() -> Result<()> {
+fn row_of_syns_keeps_the_last_one_after_which_backend_was_heard_of() -> Result<()> {
     for mut fixture in services()? {
-        fixture.rows("silent::backend_that_refuses_owes_no_answer/refuses")?;
-        age_asked(&fixture, 400)?;
-        fixture.rows("silent::backend_that_refuses_owes_no_answer/next")?;
+        let step = |fixture: &mut Fixture, step: &str| -> Result<[DialTime; 2]> {
+            let name = "silent::row_of_syns_keeps_the_last_one_after_which_backend_was_heard_of";
+            fixture.rows(&format!("{name}/{step}"))?;
+            let times = match fixture.is_v4() {
+                true => syn_times::<Addr4>(fixture, IPV4.connects)?,
+                false => syn_times::<Addr6>(fixture, IPV6.connects)?,
+            };
+            Ok([times.heard(true), times.heard(false)])
+        };
+        let [first, before] = step(&mut fixture, "first")?;
+        ensure!(before == DialTime::UNKNOWN && first != before);
+        let [second, before] = step(&mut fixture, "answered")?;
+        ensure!(before == first && first.is_before(second), "the first one was answered");
+        let [third, before] = step(&mut fixture, "refused")?;
+        ensure!(before == second && second.is_before(third), "the second one was refused");
+        let [last, before] = step(&mut fixture, "silent")?;
+        ensure!(before == second && third.is_before(last), "the third one was not answered");
     }
     Ok(())
+}
+
+fn syn_times<A: Addr>(fixture: &Fixture, name: &str) -> Result<SynTimes>
+where
+    EndpointKey<A>: Pod,
+{
+    let rows = asked_rows::<A>(fixture, name)?;
+    let [(_, row)] = rows[..] else { anyhow::bail!("{rows:?}") };
+    Ok(SynTimes(row.unanswered))
 }
 
 /// Nothing else than the sweep takes such rows away.

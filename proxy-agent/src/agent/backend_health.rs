@@ -1,6 +1,7 @@
 //! Judges backends by what the programs count of them, and tells their Services.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -34,6 +35,8 @@ pub(super) struct BackendHealth {
     due: Instant,
     /// The failures and the SYNs for late backends at the last reading; None before the first.
     counted: Option<[u64; 2]>,
+    /// The service port at which the next look for unresponsive nodes begins.
+    turn: Option<SocketAddr>,
     /// The places of endpoints, whose nodes may be lost.
     places: Option<EndpointPlaces>,
 }
@@ -41,7 +44,7 @@ pub(super) struct BackendHealth {
 impl BackendHealth {
     pub(super) fn new(votes: VoteReader) -> Self {
         let now = Instant::now();
-        Self { judge: Judge::default(), votes, started: now, due: now, counted: None, places: None }
+        Self { judge: Judge::default(), votes, started: now, due: now, counted: None, turn: None, places: None }
     }
 
     /// Takes in that a pass has taken in changes.
@@ -56,18 +59,15 @@ impl BackendHealth {
 
     /// Reads the votes, unless nothing can have changed.
     fn read(&mut self, counters: &Counters, desired: &Desired) -> Result<Vec<Change>> {
-        let began = Instant::now();
-        self.due = began + PERIOD;
         let counted = [counters.event(Event::BackendFailed)?, counters.event(Event::BackendOwes)?];
         if self.counted == Some(counted) && !self.judge.waits() {
             return Ok(Vec::new());
         }
         let Self { judge, votes, .. } = self;
-        let (readings, boot_ns) = votes.read(|path| judge.knows(path))?;
+        let (readings, boot_ns) = votes.read(|path| judge.asks_for(path))?;
         self.counted = Some(counted);
-        let unresponsive = desired.unresponsive(&readings, boot_ns);
-        let changes = judge.read(&readings, &unresponsive, self.started.elapsed(), |path| desired.is_backend(path));
-        self.due = self.due.max(began + began.elapsed() * SHARE);
+        let unresponsive = desired.unresponsive(&readings, boot_ns, &mut self.turn);
+        let changes = judge.read(&readings, unresponsive, self.started.elapsed(), |path| desired.is_backend(path));
         Ok(changes)
     }
 }
@@ -87,9 +87,11 @@ impl Agent {
             backend_health.due = Instant::now() + PERIOD;
             return Ok(());
         }
+        let began = Instant::now();
         backend_health.places.iter_mut().for_each(|places| places.tell(desired));
         let read = backend_health.read(counters, desired);
         let concerns_any = desired.set_aside(backend_health.judge.silent());
+        backend_health.due = began + PERIOD.max(began.elapsed() * SHARE);
         let told = read.map(|changes| self.tell_changes(&changes));
         self.record(&Problem::BackendHealth, told);
         if concerns_any && self.schedule.request() { self.sync().await } else { Ok(()) }
@@ -124,7 +126,7 @@ impl Agent {
 
     /// Returns the silent backends, with their Services.
     pub(super) fn silent_status(&self) -> Vec<SilentStatus> {
-        let silent = self.desired.silent().iter().filter_map(|path| {
+        let silent = self.desired.silent().keys().filter_map(|path| {
             let service = self.desired.service_at(path)?.name.to_string();
             let (port, backend) = (path.service.port(), path.backend);
             Some(SilentStatus { service, port, backend, is_aside: self.desired.is_aside(path) })

@@ -1,8 +1,9 @@
 //! The SYNs that a backend owes an answer: evidence against it before any of them comes again.
 //!
-//! A row of `CONNECTS` with [`Asked::PROTO`] in its key has them, beside the row that counts. Of its value, `units` is [`Connects::heard`] of the
-//! other row when the last SYN went to the backend: another number says that the backend has answered since. `refused` has the [`Asked`], and
-//! `unanswered` the [`DialTime`] of the last SYN. The agent's sweep removes such rows once they are old.
+//! A row of `CONNECTS` with [`Asked::PROTO`] in its key has them, beside the row that counts. Of its value, `units` is the other row's when the
+//! last SYN went to the backend. The sum grows with each answer, so another number says that the backend has answered since. In the same way
+//! `retransmitted` is the other row's `refused`. `refused` has the [`Asked`], and `unanswered` the [`SynTimes`]. `units` is written last. The
+//! agent's sweep removes such rows once they are old.
 
 use super::{BUCKETS, Connects, DialTime, UNIT_NANOS, Voter, Votes};
 use crate::addr::Proto;
@@ -32,9 +33,13 @@ impl Asked {
         Votes(self.0 as u32)
     }
 
-    /// Returns the units since the moment that counts.
-    pub const fn waited(self, boot_ns: u64) -> u32 {
-        DialTime((self.0 >> u32::BITS) as u32).units_until(boot_ns)
+    /// Returns the moment that counts.
+    pub const fn since(self) -> DialTime {
+        DialTime((self.0 >> u32::BITS) as u32)
+    }
+
+    const fn waited(self, boot_ns: u64) -> u32 {
+        self.since().units_until(boot_ns)
     }
 
     /// Adds the SYN of a client.
@@ -59,15 +64,27 @@ impl Asked {
     /// Returns true if two clients wait for so long, with enough SYNs for a verdict.
     #[inline(always)]
     pub const fn is_overdue(self, boot_ns: u64) -> bool {
-        self.is_late(boot_ns) && self.votes().is_verdict()
+        self.is_late(boot_ns) && self.votes().failures() >= Self::SYNS && self.votes().clients() >= Self::CLIENTS
     }
 }
 
-impl Votes {
-    /// Returns true if these SYNs, which owe an answer for long enough, speak against their backends.
+/// Two moments of a backend: that of its last SYN, and that of the last SYN after which it was heard of. An answer or a refusal counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct SynTimes(pub u64);
+
+impl SynTimes {
+    /// Adds a SYN. `is_heard` says whether the backend was heard of since the last one.
     #[inline(always)]
-    pub const fn is_verdict(self) -> bool {
-        self.failures() >= Asked::SYNS && self.clients() >= Asked::CLIENTS
+    #[must_use]
+    pub const fn with(self, boot_ns: u64, is_heard: bool) -> Self {
+        Self((self.heard(is_heard).0 as u64) << u32::BITS | DialTime::at(boot_ns).0 as u64)
+    }
+
+    /// Returns the last SYN after which the backend was heard of; [`DialTime::UNKNOWN`] if there is none.
+    #[inline(always)]
+    pub const fn heard(self, is_heard: bool) -> DialTime {
+        DialTime(if is_heard { self.0 } else { self.0 >> u32::BITS } as u32)
     }
 }
 
@@ -77,15 +94,11 @@ const LATE: usize = 11;
 const LATE_OF: u64 = 64;
 
 impl Connects {
-    /// Returns a number that each answer of the backend changes, be it a RST.
-    #[inline(always)]
-    pub const fn heard(units: u64, refused: u64) -> u64 {
-        units.wrapping_add(refused)
-    }
-
-    /// Returns what a row of [`Asked::PROTO`] has: the SYNs, and the moment of the last one.
-    pub const fn asked(&self) -> (Asked, DialTime) {
-        (Asked(self.refused), DialTime(self.unanswered as u32))
+    /// Returns what the backend owes by the row of its SYNs: the SYNs without an answer, and the last one after which it was heard of.
+    pub const fn owed(&self, row: &Self) -> (Asked, DialTime) {
+        let has_answered = row.units != self.units;
+        let is_heard = has_answered || row.retransmitted != self.refused;
+        (if has_answered { Asked::NOTHING } else { Asked(row.refused) }, SynTimes(row.unanswered).heard(is_heard))
     }
 
     /// Returns true if the backend has answered, and hardly ever late.
@@ -135,6 +148,27 @@ mod tests {
         };
         assert_eq!(late(asked(&[(0, 1)])), (Some(325), Some(2_475)));
         assert_eq!(late(Asked::NOTHING), (None, None));
+    }
+
+    #[test]
+    fn last_syn_before_an_answer_is_kept() {
+        let at = |ms: u64| START + ms * MS;
+        let times = SynTimes(0).with(at(0), true);
+        assert_eq!([times.heard(false), times.heard(true)], [DialTime::UNKNOWN, DialTime::at(at(0))]);
+        let times = times.with(at(100), true).with(at(200), false).with(at(300), false);
+        assert_eq!([times.heard(false), times.heard(true)], [DialTime::at(at(0)), DialTime::at(at(300))]);
+    }
+
+    #[test]
+    fn backend_owes_nothing_after_an_answer_and_is_heard_of_after_a_refusal() {
+        let counted = |units, refused| Connects { units, refused, ..Connects::NOTHING };
+        let asked = asked(&[(0, 1)]);
+        let times = SynTimes(0).with(START, false);
+        let row = Connects { units: 7, retransmitted: 2, refused: asked.0, unanswered: times.0, ..Connects::NOTHING };
+        let last = DialTime::at(START);
+        assert_eq!(counted(7, 2).owed(&row), (asked, DialTime::UNKNOWN));
+        assert_eq!(counted(8, 2).owed(&row), (Asked::NOTHING, last));
+        assert_eq!(counted(7, 3).owed(&row), (asked, last));
     }
 
     #[test]

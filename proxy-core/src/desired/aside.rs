@@ -9,18 +9,20 @@ use proxy_common::frontend::{Backend, FrontendKey};
 
 use super::Desired;
 use super::family::Family;
-use crate::health::{HealthMode, Path};
+use crate::health::{HealthMode, Path, Silent};
 use crate::input::ObjectName;
 use crate::model::{self, FamilyModel, ObjectRef};
 
 impl Desired {
     /// Takes in the silent backends, all of them. Returns true if that concerns a Service.
-    pub fn set_aside(&mut self, silent: BTreeSet<Path>) -> bool {
-        if *self.options.aside == silent {
+    pub fn set_aside(&mut self, silent: Silent) -> bool {
+        let before = &*self.options.aside;
+        if *before == silent {
             return false;
         }
-        let services: BTreeSet<_> =
-            self.options.aside.symmetric_difference(&silent).filter_map(|path| self.service_of(path.service)).collect();
+        let changed = before.keys().chain(silent.keys()).filter(|path| before.get(path) != silent.get(path));
+        let ports: BTreeSet<_> = changed.map(|path| path.service).collect();
+        let services: BTreeSet<_> = ports.into_iter().filter_map(|port| self.service_of(port)).collect();
         let silent = Arc::new(silent);
         self.node.aside = Arc::clone(&silent);
         self.options.aside = silent;
@@ -30,13 +32,13 @@ impl Desired {
     }
 
     /// Returns the silent backends, of all modes.
-    pub fn silent(&self) -> &BTreeSet<Path> {
+    pub fn silent(&self) -> &Silent {
         &self.options.aside
     }
 
     /// Returns the backends that take no new flows because they are silent.
     pub fn aside(&self) -> impl Iterator<Item = &Path> {
-        self.options.aside.iter().filter(|path| self.is_aside(path))
+        self.options.aside.keys().filter(|path| self.is_aside(path))
     }
 
     /// Returns true if a path leads from a service port to one of its backends, and the Service wants its backends judged.
@@ -98,11 +100,16 @@ mod tests {
 
     use super::*;
     use crate::builders::{listed, service, slice};
+    use crate::health::Evidence;
     use crate::model::ModelOptions;
     use crate::tables::Tables;
 
     fn path(service: &str, backend: u8) -> Path {
         Path { service: service.parse().unwrap(), backend: format!("10.244.0.{backend}:8080").parse().unwrap() }
+    }
+
+    fn own(silent: impl IntoIterator<Item = Path>) -> Silent {
+        silent.into_iter().map(|path| (path, Evidence::Own)).collect()
     }
 
     /// Returns the last bytes of the addresses in the cluster set, and whether flows leave silent backends.
@@ -136,8 +143,8 @@ mod tests {
         let mut desired = desired(HealthMode::On, 3, None);
         assert_eq!(served(&desired), (["1", "2", "3"].map(str::to_owned).to_vec(), true));
         let silent = path("10.96.0.1:80", 2);
-        assert!(desired.set_aside([silent].into()), "it concerns a Service");
-        assert!(!desired.set_aside([silent].into()), "it is known");
+        assert!(desired.set_aside(own([silent])), "it concerns a Service");
+        assert!(!desired.set_aside(own([silent])), "it is known");
         desired.sync();
         assert_eq!(served(&desired), (["1", "3"].map(str::to_owned).to_vec(), true));
         assert_eq!(desired.tables(), &Tables::of(&desired.store, &desired.options));
@@ -145,20 +152,34 @@ mod tests {
             desired.is_backend(&silent) && desired.is_aside(&silent) && !desired.is_aside(&path("10.96.0.1:80", 1))
         );
         assert_eq!(desired.service_at(&silent).unwrap().name.to_string(), "default/web");
-        assert!(desired.set_aside(BTreeSet::new()));
+        assert!(desired.set_aside(Silent::new()));
         desired.sync();
         assert_eq!(served(&desired).0.len(), 3);
-        assert!(!desired.set_aside([path("10.96.0.9:80", 1)].into()), "no Service is there");
+        assert!(!desired.set_aside(own([path("10.96.0.9:80", 1)])), "no Service is there");
     }
 
     #[test]
     fn half_of_a_set_serves_and_one_backend_is_never_set_aside() {
         for (backends, silent, left) in [(1, 1, 1), (2, 1, 1), (2, 2, 2), (3, 1, 2), (3, 2, 3), (4, 2, 2), (4, 3, 4)] {
             let mut desired = desired(HealthMode::On, backends, None);
-            desired.set_aside((1..=silent).map(|nth| path("10.96.0.1:80", nth)).collect());
+            desired.set_aside(own((1..=silent).map(|nth| path("10.96.0.1:80", nth))));
             desired.sync();
             let (served, fails_over) = served(&desired);
             assert_eq!((served.len(), fails_over), (left, backends > 1), "{silent} of {backends}");
+        }
+    }
+
+    #[test]
+    fn backends_of_unresponsive_nodes_stay_in_before_those_that_failed() {
+        for (backends, failed, of_node, left) in
+            [(10, 4, 1, 5), (10, 4, 2, 6), (10, 0, 5, 5), (10, 0, 6, 10), (4, 3, 1, 4)]
+        {
+            let mut desired = desired(HealthMode::On, backends, None);
+            let mut silent = own((1..=failed).map(|nth| path("10.96.0.1:80", nth)));
+            silent.extend((failed + 1..=failed + of_node).map(|nth| (path("10.96.0.1:80", nth), Evidence::Node)));
+            desired.set_aside(silent);
+            desired.sync();
+            assert_eq!(served(&desired).0.len(), left, "{failed} and {of_node} of {backends}");
         }
     }
 
@@ -176,7 +197,7 @@ mod tests {
         [web.into(), endpoints.into()].into_iter().for_each(|input| desired.apply(input));
         let (here, elsewhere) = (path("10.96.0.1:80", 1), path("10.96.0.1:80", 2));
         for (silent, aside) in [(here, None), (elsewhere, Some(elsewhere))] {
-            desired.set_aside([silent].into());
+            desired.set_aside(own([silent]));
             desired.sync();
             let served = served(&desired).0;
             assert_eq!(served.len(), 3, "two of the cluster and one of the node: {served:?}");
@@ -188,7 +209,7 @@ mod tests {
     fn annotation_goes_before_the_node() {
         let left = |mode, annotation| {
             let mut desired = desired(mode, 2, annotation);
-            desired.set_aside([path("10.96.0.1:80", 1)].into());
+            desired.set_aside(own([path("10.96.0.1:80", 1)]));
             desired.sync();
             let skipped: Vec<_> = desired.skipped().map(ToString::to_string).collect();
             (served(&desired).0.len(), skipped)

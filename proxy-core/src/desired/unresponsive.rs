@@ -1,52 +1,102 @@
-//! Finds the backends that have stopped answering with all others of their node: see [`crate::health`].
+//! Finds the backends of nodes that do not respond: see [`crate::health`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Bound;
 
 use proxy_common::addr::{Addr, SockAddr};
 
 use super::Desired;
 use super::family::Family;
 use crate::compact::Address;
-use crate::health::{self, HealthMode, Path, Readings};
+use crate::health::{self, HealthMode, NodeOwes, Path, Readings};
+
+/// The endpoints that one look may go through: the caller has more to do. A Service with more of them is left to its backends' own failures.
+const ENDPOINTS: usize = 16_384;
+/// The late backends of a service port that make it worth a look.
+const LATE: usize = 2;
 
 impl Desired {
-    /// Returns the backends of nodes that look unresponsive, at a time in nanoseconds since boot. Their Services are of mode `on`.
+    /// Returns the backends of each node that does not respond, by service port of mode `on`. The time is in nanoseconds since boot.
     ///
-    /// The cost grows with the endpoints of the Services that have late backends.
-    pub fn unresponsive(&self, readings: &Readings, boot_ns: u64) -> BTreeSet<Path> {
-        let late = readings.iter().filter(|(_, reading)| reading.owed.is_some_and(|owed| owed.is_late(boot_ns)));
-        let services: BTreeSet<SocketAddr> = late.map(|(path, _)| path.service).collect();
-        let by_node = services.into_iter().flat_map(|service| self.backends_by_node(service));
-        let are_unresponsive = |paths: &Vec<Path>| {
-            let owed: Vec<_> = paths.iter().map(|path| readings.get(path).and_then(|reading| reading.owed)).collect();
-            health::are_unresponsive(&owed, boot_ns)
-        };
-        by_node.filter(are_unresponsive).flatten().collect()
+    /// One look is at as many service ports as its limit of endpoints allows. The next one begins at `turn`.
+    pub fn unresponsive(
+        &self,
+        readings: &Readings,
+        boot_ns: u64,
+        turn: &mut Option<SocketAddr>,
+    ) -> Vec<BTreeSet<Path>> {
+        let mut late = BTreeMap::<SocketAddr, usize>::new();
+        for (path, _) in readings.iter().filter(|(_, it)| it.owed.is_some_and(|owed| owed.is_late(boot_ns))) {
+            *late.entry(path.service).or_default() += 1;
+        }
+        late.retain(|_, count| *count >= LATE);
+        let first = turn.take().map_or(Bound::Unbounded, Bound::Included);
+        let from = late.range((first, Bound::Unbounded)).map(|(port, _)| *port).collect::<Vec<_>>();
+        let (mut left, mut found) = (ENDPOINTS, Vec::new());
+        for port in from.iter().copied().chain(late.into_keys().filter(|port| !from.contains(port))) {
+            let Some((count, nodes)) = self.nodes_of(port) else { continue };
+            if count > left {
+                *turn = Some(port);
+                break;
+            }
+            left -= count;
+            found.extend(unresponsive(nodes, readings, boot_ns));
+        }
+        found
     }
 
-    /// Returns the backends of a service port of mode `on`, those of each node together. A backend whose node is unknown is left out.
-    fn backends_by_node(&self, service: SocketAddr) -> Vec<Vec<Path>> {
-        let Some(name) = self.service_of(service) else { return Vec::new() };
-        let endpoints = self.store.slices_of(&name).flat_map(|slice| &slice.endpoints);
-        let nodes: BTreeMap<IpAddr, &str> = endpoints
-            .filter_map(|endpoint| match endpoint.address {
-                Address::Ip(ip) => Some((ip, endpoint.node_name.as_deref().filter(|node| !node.is_empty())?)),
-                Address::Text(_) | Address::Missing => None,
-            })
-            .collect();
-        let backends = match service {
-            SocketAddr::V4(_) => self.v4.judged(service),
-            SocketAddr::V6(_) => self.v6.judged(service),
-        };
-        let mut by_node = BTreeMap::<&str, Vec<Path>>::new();
-        for backend in backends {
-            if let Some(node) = nodes.get(&backend.ip()) {
-                by_node.entry(node).or_default().push(Path { service, backend });
+    /// Returns the number of endpoints of a service port's Service, and its backends by node; None if those are too many.
+    fn nodes_of(&self, port: SocketAddr) -> Option<(usize, Vec<Backends>)> {
+        let name = self.service_of(port)?;
+        let count = self.store.slices_of(&name).map(|slice| slice.endpoints.len()).sum();
+        if count > ENDPOINTS {
+            return None;
+        }
+        let mut nodes = BTreeMap::<IpAddr, Option<&str>>::new();
+        for endpoint in self.store.slices_of(&name).flat_map(|slice| &slice.endpoints) {
+            if let Address::Ip(ip) = endpoint.address {
+                let node = endpoint.node_name.as_deref().filter(|node| !node.is_empty());
+                // An address may come again on another node while its old endpoint terminates.
+                nodes.entry(ip).and_modify(|known| *known = known.filter(|known| node == Some(known))).or_insert(node);
             }
         }
-        by_node.into_values().collect()
+        let backends = match port {
+            SocketAddr::V4(_) => self.v4.judged(port),
+            SocketAddr::V6(_) => self.v6.judged(port),
+        };
+        let all = backends.len();
+        let mut by_node = BTreeMap::<&str, BTreeSet<Path>>::new();
+        for backend in backends {
+            if let Some(node) = nodes.get(&backend.ip()).copied().flatten() {
+                by_node.entry(node).or_default().insert(Path { service: port, backend });
+            }
+        }
+        let here = self.store.node_name();
+        let backends = by_node.into_iter().map(|(node, paths)| Backends {
+            is_here: node == here,
+            is_most: paths.len() * 2 > all,
+            paths,
+        });
+        Some((count, backends.collect()))
     }
+}
+
+/// The backends of a service port on one node.
+struct Backends {
+    paths: BTreeSet<Path>,
+    is_here: bool,
+    /// They are more than half, so that no set can do without them.
+    is_most: bool,
+}
+
+fn unresponsive(nodes: Vec<Backends>, readings: &Readings, boot_ns: u64) -> Vec<BTreeSet<Path>> {
+    let owed = |path| readings.get(path).and_then(|reading| reading.owed);
+    let owes =
+        nodes.iter().map(|node| NodeOwes { backends: node.paths.iter().map(owed).collect(), is_here: node.is_here });
+    let found = health::unresponsive(&owes.collect::<Vec<_>>(), boot_ns);
+    let nodes = nodes.into_iter().enumerate();
+    nodes.filter(|(nth, node)| found.contains(nth) && !node.is_most).map(|(_, node)| node.paths).collect()
 }
 
 impl<A: Addr> Family<A> {
@@ -69,51 +119,87 @@ mod tests {
 
     use super::*;
     use crate::builders::{listed, service, slice};
-    use crate::health::{Owed, Reading};
+    use crate::health::{Evidence, Owed, Reading};
     use crate::model::ModelOptions;
 
     const NOW: u64 = 70_000_000_000;
-    const SERVICE: &str = "10.96.0.1:80";
+    /// The moment of all SYNs.
+    const SENT: u64 = NOW - 400_000_000;
 
-    fn path(backend: u8) -> Path {
-        Path { service: SERVICE.parse().unwrap(), backend: format!("10.244.0.{backend}:8080").parse().unwrap() }
+    fn path(service: u8, backend: u8) -> Path {
+        Path {
+            service: format!("10.96.0.{service}:80").parse().unwrap(),
+            backend: format!("10.244.{service}.{backend}:8080").parse().unwrap(),
+        }
     }
 
-    /// A Service with four endpoints on each of two nodes, and one without a node. Returns what is unresponsive when these owe an answer.
-    fn unresponsive(mode: HealthMode, late: &[u8]) -> Vec<Path> {
+    /// Services with these numbers. Each has four endpoints on each of two nodes, four without a node, and three that are on two nodes.
+    fn desired(mode: HealthMode, services: &[u8]) -> Desired {
         let mut desired =
             Desired::with_options("here", ModelOptions { backend_health: mode, ..ModelOptions::default() });
-        let web = service("web").cluster_ip("10.96.0.1").port("", "TCP", 80);
-        let mut endpoints = slice("web-1", "web").tcp(8080);
-        for nth in 1..=8 {
-            endpoints = endpoints.ready(&format!("10.244.0.{nth}")).on(if nth <= 4 { "n2" } else { "n3" });
+        listed().into_iter().for_each(|input| desired.apply(input));
+        for nth in services {
+            let name = format!("web{nth}");
+            desired.apply(service(&name).cluster_ip(&format!("10.96.0.{nth}")).port("", "TCP", 80).into());
+            let [mut one, mut other] = ["1", "2"].map(|end| slice(&format!("{name}-{end}"), &name).tcp(8080));
+            for last in 1..=15 {
+                let addr = format!("10.244.{nth}.{last}");
+                one = one.ready(&addr);
+                match last {
+                    1..=4 => one = one.on("n2"),
+                    5..=8 => one = one.on("n3"),
+                    9..=12 => {}
+                    _ => (one, other) = (one.on("n2"), other.ready(&addr).on("n3")),
+                }
+            }
+            desired.apply(one.into());
+            desired.apply(other.into());
         }
-        endpoints = endpoints.ready("10.244.0.9");
-        listed().into_iter().chain([web.into(), endpoints.into()]).for_each(|input| desired.apply(input));
         desired.sync();
-        // Those that are set aside count as well.
-        desired.set_aside([path(4)].into());
-        desired.sync();
-        let sent = NOW - 400_000_000;
-        let asked = |nth: u8| Asked::NOTHING.with(Voter(nth % 2), sent);
-        let owed = |nth: u8| Owed { asked: asked(nth), last: DialTime::at(sent), is_prompt: true };
-        let reading = |nth: u8| Reading { votes: Votes::NONE, answered: 9, owed: Some(owed(nth)) };
-        let readings = late.iter().map(|nth| (path(*nth), reading(*nth))).collect();
-        desired.unresponsive(&readings, NOW).into_iter().collect()
+        desired
+    }
+
+    /// Returns the readings of backends of which some owe an answer, and some have answered.
+    fn readings(service: u8, late: &[u8], answered: &[u8]) -> Readings {
+        let asked = Asked::NOTHING.with(Voter(1), SENT).with(Voter(2), SENT);
+        let reading = |(nth, is_late): (u8, bool)| {
+            let (asked, heard) =
+                if is_late { (asked, DialTime::UNKNOWN) } else { (Asked::NOTHING, DialTime::at(SENT)) };
+            let owed = Owed { asked, heard, is_prompt: true };
+            (path(service, nth), Reading { votes: Votes::NONE, answered: 9, owed: Some(owed) })
+        };
+        late.iter().map(|nth| (*nth, true)).chain(answered.iter().map(|nth| (*nth, false))).map(reading).collect()
     }
 
     #[test]
     fn backends_that_owe_an_answer_speak_for_those_of_their_node() {
-        for (mode, late, want) in [
-            (HealthMode::On, &[1, 2, 3][..], &[1, 2, 3, 4][..]),
-            (HealthMode::On, &[2, 3, 4, 5, 6], &[1, 2, 3, 4]),
-            (HealthMode::On, &[1, 2, 3, 6, 7, 8], &[1, 2, 3, 4, 5, 6, 7, 8]),
-            (HealthMode::On, &[1, 2, 5, 6, 9], &[]),
-            (HealthMode::On, &[], &[]),
-            (HealthMode::Observe, &[1, 2, 3], &[]),
+        for (mode, late, answered, want) in [
+            (HealthMode::On, &[1, 2, 3][..], &[5, 6][..], &[1, 2, 3, 4][..]),
+            (HealthMode::On, &[2, 3, 4, 5], &[6, 7], &[1, 2, 3, 4]),
+            (HealthMode::On, &[1, 2, 3], &[4, 5, 6], &[]),
+            (HealthMode::On, &[1, 2, 5, 6], &[7, 8], &[]),
+            (HealthMode::On, &[9, 10, 11], &[5, 6], &[]),
+            (HealthMode::On, &[13, 14, 15], &[5, 6], &[]),
+            (HealthMode::On, &[], &[], &[]),
+            (HealthMode::Observe, &[1, 2, 3], &[5, 6], &[]),
         ] {
-            let want: Vec<Path> = want.iter().map(|nth| path(*nth)).collect();
-            assert_eq!(unresponsive(mode, late), want, "{mode:?} {late:?}");
+            let mut desired = desired(mode, &[1]);
+            // Those that are set aside count as well.
+            desired.set_aside([(path(1, 4), Evidence::Own)].into());
+            desired.sync();
+            let found = desired.unresponsive(&readings(1, late, answered), NOW, &mut None);
+            let want: Vec<Path> = want.iter().map(|nth| path(1, *nth)).collect();
+            assert_eq!(found.into_iter().flatten().collect::<Vec<_>>(), want, "{mode:?} {late:?}");
         }
+    }
+
+    #[test]
+    fn looks_go_through_service_ports_in_turn() {
+        let desired = desired(HealthMode::On, &[1, 2, 3]);
+        let readings: Readings = (1..=3).flat_map(|nth| readings(nth, &[1, 2, 3], &[5, 6])).collect();
+        let mut turn = Some(path(2, 1).service);
+        let found = desired.unresponsive(&readings, NOW, &mut turn);
+        let ports: Vec<_> = found.iter().map(|paths| paths.first().unwrap().service).collect();
+        assert_eq!((ports, turn), ([2, 3, 1].map(|nth| path(nth, 1).service).to_vec(), None));
     }
 }

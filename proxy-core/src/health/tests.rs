@@ -9,6 +9,11 @@ fn path(nth: u8) -> Path {
     Path { service: "10.96.0.1:80".parse().unwrap(), backend: format!("10.244.0.{nth}:8080").parse().unwrap() }
 }
 
+/// The first backend alone, by its own failures.
+fn own() -> Silent {
+    [(path(1), Evidence::Own)].into()
+}
+
 /// Returns failures of so many clients, in turn.
 fn votes(failures: u32, clients: u32) -> Votes {
     (0..failures).fold(Votes::NONE, |votes, nth| votes.with(Voter((nth % clients) as u8)))
@@ -21,7 +26,7 @@ const fn reading(votes: Votes) -> Reading {
 
 /// Reads one backend, at a number of tenths of seconds.
 fn read(judge: &mut Judge, votes: Votes, tenths: u32) -> Vec<Change> {
-    judge.read(&[(path(1), reading(votes))].into(), &BTreeSet::new(), SECOND / 10 * tenths, |_| true)
+    judge.read(&[(path(1), reading(votes))].into(), Vec::new(), SECOND / 10 * tenths, |_| true)
 }
 
 fn begun() -> Judge {
@@ -37,7 +42,7 @@ fn three_failures_of_two_clients_make_a_backend_silent() {
         let mut judge = begun();
         let changes = read(&mut judge, votes(failures, clients), 1);
         assert_eq!(changes, Vec::from_iter(is_silent.then_some(Change::Silent(path(1)))), "{failures} {clients}");
-        assert_eq!(judge.silent().contains(&path(1)), is_silent);
+        assert_eq!(judge.silent().contains_key(&path(1)), is_silent);
     }
 }
 
@@ -61,8 +66,8 @@ fn counts_of_before_the_start_and_of_other_pods_are_no_failures() {
     assert_eq!(read(&mut judge, votes(202, 9), 1), []);
     assert_eq!(read(&mut judge, votes(203, 9), 2), [Change::Silent(path(1))]);
     // The pod goes, and another one gets its address.
-    assert_eq!(judge.read(&[(path(1), reading(votes(204, 9)))].into(), &BTreeSet::new(), SECOND, |_| false), []);
-    assert_eq!(judge.silent(), BTreeSet::new());
+    assert_eq!(judge.read(&[(path(1), reading(votes(204, 9)))].into(), Vec::new(), SECOND, |_| false), []);
+    assert_eq!(judge.silent(), Silent::new());
     assert_eq!(read(&mut judge, votes(206, 9), 20), []);
     assert_eq!(read(&mut judge, votes(207, 9), 21), [Change::Silent(path(1))]);
 }
@@ -71,23 +76,22 @@ fn counts_of_before_the_start_and_of_other_pods_are_no_failures() {
 fn flapping_backend_waits_longer_each_time() {
     let mut judge = begun();
     let (mut failures, mut now) = (3, SECOND);
-    let read = |judge: &mut Judge, votes, now| {
-        judge.read(&[(path(1), reading(votes))].into(), &BTreeSet::new(), now, |_| true)
-    };
+    let read =
+        |judge: &mut Judge, votes, now| judge.read(&[(path(1), reading(votes))].into(), Vec::new(), now, |_| true);
     assert_eq!(read(&mut judge, votes(failures, 2), now), [Change::Silent(path(1))]);
     for secs in [5, 10, 20, 40, 80, 160, 300, 300] {
         now += SECOND * secs;
         judge.pass(now - SECOND / 100);
-        assert_eq!(judge.silent(), [path(1)].into(), "{secs} s are not over");
+        assert_eq!(judge.silent(), own(), "{secs} s are not over");
         judge.pass(now);
         assert!(judge.silent().is_empty() && judge.waits(), "on trial after {secs} s");
         assert_eq!(read(&mut judge, votes(failures, 2), now + TRIAL), [], "nothing has come");
-        assert_eq!(judge.silent(), [path(1)].into(), "a trial is short");
+        assert_eq!(judge.silent(), own(), "a trial is short");
         failures += 1;
         now += SECOND;
         assert_eq!(read(&mut judge, votes(failures, 2), now), [], "operators know");
         judge.pass(now + VERDICT * 2);
-        assert_eq!(judge.silent(), [path(1)].into(), "one failure in a trial");
+        assert_eq!(judge.silent(), own(), "one failure in a trial");
     }
     now += BACK_OFF_MAX;
     judge.pass(now);
@@ -95,7 +99,7 @@ fn flapping_backend_waits_longer_each_time() {
     // What it did is not forgotten at once. Operators are not told each time.
     assert_eq!(read(&mut judge, votes(3, 2), now + SECOND), []);
     judge.pass(now + BACK_OFF_MAX);
-    assert_eq!(judge.silent(), [path(1)].into());
+    assert_eq!(judge.silent(), own());
     judge.pass(now + SECOND + BACK_OFF_MAX);
     assert!(judge.silent().is_empty());
     // An hour later it is.
@@ -135,7 +139,7 @@ fn trial_without_verdict_comes_again_and_lasts_twice_as_long() {
         judge.pass(now - SECOND / 100);
         assert!(judge.silent().is_empty(), "{nth}");
         judge.pass(now);
-        assert_eq!(judge.silent(), [path(1)].into(), "{nth}");
+        assert_eq!(judge.silent(), own(), "{nth}");
         now += VERDICT;
     }
     // A connection of before the trials fails late: that is no verdict.
@@ -152,7 +156,7 @@ fn silent_backend_that_answers_serves_at_once() {
     read(&mut judge, votes(3, 2), 1);
     let answered = [(path(1), Reading { votes: votes(200, 2), answered: 1, owed: None })].into();
     assert_eq!(
-        judge.read(&answered, &BTreeSet::new(), SECOND / 5, |_| true),
+        judge.read(&answered, Vec::new(), SECOND / 5, |_| true),
         [Change::Answers(path(1))],
         "though much has failed since"
     );
@@ -183,17 +187,17 @@ proptest! {
         let (mut votes, mut now) = (Votes::NONE, Duration::ZERO);
         let (mut silent, mut aside_for, mut answered) = (false, Duration::ZERO, 0);
         for (failures, client, answers, tenths) in history {
-            let was_aside = judge.silent().contains(&path(1));
+            let was_aside = judge.silent().contains_key(&path(1));
             now += SECOND / 10 * tenths;
             if was_aside { aside_for += SECOND / 10 * tenths } else { aside_for = Duration::ZERO }
             if answers { (votes, answered) = (Votes::NONE, answered + 1) }
             for nth in 0..failures { votes = votes.with(Voter((client + nth as u8) % 24)) }
-            for change in judge.read(&[(path(1), Reading { votes, answered, owed: None })].into(), &BTreeSet::new(), now, |_| true) {
+            for change in judge.read(&[(path(1), Reading { votes, answered, owed: None })].into(), Vec::new(), now, |_| true) {
                 // Operators hear each change once, and in turn.
                 prop_assert_eq!(matches!(change, Change::Silent(_)), !silent);
                 silent = !silent;
             }
-            let is_aside = judge.silent().contains(&path(1));
+            let is_aside = judge.silent().contains_key(&path(1));
             prop_assert!(!is_aside || votes.failures() >= 1, "its last word was an answer");
             prop_assert!(!is_aside || was_aside || votes.clients() >= 1);
             prop_assert!(aside_for <= BACK_OFF_MAX + SECOND * 10, "{:?}", aside_for);
@@ -207,7 +211,7 @@ proptest! {
         for (more, tenths) in failures {
             for _ in 0..more { votes = votes.with(Voter(client)) }
             now += SECOND / 10 * tenths;
-            prop_assert_eq!(judge.read(&[(path(1), reading(votes))].into(), &BTreeSet::new(), now, |_| true), vec![]);
+            prop_assert_eq!(judge.read(&[(path(1), reading(votes))].into(), Vec::new(), now, |_| true), vec![]);
             prop_assert!(judge.silent().is_empty());
         }
     }
@@ -222,10 +226,10 @@ fn backend_with_very_many_failures_gets_longer_trials() {
         judge.pass(now);
         assert!(judge.silent().is_empty(), "{nth}");
         now += TRIAL * (1 << nth);
-        judge.read(&[(path(1), reading(votes(400, 2)))].into(), &BTreeSet::new(), now - SECOND / 100, |_| true);
+        judge.read(&[(path(1), reading(votes(400, 2)))].into(), Vec::new(), now - SECOND / 100, |_| true);
         assert!(judge.silent().is_empty(), "{nth}: nothing has failed");
-        judge.read(&[(path(1), reading(votes(400, 2)))].into(), &BTreeSet::new(), now, |_| true);
-        assert_eq!(judge.silent(), [path(1)].into(), "{nth}");
+        judge.read(&[(path(1), reading(votes(400, 2)))].into(), Vec::new(), now, |_| true);
+        assert_eq!(judge.silent(), own(), "{nth}");
         now += VERDICT;
     }
 }
@@ -236,58 +240,90 @@ fn clients_who_fail_fast_do_not_outvote_those_who_are_answered() {
     for nth in 0..100_u32 {
         let reading = Reading { votes: votes(200, 2), answered: nth.into(), owed: None };
         // The first reading knows of no answer before.
-        let changes = judge.read(&[(path(1), reading)].into(), &BTreeSet::new(), SECOND / 5 * (nth + 1), |_| true);
+        let changes = judge.read(&[(path(1), reading)].into(), Vec::new(), SECOND / 5 * (nth + 1), |_| true);
         assert!(nth == 0 || !changes.contains(&Change::Silent(path(1))), "{nth}: {changes:?}");
     }
     assert!(judge.silent().is_empty());
 }
 
-/// Reads so many backends of unresponsive nodes, beside what is counted of the first one.
-fn read_unresponsive(judge: &mut Judge, unresponsive: &[u8], reading: Option<Reading>, now: Duration) -> Vec<Change> {
-    let readings = reading.into_iter().map(|reading| (path(1), reading)).collect();
-    judge.read(&readings, &unresponsive.iter().map(|nth| path(*nth)).collect(), now, |_| true)
+/// The backends of a node that does not respond.
+fn node(backends: &[u8]) -> Vec<BTreeSet<Path>> {
+    vec![backends.iter().map(|nth| path(*nth)).collect()]
+}
+
+/// Reads two backends that have answered so many connections, and have failed as often as that.
+fn read_two(
+    judge: &mut Judge,
+    counted: [(u64, u32); 2],
+    unresponsive: Vec<BTreeSet<Path>>,
+    now: Duration,
+) -> Vec<Change> {
+    let reading = |(answered, failures)| Reading { votes: votes(failures, 2), answered, owed: None };
+    let readings = [1, 2].map(path).into_iter().zip(counted.map(reading)).collect();
+    judge.read(&readings, unresponsive, now, |_| true)
 }
 
 #[test]
-fn unresponsive_backends_are_silent_without_failures_until_they_answer() {
+fn answer_of_one_backend_speaks_for_all_of_a_node() {
     let mut judge = begun();
-    let counted = Reading { votes: Votes::NONE, answered: 7, owed: None };
-    let changes = read_unresponsive(&mut judge, &[1, 2], Some(counted), SECOND);
-    assert_eq!(changes, [Change::Silent(path(1)), Change::Silent(path(2))]);
-    assert_eq!(read_unresponsive(&mut judge, &[], Some(counted), SECOND * 2), [], "no SYN is late any more");
-    assert_eq!(judge.silent(), [path(1), path(2)].into());
-    assert!(judge.knows(&path(1)) && judge.knows(&path(2)) && judge.waits());
-    let answered = Reading { answered: 8, ..counted };
-    assert_eq!(read_unresponsive(&mut judge, &[], Some(answered), SECOND * 3), [Change::Answers(path(1))]);
-    assert_eq!(judge.silent(), [path(2)].into(), "one that was never dialled waits for its trial");
-    judge.pass(SECOND + BACK_OFF);
-    assert_eq!(judge.silent(), BTreeSet::new());
+    assert_eq!(read_two(&mut judge, [(7, 0), (9, 0)], node(&[1, 2, 3]), SECOND).len(), 3);
+    assert_eq!(judge.silent(), [1, 2, 3].map(|nth| (path(nth), Evidence::Node)).into());
+    assert!(judge.waits() && judge.asks_for(&path(3)));
+    assert_eq!(read_two(&mut judge, [(7, 0), (9, 0)], Vec::new(), SECOND * 2), [], "no SYN is late any more");
+    let changes = read_two(&mut judge, [(7, 0), (10, 0)], Vec::new(), SECOND * 3);
+    assert_eq!(changes, [1, 2, 3].map(|nth| Change::Answers(path(nth))));
+    assert!(judge.silent().is_empty());
+    assert_eq!(read_two(&mut judge, [(7, 0), (10, 0)], node(&[1, 2]), SECOND * 4), [], "not at once again");
+    read_two(&mut judge, [(7, 0), (10, 0)], Vec::new(), SECOND * 7);
+    assert!(!judge.waits());
+    assert_eq!(read_two(&mut judge, [(7, 0), (10, 0)], node(&[1, 2]), SECOND * 8).len(), 2);
 }
 
 #[test]
-fn unresponsive_backend_that_is_silent_already_keeps_its_back_off() {
+fn backends_of_a_node_are_on_trial_together() {
     let mut judge = begun();
-    read(&mut judge, votes(3, 2), 10);
-    for tenths in 11..59 {
-        let counted = Reading { votes: votes(3, 2), answered: 0, owed: None };
-        assert_eq!(read_unresponsive(&mut judge, &[1], Some(counted), SECOND / 10 * tenths), []);
-    }
-    judge.pass(SECOND + BACK_OFF);
-    assert_eq!(judge.silent(), BTreeSet::new());
+    read_two(&mut judge, [(7, 0), (9, 0)], node(&[1, 2]), SECOND);
+    read_two(&mut judge, [(7, 2), (9, 0)], Vec::new(), SECOND * 2);
+    let mut now = SECOND + BACK_OFF;
+    judge.pass(now);
+    assert!(judge.silent().is_empty(), "on trial");
+    now += TRIAL;
+    assert_eq!(read_two(&mut judge, [(7, 2), (9, 0)], Vec::new(), now), []);
+    assert_eq!(judge.silent().len(), 2, "a trial is short");
+    now += SECOND;
+    assert_eq!(read_two(&mut judge, [(7, 2), (9, 1)], Vec::new(), now), [], "operators know");
+    judge.pass(now + BACK_OFF * 2 - SECOND / 100);
+    assert_eq!(judge.silent().len(), 2, "one failure of any of them doubles the wait");
+    judge.pass(now + BACK_OFF * 2);
+    assert!(judge.silent().is_empty());
+    read_two(&mut judge, [(7, 2), (9, 1)], Vec::new(), now + FORGET + SECOND);
+    read_two(&mut judge, [(7, 2), (9, 1)], Vec::new(), now + FORGET + SECOND * 2);
+    assert!(judge.silent().is_empty() && !judge.waits(), "{judge:?}");
 }
 
 #[test]
-fn first_reading_and_pods_of_no_service_are_not_unresponsive() {
+fn backend_with_failures_of_its_own_stays_silent_when_its_node_answers() {
+    let mut judge = begun();
+    assert_eq!(
+        read_two(&mut judge, [(7, 0), (9, 0)], node(&[1, 2]), SECOND),
+        [1, 2].map(|nth| Change::Silent(path(nth)))
+    );
+    assert_eq!(read_two(&mut judge, [(7, 3), (9, 0)], Vec::new(), SECOND * 2), [], "operators know");
+    assert_eq!(judge.silent(), [(path(1), Evidence::Own), (path(2), Evidence::Node)].into());
+    assert_eq!(read_two(&mut judge, [(7, 3), (10, 0)], Vec::new(), SECOND * 3), [Change::Answers(path(2))]);
+    assert_eq!(judge.silent(), [(path(1), Evidence::Own)].into());
+    assert_eq!(read_two(&mut judge, [(8, 0), (10, 0)], Vec::new(), SECOND * 4), [Change::Answers(path(1))]);
+}
+
+#[test]
+fn presumptions_have_a_limit_and_need_backends() {
     let mut judge = Judge::default();
-    assert_eq!(read_unresponsive(&mut judge, &[1, 2], None, SECOND), []);
-    let unresponsive = [path(1), path(2)].into();
-    assert_eq!(judge.read(&Readings::new(), &unresponsive, SECOND * 2, |at| *at == path(2)), [Change::Silent(path(2))]);
-}
-
-#[test]
-fn unresponsive_backend_whose_row_goes_is_silent_no_more() {
-    let mut judge = begun();
-    let counted = Reading { votes: Votes::NONE, answered: 7, owed: None };
-    read_unresponsive(&mut judge, &[1], Some(counted), SECOND);
-    assert_eq!(read_unresponsive(&mut judge, &[], None, SECOND * 2), [Change::Answers(path(1))]);
+    let many = (1..=5_000).map(|port| Path { backend: ([10, 244, 0, 9], port).into(), ..path(1) }).collect();
+    let read =
+        |judge: &mut Judge, unresponsive| judge.read(&Readings::new(), unresponsive, SECOND, |at| *at == path(2));
+    assert_eq!(read(&mut judge, vec![many]), []);
+    assert!(!judge.waits());
+    assert_eq!(read(&mut judge, node(&[1, 2])), [Change::Silent(path(2))]);
+    assert_eq!(read(&mut judge, Vec::new()), []);
+    assert_eq!(judge.silent().into_keys().collect::<Vec<_>>(), [path(2)], "the pod of the other one is gone");
 }

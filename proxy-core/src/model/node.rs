@@ -1,6 +1,6 @@
 //! Reads the node's properties that matter to Services.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use proxy_common::frontend::Algorithm;
 use super::guard::Guard;
 use super::host_mode::{HostMode, HostRoutes};
 use super::read::{Reader, cidr, ip};
-use crate::health::{HealthMode, Path};
+use crate::health::{HealthMode, Silent};
 use crate::room::Room;
 use crate::store::Store;
 
@@ -27,7 +27,7 @@ pub struct ModelOptions {
     /// What follows from silent backends, for Services that do not say.
     pub backend_health: HealthMode,
     /// The backends that take no new flows on this node: see [`crate::health`].
-    pub aside: Arc<BTreeSet<Path>>,
+    pub aside: Arc<Silent>,
     /// The node's addresses by the operator. The first of a family is the primary address, in place of the Node
     /// object's.
     pub node_ips: Vec<IpAddr>,
@@ -58,7 +58,7 @@ pub struct NodeModel {
     pub algorithm: Algorithm,
     pub backend_health: HealthMode,
     /// The silent backends: see [`ModelOptions::aside`].
-    pub aside: Arc<BTreeSet<Path>>,
+    pub aside: Arc<Silent>,
     pub guard: Guard,
     /// The view of the cluster in host mode.
     pub host_mode: Option<HostMode>,

@@ -2,7 +2,7 @@
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::addr::{Proto, SockAddr};
-use proxy_common::connect::{Asked, Connects, DialTime, Outcome, PortsAndOutcome, Voter, Votes, bucket};
+use proxy_common::connect::{Asked, Connects, DialTime, Outcome, PortsAndOutcome, SynTimes, Voter, Votes, bucket};
 use proxy_common::counter::Event;
 use proxy_common::flow::{Flow, Told};
 use proxy_common::frontend::{EndpointKey, FrontendKey};
@@ -84,8 +84,8 @@ pub fn ask<A: Net>(service: A, backend: A, ports: PortsAndOutcome) -> bool {
     let (Some(connects), Some(voter)) = (A::MAPS.connects.find(&key), ports.outcome().voter()) else { return false };
     key.service.proto = Asked::PROTO;
     let Some(owed) = row(&key) else { return false };
-    let (heard, now_ns) = (Connects::heard(part!(connects.units).copy(), part!(connects.refused).copy()), now_ns());
-    let has_answered = part!(owed.units).copy() != heard;
+    let (units, refused) = (part!(connects.units).copy(), part!(connects.refused).copy());
+    let (now_ns, has_answered) = (now_ns(), part!(owed.units).copy() != units);
     let asked = Asked(if has_answered { Asked::NOTHING.0 } else { part!(owed.refused).copy() });
     if asked.is_late(now_ns) && connects.read(Connects::is_prompt) {
         // The agent looks then whether all backends of the node owe an answer.
@@ -94,10 +94,12 @@ pub fn ask<A: Net>(service: A, backend: A, ports: PortsAndOutcome) -> bool {
             return true;
         }
     }
-    part!(owed.units).set(heard);
+    let is_heard = has_answered || part!(owed.retransmitted).copy() != refused;
     part!(owed.refused).set(asked.with(voter, now_ns).0);
-    part!(owed.unanswered).set(DialTime::at(now_ns).0.into());
+    part!(owed.unanswered).update(|times| SynTimes(times).with(now_ns, is_heard).0);
+    part!(owed.retransmitted).set(refused);
     part!(owed.last_secs).set(in_secs(now_ns));
+    part!(owed.units).set(units);
     false
 }
 
