@@ -269,12 +269,13 @@ impl Judge {
 
     /// Begins and ends trials whose time has come.
     pub fn pass(&mut self, now: Duration) {
-        for (path, judged) in &mut self.backends {
-            if judged.pass(now) {
-                self.told.remove(path);
-            }
+        let own = self.backends.iter_mut().filter_map(|(path, own)| own.pass(now).then_some(*path));
+        let mut forgotten: Vec<_> = own.collect();
+        forgotten.extend(self.presumptions.pass(now));
+        let is_silent = |path: &Path| self.backends.get(path).is_some_and(|own| own.state != State::Serving);
+        for path in forgotten.iter().filter(|path| !is_silent(path) && !self.presumptions.has(path)) {
+            self.told.remove(path);
         }
-        self.presumptions.pass(now);
     }
 
     /// Returns the backends that shall take no connections.
@@ -286,7 +287,7 @@ impl Judge {
 
     /// Returns true if a reading may change something though nothing has failed since the last one.
     pub fn waits(&self) -> bool {
-        self.backends.values().any(|judged| judged.state != State::Serving) || !self.presumptions.is_empty()
+        self.backends.values().any(|judged| judged.state != State::Serving) || self.presumptions.waits()
     }
 
     /// Returns true if the next reading should have this backend, with votes or without.

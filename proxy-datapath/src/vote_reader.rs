@@ -31,9 +31,9 @@ impl VoteReader {
     }
 
     /// Returns the counts of the backends with votes, of those with a SYN of late, and of those that the caller `asks_for`. The time with
-    /// them is in nanoseconds since boot. What a backend owed then, and had answered when its row was read, it owes no more.
+    /// them is in nanoseconds since boot. A backend that has answered before its row is read owes nothing.
     pub fn read(&mut self, asks_for: impl Fn(&Path) -> bool) -> Result<(Readings, u64)> {
-        // Before the walk: a late agent does not make backends late.
+        // The clock is read before the walk, so that a late agent makes no backend late.
         let boot_ns = boot_ns()?;
         let now_secs = u32::try_from(boot_ns / 1_000_000_000).context("the boot clock is past 2^32 s")?;
         let mut readings = Readings::new();

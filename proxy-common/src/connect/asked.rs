@@ -2,8 +2,8 @@
 //!
 //! A row of `CONNECTS` with [`Asked::PROTO`] in its key has them, beside the row that counts. Of its value, `units` is the other row's when the
 //! last SYN went to the backend. The sum grows with each answer, so another number says that the backend has answered since. In the same way
-//! `retransmitted` is the other row's `refused`. `refused` has the [`Asked`], and `unanswered` the [`SynTimes`]. `units` is written last. The
-//! agent's sweep removes such rows once they are old.
+//! `retransmitted` is the other row's `refused`. `refused` has the [`Asked`], and `unanswered` the [`SynTimes`]. `units` is written last. Two CPUs
+//! that ask in one instant may mix their rows. The agent's sweep removes such rows once they are old.
 
 use super::{BUCKETS, Connects, DialTime, UNIT_NANOS, Voter, Votes};
 use crate::addr::Proto;

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::ops::Bound;
 
 use proxy_common::addr::{Addr, SockAddr};
 
@@ -10,9 +9,12 @@ use super::Desired;
 use super::family::Family;
 use crate::compact::Address;
 use crate::health::{self, HealthMode, NodeOwes, Path, Readings};
+use crate::input::ObjectName;
 
-/// The endpoints that one look may go through: the caller has more to do. A Service with more of them is left to its backends' own failures.
+/// The endpoints that one look may go through: the caller has more to do.
 const ENDPOINTS: usize = 16_384;
+/// The endpoints of one Service. One with more of them is left to its backends' own failures.
+const ENDPOINTS_OF_ONE: usize = 4_096;
 /// The late backends of a service port that make it worth a look.
 const LATE: usize = 2;
 
@@ -31,30 +33,27 @@ impl Desired {
             *late.entry(path.service).or_default() += 1;
         }
         late.retain(|_, count| *count >= LATE);
-        let first = turn.take().map_or(Bound::Unbounded, Bound::Included);
-        let from = late.range((first, Bound::Unbounded)).map(|(port, _)| *port).collect::<Vec<_>>();
+        let from = turn.take().map(|first| late.split_off(&first)).unwrap_or_default();
         let (mut left, mut found) = (ENDPOINTS, Vec::new());
-        for port in from.iter().copied().chain(late.into_keys().filter(|port| !from.contains(port))) {
-            let Some((count, nodes)) = self.nodes_of(port) else { continue };
-            if count > left {
-                *turn = Some(port);
-                break;
+        for port in from.into_keys().chain(late.into_keys()) {
+            let Some(service) = self.service_of(port) else { continue };
+            let count = self.store.slices_of(&service).map(|slice| slice.endpoints.len()).sum();
+            match left.checked_sub(count) {
+                _ if count > ENDPOINTS_OF_ONE => {}
+                Some(rest) => {
+                    left = rest;
+                    found.extend(unresponsive(self.nodes_of(&service, port), readings, boot_ns));
+                }
+                None => _ = turn.get_or_insert(port),
             }
-            left -= count;
-            found.extend(unresponsive(nodes, readings, boot_ns));
         }
         found
     }
 
-    /// Returns the number of endpoints of a service port's Service, and its backends by node; None if those are too many.
-    fn nodes_of(&self, port: SocketAddr) -> Option<(usize, Vec<Backends>)> {
-        let name = self.service_of(port)?;
-        let count = self.store.slices_of(&name).map(|slice| slice.endpoints.len()).sum();
-        if count > ENDPOINTS {
-            return None;
-        }
+    /// Returns the backends of a service port by node. A backend whose node is unknown is left out.
+    fn nodes_of(&self, service: &ObjectName, port: SocketAddr) -> Vec<Backends> {
         let mut nodes = BTreeMap::<IpAddr, Option<&str>>::new();
-        for endpoint in self.store.slices_of(&name).flat_map(|slice| &slice.endpoints) {
+        for endpoint in self.store.slices_of(service).flat_map(|slice| &slice.endpoints) {
             if let Address::Ip(ip) = endpoint.address {
                 let node = endpoint.node_name.as_deref().filter(|node| !node.is_empty());
                 // An address may come again on another node while its old endpoint terminates.
@@ -78,7 +77,7 @@ impl Desired {
             is_most: paths.len() * 2 > all,
             paths,
         });
-        Some((count, backends.collect()))
+        backends.collect()
     }
 }
 
@@ -201,5 +200,27 @@ mod tests {
         let found = desired.unresponsive(&readings, NOW, &mut turn);
         let ports: Vec<_> = found.iter().map(|paths| paths.first().unwrap().service).collect();
         assert_eq!((ports, turn), ([2, 3, 1].map(|nth| path(nth, 1).service).to_vec(), None));
+    }
+
+    #[test]
+    fn look_has_a_limit_of_endpoints() {
+        let mut desired = desired(HealthMode::On, &[1, 2, 3, 4, 5, 6]);
+        // With the 18 of their other slices five of them are more than one look may have.
+        for (nth, count) in [(1, 4_078), (2, 4_000), (3, 4_000), (4, 4_000), (5, 4_000), (6, 4_079)] {
+            let mut more = slice(&format!("web{nth}-3"), &format!("web{nth}")).tcp(8080);
+            for number in 0..count {
+                more = more.ready(&format!("10.{}.{}.{}", 100 + nth, number / 250, number % 250));
+            }
+            desired.apply(more.into());
+        }
+        desired.sync();
+        let readings: Readings = (1..=6).flat_map(|nth| readings(nth, &[1, 2, 3], &[5, 6])).collect();
+        let mut turn = None;
+        let mut look = || {
+            let found = desired.unresponsive(&readings, NOW, &mut turn);
+            let services = found.iter().map(|paths| paths.first().unwrap().service.to_string());
+            services.map(|service| service["10.96.0.".len()..][..1].to_owned()).collect::<String>()
+        };
+        assert_eq!([look(), look(), look()], ["1234", "5123", "4512"], "one has too many endpoints");
     }
 }

@@ -5,17 +5,19 @@ use std::time::Duration;
 
 use proxy_common::connect::Votes;
 
-use super::{BACK_OFF, Judged, Path, Reading, Readings, State};
+use super::{BACK_OFF, FORGET, Judged, Path, Reading, Readings, State};
 
-/// The backends of all presumptions at most: tenants choose how many endpoints a node has.
-const MEMBERS: usize = 4_096;
+/// The backends of one presumption, and of all, at most: tenants choose how many endpoints a node has.
+const MEMBERS: usize = 1_024;
+const MEMBERS_OF_ALL: usize = 16_384;
 
 /// Presumptions, each of the backends of one node and service port. They are silent together, and on trial together.
 ///
-/// An answer of any of them ends it for all. Each backend is judged by its own failures as well.
+/// An answer of any of them ends it for all. A presumption that has ended is remembered, so that the next one lasts longer. Each backend is
+/// judged by its own failures as well.
 #[derive(Debug, Default)]
 pub(super) struct Presumptions {
-    /// By the number of a presumption.
+    /// The state of each presumption.
     groups: BTreeMap<u64, Judged>,
     members: BTreeMap<Path, Member>,
     next: u64,
@@ -26,7 +28,7 @@ pub(super) struct Presumptions {
 struct Member {
     group: u64,
     failures: u32,
-    /// None before the first reading that was asked for it.
+    /// None if no reading has had it yet.
     answered: Option<u64>,
 }
 
@@ -39,7 +41,8 @@ impl Presumptions {
         for (path, member) in &mut self.members {
             let reading = readings.get(path).copied().unwrap_or(Reading::NOTHING);
             let answered = member.answered.replace(reading.answered);
-            if answered.is_some_and(|before| before != reading.answered)
+            // A row that the agent has tidied away begins at 0 again.
+            if answered.is_some_and(|before| reading.answered > before)
                 && let Some(group) = self.groups.get_mut(&member.group)
             {
                 group.answers();
@@ -56,29 +59,39 @@ impl Presumptions {
         }
     }
 
-    /// Begins a presumption about the backends of a node that does not respond.
+    /// Begins a presumption about the backends of a node that does not respond, unless one is in force or has just ended.
     pub(super) fn begin(&mut self, paths: &BTreeSet<Path>, readings: &Readings, now: Duration) {
-        if self.members.len() + paths.len() > MEMBERS || paths.iter().any(|path| self.members.contains_key(path)) {
+        let before = paths.iter().find_map(|path| Some(self.members.get(path)?.group));
+        let number = match before.and_then(|number| Some((number, self.groups.get(&number)?))) {
+            Some((_, group)) if group.state != State::Serving || !is_over(group, now) => return,
+            Some((number, _)) => number,
+            None => self.next,
+        };
+        if paths.len() > MEMBERS || self.members.len() + paths.len() > MEMBERS_OF_ALL {
             return;
         }
-        let mut group = Judged::new(Reading::NOTHING, now);
-        group.strike(now);
-        self.groups.insert(self.next, group);
+        self.next = self.next.max(number + 1);
+        self.members.retain(|path, member| member.group != number || paths.contains(path));
+        self.groups.entry(number).or_insert_with(|| Judged::new(Reading::NOTHING, now)).strike(now);
         for path in paths {
-            let failures = readings.get(path).map_or(0, |reading| reading.votes.failures());
-            self.members.insert(*path, Member { group: self.next, failures, answered: None });
+            let reading = readings.get(path);
+            let failures = reading.map_or(0, |reading| reading.votes.failures());
+            let answered = reading.map(|reading| reading.answered);
+            self.members.insert(*path, Member { group: number, failures, answered });
         }
-        self.next += 1;
     }
 
-    /// Begins and ends trials. A presumption that an answer has ended is kept for a while, so that none follows at once.
-    pub(super) fn pass(&mut self, now: Duration) {
+    /// Begins and ends trials. Returns the backends whose presumption is forgotten.
+    pub(super) fn pass(&mut self, now: Duration) -> Vec<Path> {
         let Self { groups, members, .. } = self;
-        for group in groups.values_mut() {
-            group.pass(now);
-        }
-        groups.retain(|_, group| group.state != State::Serving || now.saturating_sub(group.struck) <= BACK_OFF);
+        let forgotten: BTreeSet<_> =
+            groups.iter_mut().filter_map(|(number, group)| group.pass(now).then_some(*number)).collect();
+        let forgotten = members.iter().filter(|(_, member)| forgotten.contains(&member.group)).map(|(path, _)| *path);
+        let forgotten = forgotten.collect();
+        let used: BTreeSet<_> = members.values().map(|member| member.group).collect();
+        groups.retain(|number, group| used.contains(number) && now.saturating_sub(group.struck) <= FORGET);
         members.retain(|_, member| groups.contains_key(&member.group));
+        forgotten
     }
 
     /// Returns the backends that shall take no connections.
@@ -107,12 +120,18 @@ impl Presumptions {
         self.members.contains_key(path)
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.groups.is_empty()
+    /// Returns true if one is in force.
+    pub(super) fn waits(&self) -> bool {
+        self.groups.values().any(|group| group.state != State::Serving)
     }
 }
 
+/// Returns true if another presumption may follow one that an answer has ended.
+fn is_over(group: &Judged, now: Duration) -> bool {
+    now.saturating_sub(group.struck) > BACK_OFF
+}
+
 impl Reading {
-    /// Of a backend that was not dialled.
+    /// A reading of a backend that was not dialled.
     const NOTHING: Self = Self { votes: Votes::NONE, answered: 0, owed: None };
 }

@@ -270,13 +270,19 @@ fn answer_of_one_backend_speaks_for_all_of_a_node() {
     assert_eq!(judge.silent(), [1, 2, 3].map(|nth| (path(nth), Evidence::Node)).into());
     assert!(judge.waits() && judge.asks_for(&path(3)));
     assert_eq!(read_two(&mut judge, [(7, 0), (9, 0)], Vec::new(), SECOND * 2), [], "no SYN is late any more");
+    let mut other = begun();
+    read_two(&mut other, [(7, 0), (9, 0)], node(&[1, 2]), SECOND);
+    assert_eq!(read_two(&mut other, [(7, 0), (10, 0)], Vec::new(), SECOND * 2).len(), 2, "at the next reading");
     let changes = read_two(&mut judge, [(7, 0), (10, 0)], Vec::new(), SECOND * 3);
     assert_eq!(changes, [1, 2, 3].map(|nth| Change::Answers(path(nth))));
     assert!(judge.silent().is_empty());
     assert_eq!(read_two(&mut judge, [(7, 0), (10, 0)], node(&[1, 2]), SECOND * 4), [], "not at once again");
-    read_two(&mut judge, [(7, 0), (10, 0)], Vec::new(), SECOND * 7);
     assert!(!judge.waits());
     assert_eq!(read_two(&mut judge, [(7, 0), (10, 0)], node(&[1, 2]), SECOND * 8).len(), 2);
+    judge.pass(SECOND * 8 + BACK_OFF);
+    assert_eq!(judge.silent().len(), 2, "the second time lasts longer");
+    // A row goes when its counts are tidied away.
+    assert_eq!(read_two(&mut judge, [(0, 0), (10, 0)], Vec::new(), SECOND * 8 + BACK_OFF), []);
 }
 
 #[test]
@@ -296,8 +302,13 @@ fn backends_of_a_node_are_on_trial_together() {
     assert_eq!(judge.silent().len(), 2, "one failure of any of them doubles the wait");
     judge.pass(now + BACK_OFF * 2);
     assert!(judge.silent().is_empty());
-    read_two(&mut judge, [(7, 2), (9, 1)], Vec::new(), now + FORGET + SECOND);
-    read_two(&mut judge, [(7, 2), (9, 1)], Vec::new(), now + FORGET + SECOND * 2);
+    for secs in 1..3 {
+        assert_eq!(
+            read_two(&mut judge, [(7, 2), (9, 1)], Vec::new(), now + FORGET + SECOND * secs),
+            [],
+            "nothing is said"
+        );
+    }
     assert!(judge.silent().is_empty() && !judge.waits(), "{judge:?}");
 }
 
@@ -326,4 +337,6 @@ fn presumptions_have_a_limit_and_need_backends() {
     assert_eq!(read(&mut judge, node(&[1, 2])), [Change::Silent(path(2))]);
     assert_eq!(read(&mut judge, Vec::new()), []);
     assert_eq!(judge.silent().into_keys().collect::<Vec<_>>(), [path(2)], "the pod of the other one is gone");
+    judge.read(&Readings::new(), Vec::new(), SECOND * 2, |_| false);
+    assert!(!judge.waits(), "so is that of the last one");
 }

@@ -95,11 +95,12 @@ pub fn ask<A: Net>(service: A, backend: A, ports: PortsAndOutcome) -> bool {
         }
     }
     let is_heard = has_answered || part!(owed.retransmitted).copy() != refused;
-    part!(owed.refused).set(asked.with(voter, now_ns).0);
-    part!(owed.unanswered).update(|times| SynTimes(times).with(now_ns, is_heard).0);
-    part!(owed.retransmitted).set(refused);
+    part!(owed.refused).set_in_order(asked.with(voter, now_ns).0);
+    let times = SynTimes(part!(owed.unanswered).copy());
+    part!(owed.unanswered).set_in_order(times.with(now_ns, is_heard).0);
+    part!(owed.retransmitted).set_in_order(refused);
     part!(owed.last_secs).set(in_secs(now_ns));
-    part!(owed.units).set(units);
+    part!(owed.units).set_in_order(units);
     false
 }
 
