@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use lab_tools::bench::{
     Fixture, Listener, MANY_SERVICES, Mode, Options, Path, Sample, Selection, Skipped, Variant, run, summarise,
 };
-use lab_tools::dead_backends::{self, Means};
+use lab_tools::dead_backends::{self, Means, Place};
 use lab_tools::openers::openers;
 use lab_tools::scale::{self, By, Figure, Found, Keep, Section, What};
 use testbed::lab::{Lab, Layout};
@@ -217,6 +217,7 @@ fn run_that_may_be_ended_says_so_before_each_cluster() -> Result<()> {
 fn dead_backends_are_measured_with_rules_and_with_kpx() -> Result<()> {
     let options = dead_backends::Options {
         means: vec![Means::Nftables, Means::KpxOn],
+        places: vec![Place::OneNode],
         clients: vec![2],
         per_second: 100,
         before: Duration::from_secs(1),

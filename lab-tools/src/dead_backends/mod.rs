@@ -99,7 +99,10 @@ pub fn run(options: &Options, keep: &mut impl FnMut(Row) -> Result<()>) -> Resul
     for &means in &options.means {
         for &place in if means == Means::KpxOn { &options.places[..] } else { &[Place::OneNode] } {
             for &clients in &options.clients {
-                keep(of(options, (means, place), clients).with_context(|| format!("{means}, {clients} clients"))?)?;
+                keep(
+                    of(options, (means, place), clients)
+                        .with_context(|| format!("{means}, {place:?}, {clients} clients"))?,
+                )?;
             }
         }
     }
