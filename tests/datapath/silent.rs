@@ -99,24 +99,23 @@ fn overdue_backend_gets_no_new_flows_until_it_answers() -> Result<()> {
 }
 
 #[test]
-fn row_of_syns_keeps_the_last_one_after_which_backend_was_heard_of() -> Result<()> {
+fn row_of_syns_keeps_last_one_before_an_answer() -> Result<()> {
     for mut fixture in services()? {
-        let step = |fixture: &mut Fixture, step: &str| -> Result<[DialTime; 2]> {
-            let name = "silent::row_of_syns_keeps_the_last_one_after_which_backend_was_heard_of";
-            fixture.rows(&format!("{name}/{step}"))?;
+        let step = |fixture: &mut Fixture, rows: &str| -> Result<[DialTime; 2]> {
+            fixture.rows(rows)?;
             let times = match fixture.is_v4() {
                 true => syn_times::<Addr4>(fixture, IPV4.connects)?,
                 false => syn_times::<Addr6>(fixture, IPV6.connects)?,
             };
             Ok([times.heard(true), times.heard(false)])
         };
-        let [first, before] = step(&mut fixture, "first")?;
+        let [first, before] = step(&mut fixture, "silent::row_of_syns_keeps_last_one_before_an_answer/first")?;
         ensure!(before == DialTime::UNKNOWN && first != before);
-        let [second, before] = step(&mut fixture, "answered")?;
+        let [second, before] = step(&mut fixture, "silent::row_of_syns_keeps_last_one_before_an_answer/answered")?;
         ensure!(before == first && first.is_before(second), "the first one was answered");
-        let [third, before] = step(&mut fixture, "refused")?;
+        let [third, before] = step(&mut fixture, "silent::row_of_syns_keeps_last_one_before_an_answer/refused")?;
         ensure!(before == second && second.is_before(third), "the second one was refused");
-        let [last, before] = step(&mut fixture, "silent")?;
+        let [last, before] = step(&mut fixture, "silent::row_of_syns_keeps_last_one_before_an_answer/silent")?;
         ensure!(before == second && third.is_before(last), "the third one was not answered");
     }
     Ok(())
