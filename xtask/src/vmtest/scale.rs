@@ -85,9 +85,9 @@ pub(crate) fn run(options: &Options, mut keep: impl FnMut(Measured) -> Result<()
             lines.push(json!({ "note": note }).to_string());
         }
         if !report.is_good() {
-            lines.push(
-                json!({ "note": format!("The guest was ended, or its kernel complained: {report}") }).to_string(),
-            );
+            eprintln!("{report}");
+            let note = format!("The guest was ended at its limit of {limit} s, or its kernel complained.");
+            lines.push(json!({ "note": note }).to_string());
         }
         keep(Measured { series: series.clone(), lines })
     };
