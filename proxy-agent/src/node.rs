@@ -274,12 +274,13 @@ impl Node {
     /// [`Node::follow`], beside the result of what is done here.
     pub fn on_sync(&mut self, desired: &Desired, written: bool) -> (bool, Result<()>) {
         let given = &self.options.service_cidrs;
-        let is_due = self.synced_node.begin(desired, given);
+        let cidrs = if given.is_empty() { desired.service_cidrs() } else { given };
+        let is_due = self.synced_node.begin(desired, cidrs);
         if let Some(host_mode) = &mut self.host_mode {
             host_mode.log(desired);
         }
         // Packets into these ranges that meet no frontend are dropped, so the frontends are written first.
-        (is_due, if written { self.rows.write_service_nets(given, desired) } else { Ok(()) })
+        (is_due, if written { self.rows.write_service_nets(cidrs, desired) } else { Ok(()) })
     }
 
     /// Brings addresses, routes and rules up to date with the last sync. It may wait for the kernel's lock of devices.

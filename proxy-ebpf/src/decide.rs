@@ -69,7 +69,7 @@ pub fn run<'run, A: Net>(
     }
     if maps::again(&packet.moves) {
         select::another(&packet.src.addr, service, decision, &flow.backend)?;
-        // Noted where the SYN goes, and not judged: its answer is none to an earlier one.
+        // A SYN is noted where it goes, so that its answer counts as none to an earlier one.
         let _judgement = select::is_overdue(&packet.src.addr, service, decision);
     }
     if policy::is_masqueraded(decision, service, node, A::is_detected_by(node)) {

@@ -14,7 +14,7 @@ pub(super) struct DesiredNode {
     /// The revision of the frontends, from which the last two fields are made.
     revision: u64,
     pub(super) node_addresses: Vec<IpAddr>,
-    /// The ranges of ClusterIPs, as the operator or the ServiceCIDR objects give them.
+    /// The ranges of ClusterIPs, from the operator or from ServiceCIDR objects.
     pub(super) service_cidrs: Vec<IpNet>,
     /// The ClusterIPs outside of these.
     pub(super) lone_addresses: BTreeSet<IpAddr>,
@@ -37,11 +37,9 @@ impl SyncedNode {
         self.desired_node.as_ref()
     }
 
-    /// Takes in the desired state, with the ranges of ClusterIPs that the operator gives in place of the objects'. Returns true if there is
-    /// work, whose result goes to [`Self::end`].
-    pub(super) fn begin(&mut self, desired: &Desired, given: &[IpNet]) -> bool {
+    /// Takes in the desired state with the ranges of ClusterIPs in force. Returns true if there is work, whose result goes to [`Self::end`].
+    pub(super) fn begin(&mut self, desired: &Desired, service_cidrs: &[IpNet]) -> bool {
         let (revision, node_addresses) = (desired.revision(), desired.node_addresses());
-        let service_cidrs = if given.is_empty() { desired.service_cidrs() } else { given };
         let known = self.desired_node.as_mut().filter(|_| self.is_done);
         if known.as_ref().is_some_and(|known| {
             known.revision == revision && known.node_addresses == node_addresses && known.service_cidrs == service_cidrs
@@ -80,24 +78,29 @@ mod tests {
         desired.sync();
     }
 
+    fn begin(synced_node: &mut SyncedNode, desired: &Desired) -> bool {
+        synced_node.begin(desired, desired.service_cidrs())
+    }
+
     #[test]
     fn service_whose_address_is_in_a_range_makes_no_work() {
         let mut desired = Desired::new("here");
         listed().into_iter().for_each(|input| desired.apply(input));
         declare(&mut desired, "10.96.0.0/16");
         let given: IpNet = "10.98.0.0/16".parse().unwrap();
-        for (given, addr, is_work) in [
-            (&[][..], "10.96.0.1", false),
-            (&[], "10.98.0.2", true),
+        let of_objects = desired.service_cidrs().to_vec();
+        for (ranges, addr, is_work) in [
+            (&of_objects[..], "10.96.0.1", false),
+            (&of_objects, "10.98.0.2", true),
             (&[given], "10.98.0.3", false),
             (&[given], "10.96.0.4", true),
         ] {
             let mut synced_node = SyncedNode::default();
-            assert!(synced_node.begin(&desired, given), "nothing is in force");
+            assert!(synced_node.begin(&desired, ranges), "nothing is in force");
             synced_node.end(true);
             desired.apply(service(addr).cluster_ip(addr).port("", "TCP", 80).into());
             desired.sync();
-            assert_eq!(synced_node.begin(&desired, given), is_work, "{addr} {given:?}");
+            assert_eq!(synced_node.begin(&desired, ranges), is_work, "{addr} {ranges:?}");
         }
     }
 
@@ -108,18 +111,18 @@ mod tests {
         let mut synced_node = SyncedNode::default();
         assert!(synced_node.desired_node().is_none());
         declare(&mut desired, "10.96.0.0/16");
-        assert!(synced_node.begin(&desired, &[]));
+        assert!(begin(&mut synced_node, &desired));
         synced_node.end(false);
-        assert!(synced_node.begin(&desired, &[]), "it has failed");
+        assert!(begin(&mut synced_node, &desired), "it has failed");
         synced_node.end(true);
-        assert!(!synced_node.begin(&desired, &[]), "it is in force");
+        assert!(!begin(&mut synced_node, &desired), "it is in force");
         declare(&mut desired, "10.97.0.0/16");
-        assert!(synced_node.begin(&desired, &[]), "something else is wanted");
+        assert!(begin(&mut synced_node, &desired), "something else is wanted");
         synced_node.end(false);
         // The first state is desired again; half of it may no longer be in force.
         declare(&mut desired, "10.96.0.0/16");
-        assert!(synced_node.begin(&desired, &[]), "half of the other is in force");
+        assert!(begin(&mut synced_node, &desired), "half of the other is in force");
         synced_node.end(true);
-        assert!(!synced_node.begin(&desired, &[]));
+        assert!(!begin(&mut synced_node, &desired));
     }
 }

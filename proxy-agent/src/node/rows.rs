@@ -152,9 +152,8 @@ impl NodeRows {
         }
     }
 
-    /// `given`: the ranges of ClusterIPs, instead of those of the ServiceCIDR objects.
-    pub(super) fn write_service_nets(&mut self, given: &[IpNet], desired: &Desired) -> Result<()> {
-        let cidrs = if given.is_empty() { desired.service_cidrs() } else { given };
+    /// Tells the programs the ranges of ClusterIPs, and which of these other proxies serve.
+    pub(super) fn write_service_nets(&mut self, cidrs: &[IpNet], desired: &Desired) -> Result<()> {
         let others = desired.of_other_proxies();
         let is_known = |(known_cidrs, known_others): &(Vec<IpNet>, BTreeSet<IpAddr>)| {
             known_cidrs == cidrs && known_others == others
