@@ -35,11 +35,22 @@ impl Process {
 
     /// The CPU time of all its threads so far, those that have ended among them.
     pub(crate) fn cpu(self) -> Result<Duration> {
-        // Fields 14 and 15, counted after the name, which may have blanks in it.
+        // Fields 14 and 15: user and system time.
+        self.cpu_of(2)
+    }
+
+    /// The same with the children that it has waited for, such as tools that it ran.
+    pub(crate) fn cpu_with_children(self) -> Result<Duration> {
+        // Fields 16 and 17 are those of children.
+        self.cpu_of(4)
+    }
+
+    /// Adds so many fields of `/proc/PID/stat` from the 14th on. They are counted after the name, which may have blanks.
+    fn cpu_of(self, fields: usize) -> Result<Duration> {
         let text = self.read("stat")?;
-        let (_, fields) = text.rsplit_once(')').context("no name in /proc/PID/stat")?;
-        let ticks: u64 = fields.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
-        Ok(Duration::from_millis(ticks * 1_000 / CLOCK_TICKS))
+        let (_, after) = text.rsplit_once(')').context("no name in /proc/PID/stat")?;
+        let ticks = after.split_whitespace().skip(11).take(fields).filter_map(|ticks| ticks.parse::<u64>().ok());
+        Ok(Duration::from_millis(ticks.sum::<u64>() * 1_000 / CLOCK_TICKS))
     }
 
     /// The CPU time of the threads that there are, exactly.

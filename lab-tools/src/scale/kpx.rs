@@ -70,11 +70,19 @@ pub(super) fn waits(streams: Streams, [through, beside]: [What; 2], put: &mut im
 }
 
 fn follow(probe: &Probe, fixture: &Fixture, place: &Place, put: &mut impl FnMut(What, Found)) -> Result<()> {
-    let mut followed = (0..FOLLOWED).map(|nth| probe.follow(fixture, place, nth)).collect::<Result<Vec<_>>>()?;
-    followed.sort_unstable();
-    put(What::FirstFollowsP50, followed[followed.len() / 2].into());
-    put(What::FirstFollowsMax, followed[followed.len() - 1].into());
+    let follow = |nth| {
+        let addr = newcomer(100 + nth);
+        probe.first_packet(place, addr, FOLLOWS, || probe.change(fixture, addr, false))
+    };
+    put_followed((0..FOLLOWED).map(follow).collect::<Result<_>>()?, put);
     Ok(())
+}
+
+/// Puts the median and the longest of times to a first packet.
+pub(super) fn put_followed(mut times: Vec<Duration>, put: &mut impl FnMut(What, Found)) {
+    times.sort_unstable();
+    put(What::FirstFollowsP50, times[times.len() / 2].into());
+    put(What::FirstFollowsMax, times[times.len() - 1].into());
 }
 
 fn changes(at_100: &Changes, at_1000: &Changes, put: &mut impl FnMut(What, Found)) {
@@ -128,9 +136,9 @@ impl Probe {
         Ok(probe)
     }
 
-    /// Returns the endpoints of the first, for proxies that know no EndpointSlices of version v1.
-    pub(super) fn endpoints_object(&self) -> Value {
-        self.one.endpoints_object(self.nth, Some(newcomer(0)))
+    /// Returns the first one's endpoint as an Endpoints object, for proxies that know no EndpointSlices of version v1.
+    pub(super) fn endpoints_object(&self, addr: Ipv4Addr) -> Value {
+        self.one.endpoints_object(self.nth, Some(addr))
     }
 
     pub(super) fn frontend(&self) -> SocketAddrV4 {
@@ -157,20 +165,23 @@ impl Probe {
         testbed::agent::wait_until(FOLLOWS, "the probes are served", || place.client.run(is_served))
     }
 
-    /// Changes the endpoint by the API server, and returns the time to the first packet that follows.
-    fn follow(&self, fixture: &Fixture, place: &Place, nth: u32) -> Result<Duration> {
-        let addr = newcomer(100 + nth);
+    /// Changes the first one's endpoint at the API server, for old proxies in its Endpoints object.
+    pub(super) fn change(&self, fixture: &Fixture, addr: Ipv4Addr, is_old: bool) -> Result<()> {
+        if is_old {
+            return fixture.server.apply_as_is(&self.endpoints_object(addr));
+        }
         let mut slice: Value = self.one.slice(self.nth, Some(addr));
         events::trigger(&mut slice);
-        self.first_packet(place, addr, || fixture.server.apply_as_is(&slice))
+        fixture.server.apply_as_is(&slice)
     }
 
     /// Dials without a pause, makes the change, and returns the time from its begin to the first connection that its
-    /// endpoint answers.
+    /// endpoint answers. Fails if there is none `within` that time.
     pub(super) fn first_packet(
         &self,
         place: &Place,
         addr: Ipv4Addr,
+        within: Duration,
         change: impl FnOnce() -> Result<()>,
     ) -> Result<Duration> {
         let stop = AtomicBool::new(false);
@@ -188,7 +199,7 @@ impl Probe {
             };
             scope.spawn(move || place.client.run(dials));
             let changed = Instant::now();
-            let first = change().and_then(|()| receiver.recv_timeout(FOLLOWS).context("no packet followed a change"));
+            let first = change().and_then(|()| receiver.recv_timeout(within).context("no packet followed a change"));
             stop.store(true, Ordering::Relaxed);
             Ok(first?.saturating_duration_since(changed))
         })

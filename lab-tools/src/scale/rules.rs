@@ -1,4 +1,4 @@
-//! kube-proxy's rules in a large cluster, loaded by their tools; and kube-proxy itself, if there is one.
+//! kube-proxy's rules in a large cluster, loaded by their tools.
 
 use std::fs;
 use std::io::Write;
@@ -15,7 +15,7 @@ use testbed::netns::NetNs;
 
 use super::Options;
 use super::figure::{By, Found, What};
-use super::kpx::{Probe, past, waits};
+use super::kpx::{FOLLOWS, Probe, past, put_followed, waits};
 use super::load::Streams;
 use super::place::{CLIENT, PODS, Place};
 use crate::control::cluster::{Cluster, NODE_IP, SERVICE_CIDR, newcomer};
@@ -24,7 +24,7 @@ use crate::control::process::Process;
 use crate::kube_rules::{Rules, ServicePort};
 
 /// The changes whose first packet is waited for: each loads a whole table with some tools.
-const FOLLOWED: u32 = 5;
+pub(super) const FOLLOWED: u32 = 5;
 /// The time between two looks at a tool.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -83,13 +83,8 @@ pub(super) fn measure(options: &Options, by: By, cluster: &Cluster, put: &mut im
     put(What::PeakResident, (ran.peak as f64 / f64::from(1 << 20)).into());
     put(What::KernelMemory, (kernel_memory()?.saturating_sub(memory_before) as f64 / 1024.0).into());
     probe.wait(&place)?;
-    let mut followed = Vec::new();
-    for nth in 0..FOLLOWED {
-        followed.push(follow(options, by, &place, &rules, &probe, nth)?);
-    }
-    followed.sort_unstable();
-    put(What::FirstFollowsP50, followed[followed.len() / 2].into());
-    put(What::FirstFollowsMax, followed[followed.len() - 1].into());
+    let follow = |nth| follow(options, by, &place, &rules, &probe, nth);
+    put_followed((0..FOLLOWED).map(follow).collect::<Result<_>>()?, put);
     Ok(())
 }
 
@@ -101,7 +96,7 @@ fn follow(options: &Options, by: By, place: &Place, rules: &Rules, probe: &Probe
     let [now, _] = probe.ports(addr(nth + 1));
     let gone: &[SocketAddrV4] = &before.endpoints;
     let text = if by == By::Nftables { rules.nftables_change(&now, gone) } else { rules.iptables_change(&now, gone) };
-    probe.first_packet(place, addr(nth + 1), || {
+    probe.first_packet(place, addr(nth + 1), FOLLOWS, || {
         let ran = feed(place.node, command(by), &text, options.limit)?;
         ran.map(drop).with_context(|| format!("a change took longer than {:?}", options.limit))
     })
@@ -153,7 +148,7 @@ fn cpu_of_children() -> Result<Duration> {
 
 /// Returns the kernel's own memory in KiB, without what it frees when asked to. Waits until it changes no more: the kernel
 /// frees what an earlier node had in its own time.
-fn kernel_memory() -> Result<u64> {
+pub(super) fn kernel_memory() -> Result<u64> {
     let (started, mut before) = (Instant::now(), now_in_use()?);
     loop {
         thread::sleep(AT_REST);
