@@ -74,11 +74,16 @@ impl Asked {
 pub struct SynTimes(pub u64);
 
 impl SynTimes {
+    /// The units after which an answered SYN is forgotten, 18 minutes: [`DialTime::is_before`] takes one of 36 minutes for a later one.
+    const OLD: u32 = 1 << 30;
+
     /// Adds a SYN. `is_heard` says whether the backend was heard of since the last one.
     #[inline(always)]
     #[must_use]
     pub const fn with(self, boot_ns: u64, is_heard: bool) -> Self {
-        Self((self.heard(is_heard).0 as u64) << u32::BITS | DialTime::at(boot_ns).0 as u64)
+        let heard = self.heard(is_heard);
+        let heard = if heard.units_until(boot_ns) < Self::OLD { heard } else { DialTime::UNKNOWN };
+        Self((heard.0 as u64) << u32::BITS | DialTime::at(boot_ns).0 as u64)
     }
 
     /// Returns the last SYN after which the backend was heard of; [`DialTime::UNKNOWN`] if there is none.
@@ -157,6 +162,19 @@ mod tests {
         assert_eq!([times.heard(false), times.heard(true)], [DialTime::UNKNOWN, DialTime::at(at(0))]);
         let times = times.with(at(100), true).with(at(200), false).with(at(300), false);
         assert_eq!([times.heard(false), times.heard(true)], [DialTime::at(at(0)), DialTime::at(at(300))]);
+    }
+
+    #[test]
+    fn answered_syn_never_becomes_a_later_one() {
+        let minute = |nth: u64| START + nth * 60_000 * MS;
+        let mut times = SynTimes(0).with(minute(0), true).with(minute(0), true);
+        for nth in 1..200 {
+            times = times.with(minute(nth), false);
+            let heard = times.heard(false);
+            let is_known = heard != DialTime::UNKNOWN;
+            assert_eq!(is_known, nth <= 18, "{nth}");
+            assert!(!is_known || heard.is_before(DialTime::at(minute(nth))), "{nth}: {heard:?}");
+        }
     }
 
     #[test]
