@@ -196,7 +196,7 @@ pub(crate) const ABOUT: &[(&str, &str)] = &[
     ("L16", "ExternalIPs while the gate AllowServiceExternalIPs is off"),
     ("D05", "UDP: the backend of an open socket goes"),
     ("D13", "flows outlive their backend's removal, the policy and the service; labels take a service down and up"),
-    ("D16", "kpx.dev/lb-algorithm, kpx.dev/weights"),
+    ("D16", "kpx.dev/lb-algorithm, kpx.dev/weights, kpx.dev/weight"),
 ];
 
 const ON_LO: &str = "not run for long messages of the kernel's own SCTP from a process that dials an address of its node: each is one packet that must not be cut";

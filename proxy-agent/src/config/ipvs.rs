@@ -105,9 +105,18 @@ mod tests {
         let algorithm = |document: &Value| defaults(document)["lbAlgorithm"].as_str().unwrap_or_default().to_owned();
         for (scheduler, expected) in [
             ("", "round-robin"),
+            ("rr", "round-robin"),
             ("wrr", "round-robin"),
+            ("lc", "least-connections"),
             ("wlc", "least-connections"),
+            ("sed", "least-connections"),
+            ("nq", "least-connections"),
+            ("lblc", "least-connections"),
+            ("lblcr", "least-connections"),
+            ("ovf", "least-connections"),
             ("sh", "maglev"),
+            ("mh", "maglev"),
+            ("dh", "maglev"),
             ("fo", "random"),
             ("best", ""),
         ] {

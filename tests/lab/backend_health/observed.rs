@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use testbed::agent::{DEADLINE, Service, wait_until};
+use testbed::agent::{Agent, DEADLINE, Service, wait_until};
 use testbed::http::scrape;
 use testbed::lab::Layout;
 use testbed::served_lab::ServedLab;
@@ -19,13 +19,7 @@ fn node_tells_of_silent_backends_and_leaves_them_in_use_by_default() -> Result<(
     [&web, &asks].into_iter().try_for_each(|service| base.put(service))?;
     let agent = base.kpx(&[])?;
     let lab = Lab { base: &base, agent: &agent };
-    let silent = || -> Result<[f64; 2]> {
-        let metrics = scrape(agent.ns())?;
-        let samples = &metrics.get("kpx_silent_backends").context("no kpx_silent_backends")?.samples;
-        let of = |state: &str| samples.iter().find(|sample| sample.labels.get("state").is_some_and(|is| is == state));
-        let value = |state| of(state).map(|sample| sample.value).with_context(|| format!("no state {state}"));
-        Ok([value("serving")?, value("set_aside")?])
-    };
+    let silent = || counted(&agent);
     ensure!(silent()? == [0.0, 0.0]);
 
     base.lab.host("p2a").ns.nft(CUT)?;
@@ -58,5 +52,37 @@ fn node_tells_of_silent_backends_and_leaves_them_in_use_by_default() -> Result<(
         Ok(silent()? == [0.0, 0.0])
     })?;
     wait_until(DEADLINE, "an Event tells of the answer", || Ok(is_told("BackendsAnswer", &web)))?;
+    agent.stop()
+}
+
+/// Returns how many silent backends the metric has: those that serve on, and those that are set aside.
+fn counted(agent: &Agent<'_>) -> Result<[f64; 2]> {
+    let metrics = scrape(agent.ns())?;
+    let samples = &metrics.get("kpx_silent_backends").context("no kpx_silent_backends")?.samples;
+    let of = |state: &str| samples.iter().find(|sample| sample.labels.get("state").is_some_and(|is| is == state));
+    let value = |state| of(state).map(|sample| sample.value).with_context(|| format!("no state {state}"));
+    Ok([value("serving")?, value("set_aside")?])
+}
+
+#[test]
+fn node_in_mode_off_judges_backends_of_services_that_ask_alone() -> Result<()> {
+    let base = ServedLab::with_api_server(Layout::Routed)?.serve(&["p1b", "p2a", "p2b"], PORT)?;
+    let web = Service::new("web", 10, &["p1b", "p2a", "p2b"], PORT);
+    let asks = Service::new("asks", 11, &["p1b", "p2a", "p2b"], PORT).annotation("kpx.dev/backend-health", "on");
+    [&web, &asks].into_iter().try_for_each(|service| base.put(service))?;
+    let agent = base.kpx(&["--backend-health=off"])?;
+    let lab = Lab { base: &base, agent: &agent };
+    base.lab.host("p2a").ns.nft(CUT)?;
+    for _ in 0..3 {
+        let _some_fail = lab.dial(&web, 24, Duration::from_millis(2_500));
+    }
+    lab.set_aside(&asks, &["p2a"]).context("a Service that asks for it")?;
+    ensure!(counted(&agent)? == [0.0, 2.0], "{:?}", counted(&agent));
+    let silent = agent.typed_status()?.silent_backends;
+    ensure!(silent.iter().all(|silent| silent.service == "default/asks"), "{silent:?}");
+    let api = base.cluster.api_server()?;
+    let told = || api.list("events.events.k8s.io").into_iter().filter(|event| event["reason"] == "BackendsSilent");
+    wait_until(DEADLINE, "an Event tells of the Service that asks", || Ok(told().next().is_some()))?;
+    ensure!(told().all(|event| event["regarding"]["name"] == "asks"), "{:?}", told().collect::<Vec<_>>());
     agent.stop()
 }

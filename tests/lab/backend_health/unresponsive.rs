@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use testbed::agent::{DEADLINE, Object, Service, idle, wait_until};
-use testbed::lab::{Family, Layout};
+use testbed::lab::{Family, Layout, TunnelKind};
 use testbed::served_lab::ServedLab;
 
 use super::{HEAL, Lab};
@@ -23,7 +23,14 @@ const TIMES: usize = 15;
 
 #[test]
 fn backends_of_cut_off_node_leave_before_each_has_failed() -> Result<()> {
-    let base = ServedLab::with_manifests(Layout::Routed)?;
+    for layout in [Layout::Routed, Layout::Vxlan, Layout::Tunnel(TunnelKind::Tun)] {
+        backends_leave_together(layout).with_context(|| format!("{layout:?}"))?;
+    }
+    Ok(())
+}
+
+fn backends_leave_together(layout: Layout) -> Result<()> {
+    let base = ServedLab::with_manifests(layout)?;
     let web = serve(&base)?;
     let agent = base.kpx(&["--backend-health=on"])?;
     let lab = Lab { base: &base, agent: &agent };

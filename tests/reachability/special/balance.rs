@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::{SERVICE_PORT, Service};
+use serde_json::json;
+use testbed::agent::{Object, SERVICE_PORT, Service};
 use testbed::echo::{Connection, Dial};
 
 use crate::fixture::{Fixture, each, fresh_ports, from_unused_port};
@@ -115,5 +116,28 @@ pub(super) fn weights(fixture: &Fixture) -> Result<()> {
     for mut connection in drained {
         ensure!(connection.exchange(b"?")?.backend == "p2a", "an open connection is not answered by p2a");
     }
+    fixture.end(&service)
+}
+
+/// Checks that the weight of a slice is that of each of its endpoints.
+pub(super) fn slice_weight(fixture: &Fixture) -> Result<()> {
+    let service = Service::new("sliced", NTH + 4, &["p1b"], PORT).annotation(ALGORITHM, "round-robin");
+    fixture.start(&service)?;
+    let heavy = |mut slice: Object| {
+        slice.0["metadata"]["name"] = format!("{}-heavy", slice.0["metadata"]["name"].as_str()?).into();
+        slice.0["metadata"]["annotations"] = json!({ "kpx.dev/weight": "3" });
+        Some(slice)
+    };
+    let slices: Vec<_> =
+        service.backed_by(&["p1c"]).objects(fixture.lab).into_iter().skip(1).filter_map(heavy).collect();
+    fixture.settle(|| slices.iter().try_for_each(|slice| fixture.cluster.put(slice)))?;
+    each(|protocol, family| {
+        let dial = |_| Ok(fixture.dial("p1a", Dial::new(protocol, service.frontend(family)))?.backend);
+        let backends: Vec<_> = (0..16).map(dial).collect::<Result<_>>()?;
+        let to_p1c = backends.iter().filter(|backend| *backend == "p1c").count();
+        ensure!((11..=13).contains(&to_p1c), "{to_p1c} of 16 to p1c");
+        Ok(())
+    })?;
+    slices.iter().try_for_each(|slice| fixture.cluster.delete(slice))?;
     fixture.end(&service)
 }

@@ -74,6 +74,7 @@ pub(crate) const SPECIALS: &[Special] = &[
     special("D16", "round-robin: the same number for each", Together(balance::round_robin)),
     special("D16", "least-connections: not the loaded one", Together(balance::least_connections)),
     special("D16", "weights 3, 1 and 0 under each algorithm", Together(balance::weights)),
+    special("D16", "the weight of a slice: that of its endpoints", Together(balance::slice_weight)),
 ];
 
 pub(crate) fn run(fixture: &Fixture, results: &mut Results) {
