@@ -202,29 +202,38 @@ fn large_clusters_are_measured_with_kpx_and_with_rules() -> Result<()> {
     Ok(())
 }
 
+/// A folder for pins, which goes with this value.
+struct Pins(PathBuf);
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0); // Nothing may have been pinned.
+    }
+}
+
 /// kpx stands for kube-proxy here, since it takes its flags: the tests have no kube-proxy.
 #[test]
 fn kube_proxy_is_measured_from_its_start_to_its_changes() -> Result<()> {
     let dir = tempfile::tempdir()?;
-    let bpf = PathBuf::from("/sys/fs/bpf").join(format!("kpx-scale-{}", std::process::id()));
+    let pins = Pins(format!("/sys/fs/bpf/kpx-scale-{}", std::process::id()).into());
     let (program, run_dir) = (dir.path().join("kube-proxy"), dir.path().join("run"));
     let script = format!(
         "#!/bin/sh\n[ \"$1\" = --version ] && exec echo Kubernetes v1.36.0\n\
          exec {} run --run-dir {} --bpf-dir {} --metrics-bind-address= --healthz-bind-address= \"$@\"\n",
         testbed::agent::binary()?.display(),
         run_dir.display(),
-        bpf.display(),
+        pins.0.display(),
     );
     fs::write(&program, script)?;
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
     let by = By::KubeProxyNftables;
     let options = scale::Options { kube_proxy: Some(program), ..small(&[Section::Clusters], &[by]) };
     let mut kept = Kept::default();
-    let ran = scale::run(&options, &mut kept);
-    fs::remove_dir_all(&bpf)?;
-    ran?;
+    scale::run(&options, &mut kept)?;
     let of: Vec<_> = kept.0.iter().filter(|figure| figure.by == by).collect();
-    for what in [What::Programmed, What::StartCpu, What::PeakResident, What::StartBytes, What::FirstFollowsMax] {
+    for what in
+        [What::Programmed, What::StartWait, What::StartCpu, What::PeakResident, What::StartBytes, What::FirstFollowsMax]
+    {
         let found = of.iter().find(|figure| figure.what == what).and_then(|figure| figure.value());
         ensure!(found.is_some_and(|value| value > 0.0), "{what}: {of:?}");
     }

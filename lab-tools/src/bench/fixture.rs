@@ -62,6 +62,17 @@ pub(super) enum By<'a> {
 
 impl<'a> Fixture<'a> {
     pub fn start(lab: &'a Lab, variant: Variant, services: usize, kube_proxy: Option<&FilePath>) -> Result<Self> {
+        Self::start_with(lab, variant, services, kube_proxy, None)
+    }
+
+    /// `flag` is a further one of kpx, with its value.
+    pub fn start_with(
+        lab: &'a Lab,
+        variant: Variant,
+        services: usize,
+        kube_proxy: Option<&FilePath>,
+        flag: Option<(&'static str, String)>,
+    ) -> Result<Self> {
         tune(lab)?;
         // Only some load whole rule sets of this size in seconds.
         let slow = matches!(variant, Variant::IptablesNft | Variant::Nftables);
@@ -86,17 +97,19 @@ impl<'a> Fixture<'a> {
             }
             Variant::Kpx | Variant::KpxB | Variant::KpxOff | Variant::KpxSocketAll | Variant::Beside => {
                 let more = cgroup.as_ref().map(|cgroup| ("--cgroup-root", cgroup.path().display().to_string()));
-                let flags = [flags(variant, services), more.into_iter().collect()].concat();
+                let flags = [flags(variant, services), more.into_iter().chain(flag).collect()].concat();
                 let by = (variant == Variant::KpxB).then(other_build).transpose()?;
                 By::Kpx(Box::new(kpx(lab, by, flags, &rules)?))
             }
             Variant::Limit => By::Limit(Box::new(Limit::start(lab)?)),
         };
-        let fixture = Self { variant, lab, by, cgroup };
-        if let By::KubeProxy(process) = &fixture.by {
+        let mut fixture = Self { variant, lab, by, cgroup };
+        if let By::KubeProxy(_) = &fixture.by {
             // It writes all rules at once.
             let slice = fixture.slice(Path::Local, Duration::ZERO);
             wait_until(LONG, "kube-proxy serves", || Ok(slice.run(Mode::TcpCrr).is_ok()))?;
+        }
+        if let By::KubeProxy(process) = &mut fixture.by {
             process.rest(LONGER)?;
         }
         Ok(fixture)

@@ -1,11 +1,13 @@
 //! kube-proxy itself, fed by the tests' own API server.
 
-use std::fs::File;
-use std::path::Path;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
 use super::services;
@@ -24,9 +26,12 @@ const QUIET: Duration = Duration::from_secs(3);
 /// The processor time that it may take meanwhile, for its timers and watches.
 const FEW: Duration = Duration::from_millis(100);
 
-/// A kube-proxy, killed with this value; its rules go with the namespace.
+/// A kube-proxy, killed with this value and with the tools that it runs; its rules go with the namespace.
 #[derive(Debug)]
-pub(crate) struct Running(Child);
+pub(crate) struct Running {
+    child: Child,
+    log: PathBuf,
+}
 
 /// What it is told. `mode` and `pods` are as `--proxy-mode` and `--cluster-cidr` take them.
 pub(crate) struct Told<'a> {
@@ -47,11 +52,37 @@ impl Running {
         command.args(["--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0"]);
         command.args(["--conntrack-tcp-timeout-close-wait=0"]);
         command.args((!reads_slices(program)?).then_some("--feature-gates=EndpointSliceProxying=false"));
-        ns.spawn(command.stdout(output.try_clone()?).stderr(output)).map(Self)
+        let child = ns.spawn(command.stdout(output.try_clone()?).stderr(output).process_group(0))?;
+        Ok(Self { child, log: log.to_owned() })
+    }
+
+    /// Fails if it has ended, with what it said last.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        let Some(status) = self.child.try_wait()? else { return Ok(()) };
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let last = log.lines().rev().take(3).collect::<Vec<_>>();
+        bail!("kube-proxy has ended, {status}: {}", last.into_iter().rev().collect::<Vec<_>>().join("; "))
+    }
+
+    /// Waits until it rests. Its rules are written again after the first time, and that takes seconds with many Services.
+    pub(crate) fn rest(&mut self, within: Duration) -> Result<()> {
+        let mut before = self.spent()?;
+        wait_until(within, "kube-proxy rests", || {
+            idle(QUIET)?;
+            self.check()?;
+            let now = self.spent()?;
+            let spent = now.saturating_sub(std::mem::replace(&mut before, now));
+            Ok(spent <= FEW)
+        })
+    }
+
+    /// Returns the processor time of it and of the tools that it has run.
+    pub(crate) fn spent(&self) -> Result<Duration> {
+        self.process().cpu_with_children()
     }
 
     pub(crate) fn process(&self) -> Process {
-        Process(Pid::from_raw(self.0.id().cast_signed()))
+        Process(Pid::from_raw(self.child.id().cast_signed()))
     }
 }
 
@@ -82,20 +113,8 @@ impl<'a> KubeProxy<'a> {
         Ok(Self { running, _lab: lab, _cluster: cluster })
     }
 
-    /// Waits until it rests. Its rules are written again after the first time, and that takes seconds with many Services.
-    pub(super) fn rest(&self, within: Duration) -> Result<()> {
-        let mut before = self.spent()?;
-        wait_until(within, "kube-proxy rests", || {
-            idle(QUIET)?;
-            let now = self.spent()?;
-            let spent = now.saturating_sub(std::mem::replace(&mut before, now));
-            Ok(spent <= FEW)
-        })
-    }
-
-    /// Returns the processor time of it and of the tools that it has run.
-    fn spent(&self) -> Result<Duration> {
-        self.running.process().cpu_with_children().context("kube-proxy has ended")
+    pub(super) fn rest(&mut self, within: Duration) -> Result<()> {
+        self.running.rest(within)
     }
 }
 
@@ -108,7 +127,7 @@ pub fn minor(program: &Path) -> Result<u32> {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.0.kill(); // It may have ended by itself.
-        let _ = self.0.wait();
+        let _ = killpg(self.process().0, Signal::SIGKILL); // All may have ended by themselves.
+        let _ = self.child.wait();
     }
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -87,11 +88,6 @@ impl Fixture {
         Ok((kpx, start))
     }
 
-    /// Waits until a cluster that has grown is in the maps.
-    pub(crate) fn grown(&self, kpx: &mut Agent, cluster: &Cluster) -> Result<()> {
-        self.programmed(kpx, cluster).map(drop)
-    }
-
     /// Waits until the maps have all rows, and returns the time at which they had.
     fn programmed(&self, kpx: &mut Agent, cluster: &Cluster) -> Result<Instant> {
         let deadline = Instant::now() + DEADLINE;
@@ -155,7 +151,9 @@ impl Fixture {
 
 /// Makes a node's namespace. `eth1` is the other end of its `eth0`.
 pub(crate) fn node() -> Result<NetNs> {
-    let netns = NetNs::create(format!("kpx-control-{}", std::process::id()))?;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let nth = NEXT.fetch_add(1, Ordering::Relaxed);
+    let netns = NetNs::create(format!("kpx-control-{}-{nth}", std::process::id()))?;
     netns.ip(&format!(
         "link add eth0 type veth peer name eth1
          link set eth0 up

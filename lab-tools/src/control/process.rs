@@ -76,3 +76,28 @@ impl Process {
 
 /// `USER_HZ`, which is part of the kernel's interface.
 const CLOCK_TICKS: u64 = 100;
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use testbed::agent::{DEADLINE, wait_until};
+
+    use super::*;
+
+    #[test]
+    fn time_of_children_counts_where_it_is_asked_for() -> Result<()> {
+        let busy = "sh -c 'i=0; while [ $i -lt 1000000 ]; do i=$((i+1)); done'; exec sleep 60";
+        let mut child = Command::new("sh").args(["-c", busy]).spawn()?;
+        let process = Process(Pid::from_raw(child.id().cast_signed()));
+        let waited = wait_until(DEADLINE, "the child has ended", || {
+            Ok(process.cpu_with_children()? >= Duration::from_millis(100))
+        });
+        let own = process.cpu();
+        child.kill()?;
+        child.wait()?;
+        waited?;
+        assert!(own? < Duration::from_millis(100));
+        Ok(())
+    }
+}

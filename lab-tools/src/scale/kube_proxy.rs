@@ -35,11 +35,12 @@ pub(super) fn measure(options: &Options, by: By, cluster: &Cluster, put: &mut im
     let memory_before = kernel_memory()?;
     let (bytes_before, started) = (fixture.server.meter().bytes_sent(), Instant::now());
     let told = Told { kubeconfig: &fixture.kubeconfig(), node: NODE, mode, pods: PODS };
-    let running = Running::start(&fixture.netns, program, &told, &dir.path().join("log"))?;
+    let mut running = Running::start(&fixture.netns, program, &told, &dir.path().join("log"))?;
     let served = loop {
         if place.client.run(|| dial(probe.frontend())).is_ok() {
             break Some(Instant::now());
         }
+        running.check()?;
         if started.elapsed() > options.limit {
             break None;
         }
@@ -52,14 +53,15 @@ pub(super) fn measure(options: &Options, by: By, cluster: &Cluster, put: &mut im
     });
     put(What::Programmed, found);
     put(What::StartBytes, ((fixture.server.meter().bytes_sent() - bytes_before) as f64 / f64::from(1 << 20)).into());
-    let process = running.process();
-    let memory = process.memory()?;
-    put(What::Resident, (memory.resident as f64 / f64::from(1 << 20)).into());
-    put(What::PeakResident, (memory.peak as f64 / f64::from(1 << 20)).into());
-    put(What::StartCpu, process.cpu_with_children()?.into());
     if served.is_none() {
         return Ok(());
     }
+    // The tool that wrote the rules may not have ended yet, and it may write all of them once more.
+    running.rest(options.limit)?;
+    let memory = running.process().memory()?;
+    put(What::Resident, (memory.resident as f64 / f64::from(1 << 20)).into());
+    put(What::PeakResident, (memory.peak as f64 / f64::from(1 << 20)).into());
+    put(What::StartCpu, running.spent()?.into());
     put(What::KernelMemory, (kernel_memory()?.saturating_sub(memory_before) as f64 / 1024.0).into());
     let follow = |nth| {
         let addr = newcomer(100 + nth);

@@ -92,9 +92,18 @@ fn dial_all(targets: &[SocketAddrV4], interval: Duration, stop: &AtomicBool) -> 
 /// A connection with a byte under way each millisecond, and beside it another one that no node forwards: what the machine
 /// alone does to the first.
 pub(super) struct Streams {
-    stop: Arc<AtomicBool>,
+    stop: Stop,
     through: JoinHandle<Result<Duration>>,
     beside: JoinHandle<Result<Duration>>,
+}
+
+/// Ends streams with this value.
+struct Stop(Arc<AtomicBool>);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// The longest time that a byte was on its way there and back.
@@ -108,18 +117,18 @@ pub(super) struct Waits {
 impl Streams {
     /// Opens both.
     pub(super) fn start(place: &Place, to: SocketAddrV4) -> Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
+        let stop = Stop(Arc::new(AtomicBool::new(false)));
         let through = connect(&place.client, to)?;
         let beside = connect(&place.client, Place::beside())?;
         let start = |stream: TcpStream| {
-            let told = stop.clone();
+            let told = stop.0.clone();
             place.client.thread("stream", move || flow(stream, &told))
         };
         Ok(Self { through: start(through)?, beside: start(beside)?, stop })
     }
 
     pub(super) fn finish(self) -> Result<Waits> {
-        self.stop.store(true, Ordering::Relaxed);
+        drop(self.stop);
         let [through, beside] =
             [self.through, self.beside].map(|thread| thread.join().map_err(|_| anyhow!("a stream panicked")));
         Ok(Waits { through: through??, beside: beside?? })

@@ -76,13 +76,16 @@ pub struct SynTimes(pub u64);
 impl SynTimes {
     /// The units after which an answered SYN is forgotten, 18 minutes: [`DialTime::is_before`] takes one of 36 minutes for a later one.
     const OLD: u32 = 1 << 30;
+    /// Another CPU may have noted a SYN that is later by some of these units, which are a second.
+    const LATER: u32 = 1 << 20;
 
     /// Adds a SYN. `is_heard` says whether the backend was heard of since the last one.
     #[inline(always)]
     #[must_use]
     pub const fn with(self, boot_ns: u64, is_heard: bool) -> Self {
         let heard = self.heard(is_heard);
-        let heard = if heard.units_until(boot_ns) < Self::OLD { heard } else { DialTime::UNKNOWN };
+        let heard =
+            if heard.units_until(boot_ns).wrapping_add(Self::LATER) < Self::OLD { heard } else { DialTime::UNKNOWN };
         Self((heard.0 as u64) << u32::BITS | DialTime::at(boot_ns).0 as u64)
     }
 
@@ -167,6 +170,8 @@ mod tests {
     #[test]
     fn answered_syn_never_becomes_a_later_one() {
         let minute = |nth: u64| START + nth * 60_000 * MS;
+        let later = SynTimes(0).with(minute(0) + 5 * MS, true).with(minute(0), true);
+        assert_eq!(later.heard(false), DialTime::at(minute(0) + 5 * MS), "another CPU's SYN of the same moment");
         let mut times = SynTimes(0).with(minute(0), true).with(minute(0), true);
         for nth in 1..200 {
             times = times.with(minute(nth), false);

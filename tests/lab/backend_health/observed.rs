@@ -77,12 +77,21 @@ fn node_in_mode_off_judges_backends_of_services_that_ask_alone() -> Result<()> {
         let _some_fail = lab.dial(&web, 24, Duration::from_millis(2_500));
     }
     lab.set_aside(&asks, &["p2a"]).context("a Service that asks for it")?;
-    ensure!(counted(&agent)? == [0.0, 2.0], "{:?}", counted(&agent));
+    wait_until(DEADLINE, "the metric has those of one Service", || Ok(counted(&agent)? == [0.0, 2.0]))
+        .with_context(|| format!("{:?}", counted(&agent)))?;
     let silent = agent.typed_status()?.silent_backends;
-    ensure!(silent.iter().all(|silent| silent.service == "default/asks"), "{silent:?}");
+    ensure!(silent.len() == 2 && silent.iter().all(|silent| silent.service == "default/asks"), "{silent:?}");
+    base.lab.host("p2a").ns.nft(HEAL)?;
     let api = base.cluster.api_server()?;
-    let told = || api.list("events.events.k8s.io").into_iter().filter(|event| event["reason"] == "BackendsSilent");
-    wait_until(DEADLINE, "an Event tells of the Service that asks", || Ok(told().next().is_some()))?;
-    ensure!(told().all(|event| event["regarding"]["name"] == "asks"), "{:?}", told().collect::<Vec<_>>());
+    let told = |reason: &'static str| {
+        let events = api.list("events.events.k8s.io").into_iter();
+        events.filter(move |event| event["reason"] == reason).collect::<Vec<_>>()
+    };
+    wait_until(DEADLINE, "an Event tells that the backend answers", || {
+        lab.dial(&asks, 12, Duration::from_secs(3))?;
+        Ok(!told("BackendsAnswer").is_empty())
+    })?;
+    let told = told("BackendsSilent");
+    ensure!(!told.is_empty() && told.iter().all(|event| event["regarding"]["name"] == "asks"), "{told:?}");
     agent.stop()
 }

@@ -13,7 +13,7 @@ use crate::workspace;
 const CRATE_LINES: usize = 17_400;
 const CIRCLE_FILES: usize = 9;
 /// The crates with a limit of their own.
-const CRATE_LINES_OF: &[(&str, usize)] = &[("lab-tools", 19_050), ("proxy-agent", 17_500), ("tests", 29_100)];
+const CRATE_LINES_OF: &[(&str, usize)] = &[("lab-tools", 19_200), ("proxy-agent", 17_500), ("tests", 29_100)];
 /// The kernel programs are one program: the skb, the headers and the maps meet in the trait of the address family.
 const CIRCLE_FILES_OF: &[(&str, usize)] = &[("proxy-ebpf", 33)];
 const LEVELS: usize = 12;

@@ -64,6 +64,9 @@ pub(crate) struct Options {
     /// Put a flowtable of netfilter on the node; prints what it counts, and keeps nothing of it
     #[arg(long)]
     flowtable: bool,
+    /// How kpx judges backends: off, observe or on; prints what it counts, and keeps nothing of it
+    #[arg(long)]
+    backend_health: Option<String>,
     /// Rounds; each measures every mode once
     #[arg(long, default_value_t = 2)]
     rounds: usize,
@@ -169,7 +172,7 @@ impl Options {
 
     /// Returns true if the counts are those of an experiment.
     pub(crate) fn is_trial(&self) -> bool {
-        self.flowtable || self.path.is_some()
+        self.flowtable || self.path.is_some() || self.backend_health.is_some()
     }
 
     fn suite(&self) -> String {
@@ -178,7 +181,8 @@ impl Options {
         let only: String = self.variants.iter().map(|variant| format!(" --variants {variant}")).collect();
         let path: String = self.path.iter().map(|path| format!(" --path {path}")).collect();
         let flowtable = if self.flowtable { " --flowtable" } else { "" };
-        let options = format!("--services {services} --rounds {rounds} --slice {slice}{only}{path}{flowtable}");
+        let health: String = self.backend_health.iter().map(|mode| format!(" --backend-health {mode}")).collect();
+        let options = format!("--services {services} --rounds {rounds} --slice {slice}{only}{path}{flowtable}{health}");
         format!("{SUITE} - /bin/bench icount {options}\n")
     }
 }

@@ -41,6 +41,9 @@ pub(crate) struct Args {
     /// With a flowtable of netfilter on the node
     #[arg(long)]
     flowtable: bool,
+    /// How kpx judges backends
+    #[arg(long)]
+    backend_health: Option<String>,
     /// Rounds; each measures every mode once
     #[arg(long)]
     rounds: usize,
@@ -69,7 +72,8 @@ fn is_due(args: &Args, variant: Variant) -> bool {
 fn measure(args: &Args, services: usize, variant: Variant) -> Result<()> {
     let path = args.path;
     let lab = Lab::start(path.layout())?;
-    let fixture = Fixture::start(&lab, variant, services, None)?;
+    let health = args.backend_health.clone().map(|mode| ("--backend-health", mode));
+    let fixture = Fixture::start_with(&lab, variant, services, None, health)?;
     if args.flowtable {
         fixture.add_flowtable()?;
     }
