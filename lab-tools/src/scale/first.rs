@@ -58,7 +58,7 @@ fn of_kpx(options: &Options, keep: &mut impl Keep) -> Result<()> {
         let cgroup = Visited::make()?;
         let flags = ["--cgroup-root".to_owned(), cgroup.path().display().to_string()];
         sites.push(Site { place: Place::around(&fixture.netns, NODE_IP)?, cluster, cgroup: Some(cgroup) });
-        agents.push(fixture.start(&cluster, &flags, Duration::ZERO)?.0);
+        agents.push(fixture.start(&cluster, &flags, options.calm)?.0);
     }
     compare(options, By::Kpx, &sites, keep)?;
     agents.into_iter().try_for_each(end)
