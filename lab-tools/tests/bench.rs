@@ -151,6 +151,7 @@ fn small(sections: &[Section], beside: &[By]) -> scale::Options {
         calm: Duration::from_millis(200),
         agents: 1,
         per_second: 200,
+        warm_up: Duration::from_millis(200),
         first_services: vec![10, 20],
         first_connections: 20,
         kube_proxy: None,

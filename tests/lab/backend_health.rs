@@ -86,9 +86,9 @@ fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
 
     // A backend that refuses costs some connections, and then none.
     base.lab.host("p2b").ns.nft(REFUSE)?;
-    wait_until(DEADLINE, "the refusing backend is left out", || {
+    wait_until(DEADLINE, "the refusing backend is left out in both families", || {
         let _some_fail = lab.dial(&web, 6, Duration::from_secs(3));
-        Ok(!lab.aside(&web)?.is_empty())
+        Ok(lab.aside(&web)?.len() == Family::ALL.len())
     })?;
     lab.dial(&web, 12, Duration::from_secs(1)).context("none goes there")?;
     agent.stop()

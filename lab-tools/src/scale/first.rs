@@ -22,8 +22,6 @@ use crate::kube_rules::{Proto, ServicePort};
 const BESIDE: [By; 2] = [By::Nftables, By::IptablesLegacy];
 /// Above so many Services all lead to the chains of one: a packet does not notice, and tools load them in seconds.
 const WHOLE: u32 = 1_000;
-/// The time in which connections are opened, and not measured: those of an agent's first seconds take longer. All means have it.
-const WARM_UP: Duration = Duration::from_secs(5);
 
 /// The connections to a Service that one size opens before it is the next one's turn.
 const BATCH: usize = 50;
@@ -93,7 +91,8 @@ fn loaded<'a>(options: &Options, by: By, node: &'a NetNs, services: u32) -> Resu
 
 /// Measures all sizes in turn: the machine's speed varies from minute to minute.
 fn compare(options: &Options, by: By, sites: &[Site<'_>], keep: &mut impl Keep) -> Result<()> {
-    let mut all: Vec<_> = sites.iter().map(|site| (site, site.warm_up().map(|()| Handshakes::default()))).collect();
+    let mut all: Vec<_> =
+        sites.iter().map(|site| (site, site.warm_up(options.warm_up).map(|()| Handshakes::default()))).collect();
     let (places, mut order): (Vec<_>, _) = ((0..all.len()).collect(), Order::new(1));
     for begin in (0..options.first_connections).step_by(BATCH) {
         let count = (options.first_connections - begin).min(BATCH as u32);
@@ -120,8 +119,8 @@ fn fail(by: By, services: u32, error: &anyhow::Error, keep: &mut impl Keep) -> R
 }
 
 impl Site<'_> {
-    fn warm_up(&self) -> Result<()> {
-        let warm = Instant::now() + WARM_UP;
+    fn warm_up(&self, time: Duration) -> Result<()> {
+        let warm = Instant::now() + time;
         while Instant::now() < warm {
             self.handshakes(BATCH as u32, &mut Handshakes::default())?;
         }

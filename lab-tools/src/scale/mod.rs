@@ -54,6 +54,8 @@ pub struct Options {
     pub agents: usize,
     /// New connections a second during a restart.
     pub per_second: u32,
+    /// The time in which connections are opened before first packets, and not measured: those of an agent's first seconds take longer.
+    pub warm_up: Duration,
     /// The numbers of Services for the latency of first packets, and the number of connections measured for each.
     pub first_services: Vec<u32>,
     pub first_connections: u32,

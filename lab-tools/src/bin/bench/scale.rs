@@ -12,6 +12,8 @@ use crate::record::{Record, Writer};
 
 /// The time after a start, and before a restart and after it.
 const CALM: Duration = Duration::from_secs(3);
+/// The time of connections before the first packets.
+const WARM_UP: Duration = Duration::from_secs(5);
 /// The number of agents of one API server.
 const AGENTS: usize = 4;
 
@@ -65,6 +67,7 @@ pub(crate) fn run(args: &Args, results: &Path) -> Result<()> {
         calm: CALM,
         agents: AGENTS,
         per_second: args.rate,
+        warm_up: WARM_UP,
         first_services: args.first.clone(),
         first_connections: args.connections,
         kube_proxy: args.kube_proxy.clone(),
