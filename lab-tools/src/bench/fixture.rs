@@ -104,13 +104,11 @@ impl<'a> Fixture<'a> {
             Variant::Limit => By::Limit(Box::new(Limit::start(lab)?)),
         };
         let mut fixture = Self { variant, lab, by, cgroup };
-        if let By::KubeProxy(_) = &fixture.by {
-            // It writes all rules at once.
-            let slice = fixture.slice(Path::Local, Duration::ZERO);
-            wait_until(LONG, "kube-proxy serves", || Ok(slice.run(Mode::TcpCrr).is_ok()))?;
-        }
+        let slice = fixture.slice(Path::Local, Duration::ZERO);
         if let By::KubeProxy(process) = &mut fixture.by {
-            process.rest(LONGER)?;
+            // It writes all rules at once.
+            wait_until(LONG, "kube-proxy serves", || Ok(slice.run(Mode::TcpCrr).is_ok()))?;
+            process.running.rest(LONGER)?;
         }
         Ok(fixture)
     }

@@ -94,7 +94,7 @@ pub(crate) fn reads_slices(program: &Path) -> Result<bool> {
 /// A kube-proxy on n1 of a lab.
 #[derive(Debug)]
 pub(super) struct KubeProxy<'a> {
-    running: Running,
+    pub(super) running: Running,
     _lab: &'a Lab,
     /// Which it watches.
     _cluster: Cluster,
@@ -111,10 +111,6 @@ impl<'a> KubeProxy<'a> {
         let told = Told { kubeconfig, node: lab.n1.host.name, mode, pods: &CLUSTER_PODS.cidr(Family::V4) };
         let running = Running::start(&lab.n1.host.ns, program, &told, &lab.dir().join("kube-proxy.log"))?;
         Ok(Self { running, _lab: lab, _cluster: cluster })
-    }
-
-    pub(super) fn rest(&mut self, within: Duration) -> Result<()> {
-        self.running.rest(within)
     }
 }
 

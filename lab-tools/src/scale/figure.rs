@@ -189,6 +189,12 @@ impl fmt::Display for By {
     }
 }
 
+impl Found {
+    pub(super) fn mebibytes(bytes: u64) -> Self {
+        Self::Value(bytes as f64 / f64::from(1 << 20))
+    }
+}
+
 impl From<Duration> for Found {
     fn from(time: Duration) -> Self {
         Self::Value(time.as_secs_f64() * 1e3)

@@ -20,9 +20,8 @@ use crate::kube_rules::{Proto, ServicePort};
 
 /// The means that are compared with kpx.
 const BESIDE: [By; 2] = [By::Nftables, By::IptablesLegacy];
-/// Above so many Services all lead to the chains of one: a packet does not notice, and tools load them in seconds.
+/// Above so many Services all lead to the chains of one, because tools load the chains of all for minutes.
 const WHOLE: u32 = 1_000;
-
 /// The connections to a Service that one size opens before it is the next one's turn.
 const BATCH: usize = 50;
 

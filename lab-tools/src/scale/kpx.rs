@@ -28,7 +28,6 @@ pub(super) const FOLLOWS: Duration = Duration::from_secs(60);
 pub(super) fn measure(options: &Options, cluster: &Cluster, put: &mut impl FnMut(What, Found)) -> Result<()> {
     let fixture = Fixture::new(cluster)?;
     let place = Place::around(&fixture.netns, NODE_IP)?;
-    let mebibytes = |bytes: u64| Found::Value(bytes as f64 / f64::from(1 << 20));
 
     let streams = Streams::start(&place, past(cluster))?;
     let (agent, start) = fixture.start(cluster, &[], options.calm)?;
@@ -36,10 +35,10 @@ pub(super) fn measure(options: &Options, cluster: &Cluster, put: &mut impl FnMut
     put(What::Lists, start.lists_ms.into());
     put(What::Programmed, start.programmed_ms.into());
     put(What::StartCpu, start.cpu_ms.into());
-    put(What::StartBytes, mebibytes(start.bytes_sent));
-    put(What::Resident, mebibytes(start.memory.resident));
-    put(What::PeakResident, mebibytes(start.memory.peak));
-    put(What::KernelMemory, mebibytes(fixture.map_memory()?));
+    put(What::StartBytes, Found::mebibytes(start.bytes_sent));
+    put(What::Resident, Found::mebibytes(start.memory.resident));
+    put(What::PeakResident, Found::mebibytes(start.memory.peak));
+    put(What::KernelMemory, Found::mebibytes(fixture.map_memory()?));
 
     let probe = Probe::add(&fixture, cluster.services)?;
     probe.wait(&place)?;
@@ -70,10 +69,7 @@ pub(super) fn waits(streams: Streams, [through, beside]: [What; 2], put: &mut im
 }
 
 fn follow(probe: &Probe, fixture: &Fixture, place: &Place, put: &mut impl FnMut(What, Found)) -> Result<()> {
-    let follow = |nth| {
-        let addr = newcomer(100 + nth);
-        probe.first_packet(place, addr, FOLLOWS, || probe.change(fixture, addr, false))
-    };
+    let follow = |nth| probe.follow(fixture, place, nth, false, FOLLOWS);
     put_followed((0..FOLLOWED).map(follow).collect::<Result<_>>()?, put);
     Ok(())
 }
@@ -165,14 +161,25 @@ impl Probe {
         testbed::agent::wait_until(FOLLOWS, "the probes are served", || place.client.run(is_served))
     }
 
-    /// Changes the first one's endpoint at the API server, for old proxies in its Endpoints object.
-    pub(super) fn change(&self, fixture: &Fixture, addr: Ipv4Addr, is_old: bool) -> Result<()> {
-        if is_old {
-            return fixture.server.apply_as_is(&self.endpoints_object(addr));
-        }
-        let mut slice: Value = self.one.slice(self.nth, Some(addr));
-        events::trigger(&mut slice);
-        fixture.server.apply_as_is(&slice)
+    /// Changes the first one's endpoint at the API server, for old proxies in its Endpoints object. Returns the time to the
+    /// first packet that follows.
+    pub(super) fn follow(
+        &self,
+        fixture: &Fixture,
+        place: &Place,
+        nth: u32,
+        is_old: bool,
+        within: Duration,
+    ) -> Result<Duration> {
+        let addr = newcomer(100 + nth);
+        let object = if is_old {
+            self.endpoints_object(addr)
+        } else {
+            let mut slice = self.one.slice(self.nth, Some(addr));
+            events::trigger(&mut slice);
+            slice
+        };
+        self.first_packet(place, addr, within, || fixture.server.apply_as_is(&object))
     }
 
     /// Dials without a pause, makes the change, and returns the time from its begin to the first connection that its

@@ -52,21 +52,18 @@ pub(super) fn measure(options: &Options, by: By, cluster: &Cluster, put: &mut im
         served.saturating_duration_since(listed).into()
     });
     put(What::Programmed, found);
-    put(What::StartBytes, ((fixture.server.meter().bytes_sent() - bytes_before) as f64 / f64::from(1 << 20)).into());
+    put(What::StartBytes, Found::mebibytes(fixture.server.meter().bytes_sent() - bytes_before));
     if served.is_none() {
         return Ok(());
     }
     // The tool that wrote the rules may not have ended yet, and it may write all of them once more.
     running.rest(options.limit)?;
     let memory = running.process().memory()?;
-    put(What::Resident, (memory.resident as f64 / f64::from(1 << 20)).into());
-    put(What::PeakResident, (memory.peak as f64 / f64::from(1 << 20)).into());
+    put(What::Resident, Found::mebibytes(memory.resident));
+    put(What::PeakResident, Found::mebibytes(memory.peak));
     put(What::StartCpu, running.spent()?.into());
     put(What::KernelMemory, (kernel_memory()?.saturating_sub(memory_before) as f64 / 1024.0).into());
-    let follow = |nth| {
-        let addr = newcomer(100 + nth);
-        probe.first_packet(&place, addr, options.limit, || probe.change(&fixture, addr, is_old))
-    };
+    let follow = |nth| probe.follow(&fixture, &place, nth, is_old, options.limit);
     put_followed((0..FOLLOWED).map(follow).collect::<Result<_>>()?, put);
     Ok(())
 }

@@ -21,7 +21,7 @@ const LOST: Duration = Duration::from_secs(60);
 
 /// New connections from their start until [`Dialers::finish`].
 pub(super) struct Dialers {
-    stop: Arc<AtomicBool>,
+    stop: Stop,
     threads: Vec<JoinHandle<Result<Dials>>>,
 }
 
@@ -40,10 +40,10 @@ pub(super) struct Dials {
 impl Dialers {
     /// Dials `targets` in turn.
     pub(super) fn start(client: &NetNs, targets: &[SocketAddrV4], per_second: u32) -> Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
+        let stop = Stop(Arc::new(AtomicBool::new(false)));
         let interval = Duration::from_secs(1) * DIALERS / per_second.max(1);
         let threads = (0..DIALERS).map(|nth| {
-            let (told, mut targets) = (stop.clone(), targets.to_vec());
+            let (told, mut targets) = (stop.0.clone(), targets.to_vec());
             let begin = nth as usize * targets.len() / DIALERS as usize;
             targets.rotate_left(begin);
             client.thread("dialer", move || Ok(dial_all(&targets, interval, &told)))
@@ -52,7 +52,7 @@ impl Dialers {
     }
 
     pub(super) fn finish(self) -> Result<Dials> {
-        self.stop.store(true, Ordering::Relaxed);
+        drop(self.stop);
         let mut all = Dials::default();
         for thread in self.threads {
             let dials = thread.join().map_err(|_| anyhow!("a dialer panicked"))??;
@@ -97,7 +97,7 @@ pub(super) struct Streams {
     beside: JoinHandle<Result<Duration>>,
 }
 
-/// Ends streams with this value.
+/// Ends the threads of a load with this value.
 struct Stop(Arc<AtomicBool>);
 
 impl Drop for Stop {

@@ -80,7 +80,7 @@ pub(super) fn measure(options: &Options, by: By, cluster: &Cluster, put: &mut im
     };
     put(What::Programmed, ran.took.into());
     put(What::StartCpu, ran.cpu.into());
-    put(What::PeakResident, (ran.peak as f64 / f64::from(1 << 20)).into());
+    put(What::PeakResident, Found::mebibytes(ran.peak));
     put(What::KernelMemory, (kernel_memory()?.saturating_sub(memory_before) as f64 / 1024.0).into());
     probe.wait(&place)?;
     let follow = |nth| follow(options, by, &place, &rules, &probe, nth);

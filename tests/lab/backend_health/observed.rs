@@ -13,10 +13,7 @@ use super::{CUT, HEAL, Lab, PORT};
 
 #[test]
 fn node_tells_of_silent_backends_and_leaves_them_in_use_by_default() -> Result<()> {
-    let base = ServedLab::with_api_server(Layout::Routed)?.serve(&["p1b", "p2a", "p2b"], PORT)?;
-    let web = Service::new("web", 10, &["p1b", "p2a", "p2b"], PORT);
-    let asks = Service::new("asks", 11, &["p1b", "p2a", "p2b"], PORT).annotation("kpx.dev/backend-health", "on");
-    [&web, &asks].into_iter().try_for_each(|service| base.put(service))?;
+    let (base, [web, asks]) = served()?;
     let agent = base.kpx(&[])?;
     let lab = Lab { base: &base, agent: &agent };
     let silent = || counted(&agent);
@@ -55,6 +52,16 @@ fn node_tells_of_silent_backends_and_leaves_them_in_use_by_default() -> Result<(
     agent.stop()
 }
 
+/// Serves a Service without an annotation, and one that asks for the mode `on`.
+fn served() -> Result<(ServedLab, [Service; 2])> {
+    let backends = ["p1b", "p2a", "p2b"];
+    let base = ServedLab::with_api_server(Layout::Routed)?.serve(&backends, PORT)?;
+    let web = Service::new("web", 10, &backends, PORT);
+    let asks = Service::new("asks", 11, &backends, PORT).annotation("kpx.dev/backend-health", "on");
+    [&web, &asks].into_iter().try_for_each(|service| base.put(service))?;
+    Ok((base, [web, asks]))
+}
+
 /// Returns how many silent backends the metric has: those that serve on, and those that are set aside.
 fn counted(agent: &Agent<'_>) -> Result<[f64; 2]> {
     let metrics = scrape(agent.ns())?;
@@ -66,10 +73,7 @@ fn counted(agent: &Agent<'_>) -> Result<[f64; 2]> {
 
 #[test]
 fn node_in_mode_off_judges_backends_of_services_that_ask_alone() -> Result<()> {
-    let base = ServedLab::with_api_server(Layout::Routed)?.serve(&["p1b", "p2a", "p2b"], PORT)?;
-    let web = Service::new("web", 10, &["p1b", "p2a", "p2b"], PORT);
-    let asks = Service::new("asks", 11, &["p1b", "p2a", "p2b"], PORT).annotation("kpx.dev/backend-health", "on");
-    [&web, &asks].into_iter().try_for_each(|service| base.put(service))?;
+    let (base, [web, asks]) = served()?;
     let agent = base.kpx(&["--backend-health=off"])?;
     let lab = Lab { base: &base, agent: &agent };
     base.lab.host("p2a").ns.nft(CUT)?;

@@ -64,8 +64,8 @@ pub(crate) struct Options {
     /// Put a flowtable of netfilter on the node; prints what it counts, and keeps nothing of it
     #[arg(long)]
     flowtable: bool,
-    /// How kpx judges backends: off, observe or on; prints what it counts, and keeps nothing of it
-    #[arg(long)]
+    /// How kpx judges backends; prints what it counts, and keeps nothing of it
+    #[arg(long, value_parser = ["off", "observe", "on"])]
     backend_health: Option<String>,
     /// Rounds; each measures every mode once
     #[arg(long, default_value_t = 2)]
