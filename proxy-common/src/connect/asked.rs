@@ -76,7 +76,7 @@ pub struct SynTimes(pub u64);
 impl SynTimes {
     /// The units after which an answered SYN is forgotten, 18 minutes: [`DialTime::is_before`] takes one of 36 minutes for a later one.
     const OLD: u32 = 1 << 30;
-    /// Another CPU may have noted a SYN that is later by some of these units, which are a second.
+    /// The units by which another CPU's SYN may be later: a second.
     const LATER: u32 = 1 << 20;
 
     /// Adds a SYN. `is_heard` says whether the backend was heard of since the last one.
