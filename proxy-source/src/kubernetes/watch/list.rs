@@ -10,7 +10,7 @@ use futures::TryStreamExt as _;
 use kube::api::{ListParams, WatchParams};
 use kube::core::ObjectList;
 use kube::{Client, Resource as _};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tracing::debug;
 
 use super::event::{Event, ParsedObject};
@@ -25,8 +25,11 @@ use proxy_core::input::ObjectName;
 const STREAMS: u8 = 3;
 /// The timeout of the next event of a list: a server that takes a list for a watch has no more to say.
 const SILENCE: Duration = Duration::from_secs(10);
-/// The timeout of a whole list: where changes never cease, a watch is never silent.
+/// The timeout of an answer, and the time in which a list has to bring [`LEAST`] objects. Where changes never cease, a
+/// watch is never silent.
 const STREAM: Duration = Duration::from_secs(60);
+/// The number of objects that a list of a slow server or network brings in [`STREAM`], and new objects of a watch do not.
+const LEAST: usize = 600;
 
 /// A list of objects.
 pub(super) struct Listed<K> {
@@ -69,7 +72,7 @@ impl Lister {
         client: &Client,
         selection: &Selection,
     ) -> Result<Option<Listed<K>>, WatchEnd> {
-        let listed = timeout(STREAM, self.stream(client, selection)).await.unwrap_or(Ok(None));
+        let listed = self.stream(client, selection).await;
         if let Ok(None) = listed {
             debug!(kind = %K::Object::kind(&()), "the server does not stream lists");
         }
@@ -83,7 +86,8 @@ impl Lister {
     ) -> Result<Option<Listed<K>>, WatchEnd> {
         let params = WatchParams { send_initial_events: true, ..selection.watch.clone() };
         let request = request::<K>().watch(&params, "").map_err(kube::Error::BuildRequest)?;
-        let answer = client.request_stream(request).await.map_err(WatchEnd::from);
+        let Ok(answer) = timeout(STREAM, client.request_stream(request)).await else { return Ok(None) };
+        let answer = answer.map_err(WatchEnd::from);
         // The count is restored if the stream reaches its end. An outage does not count against streams. A server that
         // refuses a stream may serve pages.
         self.streams -= u8::from(!matches!(&answer, Err(end) if end.is_outage()));
@@ -93,7 +97,15 @@ impl Lister {
             Err(end) => return Err(end),
         };
         let mut listed = Listed::default();
+        let (mut since, mut had) = (Instant::now(), 0);
         loop {
+            if since.elapsed() >= STREAM {
+                let has = listed.len();
+                if has < had + LEAST {
+                    return Ok(None);
+                }
+                (since, had) = (Instant::now(), has);
+            }
             let Ok(line) = timeout(SILENCE, lines.try_next()).await else { return Ok(None) };
             let line = line.map_err(kube::Error::ReadEvents)?.ok_or_else(cut_off)?;
             match Event::<K>::read(&line).map_err(kube::Error::SerdeError)?.ok_or_else(cut_off)? {
@@ -143,6 +155,11 @@ impl<K> Listed<K> {
             }
             Err(why) => drop(self.unreadable.insert(name, why)),
         }
+    }
+
+    /// Counts an object twice whose later version is unreadable.
+    fn len(&self) -> usize {
+        self.objects.len() + self.unreadable.len()
     }
 
     fn remove(&mut self, name: &ObjectName) {

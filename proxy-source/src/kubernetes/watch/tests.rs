@@ -6,7 +6,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 
-use self::server::{Answer, Server, failure, list, service};
+use self::server::{Answer, Server, failure, list, list_end, service};
 use super::*;
 use crate::health::Problem;
 
@@ -47,8 +47,7 @@ async fn a_watch_that_is_too_old_leads_to_a_new_list() {
 #[tokio::test(start_paused = true)]
 async fn a_list_is_streamed_where_the_server_supports_it() {
     let added = |name: &str, version: &str| json!({"type": "ADDED", "object": service(name, version)});
-    let end = json!({"type": "BOOKMARK", "object": {"kind": "Service", "apiVersion": "v1", "metadata": {
-        "resourceVersion": "9", "annotations": {"k8s.io/initial-events-end": "true"}}}});
+    let end = list_end("9");
     let gone = json!({"type": "DELETED", "object": service("c", "8")});
     let server = Server::new([
         Answer::List(vec![added("a", "1")]),
@@ -74,6 +73,7 @@ async fn a_server_without_streams_is_soon_asked_only_for_pages() {
         ("takes it for a watch", Some(Answer::OpenList(vec![added.clone()])), Duration::from_secs(11), 0),
         ("sends it byte by byte", Some(Answer::TrickledList), Duration::from_secs(11), 0),
         ("takes it for a watch that is never silent", Some(Answer::EndlessList(added)), Duration::from_secs(61), 0),
+        ("takes it for a watch, and has new objects", Some(Answer::SlowList(9, 600)), Duration::from_secs(61), 0),
     ];
     for (server_that, answer, within, refused) in refusals {
         let server = Server::new(answer.into_iter().chain([

@@ -78,6 +78,8 @@ pub(super) enum Answer {
     OpenList(Vec<Value>),
     /// The same event each second.
     EndlessList(Value),
+    /// The number of objects in each second, and of seconds. Then the list is complete.
+    SlowList(usize, usize),
     /// A byte a second, without end.
     TrickledList,
     Unreachable,
@@ -188,7 +190,10 @@ fn is_look(uri: &str) -> bool {
 
 impl Answer {
     fn is_list(&self) -> bool {
-        matches!(self, Self::List(_) | Self::OpenList(_) | Self::EndlessList(_) | Self::TrickledList)
+        matches!(
+            self,
+            Self::List(_) | Self::OpenList(_) | Self::EndlessList(_) | Self::SlowList(..) | Self::TrickledList
+        )
     }
 
     fn response(self) -> Option<Response<impl hyper::body::Body<Data = Bytes, Error = io::Error>>> {
@@ -200,6 +205,7 @@ impl Answer {
             Self::QuietWatch(version) => (200, Vec::new(), bookmarks(version).boxed()),
             Self::Trickle | Self::TrickledList => (200, Vec::new(), each_second(" ".to_owned()).boxed()),
             Self::EndlessList(event) => (200, Vec::new(), each_second(line(event)).boxed()),
+            Self::SlowList(objects, secs) => (200, Vec::new(), slow_list(objects, secs).boxed()),
             Self::Unreachable => return None,
         };
         let chunks = stream::iter(chunks).map(|chunk| Ok(line(chunk))).chain(then);
@@ -219,9 +225,24 @@ fn each_second(line: String) -> impl Stream<Item = io::Result<String>> {
     })
 }
 
+fn slow_list(objects: usize, secs: usize) -> impl Stream<Item = io::Result<String>> {
+    let end = stream::once(async { Ok(line(list_end("9"))) });
+    let second = move |second: usize| {
+        let added = |n| line(json!({"type": "ADDED", "object": service(&format!("s{n:05}"), "1")}));
+        after_secs(1, (second * objects..(second + 1) * objects).map(added).collect())
+    };
+    stream::iter(0..secs).then(second).chain(end)
+}
+
 fn bookmarks(version: &str) -> impl Stream<Item = io::Result<String>> + use<> {
     let bookmark = line(json!({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version}}}));
     stream::iter([60, 60, 60, 60, 50]).then(move |secs| after_secs(secs, bookmark.clone()))
+}
+
+/// The bookmark behind the last object of a streaming list.
+pub(super) fn list_end(version: &str) -> Value {
+    json!({"type": "BOOKMARK", "object": {"kind": "Service", "apiVersion": "v1", "metadata": {
+        "resourceVersion": version, "annotations": {"k8s.io/initial-events-end": "true"}}}})
 }
 
 async fn after_secs(secs: u64, line: String) -> io::Result<String> {

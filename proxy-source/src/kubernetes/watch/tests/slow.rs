@@ -51,3 +51,16 @@ async fn page_without_end_is_given_up() {
     assert_eq!(running.next().await, "all a");
     assert!(began.elapsed() < PAGE + Duration::from_secs(2), "{:?}", began.elapsed());
 }
+
+#[tokio::test(start_paused = true)]
+async fn slow_stream_is_read_to_its_end() {
+    let server = Server::new([
+        Answer::SlowList(20, 190),
+        Answer::OpenWatch(vec![json!({"type": "ADDED", "object": service("t", "10")})]),
+    ]);
+    let mut running = server.run(Watch::new(Input::Service), &Health::default());
+    let all = running.next().await;
+    assert_eq!(all.split(' ').count(), 1 + 20 * 190, "{} bytes", all.len());
+    assert_eq!(running.next().await, "put t");
+    assert_eq!(server.asked().len(), 2, "{:?}", server.asked());
+}
