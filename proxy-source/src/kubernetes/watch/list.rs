@@ -1,5 +1,5 @@
-//! Lists objects: as a stream of events where the server supports that (Kubernetes 1.32), else in pages. A stream takes
-//! one request, and neither side ever has more than one object of it in memory.
+//! Lists objects: as a stream of events where the server supports that (by default in Kubernetes 1.32, and from 1.34 on),
+//! else in pages. A stream takes one request, and neither side ever has more than one object of it in memory as JSON.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,11 +25,16 @@ use proxy_core::input::ObjectName;
 const STREAMS: u8 = 3;
 /// The timeout of the next event of a list: a server that takes a list for a watch has no more to say.
 const SILENCE: Duration = Duration::from_secs(10);
-/// The timeout of an answer, and the time in which a list has to bring [`LEAST`] objects. Where changes never cease, a
+/// The timeout of an answer's begin, and the time in which a list has to bring [`LEAST`]. Where changes never cease, a
 /// watch is never silent.
-const STREAM: Duration = Duration::from_secs(60);
-/// The number of objects that a list of a slow server or network brings in [`STREAM`], and new objects of a watch do not.
-const LEAST: usize = 600;
+const PACE: Duration = Duration::from_secs(60);
+/// The bytes of objects that are new to a list. A slow server or network brings more of them in [`PACE`], and a watch
+/// seldom does.
+const LEAST: usize = 1 << 20;
+/// The time after which a server ends a stream, in seconds. A page takes API servers 60 s at most.
+const LIFE: u32 = 1_200;
+/// The timeout of a whole stream, for a server that does not end it.
+const STREAM: Duration = Duration::from_secs(LIFE as u64 + 30);
 
 /// A list of objects.
 pub(super) struct Listed<K> {
@@ -66,15 +71,23 @@ impl Lister {
         }
     }
 
-    /// Lists by stream. Returns None if the server does not seem to stream lists.
+    /// Lists by stream. Returns None if the server does not seem to stream lists, or cannot end one.
     async fn streamed<K: Compact>(
         &mut self,
         client: &Client,
         selection: &Selection,
     ) -> Result<Option<Listed<K>>, WatchEnd> {
-        let listed = self.stream(client, selection).await;
+        let began = Instant::now();
+        let listed = match timeout(STREAM, self.stream(client, selection)).await.unwrap_or(Ok(None)) {
+            // The next stream would take as long. Something may end all of them at that time.
+            Err(end) if began.elapsed() >= PACE => {
+                debug!(kind = %K::Object::kind(&()), ?end, "a long stream of a list broke");
+                Ok(None)
+            }
+            listed => listed,
+        };
         if let Ok(None) = listed {
-            debug!(kind = %K::Object::kind(&()), "the server does not stream lists");
+            debug!(kind = %K::Object::kind(&()), after = ?began.elapsed(), "lists are asked for in pages");
         }
         listed
     }
@@ -84,9 +97,9 @@ impl Lister {
         client: &Client,
         selection: &Selection,
     ) -> Result<Option<Listed<K>>, WatchEnd> {
-        let params = WatchParams { send_initial_events: true, ..selection.watch.clone() };
+        let params = WatchParams { send_initial_events: true, ..selection.watch.clone().timeout(LIFE) };
         let request = request::<K>().watch(&params, "").map_err(kube::Error::BuildRequest)?;
-        let Ok(answer) = timeout(STREAM, client.request_stream(request)).await else { return Ok(None) };
+        let Ok(answer) = timeout(PACE, client.request_stream(request)).await else { return Ok(None) };
         let answer = answer.map_err(WatchEnd::from);
         // The count is restored if the stream reaches its end. An outage does not count against streams. A server that
         // refuses a stream may serve pages.
@@ -97,19 +110,18 @@ impl Lister {
             Err(end) => return Err(end),
         };
         let mut listed = Listed::default();
-        let (mut since, mut had) = (Instant::now(), 0);
+        let (mut since, mut new) = (Instant::now(), 0);
         loop {
-            if since.elapsed() >= STREAM {
-                let has = listed.len();
-                if has < had + LEAST {
+            if since.elapsed() >= PACE {
+                if new < LEAST {
                     return Ok(None);
                 }
-                (since, had) = (Instant::now(), has);
+                (since, new) = (Instant::now(), 0);
             }
             let Ok(line) = timeout(SILENCE, lines.try_next()).await else { return Ok(None) };
             let line = line.map_err(kube::Error::ReadEvents)?.ok_or_else(cut_off)?;
             match Event::<K>::read(&line).map_err(kube::Error::SerdeError)?.ok_or_else(cut_off)? {
-                Event::Put(object) => listed.put(object),
+                Event::Put(object) => new += if listed.put(object) { line.len() } else { 0 },
                 // Such events happen during the list.
                 Event::Gone(object) => listed.remove(&object.name),
                 Event::Bookmark(_) => {}
@@ -136,7 +148,9 @@ async fn paged<K: Compact + Clone>(client: &Client, selection: &Selection) -> Re
             }
             list => list?,
         };
-        list.items.into_iter().for_each(|object| listed.put(object));
+        for object in list.items {
+            listed.put(object);
+        }
         page.continue_token = list.metadata.continue_.filter(|token| !token.is_empty());
         if page.continue_token.is_none() {
             let version = list.metadata.resource_version.unwrap_or_default();
@@ -146,20 +160,15 @@ async fn paged<K: Compact + Clone>(client: &Client, selection: &Selection) -> Re
 }
 
 impl<K> Listed<K> {
-    /// Adds an object. A readable version stays, even if a later one is unreadable.
-    fn put(&mut self, ParsedObject { name, object, .. }: ParsedObject<K>) {
+    /// Adds an object. A readable version stays, even if a later one is unreadable. Returns whether the object is new.
+    fn put(&mut self, ParsedObject { name, object, .. }: ParsedObject<K>) -> bool {
         match object {
             Ok(object) => {
-                self.unreadable.remove(&name);
-                self.objects.insert(name, object);
+                let was_unreadable = self.unreadable.remove(&name).is_some();
+                self.objects.insert(name, object).is_none() && !was_unreadable
             }
-            Err(why) => drop(self.unreadable.insert(name, why)),
+            Err(why) => self.unreadable.insert(name.clone(), why).is_none() && !self.objects.contains_key(&name),
         }
-    }
-
-    /// Counts an object twice whose later version is unreadable.
-    fn len(&self) -> usize {
-        self.objects.len() + self.unreadable.len()
     }
 
     fn remove(&mut self, name: &ObjectName) {

@@ -59,21 +59,34 @@ async fn a_list_is_streamed_where_the_server_supports_it() {
     assert_eq!(running.next().await, "all a b", "without objects that were cut off or are gone");
     assert_eq!(running.next().await, "put b");
     let asked = server.asked();
-    let streamed = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+    let streamed =
+        "timeoutSeconds=1200&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
     assert!(asked[..2].iter().all(|asked| asked.contains(streamed) && !asked.contains("limit=")), "{asked:?}");
     assert!(asked[2].contains("resourceVersion=9") && !asked[2].contains(streamed), "{asked:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_server_without_streams_is_soon_asked_only_for_pages() {
-    let added = json!({"type": "ADDED", "object": service("x", "1")});
+    let event = |name: &str, kind: &str, bytes: usize| {
+        let mut object = service(name, "1");
+        object["metadata"]["annotations"] = json!({"text": "x".repeat(bytes)});
+        json!({"type": kind, "object": object})
+    };
+    let added = event("x", "ADDED", 0);
+    // More than a list has to bring in a minute, though not of new objects.
+    let busy = Answer::EndlessList(vec![], event("x", "MODIFIED", 30_000));
+    let all = (0..40).map(|n| event(&format!("x{n}"), "ADDED", 30_000)).collect();
+    let large = Answer::EndlessList(all, event("x0", "MODIFIED", 30_000));
+    let (soon, late) = (Duration::from_secs(11), Duration::from_secs(61));
     let refusals = [
         ("refuses", None, Duration::from_secs(1), 1),
-        ("has nothing to say", Some(Answer::OpenList(vec![])), Duration::from_secs(11), 0),
-        ("takes it for a watch", Some(Answer::OpenList(vec![added.clone()])), Duration::from_secs(11), 0),
-        ("sends it byte by byte", Some(Answer::TrickledList), Duration::from_secs(11), 0),
-        ("takes it for a watch that is never silent", Some(Answer::EndlessList(added)), Duration::from_secs(61), 0),
-        ("takes it for a watch, and has new objects", Some(Answer::SlowList(9, 600)), Duration::from_secs(61), 0),
+        ("does not answer", Some(Answer::UnansweredList), late, 0),
+        ("has nothing to say", Some(Answer::OpenList(vec![])), soon, 0),
+        ("takes it for a watch", Some(Answer::OpenList(vec![added])), soon, 0),
+        ("sends it byte by byte", Some(Answer::TrickledList), soon, 0),
+        ("takes it for a watch that is never silent", Some(busy), late, 0),
+        ("takes it for a watch, and has many objects", Some(large), 2 * late, 0),
+        ("takes it for a watch, and has new objects", Some(Answer::SlowList(9, 500, vec![])), late, 0),
     ];
     for (server_that, answer, within, refused) in refusals {
         let server = Server::new(answer.into_iter().chain([

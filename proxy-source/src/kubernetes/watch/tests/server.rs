@@ -76,10 +76,12 @@ pub(super) enum Answer {
     List(Vec<Value>),
     /// Events, then silence.
     OpenList(Vec<Value>),
-    /// The same event each second.
-    EndlessList(Value),
-    /// The number of objects in each second, and of seconds. Then the list is complete.
-    SlowList(usize, usize),
+    /// Events, then another one each second.
+    EndlessList(Vec<Value>, Value),
+    /// The number of objects in each second, and of seconds, then these events and the end.
+    SlowList(usize, usize, Vec<Value>),
+    /// No answer, not even its begin.
+    UnansweredList,
     /// A byte a second, without end.
     TrickledList,
     Unreachable,
@@ -149,7 +151,9 @@ impl Server {
         let service = service_fn(move |request: Request<Body>| {
             let answer = server.answer(&request);
             async move {
-                let Some(answer) = answer else { return std::future::pending().await };
+                let Some(answer) = answer.filter(|answer| !matches!(answer, Answer::UnansweredList)) else {
+                    return std::future::pending().await;
+                };
                 answer.response().ok_or("no route")
             }
         });
@@ -192,7 +196,12 @@ impl Answer {
     fn is_list(&self) -> bool {
         matches!(
             self,
-            Self::List(_) | Self::OpenList(_) | Self::EndlessList(_) | Self::SlowList(..) | Self::TrickledList
+            Self::List(_)
+                | Self::OpenList(_)
+                | Self::EndlessList(..)
+                | Self::SlowList(..)
+                | Self::UnansweredList
+                | Self::TrickledList
         )
     }
 
@@ -204,9 +213,9 @@ impl Answer {
             Self::SilentWatch(time, last) => (200, Vec::new(), after(time, last).boxed()),
             Self::QuietWatch(version) => (200, Vec::new(), bookmarks(version).boxed()),
             Self::Trickle | Self::TrickledList => (200, Vec::new(), each_second(" ".to_owned()).boxed()),
-            Self::EndlessList(event) => (200, Vec::new(), each_second(line(event)).boxed()),
-            Self::SlowList(objects, secs) => (200, Vec::new(), slow_list(objects, secs).boxed()),
-            Self::Unreachable => return None,
+            Self::EndlessList(events, event) => (200, events, each_second(line(event)).boxed()),
+            Self::SlowList(objects, secs, then) => (200, Vec::new(), slow_list(objects, secs, then).boxed()),
+            Self::Unreachable | Self::UnansweredList => return None,
         };
         let chunks = stream::iter(chunks).map(|chunk| Ok(line(chunk))).chain(then);
         let body = StreamBody::new(chunks.map_ok(|chunk| Frame::data(chunk.into())));
@@ -225,13 +234,12 @@ fn each_second(line: String) -> impl Stream<Item = io::Result<String>> {
     })
 }
 
-fn slow_list(objects: usize, secs: usize) -> impl Stream<Item = io::Result<String>> {
-    let end = stream::once(async { Ok(line(list_end("9"))) });
+fn slow_list(objects: usize, secs: usize, then: Vec<Value>) -> impl Stream<Item = io::Result<String>> {
     let second = move |second: usize| {
         let added = |n| line(json!({"type": "ADDED", "object": service(&format!("s{n:05}"), "1")}));
         after_secs(1, (second * objects..(second + 1) * objects).map(added).collect())
     };
-    stream::iter(0..secs).then(second).chain(end)
+    stream::iter(0..secs).then(second).chain(stream::iter(then).map(|event| Ok(line(event))))
 }
 
 fn bookmarks(version: &str) -> impl Stream<Item = io::Result<String>> + use<> {
