@@ -123,7 +123,7 @@ impl<K> Watch<K>
 where
     K: Compact + Clone + Send + 'static,
 {
-    /// Runs until the end. The future may be cancelled and go on with another client: nothing is lost.
+    /// Runs until the end. The future may be cancelled and go on with another client: a list begins again.
     pub(super) async fn run(
         &mut self,
         clients: &Clients,
@@ -183,6 +183,7 @@ where
         inputs: &mpsc::Sender<Input>,
         watch_health: &mut WatchHealth<'_>,
     ) -> Result<(), WatchEnd> {
+        let began = Instant::now();
         let Listed { objects, unreadable, version } = self.lister.list(client, &self.selection).await?;
         let objects = objects.into_values().collect();
         let update = match unreadable.is_empty() {
@@ -190,7 +191,7 @@ where
             false => Update::AllBut(objects, unreadable.keys().cloned().collect::<BTreeSet<_>>()),
         };
         inputs.send((self.input)(update)).await.map_err(|_| WatchEnd::ReceiverGone)?;
-        self.backoff.listed();
+        self.backoff.listed(began);
         (self.position, self.expired, self.delivered, self.unreadable) = (Some(version), false, true, unreadable);
         watch_health.listed(self.backoff.ends());
         watch_health.unreadable(&self.unreadable);

@@ -98,8 +98,9 @@ impl Backoff {
         self.last_list.is_none_or(|last| last.elapsed() >= wait)
     }
 
-    pub(super) fn listed(&mut self) {
-        if self.last_list.is_none_or(|last| last.elapsed() > ROW) {
+    /// Counts a list. Only a pause before its begin ends a row, because lists may take longer than that.
+    pub(super) fn listed(&mut self, began: Instant) {
+        if self.last_list.is_none_or(|last| began.duration_since(last) > ROW) {
             self.lists = 0;
         }
         (self.lists, self.last_list) = (self.lists.saturating_add(1), Some(Instant::now()));
@@ -160,14 +161,20 @@ mod tests {
         let (mut lists, start) = (0, Instant::now());
         while start.elapsed() < Duration::from_secs(600) {
             if backoff.may_list() {
-                backoff.listed();
+                backoff.listed(Instant::now());
                 lists += 1;
             }
             advance(FLAP).await;
         }
         assert!((20..=40).contains(&lists), "{lists} lists in 10 minutes of a storm");
         advance(ROW).await;
-        backoff.listed();
+        backoff.listed(Instant::now());
         assert!(backoff.may_list(), "a new row");
+        for _ in 0..2 * EARLY_LISTS {
+            let began = Instant::now();
+            advance(2 * ROW).await;
+            backoff.listed(began);
+        }
+        assert!(!backoff.may_list(), "a row of long lists");
     }
 }

@@ -1,5 +1,5 @@
 //! Lists objects: as a stream of events where the server supports that (by default in Kubernetes 1.32, and from 1.34 on),
-//! else in pages. A stream takes one request, and neither side ever has more than one object of it in memory as JSON.
+//! else in pages. A stream takes one request, and neither side ever has the whole of it in memory as JSON.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,13 +23,13 @@ use proxy_core::input::ObjectName;
 /// The number of streams in a row that may break before pages are asked for: the network may never let a stream reach
 /// its end.
 const STREAMS: u8 = 3;
-/// The timeout of the next event of a list: a server that takes a list for a watch has no more to say.
+/// The timeout of the next event of a list: a server that takes a list for a watch has no more to say. A list that kept
+/// [`PACE`] once may pause for as long as that.
 const SILENCE: Duration = Duration::from_secs(10);
 /// The timeout of an answer's begin, and the time in which a list has to bring [`LEAST`]. Where changes never cease, a
 /// watch is never silent.
 const PACE: Duration = Duration::from_secs(60);
-/// The bytes of objects that are new to a list. A slow server or network brings more of them in [`PACE`], and a watch
-/// seldom does.
+/// The fewest bytes of new objects that a list has to bring in [`PACE`]. A watch seldom brings as many.
 const LEAST: usize = 1 << 20;
 /// The time after which a server ends a stream, in seconds. A page takes API servers 60 s at most.
 const LIFE: u32 = 1_200;
@@ -71,21 +71,18 @@ impl Lister {
         }
     }
 
-    /// Lists by stream. Returns None if the server does not seem to stream lists, or cannot end one.
+    /// Lists by stream. Returns None if the server does not seem to stream lists, or is too slow.
     async fn streamed<K: Compact>(
         &mut self,
         client: &Client,
         selection: &Selection,
     ) -> Result<Option<Listed<K>>, WatchEnd> {
         let began = Instant::now();
-        let listed = match timeout(STREAM, self.stream(client, selection)).await.unwrap_or(Ok(None)) {
-            // The next stream would take as long. Something may end all of them at that time.
-            Err(end) if began.elapsed() >= PACE => {
-                debug!(kind = %K::Object::kind(&()), ?end, "a long stream of a list broke");
-                Ok(None)
-            }
-            listed => listed,
-        };
+        let listed = timeout(STREAM, self.stream(client, selection)).await.unwrap_or(Ok(None));
+        if listed.is_err() && began.elapsed() >= PACE {
+            // Something may end all long streams, and each costs its time.
+            self.streams = self.streams.min(1);
+        }
         if let Ok(None) = listed {
             debug!(kind = %K::Object::kind(&()), after = ?began.elapsed(), "lists are asked for in pages");
         }
@@ -110,20 +107,23 @@ impl Lister {
             Err(end) => return Err(end),
         };
         let mut listed = Listed::default();
-        let (mut since, mut new) = (Instant::now(), 0);
+        let (mut since, mut new, mut silence) = (Instant::now(), 0_usize, SILENCE);
         loop {
             if since.elapsed() >= PACE {
                 if new < LEAST {
                     return Ok(None);
                 }
-                (since, new) = (Instant::now(), 0);
+                (since, new, silence) = (Instant::now(), 0, PACE);
             }
-            let Ok(line) = timeout(SILENCE, lines.try_next()).await else { return Ok(None) };
+            let Ok(line) = timeout(silence, lines.try_next()).await else { return Ok(None) };
             let line = line.map_err(kube::Error::ReadEvents)?.ok_or_else(cut_off)?;
             match Event::<K>::read(&line).map_err(kube::Error::SerdeError)?.ok_or_else(cut_off)? {
                 Event::Put(object) => new += if listed.put(object) { line.len() } else { 0 },
-                // Such events happen during the list.
-                Event::Gone(object) => listed.remove(&object.name),
+                // Such events happen during the list. What comes and goes is no progress.
+                Event::Gone(object) => {
+                    listed.remove(&object.name);
+                    new = new.saturating_sub(line.len());
+                }
                 Event::Bookmark(_) => {}
                 Event::Listed(version) => return Ok(Some(Listed { version, ..listed })),
                 Event::Error(status) => return Err(kube::Error::Api(status).into()),

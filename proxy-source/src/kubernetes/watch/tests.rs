@@ -73,10 +73,11 @@ async fn a_server_without_streams_is_soon_asked_only_for_pages() {
         json!({"type": kind, "object": object})
     };
     let added = event("x", "ADDED", 0);
-    // More than a list has to bring in a minute, though not of new objects.
+    // The events are more than a list has to bring in a minute. The objects are not new.
     let busy = Answer::EndlessList(vec![], event("x", "MODIFIED", 30_000));
     let all = (0..40).map(|n| event(&format!("x{n}"), "ADDED", 30_000)).collect();
     let large = Answer::EndlessList(all, event("x0", "MODIFIED", 30_000));
+    let broken = json!({"type": "MODIFIED", "object": {"metadata": {"name": "x"}, "spec": "x".repeat(30_000)}});
     let (soon, late) = (Duration::from_secs(11), Duration::from_secs(61));
     let refusals = [
         ("refuses", None, Duration::from_secs(1), 1),
@@ -85,8 +86,9 @@ async fn a_server_without_streams_is_soon_asked_only_for_pages() {
         ("takes it for a watch", Some(Answer::OpenList(vec![added])), soon, 0),
         ("sends it byte by byte", Some(Answer::TrickledList), soon, 0),
         ("takes it for a watch that is never silent", Some(busy), late, 0),
+        ("takes it for a watch of what cannot be read", Some(Answer::EndlessList(vec![], broken)), late, 0),
         ("takes it for a watch, and has many objects", Some(large), 2 * late, 0),
-        ("takes it for a watch, and has new objects", Some(Answer::SlowList(9, 500, vec![])), late, 0),
+        ("takes it for a watch, and has new objects", Some(Answer::SlowList(100, 500, vec![])), late, 0),
     ];
     for (server_that, answer, within, refused) in refusals {
         let server = Server::new(answer.into_iter().chain([
