@@ -98,10 +98,11 @@ pub enum What {
     RestartLongest,
     RestartWait,
     RestartWaitBeside,
-    /// The handshake of a connection through a Service, and its ratio to one without.
+    /// The handshake of a connection through a Service, and the ratios of both percentiles to those without one.
     FirstP50,
     FirstP99,
     FirstRatio,
+    FirstRatioP99,
     /// The bytes that the API server sends for one change, and the events, by the number of agents that watch.
     Fan1,
     Fan1Events,
@@ -127,7 +128,7 @@ impl Figure {
     pub fn part(&self) -> Part {
         use What::*;
         match self.what {
-            FirstP50 | FirstP99 | FirstRatio => Part::First,
+            FirstP50 | FirstP99 | FirstRatio | FirstRatioP99 => Part::First,
             Fan1
             | Fan1Events
             | Fan2
@@ -164,7 +165,7 @@ impl What {
             FanUnfilteredEvents | FanUnfilteredHeadlessEvents => "events",
             RestartDialled | RestartLost | RestartLostWhy => "",
             FirstP50 | FirstP99 => "µs",
-            FirstRatio => "×",
+            FirstRatio | FirstRatioP99 => "×",
             _ => "ms",
         }
     }

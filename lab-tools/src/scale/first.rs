@@ -161,6 +161,7 @@ fn tell(by: By, services: u32, handshakes: Handshakes, keep: &mut impl Keep) -> 
         (What::FirstP50, at(&through, 50)),
         (What::FirstP99, at(&through, 99)),
         (What::FirstRatio, at(&through, 50) / at(&direct, 50)),
+        (What::FirstRatioP99, at(&through, 99) / at(&direct, 99)),
     ];
     figures.into_iter().try_for_each(|(what, value)| keep.figure(Figure::new(by, (services, 1), what, value.into())))
 }

@@ -117,7 +117,7 @@ fn table_without_a_flag_keeps_its_size() -> Result<()> {
         ensure!(fill["maxEntries"] == size, "{args:?}: {fill}");
         let now = map_ids(&fixture.dir())?;
         ensure!((now["SLOTS4"] == before["SLOTS4"]) == args.is_empty(), "{args:?}: {now:?}");
-        fixture.serves()?;
+        fixture.serves().with_context(|| format!("{args:?}: {:?}", agent.status()))?;
     }
     Ok(())
 }
