@@ -78,6 +78,7 @@ async fn a_server_without_streams_is_soon_asked_only_for_pages() {
     let all = (0..40).map(|n| event(&format!("x{n}"), "ADDED", 30_000)).collect();
     let large = Answer::EndlessList(all, event("x0", "MODIFIED", 30_000));
     let broken = json!({"type": "MODIFIED", "object": {"metadata": {"name": "x"}, "spec": "x".repeat(30_000)}});
+    let few = Answer::SlowList(100, 500, Duration::ZERO, vec![]);
     let (soon, late) = (Duration::from_secs(11), Duration::from_secs(61));
     let refusals = [
         ("refuses", None, Duration::from_secs(1), 1),
@@ -88,7 +89,7 @@ async fn a_server_without_streams_is_soon_asked_only_for_pages() {
         ("takes it for a watch that is never silent", Some(busy), late, 0),
         ("takes it for a watch of what cannot be read", Some(Answer::EndlessList(vec![], broken)), late, 0),
         ("takes it for a watch, and has many objects", Some(large), 2 * late, 0),
-        ("takes it for a watch, and has new objects", Some(Answer::SlowList(100, 500, vec![])), late, 0),
+        ("takes it for a watch, and has new objects", Some(few), late, 0),
     ];
     for (server_that, answer, within, refused) in refusals {
         let server = Server::new(answer.into_iter().chain([

@@ -78,10 +78,8 @@ pub(super) enum Answer {
     OpenList(Vec<Value>),
     /// Events, then another one each second.
     EndlessList(Vec<Value>, Value),
-    /// The number of objects in each second, and of seconds, then these events and the end.
-    SlowList(usize, usize, Vec<Value>),
-    /// The same with a pause of 20 s before the last events.
-    PausedList(usize, usize, Vec<Value>),
+    /// The number of objects in each second, and of seconds. After a pause come these events and the end.
+    SlowList(usize, usize, Duration, Vec<Value>),
     /// No answer, not even its begin.
     UnansweredList,
     /// A byte a second, without end.
@@ -202,7 +200,6 @@ impl Answer {
                 | Self::OpenList(_)
                 | Self::EndlessList(..)
                 | Self::SlowList(..)
-                | Self::PausedList(..)
                 | Self::UnansweredList
                 | Self::TrickledList
         )
@@ -217,8 +214,9 @@ impl Answer {
             Self::QuietWatch(version) => (200, Vec::new(), bookmarks(version).boxed()),
             Self::Trickle | Self::TrickledList => (200, Vec::new(), each_second(" ".to_owned()).boxed()),
             Self::EndlessList(events, event) => (200, events, each_second(line(event)).boxed()),
-            Self::SlowList(objects, secs, then) => (200, Vec::new(), slow_list(objects, secs, 0, then).boxed()),
-            Self::PausedList(objects, secs, then) => (200, Vec::new(), slow_list(objects, secs, 20, then).boxed()),
+            Self::SlowList(objects, secs, pause, then) => {
+                (200, Vec::new(), slow_list(objects, secs, pause, then).boxed())
+            }
             Self::Unreachable | Self::UnansweredList => return None,
         };
         let chunks = stream::iter(chunks).map(|chunk| Ok(line(chunk))).chain(then);
@@ -238,12 +236,12 @@ fn each_second(line: String) -> impl Stream<Item = io::Result<String>> {
     })
 }
 
-fn slow_list(objects: usize, secs: usize, pause: u64, then: Vec<Value>) -> impl Stream<Item = io::Result<String>> {
+fn slow_list(objects: usize, secs: usize, pause: Duration, then: Vec<Value>) -> impl Stream<Item = io::Result<String>> {
     let second = move |second: usize| {
         let added = |n| line(json!({"type": "ADDED", "object": service(&format!("s{n:05}"), "1")}));
         after_secs(1, (second * objects..(second + 1) * objects).map(added).collect())
     };
-    let end = after_secs(pause, then.into_iter().map(line).collect());
+    let end = after_secs(pause.as_secs(), then.into_iter().map(line).collect());
     stream::iter(0..secs).then(second).chain(stream::once(end))
 }
 

@@ -55,7 +55,7 @@ async fn page_without_end_is_given_up() {
 #[tokio::test(start_paused = true)]
 async fn slow_stream_is_read_to_its_end() {
     let server = Server::new([
-        Answer::SlowList(130, 190, vec![list_end("9")]),
+        Answer::SlowList(130, 190, Duration::ZERO, vec![list_end("9")]),
         Answer::OpenWatch(vec![json!({"type": "ADDED", "object": service("t", "10")})]),
     ]);
     let mut running = server.run(Watch::new(Input::Service), &Health::default());
@@ -67,7 +67,8 @@ async fn slow_stream_is_read_to_its_end() {
 
 #[tokio::test(start_paused = true)]
 async fn list_of_a_stream_that_kept_pace_may_pause() {
-    let server = Server::new([Answer::PausedList(200, 62, vec![list_end("9")]), Answer::OpenWatch(vec![])]);
+    let pause = Duration::from_secs(20);
+    let server = Server::new([Answer::SlowList(200, 62, pause, vec![list_end("9")]), Answer::OpenWatch(vec![])]);
     let mut running = server.run(Watch::new(Input::Service), &Health::default());
     assert_eq!(running.next().await.split(' ').count(), 1 + 200 * 62);
     assert_eq!(server.streams_refused(), 0, "{:?}", server.asked());
@@ -75,7 +76,7 @@ async fn list_of_a_stream_that_kept_pace_may_pause() {
 
 #[tokio::test(start_paused = true)]
 async fn long_streams_that_break_are_followed_by_pages() {
-    let long = || Answer::SlowList(200, 62, vec![]);
+    let long = || Answer::SlowList(200, 62, Duration::ZERO, vec![]);
     let server =
         Server::new([long(), long(), Answer::Json(200, list("7", "", [service("a", "1")])), Answer::OpenWatch(vec![])]);
     let mut running = server.run(Watch::new(Input::Service), &Health::default());
