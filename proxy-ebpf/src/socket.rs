@@ -21,7 +21,7 @@ use crate::decide::Dial;
 use crate::net::Net;
 use crate::socket::client::{Client, Family};
 use crate::socket::peer::{Peer, flags, is_worker};
-use crate::{decide, maps, select};
+use crate::{decide, lookup, maps, select};
 
 /// The answers of a program.
 const ALLOW: i32 = 1;
@@ -232,6 +232,10 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
     }
     let last_secs = if call == Call::Connect || had_secs == CONNECTED { CONNECTED } else { now_secs() };
     if !stays && select::backend(&dialling.client, &service, &mut decision).is_err() {
+        return DialResult::Left;
+    }
+    // The hooks would translate its packets once more. Those to the frontend they translate once, as conntrack does.
+    if lookup::is_services(&decision.backend_at(), proto) {
         return DialResult::Left;
     }
     if proto == Proto::TCP {

@@ -10,7 +10,7 @@ use testbed::agent::{Agent, Service, binary};
 use testbed::apiserver::ApiServer;
 use testbed::cgroup::Cgroup;
 use testbed::echo::{Connection, Dial, Protocol};
-use testbed::lab::{Family, Layout};
+use testbed::lab::{Family, Host, Layout};
 use testbed::served_lab::ServedLab;
 
 /// For an answer that must not come.
@@ -56,6 +56,11 @@ impl Fixture {
         let base = lab.serve(&["p1a", "p1b", "p2a", "p2b", NODE], PORT)?;
         base.put(&web())?;
         Ok(Self { base, cgroup })
+    }
+
+    /// Answers on a host at another port.
+    pub(crate) fn serve(&self, host: &Host, port: u16) -> Result<()> {
+        self.base.servers.serve(host, port)
     }
 
     /// The API server, to switch its faults on.

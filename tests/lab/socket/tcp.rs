@@ -219,6 +219,41 @@ fn packets_serve_sockets_once_the_programs_cannot_come_back() -> Result<()> {
     Ok(())
 }
 
+/// Checks that sockets reach the backends that packets reach, where a backend's address is a frontend of another Service or a node port.
+#[test]
+fn socket_is_translated_once() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let victim = Service::new("victim", 18, &["p1b"], SERVICE_PORT).of_no_pods();
+    let pod = fixture.lab.host("p1b");
+    fixture.serve(pod, SERVICE_PORT)?;
+    let catching = Service::new("catching", 19, &["p2a"], PORT).in_namespace("tenant");
+    let catching = catching.load_balancer(pod.addrs, "VIP");
+    let knot = Service::new("knot", 20, &[NODE], NODE_PORT);
+    for service in [&victim, &catching, &knot] {
+        fixture.put(service)?;
+    }
+    for scope in ["off", "host", "all"] {
+        let agent = match scope {
+            "off" => fixture.kpx(&["--socket-lb", "off"])?,
+            scope => fixture.agent(scope, &["--socket-lb-udp"])?,
+        };
+        for (family, protocol) in Family::ALL.into_iter().flat_map(|family| Protocol::COMMON.map(|one| (family, one))) {
+            for client in [NODE, "p1a"] {
+                let what = || format!("--socket-lb {scope}: {client} by {protocol} over {family}");
+                let reached = fixture.reach(client, protocol, victim.frontend(family)).with_context(what)?;
+                ensure!(reached.backend == "p1b", "{}: {}", what(), reached.backend);
+                let direct = fixture.reach(client, protocol, (pod.addrs.ip(family), SERVICE_PORT).into())?;
+                ensure!(direct.backend == "p2a", "{}: {} has the address", what(), direct.backend);
+            }
+        }
+        for family in Family::ALL {
+            fixture.refused(knot.frontend(family)).with_context(|| format!("--socket-lb {scope}: a node port"))?;
+        }
+        drop(agent);
+    }
+    Ok(())
+}
+
 /// Checks that a socket shows the peer of its last call: the frontend that it dialled, or the backend that it dialled for itself.
 #[test]
 fn socket_shows_what_it_dialled_last() -> Result<()> {
