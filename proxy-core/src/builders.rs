@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a builder that gets nonsense ends its test")]
 
 use k8s_openapi::api::core::v1::{
-    ClientIPConfig, LoadBalancerIngress, Node, NodeAddress, NodeStatus, ObjectReference, Service, ServicePort,
-    ServiceSpec, SessionAffinityConfig,
+    ClientIPConfig, LoadBalancerIngress, Node, NodeAddress, NodeSpec, NodeStatus, ObjectReference, Service,
+    ServicePort, ServiceSpec, SessionAffinityConfig,
 };
 use k8s_openapi::api::discovery::v1::{
     Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice, ForNode, ForZone,
@@ -290,6 +290,15 @@ pub fn node(name: &str, zone: Option<&str>, addresses: &[(&str, &str)]) -> Input
     let mut node = Node { status: Some(NodeStatus { addresses, ..Default::default() }), ..Default::default() };
     node.metadata.name = Some(name.to_owned());
     node.metadata.labels = zone.map(|zone| [("topology.kubernetes.io/zone".to_owned(), zone.to_owned())].into());
+    Input::Node(Update::Put(Box::new(node)))
+}
+
+/// Returns a node whose pods have addresses of these ranges.
+pub fn node_with_pods(name: &str, pod_cidrs: &[&str]) -> Input {
+    let mut node = Node::default();
+    node.metadata.name = Some(name.to_owned());
+    let pod_cidrs = pod_cidrs.iter().map(|&cidr| cidr.to_owned()).collect();
+    node.spec = Some(NodeSpec { pod_cidrs: Some(pod_cidrs), ..Default::default() });
     Input::Node(Update::Put(Box::new(node)))
 }
 

@@ -33,8 +33,8 @@ pub use endpoints::{Endpoint, Slice, join};
 use endpoints::{Joined, NodePortFallback, WithinReach};
 pub use external::Range;
 use external::{External, externals, source_ranges};
-pub use guard::Guard;
 pub use guard::concerns as concerns_guard;
+pub use guard::{Guard, PodsOfOthers};
 pub use host_mode::{
     ClusterRoute, HostMode, HostRoutes, RemoteNode, TunnelledPod, Unreachable, UnreachableReason, endpoint_addresses,
 };
@@ -42,6 +42,7 @@ pub use node::{ModelOptions, NodeModel, is_node_eligible, is_node_lost, node_add
 use policy::Policy;
 pub use policy::{ALGORITHMS, algorithm_name};
 pub use port::ServicePort;
+pub(crate) use read::ip_of;
 pub use read::{Cause, ObjectRef, Skipped};
 use read::{Reader, addr, port_number, protocol};
 pub use read::{cidr, ip};
@@ -116,7 +117,14 @@ struct Parts<'a> {
     weights: Weights,
     slices: Vec<&'a EndpointSlice>,
     redirect: Option<Redirect<'a>>,
+    around: &'a Surroundings,
     node: &'a NodeModel,
+}
+
+/// The rest of the cluster, as far as it matters to one Service.
+#[derive(Clone, Debug, Default)]
+pub struct Surroundings {
+    pub pods_of_others: PodsOfOthers,
 }
 
 impl ServiceModel {
@@ -125,6 +133,7 @@ impl ServiceModel {
         service: &compact::Service,
         slices: impl Iterator<Item = &'a EndpointSlice>,
         redirect: Option<Redirect<'a>>,
+        around: &Surroundings,
         node: &NodeModel,
     ) -> (Self, Vec<Skipped>) {
         let mut skipped = Vec::new();
@@ -135,6 +144,7 @@ impl ServiceModel {
             weights: Weights::of(service, &mut skipped),
             slices: slices.filter(|slice| !slice.is_headless).collect(),
             redirect,
+            around,
             node,
         };
         let v4 = FamilyModel::new(&parts, &mut skipped);
@@ -158,7 +168,8 @@ impl ServiceModel {
         let mut of_redirect = Vec::new();
         let redirect = Redirect::of(store, name, service, node.has_redirects, &mut of_redirect);
         let slices = store.slices_of(name).map(Arc::as_ref);
-        let (model, mut skipped) = Self::new(name, service, slices, redirect, node);
+        let around = Surroundings { pods_of_others: PodsOfOthers::of(store, name, service) };
+        let (model, mut skipped) = Self::new(name, service, slices, redirect, &around, node);
         skipped.extend(of_redirect);
         skipped.iter_mut().for_each(tell_of_object);
         (model, skipped)
@@ -217,7 +228,13 @@ impl<A: Addr> FamilyModel<A> {
                 reader.admit(format_args!("spec.ports[{index}].nodePort"), admitted)
             });
             let is_external = own_node_port.is_some() || !externals.is_empty();
-            frontends.add_port(&mut reader, index, key, own_node_port, &externals, &parts.node.guard);
+            frontends.add_port(&mut reader, index, key, own_node_port);
+            for external in &externals {
+                let admitted = parts.admit_external_port(external, number, proto);
+                if reader.admit(format_args!("{}", external.field), admitted) {
+                    frontends.add_external(key, external);
+                }
+            }
             let has_room = parts.node.room.holds(&used);
             let endpoints = match has_room {
                 true => join(&slices, port.name.as_deref().unwrap_or_default(), proto),
@@ -239,7 +256,7 @@ impl<A: Addr> FamilyModel<A> {
             redirected_ports.extend(redirected.map(|redirected| (key, redirected.pods)));
         }
         skipped.extend(of_redirect);
-        let (frontends, ports) = (frontends.0.into(), ports.into());
+        let (frontends, ports) = (frontends.frontends.into(), ports.into());
         Some(Self {
             claim: parts.claim.clone(),
             is_kept_by_host,
@@ -261,6 +278,15 @@ impl<A: Addr> FamilyModel<A> {
 }
 
 impl Parts<'_> {
+    /// Checks whether the Service may be dialled at a port of an external address.
+    fn admit_external_port<A: Addr>(&self, external: &External<A>, port: Port, proto: Proto) -> Result<(), String> {
+        self.node.guard.admit_port(external.addr, port, proto)?;
+        match external.kind == FrontendKind::EXTERNAL_IP {
+            true => self.around.pods_of_others.admit(external.addr.ip(), port, proto),
+            false => Ok(()),
+        }
+    }
+
     /// Returns the endpoints of a port as this host reaches them, the pods behind the tunnel, and the endpoints out of reach.
     fn within_reach<'a, A: Addr>(
         &self,
@@ -316,46 +342,41 @@ fn read_port(reader: &mut Reader<'_>, index: usize, port: &compact::ServicePort)
 }
 
 /// The frontends that one Service claims. Without the row that stands for a whole address, other ports of it are left alone.
-struct ClaimedFrontends<A: Addr>(BTreeMap<FrontendKey<A>, ClaimedFrontend<A>>);
+struct ClaimedFrontends<A: Addr> {
+    frontends: BTreeMap<FrontendKey<A>, ClaimedFrontend<A>>,
+}
 
 impl<A: Addr> ClaimedFrontends<A> {
     fn of(service: &compact::Service, cluster_ip: A) -> Self {
+        let mut frontends = Self { frontends: BTreeMap::new() };
         let key = FrontendKey::address(cluster_ip);
-        let frontend = Frontend::new(key, FrontendKind::ADDRESS);
-        let whole = (key, ClaimedFrontend { frontend, field: "spec.clusterIP".into() });
-        Self((!service.is_redirected_address).then_some(whole).into_iter().collect())
+        if !service.is_redirected_address {
+            frontends.add(key, Frontend::new(key, FrontendKind::ADDRESS), "spec.clusterIP".to_owned());
+        }
+        frontends
     }
 
-    /// Adds all frontends of one port. The first listing of an address counts.
-    fn add_port(
-        &mut self,
-        reader: &mut Reader<'_>,
-        index: usize,
-        service: FrontendKey<A>,
-        node_port: Option<Port>,
-        externals: &[External<A>],
-        guard: &Guard,
-    ) {
-        let FrontendKey { port, proto, .. } = service;
+    /// Adds the frontends of one port at the ClusterIP and the node's addresses.
+    fn add_port(&mut self, reader: &mut Reader<'_>, index: usize, service: FrontendKey<A>, node_port: Option<Port>) {
         self.add(service, Frontend::new(service, FrontendKind::CLUSTER_IP), format!("spec.ports[{index}]"));
         if let Some(node_port) = node_port {
-            let key = FrontendKey::node_port(node_port, proto);
+            let key = FrontendKey::node_port(node_port, service.proto);
             let field = format!("spec.ports[{index}].nodePort");
             if !self.add(key, Frontend::new(service, FrontendKind::NODE_PORT), field) {
                 reader.skip(format_args!("spec.ports[{index}].nodePort"), format!("{key:?} is listed before"));
             }
         }
-        for External { addr, kind, field } in externals {
-            if !reader.admit(format_args!("{field}"), guard.admit_port(*addr, port, proto)) {
-                continue;
-            }
-            self.add(FrontendKey::new(*addr, port, proto), Frontend::new(service, *kind), field.clone());
-        }
+    }
+
+    /// Adds the frontend of one port at an external address. The first listing of an address counts.
+    fn add_external(&mut self, service: FrontendKey<A>, external: &External<A>) {
+        let key = FrontendKey::new(external.addr, service.port, service.proto);
+        self.add(key, Frontend::new(service, external.kind), external.field.clone());
     }
 
     /// Adds a frontend. Returns true if it is new.
     fn add(&mut self, key: FrontendKey<A>, frontend: Frontend<A>, field: String) -> bool {
-        match self.0.entry(key) {
+        match self.frontends.entry(key) {
             Entry::Vacant(entry) => {
                 entry.insert(ClaimedFrontend { frontend, field: field.into() });
                 true

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use k8s_openapi::api::core::v1::ServicePort;
+use k8s_openapi::api::core::v1::{ObjectReference, ServicePort};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointHints, EndpointPort, ForNode, ForZone};
 use proptest::collection::vec;
 use proptest::option;
@@ -129,10 +129,10 @@ fn service_called(name: &'static str) -> impl Strategy<Value = ServiceBuilder> {
     })
 }
 
-/// Adds external frontends to some Services. Some of the addresses are ClusterIPs.
+/// Adds external frontends to some Services. Some of the addresses are ClusterIPs or endpoints.
 fn dialled(plain: impl Strategy<Value = ServiceBuilder>) -> impl Strategy<Value = ServiceBuilder> {
     let type_ = select(vec!["ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer"]);
-    let ip = || select(vec!["192.0.2.1", "192.0.2.2", "2001:db8::1", "10.96.0.1"]);
+    let ip = || select(vec!["192.0.2.1", "192.0.2.2", "2001:db8::1", "10.96.0.1", "10.244.0.1", "fd00:244::1"]);
     let range = select(vec!["0.0.0.0/0", "198.51.100.0/24", "198.51.100.0/28", "10.0.0.0/8", "2001:db8:1::/48"]);
     (plain, type_, any::<bool>(), vec(ip(), 0..2), vec(ip(), 0..3), vec(range, 0..3)).prop_map(
         |(plain, type_, local, ips, vips, ranges)| {
@@ -181,11 +181,8 @@ fn some_slice() -> impl Strategy<Value = SliceBuilder> {
 }
 
 fn slice_called(name: &'static str) -> impl Strategy<Value = SliceBuilder> {
-    let port = (port_name(), protocol(), 8080..8082).prop_map(|(name, protocol, port)| EndpointPort {
-        name: Some(name),
-        protocol: Some(protocol),
-        port: Some(port),
-        ..Default::default()
+    let port = (port_name(), protocol(), select(vec![80, 8080, 8081])).prop_map(|(name, protocol, port)| {
+        EndpointPort { name: Some(name), protocol: Some(protocol), port: Some(port), ..Default::default() }
     });
     let owner = select(vec!["a", "b", "c", "none"]);
     let weight = option::weighted(0.2, select(vec!["0", "2", "5", "many"]));
@@ -211,9 +208,11 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
         .prop_map(|(ready, serving, terminating)| EndpointConditions { ready, serving, terminating });
     let zones = option::of(vec(select(vec!["east", "west"]), 0..2));
     let nodes = option::weighted(0.3, vec(select(vec!["here", "there"]), 0..2));
-    (conditions, option::of(select(vec!["here", "there"])), zones, nodes).prop_map(
-        |(conditions, node, zones, nodes)| Endpoint {
+    let pod = option::of(Just(ObjectReference { kind: Some("Pod".to_owned()), ..Default::default() }));
+    (conditions, option::of(select(vec!["here", "there"])), zones, nodes, pod).prop_map(
+        |(conditions, node, zones, nodes, pod)| Endpoint {
             conditions: Some(conditions),
+            target_ref: pod,
             node_name: node.map(str::to_owned),
             hints: Some(EndpointHints {
                 for_zones: zones.map(|zones| zones.into_iter().map(|name| ForZone { name: name.to_owned() }).collect()),

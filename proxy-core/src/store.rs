@@ -1,7 +1,7 @@
 //! Stores the objects as last seen, without interpretation.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -13,9 +13,11 @@ use crate::input::{Input, ObjectName, Trigger, Update};
 use crate::ip_family::IpFamily;
 use crate::model::ObjectRef;
 
+mod endpoints;
 mod marked;
 mod redirects;
 
+use endpoints::Endpoints;
 use marked::Marked;
 use redirects::Redirects;
 
@@ -27,6 +29,7 @@ pub struct Store {
     slices: Kind<EndpointSlice>,
     /// The slices that name a Service, whether or not the Service exists yet.
     slices_of: BTreeMap<ObjectName, Vec<ObjectName>>,
+    endpoints: Endpoints,
     nodes: Kind<Node>,
     service_cidrs: Kind<ServiceCIDR>,
     /// Only Services with a local redirect depend on them.
@@ -75,6 +78,7 @@ impl Store {
             services: Kind::default(),
             slices: Kind::default(),
             slices_of: BTreeMap::new(),
+            endpoints: Endpoints::default(),
             nodes: Kind::default(),
             service_cidrs: Kind::default(),
             pods: Kind::default(),
@@ -95,9 +99,10 @@ impl Store {
         match input {
             Input::Service(update) => {
                 let (mut services, mut of_other_proxies) = (BTreeSet::new(), false);
-                let marked = &mut self.marked;
+                let Self { marked, endpoints, .. } = self;
                 self.services.apply(update, |name, old, new| {
                     marked.take(name, new);
+                    endpoints.take_service(name, old, new);
                     of_other_proxies |= [old, new].into_iter().flatten().any(|service| service.is_of_other_proxy);
                     services.insert(name.clone());
                 });
@@ -132,12 +137,14 @@ impl Store {
         }
     }
 
-    /// Applies slices. A slice dirties the Service that it names; if its label changed, the earlier Service too.
+    /// Applies slices. A slice dirties the Service that it names; if its label changed, the earlier Service too. It also dirties the
+    /// Services with an ExternalIP that a pod of the slice gets or loses.
     fn apply_slices(&mut self, update: Update<EndpointSlice>) -> Dirty {
         let (mut dirty, mut slices, mut triggers) = (BTreeSet::new(), 0, Vec::new());
-        let slices_of = &mut self.slices_of;
+        let Self { slices_of, endpoints, .. } = self;
         self.slices.apply(update, |slice, old, new| {
             slices += 1;
+            dirty.extend(endpoints.take_slice(slice, old, new));
             triggers.extend(trigger(old, new));
             let [before, now] = [old, new].map(|slice| slice.and_then(|slice| slice.service.as_ref()));
             dirty.extend(before.into_iter().chain(now).cloned());
@@ -233,6 +240,18 @@ impl Store {
         let names = self.slices_of.get(service).filter(|_| !self.redirects.of_addresses.contains_key(service));
         let names = names.into_iter().flatten();
         names.filter_map(|name| self.slices.objects.get(name))
+    }
+
+    /// Returns the slices of other namespaces with a pod at one of a Service's ExternalIPs, each with that address.
+    pub(crate) fn slices_at_external_ips<'a>(
+        &'a self,
+        name: &'a ObjectName,
+        service: &Service,
+    ) -> impl Iterator<Item = (IpAddr, &'a EndpointSlice)> {
+        let at = |ip| self.endpoints.slices_at(ip).map(move |slice| (ip, slice));
+        let slices = endpoints::external_ips(service).into_iter().flat_map(at);
+        let others = slices.filter(|(_, slice)| slice.namespace != name.namespace);
+        others.filter_map(|(ip, slice)| Some((ip, self.slice(slice)?)))
     }
 
     /// Returns the slices of a namespace, by name.

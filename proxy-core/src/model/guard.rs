@@ -1,15 +1,15 @@
 //! Guards addresses that no Service may take by naming them as its own (CVE-2020-8554). A user with the right to write
 //! a Service may write any address into it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use proxy_common::addr::{Addr, Port, Proto};
 use proxy_common::frontend::{FrontendKey, FrontendKind};
 
-use super::node::{ModelOptions, node_addresses};
-use super::read::{Reader, ip_of, not_on_a_network};
+use super::node::{ModelOptions, node_addresses, pod_cidrs};
+use super::read::{Reader, ip_of, not_on_a_network, port_number, protocol};
 use super::{cluster_ips, service_cidrs};
 use crate::compact::{EndpointSlice, Service};
 use crate::input::ObjectName;
@@ -29,6 +29,37 @@ pub struct Guard {
     service_cidrs: Vec<IpNet>,
     /// The ClusterIPs of Services that other proxies serve.
     of_other_proxies: BTreeSet<IpAddr>,
+    /// The Node object's ranges of pod addresses.
+    pod_cidrs: Vec<IpNet>,
+}
+
+/// The pods that serve Services of other namespaces at the ExternalIPs of one Service.
+///
+/// Who may write a Service may name any address there, but no pod's socket may so become another's. Load balancers' addresses
+/// are written by controllers.
+#[derive(Clone, Debug, Default)]
+pub struct PodsOfOthers(BTreeMap<(IpAddr, Port, Proto), ObjectName>);
+
+impl PodsOfOthers {
+    pub(super) fn of(store: &Store, name: &ObjectName, service: &Service) -> Self {
+        let slices = store.slices_at_external_ips(name, service);
+        let sockets = slices.flat_map(|(ip, slice)| {
+            let of = slice.service.as_ref().unwrap_or(&slice.name);
+            slice.ports.iter().filter_map(move |port| {
+                let number = port_number(port.port?).ok()?;
+                Some(((ip, number, protocol(port.protocol.as_deref()).ok()?), of.clone()))
+            })
+        });
+        Self(sockets.collect())
+    }
+
+    /// Checks whether the Service may be dialled at this ExternalIP and port.
+    pub(super) fn admit(&self, ip: IpAddr, port: Port, proto: Proto) -> Result<(), String> {
+        match self.0.get(&(ip, port, proto)) {
+            Some(of) => Err(format!("{}/{proto:?} is an endpoint of {of}", SocketAddr::new(ip, port.get()))),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The Service `default/kubernetes`, whose endpoints the API server maintains itself.
@@ -50,6 +81,7 @@ impl Guard {
                 given => given.to_vec(),
             },
             of_other_proxies: store.of_other_proxies().flat_map(addresses_of_other_proxy).collect(),
+            pod_cidrs: store.node().map(pod_cidrs).unwrap_or_default(),
         }
     }
 
@@ -80,6 +112,10 @@ impl Guard {
         }
         if self.ignores_external_ips && kind == FrontendKind::EXTERNAL_IP {
             return Err(format!("{ip} is an ExternalIP, and the feature gate AllowServiceExternalIPs is off"));
+        }
+        let of_pods = self.pod_cidrs.iter().find(|cidr| kind == FrontendKind::EXTERNAL_IP && cidr.contains(&ip));
+        if let Some(cidr) = of_pods {
+            return Err(format!("{ip} is in {cidr}, from which pods of this node have their addresses"));
         }
         let nets = self.external_ip_cidrs.as_deref().filter(|_| kind == FrontendKind::EXTERNAL_IP);
         if nets.is_some_and(|nets| !nets.iter().any(|net| net.contains(&ip))) {

@@ -147,7 +147,7 @@ pub(super) fn addr_of<A: Addr>(address: &Address) -> Result<A, String> {
     }
 }
 
-pub(super) fn ip_of(address: &Address) -> Result<IpAddr, String> {
+pub(crate) fn ip_of(address: &Address) -> Result<IpAddr, String> {
     match address {
         Address::Ip(ip) => Ok(ip.to_canonical()),
         Address::Text(text) => ip(text),

@@ -8,7 +8,7 @@ use super::dumps::Dump;
 use super::objects::dump_tests;
 use crate::builders::{listed, object_name, service, slice};
 use crate::desired::Desired;
-use crate::model::{ModelOptions, NodeModel, ServiceModel};
+use crate::model::{ModelOptions, NodeModel, ServiceModel, Surroundings};
 
 dump_tests! {
     "balancing.rs", dump:
@@ -26,7 +26,14 @@ fn a_list_of_bad_weights_is_named_in_part() {
     let skipped = |list: &str| {
         let node = NodeModel::default();
         let web = service("web").cluster_ip("10.96.0.1").tcp(80).weights(list);
-        let (_, skipped) = ServiceModel::new(&object_name("web"), &web.object(), std::iter::empty(), None, &node);
+        let (_, skipped) = ServiceModel::new(
+            &object_name("web"),
+            &web.object(),
+            std::iter::empty(),
+            None,
+            &Surroundings::default(),
+            &node,
+        );
         skipped.into_iter().map(|skipped| skipped.why).collect::<Vec<_>>()
     };
     let many = skipped(&(0..1_000).map(|number| format!("bad{number} ")).collect::<String>());
@@ -54,7 +61,14 @@ fn more_backends_than_places_are_cut_and_reported() {
     });
     let model = |web: crate::builders::ServiceBuilder| {
         let node = NodeModel { name: "here".to_owned(), ..Default::default() };
-        ServiceModel::new(&object_name("web"), &web.object(), [&backends.object()].into_iter(), None, &node)
+        ServiceModel::new(
+            &object_name("web"),
+            &web.object(),
+            [&backends.object()].into_iter(),
+            None,
+            &Surroundings::default(),
+            &node,
+        )
     };
     let web = || service("web").cluster_ip("10.96.0.1").tcp(80).affinity(None);
     let (cut, skipped) = model(web().algorithm("maglev"));

@@ -6,7 +6,7 @@ use crate::builders::{listed, object_name, service, slice};
 use crate::desired::Desired;
 use crate::input::{Input, Update};
 use crate::model::port::SLOTS_MAX;
-use crate::model::{NodeModel, ServiceModel};
+use crate::model::{NodeModel, ServiceModel, Surroundings};
 
 dump_tests! {
     "endpoints.rs", dump:
@@ -29,7 +29,14 @@ fn a_set_is_cut_to_the_limit_of_a_service() {
         many = many.endpoint(&format!("10.{}.{}.{}", index >> 16, index >> 8 & 0xff, index & 0xff));
     }
     let node = NodeModel { name: "here".to_owned(), ..Default::default() };
-    let (model, skipped) = ServiceModel::new(&object_name("web"), &web, [&many.object()].into_iter(), None, &node);
+    let (model, skipped) = ServiceModel::new(
+        &object_name("web"),
+        &web,
+        [&many.object()].into_iter(),
+        None,
+        &Surroundings::default(),
+        &node,
+    );
     let port = model.v4.unwrap().ports.into_values().next().unwrap();
     assert_eq!(port.cluster.len(), SLOTS_MAX);
     let [skipped] = &skipped[..] else { panic!("{skipped:?}") };

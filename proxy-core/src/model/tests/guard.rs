@@ -2,7 +2,7 @@
 
 use super::check;
 use super::dumps::{Dump, assert_all_run};
-use crate::builders::{ServiceBuilder, listed, node, service, service_cidr, slice};
+use crate::builders::{ServiceBuilder, listed, node, node_with_pods, service, service_cidr, slice};
 use crate::desired::Desired;
 use crate::input::{Input, Update};
 use crate::model::{Cause, ModelOptions};
@@ -129,6 +129,70 @@ fn endpoints_at_cluster_ips_are_refused() {
         fd00:96::50 is the ClusterIP of another proxy's Service";
     let refused = vec![refused(2, "web-4", "10.97.0.1", "10.97.0.0/24"), other.to_owned()];
     assert_eq!(state(&mut desired), (3, refused));
+}
+
+/// A Service that took it would get the connections of sockets that dial the other Service, because these sockets have that backend as
+/// their peer.
+#[test]
+fn no_external_ip_is_a_pod_of_another_namespace() {
+    let web = |port| slice("web-1", "web").tcp(port).ready("10.244.1.11").pod("web-0").ready("10.244.1.12");
+    let web6 = || slice("web-2", "web").address_type("IPv6").tcp(8080).ready("fd00:244::11").pod("web-0");
+    let evil = || {
+        let evil = service("tenant/evil").cluster_ip("10.96.0.2").cluster_ip("fd00:96::2").type_("LoadBalancer");
+        let ips = ["10.244.1.11", "10.244.1.12", "fd00:244::11"];
+        ips.into_iter().fold(evil.tcp(8080).tcp(9090), ServiceBuilder::external_ip).vip("10.244.1.11")
+    };
+    let refused = |index, at| {
+        format!("Service tenant/evil spec.externalIPs[{index}]: {at}:8080/tcp is an endpoint of default/web")
+    };
+    let both = vec![refused(0, "10.244.1.11"), refused(2, "[fd00:244::11]")];
+    let skipped = |desired: &mut Desired| -> Vec<String> {
+        desired.sync();
+        desired.skipped().map(ToString::to_string).collect()
+    };
+    for comes_first in [true, false] {
+        let mut inputs: [Input; 3] = [evil().into(), web(8080).into(), web6().into()];
+        if !comes_first {
+            inputs.reverse();
+        }
+        let mut desired = desired(ModelOptions::default());
+        for input in inputs {
+            desired.apply(input);
+            desired.sync();
+        }
+        assert_eq!(skipped(&mut desired), both, "the tenant's Service comes first: {comes_first}");
+        let served: Vec<_> = desired.external_frontends().map(|(addr, _, port)| format!("{addr} {port}")).collect();
+        let others =
+            ["10.244.1.11 8080", "10.244.1.11 9090", "10.244.1.12 8080", "10.244.1.12 9090", "fd00:244::11 9090"];
+        assert_eq!(served, others, "a load balancer's address, an endpoint that is no pod, and other ports");
+
+        // Another port of the pod, and then no pod.
+        desired.apply(web(8081).into());
+        assert_eq!(skipped(&mut desired), both[1..]);
+        desired.apply(web6().deleted());
+        assert!(skipped(&mut desired).is_empty());
+    }
+    // Their own namespace is one tenant's.
+    let mut desired = desired(ModelOptions::default());
+    desired.apply(web(8080).into());
+    desired.apply(service("own").cluster_ip("10.96.0.2").tcp(8080).external_ip("10.244.1.11").into());
+    assert!(skipped(&mut desired).is_empty());
+}
+
+#[test]
+fn external_ips_leave_pods_of_the_node_alone() {
+    let mut desired = desired(ModelOptions::default());
+    desired.apply(node_with_pods("here", &["10.244.1.0/24", "fd00:244:1::/64"]));
+    let web = service("web").cluster_ip("10.96.0.2").cluster_ip("fd00:96::2").type_("LoadBalancer").tcp(80);
+    let web = ["10.244.1.7", "fd00:244:1::7", "10.244.2.7"].into_iter().fold(web, ServiceBuilder::external_ip);
+    desired.apply(web.vip("10.244.1.8").into());
+    desired.sync();
+    let served: Vec<_> = desired.external_frontends().map(|(addr, ..)| addr.to_string()).collect();
+    assert_eq!(served, ["10.244.1.8", "10.244.2.7"]);
+    let refused: Vec<_> = desired.skipped().map(ToString::to_string).collect();
+    let why = |ip, cidr| format!("{ip} is in {cidr}, from which pods of this node have their addresses");
+    let why = [why("10.244.1.7", "10.244.1.0/24"), why("fd00:244:1::7", "fd00:244:1::/64")];
+    assert_eq!(refused, [0, 1].map(|nth| format!("Service default/web spec.externalIPs[{nth}]: {}", why[nth])));
 }
 
 fn desired(options: ModelOptions) -> Desired {

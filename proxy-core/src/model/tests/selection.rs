@@ -4,7 +4,7 @@ use proxy_common::addr::Addr4;
 use proxy_common::frontend::{Backend, Service, Set};
 
 use crate::builders::{ServiceBuilder, SliceBuilder, object_name, service, slice};
-use crate::model::{NodeModel, ServiceModel};
+use crate::model::{NodeModel, ServiceModel, Surroundings};
 
 /// The ways to dial a Service: by its `clusterIP`, and with the policies and addresses that matter here.
 const CLUSTER: &str = "cluster";
@@ -148,7 +148,14 @@ fn a_node_without_zone_or_name_takes_no_hint() {
 fn selected(policy: &str, endpoints: &str, node: &NodeModel) -> String {
     let slices: Vec<_> =
         endpoints.split(';').enumerate().map(|(at, endpoints)| sliced(at, endpoints).object()).collect();
-    let (model, skipped) = ServiceModel::new(&object_name("web"), &dialled(policy).object(), slices.iter(), None, node);
+    let (model, skipped) = ServiceModel::new(
+        &object_name("web"),
+        &dialled(policy).object(),
+        slices.iter(),
+        None,
+        &Surroundings::default(),
+        node,
+    );
     assert_eq!(skipped, [], "{policy}: {endpoints}");
     let port = model.v4.unwrap().ports.into_values().next().unwrap();
     let digits = |set| port.backends(set).iter().map(digit).collect::<String>();
