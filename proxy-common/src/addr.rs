@@ -5,6 +5,7 @@ use core::hash::Hash;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::device::{Device, Node};
+use crate::frontend::Namespace;
 
 mod sock_addr;
 
@@ -34,6 +35,8 @@ pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
     /// Returns the address that counts for all hosts of one site, if asked for: of IPv6 the /64, because any host of it has 2^64
     /// addresses (RFC 4291 §2.5.4).
     fn site_if(self, is_asked: bool) -> Self;
+    /// Returns the multicast address that stands for a namespace among clients, none of which has such an address.
+    fn of_namespace(namespace: Namespace) -> Self;
     /// Takes the address into `seed`, word by word as they lie in a packet.
     fn fold_words(self, seed: u32, with: impl Fn(u32, u32) -> u32) -> u32;
 
@@ -125,6 +128,11 @@ impl Addr for Addr4 {
     }
 
     #[inline(always)]
+    fn of_namespace(namespace: Namespace) -> Self {
+        Self((0xe000_0000 | namespace.number()).to_be())
+    }
+
+    #[inline(always)]
     fn fold_words(self, seed: u32, with: impl Fn(u32, u32) -> u32) -> u32 {
         with(seed, self.0)
     }
@@ -168,6 +176,11 @@ impl Addr for Addr6 {
         let mask = u32::from(is_asked).wrapping_sub(1);
         let [first, second, third, fourth] = self.0;
         Self([first, second, third & mask, fourth & mask])
+    }
+
+    #[inline(always)]
+    fn of_namespace(namespace: Namespace) -> Self {
+        Self([0xff00_0000_u32.to_be(), 0, 0, namespace.number().to_be()])
     }
 
     #[inline(always)]

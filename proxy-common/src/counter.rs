@@ -38,7 +38,7 @@ pub enum Reason {
     StaleSlot,
     /// The flow table is full.
     FlowsFull,
-    /// The client holds as much of the flow table as is free: see [`share`](crate::share).
+    /// The client, or the namespace of the service, holds its share of the flow table: see [`share`](crate::share).
     ClientShare,
     /// Every source port tried towards this backend is taken.
     NoSourcePort,

@@ -13,8 +13,10 @@ use crate::assert_size;
 use crate::closed::closed;
 
 mod backend;
+mod namespace;
 
 pub use backend::Backend;
+pub use namespace::Namespace;
 
 /// The address, port and protocol that a client dials: the key of `FRONTENDS`. The ClusterIP's is the name of a service port (key of `SERVICES`).
 #[repr(C)]
@@ -106,14 +108,21 @@ pub struct Frontend<A: Addr> {
     /// The service port whose backends serve this frontend.
     pub service: FrontendKey<A>,
     pub kind: FrontendKind,
-    pad: [u8; 3],
+    /// The Service's namespace. Rows of older agents have none.
+    pub namespace: Namespace,
 }
 assert_size!(Frontend<Addr4> = 8 + 1 + 3);
 assert_size!(Frontend<Addr6> = 20 + 1 + 3);
 
 impl<A: Addr> Frontend<A> {
     pub const fn new(service: FrontendKey<A>, kind: FrontendKind) -> Self {
-        Self { service, kind, pad: [0; 3] }
+        Self { service, kind, namespace: Namespace::NONE }
+    }
+
+    /// Returns the same row of a Service in a namespace.
+    #[must_use]
+    pub const fn in_namespace(self, namespace: Namespace) -> Self {
+        Self { namespace, ..self }
     }
 }
 

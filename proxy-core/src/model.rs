@@ -9,7 +9,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
-use proxy_common::frontend::{Frontend, FrontendKey, FrontendKind};
+use proxy_common::frontend::{Frontend, FrontendKey, FrontendKind, Namespace};
 
 use crate::compact::{self, EndpointSlice, Flat, Shared};
 use crate::health::ServiceHealth;
@@ -124,6 +124,8 @@ struct Parts<'a> {
 /// The rest of the cluster, as far as it matters to one Service.
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
+    /// The number of the Service's namespace.
+    pub namespace: Namespace,
     pub pods_of_others: PodsOfOthers,
 }
 
@@ -168,7 +170,10 @@ impl ServiceModel {
         let mut of_redirect = Vec::new();
         let redirect = Redirect::of(store, name, service, node.has_redirects, &mut of_redirect);
         let slices = store.slices_of(name).map(Arc::as_ref);
-        let around = Surroundings { pods_of_others: PodsOfOthers::of(store, name, service) };
+        let around = Surroundings {
+            namespace: store.namespace_number(&name.namespace),
+            pods_of_others: PodsOfOthers::of(store, name, service),
+        };
         let (model, mut skipped) = Self::new(name, service, slices, redirect, &around, node);
         skipped.extend(of_redirect);
         skipped.iter_mut().for_each(tell_of_object);
@@ -207,7 +212,7 @@ impl<A: Addr> FamilyModel<A> {
         let is_kept_by_host = parts.node.keeps(&mut reader, cluster_ip.ip());
         let externals = externals(&mut reader, parts.service, cluster_ip, &parts.node.guard);
         let source_ranges = source_ranges(&mut reader, parts.service, &externals, parts.node);
-        let mut frontends = ClaimedFrontends::of(parts.service, cluster_ip);
+        let mut frontends = ClaimedFrontends::of(parts.service, cluster_ip, parts.around.namespace);
         let (mut ports, mut used, mut without_room) = (BTreeMap::new(), Rows::default(), BTreeSet::new());
         let (mut local_ready, mut unreachable, mut tunnelled) = (BTreeSet::new(), Vec::new(), BTreeMap::new());
         let (mut redirected_ports, mut of_redirect) = (BTreeMap::new(), Vec::new());
@@ -344,11 +349,12 @@ fn read_port(reader: &mut Reader<'_>, index: usize, port: &compact::ServicePort)
 /// The frontends that one Service claims. Without the row that stands for a whole address, other ports of it are left alone.
 struct ClaimedFrontends<A: Addr> {
     frontends: BTreeMap<FrontendKey<A>, ClaimedFrontend<A>>,
+    namespace: Namespace,
 }
 
 impl<A: Addr> ClaimedFrontends<A> {
-    fn of(service: &compact::Service, cluster_ip: A) -> Self {
-        let mut frontends = Self { frontends: BTreeMap::new() };
+    fn of(service: &compact::Service, cluster_ip: A, namespace: Namespace) -> Self {
+        let mut frontends = Self { frontends: BTreeMap::new(), namespace };
         let key = FrontendKey::address(cluster_ip);
         if !service.is_redirected_address {
             frontends.add(key, Frontend::new(key, FrontendKind::ADDRESS), "spec.clusterIP".to_owned());
@@ -376,6 +382,7 @@ impl<A: Addr> ClaimedFrontends<A> {
 
     /// Adds a frontend. Returns true if it is new.
     fn add(&mut self, key: FrontendKey<A>, frontend: Frontend<A>, field: String) -> bool {
+        let frontend = frontend.in_namespace(self.namespace);
         match self.frontends.entry(key) {
             Entry::Vacant(entry) => {
                 entry.insert(ClaimedFrontend { frontend, field: field.into() });

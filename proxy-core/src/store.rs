@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
+use proxy_common::frontend::Namespace;
 
 use crate::compact::{Compact, EndpointSlice, LocalPod, LocalRedirect, Service};
 use crate::input::{Input, ObjectName, Trigger, Update};
@@ -15,10 +16,12 @@ use crate::model::ObjectRef;
 
 mod endpoints;
 mod marked;
+mod namespaces;
 mod redirects;
 
 use endpoints::Endpoints;
 use marked::Marked;
+use namespaces::Namespaces;
 use redirects::Redirects;
 
 /// The objects as last seen, and the name of the node that uses them.
@@ -30,6 +33,7 @@ pub struct Store {
     /// The slices that name a Service, whether or not the Service exists yet.
     slices_of: BTreeMap<ObjectName, Vec<ObjectName>>,
     endpoints: Endpoints,
+    namespaces: Namespaces,
     nodes: Kind<Node>,
     service_cidrs: Kind<ServiceCIDR>,
     /// Only Services with a local redirect depend on them.
@@ -79,6 +83,7 @@ impl Store {
             slices: Kind::default(),
             slices_of: BTreeMap::new(),
             endpoints: Endpoints::default(),
+            namespaces: Namespaces::default(),
             nodes: Kind::default(),
             service_cidrs: Kind::default(),
             pods: Kind::default(),
@@ -99,13 +104,16 @@ impl Store {
         match input {
             Input::Service(update) => {
                 let (mut services, mut of_other_proxies) = (BTreeSet::new(), false);
-                let Self { marked, endpoints, .. } = self;
+                let Self { marked, endpoints, namespaces, .. } = self;
                 self.services.apply(update, |name, old, new| {
                     marked.take(name, new);
                     endpoints.take_service(name, old, new);
+                    namespaces.take(&name.namespace, old.is_some(), new.is_some());
                     of_other_proxies |= [old, new].into_iter().flatten().any(|service| service.is_of_other_proxy);
                     services.insert(name.clone());
                 });
+                let renumbered = self.namespaces.settle();
+                services.extend(renumbered.iter().flat_map(|namespace| self.services.names_of(namespace)).cloned());
                 Dirty::Services { services, of_other_proxies }
             }
             Input::EndpointSlice(update) => self.apply_slices(update),
@@ -215,6 +223,11 @@ impl Store {
     /// Returns the Services of a namespace, by name.
     pub fn services_of(&self, namespace: &str) -> impl Iterator<Item = &Arc<Service>> {
         self.services.of(namespace)
+    }
+
+    /// Returns the number of a namespace that has Services.
+    pub(crate) fn namespace_number(&self, namespace: &str) -> Namespace {
+        self.namespaces.number(namespace)
     }
 
     pub fn services(&self) -> impl Iterator<Item = (&ObjectName, &Arc<Service>)> {
@@ -339,9 +352,17 @@ impl<K> Default for Kind<K> {
 impl<K: Compact + PartialEq> Kind<K> {
     /// Returns the objects of a namespace, by name.
     fn of(&self, namespace: &str) -> impl Iterator<Item = &Arc<K>> {
+        self.named_of(namespace).map(|(_, object)| object)
+    }
+
+    fn names_of(&self, namespace: &str) -> impl Iterator<Item = &ObjectName> {
+        self.named_of(namespace).map(|(name, _)| name)
+    }
+
+    fn named_of(&self, namespace: &str) -> impl Iterator<Item = (&ObjectName, &Arc<K>)> {
         let first = ObjectName::new(namespace, "");
         let objects = self.objects.range(first.clone()..);
-        objects.take_while(move |(name, _)| name.namespace == first.namespace).map(|(_, object)| object)
+        objects.take_while(move |(name, _)| name.namespace == first.namespace)
     }
 
     fn uid(&self, name: &ObjectName) -> Option<&str> {

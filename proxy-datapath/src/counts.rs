@@ -2,11 +2,10 @@
 //! the counters of removed flows.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::{HashMap, MapData};
 use proxy_common::addr::{Addr, Addr4, Addr6, SockAddr};
 use proxy_common::connect::Connects;
 use proxy_common::flow::{EntryKind, Flow};
@@ -15,7 +14,7 @@ use proxy_common::service_counts::{Passed, ServiceCounts};
 
 use super::connects::ConnectLedger;
 use super::flows::{read, remove};
-use super::maps::{FamilyNames, take};
+use super::maps::{FamilyNames, lend, take};
 
 /// The counts of both families.
 #[derive(Clone, Debug, Default)]
@@ -120,11 +119,7 @@ pub(super) struct Ledger<A: FamilyNames> {
 impl<A: FamilyNames> Ledger<A> {
     /// Opens the maps. Call this before `SERVICES` is taken out of `ebpf`.
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
-        let services =
-            ebpf.map(A::MAPS.services).with_context(|| format!("no map {} in the BPF object", A::MAPS.services))?;
-        let Map::HashMap(data) = services else { anyhow::bail!("{} is not a hash map", A::MAPS.services) };
-        let fd = data.fd().as_fd().try_clone_to_owned().with_context(|| format!("map {}", A::MAPS.services))?;
-        let services = HashMap::try_from(Map::HashMap(MapData::from_fd(fd)?))?;
+        let services = lend(ebpf, A::MAPS.services)?;
         let counts = take(ebpf, A::MAPS.service_counts)?;
         let connects = ConnectLedger::new(ebpf)?;
         Ok(Self { counts, services, swept: BTreeMap::new(), connects, last: BTreeMap::new() })

@@ -234,7 +234,7 @@ impl<A: FamilyNames> Family<A> {
         let counted = self.connections()?;
         let found = self.walk(now_secs, ends).with_context(|| format!("sweep {}", A::MAPS.flows))?;
         let Found { swept, mut counts, open, held, .. } = found;
-        self.shares.correct(&held, self.max_entries)?;
+        self.shares.correct(held, self.max_entries)?;
         self.correct_connections(&counted, &open).with_context(|| format!("correct {}", A::MAPS.connections))?;
         self.ledger.end(&mut counts);
         self.ledger.settle(&counts, now_secs)?;

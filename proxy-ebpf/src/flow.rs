@@ -356,12 +356,12 @@ fn is_unlikely_end<A: Net>(opener: &Entry<A>, packet: &Packet<A>, now_secs: u32)
     judge_end(packet, opener.read(|flow| flow.generation), is_recent) != End::Likely
 }
 
-/// Counts a flow for its client's share when it gets beyond half-open, and no longer when it ends. `before` and `after` are what
-/// [`Seen::goes_on`] says. Returns false if the client holds its share of the table: the flow stays half-open then.
+/// Counts a flow for its client's and its namespace's share when it gets beyond half-open, and no longer when it ends. `before` and
+/// `after` are what [`Seen::goes_on`] says. Returns false if either holds its share of the table: the flow stays half-open then.
 #[inline(always)]
 fn settle<A: Net>(flow: &Flow<A>, proto: Proto, before: u32, after: u32) -> bool {
     let change = flow.countable_entries(proto).wrapping_mul(after.wrapping_sub(before));
-    change == 0 || A::share(&flow.holder(), Register(change))
+    change == 0 || A::share(&flow.holder(), &flow.service, Register(change))
 }
 
 /// A flow that is counted counts until it has ended.
@@ -378,7 +378,7 @@ fn note_end<A: Net>(flow: &Flow<A>, before: u32, after: u32, proto: Proto) {
 pub fn close<A: Net>(flow: &Flow<A>, proto: Proto) {
     note_end(flow, Seen::is_over(flow.tx, flow.rx), 1, proto);
     // Two programs that close one flow give its share back twice, until the next sweep counts again.
-    A::share(&flow.holder(), Register(flow.counted_entries(proto).wrapping_neg()));
+    A::share(&flow.holder(), &flow.service, Register(flow.counted_entries(proto).wrapping_neg()));
     let returned = maps::undnat(flow, proto).map_or(Passed::NOTHING, |entry| entry.read(|flow| flow.passed));
     remove(flow, Kind::UNDNAT, proto);
     if flow.is_snat_on_devices() {

@@ -8,7 +8,7 @@ use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::connect::PortsAndOutcome;
 use proxy_common::crc32c;
 use proxy_common::flow::FlowKey;
-use proxy_common::share::Register;
+use proxy_common::share::PortAndShare;
 
 use crate::maps::{Memory, Moment};
 use crate::net::{self, At, Net};
@@ -200,9 +200,10 @@ global_functions! {
         open::make_room::<Addr4>().into()
     }
 
-    /// Calls [`maps::share`]; 0 if the share is used up.
-    fn kpx_share4(addr: u32, share: u32) -> u32 {
-        maps::share(&Addr4::from_wire(addr), Register(share).share()).into()
+    /// Calls [`maps::share`] with [`PortAndShare`] in the last; 0 if a share is used up.
+    fn kpx_share4(client: u32, service: u32, rest: u64) -> u32 {
+        let rest = PortAndShare(rest);
+        maps::share(&Addr4::from_wire(client), &rest.service(Addr4::from_wire(service)), rest.share()).into()
     }
 
     /// Calls [`maps::count_outcome`] with [`PortsAndOutcome`] in the last; 0.
@@ -244,9 +245,10 @@ global_functions! {
         open::make_room::<Addr6>().into()
     }
 
-    /// Calls [`maps::share`]; 0 if the share is used up.
-    fn kpx_share6(first: u64, second: u64, share: u32) -> u32 {
-        maps::share(&Addr6::from_registers([first, second]), Register(share).share()).into()
+    /// Calls [`maps::share`] with the registers of both addresses, and [`PortAndShare`] in the last; 0 if a share is used up.
+    fn kpx_share6(a: u64, b: u64, c: u64, d: u64, rest: u64) -> u32 {
+        let (client, service, rest) = (Addr6::from_registers([a, b]), Addr6::from_registers([c, d]), PortAndShare(rest));
+        maps::share(&client, &rest.service(service), rest.share()).into()
     }
 
     /// Calls [`open::forget_first`], which spares streams unless `spares` is 0; returns how many flows it has closed.

@@ -6,7 +6,8 @@ use proxy_common::connect::PortsAndOutcome;
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
 use proxy_common::flow::FlowKey;
-use proxy_common::share::Register;
+use proxy_common::frontend::FrontendKey;
+use proxy_common::share::{PortAndShare, Register};
 
 use crate::established::{self, Head};
 use crate::maps::Moment;
@@ -274,8 +275,8 @@ impl Net for Addr4 {
     }
 
     #[inline(always)]
-    fn share(client: &Self, Register(share): Register) -> bool {
-        global_fn::kpx_share4(client.wire(), share) != 0
+    fn share(client: &Self, service: &FrontendKey<Self>, share: Register) -> bool {
+        global_fn::kpx_share4(client.wire(), service.addr.wire(), PortAndShare::new(service, share).0) != 0
     }
 
     #[inline(always)]

@@ -5,7 +5,8 @@ use proxy_common::addr::{Addr6, Port, Proto, SockAddr};
 use proxy_common::connect::PortsAndOutcome;
 use proxy_common::counter::Reason;
 use proxy_common::flow::FlowKey;
-use proxy_common::share::Register;
+use proxy_common::frontend::FrontendKey;
+use proxy_common::share::{PortAndShare, Register};
 
 use crate::established::{self, Head};
 use crate::extension::ExtHeaders;
@@ -298,9 +299,9 @@ impl Net for Addr6 {
     }
 
     #[inline(always)]
-    fn share(client: &Self, Register(share): Register) -> bool {
-        let [first, second] = client.registers();
-        global_fn::kpx_share6(first, second, share) != 0
+    fn share(client: &Self, service: &FrontendKey<Self>, share: Register) -> bool {
+        let ([a, b], [c, d]) = (client.registers(), service.addr.registers());
+        global_fn::kpx_share6(a, b, c, d, PortAndShare::new(service, share).0) != 0
     }
 
     #[inline(always)]

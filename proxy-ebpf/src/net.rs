@@ -13,6 +13,7 @@ use proxy_common::connect::PortsAndOutcome;
 use proxy_common::counter::Reason;
 use proxy_common::device::{Device, Node};
 use proxy_common::flow::FlowKey;
+use proxy_common::frontend::FrontendKey;
 use proxy_common::share::Register;
 
 use crate::Action;
@@ -110,7 +111,7 @@ pub trait Net: Addr + Maps {
     /// Calls [`maps::keep_sender`].
     fn keep_sender(src: &Self, dst: &Self, moment: Moment);
     /// Calls [`maps::share`].
-    fn share(client: &Self, share: Register) -> bool;
+    fn share(client: &Self, service: &FrontendKey<Self>, share: Register) -> bool;
     /// Calls [`maps::count_outcome`].
     fn count_outcome(service: &Self, backend: &Self, ports: PortsAndOutcome);
     /// Calls [`maps::ask`].

@@ -36,7 +36,11 @@ pub fn take<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32, is_there
 #[inline(always)]
 fn settles<A: Net>(entry: &Entry<A>, taken: Taken) -> bool {
     // A share that is given back is never refused.
-    taken != Taken::LEFT && (taken.0 == 0 || A::share(&entry.read(Flow::holder), Register(taken.0)))
+    if taken == Taken::LEFT || taken.0 == 0 {
+        return taken != Taken::LEFT;
+    }
+    let (holder, service) = entry.read(|flow| (flow.holder(), flow.service));
+    A::share(&holder, &service, Register(taken.0))
 }
 
 /// The result of a look at a packet's news, in a register: by how many entries its flow's share changes, or that the slow path has to

@@ -52,7 +52,7 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
         flow.tx = flow.tx.with(Seen::DIRECT);
         flow.rx = Seen::DIRECT.with(Seen::WHOLE);
     }
-    if !A::share(&flow.holder(), Register::ASK) {
+    if !A::share(&flow.holder(), &flow.service, Register::ASK) {
         return Err(Reason::ClientShare);
     }
     // A changed address brings the client's port among the node's own: there it must come from our range.

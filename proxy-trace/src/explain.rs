@@ -265,7 +265,7 @@ pub fn explain(reason: Reason) -> &'static str {
         Reason::Unallocated => "an address of a ServiceCIDR that no service has",
         Reason::StaleSlot => "a backend vanished while it was looked up",
         Reason::FlowsFull => "the flow table is full",
-        Reason::ClientShare => "the client holds as much of the flow table as is free",
+        Reason::ClientShare => "the client, or the Service's namespace, holds its share of the flow table",
         Reason::NoSourcePort => "every source port tried towards this backend is taken",
         Reason::NoNodeAddress => "the client must be masqueraded, and the node has no address of this family",
         Reason::NoRoute => "the node has no route to the backend",
@@ -316,9 +316,10 @@ pub fn remedy(reason: Reason) -> &'static [&'static str] {
             &["The client uses an old address: look for a deleted Service, and for a DNS answer that a client keeps."]
         }
         Reason::FlowsFull => &["kpx status shows the table, and kpx flows its clients.", "Raise --flow-table-size."],
-        Reason::ClientShare => {
-            &["kpx flows --client IP shows the client's flows.", "If it needs them, raise --flow-table-size."]
-        }
+        Reason::ClientShare => &[
+            "kpx flows --client IP shows the client's flows, kpx flows those of all Services.",
+            "If it needs them, raise --flow-table-size.",
+        ],
         Reason::NoSourcePort => &[
             "Too many masqueraded connections lead to one backend.",
             "Add backends, or give clients addresses that the backend can answer.",

@@ -1,13 +1,18 @@
 //! The state that one client may hold, and that clients that may not exist may displace.
 
+use std::net::IpAddr;
+
 use anyhow::{Result, bail, ensure};
 use aya::maps::{Array, HashMap, MapData};
-use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::device::Node;
 use proxy_common::fragment::{FragmentKey, Ports};
+use proxy_common::frontend::{Frontend, FrontendKey, FrontendKind, Namespace};
 use proxy_common::names::{EGRESS, FamilyMaps, INGRESS, IPV4, IPV6};
-use proxy_datapath::{FamilyNames, open};
+use proxy_common::share;
+use proxy_core::diff::{Change, FamilyChange};
+use proxy_datapath::{FamilyNames, Maps, open};
 use testbed::test_run::Verdict::Pass;
 
 use crate::fixture::{Fixture, fixtures_with_room};
@@ -37,6 +42,35 @@ fn client_opens_no_flow_beyond_its_share_and_others_do() -> Result<()> {
             others += 1;
         }
         ensure!(others == HALF / 2 + 1, "{others} flows of another client: {:?}", fixture.counts()?);
+    }
+    Ok(())
+}
+
+/// A pod that is a backend completes handshakes with made-up clients as well.
+#[test]
+fn namespace_holds_no_more_than_its_share_and_others_open() -> Result<()> {
+    const CLIENTS: [&str; 6] = ["client", "neighbour", "stranger", "burglar", "far", "lost"];
+    for mut fixture in fixtures_with_room("namespaces", Some(ROOM))? {
+        let of = |name, port, namespace| (name, Port::new(port), Namespace::new(namespace));
+        put_in_namespaces(&mut fixture, &[of("web", 80, 7), of("api", 443, 8)])?;
+        let mut opened = 0_u16;
+        for client in CLIENTS {
+            for port in 1.. {
+                if !establish(&fixture, client, port)? {
+                    break;
+                }
+                opened += 1;
+            }
+        }
+        let most = u16::try_from(ROOM * share::NAMESPACE / (share::NAMESPACE + 1) / 2)?;
+        ensure!(opened.abs_diff(most) <= 1, "{opened} flows of one namespace, not {most}: {:?}", fixture.counts()?);
+        fixture.rows("shares::namespace_holds_no_more_than_its_share_and_others_open/full")?;
+        // The sweep counts the same.
+        fixture.bench.datapath.flows.sweep()?;
+        fixture.rows("shares::namespace_holds_no_more_than_its_share_and_others_open/swept")?;
+        fixture.bench.datapath.flows.sweep_at(later()?)?;
+        ensure!(counts(&fixture)? == (0, vec![]), "{:?}", counts(&fixture)?);
+        ensure!(establish(&fixture, "client", 1_000)?, "the namespace's flows have gone");
     }
     Ok(())
 }
@@ -202,6 +236,22 @@ fn counts_of<A: FamilyNames>(fixture: &Fixture) -> Result<(u32, Vec<u32>)> {
     let clients: HashMap<MapData, A, u32> = open(maps, A::MAPS.clients)?;
     let held = clients.iter().map(|row| Ok(row?.1)).collect::<Result<_>>()?;
     Ok((lasting.get(&0, 0)?, held))
+}
+
+/// Puts service ports of TCP into namespaces.
+fn put_in_namespaces(fixture: &mut Fixture, ports: &[(&str, Port, Namespace)]) -> Result<()> {
+    fn change<A: Addr>(addr: A, port: Port, namespace: Namespace) -> FamilyChange<A> {
+        let key = FrontendKey::new(addr, port, Proto::TCP);
+        FamilyChange::PutFrontend(key, Frontend::new(key, FrontendKind::CLUSTER_IP).in_namespace(namespace))
+    }
+    for (name, port, namespace) in ports {
+        let change = match fixture.names.addr(name)? {
+            IpAddr::V4(ip) => Change::V4(change(Addr4::from(ip), *port, *namespace)),
+            IpAddr::V6(ip) => Change::V6(change(Addr6::from(ip), *port, *namespace)),
+        };
+        fixture.bench.datapath.tables.apply(&change)?;
+    }
+    Ok(())
 }
 
 /// Makes the programs' counts wrong.

@@ -183,6 +183,7 @@ fn in_the_node(node: &Node, web: &Service) -> Result<()> {
         Ok(())
     })?;
     wait_until(DEADLINE, "the flow table is full", full)?;
-    let words = ["client_share", "dropped", "the client holds as much of the flow table as is free"];
+    let words =
+        ["client_share", "dropped", "the client, or the Service's namespace, holds its share of the flow table"];
     node.names("a full connection table", "status", &words)
 }

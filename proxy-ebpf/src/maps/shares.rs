@@ -1,46 +1,69 @@
-//! The flow table's entries beyond half-open: how many there are, and how many each client holds.
+//! The flow table's entries beyond half-open: how many there are, and how many each client and each namespace holds.
 //!
 //! Adds are not atomic, as all counts here: the agent counts again in each sweep.
 
 use aya_ebpf::bindings::BPF_NOEXIST;
+use proxy_common::frontend::{FrontendKey, Namespace};
 use proxy_common::share::{self, Share};
 
-use super::{Find, Live, copied};
+use super::{Find, copied};
 use crate::net::Net;
 use crate::setting::FLOW_ROOM;
 
-/// Asks for a client's share, or changes it. Returns false if the share is used up.
+/// Asks for the share of a client and of a service port's namespace, or changes both. Returns false if either is used up.
 #[inline(always)]
-pub fn share<A: Net>(client: &A, share: Share) -> bool {
+pub fn share<A: Net>(client: &A, service: &FrontendKey<A>, share: Share) -> bool {
+    if share == Share::Hold(0) {
+        return true;
+    }
     let Some(lasting) = A::MAPS.lasting.find(&0) else { return true };
-    match share {
-        Share::Hold(0) => true,
-        Share::Ask => may_hold(lasting.copy(), || copied(A::MAPS.clients, client)),
-        Share::Hold(entries) => {
-            let held = A::MAPS.clients.find(client);
-            if !may_hold(lasting.copy(), || held.as_ref().map(Live::copy)) {
-                return false;
-            }
-            lasting.update(|count| count.wrapping_add(entries));
-            match held {
-                Some(held) => drop(held.update(|count| count.wrapping_add(entries))),
-                // Refused or beaten, the count is low until the next sweep.
-                None => drop(A::MAPS.clients.insert(client, entries, u64::from(BPF_NOEXIST))),
-            }
-            true
+    let namespace = super::frontend(service).map_or(Namespace::NONE, |row| row.namespace);
+    if let Share::Release(entries) = share {
+        lasting.update(|count| count.saturating_sub(entries));
+        release(client, entries);
+        if !namespace.is_none() {
+            release(&A::of_namespace(namespace), entries);
         }
-        Share::Release(entries) => {
-            lasting.update(|count| count.saturating_sub(entries));
-            if let Some(held) = A::MAPS.clients.find(client) {
-                held.update(|count| count.saturating_sub(entries));
-            }
-            true
+        return true;
+    }
+    if !may_hold(lasting.copy(), client, namespace) {
+        return false;
+    }
+    if let Share::Hold(entries) = share {
+        lasting.update(|count| count.wrapping_add(entries));
+        hold(client, entries);
+        if !namespace.is_none() {
+            hold(&A::of_namespace(namespace), entries);
         }
+    }
+    true
+}
+
+#[inline(always)]
+fn may_hold<A: Net>(lasting: u32, client: &A, namespace: Namespace) -> bool {
+    let room = FLOW_ROOM.get();
+    if share::is_ample(lasting, room) {
+        return true;
+    }
+    let held = |holder: &A| copied(A::MAPS.clients, holder).unwrap_or(0);
+    if share::is_used_up(held(client), lasting, room) {
+        return false;
+    }
+    namespace.is_none() || !share::is_used_up_by_namespace(held(&A::of_namespace(namespace)), lasting, room)
+}
+
+#[inline(always)]
+fn hold<A: Net>(holder: &A, entries: u32) {
+    match A::MAPS.clients.find(holder) {
+        Some(held) => drop(held.update(|count| count.wrapping_add(entries))),
+        // Refused or beaten, the count is low until the next sweep.
+        None => drop(A::MAPS.clients.insert(holder, entries, u64::from(BPF_NOEXIST))),
     }
 }
 
 #[inline(always)]
-fn may_hold(lasting: u32, held: impl FnOnce() -> Option<u32>) -> bool {
-    let room = FLOW_ROOM.get();
-    share::is_ample(lasting, room) || !share::is_used_up(held().unwrap_or(0), lasting, room)
+fn release<A: Net>(holder: &A, entries: u32) {
+    if let Some(held) = A::MAPS.clients.find(holder) {
+        held.update(|count| count.saturating_sub(entries));
+    }
 }
