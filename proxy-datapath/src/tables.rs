@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, MapData};
-use proxy_common::addr::{Addr4, Addr6};
+use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey, SourceRange,
 };
@@ -42,7 +42,7 @@ pub trait Maps {
 pub struct KernelTables {
     v4: Family<Addr4>,
     v6: Family<Addr6>,
-    /// The number of deletions of endpoints: flows of an older generation must check their backend again.
+    /// The number of deletions of endpoints and frontends: flows of an older generation must check their backend again.
     generation: Array<MapData, u32>,
     /// The signal of every new generation.
     endpoints_removed: Arc<Notify>,
@@ -66,7 +66,7 @@ impl Maps for KernelTables {
             Change::V6(change) => self.v6.apply(change),
         }
         .with_context(|| change.to_string())?;
-        if removes_endpoint(change) { self.begin_generation() } else { Ok(()) }
+        if ends_flows(change) { self.begin_generation() } else { Ok(()) }
     }
 
     /// Makes changes in batches of one kind. If a batch stops, the next change is made alone: that call reports a
@@ -78,7 +78,7 @@ impl Maps for KernelTables {
             made += at_once;
             let result = match at_once {
                 0 => self.apply(change),
-                _ if removes_endpoint(change) => self.begin_generation(),
+                _ if ends_flows(change) => self.begin_generation(),
                 _ => Ok(()),
             };
             if let Err(error) = result {
@@ -90,8 +90,16 @@ impl Maps for KernelTables {
     }
 }
 
-fn removes_endpoint(change: &Change) -> bool {
-    matches!(change, Change::V4(FamilyChange::DelEndpoint(_)) | Change::V6(FamilyChange::DelEndpoint(_)))
+/// Returns true if a backend may have ceased to serve a frontend.
+fn ends_flows(change: &Change) -> bool {
+    fn ends<A: Addr>(change: &FamilyChange<A>) -> bool {
+        use FamilyChange::{DelEndpoint, DelFrontend, MoveFrontend};
+        matches!(change, DelEndpoint(_) | DelFrontend(..) | MoveFrontend(..))
+    }
+    match change {
+        Change::V4(change) => ends(change),
+        Change::V6(change) => ends(change),
+    }
 }
 
 impl KernelTables {

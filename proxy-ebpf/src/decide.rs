@@ -207,16 +207,14 @@ pub fn origin<A: Net>(flags: u32, packet: &Packet<A>, node: &Node) -> Origin {
     }
 }
 
-/// Returns true if the backend of a UDP flow still serves the clients of its frontend. None if no endpoint serves: until one
-/// does, flows stay where they are.
+/// Returns true if the backend of a UDP flow is still an endpoint of its frontend. Its address may be another pod's by now.
 #[inline(never)]
-pub fn still_serves<A: Net>(flow: &Flow<A>, decision: DecisionMemory) -> Option<bool> {
+pub fn still_serves<A: Net>(flow: &Flow<A>, decision: DecisionMemory) -> bool {
     // A direct one has no service to ask.
     if flow.frontend == flow.backend {
-        return Some(true);
+        return true;
     }
-    let decision = decision.get()?;
-    lookup::frontend(&flow.frontend, Proto::UDP, decision).ok()?;
-    let service = maps::service(&decision.service)?;
-    service.has(Service::HAS_ENDPOINTS).then(|| maps::endpoint(decision.service, flow.backend).is_some())
+    let Some(decision) = decision.get() else { return true };
+    lookup::frontend(&flow.frontend, Proto::UDP, decision).is_ok()
+        && maps::endpoint(decision.service, flow.backend).is_some()
 }

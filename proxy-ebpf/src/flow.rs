@@ -147,21 +147,19 @@ fn heed<A: Net>(
     true
 }
 
-/// Returns true if the flow's backend has ceased to serve. It is asked once for each time that any endpoint has. While
-/// none serves, it is asked repeatedly: the first that does takes the flow over, and that changes no generation.
+/// Returns true if the flow's backend has ceased to serve its frontend. It is asked once for each time that an endpoint or a frontend
+/// is removed.
 #[inline(always)]
 fn has_moved<A: Net>(entry: &Entry<A>, flow: &Flow<A>, decision: DecisionMemory) -> bool {
     let generation = maps::generation();
     if flow.generation == generation {
         return false;
     }
-    match decide::still_serves(flow, decision) {
-        Some(true) => {
-            entry.set_generation(generation);
-            false
-        }
-        serves => serves == Some(false),
+    let serves = decide::still_serves(flow, decision);
+    if serves {
+        entry.set_generation(generation);
     }
+    !serves
 }
 
 /// Returns true if a packet of the client shows that it has got an answer of the backend, should there be one.

@@ -62,14 +62,22 @@ fn refilled<A: Addr>(fixture: &Fixture) -> Result<Vec<FamilyChange<A>>> {
     ])
 }
 
+/// The frontend alone, as when a Service changes its node port.
+fn undone<A: Addr>(fixture: &Fixture) -> Result<Vec<FamilyChange<A>>> {
+    let service = pair(fixture)?;
+    Ok(vec![FamilyChange::DelFrontend(service, service)])
+}
+
 #[test]
-fn udp_flow_leaves_dead_backend_once_another_serves() -> Result<()> {
+fn udp_flow_leaves_backend_that_its_frontend_has_no_more() -> Result<()> {
     for mut fixture in services()? {
-        fixture.rows("meetings::udp_flow_leaves_dead_backend_once_another_serves/open")?;
+        fixture.rows("meetings::udp_flow_leaves_backend_that_its_frontend_has_no_more/open")?;
         apply4or6(&mut fixture, emptied, emptied)?;
-        fixture.rows("meetings::udp_flow_leaves_dead_backend_once_another_serves/unserved")?;
+        fixture.rows("meetings::udp_flow_leaves_backend_that_its_frontend_has_no_more/unserved")?;
         apply4or6(&mut fixture, refilled, refilled)?;
-        fixture.rows("meetings::udp_flow_leaves_dead_backend_once_another_serves/served")?;
+        fixture.rows("meetings::udp_flow_leaves_backend_that_its_frontend_has_no_more/served")?;
+        apply4or6(&mut fixture, undone, undone)?;
+        fixture.rows("meetings::udp_flow_leaves_backend_that_its_frontend_has_no_more/gone")?;
     }
     Ok(())
 }

@@ -194,7 +194,7 @@ impl Model {
         }
     }
 
-    /// Does another backend serve who dials what this flow's client dialled, but its own no longer?
+    /// Has this flow's backend ceased to be an endpoint of what its client dialled?
     pub(super) fn has_moved(&self, id: u64) -> bool {
         let flow = &self.flows[&id];
         if flow.service.is_none() {
@@ -202,7 +202,7 @@ impl Model {
         }
         let serving =
             reference::serving(&self.cluster, &open::question(At::Anchor, flow.proto, flow.client, flow.frontend));
-        serving.is_some_and(|serving| !serving.is_empty() && !serving.contains(&flow.backend))
+        !serving.is_some_and(|serving| serving.contains(&flow.backend))
     }
 
     pub(super) fn close(&mut self, id: u64) {

@@ -30,8 +30,10 @@ pub struct Endpoints {
     pub cluster: Vec<Endpoint>,
     /// The endpoints that a policy `Local` spreads over.
     pub local: Vec<Endpoint>,
-    /// All that serve, be it out of reach: those that a conversation may stay with. None if no new one may go to any of them.
+    /// All that serve, be it out of reach. None if no new conversation may go to any of them.
     pub serving: Vec<Endpoint>,
+    /// All that serve, also without a share of new conversations: those that a conversation may stay with.
+    pub kept: Vec<Endpoint>,
 }
 
 pub fn of(cluster: &Cluster, service: &Service, port: &ServicePort, family: Family) -> Endpoints {
@@ -49,6 +51,7 @@ pub fn of(cluster: &Cluster, service: &Service, port: &ServicePort, family: Fami
         cluster: if ready.is_empty() { terminating.clone() } else { near(&ready, &cluster.node) },
         local: if here(&ready).is_empty() { here(&terminating) } else { here(&ready) },
         serving: all.iter().filter(|endpoint| takes_any && serves(endpoint)).cloned().collect(),
+        kept: all.iter().filter(|endpoint| serves(endpoint)).cloned().collect(),
     }
 }
 

@@ -114,11 +114,11 @@ pub fn answer(cluster: &Cluster, packet: &Packet) -> Answer {
     })
 }
 
-/// All that serve behind what the packet dials, be it in reach or not. None if it dials nothing.
+/// All that open conversations may stay with behind what the packet dials, be it in reach or not. None if it dials nothing.
 pub fn serving(cluster: &Cluster, packet: &Packet) -> Option<Vec<SocketAddr>> {
     let Dialled { service, port, .. } = dialled(cluster, packet)?;
     let endpoints = endpoints::of(cluster, service, port, packet.family());
-    Some(endpoints.serving.iter().map(|endpoint| endpoint.at).collect())
+    Some(endpoints.kept.iter().map(|endpoint| endpoint.at).collect())
 }
 
 /// The service port that the packet dials, by its ClusterIP.
