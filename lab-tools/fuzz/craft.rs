@@ -156,7 +156,10 @@ pub(crate) fn renumber(transport: &mut [u8], src: IpAddr, dst: IpAddr, numbers: 
 fn random_near(dice: &mut Dice, number: u32) -> u32 {
     match dice.random_range(0..20) {
         0 => dice.random(),
-        1 => number.wrapping_add(one(dice, &[1, 1 << 17, (1 << 17) - 1, 1 << 25, (1 << 25) - 1, u32::MAX])),
+        1 => number.wrapping_add(one(
+            dice,
+            &[1, 1 << 17, (1 << 17) - 1, 1 << 20, (1 << 20) - 1, 1 << 25, (1 << 25) - 1, u32::MAX],
+        )),
         _ => number,
     }
 }

@@ -39,7 +39,7 @@ mod seen;
 mod state;
 mod step;
 
-pub use end::{Acked, is_recent};
+pub use end::{Acked, Ahead, is_recent};
 pub use judged::{Judged, Term};
 pub use key::FlowKey;
 pub use offer::{AnyKey, Offer, is_for_asker};

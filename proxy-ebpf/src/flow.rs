@@ -2,7 +2,9 @@
 
 use proxy_common::addr::Proto;
 use proxy_common::counter::{Event, Reason};
-use proxy_common::flow::{Acked, AtHook, EntryKind, Flow, Hook, Kind, Proof, Seen, Sender, is_recent, is_stream, step};
+use proxy_common::flow::{
+    Acked, Ahead, AtHook, EntryKind, Flow, Hook, Kind, Proof, Seen, Sender, is_recent, is_stream, step,
+};
 use proxy_common::service_counts::Passed;
 use proxy_common::share::Register;
 
@@ -185,19 +187,19 @@ fn advances<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
 enum End {
     /// Its sender may send it: see [`Acked`].
     Likely,
-    /// A FIN behind data that nothing speaks of. The other side accepts it if it has got that data.
+    /// A FIN behind data that the other side has not acknowledged. That side accepts it if it has got the data.
     Early,
     /// The other side ignores it as well, unless the packet is a RST behind data that it is about to get.
     Ignored,
 }
 
 #[inline(never)]
-fn judge_end<A: Net>(packet: &Packet<A>, acked: u32, advances: bool) -> End {
+fn judge_end<A: Net>(packet: &Packet<A>, acked: u32, ahead: Ahead) -> End {
     let Some(seq) = packet.seq() else { return End::Likely };
-    if Acked(acked).permits_end(seq, advances) {
+    if Acked(acked).permits_end(seq, ahead) {
         return End::Likely;
     }
-    if packet.told().is_goodbye() && Acked(acked).is_behind(seq) {
+    if packet.told().is_goodbye() && Acked(acked).permits_end(seq, Ahead::GOODBYE) {
         return End::Early;
     }
     maps::count(Event::EndIgnored);
@@ -215,7 +217,8 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
         && flow.is_assured()
         && let Some(undnat) = maps::undnat(flow, packet.proto)
     {
-        let end = judge_end(packet, undnat.read(|flow| flow.generation), undnat.read(advances));
+        let ahead = ahead(packet, undnat.read(advances), true);
+        let end = judge_end(packet, undnat.read(|flow| flow.generation), ahead);
         if end == End::Early && !flow.tx.has(Seen::LEAVING) {
             entry.set_tx(flow.tx.with(Seen::LEAVING));
         }
@@ -351,7 +354,13 @@ fn is_unlikely_end<A: Net>(opener: &Entry<A>, packet: &Packet<A>, now_secs: u32)
         return false;
     }
     let is_recent = is_recent(opener.read(|flow| flow.idle_secs(now_secs)));
-    judge_end(packet, opener.read(|flow| flow.generation), is_recent) != End::Likely
+    judge_end(packet, opener.read(|flow| flow.generation), ahead(packet, is_recent, false)) != End::Likely
+}
+
+/// Returns the bytes that may be on their way before a packet that ends a flow.
+#[inline(always)]
+fn ahead<A: Net>(packet: &Packet<A>, is_lively: bool, is_client: bool) -> Ahead {
+    if is_lively { Ahead::of_lively(packet.resets(), is_client) } else { Ahead::NOTHING }
 }
 
 /// Counts a flow for its client's and its namespace's share when it gets beyond half-open, and no longer when it ends. `before` and

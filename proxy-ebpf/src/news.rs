@@ -4,7 +4,7 @@
 //! `flow.rs` does the same with these packets, and more with all others.
 
 use proxy_common::addr::{Addr, Proto};
-use proxy_common::flow::{Acked, Flow, Proof, Seen, Told, is_recent};
+use proxy_common::flow::{Acked, Ahead, Flow, Proof, Seen, Told, is_recent};
 use proxy_common::share::Register;
 
 use crate::established::Head;
@@ -97,7 +97,8 @@ fn back<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32) -> Taken {
     }
     if told.ends(rx) && tx.has(Seen::ASSURED) {
         let is_recent = is_recent(opener.read(|flow| flow.idle_secs(now_secs)));
-        if !Acked(opener.read(|flow| flow.generation)).permits_end(seq, is_recent) {
+        let ahead = if is_recent { Ahead::GOODBYE } else { Ahead::NOTHING };
+        if !Acked(opener.read(|flow| flow.generation)).permits_end(seq, ahead) {
             return Taken::LEFT;
         }
     }
@@ -118,13 +119,11 @@ fn now_secs<A: Net>(entry: &Entry<A>) -> u32 {
     entry.read(|flow| flow.last_secs)
 }
 
-/// Returns true if a FIN of the client has a number that the backend expects.
+/// Returns true if a FIN of the client has the number that the backend expects.
 #[inline(always)]
 fn is_likely_end<A: Net>(entry: &Entry<A>, seq: u32) -> bool {
-    let Some(undnat) = maps::undnat_of(entry) else { return false };
-    let now_secs = now_secs(entry);
-    let advances = |flow: &Flow<A>| flow.rx.has(Seen::ADVANCED) && is_recent(flow.idle_secs(now_secs));
-    Acked(undnat.read(|flow| flow.generation)).permits_end(seq, undnat.read(advances))
+    maps::undnat_of(entry)
+        .is_some_and(|undnat| Acked(undnat.read(|flow| flow.generation)).permits_end(seq, Ahead::NOTHING))
 }
 
 /// Returns by how much a flow's share changes with a step.

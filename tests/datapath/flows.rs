@@ -21,6 +21,7 @@ packet_tests! {
     end_that_other_side_does_not_expect_changes_nothing,
     expected_reset_ends_silent_flow,
     reset_from_outside_counts_once_backend_does_not_go_on,
+    spray_in_name_of_client_outside_ends_no_flow,
     syn_on_silent_flow_leaves_it_to_backend_that_answers,
     syn_on_silent_flow_opens_another_where_backend_is_silent_too,
     syn_on_silent_flow_opens_another_where_backend_knows_none,

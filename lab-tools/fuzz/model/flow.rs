@@ -194,15 +194,22 @@ impl Flow {
     }
 
     /// Judges a packet that would end the connection. The other side expects the number that it has acknowledged (RFC 5961 §3.2),
-    /// or up to 2^25 more if more may be on its way.
-    pub(crate) fn judge_end(&self, transport: Option<&Transport>, said: Said, acked: u32, advances: bool) -> End {
+    /// or more if more may be on its way: up to 2^20 before a RST, up to 2^25 before the FIN of a backend.
+    pub(crate) fn judge_end(
+        &self,
+        transport: Option<&Transport>,
+        (said, is_clients): (Said, bool),
+        acked: u32,
+        advances: bool,
+    ) -> End {
         let Some(Transport { seq: Some(seq), ends, resets, .. }) = transport else { return End::Likely };
         if !self.assured || !(*ends && !said.goodbye || *resets) || acked == 0 {
             return End::Likely;
         }
         match seq.wrapping_sub(acked) {
             0 => End::Likely,
-            ahead if ahead < 1 << 25 && advances => End::Likely,
+            ahead if *resets && ahead < 1 << 20 && advances => End::Likely,
+            ahead if !resets && ahead < 1 << 25 && advances && !is_clients => End::Likely,
             ahead if ahead < 1 << 25 && !resets => End::Early,
             _ => End::Ignored,
         }

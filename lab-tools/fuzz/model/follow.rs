@@ -117,10 +117,13 @@ impl Model {
         let end = match leg {
             Leg::ToBackend => {
                 let advances = flow.backend_advanced && is_recent(flow.backend_secs);
-                flow.judge_end(transport, flow.client_said, flow.backend_acked, advances)
+                flow.judge_end(transport, (flow.client_said, true), flow.backend_acked, advances)
             }
             _ if flow.dialled || redialled => End::Likely,
-            _ => flow.judge_end(transport, flow.backend_said, flow.client_acked, is_recent(flow.last_secs)),
+            _ => {
+                let said = (flow.backend_said, false);
+                flow.judge_end(transport, said, flow.client_acked, is_recent(flow.last_secs))
+            }
         };
         let (is_denied, mut is_alive) = (end != End::Likely, end == End::Likely);
         flow.is_leaving |= leg == Leg::ToBackend && end == End::Early;

@@ -5,9 +5,6 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acked(pub u32);
 
-/// The bytes that one side can have on their way: the limit of a receive buffer is 32 MiB in Linux 6.18 (`tcp_rmem`).
-const WINDOW: u32 = 1 << 25;
-
 /// After so many seconds nothing of what a side has sent is on its way.
 const SILENCE_SECS: u32 = 2;
 
@@ -15,20 +12,39 @@ impl Acked {
     /// That side has acknowledged nothing yet.
     pub const UNKNOWN: Self = Self(0);
 
-    /// Returns true if a FIN or RST with this sequence number may come from a side of which the other has acknowledged this
-    /// much. If `advances`, more may be on its way.
+    /// Returns true if a side may end the flow with this sequence number, when the other side has acknowledged this much and perhaps
+    /// as many bytes of it are `ahead`, on their way.
     ///
     /// A side in silence resets and closes with the very number that the other expects (RFC 5961 §3.2). A sender that does not
     /// see the packets has to guess it, out of 2^32.
     #[inline(always)]
-    pub const fn permits_end(self, seq: u32, advances: bool) -> bool {
-        self.0 == Self::UNKNOWN.0 || seq == self.0 || self.is_behind(seq) && advances
+    pub const fn permits_end(self, seq: u32, ahead: Ahead) -> bool {
+        self.0 == Self::UNKNOWN.0 || seq == self.0 || seq.wrapping_sub(self.0) < ahead.0
     }
+}
 
-    /// Returns true if a side that has sent this number may have the rest on its way.
+/// The bytes that one side may have on their way.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ahead(u32);
+
+impl Ahead {
+    pub const NOTHING: Self = Self(0);
+    /// The bytes before a RST: it ends a flow at once, so a stranger shall need 2^12 of them to hit a number.
+    pub const RESET: Self = Self(1 << 20);
+    /// The bytes before a FIN of a backend, after which its client ends the flow: the limit of a receive buffer is 32 MiB in
+    /// Linux 6.18 (`tcp_rmem`).
+    pub const GOODBYE: Self = Self(1 << 25);
+
+    /// Returns the bytes that may be on their way before a packet that ends a flow, from a side of which more was acknowledged lately.
     #[inline(always)]
-    pub const fn is_behind(self, seq: u32) -> bool {
-        seq.wrapping_sub(self.0) < WINDOW
+    pub const fn of_lively(resets: bool, is_client: bool) -> Self {
+        match (resets, is_client) {
+            (true, _) => Self::RESET,
+            (false, false) => Self::GOODBYE,
+            // The FIN of a client that is behind data counts once the backend ends as well: anyone may send it in the client's name.
+            (false, true) => Self::NOTHING,
+        }
     }
 }
 
@@ -43,22 +59,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn silent_side_ends_with_the_expected_number_alone() {
-        for acked in [1, 5_000, u32::MAX] {
-            let acked = Acked(acked);
-            for (ahead, silent, busy) in
-                [(0, true, true), (1, false, true), (WINDOW - 1, false, true), (WINDOW, false, false)]
-            {
-                let seq = acked.0.wrapping_add(ahead);
-                let permitted = (acked.permits_end(seq, false), acked.permits_end(seq, true));
-                assert_eq!(permitted, (silent, busy), "{acked:?} {ahead}");
+    fn side_ends_with_the_expected_number_or_shortly_ahead() {
+        for acked in [1, 5_000, u32::MAX].map(Acked) {
+            for ahead in [Ahead::NOTHING, Ahead::RESET, Ahead::GOODBYE] {
+                let permits = |by: u32| acked.permits_end(acked.0.wrapping_add(by), ahead);
+                assert!(permits(0) && !permits(ahead.0.max(1)) && !permits(u32::MAX), "{acked:?} {ahead:?}");
+                assert_eq!(
+                    (permits(1), permits(ahead.0.saturating_sub(1))),
+                    (ahead.0 > 1, true),
+                    "{acked:?} {ahead:?}"
+                );
             }
-            assert!(!acked.permits_end(acked.0.wrapping_sub(1), true));
         }
     }
 
     #[test]
+    fn client_says_goodbye_with_the_expected_number_alone() {
+        let ahead = |resets, is_client| Ahead::of_lively(resets, is_client);
+        assert_eq!([ahead(true, true), ahead(true, false)], [Ahead::RESET; 2]);
+        assert_eq!([ahead(false, true), ahead(false, false)], [Ahead::NOTHING, Ahead::GOODBYE]);
+    }
+
+    #[test]
     fn side_that_acknowledged_nothing_permits_everything() {
-        assert!(Acked::UNKNOWN.permits_end(77, false));
+        assert!(Acked::UNKNOWN.permits_end(77, Ahead::NOTHING));
     }
 }
