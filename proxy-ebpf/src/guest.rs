@@ -7,9 +7,13 @@
 //! Such a connection is remembered, so that kpx draws no such port towards that peer. If an expired flow has the tuple
 //! already, it makes way. Beside a flow that lives, the connection gets another source port here, and its replies the old
 //! one.
+//!
+//! So are datagrams that leave from a frontend's port of UDP, such as those of the host's NTP client: what comes back is an answer
+//! ([`is_answer`]), as it is for conntrack, and no client of that frontend.
 
-use proxy_common::addr::{Proto, SockAddr};
+use proxy_common::addr::{Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
+use proxy_common::device::OwnAddr;
 use proxy_common::flow::{
     CLIENT_PORT_FIRST, CLIENT_PORT_LAST, Flow, FlowKey, Hook, Kind, SOURCE_PORT_FIRST, Seen, Told,
 };
@@ -30,7 +34,23 @@ use crate::packet::Packet;
 pub fn counts<A: Net>(src: &SockAddr<A>, proto: Proto, told: Told) -> bool {
     // A copy, for the kernel reads it in memory: the caller has the source in registers.
     let addr = src.addr;
+    if proto == Proto::UDP {
+        return maps::own_addr(&addr).is_some_and(|own| may_be(src, proto, told) || is_frontend(addr, src.port, own));
+    }
     may_be(src, proto, told) && maps::own_addr(&addr).is_some()
+}
+
+/// Returns true if datagrams to this port of the node's address open flows.
+#[inline(never)]
+fn is_frontend<A: Net>(addr: A, port: Port, own: OwnAddr) -> bool {
+    maps::has_frontend(&FrontendKey::new(addr, port, Proto::UDP))
+        || own.takes_node_ports() && maps::has_frontend(&FrontendKey::<A>::node_port(port, Proto::UDP))
+}
+
+/// Returns true if a datagram answers what has left from there.
+#[inline(never)]
+pub fn is_answer<A: Net>(packet: &Packet<A>) -> bool {
+    packet.proto == Proto::UDP && maps::guest(&packet.flow_key(Hook::INGRESS)).is_there(about_now_secs())
 }
 
 /// Returns true if a packet with this source, which tells that much of its connection, may be one of theirs that counts.

@@ -155,8 +155,12 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, decision: DecisionMemory) 
     let origin = decide::origin(device, &scratch.packet, node);
     // In bits: no branch on the flags follows the calls below.
     let remote = (((device / Device::POD) & 1) ^ 1) as u8 * Flow::<A>::REMOTE;
-    let objection =
-        |packet: &Packet<A>| is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr).then_some(Reason::Forged);
+    let objection = |packet: &Packet<A>| {
+        if guest::is_answer(packet) {
+            return Some(Reason::NotOurs);
+        }
+        is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr).then_some(Reason::Forged)
+    };
     let decision = match decide::run(scratch, origin, node, decision, objection) {
         Ok(decision) => decision,
         Err(Reason::NotOurs) => return open_direct(skb, scratch),

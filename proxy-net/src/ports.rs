@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::ops::RangeInclusive;
 
 use anyhow::{Context, Result};
 use proxy_common::flow::SOURCE_PORT_FIRST;
@@ -13,14 +14,22 @@ const RANGE: &str = "ipv4/ip_local_port_range";
 /// The ports excepted from that range.
 const RESERVED: &str = "ipv4/ip_local_reserved_ports";
 
-/// Returns the ports of our range that the kernel could give to sockets.
+/// The node ports of clusters that set no other range (`--service-node-port-range` of the API server). A socket with such a port would
+/// hear no client but those that it has sent to.
+const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
+
+/// Returns the ports of our range and the node ports that the kernel could give to sockets.
 pub(super) fn missing() -> Result<BTreeSet<u16>> {
     let range = sysctl::read(RANGE)?.unwrap_or_default();
-    let Some(last) = range.split_whitespace().nth(1).and_then(|last| last.parse::<u16>().ok()) else {
-        return Ok(BTreeSet::new());
-    };
     let before = reserved()?;
-    Ok((SOURCE_PORT_FIRST..=last).filter(|port| !before.contains(port)).collect())
+    Ok(given(&range).into_iter().filter(|port| !before.contains(port)).collect())
+}
+
+/// Returns those of these ports that a range in the kernel's format has.
+fn given(range: &str) -> BTreeSet<u16> {
+    let ends: Vec<u16> = range.split_whitespace().map_while(|end| end.parse().ok()).collect();
+    let [first, last] = ends[..] else { return BTreeSet::new() };
+    (SOURCE_PORT_FIRST..=u16::MAX).chain(NODE_PORTS).filter(|port| (first..=last).contains(port)).collect()
 }
 
 pub(super) fn reserve(ports: &BTreeSet<u16>) -> Result<()> {
@@ -67,6 +76,14 @@ pub(super) fn text(ports: &BTreeSet<u16>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sockets_get_neither_node_ports_nor_the_programs() {
+        assert_eq!(text(&given("32768\t60999\n")), "");
+        assert_eq!(text(&given("1024\t65535\n")), "30000-32767,61000-65535");
+        assert_eq!(text(&given("32000\t61001\n")), "32000-32767,61000-61001");
+        assert_eq!(text(&given("nonsense")), "");
+    }
 
     #[test]
     fn ranges_keep_the_kernels_format() {

@@ -17,6 +17,7 @@ packet_tests! {
     datagram_beside_flow_with_its_tuple_gets_another_port,
     ended_flow_takes_no_packet_of_another_connection,
     flows_own_packet_is_not_anothers_at_bridge_port,
+    answer_to_what_left_from_node_port_is_no_client,
 }
 
 fn fixtures() -> Result<Vec<Fixture>> {

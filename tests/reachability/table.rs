@@ -216,5 +216,4 @@ pub(crate) const NOT_RUN: &[(&str, &str)] = &[
     ("L07", ON_LO),
     ("L08", ON_LO),
     ("L11", ON_LO),
-    ("N20", "not run for UDP: an answer that comes to a node port cannot be told from a question"),
 ];

@@ -4,12 +4,12 @@ use anyhow::{Result, ensure};
 use proxy_common::addr::Proto;
 use proxy_common::counter::Event;
 use proxy_common::guest::{self, Guest};
-use testbed::reference::place;
+use testbed::reference::{model as reference, place};
 
 use super::flow::{Leg, Table};
 use super::open::{CLIENT_PORTS, Chosen, SOURCE_PORT_FIRST};
 use super::wire::{TCP, UDP};
-use super::{Got, Model, Packet, Sent, TRANSLATED};
+use super::{At, Got, Model, Packet, Sent, TRANSLATED, open};
 
 impl Model {
     /// The flow with which a packet leaves that belongs to none: another flow has its tuple.
@@ -53,7 +53,7 @@ impl Model {
     /// Remembers another program's connection. Returns the flow that has its tuple, if the packet opens it.
     fn remember_guest(&mut self, packet: &Packet, now_secs: u32, is_masqueraded: bool) -> Option<u64> {
         let (src, dst) = packet.peers();
-        if !packet.may_be_guests() || !place::is_own(src.ip()) {
+        if !place::is_own(src.ip()) || !packet.may_be_guests() && !self.leaves_from_frontend(packet) {
             return None;
         }
         let opens = packet.says(|transport| transport.opens);
@@ -81,6 +81,21 @@ impl Model {
             return None;
         }
         Some(id)
+    }
+}
+
+impl Model {
+    /// Has a datagram a frontend as its source?
+    fn leaves_from_frontend(&self, packet: &Packet) -> bool {
+        let (src, dst) = packet.peers();
+        let question = open::question(At::Anchor, packet.proto, dst, src);
+        packet.proto == UDP && reference::service_port(&self.cluster, &question).is_some()
+    }
+
+    /// Does a datagram answer another program's that has left?
+    pub(super) fn is_answer_to_guest(&self, packet: &Packet, now_secs: u32) -> bool {
+        let (src, dst) = packet.peers();
+        packet.proto == UDP && self.guests.get(&(UDP, src, dst)).is_some_and(|guest| guest.is_there(now_secs))
     }
 }
 

@@ -62,6 +62,9 @@ impl Model {
         let (answer, service) = (&answer.0, answer.1);
         let is_ingress = matches!(sent.at, At::Ingress(_));
         let is_ours = !matches!(answer, Answer::Pass(Reason::NotOurs) | Answer::Reject(Reason::NotOurs));
+        if is_ingress && is_ours && self.is_answer_to_guest(packet, now_secs) {
+            return self.open_direct(sent, got, packet, now_secs, chosen);
+        }
         // A packet that came in should have met the hook there.
         if !is_ingress && sent.came_in && is_ours {
             return Ok(Err(self.refused(packet, service, false, Reason::Unhooked)));

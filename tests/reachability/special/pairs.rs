@@ -60,11 +60,8 @@ pub(super) fn two_frontends(fixture: &Fixture, protocol: Protocol, family: Famil
     Ok(())
 }
 
-/// Its answers come to the node at a port that is a service's, too. See `NOT_RUN` for UDP.
+/// Its answers come to the node at a port that is a service's, too.
 pub(super) fn masqueraded_to_node_port(fixture: &Fixture, protocol: Protocol, family: Family) -> Result<()> {
-    if protocol == Protocol::Udp {
-        return Ok(());
-    }
     let to = SocketAddr::new(fixture.lab.ext.addrs.ip(family), PORT);
     let node_port = node_port(index("p1b"));
     let answer = fixture.dial("p1a", Dial::new(protocol, to).source_port(node_port))?;
