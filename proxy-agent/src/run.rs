@@ -140,8 +140,8 @@ fn take_over(
     }
     let fast_path = settings.node.fast_path != FastPath::Off;
     let sockets = settings.sockets.filter(|_| matches!(cgroup, Some(Ok(_))));
-    let loading =
-        Options { mechanism, sizes: settings.sizes.of_this_machine(), sockets, fast_path, ..Options::default() };
+    let (sizes, timeouts) = (settings.sizes.of_this_machine(), conntrack::sysctl::flow_timeouts(&settings.conntrack));
+    let loading = Options { mechanism, sizes, sockets, fast_path, timeouts, ..Options::default() };
     let mut datapath = Datapath::take_over(object, loading, persistence)?;
     match (cgroup, sockets) {
         (Some(Ok(cgroup)), Some(options)) => datapath.attachments.attach_sockets(cgroup, options)?,

@@ -46,7 +46,7 @@ pub use offer::{AnyKey, Offer, is_for_asker};
 pub use ports::{CLIENT_PORT_FIRST, CLIENT_PORT_LAST, SOURCE_PORT_FIRST, may_be_drawn};
 pub use proof::Proof;
 pub use seen::Seen;
-pub use state::State;
+pub use state::{State, Timeouts};
 pub use step::{Sender, Step, Told, is_settled, is_stream, step};
 
 /// The hook whose packets find an entry of `FLOWS`.
@@ -363,10 +363,10 @@ impl<A: Addr> Flow<A> {
 
     /// Returns true, in the opener's entry, if the flow has ended, or was silent for longer than its state allows.
     #[inline(always)]
-    pub const fn is_expired(&self, proto: Proto, now_secs: u32) -> bool {
+    pub const fn is_expired(&self, proto: Proto, now_secs: u32, timeouts: Timeouts) -> bool {
         let state = self.state();
         let has_ended = state.is_terminal() && !self.may_survive_reset(proto);
-        has_ended || self.idle_secs(now_secs) > state.timeout_secs(proto)
+        has_ended || self.idle_secs(now_secs) > state.timeout_secs(proto, timeouts)
     }
 
     /// Returns true, in the opener's entry, if a RST alone has ended the flow, in the name of a client outside. Any host may have sent it, with
@@ -380,9 +380,9 @@ impl<A: Addr> Flow<A> {
     /// Returns true, in the opener's entry, if the flow is expired and no packet of it is due. It makes room for others as well:
     /// there may be no agent to sweep it.
     #[inline(always)]
-    pub fn is_evictable(&self, proto: Proto, now_secs: u32) -> bool {
+    pub fn is_evictable(&self, proto: Proto, now_secs: u32, timeouts: Timeouts) -> bool {
         let has_said_all = self.state() == State::Reset || self.idle_secs(now_secs) > LINGER_SECS;
-        has_said_all && self.is_expired(proto, now_secs)
+        has_said_all && self.is_expired(proto, now_secs, timeouts)
     }
 }
 

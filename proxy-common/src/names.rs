@@ -66,6 +66,12 @@ pub const HALF_OPEN_PLACES: &str = "HALF_OPEN_PLACES";
 /// The entries that `FLOWS` has room for (`u32`, set before loading).
 pub const FLOW_ROOM: &str = "FLOW_ROOM";
 
+/// The times for which flows may be silent: see [`Timeouts`](crate::flow::Timeouts) (`u32` in seconds, set before loading).
+pub const TCP_ESTABLISHED_SECS: &str = "TCP_ESTABLISHED_SECS";
+pub const TCP_HALF_CLOSED_SECS: &str = "TCP_HALF_CLOSED_SECS";
+pub const UDP_SECS: &str = "UDP_SECS";
+pub const UDP_STREAM_SECS: &str = "UDP_STREAM_SECS";
+
 /// The network namespace whose sockets are served, and how: see [`crate::socket`] (`u64`, `u32`, set before loading).
 pub const SOCKET_NETNS: &str = "SOCKET_NETNS";
 pub const SOCKET_FLAGS: &str = "SOCKET_FLAGS";

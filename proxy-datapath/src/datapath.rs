@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::util::nr_cpus;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use proxy_common::flow::Timeouts;
 use proxy_common::half_open::{Rings, all_places};
 use proxy_common::hook::PacketHook;
 use proxy_common::maps::FLOWS;
@@ -63,6 +64,8 @@ pub struct Options {
     /// Set to load the programs that redirect packets past the stack. [`NodeMaps::set_node`] then switches them on and
     /// off.
     pub fast_path: bool,
+    /// The times for which flows may be silent.
+    pub timeouts: Timeouts,
     /// Set to keep the hooks' packet marks where BPF_PROG_TEST_RUN shows them, for tests of more than one hook.
     pub exposes_packet_mark: bool,
     /// The number of packets that each CPU may answer in a second, in place of the object's value; for tests.
@@ -121,7 +124,7 @@ impl Datapath {
         let loaded = Loaded::of(&ebpf, &options.programs())?;
         // Each looks into maps that the next one takes.
         let tolerated = ToleratedFlows::new(&mut ebpf)?;
-        let (votes, flows) = (VoteReader::new(&ebpf)?, FlowMaps::new(&mut ebpf)?);
+        let (votes, flows) = (VoteReader::new(&ebpf)?, FlowMaps::new(&mut ebpf, options.timeouts)?);
         let ways = FastPathWays::new(&mut ebpf)?;
         Ok(Self {
             pod_rows: leads_pods.then(|| sockets::pods::rows(&mut ebpf)).transpose()?,
@@ -216,6 +219,14 @@ fn load(object: &[u8], options: Options, pins: &[PinPath]) -> Result<Ebpf> {
     }
     if let Some(answers) = &options.answers_per_sec {
         loader.override_global(names::ANSWERS_PER_SEC, answers, true);
+    }
+    for (name, secs) in [
+        (names::TCP_ESTABLISHED_SECS, &options.timeouts.tcp_established),
+        (names::TCP_HALF_CLOSED_SECS, &options.timeouts.tcp_half_closed),
+        (names::UDP_SECS, &options.timeouts.udp),
+        (names::UDP_STREAM_SECS, &options.timeouts.udp_stream),
+    ] {
+        loader.override_global(name, secs, true);
     }
     let flows = options.room(|names| names.flows, FLOWS, pins);
     let room = options.flow_room.unwrap_or(flows);

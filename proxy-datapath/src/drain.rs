@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::device::Node;
-use proxy_common::flow::{Flow, FlowKey, Kind, LINGER_SECS};
+use proxy_common::flow::{Flow, FlowKey, Kind, LINGER_SECS, Timeouts};
 use proxy_common::layout::LAYOUT;
 use proxy_common::names;
 
@@ -73,7 +73,7 @@ fn open<A: FamilyNames>(flows: &Flows<A>, now_secs: u32) -> Result<usize> {
             Err(error) => return Err(error).with_context(|| format!("read {}", A::MAPS.flows)),
         };
         let has_ended = flow.state().is_terminal() && flow.idle_secs(now_secs) > LINGER_SECS;
-        open += usize::from(!has_ended && !is_over(&flow, &key, Pressure::None, now_secs));
+        open += usize::from(!has_ended && !is_over(&flow, &key, (Pressure::None, Timeouts::DEFAULT), now_secs));
     }
     Ok(open)
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
 use proxy_common::addr::{Addr4, Addr6, Proto};
-use proxy_common::flow::{Flow, FlowKey, Hook, Kind, State};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind, State, Timeouts};
 
 use crate::clock::boot_secs;
 use crate::maps::FamilyNames;
@@ -26,39 +26,49 @@ pub struct ListedFlow {
     pub state: State,
     /// The seconds since a packet of the client passed.
     pub idle_secs: u32,
+    /// The seconds of silence after which it is forgotten in this state.
+    pub timeout_secs: u32,
 }
 
 /// A reader of both families' flows. It takes the memory of one batch, however many flows there are.
 #[derive(Debug)]
 pub struct FlowReader {
+    timeouts: Timeouts,
     v4: Walk<FlowKey<Addr4>, Flow<Addr4>>,
     v6: Walk<FlowKey<Addr6>, Flow<Addr6>>,
 }
 
 impl FlowReader {
-    pub(super) fn new(v4: Walk<FlowKey<Addr4>, Flow<Addr4>>, v6: Walk<FlowKey<Addr6>, Flow<Addr6>>) -> Self {
-        Self { v4, v6 }
+    pub(super) fn new(
+        timeouts: Timeouts,
+        v4: Walk<FlowKey<Addr4>, Flow<Addr4>>,
+        v6: Walk<FlowKey<Addr6>, Flow<Addr6>>,
+    ) -> Self {
+        Self { timeouts, v4, v6 }
     }
 
     /// Returns the flows of the next batch, which may be none; None after the last batch.
     pub fn next_batch(&mut self) -> Result<Option<Vec<ListedFlow>>> {
-        let now_secs = boot_secs()?;
-        match listed(&mut self.v4, now_secs)? {
-            None => listed(&mut self.v6, now_secs),
+        let times = (boot_secs()?, self.timeouts);
+        match listed(&mut self.v4, times)? {
+            None => listed(&mut self.v6, times),
             some => Ok(some),
         }
     }
 }
 
-fn listed<A: FamilyNames>(walk: &mut Walk<FlowKey<A>, Flow<A>>, now_secs: u32) -> Result<Option<Vec<ListedFlow>>> {
+fn listed<A: FamilyNames>(
+    walk: &mut Walk<FlowKey<A>, Flow<A>>,
+    times: (u32, Timeouts),
+) -> Result<Option<Vec<ListedFlow>>> {
     let batch = walk.next_batch().with_context(|| format!("read {}", A::MAPS.flows))?;
     // Each flow has one opener's entry among its two or four. An opener at egress belongs to another program.
     let is_opener = |(key, flow): &(FlowKey<A>, Flow<A>)| flow.kind == Kind::DNAT && key.hook() != Hook::EGRESS;
-    Ok(batch.map(|entries| entries.filter(is_opener).map(|(key, flow)| ListedFlow::of(key, &flow, now_secs)).collect()))
+    Ok(batch.map(|entries| entries.filter(is_opener).map(|(key, flow)| ListedFlow::of(key, &flow, times)).collect()))
 }
 
 impl ListedFlow {
-    fn of<A: FamilyNames>(key: FlowKey<A>, flow: &Flow<A>, now_secs: u32) -> Self {
+    fn of<A: FamilyNames>(key: FlowKey<A>, flow: &Flow<A>, (now_secs, timeouts): (u32, Timeouts)) -> Self {
         Self {
             proto: key.proto(),
             client: flow.client.socket_addr(),
@@ -69,6 +79,7 @@ impl ListedFlow {
             from_node: flow.has(Flow::<A>::HOST),
             state: flow.state(),
             idle_secs: flow.idle_secs(now_secs),
+            timeout_secs: flow.state().timeout_secs(key.proto(), timeouts),
         }
     }
 }

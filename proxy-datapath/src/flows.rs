@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use aya::maps::{HashMap, MapData, MapError};
 use aya::{Ebpf, Pod};
 use proxy_common::addr::{Addr, Addr4, Addr6, Proto};
-use proxy_common::flow::{Flow, FlowKey, Kind, Seen};
+use proxy_common::flow::{Flow, FlowKey, Kind, Seen, Timeouts};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::service_counts::Passed;
 
@@ -42,6 +42,7 @@ pub struct FlowMaps {
     families: Arc<Mutex<Families>>,
     /// Other handles of the tables: a reader waits for no sweep.
     pub(super) tables: Arc<Tables>,
+    timeouts: Timeouts,
 }
 
 pub(super) struct Tables {
@@ -62,6 +63,7 @@ struct Family<A: FamilyNames> {
     walk: Walk<FlowKey<A>, Flow<A>>,
     max_entries: u32,
     pressure: Pressure,
+    timeouts: Timeouts,
     /// The number of open flows of a backend. The key names the backend as if it were a frontend.
     connections: HashMap<MapData, FrontendKey<A>, u32>,
     shares: Shares<A>,
@@ -109,12 +111,13 @@ struct Found<A: FamilyNames> {
 }
 
 impl FlowMaps {
-    pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
+    pub(super) fn new(ebpf: &mut Ebpf, timeouts: Timeouts) -> Result<Self> {
         // Before the families take the maps out of `ebpf`.
         let tables = Tables { v4: rows(ebpf)?, v6: rows(ebpf)? };
         let ends = Ends::new(ebpf)?;
-        let families = Families { v4: Family::new(ebpf)?, v6: Family::new(ebpf)?, ends, counted: None };
-        Ok(Self { families: Arc::new(Mutex::new(families)), tables: Arc::new(tables) })
+        let families =
+            Families { v4: Family::new(ebpf, timeouts)?, v6: Family::new(ebpf, timeouts)?, ends, counted: None };
+        Ok(Self { families: Arc::new(Mutex::new(families)), tables: Arc::new(tables), timeouts })
     }
 
     /// Tells that programs of another load may open flows as well.
@@ -142,7 +145,7 @@ impl FlowMaps {
         let Tables { v4, v6 } = &*self.tables;
         let open = |name: &str| format!("walk through {name}");
         let v4 = v4.walk(BATCH).with_context(|| open(Addr4::MAPS.flows))?;
-        Ok(FlowReader::new(v4, v6.walk(BATCH).with_context(|| open(Addr6::MAPS.flows))?))
+        Ok(FlowReader::new(self.timeouts, v4, v6.walk(BATCH).with_context(|| open(Addr6::MAPS.flows))?))
     }
 
     /// Removes flows whose idle time exceeds their state's limit, and corrects each backend's count of flows.
@@ -198,13 +201,13 @@ fn rows<A: FamilyNames>(ebpf: &Ebpf) -> Result<Rows<FlowKey<A>, Flow<A>>> {
 }
 
 impl<A: FamilyNames> Family<A> {
-    fn new(ebpf: &mut Ebpf) -> Result<Self> {
+    fn new(ebpf: &mut Ebpf, timeouts: Timeouts) -> Result<Self> {
         let (name, data) = (A::MAPS.flows, flow_table::<A>(ebpf)?);
         let max_entries = data.info().with_context(|| format!("ask the kernel about map {name}"))?.max_entries();
         let walk = Walk::new(data, BATCH).with_context(|| format!("walk through {name}"))?;
         let (flows, connections) = (take(ebpf, name)?, take(ebpf, A::MAPS.connections)?);
         let (shares, ledger) = (Shares::new(ebpf)?, Ledger::new(ebpf)?);
-        Ok(Self { flows, walk, max_entries, pressure: Pressure::default(), connections, shares, ledger })
+        Ok(Self { flows, walk, max_entries, pressure: Pressure::default(), timeouts, connections, shares, ledger })
     }
 
     fn count(&mut self) -> Result<FamilyCounts<A>> {
@@ -247,13 +250,14 @@ impl<A: FamilyNames> Family<A> {
     fn walk(&mut self, now_secs: u32, ends: &mut Ends) -> Result<Found<A>> {
         let counts = self.ledger.begin()?;
         let mut found = Found { swept: Swept::default(), lasting: 0, held: Held::new(), counts, open: BTreeMap::new() };
+        let limits = (self.pressure, self.timeouts);
         self.walk.restart();
         loop {
             let started = Instant::now();
             let Some(batch) = self.walk.next_batch()? else { break };
             let (flows, ledger) = (&mut self.flows, &mut self.ledger);
             let mut batch = batch.inspect(|(key, flow)| ends.meet(key, flow));
-            batch.try_for_each(|entry| found.meet(entry, flows, ledger, self.pressure, now_secs))?;
+            batch.try_for_each(|entry| found.meet(entry, flows, ledger, limits, now_secs))?;
             if self.pressure != Pressure::Emergency {
                 thread::sleep(started.elapsed());
             }
@@ -295,10 +299,10 @@ impl<A: FamilyNames> Found<A> {
         (key, flow): (FlowKey<A>, Flow<A>),
         map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
         ledger: &mut Ledger<A>,
-        pressure: Pressure,
+        limits: (Pressure, Timeouts),
         now_secs: u32,
     ) -> Result<()> {
-        let is_over = |flow: &Flow<A>| is_over(flow, &key, pressure, now_secs);
+        let is_over = |flow: &Flow<A>| is_over(flow, &key, limits, now_secs);
         self.counts.add(&flow);
         self.swept.fast.tolerated += usize::from(flow.kind == Kind::UNDNAT && flow.tx.has(Seen::LIBERAL));
         if flow.kind == Kind::DNAT {
@@ -347,8 +351,13 @@ impl<A: FamilyNames> Found<A> {
     }
 }
 
-pub(super) fn is_over<A: Addr>(opener: &Flow<A>, key: &FlowKey<A>, pressure: Pressure, now_secs: u32) -> bool {
-    opener.idle_secs(now_secs) > pressure.timeout_secs(opener.state(), key.proto())
+pub(super) fn is_over<A: Addr>(
+    opener: &Flow<A>,
+    key: &FlowKey<A>,
+    (pressure, timeouts): (Pressure, Timeouts),
+    now_secs: u32,
+) -> bool {
+    opener.idle_secs(now_secs) > pressure.timeout_secs(opener.state(), key.proto(), timeouts)
 }
 
 /// Returns true if the flow counts for its backend. As in the programs, a flow stops counting when both sides have

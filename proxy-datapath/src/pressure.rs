@@ -1,7 +1,7 @@
 //! Decides how long flows may be idle, by the fill of the flow table.
 
 use proxy_common::addr::Proto;
-use proxy_common::flow::State;
+use proxy_common::flow::{State, Timeouts};
 
 /// The fill of a flow table with flows that make no room for others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
@@ -27,8 +27,8 @@ impl Pressure {
     }
 
     /// Returns the time that a flow may be idle in this state before it is forgotten.
-    pub(super) fn timeout_secs(self, state: State, proto: Proto) -> u32 {
-        let timeout_secs = state.timeout_secs(proto);
+    pub(super) fn timeout_secs(self, state: State, proto: Proto, timeouts: Timeouts) -> u32 {
+        let timeout_secs = state.timeout_secs(proto, timeouts);
         match self {
             Self::None => timeout_secs,
             Self::High => timeout_secs / 2,
@@ -46,12 +46,12 @@ mod tests {
         let timeouts = |entries| {
             let pressure = Pressure::of(entries, 1_000);
             let states = [State::New, State::Answered, State::Established, State::Closed];
-            states.map(|state| pressure.timeout_secs(state, Proto::TCP))
+            states.map(|state| pressure.timeout_secs(state, Proto::TCP, Timeouts::DEFAULT))
         };
-        assert_eq!(timeouts(799), [30, 60, 8_100, 60]);
-        assert_eq!(timeouts(800), [15, 30, 4_050, 30]);
-        assert_eq!(timeouts(949), [15, 30, 4_050, 30]);
-        assert_eq!(timeouts(950), [7, 15, 2_025, 15]);
-        assert_eq!(timeouts(1_000), [7, 15, 2_025, 15]);
+        assert_eq!(timeouts(799), [30, 60, 86_400, 60]);
+        assert_eq!(timeouts(800), [15, 30, 43_200, 30]);
+        assert_eq!(timeouts(949), [15, 30, 43_200, 30]);
+        assert_eq!(timeouts(950), [7, 15, 21_600, 15]);
+        assert_eq!(timeouts(1_000), [7, 15, 21_600, 15]);
     }
 }

@@ -11,6 +11,7 @@ use proxy_common::share::Register;
 use crate::maps::{self, DecisionMemory, Entry};
 use crate::net::{At, Net, is_forged};
 use crate::packet::Packet;
+use crate::setting::timeouts;
 use crate::skb::{PacketMark, Skb};
 use crate::{decide, select};
 
@@ -120,7 +121,7 @@ fn heed<A: Net>(
     match kind {
         EntryKind::Dnat => {
             let now_secs = maps::about_now_secs();
-            if packet.opens() && flow.may_be_reused(packet.proto, now_secs) {
+            if packet.opens() && flow.may_be_reused(packet.proto, now_secs, timeouts()) {
                 close(flow, packet.proto);
                 return false;
             }

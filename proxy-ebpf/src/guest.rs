@@ -28,6 +28,7 @@ use crate::net::Net;
 use crate::open;
 use crate::opening::{Opening, Source, Way};
 use crate::packet::Packet;
+use crate::setting::timeouts;
 
 /// Returns true if a packet with this source, which tells that much of its connection, is one of theirs that counts.
 #[inline(always)]
@@ -138,7 +139,7 @@ fn is_taken<A: Net>(scratch: &mut Scratch<A>) -> bool {
         return false;
     }
     let opener = other.opener_key(packet.proto);
-    if maps::flow(&opener, other).is_none() || other.is_expired(packet.proto, now_secs()) {
+    if maps::flow(&opener, other).is_none() || other.is_expired(packet.proto, now_secs(), timeouts()) {
         close(other, packet.proto);
         return false;
     }

@@ -18,6 +18,7 @@ use crate::opening::{Opening, Way};
 use crate::packet::Packet;
 use crate::random::below;
 use crate::ring::Ring;
+use crate::setting::timeouts;
 
 /// Source ports tried in a draw. At nine tenths full one in five flows would need more.
 const PORT_TRIES: u32 = 16;
@@ -160,7 +161,7 @@ fn keeps_place<A: Net>(ring: Ring, place: &Place<A>, flow: &Flow<A>, spares: boo
     let is_stream = flow.is_assured();
     let moves = is_stream && !ring.is_of_streams();
     let goes_on = spares && proto == Proto::UDP && flow.is_stream_since(place.since_secs, now_secs);
-    if !moves && !goes_on || flow.is_evictable(proto, now_secs) {
+    if !moves && !goes_on || flow.is_evictable(proto, now_secs, timeouts()) {
         return false;
     }
     let to = if is_stream { Ring::own().streams() } else { ring };
@@ -170,7 +171,7 @@ fn keeps_place<A: Net>(ring: Ring, place: &Place<A>, flow: &Flow<A>, spares: boo
 /// A function of its own: what it needs of the stack is free again before [`close`] needs its own.
 #[inline(never)]
 fn is_evictable<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
-    flow.is_evictable(proto, now_secs())
+    flow.is_evictable(proto, now_secs(), timeouts())
 }
 
 /// Counts a flow that has its entries.
@@ -308,7 +309,7 @@ pub fn end_if_silent<A: Net>(flow: &Flow<A>, proto: Proto) {
 
 #[inline(never)]
 fn is_expired<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
-    flow.is_expired(proto, now_secs())
+    flow.is_expired(proto, now_secs(), timeouts())
 }
 
 /// Returns true if a flow keeps its port: one beyond half-open, and a stream that was just heard.

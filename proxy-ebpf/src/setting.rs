@@ -1,6 +1,7 @@
 //! Settings, which the loader writes before it loads the programs. The verifier knows their values, and leaves out of the
 //! programs what they rule out.
 
+use proxy_common::flow::Timeouts;
 use proxy_common::maps::FLOWS;
 
 /// A value of the object's read-only data.
@@ -49,9 +50,26 @@ settings! {
     /// The entries that the table of flows has room for.
     FLOW_ROOM: u32 = FLOWS;
 
+    /// The times of [`Timeouts`], in seconds.
+    TCP_ESTABLISHED_SECS: u32 = Timeouts::DEFAULT.tcp_established;
+    TCP_HALF_CLOSED_SECS: u32 = Timeouts::DEFAULT.tcp_half_closed;
+    UDP_SECS: u32 = Timeouts::DEFAULT.udp;
+    UDP_STREAM_SECS: u32 = Timeouts::DEFAULT.udp_stream;
+
     /// The cookie of the network namespace whose sockets are served.
     SOCKET_NETNS: u64 = 0;
 
     /// Bits of [`proxy_common::socket`].
     SOCKET_FLAGS: u32 = 0;
+}
+
+/// Returns the times for which flows may be silent.
+#[inline(always)]
+pub fn timeouts() -> Timeouts {
+    Timeouts {
+        tcp_established: TCP_ESTABLISHED_SECS.get(),
+        tcp_half_closed: TCP_HALF_CLOSED_SECS.get(),
+        udp: UDP_SECS.get(),
+        udp_stream: UDP_STREAM_SECS.get(),
+    }
 }

@@ -56,7 +56,7 @@ impl FlowView {
             from_node: flow.from_node,
             state: state_name(flow.state).to_owned(),
             idle_secs: flow.idle_secs,
-            timeout_secs: flow.state.timeout_secs(flow.proto),
+            timeout_secs: flow.timeout_secs,
             service: names.find(flow.frontend, &protocol).map(FlowService::new),
             protocol: protocol.to_uppercase(),
         }

@@ -219,11 +219,12 @@ impl Flow {
         let (client, backend) = (self.client_said, self.backend_said);
         match self.proto {
             _ if client.reset => 10,
+            TCP if client.goodbye || backend.goodbye => 3_600,
             _ if client.goodbye || backend.goodbye => 120,
             _ if !backend.anything => 30,
             UDP => 180,
             _ if !self.assured => 60,
-            TCP => 8_100,
+            TCP => 86_400,
             _ => 18_000,
         }
     }

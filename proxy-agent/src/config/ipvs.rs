@@ -92,7 +92,7 @@ pub(super) fn without_effect(ipvs: &Ipvs) -> impl Iterator<Item = (&'static str,
 }
 
 pub(super) const TIMEOUTS: &str =
-    "kpx's own table keeps an idle TCP connection for 135 minutes, a half-closed one for 2, an idle UDP exchange for 3";
+    "kpx's own table goes by conntrack.tcpEstablishedTimeout, tcpCloseWaitTimeout, udpTimeout and udpStreamTimeout";
 pub(super) const STRICT_ARP: &str = "kpx puts no Service's address on a device, so the node answers no ARP for it";
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::{fs, io};
 use anyhow::{Context, Error, Result};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
+use proxy_common::flow::Timeouts;
 use tracing::{debug, info, warn};
 
 use proxy_net::changes::Changes;
@@ -50,6 +51,34 @@ pub fn apply(settings: &Conntrack, changes: &Changes, events: &Events) {
             Err(error) => warn!(error = format!("{error:#}"), "a setting of conntrack is unchanged"),
         }
     }
+}
+
+/// Returns the times for which flows may be silent: the operator's, else the kernel's as they stand. The kernel's two minutes for
+/// streams of UDP are shorter than the programs' own.
+pub fn flow_timeouts(settings: &Conntrack) -> Timeouts {
+    let default = Timeouts::DEFAULT;
+    let (established, half_closed) = (settings.tcp_established_timeout, settings.tcp_close_wait_timeout);
+    let stream = || secs_as_they_stand("udp_timeout_stream").map(|secs| secs.max(default.udp_stream));
+    Timeouts {
+        tcp_established: secs(established)
+            .or_else(|| secs_as_they_stand("tcp_timeout_established"))
+            .unwrap_or(default.tcp_established),
+        tcp_half_closed: secs(half_closed)
+            .or_else(|| secs_as_they_stand("tcp_timeout_close_wait"))
+            .unwrap_or(default.tcp_half_closed),
+        udp: secs(settings.udp_timeout).or_else(|| secs_as_they_stand("udp_timeout")).unwrap_or(default.udp),
+        udp_stream: secs(settings.udp_stream_timeout).or_else(stream).unwrap_or(default.udp_stream),
+    }
+}
+
+/// Returns a time that the operator has set. 0 stands for the kernel's.
+fn secs(set: Option<Duration>) -> Option<u32> {
+    set.filter(|time| time.as_secs() > 0).map(|time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX))
+}
+
+/// Returns a time of the kernel's. Without conntrack the kernel has none.
+fn secs_as_they_stand(name: &str) -> Option<u32> {
+    sysctl::read(&format!("netfilter/nf_conntrack_{name}")).ok().flatten()?.trim().parse().ok()
 }
 
 /// Returns the kernel parameters that [`apply`] sets, by key.
@@ -155,5 +184,19 @@ mod tests {
             "netfilter/nf_conntrack_udp_timeout_stream=120",
         ];
         assert_eq!(values, want);
+    }
+
+    #[test]
+    fn flows_are_kept_as_long_as_the_operator_has_conntrack_keep_them() {
+        let hours = |hours: u64| Some(Duration::from_secs(hours * 3_600));
+        let settings = Conntrack {
+            tcp_established_timeout: hours(96),
+            tcp_close_wait_timeout: hours(12),
+            udp_timeout: Some(Duration::from_secs(10)),
+            udp_stream_timeout: Some(Duration::from_secs(60)),
+            ..Conntrack::default()
+        };
+        let want = Timeouts { tcp_established: 345_600, tcp_half_closed: 43_200, udp: 10, udp_stream: 60 };
+        assert_eq!(flow_timeouts(&settings), want);
     }
 }

@@ -1,6 +1,6 @@
 //! When an opener may take the place of an older flow of the same client.
 
-use super::{ANSWER_SECS, Flow, REDIAL_SECS, Seen, Told};
+use super::{ANSWER_SECS, Flow, REDIAL_SECS, Seen, Timeouts, Told};
 use crate::addr::{Addr, Proto};
 
 impl<A: Addr> Flow<A> {
@@ -10,7 +10,7 @@ impl<A: Addr> Flow<A> {
     /// says. A backend that knows the connection answers (RFC 5961 §4), and a client that does not know it resets it then. A flow that the
     /// agent has ended has no backend to ask.
     #[inline(always)]
-    pub const fn may_be_reused(&self, proto: Proto, now_secs: u32) -> bool {
+    pub const fn may_be_reused(&self, proto: Proto, now_secs: u32, timeouts: Timeouts) -> bool {
         let idle_secs = self.idle_secs(now_secs);
         let forgotten = match proto {
             Proto::UDP => false,
@@ -19,7 +19,7 @@ impl<A: Addr> Flow<A> {
             Proto::TCP => self.is_lost() || self.tx.has(Seen::REDIALLED) && idle_secs >= ANSWER_SECS,
             _ => idle_secs > REDIAL_SECS,
         };
-        forgotten || self.is_expired(proto, now_secs)
+        forgotten || self.is_expired(proto, now_secs, timeouts)
     }
 
     /// Returns true, in the opener's entry, if the backend has to answer the client's SYN for the flow to stay.

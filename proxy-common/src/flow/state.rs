@@ -47,22 +47,47 @@ impl State {
 
     /// How long a flow may be silent in this state before it is forgotten.
     #[inline(always)]
-    pub const fn timeout_secs(self, proto: Proto) -> u32 {
+    pub const fn timeout_secs(self, proto: Proto, timeouts: Timeouts) -> u32 {
         let tcp = proto.0 == Proto::TCP.0;
         match self {
+            Self::New if proto.0 == Proto::UDP.0 => timeouts.udp,
             // Five retries of a SYN, at 1, 2, 4, 8 and 16 s.
             Self::New => 30,
             // Five retries of what answers a SYN; each of them counts as a sign of life.
             Self::Answered if tcp || proto.0 == Proto::SCTP.0 => 60,
-            // Longer than the 2 h after which keep-alives start (RFC 9293 §3.8.4).
-            Self::Established if tcp => 8_100,
+            Self::Established if tcp => timeouts.tcp_established,
             // A lost path shows within minutes, by heartbeats (RFC 9260 §8.3).
             Self::Established if proto.0 == Proto::SCTP.0 => 18_000,
-            Self::Answered | Self::Established => 180,
+            Self::Answered | Self::Established => timeouts.udp_stream,
+            Self::HalfClosed if tcp => timeouts.tcp_half_closed,
             Self::HalfClosed => 120,
             // TIME-WAIT as Linux counts it.
             Self::Closed => 60,
             Self::Reset => 10,
         }
+    }
+}
+
+/// The times for which flows may be silent, in seconds, as far as the operator or conntrack sets them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    pub tcp_established: u32,
+    /// One side has sent its FIN, and the other may go on sending: conntrack's CLOSE_WAIT.
+    pub tcp_half_closed: u32,
+    /// The backend has not answered.
+    pub udp: u32,
+    /// The backend has answered.
+    pub udp_stream: u32,
+}
+
+impl Timeouts {
+    /// kube-proxy's times for TCP (`conntrack.tcpEstablishedTimeout`, `tcpCloseWaitTimeout`). The second one for UDP is longer than the
+    /// kernel's.
+    pub const DEFAULT: Self = Self { tcp_established: 86_400, tcp_half_closed: 3_600, udp: 30, udp_stream: 180 };
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self::DEFAULT
     }
 }

@@ -3,6 +3,8 @@ use core::net::Ipv4Addr;
 use super::*;
 use crate::addr::Port;
 
+const TIMEOUTS: Timeouts = Timeouts { tcp_established: 8_100, tcp_half_closed: 120, udp: 30, udp_stream: 180 };
+
 fn at(last: u8, port: u16) -> SockAddr<Addr4> {
     SockAddr::new(Ipv4Addr::new(10, 0, 0, last).into(), Port::new(port))
 }
@@ -66,26 +68,26 @@ fn states_follow_what_both_sides_have_shown() {
 #[test]
 fn an_opener_takes_over_only_what_is_expired() {
     let mut flow = flow(at(1, 1000), 0);
-    assert!(!flow.may_be_reused(Proto::TCP, 101), "a SYN sent again is the same flow");
-    assert!(!flow.may_be_reused(Proto::UDP, 130));
-    assert!(flow.may_be_reused(Proto::UDP, 131), "30 s without an answer");
+    assert!(!flow.may_be_reused(Proto::TCP, 101, TIMEOUTS), "a SYN sent again is the same flow");
+    assert!(!flow.may_be_reused(Proto::UDP, 130, TIMEOUTS));
+    assert!(flow.may_be_reused(Proto::UDP, 131, TIMEOUTS), "30 s without an answer");
     flow.rx = Seen::PACKET;
-    assert!(!flow.may_be_reused(Proto::UDP, 280));
-    assert!(flow.may_be_reused(Proto::UDP, 281));
-    assert!(!flow.is_expired(Proto::TCP, 160));
-    assert!(flow.is_expired(Proto::TCP, 161), "a SYN was answered five times, and nobody came");
+    assert!(!flow.may_be_reused(Proto::UDP, 280, TIMEOUTS));
+    assert!(flow.may_be_reused(Proto::UDP, 281, TIMEOUTS));
+    assert!(!flow.is_expired(Proto::TCP, 160, TIMEOUTS));
+    assert!(flow.is_expired(Proto::TCP, 161, TIMEOUTS), "a SYN was answered five times, and nobody came");
     flow.tx = flow.tx.with(Seen::ASSURED);
-    assert!(!flow.is_expired(Proto::TCP, 161));
-    assert!(!flow.may_be_reused(Proto::TCP, 161), "a SYN in the client's name");
+    assert!(!flow.is_expired(Proto::TCP, 161, TIMEOUTS));
+    assert!(!flow.may_be_reused(Proto::TCP, 161, TIMEOUTS), "a SYN in the client's name");
     assert!(!flow.is_redialled_by(Told::OPENER, 160) && flow.is_redialled_by(Told::OPENER, 161));
     assert!(!flow.is_redialled_by(Told::PACKET, 161));
     let redialled = Flow { tx: flow.tx.with(Seen::REDIALLED), ..flow };
-    assert!(!redialled.may_be_reused(Proto::TCP, 102), "the backend has not had the time to answer");
-    assert!(redialled.may_be_reused(Proto::TCP, 103), "and has not answered");
-    assert!(!flow.may_be_reused(Proto::SCTP, 160) && flow.may_be_reused(Proto::SCTP, 161));
-    assert!(flow.is_expired(Proto::TCP, 8_201));
+    assert!(!redialled.may_be_reused(Proto::TCP, 102, TIMEOUTS), "the backend has not had the time to answer");
+    assert!(redialled.may_be_reused(Proto::TCP, 103, TIMEOUTS), "and has not answered");
+    assert!(!flow.may_be_reused(Proto::SCTP, 160, TIMEOUTS) && flow.may_be_reused(Proto::SCTP, 161, TIMEOUTS));
+    assert!(flow.is_expired(Proto::TCP, 8_201, TIMEOUTS));
     flow.rx = flow.rx.with(Seen::RST);
-    assert!(flow.may_be_reused(Proto::TCP, 100));
+    assert!(flow.may_be_reused(Proto::TCP, 100, TIMEOUTS));
 }
 
 #[test]
@@ -93,9 +95,9 @@ fn opener_takes_over_what_the_agent_has_ended() {
     let assured = Flow { tx: Seen::PACKET.with(Seen::ASSURED), rx: Seen::PACKET, ..flow(at(1, 1000), 0) };
     let lost = Flow { rx: assured.rx.with(Seen::LOST), ..assured };
     assert!(lost.is_lost() && !assured.is_lost());
-    assert!(lost.may_be_reused(Proto::TCP, 100) && !assured.may_be_reused(Proto::TCP, 100));
+    assert!(lost.may_be_reused(Proto::TCP, 100, TIMEOUTS) && !assured.may_be_reused(Proto::TCP, 100, TIMEOUTS));
     assert_eq!(
-        (lost.state(), lost.is_expired(Proto::TCP, 8_200)),
+        (lost.state(), lost.is_expired(Proto::TCP, 8_200, TIMEOUTS)),
         (State::Established, false),
         "it waits for its client"
     );
@@ -109,14 +111,17 @@ fn reset_in_name_of_a_client_outside_waits_for_the_backend() {
     let reset = Seen::PACKET.with(Seen::ASSURED).with(Seen::RST);
     let [of_pod, mut flow] =
         [of_pod, flow(at(1, 1000), Flow::<Addr4>::REMOTE)].map(|flow| Flow { tx: reset, rx: Seen::PACKET, ..flow });
-    assert!(of_pod.may_be_reused(Proto::TCP, 100), "its device tells a stranger");
-    assert!(!flow.may_be_reused(Proto::TCP, 110) && !flow.is_evictable(Proto::TCP, 110));
+    assert!(of_pod.may_be_reused(Proto::TCP, 100, TIMEOUTS), "its device tells a stranger");
+    assert!(!flow.may_be_reused(Proto::TCP, 110, TIMEOUTS) && !flow.is_evictable(Proto::TCP, 110, TIMEOUTS));
     assert!(flow.is_redialled_by(Told::OPENER, 100), "the backend has to answer");
-    assert!(flow.may_be_reused(Proto::TCP, 111) && flow.is_evictable(Proto::TCP, 111), "and has not gone on");
+    assert!(
+        flow.may_be_reused(Proto::TCP, 111, TIMEOUTS) && flow.is_evictable(Proto::TCP, 111, TIMEOUTS),
+        "and has not gone on"
+    );
     flow.rx = Seen::PACKET.with(Seen::RST);
-    assert!(flow.may_be_reused(Proto::TCP, 100), "the backend says that it is over");
+    assert!(flow.may_be_reused(Proto::TCP, 100, TIMEOUTS), "the backend says that it is over");
     (flow.tx, flow.rx) = (reset.with(Seen::FIN), Seen::PACKET.with(Seen::FIN));
-    assert!(flow.may_be_reused(Proto::TCP, 100), "both have said goodbye");
+    assert!(flow.may_be_reused(Proto::TCP, 100, TIMEOUTS), "both have said goodbye");
     (flow.tx, flow.rx) = (Seen::PACKET.with(Seen::RST), Seen::PACKET);
-    assert!(flow.may_be_reused(Proto::TCP, 100), "the client has not shown itself");
+    assert!(flow.may_be_reused(Proto::TCP, 100, TIMEOUTS), "the client has not shown itself");
 }
