@@ -206,7 +206,7 @@ impl Node {
         let written = self.write_devices();
         self.programs.attach(&self.devices, health);
         let judged = if listed { self.judge_fast_path().await } else { Ok(()) };
-        let kept = if listed { self.verify_sysctls() } else { Ok(()) };
+        let kept = if listed { self.verify_changes() } else { Ok(()) };
         let anchor_state = self.fit_anchor(listed).await;
         let verified = if listed {
             self.programs.verify(&self.handle, &self.devices, &mut self.repairs, health).await
@@ -291,9 +291,8 @@ impl Node {
         result
     }
 
-    /// Parameters that somebody has set back, as systemd-sysctl does whenever it is run.
-    fn verify_sysctls(&mut self) -> Result<()> {
-        self.repairs.sysctls += self.anchor.verify_sysctls(self.devices.links())?;
+    /// Sets parameters beside the anchor's back, which systemd-sysctl may change whenever it is run.
+    fn verify_changes(&mut self) -> Result<()> {
         self.repairs.sysctls += self.programs.verify_changes(&self.devices)?;
         Ok(())
     }
@@ -302,6 +301,7 @@ impl Node {
     async fn fit_anchor(&mut self, listed: bool) -> Result<bool> {
         let Some(anchor_state) = self.anchor.fit(self.devices.links(), listed).await? else { return Ok(false) };
         self.repairs.anchors += u64::from(!anchor_state.was_up);
+        self.repairs.sysctls += anchor_state.sysctls;
         let is_new = anchor_state.device != self.anchor.device();
         if is_new {
             self.programs.move_anchor(anchor_state.device.ifindex)?;

@@ -70,8 +70,8 @@ pub fn is_up(links: &BTreeMap<u32, Link>) -> bool {
     ends.count() == 2
 }
 
-/// Makes the pair, or corrects the present one. `mtu` is in bytes.
-pub async fn ensure(handle: &Handle, mtu: u32) -> anyhow::Result<Anchor> {
+/// Makes the pair, or corrects the present one. `mtu` is in bytes. Returns as well the number of sysctls that had another value.
+pub async fn ensure(handle: &Handle, mtu: u32) -> anyhow::Result<(Anchor, u64)> {
     let pair = match find(handle).await? {
         Some(pair) => pair,
         None => create(handle).await?,
@@ -81,11 +81,11 @@ pub async fn ensure(handle: &Handle, mtu: u32) -> anyhow::Result<Anchor> {
         let alias = LinkUnspec::new_with_index(pair.near).alias(format!("{ALIAS}{accept_local}"));
         set(handle, alias).await.with_context(|| format!("set the alias of {NAME}"))?;
     }
-    set_sysctls()?;
+    let sysctls = set_sysctls()?;
     for (name, index) in [(PEER, pair.far), (NAME, pair.near)] {
         configure(handle, index, mtu).await.with_context(|| format!("configure {name}"))?;
     }
-    Ok(Anchor { ifindex: pair.near, mac: pair.mac })
+    Ok((Anchor { ifindex: pair.near, mac: pair.mac }, sysctls))
 }
 
 /// Deletes the pair, and with it the routes through it. Does nothing if there is none.
@@ -100,28 +100,29 @@ pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     handle.link().del(pair.near).execute().await.with_context(|| format!("delete {NAME}"))
 }
 
-/// Lets lo take the host's packets for loopback addresses back, or no longer. Does nothing if there is no pair.
-pub async fn set_localhost(handle: &Handle, serves: bool) -> anyhow::Result<()> {
-    let Some(pair) = find(handle).await? else { return Ok(()) };
+/// Lets lo take the host's packets for loopback addresses back, or no longer. Does nothing if there is no pair. Returns the number of sysctls
+/// that somebody had set back.
+pub async fn set_localhost(handle: &Handle, serves: bool) -> anyhow::Result<u64> {
+    let Some(pair) = find(handle).await? else { return Ok(0) };
     let alias = match (serves, &pair.route_localnet) {
-        (true, Some(_)) => return verify_localhost().map(drop),
+        (true, Some(_)) => {
+            let old = sysctl::set(ROUTE_LOCALNET, "1")?;
+            old.iter().for_each(|old| info!(old, "sysctl {ROUTE_LOCALNET}=1 set"));
+            return Ok(old.into_iter().count() as u64);
+        }
         (true, None) => format!("{FAR_ALIAS}{}", sysctl::read(ROUTE_LOCALNET)?.context("the kernel has no IPv4")?),
         (false, Some(before)) => {
             sysctl::write(ROUTE_LOCALNET, before)?;
             String::new()
         }
-        (false, None) => return Ok(()),
+        (false, None) => return Ok(0),
     };
     let link = LinkUnspec::new_with_index(pair.far).alias(alias);
     set(handle, link).await.with_context(|| format!("set the alias of {PEER}"))?;
-    if serves { sysctl::write(ROUTE_LOCALNET, "1") } else { Ok(()) }
-}
-
-/// Lets lo take those packets, if it does not. Returns the number of switches that had another value.
-pub fn verify_localhost() -> anyhow::Result<u64> {
-    let old = sysctl::set(ROUTE_LOCALNET, "1")?;
-    old.iter().for_each(|old| info!(old, "sysctl {ROUTE_LOCALNET}=1 set"));
-    Ok(old.into_iter().count() as u64)
+    if serves {
+        sysctl::write(ROUTE_LOCALNET, "1")?;
+    }
+    Ok(0)
 }
 
 /// Returns the MTU of the pair in bytes, if the pair exists.
@@ -249,7 +250,7 @@ async fn set(handle: &Handle, link: LinkMessageBuilder<LinkUnspec>) -> anyhow::R
 }
 
 /// Sets the sysctls. Returns the number that had another value.
-pub fn set_sysctls() -> anyhow::Result<u64> {
+fn set_sysctls() -> anyhow::Result<u64> {
     let near4 = |key| (format!("ipv4/conf/{NAME}/{key}"), "1");
     let mut wanted = vec![
         (ACCEPT_LOCAL.to_owned(), "1"),

@@ -73,7 +73,7 @@ async fn devices(handle: &Handle) -> Result<NodeDevices> {
         let up = handle.link().set(LinkUnspec::new_with_index(index).up().build());
         up.execute().await.with_context(|| format!("set device {index} up"))?;
     }
-    Ok(NodeDevices { uplink, pods, anchor: anchor::ensure(handle, MTU).await? })
+    Ok(NodeDevices { uplink, pods, anchor: anchor::ensure(handle, MTU).await?.0 })
 }
 
 fn route(net: IpNet, device: u32, kind: RouteType) -> Result<RouteMessage> {

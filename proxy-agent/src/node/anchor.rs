@@ -15,8 +15,6 @@ pub(super) struct AnchorDevice {
     mtu: u32,
     /// 127.0.0.1 serves node ports.
     serves_localhost: bool,
-    /// The state as of the last event.
-    up: bool,
 }
 
 /// The state of the anchor after a check. [`AnchorDevice::set`] takes it in once the rest of the node has adapted.
@@ -24,6 +22,8 @@ pub(super) struct AnchorState {
     pub(super) device: Anchor,
     /// It was there before.
     pub(super) was_up: bool,
+    /// The parameters that somebody had changed, and that are set back. Those of an anchor that was gone or down come with it.
+    pub(super) sysctls: u64,
     mtu: u32,
 }
 
@@ -32,9 +32,9 @@ impl AnchorDevice {
     pub(super) async fn start(handle: Handle, serves_localhost: bool) -> Result<Self> {
         let present = anchor::present_mtu(&handle).await.context("look for the anchor")?;
         let mtu = present.unwrap_or_else(|| anchor_mtu(&BTreeMap::new()));
-        let device = anchor::ensure(&handle, mtu).await.context("make the anchor")?;
+        let (device, _) = anchor::ensure(&handle, mtu).await.context("make the anchor")?;
         anchor::set_localhost(&handle, serves_localhost).await?;
-        Ok(Self { handle, device, mtu, serves_localhost, up: false })
+        Ok(Self { handle, device, mtu, serves_localhost })
     }
 
     pub(super) fn device(&self) -> Anchor {
@@ -47,32 +47,22 @@ impl AnchorDevice {
 
     /// Restores the anchor if it is missing or down, or if its MTU differs from the uplinks'. Does so now and then
     /// without a reason, because some damage does not show. None if nothing had to be done.
-    pub(super) async fn fit(&mut self, links: &BTreeMap<u32, Link>, listed: bool) -> Result<Option<AnchorState>> {
+    pub(super) async fn fit(&self, links: &BTreeMap<u32, Link>, listed: bool) -> Result<Option<AnchorState>> {
         let mtu = anchor_mtu(links);
         let up = links.contains_key(&self.ifindex()) && anchor::is_up(links);
-        self.up = up;
         if mtu == self.mtu && up && !listed {
             return Ok(None);
         }
         // The known state of devices is a moment old. In that moment the anchor may have come up and gone down again.
         let was_up = anchor::stands(&self.handle).await.context("look at the anchor")?;
-        let device = anchor::ensure(&self.handle, mtu).await.context("fit the anchor")?;
-        anchor::set_localhost(&self.handle, self.serves_localhost).await?;
+        let (device, changed) = anchor::ensure(&self.handle, mtu).await.context("fit the anchor")?;
+        let changed = changed + anchor::set_localhost(&self.handle, self.serves_localhost).await?;
         debug!(mtu, "anchor fitted");
-        Ok(Some(AnchorState { device, was_up, mtu }))
+        let sysctls = if was_up { changed } else { 0 };
+        Ok(Some(AnchorState { device, was_up, sysctls, mtu }))
     }
 
     pub(super) fn set(&mut self, anchor_state: &AnchorState) {
         (self.device, self.mtu) = (anchor_state.device, anchor_state.mtu);
-    }
-
-    /// Sets parameters back that somebody has changed, and says how many. Those of an anchor that is gone, or was, come
-    /// with it.
-    pub(super) fn verify_sysctls(&self, links: &BTreeMap<u32, Link>) -> Result<u64> {
-        if !self.up || !links.contains_key(&self.ifindex()) {
-            return Ok(0);
-        }
-        let localhost = if self.serves_localhost { anchor::verify_localhost()? } else { 0 };
-        Ok(anchor::set_sysctls()? + localhost)
     }
 }

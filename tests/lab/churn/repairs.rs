@@ -1,7 +1,9 @@
 //! Another program takes away what kpx put onto a node: kpx notices within the sync period, and puts it back.
 
-use std::fs;
+use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
+use std::{fs, io};
 
 use anyhow::{Context, Result, ensure};
 use aya::programs::TcAttachType;
@@ -114,4 +116,38 @@ fn parameters(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
         wanted.iter().try_fold(true, |all, (key, _, value)| anyhow::Ok(all && read(key)? == *value))
     })?;
     wait_until(PROMPT, "kpx counts them", || Ok(repairs(kpx, "sysctl")? >= before + 5.0))
+}
+
+/// The value comes back once for each repair, and is changed again at once: so kpx finds it changed as often as it looks at all.
+#[test]
+fn every_repair_of_a_parameter_is_counted() -> Result<()> {
+    /// Some of several looks.
+    const REPAIRS: u32 = 6;
+    const KEY: &str = "ipv4/conf/kpx0/src_valid_mark";
+    let fixture = Fixture::new()?;
+    let kpx = fixture.kpx("tcx")?;
+    wait_until(PROMPT, "n1 is served", || Ok(fixture.serves(&["n1"])))?;
+    let before = repairs(&kpx, "sysctl")?;
+    let mut repaired = 0;
+    let change = || -> io::Result<()> {
+        let path = Path::new("/proc/sys/net").join(KEY);
+        let end = Instant::now() + PROMPT;
+        fs::write(&path, "0")?;
+        while repaired < REPAIRS && Instant::now() < end {
+            if fs::read_to_string(&path)?.trim() == "1" {
+                repaired += 1;
+                fs::write(&path, "0")?;
+            }
+        }
+        Ok(())
+    };
+    fixture.node().run(change)?;
+    ensure!(repaired == REPAIRS, "{repaired} repairs");
+    wait_until(PROMPT, "the last change is repaired", || {
+        Ok(fixture.node().read(&format!("/proc/sys/net/{KEY}"))?.trim() == "1")
+    })?;
+    let wanted = before + f64::from(REPAIRS + 1);
+    wait_until(PROMPT, "kpx counts them", || Ok(repairs(&kpx, "sysctl")? >= wanted))?;
+    ensure!(repairs(&kpx, "sysctl")? == wanted, "some count twice");
+    kpx.stop()
 }

@@ -13,11 +13,11 @@ fn the_anchor_is_made_once_and_removed_without_trace() {
         in_netns(async move {
             fs::write("/proc/sys/net/ipv4/conf/lo/accept_local", accept_local)?;
             let rp_filter = sysctl("ipv4/conf/default/rp_filter")?;
-            let first = anchor::ensure(&handle()?, 1450).await?;
+            let (first, _) = anchor::ensure(&handle()?, 1450).await?;
             check_anchor(&first, 1450).await?;
             // The second call stands for a restarted agent.
-            let second = anchor::ensure(&handle()?, 1400).await?;
-            ensure!(second == first, "{second:?} after {first:?}");
+            let (second, changed) = anchor::ensure(&handle()?, 1400).await?;
+            ensure!((second, changed) == (first, 0), "{second:?} after {first:?}, {changed} sysctls");
             check_anchor(&second, 1400).await?;
             anchor::set_localhost(&handle()?, true).await?;
             anchor::set_localhost(&handle()?, true).await?;
@@ -37,7 +37,7 @@ fn the_anchor_is_made_once_and_removed_without_trace() {
 fn the_anchor_takes_over_a_pair_and_nothing_else() {
     in_netns(async {
         ip("link add kpx0 type veth peer name kpx1").await?;
-        check_anchor(&anchor::ensure(&handle()?, 1500).await?, 1500).await?;
+        check_anchor(&anchor::ensure(&handle()?, 1500).await?.0, 1500).await?;
         anchor::remove(&handle()?).await?;
 
         for (stranger, name) in [
@@ -61,7 +61,7 @@ fn the_anchor_comes_up_where_ipv6_is_off() {
         for device in ["all", "default", "lo"] {
             fs::write(format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6"), "1")?;
         }
-        check_anchor(&anchor::ensure(&handle()?, 1500).await?, 1500).await
+        check_anchor(&anchor::ensure(&handle()?, 1500).await?.0, 1500).await
     });
 }
 
