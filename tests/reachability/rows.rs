@@ -109,20 +109,20 @@ fn sizes(expect: Expect, protocol: Protocol, family: Family, mtu: usize) -> Vec<
 
 impl Row {
     fn check(&self, lab: &Lab, setting: &Setting) -> Result<()> {
-        let dial = from_unused_port(Dial::new(self.protocol, self.case.addr(lab, self.family)));
+        let dial = Dial::new(self.protocol, self.case.addr(lab, self.family));
         let ns = &lab.host(self.case.client).ns;
         match self.expect {
             Expect::Seen(seen) => self.is_answered(dial, lab, setting, services::backend(self.case.service), seen),
             Expect::Other(name, seen) => self.is_answered(dial, lab, setting, name, seen),
             Expect::Refused => {
                 let started = Instant::now();
-                match dial.exchange(ns, &[0]) {
+                match from_unused_port(dial).exchange(ns, &[0]) {
                     Err(Fault::Refused) if started.elapsed() < AT_ONCE => Ok(()),
                     Err(fault) => bail!("not refused at once: {fault} after {:?}", started.elapsed()),
                     Ok(answer) => bail!("{} answers", answer.backend),
                 }
             }
-            Expect::Silence => match dial.deadline(SILENCE).exchange(ns, &[0]) {
+            Expect::Silence => match from_unused_port(dial).deadline(SILENCE).exchange(ns, &[0]) {
                 Err(Fault::TimedOut(_)) => Ok(()),
                 Err(fault) => bail!("not silence: {fault}"),
                 Ok(answer) => bail!("{} answers", answer.backend),
@@ -138,7 +138,8 @@ impl Row {
             Size::Fragments(size) => (dial.fragments(), size),
         };
         let converse = |dial: Dial| -> Result<[Answer; 2], Fault> {
-            let mut connection = dial.connect(&lab.host(self.case.client).ns)?;
+            // A second conversation gets no answers to the first one, which may come late.
+            let mut connection = from_unused_port(dial).connect(&lab.host(self.case.client).ns)?;
             Ok([connection.exchange(&[0])?, connection.exchange_last(&pattern(size))?])
         };
         for answer in dial.learning(lab.layout, converse).with_context(|| format!("dial {}", dial.to))? {

@@ -141,14 +141,18 @@ impl Dial {
     }
 
     /// Converses, and retries once without an answer where pods have a smaller MTU than the links. There the first
-    /// datagram in IPv6 fragments is lost, and an ICMP error teaches its sender the path's MTU. On a busy machine one
-    /// IPv4 datagram in some thousands is lost there: a fragment that overtakes its packet's first one is not
-    /// translated.
+    /// datagram in IPv6 fragments is lost, and an ICMP error teaches its sender the path's MTU. The error may come late, and end a
+    /// second conversation. On a busy machine one IPv4 datagram in some thousands is lost there: a fragment that overtakes its
+    /// packet's first one is not translated.
     pub fn learning<T>(self, layout: Layout, converse: impl Fn(Self) -> Result<T, Fault>) -> Result<T, Fault> {
         if self.fragments && self.protocol == Protocol::Udp && layout.mtu() < LINK_MTU {
+            let is_lesson = |fault: &Fault| matches!(fault, Fault::Io(_, error) if error.raw_os_error() == Some(nix::libc::EMSGSIZE));
             match converse(self.deadline(LESSON)) {
-                Err(Fault::TimedOut(_)) => {}
-                Err(Fault::Io(_, error)) if error.raw_os_error() == Some(nix::libc::EMSGSIZE) => {}
+                Err(fault) if is_lesson(&fault) || matches!(fault, Fault::TimedOut(_)) => {}
+                result => return result,
+            }
+            match converse(self) {
+                Err(fault) if is_lesson(&fault) => {}
                 result => return result,
             }
         }
