@@ -64,6 +64,7 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<TestCounts> {
     for outcome in random.iter().chain([&units]) {
         tally.add(outcome.counts);
     }
+    let mut alone = Vec::new();
     for (target, mut outcome) in labs.into_iter().flatten() {
         if !outcome.failed.is_empty() {
             let again = step(&format!("test alone what failed in {}", target.name), || {
@@ -72,8 +73,12 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<TestCounts> {
                 Outcome::of(again.env("RUST_TEST_THREADS", "1"), &mut stdout())
             })?;
             outcome.settle(&again);
+            alone.extend(outcome.alone.iter().map(|name| format!("{} {name}", target.name)));
         }
         tally.add(outcome.counts);
+    }
+    for name in alone {
+        println!("failed beside others, passed alone, counts as neither: {name}");
     }
     Ok(tally)
 }
