@@ -16,7 +16,7 @@ pub enum Reason {
     Fragment,
     /// A transport that kpx does not translate, or an ICMP message about none of our flows.
     Protocol,
-    /// To or from a multicast, broadcast, loopback or link-local address.
+    /// To or from a multicast, broadcast, loopback or unspecified address, or one of fe80::/10.
     NotUnicast,
     /// No flow, and its destination is no frontend.
     NotOurs,

@@ -59,8 +59,6 @@ impl Node {
     pub const FAST_OPENED_OUTSIDE: u32 = 1 << 17;
     /// Under `externalTrafficPolicy: Local`, node ports at a loopback address lead to endpoints of this node alone (KEP-6032).
     pub const LOCALHOST_LOCAL: u32 = 1 << 18;
-    /// Local redirects may be of link-local addresses, so packets to these are looked up.
-    pub const LINK_LOCAL: u32 = 1 << 19;
     /// All that the fast path does.
     pub const OF_FAST_PATH: u32 = Self::FAST_PATH
         | Self::FAST_OPEN

@@ -127,19 +127,15 @@ impl Net for Addr4 {
         skb.store(ETH_LEN + CHECK_OFFSET - 2, &[u32::from_ne_bytes([ttl, proto, high, low]), src, dst, ports], 0)
     }
 
-    /// Neither 0/8, 127/8, 169.254/16 nor multicast, reserved or broadcast (RFC 6890).
+    /// As the kernel has it (`ip_route_input_slow`): neither 0.0.0.0, 127/8, multicast nor 255.255.255.255. 240/4 and 169.254/16 are
+    /// addresses like others there.
     #[inline(always)]
     fn is_unicast(self) -> bool {
         let addr = u32::from_be(self.wire());
-        let first = addr >> 24;
-        // Most pods have an address before 127/8.
-        first.wrapping_sub(1) < 126 || first.wrapping_sub(128) < 96 && addr >> 16 != 0xa9fe
-    }
-
-    /// RFC 3927.
-    #[inline(always)]
-    fn is_metadata(self) -> bool {
-        u32::from_be(self.wire()) >> 16 == 0xa9fe
+        // Most pods have an address before 127/8; the others are up to multicast, and behind it.
+        addr.wrapping_sub(1) < 0x7eff_ffff
+            || addr.wrapping_sub(0x8000_0000) < 0x6000_0000
+            || addr.wrapping_sub(0xf000_0000) < 0x0fff_ffff
     }
 
     /// RFC 1122 §3.2.1.3.

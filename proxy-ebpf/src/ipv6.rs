@@ -149,13 +149,8 @@ impl Net for Addr6 {
         skb.store(ETH_LEN + Self::SRC_OFFSET, &new, 0)
     }
 
-    /// No router forwards a link-local address (RFC 4291 §2.5.6).
-    #[inline(always)]
-    fn is_metadata(self) -> bool {
-        false
-    }
-
-    /// Neither unspecified, loopback, link-local (fe80::/10) nor multicast (RFC 4291 §2.4).
+    /// Neither unspecified, loopback, multicast (RFC 4291 §2.4) nor link-local (fe80::/10). The kernel forwards nothing from a link-local
+    /// address (`ip6_forward`), and it names a host only together with a link, which flows do not have.
     #[inline(always)]
     fn is_unicast(self) -> bool {
         let addr = self.wire();

@@ -66,9 +66,8 @@ pub trait Net: Addr + Maps {
     fn peek(skb: Skb) -> Option<Head<Self>>;
     /// Gives a packet with such headers other addresses and ports, and fixes its checksums.
     fn rewrite(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason>;
+    /// Returns true for an address by which the kernel forwards packets from and to a host.
     fn is_unicast(self) -> bool;
-    /// Returns true for a link-local address that pods' routers forward: where clouds serve metadata.
-    fn is_metadata(self) -> bool;
     /// Returns true for an address that only this host's own packets to itself may have.
     fn is_loopback(self) -> bool;
     /// Returns true for the type of an ICMP message that quotes the packet it is about.
@@ -143,16 +142,12 @@ pub trait Net: Addr + Maps {
 }
 
 /// Returns true if packets may have these addresses. Where they do not leave the host, the destination may be a loopback address.
-/// Otherwise it may be one of a cloud's metadata, where the operator lets these be redirected.
 #[inline(always)]
 pub fn are_fit<A: Net, const WITHIN_HOST: bool>(src: &A, dst: &A) -> bool {
     if src.is_unicast() && dst.is_unicast() {
         return true;
     }
-    if WITHIN_HOST {
-        return dst.is_loopback() && (src.is_loopback() || src.is_unicast());
-    }
-    dst.is_metadata() && src.is_unicast() && maps::node().is_some_and(|node| node.has(Node::LINK_LOCAL))
+    WITHIN_HOST && dst.is_loopback() && (src.is_loopback() || src.is_unicast())
 }
 
 /// Finds where the kernel would forward a packet from `src` to `dst` that came in through a device.

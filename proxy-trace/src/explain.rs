@@ -252,7 +252,7 @@ pub fn explain(reason: Reason) -> &'static str {
         Reason::Malformed => "its headers are malformed",
         Reason::Fragment => "a fragment of a packet whose first fragment was not seen",
         Reason::Protocol => "a transport that kpx does not translate",
-        Reason::NotUnicast => "from or to a multicast, broadcast, loopback or link-local address",
+        Reason::NotUnicast => "from or to a multicast, broadcast, loopback or unspecified address, or one of fe80::/10",
         Reason::NotOurs => "no service is offered there",
         Reason::NoFlow => "it belongs to no flow and cannot open one",
         Reason::NoEndpoints => "the service has no endpoint that serves",

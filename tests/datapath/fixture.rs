@@ -185,7 +185,7 @@ impl Fixture {
     pub(crate) fn run_from(&self, program: &str, frame: &[u8], packet: &str) -> Result<test_run::Outcome> {
         let src = packet.split(" > ").next().and_then(|before| before.split_whitespace().last());
         let device = match src.map(|src| src.split(':').next().unwrap_or(src)) {
-            Some("pod") => "pod0",
+            Some("pod" | "reserved-pod") => "pod0",
             Some("far") => "eth1",
             _ => "lo",
         };
@@ -267,16 +267,13 @@ fn prepare(bench: &mut Bench, names: &Names, netns: &NetNs) -> Result<()> {
          link set wire up
          addr add {node_ip}/{host_len} dev lo {at_once}
          addr add {uplink}/{uplink_len} dev eth1 {at_once}
-         route add {} dev pod0
-         route add {} dev eth1
          link add {FROM} type veth peer name there
          link set {FROM} up
          link set there up",
-        names.addr("pod")?,
-        names.addr("far")?,
     ))?;
-    for client in CLIENTS {
-        netns.ip(&format!("route add {} dev {FROM}", names.addr(client)?))?;
+    let backends = [("pod", "pod0"), ("reserved-pod", "pod0"), ("far", "eth1")];
+    for (sender, device) in CLIENTS.map(|client| (client, FROM)).into_iter().chain(backends) {
+        netns.ip(&format!("route add {} dev {device}", names.addr(sender)?))?;
     }
     netns.settle()?;
     // BPF_PROG_TEST_RUN takes lo for the packet's device.
@@ -326,7 +323,8 @@ fn devices(names: &Names, netns: &NetNs) -> Result<BTreeMap<u32, Device>> {
 /// The device that routes to the senders name, as if lo were a port of it.
 pub(crate) const FROM: &str = "from0";
 /// The senders of packets to the node.
-const CLIENTS: [&str; 5] = ["client", "neighbour", "stranger", "burglar", "router"];
+const CLIENTS: [&str; 8] =
+    ["client", "neighbour", "stranger", "burglar", "router", "reserved-client", "link-client", "zero-client"];
 
 fn ifindex(netns: &NetNs, name: &str) -> Result<u32> {
     netns.run(|| nix::net::if_::if_nametoindex(name)).with_context(|| format!("index of {name}"))
@@ -354,6 +352,8 @@ fn tables<A: Addr>(names: &Names) -> Result<Vec<FamilyChange<A>>> {
         ("remote", 53, Proto::UDP, Some(("far", 5353, false)), 1, all),
         ("remote", 80, Proto::TCP, Some(("far", 8080, false)), 1, all),
         ("nowhere", 80, Proto::TCP, Some(("lost", 80, false)), 1, all),
+        ("reserved", 80, Proto::TCP, Some(("reserved-pod", 8080, true)), 1, all),
+        ("reserved", 53, Proto::UDP, Some(("reserved-pod", 5353, true)), 1, all),
         ("none", 80, Proto::TCP, None, 0, 0),
         ("none", 80, Proto::UDP, None, 0, 0),
         ("local", 80, Proto::TCP, None, 0, all | Service::INTERNAL_LOCAL),

@@ -24,6 +24,7 @@ packet_tests! {
     redirect_answers_clients_of_the_node_but_its_own_pods,
     redirected_address_serves_pods_of_the_node_and_all_others_pass,
     source_ranges_come_before_everything_else,
+    every_unicast_address_is_served,
     host_reaches_its_own_node_ports_through_lo,
     host_reaches_node_ports_at_loopback_addresses_through_lo,
     compat_masquerades_where_kube_proxy_does,

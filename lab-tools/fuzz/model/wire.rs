@@ -189,12 +189,11 @@ fn v6(frame: &[u8], at: usize) -> Result<Ip, Reason> {
     if lacks_id { Err(Reason::Malformed) } else { Ok(ip) }
 }
 
-/// RFC 6890, RFC 4291 §2.4: of one host, and not only on its own link or in itself.
+/// Of one host that packets are forwarded to, as the kernel has it.
 fn is_unicast(addr: IpAddr) -> bool {
     match addr {
         IpAddr::V4(addr) => {
-            let first = addr.octets()[0];
-            first != 0 && first < 224 && !addr.is_loopback() && !addr.is_link_local()
+            !addr.is_unspecified() && !addr.is_loopback() && !addr.is_multicast() && !addr.is_broadcast()
         }
         IpAddr::V6(addr) => {
             let is_here = addr == Ipv6Addr::UNSPECIFIED || addr == Ipv6Addr::LOCALHOST;

@@ -1,9 +1,9 @@
 //! Checks a configuration and resolves it. Every wrong field is named, not only the first one.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 
 use super::choice;
 use super::invalid::{Fields, Invalid, Shown};
@@ -93,7 +93,7 @@ pub(super) fn check(
         service_cidrs: service_cidrs.clone(),
         host_routes: pod_routing.map(|routes| Arc::new(HostRoutes::unknown(routes == PodRoutes::Default))),
         has_redirects: kpx.local_redirect,
-        redirect_addresses: redirect_addresses.clone(),
+        redirect_addresses,
         ..ModelOptions::default()
     };
     let node = NodeOptions {
@@ -108,7 +108,6 @@ pub(super) fn check(
         // A host in mode host has no pods.
         fast_path: if is_host { FastPath::Off } else { kpx.fast_path },
         pod_routing,
-        redirects_link_local: redirect_addresses.iter().any(|net| overlaps(net, &LINK_LOCAL)),
         notices: Vec::new(),
     };
     Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, sockets, names, socket_group })
@@ -223,16 +222,9 @@ fn localhost(kube_proxy: &KubeProxyConfiguration, gates: Gates<'_>) -> Localhost
     }
 }
 
-/// The link-local addresses of IPv4 (RFC 3927).
-const LINK_LOCAL: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 0, 0), 16));
-
 fn redirect_addresses(own: &mut Fields, kpx: &KpxConfiguration) -> Vec<IpNet> {
     let why = "must be a CIDR (e.g. 169.254.169.254/32)";
     own.parse_each("localRedirectAddresses", &kpx.local_redirect_addresses, why)
-}
-
-fn overlaps(one: &IpNet, other: &IpNet) -> bool {
-    one.contains(other) || other.contains(one)
 }
 
 fn external_ip_cidrs(own: &mut Fields, given: &[String]) -> Option<Vec<IpNet>> {

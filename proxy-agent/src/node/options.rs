@@ -30,8 +30,6 @@ pub struct NodeOptions {
     pub fast_path: FastPath,
     /// The pod routes of host mode.
     pub pod_routing: Option<PodRoutes>,
-    /// Set if LocalRedirects may be of link-local addresses.
-    pub redirects_link_local: bool,
     /// The settings that kpx obeys in another way, for `kpx status`.
     pub notices: Vec<String>,
 }
@@ -68,7 +66,6 @@ impl Default for NodeOptions {
             cluster_ip_external: true,
             fast_path: FastPath::default(),
             pod_routing: None,
-            redirects_link_local: false,
             notices: Vec::new(),
         }
     }
@@ -88,7 +85,6 @@ impl NodeOptions {
             (self.cluster_ip_external, Node::CLUSTER_IP_EXTERNAL),
             (self.pod_routing.is_some(), Node::HOST),
             (self.localhost == Localhost::Named, Node::LOCALHOST_LOCAL),
-            (self.redirects_link_local, Node::LINK_LOCAL),
         ];
         flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag)
     }

@@ -107,14 +107,12 @@ pub fn ip(text: &str) -> Result<IpAddr, String> {
 /// and lets them pass in `status.loadBalancer`. Link-local ones are among them because clouds serve the node's
 /// credentials there.
 pub(super) fn not_on_a_network(ip: IpAddr) -> Option<&'static str> {
-    let is_link_local = match ip {
-        IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
-        IpAddr::V6(ip) => ip.is_unicast_link_local(),
-    };
     match ip {
         ip if ip.is_loopback() => Some("a loopback address"),
         ip if ip.is_multicast() => Some("a multicast address"),
-        _ => is_link_local.then_some("a link-local address"),
+        IpAddr::V4(Ipv4Addr::BROADCAST) => Some("the broadcast address"),
+        IpAddr::V4(ip) => ip.is_link_local().then_some("a link-local address"),
+        IpAddr::V6(ip) => ip.is_unicast_link_local().then_some("a link-local address"),
     }
 }
 

@@ -90,10 +90,10 @@ pub trait Family: Net {
 }
 
 impl Family for Addr4 {
-    /// In 0/8.
+    /// In 224/8: no sender has a multicast address.
     #[inline(always)]
     fn of_netns(cookie: u64) -> Self {
-        Self::from_wire((cookie as u32 & 0x00ff_ffff).to_be())
+        Self::from_wire((0xe000_0000 | cookie as u32 & 0x00ff_ffff).to_be())
     }
 
     #[inline(always)]
@@ -113,10 +113,10 @@ impl Family for Addr4 {
 }
 
 impl Family for Addr6 {
-    /// In ::/64.
+    /// In ff00::/64.
     #[inline(always)]
     fn of_netns(cookie: u64) -> Self {
-        Self::from_wire([0, 0, ((cookie >> 32) as u32).to_be(), (cookie as u32).to_be()])
+        Self::from_wire([0xff00_0000_u32.to_be(), 0, ((cookie >> 32) as u32).to_be(), (cookie as u32).to_be()])
     }
 
     #[inline(always)]

@@ -54,7 +54,7 @@ pub enum Step {
 /// A word that cannot be read, and the reason.
 type Wrong = (String, String);
 
-const NODE_FLAGS: [(&str, u32); 18] = [
+const NODE_FLAGS: [(&str, u32); 17] = [
     ("none", 0),
     ("cluster_ip_external", Node::CLUSTER_IP_EXTERNAL),
     ("compat", Node::COMPAT),
@@ -72,7 +72,6 @@ const NODE_FLAGS: [(&str, u32); 18] = [
     ("stacked", Node::STACKED),
     ("filtered", Node::FILTERED),
     ("macvlans", Node::MACVLANS),
-    ("link_local", Node::LINK_LOCAL),
 ];
 const DEVICE_FLAGS: [(&str, u32); 9] = [
     ("uplink", 0),

@@ -1,5 +1,6 @@
 //! The programs' knowledge of a node, from its devices, its objects and the operator's flags.
 
+mod addresses;
 mod bridges;
 mod connections;
 mod host;

@@ -284,7 +284,7 @@ fn the_host_dials_its_loopback_address() -> Result<()> {
     let said = expect![[r#"
         n1:32768 > loopback:30004/tcp on n1, met by kpx_lo at lo
           verdict    pass (not_unicast)
-                     from or to a multicast, broadcast, loopback or link-local address
+                     from or to a multicast, broadcast, loopback or unspecified address, or one of fe80::/10
     "#]];
     check("n1", "loopback:30004", PRIMARY, &said)?;
     check("n1", "loopback:30004", &[PRIMARY, &["--host"]].concat(), &said)?;
@@ -295,7 +295,7 @@ fn the_host_dials_its_loopback_address() -> Result<()> {
         &expect![[r#"
         loopback:32768 > n1:30004/tcp on n1, met by kpx_lo at lo
           verdict    pass (not_unicast)
-                     from or to a multicast, broadcast, loopback or link-local address
+                     from or to a multicast, broadcast, loopback or unspecified address, or one of fe80::/10
     "#]],
     )
 }

@@ -49,11 +49,6 @@ fn admit(ip: IpAddr, permitted: &[IpNet]) -> Result<(), String> {
     if ip.is_unspecified() {
         return Err(format!("{ip} is no address to send to"));
     }
-    if let IpAddr::V4(v4) = ip
-        && (v4.octets()[0] == 0 || v4.octets()[0] >= 240)
-    {
-        return Err(format!("{ip} is no host's address"));
-    }
     // Clouds serve metadata at link-local addresses of IPv4, which routers of pods' networks forward.
     let is_metadata = matches!(ip, IpAddr::V4(ip) if ip.is_link_local());
     if let Some(what) = not_on_a_network(ip).filter(|_| !is_metadata) {

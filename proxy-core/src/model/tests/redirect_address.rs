@@ -102,7 +102,7 @@ fn address_without_operators_leave_is_refused() {
             "10.96.0.10",
             "10.96.0.10 is in 10.96.0.0/16, from which ClusterIPs are taken: a serviceMatcher is for these",
         ),
-        (&["0.0.0.0/0"], "240.0.0.1", "240.0.0.1 is no host's address"),
+        (&["0.0.0.0/0"], "255.255.255.255", "255.255.255.255 is the broadcast address"),
         (&["0.0.0.0/0"], "meta", "\"meta\" is no IP address"),
     ] {
         let mut desired = desired(permitted);
