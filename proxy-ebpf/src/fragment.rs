@@ -7,7 +7,7 @@ use proxy_common::fragment::{FragmentKey, Ports};
 
 use crate::net::{At, Net, is_forged};
 use crate::skb::Skb;
-use crate::{lookup, maps, redirect};
+use crate::{lookup, maps, packet, redirect};
 
 /// Keeps the ports of a first fragment for the later ones. Before it is rewritten: the key is what they have in common
 /// at this hook.
@@ -75,4 +75,27 @@ fn with_key<A: Net, T>(skb: Skb, borrow: impl FnOnce(&FragmentKey<A>) -> T) -> R
         key.set(found.hook, found.split, found.id);
         borrow(key)
     })
+}
+
+/// Which part of a packet a fragment is, as bits of [`Found::marks`](crate::packet::Found).
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct FragmentPart(pub u8);
+
+impl FragmentPart {
+    pub const WHOLE: Self = Self(0);
+    pub const FIRST: Self = Self(packet::FIRST);
+    pub const LATER: Self = Self(packet::LATER);
+
+    /// From the fields of a header: a fragment that starts its packet and ends it is a whole one (RFC 6946).
+    #[inline(always)]
+    pub fn of(offset: u16, more: u16) -> Self {
+        if offset != 0 {
+            Self::LATER
+        } else if more != 0 {
+            Self::FIRST
+        } else {
+            Self::WHOLE
+        }
+    }
 }

@@ -11,7 +11,7 @@ use proxy_common::hook::PacketHook;
 use proxy_common::policy::Decision;
 
 use crate::maps::{DecisionMemory, Scratch};
-use crate::net::{Net, NextHop, route};
+use crate::net::{self, Net, NextHop};
 use crate::open;
 use crate::opening::{Opening, Source, Way};
 use crate::packet::Packet;
@@ -37,8 +37,10 @@ pub fn send<A: Forward>(
     }
     let kept = if flags == 0 { link(skb, scratch, node) } else { 0 };
     let Scratch { packet, flow, .. } = scratch;
+    // Where the kernel chooses the next hop once more, it does so by the source that the packet has then.
+    let is_by_source = A::CHOOSES_AGAIN || flow.client.addr.is_loopback();
+    let from = if is_by_source { &flow.source.addr } else { &packet.src.addr };
     // A route that is gone may come back, and a connection outlives that.
-    let from = if flow.client.addr.is_loopback() { &flow.source.addr } else { &packet.src.addr };
     let next_hop = match kept {
         0 => way(skb, from, node, &flow.backend.addr).map_err(|_| Reason::RouteLost)?,
         ifindex => NextHop::Device(ifindex),
@@ -82,10 +84,16 @@ fn link<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, node: &Node) -> u32 {
     exit
 }
 
-/// Finds where a packet goes from here to `dst`. Not into the anchor again: a backend's address that is a service's leads nowhere.
+/// Finds where a packet goes from here to `dst`.
 #[inline(always)]
 fn way<A: Net>(skb: Skb, src: &A, node: &Node, dst: &A) -> Result<NextHop, Reason> {
-    match route(skb, node.anchor_ifindex, src, dst)? {
+    not_back(net::way(skb, node, src, dst)?, node)
+}
+
+/// Refuses the way into the anchor again: a backend's address that is a service's leads nowhere.
+#[inline(always)]
+fn not_back(next_hop: NextHop, node: &Node) -> Result<NextHop, Reason> {
+    match next_hop {
         NextHop::Device(ifindex) if ifindex == node.anchor_ifindex => Err(Reason::NoRoute),
         next_hop => Ok(next_hop),
     }
@@ -142,10 +150,12 @@ fn choose<A: Net>(
     // A packet that came in was to be met where it came in. Behind the anchor no policy of the node would see it.
     let objection = |_: &Packet<A>| skb.came_in().then_some(Reason::Unhooked);
     let decision = decide::run(scratch, origin, node, decision, objection)?;
-    let packet = &scratch.packet;
+    let Scratch { packet, opening, .. } = scratch;
+    // In map memory: the stack has no room for it.
+    let by_route = &mut opening.source.addr;
     // The kernel knows no way on from a loopback address.
-    let from = if packet.src.addr.is_loopback() { A::at_node(node) } else { &packet.src.addr };
-    let next_hop = way(skb, from, node, &decision.backend.addr)?;
+    *by_route = if packet.src.addr.is_loopback() { *A::at_node(node) } else { packet.src.addr };
+    let next_hop = not_back(net::way_and_source(skb, node, by_route, &decision.backend.addr)?, node)?;
     let mut flags = Flow::<A>::HOST | flags;
     if decision.has(Decision::<A>::COUNTED) {
         flags |= Flow::<A>::COUNTED;
@@ -158,14 +168,14 @@ fn choose<A: Net>(
             // A program may trust what comes from a loopback address.
             if packet.src.addr.is_loopback() { A::of_node(node) } else { packet.src.addr }
         }
-        NextHop::Device(ifindex) => source_addr(packet, node, decision, ifindex),
+        NextHop::Device(ifindex) => source_addr(packet, node, decision, (ifindex, by_route)),
     };
     // A loopback address must not leave, and there may be no other yet.
     if addr.is_unspecified() {
         return Err(Reason::NoRoute);
     }
     let source = Source { addr, port_taken: true, generation };
-    scratch.opening = Opening {
+    *opening = Opening {
         service: decision.service,
         backend: decision.backend_at(),
         source,
@@ -179,9 +189,9 @@ fn choose<A: Net>(
 /// The address with which the host reaches the decision's backend through a device.
 ///
 /// The route to the service chose the source without knowing the backend. Beyond a device with addresses of its own
-/// (another uplink, an overlay) only those are sure to be answered through it.
+/// (another uplink, an overlay) only the one that the route to the backend names is sure to be answered through it.
 #[inline(always)]
-fn source_addr<A: Net>(packet: &Packet<A>, node: &Node, decision: &Decision<A>, ifindex: u32) -> A {
+fn source_addr<A: Net>(packet: &Packet<A>, node: &Node, decision: &Decision<A>, (ifindex, by_route): (u32, &A)) -> A {
     let chosen = packet.src.addr;
     let own = if chosen.is_loopback() { None } else { maps::own_addr(&chosen) };
     let (chosen, on_device) = match own {
@@ -196,10 +206,7 @@ fn source_addr<A: Net>(packet: &Packet<A>, node: &Node, decision: &Decision<A>, 
     if on_device || decision.backend.is_local() && !decision.has(Decision::<A>::MASQUERADE) {
         return chosen;
     }
-    match maps::device(ifindex).map(|device| A::of_device(&device)) {
-        Some(addr) if !addr.is_unspecified() => addr,
-        _ => chosen,
-    }
+    maps::address_at(ifindex, by_route).unwrap_or(chosen)
 }
 
 /// Gives a reply to a socket of the host, at whichever hook it is met. The reply takes the service's address, and goes in

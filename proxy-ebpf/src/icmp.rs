@@ -12,7 +12,7 @@ use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{AtHook, Flow, FlowKey, Hook, Kind, Seen};
 
 use crate::maps::{Memory, Scratch};
-use crate::net::{At, FragmentPart, Net, leads_back, route};
+use crate::net::{At, FragmentPart, Net, leads_back, way};
 use crate::redirect::{self, Forward};
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::{Action, host, maps};
@@ -181,7 +181,7 @@ fn at_anchor<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<A
     skb.set_packet_mark(PacketMark::FORWARD);
     // For the reason that `ingress` names, the route is looked up behind the call.
     let node = maps::node().ok_or(Reason::RouteLost)?;
-    let next_hop = route(skb, node.anchor_ifindex, &error.src, &flow.backend.addr).map_err(|_| Reason::RouteLost)?;
+    let next_hop = way(skb, node, &error.becomes.src, &flow.backend.addr).map_err(|_| Reason::RouteLost)?;
     maps::count(Event::Forwarded);
     host::leave(skb, next_hop)
 }

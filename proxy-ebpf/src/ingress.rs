@@ -9,7 +9,7 @@ use proxy_common::policy::Decision;
 
 use crate::decide;
 use crate::maps::{DecisionMemory, Memory, Scratch};
-use crate::net::{At, Net, NextHop, is_forged, route};
+use crate::net::{At, Net, NextHop, is_forged, route_and_source};
 use crate::open;
 use crate::opening::{Opening, Source, Way};
 use crate::packet::Packet;
@@ -171,10 +171,12 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, decision: DecisionMemory) 
     if origin.is_external() {
         note_pod_outside(scratch.packet.src.addr, node);
     }
-    let source = Source { addr: source_addr(skb, &scratch.packet, node, decision)?, port_taken: false, generation };
+    let Scratch { packet, opening, .. } = scratch;
+    let addr = source_addr(skb, packet, node, decision, &mut opening.source.addr)?;
+    let source = Source { addr, port_taken: false, generation };
     let mut flags = if decision.has(Decision::<A>::COUNTED) { Flow::<A>::COUNTED } else { 0 };
     flags |= remote;
-    scratch.opening =
+    *opening =
         Opening { service: decision.service, backend: decision.backend_at(), source, flags, device, way: Way::STACK };
     Ok(())
 }
@@ -220,9 +222,15 @@ fn open_direct<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason>
     Ok(())
 }
 
-/// The address that the backend shall see.
+/// The address that the backend shall see. `by_route` is room in map memory: the stack has none.
 #[inline(always)]
-fn source_addr<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node, decision: &Decision<A>) -> Result<A, Reason> {
+fn source_addr<A: Net>(
+    skb: Skb,
+    packet: &Packet<A>,
+    node: &Node,
+    decision: &Decision<A>,
+    by_route: &mut A,
+) -> Result<A, Reason> {
     let client = packet.src.addr;
     let backend = decision.backend.addr;
     // A pod that is served by itself would answer itself directly, past every hook: it must see the node instead.
@@ -231,12 +239,9 @@ fn source_addr<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node, decision: &Dec
     if !masquerade || maps::own_addr(&backend).is_some() {
         return Ok(client);
     }
-    let device = match route(skb, skb.ifindex(), &client, &backend) {
-        Ok(NextHop::Device(ifindex)) => maps::device(ifindex),
-        _ => None,
-    };
-    match device.map(|device| A::of_device(&device)) {
-        Some(addr) if !addr.is_unspecified() => Ok(addr),
+    *by_route = client;
+    match route_and_source(skb, skb.ifindex(), by_route, &backend) {
+        Ok(NextHop::Device(ifindex)) => maps::address_at(ifindex, by_route).map_or_else(|| node_addr(node), Ok),
         _ => node_addr(node),
     }
 }

@@ -57,6 +57,7 @@ impl Net for Addr4 {
     const ICMP_CODE: u8 = 3;
     const STRICT: u32 = Device::STRICT4;
     const ICMP_HAS_PSEUDO: bool = false;
+    const CHOOSES_AGAIN: bool = false;
     const SHORT_WAYS_JUDGE: bool = true;
     type IpHeader = Ipv4Header;
     type Quote = [u32; 7];
@@ -211,6 +212,9 @@ impl Net for Addr4 {
     }
 
     #[inline(always)]
+    fn fib_choice(_: Skb, _: &mut FibLookup) {}
+
+    #[inline(always)]
     fn reject(skb: Skb, exit: Exit) -> Action {
         reject4(skb, exit)
     }
@@ -253,6 +257,11 @@ impl Net for Addr4 {
     #[inline(always)]
     fn words(&self) -> [u32; 4] {
         [self.wire(), 0, 0, 0]
+    }
+
+    #[inline(always)]
+    fn of_words([first, ..]: [u32; 4]) -> Self {
+        Self::from_wire(first)
     }
 
     #[inline(always)]

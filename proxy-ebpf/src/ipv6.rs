@@ -75,6 +75,7 @@ impl Net for Addr6 {
     const ICMP_CODE: u8 = 4;
     const STRICT: u32 = 0;
     const ICMP_HAS_PSEUDO: bool = true;
+    const CHOOSES_AGAIN: bool = true;
     const SHORT_WAYS_JUDGE: bool = false;
     type IpHeader = Ipv6Header;
     type Quote = [u32; 12];
@@ -225,6 +226,14 @@ impl Net for Addr6 {
         fib.__bindgen_anon_4.ipv6_dst = dst.wire();
     }
 
+    /// What `__bpf_redirect_neigh_v6` asks with: traffic class and flow label, and the next header. (The kernel leaves out the version, which stands
+    /// before them.)
+    #[inline(always)]
+    fn fib_choice(skb: Skb, fib: &mut FibLookup) {
+        net::load_into(skb, ETH_LEN, &mut fib.__bindgen_anon_2);
+        net::load_into(skb, ETH_LEN + 6, &mut fib.l4_protocol);
+    }
+
     #[inline(always)]
     fn reject(skb: Skb, exit: Exit) -> Action {
         reject6(skb, exit)
@@ -268,6 +277,11 @@ impl Net for Addr6 {
     #[inline(always)]
     fn words(&self) -> [u32; 4] {
         self.wire()
+    }
+
+    #[inline(always)]
+    fn of_words(words: [u32; 4]) -> Self {
+        Self::from_wire(words)
     }
 
     #[inline(always)]

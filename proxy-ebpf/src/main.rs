@@ -13,6 +13,7 @@
 #![cfg_attr(not(target_arch = "bpf"), allow(dead_code, reason = "on the host nothing calls the hooks"))]
 
 mod anchor;
+mod checksum;
 mod clock;
 mod decide;
 mod egress;

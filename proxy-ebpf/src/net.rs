@@ -1,13 +1,13 @@
 //! The differences between IPv4 and IPv6, and nothing else: a trait with two instances, in `ipv4.rs` and `ipv6.rs`.
 
 use core::mem::transmute;
-use core::ptr::{from_mut, from_ref, null_mut};
+use core::ptr::from_mut;
 
 use aya_ebpf::bindings::{
     BPF_FIB_LKUP_RET_FWD_DISABLED, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_NOT_FWDED, BPF_FIB_LKUP_RET_SUCCESS,
-    BPF_FIB_LKUP_RET_UNSUPP_LWT, BPF_FIB_LOOKUP_OUTPUT, bpf_fib_lookup as FibLookup,
+    BPF_FIB_LKUP_RET_UNSUPP_LWT, BPF_FIB_LOOKUP_OUTPUT, BPF_FIB_LOOKUP_SRC, bpf_fib_lookup as FibLookup,
 };
-use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_fib_lookup};
+use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_skb_load_bytes};
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::connect::PortsAndOutcome;
 use proxy_common::counter::Reason;
@@ -20,11 +20,13 @@ use crate::Action;
 use crate::established::Head;
 use crate::maps::{self, Maps, Moment};
 use crate::open::Draw;
-use crate::packet;
 use crate::reject::Exit;
 use crate::ring::Ring;
 use crate::setting::ZERO;
 use crate::skb::{LinkHeader, Skb};
+
+pub use crate::checksum::{NO_DIFF, UNREAD, diff, diff_words, fold, is_seed, sum};
+pub use crate::fragment::FragmentPart;
 
 /// An address family, to the packet path.
 pub trait Net: Addr + Maps {
@@ -45,6 +47,8 @@ pub trait Net: Addr + Maps {
     const ICMP_HAS_PSEUDO: bool;
     /// The flag of a [`Device`](proxy_common::device::Device) at which the kernel itself asks for the way back to a source; 0: it never does.
     const STRICT: u32;
+    /// True if the kernel, told a device to send through (`bpf_redirect_neigh`), may still choose a next hop behind another.
+    const CHOOSES_AGAIN: bool;
     /// True if the short ways of ingress hooks have stack enough to ask for a packet's sender.
     const SHORT_WAYS_JUDGE: bool;
     /// An IP header, in words.
@@ -87,6 +91,8 @@ pub trait Net: Addr + Maps {
     /// The same for ICMP: IPv4's has no pseudo header.
     fn icmp_pseudo_sum(src: Self, dst: Self, len: u16) -> u32;
     fn fib_addrs(fib: &mut FibLookup, src: Self, dst: Self);
+    /// Takes from the packet, which has an Ethernet header, what the kernel chooses by among several next hops where it chooses again.
+    fn fib_choice(skb: Skb, fib: &mut FibLookup);
     /// Answers a packet that is not served: a function of its own for each family.
     fn reject(skb: Skb, exit: Exit) -> Action;
     /// Calls the function of `fragment.rs`.
@@ -103,6 +109,7 @@ pub trait Net: Addr + Maps {
     fn make_room() -> bool;
     /// The address in four words, as it lies in a packet; IPv4's is the first.
     fn words(&self) -> [u32; 4];
+    fn of_words(words: [u32; 4]) -> Self;
     /// Calls [`forged`].
     fn is_forged(skb: Skb, at: At, src: &Self, dst: &Self) -> bool;
     /// Calls [`maps::is_sender`].
@@ -153,7 +160,30 @@ pub fn are_fit<A: Net, const WITHIN_HOST: bool>(src: &A, dst: &A) -> bool {
 /// Finds where the kernel would forward a packet from `src` to `dst` that came in through a device.
 #[inline(always)]
 pub fn route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> Result<NextHop, Reason> {
-    match look_up_route(skb, ifindex, src, dst, 0) {
+    next_hop(look_up_route(skb, ifindex, src, dst, 0))
+}
+
+/// Finds where the kernel would send a packet of the host's own from `src` to `dst`, looked up as one that comes in by the anchor.
+#[inline(always)]
+pub fn way<A: Net>(skb: Skb, node: &Node, src: &A, dst: &A) -> Result<NextHop, Reason> {
+    next_hop(look_up_way(skb, node.anchor_ifindex, src, dst))
+}
+
+/// Does the same, and makes `source` the address with which the kernel would speak there; unspecified: it does not say (before Linux 6.7).
+#[inline(always)]
+pub fn way_and_source<A: Net>(skb: Skb, node: &Node, source: &mut A, dst: &A) -> Result<NextHop, Reason> {
+    next_hop(look_up_source::<A, true>(skb, node.anchor_ifindex, source, dst))
+}
+
+/// Does what [`route`] says, and makes `source` what [`way_and_source`] says.
+#[inline(always)]
+pub fn route_and_source<A: Net>(skb: Skb, ifindex: u32, source: &mut A, dst: &A) -> Result<NextHop, Reason> {
+    next_hop(look_up_source::<A, false>(skb, ifindex, source, dst))
+}
+
+#[inline(always)]
+fn next_hop(found: u32) -> Result<NextHop, Reason> {
+    match found {
         NO_ROUTE | UNKNOWN => Err(Reason::NoRoute),
         HOST => Ok(NextHop::Host),
         ifindex => Ok(NextHop::Device(ifindex)),
@@ -270,16 +300,62 @@ const UNKNOWN: u32 = u32::MAX - 1;
 /// Without BPF_FIB_LOOKUP_OUTPUT in `flags` the packet comes in through the device; with it, it leaves there.
 #[inline(never)]
 fn look_up_route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A, flags: u32) -> u32 {
+    let mut fib = empty();
+    ask(skb, ifindex, (src, dst), &mut fib, flags)
+}
+
+/// Looks up the route of the host's own packet.
+#[inline(never)]
+fn look_up_way<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> u32 {
+    let mut fib = empty();
+    A::fib_choice(skb, &mut fib);
+    ask(skb, ifindex, (src, dst), &mut fib, 0)
+}
+
+/// Looks up a route, and makes `source` what the kernel says of it: see [`way_and_source`]. `AS_SENT`: of the host's own packet.
+#[inline(never)]
+fn look_up_source<A: Net, const AS_SENT: bool>(skb: Skb, ifindex: u32, source: &mut A, dst: &A) -> u32 {
+    let mut fib = empty();
+    if AS_SENT {
+        A::fib_choice(skb, &mut fib);
+    }
+    let found = ask(skb, ifindex, (source, dst), &mut fib, BPF_FIB_LOOKUP_SRC);
+    if found != NO_ROUTE {
+        // SAFETY: words, whichever field of the union was written.
+        *source = A::of_words(unsafe { fib.__bindgen_anon_3.ipv6_src });
+        return found;
+    }
+    // The kernel knows no such question, or has no source there.
+    let found = ask(skb, ifindex, (source, dst), &mut fib, 0);
+    *source = A::UNSPECIFIED;
+    found
+}
+
+/// Loads a field of the question from the packet; 0 where the packet has none.
+#[inline(always)]
+pub fn load_into<T: Copy>(skb: Skb, offset: u32, field: &mut T) {
+    // SAFETY: the kernel writes to all of the field, whose bits may be any, and nothing behind it.
+    let _loaded =
+        unsafe { bpf_skb_load_bytes(skb.as_ptr().cast(), offset, from_mut(field).cast(), size_of::<T>() as u32) };
+}
+
+#[inline(always)]
+fn empty() -> FibLookup {
     // SAFETY: eight words are as long as the structure, which has integers and arrays of them, and any bits are those.
-    let mut fib: FibLookup = unsafe { transmute([ZERO.get(); size_of::<FibLookup>() / size_of::<u64>()]) };
+    unsafe { transmute([ZERO.get(); size_of::<FibLookup>() / size_of::<u64>()]) }
+}
+
+/// Asks the kernel; `fib` has what else it shall know.
+#[inline(always)]
+fn ask<A: Net>(skb: Skb, ifindex: u32, (src, dst): (&A, &A), fib: &mut FibLookup, flags: u32) -> u32 {
     fib.family = A::AF;
     fib.ifindex = ifindex;
     // The route is asked for, not whether this packet is too long for it: the kernel looks at the packet where this is 0.
     fib.__bindgen_anon_1.tot_len = 1;
-    A::fib_addrs(&mut fib, *src, *dst);
+    A::fib_addrs(fib, *src, *dst);
     let size = size_of::<FibLookup>() as i32;
-    // SAFETY: the helper takes the context, and a structure of this function's own with its size.
-    let result = unsafe { bpf_fib_lookup(skb.as_ptr().cast(), from_mut(&mut fib), size, flags) };
+    // SAFETY: the helper takes the context, and a structure that is lent here alone with its size.
+    let result = unsafe { bpf_fib_lookup(skb.as_ptr().cast(), from_mut(fib), size, flags) };
     match result as u32 {
         // The neighbour is asked for on the way out.
         BPF_FIB_LKUP_RET_SUCCESS | BPF_FIB_LKUP_RET_NO_NEIGH => fib.ifindex,
@@ -315,29 +391,6 @@ pub fn end(skb: Skb, start: u32, len: u16) -> u32 {
     if len == 0 && skb.len() > u16::MAX.into() { skb.len() } else { start + u32::from(u16::from_be(len)) }
 }
 
-/// Which part of a packet a fragment is, as bits of [`Found::marks`](crate::packet::Found).
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(transparent)]
-pub struct FragmentPart(pub u8);
-
-impl FragmentPart {
-    pub const WHOLE: Self = Self(0);
-    pub const FIRST: Self = Self(packet::FIRST);
-    pub const LATER: Self = Self(packet::LATER);
-
-    /// From the fields of a header: a fragment that starts its packet and ends it is a whole one (RFC 6946).
-    #[inline(always)]
-    pub fn of(offset: u16, more: u16) -> Self {
-        if offset != 0 {
-            Self::LATER
-        } else if more != 0 {
-            Self::FIRST
-        } else {
-            Self::WHOLE
-        }
-    }
-}
-
 /// The next hop of a packet.
 #[derive(Clone, Copy)]
 pub enum NextHop {
@@ -345,51 +398,4 @@ pub enum NextHop {
     Host,
     /// Out through the device of this interface index.
     Device(u32),
-}
-
-/// One's complement sum (RFC 1071) of a value whose size is a multiple of four, added to `seed`.
-#[inline(always)]
-pub fn sum<T: Copy>(value: &T, seed: u32) -> u32 {
-    // SAFETY: the helper reads as many bytes as `value` has, and writes none.
-    unsafe { bpf_csum_diff(null_mut(), 0, from_ref(value).cast_mut().cast(), size_of::<T>() as u32, seed) as u32 }
-}
-
-/// The difference that `to` in the place of `from` makes to a sum. Sizes are multiples of four.
-#[inline(always)]
-pub fn diff<T: Copy>(from: &T, to: &T) -> u32 {
-    let size = size_of::<T>() as u32;
-    let (from, to) = (from_ref(from).cast_mut().cast(), from_ref(to).cast_mut().cast());
-    // SAFETY: the helper reads as many bytes as both values have, and writes none.
-    unsafe { bpf_csum_diff(from, size, to, size, 0) as u32 }
-}
-
-/// The difference between equals: one's complement has two zeros.
-pub const NO_DIFF: u32 = u32::MAX;
-
-/// Computes the same as [`diff`], word by word and without the kernel.
-#[inline(always)]
-pub fn diff_words(from: &[u32], to: &[u32]) -> u32 {
-    let sum: u64 = from.iter().zip(to).map(|(from, to)| u64::from(!from) + u64::from(*to)).sum();
-    let sum = (sum & 0xffff_ffff) + (sum >> 32);
-    (sum + (sum >> 32)) as u32
-}
-
-/// Returns true if a transport's checksum, which the kernel has changed by `diff`, was a seed for the device: the kernel adds to a seed, and
-/// takes away from a checksum. If there is no telling, false.
-#[inline(always)]
-pub fn is_seed(before: u32, after: u32, diff: u32) -> bool {
-    let diff = fold(diff);
-    // Either zero of one's complement changes nothing, and so tells nothing.
-    let tells = diff != 0 && diff != 0xffff && before < UNREAD;
-    tells && u32::from(fold(before + u32::from(diff))) == after
-}
-
-/// Stands for a checksum that cannot be read in place. (Linux 5.10 wants each value written that is kept across a call.)
-pub const UNREAD: u32 = 1 << 16;
-
-/// Folds a sum to the 16 bits of a checksum field, not yet inverted.
-#[inline(always)]
-pub fn fold(sum: u32) -> u16 {
-    let sum = (sum & 0xffff) + (sum >> 16);
-    (sum + (sum >> 16)) as u16
 }

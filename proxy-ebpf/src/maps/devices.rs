@@ -3,10 +3,22 @@
 use proxy_common::device::Device;
 
 use super::{DEVICES, Find, copied};
+use crate::net::Net;
 
 #[inline(always)]
 pub fn device(ifindex: u32) -> Option<Device> {
     copied(&DEVICES, &ifindex)
+}
+
+/// The address with which the host speaks through a device: the one that the kernel's route names, else the device's own. None if the device has
+/// no address: the kernel would take one of any other device then.
+#[inline(always)]
+pub fn address_at<A: Net>(ifindex: u32, by_route: &A) -> Option<A> {
+    let own = DEVICES.find(&ifindex)?.read(|device| A::of_device(device));
+    if own.is_unspecified() {
+        return None;
+    }
+    Some(if by_route.is_unicast() { *by_route } else { own })
 }
 
 /// The flags of a device, and the interface index of its bridge; 0 where there is none of either.

@@ -9,6 +9,7 @@ mod many;
 mod maps;
 mod ports;
 mod reach;
+mod uplinks;
 
 use std::time::{Duration, Instant};
 
