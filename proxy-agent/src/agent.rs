@@ -304,6 +304,7 @@ impl Agent {
             return Ok(());
         }
         if let Some(node) = self.node.here_mut() {
+            node.share_networks(&mut self.desired);
             let queried = node.query_routes(&mut self.desired, &self.health).await;
             self.record(&Problem::RoutesToBackends, queried);
         }

@@ -11,6 +11,7 @@ pub mod lifecycle;
 mod opened;
 mod options;
 mod programs;
+mod ranges;
 mod rows;
 mod service_routes;
 mod switch;
@@ -41,6 +42,7 @@ pub(crate) use host_mode::why_cut_off;
 use programs::DevicePrograms;
 use proxy_metrics::Repairs;
 use proxy_source::health::{Health, Problem};
+use ranges::Ranges;
 use rows::{NodeFlags, NodeRows};
 use service_routes::{DesiredRoutes, RouteChanges, RouteInputs, ServiceRoutes};
 
@@ -57,6 +59,7 @@ pub struct Node {
     routes: ServiceRoutes,
     rows: NodeRows,
     detection: Detection,
+    ranges: Ranges,
     /// Set once the programs can detect local pods, as far as that is possible.
     detects: bool,
     fast_path: FastPathState,
@@ -93,6 +96,7 @@ impl Node {
             judges_pods: false,
             rows,
             devices: Devices::new(is_node),
+            ranges: Ranges::of(&options.service_cidrs),
             options,
             handle,
             anchor,
@@ -206,6 +210,7 @@ impl Node {
         let written = self.write_devices();
         self.programs.attach(&self.devices, health);
         let judged = if listed { self.judge_fast_path().await } else { Ok(()) };
+        let read = if listed { self.ranges.read(&self.handle, health).await } else { Ok(()) };
         let kept = if listed { self.verify_changes() } else { Ok(()) };
         let anchor_state = self.fit_anchor(listed).await;
         let verified = if listed {
@@ -223,7 +228,7 @@ impl Node {
         {
             self.count_route_repairs(changed);
         }
-        all([judged_again, written, judged, anchor_state.map(drop), verified, kept, updated, routed.map(drop)])
+        all([judged_again, written, judged, read, anchor_state.map(drop), verified, kept, updated, routed.map(drop)])
     }
 
     /// Finds out what this host reaches, if it is no node.
@@ -275,18 +280,27 @@ impl Node {
     pub fn on_sync(&mut self, desired: &Desired, written: bool) -> (bool, Result<()>) {
         let given = &self.options.service_cidrs;
         let cidrs = if given.is_empty() { desired.service_cidrs() } else { given };
-        let is_due = self.synced_node.begin(desired, cidrs);
+        let is_due = self.synced_node.begin(desired, cidrs) || self.ranges.routes.is_none();
         if let Some(host_mode) = &mut self.host_mode {
             host_mode.log(desired);
         }
-        // Packets into these ranges that meet no frontend are dropped, so the frontends are written first.
-        (is_due, if written { self.rows.write_service_nets(cidrs, desired) } else { Ok(()) })
+        // Packets into these ranges that meet no frontend are dropped, so the frontends are written first, and what else is there is known.
+        (
+            is_due,
+            if written && self.ranges.routes.is_some() {
+                self.rows.write_service_nets(cidrs, self.ranges.shared(), desired)
+            } else {
+                Ok(())
+            },
+        )
     }
 
     /// Brings addresses, routes and rules up to date with the last sync. It may wait for the kernel's lock of devices.
     pub async fn follow(&mut self, health: &Health) -> Result<()> {
         let updated = self.update_addresses().await;
-        let result = all([updated, self.update_routes(false, health).await.map(drop)]);
+        let routed = self.update_routes(false, health).await.map(drop);
+        let read = if self.ranges.routes.is_some() { Ok(()) } else { self.ranges.read(&self.handle, health).await };
+        let result = all([updated, routed, read]);
         self.synced_node.end(result.is_ok());
         result
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use aya::programs::{SchedClassifier, TcAttachType, loaded_programs};
 use caps::{CapSet, Capability};
+use ipnet::IpNet;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -19,6 +20,7 @@ use crate::processes;
 use crate::rules::KubeProxyRules;
 use crate::setting::Setting;
 use proxy_net::anchor::anchor_mtu;
+use proxy_net::fib;
 use proxy_net::filter;
 use proxy_net::foreign_rule::{self, ForeignRule};
 use proxy_net::kernel::Preemption;
@@ -58,6 +60,9 @@ pub(crate) struct Facts {
     pub(crate) ipsec_unknown: Option<String>,
     /// The routing rules that the programs' look-ups do not ask.
     pub(crate) unasked_rules: Vec<ForeignRule>,
+    /// The operator's ranges of ClusterIPs, and the networks of this host's routes in them.
+    pub(crate) service_ranges: Vec<IpNet>,
+    pub(crate) routes_in_ranges: Vec<IpNet>,
     /// The sysctl that decides whether processes without CAP_BPF may use bpf(2): 0 permits it. None if the kernel has none.
     pub(crate) unprivileged_bpf_disabled: Option<u8>,
     /// True if another kpx serves this host.
@@ -129,6 +134,8 @@ pub(crate) async fn gather(setting: &Setting) -> Result<Facts> {
         ipsec,
         ipsec_unknown,
         unasked_rules: unasked_rules().await?,
+        service_ranges: setting.service_cidrs.clone(),
+        routes_in_ranges: routes_in(&setting.service_cidrs).await?,
         unprivileged_bpf_disabled: unprivileged_bpf_disabled(),
         kpx_runs,
         kept_by: kept_by().await,
@@ -142,6 +149,15 @@ pub(crate) async fn gather(setting: &Setting) -> Result<Facts> {
         pod_mtu: pods.map(|link| link.mtu).max(),
         no_pods: links.values().filter_map(|link| why_no_pod(link, &links)).collect(),
     })
+}
+
+/// Returns the networks of this host's routes in ranges. kpx's own do not count.
+async fn routes_in(ranges: &[IpNet]) -> Result<Vec<IpNet>> {
+    let (driver, handle) = net::connect()?;
+    tokio::select! {
+        found = fib::networks_within(&handle, ranges) => found,
+        () = driver => bail!("the netlink socket has failed"),
+    }
 }
 
 /// Returns the `kept_by` of the running kpx's status. The run directory may be a container's own.

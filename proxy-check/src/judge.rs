@@ -13,6 +13,7 @@ use crate::outside;
 use kube_proxy::{kube_ipvs0, kube_proxy, kube_proxy_rules, ports};
 use network::{
     br_netfilter, cni, conntrack, ip_forward, ip6_forward, ipsec, mtu, pods, route_localnet, routing_rules, rp_filter,
+    service_ranges,
 };
 
 pub use network::past_ipsec;
@@ -36,6 +37,7 @@ pub(crate) fn judge(facts: &Facts) -> Vec<Finding> {
     findings.extend([conntrack(facts), br_netfilter(facts), cni(facts), translators(facts), others(facts)]);
     findings.extend([kube_proxy(facts), kube_proxy_rules(facts), kube_ipvs0(facts), ports(facts), mtu(facts)]);
     findings.extend([pods(facts), ipsec(facts), routing_rules(facts)]);
+    findings.extend(service_ranges(facts));
     findings.extend(kubeconfig(facts));
     findings
 }

@@ -380,4 +380,6 @@ pub mod service_net {
     pub const RANGE: u32 = 1;
     /// The ClusterIP of a Service that another proxy serves: packets to it are left alone.
     pub const OF_OTHER_PROXY: u32 = 2;
+    /// A network in a range that has pods, or to which the node has a route: what is in it and no frontend is left alone.
+    pub const SHARED: u32 = 3;
 }

@@ -25,6 +25,7 @@ mod node;
 mod places;
 mod policy;
 mod port;
+mod ranges;
 mod read;
 mod redirect;
 mod weights;
@@ -42,6 +43,7 @@ pub use node::{ModelOptions, NodeModel, is_node_eligible, is_node_lost, node_add
 use policy::Policy;
 pub use policy::{ALGORITHMS, algorithm_name};
 pub use port::ServicePort;
+pub use ranges::SharedNetworks;
 pub(crate) use read::ip_of;
 pub use read::{Cause, ObjectRef, Skipped};
 use read::{Reader, addr, port_number, protocol};

@@ -80,15 +80,21 @@ impl NodeMaps {
     /// Makes the kernel's list of the ranges of ClusterIPs equal to `want`. From then on the programs drop packets to
     /// an address in a range that is no frontend.
     pub fn set_service_cidrs(&mut self, want: &[IpNet]) -> Result<()> {
-        self.set_service_nets(want, &BTreeSet::new())
+        self.set_service_nets(want, &[], &BTreeSet::new())
     }
 
-    /// Sets the ranges, except for the ClusterIPs of Services that other proxies serve. The programs leave packets to
-    /// those alone.
-    pub fn set_service_nets(&mut self, cidrs: &[IpNet], of_other_proxies: &BTreeSet<IpAddr>) -> Result<()> {
+    /// Sets the ranges, except for the networks in them that are not for Services alone, and for the ClusterIPs of Services that other proxies
+    /// serve. The programs leave packets to those alone, as far as no frontend is there.
+    pub fn set_service_nets(
+        &mut self,
+        cidrs: &[IpNet],
+        shared: &[IpNet],
+        of_other_proxies: &BTreeSet<IpAddr>,
+    ) -> Result<()> {
         let ranges = cidrs.iter().map(|net| (*net, service_net::RANGE));
+        let shared = shared.iter().map(|net| (*net, service_net::SHARED));
         let others = of_other_proxies.iter().map(|addr| (IpNet::from(*addr), service_net::OF_OTHER_PROXY));
-        let want: BTreeMap<IpNet, u32> = ranges.chain(others).collect();
+        let want: BTreeMap<IpNet, u32> = ranges.chain(shared).chain(others).collect();
         replace_nets(&mut self.v4.service_cidrs, &want, names::IPV4.service_cidrs)?;
         replace_nets(&mut self.v6.service_cidrs, &want, names::IPV6.service_cidrs)
     }

@@ -6,12 +6,14 @@ use std::net::IpAddr;
 
 use anyhow::{Context, bail};
 use futures::StreamExt;
+use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
-use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteType};
+use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteType};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::netlink::{Handle, dump};
-use super::route::{address, family, ip};
+use super::route::{PROTOCOL, address, family, ip};
+use super::sysctl;
 
 /// The prefix length below which a route leads everywhere: the default route, and the two halves that VPNs put in its
 /// place. The widest networks for pods are the private ones, 10.0.0.0/8 and fc00::/7.
@@ -71,6 +73,49 @@ pub async fn has_many_ways(handle: &Handle) -> anyhow::Result<bool> {
     }
 }
 
+/// Returns the networks within `ranges` to which other programs' routes of any table lead packets on.
+pub async fn networks_within(handle: &Handle, ranges: &[IpNet]) -> anyhow::Result<Vec<IpNet>> {
+    let mut found = Vec::new();
+    for is_ipv4 in [true, false] {
+        if !ranges.iter().any(|range| range.addr().is_ipv4() == is_ipv4) || !is_ipv4 && !sysctl::has_ipv6() {
+            continue;
+        }
+        let mut request = RouteMessage::default();
+        request.header.address_family = if is_ipv4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        let routes = dump(handle, RouteNetlinkMessage::GetRoute(request), |message| match message {
+            RouteNetlinkMessage::NewRoute(route) => {
+                others(&route).filter(|net| ranges.iter().any(|range| range.contains(net)))
+            }
+            _ => None,
+        });
+        match routes.await {
+            // A namespace without any route has no table.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            routes => found.extend(routes.context("list the routes")?),
+        }
+    }
+    found.sort_unstable();
+    found.dedup();
+    Ok(found)
+}
+
+/// Returns the network of another program's route by which packets leave.
+fn others(route: &RouteMessage) -> Option<IpNet> {
+    let header = &route.header;
+    if header.kind != RouteType::Unicast || header.protocol == RouteProtocol::Other(PROTOCOL) {
+        return None;
+    }
+    let to = route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Destination(addr) => ip(addr),
+        _ => None,
+    });
+    let everywhere = || match header.address_family {
+        AddressFamily::Inet => IpAddr::from([0; 4]),
+        _ => IpAddr::from([0; 16]),
+    };
+    IpNet::new(to.unwrap_or_else(everywhere), header.destination_prefix_length).ok()
+}
+
 async fn route_class(handle: &Handle, addr: IpAddr, anchor: u32) -> anyhow::Result<RouteClass> {
     let mut message = NetlinkMessage::from(RouteNetlinkMessage::GetRoute(question(addr)));
     message.header.flags = NLM_F_REQUEST;
@@ -120,14 +165,14 @@ fn parse(route: &RouteMessage, anchor: u32) -> RouteClass {
 }
 
 /// Returns the network of a route by which packets leave, unless the route leads everywhere.
-pub(super) fn specific(route: &RouteMessage) -> Option<ipnet::IpNet> {
+pub(super) fn specific(route: &RouteMessage) -> Option<IpNet> {
     let header = &route.header;
     let to = route.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Destination(addr) => ip(addr),
         _ => None,
     })?;
     let is_specific = header.kind == RouteType::Unicast && !is_default(to.is_ipv4(), header.destination_prefix_length);
-    if is_specific { ipnet::IpNet::new(to, header.destination_prefix_length).ok() } else { None }
+    if is_specific { IpNet::new(to, header.destination_prefix_length).ok() } else { None }
 }
 
 #[cfg(test)]

@@ -55,6 +55,8 @@ pub enum Problem {
     /// The kernel's routes to backends, in mode host.
     RoutesToBackends,
     Rules,
+    /// The ranges of ClusterIPs, which others use as well.
+    ServiceRanges,
     /// The watch on objects of a kind.
     Watch(String),
 }
@@ -86,6 +88,7 @@ impl fmt::Display for Problem {
             Self::Routes => f.write_str("routes"),
             Self::RoutesToBackends => f.write_str("routes to backends"),
             Self::Rules => f.write_str("rules"),
+            Self::ServiceRanges => f.write_str("ranges of ClusterIPs"),
             Self::Watch(kind) => write!(f, "{kind} watch"),
         }
     }

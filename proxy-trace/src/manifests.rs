@@ -20,7 +20,7 @@ use crate::resolve::Known;
 use crate::target::{CLIENT_PORT, Target};
 use proxy_core::compact::Address;
 use proxy_core::desired::Desired;
-use proxy_core::model::{self, Cause};
+use proxy_core::model::{self, Cause, SharedNetworks};
 use proxy_core::store::Store;
 use proxy_datapath::Counts;
 use proxy_net::anchor::Anchor;
@@ -36,6 +36,8 @@ pub(crate) struct Folder<R> {
     desired: Desired,
     /// The rules that follow from the options of `kpx run`.
     rules: R,
+    /// The networks in ranges of ClusterIPs that are not for Services alone.
+    shared: Vec<IpNet>,
     node_addrs: Vec<IpAddr>,
     /// The networks of this node's pods.
     pod_nets: Vec<IpNet>,
@@ -60,6 +62,9 @@ impl<R: NodeRules> Folder<R> {
             taken = take => taken,
             ended = source.run(Some(node_name.to_owned()), sender, health.clone(), Queue::none(), NodeQuestions::none()) => ended.and_then(|()| bail!("the folder has ended")),
         }?;
+        // Manifests name no routes.
+        let shared = SharedNetworks::of(ranges(&rules, &desired), &desired.pod_cidrs(), &[]);
+        desired.share_networks(&shared.networks);
         let mut notes: Vec<_> =
             health.problems().iter().map(|(what, problem)| format!("{what}: {}", problem.why)).collect();
         desired.sync();
@@ -71,10 +76,11 @@ impl<R: NodeRules> Folder<R> {
         let mut pod_nets = store.node().map(model::pod_cidrs).unwrap_or_default();
         pod_nets.extend(local_pods(store, &node_addrs).map(IpNet::from));
         // The family decides which of its conflicts matter.
+        notes.extend(shared.why);
         let unreadable = desired.skipped().filter(|skipped| skipped.cause != Cause::Conflict);
         notes.extend(unreadable.map(ToString::to_string));
         rules.learn(&desired.pod_cidrs())?;
-        Ok(Self { desired, rules, node_addrs, pod_nets, notes })
+        Ok(Self { desired, rules, shared: shared.networks, node_addrs, pod_nets, notes })
     }
 
     /// Returns what may be named: the node, and the folder's Services.
@@ -131,12 +137,10 @@ impl<R: NodeRules> Folder<R> {
     }
 
     fn service_nets<A: Family>(&self) -> Vec<(Net<A>, u32)> {
-        let cidrs = match self.rules.service_cidrs() {
-            [] => self.desired.service_cidrs(),
-            given => given,
-        };
+        let cidrs = ranges(&self.rules, &self.desired);
         let others: Vec<_> = self.desired.of_other_proxies().iter().map(|addr| IpNet::from(*addr)).collect();
         let ranges = nets(cidrs).into_iter().map(|net| (net, service_net::RANGE));
+        let ranges = ranges.chain(nets(&self.shared).into_iter().map(|net| (net, service_net::SHARED)));
         ranges.chain(nets(&others).into_iter().map(|net| (net, service_net::OF_OTHER_PROXY))).collect()
     }
 
@@ -198,4 +202,12 @@ fn local_pods(store: &Store, node_addrs: &[IpAddr]) -> impl Iterator<Item = IpAd
         Address::Text(_) | Address::Missing => None,
     });
     addrs.filter(|addr| !node_addrs.contains(addr))
+}
+
+/// Returns the ranges of ClusterIPs: the operator's before the cluster's.
+fn ranges<'a>(rules: &'a impl NodeRules, desired: &'a Desired) -> &'a [IpNet] {
+    match rules.service_cidrs() {
+        [] => desired.service_cidrs(),
+        given => given,
+    }
 }

@@ -45,7 +45,8 @@ impl Agent {
         let Some(node) = self.node.here_mut() else { return false };
         self.reports.repairs(node.take_repairs());
         self.health_checks.listen_on(node.listen_addresses()).await;
-        self.desired.keep_by_host(node.kept_addresses()) && self.synced
+        let is_shared = node.share_networks(&mut self.desired);
+        (self.desired.keep_by_host(node.kept_addresses()) || is_shared) && self.synced
     }
 
     /// Leaves the programs to the next agent, which may be of another version.

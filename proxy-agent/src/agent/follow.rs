@@ -56,6 +56,12 @@ impl Agent {
         pass.passed(Phase::Node, started.elapsed());
         self.node_retry = result.is_err().then(|| Instant::now() + self.schedule.sync_period);
         self.reports.end(pass, |family| result.is_ok() && self.writer.is_whole(family));
+        // With new ranges the node has read its routes.
+        if let Some(node) = self.node.here_mut()
+            && node.share_networks(&mut self.desired)
+        {
+            self.schedule.ask_again();
+        }
         // The Node object tells which of the node's addresses are its own.
         if let Some(node) = self.node.here() {
             self.health_checks.listen_on(node.listen_addresses()).await;

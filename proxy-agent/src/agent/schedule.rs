@@ -26,6 +26,11 @@ impl PassSchedule {
         !self.is_waiting
     }
 
+    /// Asks for one more pass behind the present one.
+    pub(super) fn ask_again(&mut self) {
+        self.is_waiting = true;
+    }
+
     /// Returns the time at which the waiting pass may begin.
     pub(super) fn due(&self) -> Option<Instant> {
         self.last.filter(|_| self.is_waiting).map(|last| last + self.min_period)

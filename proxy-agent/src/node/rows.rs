@@ -22,13 +22,20 @@ pub(super) struct NodeRows {
     pod_cidrs: Vec<IpNet>,
     /// The networks whose packets among themselves the stack leaves as they are, as the programs know them.
     unchanged: Vec<IpNet>,
-    /// The ranges of ClusterIPs that the programs know, and the ClusterIPs that other proxies serve. None before the
-    /// first write.
-    service_nets: Option<(Vec<IpNet>, BTreeSet<IpAddr>)>,
+    /// What the programs know of the ranges of ClusterIPs. None before the first write.
+    service_nets: Option<ServiceNets>,
     /// The flags that follow from the rows of devices.
     of_rows: u32,
     /// The addresses in force.
     pub(super) addrs: (Addr4, Addr6),
+}
+
+/// The ranges of ClusterIPs, the networks in them that are not for Services alone, and the ClusterIPs that other proxies serve.
+#[derive(PartialEq, Eq)]
+struct ServiceNets {
+    cidrs: Vec<IpNet>,
+    shared: Vec<IpNet>,
+    others: BTreeSet<IpAddr>,
 }
 
 /// The flags that follow from all devices together.
@@ -144,23 +151,21 @@ impl NodeRows {
     /// none, and packets must pass from the moment in which these go.
     pub(super) fn spare_other_proxies(&mut self, desired: &Desired) {
         let others = desired.of_other_proxies();
-        let Some((cidrs, known)) = self.service_nets.take_if(|(_, known)| !others.is_subset(known)) else { return };
-        let all = &known | others;
+        let Some(known) = self.service_nets.take_if(|known| !others.is_subset(&known.others)) else { return };
+        let all = ServiceNets { others: &known.others | others, ..known };
         // A failed write fails once more after the sync, and is reported then.
-        if self.maps.set_service_nets(&cidrs, &all).is_ok() {
-            self.service_nets = Some((cidrs, all));
+        if self.maps.set_service_nets(&all.cidrs, &all.shared, &all.others).is_ok() {
+            self.service_nets = Some(all);
         }
     }
 
-    /// Tells the programs the ranges of ClusterIPs, and which of these other proxies serve.
-    pub(super) fn write_service_nets(&mut self, cidrs: &[IpNet], desired: &Desired) -> Result<()> {
+    /// Tells the programs the ranges of ClusterIPs, the networks in them that are not for Services alone, and which ClusterIPs other proxies serve.
+    pub(super) fn write_service_nets(&mut self, cidrs: &[IpNet], shared: &[IpNet], desired: &Desired) -> Result<()> {
         let others = desired.of_other_proxies();
-        let is_known = |(known_cidrs, known_others): &(Vec<IpNet>, BTreeSet<IpAddr>)| {
-            known_cidrs == cidrs && known_others == others
-        };
-        if !self.service_nets.as_ref().is_some_and(is_known) {
-            self.maps.set_service_nets(cidrs, others)?;
-            self.service_nets = Some((cidrs.to_vec(), others.clone()));
+        let wanted = ServiceNets { cidrs: cidrs.to_vec(), shared: shared.to_vec(), others: others.clone() };
+        if self.service_nets.as_ref() != Some(&wanted) {
+            self.maps.set_service_nets(cidrs, shared, others)?;
+            self.service_nets = Some(wanted);
         }
         Ok(())
     }

@@ -125,6 +125,21 @@ pub(super) fn routing_rules(facts: &Facts) -> Finding {
     warn(WHAT, found, "if such packets must take those routes, add rules by address or incoming device: docs/limits.md")
 }
 
+/// Judges what else is in the operator's ranges of ClusterIPs. The cluster's own ranges are known to a running kpx alone.
+pub(super) fn service_ranges(facts: &Facts) -> Option<Finding> {
+    const WHAT: &str = "ranges of ClusterIPs";
+    if facts.service_ranges.is_empty() {
+        return None;
+    }
+    if facts.routes_in_ranges.is_empty() {
+        return Some(ok(WHAT, format!("no route of this node leads into {}", list(&facts.service_ranges))));
+    }
+    let (ranges, routes) = (list(&facts.service_ranges), list(&facts.routes_in_ranges));
+    let found = format!("{ranges} have in them routes of this node's to {routes}");
+    let fix = "move these networks: packets there pass where no Service takes them, and this node's own never reach ClusterIPs there";
+    Some(warn(WHAT, found, fix))
+}
+
 fn value(facts: &Facts, key: &str) -> Option<u64> {
     facts.sysctls.get(key)?.parse().ok()
 }

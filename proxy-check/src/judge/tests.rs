@@ -41,7 +41,14 @@ fn right_node_has_no_problem() {
 type Change = fn(&mut Facts);
 
 /// The finding and its level for each fact, on a node that is fit but for one change.
-const CASES: [(&str, Level, &str, Change); 47] = [
+const CASES: [(&str, Level, &str, Change); 49] = [
+    ("ranges of ClusterIPs", Level::Ok, "no route of this node leads into 10.96.0.0/12", |f| {
+        f.service_ranges = vec!["10.96.0.0/12".parse().unwrap()];
+    }),
+    ("ranges of ClusterIPs", Level::Warn, "10.96.0.0/12 have in them routes of this node's to 10.99.0.0/24", |f| {
+        f.service_ranges = vec!["10.96.0.0/12".parse().unwrap()];
+        f.routes_in_ranges = vec!["10.99.0.0/24".parse().unwrap()];
+    }),
     ("capabilities", Level::Fail, "missing: CAP_BPF, to create maps and load programs", |f| {
         f.missing_capabilities = vec![NEEDED[0]];
     }),

@@ -1,7 +1,10 @@
-//! Leaves ClusterIPs to the host where a device of the host has them, as NodeLocal DNSCache puts them there.
+//! Leaves ClusterIPs to the host where a device of the host has them, as NodeLocal DNSCache puts them there, and networks in ranges of ClusterIPs
+//! to pods and routes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+
+use ipnet::IpNet;
 
 use super::Desired;
 use crate::model::cluster_ips;
@@ -22,6 +25,16 @@ impl Desired {
         let concerns_any = !services.is_empty();
         self.dirty.extend(services);
         concerns_any
+    }
+
+    /// Takes in the networks in ranges of ClusterIPs that are not for Services alone. Returns true if that may change a Service.
+    pub fn share_networks(&mut self, networks: &[IpNet]) -> bool {
+        if self.options.shared_networks == networks {
+            return false;
+        }
+        self.options.shared_networks = networks.to_vec();
+        self.rebuild_node();
+        true
     }
 }
 

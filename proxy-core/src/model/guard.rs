@@ -27,6 +27,8 @@ pub struct Guard {
     ignores_external_ips: bool,
     /// The ranges of ClusterIPs, as far as the operator or the cluster has named them.
     service_cidrs: Vec<IpNet>,
+    /// The networks in these ranges that are not for Services alone.
+    shared_networks: Vec<IpNet>,
     /// The ClusterIPs of Services that other proxies serve.
     of_other_proxies: BTreeSet<IpAddr>,
     /// The Node object's ranges of pod addresses.
@@ -80,6 +82,7 @@ impl Guard {
                 [] => service_cidrs(store.service_cidrs()).0,
                 given => given.to_vec(),
             },
+            shared_networks: options.shared_networks.clone(),
             of_other_proxies: store.of_other_proxies().flat_map(addresses_of_other_proxy).collect(),
             pod_cidrs: store.node().map(pod_cidrs).unwrap_or_default(),
         }
@@ -92,13 +95,19 @@ impl Guard {
     /// Checks whether a Service may send to an address. A ClusterIP would be dialled once more on its way, past the
     /// NetworkPolicy for the Service behind it.
     pub(super) fn admit_endpoint(&self, ip: IpAddr) -> Result<(), String> {
-        if let Some(cidr) = self.service_cidrs.iter().find(|cidr| cidr.contains(&ip)) {
+        if let Some(cidr) = self.range_of(ip) {
             return Err(format!("{ip} is in {cidr}, from which ClusterIPs are taken: no endpoint is there"));
         }
         if self.of_other_proxies.contains(&ip) {
             return Err(format!("{ip} is the ClusterIP of another proxy's Service"));
         }
         Ok(())
+    }
+
+    /// Returns the range of ClusterIPs that has an address for Services alone.
+    fn range_of(&self, ip: IpAddr) -> Option<&IpNet> {
+        let range = self.service_cidrs.iter().find(|cidr| cidr.contains(&ip));
+        range.filter(|_| !self.shared_networks.iter().any(|net| net.contains(&ip)))
     }
 
     /// Checks whether a Service may be dialled at an external address at all. The error names the reason.
@@ -133,7 +142,7 @@ impl Guard {
         if self.own.contains(&ip) {
             return Err(format!("{ip} is an address of this node"));
         }
-        match self.service_cidrs.iter().find(|cidr| cidr.contains(&ip)) {
+        match self.range_of(ip) {
             Some(cidr) => {
                 Err(format!("{ip} is in {cidr}, from which ClusterIPs are taken: a serviceMatcher is for these"))
             }

@@ -37,6 +37,8 @@ pub struct ModelOptions {
     pub ignores_external_ips: bool,
     /// The ranges of ClusterIPs; if empty, the cluster's ServiceCIDRs count.
     pub service_cidrs: Vec<IpNet>,
+    /// The networks in these ranges that are not for Services alone: endpoints may be there.
+    pub shared_networks: Vec<IpNet>,
     /// The routes of a host in host mode. A node reaches every backend.
     pub host_routes: Option<Arc<HostRoutes>>,
     /// The addresses whose packets the host keeps, with the device that has each: no ClusterIP frontend is there.

@@ -72,7 +72,7 @@ impl Node {
         self.desired.apply(Input::ServiceCidr(Update::All(cluster.service_cidr_objects())));
         self.desired.apply(Update::All(cluster.slices.clone()).into());
         self.desired.apply(Update::All(cluster.services.clone()).into());
-        self.bench.datapath.node.set_service_nets(&cluster.service_cidrs, self.desired.of_other_proxies())?;
+        self.bench.datapath.node.set_service_nets(&cluster.service_cidrs, &[], self.desired.of_other_proxies())?;
         for change in self.desired.sync().changes {
             self.bench.datapath.tables.apply(&change)?;
         }

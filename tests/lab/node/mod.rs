@@ -8,6 +8,7 @@ mod localhost;
 mod many;
 mod maps;
 mod ports;
+mod ranges;
 mod reach;
 mod uplinks;
 
