@@ -259,7 +259,8 @@ impl Agent {
         let of_maps = of_maps
             .chain(self.is_behind.then(Instant::now))
             .filter(|_| is_here || self.synced && self.mode == Mode::Node);
-        of_maps.chain(self.node_retry.filter(|_| is_here)).min()
+        let of_node = self.node_retry.into_iter().chain(self.lifecycle.due()).filter(|_| is_here);
+        of_maps.chain(of_node).min()
     }
 
     /// Takes in changes of objects.
@@ -344,13 +345,13 @@ impl Agent {
 
     /// Returns false while the agent must wait, and an error if the agent must restart.
     fn may_serve(&mut self) -> Result<bool> {
-        let exists = self.lifecycle.learn(&self.desired, &self.health)?;
+        let is_known = self.lifecycle.learn(&self.desired, &self.health)?;
         let is_ready = match self.node.here_mut() {
             Some(node) => node.before_sync(&self.desired, &self.health)?,
             None => true, // It was, before the first pass.
         };
-        if !exists || !is_ready {
-            self.lifecycle.wait();
+        self.lifecycle.ready(is_ready);
+        if !is_known || !is_ready {
             return Ok(false);
         }
         if self.lifecycle.serve() {

@@ -9,4 +9,5 @@ mod faults;
 mod guard;
 mod http;
 mod lost_nodes;
+mod node_object;
 mod objects;

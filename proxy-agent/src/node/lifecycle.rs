@@ -1,6 +1,7 @@
-//! Follows this node's Node object: nothing is served before it exists, and the properties that the agent uses must not
-//! change. kube-proxy does the same (`pkg/proxy/node.go`). After a change the agent ends, and its supervisor restarts
-//! it.
+//! Follows this node's Node object. Without it, or while it has no addresses, the machine's own addresses count after
+//! [`PATIENCE`], as with kube-proxy: an external cloud controller gives a Node its addresses, and needs the API's
+//! ClusterIP before it can. The agent takes over what comes later. It ends when an address in use changes or the object
+//! is deleted, as kube-proxy does (`pkg/proxy/node.go`), and its supervisor restarts it.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,7 +12,10 @@ use tokio::time::{Instant, sleep_until};
 use proxy_core::desired::Desired;
 use proxy_source::health::{Health, Problem};
 
-/// The known state of the Node object, and the deadline for the rest.
+/// The longest wait for the Node object and its addresses, which is kube-proxy's.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The known state of the Node object, and the deadlines for the rest.
 #[derive(Debug)]
 pub struct Lifecycle {
     node_name: String,
@@ -21,73 +25,106 @@ pub struct Lifecycle {
     given: Vec<IpAddr>,
     /// The problems of the source.
     source_health: Health,
+    /// The end of the wait for the object and its addresses. None until one of them is missed.
+    patient_until: Option<Instant>,
+    /// Set while the agent waits for that.
+    waits: bool,
+    /// The time at which the agent gives up what it cannot serve without.
     deadline: Option<Instant>,
     /// Set once the agent serves: the properties in use must stay.
     serves: bool,
-    /// The object's addresses, one of each family for which the operator gave none. None until there is an object.
-    addresses: Option<Vec<IpAddr>>,
+    /// Set while the object is there.
+    exists: bool,
+    /// The object's addresses, one of each family for which the operator gave none.
+    addresses: Vec<IpAddr>,
 }
 
 impl Lifecycle {
     pub fn new(node_name: String, timeout: Option<Duration>, given: &[IpAddr], source_health: Health) -> Self {
-        let given = given.to_vec();
-        Self { node_name, timeout, given, source_health, deadline: None, serves: false, addresses: None }
+        Self {
+            node_name,
+            timeout,
+            given: given.to_vec(),
+            source_health,
+            patient_until: None,
+            waits: false,
+            deadline: None,
+            serves: false,
+            exists: false,
+            addresses: Vec::new(),
+        }
     }
 
     /// Takes in the cluster's complete state. Returns false while the agent must wait, and an error if the agent must
     /// restart.
     pub fn learn(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
-        if self.timeout.is_none() {
-            return Ok(true);
-        }
-        let Some(exists) = desired.has_node() else {
-            let why = "the API server serves no Nodes, or not to kpx: their end and new addresses go unnoticed";
-            self.source_health.begin(&Problem::NodeObject, why);
-            return Ok(true);
-        };
-        self.source_health.end(&Problem::NodeObject);
+        let Some(timeout) = self.timeout else { return Ok(true) };
         let name = &self.node_name;
         let known = desired.node_addresses();
-        match (self.serves, exists) {
-            (true, false) => bail!("the Node object {name} was deleted"),
-            (false, false) => {
-                health.begin(&Problem::NodeObject, format!("no Node is named {name} yet"));
-                return Ok(false);
+        let lack = match desired.has_node() {
+            None => {
+                let why = "the API server serves no Nodes, or not to kpx: their end and new addresses go unnoticed";
+                return Ok(self.serve_without(why, health));
             }
-            // The node had addresses before, and the agent keeps them.
-            (true, true) if known.is_empty() => return Ok(true),
-            (false, true) if known.is_empty() && self.given.is_empty() => {
-                health.begin(&Problem::NodeObject, format!("{name} has no addresses yet"));
-                return Ok(false);
-            }
-            (_, true) => health.end(&Problem::NodeObject),
+            Some(false) if self.serves && self.exists => bail!("the Node object {name} was deleted"),
+            Some(false) => Some(format!("no Node is named {name}")),
+            Some(true) if known.is_empty() && self.given.is_empty() => Some(format!("{name} has no addresses")),
+            Some(true) => None,
+        };
+        self.exists = desired.has_node() == Some(true);
+        let Some(lack) = lack else {
+            self.waits = false;
+            [health, &self.source_health].iter().for_each(|health| health.end(&Problem::NodeObject));
+            return self.take_over(&known).map(|()| true);
+        };
+        let until = *self.patient_until.get_or_insert_with(|| Instant::now() + PATIENCE.min(timeout));
+        if self.serves || Instant::now() >= until {
+            return Ok(self.serve_without(&format!("{lack}: this machine's own addresses count"), health));
         }
-        let addresses = self.missing(&known);
-        if let Some(before) = self.addresses.replace(addresses.clone())
-            && self.serves
-            && before != addresses
-        {
-            bail!("the addresses of the Node object {name} have changed from {before:?} to {addresses:?}");
-        }
-        Ok(true)
+        self.waits = true;
+        health.begin(&Problem::NodeObject, format!("{lack} yet"));
+        Ok(false)
     }
 
-    /// Notes that the node cannot serve yet. The deadline counts from the first call.
-    pub fn wait(&mut self) {
-        if let Some(timeout) = self.timeout
-            && !self.serves
-        {
-            self.deadline.get_or_insert_with(|| Instant::now() + timeout);
+    /// Notes that the agent may serve without the object. This is the source's problem, since the agent works.
+    fn serve_without(&mut self, why: &str, health: &Health) -> bool {
+        self.waits = false;
+        health.end(&Problem::NodeObject);
+        self.source_health.begin(&Problem::NodeObject, why);
+        true
+    }
+
+    /// Returns the end of the wait for the object and its addresses.
+    pub fn due(&self) -> Option<Instant> {
+        self.patient_until.filter(|_| self.waits)
+    }
+
+    /// Takes over the object's addresses. Returns an error if one in use is no longer among them.
+    fn take_over(&mut self, known: &[IpAddr]) -> Result<()> {
+        let addresses = self.missing(known);
+        let before = std::mem::replace(&mut self.addresses, addresses);
+        let now = &self.addresses;
+        // One that has no addresses for a while keeps those that it had.
+        if self.serves && !known.is_empty() && before.iter().any(|addr| !now.contains(addr)) {
+            bail!("the addresses of the Node object {} have changed from {before:?} to {now:?}", self.node_name);
         }
+        Ok(())
+    }
+
+    /// Notes whether the node has all that it cannot serve without. The deadline counts from the first time that it has not.
+    pub fn ready(&mut self, is_ready: bool) {
+        self.deadline = match self.timeout.filter(|_| !is_ready && !self.serves) {
+            Some(timeout) => self.deadline.or_else(|| Some(Instant::now() + timeout)),
+            None => None,
+        };
     }
 
     /// Notes that the agent serves. Returns true for the first time.
     pub fn serve(&mut self) -> bool {
-        self.deadline = None;
         !std::mem::replace(&mut self.serves, true)
     }
 
-    /// Ends at the deadline, with an error that names the missing objects.
+    /// Ends at the deadline, with an error that names what is missing.
     pub async fn give_up(&self, health: &Health) -> anyhow::Error {
         match self.deadline {
             Some(deadline) => sleep_until(deadline).await,
@@ -137,20 +174,51 @@ mod tests {
             "other addresses than the primary one may change"
         );
         assert!(fixture.hears(node("here", None, &[])).unwrap(), "it has none for a while");
+        assert_eq!(fixture.source_problem(), "here has no addresses: this machine's own addresses count");
         let error = fixture.hears(node("here", None, &[OTHER4])).unwrap_err().to_string();
         let want = "the addresses of the Node object here have changed from [192.0.2.1] to [192.0.2.2]";
         assert_eq!(error, want);
     }
 
     #[test]
-    fn a_new_family_or_a_deletion_ends_the_agent() {
-        let ends = [node("here", None, &[V4, V6]), Input::Node(Update::Del(ObjectName::new("", "here")))];
+    fn address_that_goes_or_deletion_ends_the_agent() {
+        let ends = [node("here", None, &[V6]), Input::Node(Update::Del(ObjectName::new("", "here")))];
         for end in ends {
             let mut fixture = Fixture::new(Some(Duration::from_secs(300)), &[]);
             assert!(fixture.hears(node("here", None, &[V4])).unwrap());
             fixture.lifecycle.serve();
+            assert!(fixture.hears(node("here", None, &[V4, V6])).unwrap(), "a family's first address is taken over");
             assert!(fixture.hears(end).is_err());
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn agent_serves_without_node_or_addresses_after_patience_and_takes_them_over() {
+        let mut fixture = Fixture::new(Some(Duration::from_secs(300)), &[]);
+        assert!(!fixture.learn().unwrap());
+        assert_eq!(fixture.lifecycle.due(), Some(Instant::now() + PATIENCE));
+        tokio::time::advance(PATIENCE / 2).await;
+        assert!(!fixture.hears(node("here", None, &[])).unwrap(), "the wait goes on");
+        tokio::time::advance(PATIENCE / 2).await;
+        assert!(fixture.hears(Input::Node(Update::Del(ObjectName::new("", "here")))).unwrap());
+        assert_eq!(fixture.lifecycle.due(), None);
+        fixture.lifecycle.serve();
+        assert!(fixture.health.problems().is_empty(), "the agent serves");
+        let own = "this machine's own addresses count";
+        assert_eq!(fixture.source_problem(), format!("no Node is named here: {own}"));
+        assert!(fixture.hears(node("here", None, &[])).unwrap());
+        assert_eq!(fixture.source_problem(), format!("here has no addresses: {own}"));
+        assert!(fixture.hears(node("here", None, &[V4, V6])).unwrap());
+        assert!(fixture.source_health.problems().is_empty());
+        assert!(fixture.hears(node("here", None, &[OTHER4, V6])).is_err(), "from now on they must stay");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn short_timeout_shortens_patience() {
+        let mut fixture = Fixture::new(Some(Duration::from_secs(1)), &[]);
+        assert!(!fixture.learn().unwrap());
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(fixture.learn().unwrap());
     }
 
     #[test]
@@ -164,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_agent_serves_without_a_node_only_if_nodes_are_refused() {
+    fn the_agent_serves_at_once_without_a_node_only_if_nodes_are_refused() {
         let mut manifests = Fixture::new(None, &[]);
         assert!(manifests.learn().unwrap());
 
@@ -179,15 +247,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_deadline_names_the_missing_objects() {
+    async fn the_deadline_names_what_is_missing() {
         let mut fixture = Fixture::new(Some(Duration::from_secs(300)), &[]);
-        assert!(!fixture.learn().unwrap());
-        fixture.lifecycle.wait();
+        fixture.health.begin(&Problem::LocalPods, "no podCIDRs");
+        fixture.lifecycle.ready(false);
         let began = Instant::now();
         tokio::time::advance(Duration::from_secs(100)).await;
-        fixture.lifecycle.wait();
+        fixture.lifecycle.ready(false);
         let error = fixture.lifecycle.give_up(&fixture.health).await.to_string();
-        assert_eq!(error, "gave up after 300s: Node object: no Node is named here yet");
+        assert_eq!(error, "gave up after 300s: local pods: no podCIDRs");
         assert_eq!(began.elapsed().as_secs(), 300, "since the first time");
     }
 
@@ -217,6 +285,10 @@ mod tests {
 
         fn problem(&self) -> String {
             self.health.problems()[&Problem::NodeObject].why.clone()
+        }
+
+        fn source_problem(&self) -> String {
+            self.source_health.problems()[&Problem::NodeObject].why.clone()
         }
     }
 }

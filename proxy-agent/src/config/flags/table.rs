@@ -110,7 +110,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("socket-lb", Choice(values::<SocketLb>), Kpx("socketLB"), "Which sockets to connect straight to a backend, so that none of their packets is translated: none (off), the host's own (host), those of pods as well (all), or on a node the host's own and those of pods that nothing speaks against, if kernel and cgroups allow that (auto)"),
     flag("socket-lb-udp", Switch, Kpx("socketLBUDP"), "With --socket-lb: UDP sockets as well as TCP sockets"),
     flag("cgroup-root", Dir, Kpx("cgroupRoot"), "With --socket-lb: the cgroup (version 2) whose sockets are translated; default: the root"),
-    flag("node-timeout", Duration, Kpx("nodeTimeout"), "Time to wait for this node's Node object, its addresses and, where needed, its podCIDRs, before kpx gives up"),
+    flag("node-timeout", Duration, Kpx("nodeTimeout"), "Time to wait for the Node object's podCIDRs, where --detect-local-mode needs them, before kpx gives up. For the object and its addresses kpx waits no longer than this and 30 s, and then serves with the machine's own addresses"),
     flag("run-dir", Dir, Kpx("runDir"), "Folder for the agent's socket, and for the list of its changes on this host"),
     flag("socket-group", Text, Kpx("socketGroup"), "Group whose members may ask the agent by its socket, by name in /etc/group or by number; without it root alone may. They read what `kpx status`, `flows` and `monitor` show, and change nothing"),
     flag("bpf-dir", Dir, Kpx("bpfDir"), "Folder in a BPF file system for the maps and links that outlive the agent"),
