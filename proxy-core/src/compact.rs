@@ -7,6 +7,7 @@ mod flat;
 mod labels;
 mod local_pod;
 mod local_redirect;
+mod needed;
 mod service;
 mod shared;
 mod slice;
@@ -19,6 +20,7 @@ pub(crate) use local_redirect::STAND_IN;
 pub use local_redirect::{
     AddressMatcher, LocalRedirect, LocalRedirectSpec, PortInfo, RedirectBackend, RedirectFrontend, ServiceMatcher,
 };
+pub use needed::{MARK, NAMED, Needed};
 pub(crate) use service::{
     ALGORITHM, BACKEND_HEALTH, LOCAL_REDIRECT, RESET_ON_NODE_LOSS, SELECTOR_LEN_MAX, WEIGHTS, WEIGHTS_LEN_MAX,
 };
@@ -40,6 +42,9 @@ pub trait Compact: Sized {
     /// The API's type of the object.
     type Object: Metadata<Ty = ObjectMeta> + Clone + DeserializeOwned;
 
+    /// The fields that are read. A source leaves out all others, and those that are null, before the object is decoded.
+    const NEEDED: Needed;
+
     fn compact(object: Self::Object) -> Self;
 
     fn name(&self) -> ObjectName;
@@ -48,28 +53,16 @@ pub trait Compact: Sized {
     fn uid(&self) -> &str;
 }
 
-/// A Node is kept without most of its status, and without its version. A cluster has few Nodes, but each takes tens of kilobytes,
-/// mostly images. A heartbeat sends them again, and is no change.
+/// A Node is kept without its version, and with its Ready condition alone. So a heartbeat is no change.
 impl Compact for Node {
     type Object = Self;
 
+    const NEEDED: Needed = needed::NODE;
+
     fn compact(mut node: Self) -> Self {
-        node.metadata.managed_fields = None;
-        node.metadata.annotations = None;
         node.metadata.resource_version = None;
-        node.metadata.generation = None;
-        if let Some(status) = &mut node.status {
-            status.images = None;
-            status.volumes_attached = None;
-            status.volumes_in_use = None;
-            // The Ready condition stays, without the time of its last heartbeat.
-            status
-                .conditions
-                .iter_mut()
-                .for_each(|conditions| conditions.retain(|condition| condition.type_ == "Ready"));
-            for ready in status.conditions.iter_mut().flatten() {
-                ready.last_heartbeat_time = None;
-            }
+        for conditions in node.status.iter_mut().flat_map(|status| &mut status.conditions) {
+            conditions.retain(|condition| condition.type_ == "Ready");
         }
         node
     }
@@ -86,9 +79,9 @@ impl Compact for Node {
 impl Compact for ServiceCIDR {
     type Object = Self;
 
-    fn compact(mut cidr: Self) -> Self {
-        cidr.metadata.managed_fields = None;
-        cidr.metadata.annotations = None;
+    const NEEDED: Needed = needed::SERVICE_CIDR;
+
+    fn compact(cidr: Self) -> Self {
         cidr
     }
 
@@ -107,30 +100,4 @@ fn texts(list: Option<Vec<String>>) -> Box<[Box<str>]> {
 
 fn shared(text: Option<String>) -> Option<Shared> {
     text.as_deref().map(Shared::from)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_node_keeps_its_ready_condition_without_heartbeat_and_version() {
-        let node = |heartbeat: &str, version: &str| {
-            serde_json::json!({
-                "metadata": {
-                    "name": "a", "resourceVersion": version, "annotations": { "note": "long" },
-                    "managedFields": [{ "manager": "kubelet" }],
-                },
-                "status": { "images": [{ "names": ["pause"] }], "conditions": [
-                    { "type": "Ready", "status": "True", "lastHeartbeatTime": heartbeat },
-                    { "type": "DiskPressure", "status": "False" },
-                ] },
-            })
-        };
-        let kept = |heartbeat, version| Node::compact(serde_json::from_value(node(heartbeat, version)).unwrap());
-        let kept = [kept("2026-01-01T00:00:00Z", "1"), kept("2026-01-01T00:00:10Z", "2")];
-        assert_eq!(kept[0], kept[1]);
-        let text = serde_json::to_string(&kept[0]).unwrap();
-        assert!(text.contains("Ready") && text.len() < 150, "{text}");
-    }
 }

@@ -8,6 +8,7 @@ mod source;
 
 // The parts that sources share.
 pub mod document;
+mod needed;
 pub mod requests;
 pub mod watches;
 

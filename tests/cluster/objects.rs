@@ -6,9 +6,9 @@ use std::ops::Deref;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use serde_json::Value;
-use testbed::agent::{Agent, Object, Service, wait_until};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+use testbed::agent::{Agent, Object, Service, node, wait_until};
 use testbed::apiserver::History;
 use testbed::echo::{Dial, Fault, Protocol};
 use testbed::kernel_tables;
@@ -112,6 +112,34 @@ fn an_api_server_that_refuses_keeps_the_last_state_and_the_reason_is_reported() 
 
     cluster.api().heal();
     wait_until(RECOVERY, "the problem is over", || Ok(agents[0].status()?["problems"] == serde_json::json!([])))?;
+    agents.into_iter().try_for_each(Agent::stop)
+}
+
+/// The API server stores and serves nulls, and a newer one has fields that kpx does not know.
+#[test]
+fn nulls_and_unknown_fields_keep_no_service_from_clients() -> Result<()> {
+    let cluster = Cluster::start()?;
+    let web = Service::new("web", 10, &["p1b"], PORT);
+    let condition =
+        json!({ "type": "Ready", "status": "True", "lastTransitionTime": null, "reason": "", "message": null });
+    let mut objects = web.objects(&cluster.lab);
+    objects.push(node(&cluster.lab.n1));
+    for Object(object) in &mut objects {
+        object["status"]["conditions"] = json!([condition, null]);
+        object["metadata"]["managedFields"] = json!([{ "time": null, "newInTheAPI": [null] }]);
+        object["metadata"]["ownerReferences"] = json!([{ "uid": null }]);
+        object["newInTheAPI"] = json!({ "any": [null, { "thing": 1.5 }] });
+        object["spec"]["newInTheAPI"] = json!(null);
+    }
+    let agents = cluster.agents()?;
+    objects.iter().try_for_each(|object| cluster.api().apply_as_is(&object.0))?;
+    cluster.reached(&web, "p1b").context("by events")?;
+    agents.into_iter().try_for_each(Agent::crash)?;
+    let agents = cluster.agents()?;
+    let problems = agents[0].status()?["problems"].clone();
+    ensure!(problems == json!([]), "{problems}");
+    cluster.api().cut_watches();
+    cluster.reached(&web, "p1b").context("by lists")?;
     agents.into_iter().try_for_each(Agent::stop)
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
 
-use super::{Compact, Shared, shared};
+use super::{Compact, Needed, Shared, needed, shared};
 use crate::input::ObjectName;
 use crate::selector::Labels;
 
@@ -65,6 +65,8 @@ pub struct ContainerPort {
 
 impl Compact for LocalPod {
     type Object = Pod;
+
+    const NEEDED: Needed = needed::POD;
 
     fn compact(pod: Pod) -> Self {
         let name = ObjectName::from(&pod.metadata);

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::{ListableResource, Metadata, NamespaceResourceScope, Resource};
 use serde::{Deserialize, Serialize};
 
-use super::{Compact, Service, ServicePort};
+use super::{Compact, Needed, Service, ServicePort, needed};
 use crate::input::ObjectName;
 
 /// The first part of the name under which the model has an object of an address. A Service's name is one label, without a dot.
@@ -138,9 +138,9 @@ impl Metadata for LocalRedirect {
 impl Compact for LocalRedirect {
     type Object = Self;
 
-    fn compact(mut redirect: Self) -> Self {
-        redirect.metadata.managed_fields = None;
-        redirect.metadata.annotations = None;
+    const NEEDED: Needed = needed::LOCAL_REDIRECT_OBJECT;
+
+    fn compact(redirect: Self) -> Self {
         redirect
     }
 

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::{Compact, Labels, Shared, shared, texts};
+use super::{Compact, Labels, Needed, Shared, needed, shared, texts};
 use crate::input::ObjectName;
 
 /// The label (with any value) that leaves a Service to another proxy.
@@ -160,6 +160,8 @@ impl From<core::LoadBalancerIngress> for Ingress {
 
 impl Compact for Service {
     type Object = core::Service;
+
+    const NEEDED: Needed = needed::SERVICE;
 
     fn compact(object: core::Service) -> Self {
         object.into()

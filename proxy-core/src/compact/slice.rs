@@ -6,15 +6,15 @@ use jiff::Timestamp;
 use k8s_openapi::api::discovery::v1 as discovery;
 
 use super::service::has_label;
-use super::{Compact, Shared, shared};
+use super::{Compact, Needed, Shared, needed, shared};
 use crate::input::ObjectName;
 
 /// The label by which an EndpointSlice names its Service (well-known label of discovery.k8s.io).
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
+pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// The label (with any value) of an EndpointSlice that is not for proxies.
-const HEADLESS: &str = "service.kubernetes.io/headless";
+pub(super) const HEADLESS: &str = "service.kubernetes.io/headless";
 /// The annotation with the time of the change that led to this EndpointSlice, in RFC 3339.
-const LAST_CHANGE_TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+pub(super) const LAST_CHANGE_TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// The annotation with the weight of all endpoints of an EndpointSlice.
 pub(crate) const WEIGHT: &str = "kpx.dev/weight";
@@ -159,6 +159,8 @@ impl From<String> for Address {
 
 impl Compact for EndpointSlice {
     type Object = discovery::EndpointSlice;
+
+    const NEEDED: Needed = needed::SLICE;
 
     fn compact(object: discovery::EndpointSlice) -> Self {
         object.into()

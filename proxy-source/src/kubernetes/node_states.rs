@@ -10,11 +10,13 @@ use std::time::Duration;
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::GetParams;
-use kube::{Api, Client};
+use kube::core::Request;
+use kube::{Client, Resource as _};
 use proxy_core::model::is_node_lost;
 use tokio::time::{sleep, timeout};
 
 use super::errors::explain;
+use super::watch::event::ParsedObject;
 use crate::nodes::{AT_ONCE, NodeQuestions, NodeState, Question};
 
 /// The timeout of an answer. The last one of [`AT_ONCE`] questions may have to wait for the limit on requests, too.
@@ -33,10 +35,12 @@ pub(super) async fn answer(questions: &mut NodeQuestions, client: &Client) -> ! 
 
 async fn state(client: &Client, node: &str) -> NodeState {
     sleep(Duration::from_millis(rand::random_range(0..SPREAD_MILLIS))).await;
-    let nodes = Api::<Node>::all(client.clone());
-    match timeout(ANSWER, nodes.get_with(node, &GetParams::any())).await {
-        Ok(Ok(node)) if is_node_lost(&node) => NodeState::Lost,
-        Ok(Ok(_)) => NodeState::There,
+    let asked = Request::new(Node::url_path(&(), None)).get(node, &GetParams::any()).map_err(kube::Error::BuildRequest);
+    let answer = async { client.request::<ParsedObject<Node>>(asked?).await };
+    match timeout(ANSWER, answer).await {
+        Ok(Ok(ParsedObject { object: Ok(node), .. })) if is_node_lost(&node) => NodeState::Lost,
+        Ok(Ok(ParsedObject { object: Ok(_), .. })) => NodeState::There,
+        Ok(Ok(ParsedObject { object: Err(why), .. })) => NodeState::Unknown(format!("Node {node}: {why}")),
         // A proxy before the server has its own pages with 404.
         Ok(Err(kube::Error::Api(status))) if status.code == 404 && status.reason == "NotFound" => NodeState::Lost,
         Ok(Err(error)) => NodeState::Unknown(format!("Node {node}: {}", explain(&error))),

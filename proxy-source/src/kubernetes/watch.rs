@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use futures::future::{BoxFuture, OptionFuture};
 use futures::{AsyncBufRead, FutureExt as _, TryStreamExt as _};
-use kube::core::{ObjectList, PartialObjectMeta};
 use kube::{Client, Resource as _};
+use serde::de::IgnoredAny;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
 use self::backoff::Backoff;
-use self::event::{Event, ParsedObject};
+use self::event::{Event, List, ParsedObject};
 use self::failure::{StreamEnd, WatchEnd, is_lost};
 use self::lines::lines;
 use self::list::{Listed, Lister};
@@ -32,7 +32,7 @@ use proxy_core::compact::Compact;
 use proxy_core::input::{Input, ObjectName, Update};
 
 mod backoff;
-mod event;
+pub(super) mod event;
 pub(super) mod failure;
 mod lines;
 mod list;
@@ -374,8 +374,8 @@ where
         let request = request::<K>().list_metadata(&self.selection.probe).map_err(kube::Error::BuildRequest);
         let (client, position) = (client.clone(), self.position.clone().unwrap_or_default());
         let probe = async move {
-            let list: ObjectList<PartialObjectMeta<K::Object>> = timeout(PAGE, client.request(request?)).await??;
-            let now = list.metadata.resource_version.unwrap_or_default();
+            let list: List<IgnoredAny> = timeout(PAGE, client.request(request?)).await??;
+            let (_, now, _) = list.parts();
             debug!(kind = %K::Object::kind(&()), position, now, "probed the server's version");
             Ok(disorder(&now, &position))
         };

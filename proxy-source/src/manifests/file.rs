@@ -26,7 +26,7 @@ pub(super) struct LocatedObject {
     pub(super) object: Arc<Object>,
 }
 
-/// A document, or an item of a List, that is not accepted.
+/// A document, or an item of a List, that is not accepted, or not as its author may mean it.
 struct Fault {
     line: Option<u64>,
     /// The object's key. `None`: it may be any object.
@@ -69,13 +69,13 @@ fn read(file: &str, subject: &str, document: &Document, objects: &mut Vec<Locate
         Value::Null => return,
         value => object::items(value),
     };
-    let mut refuse = |place: &str, subject: String, key: Option<Key>, Refused { field, why }: Refused| {
+    let mut fault = |place: &str, subject: String, key: Option<Key>, Refused { field, why }: Refused| {
         let line = Some(document.line(&format!("{place}.{field}")));
         bad.push(Fault { line, key, why: format!("{subject}: {why}") });
     };
     let items = match items {
         Ok(items) => items,
-        Err(error) => return refuse("", subject.to_owned(), None, error),
+        Err(error) => return fault("", subject.to_owned(), None, error),
     };
     for (place, value) in items {
         let line = document.line(&place);
@@ -84,15 +84,23 @@ fn read(file: &str, subject: &str, document: &Document, objects: &mut Vec<Locate
             place => format!("{subject}: {place}"),
         };
         match object::kind(&value) {
-            Ok(Some(kind)) => match object::decode(kind, &value) {
-                Ok((key, object)) => objects.push(LocatedObject { line, key, object: Arc::new(object) }),
-                Err(error) => {
+            Ok(Some(kind)) => {
+                let problem = match (object::decode(kind, &value), object::unknown_fields(kind, &value)) {
+                    (Ok((key, object)), unknown) => {
+                        objects.push(LocatedObject { line, key, object: Arc::new(object) });
+                        unknown.map(|unknown| unknown.said("left out"))
+                    }
+                    // The likely reason of the other fault.
+                    (Err(_), Some(unknown)) => Some(unknown.said("strict decoding error")),
+                    (Err(error), None) => Some(error),
+                };
+                if let Some(problem) = problem {
                     let key = object::key(kind, &value);
-                    refuse(&place, key.as_ref().map_or_else(subject, Key::to_string), key, error);
+                    fault(&place, key.as_ref().map_or_else(subject, Key::to_string), key, problem);
                 }
-            },
+            }
             Ok(None) => info!(file, line, kind = value["kind"].as_str(), "ignored, as kpx does not read this kind"),
-            Err(error) => refuse(&place, object::title(&value).unwrap_or_else(subject), None, error),
+            Err(error) => fault(&place, object::title(&value).unwrap_or_else(subject), None, error),
         }
     }
 }

@@ -11,6 +11,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::validate;
+use crate::needed::{Misread, read};
+use proxy_core::compact::{self, Compact};
 use proxy_core::input::ObjectName;
 
 /// The kinds that kpx reads, in the order in which new objects are sent: backends before what points to them.
@@ -36,7 +38,7 @@ pub(super) struct Key {
     pub(super) name: ObjectName,
 }
 
-/// The reason why an object is not accepted.
+/// The reason why an object is not accepted, or not as its author may mean it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Refused {
     /// The field, such as `spec.ports[0].port`; empty if it is the whole object.
@@ -152,10 +154,10 @@ const DEFAULT_NAMESPACE: &str = "default";
 /// Reads, completes and checks an object as the API server would.
 pub(super) fn decode(kind: Kind, value: &Value) -> Result<(Key, Object), Refused> {
     let mut object = match kind {
-        Kind::ServiceCidr => Object::ServiceCidr(typed(value)?),
-        Kind::Node => Object::Node(typed(value)?),
-        Kind::EndpointSlice => Object::EndpointSlice(typed(value)?),
-        Kind::Service => Object::Service(typed(value)?),
+        Kind::ServiceCidr => Object::ServiceCidr(typed::<ServiceCIDR>(value)?),
+        Kind::Node => Object::Node(typed::<Node>(value)?),
+        Kind::EndpointSlice => Object::EndpointSlice(typed::<compact::EndpointSlice>(value)?),
+        Kind::Service => Object::Service(typed::<compact::Service>(value)?),
     };
     let key = key(kind, value).ok_or_else(|| Refused::new("metadata.name", "is missing"))?;
     validate::name(&key.name)?;
@@ -164,15 +166,28 @@ pub(super) fn decode(kind: Kind, value: &Value) -> Result<(Key, Object), Refused
     Ok((key, object))
 }
 
-/// Reads strictly: fields that the type does not have are refused, too.
-fn typed<K: DeserializeOwned>(value: &Value) -> Result<K, Refused> {
-    let mut unknown = Vec::new();
-    let mut note = |path: serde_ignored::Path<'_>| unknown.push(dotted(&path));
-    let object = serde_path_to_error::deserialize(serde_ignored::Deserializer::new(value, &mut note))
-        .map_err(|error| Refused::new(error.path().to_string().trim_matches('.'), error.inner().to_string()))?;
-    let Some(first) = unknown.first() else { return Ok(object) };
+/// Returns the fields that the kind does not have in the API: typing errors, or fields of a newer API.
+pub(super) fn unknown_fields(kind: Kind, value: &Value) -> Option<Refused> {
+    let unknown = match kind {
+        Kind::ServiceCidr => unknown_of::<ServiceCIDR>(value),
+        Kind::Node => unknown_of::<Node>(value),
+        Kind::EndpointSlice => unknown_of::<EndpointSlice>(value),
+        Kind::Service => unknown_of::<Service>(value),
+    };
     let all: Vec<_> = unknown.iter().map(|field| format!("unknown field {field:?}")).collect();
-    Err(Refused { field: first.clone(), why: format!("strict decoding error: {}", all.join(", ")) })
+    Some(Refused { field: unknown.first()?.clone(), why: all.join(", ") })
+}
+
+fn typed<K: Compact>(value: &Value) -> Result<Box<K::Object>, Refused> {
+    let object = read(&value.to_string(), K::NEEDED);
+    object.map(Box::new).map_err(|Misread { field, why }| Refused::new(field, why))
+}
+
+fn unknown_of<T: DeserializeOwned>(value: &Value) -> Vec<String> {
+    let mut unknown = Vec::new();
+    // What comes after a field of the wrong shape is not looked at.
+    let _known: Result<T, _> = serde_ignored::deserialize(value, |path| unknown.push(dotted(&path)));
+    unknown
 }
 
 fn dotted(path: &serde_ignored::Path<'_>) -> String {
@@ -197,6 +212,11 @@ fn text<'a>(value: &'a Value, field: &str) -> Result<&'a str, Refused> {
 }
 
 impl Refused {
+    /// Returns the same with what follows from it.
+    pub(super) fn said(self, what: &str) -> Self {
+        Self { why: format!("{what}: {}", self.why), ..self }
+    }
+
     pub(super) fn new(field: impl Display, why: impl Display) -> Self {
         let field = field.to_string();
         let why = if field.is_empty() { why.to_string() } else { format!("{field}: {why}") };

@@ -7,7 +7,8 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use proxy_core::compact::Compact;
+use crate::needed::read;
+use proxy_core::compact::{Compact, MARK, NAMED};
 use proxy_core::input::ObjectName;
 
 /// The annotation of the bookmark at the end of a streaming list.
@@ -45,7 +46,7 @@ impl<K: Compact> Event<K> {
             "ADDED" | "MODIFIED" => Self::Put(ParsedObject::read(object)?),
             "DELETED" => Self::Gone(ParsedObject::read(object)?),
             "BOOKMARK" => {
-                let mark: PartialObjectMeta = serde_json::from_str(object)?;
+                let mark: PartialObjectMeta = read(object, MARK).map_err(serde_json::Error::custom)?;
                 let version = mark.metadata.resource_version.unwrap_or_default();
                 let annotations = mark.metadata.annotations.unwrap_or_default();
                 if annotations.contains_key(LISTED) { Self::Listed(version) } else { Self::Bookmark(version) }
@@ -58,23 +59,48 @@ impl<K: Compact> Event<K> {
 
 /// The kept form of an object, or the name and version of an unreadable one.
 #[derive(Clone, Debug)]
-pub(super) struct ParsedObject<K> {
-    pub(super) name: ObjectName,
+pub(crate) struct ParsedObject<K> {
+    pub(crate) name: ObjectName,
     pub(super) version: String,
     /// The object, or the reason why it cannot be read.
-    pub(super) object: Result<K, String>,
+    pub(crate) object: Result<K, String>,
+}
+
+/// A list, or a page of one.
+#[derive(Deserialize)]
+pub(super) struct List<T> {
+    #[serde(default)]
+    metadata: Option<ListMetadata>,
+    items: Option<Vec<T>>,
+}
+
+/// The metadata of a list.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ListMetadata {
+    resource_version: Option<String>,
+    r#continue: Option<String>,
+}
+
+impl<T> List<T> {
+    /// Returns the items, the version, and the token for the next page.
+    pub(super) fn parts(self) -> (Vec<T>, String, Option<String>) {
+        let ListMetadata { resource_version, r#continue } = self.metadata.unwrap_or_default();
+        let more = r#continue.filter(|token| !token.is_empty());
+        (self.items.unwrap_or_default(), resource_version.unwrap_or_default(), more)
+    }
 }
 
 impl<K: Compact> ParsedObject<K> {
     fn read(text: &str) -> serde_json::Result<Self> {
-        Ok(match serde_json::from_str::<K::Object>(text) {
+        Ok(match read::<K::Object>(text, K::NEEDED) {
             Ok(object) => Self {
                 name: ObjectName::from(object.meta()),
                 version: object.meta().resource_version.clone().unwrap_or_default(),
                 object: Ok(K::compact(object)),
             },
             Err(error) => {
-                let object: PartialObjectMeta = serde_json::from_str(text)?;
+                let object: PartialObjectMeta = read(text, NAMED).map_err(serde_json::Error::custom)?;
                 let (name, version) = (ObjectName::from(&object.metadata), object.metadata.resource_version);
                 Self { name, version: version.unwrap_or_default(), object: Err(error.to_string()) }
             }
@@ -82,7 +108,7 @@ impl<K: Compact> ParsedObject<K> {
     }
 }
 
-/// Deserializes from a slice of JSON text only. Readable objects are not copied.
+/// Deserializes from a slice of JSON text only.
 impl<'de, K: Compact> Deserialize<'de> for ParsedObject<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Self::read(<&RawValue>::deserialize(deserializer)?.get()).map_err(D::Error::custom)
@@ -91,8 +117,6 @@ impl<'de, K: Compact> Deserialize<'de> for ParsedObject<K> {
 
 #[cfg(test)]
 mod tests {
-    use kube::core::ObjectList;
-
     use super::*;
     use proxy_core::compact::Service;
 
@@ -100,11 +124,12 @@ mod tests {
     fn a_bad_object_costs_only_itself() {
         let text = r#"{"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "good"}},
             {"metadata": {"namespace": "default", "name": "bad"}, "spec": {"ports": "eighty"}}]}"#;
-        let list: ObjectList<ParsedObject<Service>> = serde_json::from_str(text).unwrap();
-        assert!(list.items[0].object.is_ok());
-        assert_eq!(list.items[1].name, ObjectName::new("default", "bad"));
-        let why = list.items[1].object.as_ref().unwrap_err();
-        assert!(why.contains("eighty"), "{why}");
+        let (items, version, more) = serde_json::from_str::<List<ParsedObject<Service>>>(text).unwrap().parts();
+        assert_eq!((version.as_str(), more), ("7", None));
+        assert!(items[0].object.is_ok());
+        assert_eq!(items[1].name, ObjectName::new("default", "bad"));
+        let why = items[1].object.as_ref().unwrap_err();
+        assert_eq!(why, "spec.ports: invalid type: string \"eighty\", expected a sequence");
 
         let line = r#"{"object": {"metadata": {"name": "bad"}, "spec": 8}, "type": "ADDED"}"#;
         let event: Option<Event<Service>> = Event::read(line).unwrap();

@@ -8,12 +8,11 @@ use std::time::Duration;
 
 use futures::TryStreamExt as _;
 use kube::api::{ListParams, WatchParams};
-use kube::core::ObjectList;
 use kube::{Client, Resource as _};
 use tokio::time::{Instant, timeout};
 use tracing::debug;
 
-use super::event::{Event, ParsedObject};
+use super::event::{Event, List, ParsedObject};
 use super::failure::WatchEnd;
 use super::lines::lines;
 use super::selection::{PAGE, Selection, request};
@@ -136,7 +135,7 @@ async fn paged<K: Compact + Clone>(client: &Client, selection: &Selection) -> Re
     let (mut listed, mut page) = (Listed::default(), selection.list.clone());
     loop {
         let request = request::<K>().list(&page).map_err(kube::Error::BuildRequest)?;
-        let answer = timeout(PAGE, client.request::<ObjectList<ParsedObject<K>>>(request)).await?;
+        let answer = timeout(PAGE, client.request::<List<ParsedObject<K>>>(request)).await?;
         let list = match answer.map_err(WatchEnd::from) {
             // Pages that take longer than the server remembers would never end, so the list is read in one piece,
             // as in client-go.
@@ -148,12 +147,12 @@ async fn paged<K: Compact + Clone>(client: &Client, selection: &Selection) -> Re
             }
             list => list?,
         };
-        for object in list.items {
+        let (objects, version, more) = list.parts();
+        for object in objects {
             listed.put(object);
         }
-        page.continue_token = list.metadata.continue_.filter(|token| !token.is_empty());
+        page.continue_token = more;
         if page.continue_token.is_none() {
-            let version = list.metadata.resource_version.unwrap_or_default();
             return Ok(Listed { version, ..listed });
         }
     }

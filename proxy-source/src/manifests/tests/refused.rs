@@ -11,8 +11,6 @@ const EDITS: &[(&str, &str)] = &[
     ("port: 80", "port: 80\n    nodePort: 70000"),
     ("port: 80", "port: 80\n  - port: 81"),
     ("port: 80", "port: 80\n    name: a\n  - port: 80\n    name: b"),
-    ("port: 80", "port: 80\n    prot: TCP\n    nmae: http"),
-    ("port: 80", "port: 80\n  port: 81"),
     ("port: 80", "port: 80\n  ports: []"),
     ("port: 80", "{port: 80"),
     ("  - port: 80", "   port: 80"),
@@ -61,8 +59,6 @@ fn a_bad_document_yields_the_place_and_the_reason() {
         web.yaml:19: Service default/web: spec.ports[0].nodePort: 70000 is not a port (1 to 65535)
         web.yaml:18: Service default/web: spec.ports[0].name: is missing, and there are several ports
         web.yaml:20: Service default/web: spec.ports[1].port: 80/TCP is another port's
-        web.yaml:20: Service default/web: strict decoding error: unknown field "spec.ports[0].nmae", unknown field "spec.ports[0].prot"
-        web.yaml:19: Service default/web: strict decoding error: unknown field "spec.port"
         web.yaml:19: document 2: duplicate mapping key: ports not allowed here
         web.yaml:18: document 2: unclosed bracket '{'
         web.yaml:17: Service default/web: spec.ports: invalid type: map, expected a sequence
@@ -89,6 +85,29 @@ fn a_bad_document_yields_the_place_and_the_reason() {
         web.yaml:16: document 2: items[2]: metadata.name: is missing
         web.yaml:15: Service default/a: spec: invalid type: integer `5`, expected ServiceSpec
         web.yaml:13: document 2: items: is not a list
+    "#]].assert_eq(&said);
+}
+
+/// Such a document may come from a newer API server.
+#[test]
+fn unknown_field_or_null_refuses_nothing() {
+    let mut said = String::new();
+    for (from, to) in [
+        ("port: 80", "port: 80\n    prot: TCP\n    nmae: http"),
+        ("port: 80", "port: 80\n  port: 81"),
+        ("port: 80", "port: 80\nstatus: {conditions: [{type: A, lastTransitionTime: null}, null], loadBalancer: null}"),
+        ("port: 80", "port: 80\n  - null"),
+        ("port: 80", "port: 80\nstatus: {conditions: 7, newer: 8}"),
+        ("name: web", "name: web\n  managedFields: [{time: never}]"),
+    ] {
+        let (objects, problems) = folder(&[("web.yaml", &WEB.replace(from, to))]).1;
+        let kept = |objects| format!("{:?}", all(objects));
+        assert_eq!(kept(&objects), kept(&folder(&[("web.yaml", WEB)]).1.0), "{to}");
+        show_problems(&mut said, &problems);
+    }
+    expect![[r#"
+        web.yaml:10: Service default/web: left out: unknown field "spec.ports[0].nmae", unknown field "spec.ports[0].prot"
+        web.yaml:9: Service default/web: left out: unknown field "spec.port"
     "#]].assert_eq(&said);
 }
 
