@@ -49,7 +49,7 @@ pub(super) struct Connection {
 pub(super) struct Clients {
     /// The client with the operator's limit on requests, for lists of objects and for Events.
     pub(super) limited: Client,
-    /// The client for small requests that have a pace of their own: watches, version probes, health probes. Such
+    /// The client for small requests that have a pace of their own: watches, comparisons, health probes. Such
     /// requests do not wait behind the others.
     pub(super) paced: Client,
 }

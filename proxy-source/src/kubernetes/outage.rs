@@ -8,7 +8,7 @@
 //! says.
 //!
 //! When the server is back, each watch asks it once, spread over [`SPREAD`]. A server that remembers our version gets a
-//! watch, which is cheap, and within a second a version probe. If the load is too much all the same, the server refuses
+//! watch, which is cheap, and about a second later a comparison. If the load is too much all the same, the server refuses
 //! (429). From then on the back-off grows as client-go's does, and no probe shortens it.
 
 use std::sync::Arc;

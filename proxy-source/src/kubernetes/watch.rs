@@ -8,20 +8,20 @@ use std::io::{self, ErrorKind};
 use std::pin::pin;
 use std::time::Duration;
 
-use futures::future::{BoxFuture, OptionFuture};
+use futures::future::BoxFuture;
 use futures::{AsyncBufRead, FutureExt as _, TryStreamExt as _};
 use kube::{Client, Resource as _};
-use serde::de::IgnoredAny;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
-use tracing::debug;
 
 use self::backoff::Backoff;
-use self::event::{Event, List, ParsedObject};
+use self::comparisons::{Comparisons, compare, disorder};
+use self::event::{Event, ParsedObject};
 use self::failure::{StreamEnd, WatchEnd, is_lost};
 use self::lines::lines;
 use self::list::{Listed, Lister};
-use self::selection::{PAGE, Selection, request};
+use self::marks::Sent;
+use self::selection::{PAGE, Selection};
 use self::watch_health::WatchHealth;
 use super::client::{Clients, READ_TIMEOUT};
 use super::errors::explain;
@@ -32,10 +32,12 @@ use proxy_core::compact::Compact;
 use proxy_core::input::{Input, ObjectName, Update};
 
 mod backoff;
+mod comparisons;
 pub(super) mod event;
 pub(super) mod failure;
 mod lines;
 mod list;
+mod marks;
 mod selection;
 mod watch_health;
 
@@ -55,6 +57,8 @@ pub(super) struct Watch<K> {
     delivered: bool,
     /// The objects of the wrong shape, with the errors. The last readable version stays in force.
     unreadable: BTreeMap<ObjectName, String>,
+    sent: Sent,
+    comparisons: Comparisons,
 }
 
 /// The reason why a run ended.
@@ -86,6 +90,8 @@ impl<K> Watch<K> {
             expired: false,
             delivered: false,
             unreadable: BTreeMap::new(),
+            sent: Sent::default(),
+            comparisons: Comparisons::default(),
         }
     }
 
@@ -184,7 +190,7 @@ where
         watch_health: &mut WatchHealth<'_>,
     ) -> Result<(), WatchEnd> {
         let began = Instant::now();
-        let Listed { objects, unreadable, version } = self.lister.list(client, &self.selection).await?;
+        let Listed { objects, unreadable, marks, version } = self.lister.list(client, &self.selection).await?;
         let objects = objects.into_values().collect();
         let update = match unreadable.is_empty() {
             true => Update::All(objects),
@@ -192,6 +198,7 @@ where
         };
         inputs.send((self.input)(update)).await.map_err(|_| WatchEnd::ReceiverGone)?;
         self.backoff.listed(began);
+        self.sent.list(marks, &version);
         (self.position, self.expired, self.delivered, self.unreadable) = (Some(version), false, true, unreadable);
         watch_health.listed(self.backoff.ends());
         watch_health.unreadable(&self.unreadable);
@@ -217,8 +224,8 @@ where
         let _open = Watches::of_process().open(&K::Object::kind(&()));
         let mut settled = pin!(sleep(SETTLED));
         let mut holds = false;
-        let mut probe_at = pin!(outage.wait(watch_health.probe_delay(), false));
-        let mut probe = None;
+        let delay = self.comparisons.delay(watch_health.comparison_delay(self.sent.objects()));
+        let mut comparison = self.compare(client, outage, (delay, false));
         loop {
             let line = tokio::select! {
                 line = lines.try_next() => {
@@ -235,23 +242,23 @@ where
                     watch_health.clear();
                     continue;
                 }
-                _ = &mut probe_at, if watch_health.needs_probe() && probe.is_none() => {
-                    probe = Some(self.probe_version(client));
-                    continue;
-                }
-                Some(found) = OptionFuture::from(probe.as_mut()) => {
-                    probe = None;
-                    match found {
-                        Ok(None) => watch_health.history_is_known(),
+                found = &mut comparison => {
+                    let next = match found {
+                        Ok(None) => {
+                            watch_health.history_is_known();
+                            (self.comparisons.done(), false)
+                        }
                         Ok(Some(why)) => {
+                            let _next = self.comparisons.done();
                             let end = self.lose(why);
                             return self.record(end);
                         }
                         Err(end) => {
-                            watch_health.probe_failed(&end);
-                            probe_at.set(outage.wait(self.pause_after(&end), end.is_outage()));
+                            watch_health.comparison_failed(&end);
+                            (self.pause_after(&end), end.is_outage())
                         }
-                    }
+                    };
+                    comparison = self.compare(client, outage, next);
                     continue;
                 }
             };
@@ -267,7 +274,8 @@ where
 
     /// Asks for the events after `position`. Returns an error unless the answer begins in time.
     async fn begin(&self, client: &Client, position: &str) -> Result<impl AsyncBufRead + use<K>, WatchEnd> {
-        let request = request::<K>().watch(&self.selection.watch, position).map_err(kube::Error::BuildRequest)?;
+        let request = self.selection.watch_request::<K>(&self.selection.watch, position);
+        let request = request.map_err(kube::Error::BuildRequest)?;
         Ok(timeout(PAGE, client.request_stream(request)).await??)
     }
 
@@ -328,8 +336,9 @@ where
             Event::Error(status) if is_lost(&status) => return Err(WatchEnd::Lost(explain(&kube::Error::Api(status)))),
             Event::Error(status) => return Err(self.lose(explain(&kube::Error::Api(status)))),
         };
-        let ParsedObject { name, version, object } = object;
+        let ParsedObject { name, uid, version, object } = object;
         self.check_order(&version)?;
+        self.sent.event(&name, (!gone).then_some((&uid, &version)));
         let update = match object {
             _ if gone => Some(Update::Del(name.clone())),
             Ok(object) => Some(Update::Put(Box::new(object))),
@@ -353,6 +362,7 @@ where
 
     fn advance(&mut self, version: String) -> Result<(), WatchEnd> {
         self.check_order(&version)?;
+        self.sent.advance(&version);
         self.position = Some(version);
         Ok(())
     }
@@ -366,34 +376,21 @@ where
         }
     }
 
-    /// Probes the server's version. After the server was away, its data may have been restored from a backup. The
-    /// server then grants a watch from a version that is yet to come, and is silent until that version. So this request
-    /// asks for the version beside the watch, without waiting for the watch. Returns the contradiction, if there is
-    /// one.
-    fn probe_version(&self, client: &Client) -> BoxFuture<'static, Result<Option<String>, WatchEnd>> {
-        let request = request::<K>().list_metadata(&self.selection.probe).map_err(kube::Error::BuildRequest);
-        let (client, position) = (client.clone(), self.position.clone().unwrap_or_default());
-        let probe = async move {
-            let list: List<IgnoredAny> = timeout(PAGE, client.request(request?)).await??;
-            let (_, now, _) = list.parts();
-            debug!(kind = %K::Object::kind(&()), position, now, "probed the server's version");
-            Ok(disorder(&now, &position))
-        };
-        probe.boxed()
+    /// Compares, after a wait, what was sent with the server's metadata. Returns the contradiction, if there is one.
+    fn compare(
+        &self,
+        client: &Client,
+        outage: &Outage,
+        wait: (Duration, bool),
+    ) -> BoxFuture<'static, Result<Option<String>, WatchEnd>> {
+        let (client, outage, sent) = (client.clone(), outage.clone(), self.sent.clone());
+        compare::<K>(client, outage, wait, (sent, self.selection.clone(), self.lister.clone())).boxed()
     }
 
     /// Returns the shortest life of a watch that is not interrupted. The margin allows for different clocks.
     fn life(&self) -> Duration {
         Duration::from_secs(self.selection.watch.timeout.unwrap_or_default().saturating_sub(1).into())
     }
-}
-
-/// Describes a version that is older than an earlier one. Other servers than Kubernetes' own may have versions that are
-/// no numbers.
-fn disorder(version: &str, after: &str) -> Option<String> {
-    let is_older =
-        matches!((version.parse::<u64>(), after.parse::<u64>()), (Ok(version), Ok(after)) if version < after);
-    is_older.then(|| format!("version {version} after {after}"))
 }
 
 #[cfg(test)]

@@ -61,6 +61,7 @@ impl<K: Compact> Event<K> {
 #[derive(Clone, Debug)]
 pub(crate) struct ParsedObject<K> {
     pub(crate) name: ObjectName,
+    pub(super) uid: String,
     pub(super) version: String,
     /// The object, or the reason why it cannot be read.
     pub(crate) object: Result<K, String>,
@@ -96,13 +97,19 @@ impl<K: Compact> ParsedObject<K> {
         Ok(match read::<K::Object>(text, K::NEEDED) {
             Ok(object) => Self {
                 name: ObjectName::from(object.meta()),
+                uid: object.meta().uid.clone().unwrap_or_default(),
                 version: object.meta().resource_version.clone().unwrap_or_default(),
                 object: Ok(K::compact(object)),
             },
             Err(error) => {
                 let object: PartialObjectMeta = read(text, NAMED).map_err(serde_json::Error::custom)?;
-                let (name, version) = (ObjectName::from(&object.metadata), object.metadata.resource_version);
-                Self { name, version: version.unwrap_or_default(), object: Err(error.to_string()) }
+                let metadata = object.metadata;
+                Self {
+                    name: ObjectName::from(&metadata),
+                    uid: metadata.uid.unwrap_or_default(),
+                    version: metadata.resource_version.unwrap_or_default(),
+                    object: Err(error.to_string()),
+                }
             }
         })
     }

@@ -15,7 +15,8 @@ use tracing::debug;
 use super::event::{Event, List, ParsedObject};
 use super::failure::WatchEnd;
 use super::lines::lines;
-use super::selection::{PAGE, Selection, request};
+use super::marks::Marks;
+use super::selection::{PAGE, Selection};
 use proxy_core::compact::Compact;
 use proxy_core::input::ObjectName;
 
@@ -40,10 +41,13 @@ pub(super) struct Listed<K> {
     pub(super) objects: BTreeMap<ObjectName, K>,
     /// The objects of the wrong shape, with the errors.
     pub(super) unreadable: BTreeMap<ObjectName, String>,
+    /// The uids and versions of all of them.
+    pub(super) marks: Marks,
     pub(super) version: String,
 }
 
 /// The way in which lists are asked for over one connection.
+#[derive(Clone)]
 pub(super) struct Lister {
     /// How many more streaming lists are tried.
     streams: u8,
@@ -94,7 +98,7 @@ impl Lister {
         selection: &Selection,
     ) -> Result<Option<Listed<K>>, WatchEnd> {
         let params = WatchParams { send_initial_events: true, ..selection.watch.clone().timeout(LIFE) };
-        let request = request::<K>().watch(&params, "").map_err(kube::Error::BuildRequest)?;
+        let request = selection.watch_request::<K>(&params, "").map_err(kube::Error::BuildRequest)?;
         let Ok(answer) = timeout(PACE, client.request_stream(request)).await else { return Ok(None) };
         let answer = answer.map_err(WatchEnd::from);
         // The count is restored if the stream reaches its end. An outage does not count against streams. A server that
@@ -134,7 +138,7 @@ impl Lister {
 async fn paged<K: Compact + Clone>(client: &Client, selection: &Selection) -> Result<Listed<K>, WatchEnd> {
     let (mut listed, mut page) = (Listed::default(), selection.list.clone());
     loop {
-        let request = request::<K>().list(&page).map_err(kube::Error::BuildRequest)?;
+        let request = selection.list_request::<K>(&page).map_err(kube::Error::BuildRequest)?;
         let answer = timeout(PAGE, client.request::<List<ParsedObject<K>>>(request)).await?;
         let list = match answer.map_err(WatchEnd::from) {
             // Pages that take longer than the server remembers would never end, so the list is read in one piece,
@@ -160,7 +164,8 @@ async fn paged<K: Compact + Clone>(client: &Client, selection: &Selection) -> Re
 
 impl<K> Listed<K> {
     /// Adds an object. A readable version stays, even if a later one is unreadable. Returns whether the object is new.
-    fn put(&mut self, ParsedObject { name, object, .. }: ParsedObject<K>) -> bool {
+    fn put(&mut self, ParsedObject { name, uid, version, object }: ParsedObject<K>) -> bool {
+        self.marks.put(&name, (&uid, &version));
         match object {
             Ok(object) => {
                 let was_unreadable = self.unreadable.remove(&name).is_some();
@@ -171,6 +176,7 @@ impl<K> Listed<K> {
     }
 
     fn remove(&mut self, name: &ObjectName) {
+        self.marks.remove(name);
         self.objects.remove(name);
         self.unreadable.remove(name);
     }
@@ -178,7 +184,7 @@ impl<K> Listed<K> {
 
 impl<K> Default for Listed<K> {
     fn default() -> Self {
-        Self { objects: BTreeMap::new(), unreadable: BTreeMap::new(), version: String::new() }
+        Self { objects: BTreeMap::new(), unreadable: BTreeMap::new(), marks: Marks::default(), version: String::new() }
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use kube::Resource as _;
 use kube::api::{ListParams, WatchParams};
 use kube::core::Request;
+use kube::core::request::Error;
 use proxy_core::compact::Compact;
 
 const PAGE_SIZE: u32 = 1000;
@@ -12,11 +13,12 @@ const PAGE_SIZE: u32 = 1000;
 pub(super) const PAGE: Duration = Duration::from_secs(120);
 
 /// The parameters of requests for one kind of object.
+#[derive(Clone)]
 pub(super) struct Selection {
     pub(super) list: ListParams,
     pub(super) watch: WatchParams,
-    /// For as little as tells the server's version. Of selectors only a name: for others servers go through all objects.
-    pub(super) probe: ListParams,
+    /// Set to ask for the objects' metadata alone.
+    is_of_metadata: bool,
 }
 
 impl Default for Selection {
@@ -26,7 +28,7 @@ impl Default for Selection {
             list: ListParams::default().limit(PAGE_SIZE),
             // The server ends watches at different times, so that not all nodes come back at once.
             watch: WatchParams::default().timeout(rand::random_range(230..=290)),
-            probe: ListParams::default().limit(1),
+            is_of_metadata: false,
         }
     }
 }
@@ -48,13 +50,31 @@ impl Selection {
 
     /// The one object of that name.
     pub(super) fn named(self, name: &str) -> Self {
-        let selector = format!("metadata.name={name}");
-        let probe = self.probe.clone().fields(&selector);
-        Self { probe, ..self.fields(&selector) }
+        self.fields(&format!("metadata.name={name}"))
+    }
+
+    /// The metadata of the same objects, no older than `version`.
+    pub(super) fn metadata_at(&self, version: &str) -> Self {
+        let is_cached = self.list.resource_version.is_some();
+        let list = if is_cached { self.list.clone().at(version) } else { self.list.clone() };
+        Self { list, watch: self.watch.clone(), is_of_metadata: true }
+    }
+
+    pub(super) fn list_request<K: Compact>(&self, params: &ListParams) -> Result<http::Request<Vec<u8>>, Error> {
+        let request = request::<K>();
+        if self.is_of_metadata { request.list_metadata(params) } else { request.list(params) }
+    }
+
+    pub(super) fn watch_request<K: Compact>(
+        &self,
+        params: &WatchParams,
+        version: &str,
+    ) -> Result<http::Request<Vec<u8>>, Error> {
+        let request = request::<K>();
+        if self.is_of_metadata { request.watch_metadata(params, version) } else { request.watch(params, version) }
     }
 }
 
-/// A request for objects of a kind.
-pub(super) fn request<K: Compact>() -> Request {
+fn request<K: Compact>() -> Request {
     Request::new(K::Object::url_path(&(), None))
 }

@@ -378,7 +378,7 @@ async fn a_server_that_ends_every_watch_at_once_is_not_flooded() {
     let mut running = server.run(Watch::new(Input::Service), &health);
     assert_eq!(running.next().await, "all");
     assert!(timeout(Duration::from_secs(10), running.inputs.recv()).await.is_err());
-    let asked = server.asked().len() - server.probes().len();
+    let asked = server.asked().len() - server.comparisons().len();
     assert!((20..=34).contains(&asked), "{asked} requests in 10 s");
     assert!(
         health.problems()[&Problem::Watch("Service".into())].why.starts_with("no watch lasts"),

@@ -13,11 +13,13 @@ use proxy_core::input::ObjectName;
 /// The number of watches in a row that end at once from which on they are a problem.
 const ENDS: u32 = 5;
 
-/// The times over which version probes of all nodes and kinds are spread. The first is for an outage, in which the
-/// server's data may have been restored. The second is for a watch that ended, as all nodes' watches do when a server
-/// restarts in good order.
+/// The times over which comparisons of all nodes and kinds are spread. The first is for an outage, in which the server's
+/// data may have been restored. The second is for a watch that ended, as all nodes' watches do when a server restarts in
+/// good order.
 const AFTER_OUTAGE: Duration = Duration::from_secs(1);
-const AFTER_END: Duration = Duration::from_secs(10);
+const AFTER_END: Duration = Duration::from_millis(1_500);
+/// The objects for which the spread is a second longer: a comparison costs their metadata.
+const PER_SEC: usize = 5_000;
 
 pub(super) struct WatchHealth<'a> {
     kind: String,
@@ -26,8 +28,8 @@ pub(super) struct WatchHealth<'a> {
     history: Problem,
     health: &'a Health,
     /// Set if the server's history is in doubt after a failure: the next server to answer may have other data. A
-    /// version probe comes within this time.
-    probe_within: Option<Duration>,
+    /// comparison comes within this time.
+    compares_within: Option<Duration>,
 }
 
 impl<'a> WatchHealth<'a> {
@@ -35,7 +37,7 @@ impl<'a> WatchHealth<'a> {
     pub(super) fn new(kind: String, health: &'a Health) -> Self {
         Watches::of_process().know(&kind);
         let (watch, history) = (Problem::Watch(kind.clone()), Problem::History(kind.clone()));
-        Self { kind, watch, history, health, probe_within: Some(AFTER_OUTAGE) }
+        Self { kind, watch, history, health, compares_within: Some(AFTER_OUTAGE) }
     }
 
     /// Notes the end of a list or watch. `ends` is the number of watches in a row that had begun and ended.
@@ -43,17 +45,17 @@ impl<'a> WatchHealth<'a> {
         debug!(what = %self.watch, ?end, "list or watch over");
         if unserved {
             Watches::of_process().unserved(&self.kind);
-            self.probe_within = Some(AFTER_OUTAGE);
+            self.compares_within = Some(AFTER_OUTAGE);
             self.health.end(&self.history);
             return self.clear();
         }
         if !matches!(end, WatchEnd::Closed(StreamEnd::InTime | StreamEnd::Early)) {
             Watches::of_process().failed(&self.kind);
         }
-        self.probe_within = match end {
+        self.compares_within = match end {
             WatchEnd::Failed(_) | WatchEnd::Late => Some(AFTER_OUTAGE),
-            WatchEnd::Closed(StreamEnd::Early | StreamEnd::Broken(_)) => self.probe_within.or(Some(AFTER_END)),
-            WatchEnd::Closed(StreamEnd::InTime) | WatchEnd::Lost(_) | WatchEnd::ReceiverGone => self.probe_within,
+            WatchEnd::Closed(StreamEnd::Early | StreamEnd::Broken(_)) => self.compares_within.or(Some(AFTER_END)),
+            WatchEnd::Closed(StreamEnd::InTime) | WatchEnd::Lost(_) | WatchEnd::ReceiverGone => self.compares_within,
         };
         match end.problem() {
             Some(why) => self.health.begin(&self.watch, why),
@@ -74,28 +76,27 @@ impl<'a> WatchHealth<'a> {
         self.health.end(&self.watch);
     }
 
-    /// Notes that a version probe failed. The watch goes on meanwhile.
-    pub(super) fn probe_failed(&self, end: &WatchEnd) {
-        debug!(what = %self.history, ?end, "no version probe");
+    /// Notes that a comparison failed. The watch goes on meanwhile.
+    pub(super) fn comparison_failed(&self, end: &WatchEnd) {
+        debug!(what = %self.history, ?end, "no comparison");
         Watches::of_process().failed(&self.kind);
         let why = end.problem().unwrap_or_else(|| reason(end));
-        self.health
-            .begin(&self.history, format!("changes may be missing, since the server's version is unknown: {why}"));
+        self.health.begin(
+            &self.history,
+            format!("changes may be missing, since the server's objects are not known to be the same: {why}"),
+        );
     }
 
     /// Notes that the server's history is the known one.
     pub(super) fn history_is_known(&mut self) {
-        self.probe_within = None;
+        self.compares_within = None;
         self.health.end(&self.history);
     }
 
-    pub(super) fn needs_probe(&self) -> bool {
-        self.probe_within.is_some()
-    }
-
-    /// Returns the wait before a version probe.
-    pub(super) fn probe_delay(&self) -> Duration {
-        self.probe_within.unwrap_or_default().mul_f32(rand::random())
+    /// Returns the wait before a comparison of so many objects; None while nothing is in doubt.
+    pub(super) fn comparison_delay(&self, objects: usize) -> Option<Duration> {
+        let spread = self.compares_within? + Duration::from_secs((objects / PER_SEC) as u64);
+        Some(spread.mul_f32(rand::random()))
     }
 
     pub(super) fn unreadable(&self, objects: &BTreeMap<ObjectName, String>) {

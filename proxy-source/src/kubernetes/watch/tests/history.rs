@@ -1,4 +1,4 @@
-//! Tests version probes, which notice a restored backup.
+//! Tests comparisons with lists of metadata, which notice a restored backup.
 
 use std::io;
 
@@ -24,13 +24,13 @@ async fn a_server_with_restored_data_is_listed_again() {
     let mut running = server.run(Watch::new(Input::Service).labels("!unwanted"), &Health::default());
     assert_eq!(running.next().await, "all a b");
     assert_eq!(running.next().await, "all a");
-    let probes = server.probes();
-    assert!(!probes[0].contains("Selector"), "{probes:?}");
+    let comparisons = server.comparisons();
+    assert!(comparisons[0].contains("labelSelector=%21unwanted"), "{comparisons:?}");
 }
 
 /// The next server to answer may have been restored meanwhile, though no request has failed.
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_ended_early_leads_to_a_version_probe() {
+async fn a_watch_that_ended_early_leads_to_a_comparison() {
     let second = Duration::from_secs(1);
     let ends = [
         ("broken", Answer::SilentWatch(second, Err(io::ErrorKind::ConnectionReset.into()))),
@@ -53,7 +53,7 @@ async fn a_watch_that_ended_early_leads_to_a_version_probe() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_ended_in_time_leads_to_no_probe() {
+async fn a_watch_that_ended_in_time_leads_to_no_comparison() {
     let server = Server::new([
         Answer::Json(200, list("7", "", [])),
         Answer::QuietWatch("7"),
@@ -64,12 +64,12 @@ async fn a_watch_that_ended_in_time_leads_to_no_probe() {
     assert_eq!(running.next().await, "all");
     assert_eq!(running.next().await, "put a");
     sleep(Duration::from_secs(60)).await;
-    assert_eq!(server.probes().len(), 0, "{:?}", server.asked());
+    assert_eq!(server.comparisons().len(), 0, "{:?}", server.asked());
 }
 
-/// The probe is tried again beside the watch, whose events count meanwhile.
+/// The comparison is tried again beside the watch, whose events count meanwhile.
 #[tokio::test(start_paused = true)]
-async fn a_refused_version_probe_costs_no_watch() {
+async fn a_refused_comparison_costs_no_watch() {
     let refusals = (0..5).map(|_| Answer::Json(429, failure(429)));
     let server = Server::new(
         [
@@ -95,13 +95,13 @@ async fn a_refused_version_probe_costs_no_watch() {
     drop(told);
     let refused = Instant::now();
     assert_eq!(running.next().await, "all a");
-    assert!(refused.elapsed() > Duration::from_secs(4), "five more looks in {:?}", refused.elapsed());
-    assert_eq!(server.probes().len(), 6, "{:?}", server.asked());
+    assert!(refused.elapsed() > Duration::from_secs(4), "five more in {:?}", refused.elapsed());
+    assert_eq!(server.comparisons().len(), 6, "{:?}", server.asked());
     timeout(Duration::from_secs(1), problems.wait_for(|problems| problems.is_empty())).await.unwrap().unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kind_that_is_served_again_is_probed_by_its_name() {
+async fn a_kind_that_is_served_again_is_compared_by_its_name() {
     let node = |version: &str| json!({"metadata": {"name": "n1", "resourceVersion": version}});
     let nodes = |version: &str| json!({"apiVersion": "v1", "kind": "NodeList", "metadata": {"resourceVersion": version}, "items": [node("7")]});
     let server = Server::new([
@@ -120,18 +120,74 @@ async fn a_kind_that_is_served_again_is_probed_by_its_name() {
     }
     let asked = server.asked();
     assert!(asked.iter().all(|asked| asked.contains("fieldSelector=metadata.name%3Dn1")), "{asked:?}");
-    assert_eq!(server.probes().len(), 1, "{asked:?}");
+    assert_eq!(server.comparisons().len(), 1, "{asked:?}");
 }
 
-/// Each probe is a list, though of one object.
+/// Each comparison is a list, though of metadata.
 #[tokio::test(start_paused = true)]
-async fn watches_that_keep_breaking_lead_to_few_probes() {
+async fn watches_that_keep_breaking_lead_to_few_comparisons() {
     let broken = || Answer::SilentWatch(Duration::from_millis(500), Err(io::ErrorKind::ConnectionReset.into()));
     let first = Answer::Json(200, list("7", "", []));
     let server = Server::new(std::iter::once(first).chain((0..10_000).map(|_| broken())));
     let mut running = server.run(Watch::new(Input::Service), &Health::default());
     assert_eq!(running.next().await, "all");
     assert!(timeout(Duration::from_secs(600), running.inputs.recv()).await.is_err());
-    let (probes, asked) = (server.probes().len(), server.asked().len());
-    assert!((5..=75).contains(&probes) && asked > 500, "{probes} looks among {asked} requests in 10 minutes");
+    let (comparisons, asked) = (server.comparisons().len(), server.asked().len());
+    assert!((3..=8).contains(&comparisons) && asked > 500, "{comparisons} among {asked} requests in 10 minutes");
+}
+
+/// Others' writes have passed the version of the watch before it is asked for again, so no version goes back.
+#[tokio::test(start_paused = true)]
+async fn restored_data_whose_versions_passed_on_are_listed_again() {
+    let restored = || [service("a", "1"), service("c", "650")];
+    let server = Server::new([
+        Answer::Json(200, list("700", "", [service("a", "1"), service("b", "600")])),
+        Answer::Watch(vec![]),
+        Answer::OpenWatch(vec![json!({"type": "ADDED", "object": service("d", "800")})]),
+        Answer::Json(200, list("900", "", restored())),
+        Answer::OpenWatch(vec![]),
+    ]);
+    let health = Health::default();
+    let mut running = server.run(Watch::new(Input::Service), &health);
+    assert_eq!(running.next().await, "all a b");
+    server.has(restored());
+    let ended = Instant::now();
+    assert_eq!(running.next().await, "put d");
+    server.has(restored());
+    assert_eq!(running.next().await, "all a c", "c is there again, b and d are gone");
+    assert!(ended.elapsed() < Duration::from_secs(5), "{:?}", ended.elapsed());
+    sleep(Duration::from_secs(60)).await;
+    assert!(health.problems().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn event_on_its_way_is_no_difference() {
+    let (events, fed) = mpsc::unbounded_channel();
+    let server = Server::new([
+        Answer::Json(200, list("700", "", [service("a", "1")])),
+        Answer::Watch(vec![]),
+        Answer::FedWatch(fed),
+    ]);
+    let mut running = server.run(Watch::new(Input::Service), &Health::default());
+    assert_eq!(running.next().await, "all a");
+    server.has([service("a", "1"), service("b", "701")]);
+    while server.comparisons().is_empty() {
+        sleep(Duration::from_millis(10)).await;
+    }
+    events.send(json!({"type": "ADDED", "object": service("b", "701")})).unwrap();
+    assert_eq!(running.next().await, "put b");
+    sleep(Duration::from_secs(60)).await;
+    assert!(running.inputs.try_recv().is_err(), "nothing is listed again: {:?}", server.asked());
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_is_compared_once_in_hours() {
+    let quiet = (0..200).map(|_| Answer::QuietWatch("700"));
+    let first = Answer::Json(200, list("700", "", [service("a", "1")]));
+    let server = Server::new(std::iter::once(first).chain(quiet));
+    let mut running = server.run(Watch::new(Input::Service), &Health::default());
+    assert_eq!(running.next().await, "all a");
+    sleep(Duration::from_secs(12 * 3_600)).await;
+    assert!((2..=4).contains(&server.comparisons().len()), "{:?}", server.comparisons());
+    assert!(running.inputs.try_recv().is_err());
 }

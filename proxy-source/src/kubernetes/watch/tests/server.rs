@@ -1,6 +1,6 @@
 //! Provides an API server that gives prepared answers, and records the requests.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -56,8 +56,10 @@ pub(super) struct Server {
     /// The number of refused streaming lists, which are not among the recorded requests.
     refused: Arc<AtomicUsize>,
     away: Arc<AtomicBool>,
-    /// The version that a version probe returns.
+    /// The version of lists of metadata.
     version: Arc<AtomicUsize>,
+    /// The objects of these lists by name. They are those of the answers, as long as no test says otherwise.
+    objects: Arc<Mutex<BTreeMap<String, Value>>>,
 }
 
 pub(super) enum Answer {
@@ -70,6 +72,8 @@ pub(super) enum Answer {
     QuietWatch(&'static str),
     /// A byte a second, without end.
     Trickle,
+    /// The events of a test, when it sends them.
+    FedWatch(mpsc::UnboundedReceiver<Value>),
     /// Events, then silence.
     OpenWatch(Vec<Value>),
     /// The events of a list. Unless such an answer is next, streaming lists are refused, as by an old server.
@@ -96,8 +100,8 @@ impl Server {
     pub(super) fn new(answers: impl IntoIterator<Item = Answer>) -> Self {
         let answers = Arc::new(Mutex::new(answers.into_iter().collect()));
         let version = Arc::new(AtomicUsize::new(1_000_000));
-        let (asked, probed, refused, away) = Default::default();
-        Self { answers, asked, probed, refused, away, version }
+        let (asked, probed, refused, away, objects) = Default::default();
+        Self { answers, asked, probed, refused, away, version, objects }
     }
 
     pub(super) fn set_away(&self, away: bool) {
@@ -125,9 +129,14 @@ impl Server {
         self.asked.lock().unwrap().clone()
     }
 
-    /// Returns the version probes among the requests.
-    pub(super) fn probes(&self) -> Vec<String> {
-        self.asked().into_iter().filter(|uri| is_look(uri)).collect()
+    /// Replaces the server's objects, without a word to its watches.
+    pub(super) fn has(&self, objects: impl IntoIterator<Item = Value>) {
+        *self.objects.lock().unwrap() = objects.into_iter().map(|object| (name_of(&object), object)).collect();
+    }
+
+    /// Returns the lists of metadata among the requests.
+    pub(super) fn comparisons(&self) -> Vec<String> {
+        self.asked().into_iter().filter(|uri| uri.ends_with(OF_METADATA)).collect()
     }
 
     pub(super) fn run<K>(&self, mut watch: Watch<K>, health: &Health) -> RunningWatch
@@ -170,26 +179,58 @@ impl Server {
             self.probed.fetch_add(1, Relaxed);
             return Some(if is_away { Answer::Unreachable } else { Answer::Json(200, json!("ok")) });
         }
-        let is_look = is_look(&uri);
+        let accepted = request.headers().get(http::header::ACCEPT).map(|accept| accept.to_str().unwrap());
+        let is_of_metadata = accepted.is_some_and(|accept| accept.contains("PartialObjectMetadata"));
         let has_lists = answers.front().is_some_and(Answer::is_list);
         if uri.contains("sendInitialEvents") && !has_lists && !is_away {
             self.refused.fetch_add(1, Relaxed);
             return Some(Answer::Json(422, failure(422)));
         }
-        self.asked.lock().unwrap().push(uri);
+        self.asked.lock().unwrap().push(format!("{uri}{}", if is_of_metadata { OF_METADATA } else { "" }));
         if self.away.load(Relaxed) {
             return Some(Answer::Unreachable);
         }
-        if is_look && !matches!(answers.front(), Some(Answer::Unreachable) | Some(Answer::Json(400.., _))) {
-            let version = self.version.load(Relaxed).to_string();
-            return Some(Answer::Json(200, list(&version, "more", [])));
+        if is_of_metadata && !matches!(answers.front(), Some(Answer::Unreachable) | Some(Answer::Json(400.., _))) {
+            let mut metadata = list(&self.version.load(Relaxed).to_string(), "", []);
+            metadata["items"] = self.objects.lock().unwrap().values().cloned().collect();
+            return Some(Answer::Json(200, metadata));
         }
-        answers.pop_front()
+        let answer = answers.pop_front();
+        answer.iter().for_each(|answer| self.tell(answer, uri.contains("continue=")));
+        answer
+    }
+
+    /// Notes the objects that an answer tells of.
+    fn tell(&self, answer: &Answer, is_next_page: bool) {
+        let mut objects = self.objects.lock().unwrap();
+        match answer {
+            Answer::Json(200, list) => {
+                if !is_next_page {
+                    objects.clear();
+                }
+                let items = list["items"].as_array().into_iter().flatten();
+                objects.extend(items.map(|object| (name_of(object), object.clone())));
+            }
+            Answer::Watch(events) | Answer::OpenWatch(events) | Answer::List(events) | Answer::OpenList(events) => {
+                for event in events {
+                    let (name, object) = (name_of(&event["object"]), event["object"].clone());
+                    match event["type"].as_str() {
+                        Some("ADDED" | "MODIFIED") => drop(objects.insert(name, object)),
+                        Some("DELETED") => drop(objects.remove(&name)),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
     }
 }
 
-fn is_look(uri: &str) -> bool {
-    uri.ends_with("limit=1") || uri.contains("limit=1&")
+/// The end of a recorded request for metadata.
+const OF_METADATA: &str = " (metadata)";
+
+fn name_of(object: &Value) -> String {
+    object["metadata"]["name"].as_str().unwrap_or_default().to_owned()
 }
 
 impl Answer {
@@ -211,6 +252,7 @@ impl Answer {
             Self::Watch(events) | Self::List(events) => (200, events, stream::empty().boxed()),
             Self::OpenWatch(events) | Self::OpenList(events) => (200, events, stream::pending().boxed()),
             Self::SilentWatch(time, last) => (200, Vec::new(), after(time, last).boxed()),
+            Self::FedWatch(events) => (200, Vec::new(), fed(events).boxed()),
             Self::QuietWatch(version) => (200, Vec::new(), bookmarks(version).boxed()),
             Self::Trickle | Self::TrickledList => (200, Vec::new(), each_second(" ".to_owned()).boxed()),
             Self::EndlessList(events, event) => (200, events, each_second(line(event)).boxed()),
@@ -248,6 +290,10 @@ fn slow_list(objects: usize, secs: usize, pause: Duration, then: Vec<Value>) -> 
 fn bookmarks(version: &str) -> impl Stream<Item = io::Result<String>> + use<> {
     let bookmark = line(json!({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version}}}));
     stream::iter([60, 60, 60, 60, 50]).then(move |secs| after_secs(secs, bookmark.clone()))
+}
+
+fn fed(events: mpsc::UnboundedReceiver<Value>) -> impl Stream<Item = io::Result<String>> {
+    stream::unfold(events, async |mut events| Some((Ok(line(events.recv().await?)), events)))
 }
 
 /// The bookmark behind the last object of a streaming list.
