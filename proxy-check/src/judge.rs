@@ -166,6 +166,11 @@ fn restarts(facts: &Facts) -> Finding {
         None if facts.kpx_runs => ok(WHAT, "the kpx that runs does not say"),
         None => ok(WHAT, "no kpx runs"),
         Some("pins") => ok(WHAT, "no gap: the node's BPF file system keeps programs and maps"),
+        Some("unknown") => warn(
+            WHAT,
+            "unknown: the BPF file system of kpx's container may be the node's, or go with the container",
+            "mount it with mountPropagation: HostToContainer: the patch is in docs/migration.md",
+        ),
         Some("filters") => ok(WHAT, "no gap: filters keep programs and maps"),
         Some(_) => warn(
             WHAT,

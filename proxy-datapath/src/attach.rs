@@ -146,6 +146,7 @@ impl Attachments {
         let Some(Persistence { pins, .. }) = &self.persistence else { return PersistenceKind::Nothing };
         let all_are_filters = || self.devices.values().all(|device| device.mechanism == Mechanism::Clsact);
         match pins.is_ours_alone() {
+            false if pins.is_of_unknown_owner() => PersistenceKind::Unknown,
             false => PersistenceKind::Pins,
             true if pins.may_open_by_id() && all_are_filters() => PersistenceKind::Filters,
             true => PersistenceKind::Nothing,

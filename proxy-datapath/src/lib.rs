@@ -59,7 +59,7 @@ pub use monitor::{AnyRecord, Monitor};
 pub use node::NodeMaps;
 pub use persistence::{Persistence, PersistenceKind};
 pub use pins::orphans::{Orphan, ensure_no_hidden_links, find, serves};
-pub use pins::{BPF_DIR, Pins, check_netns, ensure_bpf_fs, lock_if_there, remove};
+pub use pins::{BPF_DIR, BpfFs, Pins, check_netns, ensure_bpf_fs, lock_if_there, remove};
 pub use pressure::Pressure;
 pub use sizes::Sizes;
 pub use sockets::{Cgroup, PodRow, PodRows, PodSockets, SocketOptions, SocketsStatus, StaleSockets};

@@ -10,6 +10,8 @@ use super::pins::{KeptMaps, Pins};
 pub enum PersistenceKind {
     /// Pins in a BPF file system of the host's.
     Pins,
+    /// Pins in a BPF file system that may be the host's, or this container's alone.
+    Unknown,
     /// Filters of clsact, by which the next agent finds the maps: the pins go with this agent's container.
     Filters,
     /// All ends with the agent, and a restart is a gap.
@@ -20,6 +22,7 @@ impl PersistenceKind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pins => "pins",
+            Self::Unknown => "unknown",
             Self::Filters => "filters",
             Self::Nothing => "nothing",
         }

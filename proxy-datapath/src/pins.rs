@@ -11,6 +11,7 @@
 //!
 //! In a container without the host's BPF file system the folder goes with the container: see `orphans`.
 
+mod bpf_fs;
 mod kept;
 pub(crate) mod orphans;
 mod resize;
@@ -26,8 +27,6 @@ use anyhow::{Context, Result, bail, ensure};
 use aya::maps::MapInfo;
 use aya_obj::{EbpfSectionKind, Object};
 use nix::fcntl::{Flock, FlockArg};
-use nix::mount::{MsFlags, mount};
-use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use nix::unistd::geteuid;
 use proxy_common::layout::LAYOUT;
 use proxy_common::names;
@@ -35,15 +34,14 @@ use proxy_common::names;
 use super::loaded::may_open_by_id;
 use super::sizes::MapSize;
 use super::sockets::translates;
+use bpf_fs::is_on_bpf_fs;
+pub use bpf_fs::{BpfFs, ensure_bpf_fs};
 pub(crate) use kept::KeptMaps;
 use proxy_net as net;
 pub(super) use resize::Resize;
 
 /// The folder of pins, unless the operator names another.
 pub const BPF_DIR: &str = "/sys/fs/bpf/kpx";
-
-/// The mount point of BPF file systems.
-const MOUNT_POINT: &str = "/sys/fs/bpf";
 
 /// The name of the file with the network namespace, beside maps and links.
 const NETNS: &str = "netns";
@@ -52,19 +50,19 @@ const NETNS: &str = "netns";
 #[derive(Debug)]
 pub struct Pins {
     dir: PathBuf,
-    is_ours_alone: bool,
+    bpf_fs: BpfFs,
     may_open_by_id: bool,
     _lock: Flock<File>,
 }
 
 impl Pins {
     /// Opens the folder, or makes it. Returns an error if another kpx uses the folder, or if its content cannot be
-    /// taken over. `is_ours_alone` is the result of [`ensure_bpf_fs`].
-    pub fn open(root: &Path, is_ours_alone: bool) -> Result<Self> {
+    /// taken over. `bpf_fs` is the result of [`ensure_bpf_fs`].
+    pub fn open(root: &Path, bpf_fs: BpfFs) -> Result<Self> {
         fs::create_dir_all(root).with_context(|| format!("create {}", root.display()))?;
         trust(root)?;
         let dir = root.join(format!("v{LAYOUT}"));
-        let this = Self { _lock: lock(root)?, dir, is_ours_alone, may_open_by_id: may_open_by_id() };
+        let this = Self { _lock: lock(root)?, dir, bpf_fs, may_open_by_id: may_open_by_id() };
         let foreign = names(root)?.into_iter().find(|name| Some(name.as_ref()) != this.dir.file_name());
         if let Some(name) = foreign {
             ensure!(is_layout(&name), "{}/{name} is not kpx's: give kpx a --bpf-dir of its own", root.display());
@@ -88,7 +86,12 @@ impl Pins {
     /// Returns true if no other process sees the folder and it goes with this process: in a container without the
     /// host's BPF file system.
     pub fn is_ours_alone(&self) -> bool {
-        self.is_ours_alone
+        self.bpf_fs == BpfFs::Container
+    }
+
+    /// Returns true if the folder may go with this container or not.
+    pub(super) fn is_of_unknown_owner(&self) -> bool {
+        self.bpf_fs == BpfFs::Unknown
     }
 
     /// Returns true if this process could open objects by id when it opened the folder: privileges are given up later.
@@ -346,47 +349,4 @@ pub(super) fn names(dir: &Path) -> Result<Vec<String>> {
         .with_context(|| format!("list {}", dir.display()))?;
     names.sort();
     Ok(names)
-}
-
-/// Mounts a BPF file system at the usual place if there is none, which takes CAP_SYS_ADMIN. Returns true if it did and
-/// no other process sees the mount. Call this before capabilities are given up: a process without all capabilities of
-/// process 1 may not read its namespaces.
-pub fn ensure_bpf_fs(root: &Path) -> Result<bool> {
-    if is_on_bpf_fs(root)? {
-        return Ok(false);
-    }
-    ensure!(
-        root.starts_with(MOUNT_POINT),
-        "{} is not in a BPF file system: mount one there, or name a folder below {MOUNT_POINT}",
-        root.display()
-    );
-    // Without the lock, two processes that mount at once would hide each other's file system.
-    let mount_point = File::open(MOUNT_POINT).with_context(|| format!("open {MOUNT_POINT}"))?;
-    let _lock = Flock::lock(mount_point, FlockArg::LockExclusive)
-        .map_err(|(_, errno)| errno)
-        .with_context(|| format!("lock {MOUNT_POINT}"))?;
-    if is_on_bpf_fs(root)? {
-        return Ok(false);
-    }
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    mount(Some("bpf"), MOUNT_POINT, Some("bpf"), flags, Some("mode=0700")).with_context(|| {
-        format!("no BPF file system is mounted at {MOUNT_POINT}, and this kpx may not mount one: `mount -t bpf -o mode=0700 bpf {MOUNT_POINT}`")
-    })?;
-    Ok(!is_in_namespaces_of_the_host())
-}
-
-/// Returns false in a container, as far as this process can tell.
-fn is_in_namespaces_of_the_host() -> bool {
-    /// The inode number of the initial PID namespace, PROC_PID_INIT_INO of linux/proc_ns.h.
-    const INITIAL_PID_NS: &str = "pid:[4026531836]";
-    let of = |process: &str, kind: &str| fs::read_link(format!("/proc/{process}/ns/{kind}")).ok();
-    let is_first = of("self", "pid").is_some_and(|ns| ns == Path::new(INITIAL_PID_NS));
-    is_first && of("1", "mnt").is_some_and(|ns| Some(ns) == of("self", "mnt"))
-}
-
-fn is_on_bpf_fs(path: &Path) -> Result<bool> {
-    let there =
-        path.ancestors().find(|dir| dir.exists()).with_context(|| format!("no folder above {}", path.display()))?;
-    let fs = statfs(there).with_context(|| format!("ask for the file system of {}", there.display()))?;
-    Ok(fs.filesystem_type() == BPF_FS_MAGIC)
 }

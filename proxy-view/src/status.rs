@@ -69,7 +69,8 @@ pub struct Status {
     /// The pods of this node, and the way of their sockets; None if no pods are chosen.
     #[serde(default)]
     pub pods: Option<PodsStatus>,
-    /// The place that keeps programs and maps in the kernel while no agent runs: `pins`, `filters` or `nothing`.
+    /// The place that keeps programs and maps in the kernel while no agent runs: `pins`, `filters` or `nothing`. `unknown` is
+    /// pins in a BPF file system that may go with the agent's container.
     #[serde(default)]
     pub kept_by: String,
     /// The tables by family.

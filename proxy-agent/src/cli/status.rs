@@ -183,6 +183,10 @@ fn pods(status: &Status, form: Form) -> String {
 fn restarts(status: &Status) -> Cell {
     match status.kept_by.as_str() {
         "pins" => cell("no gap: the node's BPF file system keeps programs and maps"),
+        "unknown" => yellow(
+            "unknown: the BPF file system may be the node's, or go with this container, which cannot tell without the mark of \
+             mountPropagation: HostToContainer (docs/migration.md)",
+        ),
         "filters" if status.sockets.is_some() => {
             yellow("no gap for packets: filters keep programs and maps; socket load balancing ends with this container")
         }

@@ -120,6 +120,7 @@ const CASES: [(&str, Level, &str, Change); 49] = [
         f.kube_proxies = vec![7];
     }),
     ("restarts", Level::Ok, "no gap: filters", |f| f.kept_by = Some("filters".to_owned())),
+    ("restarts", Level::Warn, "unknown: the BPF file system", |f| f.kept_by = Some("unknown".to_owned())),
     ("restarts", Level::Warn, "a gap", |f| f.kept_by = Some("nothing".to_owned())),
     ("kubeconfig", Level::Ok, "kpx can use it", |f| f.kubeconfig = Some(Ok(()))),
     ("kubeconfig", Level::Fail, "read /nofile", |f| f.kubeconfig = Some(Err(anyhow::anyhow!("read /nofile").into()))),

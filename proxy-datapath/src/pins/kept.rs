@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use aya::maps::MapData;
 
-use super::{MOUNT_POINT, Pins, is_on_bpf_fs, names, trust};
+use super::bpf_fs::{MOUNT_POINT, is_on_bpf_fs};
+use super::{Pins, names, trust};
 
 /// The pinned maps, each with its path.
 pub(crate) struct KeptMaps(Vec<(PathBuf, MapData)>);

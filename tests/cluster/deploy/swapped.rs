@@ -11,7 +11,7 @@ use proxy_agent::privileges::NEEDED;
 use proxy_common::layout::LAYOUT;
 use serde_json::Value;
 use tempfile::TempDir;
-use testbed::agent::{DEADLINE, Service, wait_until};
+use testbed::agent::{Agent, DEADLINE, Service, Source, wait_until};
 use testbed::echo::{Connection, Dial, Protocol};
 use testbed::http::{self, METRICS};
 use testbed::lab::Family;
@@ -124,6 +124,27 @@ fn the_documented_patch_moves_all_into_the_nodes_file_system() -> Result<()> {
     let own = objects.daemon_set.context("a DaemonSet")?;
     let kpx = Running::ready(&fixture.cluster.lab, &fixture.cluster.lab.n1, &own, &fixture.supplies)?;
     answer(&mut open).context("with kpx's own DaemonSet")?;
+    kpx.stop()
+}
+
+/// Something else has mounted it in the container.
+#[test]
+fn bpf_file_system_of_a_container_alone_is_not_taken_for_the_nodes() -> Result<()> {
+    const MOUNT: &str = r#"mount -t bpf -o mode=0700 bpf /sys/fs/bpf && exec "$0" "$@""#;
+    let fixture = Fixture::start()?;
+    let (lab, n1) = (&fixture.cluster.lab, &fixture.cluster.lab.n1.host);
+    let container = || {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", MOUNT]);
+        Agent::launch_by(Some(command), lab, n1, Source::Kubeconfig(&fixture.cluster.kubeconfig), &[""; 0])?.healthy()
+    };
+    let kpx = container()?;
+    ensure!(kpx.status()?["keptBy"] == "filters", "{}", kpx.status()?["keptBy"]);
+    let mut open = fixture.connections()?;
+    kpx.crash()?;
+    answer(&mut open).context("without an agent")?;
+    let kpx = container()?;
+    answer(&mut open).context("with the next agent")?;
     kpx.stop()
 }
 
