@@ -21,7 +21,7 @@ use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::history::{self, History};
-use crate::http_server;
+use crate::http_server::{self, Room};
 use crate::tunnel::Tunnelled;
 use proxy_core::desired::{Part, Snapshot};
 use proxy_core::input::ObjectName;
@@ -151,7 +151,8 @@ impl AgentHandle {
 
 /// Answers on `listener` until dropped, with the paths of `more` beside its own.
 pub async fn serve(listener: UnixListener, agent: AgentHandle, more: Router) {
-    http_server::serve(listener, router().with_state(agent).merge(more)).await;
+    let router = router().with_state(agent).merge(more);
+    http_server::serve(listener, router, Room::default().place()).await;
 }
 
 fn router() -> Router<AgentHandle> {

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use axum::Router;
 use axum::body::Body;
 use http::header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
@@ -17,7 +17,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tracing::info;
 
-use crate::http_server;
+use crate::http_server::{self, Place, Room, files};
 use crate::liveness::Liveness;
 use proxy_core::input::ObjectName;
 use proxy_core::model::HealthCheck;
@@ -32,6 +32,10 @@ pub struct HealthChecks {
     want: BTreeMap<ObjectName, HealthCheck>,
     addrs: BTreeSet<IpAddr>,
     open: BTreeMap<ObjectName, Check>,
+    /// The room for connections to all of them.
+    room: Room,
+    /// The most listeners.
+    most: usize,
 }
 
 /// The listeners of one Service.
@@ -45,7 +49,13 @@ struct Check {
 impl HealthChecks {
     /// Makes the value. Problems go to `health` and to `events`; `liveness` says whether Services are being served.
     pub fn new(health: Health, liveness: Liveness, events: Events) -> Self {
-        Self { health, liveness, events, want: BTreeMap::new(), addrs: BTreeSet::new(), open: BTreeMap::new() }
+        let (want, addrs, open) = Default::default();
+        Self { health, liveness, events, want, addrs, open, room: Room::default(), most: files() / 4 }
+    }
+
+    /// Limits the listeners to so many.
+    pub fn at_most(self, most: usize) -> Self {
+        Self { most, ..self }
     }
 
     /// Takes over the health checks that Services ask for, after a sync.
@@ -65,6 +75,19 @@ impl HealthChecks {
         }
     }
 
+    /// Returns the Services that may listen. Where there are too many, each namespace has its turn.
+    fn admitted(&self) -> BTreeSet<ObjectName> {
+        let mut turns = BTreeMap::<_, usize>::new();
+        let mut turn_of = |name: &'_ ObjectName| {
+            let turn = turns.entry(name.namespace.clone()).or_default();
+            *turn += 1;
+            *turn
+        };
+        let mut in_turn: Vec<_> = self.want.keys().map(|name| (turn_of(name), name)).collect();
+        in_turn.sort_unstable();
+        in_turn.into_iter().take(self.most / self.addrs.len().max(1)).map(|(_, name)| name.clone()).collect()
+    }
+
     fn is_whole(&self, addrs: &BTreeSet<IpAddr>) -> bool {
         self.open.values().all(|check| addrs.iter().eq(check.listeners.keys()))
     }
@@ -72,6 +95,7 @@ impl HealthChecks {
     /// Opens, closes and moves listeners; those that are right stay open. A port that fails is a problem of its Service
     /// alone, and is tried again the next time.
     async fn update(&mut self) {
+        let admitted = self.admitted();
         // All obsolete listeners are closed before a new one opens, because a port may pass from one Service to
         // another.
         let names: Vec<ObjectName> = self.open.keys().cloned().collect();
@@ -79,7 +103,7 @@ impl HealthChecks {
             let want = self.want.get(&name);
             let Some(mut check) = self.open.remove(&name) else { continue };
             if want.is_some_and(|want| want.port == check.port) {
-                check.close(|addr| !self.addrs.contains(&addr)).await;
+                check.close(|addr| !admitted.contains(&name) || !self.addrs.contains(&addr)).await;
                 self.open.insert(name, check);
             } else {
                 check.close(|_| true).await;
@@ -93,7 +117,12 @@ impl HealthChecks {
                 Check { port: want.port, local_endpoints: Arc::default(), listeners: BTreeMap::new() }
             });
             check.local_endpoints.store(want.local_endpoints, Ordering::Relaxed);
-            match check.listen(name, &self.addrs, &self.liveness) {
+            let listened = if admitted.contains(name) {
+                check.listen(name, &self.addrs, &self.liveness, &self.room)
+            } else {
+                Err(anyhow!("as many addresses and ports as are allowed have a listener: {}", self.most))
+            };
+            match listened {
                 Ok(()) => self.health.end(&problem(name)),
                 Err(error) => {
                     // The port is tried again with every sync, and reported once.
@@ -118,7 +147,7 @@ impl Check {
     }
 
     /// Listens at each of `addrs` that has no listener yet.
-    fn listen(&mut self, name: &ObjectName, addrs: &BTreeSet<IpAddr>, liveness: &Liveness) -> Result<()> {
+    fn listen(&mut self, name: &ObjectName, addrs: &BTreeSet<IpAddr>, liveness: &Liveness, room: &Room) -> Result<()> {
         let mut result = Ok(());
         for addr in addrs {
             if self.listeners.contains_key(addr) {
@@ -127,19 +156,19 @@ impl Check {
             let at = SocketAddr::new(*addr, self.port);
             // The IPv6 socket is for IPv6 only, so that both unspecified addresses can have a listener.
             match http_server::bind(at, true).with_context(|| format!("listen on {at}")) {
-                Ok(listener) => drop(self.listeners.insert(*addr, self.serve(listener, name, liveness))),
+                Ok(listener) => drop(self.listeners.insert(*addr, self.serve(listener, name, liveness, room.place()))),
                 Err(error) => result = result.and(Err(error)),
             }
         }
         result
     }
 
-    fn serve(&self, listener: TcpListener, name: &ObjectName, liveness: &Liveness) -> JoinSet<()> {
+    fn serve(&self, listener: TcpListener, name: &ObjectName, liveness: &Liveness, place: Place) -> JoinSet<()> {
         let (name, liveness, local_endpoints) = (name.clone(), liveness.clone(), self.local_endpoints.clone());
         let answer = move || async move { answer(&name, local_endpoints.load(Ordering::Relaxed), liveness.is_live()) };
         let mut task = JoinSet::new();
         // Any path and method is answered, because load balancers may be set to ask for any.
-        task.spawn(http_server::serve(listener, Router::new().fallback(answer)));
+        task.spawn(http_server::serve(listener, Router::new().fallback(answer), place));
         task
     }
 }
@@ -177,5 +206,6 @@ fn answer(name: &ObjectName, local_endpoints: usize, is_live: bool) -> Response<
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert("x-load-balancing-endpoint-weight", HeaderValue::from(local_endpoints));
+    http_server::close_after(&mut response);
     response
 }

@@ -12,7 +12,7 @@ use http::StatusCode;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::http_server::{Client, nosniff, not_found};
+use crate::http_server::{Client, close_after, nosniff, not_found};
 use crate::liveness::{Liveness, Report};
 use proxy_metrics::{ByCode, Metrics};
 use proxy_source::health;
@@ -105,6 +105,7 @@ fn answer(report: &Report, node_eligible: Option<bool>, problems: BTreeMap<Strin
     let code = if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let mut response: Response<Body> = axum::response::IntoResponse::into_response((code, Json(body)));
     nosniff(&mut response);
+    close_after(&mut response);
     response
 }
 

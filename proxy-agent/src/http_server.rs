@@ -1,33 +1,37 @@
 //! Serves HTTP on a listener. Dropping the future closes the listener and all its connections.
 
 mod patience;
+mod room;
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::io;
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use axum::response::{IntoResponse, Response};
 use axum::serve::Listener;
 use axum::{Extension, Router};
-use http::header::X_CONTENT_TYPE_OPTIONS;
+use http::header::{CONNECTION, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderValue, StatusCode};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 use tracing::{debug, info};
 
 use patience::Patient;
 use proxy_source::health::{Health, Problem};
+use room::Permits;
 
-/// The maximal number of connections that wait for an accept.
-const BACKLOG: i32 = 128;
+pub(crate) use room::{Place, Room, files};
+
+/// The maximal number of connections that wait for an accept, as far as the kernel's `net.core.somaxconn` lets it: that parameter's default,
+/// which Go takes. In a queue that is full, the SYN of a probe is lost, and the next one comes a second later.
+const BACKLOG: i32 = 4_096;
 /// The place of a connection's client, which is added to each request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Client {
@@ -42,6 +46,9 @@ pub(crate) enum Client {
 pub(crate) trait RemoteAddr: Debug {
     fn client(&self) -> Client;
 
+    /// Returns the address; None for a client at a socket in the file system.
+    fn ip(&self) -> Option<IpAddr>;
+
     /// The longest time in which a client takes none of what was written. The operator's programs on this host may pause for as long as they like.
     const PATIENCE: Option<Duration>;
 }
@@ -52,6 +59,10 @@ impl RemoteAddr for SocketAddr {
         if self.ip().to_canonical().is_loopback() { Client::OnHost } else { Client::Elsewhere }
     }
 
+    fn ip(&self) -> Option<IpAddr> {
+        Some(self.ip())
+    }
+
     const PATIENCE: Option<Duration> = Some(WRITE_TIMEOUT);
 }
 
@@ -60,17 +71,20 @@ impl RemoteAddr for tokio::net::unix::SocketAddr {
         Client::OnHost
     }
 
+    fn ip(&self) -> Option<IpAddr> {
+        None
+    }
+
     const PATIENCE: Option<Duration> = None;
 }
 
 /// The time after which a failed address is tried again; kube-proxy's.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// The maximal number of connections of one listener; a further connection ends the oldest. Without this, a client with
-/// so many idle connections could keep the kubelet and load balancers out.
-const CONNECTIONS: usize = 256;
+/// The most bytes of a request's header, and of an answer that waits for its client. Clients of these servers send some hundred bytes.
+const BUFFER: usize = 16 << 10;
 /// The time limit for the header of a connection's next request.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time limit for a client on the network to take some of an answer. Without it, clients that do not read would keep the room of others.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -88,7 +102,7 @@ pub(crate) async fn keep_serving(
             Ok(listener) => {
                 health.end(what);
                 info!(what = what.to_string(), %address, "listening");
-                serve(listener, router.clone()).await;
+                serve(listener, router.clone(), Room::default().place()).await;
             }
             Err(error) if hard_fail => return Err(error).with_context(|| what.to_string()),
             Err(error) => health.begin(what, format!("{error:#}")),
@@ -134,26 +148,36 @@ pub(crate) fn nosniff(response: &mut Response) {
     response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
 }
 
+/// Ends the connection after this response. A probe that keeps its connections would ask some time in the very moment in which the time
+/// for its next request ends, and take that for a failure.
+pub(crate) fn close_after(response: &mut Response) {
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+}
+
 /// Answers requests by `router` until dropped.
-pub(crate) async fn serve<L>(mut listener: L, router: Router)
+pub(crate) async fn serve<L>(mut listener: L, router: Router, place: Place)
 where
     L: Listener,
     L::Addr: RemoteAddr,
 {
     let mut connections = JoinSet::new();
-    // The oldest connection comes first.
-    let mut open: VecDeque<AbortHandle> = VecDeque::new();
+    // A layer costs as much as all routes, so each kind of client has one for all its connections.
+    let of = |client: Client| router.clone().layer(Extension(client));
+    let (on_host, elsewhere) = (of(Client::OnHost), of(Client::Elsewhere));
     loop {
         tokio::select! {
             // This waits while the kernel refuses connections, for example for lack of file descriptors.
             (stream, peer) = listener.accept() => {
-                open.retain(|connection| !connection.is_finished());
-                if open.len() >= CONNECTIONS && let Some(oldest) = open.pop_front() {
-                    oldest.abort();
-                }
-                let router = router.clone().layer(Extension(peer.client()));
+                let router = if peer.client() == Client::OnHost { &on_host } else { &elsewhere };
                 let stream = Patient::new(stream, L::Addr::PATIENCE);
-                open.push_back(connections.spawn(converse(stream, router)));
+                let conversation = converse(stream, router.clone());
+                let begin = |permits: Permits| {
+                    connections.spawn(async move {
+                        conversation.await;
+                        drop(permits);
+                    })
+                };
+                place.admit(peer.ip(), begin).await;
             }
             Some(_ended) = connections.join_next() => {}
         }
@@ -164,6 +188,7 @@ async fn converse(stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Un
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
+        .max_buf_size(BUFFER)
         .title_case_headers(true)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     if let Err(error) = connection.await {
@@ -172,16 +197,4 @@ async fn converse(stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Un
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn client_with_loopback_address_is_on_the_host() {
-        for addr in ["127.0.0.1:5", "127.9.9.9:5", "[::1]:5", "[::ffff:127.0.0.1]:5"] {
-            assert_eq!(addr.parse::<SocketAddr>().unwrap().client(), Client::OnHost, "{addr}");
-        }
-        for addr in ["192.0.2.1:5", "[fd00::1]:5", "[::ffff:192.0.2.1]:5", "0.0.0.0:5"] {
-            assert_eq!(addr.parse::<SocketAddr>().unwrap().client(), Client::Elsewhere, "{addr}");
-        }
-    }
-}
+mod tests;

@@ -143,6 +143,34 @@ fn a_port_that_is_taken_costs_only_its_own_service() {
     });
 }
 
+#[test]
+fn ports_beyond_the_room_go_to_the_namespaces_in_turn() {
+    in_netns(async {
+        node().await?;
+        let health = Health::default();
+        let mut checks = HealthChecks::new(health.clone(), liveness(), Events::new("n1").0).at_most(4);
+        checks.listen_on(addrs(&["0.0.0.0", "::"])).await;
+        let check =
+            |namespace, name, port| (ObjectName::new(namespace, name), HealthCheck { port, local_endpoints: 1 });
+        let greedy = [check("greedy", "a", 30100), check("greedy", "b", 30200), check("greedy", "c", 30300)];
+        let mut want: BTreeMap<_, _> = greedy.into();
+        checks.set(&want).await;
+        ask("127.0.0.1:30200", "GET /").await?;
+        want.extend([check("shop", "web", 30400)]);
+        checks.set(&want).await;
+        for open in ["127.0.0.1:30100", "[::1]:30400"] {
+            ask(open, "GET /").await?;
+        }
+        closes("127.0.0.1:30200").await?;
+        let problems: Vec<_> = health.problems().keys().map(ToString::to_string).collect();
+        ensure!(problems == ["b", "c"].map(|name| format!("healthCheckNodePort of greedy/{name}")), "{problems:?}");
+        want.retain(|name, _| *name.namespace != *"greedy");
+        checks.set(&want).await;
+        ensure!(health.problems().is_empty(), "{:?}", health.problems());
+        Ok(())
+    });
+}
+
 /// 192.0.2.1 and fd00::1, on the device that has its carrier at once.
 async fn node() -> Result<()> {
     for command in ["link set lo up", "addr add 192.0.2.1/32 dev lo", "addr add fd00::1/128 dev lo nodad"] {
