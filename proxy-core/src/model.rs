@@ -32,7 +32,7 @@ mod weights;
 
 pub use endpoints::{Endpoint, Slice, join};
 use endpoints::{Joined, NodePortFallback, WithinReach};
-pub use external::Range;
+pub use external::{Range, not_taken};
 use external::{External, externals, source_ranges};
 pub use guard::concerns as concerns_guard;
 pub use guard::{Guard, PodsOfOthers};

@@ -130,7 +130,7 @@ impl Events {
             reason: match cause {
                 Cause::Invalid => "InvalidField",
                 Cause::Conflict => "FrontendConflict",
-                Cause::Refused => "FrontendRefused",
+                Cause::Refused | Cause::NotTaken => "FrontendRefused",
                 Cause::NoRoom => "ShareExceeded",
                 Cause::KeptByHost => "FrontendKeptByHost",
             },

@@ -89,6 +89,7 @@ impl Views<'_> {
             cluster_ips: addresses.cluster_ips,
             external_ips: addresses.external_ips,
             load_balancer_ips: addresses.load_balancer_ips,
+            not_taken: model::not_taken(object, node).collect(),
             internal_traffic_policy: or(&object.internal_traffic_policy, "Cluster"),
             external_traffic_policy: or(&object.external_traffic_policy, "Cluster"),
             affinity_secs: (terms.affinity_secs > 0).then_some(terms.affinity_secs),

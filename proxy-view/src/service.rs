@@ -28,6 +28,9 @@ pub struct ServiceView {
     pub external_ips: Vec<IpAddr>,
     /// The addresses of `status.loadBalancer` that nodes serve.
     pub load_balancer_ips: Vec<IpAddr>,
+    /// The addresses of both kinds that a host in mode host leaves to the network, with the reasons.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub not_taken: BTreeMap<IpAddr, String>,
     /// The policy: `Cluster` or `Local`.
     pub internal_traffic_policy: String,
     pub external_traffic_policy: String,

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use proxy_core::model::Skipped;
-use tracing::warn;
+use proxy_core::desired::Desired;
+use proxy_core::model::{Cause, Skipped};
+use tracing::{debug, warn};
 
 use super::Agent;
 use crate::node::Node;
@@ -20,6 +21,10 @@ impl Agent {
 
     /// Logs that a part of an object has no effect, and tells the object.
     pub(super) fn skip(&self, skipped: &Skipped) {
+        if skipped.cause == Cause::NotTaken {
+            debug!(object = %skipped.object, field = skipped.field, why = skipped.why, "not taken");
+            return;
+        }
         warn!(object = %skipped.object, field = skipped.field, why = skipped.why, "skipped");
         match self.desired.service_refused(skipped) {
             Some(service) => {
@@ -31,4 +36,17 @@ impl Agent {
             }
         }
     }
+}
+
+/// Counts the addresses that a host in mode host leaves to the network. A cluster may have any number of them, and that is no problem.
+pub(super) fn not_taken(desired: &Desired) -> Option<String> {
+    let not_taken: Vec<_> = desired.skipped().filter(|skipped| skipped.cause == Cause::NotTaken).collect();
+    let services = not_taken.iter().map(|skipped| &skipped.object).collect::<BTreeSet<_>>().len();
+    (services > 0).then(|| {
+        let count = not_taken.len();
+        format!(
+            "{count} external addresses, of {services} Services, are left to the network: mode host takes those \
+             within --external-ip-cidrs alone (kpx services -o wide)"
+        )
+    })
 }

@@ -7,6 +7,7 @@ use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::names;
 
 use super::Agent;
+use super::skipped::not_taken;
 use proxy_metrics::{MapFill, old_event_name, old_map_name};
 
 use crate::config::choice;
@@ -14,7 +15,7 @@ use crate::control::{QUEUE, Query};
 use crate::node::{Node, why_cut_off};
 use crate::tunnel::Tunnelled;
 use proxy_core::desired::{Desired, FamilyCounts};
-use proxy_core::model::{NodeModel, algorithm_name};
+use proxy_core::model::{Cause, NodeModel, algorithm_name};
 use proxy_dns::Known;
 use proxy_net::{self as net, role::Role};
 use proxy_source::health::{Problem, Problems, Reason};
@@ -75,7 +76,8 @@ impl Agent {
             self.sweeper.last().iter().map(|(family, swept)| {
                 ((*family).to_owned(), FlowStatus { flows: swept.flows, entries: swept.entries })
             });
-        let skipped = self.desired.skipped().chain(node.left_out()).chain(&self.bad_pods);
+        let refused = self.desired.skipped().filter(|skipped| skipped.cause != Cause::NotTaken);
+        let skipped = refused.chain(node.left_out()).chain(&self.bad_pods);
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             started: self.started,
@@ -96,7 +98,7 @@ impl Agent {
             cut_off: cut_off_status(&self.desired),
             cut_off_ports: cut_off_ports_status(&self.desired),
             silent_backends: self.silent_status(),
-            notices: node.options().notices.iter().chain(self.notices.texts()).cloned().collect(),
+            notices: self.all_notices(node),
             devices: devices.collect(),
             names: self.outside.names.as_ref().map(|names| names.borrow().clone()),
             tunnel: self.outside.tunnel.as_ref().map(|tunnel| tunnel.borrow().clone()),
@@ -127,6 +129,11 @@ impl Agent {
             map_fill: self.map_fill(),
             programs: self.loaded.programs.clone(),
         })
+    }
+
+    fn all_notices(&self, node: &Node) -> Vec<String> {
+        let of_the_host = node.options().notices.iter().chain(self.notices.texts()).cloned();
+        of_the_host.chain(not_taken(&self.desired)).collect()
     }
 
     /// Returns the fill of each map without a walk through any. The fill comes from the tables for the maps that the

@@ -1,6 +1,7 @@
 //! Reads the addresses beside the ClusterIP at which a Service is dialled, and the clients that may dial them.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use proxy_common::addr::Addr;
@@ -34,6 +35,7 @@ pub(super) fn externals<A: Addr>(
             let addr = addr.and_then(|addr| if addr == cluster_ip { Err(own()) } else { Ok(addr) });
             let addr = reader.take(format_args!("{field}"), addr);
             let addr = addr.filter(|addr| reader.admit(format_args!("{field}"), guard.admit_address(*addr, kind)));
+            let addr = addr.filter(|addr: &A| reader.take_address(format_args!("{field}"), guard.takes(addr.ip())));
             externals.extend(addr.map(|addr| External { addr, kind, field }));
         }
     };
@@ -48,6 +50,13 @@ pub(super) fn externals<A: Addr>(
         read(FrontendKind::EXTERNAL_IP, format!("spec.externalIPs[{index}]"), text);
     }
     externals
+}
+
+/// Returns the external addresses of a Service that this machine leaves to the network, in mode host, with the reasons.
+pub fn not_taken<'a>(service: &'a Service, node: &'a NodeModel) -> impl Iterator<Item = (IpAddr, String)> + 'a {
+    let ingress = service.ingress.iter().filter_map(|ingress| ingress.ip.as_deref());
+    let texts = ingress.chain(service.external_ips.iter().map(AsRef::as_ref));
+    texts.filter_map(|text| ip(text).ok()).filter_map(|ip| Some((ip, node.guard.takes(ip).err()?)))
 }
 
 /// Returns `None` for an address of the other family.

@@ -24,6 +24,8 @@ pub struct Guard {
     own: BTreeSet<IpAddr>,
     /// The ranges of permitted ExternalIPs; None: any.
     external_ip_cidrs: Option<Vec<IpNet>>,
+    /// Set in mode host, where these ranges are for load balancer addresses too.
+    is_outside: bool,
     ignores_external_ips: bool,
     /// The ranges of ClusterIPs, as far as the operator or the cluster has named them.
     service_cidrs: Vec<IpNet>,
@@ -77,6 +79,7 @@ impl Guard {
             api_servers: store.api_server().iter().copied().chain(told).collect(),
             own: options.node_ips.iter().copied().chain(known).collect(),
             external_ip_cidrs: options.external_ip_cidrs.clone(),
+            is_outside: options.host_routes.is_some(),
             ignores_external_ips: options.ignores_external_ips,
             service_cidrs: match options.service_cidrs.as_slice() {
                 [] => service_cidrs(store.service_cidrs()).0,
@@ -126,11 +129,22 @@ impl Guard {
         if let Some(cidr) = of_pods {
             return Err(format!("{ip} is in {cidr}, from which pods of this node have their addresses"));
         }
-        let nets = self.external_ip_cidrs.as_deref().filter(|_| kind == FrontendKind::EXTERNAL_IP);
+        let is_restricted = kind == FrontendKind::EXTERNAL_IP && !self.is_outside;
+        let nets = self.external_ip_cidrs.as_deref().filter(|_| is_restricted);
         if nets.is_some_and(|nets| !nets.iter().any(|net| net.contains(&ip))) {
             return Err(format!("{ip} is not among the operator's external-ip-cidrs"));
         }
         Ok(())
+    }
+
+    /// Checks whether this machine sends its packets for an external address to a Service. In mode host that may be any address of the
+    /// internet, and the machine's owner trusts the cluster with those in the ranges alone.
+    pub(super) fn takes(&self, ip: IpAddr) -> Result<(), String> {
+        let mut nets = self.external_ip_cidrs.iter().flatten();
+        if !self.is_outside || nets.any(|net| net.contains(&ip)) {
+            return Ok(());
+        }
+        Err(format!("{ip} is left to the network: it is not among the external-ip-cidrs, which mode host takes alone"))
     }
 
     /// Returns true if this node leaves its address to a Service. Only that of a local redirect can be refused.

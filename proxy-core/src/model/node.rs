@@ -31,7 +31,7 @@ pub struct ModelOptions {
     /// The node's addresses by the operator. The first of a family is the primary address, in place of the Node
     /// object's.
     pub node_ips: Vec<IpAddr>,
-    /// The ranges of permitted ExternalIPs; None: any.
+    /// The ranges of permitted ExternalIPs; None: any. In mode host, where None is none, of load balancer addresses as well.
     pub external_ip_cidrs: Option<Vec<IpNet>>,
     /// Set to serve no ExternalIPs: Kubernetes' feature gate `AllowServiceExternalIPs` is off.
     pub ignores_external_ips: bool,

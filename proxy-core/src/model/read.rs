@@ -32,6 +32,8 @@ pub enum Cause {
     NoRoom,
     /// A device of this host has the address, and the host keeps the packets to it.
     KeptByHost,
+    /// A host in mode host leaves the address to the network.
+    NotTaken,
 }
 
 /// An object of the cluster: `Service default/web`.
@@ -77,6 +79,11 @@ impl<'a> Reader<'a> {
     /// Records that the host keeps the packets to an address.
     pub(super) fn keep_by_host(&mut self, field: fmt::Arguments<'_>, why: String) {
         self.push(field, why, Cause::KeptByHost);
+    }
+
+    /// Records that this host leaves an address to the network. Returns true if the host takes it.
+    pub(super) fn take_address(&mut self, field: fmt::Arguments<'_>, taken: Result<(), String>) -> bool {
+        taken.map_err(|why| self.push(field, why, Cause::NotTaken)).is_ok()
     }
 
     /// Records that another object holds the value.

@@ -21,7 +21,8 @@ impl Listed for ServiceView {
     }
 
     fn cells(&self, wide: bool) -> Vec<Cell> {
-        let external = self.load_balancer_ips.iter().chain(&self.external_ips);
+        let external = self.load_balancer_ips.iter().chain(&self.external_ips).map(ToString::to_string);
+        let external = external.chain(self.not_taken.keys().map(|ip| format!("{ip}!")));
         let mut row = vec![
             cell(&self.namespace),
             cell(&self.name),
@@ -34,7 +35,7 @@ impl Listed for ServiceView {
             cell(self.created.map_or_else(|| NONE.to_owned(), age::since)),
         ];
         if wide {
-            let conflicts: Vec<_> = conflicts(self).collect();
+            let conflicts: Vec<_> = conflicts(self).chain(self.not_taken.values().cloned()).collect();
             let slowest = |time: fn(&ConnectView) -> Option<f64>| {
                 self.ports.iter().filter_map(|port| time(&port.connect)).reduce(f64::max)
             };

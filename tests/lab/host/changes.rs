@@ -4,9 +4,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use testbed::agent::{DEADLINE, Object, Service, wait_until};
 use testbed::echo::{Dial, Fault, Protocol, Servers};
-use testbed::lab::{EXTERNAL, Family, Host, Layout};
+use testbed::lab::{Dual, EXTERNAL, Family, Host, Layout};
 
-use crate::host::fixture::{Fixture, PORT, cut_off, is_as_before, route, state, unreachable};
+use crate::host::fixture::{Fixture, PORT, cut_off, default_route, is_as_before, route, state, unreachable};
 
 #[test]
 fn backends_come_and_go_and_move() -> Result<()> {
@@ -110,7 +110,7 @@ fn host_follows_policies_external_addresses_and_its_own_backends() -> Result<()>
         servers.serve_at(c, "own", (own.ip(family), 80).into())?;
     }
     let before = state(c)?;
-    let kpx = fixture.outside(c, &[])?;
+    let kpx = fixture.outside(c, &["--external-ip-cidrs", &external_cidrs()])?;
     // No endpoint is local to a host outside, even with the name of a node.
     fixture.refused(c, |family| internal.frontend(family))?;
     // Not SCTP: its raw socket asks for a route without ports, by which the rules go.
@@ -126,6 +126,44 @@ fn host_follows_policies_external_addresses_and_its_own_backends() -> Result<()>
     nobody_else(&fixture.lab.n1.host, c, &shop)?;
     kpx.stop()?;
     is_as_before(c, &before)
+}
+
+/// A tenant of the cluster claims addresses of servers elsewhere, one as ExternalIP and one of its load balancer.
+#[test]
+fn host_leaves_external_addresses_to_the_network() -> Result<()> {
+    let fixture = Fixture::start(Layout::Routed)?;
+    let (c, net) = (&fixture.lab.xl, &fixture.lab.fabric);
+    fixture.lab.nodes().into_iter().try_for_each(|node| route(c, "add", node))?;
+    default_route(&fixture.lab, c, "add")?;
+    let (external, vip) = (EXTERNAL.host(7), EXTERNAL.host(8));
+    let servers = Servers::start()?;
+    for addrs in [external, vip] {
+        net.add_addrs("lo", addrs)?;
+        Family::ALL.into_iter().try_for_each(|family| servers.serve_at(net, "net", (addrs.ip(family), 80).into()))?;
+    }
+    let thief = Service::new("thief", 10, &["p1b"], PORT).load_balancer(vip, "VIP").external_ips(external);
+    fixture.put(&thief)?;
+    let at = |addrs: Dual| move |family| (addrs.ip(family), 80).into();
+
+    let kpx = fixture.outside(c, &[])?;
+    fixture.served(c, |family| thief.frontend(family), &["p1b"])?;
+    for addrs in [external, vip] {
+        fixture.served_over(&Protocol::COMMON, c, at(addrs), &["net"], None)?;
+    }
+    let notices = kpx.typed_status()?.notices.join("\n");
+    ensure!(notices.starts_with("4 external addresses, of 1 Services, are left to the network"), "{notices}");
+    kpx.stop()?;
+
+    let kpx = fixture.outside(c, &["--external-ip-cidrs", &external_cidrs()])?;
+    for addrs in [external, vip] {
+        fixture.served_over(&Protocol::COMMON, c, at(addrs), &["p1b"], None)?;
+    }
+    ensure!(kpx.typed_status()?.notices.is_empty(), "{:?}", kpx.typed_status()?.notices);
+    kpx.stop()
+}
+
+fn external_cidrs() -> String {
+    Family::ALL.map(|family| EXTERNAL.cidr(family).to_string()).join(",")
 }
 
 /// Checks that packets of another machine to a service through this host are not answered.

@@ -1,11 +1,13 @@
 //! Tests which addresses no Service may take, in any field.
 
+use std::sync::Arc;
+
 use super::check;
 use super::dumps::{Dump, assert_all_run};
 use crate::builders::{ServiceBuilder, listed, node, node_with_pods, service, service_cidr, slice};
 use crate::desired::Desired;
-use crate::input::{Input, Update};
-use crate::model::{Cause, ModelOptions};
+use crate::input::{Input, ObjectName, Update};
+use crate::model::{Cause, HostRoutes, ModelOptions, not_taken};
 
 #[test]
 fn addresses_with_a_fixed_meaning_are_refused() {
@@ -74,6 +76,33 @@ fn the_operator_may_restrict_external_ips() {
     assert_eq!(externals(Some(&["203.0.113.0/24"])), ["198.51.100.1", "203.0.113.1"]);
     assert_eq!(externals(Some(&["2001:db8::/64", "192.0.2.0/31"])), ["192.0.2.1", "198.51.100.1", "2001:db8::1"]);
     assert_eq!(externals(Some(&[])), ["198.51.100.1"], "a writer of the status is trusted with addresses");
+}
+
+/// Any address of the internet may be an ExternalIP, and the machine outside has traffic of its own to it.
+#[test]
+fn machine_outside_takes_external_addresses_in_given_ranges_alone() {
+    let web = || {
+        let web = service("web").cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").type_("LoadBalancer").tcp(80);
+        web.external_ip("192.0.2.1").external_ip("2001:db8::1").vip("198.51.100.1")
+    };
+    let served = |cidrs: Option<&[&str]>| {
+        let external_ip_cidrs = cidrs.map(|cidrs| cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect());
+        let host_routes = Some(Arc::new(HostRoutes::unknown(false)));
+        let mut desired = desired(ModelOptions { external_ip_cidrs, host_routes, ..ModelOptions::default() });
+        desired.apply(web().into());
+        desired.sync();
+        assert!(desired.skipped().all(|skipped| skipped.cause == Cause::NotTaken));
+        let left: Vec<_> =
+            not_taken(desired.store().service(&ObjectName::new("default", "web")).unwrap(), desired.node()).collect();
+        assert_eq!(left.len(), desired.skipped().count(), "the view says the same");
+        let served: Vec<_> = desired.external_frontends().map(|(addr, ..)| addr.to_string()).collect();
+        (served, left.into_iter().map(|(ip, _)| ip.to_string()).collect::<Vec<_>>())
+    };
+    let all = ["198.51.100.1", "192.0.2.1", "2001:db8::1"].map(str::to_owned);
+    assert_eq!(served(None), (vec![], all.to_vec()));
+    assert_eq!(served(Some(&[])), (vec![], all.to_vec()));
+    assert_eq!(served(Some(&["198.51.100.0/24", "2001:db8::/64"])).1, ["192.0.2.1"]);
+    assert_eq!(served(Some(&["0.0.0.0/0", "::/0"])).1, [""; 0]);
 }
 
 /// KEP-5707.
