@@ -259,7 +259,7 @@ impl Desired {
     /// Reads a part of them, for about so many rows of the tables. Each namespace has its turn. While
     /// [`Self::is_dirty`], more parts remain. The first sync must have taken in all objects.
     pub fn read_in_turn(&mut self, rows: usize) -> Models<'_> {
-        let rows_of = |service: &ObjectName| model::rows_at_most(&self.store, service, self.options.room);
+        let rows_of = |service: &ObjectName| model::rows_at_most(&self.store, service, &self.options);
         let due = if self.is_complete() { self.dirty.take(rows, rows_of) } else { Vec::new() };
         self.judge_redirects();
         self.model(due);

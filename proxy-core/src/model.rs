@@ -14,9 +14,10 @@ use proxy_common::frontend::{Frontend, FrontendKey, FrontendKind, Namespace};
 use crate::compact::{self, EndpointSlice, Flat, Shared};
 use crate::health::ServiceHealth;
 use crate::input::ObjectName;
-use crate::room::{Room, Rows, add};
+use crate::room::{Rows, add};
 use crate::store::Store;
 
+mod cost;
 mod endpoints;
 mod external;
 mod guard;
@@ -30,10 +31,12 @@ mod read;
 mod redirect;
 mod weights;
 
+pub(crate) use cost::rows_at_most;
+use cost::{TABLES_OF_SERVICE, tell_without_tables};
 pub use endpoints::{Endpoint, Slice, join};
 use endpoints::{Joined, NodePortFallback, WithinReach};
-pub use external::{Range, not_taken};
 use external::{External, externals, source_ranges};
+pub use external::{Range, not_taken};
 pub use guard::concerns as concerns_guard;
 pub use guard::{Guard, PodsOfOthers};
 pub use host_mode::{
@@ -42,6 +45,7 @@ pub use host_mode::{
 pub use node::{ModelOptions, NodeModel, is_node_eligible, is_node_lost, node_addresses, pod_cidrs};
 use policy::Policy;
 pub use policy::{ALGORITHMS, algorithm_name};
+use port::PortPolicy;
 pub use port::ServicePort;
 pub use ranges::SharedNetworks;
 pub(crate) use read::ip_of;
@@ -183,17 +187,6 @@ impl ServiceModel {
     }
 }
 
-/// Returns the most slots that a Service may have in both families, from the sizes of its objects alone.
-pub(crate) fn rows_at_most(store: &Store, name: &ObjectName, room: Room) -> usize {
-    let ports = store.service(name).map_or(0, |service| service.ports.len());
-    let rows = |family: &str| {
-        let slices = store.slices_of(name).filter(|slice| *slice.address_type == *family);
-        let endpoints: usize = slices.map(|slice| slice.endpoints.len()).sum();
-        endpoints + ports.saturating_mul(endpoints).min(room.slots())
-    };
-    ports + rows(Addr4::FAMILY) + rows(Addr6::FAMILY)
-}
-
 /// Returns true if the Service has a ClusterIP that kpx must serve.
 fn is_proxied(service: &compact::Service) -> bool {
     let cluster_ip = service.cluster_ip.as_deref().unwrap_or_default();
@@ -217,7 +210,7 @@ impl<A: Addr> FamilyModel<A> {
         let mut frontends = ClaimedFrontends::of(parts.service, cluster_ip, parts.around.namespace);
         let (mut ports, mut used, mut without_room) = (BTreeMap::new(), Rows::default(), BTreeSet::new());
         let (mut local_ready, mut unreachable, mut tunnelled) = (BTreeSet::new(), Vec::new(), BTreeMap::new());
-        let (mut redirected_ports, mut of_redirect) = (BTreeMap::new(), Vec::new());
+        let (mut redirected_ports, mut of_redirect, mut without_tables) = (BTreeMap::new(), Vec::new(), 0);
         for (index, port) in parts.service.ports.iter().enumerate() {
             let Some((number, proto)) = read_port(&mut reader, index, port) else { continue };
             let key = FrontendKey::new(cluster_ip, number, proto);
@@ -252,16 +245,20 @@ impl<A: Addr> FamilyModel<A> {
             unreachable.extend(left_out);
             tunnelled.extend((!pods.is_empty()).then_some((key, pods)));
             local_ready.extend(endpoints.local_ready());
-            let port_policy = parts.policy.port_policy(proto, is_external, !source_ranges.is_empty());
+            let has_tables = parts.node.room.holds_tables(&used, TABLES_OF_SERVICE);
+            let of_port = parts.policy.port_policy(proto, is_external, !source_ranges.is_empty());
+            let port_policy = PortPolicy { has_tables, ..of_port };
             let redirected = parts.redirect.as_ref().filter(|_| has_room);
             let admit = |ip| parts.node.guard.admit_endpoint(ip);
             let redirected = redirected.and_then(|to| to.port(port, (number, proto), admit, &mut of_redirect));
             let health = ServiceHealth::new(parts.policy.backend_health, key, &parts.node.aside);
             let port = ServicePort::new(&mut reader, index, port_policy, &endpoints, redirected.as_ref(), health);
             add(&mut used, &port.rows());
+            without_tables += usize::from(port.lacks_tables);
             ports.insert(key, port);
             redirected_ports.extend(redirected.map(|redirected| (key, redirected.pods)));
         }
+        tell_without_tables(&mut reader, without_tables);
         skipped.extend(of_redirect);
         let (frontends, ports) = (frontends.frontends.into(), ports.into());
         Some(Self {

@@ -8,6 +8,10 @@ use proxy_common::names::{FamilyMaps, IPV4, IPV6};
 pub(crate) type Rows = [usize; MAPS];
 pub(crate) const MAPS: usize = 6;
 const SLOTS: usize = 2;
+const TABLES: usize = 4;
+
+/// The most tables of places in a family. Each takes 8 KiB in the kernel and as much in the agent, where the other rows take some tens of bytes.
+const TABLES_MOST: usize = 8_192;
 
 /// Returns the names of the maps that Services fill, in the order of [`Rows`].
 pub(crate) fn maps(family: &FamilyMaps) -> [&'static str; MAPS] {
@@ -30,7 +34,9 @@ impl Room {
         let entries =
             |name: &str| max_entries.get(name).map_or(usize::MAX, |entries| (entries - entries / 16) as usize);
         let [v4, v6] = [IPV4, IPV6].map(|family| maps(&family).map(entries));
-        Self(std::array::from_fn(|map| v4[map].min(v6[map])))
+        let mut rows: Rows = std::array::from_fn(|map| v4[map].min(v6[map]));
+        rows[TABLES] = rows[TABLES].min(TABLES_MOST);
+        Self(rows)
     }
 
     /// Returns the number of slots.
@@ -38,9 +44,14 @@ impl Room {
         self.0[SLOTS]
     }
 
-    /// Returns true if there is room for these rows.
+    /// Returns true if there is room for these rows, apart from tables of places.
     pub(crate) fn holds(&self, rows: &Rows) -> bool {
-        rows.iter().zip(self.0).all(|(rows, room)| *rows <= room)
+        without_tables(*rows).iter().zip(self.0).all(|(rows, room)| *rows <= room)
+    }
+
+    /// Returns true if there is room for another port's tables of places beside these rows.
+    pub(crate) fn holds_tables(&self, rows: &Rows, most: usize) -> bool {
+        rows[TABLES] + 2 <= self.0[TABLES].min(most)
     }
 }
 
@@ -50,6 +61,12 @@ impl Room {
     pub(crate) fn of_rows(rows: usize) -> Self {
         Self([rows; MAPS])
     }
+}
+
+/// Returns the rows of what is served without tables of places.
+pub(crate) fn without_tables(mut rows: Rows) -> Rows {
+    rows[TABLES] = 0;
+    rows
 }
 
 pub(crate) fn add(to: &mut Rows, rows: &Rows) {

@@ -11,7 +11,7 @@ use proxy_common::names;
 
 use crate::model::{FamilyModel, ModelOptions, NodeModel, ServiceModel};
 use crate::room::{Rows, maps};
-use crate::shares::{self, Room};
+use crate::shares::{self, Room, Shares};
 use crate::store::Store;
 
 mod text;
@@ -96,10 +96,7 @@ impl<A: Addr> FamilyTables<A> {
     pub fn of<'a>(models: impl Iterator<Item = &'a FamilyModel<A>>, room: Room) -> Self {
         let mut models: Vec<_> = models.collect();
         models.sort_unstable_by_key(|model| &model.claim);
-        let left_out = shares::left_out_of(&models, room);
-        let is_left_out = |model: &FamilyModel<A>, key: &FrontendKey<A>| {
-            left_out.get(&model.claim.service).is_some_and(|keys| keys.contains(key))
-        };
+        let shares = shares::shares_of(&models, room);
         let mut holders: BTreeMap<_, &FamilyModel<A>> = BTreeMap::new();
         let claimed_frontends = |external: bool, yields: bool| {
             let claimed_frontends = models
@@ -124,27 +121,29 @@ impl<A: Addr> FamilyTables<A> {
             }
         }
         // What has no room is no other Service's.
-        holders.retain(|key, model| !is_left_out(model, key));
+        holders.retain(|key, model| !shares.leave_out(&model.claim.service, key));
         let mut tables = Self::default();
         for (key, model) in &holders {
-            tables.insert(key, model);
+            tables.insert(key, model, &shares);
         }
         tables
     }
 
     /// Adds the rows of one frontend as `model` has them: its own, and those of the service port that it names. A
     /// frontend that the host keeps has no row, but its service port serves the other frontends.
-    pub fn insert(&mut self, key: &FrontendKey<A>, model: &FamilyModel<A>) {
+    pub(crate) fn insert(&mut self, key: &FrontendKey<A>, model: &FamilyModel<A>, shares: &Shares<A>) {
         let frontend = model.frontends.get(key).map(|claimed| claimed.frontend);
         self.frontends.extend(frontend.filter(|frontend| !model.is_kept(frontend)).map(|frontend| (*key, frontend)));
         let Some(port) = model.ports.get(key) else { return };
-        self.services.insert(*key, port.service);
+        let is_plain = shares.is_plain(&model.claim.service, key);
+        self.services.insert(*key, if is_plain { port.plain() } else { port.service });
         for set in Set::ALL {
             let backends = (0..u16::MAX).zip(port.backends(set));
             self.slots.extend(backends.map(|(index, backend)| (SlotKey::new(*key, set, index), *backend)));
         }
         self.endpoints.extend(port.endpoints.iter().map(|(at, endpoint)| (EndpointKey::new(*key, *at), *endpoint)));
-        self.maglev.extend(port.maglev.iter().map(|(set, table)| (SetKey::new(*key, *set), Arc::clone(table))));
+        let maglev = port.maglev.iter().filter(|_| !is_plain);
+        self.maglev.extend(maglev.map(|(set, table)| (SetKey::new(*key, *set), Arc::clone(table))));
         self.source_ranges.extend(model.source_ranges.iter().map(|(addr, prefix)| RangeKey::new(*key, *addr, *prefix)));
     }
 

@@ -13,7 +13,7 @@ use super::portions::{Facts, Limits, Portions};
 use crate::diff::{FamilyChange, diff_family};
 use crate::input::ObjectName;
 use crate::model::{self, Cause, Claim, FamilyModel, ObjectRef, Skipped};
-use crate::room::Rows;
+use crate::room::{Rows, without_tables};
 use crate::shares::{self, Room, Shares};
 use crate::tables::FamilyTables;
 
@@ -127,7 +127,7 @@ impl<A: Addr> Family<A> {
         let mut want = FamilyTables::default();
         for key in &portion {
             if let Some(holder) = self.holder(key) {
-                want.insert(key, holder);
+                want.insert(key, holder, &self.shares);
             }
             self.conflicts.replace(*key, self.conflicts_at(key), news);
         }
@@ -189,7 +189,10 @@ impl<A: Addr> Family<A> {
         Facts {
             service_ports: [led_to.map(|frontend| frontend.service), leads_to.map(|frontend| frontend.service)],
             before: tables.rows_of(key),
-            after: holder.map_or(Rows::default(), |model| shares::rows_of(model, key, 1)),
+            after: holder.map_or(Rows::default(), |model| {
+                let rows = shares::rows_of(model, key, 1);
+                if self.shares.is_plain(&model.claim.service, key) { without_tables(rows) } else { rows }
+            }),
         }
     }
 

@@ -8,6 +8,7 @@ use crate::model::tests::dumps::{Dump, assert_all_run};
 use crate::tables::Tables;
 
 mod external;
+mod greedy;
 mod portions;
 mod properties;
 

@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use proxy_common::addr::Addr;
 use proxy_common::frontend::FrontendKind;
 
+use super::cost::{externals_of, tell_externals};
 use super::guard::Guard;
 use super::node::NodeModel;
 use super::read::{Reader, addr, cidr, ip};
@@ -39,16 +40,19 @@ pub(super) fn externals<A: Addr>(
             externals.extend(addr.map(|addr| External { addr, kind, field }));
         }
     };
-    for (index, ingress) in service.ingress.iter().enumerate() {
+    let most = externals_of(service);
+    for (index, ingress) in service.ingress.iter().enumerate().take(most) {
         // In mode `Proxy` the load balancer must see all traffic, including traffic from inside the cluster.
         let is_ours = matches!(ingress.ip_mode.as_deref(), None | Some("VIP"));
         if let Some(text) = ingress.ip.as_deref().filter(|ip| is_ours && !ip.is_empty()) {
             read(FrontendKind::LOAD_BALANCER, format!("status.loadBalancer.ingress[{index}].ip"), text);
         }
     }
-    for (index, text) in service.external_ips.iter().enumerate() {
+    let left = most.saturating_sub(service.ingress.len());
+    for (index, text) in service.external_ips.iter().enumerate().take(left) {
         read(FrontendKind::EXTERNAL_IP, format!("spec.externalIPs[{index}]"), text);
     }
+    tell_externals(reader, service);
     externals
 }
 

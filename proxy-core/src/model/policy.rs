@@ -68,6 +68,7 @@ impl Policy {
             },
             remembers: proto == Proto::UDP || self.affinity_secs > 0,
             resets: proto == Proto::TCP && self.resets,
+            has_tables: true,
         }
     }
 
@@ -113,7 +114,7 @@ fn resets(reader: &mut Reader<'_>, service: &compact::Service) -> Option<bool> {
     reader.take(format_args!("metadata.annotations[{RESET_ON_NODE_LOSS}]"), read)
 }
 
-fn algorithm(name: &str) -> Result<Algorithm, String> {
+pub(super) fn algorithm(name: &str) -> Result<Algorithm, String> {
     let named = ALGORITHMS.iter().find(|(known, _)| *known == name);
     named
         .map(|(_, algorithm)| *algorithm)

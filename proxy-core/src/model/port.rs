@@ -27,6 +27,8 @@ pub struct ServicePort<A: Addr> {
     pub aside: Vec<SockAddr<A>>,
     /// The tables of the sets that are not empty, under the algorithm Maglev or where backends differ in weight.
     pub maglev: Vec<(Set, Arc<Maglev>)>,
+    /// True if there is no room for these tables.
+    pub lacks_tables: bool,
     /// The serving endpoints, if they matter after a flow has begun.
     pub endpoints: Vec<(SockAddr<A>, Endpoint)>,
     /// The endpoints of other nodes, if connections to lost nodes are ended.
@@ -46,6 +48,8 @@ pub(super) struct PortPolicy {
     pub(super) remembers: bool,
     /// Set if connections to lost nodes are ended.
     pub(super) resets: bool,
+    /// Set if there is room for its tables of places.
+    pub(super) has_tables: bool,
 }
 
 /// The number of slots that a `Service` can count.
@@ -60,7 +64,7 @@ impl<A: Addr> ServicePort<A> {
         redirected: Option<&RedirectedPort<A>>,
         health: ServiceHealth<'_>,
     ) -> Self {
-        let PortPolicy { service, used_sets, remembers, resets } = port_policy;
+        let PortPolicy { service, used_sets, remembers, resets, has_tables } = port_policy;
         let mut sets = endpoints.select(used_sets);
         if let Some(redirected) = redirected {
             // No policy of the Service uses this set: see `Redirect::of`.
@@ -104,12 +108,17 @@ impl<A: Addr> ServicePort<A> {
             health: health.mode,
             aside,
             maglev: Vec::new(),
+            lacks_tables: false,
             endpoints: Vec::new(),
             placed: resets.then(|| endpoints.placed().collect()),
         };
         if service.algorithm == Algorithm::MAGLEV || is_weighted {
-            let table = |set| Some((set, Arc::new(places::table(service.algorithm, port.backends(set))?)));
-            port.maglev = Set::ALL.into_iter().filter_map(table).collect();
+            if has_tables {
+                let table = |set| Some((set, Arc::new(places::table(service.algorithm, port.backends(set))?)));
+                port.maglev = Set::ALL.into_iter().filter_map(table).collect();
+            } else {
+                (port.service, port.lacks_tables) = (port.plain(), true);
+            }
         }
         // Most ports keep these lists for a long time.
         port.cluster.shrink_to_fit();
@@ -131,6 +140,16 @@ impl<A: Addr> ServicePort<A> {
         let spared = spared.iter().map(|pod| (SockAddr::new(*pod, Port::ANY), Endpoint::new(Endpoint::LOCAL)));
         let rows: BTreeMap<_, _> = self.endpoints.iter().copied().chain(backends).chain(spared).collect();
         rows.into_iter().collect()
+    }
+
+    /// Returns the service as it is served without tables of places: with equal weights, and at random in place of Maglev.
+    pub(crate) fn plain(&self) -> Service {
+        let Service { algorithm, affinity_secs, .. } = self.service;
+        let counts = [Set::CLUSTER, Set::LOCAL].map(|set| self.service.count(set));
+        let algorithm = if algorithm == Algorithm::MAGLEV { Algorithm::RANDOM } else { algorithm };
+        Service::new(counts[0], counts[1], self.service.flags() & !Service::WEIGHTED)
+            .with_algorithm(algorithm)
+            .with_affinity(affinity_secs)
     }
 
     /// Returns the rows of the port, without its frontends and the source ranges of its Service.

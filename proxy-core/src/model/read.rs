@@ -81,6 +81,11 @@ impl<'a> Reader<'a> {
         self.push(field, why, Cause::KeptByHost);
     }
 
+    /// Records that there is no room for a part.
+    pub(super) fn no_room(&mut self, field: fmt::Arguments<'_>, why: String) {
+        self.push(field, why, Cause::NoRoom);
+    }
+
     /// Records that this host leaves an address to the network. Returns true if the host takes it.
     pub(super) fn take_address(&mut self, field: fmt::Arguments<'_>, taken: Result<(), String>) -> bool {
         taken.map_err(|why| self.push(field, why, Cause::NotTaken)).is_ok()
