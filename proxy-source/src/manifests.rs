@@ -7,6 +7,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -24,6 +25,9 @@ mod file;
 mod folder;
 mod object;
 mod validate;
+
+/// The most bytes of a file. An API server takes 1.5 MiB for one object, and a List of a large cluster has tens of MiB.
+const LONGEST: u64 = 64 << 20;
 
 /// The objects in force, in the order in which new ones are sent.
 type Objects = BTreeMap<Key, Arc<Object>>;
@@ -97,9 +101,7 @@ impl Manifests {
                 continue;
             }
             let before = self.files.remove(name).unwrap_or_default();
-            let text = fs::read(self.path.join(name)).map_err(|error| error.to_string());
-            let text = text.and_then(|bytes| String::from_utf8(bytes).map_err(|_| "is not UTF-8 text".to_owned()));
-            let file = match text {
+            let file = match text_of(&self.path.join(name)) {
                 Ok(text) => File::parse(&name.to_string_lossy(), &text, &before),
                 Err(why) => File::unreadable(why, &before),
             };
@@ -139,6 +141,17 @@ impl Manifests {
             .filter(|placed| placed.object.is_watched(self.node_name.as_deref()));
         (objects.map(|placed| (placed.key.clone(), Arc::clone(&placed.object))).collect(), problems)
     }
+}
+
+/// Reads a file that is not longer than [`LONGEST`], whatever its length was when it was listed.
+fn text_of(path: &Path) -> Result<String, String> {
+    let mut bytes = Vec::new();
+    let read = fs::File::open(path).and_then(|file| file.take(LONGEST + 1).read_to_end(&mut bytes));
+    read.map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > LONGEST {
+        return Err(format!("has more than {} MiB: divide it into several files", LONGEST >> 20));
+    }
+    String::from_utf8(bytes).map_err(|_| "is not UTF-8 text".to_owned())
 }
 
 /// Formats a place: `web.yaml:14`

@@ -190,7 +190,7 @@ where
         watch_health: &mut WatchHealth<'_>,
     ) -> Result<(), WatchEnd> {
         let began = Instant::now();
-        let Listed { objects, unreadable, marks, version } = self.lister.list(client, &self.selection).await?;
+        let Listed { objects, unreadable, marks, version, .. } = self.lister.list(client, &self.selection).await?;
         let objects = objects.into_values().collect();
         let update = match unreadable.is_empty() {
             true => Update::All(objects),

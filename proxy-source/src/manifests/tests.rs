@@ -331,3 +331,18 @@ fn show_input(input: &Input) -> String {
         other => format!("{other:?}"),
     }
 }
+
+#[test]
+fn a_file_that_is_too_long_is_a_problem_and_costs_only_itself() {
+    let dir = TempDir::new().unwrap();
+    write(&dir, "a.yaml", WEB);
+    write(&dir, "b.yaml", &service("api", 81));
+    let manifests = read(&dir, Manifests::default());
+    // A hole takes no room on the disk.
+    let file = fs::File::options().append(true).open(dir.path().join("a.yaml")).unwrap();
+    file.set_len(2 << 30).unwrap();
+    let (objects, problems) = read(&dir, manifests).state();
+    assert_eq!(objects.len(), 2, "what was read before stays in force");
+    let why = "has more than 64 MiB: divide it into several files".to_owned();
+    assert_eq!(problems, [("a.yaml".to_owned(), why)].into());
+}

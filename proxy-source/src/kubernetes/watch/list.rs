@@ -6,7 +6,7 @@ use std::io;
 use std::pin::pin;
 use std::time::Duration;
 
-use futures::TryStreamExt as _;
+use futures::{AsyncReadExt as _, TryStreamExt as _};
 use kube::api::{ListParams, WatchParams};
 use kube::{Client, Resource as _};
 use tokio::time::{Instant, timeout};
@@ -36,8 +36,15 @@ const LIFE: u32 = 1_200;
 /// The timeout of a whole stream, for a server that does not end it.
 const STREAM: Duration = Duration::from_secs(LIFE as u64 + 30);
 
+/// The most objects of a kind in a list, and the most bytes of their text: five times those of 100,000 Services. A list that goes on would take
+/// all memory. (Tests have less time.)
+const OBJECTS: usize = if cfg!(test) { 30_000 } else { 500_000 };
+const BYTES: usize = if cfg!(test) { 64 << 20 } else { 512 << 20 };
+
 /// A list of objects.
 pub(super) struct Listed<K> {
+    /// The bytes of their text.
+    bytes: usize,
     pub(super) objects: BTreeMap<ObjectName, K>,
     /// The objects of the wrong shape, with the errors.
     pub(super) unreadable: BTreeMap<ObjectName, String>,
@@ -121,7 +128,11 @@ impl Lister {
             let Ok(line) = timeout(silence, lines.try_next()).await else { return Ok(None) };
             let line = line.map_err(kube::Error::ReadEvents)?.ok_or_else(cut_off)?;
             match Event::<K>::read(&line).map_err(kube::Error::SerdeError)?.ok_or_else(cut_off)? {
-                Event::Put(object) => new += if listed.put(object) { line.len() } else { 0 },
+                Event::Put(object) => {
+                    let bytes = if listed.put(object) { line.len() } else { 0 };
+                    new += bytes;
+                    listed.grow(bytes)?;
+                }
                 // Such events happen during the list. What comes and goes is no progress.
                 Event::Gone(object) => {
                     listed.remove(&object.name);
@@ -139,8 +150,7 @@ async fn paged<K: Compact + Clone>(client: &Client, selection: &Selection) -> Re
     let (mut listed, mut page) = (Listed::default(), selection.list.clone());
     loop {
         let request = selection.list_request::<K>(&page).map_err(kube::Error::BuildRequest)?;
-        let answer = timeout(PAGE, client.request::<List<ParsedObject<K>>>(request)).await?;
-        let list = match answer.map_err(WatchEnd::from) {
+        let list = match timeout(PAGE, read_page(client, request, &mut listed)).await? {
             // Pages that take longer than the server remembers would never end, so the list is read in one piece,
             // as in client-go.
             Err(WatchEnd::Lost(why)) if page.continue_token.is_some() => {
@@ -155,6 +165,7 @@ async fn paged<K: Compact + Clone>(client: &Client, selection: &Selection) -> Re
         for object in objects {
             listed.put(object);
         }
+        listed.grow(0)?;
         page.continue_token = more;
         if page.continue_token.is_none() {
             return Ok(Listed { version, ..listed });
@@ -162,7 +173,33 @@ async fn paged<K: Compact + Clone>(client: &Client, selection: &Selection) -> Re
     }
 }
 
+/// Reads a page, as far as the list may be long.
+async fn read_page<K: Compact + Clone>(
+    client: &Client,
+    request: http::Request<Vec<u8>>,
+    listed: &mut Listed<K>,
+) -> Result<List<ParsedObject<K>>, WatchEnd> {
+    let (answer, mut text) = (client.request_stream(request).await?, Vec::new());
+    let most = (BYTES - listed.bytes) as u64 + 1;
+    pin!(answer).take(most).read_to_end(&mut text).await.map_err(kube::Error::ReadEvents)?;
+    listed.grow(text.len())?;
+    Ok(serde_json::from_slice(&text).map_err(kube::Error::SerdeError)?)
+}
+
 impl<K> Listed<K> {
+    /// Counts more text. An error ends a list that is longer than any cluster's.
+    fn grow(&mut self, bytes: usize) -> Result<(), kube::Error> {
+        self.bytes += bytes;
+        if self.bytes > BYTES || self.objects.len() + self.unreadable.len() > OBJECTS {
+            let why = format!(
+                "a list of more than {OBJECTS} objects or {} MiB: what was known before stays in force",
+                BYTES >> 20
+            );
+            return Err(kube::Error::ReadEvents(io::Error::new(io::ErrorKind::InvalidData, why)));
+        }
+        Ok(())
+    }
+
     /// Adds an object. A readable version stays, even if a later one is unreadable. Returns whether the object is new.
     fn put(&mut self, ParsedObject { name, uid, version, object }: ParsedObject<K>) -> bool {
         self.marks.put(&name, (&uid, &version));
@@ -184,7 +221,8 @@ impl<K> Listed<K> {
 
 impl<K> Default for Listed<K> {
     fn default() -> Self {
-        Self { objects: BTreeMap::new(), unreadable: BTreeMap::new(), marks: Marks::default(), version: String::new() }
+        let (objects, unreadable) = (BTreeMap::new(), BTreeMap::new());
+        Self { bytes: 0, objects, unreadable, marks: Marks::default(), version: String::new() }
     }
 }
 

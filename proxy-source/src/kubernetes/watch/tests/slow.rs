@@ -1,6 +1,7 @@
 //! Answers that come byte by byte: the connection lives, and nothing arrives.
 
 use serde_json::json;
+use tokio::time::timeout;
 
 use super::super::*;
 use super::server::{Answer, Server, list, list_end, service};
@@ -82,4 +83,26 @@ async fn long_streams_that_break_are_followed_by_pages() {
     let mut running = server.run(Watch::new(Input::Service), &Health::default());
     assert_eq!(running.next().await, "all a");
     assert_eq!(server.streams_refused(), 0, "{:?}", server.asked());
+}
+
+/// A server that lies sends Services without end. One that pages does so in a page of any length.
+#[tokio::test(start_paused = true)]
+async fn list_without_end_ends_at_its_bound_with_a_problem() {
+    let many = |page: u32| {
+        let all = (0..10_001).map(|nth| service(&format!("s{page}-{nth}"), "1")).collect::<Vec<_>>();
+        Answer::Json(
+            200,
+            json!({"apiVersion": "v1", "kind": "ServiceList", "items": all, "metadata": {"resourceVersion": "7", "continue": "more"}}),
+        )
+    };
+    for first in [vec![Answer::SlowList(10_000, 1_000, Duration::ZERO, vec![])], vec![many(1), many(2), many(3)]] {
+        let (server, health) = (Server::new(first), Health::default());
+        let mut problems = health.subscribe();
+        let mut running = server.run(Watch::new(Input::Service), &health);
+        timeout(Duration::from_secs(600), problems.changed()).await.expect("a problem").unwrap();
+        let why = health.problems()[&Problem::Watch("Service".into())].why.clone();
+        assert!(why.contains("a list of more than 30000 objects or 64 MiB"), "{why}");
+        server.answers([Answer::Json(200, list("7", "", [service("a", "1")])), Answer::OpenWatch(vec![])]);
+        assert_eq!(running.next().await, "all a");
+    }
 }
