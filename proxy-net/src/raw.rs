@@ -1,12 +1,42 @@
-//! A netlink message as bytes, for the families that no crate has messages for.
+//! A netlink message as bytes, for the families that no crate has messages for, and a socket for such messages.
 
+use std::io;
+
+use anyhow::{Result, bail};
 use netlink_packet_core::{NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable};
+use rtnetlink::proto::{Connection, ConnectionHandle, new_connection};
 
 /// The content of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     pub(crate) kind: u16,
     pub(crate) bytes: Vec<u8>,
+}
+
+/// A socket for questions, which may stay open between them.
+pub(crate) struct Asker {
+    connection: Connection<Message>,
+    handle: ConnectionHandle<Message>,
+}
+
+impl Asker {
+    pub(crate) fn open(protocol: isize) -> io::Result<Self> {
+        let (mut connection, handle, _) = new_connection(protocol)?;
+        // The end of a dump carries its error.
+        connection.set_forward_done(true);
+        Ok(Self { connection, handle })
+    }
+
+    /// Does work that asks by this socket.
+    pub(crate) async fn ask<T, E: Into<anyhow::Error>>(
+        &mut self,
+        work: impl AsyncFnOnce(&ConnectionHandle<Message>) -> std::result::Result<T, E>,
+    ) -> Result<T> {
+        tokio::select! {
+            answer = work(&self.handle) => answer.map_err(Into::into),
+            () = &mut self.connection => bail!("the netlink socket has failed"),
+        }
+    }
 }
 
 /// Builds a request with these flags of the netlink header.

@@ -28,6 +28,8 @@ pub async fn watch_ways(stop: mpsc::Sender<()>, changed: impl FnMut() -> Result<
     let (socket, _, messages) =
         rtnetlink::new_multicast_connection(&groups).context("subscribe to changes of routes and neighbours")?;
     tokio::select! {
+        // Before a runtime that shuts down fails the socket.
+        biased;
         () = stop.closed() => Ok(()),
         () = socket => bail!("the netlink socket for changes of routes and neighbours failed"),
         result = follow(messages.map(|(message, _)| message), changed) => result,

@@ -4,14 +4,14 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
-use rtnetlink::proto::new_connection;
+use rtnetlink::proto::ConnectionHandle;
 use rtnetlink::sys::protocols::NETLINK_XFRM;
 
 use super::netlink::{dumped, kernel};
-use super::raw::{self, Message};
+use super::raw::{self, Asker, Message};
 
 /// The types of messages.
 const XFRM_MSG_NEWPOLICY: u16 = 0x13;
@@ -54,32 +54,37 @@ impl fmt::Display for Policy {
 
 /// Lists the policies of this network namespace for packets that leave. A kernel without IPsec has none. Takes CAP_NET_ADMIN.
 pub async fn outgoing_policies() -> Result<Vec<Policy>> {
-    policies(&[XFRM_POLICY_OUT]).await
+    policies(&mut open()?, &[XFRM_POLICY_OUT]).await
 }
 
 /// Lists the policies for packets that pass through, at either end of the way.
 pub async fn forwarding_policies() -> Result<Vec<Policy>> {
-    policies(&[XFRM_POLICY_OUT, XFRM_POLICY_FWD]).await
+    forwarding_policies_by(&mut open()?).await
 }
 
-async fn policies(directions: &[u8]) -> Result<Vec<Policy>> {
-    let (mut connection, handle, _) = match new_connection::<Message>(NETLINK_XFRM) {
-        Err(error) if error.raw_os_error() == Some(nix::libc::EPROTONOSUPPORT) => return Ok(Vec::new()),
-        opened => opened.context("open a netlink socket for IPsec")?,
-    };
-    // The end of a dump carries its error.
-    connection.set_forward_done(true);
-    let list = async {
+/// Lists the same by a socket that stays open.
+pub(crate) async fn forwarding_policies_by(socket: &mut Option<Asker>) -> Result<Vec<Policy>> {
+    policies(socket, &[XFRM_POLICY_OUT, XFRM_POLICY_FWD]).await
+}
+
+/// Opens a socket for questions about policies; None on a kernel without IPsec.
+pub(crate) fn open() -> Result<Option<Asker>> {
+    match Asker::open(NETLINK_XFRM) {
+        Err(error) if error.raw_os_error() == Some(nix::libc::EPROTONOSUPPORT) => Ok(None),
+        opened => opened.map(Some).context("open a netlink socket for IPsec"),
+    }
+}
+
+async fn policies(socket: &mut Option<Asker>, directions: &[u8]) -> Result<Vec<Policy>> {
+    let Some(socket) = socket else { return Ok(Vec::new()) };
+    let list = async |handle: &ConnectionHandle<Message>| {
         let request = raw::request(XFRM_MSG_GETPOLICY, NLM_F_REQUEST | NLM_F_DUMP, vec![0; ID_LEN]);
-        let answers = handle.request(request, kernel()).map_err(io::Error::other)?;
+        let answers = handle.clone().request(request, kernel()).map_err(io::Error::other)?;
         let mut policies = Vec::new();
         dumped(answers, |message| policies.extend(policy(&message, directions))).await?;
         io::Result::Ok(policies)
     };
-    tokio::select! {
-        policies = list => policies.context("list the IPsec policies"),
-        () = connection => bail!("the netlink socket for IPsec has failed"),
-    }
+    socket.ask(list).await.context("list the IPsec policies")
 }
 
 /// Returns the policy in a message. Returns None for a policy of another direction, for a policy that lets packets pass as they are, and for the policy of an xfrm device, which asks it by itself.

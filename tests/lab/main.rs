@@ -30,6 +30,7 @@ mod net;
 mod node;
 mod pins;
 mod redirect;
+mod rest;
 mod socket;
 mod tables;
 mod trace;

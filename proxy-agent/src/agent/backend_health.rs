@@ -17,8 +17,13 @@ use tracing::{info, warn};
 use super::Agent;
 use crate::lost_nodes::EndpointPlaces;
 
-/// The time between two looks at the programs' counters of failures and of late backends, which costs next to nothing.
+/// The time between two looks at the programs' counters of failures and of late backends, and the same while no connection is opened.
 const PERIOD: Duration = Duration::from_millis(200);
+const REST: Duration = Duration::from_secs(1);
+/// The time without a new connection after which looks are rare. A client's second SYN comes sooner.
+const CALM: Duration = Duration::from_secs(10);
+/// The counters that grow with each new connection, and with each that fails.
+const SIGNS: [Event; 4] = [Event::FlowOpened, Event::SocketLed, Event::BackendFailed, Event::BackendOwes];
 /// The part of the time that may go into reading what failed.
 const SHARE: u32 = 20;
 
@@ -35,6 +40,8 @@ pub(super) struct BackendHealth {
     due: Instant,
     /// The failures and the SYNs for late backends at the last reading; None before the first.
     counted: Option<[u64; 2]>,
+    /// The sum of all [`SIGNS`] at the last look, and the time of the last one that found more, if any did.
+    signs: (u64, Option<Instant>),
     /// The service port at which the next look for unresponsive nodes begins.
     turn: Option<SocketAddr>,
     /// The places of endpoints, whose nodes may be lost.
@@ -44,7 +51,8 @@ pub(super) struct BackendHealth {
 impl BackendHealth {
     pub(super) fn new(votes: VoteReader) -> Self {
         let now = Instant::now();
-        Self { judge: Judge::default(), votes, started: now, due: now, counted: None, turn: None, places: None }
+        let (judge, signs) = (Judge::default(), (0, None));
+        Self { judge, votes, started: now, due: now, counted: None, signs, turn: None, places: None }
     }
 
     /// Takes in that a pass has taken in changes.
@@ -55,6 +63,16 @@ impl BackendHealth {
     /// Waits until a look is due.
     pub(super) async fn due(&self) {
         sleep_until(self.due).await;
+    }
+
+    /// Returns the time until the next look: some connection may fail soon, or none.
+    fn pace(&mut self, counters: &Counters) -> Result<Duration> {
+        let signs = SIGNS.into_iter().map(|sign| counters.event(sign)).sum::<Result<u64>>()?;
+        if signs != self.signs.0 {
+            self.signs = (signs, Some(Instant::now()));
+        }
+        let is_calm = self.signs.1.is_none_or(|last| last.elapsed() >= CALM);
+        Ok(if self.judge.waits() || !is_calm { PERIOD } else { REST })
     }
 
     /// Reads the votes, unless nothing can have changed.
@@ -84,14 +102,16 @@ impl Agent {
         let _work = self.reports.liveness.work();
         let Self { backend_health, counters, desired, synced, .. } = self;
         if !*synced {
-            backend_health.due = Instant::now() + PERIOD;
+            backend_health.due = Instant::now() + REST;
             return Ok(());
         }
         let began = Instant::now();
         backend_health.places.iter_mut().for_each(|places| places.tell(desired));
         let read = backend_health.read(counters, desired);
         let concerns_any = desired.set_aside(backend_health.judge.silent());
-        backend_health.due = began + PERIOD.max(began.elapsed() * SHARE);
+        // Counters that cannot be read are told of by the reading.
+        let pace = backend_health.pace(counters).unwrap_or(PERIOD);
+        backend_health.due = began + pace.max(began.elapsed() * SHARE);
         let told = read.map(|changes| self.tell_changes(&changes));
         self.record(&Problem::BackendHealth, told);
         if concerns_any && self.schedule.request() { self.sync().await } else { Ok(()) }

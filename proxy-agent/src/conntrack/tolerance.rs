@@ -16,13 +16,17 @@ use proxy_datapath::{OpenFlow, ToleratedFlows};
 use proxy_net::conntrack::Tuple;
 use proxy_net::conntrack::tolerate::{self, Followed, Tolerance};
 use proxy_net::sysctl;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
-/// The time between two looks for questions, and the questions and known flows of each look.
+/// The time between two looks for questions while some come, and the most questions of each.
 const PERIOD: Duration = Duration::from_millis(150);
 const QUESTIONS: usize = 256;
-const LOOKS: usize = 1_024;
+/// The time between two looks for questions while none come. A flow asks in each of its seconds.
+const REST: Duration = Duration::from_secs(1);
+/// The time between two looks at known flows, and the most of them that one looks at.
+const LOOK: Duration = Duration::from_secs(1);
+const LOOKS: usize = 7_168;
 /// The flows that have a yes at one time. The programs' map has room for more.
 const FLOWS_MAX: usize = 60_000;
 /// Those of them that clients outside may have: any host can borrow addresses for more.
@@ -78,12 +82,14 @@ pub async fn answer(flows: ToleratedFlows) -> Result<()> {
     let (waiting, known, order) = (Waiting::default(), HashMap::new(), VecDeque::new());
     let mut answers = Answers { flows, conntrack, waiting, known, far: 0, order };
     let answer = async {
-        let mut ticks = interval(PERIOD);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut look_at = Instant::now();
         loop {
-            ticks.tick().await;
-            answers.answer_questions().await?;
-            answers.look_at_known().await?;
+            let are_asked = answers.answer_questions().await?;
+            if look_at <= Instant::now() {
+                answers.look_at_known().await?;
+                look_at = Instant::now() + LOOK;
+            }
+            sleep(if are_asked { PERIOD } else { REST }).await;
         }
     };
     tokio::select! {
@@ -93,12 +99,14 @@ pub async fn answer(flows: ToleratedFlows) -> Result<()> {
 }
 
 impl Answers {
-    async fn answer_questions(&mut self) -> Result<()> {
+    /// Answers the questions that have come. Returns true if more may come soon.
+    async fn answer_questions(&mut self) -> Result<bool> {
         while self.waiting.has_room()
             && let Some(offer) = self.flows.offered()?
         {
             self.waiting.put(offer);
         }
+        let are_asked = !self.waiting.order.is_empty();
         let now_secs = now_secs()?;
         for _ in 0..QUESTIONS {
             let Some(offer) = self.waiting.next(now_secs) else { break };
@@ -112,7 +120,7 @@ impl Answers {
                 Err(error) => debug!(%error, ?followed, "conntrack does not tolerate that it misses packets"),
             }
         }
-        Ok(())
+        Ok(are_asked)
     }
 
     fn agree(&mut self, offer: &Offer, flow: OpenFlow) {
@@ -129,10 +137,10 @@ impl Answers {
         }
     }
 
-    /// Looks at a part of the known flows: at each of them every few seconds.
+    /// Looks at a part of the known flows: at each of them every other second, if there are not too many.
     async fn look_at_known(&mut self) -> Result<()> {
         let now_secs = now_secs()?;
-        for _ in 0..LOOKS.min(self.order.len().div_ceil(8)) {
+        for _ in 0..LOOKS.min(self.order.len().div_ceil(2)) {
             let Some(key) = self.order.pop_front() else { break };
             if self.is_kept(&key, now_secs).await? {
                 self.order.push_back(key);

@@ -32,29 +32,37 @@ pub(super) struct Folder {
     woken: Arc<Notify>,
     /// The folder that inotify watches, without a watcher if inotify failed.
     watched: Option<(Id, Option<SystemTime>, Option<RecommendedWatcher>)>,
+    /// Some file is a link, as of the last list.
+    has_links: bool,
 }
 
 /// The time without changes before the folder is read: editors write in several steps.
 const QUIET: Duration = Duration::from_millis(50);
 /// The time after which a folder that keeps changing is read nevertheless.
 const MAX_WAIT: Duration = Duration::from_millis(400);
-/// The time between two checks without an event: inotify does not see what lies behind a link, nor a new folder.
-const INTERVAL: Duration = Duration::from_millis(500);
+/// The time between two checks for what inotify does not see: a new folder, and changes behind links.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// The time between two lists without an event: inotify sees no change that another machine makes in a shared file system, nor one by another
+/// mount of a file.
+const RELIST: Duration = Duration::from_secs(10);
 
 impl Folder {
     pub(super) fn new(path: PathBuf) -> Self {
-        let mut folder = Self { path, woken: Arc::new(Notify::new()), watched: None };
+        let mut folder = Self { path, woken: Arc::new(Notify::new()), watched: None, has_links: false };
         folder.watch();
         folder
     }
 
-    pub(super) fn list(&self) -> io::Result<Listing> {
+    pub(super) fn list(&mut self) -> io::Result<Listing> {
         let mut listing = Listing::new();
+        let mut has_links = false;
         for entry in fs::read_dir(&self.path)? {
-            let name = entry?.file_name();
+            let entry = entry?;
+            let name = entry.file_name();
             if !is_manifest(&name) {
                 continue;
             }
+            has_links |= entry.file_type()?.is_symlink();
             let stamp = match fs::metadata(self.path.join(&name)) {
                 Ok(meta) if !meta.is_file() => continue,
                 Ok(meta) => {
@@ -65,6 +73,7 @@ impl Folder {
             };
             listing.insert(name, stamp);
         }
+        self.has_links = has_links;
         Ok(listing)
     }
 
@@ -72,12 +81,17 @@ impl Folder {
     /// meanwhile.
     pub(super) async fn change(&mut self, known: &Listing, health: &Health) -> Listing {
         let problem = Problem::Folder(self.path.clone());
+        let mut relist = Instant::now() + RELIST;
         loop {
             // The check follows an event or the end of the interval.
-            let _ = timeout(INTERVAL, self.woken.notified()).await;
-            self.watch();
+            let is_woken = timeout(INTERVAL, self.woken.notified()).await.is_ok();
+            let is_watched = self.watch();
+            if is_watched && !is_woken && !self.has_links && Instant::now() < relist {
+                continue;
+            }
             match self.list() {
                 Ok(listing) => {
+                    relist = Instant::now() + RELIST;
                     health.end(&problem);
                     if listing != *known
                         && let Some(listing) = self.stillness(listing).await
@@ -85,12 +99,15 @@ impl Folder {
                         return listing;
                     }
                 }
-                Err(error) => health.begin(&problem, error.to_string()),
+                Err(error) => {
+                    relist = Instant::now();
+                    health.begin(&problem, error.to_string());
+                }
             }
         }
     }
 
-    async fn stillness(&self, mut listing: Listing) -> Option<Listing> {
+    async fn stillness(&mut self, mut listing: Listing) -> Option<Listing> {
         let deadline = Instant::now() + MAX_WAIT;
         loop {
             sleep(QUIET).await;
@@ -103,12 +120,12 @@ impl Folder {
     }
 
     /// Lets inotify wake this task, unless it already watches this very folder. (A new folder may get the old one's
-    /// inode.)
-    fn watch(&mut self) {
-        let Ok(meta) = fs::metadata(&self.path) else { return };
+    /// inode.) Returns true if inotify has watched it since the last check.
+    fn watch(&mut self) -> bool {
+        let Ok(meta) = fs::metadata(&self.path) else { return false };
         let (id, created) = ((meta.dev(), meta.ino()), meta.created().ok());
-        if self.watched.as_ref().is_some_and(|watched| (watched.0, watched.1) == (id, created)) {
-            return;
+        if let Some(watched) = self.watched.as_ref().filter(|watched| (watched.0, watched.1) == (id, created)) {
+            return watched.2.is_some();
         }
         let woken = Arc::clone(&self.woken);
         let wake = move |event: notify::Result<notify::Event>| {
@@ -125,6 +142,7 @@ impl Folder {
             |error| warn!(%error, folder = %self.path.display(), "the folder cannot be watched and is polled"),
         );
         self.watched = Some((id, created, watcher.ok()));
+        false
     }
 }
 
