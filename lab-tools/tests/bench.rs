@@ -178,6 +178,8 @@ fn large_clusters_are_measured_with_kpx_and_with_rules() -> Result<()> {
     for what in [What::Programmed, What::Resident, What::KernelMemory, What::SliMean, What::Change1000P99] {
         is_positive(By::Kpx, (20, 3), what)?;
     }
+    let idle = found(By::Kpx, (20, 3), What::IdleCpu);
+    ensure!(matches!(idle, Some(Found::Value(share)) if (0.0..100.0).contains(&share)), "{idle:?}");
     for by in [By::Kpx].into_iter().chain(beside) {
         is_positive(by, (20, 3), What::Programmed)?;
         is_positive(by, (20, 3), What::FirstFollowsP50)?;

@@ -141,11 +141,9 @@ impl Fixture {
     /// Measures a kpx for which nothing happens.
     pub(crate) fn idle(&self, kpx: &Agent, duration: Duration) -> Result<Idle> {
         let (process, meter) = (Process(kpx.pid()), self.server.meter());
-        let (cpu_before, bytes_before, began) = (process.cpu_of_threads()?, meter.bytes_sent(), Instant::now());
-        thread::sleep(duration);
-        let (cpu, seconds) = (process.cpu_of_threads()?.saturating_sub(cpu_before), began.elapsed().as_secs_f64());
-        let cpu_percent = 100.0 * cpu.as_secs_f64() / seconds;
-        Ok(Idle { seconds, cpu_percent, bytes_sent: meter.bytes_sent() - bytes_before })
+        let (bytes_before, began) = (meter.bytes_sent(), Instant::now());
+        let cpu_percent = process.share(duration)?;
+        Ok(Idle { seconds: began.elapsed().as_secs_f64(), cpu_percent, bytes_sent: meter.bytes_sent() - bytes_before })
     }
 }
 

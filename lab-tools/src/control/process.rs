@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::unistd::Pid;
@@ -45,6 +46,14 @@ impl Process {
         self.cpu_of(4)
     }
 
+    /// Returns the share of a core, in percent, that it and the tools that it runs take from now on, for so long.
+    pub(crate) fn share(self, time: Duration) -> Result<f64> {
+        let (before, began) = (self.cpu_with_children()?, Instant::now());
+        thread::sleep(time);
+        let cpu = self.cpu_with_children()?.saturating_sub(before);
+        Ok(100.0 * cpu.as_secs_f64() / began.elapsed().as_secs_f64())
+    }
+
     /// Adds so many fields of `/proc/PID/stat` from the 14th on. They are counted after the name, which may have blanks.
     fn cpu_of(self, fields: usize) -> Result<Duration> {
         let text = self.read("stat")?;
@@ -53,7 +62,7 @@ impl Process {
         Ok(Duration::from_millis(ticks.sum::<u64>() * 1_000 / CLOCK_TICKS))
     }
 
-    /// The CPU time of the threads that there are, exactly.
+    /// The CPU time of the threads that there are, exactly. Time of a thread that ends is lost, so that only short spans can be measured.
     pub(crate) fn cpu_of_threads(self) -> Result<Duration> {
         let mut nanos = 0;
         for thread in fs::read_dir(self.path("task")).context("list threads")? {

@@ -19,9 +19,12 @@ use super::place::{Place, STREAM_PORT, dial};
 use crate::control::cluster::{Cluster, NODE_IP, is_udp, newcomer};
 use crate::control::events::{self, Changes};
 use crate::control::fixture::{Fixture, end};
+use crate::control::process::Process;
 
 /// The changes whose first packet is waited for.
 const FOLLOWED: u32 = 40;
+/// The connections that are open while nothing happens.
+const HELD: usize = 1_000;
 /// The longest wait for a packet that follows a change.
 pub(super) const FOLLOWS: Duration = Duration::from_secs(60);
 
@@ -42,6 +45,7 @@ pub(super) fn measure(options: &Options, cluster: &Cluster, put: &mut impl FnMut
 
     let probe = Probe::add(&fixture, cluster.services)?;
     probe.wait(&place)?;
+    put(What::IdleCpu, idle(Process(agent.pid()), &place, &probe, options)?);
     let streams = Streams::start(&place, probe.stream())?;
     let at = |rate| {
         events::measure(&fixture, &agent, cluster, rate, options.duration).with_context(|| format!("{rate} changes/s"))
@@ -66,6 +70,12 @@ pub(super) fn waits(streams: Streams, [through, beside]: [What; 2], put: &mut im
     put(through, of_node.into());
     put(beside, of_machine.into());
     Ok(())
+}
+
+/// Returns the share of a core that a proxy takes while nothing changes, beside quiet connections.
+pub(super) fn idle(proxy: Process, place: &Place, probe: &Probe, options: &Options) -> Result<Found> {
+    let _held = place.hold(probe.stream(), HELD)?;
+    Ok(Found::Value(proxy.share(options.duration * 3)?))
 }
 
 fn follow(probe: &Probe, fixture: &Fixture, place: &Place, put: &mut impl FnMut(What, Found)) -> Result<()> {

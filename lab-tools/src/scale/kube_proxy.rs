@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use super::Options;
 use super::figure::{By, Found, What};
-use super::kpx::{Probe, past, put_followed, waits};
+use super::kpx::{Probe, idle, past, put_followed, waits};
 use super::load::Streams;
 use super::place::{PODS, Place, dial};
 use super::rules::{FOLLOWED, kernel_memory};
@@ -62,6 +62,10 @@ pub(super) fn measure(options: &Options, by: By, cluster: &Cluster, put: &mut im
     put(What::Resident, Found::mebibytes(memory.resident));
     put(What::PeakResident, Found::mebibytes(memory.peak));
     put(What::StartCpu, running.spent()?.into());
+    // An old one knows no endpoint of the Service that connections stay open with.
+    if !is_old {
+        put(What::IdleCpu, idle(running.process(), &place, &probe, options)?);
+    }
     put(What::KernelMemory, (kernel_memory()?.saturating_sub(memory_before) as f64 / 1024.0).into());
     let follow = |nth| probe.follow(&fixture, &place, nth, is_old, options.limit);
     put_followed((0..FOLLOWED).map(follow).collect::<Result<_>>()?, put);

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket;
 use socket2::{Domain, SockRef, Socket, Type};
 use testbed::netns::NetNs;
@@ -76,6 +77,15 @@ impl<'a> Place<'a> {
             listen(&place.client, STREAM_PORT, echo_all)?,
         ];
         Ok(place)
+    }
+
+    /// Opens so many connections, which say nothing.
+    pub(super) fn hold(&self, to: SocketAddrV4, number: usize) -> Result<Vec<TcpStream>> {
+        // Either end takes a file.
+        let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+        setrlimit(Resource::RLIMIT_NOFILE, most, most).context("raise the limit on open files")?;
+        let connect = |_| TcpStream::connect(to).with_context(|| format!("connect to {to}"));
+        self.client.run(|| (0..number).map(connect).collect())
     }
 
     /// Returns an address of the client's own where streams end, too.

@@ -28,6 +28,7 @@ type Rows = &'static [(&'static str, &'static [What])];
 const START: Rows = &[
     ("lists in, or tool started → programmed", &[What::Programmed]),
     ("CPU time", &[What::StartCpu]),
+    ("share of a core while nothing changes, with 1,000 quiet connections", &[What::IdleCpu]),
     ("memory of the agent or tool: after the start, peak", &[What::Resident, What::PeakResident]),
     ("memory of the kernel for maps or rules", &[What::KernelMemory]),
     ("longest wait of a packet meanwhile; on loopback", &[What::StartWait, What::StartWaitBeside]),
@@ -206,7 +207,7 @@ fn number(what: What, value: f64) -> String {
         "ms" => format!("{value:.2} ms"),
         "bytes" => format!("{} bytes", grouped(value.round() as u64)),
         "" => grouped(value.round() as u64),
-        "×" => format!("{value:.2} ×"),
+        unit @ ("×" | "%") => format!("{value:.2} {unit}"),
         unit => format!("{value:.0} {unit}"),
     }
 }
