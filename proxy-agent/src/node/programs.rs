@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};
+use nix::net::if_::if_indextoname;
 use proxy_common::hook::Place;
 use proxy_datapath::{Attachments, MissingProgram};
-use proxy_net::link::LinkHeader;
+use proxy_net::link::{Link, LinkHeader};
 use proxy_net::role::Role;
 use proxy_net::{Handle, anchor};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::devices::Devices;
 use proxy_metrics::Repairs;
@@ -47,6 +48,11 @@ impl DevicePrograms {
             carried.insert(link.index);
             let known = self.attachments.devices().contains_key(&link.index);
             if let Err(error) = self.attachments.attach(link.index, &link.name, place) {
+                // Pods come and go: the next event says what has become of the device.
+                if !is_there(link) {
+                    debug!(device = link.name, ifindex = link.index, error = format!("{error:#}"), "a device has gone");
+                    continue;
+                }
                 let problem = Problem::Device(link.name.clone());
                 health.begin(&problem, format!("{error:#}"));
                 failing.insert(problem);
@@ -111,4 +117,9 @@ impl DevicePrograms {
         changes.keep_qdiscs(|ifindex| devices.links().contains_key(&ifindex))?;
         Ok(u64::from(changes.reserve_ports()?))
     }
+}
+
+/// Returns false if the device is gone, or has another name by now.
+fn is_there(link: &Link) -> bool {
+    if_indextoname(link.index).is_ok_and(|name| name.to_bytes() == link.name.as_bytes())
 }

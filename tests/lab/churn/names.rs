@@ -1,7 +1,8 @@
-//! Devices that change their names, also with one another, at any moment.
+//! Devices that change their names, also with one another, or go, at any moment.
 
 use anyhow::{Context, Result, ensure};
 use testbed::agent::wait_until;
+use testbed::http::get_at_socket;
 use testbed::lab::Family;
 use testbed::netns::NetNs;
 
@@ -39,5 +40,21 @@ fn device_names_may_move_between_devices() -> Result<()> {
     let status = kpx.status()?;
     ensure!(status["problems"].as_array().is_some_and(Vec::is_empty), "{status}");
     kept.exchange(b"after all that")?;
+    kpx.stop()
+}
+
+#[test]
+fn devices_that_are_gone_again_are_no_problem() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let kpx = fixture.kpx("tcx")?;
+    let lines: Vec<String> = (0..100)
+        .map(|n| format!("link add gone{n} type veth peer name peer{n}\nlink set gone{n} up\nlink del gone{n}"))
+        .collect();
+    fixture.node().ip(&lines.join("\n"))?;
+    // Events come in their order.
+    fixture.node().ip("link add last type veth peer name peer\nlink set last up")?;
+    wait_until(PROMPT, "the last device has its programs", || is_hooked(fixture.node(), "tcx", "last"))?;
+    let events = get_at_socket(&proxy_view::socket(kpx.run_dir()), "/events")?.body;
+    ensure!(!events.contains("device gone") && !events.contains("device peer"), "{events}");
     kpx.stop()
 }
