@@ -128,7 +128,9 @@ impl Watchers {
     fn hand_on(&self, monitor: &mut Monitor) -> bool {
         for _ in 0..BATCH {
             let Some(record) = monitor.record() else { return false };
-            self.tell(Event::of(&record));
+            if !event::is_housekeeping(&record) {
+                self.tell(Event::of(&record));
+            }
         }
         true
     }

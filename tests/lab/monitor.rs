@@ -86,6 +86,30 @@ fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
     agent.stop()
 }
 
+/// Each device with IPv6 reports its multicast groups, so the anchor does as well.
+#[test]
+fn housekeeping_of_the_anchor_is_no_refusal() -> Result<()> {
+    let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b"], PORT)?;
+    let none = Service::new("none", 11, &[], PORT);
+    base.put(&none)?;
+    let agent = base.kpx(&["--monitor-history=100"])?;
+    let dropped = || -> Result<Option<u64>> { Ok(agent.status()?["reasons"]["not_unicast"].as_u64()) };
+    let before = dropped()?;
+    // The kernel sends reports, and looks for routers.
+    agent.ns().ip("link set kpx0 down\nlink set kpx0 up")?;
+    wait_until(DEADLINE, "the anchor drops reports", || Ok(dropped()? > before))?;
+    let mut past = Vec::new();
+    wait_until(DEADLINE, "a refusal behind them is kept", || {
+        let _refused = Dial::new(Protocol::Tcp, none.frontend(Family::V4))
+            .deadline(ANSWER)
+            .exchange(&base.lab.host("p1a").ns, &[1]);
+        past = Watcher::start(&agent, &["--since", "5m", "--no-follow"])?.events(|| ())?;
+        Ok(past.iter().any(|event| event["reason"] == "no_endpoints"))
+    })?;
+    ensure!(past.iter().all(|event| event["reason"] != "not_unicast"), "{past:?}");
+    agent.stop()
+}
+
 /// Returns the value that the programs read.
 fn watched(agent: &Agent) -> Result<u32> {
     let id = agent.status()?["maps"][WATCHED].as_u64().context("the map's id")?;

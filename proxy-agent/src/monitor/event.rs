@@ -141,6 +141,13 @@ impl Event {
     }
 }
 
+/// Returns true for what the host sends by the anchor because that is a device with IPv6: neighbour discovery, and reports of multicast
+/// groups. Nothing else of IPv6 is refused for this reason.
+pub(super) fn is_housekeeping(record: &AnyRecord) -> bool {
+    let is_not_unicast = |reason: u8| Reason::from_index(reason.into()) == Some(Reason::NotUnicast);
+    matches!(record, AnyRecord::V6(record) if record.what != What::DECIDED && is_not_unicast(record.reason))
+}
+
 impl DecisionEvent {
     /// Returns the decision; None if the packet was not to a frontend.
     fn of<A: Addr>(record: &Record<A>, opened: bool) -> Option<Self> {
