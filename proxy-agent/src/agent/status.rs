@@ -178,11 +178,17 @@ pub(super) fn role_name(node: &Node, ifindex: u32) -> &'static str {
     if ifindex == node.anchor().ifindex {
         return "anchor";
     }
-    match node.role(ifindex) {
+    role_word(node.role(ifindex), node.knows_devices())
+}
+
+/// Returns the word for a role, which no device has before all have been listed.
+const fn role_word(role: Option<Role>, are_listed: bool) -> &'static str {
+    match role {
         Some(Role::Device { pod: true }) => "pod",
         Some(Role::Device { pod: false }) => "device",
         Some(Role::Loopback) => "loopback",
         Some(Role::Anchor) => "anchor",
+        None if !are_listed => "unlisted",
         Some(Role::Ignored(_)) | None => "gone",
     }
 }
@@ -248,5 +254,18 @@ fn table_status(counts: FamilyCounts) -> TableStatus {
         frontends: counts.frontends,
         slots: counts.backends,
         backends: counts.backends,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_device_is_gone_before_all_are_listed() {
+        assert_eq!(role_word(None, false), "unlisted");
+        assert_eq!(role_word(None, true), "gone");
+        assert_eq!(role_word(Some(Role::Ignored("its bridge is served")), true), "gone");
+        assert_eq!(role_word(Some(Role::Device { pod: true }), true), "pod");
     }
 }

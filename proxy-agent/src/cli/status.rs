@@ -122,8 +122,14 @@ fn silent(backends: &[SilentStatus]) -> Cell {
 
 /// Counts devices of a role: `1 anchor`, `2 other devices`.
 fn counted(number: usize, role: &str) -> String {
-    let what = if role == "device" { "other device" } else { role };
-    format!("{number} {what}{}", if number == 1 || role == "loopback" { "" } else { "s" })
+    let plural = if number == 1 { "" } else { "s" };
+    match role {
+        "device" => format!("{number} other device{plural}"),
+        "loopback" => format!("{number} loopback"),
+        "gone" => format!("{number} that went away"),
+        "unlisted" => format!("{number} of an earlier run, not listed yet"),
+        role => format!("{number} {role}{plural}"),
+    }
 }
 
 /// Says where the cluster's names are answered: `*.cluster.local at 127.0.0.153:53, which systemd-resolved asks`.
@@ -272,4 +278,19 @@ fn programs(status: &Status, form: Form) -> String {
     let rows = status.programs.iter();
     let rows = rows.map(|(name, program)| vec![cell(name), cell(program.id), cell(&program.tag)]);
     form.table(&["PROGRAM", "ID", "TAG"], rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_counted_in_words() {
+        let words = [(1, "anchor"), (2, "device"), (1, "loopback"), (8, "unlisted"), (1, "gone"), (3, "pod")]
+            .map(|(n, role)| counted(n, role));
+        assert_eq!(
+            words.join(", "),
+            "1 anchor, 2 other devices, 1 loopback, 8 of an earlier run, not listed yet, 1 that went away, 3 pods"
+        );
+    }
 }
