@@ -72,6 +72,8 @@ struct Remarks {
     unknown_feature_gates: Vec<String>,
     /// The fields that the operator has set and that change nothing, with the reason.
     fields_without_effect: Vec<(&'static str, &'static str)>,
+    /// The file of kube-proxy names no mode, and another default will come.
+    awaits_mode: bool,
 }
 
 impl Configuration {
@@ -303,6 +305,7 @@ impl Remarks {
                 IPVS => ipvs::without_effect(&kube_proxy.ipvs).collect(),
                 _ => Vec::new(),
             },
+            awaits_mode: has_file && !kube_proxy.mode_is_given && kube_proxy.mode.is_empty(),
         }
     }
 }

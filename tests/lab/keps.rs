@@ -1,8 +1,10 @@
 //! Changes that Kubernetes has announced to Service proxies, as packets and objects show them: see `docs/keps.md`.
 
+use std::fs;
+
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use testbed::agent::{DEADLINE, Object, Service, idle, kpx, wait_until};
+use testbed::agent::{DEADLINE, Object, Service, Source, idle, kpx, wait_until};
 use testbed::echo::{Dial, Protocol};
 use testbed::http::scrape;
 use testbed::lab::{Family, Layout};
@@ -80,10 +82,21 @@ fn agent_writes_nothing_into_node_objects() -> Result<()> {
 #[test]
 fn log_tells_of_the_default_mode_that_will_come() -> Result<()> {
     let base = ServedLab::with_api_server(Layout::Routed)?;
-    let what_comes = "kube-proxy's default is nftables from Kubernetes 1.40 on: give one";
-    for (args, is_told) in [(&["--proxy-mode=nftables"][..], false), (&[], true)] {
-        let agent = base.kpx(args)?;
-        ensure!(agent.log().contains(what_comes) == is_told, "{args:?}\n{}", agent.log());
+    let (Source::Kubeconfig(kubeconfig) | Source::Manifests(kubeconfig)) = base.cluster.source();
+    let path = base.lab.dir().join("config.conf");
+    let config = format!("--config={}", path.display());
+    // Only kube-proxy's own file can go without a mode for long: kpx needs none.
+    let cases = [(None, false), (Some("mode: iptables"), false), (Some("mode: ''"), true)];
+    for (mode, is_told) in cases {
+        if let Some(mode) = mode {
+            let file = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+            let client = format!("clientConnection: {{kubeconfig: {}}}\n", kubeconfig.display());
+            fs::write(&path, format!("{file}{client}{mode}\n"))?;
+        }
+        let agent = base.kpx(&mode.map(|_| &*config).into_iter().collect::<Vec<_>>())?;
+        let log = agent.log();
+        ensure!(log.contains("nftables from Kubernetes 1.40 on: give one") == is_told, "{mode:?}\n{log}");
+        ensure!(!log.lines().next().is_some_and(|line| line.contains("mode, and")), "{mode:?}\n{log}");
         agent.stop()?;
     }
     Ok(())

@@ -51,13 +51,6 @@ impl Configuration {
             warn!(gates = remarks.unknown_feature_gates.join(", "), "unknown feature gates");
         }
         let gates = Gates { set: &self.kube_proxy.feature_gates, version: self.kpx.version() };
-        if !self.kube_proxy.mode_is_given && settings.mode == Mode::Node {
-            let mode = self.kpx.version().default_mode();
-            info!(
-                mode,
-                "no proxy mode is given, and kube-proxy's default is nftables from Kubernetes 1.40 on: give one"
-            );
-        }
         if self.kube_proxy.mode == "ipvs" && !gates.ipvs() {
             warn!("kube-proxy would not start in mode ipvs, because the feature gate KubeProxyIPVS is off; kpx does");
         }
@@ -82,6 +75,9 @@ impl Configuration {
             min_sync_period = %common.min_sync_period,
             "configuration"
         );
+        if remarks.awaits_mode && settings.mode == Mode::Node {
+            info!("kube-proxy's file has no mode, and its default is nftables from Kubernetes 1.40 on: give one");
+        }
     }
 }
 
