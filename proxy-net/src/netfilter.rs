@@ -20,10 +20,11 @@ use std::io::{self, ErrorKind};
 use std::rc::Rc;
 
 use anyhow::{Context, Result, bail};
+use futures::StreamExt;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use netlink_packet_core::{DefaultNla, Emitable, NLM_F_DUMP, NLM_F_REQUEST};
+use netlink_packet_core::{DefaultNla, Emitable, NLM_F_DUMP, NLM_F_REQUEST, NetlinkPayload};
 use nix::libc::{IPPROTO_SCTP, IPPROTO_TCP, IPPROTO_UDP};
-use rtnetlink::proto::{ConnectionHandle, new_connection};
+use rtnetlink::proto::ConnectionHandle;
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
 pub(crate) use self::legacy::{follows_connections, tables as legacy_tables};
@@ -33,7 +34,7 @@ use self::legacy::{Legacy, NAT};
 use self::model::{Base, Chain, ChainName, Found, Hook, Ruleset, TableFamily};
 use self::packet::{Asked, Devices, ESTABLISHED, Family, INVALID, Mark, NEW, Names, RELATED};
 use super::netlink::{dumped, kernel};
-use super::raw::{self, Message};
+use super::raw::{self, Asker, Message, attribute};
 use super::sysctl;
 
 /// The types of messages: the subsystem nftables, and the message's own number.
@@ -206,23 +207,68 @@ fn shortened(mut lines: Vec<String>, most: usize) -> Vec<String> {
     lines
 }
 
+/// Returns true if a table of nftables for IPv4 or IPv6 has this chain.
+pub async fn has_chain(table: &str, chain: &str) -> Result<bool> {
+    let text = |text: &str| [text.as_bytes(), &[0]].concat();
+    let names = [attribute(NFTA_CHAIN_TABLE, &text(table)), attribute(NFTA_CHAIN_NAME, &text(chain))].concat();
+    let mut socket = Asker::open(NETLINK_NETFILTER).context("open a netlink socket for netfilter")?;
+    let look = async |handle: &ConnectionHandle<Message>| {
+        for family in [NFPROTO_IPV4, NFPROTO_IPV6] {
+            let request = raw::request(NFT_MSG_GETCHAIN, NLM_F_REQUEST, [&[family, 0, 0, 0], &names[..]].concat());
+            let mut answers = handle.clone().request(request, kernel()).map_err(io::Error::other)?;
+            match answers.next().await.map(|answer| answer.payload) {
+                Some(NetlinkPayload::InnerMessage(_)) => return Ok(true),
+                Some(NetlinkPayload::Error(error)) => match error.to_io() {
+                    // Neither on a kernel without nftables is there one.
+                    error if [ErrorKind::NotFound, ErrorKind::InvalidInput].contains(&error.kind()) => {}
+                    error => return Err(error),
+                },
+                _ => return Err(ErrorKind::UnexpectedEof.into()),
+            }
+        }
+        io::Result::Ok(false)
+    };
+    socket.ask(look).await.with_context(|| format!("look for the chain {chain} of table {table}"))
+}
+
+/// Returns the tables, as in `ip nat`, of nftables' rules that have this text somewhere: in the table's name, or in a comment.
+pub async fn tables_with(text: &str) -> Result<BTreeSet<String>> {
+    let mut messages = Vec::new();
+    let mut socket = Asker::open(NETLINK_NETFILTER).context("open a netlink socket for netfilter")?;
+    let list = async |handle: &ConnectionHandle<Message>| {
+        match dump(handle, NFT_MSG_GETRULE, NFPROTO_UNSPEC, &[], &mut messages).await {
+            // A kernel without nftables has no rules.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(false),
+            listed => listed,
+        }
+    };
+    socket.ask(list).await.context("list the rules of nftables")?;
+    let has_text = |message: &&Message| message.bytes.windows(text.len()).any(|bytes| bytes == text.as_bytes());
+    let found = messages.iter().filter(has_text).filter_map(|Message { bytes, .. }| {
+        let (head, attributes) = bytes.split_at_checked(HEAD_LEN)?;
+        let family = match head[0] {
+            NFPROTO_INET => "inet",
+            NFPROTO_IPV4 => "ip",
+            NFPROTO_IPV6 => "ip6",
+            _ => return None,
+        };
+        Some(format!("{family} {}", Attrs::parse(attributes).ok()?.text(NFTA_RULE_TABLE)?))
+    });
+    Ok(found.collect())
+}
+
 /// Returns the kernel's messages about all chains, and about the rules of tables that forwarded packets meet.
 async fn listed() -> Result<Vec<Message>> {
-    let (mut connection, handle, _) = new_connection::<Message>(NETLINK_NETFILTER).context("open a netlink socket")?;
-    // The end of a dump carries its error.
-    connection.set_forward_done(true);
-    let list = async {
+    let mut socket = Asker::open(NETLINK_NETFILTER).context("open a netlink socket for netfilter")?;
+    let list = async |handle: &ConnectionHandle<Message>| {
         for _ in 0..TRIES {
-            if let Some(messages) = listed_once(&handle).await? {
+            if let Some(messages) = listed_once(handle).await? {
                 return Ok(messages);
             }
         }
         bail!("other programs change the rules all the time")
     };
-    tokio::select! {
-        messages = list => messages,
-        () = connection => bail!("the netlink socket for netfilter has failed"),
-    }
+    socket.ask(list).await
 }
 
 /// Lists once. Returns None if the tables changed meanwhile.

@@ -1,13 +1,14 @@
 //! `kpx cleanup` after a kpx that was killed, and after a kube-proxy.
 
 use std::fs::{self, Permissions};
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use expect_test::expect;
 use tempfile::TempDir;
-use testbed::agent::{DEADLINE, kpx, wait_until};
+use testbed::agent::{DEADLINE, binary, kpx, wait_until};
 use testbed::netns::NetNs;
 
 use crate::node::{Node, namespace};
@@ -81,8 +82,8 @@ fn cleanup_removes_the_remains_of_kube_proxy() -> Result<()> {
     };
     expect![[r#"
         ok     kube-proxy              does not run
-        fail   kube-proxy's rules      nftables table ip kube-proxy,nftables table ip6 kube-proxy — 1. start kpx beside kube-proxy (docs/migration.md), 2. wait until kpx status says healthy, 3. kpx cleanup --kube-proxy
-        fail   kube-ipvs0              there, of kube-proxy's mode ipvs: it makes every ClusterIP the host's own — 1. start kpx beside kube-proxy (docs/migration.md), 2. wait until kpx status says healthy, 3. kpx cleanup --kube-proxy
+        fail   kube-proxy's rules      nftables table ip kube-proxy,nftables table ip6 kube-proxy — 1. start kpx beside kube-proxy (docs/migration.md), 2. wait until kpx status says healthy, 3. kpx cleanup --kube-proxy, soon: until then the node and pods on its network reach no Service that is new
+        fail   kube-ipvs0              there, of kube-proxy's mode ipvs: it makes every ClusterIP the host's own — 1. start kpx beside kube-proxy (docs/migration.md), 2. wait until kpx status says healthy, 3. kpx cleanup --kube-proxy, soon: until then the node and pods on its network reach no Service that is new
     "#]].assert_eq(&found(&ns)?);
     let untouched = kpx(&ns, "cleanup")?;
     ensure!(untouched.stdout == b"nothing to remove\n", "only with --kube-proxy: {untouched:?}");
@@ -217,4 +218,54 @@ fn a_drain_removes_what_kept_connections_or_names_it() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// kpx's image has no tool for rules.
+#[test]
+fn a_drain_without_tools_names_what_keeps_connections() -> Result<()> {
+    let mut node = Node::start("toolless", "")?;
+    run(node.ns(), "nft", "add table ip kube-proxy")?;
+    run(node.ns(), "nft", "add chain ip kube-proxy nat { type nat hook postrouting priority 100 ; }")?;
+    ensure!(node.kpx("cleanup --kube-proxy")?.status.success());
+    node.kill()?;
+    let mut said = String::new();
+    wait_until(DEADLINE, "the kernel has let go of the dead process's lock", || {
+        let mut drain = Command::new(binary()?);
+        drain.args(["cleanup", "--drain", "--timeout=1s", "--bpf-dir"]).arg(node.ns().bpf_dir()).env("PATH", "");
+        let output = node.ns().run(|| drain.output())?;
+        said = String::from_utf8(output.stdout)?;
+        Ok(output.status.success())
+    })?;
+    ensure!(said.contains("kpx-keep stays") && said.contains("nft delete table ip kpx-keep"), "{said}");
+    Ok(())
+}
+
+/// A cluster that goes back to kpx while its nodes are on the way back to kube-proxy.
+#[test]
+fn a_kpx_that_starts_while_another_drains_serves_at_once() -> Result<()> {
+    let mut node = Node::start("again", "--socket-lb off")?;
+    let (mut client, mut server) = node.connect()?;
+    node.kill()?;
+    let dir = TempDir::with_prefix("kpx-cli-")?;
+    let log = dir.path().join("drain.log");
+    let mut drain = None;
+    wait_until(DEADLINE, "a flow is open, and the drain waits for its end", || {
+        let mut command = Command::new(binary()?);
+        command.args(["cleanup", "--drain", "--timeout=10m", "--bpf-dir"]).arg(node.ns().bpf_dir());
+        let drains = || Ok::<_, anyhow::Error>(fs::read_to_string(&log)?.contains("draining: 1 flows are open"));
+        // The kernel has to let go of the dead process's lock first.
+        let mut child = node.ns().spawn(command.stderr(fs::File::create(&log)?))?;
+        wait_until(DEADLINE, "it drains, or ends", || Ok(drains()? || child.try_wait()?.is_some()))?;
+        drain = Some(child);
+        drains()
+    })?;
+    let again = node.again()?;
+    client.write_all(b"?")?;
+    server.read_exact(&mut [0])?;
+    let mut drain = drain.context("a drain")?;
+    let ended = drain.wait()?;
+    let said = fs::read_to_string(&log)?;
+    ensure!(!ended.success() && said.contains("nothing was removed"), "{ended}: {said}");
+    ensure!(node.connect().is_ok(), "new connections are served");
+    again.stop()
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::{Agent, DEADLINE, kpx, wait_until};
+use testbed::agent::{Agent, DEADLINE, Source, kpx, run, wait_until};
 use testbed::netns::NetNs;
 
 /// A network namespace with eth0 (192.0.2.1/24) and a default route, that forwards.
@@ -34,6 +34,12 @@ impl Node {
             || Ok(kpx(agent.ns(), &format!("status --run-dir {}", agent.run_dir().display()))?.status.success());
         wait_until(DEADLINE, "kpx is healthy", is_healthy).with_context(|| agent.log())?;
         Ok(Self { agent })
+    }
+
+    /// Starts another kpx after the end of the first one, and waits until it is healthy.
+    pub(crate) fn again(&self) -> Result<Agent<'_>> {
+        let command = run("n1", Source::Manifests(&self.agent.manifests()?), self.run_dir(), self.ns())?;
+        Agent::spawn(self.ns(), command, self.run_dir(), &self.run_dir().join("again.log"))?.healthy()
     }
 
     pub(crate) fn ns(&self) -> &NetNs {

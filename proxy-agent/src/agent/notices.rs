@@ -3,9 +3,14 @@
 use std::time::Duration;
 
 use proxy_check::past_ipsec;
+use proxy_net::netfilter::has_chain;
 use proxy_net::xfrm;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
+
+/// The table of kube-proxy, and the chain of it that refuses what goes to a ClusterIP without a Service.
+const REFUSING: (&str, &str) = ("kube-proxy", "cluster-ips-check");
+const STALE: &str = "kube-proxy's nftables rules are on this node: once no kube-proxy runs, they refuse what the node and pods on its network send to a Service that is newer, unless the sockets are led (Sockets): kpx cleanup --kube-proxy";
 
 #[derive(Debug, Default)]
 pub(super) struct Notices {
@@ -20,10 +25,16 @@ impl Notices {
         if let Some(due) = self.due {
             sleep_until(due).await;
         }
-        let texts = match xfrm::outgoing_policies().await {
+        let mut texts = match xfrm::outgoing_policies().await {
             Ok(policies) => Vec::from_iter(past_ipsec(&policies)),
             Err(error) => vec![format!("the IPsec policies are not known: {error:#}")],
         };
+        let (table, chain) = REFUSING;
+        match has_chain(table, chain).await {
+            Ok(true) => texts.push(STALE.to_owned()),
+            Ok(false) => {}
+            Err(error) => texts.push(format!("kube-proxy's rules are not known: {error:#}")),
+        }
         for notice in texts.iter().filter(|notice| !self.texts.contains(notice)) {
             warn!(notice, "part of the host's configuration is not obeyed");
         }

@@ -21,7 +21,8 @@ use proxy_datapath::object;
 use proxy_datapath::{BPF_DIR, check_netns, lock_if_there, may_open_by_id, serves};
 use proxy_net as net;
 use proxy_net::changes::{Changes, Undo, Wanted};
-use proxy_net::{Handle, filter, lock};
+use proxy_net::lock::{self, Leaving};
+use proxy_net::{Handle, filter};
 use proxy_versions::duration::GoDuration;
 use proxy_view::RUN_DIR;
 use proxy_view::client::Client;
@@ -105,7 +106,10 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Result<()> {
     let work = async {
         match args.stand_by {
             Some(time) => stand_by::stand_by(args, time.std().context("--stand-by is negative")?, &handle).await,
-            None => once(args, lock::take(), &handle).await,
+            None => match once(args, lock::take(), &handle).await? {
+                Outcome::Done => Ok(()),
+                Outcome::Left => bail!("a kpx starts here, and takes over all that is left: nothing was removed"),
+            },
         }
     };
     tokio::select! {
@@ -114,23 +118,40 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Result<()> {
     }
 }
 
-async fn once(args: &CleanupArgs, lock: Result<UnixListener>, handle: &Handle) -> Result<()> {
+/// The end of a cleanup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Done,
+    /// A kpx that starts has got all.
+    Left,
+}
+
+async fn once(args: &CleanupArgs, lock: Result<UnixListener>, handle: &Handle) -> Result<Outcome> {
     let kpx_runs = lock.is_err();
+    // It goes behind the lock, so that a kpx that starts meanwhile waits for that.
+    let mut leaving = (args.drain && lock.is_ok()).then(Leaving::listen).and_then(|listens| {
+        listens.inspect_err(|error| eprintln!("a kpx that starts has to wait for the end: {error}")).ok()
+    });
     let mut removed = Removed::default();
     let alone = args.is_for_kube_proxy_alone();
     if !(alone || args.force) {
         lock.as_ref().map_err(|error| anyhow!("{error:#}: stop it first, or pass --force"))?;
     }
     let result = match alone {
-        true => ensure_served(args, kpx_runs, handle).await,
-        false => ours(args, handle, &mut removed).await,
+        true => ensure_served(args, kpx_runs, handle).await.map(|()| Outcome::Done),
+        false => ours(args, handle, leaving.as_mut(), &mut removed).await,
     };
     let result = match result {
-        Ok(()) if args.kube_proxy => kube_proxy::remove(handle, &args.excluded(), &mut removed).await,
+        Ok(Outcome::Done) if args.kube_proxy => {
+            kube_proxy::remove(handle, &args.excluded(), &mut removed).await.map(|()| Outcome::Done)
+        }
         result => result,
     };
     // The lock keeps a kpx from starting until all is done.
     drop(lock);
+    if matches!(result, Ok(Outcome::Left)) {
+        return result;
+    }
     if result.is_ok() || !removed.is_empty() {
         print(&removed.text())?;
     }
@@ -151,15 +172,36 @@ async fn ensure_served(args: &CleanupArgs, kpx_runs: bool, handle: &Handle) -> R
     Ok(())
 }
 
-async fn ours(args: &CleanupArgs, handle: &Handle, removed: &mut Removed) -> Result<()> {
+async fn ours(
+    args: &CleanupArgs,
+    handle: &Handle,
+    leaving: Option<&mut Leaving>,
+    removed: &mut Removed,
+) -> Result<Outcome> {
     let folder_lock = lock_if_there(&args.bpf_dir);
     let _folder_lock = if args.force { None } else { folder_lock? };
     if !args.force {
         check_netns(&args.bpf_dir)?;
     }
     let timeout = args.timeout.std().context("--timeout is negative")?;
-    if args.drain && !drain::drain(&args.bpf_dir, timeout, handle).await? {
-        eprintln!("draining: the timeout has passed, the remaining flows are cut");
+    if args.drain {
+        let asked = async {
+            match leaving {
+                Some(leaving) => leaving.asked().await,
+                None => std::future::pending().await,
+            }
+        };
+        let is_empty = tokio::select! {
+            is_empty = drain::drain(&args.bpf_dir, timeout, handle) => is_empty?,
+            asked = asked => {
+                asked.context("wait for a kpx")?;
+                eprintln!("draining: a kpx starts, and serves on");
+                return Ok(Outcome::Left);
+            }
+        };
+        if !is_empty {
+            eprintln!("draining: the timeout has passed, the remaining flows are cut");
+        }
     }
     let changes = Changes::new(&args.run_dir);
     let wanted = if args.kube_proxy { Wanted::default() } else { kube_proxys_sysctls() };
@@ -169,10 +211,14 @@ async fn ours(args: &CleanupArgs, handle: &Handle, removed: &mut Removed) -> Res
     };
     leftovers::remove(handle, &changes, &args.bpf_dir, &wanted, &mut say).await?;
     match (args.kube_proxy, args.drain) {
-        (true, _) => Ok(()),
-        (false, true) => keep::remove_if_superfluous(removed),
-        (false, false) => keep::remove(removed),
+        (true, _) => {}
+        (false, true) => keep::remove_if_superfluous(removed)?,
+        (false, false) => keep::remove(removed)?,
     }
+    if !args.kube_proxy {
+        keep::name_left(removed).await?;
+    }
+    Ok(Outcome::Done)
 }
 
 /// The things removed so far.
@@ -202,6 +248,11 @@ impl Removed {
 
     fn note(&mut self, note: String) {
         self.notes.push(note);
+    }
+
+    /// Returns true if some note has this word.
+    fn notes(&self, word: &str) -> bool {
+        self.notes.iter().any(|note| note.contains(word))
     }
 
     fn is_empty(&self) -> bool {

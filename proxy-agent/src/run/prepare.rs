@@ -39,7 +39,7 @@ pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {
     }
     let runtime = Builder::new_current_thread().enable_all().build().context("start the runtime")?;
     runtime.block_on(settings.source.check()).context("the source")?;
-    let lock = lock::take()?;
+    let lock = lock::take_over()?;
     let cgroup = cgroup(settings).transpose()?;
     let pins = Pins::open(&settings.bpf_dir, ensure_bpf_fs(&settings.bpf_dir)?)?;
     if pins.is_ours_alone() {

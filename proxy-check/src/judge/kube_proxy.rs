@@ -30,7 +30,11 @@ pub(super) fn kube_proxy_rules(facts: &Facts) -> Finding {
     let tables = rules.tables.iter().map(|family| format!("nftables table {family} kube-proxy"));
     let chains = rules.chains.iter();
     let chains = chains.map(|chains| format!("{} chains in {}'s {}", chains.names.len(), chains.tool, chains.table));
-    fail(WHAT, list(tables.chain(chains)), steps(facts))
+    let found = list(tables.chain(chains));
+    // Its chain cluster-ips-check drops what the node itself sends to a ClusterIP that the table does not know.
+    let refuses = facts.kpx_runs && facts.kube_proxies.is_empty() && !rules.tables.is_empty();
+    let refuses = if refuses { "; it drops what the node sends to a Service newer than it" } else { "" };
+    fail(WHAT, format!("{found}{refuses}"), steps(facts))
 }
 
 pub(super) fn kube_ipvs0(facts: &Facts) -> Finding {
@@ -66,7 +70,13 @@ pub(super) fn ports(facts: &Facts) -> Finding {
 fn steps(facts: &Facts) -> String {
     let start = (!facts.kpx_runs).then_some("start kpx beside kube-proxy (docs/migration.md)");
     let stop = (!facts.kube_proxies.is_empty()).then_some("kubectl -n kube-system delete daemonset kube-proxy");
-    let steps = [start, Some("wait until kpx status says healthy"), stop, Some("kpx cleanup --kube-proxy")];
+    let clean = match facts.kube_proxy_rules.tables.is_empty() {
+        true => "kpx cleanup --kube-proxy",
+        false => {
+            "kpx cleanup --kube-proxy, soon: until then the node and pods on its network reach no Service that is new"
+        }
+    };
+    let steps = [start, Some("wait until kpx status says healthy"), stop, Some(clean)];
     let numbered = steps.into_iter().flatten().enumerate().map(|(at, step)| format!("{}. {step}", at + 1));
     numbered.collect::<Vec<_>>().join(", ")
 }

@@ -108,6 +108,10 @@ const CASES: [(&str, Level, &str, Change); 49] = [
             unknown: false,
         };
     }),
+    ("kube-proxy's rules", Level::Fail, "drops what the node sends to a Service newer than it", |f| {
+        f.kpx_runs = true;
+        f.kube_proxy_rules.tables = vec!["ip".to_owned()];
+    }),
     ("kube-proxy's rules", Level::Warn, "neither nft nor iptables", |f| f.kube_proxy_rules.unknown = true),
     ("kube-ipvs0", Level::Fail, "there", |f| f.kube_ipvs0 = true),
     ("ports", Level::Fail, "10256 taken", |f| f.taken_ports = vec![10_256]),

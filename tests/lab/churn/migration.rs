@@ -4,11 +4,11 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::{binary, wait_until};
-use testbed::echo::Connection;
+use testbed::agent::{Service, binary, wait_until};
+use testbed::echo::{Connection, Dial, Protocol};
 use testbed::lab::Family;
 
-use crate::churn::fixture::{Fixture, PROMPT};
+use crate::churn::fixture::{Fixture, PORT, PROMPT, TRY};
 use crate::churn::kube_proxy::{BACKENDS, Mode};
 
 /// A pod, the node itself, and a client outside, which dials a node port.
@@ -55,6 +55,30 @@ fn forward(fixture: &Fixture, mode: Mode) -> Result<()> {
     ensure!(said.contains("kpx-keep") && said.contains("kpx0"), "all goes in the end: {said}");
     ensure!(cleanup(fixture, "")? == "nothing to remove\n");
     Ok(())
+}
+
+/// The rules of a kube-proxy that has ended stay as they are, and refuse what its node sends.
+#[test]
+fn rules_of_kube_proxy_refuse_newer_services_and_kpx_says_so() -> Result<()> {
+    let fixture = Fixture::new()?;
+    Mode::Nftables.install(&fixture)?;
+    let kpx = fixture.kpx("tcx")?;
+    let is_told = || -> Result<bool> {
+        Ok(kpx.typed_status()?.notices.iter().any(|notice| notice.contains("kube-proxy's nftables rules")))
+    };
+    wait_until(PROMPT, "kpx tells of the rules", is_told)?;
+    let newer = Service::new("newer", 20, &["p1b"], PORT);
+    fixture.base.put(&newer)?;
+    let reaches = |client: &str| {
+        let dial = Dial::new(Protocol::Udp, newer.frontend(Family::V4)).deadline(TRY);
+        Ok(dial.exchange(&fixture.lab.host(client).ns, b"hello").is_ok())
+    };
+    wait_until(PROMPT, "a pod reaches the newer Service", || reaches("p1a"))?;
+    ensure!(!reaches("n1")?, "the node reaches it in spite of the rules");
+    cleanup(&fixture, "--kube-proxy")?;
+    wait_until(PROMPT, "the node reaches it", || reaches("n1"))?;
+    wait_until(PROMPT, "kpx tells no more of the rules", || Ok(!is_told()?))?;
+    kpx.stop()
 }
 
 #[test]

@@ -9,6 +9,7 @@ use anyhow::Result;
 use super::Removed;
 use super::kube_proxy::{run, words};
 use proxy_check::KubeProxyRules;
+use proxy_net::netfilter::tables_with;
 
 /// The name of our table, and the comment of our rule.
 const KEEP: &str = "kpx-keep";
@@ -63,6 +64,23 @@ pub(super) fn remove_if_superfluous(removed: &mut Removed) -> Result<()> {
     let tables = tables().map(|family| format!("the nftables table {family} {KEEP}"));
     for what in tables.chain(rules().map(|(tool, _)| format!("{tool}'s rule {KEEP}"))) {
         removed.note(format!("{what} stays, because kube-proxy's connections may need it: kpx cleanup removes it"));
+    }
+    Ok(())
+}
+
+/// Names the tables and rules that are left because the tool that removes them is not installed here, as in kpx's image.
+pub(super) async fn name_left(removed: &mut Removed) -> Result<()> {
+    if removed.notes(KEEP) {
+        return Ok(());
+    }
+    for table in tables_with(KEEP).await? {
+        let how = match table.ends_with(KEEP) {
+            true => format!("nft delete table {table}"),
+            false => "kpx cleanup, where iptables is installed".to_owned(),
+        };
+        removed.note(format!(
+            "{KEEP} stays in the nftables table {table}: no tool to remove it is installed here. On the node: {how}"
+        ));
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{CleanupArgs, once};
 use proxy_check::holds_lock;
@@ -37,7 +37,7 @@ pub(super) async fn stand_by(args: &CleanupArgs, time: Duration, handle: &Handle
             eprintln!("standing by until a kube-proxy has served in kpx's place for {time:?}");
             let lock = replaced(time, handle).await?;
             eprintln!("kube-proxy serves, and no kpx runs");
-            once(args, Ok(lock), handle).await?;
+            let _outcome = once(args, Ok(lock), handle).await?;
         }
     };
     tokio::select! {
@@ -49,12 +49,13 @@ pub(super) async fn stand_by(args: &CleanupArgs, time: Duration, handle: &Handle
 /// Waits until kpx left state here, no kpx runs, and kube-proxy has served for `time`. Returns kpx's lock, which keeps
 /// kpx from starting.
 async fn replaced(time: Duration, handle: &Handle) -> Result<UnixListener> {
-    let mut period = interval(PERIOD.min(time / 2).max(Duration::from_millis(100)));
-    period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let period = PERIOD.min(time / 2).max(Duration::from_millis(100));
     let mut since: Option<Instant> = None;
     loop {
-        period.tick().await;
-        let is_replaced = !holds_lock()? && is_left(handle).await? && kube_proxy_serves().await;
+        let kpx_runs = holds_lock()?;
+        // The list of sockets is long on a busy node, so a kpx that runs is looked for less often.
+        sleep(if kpx_runs { period.max(time / 6) } else { period }).await;
+        let is_replaced = !kpx_runs && is_left(handle).await? && kube_proxy_serves().await;
         since = is_replaced.then(|| since.unwrap_or_else(Instant::now));
         // A kpx may start at this very moment.
         if since.is_some_and(|since| since.elapsed() >= time)
