@@ -1,6 +1,6 @@
 //! The node's network as the kernel has it: devices, routes, rules, filters, sockets, parameters. Modules in reading
 //! order; none knows of Services.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 // The sockets and files by which the kernel is asked.
 pub mod kernel;

@@ -9,6 +9,7 @@ mod legacy;
 mod listing;
 mod model;
 mod packet;
+mod refusals;
 mod registers;
 #[cfg(test)]
 mod tests;
@@ -27,10 +28,11 @@ use nix::libc::{IPPROTO_SCTP, IPPROTO_TCP, IPPROTO_UDP};
 use rtnetlink::proto::ConnectionHandle;
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
-pub(crate) use self::legacy::{follows_connections, tables as legacy_tables};
+pub(crate) use self::legacy::{Legacy, follows_connections};
+pub use self::refusals::Refusal;
 
 use self::attrs::Attrs;
-use self::legacy::{Legacy, NAT};
+use self::legacy::NAT;
 use self::model::{Base, Chain, ChainName, Found, Hook, Ruleset, TableFamily};
 use self::packet::{Asked, Devices, ESTABLISHED, Family, INVALID, Mark, NEW, Names, RELATED};
 use super::netlink::{dumped, kernel};
@@ -64,6 +66,7 @@ const NFTA_HOOK_DEV: u16 = 3;
 const NFTA_HOOK_DEVS: u16 = 4;
 const NFTA_DEVICE_NAME: u16 = 1;
 const NF_INET_PRE_ROUTING: u32 = 0;
+const NF_INET_LOCAL_IN: u32 = 1;
 const NF_INET_FORWARD: u32 = 2;
 const NF_INET_POST_ROUTING: u32 = 4;
 const NF_INET_INGRESS: u32 = 5;
@@ -107,7 +110,7 @@ impl Netfilter {
         let messages = listed().await.context("list the rules of nftables")?;
         let rules = ruleset(&messages).context("read the rules of nftables")?;
         let takes_up = sysctl::read(LOOSE)?.is_none_or(|loose| loose.trim() != "0");
-        Ok(Self { rules, legacy: Legacy::read()?, follows: legacy::follows_connections()?, takes_up })
+        Ok(Self { rules, legacy: Legacy::read(false)?, follows: legacy::follows_connections()?, takes_up })
     }
 
     /// Judges connections between addresses of `pods`, from the first packet to the last. Their packets come and go by none of the devices
@@ -187,14 +190,14 @@ impl Netfilter {
         let has_rules = |(name, chain): (&ChainName, &Chain)| {
             name.family != TableFamily::Netdev && chain.base.is_some() && chain.uses > 0
         };
-        self.follows || !self.legacy.is_empty() || self.rules.iter().any(has_rules)
+        self.follows || self.legacy.has_rules() || self.rules.iter().any(has_rules)
     }
 
     fn judge(&self, asked: &Asked, has_family: impl Fn(Family) -> bool, is_met: impl Fn(&str) -> bool) -> Judgement {
         let Found { obstacles, harmless } = walk::walk(&self.rules, asked);
         let found = obstacles.iter().map(ToString::to_string);
         let legacy = [Family::V4, Family::V6].into_iter().filter(|family| has_family(*family));
-        let against = found.chain(legacy.flat_map(|family| self.legacy.tables(family, &is_met))).collect();
+        let against = found.chain(legacy.flat_map(|family| self.legacy.obstacles(family, &is_met))).collect();
         let harmless = harmless.iter().map(ToString::to_string).collect();
         Judgement { against: shortened(against, LINES), harmless: shortened(harmless, CHAINS) }
     }
@@ -364,6 +367,7 @@ fn chain(family: TableFamily, chain: &Attrs) -> Result<Chain> {
         hook: match number {
             _ if family == TableFamily::Netdev => Hook::Device,
             NF_INET_PRE_ROUTING => Hook::Prerouting,
+            NF_INET_LOCAL_IN => Hook::Input,
             NF_INET_FORWARD => Hook::Forward,
             NF_INET_POST_ROUTING => Hook::Postrouting,
             NF_INET_INGRESS => Hook::Device,

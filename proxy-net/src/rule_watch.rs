@@ -18,7 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tracing::debug;
 
 use super::foreign_rule::{self, ForeignRule};
-use super::netfilter::{follows_connections, legacy_tables};
+use super::netfilter::{Legacy, follows_connections};
 use super::netlink::{Handle, kernel};
 use super::raw::{self, Asker, Message};
 use super::rule_news::RuleNews;
@@ -41,7 +41,7 @@ const GEN_ID: Range<usize> = HEAD.len()..HEAD.len() + 8;
 pub struct RuleState {
     /// The number that nftables counts up with each change, as the kernel sends it; none from a kernel without nftables.
     nftables: Option<Vec<u8>>,
-    legacy: Vec<String>,
+    legacy: Legacy,
     /// Conntrack follows a connection.
     tracks: bool,
     policies: Vec<xfrm::Policy>,
@@ -142,14 +142,14 @@ impl Reader {
     async fn read(&mut self) -> Result<RuleState> {
         // Sockets that fail, or whose questions were left, make room for others.
         let mut sockets = self.sockets.take().map_or_else(Sockets::open, Ok)?;
-        let legacy = legacy_tables();
+        let legacy = Legacy::read(true)?;
         // The kernel follows connections only where some rule asks for it.
         let tracks = follows_connections()?;
         let nftables = sockets.nftables.ask(number).await.context("ask nftables for the number of its rules' state")?;
         let policies = xfrm::forwarding_policies_by(&mut sockets.xfrm).await?;
         let routing = foreign_rule::unasked(&self.handle).await?;
         self.sockets = Some(sockets);
-        Ok(RuleState { nftables, legacy: legacy.into_iter().collect::<Result<_>>()?, tracks, policies, routing })
+        Ok(RuleState { nftables, legacy, tracks, policies, routing })
     }
 }
 

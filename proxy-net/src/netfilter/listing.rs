@@ -8,7 +8,7 @@ use super::model::{Chain, Condition, Field, Part, Verdict};
 use super::packet::Family;
 
 impl Netfilter {
-    /// Lists each chain with its rules, a line for each, and the legacy tables in use.
+    /// Lists each chain with its rules, a line for each, and the legacy tables that may do something.
     pub fn listing(&self) -> String {
         let mut text = String::new();
         for (name, chain) in &self.rules {
@@ -18,7 +18,7 @@ impl Netfilter {
                 text += &format!("  {number}: {}\n", parts.join(" "));
             }
         }
-        let legacy = [Family::V4, Family::V6].into_iter().flat_map(|family| self.legacy.tables(family, |_| true));
+        let legacy = [Family::V4, Family::V6].into_iter().flat_map(|family| self.legacy.obstacles(family, |_| true));
         legacy.for_each(|table| text += &format!("{table}\n"));
         text
     }

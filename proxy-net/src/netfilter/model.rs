@@ -28,7 +28,8 @@ pub(super) enum Hook {
     Prerouting,
     Forward,
     Postrouting,
-    /// The hooks of packets from and to the host itself.
+    /// The hook of packets to the host itself, and others.
+    Input,
     Host,
 }
 

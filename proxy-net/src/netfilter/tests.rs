@@ -4,6 +4,7 @@ mod bytes;
 mod filters;
 mod fixtures;
 mod record;
+mod refusals;
 mod traps;
 
 use std::{iter, slice};

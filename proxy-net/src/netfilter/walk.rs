@@ -83,7 +83,9 @@ pub(super) fn walk<'a>(rules: &'a Ruleset, asked: &'a Asked<'a>) -> Found {
 /// Returns the chain's place if packets of the family pass the chain.
 pub(super) fn passed(name: &ChainName, chain: &Chain, family: Family) -> Option<Base> {
     let is_kube_proxy = name.table == KUBE_PROXY && name.family != TableFamily::Inet;
-    chain.base.filter(|base| base.hook != Hook::Host && family.passes(name.family) && !is_kube_proxy)
+    chain
+        .base
+        .filter(|base| ![Hook::Input, Hook::Host].contains(&base.hook) && family.passes(name.family) && !is_kube_proxy)
 }
 
 impl<'a> Walk<'a> {

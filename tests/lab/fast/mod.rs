@@ -2,6 +2,7 @@
 
 mod conditions;
 mod fixture;
+mod legacy;
 mod opened;
 mod outside;
 mod rules;

@@ -28,6 +28,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("proxy-ebpf/src/setting", "what the loader sets is read as it is, and found by its name"),
     ("proxy-ebpf/src/skb", "packets are reached through pointers and helpers"),
     ("proxy-ebpf/src/socket/peer", "a call's address and its socket are reached through pointers and helpers"),
+    ("proxy-net/src/netfilter/legacy/ask", "asks for tables of legacy iptables, which no crate has a call for"),
     ("tests/lab/churn/links", "detaches links of others, which no crate has a call for"),
     ("testbed/src/apiserver/listen", "asks for the namespace of a socket, which no crate has a call for"),
     ("testbed/src/kept_lines", "asks the kernel for the lines of a program, which no crate has a call for"),

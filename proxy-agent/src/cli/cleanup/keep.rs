@@ -90,10 +90,10 @@ fn tables() -> impl Iterator<Item = &'static str> {
     ["ip", "ip6"].into_iter().filter(|family| output("nft", &["list", "table", family, KEEP]).is_some())
 }
 
-/// Returns our rules that exist, each with the tool that removes it.
+/// Returns our rules that exist, each with the tool that removes it. A tool that is asked for all tables makes none.
 fn rules() -> impl Iterator<Item = (&'static str, String)> {
     TOOLS.into_iter().flat_map(|(save, tool)| {
-        let saved = output(save, &["-t", "nat"]).unwrap_or_default();
+        let saved = output(save, &[]).unwrap_or_default();
         let rules = saved.lines().filter(|line| line.starts_with("-A ") && line.contains(KEEP));
         rules.map(|rule| (tool, rule.to_owned())).collect::<Vec<_>>()
     })

@@ -1,0 +1,79 @@
+//! Tables of legacy iptables, which any program makes that asks for one, and whose changes nobody tells.
+
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use testbed::agent;
+use testbed::echo::Protocol;
+use testbed::lab::Family;
+
+use super::fixture::{Fixture, Path};
+use super::{exchange, says, until_whole};
+
+/// The tools, and the lists of tables that a thread sees.
+const TOOLS: [(&str, &str); 2] = [
+    ("iptables-legacy", "/proc/thread-self/net/ip_tables_names"),
+    ("ip6tables-legacy", "/proc/thread-self/net/ip6_tables_names"),
+];
+
+#[test]
+fn legacy_tables_speak_against_whole_connections_by_their_rules_and_policies_alone() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let node = &fixture.lab.n1.host.ns;
+    let agent = fixture.start("auto")?;
+    for (tool, list) in TOOLS {
+        let run = |words: &str| node.exec(Command::new(tool).arg("-w").args(words.split(' ')));
+        for table in ["filter", "nat", "mangle", "raw", "security"] {
+            run(&format!("-t {table} -L"))?;
+        }
+        ensure!(node.read(list)?.lines().count() == 5, "{}", node.read(list)?);
+        // A chain for the host alone, as the kubelet has one, and one that nothing calls.
+        run("-A INPUT -j ACCEPT")?;
+        run("-t mangle -N KUBE-KUBELET-CANARY")?;
+        let cases = [
+            ("-P FORWARD DROP", "-P FORWARD ACCEPT", format!("chain FORWARD of table filter of {tool}")),
+            ("-A FORWARD -j ACCEPT", "-F FORWARD", format!("because table filter of {tool}")),
+            ("-t nat -A POSTROUTING -j RETURN", "-t nat -F", format!("because table nat of {tool}")),
+        ];
+        for (comes, goes, said) in cases {
+            run(comes)?;
+            says(&agent, &said)?;
+            run(goes)?;
+            says(&agent, "auto: on; whole connections")?;
+        }
+        for family in Family::ALL {
+            until_whole(&fixture, &agent, family)?;
+            let before = fixture.stack_saw(&agent)?;
+            exchange(&mut fixture.dial(Path::Local, Protocol::Tcp, family)?, 50, 1_000)?;
+            ensure!(fixture.stack_saw(&agent)? == before, "{tool}, {family}: the stack saw packets");
+        }
+    }
+    agent.stop()
+}
+
+/// The kernel makes a table for whoever asks, and it stays until the machine starts again.
+#[test]
+fn kpx_makes_no_tables_of_legacy_iptables() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let node = &fixture.lab.n1.host.ns;
+    let lists = || -> Result<Vec<String>> { TOOLS.iter().map(|(_, list)| node.read(list)).collect() };
+    let asks = || -> Result<()> {
+        let agent = fixture.start("auto")?;
+        says(&agent, "whole connections")?;
+        agent::kpx(node, "check")?;
+        agent.stop()?;
+        for arguments in ["cleanup --kube-proxy --force", "cleanup --drain", "cleanup"] {
+            let (run_dir, bpf_dir) = (fixture.lab.dir().join("n1-run"), node.bpf_dir());
+            let dirs = format!("--run-dir {} --bpf-dir {}", run_dir.display(), bpf_dir.display());
+            let output = agent::kpx(node, &format!("{arguments} {dirs}"))?;
+            ensure!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(())
+    };
+    asks()?;
+    ensure!(lists()? == ["", ""], "{:?}", lists()?);
+    node.exec(Command::new("iptables-legacy").args(["-t", "raw", "-L"]))?;
+    asks()?;
+    ensure!(lists()? == ["raw\n", ""], "{:?}", lists()?);
+    Ok(())
+}
