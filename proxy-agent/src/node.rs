@@ -12,6 +12,7 @@ mod opened;
 mod options;
 mod programs;
 mod ranges;
+mod relapses;
 mod rows;
 mod service_routes;
 mod switch;
@@ -43,6 +44,7 @@ use programs::DevicePrograms;
 use proxy_metrics::Repairs;
 use proxy_source::health::{Health, Problem};
 use ranges::Ranges;
+use relapses::Relapses;
 use rows::{NodeFlags, NodeRows};
 use service_routes::{DesiredRoutes, RouteChanges, RouteInputs, ServiceRoutes};
 
@@ -73,6 +75,7 @@ pub struct Node {
     synced_node: SyncedNode,
     /// The repairs since the last query.
     repairs: Repairs,
+    relapses: Relapses,
 }
 
 impl Node {
@@ -105,6 +108,7 @@ impl Node {
             detects: false,
             synced_node: SyncedNode::default(),
             repairs: Repairs::default(),
+            relapses: Relapses::default(),
         };
         node.write_node()?;
         Ok(node)
@@ -196,7 +200,7 @@ impl Node {
 
     /// Takes in the kernel's events about devices: a burst costs little more than a single change.
     pub async fn on_links(&mut self, events: impl IntoIterator<Item = LinkEvent>, health: &Health) -> Result<()> {
-        let before = (self.devices.addresses_up(), self.anchor());
+        let (before, repaired) = ((self.devices.addresses_up(), self.anchor()), self.repairs);
         let judged_names = self.judged_names();
         self.on_routes(); // With a device or an address the kernel drops routes, without a message.
         let listed = self.devices.take(events);
@@ -214,9 +218,10 @@ impl Node {
         let kept = if listed { self.verify_changes() } else { Ok(()) };
         let anchor_state = self.fit_anchor(listed).await;
         let verified = if listed {
-            self.programs.verify(&self.handle, &self.devices, &mut self.repairs, health).await
+            let repairs = (&mut self.repairs, &self.relapses);
+            self.programs.verify(&self.handle, &self.devices, repairs, health).await
         } else {
-            Ok(())
+            Ok(BTreeSet::new())
         };
         let updated = self.update_addresses().await;
         let is_new_anchor = *anchor_state.as_ref().unwrap_or(&false);
@@ -228,6 +233,11 @@ impl Node {
         {
             self.count_route_repairs(changed);
         }
+        if listed {
+            let gone = verified.as_ref().map(BTreeSet::clone).unwrap_or_default();
+            self.relapses.looked(self.repairs, repaired, gone, health);
+        }
+        let verified = verified.map(drop);
         all([judged_again, written, judged, read, anchor_state.map(drop), verified, kept, updated, routed.map(drop)])
     }
 
@@ -318,7 +328,11 @@ impl Node {
         self.repairs.sysctls += anchor_state.sysctls;
         let is_new = anchor_state.device != self.anchor.device();
         if is_new {
-            self.programs.move_anchor(anchor_state.device.ifindex)?;
+            let ifindex = anchor_state.device.ifindex;
+            if self.relapses.is_news("anchor") {
+                warn!(ifindex, "the anchor was gone, making it again");
+            }
+            self.programs.move_anchor(ifindex)?;
             self.routes = ServiceRoutes::open(&self.handle, anchor_state.device.ifindex).await?;
         }
         self.anchor.set(&anchor_state);
@@ -349,7 +363,7 @@ impl Node {
     }
 
     fn count_route_repairs(&mut self, RouteChanges { routes, rules }: RouteChanges) {
-        if routes + rules > 0 {
+        if routes + rules > 0 && self.relapses.is_news(if routes > 0 { "route" } else { "rule" }) {
             warn!(routes, rules, "ways to the anchor were gone or changed, and are put back");
         }
         self.repairs.routes += routes;

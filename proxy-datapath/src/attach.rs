@@ -36,6 +36,11 @@ pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0, HANDLE);
 /// translates.
 pub(super) const EGRESS_FIRST: [TcAttachType; 2] = [TcAttachType::Egress, TcAttachType::Ingress];
 
+/// The reason why clsact has no place at a device, and the remedy. The kernel puts a filter for the egress hook of an `ingress` qdisc
+/// among those for what comes in.
+const NO_EGRESS: &str = "the qdisc `ingress` of another program is in the place of clsact and has no egress hook: have that program use \
+                         clsact (tc qdisc del dev DEVICE ingress; tc qdisc add dev DEVICE clsact), or attach by TCX, from Linux 6.6 on";
+
 /// The mechanism by which programs hang on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -61,6 +66,8 @@ pub struct Attachments {
     /// The mechanism to use. If unset, each device is tried with both, first with the one that outlives the agent.
     mechanism: Option<Mechanism>,
     devices: BTreeMap<u32, Attached>,
+    /// The devices whose qdisc is another program's, and has no egress hook.
+    without_egress: BTreeSet<u32>,
     /// Why the kernel refuses the program of a hook. It is not asked again with each event.
     refused: BTreeMap<&'static str, String>,
     persistence: Option<Persistence>,
@@ -71,8 +78,8 @@ pub struct Attachments {
 
 impl Attachments {
     pub(super) fn new(ebpf: Ebpf, mechanism: Option<Mechanism>, persistence: Option<Persistence>) -> Self {
-        let (devices, refused) = (BTreeMap::new(), BTreeMap::new());
-        Self { ebpf, mechanism, devices, refused, persistence, sockets: None, sockets_left: None }
+        let (devices, without_egress, refused) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
+        Self { ebpf, mechanism, devices, without_egress, refused, persistence, sockets: None, sockets_left: None }
     }
 
     pub fn devices(&self) -> &BTreeMap<u32, Attached> {
@@ -107,8 +114,17 @@ impl Attachments {
         self.mechanism = Some(mechanism);
     }
 
+    /// Notes the devices at which clsact has no place: a qdisc of another program has it, which has no egress hook.
+    pub fn set_without_egress(&mut self, devices: BTreeSet<u32>) {
+        self.without_egress = devices;
+    }
+
     /// Attaches the programs that a device lacks.
     pub fn attach(&mut self, ifindex: u32, name: &str, place: Place) -> Result<()> {
+        let lacks_egress = self.lacks_egress(ifindex, place);
+        if lacks_egress && self.devices.get(&ifindex).is_some_and(|attached| attached.mechanism == Mechanism::Clsact) {
+            self.detach(ifindex);
+        }
         // A modem may switch to packets without Ethernet headers, and a tunnel's program may change its kind.
         if self.devices.get(&ifindex).is_some_and(|attached| attached.place != place) {
             self.detach(ifindex);
@@ -131,6 +147,10 @@ impl Attachments {
                 })
             }
         }
+    }
+
+    fn lacks_egress(&self, ifindex: u32, place: Place) -> bool {
+        self.without_egress.contains(&ifindex) && PacketHook::at(place, Direction::Egress).is_some()
     }
 
     /// Returns the mechanisms in the order to try. A link lives as long as its pin, and a filter as long as its qdisc.
@@ -224,6 +244,7 @@ impl Attachments {
     /// Attaches egress before ingress. If either fails, neither stays.
     fn complete(&mut self, attached: &mut Attached, ifindex: u32, place: Place) -> Result<()> {
         if attached.mechanism == Mechanism::Clsact {
+            ensure!(!self.lacks_egress(ifindex, place), "{}", NO_EGRESS.replace("DEVICE", &attached.name));
             self.ensure_clsact(ifindex, &attached.name)?;
         }
         same_device(&attached.name, ifindex)?;
@@ -256,7 +277,7 @@ impl Attachments {
         Ok(())
     }
 
-    /// Adds a clsact qdisc. An existing qdisc serves as well; the attach step shows whether it has an egress hook.
+    /// Adds a clsact qdisc. One that exists serves as well.
     fn ensure_clsact(&self, ifindex: u32, device: &str) -> Result<()> {
         let changes = self.persistence.as_ref().map(|persistence| &persistence.changes);
         let is_new = changes.map_or(Ok(false), |changes| changes.begin_qdisc(ifindex))?;

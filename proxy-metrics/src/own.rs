@@ -38,6 +38,21 @@ pub struct Repairs {
     pub pins: u64,
 }
 
+impl Repairs {
+    /// Returns each number with the name of what was put back.
+    pub fn counts(self) -> [(&'static str, u64); 6] {
+        let Self { programs, anchors, routes, rules, sysctls, pins } = self;
+        [
+            ("program", programs),
+            ("anchor", anchors),
+            ("route", routes),
+            ("rule", rules),
+            ("sysctl", sysctls),
+            ("pin", pins),
+        ]
+    }
+}
+
 /// The parts of a sync, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -118,16 +133,7 @@ impl OwnMetrics {
     }
 
     pub fn repairs(&self, repairs: Repairs) {
-        let Repairs { programs, anchors, routes, rules, sysctls, pins } = repairs;
-        let counts = [
-            ("program", programs),
-            ("anchor", anchors),
-            ("route", routes),
-            ("rule", rules),
-            ("sysctl", sysctls),
-            ("pin", pins),
-        ];
-        for (what, n) in counts {
+        for (what, n) in repairs.counts() {
             self.repairs.get_or_create(&ByWhat { what }).inc_by(n);
         }
     }

@@ -24,8 +24,6 @@ pub const HANDLE: u16 = {
 };
 
 const CLSACT: &str = "clsact";
-/// The largest number of devices that are asked one by one, also without such a qdisc.
-const FEW: usize = 8;
 /// The older qdisc, for what comes in alone.
 const INGRESS: &str = "ingress";
 /// The major number of its handle (linux/pkt_sched.h).
@@ -127,29 +125,35 @@ pub(super) async fn query(
     if which.is_empty() {
         return Ok(());
     }
-    let asked = if which.len() <= FEW { which.clone() } else { with_filters(handle).await? };
+    let qdiscs = qdiscs(handle).await?;
     for index in which {
         let (mut filtered, mut filtered_out) = (false, false);
-        if asked.contains(&index) {
+        if qdiscs.contains_key(&index) {
             let has_others = |filters: Vec<Filter>| filters.iter().any(|filter| !filter.is_ours());
             // The packets of a device that cannot be asked may meet any.
             filtered = at(handle, index, Hook::Ingress).await.map_or(true, has_others);
             filtered_out = at(handle, index, Hook::Egress).await.map_or(true, has_others);
         }
-        links.entry(index).and_modify(|link| (link.filtered, link.filtered_out) = (filtered, filtered_out));
+        let lacks_egress = qdiscs.get(&index).is_some_and(|kind| kind == INGRESS);
+        links.entry(index).and_modify(|link| {
+            (link.filtered, link.filtered_out, link.lacks_egress) = (filtered, filtered_out, lacks_egress);
+        });
     }
     Ok(())
 }
 
-/// Returns the devices that may have filters, by their qdiscs.
-async fn with_filters(handle: &Handle) -> Result<BTreeSet<u32>> {
+/// Returns the kind of qdisc of each device that may have filters. The two kinds have one place.
+async fn qdiscs(handle: &Handle) -> Result<BTreeMap<u32, String>> {
     let request = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
-    let devices = dump(handle, request, |message| {
+    let qdiscs = dump(handle, request, |message| {
         let RouteNetlinkMessage::NewQueueDiscipline(qdisc) = message else { return None };
-        let is_kind = |attribute: &TcAttribute| matches!(attribute, TcAttribute::Kind(kind) if [CLSACT, INGRESS].contains(&kind.as_str()));
-        qdisc.attributes.iter().any(is_kind).then(|| u32::try_from(qdisc.header.index).ok()).flatten()
+        let kind = |attribute: &TcAttribute| match attribute {
+            TcAttribute::Kind(kind) if [CLSACT, INGRESS].contains(&kind.as_str()) => Some(kind.clone()),
+            _ => None,
+        };
+        Some((u32::try_from(qdisc.header.index).ok()?, qdisc.attributes.iter().find_map(kind)?))
     });
-    Ok(devices.await.context("list qdiscs")?.into_iter().collect())
+    Ok(qdiscs.await.context("list qdiscs")?.into_iter().collect())
 }
 
 /// Returns the device whose filters a notification concerns.
@@ -158,6 +162,7 @@ pub(super) fn named(message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<u32
     let message = match message {
         RouteNetlinkMessage::NewTrafficFilter(message)
         | RouteNetlinkMessage::DelTrafficFilter(message)
+        | RouteNetlinkMessage::NewQueueDiscipline(message)
         | RouteNetlinkMessage::DelQueueDiscipline(message) => message,
         _ => return None,
     };

@@ -50,6 +50,8 @@ pub struct Link {
     pub filtered: bool,
     /// A clsact filter of another program may meet what goes out.
     pub filtered_out: bool,
+    /// A qdisc of another program has the place of clsact, and has no hook for what goes out.
+    pub lacks_egress: bool,
 }
 
 /// The header in front of the IP header of a device's packets, by its hardware type (linux/if_arp.h).
@@ -153,6 +155,7 @@ impl Link {
             far_end: FarEnd::Nothing,
             filtered: false,
             filtered_out: false,
+            lacks_egress: false,
         };
         for attribute in &message.attributes {
             match attribute {

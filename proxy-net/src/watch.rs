@@ -208,6 +208,7 @@ fn apply(links: &mut Links, message: RouteNetlinkMessage) -> Option<u32> {
             if let Some(known) = links.remove(&index) {
                 (link.addrs, link.far_end) = (known.addrs, known.far_end);
                 (link.filtered, link.filtered_out) = (known.filtered, known.filtered_out);
+                link.lacks_egress = known.lacks_egress;
             }
             links.insert(index, link);
             Some(index)

@@ -51,6 +51,8 @@ pub enum Problem {
     PodRoutes,
     /// The pods that detection takes for clients outside the cluster.
     PodsOutside,
+    /// The repairs of a thing that another program undoes each time.
+    Repairs(String),
     Routes,
     /// The kernel's routes to backends, in mode host.
     RoutesToBackends,
@@ -85,6 +87,7 @@ impl fmt::Display for Problem {
             Self::Objects(kind) => write!(f, "{kind} objects"),
             Self::PodRoutes => f.write_str("pod routes"),
             Self::PodsOutside => f.write_str("pods taken for outside clients"),
+            Self::Repairs(what) => write!(f, "repairs of {what}"),
             Self::Routes => f.write_str("routes"),
             Self::RoutesToBackends => f.write_str("routes to backends"),
             Self::Rules => f.write_str("rules"),

@@ -92,6 +92,25 @@ fn next_kpx_takes_over_from_a_killed_one() -> Result<()> {
     Ok(())
 }
 
+/// The kernel keeps TCX programs on a device that moves, and no agent sees it move.
+#[test]
+fn device_that_moved_while_no_agent_ran_loses_its_programs_with_the_next_one() -> Result<()> {
+    let node = NetNs::machine_v4("moved")?;
+    let pod = NetNs::create(format!("kpx-{}-moved-pod", std::process::id()))?;
+    node.ip("link add nic1 type veth peer name far1\nlink set nic1 up")?;
+    let kpx = start(&node, "--attach tcx")?;
+    let on = |ns: &NetNs| programs(ns, "nic1", TcAttachType::Ingress);
+    wait_until(DEADLINE, "nic1 has its programs", || Ok(on(&node)? == ["kpx_ingress"]))?;
+    kpx.crash()?;
+    node.ip(&format!("link set nic1 netns {}", pod.name()))?;
+    ensure!(on(&pod)? == ["kpx_ingress"], "the kernel takes them off: docs/limits.md says otherwise");
+    let kpx = start(&node, "--attach tcx")?;
+    wait_until(DEADLINE, "nic1 has no programs", || {
+        Ok(on(&pod)?.is_empty() && programs(&pod, "nic1", TcAttachType::Egress)?.is_empty())
+    })?;
+    kpx.stop()
+}
+
 #[test]
 fn a_second_kpx_is_refused_and_harms_nothing() -> Result<()> {
     let node = NetNs::create(format!("kpx-{}-two", std::process::id()))?;

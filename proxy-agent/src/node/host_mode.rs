@@ -200,6 +200,7 @@ mod tests {
             far_end: FarEnd::Nothing,
             filtered: false,
             filtered_out: false,
+            lacks_egress: false,
         }
     }
 }

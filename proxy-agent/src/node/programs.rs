@@ -12,6 +12,7 @@ use proxy_net::{Handle, anchor};
 use tracing::{debug, info, warn};
 
 use super::devices::Devices;
+use super::relapses::Relapses;
 use proxy_metrics::Repairs;
 use proxy_source::health::{Health, Problem};
 
@@ -36,6 +37,8 @@ impl DevicePrograms {
 
     /// Gives every device the programs that its role asks for. What fails is tried again with the next event.
     pub(super) fn attach(&mut self, devices: &Devices, health: &Health) {
+        let without_egress = devices.links().values().filter(|link| link.lacks_egress).map(|link| link.index);
+        self.attachments.set_without_egress(without_egress.collect());
         let mut carried = BTreeSet::from([self.anchor]);
         let mut failing = BTreeSet::new();
         for link in devices.links().values() {
@@ -73,26 +76,30 @@ impl DevicePrograms {
 
     /// Puts the anchor's program on another anchor than before.
     pub(super) fn move_anchor(&mut self, ifindex: u32) -> Result<()> {
-        warn!(ifindex, "the anchor was gone, making it again");
         self.attachments.detach(self.anchor);
         self.attachments.attach(ifindex, anchor::NAME, Place::Anchor)?;
         self.anchor = ifindex;
         Ok(())
     }
 
-    /// Puts back programs that were taken off. A device without one of its programs serves no client, so its other
+    /// Puts back programs that were taken off, and returns which. A device without one of its programs serves no client, so its other
     /// program may be missing for a moment too.
     pub(super) async fn verify(
         &mut self,
         handle: &Handle,
         devices: &Devices,
-        repairs: &mut Repairs,
+        (repairs, relapses): (&mut Repairs, &Relapses),
         health: &Health,
-    ) -> Result<()> {
+    ) -> Result<BTreeSet<String>> {
+        let mut gone = BTreeSet::new();
         let missing = self.attachments.verify(handle).await.context("look for programs that were taken off")?;
         for MissingProgram { ifindex, hook } in &missing {
             if let Some(attached) = self.attachments.detach(*ifindex) {
-                warn!(device = attached.name, hook = hook.name(), "the program was removed, reattaching");
+                let what = format!("the programs of {}", attached.name);
+                if relapses.is_news(&what) {
+                    warn!(device = attached.name, hook = hook.name(), "the program was removed, reattaching");
+                }
+                gone.insert(what);
             }
             repairs.programs += 1;
         }
@@ -101,14 +108,14 @@ impl DevicePrograms {
             self.attachments.attach(self.anchor, anchor::NAME, Place::Anchor)?;
         }
         let pins = self.attachments.restore_pins().context("look for pins that were removed")?;
-        if pins > 0 {
+        if pins > 0 && relapses.is_news("pin") {
             warn!(pins, "pins were removed, pinning again");
         }
         repairs.pins += pins;
         // This check comes last, because no later check finds the programs detached above.
         repairs.programs +=
             self.attachments.repair_sockets().context("look for programs that were taken off sockets")?;
-        Ok(())
+        Ok(gone)
     }
 
     /// Keeps the list of this host's changes true, and puts back what of them somebody has undone; says how much that was.

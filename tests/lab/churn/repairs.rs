@@ -39,6 +39,63 @@ fn programs_routes_anchor_and_parameters_are_restored() -> Result<()> {
     Ok(())
 }
 
+/// The qdisc of another program, in whose place clsact would be. Its one hook took the filter of either of ours.
+#[test]
+fn older_qdisc_in_the_place_of_clsact_is_a_problem_and_half_serves_no_device() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let node = fixture.node();
+    tc(node, "qdisc add dev eth0 ingress")?;
+    let args = ["--attach", "clsact", "--iptables-sync-period", "1s"];
+    let kpx = Agent::launch_by(None, &fixture.lab, &fixture.lab.n1.host, fixture.cluster.source(), &args)?;
+    let kpx = kpx.having("complete")?;
+    let is_named = || -> Result<bool> {
+        let problem = kpx.problem("device eth0")?.unwrap_or_default();
+        let filters = tc(node, "filter show dev eth0 ingress")? + &tc(node, "filter show dev eth0 egress")?;
+        Ok(problem.contains("tc qdisc add dev eth0 clsact") && !filters.contains("kpx_"))
+    };
+    wait_until(PROMPT, "the qdisc is named", is_named)?;
+    wait_until(PROMPT, "others are served", || Ok(fixture.serves(&["p1a", "n1"])))?;
+    for _ in 0..2 {
+        tc(node, "qdisc del dev eth0 ingress")?;
+        wait_until(PROMPT, "the device is served", || {
+            Ok(is_hooked(node, "clsact", "eth0")? && fixture.serves(&["x"]) && kpx.problem("device eth0")?.is_none())
+        })?;
+        tc(node, "qdisc del dev eth0 clsact")?;
+        // The agent may have been quicker.
+        while tc(node, "qdisc add dev eth0 ingress").is_err() {
+            tc(node, "qdisc del dev eth0 clsact")?;
+        }
+        wait_until(PROMPT, "the qdisc is named again", is_named)?;
+    }
+    kpx.stop()?;
+    // TCX needs no qdisc.
+    let kpx = fixture.kpx("tcx")?;
+    wait_until(PROMPT, "the device is served", || Ok(is_hooked(node, "tcx", "eth0")? && fixture.serves(&["x"])))?;
+    kpx.stop()
+}
+
+#[test]
+fn repair_that_another_program_undoes_each_time_is_a_problem() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let node = fixture.node();
+    let kpx = fixture.kpx("clsact")?;
+    let has = |what: &str| Ok(kpx.problem(what)?.is_some());
+    let programs = "repairs of the programs of p1a";
+    wait_until(PROMPT, "the programs are a problem", || {
+        // Fails while they are gone.
+        let _removed = tc(node, "filter del dev p1a egress");
+        has(programs)
+    })?;
+    ensure!(kpx.log().matches("the program was removed, reattaching").count() == 3, "{}", kpx.log());
+    wait_until(PROMPT, "the programs stay", || Ok(!has(programs)? && is_hooked(node, "clsact", "p1a")?))?;
+    wait_until(PROMPT, "the routes are a problem", || {
+        node.exec(Command::new("ip").args(["route", "flush", "table", "all", "proto", "75"]))?;
+        has("repairs of route")
+    })?;
+    wait_until(PROMPT, "the routes stay", || Ok(!has("repairs of route")? && fixture.serves(&["n1"])))?;
+    kpx.stop()
+}
+
 /// One hook of a device, then both; and what keeps links when the agent is gone.
 fn unhook(fixture: &Fixture, kpx: &Agent<'_>, attach: &str) -> Result<()> {
     let node = fixture.node();

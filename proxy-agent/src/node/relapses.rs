@@ -1,0 +1,64 @@
+//! Tells a repair that holds from one that another program undoes each time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
+
+use proxy_metrics::Repairs;
+use proxy_source::health::{Health, Problem};
+
+/// The number of looks in a row that find the same thing gone, from which on it is a problem.
+const LOOKS: u32 = 3;
+
+/// The things that the last looks at the node found gone, with the number of looks in a row.
+#[derive(Debug, Default)]
+pub(super) struct Relapses(BTreeMap<String, u32>);
+
+impl Relapses {
+    /// Returns true while a repair of this is news for the log.
+    pub(super) fn is_news(&self, what: &str) -> bool {
+        self.0.get(what).is_none_or(|looks| *looks < LOOKS)
+    }
+
+    /// Takes in what a look has put back: by the counts after it and before, and these programs.
+    pub(super) fn looked(&mut self, after: Repairs, before: Repairs, programs: BTreeSet<String>, health: &Health) {
+        let more = iter::zip(after.counts(), before.counts()).filter(|((_, after), (_, before))| after > before);
+        let mut gone: BTreeSet<String> = more.map(|((what, _), _)| what.to_owned()).collect();
+        // Programs are told by their devices.
+        if !programs.is_empty() {
+            gone.remove("program");
+            gone.extend(programs);
+        }
+        let known = std::mem::take(&mut self.0);
+        let looks = |what: &String| known.get(what).map_or(1, |looks| looks + 1);
+        self.0 = gone.into_iter().map(|what| (looks(&what), what)).map(|(looks, what)| (what, looks)).collect();
+        known.keys().filter(|what| !self.0.contains_key(*what)).for_each(|what| health.end(&problem(what)));
+        for (what, _) in self.0.iter().filter(|(_, looks)| **looks >= LOOKS) {
+            health.begin(&problem(what), "another program removes it each time that kpx has put it back");
+        }
+    }
+}
+
+fn problem(what: &str) -> Problem {
+    Problem::Repairs(what.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repair_that_is_undone_each_time_is_a_problem_and_no_news() {
+        let (mut relapses, health) = (Relapses::default(), Health::default());
+        let mut look = |routes: u64, programs: &[&str]| {
+            let (before, programs) = (Repairs::default(), programs.iter().map(|name| (*name).to_owned()).collect());
+            relapses.looked(Repairs { routes, ..before }, before, programs, &health);
+            (health.has(&problem("route")), relapses.is_news("route"), health.has(&problem("the programs of eth0")))
+        };
+        assert_eq!([look(2, &[]), look(1, &[]), look(0, &[])], [(false, true, false); 3], "it held once");
+        assert_eq!([look(1, &[]), look(1, &[])], [(false, true, false); 2]);
+        assert_eq!(look(1, &["the programs of eth0"]), (true, false, false));
+        assert_eq!(look(1, &["the programs of eth0"]), (true, false, false));
+        assert_eq!(look(0, &["the programs of eth0"]), (false, true, true));
+        assert_eq!(look(0, &["the programs of eth1"]), (false, true, false), "another device's");
+    }
+}
