@@ -241,7 +241,7 @@ impl Agent {
                     let reconciled = reconciled.map(|reconciled| self.reports.reconciled(&reconciled));
                     self.record(&Problem::Conntrack, reconciled);
                 }
-                () = self.notices.next(self.schedule.sync_period) => {}
+                () = self.notices.next(self.schedule.sync_period, !self.health_checks.is_empty()) => {}
                 error = self.lifecycle.give_up(&self.health) => return Err(error),
                 query = inbox.queries.recv() => {
                     let query = query.context("the query channel is closed")?;

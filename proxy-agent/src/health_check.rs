@@ -58,6 +58,11 @@ impl HealthChecks {
         Self { most, ..self }
     }
 
+    /// Returns true if no Service asks for one.
+    pub fn is_empty(&self) -> bool {
+        self.want.is_empty()
+    }
+
     /// Takes over the health checks that Services ask for, after a sync.
     pub async fn set(&mut self, want: &BTreeMap<ObjectName, HealthCheck>) {
         // A listener that failed is tried again with every sync.

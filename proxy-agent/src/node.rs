@@ -76,6 +76,7 @@ pub struct Node {
     /// The repairs since the last query.
     repairs: Repairs,
     relapses: Relapses,
+    refusals: Vec<String>,
 }
 
 impl Node {
@@ -109,6 +110,7 @@ impl Node {
             synced_node: SyncedNode::default(),
             repairs: Repairs::default(),
             relapses: Relapses::default(),
+            refusals: Vec::new(),
         };
         node.write_node()?;
         Ok(node)

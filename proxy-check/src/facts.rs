@@ -25,6 +25,7 @@ use proxy_net::filter;
 use proxy_net::foreign_rule::{self, ForeignRule};
 use proxy_net::kernel::Preemption;
 use proxy_net::link::{KUBE_IPVS0, Link};
+use proxy_net::netfilter::{Netfilter, Refusal};
 use proxy_net::role::{Role, role, why_no_pod};
 use proxy_net::xfrm::{self, Policy};
 use proxy_net::{self as net, LinkEvent, lock, sysctl};
@@ -63,6 +64,16 @@ pub(crate) struct Facts {
     /// The operator's ranges of ClusterIPs, and the networks of this host's routes in them.
     pub(crate) service_ranges: Vec<IpNet>,
     pub(crate) routes_in_ranges: Vec<IpNet>,
+    /// The chains of netfilter that refuse what clients outside and pods exchange.
+    pub(crate) refusals: Vec<Refusal>,
+    /// The chains that drop what comes for the host itself, in words.
+    pub(crate) closed_inputs: Vec<String>,
+    /// The pods' networks, if the operator has told them.
+    pub(crate) pod_networks: Vec<IpNet>,
+    /// The reason why the rules of netfilter are not known.
+    pub(crate) netfilter_unknown: Option<String>,
+    /// The devices at which a qdisc of another program is in the place of clsact.
+    pub(crate) without_egress: Vec<String>,
     /// The sysctl that decides whether processes without CAP_BPF may use bpf(2): 0 permits it. None if the kernel has none.
     pub(crate) unprivileged_bpf_disabled: Option<u8>,
     /// True if another kpx serves this host.
@@ -116,6 +127,11 @@ pub(crate) async fn gather(setting: &Setting) -> Result<Facts> {
         Ok(policies) => (policies, None),
         Err(error) => (Vec::new(), Some(format!("{error:#}"))),
     };
+    let netfilter = Netfilter::read().await;
+    let everywhere = Netfilter::everywhere();
+    let networks = if setting.pod_networks.is_empty() { &everywhere[..] } else { &setting.pod_networks };
+    let (refusals, closed_inputs) =
+        netfilter.as_ref().map(|rules| (rules.refusals(networks), rules.closed_inputs())).unwrap_or_default();
     let missing_capabilities = missing(CapSet::Effective)?;
     let (kube_proxy_rules, kube_proxy_rules_unknown) = kube_proxy_rules(&missing_capabilities);
     Ok(Facts {
@@ -136,6 +152,11 @@ pub(crate) async fn gather(setting: &Setting) -> Result<Facts> {
         unasked_rules: unasked_rules().await?,
         service_ranges: setting.service_cidrs.clone(),
         routes_in_ranges: routes_in(&setting.service_cidrs).await?,
+        refusals,
+        closed_inputs,
+        pod_networks: setting.pod_networks.clone(),
+        netfilter_unknown: netfilter.err().map(|error| format!("{error:#}")),
+        without_egress: links.values().filter(|link| link.lacks_egress).map(|link| link.name.clone()).collect(),
         unprivileged_bpf_disabled: unprivileged_bpf_disabled(),
         kpx_runs,
         kept_by: kept_by().await,

@@ -12,11 +12,11 @@ use crate::outside;
 
 use kube_proxy::{kube_ipvs0, kube_proxy, kube_proxy_rules, ports};
 use network::{
-    br_netfilter, cni, conntrack, ip_forward, ip6_forward, ipsec, mtu, pods, route_localnet, routing_rules, rp_filter,
-    service_ranges,
+    br_netfilter, cni, conntrack, forwarding, ip_forward, ip6_forward, ipsec, mtu, pods, probes, route_localnet,
+    routing_rules, rp_filter, service_ranges,
 };
 
-pub use network::past_ipsec;
+pub use network::{past_ipsec, unheard_probes};
 
 /// The first kernel that does not charge BPF memory to `RLIMIT_MEMLOCK` (commit d5299b67dd59 and those before it).
 const MEMLOCK_FREE: (u32, u32) = (5, 11);
@@ -36,7 +36,7 @@ pub(crate) fn judge(facts: &Facts) -> Vec<Finding> {
     findings.extend([memlock(facts), ip_forward(facts), ip6_forward(facts), rp_filter(facts), route_localnet(facts)]);
     findings.extend([conntrack(facts), br_netfilter(facts), cni(facts), translators(facts), others(facts)]);
     findings.extend([kube_proxy(facts), kube_proxy_rules(facts), kube_ipvs0(facts), ports(facts), mtu(facts)]);
-    findings.extend([pods(facts), ipsec(facts), routing_rules(facts)]);
+    findings.extend([pods(facts), ipsec(facts), routing_rules(facts), forwarding(facts), probes(facts)]);
     findings.extend(service_ranges(facts));
     findings.extend(kubeconfig(facts));
     findings
@@ -90,6 +90,13 @@ fn attach(facts: &Facts) -> Finding {
     }
     match (&facts.probed.tcx, &facts.probed.clsact) {
         (Ok(()), _) => ok("attach", "by TCX"),
+        (Err(_), Ok(())) if !facts.without_egress.is_empty() => {
+            let devices = list(&facts.without_egress);
+            let found =
+                format!("by clsact, and not at {devices}: the qdisc `ingress` of another program is in its place");
+            let fix = "have that program use clsact: tc qdisc del dev DEVICE ingress; tc qdisc add dev DEVICE clsact";
+            fail("attach", found, fix)
+        }
         (Err(_), Ok(())) => {
             let found = "by clsact: this kernel has no TCX";
             warn(

@@ -24,7 +24,7 @@ use proxy_view::output::{Form, OutputArgs, cell, green, red, yellow};
 
 use finding::{Finding, Level};
 
-pub use judge::past_ipsec;
+pub use judge::{past_ipsec, unheard_probes};
 pub use needs::{NEEDED, Need, is_part_of_sys_admin, missing};
 pub use processes::{holds_lock, kube_proxies};
 pub use rules::{Chains, KubeProxyRules};

@@ -25,6 +25,8 @@ pub struct Setting {
     pub has_tunnel: bool,
     /// The operator's ranges of ClusterIPs; empty if the cluster's count.
     pub service_cidrs: Vec<IpNet>,
+    /// The networks of the cluster's pods; empty if the operator has not told them.
+    pub pod_networks: Vec<IpNet>,
 }
 
 impl Setting {

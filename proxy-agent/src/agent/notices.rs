@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use proxy_check::past_ipsec;
-use proxy_net::netfilter::has_chain;
+use proxy_check::{past_ipsec, unheard_probes};
+use proxy_net::netfilter::{Netfilter, has_chain};
 use proxy_net::xfrm;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
@@ -20,8 +20,9 @@ pub(super) struct Notices {
 }
 
 impl Notices {
-    /// Waits until a look is due, and looks: at once, and then once in each `period`. The future may be cancelled.
-    pub(super) async fn next(&mut self, period: Duration) {
+    /// Waits until a look is due, and looks: at once, and then once in each `period`. `is_probed`: load balancers ask for
+    /// `healthCheckNodePort`s here. The future may be cancelled.
+    pub(super) async fn next(&mut self, period: Duration, is_probed: bool) {
         if let Some(due) = self.due {
             sleep_until(due).await;
         }
@@ -34,6 +35,10 @@ impl Notices {
             Ok(true) => texts.push(STALE.to_owned()),
             Ok(false) => {}
             Err(error) => texts.push(format!("kube-proxy's rules are not known: {error:#}")),
+        }
+        if is_probed {
+            let closed = Netfilter::read().await.map(|rules| rules.closed_inputs());
+            texts.extend(closed.unwrap_or_default().iter().map(|chain| unheard_probes(chain)));
         }
         for notice in texts.iter().filter(|notice| !self.texts.contains(notice)) {
             warn!(notice, "part of the host's configuration is not obeyed");

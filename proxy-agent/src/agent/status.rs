@@ -132,7 +132,7 @@ impl Agent {
     }
 
     fn all_notices(&self, node: &Node) -> Vec<String> {
-        let of_the_host = node.options().notices.iter().chain(self.notices.texts()).cloned();
+        let of_the_host = node.options().notices.iter().chain(node.refusals()).chain(self.notices.texts()).cloned();
         of_the_host.chain(not_taken(&self.desired)).collect()
     }
 

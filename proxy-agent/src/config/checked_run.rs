@@ -5,6 +5,7 @@ use proxy_check::{RunFlags, Setting};
 
 use super::Configuration;
 use super::flags::CheckFlags;
+use crate::node::detect::Detector;
 use crate::settings::Tunnel;
 
 impl RunFlags for CheckFlags {
@@ -18,6 +19,10 @@ impl RunFlags for CheckFlags {
             cluster_domain: kpx.cluster_domain.clone(),
             has_tunnel: kpx.tunnel == Tunnel::Tcp,
             service_cidrs: checked.node.service_cidrs.clone(),
+            pod_networks: match &checked.node.detector {
+                Detector::ClusterCidr(nets) => nets.clone(),
+                _ => Vec::new(),
+            },
         })
     }
 }

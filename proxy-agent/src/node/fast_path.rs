@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use ipnet::IpNet;
 use proxy_common::device;
 use proxy_datapath::Remaining;
@@ -212,25 +212,25 @@ struct Verdict {
 }
 
 impl Verdict {
-    async fn find(handle: &Handle, facts: &Facts) -> Self {
-        Self::try_find(handle, facts).await.unwrap_or_else(|error| {
+    async fn find(netfilter: &Result<Netfilter>, handle: &Handle, facts: &Facts) -> Self {
+        Self::try_find(netfilter, handle, facts).await.unwrap_or_else(|error| {
             let why = vec![format!("the rules cannot be read: {error:#}")];
             let (whole, opened) = (Whole::None(why.clone()), Opened::None(why.clone()));
             Self { rules: why, whole, opened, harmless: Vec::new(), tracks: true }
         })
     }
 
-    async fn try_find(handle: &Handle, facts: &Facts) -> Result<Self> {
-        let netfilter = Netfilter::read().await?;
+    async fn try_find(netfilter: &Result<Netfilter>, handle: &Handle, facts: &Facts) -> Result<Self> {
+        let netfilter = netfilter.as_ref().map_err(|error| anyhow!("{error:#}"))?;
         let (others, heeds_marks) = others(handle).await?;
-        let (whole, harmless) = Whole::judge(&netfilter, facts);
+        let (whole, harmless) = Whole::judge(netfilter, facts);
         let whole = match whole {
             Whole::None(why) => Whole::None([why, others.clone()].concat()),
             _ if !others.is_empty() => Whole::None(others.clone()),
             whole => whole,
         };
         let opened = match &others[..] {
-            [] => Opened::judge(&netfilter, facts, &whole, heeds_marks),
+            [] => Opened::judge(netfilter, facts, &whole, heeds_marks),
             others => Opened::None(others.to_vec()),
         };
         let rules = [netfilter.judge_open().against, others].concat();
@@ -241,11 +241,17 @@ impl Verdict {
 impl FastPathState {
     /// Looks what the rules of this host do to packets that are forwarded, and switches accordingly. Where that cannot be told,
     /// they may do anything. `changes`: where changes of this host are noted, if they outlive the agent.
-    pub(super) async fn judge(&mut self, changes: Option<&Changes>, handle: &Handle, facts: &Facts) {
+    pub(super) async fn judge(
+        &mut self,
+        netfilter: &Result<Netfilter>,
+        changes: Option<&Changes>,
+        handle: &Handle,
+        facts: &Facts,
+    ) {
         if self.asked == FastPath::Off {
             return;
         }
-        let Verdict { rules, whole, opened, harmless, tracks } = Verdict::find(handle, facts).await;
+        let Verdict { rules, whole, opened, harmless, tracks } = Verdict::find(netfilter, handle, facts).await;
         let before = self.clone();
         (self.rules, self.whole, self.opened) = (Some(rules), whole, opened);
         (self.harmless, self.tracks) = (harmless, tracks);

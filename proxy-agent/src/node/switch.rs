@@ -3,8 +3,11 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
+use ipnet::IpNet;
 use proxy_datapath::Remaining;
+use proxy_net::netfilter::{Netfilter, Refusal};
 use proxy_net::{JudgedRules, RuleState};
+use tracing::warn;
 
 use super::Node;
 use super::detect::Detector;
@@ -34,11 +37,15 @@ impl Node {
             Detector::ClusterCidr(nets) => nets.clone(),
             _ => Vec::new(),
         };
+        let netfilter = Netfilter::read().await;
         let (no_pods, no_ways) = (self.devices.surely_no_pods(), self.devices.surely_no_ways());
         let (pod_cidrs, pods, ways) = (self.rows.pod_cidrs().to_vec(), self.devices.bare_pods(), self.devices.ways());
         let facts = Facts { cluster, pod_cidrs, no_pods, no_ways, pods, ways };
         self.judges_pods = false;
-        self.fast_path.judge(self.programs.attachments.changes(), &self.handle, &facts).await;
+        if let Some(netfilter) = netfilter.as_ref().ok().filter(|_| !self.is_host_mode()) {
+            self.note_refusals(netfilter, &facts);
+        }
+        self.fast_path.judge(&netfilter, self.programs.attachments.changes(), &self.handle, &facts).await;
         let written = self.rows.write_unchanged(&self.detection, self.fast_path.unchanged());
         // So that the next look tries again.
         written.inspect_err(|_| self.fast_path = before.clone())?;
@@ -87,6 +94,25 @@ impl Node {
         let before = self.fast_path.clone();
         self.fast_path.keep(remaining);
         self.switch_fast_path(before)
+    }
+
+    /// Notes the chains that refuse what clients outside and the cluster's pods exchange, at least by some devices.
+    fn note_refusals(&mut self, netfilter: &Netfilter, facts: &Facts) {
+        let pods = IpNet::aggregate(&[&facts.cluster[..], &facts.pod_cidrs].concat());
+        let refusals = netfilter.refusals(&pods).into_iter().filter(|refusal| !refusal.is_doubtful);
+        let refusals = refusals.map(|Refusal { why, remedy, .. }| {
+            format!("clients outside may not reach pods: {why}; accept pods: {remedy}")
+        });
+        let refusals: Vec<_> = refusals.collect();
+        for notice in refusals.iter().filter(|notice| !self.refusals.contains(notice)) {
+            warn!(notice, "rules of others drop what kpx forwards");
+        }
+        self.refusals = refusals;
+    }
+
+    /// Returns the words about such chains, as of the last look.
+    pub fn refusals(&self) -> &[String] {
+        &self.refusals
     }
 
     fn switch_fast_path(&mut self, before: FastPathState) -> Result<()> {

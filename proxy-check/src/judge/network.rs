@@ -140,8 +140,48 @@ pub(super) fn service_ranges(facts: &Facts) -> Option<Finding> {
     Some(warn(WHAT, found, fix))
 }
 
+/// Judges the chains of others that drop what no rule accepts. kube-proxy's mode iptables has a rule there for what it has translated, and
+/// kpx has none.
+pub(super) fn forwarding(facts: &Facts) -> Finding {
+    const WHAT: &str = "forwarding";
+    if let Some(why) = &facts.netfilter_unknown {
+        return warn(WHAT, format!("not known: {why}"), "run kpx check as root, or see nft list ruleset");
+    }
+    let Some(first) = facts.refusals.first() else {
+        return ok(WHAT, "no chain refuses what clients outside send to pods");
+    };
+    let is_doubtful = first.is_doubtful || facts.pod_networks.is_empty();
+    let may = if is_doubtful { "may be refused" } else { "are refused" };
+    let more = facts.refusals.len() - 1;
+    let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+    let found = format!("clients outside {may}, by node ports and load balancers: {}{more}", first.why);
+    let hint = match facts.pod_networks.is_empty() {
+        true => "; PODS is the pods' network, and kpx check --cluster-cidr looks whether a rule accepts it",
+        false => "",
+    };
+    warn(WHAT, found, format!("accept what pods get and send: {}{hint}", first.remedy))
+}
+
+/// Judges the chains that drop what comes for the host, such as a load balancer's questions to a `healthCheckNodePort`.
+pub(super) fn probes(facts: &Facts) -> Finding {
+    const WHAT: &str = "health check ports";
+    match facts.closed_inputs.first() {
+        None => ok(WHAT, "no chain drops what comes for this host"),
+        Some(first) => warn(
+            WHAT,
+            unheard_probes(first),
+            "accept each such PORT: iptables -I INPUT -p tcp --dport PORT -j ACCEPT, or ufw allow PORT/tcp",
+        ),
+    }
+}
+
 fn value(facts: &Facts, key: &str) -> Option<u64> {
     facts.sysctls.get(key)?.parse().ok()
+}
+
+/// Describes what a chain that drops means for load balancers. It may have a rule that accepts them.
+pub fn unheard_probes(chain: &str) -> String {
+    format!("load balancers may not reach healthCheckNodePorts: {chain}")
 }
 
 /// Describes the IPsec policies that the host's packets to Services pass by. Returns None without policies.

@@ -6,6 +6,7 @@ use crate::finding::Level;
 use crate::needs::NEEDED;
 use crate::rules::{Chains, KubeProxyRules};
 use proxy_net::kernel::Preemption;
+use proxy_net::netfilter::Refusal;
 
 /// Returns the facts of a node on which everything is right.
 fn node() -> Facts {
@@ -40,14 +41,33 @@ fn right_node_has_no_problem() {
 
 type Change = fn(&mut Facts);
 
+fn refusal() -> Refusal {
+    Refusal { why: "chain FORWARD drops".to_owned(), remedy: "iptables -I FORWARD".to_owned(), is_doubtful: false }
+}
+
 /// The finding and its level for each fact, on a node that is fit but for one change.
-const CASES: [(&str, Level, &str, Change); 49] = [
+const CASES: [(&str, Level, &str, Change); 54] = [
     ("ranges of ClusterIPs", Level::Ok, "no route of this node leads into 10.96.0.0/12", |f| {
         f.service_ranges = vec!["10.96.0.0/12".parse().unwrap()];
     }),
     ("ranges of ClusterIPs", Level::Warn, "10.96.0.0/12 have in them routes of this node's to 10.99.0.0/24", |f| {
         f.service_ranges = vec!["10.96.0.0/12".parse().unwrap()];
         f.routes_in_ranges = vec!["10.99.0.0/24".parse().unwrap()];
+    }),
+    ("forwarding", Level::Warn, "not known: EPERM", |f| f.netfilter_unknown = Some("EPERM".to_owned())),
+    ("forwarding", Level::Warn, "may be refused, by node ports and load balancers: chain FORWARD drops", |f| {
+        f.refusals = vec![refusal()];
+    }),
+    ("forwarding", Level::Warn, "are refused, by node ports and load balancers: chain FORWARD drops", |f| {
+        f.refusals = vec![refusal()];
+        f.pod_networks = vec!["10.244.0.0/16".parse().unwrap()];
+    }),
+    ("health check ports", Level::Warn, "chain INPUT drops", |f| {
+        f.closed_inputs = vec!["chain INPUT drops".to_owned()]
+    }),
+    ("attach", Level::Fail, "not at eth0", |f| {
+        f.probed.tcx = Err("EINVAL".to_owned());
+        f.without_egress = vec!["eth0".to_owned()];
     }),
     ("capabilities", Level::Fail, "missing: CAP_BPF, to create maps and load programs", |f| {
         f.missing_capabilities = vec![NEEDED[0]];

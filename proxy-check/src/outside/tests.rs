@@ -15,6 +15,7 @@ fn setting() -> Setting {
         cluster_domain: "corp.example".to_owned(),
         has_tunnel: false,
         service_cidrs: Vec::new(),
+        pod_networks: Vec::new(),
     }
 }
 

@@ -7,6 +7,7 @@ mod migration;
 mod names;
 pub(crate) mod neighbours;
 mod pods;
+mod refusals;
 mod repairs;
 mod stacked;
 mod tunnel;

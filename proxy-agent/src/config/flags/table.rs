@@ -24,7 +24,7 @@ pub(super) const OF_A_NODE: [&str; 10] = [
 ];
 
 /// The flags that `kpx check` takes as well.
-pub(super) const OF_A_CHECK: [&str; 10] = [
+pub(super) const OF_A_CHECK: [&str; 11] = [
     "config",
     "kpx-config",
     "kubeconfig",
@@ -35,6 +35,7 @@ pub(super) const OF_A_CHECK: [&str; 10] = [
     "dns-address",
     "cluster-domain",
     "service-cidr",
+    "cluster-cidr",
 ];
 
 const LOCAL_MODES: &[&str] = &["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"];
