@@ -6,7 +6,7 @@ use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::flow::{Flow, FlowKey, Hook, Kind};
 use proxy_common::names::{IPV4, IPV6, WAYS};
 use proxy_common::ways::{ROUND, ROWS, Row, counts};
-use proxy_datapath::{Datapath, Options, Persistence, Pins, Sizes, object, open, remove};
+use proxy_datapath::{BpfFs, Datapath, Options, Persistence, Pins, Sizes, object, open, remove};
 use proxy_net::changes::Changes;
 use testbed::netns::NetNs;
 
@@ -63,7 +63,7 @@ fn programs_of_two_loads_find_the_same_ends() -> Result<()> {
     let netns = NetNs::create(format!("kpx-{}-ends-loads", std::process::id()))?;
     let dir = netns.bpf_dir();
     let start = || {
-        let persistence = Persistence::new(Pins::open(&dir, false)?, Changes::new(&dir));
+        let persistence = Persistence::new(Pins::open(&dir, BpfFs::Host)?, Changes::new(&dir));
         let options = Options { sizes: Sizes { flows: Some(32_768), ..Sizes::default() }, ..Options::default() };
         Datapath::take_over(object::embedded()?, options, persistence)
     };

@@ -26,7 +26,7 @@ pub(crate) fn run() -> Result<()> {
     let excesses = figures::print(workspace::root(), &tree)?;
     excesses.iter().for_each(|excess| eprintln!("{excess}"));
     ensure!(violations.is_empty(), "{} house rules broken", violations.len());
-    ensure!(excesses.is_empty(), "{} figures above their limits", excesses.len());
+    ensure!(excesses.is_empty(), "{} figures are wrong", excesses.len());
     println!("{} files are tidy", tree.files.len());
     Ok(())
 }

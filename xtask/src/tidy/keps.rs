@@ -17,7 +17,7 @@ const WHY: &str = "each enhancement of Kubernetes has a test that shows it";
 pub(super) fn check(root: &Path, tree: &Tree) -> Result<Vec<Violation>> {
     let read = |path| fs::read_to_string(root.join(path)).with_context(|| format!("read {path}"));
     let (page, cases) = (read(PAGE)?, read(CASES)?);
-    let functions: BTreeSet<_> = tree.files.iter().flat_map(File::functions).map(|function| function.name).collect();
+    let functions: BTreeSet<_> = tree.files.iter().flat_map(File::functions).collect();
     let is_there = |word: Word| match word {
         Word::Case(id) => cases.contains(&format!("\"{id}\"")),
         Word::Function(name) => functions.contains(name),

@@ -62,12 +62,6 @@ impl Prose {
         self.sentences_of(&mut block);
     }
 
-    /// Returns the share of lines that break a rule.
-    #[expect(clippy::cast_precision_loss, reason = "a tree has fewer lines than 2^53")]
-    pub(super) fn share(&self) -> f64 {
-        self.breaches.len() as f64 / self.lines.max(1) as f64
-    }
-
     fn sentences_of(&mut self, block: &mut String) {
         for sentence in block.split(". ").filter(|sentence| !sentence.trim().is_empty()) {
             self.sentences += 1;

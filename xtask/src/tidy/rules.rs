@@ -3,9 +3,6 @@
 use super::Violation;
 use super::source::{File, Mention, Tree};
 
-const FILE_LINES: usize = 400;
-const FUNCTION_LINES: usize = 70;
-
 /// The modules (paths without `.rs`) that may contain `unsafe`.
 const UNSAFE: &[(&str, &str)] = &[
     ("proxy-common/src/layout/tests", "shows the bytes of the shared types, which have no padding"),
@@ -48,10 +45,6 @@ const SLEEP: &[(&str, &str)] = &[
     ("lab-tools/src/soak", "the length of a fault is tested"),
 ];
 
-/// The files and functions that may be longer than the limit.
-const LONG_FILES: &[(&str, &str)] = &[];
-const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[];
-
 /// The reasons that no packet table can produce.
 const NO_ROW: &[(&str, &str)] = &[
     ("Vlan", "a device takes the tag off, which BPF_PROG_TEST_RUN cannot: see tests/lab/devices.rs"),
@@ -82,10 +75,6 @@ const IMPURE: &[&str] = &[
 
 /// Returns all violations in this workspace.
 pub(super) fn check(tree: &Tree) -> Vec<Violation> {
-    [broken_rules(tree), idle_exemptions(tree)].concat()
-}
-
-pub(super) fn broken_rules(tree: &Tree) -> Vec<Violation> {
     let mut violations: Vec<_> = tree.files.iter().flat_map(check_file).collect();
     violations.extend(uncovered_reasons(tree));
     violations.sort();
@@ -107,7 +96,6 @@ fn check_file(file: &File) -> Vec<Violation> {
     violations.extend(impure(file, &mentions));
     violations.extend(sleeps(file, &mentions));
     violations.extend(ignored_tests(file));
-    violations.extend(long(file));
     violations
 }
 
@@ -142,21 +130,6 @@ fn ignored_tests(file: &File) -> Vec<Violation> {
     });
     let why = "a test that does not run says nothing";
     ignoring.map(|at| broken(file, file.tokens[at].line, "#[ignore]", why)).collect()
-}
-
-fn long(file: &File) -> Vec<Violation> {
-    let mut violations = Vec::new();
-    if file.lines > FILE_LINES && !LONG_FILES.iter().any(|(path, _)| *path == file.path) {
-        let what = format!("{} lines, over {FILE_LINES}", file.lines);
-        violations.push(broken(file, file.lines, &what, "a file is read in one go"));
-    }
-    for function in file.functions().iter().filter(|function| function.lines > FUNCTION_LINES) {
-        if !LONG_FUNCTIONS.iter().any(|(path, name, _)| *path == file.path && *name == function.name) {
-            let what = format!("fn {} has {} lines, over {FUNCTION_LINES}", function.name, function.lines);
-            violations.push(broken(file, function.line, &what, "a function fits on a screen"));
-        }
-    }
-    violations
 }
 
 /// Every `Reason` must be counted by some row in the files of `tests/datapath/rows`, or in Rust beside them.
@@ -209,19 +182,6 @@ fn variants(file: &File, name: &str) -> Vec<(String, usize)> {
         at += 1;
     }
     variants
-}
-
-/// Returns the exemptions from a limit that is kept again.
-fn idle_exemptions(tree: &Tree) -> Vec<Violation> {
-    let files = LONG_FILES.iter().map(|(path, _)| (*path, tree.file(path).is_some_and(|file| file.lines > FILE_LINES)));
-    let functions = LONG_FUNCTIONS.iter().map(|(path, name, _)| {
-        let functions = tree.file(path).map(File::functions).unwrap_or_default();
-        (*path, functions.iter().any(|function| function.name == *name && function.lines > FUNCTION_LINES))
-    });
-    let idle = files.chain(functions).filter(|(_, needed)| !needed);
-    let what = "exempt in xtask/src/tidy/rules.rs without need".to_owned();
-    let why = "unneeded exemptions hide the next offence";
-    idle.map(|(path, _)| Violation { path: path.to_owned(), line: 1, what: what.clone(), why }).collect()
 }
 
 fn exempt(file: &File, exemptions: &[(&str, &str)]) -> bool {

@@ -41,12 +41,6 @@ pub(super) struct Mention {
     pub(super) test: bool,
 }
 
-pub(super) struct Function {
-    pub(super) name: String,
-    pub(super) line: usize,
-    pub(super) lines: usize,
-}
-
 impl Tree {
     pub(super) fn read(root: &Path) -> Result<Self> {
         let mut paths = Vec::new();
@@ -184,16 +178,10 @@ impl File {
         paths
     }
 
-    /// Returns the functions that have a body; their lines count from the `fn` to the closing brace.
-    pub(super) fn functions(&self) -> Vec<Function> {
+    /// Returns the names of the functions.
+    pub(super) fn functions(&self) -> impl Iterator<Item = &str> {
         let starts = (0..self.tokens.len()).filter(|&at| self.has(at, &["fn"]));
-        let functions = starts.filter_map(|at| {
-            let name = self.tokens.get(at + 1).filter(|token| is_ident(&token.text))?;
-            let body = self.tokens.get(self.item_end(at)).filter(|token| token.text == "}")?;
-            let line = self.tokens[at].line;
-            Some(Function { name: name.text.clone(), line, lines: body.line - line + 1 })
-        });
-        functions.collect()
+        starts.filter_map(|at| self.tokens.get(at + 1)).map(|name| name.text.as_str()).filter(|name| is_ident(name))
     }
 
     /// Returns the last token of the item that begins at `start`: its closing brace or its semicolon.
