@@ -176,10 +176,12 @@ impl ServiceModel {
         let mut of_redirect = Vec::new();
         let redirect = Redirect::of(store, name, service, node.has_redirects, &mut of_redirect);
         let slices = store.slices_of(name).map(Arc::as_ref);
-        let around = Surroundings {
-            namespace: store.namespace_number(&name.namespace),
-            pods_of_others: PodsOfOthers::of(store, name, service),
+        // A redirected address is no Service's, and so no namespace's.
+        let namespace = match service.is_redirected_address {
+            true => Namespace::NONE,
+            false => store.namespace_number(&name.namespace),
         };
+        let around = Surroundings { namespace, pods_of_others: PodsOfOthers::of(store, name, service) };
         let (model, mut skipped) = Self::new(name, service, slices, redirect, &around, node);
         skipped.extend(of_redirect);
         skipped.iter_mut().for_each(tell_of_object);
@@ -286,6 +288,8 @@ impl Parts<'_> {
     fn admit_external_port<A: Addr>(&self, external: &External<A>, port: Port, proto: Proto) -> Result<(), String> {
         self.node.guard.admit_port(external.addr, port, proto)?;
         match external.kind == FrontendKind::EXTERNAL_IP {
+            // Pods in the host's network share the node's addresses with Services.
+            true if self.node.guard.is_own(external.addr.ip()) => Ok(()),
             true => self.around.pods_of_others.admit(external.addr.ip(), port, proto),
             false => Ok(()),
         }

@@ -8,9 +8,9 @@ use proxy_common::flow::{State, Timeouts};
 pub enum Pressure {
     #[default]
     None,
-    /// Four fifths: flows may be idle for half as long.
+    /// Four fifths: flows may be idle for half as long, a TCP connection for 67 minutes at the most.
     High,
-    /// A fill of 19 in 20: flows may be idle for a quarter as long, and sweeps follow each other without rest.
+    /// A fill of 19 in 20: flows may be idle for a quarter as long, a TCP connection for 33 minutes at the most, and sweeps follow each other without rest.
     Emergency,
 }
 
@@ -28,12 +28,21 @@ impl Pressure {
 
     /// Returns the time that a flow may be idle in this state before it is forgotten.
     pub(super) fn timeout_secs(self, state: State, proto: Proto, timeouts: Timeouts) -> u32 {
-        let timeout_secs = state.timeout_secs(proto, timeouts);
         match self {
-            Self::None => timeout_secs,
-            Self::High => timeout_secs / 2,
-            Self::Emergency => timeout_secs / 4,
+            Self::None => state.timeout_secs(proto, timeouts),
+            Self::High => state.timeout_secs(proto, at_most(timeouts)) / 2,
+            Self::Emergency => state.timeout_secs(proto, at_most(timeouts)) / 4,
         }
+    }
+}
+
+/// Returns times that let a full table drain within the hour: a day is the operator's while there is room. An established connection is
+/// kept for longer than the 2 h after which keep-alives start (RFC 9293 §3.8.4).
+fn at_most(timeouts: Timeouts) -> Timeouts {
+    Timeouts {
+        tcp_established: timeouts.tcp_established.min(8_100),
+        tcp_half_closed: timeouts.tcp_half_closed.min(120),
+        ..timeouts
     }
 }
 
@@ -49,9 +58,9 @@ mod tests {
             states.map(|state| pressure.timeout_secs(state, Proto::TCP, Timeouts::DEFAULT))
         };
         assert_eq!(timeouts(799), [30, 60, 86_400, 60]);
-        assert_eq!(timeouts(800), [15, 30, 43_200, 30]);
-        assert_eq!(timeouts(949), [15, 30, 43_200, 30]);
-        assert_eq!(timeouts(950), [7, 15, 21_600, 15]);
-        assert_eq!(timeouts(1_000), [7, 15, 21_600, 15]);
+        assert_eq!(timeouts(800), [15, 30, 4_050, 30]);
+        assert_eq!(timeouts(949), [15, 30, 4_050, 30]);
+        assert_eq!(timeouts(950), [7, 15, 2_025, 15]);
+        assert_eq!(timeouts(1_000), [7, 15, 2_025, 15]);
     }
 }

@@ -10,7 +10,7 @@ use aya::Ebpf;
 use aya::maps::{Array, HashMap, MapData};
 use proxy_common::addr::{Addr, Proto};
 use proxy_common::flow::Flow;
-use proxy_common::frontend::{Frontend, FrontendKey};
+use proxy_common::frontend::{Frontend, FrontendKey, Namespace};
 use proxy_common::share;
 
 use crate::flows::{read, remove};
@@ -24,6 +24,8 @@ pub(crate) struct Shares<A: FamilyNames> {
     clients: HashMap<MapData, A, u32>,
     lasting: Array<MapData, u32>,
     frontends: HashMap<MapData, FrontendKey<A>, Frontend<A>>,
+    /// The namespaces of service ports that have flows: these outlive the Service.
+    known: BTreeMap<FrontendKey<A>, Namespace>,
 }
 
 /// The entries of flows beyond half-open that go on, as a walk through the table has counted them.
@@ -74,16 +76,24 @@ impl<A: FamilyNames> Held<A> {
 impl<A: FamilyNames> Shares<A> {
     pub(crate) fn new(ebpf: &mut Ebpf) -> Result<Self> {
         let frontends = lend(ebpf, A::MAPS.frontends)?;
-        Ok(Self { clients: take(ebpf, A::MAPS.clients)?, lasting: take(ebpf, A::MAPS.lasting)?, frontends })
+        Ok(Self {
+            clients: take(ebpf, A::MAPS.clients)?,
+            lasting: take(ebpf, A::MAPS.lasting)?,
+            frontends,
+            known: BTreeMap::new(),
+        })
     }
 
     /// Returns the holdings of the clients, and of the namespaces in their places among them.
-    fn holders(&self, held: Held<A>) -> Result<BTreeMap<A, Holding>> {
+    fn holders(&mut self, held: Held<A>) -> Result<BTreeMap<A, Holding>> {
         let mut holders = held.clients;
+        self.known.retain(|service, _| held.services.contains_key(service));
         for (service, holding) in held.services {
             let row = read(&self.frontends, &service).with_context(|| format!("read {}", A::MAPS.frontends))?;
-            let namespace = row.map(|row| row.namespace).filter(|namespace| !namespace.is_none());
-            if let Some(namespace) = namespace {
+            let named = row.map(|row| row.namespace).filter(|namespace| !namespace.is_none());
+            // A tenant that deletes its Service still holds the Service's flows.
+            self.known.extend(named.map(|namespace| (service, namespace)));
+            if let Some(namespace) = self.known.get(&service).copied() {
                 holders.entry(A::of_namespace(namespace)).or_default().add(holding);
             }
         }

@@ -131,7 +131,8 @@ the agent is not healthy. An agent whose API server is away stays healthy and en
         heading: "kpx services",
         about: "\
 The Services, and their state in force. `BACKENDS` counts the backends that take traffic, of all listed ones. An
-exclamation mark behind a port means that another Service holds one of its frontends; `-o wide` names it.
+exclamation mark behind a port means that another Service holds one of its frontends; behind an external address, that mode host
+[leaves the address to the network](host-mode.md#external-addresses). `-o wide` has the reason, and JSON `.notTaken`.
 ",
         example: "services",
         data: Some("services"),

@@ -63,7 +63,7 @@ fn fuller<A: Addr>(name: &str) -> Result<()> {
     let swept = |now_secs| bench.datapath.flows.sweep_at(now_secs);
     let sweep = || Ok::<_, anyhow::Error>(swept(later()?)?.remove(A::FAMILY).expect("both families"));
     for n in 0..410 {
-        put(&mut flows, established(n, if n < 10 { 100 } else { 43_300 })?)?;
+        put(&mut flows, established(n, if n < 10 { 100 } else { 4_100 })?)?;
     }
     let swept = sweep()?;
     ensure!(swept.expired == 0 && swept.entries == 820 && swept.pressure == Pressure::High, "{swept:?}");
@@ -71,7 +71,7 @@ fn fuller<A: Addr>(name: &str) -> Result<()> {
     ensure!(swept.expired == 400 && swept.entries == 20 && swept.pressure == Pressure::None, "{swept:?}");
     // The table is nearly full: a flow goes at once after a quarter of the silence that it may have.
     for n in 10..480 {
-        put(&mut flows, established(n, if n < 100 { 21_500 } else { 21_700 })?)?;
+        put(&mut flows, established(n, if n < 100 { 2_000 } else { 2_100 })?)?;
     }
     let swept = sweep()?;
     ensure!(swept.expired == 380 && swept.entries == 200 && swept.pressure == Pressure::None, "{swept:?}");

@@ -37,7 +37,7 @@ const OTHER: &str = "KPX_BIN_B";
 const AS_BUILT: usize = 20_000;
 /// So many Services have chains of their own with every tool.
 const WHOLE: usize = 1_000;
-/// The time in which every agent has seen new rules: it looks five times a second, and a new rule counts within a second.
+/// The time in which every agent has seen new rules: the kernel tells of most, and the agent looks for the rest once a second.
 pub(super) const SETTLE: Duration = Duration::from_secs(2);
 
 /// One variant at work.

@@ -42,10 +42,12 @@ pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {
     let lock = lock::take_over()?;
     let cgroup = cgroup(settings).transpose()?;
     let pins = Pins::open(&settings.bpf_dir, ensure_bpf_fs(&settings.bpf_dir)?)?;
-    if pins.is_ours_alone() {
+    let has_maps = pins.has_maps()?;
+    // A predecessor in this very container has left its pins in sight.
+    if pins.is_ours_alone() && !has_maps {
         ensure_no_hidden_links()?;
     }
-    if !pins.has_maps()? {
+    if !has_maps {
         recover(&pins, object, &runtime.block_on(filters())?)?;
     }
     let socket = control::listen(&settings.run_dir, settings.socket_group)?;

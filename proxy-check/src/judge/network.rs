@@ -140,8 +140,8 @@ pub(super) fn service_ranges(facts: &Facts) -> Option<Finding> {
     Some(warn(WHAT, found, fix))
 }
 
-/// Judges the chains of others that drop what no rule accepts. kube-proxy's mode iptables has a rule there for what it has translated, and
-/// kpx has none.
+/// Judges the chains of others that drop what no rule accepts. kube-proxy's mode iptables has a rule there for what it has marked for
+/// masquerading, and kpx has none.
 pub(super) fn forwarding(facts: &Facts) -> Finding {
     const WHAT: &str = "forwarding";
     if let Some(why) = &facts.netfilter_unknown {

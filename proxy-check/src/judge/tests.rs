@@ -46,7 +46,7 @@ fn refusal() -> Refusal {
 }
 
 /// The finding and its level for each fact, on a node that is fit but for one change.
-const CASES: [(&str, Level, &str, Change); 54] = [
+const CASES: [(&str, Level, &str, Change); 56] = [
     ("ranges of ClusterIPs", Level::Ok, "no route of this node leads into 10.96.0.0/12", |f| {
         f.service_ranges = vec!["10.96.0.0/12".parse().unwrap()];
     }),

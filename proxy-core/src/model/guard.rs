@@ -91,6 +91,11 @@ impl Guard {
         }
     }
 
+    /// Returns true for an address of this node.
+    pub(super) fn is_own(&self, ip: IpAddr) -> bool {
+        self.own.contains(&ip)
+    }
+
     pub fn of_other_proxies(&self) -> &BTreeSet<IpAddr> {
         &self.of_other_proxies
     }

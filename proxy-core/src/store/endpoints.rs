@@ -9,7 +9,7 @@ use crate::model::{ip, ip_of};
 
 /// The slices and Services by address.
 ///
-/// Only endpoints that are pods count. Whoever may write EndpointSlices can name any address as an endpoint, such as a load balancer's.
+/// Only endpoints that name a pod count: an operator's own endpoints may lead to any address, such as a load balancer's.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Endpoints {
     slices: BTreeSet<(IpAddr, ObjectName)>,

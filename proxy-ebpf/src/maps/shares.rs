@@ -17,6 +17,9 @@ pub fn share<A: Net>(client: &A, service: &FrontendKey<A>, share: Share) -> bool
         return true;
     }
     let Some(lasting) = A::MAPS.lasting.find(&0) else { return true };
+    if share == Share::Ask && share::is_ample(lasting.copy(), FLOW_ROOM.get()) {
+        return true;
+    }
     let namespace = super::frontend(service).map_or(Namespace::NONE, |row| row.namespace);
     if let Share::Release(entries) = share {
         lasting.update(|count| count.saturating_sub(entries));

@@ -46,7 +46,7 @@ const FORWARDED: [usize; 3] = [0, 2, 4];
 pub(super) const INPUT: usize = 1;
 pub(super) const FORWARD: usize = 2;
 
-/// The most bytes of entries that are read for the policies: five times a second, and once in a while.
+/// The most bytes of entries that are read for the policies: at each look for changes (once a second), and when rules are judged.
 const MOST_OFTEN: usize = 1 << 16;
 const MOST_ONCE: usize = 1 << 26;
 

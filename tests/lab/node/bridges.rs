@@ -28,7 +28,10 @@ fn neighbours_on_a_bridge_within_the_service_cidr_reach_each_other() -> Result<(
     let node = NetNs::machine("docker")?;
     let [one, other] = neighbours(&node, ["10.96.201.2/24", "10.96.201.3/24"], ["fd00:96::b2/112", "fd00:96::b3/112"])?;
     node.ip("addr add 10.96.201.1/24 dev br0\naddr add fd00:96::b1/112 dev br0 nodad")?;
-    let kpx = Agent::start_alone(&node, &[("shop", SHOP)], CIDRS)?.healthy()?;
+    let kpx = Agent::start_alone(&node, &[("shop", SHOP)], CIDRS)?;
+    kpx.wait(DEADLINE, "the overlap is a problem", |status| {
+        status.problems.iter().any(|problem| problem.what == "ranges of ClusterIPs")
+    })?;
     for to in ["10.96.201.3:80", "[fd00:96::b3]:80"] {
         talks(&one, &other, to)?;
     }

@@ -95,7 +95,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("cluster-domain", Text, Kpx("clusterDomain"), "In mode host: the domain of the cluster's names"),
     flag("node-ip", List, Kpx("nodeIPs"), "This node's addresses, one per family, instead of the Node object's"),
     flag("service-cidr", List, Kpx("serviceCIDRs"), "The ranges of ClusterIPs, instead of the ServiceCIDR objects'"),
-    flag("external-ip-cidrs", List, Kpx("externalIPCIDRs"), "The networks from which Services may have ExternalIPs, or `none`; without it any addresses but the API server's, and those that mean the same on every host. In mode host the networks from which they may have ExternalIPs and load balancer addresses; without it none"),
+    flag("external-ip-cidrs", List, Kpx("externalIPCIDRs"), "The networks from which Services may have ExternalIPs, or `none`; without it any addresses but the API server's, those that mean the same on every host, this node's podCIDRs and pods of other namespaces. In mode host the networks from which they may have ExternalIPs and load balancer addresses; without it none"),
     flag("masquerade", Choice(values::<Masquerade>), Kpx("masquerade"), "Which clients to masquerade: only where replies would otherwise bypass the node (default), or exactly as kube-proxy does (compat)"),
     flag("cluster-ip-external", Switch, Kpx("clusterIPExternal"), "Let clients outside the cluster reach ClusterIPs through this node, as kube-proxy does; false restricts ClusterIPs to the cluster"),
     flag("lb-algorithm", Choice(values::<LbAlgorithm>), Kpx("lbAlgorithm"), "Algorithm that selects a new flow's backend, for Services without the annotation `kpx.dev/lb-algorithm`; in proxy mode ipvs the default goes by --ipvs-scheduler"),

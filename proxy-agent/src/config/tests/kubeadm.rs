@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::ConfigFile;
+use crate::config::Remarks;
 use crate::node::NodeOptions;
 use crate::node::detect::Detector;
 use crate::settings::{Conntrack, Mode};
@@ -82,7 +83,8 @@ winkernel:
 fn kubeadms_configuration_means_defaults() {
     let file = ConfigFile::new(CONFIG);
     let configuration = file.load("--hostname-override=Node-1 -v=2").unwrap();
-    assert_eq!(configuration.remarks, Default::default(), "nothing in it is doubtful");
+    let remarks = Remarks { awaits_mode: true, ..Remarks::default() };
+    assert_eq!(configuration.remarks, remarks, "nothing in it is doubtful");
     let settings = configuration.settings().unwrap();
 
     assert_eq!(settings.node_name, "node-1");
