@@ -51,7 +51,14 @@ mod tests {
 
     #[test]
     fn networks_within_ranges_are_shared() {
-        let cases: [(&str, &[&str], &[&str], &[&str], &[&str]); 7] = [
+        type Case = (
+            &'static str,
+            &'static [&'static str],
+            &'static [&'static str],
+            &'static [&'static str],
+            &'static [&'static str],
+        );
+        let cases: [Case; 7] = [
             ("apart", &["10.96.0.0/16"], &["10.244.1.0/24"], &["10.244.2.0/24", "192.0.2.0/24", "0.0.0.0/0"], &[]),
             ("pods", &["10.244.0.0/16"], &["10.244.1.0/24"], &[], &["10.244.1.0/24"]),
             (
