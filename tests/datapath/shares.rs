@@ -68,6 +68,12 @@ fn namespace_holds_no_more_than_its_share_and_others_open() -> Result<()> {
         // The sweep counts the same.
         fixture.bench.datapath.flows.sweep()?;
         fixture.rows("shares::namespace_holds_no_more_than_its_share_and_others_open/swept")?;
+        // A tenant that deletes its Service still holds the Service's flows.
+        let before = counts(&fixture)?;
+        delete(&mut fixture, "web", Port::new(80))?;
+        fixture.bench.datapath.flows.sweep()?;
+        ensure!(counts(&fixture)? == before, "{:?}, not {before:?}", counts(&fixture)?);
+        put_in_namespaces(&mut fixture, &[of("web", 80, 7)])?;
         fixture.bench.datapath.flows.sweep_at(later()?)?;
         ensure!(counts(&fixture)? == (0, vec![]), "{:?}", counts(&fixture)?);
         ensure!(establish(&fixture, "client", 1_000)?, "the namespace's flows have gone");
@@ -252,6 +258,19 @@ fn put_in_namespaces(fixture: &mut Fixture, ports: &[(&str, Port, Namespace)]) -
         fixture.bench.datapath.tables.apply(&change)?;
     }
     Ok(())
+}
+
+/// Deletes the frontend of a service port of TCP.
+fn delete(fixture: &mut Fixture, name: &str, port: Port) -> Result<()> {
+    fn change<A: Addr>(addr: A, port: Port) -> FamilyChange<A> {
+        let key = FrontendKey::new(addr, port, Proto::TCP);
+        FamilyChange::DelFrontend(key, key)
+    }
+    let change = match fixture.names.addr(name)? {
+        IpAddr::V4(ip) => Change::V4(change(Addr4::from(ip), port)),
+        IpAddr::V6(ip) => Change::V6(change(Addr6::from(ip), port)),
+    };
+    fixture.bench.datapath.tables.apply(&change)
 }
 
 /// Makes the programs' counts wrong.
