@@ -3,7 +3,7 @@
 use proxy_common::addr::Proto;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{
-    Acked, Ahead, AtHook, EntryKind, Flow, Hook, Kind, Proof, Seen, Sender, is_recent, is_stream, step,
+    Acked, Ahead, AtHook, EntryKind, Flow, Hook, Kind, LINGER_SECS, Proof, Seen, Sender, is_recent, is_stream, step,
 };
 use proxy_common::service_counts::Passed;
 use proxy_common::share::Register;
@@ -85,11 +85,60 @@ fn learn<A: Net>(
     if is_judged && is_in_anothers_name(skb, packet, hook, mark, kind) {
         return Followed::Forged;
     }
+    if kind == EntryKind::Undnat && !is_marked_otherwise(packet, mark, flow) && is_of_another_connection(packet, flow) {
+        if flow.kind == Kind::DNAT {
+            close(flow, packet.proto);
+        } else {
+            note_clash(flow, packet.proto);
+        }
+        return Followed::Unknown;
+    }
     // Short ways do not ask: the agent has made the entry older, and no packet makes it younger.
     if flow.is_lost() && !packet.opens() {
         return Followed::Lost;
     }
     if heed(&entry, packet, mark, flow, kind, decision) { Followed::Known } else { Followed::Unknown }
+}
+
+/// Returns true if a packet from the backend looks like one of the flow, and belongs to another connection between the same ports. `flow` is
+/// the opener's copy then if the flow has ended, and has to make way.
+#[inline(never)]
+pub fn is_of_another_connection<A: Net>(packet: &Packet<A>, flow: &mut Flow<A>) -> bool {
+    let (proto, told, now_secs) = (packet.proto, packet.told(), maps::about_now_secs());
+    if is_answered_by_another(packet, flow) {
+        return true;
+    }
+    if !told.answers_opener() && flow.idle_secs(now_secs) <= LINGER_SECS {
+        return false;
+    }
+    let opener_key = flow.opener_key(proto);
+    let Some(opener) = maps::live_flow(&opener_key) else { return false };
+    let is_outlived = opener.read(|flow| flow.is_outlived_by(told, proto, now_secs, timeouts()));
+    if is_outlived && maps::flow(&opener_key, flow).is_none() {
+        // Another CPU has closed it meanwhile.
+        flow.kind = Kind::UNDNAT;
+    }
+    is_outlived
+}
+
+/// Notes that another connection has the client's port, for the client's next SYN.
+#[inline(never)]
+fn note_clash<A: Net>(flow: &Flow<A>, proto: Proto) {
+    if let Some(opener) = maps::opener(flow, proto) {
+        opener.set_rx(opener.read(|flow| flow.rx).with(Seen::CLASHES));
+    }
+}
+
+/// Returns true if the mark shows that a packet, which looks like one from the backend, is none.
+#[inline(always)]
+fn is_marked_otherwise<A: Net>(packet: &Packet<A>, mark: PacketMark, flow: &Flow<A>) -> bool {
+    mark.is_forward() || flow.is_snat_on_devices() && mark.is_unmarked_ingress(packet.is_fragment())
+}
+
+/// Returns true if a packet from the backend comes in place of its answer: see [`Flow::is_answered_by_another`].
+#[inline(always)]
+fn is_answered_by_another<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
+    packet.seq().is_some_and(|seq| flow.is_answered_by_another(packet.proto, packet.told(), seq))
 }
 
 /// Returns true if the packet came in through a device at which its sender cannot be. See [`net::is_forged`](crate::net::is_forged).
@@ -125,6 +174,11 @@ fn heed<A: Net>(
                 close(flow, packet.proto);
                 return false;
             }
+            if packet.opens() && flow.clashes() {
+                close(flow, packet.proto);
+                packet.port_taken = true;
+                return false;
+            }
             if packet.proto == Proto::UDP && has_moved(entry, flow, decision) {
                 maps::count(Event::FlowMoved);
                 close(flow, packet.proto);
@@ -138,10 +192,7 @@ fn heed<A: Net>(
             }
             there(entry, flow, packet, now_secs);
         }
-        EntryKind::Undnat if mark.is_forward() => return false,
-        EntryKind::Undnat if flow.is_snat_on_devices() && mark.is_unmarked_ingress(packet.is_fragment()) => {
-            return false;
-        }
+        EntryKind::Undnat if is_marked_otherwise(packet, mark, flow) => return false,
         EntryKind::Snat if !mark.source_changes() && !mark.is_lost() => return false,
         EntryKind::Undnat => back(entry, flow, packet),
         // Both directions pass one of the above as well.

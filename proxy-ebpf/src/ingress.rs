@@ -173,7 +173,7 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, decision: DecisionMemory) 
     }
     let Scratch { packet, opening, .. } = scratch;
     let addr = source_addr(skb, packet, node, decision, &mut opening.source.addr)?;
-    let source = Source { addr, port_taken: false, generation };
+    let source = Source { addr, port_taken: maps::again(&packet.port_taken), generation };
     let mut flags = if decision.has(Decision::<A>::COUNTED) { Flow::<A>::COUNTED } else { 0 };
     flags |= remote;
     *opening =

@@ -92,7 +92,7 @@ fn back<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32) -> Taken {
     let Some(opener) = maps::opener_of(entry) else { return Taken::LEFT };
     let (tx, before) = opener.read(|flow| (flow.tx, flow.rx));
     let is_dialled = tx.has(Seen::DIALLED.with(Seen::REDIALLED));
-    if !is_of_numbers || tx.with(before).with(rx).has(Seen::RST) || is_dialled {
+    if !is_of_numbers || !rx.has(Seen::PACKET) || tx.with(before).with(rx).has(Seen::RST) || is_dialled {
         return Taken::LEFT;
     }
     if told.ends(rx) && tx.has(Seen::ASSURED) {

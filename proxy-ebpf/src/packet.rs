@@ -33,6 +33,8 @@ pub struct Packet<A: Addr> {
     pub decided: bool,
     /// The packet's flow has left a silent backend, which is in the scratch still.
     pub moves: bool,
+    /// The packet's flow has ended because another connection has its port: see [`Seen::CLASHES`].
+    pub port_taken: bool,
 }
 
 /// The headers of a packet, but for the addresses.
@@ -125,6 +127,7 @@ impl<A: Net> Packet<A> {
         self.proto = Proto::ANY;
         self.decided = false;
         self.moves = false;
+        self.port_taken = false;
         if skb.is_in_vlan() {
             return Err(Reason::Vlan);
         }

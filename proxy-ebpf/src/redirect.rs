@@ -293,6 +293,10 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, entry: &Entry<A>, is_uns
     if other.kind != Kind::UNDNAT || other.has(Flow::<A>::HOST) || other.is_snat() != is_unsnat {
         return Plan::Stack;
     }
+    // The hook where it leaves ends such a flow.
+    if flow::is_of_another_connection(packet, other) {
+        return Plan::Stack;
+    }
     if !other.rx.has(Seen::DIRECT) {
         if is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr) {
             return Plan::Stack;

@@ -16,9 +16,12 @@ use crate::policy::{external, services};
 
 packet_tests! {
     meetings:
+    connection_keeps_its_packets_from_another_one_with_its_port,
     direct_connection_of_host_to_itself_stays_apart_from_its_flows,
+    ended_flow_leaves_its_packets_to_the_next_connection,
     pod_of_another_node_hears_back_from_third_node,
     received_packet_in_pods_name_opens_nothing,
+    silent_flow_leaves_its_packets_to_the_next_exchange,
 }
 
 fn apply4or6(

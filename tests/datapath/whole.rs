@@ -11,6 +11,7 @@ use crate::packets::{Runner, packet_tests, run_section};
 packet_tests! {
     whole:
     whole_connection_skips_stack,
+    ended_whole_connection_leaves_its_packets_to_the_next_one,
     whole_flow_lives_on_when_other_flows_take_stack,
     datagram_opens_another_flow_when_its_backend_moves,
     whole_connection_with_another_node_skips_stack,

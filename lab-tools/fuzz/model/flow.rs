@@ -69,6 +69,8 @@ pub(crate) struct Flow {
     pub(crate) dialled: bool,
     /// ... after a minute.
     pub(crate) redialled: bool,
+    /// Another connection has the client's port, as the backend's packets show.
+    pub(crate) clashes: bool,
     /// The client has said goodbye behind data that nothing speaks of.
     pub(crate) is_leaving: bool,
     /// When either side last said anything, in seconds since boot.
@@ -161,6 +163,18 @@ impl Flow {
             || now_secs.saturating_sub(self.last_secs) > self.timeout_secs()
     }
 
+    /// Does a packet of the backend belong to another connection between the same two ports, because it is no answer to a SYN?
+    pub(crate) fn is_answered_by_another(&self, transport: Option<&Transport>) -> bool {
+        let answers = |it: &Transport| it.answer.is_some() || it.resets && it.seq == Some(0);
+        self.proto == TCP && !self.backend_said.anything && transport.is_some_and(|it| !answers(it))
+    }
+
+    /// Does a packet of the backend come after the end, and so belong to another connection?
+    pub(crate) fn is_outlived_by(&self, transport: Option<&Transport>, now_secs: u32) -> bool {
+        let answers = transport.is_some_and(|it| it.answer.is_some()) && (self.assured || !self.is_from_outside());
+        self.is_over(now_secs) && (answers || now_secs.saturating_sub(self.last_secs) > 3)
+    }
+
     /// May the backend of a connection from outside not believe the RST in the client's name? It goes on then.
     pub(crate) fn may_survive_reset(&self) -> bool {
         self.proto == TCP && self.client_said.reset && self.assured && self.is_from_outside()
@@ -190,7 +204,7 @@ impl Flow {
     pub(crate) fn begin_anew(&mut self) {
         self.backend_said = Said::default();
         self.client_said = Said { anything: true, ..Said::default() };
-        (self.assured, self.is_leaving) = (false, false);
+        (self.assured, self.is_leaving, self.clashes) = (false, false, false);
     }
 
     /// Judges a packet that would end the connection. The other side expects the number that it has acknowledged (RFC 5961 §3.2),

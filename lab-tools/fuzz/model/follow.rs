@@ -91,6 +91,11 @@ impl Model {
                     self.close(id);
                     return None;
                 }
+                if opens && flow.clashes && !flow.backend_said.anything {
+                    self.close(id);
+                    self.port_taken = true;
+                    return None;
+                }
                 if packet.proto == wire::UDP && self.has_moved(id) {
                     *self.counts.events.entry(Event::FlowMoved).or_default() += 1;
                     self.close(id);
@@ -101,6 +106,14 @@ impl Model {
                 }
             }
             Leg::ToClient | Leg::AsNode if !self.belongs(sent, packet.ip.part != Part::Whole, id, leg) => return None,
+            Leg::ToClient if flow.is_answered_by_another(packet.transport.as_ref()) => {
+                self.flows.get_mut(&id).expect("who follows a flow has found it").clashes = true;
+                return None;
+            }
+            Leg::ToClient if flow.is_outlived_by(packet.transport.as_ref(), now_secs) => {
+                self.close(id);
+                return None;
+            }
             _ => {}
         }
         self.hear(sent, packet, id, leg, now_secs);

@@ -163,6 +163,8 @@ pub(crate) struct Model {
     guests: BTreeMap<(u8, SocketAddr, SocketAddr), Guest>,
     /// The silent backend that the flow of the packet at hand has left.
     left: Option<SocketAddr>,
+    /// The packet's flow has ended because another connection has its port.
+    port_taken: bool,
     answers: HashMap<open::Question, Rc<(Answer, Option<SocketAddr>)>>,
     pub(crate) counts: Counts,
 }
@@ -182,6 +184,7 @@ impl Model {
             affinities: BTreeMap::new(),
             guests: BTreeMap::new(),
             left: None,
+            port_taken: false,
             answers: HashMap::new(),
             counts: Counts::default(),
         }
@@ -221,7 +224,7 @@ impl Model {
     /// Says how what a program made of a packet differs from what it must make of it. `chosen` looks a choice up that the packet
     /// does not show.
     pub(crate) fn judge(&mut self, sent: &Sent, got: &Got, now_secs: u32, chosen: open::Chosen<'_>) -> Result<()> {
-        (self.now_secs, self.left) = (now_secs, None);
+        (self.now_secs, self.left, self.port_taken) = (now_secs, None, false);
         let mut want = self.want(sent, got, now_secs, chosen)?;
         // The host's further packets of a second go by the link that their flow has kept, the others by the kernel's neighbour.
         if sent.at == At::Anchor && want.verdict == Verdict::Redirect {

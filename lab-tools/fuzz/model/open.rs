@@ -174,6 +174,7 @@ impl Model {
             backend_secs: now_secs,
             dialled: false,
             redialled: false,
+            clashes: false,
             is_leaving: false,
             last_secs: now_secs,
             opened: Instant::now(),
@@ -210,7 +211,7 @@ impl Model {
                 ensure!(had == backend, "the client had {had} and got {backend}");
             }
         }
-        let keeps_own = !flow.by_host && seen == flow.client.ip();
+        let keeps_own = !flow.by_host && seen == flow.client.ip() && !self.port_taken;
         self.take_port(flow, seen, source.port(), keeps_own)
     }
 

@@ -32,6 +32,11 @@ impl Model {
         if flow.by_host || flow.is_guest || place::is_own(next.ip()) {
             return None;
         }
+        let transport = packet.transport.as_ref();
+        let is_of_another = || flow.is_answered_by_another(transport) || flow.is_outlived_by(transport, now_secs);
+        if leg != Leg::ToBackend && is_of_another() {
+            return None;
+        }
         let must = self.goes_past_stack(sent, packet, flow, next);
         let is_free = self.fast.has(Fast::OTHERS) || self.is_tolerated(sent, flow, next);
         let may = is_free && may_skip(sent, packet) && is_open(flow, leg);

@@ -34,6 +34,7 @@ impl Model {
             (!is_plain(sent, packet), "not_whole_odd_header"),
             (packet.proto == SCTP, "not_whole_sctp"),
             (flow.changes_address(), "not_whole_masqueraded"),
+            (self.port_taken, "not_whole_port_taken"),
             (!exit.leads_to_pods() && !self.fast.has(Fast::OPENS_FAR), "not_whole_far"),
             (!self.fast.is_bare(device) || !self.fast.is_bare(exit), "not_whole_not_bare"),
             (

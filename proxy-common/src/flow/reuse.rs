@@ -1,6 +1,6 @@
 //! When an opener may take the place of an older flow of the same client.
 
-use super::{ANSWER_SECS, Flow, REDIAL_SECS, Seen, Timeouts, Told};
+use super::{ANSWER_SECS, Flow, LINGER_SECS, REDIAL_SECS, Seen, Timeouts, Told};
 use crate::addr::{Addr, Proto};
 
 impl<A: Addr> Flow<A> {
@@ -26,5 +26,31 @@ impl<A: Addr> Flow<A> {
     #[inline(always)]
     pub const fn is_redialled_by(&self, packet: Told, now_secs: u32) -> bool {
         packet.opens_connection() && (self.idle_secs(now_secs) > REDIAL_SECS || self.may_survive_reset(Proto::TCP))
+    }
+
+    /// Returns true, in the reply's entry, if a packet of the backend with this number belongs to another connection between its port and the
+    /// client's. To a SYN a backend answers with a SYN-ACK, or with a RST whose number is 0 (RFC 9293 §3.10.7.1). A backend that already has
+    /// a connection with that port acknowledges what it has got there (RFC 5961 §4).
+    #[inline(always)]
+    pub const fn is_answered_by_another(&self, proto: Proto, packet: Told, seq: u32) -> bool {
+        let refuses = packet.resets() && seq == 0;
+        proto.0 == Proto::TCP.0 && !self.rx.has(Seen::PACKET) && !packet.answers_opener() && !refuses
+    }
+
+    /// Returns true, in the opener's entry, if another connection has the client's port at the backend: see [`Seen::CLASHES`].
+    #[inline(always)]
+    pub const fn clashes(&self) -> bool {
+        self.rx.has(Seen::CLASHES) && !self.rx.has(Seen::PACKET)
+    }
+
+    /// Returns true, in the opener's entry, if a packet of the backend comes after the flow's end, and so belongs to another connection: an
+    /// answer to a SYN that did not come by this flow, or any packet once none of this flow is due.
+    ///
+    /// A stranger's RST in the name of a client outside does not turn its handshake into such a flow.
+    #[inline(always)]
+    pub const fn is_outlived_by(&self, packet: Told, proto: Proto, now_secs: u32, timeouts: Timeouts) -> bool {
+        let is_due = self.idle_secs(now_secs) <= LINGER_SECS;
+        let is_end_certain = self.is_assured() || !self.is_far();
+        (packet.answers_opener() && is_end_certain || !is_due) && self.is_expired(proto, now_secs, timeouts)
     }
 }

@@ -25,6 +25,9 @@ impl Seen {
     pub const DIALLED: Self = Self(1 << 7);
     /// The backend has acknowledged more with its last packets. Of what comes back, in the reply's entry; LEAVING has the same bit.
     pub const ADVANCED: Self = Self(1 << 6);
+    /// A packet of another connection has come from the backend, which has not answered yet: the client has its port for that connection
+    /// as well. Of what comes back, in the opener's entry; ADVANCED, in the reply's entry, has the same bit.
+    pub const CLASHES: Self = Self(1 << 6);
     /// The flow was opened past the stack, which sees none of its packets. Of what comes back, in both entries; DIALLED has the same
     /// bit.
     pub const WHOLE: Self = Self(1 << 7);

@@ -125,3 +125,32 @@ fn reset_in_name_of_a_client_outside_waits_for_the_backend() {
     (flow.tx, flow.rx) = (Seen::PACKET.with(Seen::RST), Seen::PACKET);
     assert!(flow.may_be_reused(Proto::TCP, 100, TIMEOUTS), "the client has not shown itself");
 }
+
+#[test]
+fn packet_of_another_connection_is_told_from_an_answer() {
+    let flow = flow(at(1, 1000), 0);
+    let is_anothers = |told, seq| flow.is_answered_by_another(Proto::TCP, told, seq);
+    assert!(!is_anothers(Told::ANSWER, 1000) && !is_anothers(Told::RST, 0));
+    assert!(is_anothers(Told::PACKET, 1001) && is_anothers(Told::FIN, 1001) && is_anothers(Told::RST, 1001));
+    assert!(!flow.is_answered_by_another(Proto::UDP, Told::PACKET, 0));
+    let answered = Flow { rx: Seen::PACKET.with(Seen::CLASHES), ..flow };
+    assert!(!answered.is_answered_by_another(Proto::TCP, Told::PACKET, 1001));
+    assert!(!answered.clashes() && Flow { rx: Seen::CLASHES, ..flow }.clashes(), "until the backend answers");
+}
+
+#[test]
+fn packet_after_the_end_is_of_another_connection() {
+    let fin = Seen::PACKET.with(Seen::ASSURED).with(Seen::FIN);
+    let open = Flow { tx: Seen::PACKET.with(Seen::ASSURED), rx: Seen::PACKET, ..flow(at(1, 1000), 0) };
+    let is_outlived = |flow: &Flow<Addr4>, told, now| flow.is_outlived_by(told, Proto::TCP, now, TIMEOUTS);
+    assert!(!is_outlived(&open, Told::ANSWER, 101) && !is_outlived(&open, Told::PACKET, 1_000));
+    let closed = Flow { tx: fin, rx: fin, ..open };
+    assert!(!is_outlived(&closed, Told::FIN, 103), "the last FIN again");
+    assert!(is_outlived(&closed, Told::PACKET, 104) && is_outlived(&closed, Told::ANSWER, 100));
+    let reset = Flow { tx: Seen::PACKET.with(Seen::RST), ..flow(at(1, 1000), Flow::<Addr4>::REMOTE) };
+    assert!(!is_outlived(&reset, Told::ANSWER, 103), "a stranger has reset the handshake");
+    assert!(is_outlived(&reset, Told::ANSWER, 104));
+    let silent = Flow { rx: Seen::PACKET, ..flow(at(1, 1000), 0) };
+    let idle = |now| silent.is_outlived_by(Told::PACKET, Proto::UDP, now, TIMEOUTS);
+    assert!(!idle(280) && idle(281), "after the idle time-out, whether an agent sweeps or not");
+}

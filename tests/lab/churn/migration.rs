@@ -114,6 +114,39 @@ fn backward(fixture: &Fixture, mode: Mode) -> Result<()> {
     served_by(fixture, &CLIENTS, KubeProxy).context("kube-proxy alone")
 }
 
+/// The next proxy leads a client to a backend by a port that kpx has led there before.
+#[test]
+fn ports_of_ended_connections_are_free_for_the_next_proxy() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let one = Service::new("one", 21, &["p1b"], PORT);
+    fixture.base.put(&one)?;
+    let kpx = fixture.kpx("tcx")?;
+    let kept = Kept::open(&fixture, Kpx)?;
+    let client = &fixture.lab.host("p1a").ns;
+    // One connection ends by FINs, the other by a RST.
+    let ports = [40_001, 40_002];
+    for family in Family::ALL {
+        let dial = |port| Dial::new(Protocol::Tcp, one.frontend(family)).source_port(port);
+        dial(ports[0]).connect(client)?.exchange_last(b"bye")?;
+        let mut reset = dial(ports[1]).connect(client)?;
+        reset.exchange(b"bye")?;
+        reset.reset()?;
+    }
+    kpx.stop()?;
+    let mut drain = Drain::start(&fixture, "5m")?;
+    drain.line()?;
+    for family in Family::ALL {
+        let pod = (fixture.lab.host("p1b").addrs.ip(family), PORT).into();
+        for port in ports {
+            let dial = Dial::new(Protocol::Tcp, pod).source_port(port);
+            dial.exchange(client, b"again").with_context(|| format!("from {port} by {family}"))?;
+        }
+    }
+    ensure!(drain.child.try_wait()?.is_none(), "the programs are gone already");
+    kept.end()?;
+    drain.ended()
+}
+
 #[test]
 fn a_drain_ends_with_its_time_and_with_the_next_kpx() -> Result<()> {
     let fixture = Fixture::new()?;

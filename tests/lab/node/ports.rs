@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use testbed::agent::{DEADLINE, Service, idle, wait_until};
 use testbed::echo::{Answer, Dial, Protocol};
-use testbed::lab::{Family, Host, Layout};
+use testbed::lab::{CLUSTER_PODS, Family, Host, Layout};
 use testbed::served_lab::ServedLab;
 
 const PORT: u16 = 8080;
@@ -59,6 +59,50 @@ fn node_that_dials_a_pod_beside_its_flow_through_a_node_port_hears_both() -> Res
         }
     }
     kpx.stop()
+}
+
+/// A pod of another node has a connection that its own node led to the backend, and dials this node from the same port.
+#[test]
+fn connection_of_a_pod_elsewhere_outlives_its_dial_of_a_node_port() -> Result<()> {
+    for layout in [Layout::Routed, Layout::Bridge] {
+        let lab = ServedLab::with_api_server(layout)?.serve(&["p1b"], PORT)?;
+        let web = Service::new("web", 1, &["p1b"], PORT).node_port(NODE_PORT);
+        lab.put(&web)?;
+        let kpx = lab.kpx(&["--cluster-cidr", &cidrs()])?;
+        // The client's node does not masquerade what goes to other nodes.
+        lab.lab.n2.host.ns.nft("delete table inet cni")?;
+        let local = web.clone().external_local();
+        for (nth, policy) in [(0, &web), (1, &local)] {
+            lab.put(policy)?;
+            for family in Family::ALL {
+                let port = 20_010 + nth;
+                held_and_new(&lab, "p2a", family, port).with_context(|| format!("{layout:?} {family} {nth}"))?;
+            }
+        }
+        kpx.stop()?;
+    }
+    Ok(())
+}
+
+fn cidrs() -> String {
+    Family::ALL.map(|family| CLUSTER_PODS.cidr(family)).join(",")
+}
+
+/// Dials the node port from the port of a connection to its backend, and uses both.
+fn held_and_new(lab: &ServedLab, client: &str, family: Family, port: u16) -> Result<()> {
+    let client = lab.lab.host(client);
+    let node_port = SocketAddr::new(lab.lab.n1.host.addrs.ip(family), NODE_PORT);
+    let pod = SocketAddr::new(lab.lab.host("p1b").addrs.ip(family), PORT);
+    let dial = |to| Dial::new(Protocol::Tcp, to).source_port(port).deadline(DEADLINE);
+    let mut held = dial(pod).connect(&client.ns).context("dial the backend")?;
+    held.exchange(b"held")?;
+    let mut new = dial(node_port).connect(&client.ns).context("dial the node port")?;
+    let seen = new.exchange(b"new").context("by the node port")?.source;
+    ensure!(seen.ip() == client.addrs.ip(family) && seen.port() != port, "the backend sees {seen}");
+    held.exchange(b"still held").context("the connection that was there before")?;
+    new.exchange(b"still new").context("the new connection")?;
+    held.reset()?;
+    Ok(new.reset()?)
 }
 
 /// Asks by UDP from a port until an answer comes.
