@@ -97,7 +97,7 @@ fn learn<A: Net>(
     if flow.is_lost() && !packet.opens() {
         return Followed::Lost;
     }
-    if heed(&entry, packet, mark, flow, kind, decision) { Followed::Known } else { Followed::Unknown }
+    heed(&entry, packet, mark, flow, kind, decision)
 }
 
 /// Returns true if a packet from the backend looks like one of the flow, and belongs to another connection between the same ports. `flow` is
@@ -157,7 +157,7 @@ fn is_in_anothers_name<A: Net>(skb: Skb, packet: &Packet<A>, hook: Hook, mark: P
     is_forged(skb, came_in_by, &packet.src.addr, &packet.dst.addr)
 }
 
-/// Brings a flow up to date with a packet that looks like one of it. False if it is none.
+/// Brings a flow up to date with a packet that looks like one of it.
 #[inline(always)]
 fn heed<A: Net>(
     entry: &Entry<A>,
@@ -166,39 +166,43 @@ fn heed<A: Net>(
     flow: &Flow<A>,
     kind: EntryKind,
     decision: DecisionMemory,
-) -> bool {
+) -> Followed {
     match kind {
         EntryKind::Dnat => {
             let now_secs = maps::about_now_secs();
             if packet.opens() && flow.may_be_reused(packet.proto, now_secs, timeouts()) {
                 close(flow, packet.proto);
-                return false;
+                return Followed::Unknown;
             }
             if packet.opens() && flow.clashes() {
                 close(flow, packet.proto);
                 packet.port_taken = true;
-                return false;
+                return Followed::Unknown;
             }
             if packet.proto == Proto::UDP && has_moved(entry, flow, decision) {
                 maps::count(Event::FlowMoved);
                 close(flow, packet.proto);
-                return false;
+                return Followed::Unknown;
             }
             if select::leaves_silent(packet, flow) {
                 maps::count(Event::FlowMoved);
                 close(flow, packet.proto);
                 packet.moves = true;
-                return false;
+                return Followed::Unknown;
             }
-            there(entry, flow, packet, now_secs);
+            let end = there(entry, flow, packet, now_secs);
+            // The backend would ignore it. Conntrack forgets a silent connection ten seconds after a RST in its window.
+            if end == End::Ignored && packet.resets() && flow.is_far() {
+                return Followed::Forged;
+            }
         }
-        EntryKind::Undnat if is_marked_otherwise(packet, mark, flow) => return false,
-        EntryKind::Snat if !mark.source_changes() && !mark.is_lost() => return false,
+        EntryKind::Undnat if is_marked_otherwise(packet, mark, flow) => return Followed::Unknown,
+        EntryKind::Snat if !mark.source_changes() && !mark.is_lost() => return Followed::Unknown,
         EntryKind::Undnat => back(entry, flow, packet),
         // Both directions pass one of the above as well.
         EntryKind::Snat | EntryKind::Unsnat => {}
     }
-    true
+    Followed::Known
 }
 
 /// Returns true if the flow's backend has ceased to serve its frontend. It is asked once for each time that an endpoint or a frontend
@@ -258,9 +262,9 @@ fn judge_end<A: Net>(packet: &Packet<A>, acked: u32, ahead: Ahead) -> End {
     End::Ignored
 }
 
-/// Applies the step of a packet towards the backend.
+/// Applies the step of a packet towards the backend, unless it would end the flow and is not likely to. Returns the judgement of that.
 #[inline(always)]
-fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs: u32) {
+fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs: u32) -> End {
     entry.count(packet.segments, packet.len);
     // A stranger can make the backend speak. Only the client can make it acknowledge more.
     let advances = |flow: &Flow<A>| flow.rx.has(Seen::ADVANCED) && is_recent(flow.idle_secs(now_secs));
@@ -275,7 +279,7 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
             entry.set_tx(flow.tx.with(Seen::LEAVING));
         }
         if end != End::Likely {
-            return;
+            return end;
         }
     }
     let proves = proves(packet, flow);
@@ -322,6 +326,7 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
     {
         undnat.set_last_secs(0);
     }
+    End::Likely
 }
 
 /// The client has dialled on the flow, and the backend has not answered.

@@ -271,7 +271,8 @@ pub fn explain(reason: Reason) -> &'static str {
         Reason::NoRoute => "the node has no route to the backend",
         Reason::RouteLost => "the node has lost its route to the backend",
         Reason::Forged => {
-            "its source is forged: it is the node's own, or the way back to it leads through another device"
+            "it is sent in another's name: its source is the node's own, or the way back to it leads through another device, or it is \
+             a RST with a number that the backend ignores"
         }
         Reason::CutHeader => "a first fragment too short for its transport header",
         Reason::BackendLost => {

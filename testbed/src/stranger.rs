@@ -102,12 +102,17 @@ fn authenticated(mut packet: Vec<u8>) -> Vec<u8> {
 
 /// Returns a TCP packet with a random number, and without flags.
 pub fn tcp(from: SocketAddr, to: SocketAddr) -> PacketBuilderStep<TcpHeader> {
+    tcp_with(from, to, rand::random())
+}
+
+/// Returns a TCP packet with this number, and without flags.
+pub fn tcp_with(from: SocketAddr, to: SocketAddr, seq: u32) -> PacketBuilderStep<TcpHeader> {
     let ip = match (from.ip(), to.ip()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => PacketBuilder::ipv4(from.octets(), to.octets(), 64),
         (IpAddr::V6(from), IpAddr::V6(to)) => PacketBuilder::ipv6(from.octets(), to.octets(), 64),
         _ => unreachable!("both are of one family"),
     };
-    ip.tcp(from.port(), to.port(), rand::random(), 64_000)
+    ip.tcp(from.port(), to.port(), seq, 64_000)
 }
 
 /// Returns a RST, FIN or SYN, which would end a connection if its number were right.

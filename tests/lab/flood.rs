@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use etherparse::{PacketBuilderStep, TcpHeader};
-use testbed::agent::{Agent, Cluster, Service, node};
+use testbed::agent::{Agent, Cluster, Service, idle, node};
 use testbed::echo::{Connection, Dial, Protocol, Servers, pattern};
 use testbed::flow_table::{FlowTable, counters, flow_tables};
 use testbed::lab::{Family, Host, Lab, Layout};
@@ -87,6 +87,48 @@ fn a_flood_of_blind_handshakes_costs_no_connection_and_no_handshake() -> Result<
     }
     exchange(&mut standing)?;
     exchange(&mut silent).context("after the flood")?;
+    agent.stop()
+}
+
+/// Conntrack forgets a connection that is silent for ten seconds after a RST in its window, and masquerades what the pod sends next.
+#[test]
+fn silent_connection_outlives_resets_of_all_windows() -> Result<()> {
+    /// Less than the first window of a connection.
+    const STEP: usize = 1 << 15;
+    const FORGOTTEN: Duration = Duration::from_secs(11);
+
+    let lab = Lab::start(Layout::Routed)?;
+    lab.set_rp_filter(0)?;
+    let servers = Servers::start()?;
+    servers.serve(lab.host("p1b"), PORT)?;
+    let cluster = Cluster::with_manifests(&lab)?;
+    let web = Service::new("web", 10, &["p1b"], PORT).node_port(NODE_PORT);
+    let objects = web.objects(&lab).into_iter().chain(lab.nodes().map(node));
+    objects.into_iter().try_for_each(|object| cluster.put(&object))?;
+    let [n1, _] = lab.nodes();
+    let agent = Agent::start(&lab, n1, cluster.source())?;
+    let to = Family::ALL.map(|family| SocketAddr::new(n1.host.addrs.ip(family), NODE_PORT));
+    let mut silent = connect(lab.host("xl"), to)?;
+    exchange(&mut silent)?;
+    let ends = silent.iter().map(|connection| connection.ends().map_err(|fault| anyhow!("{fault}")));
+    let ends = ends.collect::<Result<Vec<_>>>()?;
+    idle(SILENCE)?;
+    let stranger = Stranger::on(lab.host("x"))?;
+    // One connection of each family is enough for so many packets.
+    let victims = [ends[0], ends[CONNECTIONS]];
+    for [client, node_port] in victims {
+        for seq in (0..=u32::MAX).step_by(STEP) {
+            stranger.send(stranger::tcp_with(client, node_port, seq).rst(), node_port.ip())?;
+        }
+    }
+    idle(FORGOTTEN)?;
+    // The pod's next packet is its own, and no answer that conntrack knows.
+    for [client, node_port] in victims {
+        stranger.send(stranger::tcp(client, node_port).fin().ack(rand::random()), node_port.ip())?;
+    }
+    idle(SILENCE)?;
+    exchange(&mut silent)?;
+    ensure!(counters(&agent)?["forged"] > 100_000, "{:?}", counters(&agent)?);
     agent.stop()
 }
 

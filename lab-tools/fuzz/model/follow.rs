@@ -22,7 +22,7 @@ impl Model {
         if self.is_in_anothers_name(sent, packet, table, id, leg, now_secs) {
             return Err(Reason::Forged);
         }
-        Ok(self.heed(sent, packet, id, leg, now_secs))
+        self.heed(sent, packet, id, leg, now_secs)
     }
 
     /// Would a flow learn something from a packet whose sender cannot be where it came in?
@@ -82,46 +82,57 @@ impl Model {
     }
 
     /// Follows a packet that may be the flow's, as [`Self::follow`] does.
-    fn heed(&mut self, sent: &Sent, packet: &Packet, id: u64, leg: Leg, now_secs: u32) -> Option<(u64, Leg)> {
+    fn heed(
+        &mut self,
+        sent: &Sent,
+        packet: &Packet,
+        id: u64,
+        leg: Leg,
+        now_secs: u32,
+    ) -> Result<Option<(u64, Leg)>, Reason> {
         let flow = &self.flows[&id];
         match leg {
             Leg::ToBackend => {
                 let opens = packet.transport.is_some_and(|transport| transport.opens);
                 if opens && flow.yields(now_secs) {
                     self.close(id);
-                    return None;
+                    return Ok(None);
                 }
                 if opens && flow.clashes && !flow.backend_said.anything {
                     self.close(id);
                     self.port_taken = true;
-                    return None;
+                    return Ok(None);
                 }
                 if packet.proto == wire::UDP && self.has_moved(id) {
                     *self.counts.events.entry(Event::FlowMoved).or_default() += 1;
                     self.close(id);
-                    return None;
+                    return Ok(None);
                 }
                 if self.leaves_silent(packet, id) {
-                    return None;
+                    return Ok(None);
                 }
             }
-            Leg::ToClient | Leg::AsNode if !self.belongs(sent, packet.ip.part != Part::Whole, id, leg) => return None,
+            Leg::ToClient | Leg::AsNode if !self.belongs(sent, packet.ip.part != Part::Whole, id, leg) => {
+                return Ok(None);
+            }
             Leg::ToClient if flow.is_answered_by_another(packet.transport.as_ref()) => {
                 self.flows.get_mut(&id).expect("who follows a flow has found it").clashes = true;
-                return None;
+                return Ok(None);
             }
             Leg::ToClient if flow.is_outlived_by(packet.transport.as_ref(), now_secs) => {
                 self.close(id);
-                return None;
+                return Ok(None);
             }
             _ => {}
         }
-        self.hear(sent, packet, id, leg, now_secs);
-        Some((id, leg))
+        let end = self.hear(sent, packet, id, leg, now_secs);
+        // A stranger's perhaps, for which conntrack would forget the connection.
+        let is_blind = leg == Leg::ToBackend && end == End::Ignored && packet.says(|transport| transport.resets);
+        if is_blind && self.flows[&id].is_from_outside() { Err(Reason::Forged) } else { Ok(Some((id, leg))) }
     }
 
-    /// The flow has heard the packet.
-    pub(super) fn hear(&mut self, sent: &Sent, packet: &Packet, id: u64, leg: Leg, now_secs: u32) {
+    /// The flow has heard the packet. Returns the judgement of its end, if the packet would end it.
+    pub(super) fn hear(&mut self, sent: &Sent, packet: &Packet, id: u64, leg: Leg, now_secs: u32) -> End {
         self.note_refusal(packet, id, leg);
         let flow = self.flows.get_mut(&id).expect("who follows a flow has found it");
         let transport = packet.transport.as_ref();
@@ -183,7 +194,7 @@ impl Model {
                 flow.client_said.reset &= flow.backend_said.reset;
                 &mut flow.returned
             }
-            Leg::AsNode | Leg::FromNode => return,
+            Leg::AsNode | Leg::FromNode => return End::Likely,
         };
         passed.packets += u64::from(sent.segments.max(1));
         passed.bytes += sent.frame.len() as u64;
@@ -193,6 +204,7 @@ impl Model {
         if end == End::Ignored {
             *self.counts.events.entry(Event::EndIgnored).or_default() += 1;
         }
+        end
     }
 
     /// Tells if a leaving packet that looks like one of the flow is one. What is on its way to a backend is no reply.
