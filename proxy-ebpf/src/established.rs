@@ -266,6 +266,11 @@ pub fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, others: Others, memo
         skb.clear_packet_mark();
         return Outcome::new(Err(Reason::NotOurs));
     }
+    // A copy, for the kernel reads it in memory.
+    let addr = head.src.addr;
+    if others == Others::ANY && maps::own_addr(&addr).is_some() {
+        return Outcome::NOT_ESTABLISHED;
+    }
     if head.proto == Proto::TCP {
         return Outcome::new(Err(Reason::NoFlow));
     }
@@ -290,8 +295,7 @@ fn is_not_ours<A: Net>(head: &Head<A>, others: Others, memory: Memory) -> bool {
 /// Returns true if a datagram has the tuple of a backend's answers: it has opened nothing, and the hook where it leaves translates it.
 #[inline(always)]
 fn is_answer<A: Net>(head: &Head<A>) -> bool {
-    let key = FlowKey::new(Hook::EGRESS, head.proto, head.src, head.dst);
-    maps::live_flow(&key).is_some_and(|entry| entry.read(|flow| flow.kind) == Kind::UNDNAT && entry.is_at(&key))
+    maps::is_undnat(&FlowKey::new(Hook::EGRESS, head.proto, head.src, head.dst))
 }
 
 /// Returns true if a packet towards the backend changes more of its flow than counts, or if the backend may have left.

@@ -114,7 +114,20 @@ fn look_up<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<bool, R
     if skb.is_seen_before() {
         return Err(Reason::SeenBefore);
     }
-    flow::follow(skb, &mut scratch.packet, Hook::INGRESS, PacketMark::NONE, &mut scratch.flow, decision)
+    let is_known =
+        flow::follow(skb, &mut scratch.packet, Hook::INGRESS, PacketMark::NONE, &mut scratch.flow, decision)?;
+    if !is_known && speaks_for_node(&scratch.packet) {
+        return Err(Reason::Forged);
+    }
+    Ok(is_known)
+}
+
+/// Returns true if a packet that comes in has an address of the node's own as source, and the tuple of a backend's answers. The kernel drops
+/// such a packet where it routes IPv4 without `accept_local`. It forwards IPv6, and a bridge routes nothing. The egress hook cannot judge it:
+/// there the source may be one that netfilter has given back.
+#[inline(never)]
+fn speaks_for_node<A: Net>(packet: &Packet<A>) -> bool {
+    maps::own_addr(&packet.src.addr).is_some() && maps::is_undnat(&packet.flow_key(Hook::EGRESS))
 }
 
 /// Opens the flow that starts with this packet.

@@ -54,7 +54,7 @@ pub use exits::{epoch, exit, keep_exit, opens_until};
 #[cfg(feature = "bench")]
 pub use flows::other_end;
 pub use flows::{
-    Entry, Refused, claim_flow, flow, is_flow, live_flow, opener, opener_of, remove_flow, undnat, undnat_of,
+    Entry, Refused, claim_flow, flow, is_flow, is_undnat, live_flow, opener, opener_of, remove_flow, undnat, undnat_of,
 };
 pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
 pub use guests::{guest, remove_guest, set_guest};

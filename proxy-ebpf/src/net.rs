@@ -190,8 +190,8 @@ fn next_hop(found: u32) -> Result<NextHop, Reason> {
     }
 }
 
-/// Returns true if a packet from `src` to `dst` came in through a device under a false name. Its source is the node's own,
-/// or the node would answer it through another device. The latter counts if either device is a pod's or a bridge of
+/// Returns true if a packet from `src` to `dst` came in through a device under a false name. Its source is the node's own where it
+/// comes in, or the node would answer it through another device. The latter counts if either device is a pod's or a bridge of
 /// pods, or if the kernel is strict here.
 ///
 /// The kernel's own check (`rp_filter`) comes later, and for IPv6 not at all.
@@ -226,6 +226,10 @@ pub fn forged<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
     // Before the routes are asked: what they say counts for the epoch that began before.
     let term = maps::about_now_secs().wrapping_add(maps::epoch());
     if A::is_sender(src, dst, Moment::new(ifindex, term)) {
+        return false;
+    }
+    // Netfilter gives a container's answer the address back that the client's packet had: `ingress::speaks_for_node` has judged the sender's.
+    if at == At::Before && maps::own_addr(src).is_some() {
         return false;
     }
     let is_forged = is_out_of_place(skb, at.ifindex(skb), src, dst);

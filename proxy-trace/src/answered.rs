@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
+use proxy_common::counter::Reason;
 use proxy_net::netfilter::Netfilter;
 use proxy_view::client::Client;
 use proxy_view::status::{TunnelStatus, UnheardStatus};
@@ -72,8 +73,9 @@ pub(crate) async fn notes(live: &Live, trace: &Trace) -> Vec<String> {
             ));
         } else if ends.silent > 0 {
             let why = silence(trace, backend).await;
+            let own = own_drops(&live.status.reasons);
             notes.push(format!(
-                "of the connections to {backend}, {} have no answer yet and none was answered: {why}",
+                "of the connections to {backend}, {} have no answer yet and none was answered: {why}{own}",
                 ends.silent
             ));
         }
@@ -137,6 +139,18 @@ fn suspects(lines: &[String]) -> String {
     }
 }
 
+/// Says how many packets kpx itself has dropped on their way, answers perhaps. A trace follows the client's packet alone.
+fn own_drops(reasons: &BTreeMap<String, u64>) -> String {
+    match reasons.get(Reason::Forged.name()) {
+        None | Some(0) => String::new(),
+        Some(count) => format!(
+            "; kpx has dropped {count} packets on this node because they came in where their senders are not, and answers may be among them \
+             (kpx monitor --reason {})",
+            Reason::Forged.name()
+        ),
+    }
+}
+
 fn full_name(outcome: &Outcome) -> Option<String> {
     let service = outcome.service.as_ref()?;
     Some(format!("{}/{}", service.namespace.as_ref()?, service.name.as_ref()?))
@@ -196,6 +210,14 @@ mod tests {
                         kpx does not read its rules";
         assert_eq!(told, expected);
         assert!(suspects(&[]).starts_with("the backend or its node is down, or "));
+    }
+
+    #[test]
+    fn silence_may_be_of_kpx_own_making() {
+        let of = |count| own_drops(&BTreeMap::from([("forged".to_owned(), count), ("no_flow".to_owned(), 5)]));
+        assert_eq!(of(0), "");
+        assert!(of(9).starts_with("; kpx has dropped 9 packets") && of(9).ends_with("(kpx monitor --reason forged)"));
+        assert_eq!(own_drops(&BTreeMap::new()), "");
     }
 
     #[test]

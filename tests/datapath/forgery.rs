@@ -25,6 +25,7 @@ packet_tests! {
     pod_whose_routes_name_another_device_is_served,
     pod_is_no_forger_without_detection,
     pod_of_another_node_is_external_client,
+    nobody_speaks_for_backend_at_nodes_address,
 }
 
 /// A pod may write any class on its packets: the programs must not take it for their own mark.

@@ -1,7 +1,7 @@
 //! Which flow a packet belongs to, and what the flow learns from it.
 
 use proxy_common::counter::{Event, Reason};
-use testbed::reference::model as reference;
+use testbed::reference::{model as reference, place};
 
 use super::flow::{End, Leg, Table};
 use super::wire::{self, Part};
@@ -48,7 +48,10 @@ impl Model {
             (At::Egress(_), Leg::ToClient) => {
                 let goes_there = sent.note(packet.ip.part != Part::Whole).is_some_and(goes_to_backend);
                 let came_in_by = sent.by.filter(|_| !goes_there && self.is_news_of_backend(packet, id, now_secs));
-                came_in_by.is_some_and(|device| open::is_forged(At::Ingress(device), packet.proto, src, dst))
+                // Netfilter may have given the node's address back to a container's answer.
+                came_in_by
+                    .filter(|_| !place::is_own(src.ip()))
+                    .is_some_and(|device| open::is_forged(At::Ingress(device), packet.proto, src, dst))
             }
             _ => false,
         }

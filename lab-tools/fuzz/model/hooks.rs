@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use anyhow::Result;
 use proxy_common::counter::Reason;
 use testbed::reference::model::Answer;
-use testbed::reference::place::Family;
+use testbed::reference::place::{self, Family};
 use testbed::test_run::Verdict;
 
 use super::flow::{Flow, Leg, Table};
@@ -73,6 +73,12 @@ impl Model {
             Ok(found) => found,
             Err(reason) => return Ok(Err(reason)),
         };
+        let (src, dst) = packet.peers();
+        let answers = |leg: &(u64, Leg)| leg.1 == Leg::ToClient;
+        let is_answer = self.index.get(&(Table::Leaving, packet.proto, src, dst)).is_some_and(answers);
+        if found.is_none() && is_answer && place::is_own(src.ip()) {
+            return Ok(Err(Reason::Forged));
+        }
         if found.is_none() && got.verdict == Verdict::Drop && self.may_be_blind(sent, &packet) {
             return Ok(Err(Reason::Forged));
         }

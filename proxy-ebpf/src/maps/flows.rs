@@ -73,6 +73,12 @@ pub fn is_flow<A: Net>(key: &FlowKey<A>) -> bool {
     A::MAPS.flows.get_ptr(key).is_some()
 }
 
+/// Returns true if the entry at `key` gives a backend's answers their frontend's address back.
+#[inline(always)]
+pub fn is_undnat<A: Net>(key: &FlowKey<A>) -> bool {
+    live_flow(key).is_some_and(|entry| entry.read(|flow| flow.kind) == Kind::UNDNAT && entry.is_at(key))
+}
+
 /// The opener's entry of `flow`.
 #[inline(always)]
 pub fn opener<A: Net>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {

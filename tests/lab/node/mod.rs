@@ -3,11 +3,13 @@
 mod addresses;
 mod bridges;
 mod connections;
+mod direct;
 mod host;
 mod localhost;
 mod many;
 mod maps;
 mod ports;
+mod published;
 mod ranges;
 mod reach;
 mod uplinks;
