@@ -92,7 +92,7 @@ enum DialResult {
 #[inline(always)]
 fn dial4(peer: Peer, call: Call) -> i32 {
     let mut at = peer.v4();
-    let result = dial::<Addr4>(peer, peer.is_bound4() || peer.has_device(), call, &mut at);
+    let result = dial::<Addr4>(peer, peer.is_bound4(), call, &mut at);
     if result == DialResult::Translated {
         peer.set_v4(&at);
     }
@@ -104,14 +104,14 @@ fn dial4(peer: Peer, call: Call) -> i32 {
 fn dial6(peer: Peer, call: Call) -> i32 {
     if peer.is_mapped() {
         let mut at = peer.mapped();
-        let result = dial::<Addr4>(peer, peer.is_bound6() || peer.has_device(), call, &mut at);
+        let result = dial::<Addr4>(peer, peer.is_bound6(), call, &mut at);
         if result == DialResult::Translated {
             peer.set_mapped(&at);
         }
         return answer(result);
     }
     let mut at = peer.v6();
-    let result = dial::<Addr6>(peer, peer.is_bound6() || peer.has_device(), call, &mut at);
+    let result = dial::<Addr6>(peer, peer.is_bound6(), call, &mut at);
     if result == DialResult::Translated {
         peer.set_v6(&at);
     }
@@ -227,7 +227,7 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
     let had_secs = if is_datagram { kept(client.cookie, &dialling.dialled, &mut decision) } else { 0 };
     let stays = had_secs != 0;
     // The backend's answers may not find the address that the socket has. Only packets can be masqueraded.
-    if is_bound && !stays {
+    if (is_bound || is_for_packets(peer.device(), &client, node)) && !stays {
         return DialResult::Left;
     }
     let last_secs = if call == Call::Connect || had_secs == CONNECTED { CONNECTED } else { now_secs() };
@@ -250,6 +250,13 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
     maps::count(Event::SocketLed);
     *at = decision.backend_at();
     DialResult::Translated
+}
+
+/// Returns true if packets serve a socket of this device, if it has one: those of a pod meet a hook behind any device, those of the anchor the
+/// anchor's. Others of the host leave by the device untranslated, so that the backend has to be reached by it, as with a NAT of netfilter's.
+#[inline(always)]
+fn is_for_packets(device: u32, client: &Client, node: &Node) -> bool {
+    device != 0 && (!client.origin.is_node() || device == node.anchor_ifindex)
 }
 
 /// The protocol of a socket, if it is one that is served.

@@ -75,10 +75,10 @@ impl Peer {
         unsafe { bpf_get_netns_cookie(self.0.cast()) }
     }
 
-    /// Returns true if a socket's packets leave by one device alone (`SO_BINDTODEVICE`).
+    /// Returns the device by which alone a socket's packets leave (`SO_BINDTODEVICE`), or 0.
     #[inline(always)]
-    pub fn has_device(self) -> bool {
-        sock_field!(self.bound_dev_if) != 0
+    pub fn device(self) -> u32 {
+        sock_field!(self.bound_dev_if)
     }
 
     /// Returns true if an IPv4 socket has an address.

@@ -201,6 +201,29 @@ fn packets_serve_sockets_that_have_an_address() -> Result<()> {
     Ok(())
 }
 
+/// Checks that a socket that is bound to a device reaches what lies behind that device: no route of kpx's takes its packets to the anchor.
+#[test]
+fn sockets_of_one_device_get_a_backend() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let far = Service::new("far", 18, &["p2a"], PORT);
+    fixture.put(&far)?;
+    let agent = fixture.agent("host", &["--socket-lb-udp"])?;
+    for family in Family::ALL {
+        for protocol in Protocol::COMMON {
+            let led = count(&agent, "events", "socket_translated")?;
+            let dial = Dial::new(protocol, far.frontend(family)).device("eth0");
+            let answer = dial.exchange(&fixture.lab.host(NODE).ns, b"hello");
+            ensure!(answer.with_context(|| format!("{protocol} over {family} by eth0"))?.backend == "p2a");
+            ensure!(count(&agent, "events", "socket_translated")? > led, "the socket was not led");
+            // The anchor's own hook serves this one.
+            let dial = Dial::new(protocol, far.frontend(family)).device("kpx0");
+            let answer = dial.exchange(&fixture.lab.host(NODE).ns, b"hello");
+            ensure!(answer.with_context(|| format!("{protocol} over {family} by kpx0"))?.backend == "p2a");
+        }
+    }
+    Ok(())
+}
+
 /// Checks that `auto` costs nothing but the programs. The cgroup goes while kpx runs, so they cannot come back.
 #[test]
 fn packets_serve_sockets_once_the_programs_cannot_come_back() -> Result<()> {
