@@ -67,7 +67,7 @@ const RETRY_MIN: Duration = Duration::from_secs(1);
 pub struct Inbox {
     pub inputs: mpsc::Receiver<Input>,
     pub links: mpsc::Receiver<LinkEvent>,
-    /// The signal that routes have changed. Silent in node mode, where the agent does not watch routes.
+    /// The signal that routes or rules have changed.
     pub routes: mpsc::Receiver<()>,
     /// The signal that rules of netfilter have changed. Silent without the fast path.
     pub rules: mpsc::Receiver<()>,
@@ -117,6 +117,8 @@ pub struct Agent {
     following: Option<Following>,
     /// The node is away to look which packets may skip the stack.
     judging: bool,
+    /// The node is away to put routes and rules back.
+    repairing: bool,
     /// The queries that wait until the node is back.
     waiting: Vec<Query>,
     /// The parts that this node leaves out and Services were told of.
@@ -169,6 +171,7 @@ impl Agent {
             node_due: false,
             following: None,
             judging: false,
+            repairing: false,
             waiting: Vec::new(),
             told_left_out: BTreeSet::new(),
             led_pods: None,
@@ -221,11 +224,9 @@ impl Agent {
                     }
                 }
                 Some(()) = inbox.routes.recv(), if self.node.is_here() => {
-                    let _work = self.reports.liveness.work();
                     self.node.here_mut().into_iter().for_each(Node::on_routes);
-                    if self.schedule.request() {
-                        self.sync().await?;
-                    }
+                    self.repairing = true;
+                    self.node.repair_routes(self.health.clone(), self.reports.liveness.work());
                 }
                 Some(()) = inbox.rules.recv(), if self.node.is_here() => {
                     self.judging = true;

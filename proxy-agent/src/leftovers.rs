@@ -37,7 +37,7 @@ async fn remove_routes(handle: &Handle, removed: &mut dyn FnMut(String)) -> Resu
     let pod_routes = pod_route::count(handle).await?;
     Node::clean(handle).await?;
     if rules > 0 {
-        removed(format!("{rules} routing rules of preference {}", rule::PREFERENCE));
+        removed(format!("{rules} routing rules"));
     }
     if pod_routes > 0 {
         removed(format!("{pod_routes} routes to pods"));

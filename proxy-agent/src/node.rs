@@ -28,7 +28,8 @@ use proxy_core::desired::Desired;
 use proxy_datapath::{Attachments, NodeMaps};
 use proxy_net::anchor::Anchor;
 use proxy_net::role::Role;
-use proxy_net::{Handle, JudgedRules, LinkEvent, addr, pod_route, rule, sysctl};
+use proxy_net::route::Routes;
+use proxy_net::{Handle, JudgedRules, LinkEvent, WatchedNets, addr, pod_route, rule, sysctl};
 use tracing::{info, warn};
 
 use crate::all::all;
@@ -80,8 +81,15 @@ pub struct Node {
 }
 
 impl Node {
-    /// Makes the anchor. Devices get their programs as soon as [`Node::on_links`] hears of them.
-    pub async fn start(options: NodeOptions, handle: Handle, attachments: Attachments, maps: NodeMaps) -> Result<Self> {
+    /// Makes the anchor. Devices get their programs as soon as [`Node::on_links`] hears of them. A node tells a watch in which networks it
+    /// looks for routes.
+    pub async fn start(
+        options: NodeOptions,
+        handle: Handle,
+        attachments: Attachments,
+        maps: NodeMaps,
+        watched: WatchedNets,
+    ) -> Result<Self> {
         let is_node = options.pod_routing.is_none();
         let serves_localhost = options.localhosts().iter().any(IpAddr::is_ipv4);
         let anchor = AnchorDevice::start(handle.clone(), serves_localhost).await?;
@@ -100,7 +108,7 @@ impl Node {
             judges_pods: false,
             rows,
             devices: Devices::new(is_node),
-            ranges: Ranges::of(&options.service_cidrs),
+            ranges: Ranges::of(&options.service_cidrs, is_node.then_some(watched)),
             options,
             handle,
             anchor,
@@ -125,7 +133,12 @@ impl Node {
     pub async fn clean(handle: &Handle) -> Result<()> {
         let rules = rule::remove(handle).await.context("remove the rules");
         let pod_routes = pod_route::remove(handle).await.context("remove the routes to pods");
-        all([rules, pod_routes, proxy_net::anchor::remove(handle).await.context("remove the anchor")])
+        let throws = async {
+            let mut throws = Routes::open_throws(handle.clone(), rule::SERVICES).await?;
+            throws.reconcile(&BTreeSet::new()).await.map(drop)
+        };
+        let throws = throws.await.context("remove the routes of the services' table");
+        all([rules, pod_routes, throws, proxy_net::anchor::remove(handle).await.context("remove the anchor")])
     }
 
     pub fn attachments(&self) -> &Attachments {
@@ -292,7 +305,7 @@ impl Node {
     pub fn on_sync(&mut self, desired: &Desired, written: bool) -> (bool, Result<()>) {
         let given = &self.options.service_cidrs;
         let cidrs = if given.is_empty() { desired.service_cidrs() } else { given };
-        let is_due = self.synced_node.begin(desired, cidrs) || self.ranges.routes.is_none();
+        let is_due = self.synced_node.begin(desired, cidrs, self.ranges.known_shared()) || self.ranges.routes.is_none();
         if let Some(host_mode) = &mut self.host_mode {
             host_mode.log(desired);
         }
@@ -310,11 +323,22 @@ impl Node {
     /// Brings addresses, routes and rules up to date with the last sync. It may wait for the kernel's lock of devices.
     pub async fn follow(&mut self, health: &Health) -> Result<()> {
         let updated = self.update_addresses().await;
-        let routed = self.update_routes(false, health).await.map(drop);
         let read = if self.ranges.routes.is_some() { Ok(()) } else { self.ranges.read(&self.handle, health).await };
-        let result = all([updated, routed, read]);
+        let routed = self.update_routes(false, health).await.map(drop);
+        let result = all([updated, read, routed]);
         self.synced_node.end(result.is_ok());
         result
+    }
+
+    /// Puts service routes and rules back that are gone, and reads the routes in ranges of ClusterIPs. It may wait for the kernel's lock of devices.
+    pub async fn repair_routes(&mut self, health: &Health) -> Result<()> {
+        let routed = self.update_routes(true, health).await;
+        if let Ok(changed) = routed {
+            let repaired = self.count_route_repairs(changed);
+            self.relapses.note(repaired);
+        }
+        let read = self.ranges.read(&self.handle, health).await;
+        all([routed.map(drop), read])
     }
 
     /// Sets parameters beside the anchor's back, which systemd-sysctl may change whenever it is run.
@@ -353,8 +377,13 @@ impl Node {
         if !self.knows_devices() {
             return Ok(RouteChanges::default());
         }
+        // Nor before the pass that knows what else is in the ranges. It follows at once.
+        if self.ranges.routes.is_some() && desired_node.shared != self.ranges.known_shared() {
+            return Ok(RouteChanges::default());
+        }
         let desired_routes = DesiredRoutes::of(&RouteInputs {
             service_cidrs: &desired_node.service_cidrs,
+            shared: &desired_node.shared,
             lone_addresses: &desired_node.lone_addresses,
             external_frontends: &desired_node.external_frontends,
             own: &self.own_addresses(),
@@ -364,12 +393,15 @@ impl Node {
         self.routes.update(&desired_routes, verify, health).await
     }
 
-    fn count_route_repairs(&mut self, RouteChanges { routes, rules }: RouteChanges) {
-        if routes + rules > 0 && self.relapses.is_news(if routes > 0 { "route" } else { "rule" }) {
+    /// Counts repairs, and returns what was repaired.
+    fn count_route_repairs(&mut self, RouteChanges { routes, rules }: RouteChanges) -> Option<&'static str> {
+        let what = if routes > 0 { "route" } else { "rule" };
+        if routes + rules > 0 && self.relapses.is_news(what) {
             warn!(routes, rules, "ways to the anchor were gone or changed, and are put back");
         }
         self.repairs.routes += routes;
         self.repairs.rules += rules;
+        (routes + rules > 0).then_some(what)
     }
 
     async fn update_addresses(&mut self) -> Result<()> {

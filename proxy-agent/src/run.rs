@@ -42,8 +42,8 @@ use proxy_core::model::ModelOptions;
 use proxy_core::shares::Room;
 use proxy_datapath::{Cgroup, Datapath, Loaded, Mechanism, Options, Persistence, PersistenceKind, StaleSockets};
 use proxy_metrics::Metrics;
-use proxy_net as net;
 use proxy_net::changes::{Changes, Undo};
+use proxy_net::{self as net, WatchedNets};
 use proxy_source::Source;
 use proxy_source::events::Events;
 use proxy_source::health::Health;
@@ -87,7 +87,8 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     let lifecycle = Lifecycle::new(node_name.clone(), node_timeout, &options.node_ips, source_health.clone());
     set_parameters(&settings.conntrack, &changes, &events);
     let work = async {
-        let node = Node::start(options, handle.clone(), datapath.attachments, datapath.node).await?;
+        let watched = WatchedNets::default();
+        let node = Node::start(options, handle.clone(), datapath.attachments, datapath.node, watched.clone()).await?;
         // Outside of the cluster no Node object is this host's, even one of the same name.
         let (node_of_ours, mut model) = ((mode == Mode::Node).then(|| node_name.clone()), settings.model);
         let ways = (&source, settings.names, settings.tunnel);
@@ -107,7 +108,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
             result = tell(agent.run(&mut inbox), &events) => result.context("the agent"),
             Some(result) = sources.join_next() => result.map_err(anyhow::Error::from).flatten().context("the source").and_then(|()| bail!("the source has ended")),
             result = net::on_own_thread(net::watch(link_sender, settings.sync_period)) => result.flatten().context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
-            result = watch_routes(mode, route_sender) => result.context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
+            result = net::on_own_thread(net::watch_routes(route_sender, watched)) => result.flatten().context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
             result = fast_path::watch(fast_path) => result.context("the watch for the fast path").and_then(|()| bail!("the watch for the fast path has ended")),
             change = settings.files.changed() => Err(anyhow!("{change}: kpx ends, to be started again with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
@@ -198,14 +199,6 @@ async fn tend(
         never = outside.serve() => match never {},
         result = lost_nodes.run() => result,
         never = history => match never {},
-    }
-}
-
-/// Watches routes in host mode; in node mode no part of the agent needs them.
-async fn watch_routes(mode: Mode, changes: mpsc::Sender<()>) -> Result<()> {
-    match mode {
-        Mode::Host => net::on_own_thread(net::watch_routes(changes)).await.flatten(),
-        Mode::Node => std::future::pending().await,
     }
 }
 

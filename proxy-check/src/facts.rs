@@ -27,6 +27,7 @@ use proxy_net::kernel::Preemption;
 use proxy_net::link::{KUBE_IPVS0, Link};
 use proxy_net::netfilter::{Netfilter, Refusal};
 use proxy_net::role::{Role, role, why_no_pod};
+use proxy_net::rule;
 use proxy_net::xfrm::{self, Policy};
 use proxy_net::{self as net, LinkEvent, lock, sysctl};
 use proxy_source::kubernetes::NotGranted;
@@ -64,6 +65,8 @@ pub(crate) struct Facts {
     /// The operator's ranges of ClusterIPs, and the networks of this host's routes in them.
     pub(crate) service_ranges: Vec<IpNet>,
     pub(crate) routes_in_ranges: Vec<IpNet>,
+    /// Routing rules of others before kpx's that may take this host's packets to ClusterIPs.
+    pub(crate) early_rules: Vec<String>,
     /// The chains of netfilter that refuse what clients outside and pods exchange.
     pub(crate) refusals: Vec<Refusal>,
     /// The chains that drop what comes for the host itself, in words.
@@ -152,6 +155,7 @@ pub(crate) async fn gather(setting: &Setting) -> Result<Facts> {
         unasked_rules: unasked_rules().await?,
         service_ranges: setting.service_cidrs.clone(),
         routes_in_ranges: routes_in(&setting.service_cidrs).await?,
+        early_rules: early_rules(&setting.service_cidrs).await?,
         refusals,
         closed_inputs,
         pod_networks: setting.pod_networks.clone(),
@@ -177,6 +181,15 @@ async fn routes_in(ranges: &[IpNet]) -> Result<Vec<IpNet>> {
     let (driver, handle) = net::connect()?;
     tokio::select! {
         found = fib::networks_within(&handle, ranges) => found,
+        () = driver => bail!("the netlink socket has failed"),
+    }
+}
+
+/// Returns the rules that come before kpx's and may take packets to these ranges.
+async fn early_rules(ranges: &[IpNet]) -> Result<Vec<String>> {
+    let (driver, handle) = net::connect()?;
+    tokio::select! {
+        found = rule::before_ours(&handle, ranges) => found,
         () = driver => bail!("the netlink socket has failed"),
     }
 }

@@ -298,10 +298,15 @@ impl Desired {
         self.revision
     }
 
-    /// Returns the ClusterIPs in force since the last sync that are outside of these ranges: most clusters have none.
-    pub fn service_addresses_outside(&self, ranges: &[IpNet]) -> BTreeSet<IpAddr> {
-        let is_outside = |addr: &IpAddr| !ranges.iter().any(|range| range.contains(addr));
-        self.v4.addresses().chain(self.v6.addresses()).filter(is_outside).collect()
+    /// Returns the ClusterIPs in force since the last sync that are outside of these ranges, or in a network in them that is `shared` with
+    /// others: most clusters have none. Those networks are in order, and none is in another.
+    pub fn service_addresses_apart(&self, ranges: &[IpNet], shared: &[IpNet]) -> BTreeSet<IpAddr> {
+        let is_shared = |addr: &IpAddr| {
+            let behind = shared.partition_point(|net| net.addr() <= *addr);
+            shared[..behind].last().is_some_and(|net| net.contains(addr))
+        };
+        let is_apart = |addr: &IpAddr| !ranges.iter().any(|range| range.contains(addr)) || is_shared(addr);
+        self.v4.addresses().chain(self.v6.addresses()).filter(is_apart).collect()
     }
 
     /// Returns the frontends in force at external IPs and load balancer addresses since the last sync: address,

@@ -46,7 +46,7 @@ pub mod changes;
 mod ports;
 
 pub use netlink::{Handle, connect, namespace, on_own_thread};
-pub use route_watch::watch_routes;
+pub use route_watch::{WatchedNets, watch_routes};
 pub use rule_watch::{JudgedRules, RuleState, watch_rules};
 pub use watch::{LinkEvent, watch};
 pub use way_watch::watch_ways;

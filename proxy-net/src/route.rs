@@ -19,6 +19,10 @@ use super::sysctl;
 /// `rt_protos` assigns. `ip route show proto 75` lists them.
 pub const PROTOCOL: u8 = b'K';
 
+/// The metric of routes that end the look-up in a table. A route through the anchor to the same network comes before: the kernel takes the
+/// smallest metric, and those have the kernel's default, 0 or 1024.
+const THROW_METRIC: u32 = 4096;
+
 /// The table that every lookup asks.
 pub const MAIN: u32 = RouteHeader::RT_TABLE_MAIN as u32;
 
@@ -39,11 +43,12 @@ pub struct Report {
     pub refused: Vec<(Route, String)>,
 }
 
-/// The routes of kpx through the anchor, in one table.
+/// The routes of kpx in one table: those through the anchor, or those that end the look-up there.
 pub struct Routes {
     handle: Handle,
     table: u32,
-    anchor: u32,
+    /// The anchor's interface index. None for routes that end the look-up.
+    anchor: Option<u32>,
     /// The routes in the kernel, as far as known. The kernel drops routes by itself: see [`Routes::verify`].
     now: BTreeMap<IpNet, Option<IpAddr>>,
 }
@@ -51,8 +56,20 @@ pub struct Routes {
 impl Routes {
     /// Reads our routes. `anchor` is the anchor's interface index. A new anchor needs a new value.
     pub async fn open(handle: Handle, table: u32, anchor: u32) -> anyhow::Result<Self> {
-        let now = read(&handle, table, anchor).await?;
-        Ok(Self { handle, table, anchor, now })
+        let now = read(&handle, table, Some(anchor)).await?;
+        Ok(Self { handle, table, anchor: Some(anchor), now })
+    }
+
+    /// Reads our routes that end the look-up in a table: the kernel goes on with the next rule (`throw`).
+    pub async fn open_throws(handle: Handle, table: u32) -> anyhow::Result<Self> {
+        let now = read(&handle, table, None).await?;
+        Ok(Self { handle, table, anchor: None, now })
+    }
+
+    /// Deletes the routes that are not among `want`, and puts none.
+    pub async fn retain(&mut self, want: &BTreeSet<Route>) -> anyhow::Result<Report> {
+        let kept = want.iter().filter(|route| self.now.contains_key(&route.dst.trunc())).copied().collect();
+        self.reconcile(&kept).await
     }
 
     /// Makes our routes equal to `want`, and leaves other programs' routes alone, even conflicting ones. Asks the
@@ -130,15 +147,15 @@ fn taken(result: Result<(), Error>, route: Route, refused: &mut Refused) -> anyh
     }
 }
 
-fn message(dst: IpNet, src: Option<IpAddr>, table: u32, anchor: u32) -> RouteMessage {
-    // IPv6 routes have no scope.
-    let scope = if dst.addr().is_ipv4() { RouteScope::Link } else { RouteScope::Universe };
-    let mut message = RouteMessageBuilder::<IpAddr>::new()
-        .output_interface(anchor)
-        .table_id(table)
-        .protocol(RouteProtocol::Other(PROTOCOL))
-        .scope(scope)
-        .build();
+fn message(dst: IpNet, src: Option<IpAddr>, table: u32, anchor: Option<u32>) -> RouteMessage {
+    let builder = RouteMessageBuilder::<IpAddr>::new().table_id(table).protocol(RouteProtocol::Other(PROTOCOL));
+    let builder = match anchor {
+        // IPv6 routes have no scope.
+        Some(anchor) if dst.addr().is_ipv4() => builder.output_interface(anchor).scope(RouteScope::Link),
+        Some(anchor) => builder.output_interface(anchor).scope(RouteScope::Universe),
+        None => builder.kind(RouteType::Throw).priority(THROW_METRIC).scope(RouteScope::Universe),
+    };
+    let mut message = builder.build();
     message.header.address_family = family(dst.addr());
     message.header.destination_prefix_length = dst.prefix_len();
     message.attributes.push(RouteAttribute::Destination(address(dst.addr())));
@@ -157,7 +174,7 @@ pub(super) fn address(ip: IpAddr) -> RouteAddress {
     }
 }
 
-async fn read(handle: &Handle, table: u32, anchor: u32) -> anyhow::Result<BTreeMap<IpNet, Option<IpAddr>>> {
+async fn read(handle: &Handle, table: u32, anchor: Option<u32>) -> anyhow::Result<BTreeMap<IpNet, Option<IpAddr>>> {
     let mut now = BTreeMap::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         if family == AddressFamily::Inet6 && !sysctl::has_ipv6() {
@@ -166,22 +183,24 @@ async fn read(handle: &Handle, table: u32, anchor: u32) -> anyhow::Result<BTreeM
         let mut request = RouteMessage::default();
         request.header.address_family = family;
         request.header.protocol = RouteProtocol::Other(PROTOCOL);
-        request.attributes.push(RouteAttribute::Oif(anchor));
+        request.attributes.extend(anchor.map(RouteAttribute::Oif));
         let routes = dump(handle, RouteNetlinkMessage::GetRoute(request), |message| match message {
             RouteNetlinkMessage::NewRoute(route) => parse(&route, table, anchor),
             _ => None,
         });
-        now.extend(routes.await.with_context(|| format!("list the {family:?} routes through the anchor"))?);
+        now.extend(routes.await.with_context(|| format!("list kpx's {family:?} routes"))?);
     }
     Ok(now)
 }
 
 /// Returns the destination and source of a route, if it is ours.
-fn parse(route: &RouteMessage, table: u32, anchor: u32) -> Option<(IpNet, Option<IpAddr>)> {
+fn parse(route: &RouteMessage, table: u32, anchor: Option<u32>) -> Option<(IpNet, Option<IpAddr>)> {
     let header = &route.header;
-    let ours = header.protocol == RouteProtocol::Other(PROTOCOL)
-        && header.kind == RouteType::Unicast
-        && route.attributes.contains(&RouteAttribute::Oif(anchor));
+    let is_kind = match anchor {
+        Some(anchor) => header.kind == RouteType::Unicast && route.attributes.contains(&RouteAttribute::Oif(anchor)),
+        None => header.kind == RouteType::Throw,
+    };
+    let ours = header.protocol == RouteProtocol::Other(PROTOCOL) && is_kind;
     let mut dst = match header.address_family {
         AddressFamily::Inet => IpAddr::from([0; 4]),
         _ => IpAddr::from([0; 16]),
@@ -217,14 +236,18 @@ mod tests {
         for (dst, src) in [("10.96.0.0/12", Some("192.0.2.1")), ("fd00:10:96::/108", None), ("0.0.0.0/0", None)] {
             let dst: IpNet = dst.parse().unwrap();
             let src = src.map(|src: &str| src.parse().unwrap());
-            for table in [MAIN, rule::TABLE] {
-                assert_eq!(parse(&message(dst, src, table, 7), table, 7), Some((dst, src)));
-                assert_eq!(parse(&message(dst, src, table, 7), table, 8), None, "through another device");
-                assert_eq!(parse(&message(dst, src, table, 7), 100, 7), None, "in another table");
+            let (seven, eight) = (Some(7), Some(8));
+            for table in [MAIN, rule::TABLE, rule::SERVICES] {
+                assert_eq!(parse(&message(dst, src, table, seven), table, seven), Some((dst, src)));
+                assert_eq!(parse(&message(dst, src, table, seven), table, eight), None, "through another device");
+                assert_eq!(parse(&message(dst, src, table, seven), 100, seven), None, "in another table");
+                assert_eq!(parse(&message(dst, None, table, None), table, None), Some((dst, None)));
+                assert_eq!(parse(&message(dst, None, table, None), table, seven), None, "it ends the look-up");
+                assert_eq!(parse(&message(dst, src, table, seven), table, None), None, "it leads to the anchor");
             }
-            let mut foreign = message(dst, src, MAIN, 7);
+            let mut foreign = message(dst, src, MAIN, seven);
             foreign.header.protocol = RouteProtocol::Static;
-            assert_eq!(parse(&foreign, MAIN, 7), None, "another program's");
+            assert_eq!(parse(&foreign, MAIN, seven), None, "another program's");
         }
     }
 }

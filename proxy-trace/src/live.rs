@@ -26,6 +26,7 @@ use proxy_datapath as datapath;
 use proxy_net::next_hop::{NextHop, next_hop};
 use proxy_net::role::TELL_PODS;
 use proxy_net::{self as net, anchor};
+use proxy_source::health::Problem;
 use proxy_view::Names;
 use proxy_view::client::Client;
 use proxy_view::status::Status;
@@ -116,6 +117,10 @@ impl Live {
             input.notes.push("the agent is not healthy (see kpx status): its tables may be out of date".to_owned());
         }
         input.entry = entry(&input, from.ip(), packet_args, to).await?;
+        if input.entry.program == names::ANCHOR {
+            let rules = self.status.problems.iter().filter(|problem| problem.what == Problem::Rules.to_string());
+            input.notes.extend(rules.map(|problem| problem.why.clone()));
+        }
         input.notes.extend(self.of_sockets(&input, to));
         let device = self.status.devices.iter().find(|device| device.ifindex == input.entry.ifindex);
         input.external_client_note = device

@@ -41,7 +41,7 @@ fn cleanup_removes_the_remains_of_a_killed_kpx() -> Result<()> {
         Ok(output.status.success())
     })?;
     expect![[r#"
-        removed 3 routing rules of preference 75
+        removed 6 routing rules
         removed the devices kpx0 and kpx1, and the routes through them
         removed the link socket-connect4, pinned in BPF_DIR/v2
         removed the link socket-connect6, pinned in BPF_DIR/v2

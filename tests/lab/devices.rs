@@ -149,7 +149,7 @@ fn filters_of_a_killed_kpx_go_when_the_next_one_uses_tcx() -> Result<()> {
 fn routes_survive_an_address_that_goes_and_comes_back() -> Result<()> {
     let node = NetNs::machine_v4("flap")?;
     let kpx = start(&node, "--node-ip 192.0.2.1")?;
-    let route = || node.exec(Command::new("ip").args(["route", "show", "10.96.0.10"]));
+    let route = || node.exec(Command::new("ip").args(["route", "show", "table", "all", "10.96.0.10"]));
     let with_source = || Ok(route()?.contains("dev kpx0") && route()?.contains("src 192.0.2.1"));
     wait_until(DEADLINE, "the route is there", with_source)?;
     node.ip("addr del 192.0.2.1/24 dev eth0")?;
@@ -271,7 +271,8 @@ fn state(node: &NetNs) -> Result<String> {
     let ip = |arguments: &[&str]| node.exec(Command::new("ip").args(arguments));
     let accept_local = node.read("/proc/sys/net/ipv4/conf/lo/accept_local")?;
     let links = ip(&["-brief", "link", "show"])?;
-    Ok(links + &ip(&["route", "show"])? + &ip(&["-6", "route", "show"])? + "accept_local=" + &accept_local)
+    let ours = ip(&["route", "show", "table", "all", "proto", "75"])?;
+    Ok(links + &ip(&["route", "show"])? + &ip(&["-6", "route", "show"])? + &ours + "accept_local=" + &accept_local)
 }
 
 /// The state, when the kernel has given both ends of the wire what it gives to devices that are up.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use proxy_source::health::Problem;
+use tokio::time::Instant;
 use tracing::warn;
 
 use super::Agent;
@@ -24,8 +25,16 @@ impl Agent {
                 self.end(following, result).await;
                 false
             }
+            None if std::mem::take(&mut self.repairing) => {
+                if result.is_err() {
+                    self.node_retry = Some(Instant::now() + self.schedule.sync_period);
+                    self.record(&Problem::Node, result);
+                }
+                self.on_facts().await
+            }
             None => {
-                let is_kept = self.on_devices(result).await;
+                self.record(&Problem::Devices, result);
+                let is_kept = self.on_facts().await;
                 if self.node.here_mut().is_some_and(Node::takes_judgement) {
                     self.judging = true;
                     self.node.judge(self.reports.liveness.work());
@@ -37,10 +46,9 @@ impl Agent {
         if is_kept || is_due { self.sync().await } else { Ok(()) }
     }
 
-    /// Takes in the facts of changed devices. Returns true if a pass must follow at once: packets to an address that has left the host
+    /// Takes in the facts of changed devices or routes. Returns true if a pass must follow at once: packets to an address that has left the host
     /// must not wait for their Service.
-    async fn on_devices(&mut self, result: Result<()>) -> bool {
-        self.record(&Problem::Devices, result);
+    async fn on_facts(&mut self) -> bool {
         self.tell_left_out();
         let Some(node) = self.node.here_mut() else { return false };
         self.reports.repairs(node.take_repairs());

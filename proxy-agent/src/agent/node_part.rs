@@ -58,6 +58,11 @@ impl NodePart {
         self.send(work, async move |node| node.follow(&health).await);
     }
 
+    /// Sends the node away to put routes and rules back. Without effect while it is away.
+    pub(super) fn repair_routes(&mut self, health: Health, work: Work) {
+        self.send(work, async move |node| node.repair_routes(&health).await);
+    }
+
     /// Sends the node away to look which packets may skip the stack. Without effect while it is away.
     pub(super) fn judge(&mut self, work: Work) {
         self.send(work, async move |node| node.judge_fast_path().await);

@@ -16,7 +16,9 @@ pub(super) struct DesiredNode {
     pub(super) node_addresses: Vec<IpAddr>,
     /// The ranges of ClusterIPs, from the operator or from ServiceCIDR objects.
     pub(super) service_cidrs: Vec<IpNet>,
-    /// The ClusterIPs outside of these.
+    /// The networks in these that are not for Services alone.
+    pub(super) shared: Vec<IpNet>,
+    /// The ClusterIPs outside of the ranges, or in such a network.
     pub(super) lone_addresses: BTreeSet<IpAddr>,
     /// Each with its Service.
     pub(super) external_frontends: Vec<(ObjectName, (IpAddr, Proto, u16))>,
@@ -37,12 +39,16 @@ impl SyncedNode {
         self.desired_node.as_ref()
     }
 
-    /// Takes in the desired state with the ranges of ClusterIPs in force. Returns true if there is work, whose result goes to [`Self::end`].
-    pub(super) fn begin(&mut self, desired: &Desired, service_cidrs: &[IpNet]) -> bool {
+    /// Takes in the desired state with the ranges of ClusterIPs in force, and the networks in them that are not for Services alone. Returns true if
+    /// there is work, whose result goes to [`Self::end`].
+    pub(super) fn begin(&mut self, desired: &Desired, service_cidrs: &[IpNet], shared: &[IpNet]) -> bool {
         let (revision, node_addresses) = (desired.revision(), desired.node_addresses());
         let known = self.desired_node.as_mut().filter(|_| self.is_done);
         if known.as_ref().is_some_and(|known| {
-            known.revision == revision && known.node_addresses == node_addresses && known.service_cidrs == service_cidrs
+            known.revision == revision
+                && known.node_addresses == node_addresses
+                && known.service_cidrs == service_cidrs
+                && known.shared == shared
         }) {
             return false;
         }
@@ -50,7 +56,8 @@ impl SyncedNode {
             revision,
             node_addresses,
             service_cidrs: service_cidrs.to_vec(),
-            lone_addresses: desired.service_addresses_outside(service_cidrs),
+            shared: shared.to_vec(),
+            lone_addresses: desired.service_addresses_apart(service_cidrs, shared),
             external_frontends: desired.external_frontends_in_turn(),
         };
         if let Some(known) = known {
@@ -79,7 +86,7 @@ mod tests {
     }
 
     fn begin(synced_node: &mut SyncedNode, desired: &Desired) -> bool {
-        synced_node.begin(desired, desired.service_cidrs())
+        synced_node.begin(desired, desired.service_cidrs(), &[])
     }
 
     #[test]
@@ -96,12 +103,31 @@ mod tests {
             (&[given], "10.96.0.4", true),
         ] {
             let mut synced_node = SyncedNode::default();
-            assert!(synced_node.begin(&desired, ranges), "nothing is in force");
+            assert!(synced_node.begin(&desired, ranges, &[]), "nothing is in force");
             synced_node.end(true);
             desired.apply(service(addr).cluster_ip(addr).port("", "TCP", 80).into());
             desired.sync();
-            assert_eq!(synced_node.begin(&desired, ranges), is_work, "{addr} {ranges:?}");
+            assert_eq!(synced_node.begin(&desired, ranges, &[]), is_work, "{addr} {ranges:?}");
         }
+    }
+
+    #[test]
+    fn service_in_a_network_of_others_makes_work() {
+        let mut desired = Desired::new("here");
+        listed().into_iter().for_each(|input| desired.apply(input));
+        declare(&mut desired, "10.96.0.0/16");
+        let (ranges, shared) = (desired.service_cidrs().to_vec(), ["10.96.3.0/24".parse().unwrap()]);
+        let mut synced_node = SyncedNode::default();
+        for (shared, is_work) in [(&[][..], true), (&[], false), (&shared, true), (&shared, false)] {
+            assert_eq!(synced_node.begin(&desired, &ranges, shared), is_work);
+            synced_node.end(true);
+        }
+        desired.apply(service("a").cluster_ip("10.96.4.1").port("", "TCP", 80).into());
+        desired.apply(service("b").cluster_ip("10.96.3.1").port("", "TCP", 80).into());
+        desired.sync();
+        assert!(synced_node.begin(&desired, &ranges, &shared));
+        let lone = &synced_node.desired_node().unwrap().lone_addresses;
+        assert_eq!(lone.iter().map(ToString::to_string).collect::<Vec<_>>(), ["10.96.3.1"]);
     }
 
     #[test]

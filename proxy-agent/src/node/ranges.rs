@@ -5,7 +5,7 @@ use ipnet::IpNet;
 
 use proxy_core::desired::Desired;
 use proxy_core::model::SharedNetworks;
-use proxy_net::{Handle, fib};
+use proxy_net::{Handle, WatchedNets, fib};
 use proxy_source::health::{Health, Problem};
 
 use super::Node;
@@ -29,20 +29,24 @@ pub(super) struct Ranges {
     /// The node's routes within the ranges. None until they are read: another range may have others.
     pub(super) routes: Option<Vec<IpNet>>,
     shared: SharedNetworks,
+    /// The part of a watch that looks for routes in the ranges. None where all routes count.
+    watched: Option<WatchedNets>,
     /// Set if the routes have become known: the programs have to hear of the ranges.
     is_news: bool,
 }
 
 impl Ranges {
     /// With the ranges that the operator has named.
-    pub(super) fn of(cidrs: &[IpNet]) -> Self {
-        Self { cidrs: cidrs.to_vec(), ..Self::default() }
+    pub(super) fn of(cidrs: &[IpNet], watched: Option<WatchedNets>) -> Self {
+        watched.iter().for_each(|watched| watched.set(cidrs));
+        Self { cidrs: cidrs.to_vec(), watched, ..Self::default() }
     }
 
     /// Takes in the ranges and the networks of pods. Returns true if the routes have become known since the last call.
     pub(super) fn learn(&mut self, cidrs: &[IpNet], pods: Vec<IpNet>) -> bool {
         if self.cidrs != cidrs {
             self.cidrs = cidrs.to_vec();
+            self.watched.iter().for_each(|watched| watched.set(cidrs));
             self.routes = cidrs.is_empty().then(Vec::new);
         }
         self.pods = pods;
@@ -66,6 +70,11 @@ impl Ranges {
     /// Returns the networks that are not for Services alone.
     pub(super) fn shared(&self) -> &[IpNet] {
         &self.shared.networks
+    }
+
+    /// Returns those of them that are known. Where the routes are not, none is.
+    pub(super) fn known_shared(&self) -> &[IpNet] {
+        if self.routes.is_some() { &self.shared.networks } else { &[] }
     }
 
     /// Where the routes are not known, nothing in the ranges may be dropped yet.

@@ -9,30 +9,41 @@ use proxy_source::health::{Health, Problem};
 /// The number of looks in a row that find the same thing gone, from which on it is a problem.
 const LOOKS: u32 = 3;
 
-/// The things that the last looks at the node found gone, with the number of looks in a row.
+/// The things that are found gone again and again.
 #[derive(Debug, Default)]
-pub(super) struct Relapses(BTreeMap<String, u32>);
+pub(super) struct Relapses {
+    /// Those that the last looks at the node found gone, with the number of looks in a row.
+    looks: BTreeMap<String, u32>,
+    /// Those that were put back since the last look.
+    since: BTreeSet<String>,
+}
 
 impl Relapses {
     /// Returns true while a repair of this is news for the log.
     pub(super) fn is_news(&self, what: &str) -> bool {
-        self.0.get(what).is_none_or(|looks| *looks < LOOKS)
+        self.looks.get(what).is_none_or(|looks| *looks < LOOKS) && !self.since.contains(what)
+    }
+
+    /// Notes what was put back between two looks. The next one counts it.
+    pub(super) fn note(&mut self, what: Option<&str>) {
+        self.since.extend(what.map(str::to_owned));
     }
 
     /// Takes in what a look has put back: by the counts after it and before, and these programs.
     pub(super) fn looked(&mut self, after: Repairs, before: Repairs, programs: BTreeSet<String>, health: &Health) {
         let more = iter::zip(after.counts(), before.counts()).filter(|((_, after), (_, before))| after > before);
-        let mut gone: BTreeSet<String> = more.map(|((what, _), _)| what.to_owned()).collect();
+        let mut gone = std::mem::take(&mut self.since);
+        gone.extend(more.map(|((what, _), _)| what.to_owned()));
         // Programs are told by their devices.
         if !programs.is_empty() {
             gone.remove("program");
             gone.extend(programs);
         }
-        let known = std::mem::take(&mut self.0);
+        let known = std::mem::take(&mut self.looks);
         let looks = |what: &String| known.get(what).map_or(1, |looks| looks + 1);
-        self.0 = gone.into_iter().map(|what| (looks(&what), what)).map(|(looks, what)| (what, looks)).collect();
-        known.keys().filter(|what| !self.0.contains_key(*what)).for_each(|what| health.end(&problem(what)));
-        for (what, _) in self.0.iter().filter(|(_, looks)| **looks >= LOOKS) {
+        self.looks = gone.into_iter().map(|what| (looks(&what), what)).map(|(looks, what)| (what, looks)).collect();
+        known.keys().filter(|what| !self.looks.contains_key(*what)).for_each(|what| health.end(&problem(what)));
+        for (what, _) in self.looks.iter().filter(|(_, looks)| **looks >= LOOKS) {
             health.begin(&problem(what), "another program removes it each time that kpx has put it back");
         }
     }
@@ -60,5 +71,12 @@ mod tests {
         assert_eq!(look(1, &["the programs of eth0"]), (true, false, false));
         assert_eq!(look(0, &["the programs of eth0"]), (false, true, true));
         assert_eq!(look(0, &["the programs of eth1"]), (false, true, false), "another device's");
+        for is_problem in [false, false, true] {
+            relapses.note(Some("route"));
+            assert!(!relapses.is_news("route"), "the log has it");
+            let none = Repairs::default();
+            relapses.looked(none, none, BTreeSet::new(), &health);
+            assert_eq!(health.has(&problem("route")), is_problem, "put back between the looks");
+        }
     }
 }

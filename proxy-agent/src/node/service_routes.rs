@@ -1,5 +1,5 @@
-//! Maintains the service routes and rules, by which the host's own packets reach the anchor: routes for ClusterIPs,
-//! rules for external frontends.
+//! Maintains the service routes and rules, by which the host's own packets reach the anchor: routes for ClusterIPs in a table
+//! of their own, rules for external frontends, and rules that lead to either.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -21,6 +21,10 @@ use super::Node;
 /// The routes and rules, as the kernel holds them.
 pub(super) struct ServiceRoutes {
     routes: Routes,
+    /// The routes that end the look-up in the services' table, for networks that are not for Services alone.
+    throws: Routes,
+    /// The routes of an older kpx, in the main table.
+    old: Routes,
     /// The default routes in the rules' table. The kernel skips a rule that leads to an empty table.
     defaults: Routes,
     rules: Rules,
@@ -31,12 +35,15 @@ pub(super) struct ServiceRoutes {
 /// The routes and rules that the kernel should hold.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct DesiredRoutes {
-    /// The routes: one for each known range of ClusterIPs, and one for each ClusterIP outside of the ranges.
+    /// The routes: one for each known range of ClusterIPs, and one for each ClusterIP outside of the ranges or in a network that is not for
+    /// Services alone.
     routes: BTreeSet<Route>,
+    /// Such networks, within a range that has a route.
+    throws: BTreeSet<Route>,
     /// A default route for each family that has rules.
     defaults: BTreeSet<Route>,
-    /// The rules: one for each external frontend whose address is not the host's own, since packets to own addresses go
-    /// by lo. The rule of the way back goes with them.
+    /// The rules: three for each family that has routes, and one for each external frontend whose address is not the host's own, since packets to
+    /// own addresses go by lo. The rule of the way back goes with these.
     rules: BTreeSet<Rule>,
     /// The number of external frontends without room for a rule, by Service.
     left_out: BTreeMap<ObjectName, usize>,
@@ -52,7 +59,9 @@ pub(super) struct RouteChanges {
 /// The properties of the cluster and of this node that decide about service routes and rules.
 pub(super) struct RouteInputs<'a> {
     pub(super) service_cidrs: &'a [IpNet],
-    /// The ClusterIPs in force outside of these.
+    /// The networks in these that are not for Services alone.
+    pub(super) shared: &'a [IpNet],
+    /// The ClusterIPs in force outside of the ranges, or in such a network.
     pub(super) lone_addresses: &'a BTreeSet<IpAddr>,
     /// The ExternalIPs and LoadBalancer addresses in force, with Service and port. The first ones get the rules.
     pub(super) external_frontends: &'a [(ObjectName, (IpAddr, Proto, u16))],
@@ -73,9 +82,11 @@ impl Node {
 impl ServiceRoutes {
     /// Reads our routes and rules. `anchor` is the anchor's interface index. A new anchor needs a new value.
     pub(super) async fn open(handle: &Handle, anchor: u32) -> Result<Self> {
-        let routes = Routes::open(handle.clone(), route::MAIN, anchor).await?;
+        let routes = Routes::open(handle.clone(), rule::SERVICES, anchor).await?;
+        let throws = Routes::open_throws(handle.clone(), rule::SERVICES).await?;
+        let old = Routes::open(handle.clone(), route::MAIN, anchor).await?;
         let defaults = Routes::open(handle.clone(), rule::TABLE, anchor).await?;
-        Ok(Self { routes, defaults, rules: Rules::open(handle.clone()).await?, left_out: Vec::new() })
+        Ok(Self { routes, throws, old, defaults, rules: Rules::open(handle.clone()).await?, left_out: Vec::new() })
     }
 
     /// Makes routes and rules equal to `desired`. With `verify`, reads the kernel's state first.
@@ -85,19 +96,29 @@ impl ServiceRoutes {
         verify: bool,
         health: &Health,
     ) -> Result<RouteChanges> {
-        let (routes, defaults, rules) = if verify {
-            let routes = self.routes.verify(&desired.routes).await?;
-            (routes, self.defaults.verify(&desired.defaults).await?, self.rules.verify(&desired.rules).await?)
+        // A network is left to others after the ClusterIPs in it have routes of their own, and taken back before they lose them.
+        let mut reports = vec![self.throws.retain(&desired.throws).await?];
+        let (routes, throws, defaults, rules) = if verify {
+            let (routes, throws) =
+                (self.routes.verify(&desired.routes).await?, self.throws.verify(&desired.throws).await?);
+            (routes, throws, self.defaults.verify(&desired.defaults).await?, self.rules.verify(&desired.rules).await?)
         } else {
-            let routes = self.routes.reconcile(&desired.routes).await?;
-            (routes, self.defaults.reconcile(&desired.defaults).await?, self.rules.reconcile(&desired.rules).await?)
+            let (routes, throws) =
+                (self.routes.reconcile(&desired.routes).await?, self.throws.reconcile(&desired.throws).await?);
+            let (defaults, rules) = (&desired.defaults, &desired.rules);
+            (routes, throws, self.defaults.reconcile(defaults).await?, self.rules.reconcile(rules).await?)
         };
+        if rules.refused.is_empty() {
+            self.old.reconcile(&BTreeSet::new()).await?;
+        }
         report_routes(&Problem::Routes, &routes, desired.routes.len(), health);
         report_routes(&Problem::DefaultRoutes, &defaults, desired.defaults.len(), health);
-        report_rules(&rules, desired, health);
+        let nets: Vec<IpNet> = desired.routes.iter().map(|route| route.dst).collect();
+        report_rules(&rules, desired, &self.rules.before_ours(&nets), health);
         self.left_out = desired.left_out.iter().map(|(service, count)| without_rule(service, *count)).collect();
         let changed = |report: &route::Report| report.added + report.replaced + report.deleted;
-        let routes = changed(&routes) + changed(&defaults);
+        reports.extend([routes, throws, defaults]);
+        let routes: usize = reports.iter().map(changed).sum();
         Ok(RouteChanges { routes: routes as u64, rules: (rules.added + rules.deleted) as u64 })
     }
 }
@@ -106,8 +127,13 @@ impl DesiredRoutes {
     pub(super) fn of(inputs: &RouteInputs<'_>) -> Self {
         let is_possible = |addr: &IpAddr| inputs.has_ipv6 || addr.is_ipv4();
         let lone = inputs.lone_addresses.iter().map(|addr| IpNet::from(*addr));
-        let dsts = inputs.service_cidrs.iter().copied().chain(lone);
-        let routes = dsts.filter(|dst| is_possible(&dst.addr())).map(|dst| Route { dst, src: inputs.source(&dst) });
+        let covers = |net: &IpNet| inputs.shared.iter().any(|shared| shared.contains(&net.trunc()));
+        let ranges: Vec<IpNet> = inputs.service_cidrs.iter().filter(|range| !covers(range)).copied().collect();
+        let within = |net: &&IpNet| is_possible(&net.addr()) && ranges.iter().any(|range| range.contains(*net));
+        let throws = inputs.shared.iter().filter(within).map(|dst| Route { dst: *dst, src: None }).collect();
+        let dsts = ranges.iter().copied().chain(lone);
+        let dsts = dsts.filter(|dst| is_possible(&dst.addr()));
+        let routes: BTreeSet<Route> = dsts.map(|dst| Route { dst, src: inputs.source(&dst) }).collect();
 
         let needs_rule = |addr: &IpAddr| is_possible(addr) && !inputs.own.contains(addr);
         let mut foreign = inputs.external_frontends.iter().filter(|(_, (addr, ..))| needs_rule(addr));
@@ -119,7 +145,14 @@ impl DesiredRoutes {
         let families = [IpNet::from(Ipv4Net::default()), IpNet::from(Ipv6Net::default())].into_iter().filter(leads_to);
         let defaults: BTreeSet<Route> = families.map(|dst| Route { dst, src: inputs.source(&dst) }).collect();
         rules.extend(defaults.iter().any(|route| route.dst.addr().is_ipv4()).then_some(Rule::Back));
-        Self { routes: routes.collect(), defaults, rules, left_out }
+        for ipv6 in [false, true] {
+            let lens =
+                routes.iter().filter(|route| route.dst.addr().is_ipv6() == ipv6).map(|route| route.dst.prefix_len());
+            if let Some(prefix_len) = lens.min() {
+                rules.extend([Rule::Own { ipv6 }, Rule::Narrow { ipv6, prefix_len }, Rule::All { ipv6 }]);
+            }
+        }
+        Self { routes, throws, defaults, rules, left_out }
     }
 }
 
@@ -144,8 +177,15 @@ fn report_routes(what: &Problem, report: &route::Report, wanted: usize, health: 
     }
 }
 
-fn report_rules(report: &rule::Report, desired: &DesiredRoutes, health: &Health) {
+fn report_rules(report: &rule::Report, desired: &DesiredRoutes, before: &[String], health: &Health) {
     match report.refused.first() {
+        None if !before.is_empty() => {
+            let rules = before.join(", ");
+            let why = format!(
+                "before those of kpx come {rules}: what this host's own sockets send to ClusterIPs may go where these lead"
+            );
+            health.begin(&Problem::Rules, why);
+        }
         None => health.end(&Problem::Rules),
         Some((rule, why)) => {
             let (refused, wanted) = (report.refused.len(), desired.rules.len());
@@ -180,7 +220,22 @@ mod tests {
         };
         let routes = ["10.96.0.0/16 192.0.2.1", "10.97.0.10/32 192.0.2.1", "fd00:10::/108 -", "fd00:11::a/128 -"];
         assert_eq!(shown(&node.desired().routes), routes);
-        assert_eq!(node.desired(), DesiredRoutes { routes: node.desired().routes, ..DesiredRoutes::default() });
+        let of = |(ipv6, prefix_len)| [Rule::Own { ipv6 }, Rule::Narrow { ipv6, prefix_len }, Rule::All { ipv6 }];
+        let rules = [(false, 16), (true, 108)].into_iter().flat_map(of).collect();
+        assert_eq!(node.desired(), DesiredRoutes { routes: node.desired().routes, rules, ..DesiredRoutes::default() });
+    }
+
+    #[test]
+    fn networks_of_others_in_a_range_are_left_to_them() {
+        let node = Node {
+            service_cidrs: vec!["10.96.0.0/16".parse().unwrap(), "fd00:10::/108".parse().unwrap()],
+            shared: vec!["10.96.3.0/24".parse().unwrap(), "fd00:10::/108".parse().unwrap()],
+            lone_addresses: addrs(&["10.96.3.10", "fd00:10::a"]),
+            ..Node::default()
+        };
+        let desired = node.desired();
+        assert_eq!(shown(&desired.routes), ["10.96.0.0/16 192.0.2.1", "10.96.3.10/32 192.0.2.1", "fd00:10::a/128 -"]);
+        assert_eq!(shown(&desired.throws), ["10.96.3.0/24 -"], "the other has no range around it");
     }
 
     #[test]
@@ -230,6 +285,7 @@ mod tests {
 
     struct Node {
         service_cidrs: Vec<IpNet>,
+        shared: Vec<IpNet>,
         lone_addresses: BTreeSet<IpAddr>,
         external_frontends: Vec<(ObjectName, (IpAddr, Proto, u16))>,
         own: BTreeSet<IpAddr>,
@@ -242,6 +298,7 @@ mod tests {
         fn default() -> Self {
             Self {
                 service_cidrs: Vec::new(),
+                shared: Vec::new(),
                 lone_addresses: BTreeSet::new(),
                 external_frontends: Vec::new(),
                 own: addrs(&["192.0.2.1", "192.0.2.9"]),
@@ -255,6 +312,7 @@ mod tests {
         fn desired(&self) -> DesiredRoutes {
             DesiredRoutes::of(&RouteInputs {
                 service_cidrs: &self.service_cidrs,
+                shared: &self.shared,
                 lone_addresses: &self.lone_addresses,
                 external_frontends: &self.external_frontends,
                 own: &self.own,

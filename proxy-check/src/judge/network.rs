@@ -116,6 +116,17 @@ pub(super) fn ipsec(facts: &Facts) -> Finding {
 /// Judges the routing rules of others, which the programs' look-ups ask only in part.
 pub(super) fn routing_rules(facts: &Facts) -> Finding {
     const WHAT: &str = "routing rules";
+    if !facts.early_rules.is_empty() {
+        let found = format!(
+            "before kpx's, so that this host's own packets to ClusterIPs may go where they lead: {}",
+            facts.early_rules.join("; ")
+        );
+        return warn(
+            WHAT,
+            found,
+            "give these rules a preference above 75, or leave the ranges of ClusterIPs out of them",
+        );
+    }
     if facts.unasked_rules.is_empty() {
         return ok(WHAT, "none by mark, type of service, protocol, port, user, outgoing device or VRF");
     }
@@ -136,7 +147,7 @@ pub(super) fn service_ranges(facts: &Facts) -> Option<Finding> {
     }
     let (ranges, routes) = (list(&facts.service_ranges), list(&facts.routes_in_ranges));
     let found = format!("{ranges} have in them routes of this node's to {routes}");
-    let fix = "move these networks: packets there pass where no Service takes them, and this node's own never reach ClusterIPs there";
+    let fix = "move these networks: packets there pass where no Service takes them";
     Some(warn(WHAT, found, fix))
 }
 

@@ -46,9 +46,12 @@ fn refusal() -> Refusal {
 }
 
 /// The finding and its level for each fact, on a node that is fit but for one change.
-const CASES: [(&str, Level, &str, Change); 56] = [
+const CASES: [(&str, Level, &str, Change); 57] = [
     ("ranges of ClusterIPs", Level::Ok, "no route of this node leads into 10.96.0.0/12", |f| {
         f.service_ranges = vec!["10.96.0.0/12".parse().unwrap()];
+    }),
+    ("routing rules", Level::Warn, "may go where they lead: ip -4 rule 20 to 10.96.0.0/24", |f| {
+        f.early_rules = vec!["ip -4 rule 20 to 10.96.0.0/24".to_owned()];
     }),
     ("ranges of ClusterIPs", Level::Warn, "10.96.0.0/12 have in them routes of this node's to 10.99.0.0/24", |f| {
         f.service_ranges = vec!["10.96.0.0/12".parse().unwrap()];

@@ -122,7 +122,7 @@ fn an_address_stays_while_any_service_has_it() {
     ]);
     let addresses = |desired: &mut Desired| {
         desired.sync();
-        desired.service_addresses_outside(&[]).into_iter().collect::<Vec<_>>()
+        desired.service_addresses_apart(&[], &[]).into_iter().collect::<Vec<_>>()
     };
     let ip: IpAddr = [10, 96, 0, 1].into();
     assert_eq!(addresses(&mut desired), [ip]);
@@ -196,7 +196,7 @@ fn another_proxys_services_contribute_only_their_cluster_ips() {
     desired.apply(other().into());
     assert!(known(&desired).is_empty());
     desired.sync();
-    assert!(desired.service_addresses_outside(&[]).contains(&"10.96.0.9".parse().unwrap()));
+    assert!(desired.service_addresses_apart(&[], &[]).contains(&"10.96.0.9".parse().unwrap()));
     desired.apply(labelled().into());
     desired.sync();
     assert_eq!(known(&desired).len(), 2);

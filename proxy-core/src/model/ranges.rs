@@ -8,6 +8,7 @@ const MAX: usize = 1_024;
 /// The networks in ranges of ClusterIPs that are not for Services alone: packets there that no frontend takes are left to the routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SharedNetworks {
+    /// In order; none is in another.
     pub networks: Vec<IpNet>,
     /// The first of them and the number of others, in words. None if there is none.
     pub why: Option<String>,
@@ -76,6 +77,7 @@ mod tests {
         for (name, ranges, pods, routes, want) in cases {
             let shared = SharedNetworks::of(&nets(ranges), &nets(pods), &nets(routes));
             assert_eq!(shared.networks, nets(want), "{name}");
+            assert!(shared.networks.is_sorted(), "{name}");
             assert_eq!(shared.why.is_some(), !want.is_empty(), "{name}");
         }
     }

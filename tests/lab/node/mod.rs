@@ -13,6 +13,7 @@ mod published;
 mod ranges;
 mod reach;
 mod uplinks;
+mod ways;
 
 use std::time::{Duration, Instant};
 

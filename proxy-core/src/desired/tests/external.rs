@@ -155,7 +155,7 @@ fn external_frontends_exclude_node_ports() {
     let ip = |text: &str| text.parse::<IpAddr>().unwrap();
     let wanted = ["192.0.2.1", "203.0.113.1", "2001:db8::1"].map(|addr| (ip(addr), Proto::TCP, 80));
     assert_eq!(externals, wanted);
-    let addresses: Vec<_> = desired.service_addresses_outside(&[]).into_iter().collect();
+    let addresses: Vec<_> = desired.service_addresses_apart(&[], &[]).into_iter().collect();
     assert_eq!(addresses, ["10.96.0.1", "10.96.0.2", "fd00:96::2"].map(ip));
 }
 

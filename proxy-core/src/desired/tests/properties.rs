@@ -86,7 +86,7 @@ proptest! {
             let kinds = [FrontendKind::EXTERNAL_IP, FrontendKind::LOAD_BALANCER];
             prop_assert_eq!(externals, frontends(&scratch, &kinds));
             let addresses = frontends(&scratch, &[FrontendKind::ADDRESS]).into_iter().map(|(addr, ..)| addr);
-            prop_assert_eq!(desired.service_addresses_outside(&[]), addresses.collect());
+            prop_assert_eq!(desired.service_addresses_apart(&[], &[]), addresses.collect());
         }
     }
 

@@ -1,0 +1,329 @@
+//! The host's own way to ClusterIPs, beside routing rules and networks of other programs.
+
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use testbed::agent::{Agent, DEADLINE, Service, kpx, wait_until};
+use testbed::echo::{Dial, Protocol};
+use testbed::lab::{Family, Host, Layout};
+use testbed::netns::NetNs;
+use testbed::served_lab::ServedLab;
+
+const PORT: u16 = 8_080;
+/// Packets serve sockets.
+const PACKETS: [&str; 2] = ["--socket-lb", "off"];
+/// The default period, in which kpx looks at everything, is longer than any wait here.
+const PERIOD: Duration = Duration::from_secs(30);
+
+/// A node with a table beside the main one that has the routes to pods, and leads all else to the fabric.
+fn multi_homed() -> Result<ServedLab> {
+    let base = ServedLab::with_manifests(Layout::Routed)?.serve_all(PORT)?;
+    base.put(&web())?;
+    let (n1, fabric) = (&base.lab.n1.host, base.lab.fabric.addrs);
+    ip(
+        &n1.ns,
+        &format!(
+            "route add default via {} table 77
+         -6 route add default via {} table 77",
+            fabric.v4, fabric.v6
+        ),
+    )?;
+    for (family, pods) in [("-4", "10.244."), ("-6", "fd00:10:244:")] {
+        let main = n1.ns.exec(Command::new("ip").args([family, "route", "show"]))?;
+        for route in main.lines().filter(|route| route.starts_with(pods)) {
+            ip(&n1.ns, &format!("{family} route add {route} table 77"))?;
+        }
+    }
+    Ok(base)
+}
+
+#[test]
+fn rules_of_others_take_no_packet_of_the_host_from_cluster_ips() -> Result<()> {
+    let base = multi_homed()?;
+    let n1 = &base.lab.n1.host;
+    let (v4, v6) = (n1.addrs.v4, n1.addrs.v6);
+    let rules = [
+        // Of hosts with several networks.
+        (format!("rule add from {v4} lookup 77 pref 100"), format!("-6 rule add from {v6} lookup 77 pref 100")),
+        ("rule add iif lo lookup 77 pref 100".to_owned(), "-6 rule add iif lo lookup 77 pref 100".to_owned()),
+        ("rule add lookup 77 pref 76".to_owned(), "-6 rule add lookup 77 pref 76".to_owned()),
+        // Without a preference the kernel puts them before all others but the local table's.
+        (format!("rule add from {v4} lookup 77"), format!("-6 rule add from {v6} lookup 77")),
+        // As wg-quick does, in this order.
+        (
+            "rule add not fwmark 51820 lookup 77\nrule add lookup main suppress_prefixlength 0".to_owned(),
+            "-6 rule add not fwmark 51820 lookup 77\n-6 rule add lookup main suppress_prefixlength 0".to_owned(),
+        ),
+    ];
+    for (of_v4, of_v6) in rules {
+        let before = rules_of(&n1.ns)?;
+        let all = format!("{of_v4}\n{of_v6}");
+        for comes_first in [true, false] {
+            let told = || format!("{all}, {}", if comes_first { "before kpx" } else { "after kpx" });
+            if comes_first {
+                ip(&n1.ns, &all)?;
+            }
+            let agent = base.kpx(&[&PACKETS[..], &["--cleanup-on-exit"]].concat())?;
+            if !comes_first {
+                ip(&n1.ns, &all)?;
+                wait_until(DEADLINE, "kpx's rules come first", || is_first(&n1.ns)).with_context(told)?;
+            }
+            serves(n1, &web(), "").with_context(told)?;
+            ensure!(agent.typed_status()?.healthy, "{:?}", agent.typed_status()?.problems);
+            agent.stop()?;
+            ip(&n1.ns, &all.replace(" add ", " del "))?;
+            ensure!(rules_of(&n1.ns)? == before, "{}", rules_of(&n1.ns)?);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn rule_that_stays_before_those_of_kpx_is_a_problem() -> Result<()> {
+    let base = multi_homed()?;
+    let n1 = &base.lab.n1.host;
+    let agent = base.kpx(&PACKETS)?;
+    ip(&n1.ns, "rule add to 10.96.0.0/24 lookup 77 pref 20")?;
+    let told = "before those of kpx come ip -4 rule 20 to 10.96.0.0/24:";
+    wait_until(DEADLINE, "it is told", || Ok(agent.problem("rules")?.is_some_and(|why| why.starts_with(told))))?;
+    let trace = kpx(&n1.ns, &format!("trace --run-dir {} --host --to 10.96.0.10:80", agent.run_dir().display()))?;
+    let trace = String::from_utf8(trace.stdout)?;
+    ensure!(trace.contains(told), "{trace}");
+    ip(&n1.ns, "rule del to 10.96.0.0/24 lookup 77 pref 20")?;
+    wait_until(DEADLINE, "it is over", || Ok(agent.problem("rules")?.is_none()))?;
+    // Of others' packets, and of other addresses.
+    ip(
+        &n1.ns,
+        "rule add to 10.97.0.0/24 lookup 77 pref 20
+         rule add fwmark 0x200/0xf00 lookup 77 pref 9
+         rule add iif eth1 lookup 77 pref 21",
+    )?;
+    serves(n1, &web(), "with rules for other packets")?;
+    ensure!(agent.problem("rules")?.is_none() && is_at(&n1.ns, 75)?, "{}", rules_of(&n1.ns)?);
+    agent.stop()
+}
+
+#[test]
+fn rules_and_routes_that_are_removed_come_back_at_once() -> Result<()> {
+    let base = multi_homed()?;
+    let n1 = &base.lab.n1.host;
+    ip(
+        &n1.ns,
+        &format!(
+            "rule add from {} lookup 77 pref 100\n-6 rule add from {} lookup 77 pref 100",
+            n1.addrs.v4, n1.addrs.v6
+        ),
+    )?;
+    let agent = base.kpx(&PACKETS)?;
+    let whole = || state(&n1.ns);
+    let before = whole()?;
+    for removal in [
+        "rule del pref 75\n-6 rule del pref 75",
+        "rule del pref 32764\n-6 rule del pref 32764\nrule del pref 32765\n-6 rule del pref 32765",
+        "route flush table 7041145\n-6 route flush table 7041145",
+    ] {
+        let since = Instant::now();
+        ip(&n1.ns, removal)?;
+        wait_until(DEADLINE, removal, || Ok(whole()? == before))?;
+        ensure!(since.elapsed() < PERIOD / 3, "after {:?}", since.elapsed());
+        serves(n1, &web(), removal)?;
+    }
+    agent.stop()
+}
+
+#[test]
+fn route_of_an_older_kpx_leaves_the_main_table() -> Result<()> {
+    let base = multi_homed()?;
+    let n1 = &base.lab.n1.host;
+    base.kpx(&PACKETS)?.crash()?;
+    ip(
+        &n1.ns,
+        "rule del pref 75
+         rule del pref 32764
+         rule del pref 32765
+         -6 rule del pref 75
+         -6 rule del pref 32764
+         -6 rule del pref 32765
+         route flush table 7041145
+         -6 route flush table 7041145
+         route add 10.96.0.0/16 dev kpx0 proto 75 scope link
+         -6 route add fd00:10:96::/112 dev kpx0 proto 75",
+    )?;
+    let agent = base.kpx(&PACKETS)?;
+    for family in ["-4", "-6"] {
+        let main = n1.ns.exec(Command::new("ip").args([family, "route", "show", "proto", "75"]))?;
+        ensure!(main.is_empty(), "{main}");
+    }
+    serves(n1, &web(), "after the upgrade")?;
+    agent.stop()
+}
+
+/// A network of containers within the range has some ClusterIPs in it, and others beside it.
+#[test]
+fn network_within_the_range_and_cluster_ips_in_it_are_reached() -> Result<()> {
+    let base = ServedLab::with_manifests(Layout::Routed)?.serve_all(PORT)?;
+    let beside = Service::new("beside", 200, &["p1b", "p2a"], PORT);
+    base.put(&web())?;
+    base.put(&beside)?;
+    let n1 = &base.lab.n1.host;
+    let before = state(&n1.ns)?;
+    let container = containers(&n1.ns, ["10.96.0.1/25", "fd00:10:96::1/120"], ["10.96.0.5/25", "fd00:10:96::5/120"])?;
+    let directly: [SocketAddr; 2] = ["10.96.0.5:8080".parse()?, "[fd00:10:96::5]:8080".parse()?];
+    for to in directly {
+        base.servers.serve_at(&container, "container", to)?;
+    }
+    let reaches_all = |told: &str| -> Result<()> {
+        serves(n1, &web(), told)?;
+        serves(n1, &beside, told)?;
+        for to in directly {
+            for protocol in Protocol::COMMON {
+                let answer = Dial::new(protocol, to).exchange(&n1.ns, b"hello");
+                let answer = answer.with_context(|| format!("{protocol} to the container at {to}, {told}"))?;
+                ensure!(answer.backend == "container");
+            }
+        }
+        Ok(())
+    };
+    let args = [&PACKETS[..], &["--cleanup-on-exit"]].concat();
+    let start = || -> Result<Agent<'_>> {
+        Agent::launch_by(None, &base.lab, n1, base.cluster.source(), &args)?.having("complete")
+    };
+    let agent = start()?;
+    let is_named = || Ok(agent.problem("ranges of ClusterIPs")?.is_some());
+    wait_until(DEADLINE, "the overlap is a problem", is_named)?;
+    let within = || -> Result<bool> { Ok(state(&n1.ns)?.contains("10.96.0.10 dev kpx0")) };
+    wait_until(DEADLINE, "the ClusterIP within has a route", within)?;
+    reaches_all("the network came first")?;
+    // A Service that comes later.
+    let later = Service::new("later", 11, &["p1b"], PORT);
+    base.put(&later)?;
+    wait_until(DEADLINE, "the new ClusterIP has a route", || Ok(state(&n1.ns)?.contains("10.96.0.11 dev kpx0")))?;
+    serves(n1, &later, "a new Service within the network")?;
+    ip(&n1.ns, "link del br-abc")?;
+    wait_until(PERIOD * 2, "the range is for Services alone", || Ok(!state(&n1.ns)?.contains("10.96.0.10 dev kpx0")))?;
+    serves(n1, &later, "the network is gone")?;
+    ip(&n1.ns, "link add br-abc type bridge\nlink set br-abc up\naddr add 10.96.0.1/25 dev br-abc")?;
+    let since = Instant::now();
+    wait_until(DEADLINE, "the network is left to its route", within)?;
+    ensure!(since.elapsed() < PERIOD / 3, "after {:?}", since.elapsed());
+    serves(n1, &later, "the network is back")?;
+    ip(&n1.ns, "link del br-abc")?;
+    agent.stop()?;
+    ensure!(state(&n1.ns)? == before, "before\n{before}\nafter\n{}", state(&n1.ns)?);
+    Ok(())
+}
+
+/// A network with the very prefix of the ServiceCIDR, which comes after kpx or before.
+#[test]
+fn network_with_the_ranges_prefix_is_reached_from_a_host_outside() -> Result<()> {
+    let base = ServedLab::with_manifests(Layout::Routed)?.serve_all(PORT)?;
+    base.put(&web())?;
+    let (xl, n2) = (&base.lab.xl, &base.lab.n2);
+    let routes =
+        Family::ALL.map(|family| format!("route add {} via {}", n2.pod_net.cidr(family), n2.host.addrs.ip(family)));
+    ip(&xl.ns, &routes.join("\n"))?;
+    for comes_first in [false, true] {
+        let make = || containers(&xl.ns, ["10.96.0.1/16", "fd00:10:96::1/112"], ["10.96.0.5/16", "fd00:10:96::5/112"]);
+        let early = if comes_first { Some(make()?) } else { None };
+        let agent = Agent::start_outside(&base.lab, xl, base.cluster.source(), &[])?;
+        let container = early.map_or_else(make, Ok)?;
+        let within = || -> Result<bool> { Ok(state(&xl.ns)?.contains("10.96.0.10 dev kpx0")) };
+        wait_until(DEADLINE, "the ClusterIP has a route of its own", within)?;
+        let told = if comes_first { "the network came first" } else { "the network came later" };
+        wait_until(DEADLINE, "the Service is in reach", || Ok(serves(xl, &web(), told).is_ok()))?;
+        serves(xl, &web(), told)?;
+        for to in ["10.96.0.5:8080".parse::<SocketAddr>()?, "[fd00:10:96::5]:8080".parse()?] {
+            base.servers.serve_at(&container, "container", to)?;
+            for protocol in Protocol::COMMON {
+                let answer = Dial::new(protocol, to).exchange(&xl.ns, b"hello");
+                answer.with_context(|| format!("{protocol} to the container at {to}, {told}"))?;
+            }
+        }
+        agent.stop()?;
+        ip(&xl.ns, "link del br-abc\nlink del box0")?;
+        drop(container);
+    }
+    Ok(())
+}
+
+fn web() -> Service {
+    Service::new("web", 10, &["p1b", "p2a"], PORT)
+}
+
+/// Dials a Service from a host's sockets: those that choose no address, and those that are bound to the host's.
+fn serves(host: &Host, service: &Service, told: &str) -> Result<()> {
+    for family in Family::ALL {
+        for protocol in Protocol::COMMON {
+            let dial = Dial::new(protocol, service.frontend(family));
+            for (what, dial) in [("any address", dial), ("its address", dial.source_ip(host.addrs.ip(family)))] {
+                let answer = dial.exchange(&host.ns, b"hello");
+                answer.with_context(|| format!("{protocol} over {family} from {what} to {}, {told}", service.name))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Makes a bridge of containers with addresses for both families, and a container in it.
+fn containers(node: &NetNs, addrs: [&str; 2], container: [&str; 2]) -> Result<Host> {
+    let ns = NetNs::create(format!("{}-box", node.name()))?;
+    let ([v4, v6], [inner4, inner6]) = (addrs, container);
+    ip(
+        node,
+        &format!(
+            "link add br-abc type bridge
+         link set br-abc up
+         link add box0 type veth peer name eth0 netns {}
+         link set box0 master br-abc
+         link set box0 up",
+            ns.name()
+        ),
+    )?;
+    ip(
+        &ns,
+        &format!("link set lo up\nlink set eth0 up\naddr add {inner4} dev eth0\naddr add {inner6} dev eth0 nodad"),
+    )?;
+    ip(node, &format!("addr add {v4} dev br-abc\naddr add {v6} dev br-abc nodad"))?;
+    ns.settle()?;
+    node.settle()?;
+    let of = |text: &str| text.split('/').next().unwrap_or_default().to_owned();
+    Ok(Host { name: "box", ns, addrs: testbed::lab::Dual { v4: of(inner4).parse()?, v6: of(inner6).parse()? } })
+}
+
+/// Returns true if kpx's rules for the host's own packets come right behind the local table's, in both families.
+fn is_first(node: &NetNs) -> Result<bool> {
+    let is = |family: &str| -> Result<bool> {
+        let rules = node.exec(Command::new("ip").args([family, "rule", "show"]))?;
+        Ok(rules.lines().nth(1).is_some_and(|second| second.contains("iif lo lookup 7041145 proto 75")))
+    };
+    Ok(is("-4")? && is("-6")?)
+}
+
+/// Runs lines of `ip` commands one by one: those of a batch have no options.
+fn ip(node: &NetNs, lines: &str) -> Result<()> {
+    lines.lines().try_for_each(|line| node.exec(Command::new("ip").args(line.split_whitespace())).map(drop))
+}
+
+fn is_at(node: &NetNs, preference: u32) -> Result<bool> {
+    Ok(rules_of(node)?
+        .lines()
+        .any(|line| line.starts_with(&format!("{preference}:")) && line.contains("lookup 7041145")))
+}
+
+fn rules_of(node: &NetNs) -> Result<String> {
+    let show = |family| node.exec(Command::new("ip").args([family, "rule", "show"]));
+    Ok(show("-4")? + &show("-6")?)
+}
+
+/// All that kpx changes for the host's own packets: rules, and routes but those that the kernel itself makes of addresses.
+fn state(node: &NetNs) -> Result<String> {
+    let mut state = rules_of(node)?;
+    for family in ["-4", "-6"] {
+        let routes = node.exec(Command::new("ip").args([family, "route", "show", "table", "all"]))?;
+        let made = routes.lines().filter(|line| !line.contains("table local") && !line.contains("proto kernel"));
+        state.extend(made.map(|line| format!("{line}\n")));
+    }
+    Ok(state)
+}
