@@ -70,6 +70,9 @@ impl Heard {
         if protocol == NETLINK_NETFILTER {
             SockRef::from(&*socket).attach_filter(&only(NFT_MSG_NEWGEN)).context("attach a filter")?;
         }
+        // The kernel sends no group's news to a socket without an address. This one never sends, which would give it one, and an address that
+        // comes later takes the groups away.
+        socket.bind_auto().context("get an address")?;
         groups.iter().try_for_each(|group| socket.add_membership(*group)).context("subscribe")?;
         Ok(Self { connection, messages })
     }
@@ -98,4 +101,30 @@ fn only(kind: u16) -> [SockFilter; 4] {
         SockFilter::new(RETURN, 0, 0, u32::MAX),
         SockFilter::new(RETURN, 0, 0, 0),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// The kernel's list has a line for each socket: its family, its address, and the first 32 of its groups.
+    #[tokio::test]
+    async fn sockets_have_address_and_groups() {
+        let mut news = RuleNews::subscribe();
+        assert!(!news.0.is_empty(), "every kernel tells of routing rules");
+        let list = fs::read_to_string("/proc/thread-self/net/netlink").unwrap();
+        for heard in &mut news.0 {
+            let mut address = SocketAddr::new(0, 0);
+            heard.connection.socket_mut().socket_mut().get_address(&mut address).unwrap();
+            let address = address.port_number().to_string();
+            let is_own = |line: &&str| line.split_whitespace().nth(2) == Some(&address);
+            let own: Vec<_> = list.lines().filter(is_own).collect();
+            assert!(
+                address != "0" && own.iter().any(|line| line.split_whitespace().nth(3) != Some("00000000")),
+                "{own:?}"
+            );
+        }
+    }
 }
