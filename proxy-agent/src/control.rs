@@ -21,7 +21,7 @@ use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::history::{self, History};
-use crate::http_server::{self, Room};
+use crate::http_server::{self, LocalListener, Room};
 use crate::tunnel::Tunnelled;
 use proxy_core::desired::{Part, Snapshot};
 use proxy_core::input::ObjectName;
@@ -32,7 +32,7 @@ use proxy_source::journal::{Journal, Told};
 use proxy_view::status::Status;
 use proxy_view::{EventView, NameView, ServiceView, socket};
 
-pub use flows::FlowFilter;
+pub use flows::{EndedFlows, FlowFilter};
 
 /// A query to the agent, with the channel for its answer.
 #[derive(Debug)]
@@ -152,7 +152,7 @@ impl AgentHandle {
 /// Answers on `listener` until dropped, with the paths of `more` beside its own.
 pub async fn serve(listener: UnixListener, agent: AgentHandle, more: Router) {
     let router = router().with_state(agent).merge(more);
-    http_server::serve(listener, router, Room::default().place()).await;
+    http_server::serve(LocalListener(listener), router, Room::default().place()).await;
 }
 
 fn router() -> Router<AgentHandle> {
@@ -161,7 +161,7 @@ fn router() -> Router<AgentHandle> {
         .route("/services", get(services))
         .route("/names", get(names))
         .route("/maps", get(maps))
-        .route("/flows", get(flows::flows))
+        .route("/flows", get(flows::flows).delete(flows::end))
         .route("/history", get(history::history))
 }
 
@@ -211,7 +211,8 @@ pub(crate) fn answer<T: serde::Serialize>(result: Result<T>) -> Response {
     }
 }
 
-/// Listens in the run directory. Root may connect, and the members of `group`: they read, and change nothing.
+/// Listens in the run directory. Root may connect, and the members of `group`: they read, and change nothing, for each request that changes
+/// something asks who its client is.
 ///
 /// The process must have only one thread, because the mask of file modes is one for all. It must not have given up root's rights, which
 /// a group takes.

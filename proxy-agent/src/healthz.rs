@@ -78,7 +78,7 @@ impl Health {
     /// Returns the problems that the client may read.
     fn problems_for(&self, client: Option<Extension<Client>>) -> BTreeMap<String, String> {
         match client.unwrap_or_default().0 {
-            Client::OnHost => {
+            Client::OnHost | Client::Own => {
                 let problems = self.problems.iter().flat_map(|of| of.problems());
                 problems.map(|(problem, reason)| (problem.to_string(), reason.why)).collect()
             }

@@ -18,8 +18,9 @@ use http::{HeaderValue, StatusCode};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use nix::unistd::geteuid;
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tracing::{debug, info};
 
@@ -35,6 +36,8 @@ const BACKLOG: i32 = 4_096;
 /// The place of a connection's client, which is added to each request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Client {
+    /// A process with the user of this one, at a socket in the file system.
+    Own,
     /// A client in the host's own network namespace. A loopback address proves it, because no packet from outside has
     /// one.
     OnHost,
@@ -66,9 +69,31 @@ impl RemoteAddr for SocketAddr {
     const PATIENCE: Option<Duration> = Some(WRITE_TIMEOUT);
 }
 
-impl RemoteAddr for tokio::net::unix::SocketAddr {
+/// The far end of a connection at a socket in the file system: its user, if the kernel names that.
+#[derive(Debug)]
+pub(crate) struct Peer(Option<u32>);
+
+/// A listener at a socket in the file system.
+pub(crate) struct LocalListener(pub(crate) UnixListener);
+
+impl Listener for LocalListener {
+    type Io = UnixStream;
+    type Addr = Peer;
+
+    async fn accept(&mut self) -> (UnixStream, Peer) {
+        let (stream, _) = Listener::accept(&mut self.0).await;
+        let user = stream.peer_cred().ok().map(|credentials| credentials.uid());
+        (stream, Peer(user))
+    }
+
+    fn local_addr(&self) -> io::Result<Peer> {
+        Ok(Peer(Some(geteuid().as_raw())))
+    }
+}
+
+impl RemoteAddr for Peer {
     fn client(&self) -> Client {
-        Client::OnHost
+        if self.0 == Some(geteuid().as_raw()) { Client::Own } else { Client::OnHost }
     }
 
     fn ip(&self) -> Option<IpAddr> {
@@ -163,12 +188,16 @@ where
     let mut connections = JoinSet::new();
     // A layer costs as much as all routes, so each kind of client has one for all its connections.
     let of = |client: Client| router.clone().layer(Extension(client));
-    let (on_host, elsewhere) = (of(Client::OnHost), of(Client::Elsewhere));
+    let (own, on_host, elsewhere) = (of(Client::Own), of(Client::OnHost), of(Client::Elsewhere));
     loop {
         tokio::select! {
             // This waits while the kernel refuses connections, for example for lack of file descriptors.
             (stream, peer) = listener.accept() => {
-                let router = if peer.client() == Client::OnHost { &on_host } else { &elsewhere };
+                let router = match peer.client() {
+                    Client::Own => &own,
+                    Client::OnHost => &on_host,
+                    Client::Elsewhere => &elsewhere,
+                };
                 let stream = Patient::new(stream, L::Addr::PATIENCE);
                 let conversation = converse(stream, router.clone());
                 let begin = |permits: Permits| {

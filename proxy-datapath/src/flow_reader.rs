@@ -62,13 +62,18 @@ fn listed<A: FamilyNames>(
     times: (u32, Timeouts),
 ) -> Result<Option<Vec<ListedFlow>>> {
     let batch = walk.next_batch().with_context(|| format!("read {}", A::MAPS.flows))?;
-    // Each flow has one opener's entry among its two or four. An opener at egress belongs to another program.
-    let is_opener = |(key, flow): &(FlowKey<A>, Flow<A>)| flow.kind == Kind::DNAT && key.hook() != Hook::EGRESS;
-    Ok(batch.map(|entries| entries.filter(is_opener).map(|(key, flow)| ListedFlow::of(key, &flow, times)).collect()))
+    let listed = |(key, flow): (FlowKey<A>, Flow<A>)| is_opener(&key, &flow).then(|| ListedFlow::of(key, &flow, times));
+    Ok(batch.map(|entries| entries.filter_map(listed).collect()))
+}
+
+/// Returns true for the entry by which a flow is listed. Each flow has one opener's entry among its two or four; an opener at egress belongs to
+/// another program.
+pub(super) fn is_opener<A: FamilyNames>(key: &FlowKey<A>, flow: &Flow<A>) -> bool {
+    flow.kind == Kind::DNAT && key.hook() != Hook::EGRESS
 }
 
 impl ListedFlow {
-    fn of<A: FamilyNames>(key: FlowKey<A>, flow: &Flow<A>, (now_secs, timeouts): (u32, Timeouts)) -> Self {
+    pub(super) fn of<A: FamilyNames>(key: FlowKey<A>, flow: &Flow<A>, (now_secs, timeouts): (u32, Timeouts)) -> Self {
         Self {
             proto: key.proto(),
             client: flow.client.socket_addr(),

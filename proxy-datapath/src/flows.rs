@@ -22,7 +22,7 @@ use proxy_common::service_counts::Passed;
 use super::clock::boot_secs;
 use super::counts::{Counts, FamilyCounts, Ledger};
 use super::ends::Ends;
-use super::flow_reader::FlowReader;
+use super::flow_reader::{FlowReader, ListedFlow, is_opener};
 use super::host_flows::HostFlows;
 use super::maps::{FamilyNames, flow_table, take};
 use super::pressure::Pressure;
@@ -68,6 +68,8 @@ struct Family<A: FamilyNames> {
     connections: HashMap<MapData, FrontendKey<A>, u32>,
     shares: Shares<A>,
     ledger: Ledger<A>,
+    /// The holders of flows that were ended since the last sweep.
+    ended: Held<A>,
 }
 
 /// The result of a sweep.
@@ -166,6 +168,14 @@ impl FlowMaps {
         Ok(BTreeMap::from([(Addr4::FAMILY, swept4), (Addr6::FAMILY, swept6)]))
     }
 
+    /// Ends the flows that a test picks, whichever way their packets take, and returns their number. It waits for a sweep to end.
+    pub fn end(&self, picks: impl Fn(&ListedFlow) -> bool) -> Result<usize> {
+        let times = (boot_secs()?, self.timeouts);
+        let Families { v4, v6, counted, .. } = &mut *self.lock();
+        *counted = None;
+        Ok(v4.end(&picks, times)? + v6.end(&picks, times)?)
+    }
+
     /// Returns the services' traffic up to now. The count takes time: do not call it in the agent's loop.
     pub fn counts(&self) -> Result<Arc<Counts>> {
         self.counts_since(Duration::ZERO).map(|(_, counts)| counts)
@@ -206,8 +216,28 @@ impl<A: FamilyNames> Family<A> {
         let max_entries = data.info().with_context(|| format!("ask the kernel about map {name}"))?.max_entries();
         let walk = Walk::new(data, BATCH).with_context(|| format!("walk through {name}"))?;
         let (flows, connections) = (take(ebpf, name)?, take(ebpf, A::MAPS.connections)?);
-        let (shares, ledger) = (Shares::new(ebpf)?, Ledger::new(ebpf)?);
-        Ok(Self { flows, walk, max_entries, pressure: Pressure::default(), timeouts, connections, shares, ledger })
+        let (shares, ledger, ended) = (Shares::new(ebpf)?, Ledger::new(ebpf)?, Held::new());
+        let pressure = Pressure::default();
+        Ok(Self { flows, walk, max_entries, pressure, timeouts, connections, shares, ledger, ended })
+    }
+
+    fn end(&mut self, picks: impl Fn(&ListedFlow) -> bool, times: (u32, Timeouts)) -> Result<usize> {
+        let picked =
+            |key: &FlowKey<A>, flow: &Flow<A>| is_opener(key, flow) && picks(&ListedFlow::of(*key, flow, times));
+        let (mut keys, mut ended) = (Vec::new(), 0);
+        self.walk.restart();
+        while let Some(batch) = self.walk.next_batch().with_context(|| format!("read {}", A::MAPS.flows))? {
+            keys.extend(batch.filter(|(key, flow)| picked(key, flow)).map(|(key, _)| key));
+        }
+        for key in keys {
+            // The client may have dialled another backend since the walk met its flow.
+            let Some(flow) = read(&self.flows, &key)?.filter(|flow| picked(&key, flow)) else { continue };
+            if close(&mut self.flows, &key, flow, &mut self.ledger)? {
+                self.ended.swept(&flow);
+                ended += 1;
+            }
+        }
+        Ok(ended)
     }
 
     fn count(&mut self) -> Result<FamilyCounts<A>> {
@@ -249,7 +279,8 @@ impl<A: FamilyNames> Family<A> {
     /// emergency.
     fn walk(&mut self, now_secs: u32, ends: &mut Ends) -> Result<Found<A>> {
         let counts = self.ledger.begin()?;
-        let mut found = Found { swept: Swept::default(), lasting: 0, held: Held::new(), counts, open: BTreeMap::new() };
+        let held = std::mem::replace(&mut self.ended, Held::new());
+        let mut found = Found { swept: Swept::default(), lasting: 0, held, counts, open: BTreeMap::new() };
         let limits = (self.pressure, self.timeouts);
         self.walk.restart();
         loop {
@@ -309,14 +340,8 @@ impl<A: FamilyNames> Found<A> {
             // A packet may have passed since the flow was read.
             if is_over(&flow) && read(map, &key)?.is_some_and(|flow| is_over(&flow)) {
                 self.swept.expired += 1;
-                let returned =
-                    read(map, &flow.undnat_key(key.proto()))?.map_or(Passed::NOTHING, |undnat| undnat.passed);
-                if remove_flow(map, &key, flow)? {
+                if close(map, &key, flow, ledger)? {
                     self.held.swept(&flow);
-                    ledger.close(flow.service, flow.passed, returned);
-                    if key.proto() == Proto::TCP && !flow.rx.has(Seen::PACKET) {
-                        ledger.close_unanswered(&flow);
-                    }
                 }
             } else {
                 self.remains(&key, &flow);
@@ -374,6 +399,24 @@ fn has_opener<A: FamilyNames>(
     let opener = read(map, &flow.opener_key(key.proto()))?;
     // The opener may have been replaced since, with another backend or from another port.
     Ok(opener.is_some_and(|opener| opener.backend == flow.backend && opener.source == flow.source))
+}
+
+/// Removes a flow, and keeps its counters. Returns false if a program has removed it.
+fn close<A: FamilyNames>(
+    map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
+    key: &FlowKey<A>,
+    flow: Flow<A>,
+    ledger: &mut Ledger<A>,
+) -> Result<bool> {
+    let returned = read(map, &flow.undnat_key(key.proto()))?.map_or(Passed::NOTHING, |undnat| undnat.passed);
+    let is_removed = remove_flow(map, key, flow)?;
+    if is_removed {
+        ledger.close(flow.service, flow.passed, returned);
+        if key.proto() == Proto::TCP && !flow.rx.has(Seen::PACKET) {
+            ledger.close_unanswered(&flow);
+        }
+    }
+    Ok(is_removed)
 }
 
 /// Removes a flow's entries in the order of their creation, the opener's last: while the opener's entry stands, the

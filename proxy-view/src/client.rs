@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::{Bytes, BytesMut};
-use http::Request;
+use http::{Method, Request};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
@@ -70,7 +70,7 @@ impl Client {
 
     /// Gets the agent's answer at `path` as it comes.
     pub async fn text(&self, path: &str) -> Result<Bytes> {
-        let asked = tokio::time::timeout(TIMEOUT, self.bytes(path)).await;
+        let asked = tokio::time::timeout(TIMEOUT, self.bytes(Method::GET, path)).await;
         asked.with_context(|| format!("kpx at {} does not answer within {TIMEOUT:?}", self.0.display()))?
     }
 
@@ -78,6 +78,14 @@ impl Client {
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         serde_json::from_slice(&self.text(path).await?)
             .with_context(|| format!("the running kpx is of another version: its {path} has another form"))
+    }
+
+    /// Has the agent delete what is at `path`, and returns its answer.
+    pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        let asked = tokio::time::timeout(LINE_TIMEOUT, self.bytes(Method::DELETE, path)).await;
+        let answer =
+            asked.with_context(|| format!("kpx at {} does not answer within {LINE_TIMEOUT:?}", self.0.display()))?;
+        serde_json::from_slice(&answer?).context("the running kpx is of another version")
     }
 
     /// Gets the agent's answer at `path` line by line, as the lines come.
@@ -116,9 +124,9 @@ impl Client {
         http1::handshake(TokioIo::new(stream)).await.context("speak HTTP with kpx")
     }
 
-    async fn bytes(&self, path: &str) -> Result<Bytes> {
+    async fn bytes(&self, method: Method, path: &str) -> Result<Bytes> {
         let (mut sender, connection) = self.connect().await?;
-        let request = Request::get(path).header("host", "kpx").body(Empty::new())?;
+        let request = Request::builder().method(method).uri(path).header("host", "kpx").body(Empty::new())?;
         // The connection ends once the sender is dropped, whichever side hangs up first.
         let answer = async move {
             let response = sender.send_request(request).await?;

@@ -60,6 +60,11 @@ impl FlowArgs {
         arguments
     }
 
+    /// Returns the wanted states with commas between them; None for all.
+    pub fn states(&self) -> Option<String> {
+        (!self.state.is_empty()).then(|| self.state.join(","))
+    }
+
     /// Returns true if the flow is in one of the wanted states.
     pub fn has_state(&self, flow: &FlowView) -> bool {
         self.state.is_empty() || self.state.contains(&flow.state)

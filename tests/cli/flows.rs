@@ -60,5 +60,16 @@ fn many_flows_are_listed_and_few_of_many_found() -> Result<()> {
     assert_eq!(words[..6], expected);
     assert_eq!(words[1].parse::<SocketAddr>().context("a client")?.ip().to_string(), client);
     assert_eq!(lines("--backend 10.244.2.10")?.len(), 0);
+    // Each of these would end more than was meant, or nothing.
+    for flags in ["--end", "--all", "--end --all -n shop", "--end -A", "--end --all --limit 1", "--end --all --watch"] {
+        let output = node.kpx(&format!("flows {flags}"))?;
+        assert_eq!(output.status.code(), Some(2), "{flags}: {output:?}");
+    }
+    assert_eq!(lines(&format!("--end --client {client}"))?, ["1 flows ended"]);
+    assert_eq!(lines("--end --client 10.244.9.1")?, ["0 flows ended"]);
+    assert_eq!(lines("--end -n shop --state established")?, [format!("{} flows ended", FLOWS / 2)]);
+    assert_eq!(lines("--end -n shop&all --state established")?, ["0 flows ended"]);
+    assert_eq!(lines("--limit 0")?.len(), FLOWS as usize / 2 - 1);
+    assert_eq!(lines("--end --all")?, [format!("{} flows ended", FLOWS / 2 - 1)]);
     Ok(())
 }

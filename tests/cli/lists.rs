@@ -34,6 +34,9 @@ fn group_asks_the_agent_and_no_other_user_does() -> Result<()> {
         let told = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.code() == Some(1) && told.contains("permission denied at"), "{command}: {output:?}");
     }
+    let output = as_user(&node, GROUP, &format!("flows --end --all {run_dir}"))?;
+    let told = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(1) && told.contains("to end flows takes root"), "{output:?}");
     let mode = |path| Ok::<_, anyhow::Error>(fs::metadata(path)?.permissions().mode() & 0o777);
     assert_eq!(mode(node.run_dir().join("kpx.sock"))?, 0o660);
     ensure!(mode(node.run_dir().to_owned())? & 0o022 == 0, "root alone writes to the run directory");

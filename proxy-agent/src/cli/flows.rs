@@ -3,10 +3,10 @@
 use std::io::{Write, stderr};
 
 use anyhow::{Context, Result};
-use clap::Args;
+use clap::{ArgGroup, Args};
 
 use super::agent_args::AgentArgs;
-use crate::control::FlowFilter;
+use crate::control::{EndedFlows, FlowFilter};
 use proxy_view::FlowView;
 use proxy_view::client::Lines;
 use proxy_view::flow_args::FlowArgs;
@@ -17,11 +17,19 @@ use proxy_view::select_args::NamespaceArgs;
 
 /// List the flows that pass this node, as the kernel programs have them just now. Those whose clients spoke last come first.
 #[derive(Args, Debug)]
+#[command(group = ArgGroup::new("selected").args(SELECTORS).arg("all").multiple(true))]
 pub(super) struct FlowsArgs {
     #[command(flatten)]
     flows: FlowArgs,
     #[command(flatten)]
     within: NamespaceArgs,
+    /// End the selected flows, and print how many: their next packets meet no flow, and new connections are decided about afresh. Takes root and
+    /// a flag that selects, or --all.
+    #[arg(long, requires = "selected", conflicts_with_all = ["watch", "limit", "sort_by"])]
+    end: bool,
+    /// With --end: all flows of this node.
+    #[arg(long, requires = "end", conflicts_with_all = SELECTORS)]
+    all: bool,
     #[command(flatten)]
     watch: WatchArgs,
     #[command(flatten)]
@@ -29,6 +37,9 @@ pub(super) struct FlowsArgs {
     #[command(flatten)]
     output: OutputArgs,
 }
+
+/// The flags that select flows.
+const SELECTORS: [&str; 5] = ["service", "state", "client", "backend", "namespace"];
 
 pub(super) async fn flows(args: &FlowsArgs) -> Result<()> {
     let client = args.agent.client();
@@ -39,7 +50,17 @@ pub(super) async fn flows(args: &FlowsArgs) -> Result<()> {
         }
         None => None,
     };
-    let filter = FlowFilter { service, client: args.flows.client, backend: args.flows.backend };
+    let filter = FlowFilter {
+        service,
+        client: args.flows.client,
+        backend: args.flows.backend,
+        namespace: args.within.namespace.clone(),
+        states: args.flows.states(),
+    };
+    if args.end {
+        let ended: EndedFlows = client.delete(&filter.path()).await?;
+        return args.output.print(&ended, |_| format!("{} flows ended\n", ended.ended));
+    }
     let limit = args.flows.limit();
     let read = async |is_first| {
         let mut flows = args.newest(client.lines(&filter.path()).await?, limit).await?;

@@ -1,4 +1,4 @@
-//! `/flows`: the flows that pass this node, as lines of JSON.
+//! `/flows`: the flows that pass this node, as lines of JSON; and the end of some of them.
 //!
 //! A large table has hundreds of thousands of them. The agent reads a batch on a thread of its own when the client has
 //! taken the one before. So neither its memory nor its loop depends on the number of flows, or on a slow client.
@@ -6,16 +6,19 @@
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
+use axum::Extension;
 use axum::body::{Body, Bytes};
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
 use futures::{TryStream, stream};
 use http::StatusCode;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::spawn_blocking;
+use tracing::info;
 
 use super::AgentHandle;
+use crate::http_server::Client;
 use proxy_core::desired::Snapshot;
 use proxy_datapath::{FlowMaps, FlowReader};
 use proxy_view::{FlowView, Names, frontend_names};
@@ -32,6 +35,16 @@ pub struct FlowFilter {
     pub service: Option<String>,
     pub client: Option<IpAddr>,
     pub backend: Option<IpAddr>,
+    /// Of its Service.
+    pub namespace: Option<String>,
+    /// With commas between them.
+    pub states: Option<String>,
+}
+
+/// The answer to a client that ends flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct EndedFlows {
+    pub ended: usize,
 }
 
 impl FlowFilter {
@@ -40,7 +53,9 @@ impl FlowFilter {
         let service = self.service.iter().map(|service| format!("service={service}"));
         let client = self.client.iter().map(|client| format!("client={client}"));
         let backend = self.backend.iter().map(|backend| format!("backend={backend}"));
-        let terms: Vec<_> = service.chain(client).chain(backend).collect();
+        let namespace = self.namespace.iter().map(|namespace| format!("namespace={}", encoded(namespace)));
+        let states = self.states.iter().map(|states| format!("states={states}"));
+        let terms: Vec<_> = service.chain(client).chain(backend).chain(namespace).chain(states).collect();
         format!("/flows?{}", terms.join("&"))
     }
 
@@ -51,6 +66,11 @@ impl FlowFilter {
                 let found = flow.service.as_ref();
                 found.is_some_and(|found| service.split_once('/') == Some((&found.namespace, &found.name)))
             })
+            && self
+                .namespace
+                .as_ref()
+                .is_none_or(|namespace| flow.service.as_ref().is_some_and(|service| service.namespace == *namespace))
+            && self.states.as_ref().is_none_or(|states| states.split(',').any(|state| state == flow.state))
     }
 }
 
@@ -66,6 +86,39 @@ pub(super) async fn flows(State(agent): State<AgentHandle>, Query(filter): Query
         },
         Err(error) => super::answer::<()>(Err(error)),
     }
+}
+
+/// Writes what a user has typed as part of a path (RFC 3986).
+fn encoded(text: &str) -> String {
+    let byte = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    text.bytes().map(byte).collect()
+}
+
+/// Ends flows. Who may only ask may not.
+pub(super) async fn end(
+    State(agent): State<AgentHandle>,
+    client: Option<Extension<Client>>,
+    Query(filter): Query<FlowFilter>,
+) -> Response {
+    if client.is_none_or(|Extension(client)| client != Client::Own) {
+        return (StatusCode::FORBIDDEN, "to end flows takes root").into_response();
+    }
+    super::answer(end_flows(&agent, filter).await)
+}
+
+async fn end_flows(agent: &AgentHandle, filter: FlowFilter) -> Result<EndedFlows> {
+    let (snapshot, flows) = agent.flows().await?;
+    let wanted = filter.clone();
+    let end = move || {
+        let names = Names::new(frontend_names(&snapshot));
+        flows.end(|flow| filter.has(&FlowView::new(flow, &names)))
+    };
+    let ended = spawn_blocking(end).await.context("end flows")??;
+    info!(ended, flows = wanted.path(), "ended flows, as the operator asked");
+    Ok(EndedFlows { ended })
 }
 
 /// A list that is being read.
@@ -129,6 +182,8 @@ mod tests {
             service: Some("shop/web".to_owned()),
             client: Some([0xfd00, 0, 0, 0, 0, 0, 0, 1].into()),
             backend: Some([10, 0, 0, 1].into()),
+            namespace: Some("shop&client=ä".to_owned()),
+            states: Some("new,closed".to_owned()),
         };
         for filter in [filter, FlowFilter::default()] {
             let uri = filter.path().parse().unwrap();
@@ -153,12 +208,22 @@ mod tests {
             service: Some(service),
         };
         let has = |path: &str| Query::<FlowFilter>::try_from_uri(&path.parse().unwrap()).unwrap().0.has(&flow);
-        for path in ["/flows", "/flows?service=shop/web", "/flows?client=10.1.0.1&backend=10.2.0.1"] {
+        for path in [
+            "/flows",
+            "/flows?service=shop/web",
+            "/flows?client=10.1.0.1&backend=10.2.0.1",
+            "/flows?namespace=shop&states=closed,new",
+        ] {
             assert!(has(path), "{path}");
         }
-        for path in
-            ["/flows?service=shop/we", "/flows?service=web", "/flows?client=10.1.0.2", "/flows?backend=10.1.0.1"]
-        {
+        for path in [
+            "/flows?service=shop/we",
+            "/flows?service=web",
+            "/flows?client=10.1.0.2",
+            "/flows?backend=10.1.0.1",
+            "/flows?namespace=sho",
+            "/flows?states=closed,ne",
+        ] {
             assert!(!has(path), "{path}");
         }
     }

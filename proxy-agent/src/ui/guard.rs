@@ -55,8 +55,10 @@ pub(super) async fn page_on_host(client: Option<Extension<Client>>, request: Req
     let refuse = |text: &'static str| (StatusCode::FORBIDDEN, text).into_response();
     match client.unwrap_or_default().0 {
         Client::Elsewhere => refuse("only clients on this host may ask: come by `kubectl port-forward` or `ssh -L`\n"),
-        Client::OnHost if !request.headers().contains_key(OF_PAGE) => refuse("the header kpx-page is missing\n"),
-        Client::OnHost => next.run(request).await,
+        Client::OnHost | Client::Own if !request.headers().contains_key(OF_PAGE) => {
+            refuse("the header kpx-page is missing\n")
+        }
+        Client::OnHost | Client::Own => next.run(request).await,
     }
 }
 

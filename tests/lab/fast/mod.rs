@@ -1,6 +1,7 @@
 //! `--fast-path`: packets of open connections skip the node's stack, and only the clock shows it.
 
 mod conditions;
+mod ended;
 mod fixture;
 mod legacy;
 mod opened;

@@ -89,7 +89,7 @@ pub(super) fn invalid(fixture: &Fixture) -> Result<u64> {
 }
 
 /// Uses connections until packets of each skip the stack.
-fn until_open_ones_skip(fixture: &Fixture, agent: &Agent, connections: &mut [Connection]) -> Result<()> {
+pub(super) fn until_open_ones_skip(fixture: &Fixture, agent: &Agent, connections: &mut [Connection]) -> Result<()> {
     for connection in connections {
         wait_until(DEADLINE, "an open connection skips the stack", || {
             let before = fixture.stack_saw(agent)?;

@@ -51,6 +51,7 @@ pub(super) const EXAMPLES: &[(&str, &[Example])] = &[
         &[
             ("kpx flows --service shop/web", "List the connections to a Service"),
             ("kpx flows --client 10.244.1.7 --state new", "List what a client opens in vain"),
+            ("kpx flows --client 10.244.1.7 --end", "End all that a client has open"),
         ],
     ),
     ("devices", &[("kpx devices", "See which devices carry programs, and which are pods'")]),
