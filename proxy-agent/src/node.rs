@@ -7,6 +7,7 @@ pub mod detect;
 mod devices;
 mod fast_path;
 mod host_mode;
+mod leaving;
 pub mod lifecycle;
 mod opened;
 mod options;
@@ -25,7 +26,7 @@ use std::net::IpAddr;
 use anyhow::{Context, Result};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_core::desired::Desired;
-use proxy_datapath::{Attachments, NodeMaps};
+use proxy_datapath::{Attachments, NodeMaps, WholeFlows};
 use proxy_net::anchor::Anchor;
 use proxy_net::role::Role;
 use proxy_net::route::Routes;
@@ -66,6 +67,7 @@ pub struct Node {
     /// Set once the programs can detect local pods, as far as that is possible.
     detects: bool,
     fast_path: FastPathState,
+    whole_flows: WholeFlows,
     /// The state of rules for which that holds.
     judged_rules: JudgedRules,
     /// The rules have to be judged again for a pod's device that is new.
@@ -81,13 +83,14 @@ pub struct Node {
 }
 
 impl Node {
-    /// Makes the anchor. Devices get their programs as soon as [`Node::on_links`] hears of them. A node tells a watch in which networks it
-    /// looks for routes.
+    /// Makes the anchor. Devices get their programs as soon as [`Node::on_links`] hears of them. `watched` gets the networks in which the watch
+    /// of routes looks for them.
     pub async fn start(
         options: NodeOptions,
         handle: Handle,
         attachments: Attachments,
         maps: NodeMaps,
+        whole_flows: WholeFlows,
         watched: WatchedNets,
     ) -> Result<Self> {
         let is_node = options.pod_routing.is_none();
@@ -104,6 +107,7 @@ impl Node {
             detection: if is_node { Detection::new(options.detector.clone()) } else { Detection::default() },
             host_mode: options.pod_routing.map(|routing| HostMode::new(handle.clone(), routing)),
             fast_path: FastPathState::new(options.fast_path, rows.inherits_whole_flows()),
+            whole_flows,
             judged_rules: JudgedRules::default(),
             judges_pods: false,
             rows,

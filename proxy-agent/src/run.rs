@@ -88,7 +88,9 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     set_parameters(&settings.conntrack, &changes, &events);
     let work = async {
         let watched = WatchedNets::default();
-        let node = Node::start(options, handle.clone(), datapath.attachments, datapath.node, watched.clone()).await?;
+        let whole = datapath.flows.whole()?;
+        let node =
+            Node::start(options, handle.clone(), datapath.attachments, datapath.node, whole, watched.clone()).await?;
         // Outside of the cluster no Node object is this host's, even one of the same name.
         let (node_of_ours, mut model) = ((mode == Mode::Node).then(|| node_name.clone()), settings.model);
         let ways = (&source, settings.names, settings.tunnel);

@@ -205,6 +205,15 @@ impl<A: Addr> Flow<A> {
         self.source.addr != self.client.addr
     }
 
+    /// Makes an entry of a flow that was opened past the stack one of a flow that takes the stack.
+    pub fn leave_to_stack(&mut self) {
+        if self.is_whole_far() {
+            self.flags &= !Self::FAR;
+        }
+        self.rx = self.rx.without(Seen::WHOLE);
+        self.set_judged(Judged::NONE);
+    }
+
     /// The client as the packet shows it between the hooks.
     #[inline(always)]
     pub const fn client_between(&self) -> SockAddr<A> {

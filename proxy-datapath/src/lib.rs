@@ -42,6 +42,7 @@ mod tables;
 mod tolerated;
 mod vote_reader;
 mod ways;
+mod whole_flows;
 
 pub use attach::{Attachments, Mechanism};
 pub use attached::Attached;
@@ -69,3 +70,4 @@ pub use tolerated::{OpenFlow, ToleratedFlows};
 pub use verify::MissingProgram;
 pub use vote_reader::VoteReader;
 pub use ways::FastPathWays;
+pub use whole_flows::{WholeFlow, WholeFlows};

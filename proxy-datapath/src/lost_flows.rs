@@ -20,7 +20,7 @@ use crate::sys::map_walk::{Rows, Walk};
 const HEARD_SECS: u32 = 3;
 
 /// The flag of linux/bpf.h for a row that must be there: no flow comes back that a program has closed meanwhile.
-const BPF_EXIST: u64 = 2;
+pub(crate) const BPF_EXIST: u64 = 2;
 
 /// A walk through the flow tables for the flows of some backends.
 pub struct LostFlows {
@@ -28,9 +28,10 @@ pub struct LostFlows {
     v6: Family<Addr6>,
 }
 
-struct Family<A: FamilyNames> {
-    walk: Walk<FlowKey<A>, Flow<A>>,
-    flows: HashMap<MapData, FlowKey<A>, Flow<A>>,
+/// The flow table of a family, to walk through and to change.
+pub(crate) struct Family<A: FamilyNames> {
+    pub(crate) walk: Walk<FlowKey<A>, Flow<A>>,
+    pub(crate) flows: HashMap<MapData, FlowKey<A>, Flow<A>>,
 }
 
 /// The suspect backends to which this node has connections.
@@ -85,7 +86,7 @@ impl LostFlows {
 }
 
 impl<A: FamilyNames> Family<A> {
-    fn new(rows: &Rows<FlowKey<A>, Flow<A>>) -> Result<Self> {
+    pub(crate) fn new(rows: &Rows<FlowKey<A>, Flow<A>>) -> Result<Self> {
         let opened = || {
             let map = Map::from_map_data(MapData::from_fd(rows.map()?)?)?;
             anyhow::Ok(Self { walk: rows.walk(BATCH)?, flows: HashMap::try_from(map)? })

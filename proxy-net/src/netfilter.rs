@@ -131,6 +131,24 @@ impl Netfilter {
         self.judge(&asked, |family| pods.iter().any(|net| Family::of(net) == family), |_| true)
     }
 
+    /// Judges packets of whole TCP connections that are open: those of [`Self::judge_whole`] as conntrack would see them, had it seen the
+    /// connections from the start. `heeds_marks`: a mark that a rule leaves on a packet counts elsewhere.
+    pub fn judge_open_whole(
+        &self,
+        pods: &[IpNet],
+        others: &BTreeSet<String>,
+        is_far: bool,
+        heeds_marks: bool,
+    ) -> Judgement {
+        let lo = BTreeSet::from(["lo".to_owned()]);
+        let devices =
+            Devices { incoming: Names::AnyBut(if is_far { &lo } else { others }), outgoing: Names::AnyBut(others) };
+        let protocols = [IPPROTO_TCP as u8];
+        let asked = Asked::new(pods, Mark::ZERO, &protocols, devices);
+        let asked = Asked { heeds_marks, knows_marks: true, knows_senders: !is_far, ..asked };
+        self.judge(&asked, |family| pods.iter().any(|net| Family::of(net) == family), |table| table != NAT)
+    }
+
     /// Judges packets of open connections between any addresses, by any devices.
     pub fn judge_open(&self) -> Judgement {
         let everywhere = Self::everywhere();

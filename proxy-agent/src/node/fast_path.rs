@@ -13,8 +13,9 @@ use proxy_net::foreign_rule::{self, ForeignRule};
 use proxy_net::netfilter::Netfilter;
 use proxy_net::{Handle, sysctl, xfrm};
 
+use super::leaving::Left;
 use super::opened::Opened;
-use super::whole::{Facts, Whole};
+use super::whole::{Facts, Staying, Whole};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum FastPath {
@@ -38,6 +39,12 @@ pub(super) struct FastPathState {
     whole: Whole,
     /// The connections that may once they are open.
     opened: Opened,
+    /// Those of the first kind that are open, and go on past the stack.
+    staying: Staying,
+    /// The same as of the last walk through the flows that had others take the stack; None if there has to be another.
+    left: Option<Staying>,
+    /// The number of connections that take the stack again unknown to conntrack, and its reason.
+    unknown: Option<(usize, String)>,
     /// The chains with rules that let such connections pass.
     harmless: Vec<String>,
     /// Conntrack follows connections here. It takes packets for wrong ones if it misses some, unless it is told to be liberal.
@@ -80,6 +87,9 @@ impl FastPathState {
             obstacle: None,
             whole: Whole::None(Vec::new()),
             opened: Opened::None(Vec::new()),
+            staying: Staying::all(),
+            left: None,
+            unknown: None,
             harmless: Vec::new(),
             tracks: true,
             whole_ones: kept,
@@ -139,11 +149,43 @@ impl FastPathState {
         self.is_on_for_all() || self.opens_flows() || self.takes_opened()
     }
 
-    /// Notes how many connections a sweep has found that were opened past the stack, and that conntrack tolerates.
-    pub(super) fn keep(&mut self, Remaining { whole, tolerated }: Remaining) {
+    /// Notes how many connections a sweep has found that were opened past the stack, and that conntrack tolerates. Returns true if some of the
+    /// first have not taken the stack, as all had to.
+    pub(super) fn keep(&mut self, Remaining { whole, tolerated }: Remaining) -> bool {
         let (opens, takes) = (self.opens_flows(), self.takes_opened());
         self.whole_ones.swept(whole > 0 || opens);
         self.tolerated_ones.swept(tolerated > 0 || takes);
+        let has_strays = whole > 0 && self.staying.is_none() && self.left.take().is_some();
+        self.whole_ones.are_there |= has_strays;
+        has_strays
+    }
+
+    /// Returns true if conntrack may follow connections here.
+    pub(super) const fn tracks(&self) -> bool {
+        self.tracks
+    }
+
+    /// Returns the open connections that go on past the stack, if others were opened past it and have to take it now.
+    pub(super) fn staying(&self) -> Option<&Staying> {
+        let is_due = self.whole_ones.are_there && self.left.as_ref() != Some(&self.staying);
+        Some(&self.staying).filter(|staying| is_due && !staying.is_all())
+    }
+
+    /// Notes that all others take the stack now.
+    pub(super) fn note_left(&mut self, left: Left) {
+        let Left { connections, unknown } = left;
+        if connections > 0 {
+            info!(connections, "connections that were opened past the stack take it now: rules may stop their packets");
+        }
+        if let Some((connections, error)) = &unknown {
+            warn!(
+                connections,
+                error, "conntrack does not know connections that take the stack now, and may call them new or invalid"
+            );
+        }
+        self.unknown = unknown;
+        self.whole_ones.are_there &= !self.staying.is_none();
+        self.left = Some(self.staying.clone());
     }
 }
 
@@ -182,6 +224,10 @@ impl fmt::Display for FastPathState {
                 }
             },
         }?;
+        if let Some((connections, error)) = &self.unknown {
+            let those = "connections that were opened past the stack take it unknown to conntrack";
+            write!(f, "; {connections} {those}, because {error}")?;
+        }
         let goes_on = self.whole_ones.are_there && !self.opens_flows();
         f.write_str(if goes_on { "; connections that were opened past the stack go on past it" } else { "" })
     }
@@ -207,6 +253,7 @@ struct Verdict {
     rules: Vec<String>,
     whole: Whole,
     opened: Opened,
+    staying: Staying,
     harmless: Vec<String>,
     tracks: bool,
 }
@@ -216,7 +263,7 @@ impl Verdict {
         Self::try_find(netfilter, handle, facts).await.unwrap_or_else(|error| {
             let why = vec![format!("the rules cannot be read: {error:#}")];
             let (whole, opened) = (Whole::None(why.clone()), Opened::None(why.clone()));
-            Self { rules: why, whole, opened, harmless: Vec::new(), tracks: true }
+            Self { rules: why, whole, opened, staying: Staying::none(), harmless: Vec::new(), tracks: true }
         })
     }
 
@@ -229,12 +276,12 @@ impl Verdict {
             _ if !others.is_empty() => Whole::None(others.clone()),
             whole => whole,
         };
-        let opened = match &others[..] {
-            [] => Opened::judge(netfilter, facts, &whole, heeds_marks),
-            others => Opened::None(others.to_vec()),
+        let (opened, staying) = match &others[..] {
+            [] => (Opened::judge(netfilter, facts, &whole, heeds_marks), Staying::judge(netfilter, facts, heeds_marks)),
+            others => (Opened::None(others.to_vec()), Staying::none()),
         };
         let rules = [netfilter.judge_open().against, others].concat();
-        Ok(Self { rules, whole, opened, harmless, tracks: netfilter.may_follow_connections() })
+        Ok(Self { rules, whole, opened, staying, harmless, tracks: netfilter.may_follow_connections() })
     }
 }
 
@@ -251,9 +298,13 @@ impl FastPathState {
         if self.asked == FastPath::Off {
             return;
         }
-        let Verdict { rules, whole, opened, harmless, tracks } = Verdict::find(netfilter, handle, facts).await;
+        let Verdict { rules, whole, opened, staying, harmless, tracks } = Verdict::find(netfilter, handle, facts).await;
         let before = self.clone();
         (self.rules, self.whole, self.opened) = (Some(rules), whole, opened);
+        self.staying = staying;
+        if self.staying.is_all() {
+            (self.left, self.unknown) = (None, None);
+        }
         (self.harmless, self.tracks) = (harmless, tracks);
         self.obstacle = None;
         if self.asked == FastPath::On {

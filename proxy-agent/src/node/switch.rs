@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use ipnet::IpNet;
 use proxy_datapath::Remaining;
 use proxy_net::netfilter::{Netfilter, Refusal};
@@ -12,6 +12,7 @@ use tracing::warn;
 use super::Node;
 use super::detect::Detector;
 use super::fast_path::FastPathState;
+use super::leaving;
 use super::whole::Facts;
 
 /// The names of devices by which rules are judged.
@@ -50,8 +51,21 @@ impl Node {
         // So that the next look tries again.
         written.inspect_err(|_| self.fast_path = before.clone())?;
         self.switch_fast_path(before)?;
+        self.leave_whole_flows().await?;
         self.judged_rules.set(state);
         Ok(())
+    }
+
+    /// Has open connections that were opened past the stack take it, if rules may stop their packets. It begins once the node's networks are
+    /// known, by which the rules have to be judged.
+    async fn leave_whole_flows(&mut self) -> Result<()> {
+        let Some(staying) = self.fast_path.staying().filter(|_| !self.rows.is_inherited()).cloned() else {
+            return Ok(());
+        };
+        let left = leaving::leave(&mut self.whole_flows, &staying, self.fast_path.tracks()).await;
+        let before = self.fast_path.clone();
+        self.fast_path.note_left(left.context("have open connections take the stack")?);
+        self.switch_fast_path(before)
     }
 
     /// Returns the names of devices by which rules were judged.
@@ -92,7 +106,9 @@ impl Node {
     /// Has flows that were opened past the stack go on past it, and others guarded, as long as there are any.
     pub fn keep_fast_flows(&mut self, remaining: Remaining) -> Result<()> {
         let before = self.fast_path.clone();
-        self.fast_path.keep(remaining);
+        if self.fast_path.keep(remaining) {
+            self.judged_rules.set(None); // A program opened one while the rules were judged.
+        }
         self.switch_fast_path(before)
     }
 

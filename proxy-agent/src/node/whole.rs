@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use proxy_common::device::Node;
@@ -18,6 +19,16 @@ pub(super) enum Whole {
         /// Why connections to pods of other nodes take the stack; None if they skip it as well.
         not_far: Option<String>,
     },
+}
+
+/// The open whole connections that go on past the stack: those between addresses of such networks. Rules let packets of established
+/// connections between these pass, and do nothing to them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Staying {
+    /// Of connections between pods of this node, ...
+    near: Vec<IpNet>,
+    /// ... and of those to pods of other nodes.
+    far: Vec<IpNet>,
 }
 
 /// The addresses of both ends of a connection.
@@ -106,6 +117,42 @@ impl Whole {
             Self::None(_) | Self::Some { among: Among::All, .. } => Vec::new(),
             Self::Some { among, .. } => among.nets(),
         }
+    }
+}
+
+impl Staying {
+    pub(super) fn all() -> Self {
+        let everywhere = || Netfilter::everywhere().to_vec();
+        Self { near: everywhere(), far: everywhere() }
+    }
+
+    pub(super) const fn none() -> Self {
+        Self { near: Vec::new(), far: Vec::new() }
+    }
+
+    /// Looks what the rules do to packets of open whole connections. `heeds_marks`: a routing rule asks for marks.
+    pub(super) fn judge(netfilter: &Netfilter, facts: &Facts, heeds_marks: bool) -> Self {
+        let nets = |others, is_far| {
+            let mut nets = facts.candidates().into_iter().map(|among| among.nets());
+            let passes =
+                |nets: &Vec<IpNet>| netfilter.judge_open_whole(nets, others, is_far, heeds_marks).against.is_empty();
+            nets.find(passes).unwrap_or_default()
+        };
+        Self { near: nets(&facts.no_pods, false), far: nets(&facts.no_ways, true) }
+    }
+
+    /// Returns true if an open connection between these addresses goes on past the stack.
+    pub(super) fn has(&self, ends: [IpAddr; 2], is_far: bool) -> bool {
+        let nets = if is_far { &self.far } else { &self.near };
+        ends.iter().all(|end| nets.iter().any(|net| net.contains(end)))
+    }
+
+    pub(super) fn is_all(&self) -> bool {
+        *self == Self::all()
+    }
+
+    pub(super) fn is_none(&self) -> bool {
+        *self == Self::none()
     }
 }
 

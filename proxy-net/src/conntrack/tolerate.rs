@@ -1,4 +1,4 @@
-//! Makes conntrack tolerate, of single connections, that it misses packets (linux/netfilter/nfnetlink_conntrack.h).
+//! Makes conntrack tolerate, of single connections, that it misses packets (linux/netfilter/nfnetlink_conntrack.h), or has missed all so far.
 //!
 //! An entry with the flag for liberality takes a packet for one of its connection whatever the packet's numbers are. Two flags more are
 //! taken away. One shortens the time of an entry whose last bytes conntrack has not seen acknowledged, and the other has conntrack compare
@@ -8,7 +8,7 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 
 use futures::StreamExt;
-use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkPayload};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_REQUEST, NetlinkPayload};
 use nix::libc::{IPPROTO_TCP, IPPROTO_UDP};
 use rtnetlink::proto::{Connection, ConnectionHandle, new_connection};
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
@@ -48,8 +48,9 @@ const CTA_PROTOINFO_TCP_STATE: u16 = 1;
 const CTA_PROTOINFO_TCP_FLAGS_ORIGINAL: u16 = 4;
 const CTA_PROTOINFO_TCP_FLAGS_REPLY: u16 = 5;
 
-/// The state of an entry in which both sides have answered.
+/// The states of an entry in which both sides have answered, and in which one of them has sent its FIN.
 const TCP_CONNTRACK_ESTABLISHED: u8 = 3;
+const TCP_CONNTRACK_CLOSE_WAIT: u8 = 5;
 const IP_CT_TCP_FLAG_BE_LIBERAL: u8 = 0x08;
 const IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED: u8 = 0x10;
 const IP_CT_TCP_FLAG_MAXACK_SET: u8 = 0x20;
@@ -92,6 +93,24 @@ impl Tolerance {
         Ok(self.is_plain(followed).await? && (!followed.is_tcp || self.relax(followed, Some(secs)).await?))
     }
 
+    /// Has conntrack follow a TCP connection that it has not seen, as one that both sides have opened long ago, and keep it for so many seconds.
+    /// `is_closing`: one side has sent its FIN. An entry that is there becomes such a one.
+    pub async fn adopt(&self, original: Tuple, is_closing: bool, secs: u32) -> io::Result<()> {
+        let followed = Followed { original, is_tcp: true };
+        let state = if is_closing { TCP_CONNTRACK_CLOSE_WAIT } else { TCP_CONNTRACK_ESTABLISHED };
+        let back = Tuple { src: original.dst, dst: original.src };
+        let info = [attribute(CTA_PROTOINFO_TCP_STATE, &[state]), liberal()].concat();
+        let entry = [
+            nested(CTA_TUPLE_REPLY, &tuple(back, true)),
+            attribute(CTA_STATUS, &NEEDED.to_be_bytes()),
+            attribute(CTA_TIMEOUT, &secs.to_be_bytes()),
+            nested(CTA_PROTOINFO, &nested(CTA_PROTOINFO_TCP, &info)),
+        ];
+        let flags = NLM_F_REQUEST | NLM_F_CREATE | NLM_F_ACK;
+        let request = raw::request(IPCTNL_MSG_CT_NEW, flags, message(&followed, &entry.concat()));
+        deleted(self.0.clone().request(request, kernel()).map_err(io::Error::other)?).await.map(drop)
+    }
+
     async fn is_plain(&self, followed: &Followed) -> io::Result<bool> {
         let request = raw::request(IPCTNL_MSG_CT_GET, NLM_F_REQUEST, message(followed, &[]));
         let mut answers = self.0.clone().request(request, kernel()).map_err(io::Error::other)?;
@@ -107,13 +126,17 @@ impl Tolerance {
     }
 
     async fn relax(&self, followed: &Followed, secs: Option<u32>) -> io::Result<bool> {
-        let flags = [CTA_PROTOINFO_TCP_FLAGS_ORIGINAL, CTA_PROTOINFO_TCP_FLAGS_REPLY];
-        let flags: Vec<u8> = flags.into_iter().flat_map(|kind| attribute(kind, &FLAGS)).collect();
-        let mut changes = nested(CTA_PROTOINFO, &nested(CTA_PROTOINFO_TCP, &flags));
+        let mut changes = nested(CTA_PROTOINFO, &nested(CTA_PROTOINFO_TCP, &liberal()));
         changes.extend(secs.into_iter().flat_map(|secs| attribute(CTA_TIMEOUT, &secs.to_be_bytes())));
         let request = raw::request(IPCTNL_MSG_CT_NEW, NLM_F_REQUEST | NLM_F_ACK, message(followed, &changes));
         deleted(self.0.clone().request(request, kernel()).map_err(io::Error::other)?).await
     }
+}
+
+/// Returns the attributes with which an entry tolerates, in either direction, that packets are missing.
+fn liberal() -> Vec<u8> {
+    let kinds = [CTA_PROTOINFO_TCP_FLAGS_ORIGINAL, CTA_PROTOINFO_TCP_FLAGS_REPLY];
+    kinds.into_iter().flat_map(|kind| attribute(kind, &FLAGS)).collect()
 }
 
 /// Returns a message that names a connection, and what is to change.

@@ -1,5 +1,6 @@
 //! `--fast-path`: packets of open connections skip the node's stack, and only the clock shows it.
 
+mod bans;
 mod conditions;
 mod ended;
 mod fixture;

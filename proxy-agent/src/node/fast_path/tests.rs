@@ -150,9 +150,24 @@ fn whole_connections_are_kept_while_there_are_any() {
     state.keep(left(0));
     assert_eq!(state.flag(), 0);
     let mut guards = FastPathState { rules: Some(list(&["chain a"])), ..FastPathState::new(FastPath::Auto, true) };
-    (0..3).for_each(|_| guards.keep(Remaining { whole: 0, tolerated: 1 }));
+    (0..3).for_each(|_| assert!(!guards.keep(Remaining { whole: 0, tolerated: 1 })));
     assert_eq!(guards.flag(), device::Node::FAST_KEEP, "ends of open connections are guarded");
-    (0..2).for_each(|_| guards.keep(left(0)));
+    (0..2).for_each(|_| assert!(!guards.keep(left(0))));
     assert_eq!(guards.flag(), 0);
     assert_eq!(FastPathState::new(FastPath::Off, true).flag(), 0, "its programs are not loaded");
+}
+
+#[test]
+fn whole_connections_take_the_stack_once_for_each_judgement_against_them() {
+    let mut state = FastPathState { rules: Some(list(&["rule 1"])), ..FastPathState::new(FastPath::Auto, true) };
+    assert_eq!(state.staying(), None, "no rule speaks against established packets");
+    state.staying = Staying::none();
+    assert_eq!(state.staying(), Some(&Staying::none()));
+    state.note_left(Left { connections: 2, unknown: Some((1, "its table is full".to_owned())) });
+    assert_eq!((state.staying(), state.whole_ones.are_there), (None, false));
+    assert!(state.to_string().ends_with(
+        "; 1 connections that were opened past the stack take it unknown to conntrack, because its table is full"
+    ));
+    assert!(state.keep(Remaining { whole: 1, tolerated: 0 }), "one was opened meanwhile");
+    assert_eq!(state.staying(), Some(&Staying::none()));
 }
