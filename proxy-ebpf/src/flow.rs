@@ -105,14 +105,16 @@ fn learn<A: Net>(
 #[inline(never)]
 pub fn is_of_another_connection<A: Net>(packet: &Packet<A>, flow: &mut Flow<A>) -> bool {
     let (proto, told, now_secs) = (packet.proto, packet.told(), maps::about_now_secs());
-    if is_answered_by_another(packet, flow) {
-        return true;
-    }
-    if !told.answers_opener() && flow.idle_secs(now_secs) <= LINGER_SECS {
+    let is_unexpected = is_answered_by_another(packet, flow);
+    if !is_unexpected && !told.answers_opener() && flow.idle_secs(now_secs) <= LINGER_SECS {
         return false;
     }
     let opener_key = flow.opener_key(proto);
     let Some(opener) = maps::live_flow(&opener_key) else { return false };
+    // The agent may have written the reply's entry as it was before the answer.
+    if is_unexpected && opener.read(|flow| !flow.rx.has(Seen::PACKET)) {
+        return true;
+    }
     let is_outlived = opener.read(|flow| flow.is_outlived_by(told, proto, now_secs, timeouts()));
     if is_outlived && maps::flow(&opener_key, flow).is_none() {
         // Another CPU has closed it meanwhile.

@@ -171,8 +171,16 @@ impl Flow {
 
     /// Does a packet of the backend come after the end, and so belong to another connection?
     pub(crate) fn is_outlived_by(&self, transport: Option<&Transport>, now_secs: u32) -> bool {
-        let answers = transport.is_some_and(|it| it.answer.is_some()) && (self.assured || !self.is_from_outside());
-        self.is_over(now_secs) && (answers || now_secs.saturating_sub(self.last_secs) > 3)
+        let (client, backend) = (self.client_said, self.backend_said);
+        let idle_secs = now_secs.saturating_sub(self.last_secs);
+        let is_certain = self.assured || !self.is_from_outside() || idle_secs > 3;
+        let answers = transport.is_some_and(|it| it.answer.is_some());
+        let silent_secs = match () {
+            () if client.reset || backend.reset => 10,
+            () if (client.goodbye || self.is_leaving) && backend.goodbye => 60,
+            () => self.timeout_secs(),
+        };
+        answers && is_certain && self.is_over(now_secs) || idle_secs > silent_secs
     }
 
     /// May the backend of a connection from outside not believe the RST in the client's name? It goes on then.

@@ -43,14 +43,15 @@ impl<A: Addr> Flow<A> {
         self.rx.has(Seen::CLASHES) && !self.rx.has(Seen::PACKET)
     }
 
-    /// Returns true, in the opener's entry, if a packet of the backend comes after the flow's end, and so belongs to another connection: an
-    /// answer to a SYN that did not come by this flow, or any packet once none of this flow is due.
+    /// Returns true, in the opener's entry, if a packet of the backend comes after the flow's end, and so belongs to another connection: the
+    /// answer to a SYN that did not come by this flow, or any packet after the time for which the flow may be silent.
     ///
     /// A stranger's RST in the name of a client outside does not turn its handshake into such a flow.
     #[inline(always)]
     pub const fn is_outlived_by(&self, packet: Told, proto: Proto, now_secs: u32, timeouts: Timeouts) -> bool {
-        let is_due = self.idle_secs(now_secs) <= LINGER_SECS;
-        let is_end_certain = self.is_assured() || !self.is_far();
-        (packet.answers_opener() && is_end_certain || !is_due) && self.is_expired(proto, now_secs, timeouts)
+        let idle_secs = self.idle_secs(now_secs);
+        let is_end_certain = self.is_assured() || !self.is_far() || idle_secs > LINGER_SECS;
+        let is_next_answer = packet.answers_opener() && is_end_certain && self.is_expired(proto, now_secs, timeouts);
+        is_next_answer || idle_secs > self.state().timeout_secs(proto, timeouts)
     }
 }

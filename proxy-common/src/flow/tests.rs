@@ -145,8 +145,8 @@ fn packet_after_the_end_is_of_another_connection() {
     let is_outlived = |flow: &Flow<Addr4>, told, now| flow.is_outlived_by(told, Proto::TCP, now, TIMEOUTS);
     assert!(!is_outlived(&open, Told::ANSWER, 101) && !is_outlived(&open, Told::PACKET, 1_000));
     let closed = Flow { tx: fin, rx: fin, ..open };
-    assert!(!is_outlived(&closed, Told::FIN, 103), "the last FIN again");
-    assert!(is_outlived(&closed, Told::PACKET, 104) && is_outlived(&closed, Told::ANSWER, 100));
+    assert!(!is_outlived(&closed, Told::FIN, 160), "the last data and the FIN again");
+    assert!(is_outlived(&closed, Told::PACKET, 161) && is_outlived(&closed, Told::ANSWER, 100));
     let reset = Flow { tx: Seen::PACKET.with(Seen::RST), ..flow(at(1, 1000), Flow::<Addr4>::REMOTE) };
     assert!(!is_outlived(&reset, Told::ANSWER, 103), "a stranger has reset the handshake");
     assert!(is_outlived(&reset, Told::ANSWER, 104));
