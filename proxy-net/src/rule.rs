@@ -45,8 +45,8 @@ pub const SERVICES: u32 = TABLE + 1;
 /// go before that one: see [`Rules::verify`].
 pub const PREFERENCE: u32 = b'K' as u32;
 
-/// The preferences of the rules for all packets: before the main table's (32766), and behind the operator's rules.
-pub const NARROW_PREFERENCE: u32 = 32_764;
+/// The preference of the rules for all packets: before the main table's (32766), and behind the operator's rules, the first of which
+/// `ip rule add` puts here without a preference. Of rules with one preference the kernel asks the oldest first.
 pub const LAST_PREFERENCE: u32 = 32_765;
 
 /// The largest number of rules. More would be felt: the kernel goes through its rules one by one for each packet that
@@ -120,13 +120,21 @@ impl Rules {
         let first = self.others.first_preference();
         for &rule in want {
             let preference = match rule {
-                Rule::Narrow { .. } => NARROW_PREFERENCE,
-                Rule::All { .. } => LAST_PREFERENCE,
-                Rule::Own { .. } | Rule::To(..) | Rule::Back => first,
+                Rule::Narrow { .. } | Rule::All { .. } => LAST_PREFERENCE,
+                Rule::Own { .. } => first,
+                // They are for addresses and marks that the local table does not know.
+                Rule::To(..) | Rule::Back => first.min(PREFERENCE),
             };
             let before = self.now.get(&rule).copied();
             if before == Some(preference) {
                 continue;
+            }
+            if let Rule::Narrow { ipv6, .. } = rule {
+                // It is to come before this one, which follows in turn.
+                let all = Rule::All { ipv6 };
+                if let Some(last) = self.now.remove(&all) {
+                    self.delete(all, last, &mut report.refused).await?;
+                }
             }
             let mut request = self.handle.rule().add();
             *request.message_mut() = message(&rule, preference);
@@ -205,7 +213,8 @@ impl OtherRules {
             }
         }
         is_for_others |= mark & mask != 0;
-        if message.header.action == RuleAction::ToTable && table == u32::from(nix::libc::RT_TABLE_LOCAL) {
+        let is_of_all = to.is_none() && message.header.src_len == 0 && !is_for_others;
+        if is_of_all && message.header.action == RuleAction::ToTable && table == u32::from(nix::libc::RT_TABLE_LOCAL) {
             self.local = self.local.max(preference);
             return;
         }
@@ -317,7 +326,7 @@ pub(super) fn is_ours(rule: &RuleMessage) -> bool {
     let has = |attribute| rule.attributes.contains(&attribute);
     let is_place = [
         RuleAttribute::Priority(PREFERENCE),
-        RuleAttribute::Priority(NARROW_PREFERENCE),
+        RuleAttribute::Priority(LAST_PREFERENCE),
         RuleAttribute::Table(TABLE),
         RuleAttribute::Table(SERVICES),
     ];
@@ -389,7 +398,7 @@ fn parse(message: &RuleMessage) -> Option<(Rule, u32)> {
     let ipv6 = message.header.family == AddressFamily::Inet6;
     let rule = match addr {
         Some(addr) => Rule::To(addr, proto?, port?),
-        None if preference == NARROW_PREFERENCE => Rule::Narrow { ipv6, prefix_len: narrow? },
+        None if table == route::MAIN => Rule::Narrow { ipv6, prefix_len: narrow? },
         None if table != SERVICES => Rule::Back,
         None if is_own => Rule::Own { ipv6 },
         None => Rule::All { ipv6 },
@@ -413,7 +422,7 @@ mod tests {
         let of = |ipv6| [Rule::Own { ipv6 }, Rule::All { ipv6 }, Rule::Narrow { ipv6, prefix_len: 16 }];
         let frontends = [to("203.0.113.7", Proto::TCP), to("2001:db8::7", Proto::UDP), Rule::Back];
         for rule in frontends.into_iter().chain(of(false)).chain(of(true)) {
-            let preference = if matches!(rule, Rule::Narrow { .. }) { NARROW_PREFERENCE } else { 74 };
+            let preference = if matches!(rule, Rule::Narrow { .. }) { LAST_PREFERENCE } else { 74 };
             let message = || message(&rule, preference);
             assert!(is_ours(&message()));
             assert_eq!(parse(&message()), Some((rule, preference)));

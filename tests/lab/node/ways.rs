@@ -17,6 +17,9 @@ const PACKETS: [&str; 2] = ["--socket-lb", "off"];
 /// The default period, in which kpx looks at everything, is longer than any wait here.
 const PERIOD: Duration = Duration::from_secs(30);
 
+/// Networks that are no Service's, with routes in the main table that are narrower than the ranges of ClusterIPs.
+const ELSEWHERE: [&str; 2] = ["198.18.5.0/24", "2001:db8:5::/120"];
+
 /// A node with a table beside the main one that has the routes to pods, and leads all else to the fabric.
 fn multi_homed() -> Result<ServedLab> {
     let base = ServedLab::with_manifests(Layout::Routed)?.serve_all(PORT)?;
@@ -25,9 +28,14 @@ fn multi_homed() -> Result<ServedLab> {
     ip(
         &n1.ns,
         &format!(
-            "route add default via {} table 77
-         -6 route add default via {} table 77",
-            fabric.v4, fabric.v6
+            "route add default via {v4} table 77
+         -6 route add default via {v6} table 77
+         route add {} via {v4}
+         -6 route add {} via {v6}",
+            ELSEWHERE[0],
+            ELSEWHERE[1],
+            v4 = fabric.v4,
+            v6 = fabric.v6
         ),
     )?;
     for (family, pods) in [("-4", "10.244."), ("-6", "fd00:10:244:")] {
@@ -65,8 +73,11 @@ fn rules_of_others_take_no_packet_of_the_host_from_cluster_ips() -> Result<()> {
             if comes_first {
                 ip(&n1.ns, &all)?;
             }
+            let before_kpx = way_elsewhere(n1)?;
             let agent = base.kpx(&[&PACKETS[..], &["--cleanup-on-exit"]].concat())?;
-            if !comes_first {
+            if comes_first {
+                ensure!(way_elsewhere(n1)? == before_kpx, "{}: {}", told(), way_elsewhere(n1)?);
+            } else {
                 ip(&n1.ns, &all)?;
                 wait_until(DEADLINE, "kpx's rules come first", || is_first(&n1.ns)).with_context(told)?;
             }
@@ -78,6 +89,16 @@ fn rules_of_others_take_no_packet_of_the_host_from_cluster_ips() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Returns the host's way to addresses that are no Service's, in the words of `ip route get`.
+fn way_elsewhere(n1: &Host) -> Result<String> {
+    let way = |(net, family): (&str, Family)| {
+        let to = net.split('/').next().context("an address")?;
+        let from = n1.addrs.ip(family).to_string();
+        n1.ns.exec(Command::new("ip").args(["-o", "route", "get", to, "from", &from]))
+    };
+    Ok([way((ELSEWHERE[0], Family::V4))?, way((ELSEWHERE[1], Family::V6))?].concat())
 }
 
 #[test]
@@ -121,7 +142,7 @@ fn rules_and_routes_that_are_removed_come_back_at_once() -> Result<()> {
     let before = whole()?;
     for removal in [
         "rule del pref 75\n-6 rule del pref 75",
-        "rule del pref 32764\n-6 rule del pref 32764\nrule del pref 32765\n-6 rule del pref 32765",
+        "rule del pref 32765\nrule del pref 32765\n-6 rule del pref 32765\n-6 rule del pref 32765",
         "route flush table 7041145\n-6 route flush table 7041145",
     ] {
         let since = Instant::now();
@@ -141,10 +162,10 @@ fn route_of_an_older_kpx_leaves_the_main_table() -> Result<()> {
     ip(
         &n1.ns,
         "rule del pref 75
-         rule del pref 32764
+         rule del pref 32765
          rule del pref 32765
          -6 rule del pref 75
-         -6 rule del pref 32764
+         -6 rule del pref 32765
          -6 rule del pref 32765
          route flush table 7041145
          -6 route flush table 7041145
