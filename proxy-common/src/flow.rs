@@ -205,8 +205,11 @@ impl<A: Addr> Flow<A> {
         self.source.addr != self.client.addr
     }
 
-    /// Makes an entry of a flow that was opened past the stack one of a flow that takes the stack.
+    /// Makes an entry of a flow that was opened past the stack one of a flow that takes the stack. Conntrack is liberal with it from now on.
     pub fn leave_to_stack(&mut self) {
+        if self.kind == Kind::UNDNAT {
+            self.tx = self.tx.with(Seen::OFFERED);
+        }
         if self.is_whole_far() {
             self.flags &= !Self::FAR;
         }

@@ -184,6 +184,10 @@ impl FastPathState {
             );
         }
         self.unknown = unknown;
+        // Conntrack is liberal with them, as with those that it tolerates: the programs go on judging who ends them.
+        if connections > 0 {
+            self.tolerated_ones = Kept { are_there: true, sweeps_without: 0 };
+        }
         self.whole_ones.are_there &= !self.staying.is_none();
         self.left = Some(self.staying.clone());
     }
@@ -225,8 +229,12 @@ impl fmt::Display for FastPathState {
             },
         }?;
         if let Some((connections, error)) = &self.unknown {
-            let those = "connections that were opened past the stack take it unknown to conntrack";
-            write!(f, "; {connections} {those}, because {error}")?;
+            let number = if *connections == 1 {
+                "1 connection that takes"
+            } else {
+                &format!("{connections} connections that take")
+            };
+            write!(f, "; conntrack does not know {number} the stack now: {error}")?;
         }
         let goes_on = self.whole_ones.are_there && !self.opens_flows();
         f.write_str(if goes_on { "; connections that were opened past the stack go on past it" } else { "" })

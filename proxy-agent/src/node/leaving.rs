@@ -70,14 +70,15 @@ impl Left {
         Ok(())
     }
 
-    /// Tells conntrack of open connections. Others begin or end by the rules, which see the next SYN, FIN or RST.
+    /// Tells conntrack of open connections, and of those whose handshake lacks the client's word alone. Others begin or end by the rules, which
+    /// see the next SYN, FIN or RST.
     async fn tell(&mut self, conntrack: &Tolerance, flows: &[WholeFlow], [established, close_wait]: [u32; 2]) {
         let open = flows.iter().filter_map(|flow| {
             let original = Tuple { src: flow.client, dst: flow.backend };
             match flow.state {
-                State::Established => Some((original, false, established)),
+                State::Answered | State::Established => Some((original, false, established)),
                 State::HalfClosed => Some((original, true, close_wait)),
-                State::New | State::Answered | State::Closed | State::Reset => None,
+                State::New | State::Closed | State::Reset => None,
             }
         });
         let told = stream::iter(open).map(|(original, closing, secs)| conntrack.adopt(original, closing, secs));

@@ -130,6 +130,11 @@ fn bans_end_connections_of_their_pod_alone(fixture: &Fixture, agent: &Agent, pat
                     .with_context(|| format!("another pod's connection beside {ban:?}, {path:?}"))?;
             }
         }
+        for one in &mut banned {
+            let end =
+                exchange(one, 1, 300).err().with_context(|| format!("{ban:?}, {path:?}: the banned pod goes on"))?;
+            ensure!(format!("{end:#}").contains("timed out"), "{ban:?}, {path:?}: {end:#}");
+        }
         says(agent, "because ")?;
         ban.go(node, fixture.lab.host(BANNED))?;
         says(agent, "; whole connections")?;

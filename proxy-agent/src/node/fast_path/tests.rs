@@ -165,9 +165,13 @@ fn whole_connections_take_the_stack_once_for_each_judgement_against_them() {
     assert_eq!(state.staying(), Some(&Staying::none()));
     state.note_left(Left { connections: 2, unknown: Some((1, "its table is full".to_owned())) });
     assert_eq!((state.staying(), state.whole_ones.are_there), (None, false));
-    assert!(state.to_string().ends_with(
-        "; 1 connections that were opened past the stack take it unknown to conntrack, because its table is full"
-    ));
+    let unknown = "; conntrack does not know 1 connection that takes the stack now: its table is full";
+    assert!(state.to_string().ends_with(unknown), "{state}");
+    assert_eq!(
+        state.flag() & device::Node::FAST_KEEP,
+        device::Node::FAST_KEEP,
+        "conntrack is liberal with the other one"
+    );
     assert!(state.keep(Remaining { whole: 1, tolerated: 0 }), "one was opened meanwhile");
     assert_eq!(state.staying(), Some(&Staying::none()));
 }
