@@ -20,7 +20,7 @@ use crate::skb::{LinkHeader, PacketMark, Skb};
 use crate::{Action, decide, flow, maps, monitor};
 
 /// The interface index of lo, in every network namespace.
-const LO: u32 = 1;
+pub const LO: u32 = 1;
 
 /// Sends a packet of the host's to the backend of its flow, which it may open, with these flags.
 #[inline(always)]

@@ -18,6 +18,7 @@ use proxy_common::socket::{CONNECTED, Dialled, EVERYWHERE, KEPT_SECS, REFUSES, S
 
 use crate::clock::now_secs;
 use crate::decide::Dial;
+use crate::host::LO;
 use crate::net::Net;
 use crate::socket::client::{Client, Family};
 use crate::socket::peer::{Peer, flags, is_worker};
@@ -253,10 +254,11 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
 }
 
 /// Returns true if packets serve a socket of this device, if it has one: those of a pod meet a hook behind any device, those of the anchor the
-/// anchor's. Others of the host leave by the device untranslated, so that the backend has to be reached by it, as with a NAT of netfilter's.
+/// anchor's, and those of lo the one there. Others of the host leave by the device untranslated, so that the backend has to be reached by it, as
+/// with a NAT of netfilter's.
 #[inline(always)]
 fn is_for_packets(device: u32, client: &Client, node: &Node) -> bool {
-    device != 0 && (!client.origin.is_node() || device == node.anchor_ifindex)
+    device != 0 && (!client.origin.is_node() || device == node.anchor_ifindex || device == LO)
 }
 
 /// The protocol of a socket, if it is one that is served.

@@ -144,7 +144,7 @@ fn own_drops(reasons: &BTreeMap<String, u64>) -> String {
     match reasons.get(Reason::Forged.name()) {
         None | Some(0) => String::new(),
         Some(count) => format!(
-            "; kpx has dropped {count} packets on this node because they came in where their senders are not, and answers may be among them \
+            "; kpx has dropped {count} packets on this node because they came in where their senders are not, or were resets that the backend ignores, and answers may be among them \
              (kpx monitor --reason {})",
             Reason::Forged.name()
         ),

@@ -176,6 +176,21 @@ With the flags of a `kpx run` (`--config`, `--kubeconfig`, `--context`, `--mode`
 ";
 
 const TAIL: &str = "
+## End flows
+
+`kpx flows --end` ends the flows that `--service`, `--client`, `--backend`, `--state` and `--namespace` select, or all with `--all`, and prints how many. The list of the same flags without `--end` shows them first.
+
+```sh
+kpx flows --client 10.244.1.7          # look
+kpx flows --client 10.244.1.7 --end    # 3 flows ended
+```
+
+It is for the node's translations what `conntrack -D` is for netfilter's: the flow's packets meet none from then on, whether they took the stack or skipped it. A TCP packet in the middle of a connection opens no flow, so the client's
+next one reaches no backend, and the connection is dead; its ends see that by a RST or by their time-outs. (With kube-proxy the kernel may take such a packet up again, and lead it to any backend.) A new connection, and the next datagram of
+a UDP exchange, are decided about afresh: a client that nothing forbids comes back at once, perhaps to another backend. To ban a pod, [forbid it first](security.md#ban-a-pod).
+
+The agent ends the flows, and only for root: members of the group of `--socket-group` may list. Connections of sockets that got their backend at `connect` ([socket-lb.md](socket-lb.md)) have no flow: end those with `ss -K`.
+
 ## Old names
 
 These names were changed. The old ones are told beside the new ones, and go with the next release.
