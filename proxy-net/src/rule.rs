@@ -229,7 +229,7 @@ impl OtherRules {
     /// Returns the preference of our rules for the host's own packets: behind the local table, and before the rules of others that would take
     /// these packets wherever they go. A rule that names destinations stays before ours: its owner has chosen it for them.
     fn first_preference(&self) -> u32 {
-        let usual = PREFERENCE.max(self.local + 1);
+        let usual = PREFERENCE.max(self.local + 1).min(LAST_PREFERENCE);
         let others = self.taking.iter().filter(|rule| rule.to.is_none()).map(|rule| rule.preference);
         let early = others.filter(|preference| (self.local + 2..=usual).contains(preference)).min();
         early.map_or(usual, |preference| preference - 1)
@@ -449,6 +449,7 @@ mod tests {
         for (name, attributes, is_inverted, first) in [
             ("the local table", vec![Table(255)], false, 75),
             ("the local table, as Cilium moves it", vec![Priority(100), Table(255)], false, 101),
+            ("the local table, behind the rules of VRFs", vec![Priority(32_765), Table(255)], false, 32_765),
             ("the main table", vec![Priority(32_766), Table(254)], false, 75),
             ("ip rule add from 192.0.2.1", vec![Priority(74), Table(99), from()], false, 73),
             ("beside ours", vec![Priority(75), Table(99)], false, 74),

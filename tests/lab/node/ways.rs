@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use testbed::agent::{Agent, DEADLINE, Service, kpx, wait_until};
 use testbed::echo::{Dial, Protocol};
-use testbed::lab::{Family, Host, Layout};
+use testbed::lab::{EXTERNAL, Family, Host, Layout};
 use testbed::netns::NetNs;
 use testbed::served_lab::ServedLab;
 
@@ -123,6 +123,32 @@ fn rule_that_stays_before_those_of_kpx_is_a_problem() -> Result<()> {
     )?;
     serves(n1, &web(), "with rules for other packets")?;
     ensure!(agent.problem("rules")?.is_none() && is_at(&n1.ns, 75)?, "{}", rules_of(&n1.ns)?);
+    agent.stop()
+}
+
+/// Some VRF set-ups put the local table behind the rules of VRFs.
+#[test]
+fn services_are_reached_where_the_local_table_comes_last() -> Result<()> {
+    let base = multi_homed()?;
+    let external = Service::new("external", 30, &["p1b"], PORT).external_ips(EXTERNAL.host(7));
+    base.put(&external)?;
+    let n1 = &base.lab.n1.host;
+    ip(
+        &n1.ns,
+        "rule add pref 32765 lookup local
+         rule del pref 0
+         -6 rule add pref 32765 lookup local
+         -6 rule del pref 0",
+    )?;
+    let agent = base.kpx(&PACKETS)?;
+    serves(n1, &web(), "the local table comes last")?;
+    for family in Family::ALL {
+        for protocol in Protocol::COMMON {
+            let to = SocketAddr::new(EXTERNAL.host(7).ip(family), 80);
+            let answer = Dial::new(protocol, to).exchange(&n1.ns, b"hello");
+            answer.with_context(|| format!("{protocol} to {to}"))?;
+        }
+    }
     agent.stop()
 }
 
