@@ -26,8 +26,11 @@ fn the_document_shows_what_the_commands_print() -> Result<()> {
     let refused = node.ns().run(|| TcpStream::connect("10.96.0.11:80"));
     ensure!(refused.is_err(), "web-old has no endpoints");
     let _connection = node.connect()?;
-    // FLOWS shows what the last sweep has counted.
-    let is_counted = || Ok(node.text("backends --no-headers")?.lines().any(|line| line.trim_end().ends_with(" 1")));
+    // FLOWS shows what the last sweep has counted, in each of the lists.
+    let is_counted = || {
+        let is_of_backend = node.text("backends --no-headers")?.lines().any(|line| line.trim_end().ends_with(" 1"));
+        Ok(is_of_backend && node.text("status")?.contains("FLOWS4"))
+    };
     wait_until(DEADLINE, "a sweep has counted the connection", is_counted)?;
     let mut text = HEAD.to_owned();
     for section in &SECTIONS {
