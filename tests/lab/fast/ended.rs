@@ -66,7 +66,7 @@ fn one_of_two_is_ended(
         exchange(&mut open[1], 5, 1_000).with_context(|| format!("{family}: the other pod's connection"))?;
         exchange(&mut datagrams, 1, 100).with_context(|| format!("{family}: the next datagram opens a flow"))?;
         exchange(&mut dial(fixture, "p1a", Protocol::Tcp, family)?, 5, 1_000)?;
-        ensure!(sent(agent)? > before, "the packets of ended flows count no more");
+        wait_until(DEADLINE, "the packets of ended flows and of new ones count", || Ok(sent(agent)? > before))?;
         ensure!(exchange(&mut open[0], 1, 100).is_err(), "{family}: the connection has come back");
     }
     Ok(())
