@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use etherparse::{PacketBuilderStep, TcpHeader};
-use testbed::agent::{Agent, Cluster, Service, idle, node};
-use testbed::echo::{Connection, Dial, Protocol, Servers, pattern};
+use testbed::agent::{Service, idle};
+use testbed::echo::{Connection, Dial, Protocol, pattern};
 use testbed::flow_table::{FlowTable, counters, flow_tables};
-use testbed::lab::{Family, Host, Lab, Layout};
+use testbed::lab::{Family, Host, Layout};
+use testbed::served_lab::ServedLab;
 use testbed::stranger::{self, Stranger};
 
 /// The port of every server of the lab, and the one that clients outside dial.
@@ -35,20 +36,11 @@ const CONNECTIONS: usize = 10;
 
 #[test]
 fn a_flood_of_blind_handshakes_costs_no_connection_and_no_handshake() -> Result<()> {
-    let lab = Lab::start(Layout::Routed)?;
-    // Strangers' names come in from where no route leads to them.
-    lab.set_rp_filter(0)?;
-    let servers = Servers::start()?;
-    servers.serve(lab.host("p1b"), PORT)?;
-    let cluster = Cluster::with_manifests(&lab)?;
-    let web = Service::new("web", 10, &["p1b"], PORT).node_port(NODE_PORT);
-    let objects = web.objects(&lab).into_iter().chain(lab.nodes().map(node));
-    objects.into_iter().try_for_each(|object| cluster.put(&object))?;
-    let [n1, _] = lab.nodes();
-    let arguments = ["--flow-table-size".to_owned(), FLOW_ENTRIES.to_string()];
-    let agent = Agent::start_with(&lab, n1, cluster.source(), &arguments)?;
-    let to = Family::ALL.map(|family| SocketAddr::new(n1.host.addrs.ip(family), NODE_PORT));
-    let (client, flooder) = (lab.host("xl"), lab.host("x"));
+    let lab = served()?;
+    let entries = FLOW_ENTRIES.to_string();
+    let agent = lab.kpx(&["--flow-table-size", &entries])?;
+    let to = node_ports(&lab);
+    let (client, flooder) = (lab.lab.host("xl"), lab.lab.host("x"));
 
     let (mut standing, mut silent) = (connect(client, to)?, connect(client, to)?);
     let victims = silent.iter().map(|connection| Ok(connection.ends().map_err(|fault| anyhow!("{fault}"))?[0]));
@@ -97,23 +89,15 @@ fn silent_connection_outlives_resets_of_all_windows() -> Result<()> {
     const STEP: usize = 1 << 15;
     const FORGOTTEN: Duration = Duration::from_secs(11);
 
-    let lab = Lab::start(Layout::Routed)?;
-    lab.set_rp_filter(0)?;
-    let servers = Servers::start()?;
-    servers.serve(lab.host("p1b"), PORT)?;
-    let cluster = Cluster::with_manifests(&lab)?;
-    let web = Service::new("web", 10, &["p1b"], PORT).node_port(NODE_PORT);
-    let objects = web.objects(&lab).into_iter().chain(lab.nodes().map(node));
-    objects.into_iter().try_for_each(|object| cluster.put(&object))?;
-    let [n1, _] = lab.nodes();
-    let agent = Agent::start(&lab, n1, cluster.source())?;
-    let to = Family::ALL.map(|family| SocketAddr::new(n1.host.addrs.ip(family), NODE_PORT));
-    let mut silent = connect(lab.host("xl"), to)?;
+    let lab = served()?;
+    let agent = lab.kpx(&[])?;
+    let to = node_ports(&lab);
+    let mut silent = connect(lab.lab.host("xl"), to)?;
     exchange(&mut silent)?;
     let ends = silent.iter().map(|connection| connection.ends().map_err(|fault| anyhow!("{fault}")));
     let ends = ends.collect::<Result<Vec<_>>>()?;
     idle(SILENCE)?;
-    let stranger = Stranger::on(lab.host("x"))?;
+    let stranger = Stranger::on(lab.lab.host("x"))?;
     // One connection of each family is enough for so many packets.
     let victims = [ends[0], ends[CONNECTIONS]];
     for [client, node_port] in victims {
@@ -130,6 +114,19 @@ fn silent_connection_outlives_resets_of_all_windows() -> Result<()> {
     exchange(&mut silent)?;
     ensure!(counters(&agent)?["forged"] > 100_000, "{:?}", counters(&agent)?);
     agent.stop()
+}
+
+/// A lab with a Service of one pod, where strangers' names come in from where no route leads to them.
+fn served() -> Result<ServedLab> {
+    let lab = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b"], PORT)?;
+    lab.lab.set_rp_filter(0)?;
+    lab.put(&Service::new("web", 10, &["p1b"], PORT).node_port(NODE_PORT))?;
+    Ok(lab)
+}
+
+/// The addresses by which clients outside dial the Service.
+fn node_ports(lab: &ServedLab) -> [SocketAddr; 2] {
+    Family::ALL.map(|family| SocketAddr::new(lab.lab.n1.host.addrs.ip(family), NODE_PORT))
 }
 
 /// Opens connections to both addresses.

@@ -1,4 +1,4 @@
-//! When an opener may take the place of an older flow of the same client.
+//! When a flow gives its ports to another connection of the same client: to an opener, or to a connection that a backend's packets show.
 
 use super::{ANSWER_SECS, Flow, LINGER_SECS, REDIAL_SECS, Seen, Timeouts, Told};
 use crate::addr::{Addr, Proto};
