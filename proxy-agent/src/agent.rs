@@ -55,12 +55,14 @@ use proxy_source::health::{Health, Problem};
 
 /// The number of inputs taken in before the maps are written: a burst costs one pass.
 const BATCH: usize = 4_096;
-/// The same limit for changes of devices. The limit is small, because the first of many pods must not wait for the
-/// last.
+/// The same limit for changes of devices. The limit is small, because the first of many pods must
+/// not wait for the last.
 const LINK_BATCH: usize = 64;
-/// The rows of the tables that a pass is for in each family, about. A new Service of one namespace waits for one such pass.
+/// The rows of the tables that a pass is for in each family, about. A new Service of one namespace
+/// waits for one such pass.
 const PASS: usize = 1 << 16;
-/// The first wait between attempts to write what the kernel refused. The longest wait is the sync period.
+/// The first wait between attempts to write what the kernel refused. The longest wait is the sync
+/// period.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 
 /// The channels by which other tasks reach the agent.
@@ -156,7 +158,11 @@ impl Agent {
             node: NodePart::new(node),
             counters: kernel.counters,
             loaded: kernel.loaded,
-            health_checks: HealthChecks::new(reports.health.clone(), reports.liveness.clone(), reports.events.clone()),
+            health_checks: HealthChecks::new(
+                reports.health.clone(),
+                reports.liveness.clone(),
+                reports.events.clone(),
+            ),
             health: reports.health.clone(),
             reports,
             lifecycle,
@@ -184,9 +190,22 @@ impl Agent {
         }
     }
 
-    /// Sets a mode other than node mode, a pace other than immediate, pods to lead, or states to report.
-    pub fn of(self, mode: Mode, schedule: PassSchedule, led_pods: Option<LedPods>, outside: OutsideStates) -> Self {
-        Self { mode, schedule, led_pods, outside, ..self }
+    /// Sets a mode other than node mode, a pace other than immediate, pods to lead, or states to
+    /// report.
+    pub fn of(
+        self,
+        mode: Mode,
+        schedule: PassSchedule,
+        led_pods: Option<LedPods>,
+        outside: OutsideStates,
+    ) -> Self {
+        Self {
+            mode,
+            schedule,
+            led_pods,
+            outside,
+            ..self
+        }
     }
 
     /// Runs until an error that a restart may repair. A cancelled run leaves everything in place.
@@ -216,8 +235,8 @@ impl Agent {
                     for query in std::mem::take(&mut self.waiting) {
                         self.answer(query, &inbox.source_health.problems());
                     }
-                    // Each pass asks for all routes, once for all pending events. The first pass may have waited for
-                    // devices.
+                    // Each pass asks for all routes, once for all pending events. The first pass
+                    // may have waited for devices.
                     let is_due = self.mode == Mode::Host || !self.synced;
                     if is_due && inbox.links.is_empty() && self.schedule.request() {
                         self.sync().await?;
@@ -256,17 +275,26 @@ impl Agent {
     /// Returns the time of the next pass that no event asks for.
     fn next_pass(&self) -> Option<Instant> {
         let is_here = self.node.is_here();
-        let of_maps = self.retry.map(|(at, _)| at).into_iter().chain(self.schedule.due());
+        let of_maps = self
+            .retry
+            .map(|(at, _)| at)
+            .into_iter()
+            .chain(self.schedule.due());
         let of_maps = of_maps
             .chain(self.is_behind.then(Instant::now))
             .filter(|_| is_here || self.synced && self.mode == Mode::Node);
-        let of_node = self.node_retry.into_iter().chain(self.lifecycle.due()).filter(|_| is_here);
+        let of_node = self
+            .node_retry
+            .into_iter()
+            .chain(self.lifecycle.due())
+            .filter(|_| is_here);
         of_maps.chain(of_node).min()
     }
 
     /// Takes in changes of objects.
     async fn on_inputs(&mut self, inputs: impl Iterator<Item = Input>) -> Result<()> {
-        let (mut has_pods, mut has_others) = (false, false);
+        let mut has_pods = false;
+        let mut has_others = false;
         for input in inputs {
             let is_pod = matches!(input, Input::Pod(_));
             (has_pods, has_others) = (has_pods || is_pod, has_others || !is_pod);
@@ -280,7 +308,11 @@ impl Agent {
             return Ok(());
         }
         self.reports.know(&self.desired);
-        if self.schedule.request() { self.sync().await } else { Ok(()) }
+        if self.schedule.request() {
+            self.sync().await
+        } else {
+            Ok(())
+        }
     }
 
     /// Returns what keeps the programs in the kernel after the agent's end.
@@ -293,7 +325,8 @@ impl Agent {
         self.node.into_node().await.map(Node::detach)
     }
 
-    /// Makes the maps and the node match the desired state. Returns an error if the agent must restart.
+    /// Makes the maps and the node match the desired state. Returns an error if the agent must
+    /// restart.
     async fn sync(&mut self) -> Result<()> {
         self.schedule.begin();
         self.is_behind = false;
@@ -316,7 +349,10 @@ impl Agent {
         if asked {
             self.reports.queued();
         }
-        if !self.may_serve().inspect_err(|error| self.reports.events.node_changed(error))? {
+        if !self
+            .may_serve()
+            .inspect_err(|error| self.reports.events.node_changed(error))?
+        {
             return Ok(());
         }
         self.schedule.count();
@@ -331,7 +367,9 @@ impl Agent {
             Err(error) => {
                 self.health.begin(&Problem::Maps, format!("{error:#}"));
                 if due {
-                    let wait = self.retry.map_or(RETRY_MIN, |(_, wait)| (wait * 2).min(self.schedule.sync_period));
+                    let wait = self.retry.map_or(RETRY_MIN, |(_, wait)| {
+                        (wait * 2).min(self.schedule.sync_period)
+                    });
                     self.retry = Some((Instant::now() + wait, wait));
                 }
             }
@@ -365,11 +403,22 @@ impl Agent {
     fn write(&mut self, pass: &mut Pass) -> Result<()> {
         let started = Instant::now();
         // To the first pass a Service without a model would be a deleted one.
-        let models = if self.synced { self.desired.read_in_turn(PASS) } else { self.desired.read() };
+        let models = if self.synced {
+            self.desired.read_in_turn(PASS)
+        } else {
+            self.desired.read()
+        };
         let diff_started = Instant::now();
         pass.passed(Phase::Model, diff_started.duration_since(started));
-        let Sync { changes, skipped, triggers } =
-            if pass.full { models.sync_from(&self.writer.read().context("read the maps")?) } else { models.sync() };
+        let Sync {
+            changes,
+            skipped,
+            triggers,
+        } = if pass.full {
+            models.sync_from(&self.writer.read().context("read the maps")?)
+        } else {
+            models.sync()
+        };
         self.is_behind = self.desired.is_dirty();
         self.backend_health.changed();
         self.reports.triggered(triggers);
@@ -377,7 +426,11 @@ impl Agent {
         pass.passed(Phase::Diff, diff_started.elapsed());
         skipped.iter().for_each(|skipped| self.skip(skipped));
         let write_started = Instant::now();
-        let written = if pass.full { self.writer.write_from_maps(&changes) } else { self.writer.write(&changes) };
+        let written = if pass.full {
+            self.writer.write_from_maps(&changes)
+        } else {
+            self.writer.write(&changes)
+        };
         pass.passed(Phase::Write, write_started.elapsed());
         let micros = started.elapsed().as_micros();
         if !changes.is_empty() || !self.synced {
@@ -390,7 +443,8 @@ impl Agent {
             self.last_sync = Some(Timestamp::now());
         }
         if !self.synced || changes.iter().any(conntrack::concerns) {
-            self.reconciler.set_due(&self.desired, self.node.own_addresses());
+            self.reconciler
+                .set_due(&self.desired, self.node.own_addresses());
         }
         self.synced = true;
         written

@@ -23,7 +23,16 @@ mod tests {
     fn error_names_every_failed_attempt() {
         assert!(all([Ok(()), Ok(())]).is_ok());
         let text = |results| format!("{:#}", all(results).unwrap_err());
-        assert_eq!(text([Ok(()), Err(anyhow!("no route").context("ask"))]), "ask: no route");
-        assert_eq!(text([Err(anyhow!("no route").context("ask")), Err(anyhow!("no room"))]), "ask: no route; no room");
+        assert_eq!(
+            text([Ok(()), Err(anyhow!("no route").context("ask"))]),
+            "ask: no route"
+        );
+        assert_eq!(
+            text([
+                Err(anyhow!("no route").context("ask")),
+                Err(anyhow!("no room"))
+            ]),
+            "ask: no route; no room"
+        );
     }
 }

@@ -14,7 +14,8 @@ pub enum PodRoutes {
     Nodes,
 }
 
-/// The connections that reach pods through the API server, from a host outside the cluster that reaches them by no other way.
+/// The connections that reach pods through the API server, from a host outside the cluster that
+/// reaches them by no other way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Tunnel {
     /// None.
@@ -29,7 +30,8 @@ pub enum Tunnel {
 pub enum SocketLb {
     /// No sockets; their packets are translated.
     Off,
-    /// On a node, the sockets of its own network namespace and of pods that nothing speaks against, if kernel and cgroups allow that.
+    /// On a node, the sockets of its own network namespace and of pods that nothing speaks against,
+    /// if kernel and cgroups allow that.
     #[default]
     Auto,
     /// The sockets of the host's own network namespace.

@@ -1,4 +1,5 @@
-//! The command line. Each command prints for people or, with `-o json`, in a stable form (docs/cli.md).
+//! The command line. Each command prints for people or, with `-o json`, in a stable form
+//! (docs/cli.md).
 
 mod agent_args;
 mod backends;
@@ -33,7 +34,8 @@ use runtime::wait_for;
 
 /// Reaches Kubernetes Services by eBPF, in place of kube-proxy.
 ///
-/// Ends with 0 if all is well, with 1 if something failed or is not well, with 2 if it was called wrongly.
+/// Ends with 0 if all is well, with 1 if something failed or is not well, with 2 if it was called
+/// wrongly.
 #[derive(Parser, Debug)]
 #[command(name = "kpx", version)]
 pub struct Cli {
@@ -45,7 +47,8 @@ pub struct Cli {
 enum Command {
     /// Serve this node until stopped. Needs root.
     ///
-    /// SIGTERM and SIGINT end the agent; Services then stay reachable in their last known state, unless --cleanup-on-exit is set. The log goes to standard error; RUST_LOG sets its level
+    /// SIGTERM and SIGINT end the agent; Services then stay reachable in their last known state,
+    /// unless --cleanup-on-exit is set. The log goes to standard error; RUST_LOG sets its level
     /// (default: info).
     Run(Box<RunArgs>),
     Status(status::StatusArgs),

@@ -1,7 +1,8 @@
 //! Makes [`Settings`] from the operator's flags and files.
 //!
-//! Flags and files set the same fields: those of a [`KubeProxyConfiguration`] and of a [`KpxConfiguration`]. All of
-//! them are merged into one tree of fields, and only then decoded and checked.
+//! Flags and files set the same fields: those of a [`KubeProxyConfiguration`] and of a
+//! [`KpxConfiguration`]. All of them are merged into one tree of fields, and only then decoded and
+//! checked.
 
 mod checked_run;
 pub(crate) mod choice;
@@ -82,7 +83,8 @@ impl Configuration {
     }
 
     fn load_values(given: &FlagValues) -> Result<Self> {
-        let (mut from_files, mut files) = (FileConfig::default(), Files::default());
+        let mut from_files = FileConfig::default();
+        let mut files = Files::default();
         let config = given.path("config");
         if let Some(path) = &config {
             from_files.read(path, files.read(path)?)?;
@@ -133,39 +135,65 @@ impl Configuration {
         let mut own = Fields::of(KpxConfiguration::KIND);
         own.take_unknown_choices(&mut kpx);
         let kpx: KpxConfiguration = decode(kpx, KpxConfiguration::KIND, given)?;
-        let mut kube_proxy: KubeProxyConfiguration = decode(kube_proxy, KubeProxyConfiguration::KIND, given)?;
+        let mut kube_proxy: KubeProxyConfiguration =
+            decode(kube_proxy, KubeProxyConfiguration::KIND, given)?;
         kube_proxy.complete(kpx.version());
         let is_v1alpha2 = from_files.is_v1alpha2;
         let mut checked = check(&kube_proxy, &kpx, own).map_err(|invalid| {
             let with_flag = |invalid: Invalid| {
                 let flag = given.flag_of(invalid.kind, &invalid.field, has_file);
-                let is_from_file = is_v1alpha2 && flag.is_none() && invalid.kind == KubeProxyConfiguration::KIND;
+                let is_from_file =
+                    is_v1alpha2 && flag.is_none() && invalid.kind == KubeProxyConfiguration::KIND;
                 // A reason may name another field.
                 let (field, why) = match is_from_file {
-                    true => (v1alpha2::name(&invalid.field), v1alpha2::sentence(&invalid.why)),
+                    true => (
+                        v1alpha2::name(&invalid.field),
+                        v1alpha2::sentence(&invalid.why),
+                    ),
                     false => (invalid.field, invalid.why),
                 };
-                Invalid { flag, field, why, ..invalid }
+                Invalid {
+                    flag,
+                    field,
+                    why,
+                    ..invalid
+                }
             };
             InvalidConfiguration(invalid.into_iter().map(with_flag).collect())
         })?;
         if kube_proxy.mode == IPVS && !chooses_algorithm {
             checked.node.notices.extend(ipvs::notice(&kube_proxy.ipvs));
         }
-        let gates = Gates { set: &kube_proxy.feature_gates, version: kpx.version() };
+        let gates = Gates {
+            set: &kube_proxy.feature_gates,
+            version: kpx.version(),
+        };
         let remarks = Remarks::new(given, from_files.doubtful, gates, &kube_proxy, has_file);
         let flags = given.in_force(&kube_proxy, &kpx);
-        Ok(Self { kube_proxy, kpx, checked, files: Files::default(), flags, remarks })
+        Ok(Self {
+            kube_proxy,
+            kpx,
+            checked,
+            files: Files::default(),
+            flags,
+            remarks,
+        })
     }
 
     pub fn settings(&self) -> Result<Settings> {
-        let Self { kube_proxy, kpx, checked, .. } = self;
+        let Self {
+            kube_proxy,
+            kpx,
+            checked,
+            ..
+        } = self;
         let period = |duration: GoDuration| duration.std().unwrap_or(Duration::ZERO);
         let size = |entries: u32| (entries > 0).then_some(entries);
         Ok(Settings {
             node_name: self.node_name()?,
             mode: kpx.mode,
-            source: self.source(kpx.local_redirect || checked.sockets.is_some_and(|sockets| sockets.pods)),
+            source: self
+                .source(kpx.local_redirect || checked.sockets.is_some_and(|sockets| sockets.pods)),
             node: checked.node.clone(),
             model: checked.model.clone(),
             attach: kpx.attach,
@@ -204,7 +232,10 @@ impl Configuration {
 
     /// Returns what `/statusz` and `/flagz` tell, as far as their feature gates are on.
     fn zpages(&self) -> Told {
-        let gates = Gates { set: &self.kube_proxy.feature_gates, version: self.kpx.version() };
+        let gates = Gates {
+            set: &self.kube_proxy.feature_gates,
+            version: self.kpx.version(),
+        };
         Told {
             kubernetes_version: gates.statusz().then(|| self.kpx.version().to_string()),
             flags: gates.flagz().then(|| self.flags.clone()),
@@ -213,7 +244,10 @@ impl Configuration {
 
     fn node_name(&self) -> Result<String> {
         let name = match self.kube_proxy.hostname_override.as_str() {
-            "" => nix::unistd::gethostname().context("read the host name")?.to_string_lossy().into_owned(),
+            "" => nix::unistd::gethostname()
+                .context("read the host name")?
+                .to_string_lossy()
+                .into_owned(),
             name => name.to_owned(),
         };
         let name = canonical_node_name(&name);
@@ -249,13 +283,16 @@ impl Configuration {
         }
     }
 
-    /// Writes both documents as a `--config` file. kpx's document is left out if all its fields are defaults, which depend
-    /// on kube-proxy's document in mode ipvs alone.
+    /// Writes both documents as a `--config` file. kpx's document is left out if all its fields are
+    /// defaults, which depend on kube-proxy's document in mode ipvs alone.
     pub fn to_yaml(&self) -> Result<String> {
-        let mut text = serde_saphyr::to_string(&self.kube_proxy).context("write the KubeProxyConfiguration")?;
+        let mut text = serde_saphyr::to_string(&self.kube_proxy)
+            .context("write the KubeProxyConfiguration")?;
         if self.kpx != KpxConfiguration::default() || self.kube_proxy.mode == IPVS {
             text.push_str("---\n");
-            text.push_str(&serde_saphyr::to_string(&self.kpx).context("write the KpxConfiguration")?);
+            text.push_str(
+                &serde_saphyr::to_string(&self.kpx).context("write the KpxConfiguration")?,
+            );
         }
         Ok(text)
     }
@@ -269,13 +306,16 @@ impl Configuration {
 fn decode<T: DeserializeOwned>(value: Value, kind: &'static str, given: &FlagValues) -> Result<T> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let field = error.path().to_string();
-        let flag = given.flag_of(kind, &field, false).map(|flag| format!(" (--{flag})")).unwrap_or_default();
+        let flag = given
+            .flag_of(kind, &field, false)
+            .map(|flag| format!(" (--{flag})"))
+            .unwrap_or_default();
         anyhow::anyhow!("{kind}.{field}{flag}: {}", error.into_inner())
     })
 }
 
-/// Returns the defaults of a host that is not a node. The host keeps its connection tracking, and has no clients for
-/// health or metrics.
+/// Returns the defaults of a host that is not a node. The host keeps its connection tracking, and
+/// has no clients for health or metrics.
 fn host_mode_defaults() -> Value {
     json!({
         "healthzBindAddress": "0.0.0.0:0",
@@ -295,7 +335,10 @@ impl Remarks {
         let flags = || given.flags().map(|(flag, _)| flag);
         Self {
             doubtful_fields,
-            ignored_flags: flags().filter(|flag| !flag.is_obeyed).map(|flag| flag.name).collect(),
+            ignored_flags: flags()
+                .filter(|flag| !flag.is_obeyed)
+                .map(|flag| flag.name)
+                .collect(),
             overruled_flags: flags()
                 .filter(|flag| flag.is_obeyed && has_file && flag.effect.is_overruled_by_file())
                 .map(|flag| flag.name)

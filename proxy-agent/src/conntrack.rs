@@ -1,15 +1,16 @@
 //! Works beside the kernel's own connection tracking, on which kpx does not depend.
 //!
-//! Between kpx's hooks netfilter sees a flow from a pod or from outside translated: client to backend. Netfilter sees
-//! the host's own flows untranslated, client to frontend, on their way into the anchor. So connections count against
-//! `nf_conntrack_max`, are subject to its timeouts, and NetworkPolicies may go by their state. Therefore kube-proxy's
-//! settings of conntrack ([`sysctl`]) keep their meaning.
+//! Between kpx's hooks netfilter sees a flow from a pod or from outside translated: client to
+//! backend. Netfilter sees the host's own flows untranslated, client to frontend, on their way into
+//! the anchor. So connections count against `nf_conntrack_max`, are subject to its timeouts, and
+//! NetworkPolicies may go by their state. Therefore kube-proxy's settings of conntrack ([`sysctl`])
+//! keep their meaning.
 //!
-//! Only `tcp_be_liberal` has lost its reason. kube-proxy's rules drop packets that conntrack takes for invalid; kpx has
-//! no such rule, but others may.
+//! Only `tcp_be_liberal` has lost its reason. kube-proxy's rules drop packets that conntrack takes
+//! for invalid; kpx has no such rule, but others may.
 //!
-//! Entries that kube-proxy made go on to translate after its end ([`stale`]). UDP flows have no end of their own, so
-//! kpx deletes those entries.
+//! Entries that kube-proxy made go on to translate after its end ([`stale`]). UDP flows have no end
+//! of their own, so kpx deletes those entries.
 
 pub mod stale;
 pub mod sysctl;
@@ -51,8 +52,8 @@ type WalkResult = (Arc<Frontends>, Result<Vec<Reconciled>>);
 pub struct Reconciler {
     /// The frontends of the next walk.
     due: Option<Arc<Frontends>>,
-    /// The frontends of the last request, and their revision. Most changes are of endpoints, and leave the frontends as
-    /// they are.
+    /// The frontends of the last request, and their revision. Most changes are of endpoints, and
+    /// leave the frontends as they are.
     known: Option<(u64, Arc<Frontends>)>,
     /// The time before which the next walk does not begin.
     not_before: Option<Instant>,
@@ -60,17 +61,22 @@ pub struct Reconciler {
 }
 
 impl Reconciler {
-    /// Asks for a walk over the frontends that clients may dial now; `own` are this node's addresses.
+    /// Asks for a walk over the frontends that clients may dial now; `own` are this node's
+    /// addresses.
     pub fn set_due(&mut self, desired: &Desired, own: BTreeSet<IpAddr>) {
         let revision = desired.revision();
-        let known = self.known.take().filter(|(of, known)| *of == revision && *known.own() == own);
-        let (_, frontends) =
-            self.known.insert(known.unwrap_or_else(|| (revision, Arc::new(Frontends::of(desired.tables(), own)))));
+        let known = self
+            .known
+            .take()
+            .filter(|(of, known)| *of == revision && *known.own() == own);
+        let (_, frontends) = self.known.insert(
+            known.unwrap_or_else(|| (revision, Arc::new(Frontends::of(desired.tables(), own)))),
+        );
         self.due = Some(Arc::clone(frontends));
     }
 
-    /// Waits for the end of the next walk. The future may be cancelled: the walk goes on, and the next call waits for
-    /// it.
+    /// Waits for the end of the next walk. The future may be cancelled: the walk goes on, and the
+    /// next call waits for it.
     pub async fn next(&mut self) -> Result<Vec<Reconciled>> {
         if self.work.is_none() {
             if self.due.is_none() {
@@ -86,7 +92,9 @@ impl Reconciler {
                 (frontends, removed)
             }));
         }
-        let Some(work) = &mut self.work else { return Ok(Vec::new()) };
+        let Some(work) = &mut self.work else {
+            return Ok(Vec::new());
+        };
         let ended = work.await;
         self.work = None;
         let (frontends, removed) = ended.context("look through the kernel's connections")?;

@@ -1,5 +1,5 @@
-//! Answers queries about the running agent. Only the agent's loop has the state, so each query goes to it. Other
-//! processes ask by HTTP on a socket in the run directory, and get JSON.
+//! Answers queries about the running agent. Only the agent's loop has the state, so each query goes
+//! to it. Other processes ask by HTTP on a socket in the run directory, and get JSON.
 
 mod flows;
 
@@ -38,11 +38,13 @@ pub use flows::{EndedFlows, FlowFilter};
 #[derive(Debug)]
 pub enum Query {
     Status(oneshot::Sender<Result<Status>>),
-    /// A query for some of the Services that are served, from the one after a name on, with the maps that count their traffic.
+    /// A query for some of the Services that are served, from the one after a name on, with the
+    /// maps that count their traffic.
     Services(Option<ObjectName>, oneshot::Sender<(Part, FlowMaps)>),
     /// A query for the objects that a name is about; the answer is None before the first lists.
     Known(Wanted, oneshot::Sender<Option<Known>>),
-    /// A query for the pods that serve a ClusterIP and port through the tunnel; the answer is None if none do.
+    /// A query for the pods that serve a ClusterIP and port through the tunnel; the answer is None
+    /// if none do.
     Tunnelled(InternetAddr, oneshot::Sender<Option<Tunnelled>>),
     /// A query for the kernel's ids of the maps, by name.
     Maps(oneshot::Sender<BTreeMap<String, u32>>),
@@ -83,7 +85,13 @@ impl AgentHandle {
     /// Makes the same, with series of so many Service ports in its readings.
     pub fn telling(service_metrics: usize) -> (Self, mpsc::Receiver<Query>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        (Self { queries: sender, history: History::telling(service_metrics) }, receiver)
+        (
+            Self {
+                queries: sender,
+                history: History::telling(service_metrics),
+            },
+            receiver,
+        )
     }
 
     pub async fn status(&self) -> Result<Status> {
@@ -108,9 +116,11 @@ impl AgentHandle {
             .context("build the views of Services")
     }
 
-    /// Returns what tells the flows and their names. The agent takes in changes between two parts of it.
+    /// Returns what tells the flows and their names. The agent takes in changes between two parts
+    /// of it.
     pub(crate) async fn flows(&self) -> Result<(Snapshot, FlowMaps)> {
-        let (mut snapshot, mut after) = (Snapshot::default(), None);
+        let mut snapshot = Snapshot::default();
+        let mut after = None;
         loop {
             let (part, flows) = self.query(|answer| Query::Services(after, answer)).await?;
             after = snapshot.take(part);
@@ -139,12 +149,19 @@ impl AgentHandle {
         // The sampler may hold the history's lock.
         let history = self.history.clone();
         let services = tokio::task::spawn_blocking(move || history.service_readings());
-        Ok(Readings { services: services.await.context("read the history")?, ..readings })
+        Ok(Readings {
+            services: services.await.context("read the history")?,
+            ..readings
+        })
     }
 
     async fn query<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Query) -> Result<T> {
         let (sender, answer) = oneshot::channel();
-        self.queries.send(question(sender)).await.ok().context("the agent has ended")?;
+        self.queries
+            .send(question(sender))
+            .await
+            .ok()
+            .context("the agent has ended")?;
         answer.await.context("the agent has ended")
     }
 }
@@ -165,7 +182,8 @@ fn router() -> Router<AgentHandle> {
         .route("/history", get(history::history))
 }
 
-/// Returns `/pins` alone: the folder of the pinned maps, for a process that may not open them by their ids.
+/// Returns `/pins` alone: the folder of the pinned maps, for a process that may not open them by
+/// their ids.
 pub(crate) fn pins_router(root: &Path) -> Router {
     let folder = Pins::maps_in(root);
     Router::new().route("/pins", get(move || async move { Json(folder) }))
@@ -173,19 +191,35 @@ pub(crate) fn pins_router(root: &Path) -> Router {
 
 /// Returns `/events` alone: what the agent told last.
 pub(crate) fn events_router(journal: Journal) -> Router {
-    let view = |Told { entry, count, first, last }: Told| EventView {
+    let view = |Told {
+                    entry,
+                    count,
+                    first,
+                    last,
+                }: Told| EventView {
         first_seen: first,
         last_seen: last,
         count,
-        r#type: if entry.is_warning { "Warning" } else { "Normal" }.to_owned(),
+        r#type: if entry.is_warning {
+            "Warning"
+        } else {
+            "Normal"
+        }
+        .to_owned(),
         reason: entry.reason.to_owned(),
         kind: entry.kind.to_owned(),
         namespace: entry.namespace.to_string(),
         name: entry.name.to_string(),
         note: entry.note.to_string(),
-        services: entry.concerned().map(|service| service.to_string()).collect(),
+        services: entry
+            .concerned()
+            .map(|service| service.to_string())
+            .collect(),
     };
-    Router::new().route("/events", get(async move || Json(journal.all().into_iter().map(view).collect::<Vec<_>>())))
+    Router::new().route(
+        "/events",
+        get(async move || Json(journal.all().into_iter().map(view).collect::<Vec<_>>())),
+    )
 }
 
 async fn status(State(agent): State<AgentHandle>) -> Response {
@@ -211,11 +245,11 @@ pub(crate) fn answer<T: serde::Serialize>(result: Result<T>) -> Response {
     }
 }
 
-/// Listens in the run directory. Root may connect, and the members of `group`: they read, and change nothing, for each request that changes
-/// something asks who its client is.
+/// Listens in the run directory. Root may connect, and the members of `group`: they read, and
+/// change nothing, for each request that changes something asks who its client is.
 ///
-/// The process must have only one thread, because the mask of file modes is one for all. It must not have given up root's rights, which
-/// a group takes.
+/// The process must have only one thread, because the mask of file modes is one for all. It must
+/// not have given up root's rights, which a group takes.
 pub fn listen(run_dir: &Path, group: Option<u32>) -> Result<StdUnixListener> {
     std::fs::create_dir_all(run_dir).with_context(|| format!("create {}", run_dir.display()))?;
     let path = socket(run_dir);
@@ -228,16 +262,21 @@ pub fn listen(run_dir: &Path, group: Option<u32>) -> Result<StdUnixListener> {
     let listener = StdUnixListener::bind(&path);
     umask(mask);
     let listener = listener.with_context(|| format!("listen on {}", path.display()))?;
-    listener.set_nonblocking(true).context("have the socket not wait")?;
+    listener
+        .set_nonblocking(true)
+        .context("have the socket not wait")?;
     if let Some(group) = group {
-        admit(run_dir, &path, group).with_context(|| format!("let the group {group} ask at {}", path.display()))?;
+        admit(run_dir, &path, group)
+            .with_context(|| format!("let the group {group} ask at {}", path.display()))?;
     }
     Ok(listener)
 }
 
-/// Lets a group connect to the socket, and pass through its folder. A folder that all may pass stays as it is.
+/// Lets a group connect to the socket, and pass through its folder. A folder that all may pass
+/// stays as it is.
 ///
-/// The group may do no more there: who may write to the folder may swap the list of changes, which root reverts.
+/// The group may do no more there: who may write to the folder may swap the list of changes, which
+/// root reverts.
 fn admit(run_dir: &Path, socket: &Path, group: u32) -> Result<()> {
     const PASS_BY_GROUP: u32 = 0o010;
     const PASS_BY_ALL: u32 = 0o001;
@@ -247,7 +286,10 @@ fn admit(run_dir: &Path, socket: &Path, group: u32) -> Result<()> {
     let mode = metadata(run_dir)?.mode();
     if mode & PASS_BY_ALL == 0 {
         chown(run_dir, None, Some(group))?;
-        set_permissions(run_dir, Permissions::from_mode(mode & WITHOUT_GROUP | PASS_BY_GROUP))?;
+        set_permissions(
+            run_dir,
+            Permissions::from_mode(mode & WITHOUT_GROUP | PASS_BY_GROUP),
+        )?;
     }
     Ok(())
 }
@@ -274,10 +316,20 @@ mod tests {
         std::fs::write(&path, "").unwrap();
         let group = metadata(&path).unwrap().gid();
         let mode = |path: &Path| metadata(path).unwrap().mode() & 0o7777;
-        for (before, after) in [(0o700, 0o710), (0o770, 0o710), (0o2770, 0o2710), (0o750, 0o710), (0o755, 0o755)] {
+        for (before, after) in [
+            (0o700, 0o710),
+            (0o770, 0o710),
+            (0o2770, 0o2710),
+            (0o750, 0o710),
+            (0o755, 0o755),
+        ] {
             set_permissions(dir.path(), Permissions::from_mode(before)).unwrap();
             admit(dir.path(), &path, group).unwrap();
-            assert_eq!((mode(dir.path()), mode(&path)), (after, 0o660), "{before:o}");
+            assert_eq!(
+                (mode(dir.path()), mode(&path)),
+                (after, 0o660),
+                "{before:o}"
+            );
         }
     }
 }

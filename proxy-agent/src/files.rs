@@ -11,8 +11,8 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::warn;
 
-/// The period of polling without a wake-up. A node may have too few inotify instances left, and inotify does not follow
-/// more than one link.
+/// The period of polling without a wake-up. A node may have too few inotify instances left, and
+/// inotify does not follow more than one link.
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// The files with the content that was read.
@@ -23,7 +23,11 @@ impl Files {
     pub(crate) fn read(&mut self, path: &Path) -> Result<&str> {
         let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
         self.0.push((path.to_owned(), text));
-        Ok(self.0.last().map(|(_, text)| text.as_str()).unwrap_or_default())
+        Ok(self
+            .0
+            .last()
+            .map(|(_, text)| text.as_str())
+            .unwrap_or_default())
     }
 
     pub(crate) fn paths(&self) -> impl Iterator<Item = &PathBuf> {
@@ -32,12 +36,20 @@ impl Files {
 
     /// Returns the names for the log.
     pub(crate) fn names(&self) -> String {
-        let names: Vec<_> = self.0.iter().map(|(path, _)| path.display().to_string()).collect();
-        if names.is_empty() { "flags".to_owned() } else { names.join(", ") }
+        let names: Vec<_> = self
+            .0
+            .iter()
+            .map(|(path, _)| path.display().to_string())
+            .collect();
+        if names.is_empty() {
+            "flags".to_owned()
+        } else {
+            names.join(", ")
+        }
     }
 
-    /// Waits until a file changes or becomes unreadable, and returns a text that names it. A write of the same content
-    /// is not a change; nor is a ConfigMap mounted again with the same content.
+    /// Waits until a file changes or becomes unreadable, and returns a text that names it. A write
+    /// of the same content is not a change; nor is a ConfigMap mounted again with the same content.
     pub async fn changed(&self) -> String {
         if self.0.is_empty() {
             return std::future::pending().await;
@@ -45,7 +57,10 @@ impl Files {
         let woken = Arc::new(Notify::new());
         let watcher = self.watch(&woken);
         if let Err(error) = &watcher {
-            warn!(error = format!("{error:#}"), "the configuration is polled, because it cannot be watched");
+            warn!(
+                error = format!("{error:#}"),
+                "the configuration is polled, because it cannot be watched"
+            );
         }
         loop {
             if let Some(change) = self.0.iter().find_map(change) {
@@ -56,17 +71,18 @@ impl Files {
         }
     }
 
-    /// Watches folders instead of files. A ConfigMap's file is a link through the link `..data`, which is replaced
-    /// beside it, and editors replace files as well.
+    /// Watches folders instead of files. A ConfigMap's file is a link through the link `..data`,
+    /// which is replaced beside it, and editors replace files as well.
     fn watch(&self, woken: &Arc<Notify>) -> Result<notify::RecommendedWatcher> {
         let wakes = Arc::clone(woken);
-        let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // Our own reading causes an event as well.
-            if !event.is_ok_and(|event| matches!(event.kind, EventKind::Access(_))) {
-                wakes.notify_one();
-            }
-        })
-        .context("watch the configuration")?;
+        let mut watcher =
+            notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+                // Our own reading causes an event as well.
+                if !event.is_ok_and(|event| matches!(event.kind, EventKind::Access(_))) {
+                    wakes.notify_one();
+                }
+            })
+            .context("watch the configuration")?;
         for (path, _) in &self.0 {
             let target = fs::canonicalize(path).unwrap_or_else(|_| path.clone());
             for file in [path, &target] {

@@ -1,5 +1,5 @@
-//! `healthCheckNodePort`: tells external load balancers whether this node has local endpoints of a Service
-//! (kube-proxy's `pkg/proxy/healthcheck/service_health.go`).
+//! `healthCheckNodePort`: tells external load balancers whether this node has local endpoints of a
+//! Service (kube-proxy's `pkg/proxy/healthcheck/service_health.go`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -24,7 +24,8 @@ use proxy_core::model::HealthCheck;
 use proxy_source::events::Events;
 use proxy_source::health::{Health, Problem};
 
-/// The listeners for all Services that ask for one, at each address. Dropping this value closes them.
+/// The listeners for all Services that ask for one, at each address. Dropping this value closes
+/// them.
 pub struct HealthChecks {
     health: Health,
     liveness: Liveness,
@@ -47,10 +48,20 @@ struct Check {
 }
 
 impl HealthChecks {
-    /// Makes the value. Problems go to `health` and to `events`; `liveness` says whether Services are being served.
+    /// Makes the value. Problems go to `health` and to `events`; `liveness` says whether Services
+    /// are being served.
     pub fn new(health: Health, liveness: Liveness, events: Events) -> Self {
         let (want, addrs, open) = Default::default();
-        Self { health, liveness, events, want, addrs, open, room: Room::default(), most: files() / 4 }
+        Self {
+            health,
+            liveness,
+            events,
+            want,
+            addrs,
+            open,
+            room: Room::default(),
+            most: files() / 4,
+        }
     }
 
     /// Limits the listeners to so many.
@@ -72,7 +83,8 @@ impl HealthChecks {
         }
     }
 
-    /// Takes over the addresses to listen on; an unspecified address stands for all addresses of its family.
+    /// Takes over the addresses to listen on; an unspecified address stands for all addresses of
+    /// its family.
     pub async fn listen_on(&mut self, addrs: BTreeSet<IpAddr>) {
         if !self.is_whole(&addrs) || self.addrs != addrs {
             self.addrs = addrs;
@@ -90,25 +102,35 @@ impl HealthChecks {
         };
         let mut in_turn: Vec<_> = self.want.keys().map(|name| (turn_of(name), name)).collect();
         in_turn.sort_unstable();
-        in_turn.into_iter().take(self.most / self.addrs.len().max(1)).map(|(_, name)| name.clone()).collect()
+        in_turn
+            .into_iter()
+            .take(self.most / self.addrs.len().max(1))
+            .map(|(_, name)| name.clone())
+            .collect()
     }
 
     fn is_whole(&self, addrs: &BTreeSet<IpAddr>) -> bool {
-        self.open.values().all(|check| addrs.iter().eq(check.listeners.keys()))
+        self.open
+            .values()
+            .all(|check| addrs.iter().eq(check.listeners.keys()))
     }
 
-    /// Opens, closes and moves listeners; those that are right stay open. A port that fails is a problem of its Service
-    /// alone, and is tried again the next time.
+    /// Opens, closes and moves listeners; those that are right stay open. A port that fails is a
+    /// problem of its Service alone, and is tried again the next time.
     async fn update(&mut self) {
         let admitted = self.admitted();
-        // All obsolete listeners are closed before a new one opens, because a port may pass from one Service to
-        // another.
+        // All obsolete listeners are closed before a new one opens, because a port may pass from
+        // one Service to another.
         let names: Vec<ObjectName> = self.open.keys().cloned().collect();
         for name in names {
             let want = self.want.get(&name);
-            let Some(mut check) = self.open.remove(&name) else { continue };
+            let Some(mut check) = self.open.remove(&name) else {
+                continue;
+            };
             if want.is_some_and(|want| want.port == check.port) {
-                check.close(|addr| !admitted.contains(&name) || !self.addrs.contains(&addr)).await;
+                check
+                    .close(|addr| !admitted.contains(&name) || !self.addrs.contains(&addr))
+                    .await;
                 self.open.insert(name, check);
             } else {
                 check.close(|_| true).await;
@@ -119,13 +141,22 @@ impl HealthChecks {
         for (name, want) in &self.want {
             let check = self.open.entry(name.clone()).or_insert_with(|| {
                 info!(service = %name, port = want.port, "health check opened");
-                Check { port: want.port, local_endpoints: Arc::default(), listeners: BTreeMap::new() }
+                Check {
+                    port: want.port,
+                    local_endpoints: Arc::default(),
+                    listeners: BTreeMap::new(),
+                }
             });
-            check.local_endpoints.store(want.local_endpoints, Ordering::Relaxed);
+            check
+                .local_endpoints
+                .store(want.local_endpoints, Ordering::Relaxed);
             let listened = if admitted.contains(name) {
                 check.listen(name, &self.addrs, &self.liveness, &self.room)
             } else {
-                Err(anyhow!("as many addresses and ports as are allowed have a listener: {}", self.most))
+                Err(anyhow!(
+                    "as many addresses and ports as are allowed have a listener: {}",
+                    self.most
+                ))
             };
             match listened {
                 Ok(()) => self.health.end(&problem(name)),
@@ -143,7 +174,12 @@ impl HealthChecks {
 
 impl Check {
     async fn close(&mut self, which: impl Fn(IpAddr) -> bool) {
-        let closing: Vec<IpAddr> = self.listeners.keys().copied().filter(|addr| which(*addr)).collect();
+        let closing: Vec<IpAddr> = self
+            .listeners
+            .keys()
+            .copied()
+            .filter(|addr| which(*addr))
+            .collect();
         for addr in closing {
             if let Some(mut listener) = self.listeners.remove(&addr) {
                 listener.shutdown().await;
@@ -152,28 +188,56 @@ impl Check {
     }
 
     /// Listens at each of `addrs` that has no listener yet.
-    fn listen(&mut self, name: &ObjectName, addrs: &BTreeSet<IpAddr>, liveness: &Liveness, room: &Room) -> Result<()> {
+    fn listen(
+        &mut self,
+        name: &ObjectName,
+        addrs: &BTreeSet<IpAddr>,
+        liveness: &Liveness,
+        room: &Room,
+    ) -> Result<()> {
         let mut result = Ok(());
         for addr in addrs {
             if self.listeners.contains_key(addr) {
                 continue;
             }
             let at = SocketAddr::new(*addr, self.port);
-            // The IPv6 socket is for IPv6 only, so that both unspecified addresses can have a listener.
+            // The IPv6 socket is for IPv6 only, so that both unspecified addresses can have a
+            // listener.
             match http_server::bind(at, true).with_context(|| format!("listen on {at}")) {
-                Ok(listener) => drop(self.listeners.insert(*addr, self.serve(listener, name, liveness, room.place()))),
+                Ok(listener) => drop(
+                    self.listeners
+                        .insert(*addr, self.serve(listener, name, liveness, room.place())),
+                ),
                 Err(error) => result = result.and(Err(error)),
             }
         }
         result
     }
 
-    fn serve(&self, listener: TcpListener, name: &ObjectName, liveness: &Liveness, place: Place) -> JoinSet<()> {
-        let (name, liveness, local_endpoints) = (name.clone(), liveness.clone(), self.local_endpoints.clone());
-        let answer = move || async move { answer(&name, local_endpoints.load(Ordering::Relaxed), liveness.is_live()) };
+    fn serve(
+        &self,
+        listener: TcpListener,
+        name: &ObjectName,
+        liveness: &Liveness,
+        place: Place,
+    ) -> JoinSet<()> {
+        let name = name.clone();
+        let liveness = liveness.clone();
+        let local_endpoints = self.local_endpoints.clone();
+        let answer = move || async move {
+            answer(
+                &name,
+                local_endpoints.load(Ordering::Relaxed),
+                liveness.is_live(),
+            )
+        };
         let mut task = JoinSet::new();
         // Any path and method is answered, because load balancers may be set to ask for any.
-        task.spawn(http_server::serve(listener, Router::new().fallback(answer), place));
+        task.spawn(http_server::serve(
+            listener,
+            Router::new().fallback(answer),
+            place,
+        ));
         task
     }
 }
@@ -198,11 +262,21 @@ struct ServiceName<'a> {
 }
 
 fn answer(name: &ObjectName, local_endpoints: usize, is_live: bool) -> Response<Body> {
-    let service = ServiceName { namespace: &name.namespace, name: &name.name };
-    let answer = Answer { service, local_endpoints, service_proxy_healthy: is_live };
+    let service = ServiceName {
+        namespace: &name.namespace,
+        name: &name.name,
+    };
+    let answer = Answer {
+        service,
+        local_endpoints,
+        service_proxy_healthy: is_live,
+    };
     let mut body = Vec::new();
-    let mut json = serde_json::Serializer::with_formatter(&mut body, PrettyFormatter::with_indent(b"\t"));
-    answer.serialize(&mut json).expect("names and numbers are JSON, and a vector takes all of it");
+    let mut json =
+        serde_json::Serializer::with_formatter(&mut body, PrettyFormatter::with_indent(b"\t"));
+    answer
+        .serialize(&mut json)
+        .expect("names and numbers are JSON, and a vector takes all of it");
     let mut response = Response::new(Body::from(body));
     if local_endpoints == 0 || !is_live {
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
@@ -210,7 +284,10 @@ fn answer(name: &ObjectName, local_endpoints: usize, is_live: bool) -> Response<
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert("x-load-balancing-endpoint-weight", HeaderValue::from(local_endpoints));
+    headers.insert(
+        "x-load-balancing-endpoint-weight",
+        HeaderValue::from(local_endpoints),
+    );
     http_server::close_after(&mut response);
     response
 }

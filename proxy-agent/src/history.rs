@@ -1,7 +1,8 @@
-//! The last 15 minutes of traffic, kept for the web page and for `/history` of the run directory's socket.
+//! The last 15 minutes of traffic, kept for the web page and for `/history` of the run directory's
+//! socket.
 //!
-//! The agent takes the counters every ten seconds, mostly from the sweep of the flow table, which counts anyway. The room is bounded:
-//! see [`proxy_view::history`].
+//! The agent takes the counters every ten seconds, mostly from the sweep of the flow table, which
+//! counts anyway. The room is bounded: see [`proxy_view::history`].
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,7 +39,10 @@ pub(crate) struct Wanted {
 impl History {
     /// Returns an empty history, which tells the series of so many Service ports.
     pub(crate) fn telling(service_metrics: usize) -> Self {
-        Self(Arc::new(Mutex::new((Kept::default(), Chosen::of(service_metrics)))))
+        Self(Arc::new(Mutex::new((
+            Kept::default(),
+            Chosen::of(service_metrics),
+        ))))
     }
 
     /// Returns the readings of Services as of the last sample.
@@ -81,12 +85,16 @@ pub(crate) async fn keep(agent: &AgentHandle) -> Infallible {
 }
 
 /// Answers with the history.
-pub(crate) async fn history(State(agent): State<AgentHandle>, Query(wanted): Query<Wanted>) -> Response {
+pub(crate) async fn history(
+    State(agent): State<AgentHandle>,
+    Query(wanted): Query<Wanted>,
+) -> Response {
     let view = tokio::task::spawn_blocking(move || agent.history.view(&wanted));
     answer(view.await.context("build the view of the history"))
 }
 
-/// Takes a point from the traffic of each Service port since the programs were loaded. A thread of its own does it, lest changes wait.
+/// Takes a point from the traffic of each Service port since the programs were loaded. A thread of
+/// its own does it, lest changes wait.
 async fn sample(agent: &AgentHandle) -> Result<()> {
     let (snapshot, flows) = agent.flows().await?;
     // Services that are listed later would seem to have had all their traffic since.
@@ -103,5 +111,7 @@ async fn sample(agent: &AgentHandle) -> Result<()> {
 /// Returns the time of a moment that has passed.
 fn time_of(at: Instant) -> Timestamp {
     let ago = SignedDuration::try_from(at.elapsed()).unwrap_or_default();
-    Timestamp::now().saturating_sub(ago).unwrap_or(Timestamp::UNIX_EPOCH)
+    Timestamp::now()
+        .saturating_sub(ago)
+        .unwrap_or(Timestamp::UNIX_EPOCH)
 }

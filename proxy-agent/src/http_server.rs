@@ -30,16 +30,17 @@ use room::Permits;
 
 pub(crate) use room::{Place, Room, files};
 
-/// The maximal number of connections that wait for an accept, as far as the kernel's `net.core.somaxconn` lets it: that parameter's default,
-/// which Go takes. In a queue that is full, the SYN of a probe is lost, and the next one comes a second later.
+/// The maximal number of connections that wait for an accept, as far as the kernel's
+/// `net.core.somaxconn` lets it: that parameter's default, which Go takes. In a queue that is full,
+/// the SYN of a probe is lost, and the next one comes a second later.
 const BACKLOG: i32 = 4_096;
 /// The place of a connection's client, which is added to each request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Client {
     /// A process with the user of this one, at a socket in the file system.
     Own,
-    /// A client in the host's own network namespace. A loopback address proves it, because no packet from outside has
-    /// one.
+    /// A client in the host's own network namespace. A loopback address proves it, because no
+    /// packet from outside has one.
     OnHost,
     #[default]
     Elsewhere,
@@ -52,14 +53,19 @@ pub(crate) trait RemoteAddr: Debug {
     /// Returns the address; None for a client at a socket in the file system.
     fn ip(&self) -> Option<IpAddr>;
 
-    /// The longest time in which a client takes none of what was written. The operator's programs on this host may pause for as long as they like.
+    /// The longest time in which a client takes none of what was written. The operator's programs
+    /// on this host may pause for as long as they like.
     const PATIENCE: Option<Duration>;
 }
 
 impl RemoteAddr for SocketAddr {
     fn client(&self) -> Client {
         // A listener of both families shows IPv4's clients at mapped addresses.
-        if self.ip().to_canonical().is_loopback() { Client::OnHost } else { Client::Elsewhere }
+        if self.ip().to_canonical().is_loopback() {
+            Client::OnHost
+        } else {
+            Client::Elsewhere
+        }
     }
 
     fn ip(&self) -> Option<IpAddr> {
@@ -93,7 +99,11 @@ impl Listener for LocalListener {
 
 impl RemoteAddr for Peer {
     fn client(&self) -> Client {
-        if self.0 == Some(geteuid().as_raw()) { Client::Own } else { Client::OnHost }
+        if self.0 == Some(geteuid().as_raw()) {
+            Client::Own
+        } else {
+            Client::OnHost
+        }
     }
 
     fn ip(&self) -> Option<IpAddr> {
@@ -106,15 +116,17 @@ impl RemoteAddr for Peer {
 /// The time after which a failed address is tried again; kube-proxy's.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// The most bytes of a request's header, and of an answer that waits for its client. Clients of these servers send some hundred bytes.
+/// The most bytes of a request's header, and of an answer that waits for its client. Clients of
+/// these servers send some hundred bytes.
 const BUFFER: usize = 16 << 10;
 /// The time limit for the header of a connection's next request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time limit for a client on the network to take some of an answer. Without it, clients that do not read would keep the room of others.
+/// The time limit for a client on the network to take some of an answer. Without it, clients that
+/// do not read would keep the room of others.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Serves `router` at an address until dropped. A failure to listen is a problem named `what`, and listening is tried
-/// again. If `hard_fail`, the failure is returned instead.
+/// Serves `router` at an address until dropped. A failure to listen is a problem named `what`, and
+/// listening is tried again. If `hard_fail`, the failure is returned instead.
 pub(crate) async fn keep_serving(
     what: &Problem,
     address: SocketAddr,
@@ -136,13 +148,14 @@ pub(crate) async fn keep_serving(
     }
 }
 
-/// Listens on an address. The unspecified address of either family stands for all addresses of both, as for Go's
-/// `net.Listen`.
+/// Listens on an address. The unspecified address of either family stands for all addresses of
+/// both, as for Go's `net.Listen`.
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     if address.ip().is_unspecified() {
         match bind((Ipv6Addr::UNSPECIFIED, address.port()).into(), false) {
             // The kernel has no IPv6.
-            Err(error) if error.raw_os_error() == Some(nix::libc::EAFNOSUPPORT) && address.is_ipv4() => {}
+            Err(error)
+                if error.raw_os_error() == Some(nix::libc::EAFNOSUPPORT) && address.is_ipv4() => {}
             result => return result,
         }
     }
@@ -151,7 +164,11 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Binds a listener. `only_v6` leaves the same port of IPv4 free.
 pub(crate) fn bind(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
     if address.is_ipv6() {
         socket.set_only_v6(only_v6)?;
     }
@@ -170,13 +187,17 @@ pub(crate) async fn not_found() -> Response {
 }
 
 pub(crate) fn nosniff(response: &mut Response) {
-    response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+        .headers_mut()
+        .insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
 }
 
-/// Ends the connection after this response. A probe that keeps its connections would ask some time in the very moment in which the time
-/// for its next request ends, and take that for a failure.
+/// Ends the connection after this response. A probe that keeps its connections would ask some time
+/// in the very moment in which the time for its next request ends, and take that for a failure.
 pub(crate) fn close_after(response: &mut Response) {
-    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
+        .headers_mut()
+        .insert(CONNECTION, HeaderValue::from_static("close"));
 }
 
 /// Answers requests by `router` until dropped.
@@ -188,10 +209,13 @@ where
     let mut connections = JoinSet::new();
     // A layer costs as much as all routes, so each kind of client has one for all its connections.
     let of = |client: Client| router.clone().layer(Extension(client));
-    let (own, on_host, elsewhere) = (of(Client::Own), of(Client::OnHost), of(Client::Elsewhere));
+    let own = of(Client::Own);
+    let on_host = of(Client::OnHost);
+    let elsewhere = of(Client::Elsewhere);
     loop {
         tokio::select! {
-            // This waits while the kernel refuses connections, for example for lack of file descriptors.
+            // This waits while the kernel refuses connections, for example for lack of file
+            // descriptors.
             (stream, peer) = listener.accept() => {
                 let router = match peer.client() {
                     Client::Own => &own,
@@ -213,7 +237,10 @@ where
     }
 }
 
-async fn converse(stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static, router: Router) {
+async fn converse(
+    stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+) {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)

@@ -12,8 +12,8 @@ use proxy_net::changes::{Changes, Undo, Wanted};
 use proxy_net::filter::{self, Filter};
 use proxy_net::{Handle, anchor, pod_route, rule};
 
-/// Removes all leftovers, and reports each one. One failure does not keep the others in place. A change that others
-/// have `wanted` stays.
+/// Removes all leftovers, and reports each one. One failure does not keep the others in place. A
+/// change that others have `wanted` stays.
 pub async fn remove(
     handle: &Handle,
     changes: &Changes,
@@ -25,7 +25,8 @@ pub async fn remove(
     // The routes and rules that lead packets to the programs go first.
     let routes = remove_routes(handle, removed).await;
     let pins = datapath::remove(bpf_dir, removed);
-    // The list is read before it is forgotten. An error of the list is reported where it is forgotten.
+    // The list is read before it is forgotten. An error of the list is reported where it is
+    // forgotten.
     let made = changes.qdiscs().unwrap_or_default();
     let filters = filters(handle, &made, removed).await;
     let undone = changes.undo(wanted, done).context("change parameters back");
@@ -33,7 +34,8 @@ pub async fn remove(
 }
 
 async fn remove_routes(handle: &Handle, removed: &mut dyn FnMut(String)) -> Result<()> {
-    let (rules, anchor) = (rule::count(handle).await?, anchor::exists(handle).await?);
+    let rules = rule::count(handle).await?;
+    let anchor = anchor::exists(handle).await?;
     let pod_routes = pod_route::count(handle).await?;
     Node::clean(handle).await?;
     if rules > 0 {
@@ -43,19 +45,31 @@ async fn remove_routes(handle: &Handle, removed: &mut dyn FnMut(String)) -> Resu
         removed(format!("{pod_routes} routes to pods"));
     }
     if anchor {
-        removed(format!("the devices {} and {}, and the routes through them", anchor::NAME, anchor::PEER));
+        removed(format!(
+            "the devices {} and {}, and the routes through them",
+            anchor::NAME,
+            anchor::PEER
+        ));
     }
     Ok(())
 }
 
-/// Removes the filters of all devices, and the qdiscs that kpx made unless others use them by now. A device that
-/// vanishes meanwhile counts as clean.
-async fn filters(handle: &Handle, made: &BTreeSet<u32>, removed: &mut dyn FnMut(String)) -> Result<()> {
+/// Removes the filters of all devices, and the qdiscs that kpx made unless others use them by now.
+/// A device that vanishes meanwhile counts as clean.
+async fn filters(
+    handle: &Handle,
+    made: &BTreeSet<u32>,
+    removed: &mut dyn FnMut(String),
+) -> Result<()> {
     let mut result = Ok(());
     for device in if_nameindex().context("list the devices")?.iter() {
-        let (ifindex, name) = (device.index(), device.name().to_string_lossy().into_owned());
+        let ifindex = device.index();
+        let name = device.name().to_string_lossy().into_owned();
         let cleaned = filters_of(handle, ifindex, &name, made.contains(&ifindex), removed).await;
-        let is_there = || if_nameindex().is_ok_and(|devices| devices.iter().any(|device| device.index() == ifindex));
+        let is_there = || {
+            if_nameindex()
+                .is_ok_and(|devices| devices.iter().any(|device| device.index() == ifindex))
+        };
         if cleaned.is_err() && is_there() {
             result = result.and(cleaned);
         }
@@ -73,8 +87,14 @@ async fn filters_of(
     let listed = filter::list(handle, ifindex).await?;
     let (ours, others): (Vec<Filter>, Vec<Filter>) = listed.into_iter().partition(Filter::is_ours);
     for filter in &ours {
-        filter::remove(handle, filter).await.with_context(|| format!("clean {name}"))?;
-        removed(format!("the filter {} at {name}'s {}", filter.name, filter.hook.name()));
+        filter::remove(handle, filter)
+            .await
+            .with_context(|| format!("clean {name}"))?;
+        removed(format!(
+            "the filter {} at {name}'s {}",
+            filter.name,
+            filter.hook.name()
+        ));
     }
     if others.is_empty() && is_made && filter::remove_qdisc(handle, ifindex).await? {
         removed(format!("the clsact qdisc of {name}"));

@@ -1,4 +1,5 @@
-//! The agent of kpx. The modules stand in reading order: from the cluster's objects to the kernel's maps.
+//! The agent of kpx. The modules stand in reading order: from the cluster's objects to the kernel's
+//! maps.
 #![forbid(unsafe_code)]
 
 // The pipeline: Source -> Input -> Store -> Model -> Tables -> diff -> Change -> Maps.

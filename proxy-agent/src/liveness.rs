@@ -1,6 +1,6 @@
-//! Tracks whether this node is being served, for `/livez`, `/healthz` and the health check ports; all of them use this
-//! one notion. The notion is kube-proxy's (`pkg/proxy/healthcheck/proxy_health.go`): desired state gets into force in
-//! time.
+//! Tracks whether this node is being served, for `/livez`, `/healthz` and the health check ports;
+//! all of them use this one notion. The notion is kube-proxy's
+//! (`pkg/proxy/healthcheck/proxy_health.go`): desired state gets into force in time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,8 +14,9 @@ use proxy_core::ip_family::IpFamily;
 
 /// The state that the agent's loop writes and the servers read.
 ///
-/// A family is unhealthy if a request has waited for longer than [`Liveness::new`] allows. A family without requests
-/// stays healthy for any time. If the agent hangs in any work, both families are unhealthy.
+/// A family is unhealthy if a request has waited for longer than [`Liveness::new`] allows. A family
+/// without requests stays healthy for any time. If the agent hangs in any work, both families are
+/// unhealthy.
 #[derive(Clone, Debug)]
 pub struct Liveness {
     timeout: Duration,
@@ -59,23 +60,41 @@ pub struct FamilyReport {
 }
 
 impl Liveness {
-    /// Makes the state of a new agent. A request may take twice `sync_period` to get into force. A host in host mode is
-    /// always eligible.
+    /// Makes the state of a new agent. A request may take twice `sync_period` to get into force. A
+    /// host in host mode is always eligible.
     pub fn new(sync_period: Duration, mode: Mode) -> Self {
-        let family = Family { last_updated: Timestamp::now(), queued: None };
+        let family = Family {
+            last_updated: Timestamp::now(),
+            queued: None,
+        };
         let families = IpFamily::ALL.map(|name| (name, family)).into();
-        let state = State { families, works: BTreeMap::new(), next_work: 0, node_eligible: mode == Mode::Host };
-        Self { timeout: 2 * sync_period, state: watch::Sender::new(state) }
+        let state = State {
+            families,
+            works: BTreeMap::new(),
+            next_work: 0,
+            node_eligible: mode == Mode::Host,
+        };
+        Self {
+            timeout: 2 * sync_period,
+            state: watch::Sender::new(state),
+        }
     }
 
     /// Notes that a request for this family is not in force yet.
     pub fn queued(&self, family: IpFamily) {
-        self.family(family, |family| family.queued = family.queued.or_else(|| Some(Instant::now())));
+        self.family(family, |family| {
+            family.queued = family.queued.or_else(|| Some(Instant::now()))
+        });
     }
 
     /// Notes that all requests for this family are in force.
     pub fn synced(&self, family: IpFamily) {
-        self.family(family, |family| *family = Family { last_updated: Timestamp::now(), queued: None });
+        self.family(family, |family| {
+            *family = Family {
+                last_updated: Timestamp::now(),
+                queued: None,
+            }
+        });
     }
 
     /// Marks the agent as working until the result is dropped.
@@ -86,11 +105,15 @@ impl Liveness {
             state.next_work += 1;
             state.works.insert(number, Instant::now());
         });
-        Work { state: self.state.clone(), number }
+        Work {
+            state: self.state.clone(),
+            number,
+        }
     }
 
     pub fn set_node_eligible(&self, eligible: bool) {
-        self.state.send_modify(|state| state.node_eligible = eligible);
+        self.state
+            .send_modify(|state| state.node_eligible = eligible);
     }
 
     /// Returns the answer of `/livez`.
@@ -100,14 +123,25 @@ impl Liveness {
 
     pub fn report(&self) -> Report {
         let state = self.state.borrow();
-        let in_time = |since: Option<Instant>| since.is_none_or(|since| since.elapsed() < self.timeout);
+        let in_time =
+            |since: Option<Instant>| since.is_none_or(|since| since.elapsed() < self.timeout);
         let families = state.families.iter().map(|(name, family)| {
             let healthy = in_time(family.queued) && in_time(state.works.values().min().copied());
-            (*name, FamilyReport { last_updated: family.last_updated, healthy })
+            (
+                *name,
+                FamilyReport {
+                    last_updated: family.last_updated,
+                    healthy,
+                },
+            )
         });
         let families: BTreeMap<_, _> = families.collect();
         Report {
-            last_updated: families.values().map(|family| family.last_updated).max().unwrap_or_default(),
+            last_updated: families
+                .values()
+                .map(|family| family.last_updated)
+                .max()
+                .unwrap_or_default(),
             live: families.values().all(|family| family.healthy),
             node_eligible: state.node_eligible,
             families,
@@ -115,7 +149,8 @@ impl Liveness {
     }
 
     fn family(&self, family: IpFamily, change: impl Fn(&mut Family)) {
-        self.state.send_modify(|state| state.families.get_mut(&family).into_iter().for_each(change));
+        self.state
+            .send_modify(|state| state.families.get_mut(&family).into_iter().for_each(change));
     }
 }
 
@@ -145,7 +180,10 @@ mod tests {
 
     fn healthy(liveness: &Liveness) -> [bool; 2] {
         let report = liveness.report();
-        assert_eq!(report.live, report.families.values().all(|family| family.healthy));
+        assert_eq!(
+            report.live,
+            report.families.values().all(|family| family.healthy)
+        );
         IpFamily::ALL.map(|family| report.families[&family].healthy)
     }
 
@@ -161,7 +199,11 @@ mod tests {
         advance(SYNC_PERIOD - Duration::from_millis(1)).await;
         assert_eq!(healthy(&liveness), [true, true]);
         advance(Duration::from_millis(1)).await;
-        assert_eq!(healthy(&liveness), [false, true], "a later request does not excuse the oldest");
+        assert_eq!(
+            healthy(&liveness),
+            [false, true],
+            "a later request does not excuse the oldest"
+        );
 
         let before = liveness.report().last_updated;
         liveness.synced(IpFamily::V4);
@@ -185,7 +227,12 @@ mod tests {
     #[test]
     fn unknown_node_is_ineligible_and_host_always_eligible() {
         let node = Liveness::new(SYNC_PERIOD, Mode::Node);
-        assert!(!node.report().node_eligible && Liveness::new(SYNC_PERIOD, Mode::Host).report().node_eligible);
+        assert!(
+            !node.report().node_eligible
+                && Liveness::new(SYNC_PERIOD, Mode::Host)
+                    .report()
+                    .node_eligible
+        );
         node.set_node_eligible(true);
         assert!(node.report().node_eligible && node.is_live());
     }

@@ -1,5 +1,6 @@
-//! Ends connections to backends that have gone with their nodes, for Services that ask for it. The agent's loop says where endpoints are,
-//! and a task of its own looks for connections and asks for nodes.
+//! Ends connections to backends that have gone with their nodes, for Services that ask for it. The
+//! agent's loop says where endpoints are, and a task of its own looks for connections and asks for
+//! nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -25,7 +26,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// The waits between looks while suspects have connections, and nothing changes.
 const WAIT_MIN: Duration = Duration::from_secs(1);
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// The part of the time that may go into walks through the flows, and into finding out where endpoints are.
+/// The part of the time that may go into walks through the flows, and into finding out where
+/// endpoints are.
 const SHARE: u32 = 20;
 
 /// The agent's end.
@@ -49,8 +51,12 @@ pub struct LostNodesTask {
 }
 
 /// Connects an agent with its task, and that with a source.
-pub fn start(flows: &FlowMaps, events: &Events) -> Result<(EndpointPlaces, LostNodesTask, NodeQuestions)> {
-    let ((sender, places), (nodes, questions)) = (watch::channel(Placements::default()), questions());
+pub fn start(
+    flows: &FlowMaps,
+    events: &Events,
+) -> Result<(EndpointPlaces, LostNodesTask, NodeQuestions)> {
+    let (sender, places) = watch::channel(Placements::default());
+    let (nodes, questions) = questions();
     let flows = Arc::new(Mutex::new(flows.lost()?));
     let task = LostNodesTask {
         places,
@@ -61,7 +67,15 @@ pub fn start(flows: &FlowMaps, events: &Events) -> Result<(EndpointPlaces, LostN
         events: events.clone(),
         started: Instant::now(),
     };
-    Ok((EndpointPlaces { places: sender, is_due: false, not_before: Instant::now() }, task, questions))
+    Ok((
+        EndpointPlaces {
+            places: sender,
+            is_due: false,
+            not_before: Instant::now(),
+        },
+        task,
+        questions,
+    ))
 }
 
 impl EndpointPlaces {
@@ -89,7 +103,8 @@ impl EndpointPlaces {
 
 impl LostNodesTask {
     pub async fn run(mut self) -> Result<()> {
-        let (mut wait, mut next) = (WAIT_MIN, None);
+        let mut wait = WAIT_MIN;
+        let mut next = None;
         loop {
             let changed = match next {
                 None => Some(self.places.changed().await),
@@ -106,18 +121,25 @@ impl LostNodesTask {
                 None => {}
             }
             let looked = self.look().await;
-            let is_done =
-                looked.inspect_err(|error| warn!(error = format!("{error:#}"), "connections to lost nodes may stay"));
+            let is_done = looked.inspect_err(|error| {
+                warn!(
+                    error = format!("{error:#}"),
+                    "connections to lost nodes may stay"
+                )
+            });
             next = (!is_done.unwrap_or_default()).then(|| wait.max(self.walked * SHARE));
             wait = (wait * 2).min(WAIT_MAX);
         }
     }
 
-    /// Looks for connections to suspects, and ends those to lost nodes. Returns true if no suspect has any.
+    /// Looks for connections to suspects, and ends those to lost nodes. Returns true if no suspect
+    /// has any.
     async fn look(&mut self) -> Result<bool> {
         let back = self.losses.back().clone();
         if !back.is_empty() {
-            let spared = self.walk(move |flows| flows.spare(&back).map(|()| back)).await?;
+            let spared = self
+                .walk(move |flows| flows.spare(&back).map(|()| back))
+                .await?;
             self.losses.were_spared(&spared);
         }
         let suspects: BTreeSet<_> = self.losses.suspects().map(|(path, _)| *path).collect();
@@ -129,18 +151,25 @@ impl LostNodesTask {
         self.walked = began.elapsed();
         self.losses.have_flows(&open);
         let mut by_node = BTreeMap::<_, BTreeSet<Path>>::new();
-        for (path, node) in self.losses.suspects().filter(|(path, _)| !heard.contains(&path.backend)) {
+        for (path, node) in self
+            .losses
+            .suspects()
+            .filter(|(path, _)| !heard.contains(&path.backend))
+        {
             by_node.entry(node.clone()).or_default().insert(*path);
         }
         let nodes = self.nodes.clone();
-        // Of nodes whose answers come together, the flows are ended together: each end takes two walks.
+        // Of nodes whose answers come together, the flows are ended together: each end takes two
+        // walks.
         let mut answers = pin!(nodes.ask(by_node.keys().cloned()).ready_chunks(AT_ONCE));
         while let Some(answers) = answers.next().await {
             let mut lost = BTreeMap::new();
             for (node, state) in answers {
                 match state {
                     NodeState::There => self.losses.is_there(&node, self.started.elapsed()),
-                    NodeState::Unknown(why) => debug!(node = &*node, why, "it is unknown whether a node is there"),
+                    NodeState::Unknown(why) => {
+                        debug!(node = &*node, why, "it is unknown whether a node is there")
+                    }
                     NodeState::Lost => {
                         let paths = by_node.get(&node).into_iter().flatten();
                         lost.extend(paths.map(|path| (*path, node.clone())));
@@ -157,8 +186,8 @@ impl LostNodesTask {
         Ok(left.is_empty())
     }
 
-    /// Ends the connections to endpoints of lost nodes, but not to those that serve by now, or have just been heard of: the API server's
-    /// answer may have taken long.
+    /// Ends the connections to endpoints of lost nodes, but not to those that serve by now, or have
+    /// just been heard of: the API server's answer may have taken long.
     async fn end(&mut self, lost: &mut BTreeMap<Path, Shared>) -> Result<Vec<EndedFlow>> {
         self.losses.see(&self.places.borrow());
         lost.retain(|path, node| self.losses.suspects_on(path, node));
@@ -178,7 +207,8 @@ impl LostNodesTask {
         work: impl FnOnce(&mut LostFlows) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let flows = Arc::clone(&self.flows);
-        let work = spawn_blocking(move || work(&mut flows.lock().unwrap_or_else(PoisonError::into_inner)));
+        let work =
+            spawn_blocking(move || work(&mut flows.lock().unwrap_or_else(PoisonError::into_inner)));
         work.await.context("look for connections to lost nodes")?
     }
 
@@ -194,7 +224,12 @@ impl LostNodesTask {
         for ((at, node), (count, backends)) in told {
             info!(service = %at, node, count, "ended connections to a lost node");
             if let Some((service, uid)) = self.places.borrow().services.get(&at) {
-                self.events.connections_ended(service, uid.as_deref(), (at.port(), node, count), &backends);
+                self.events.connections_ended(
+                    service,
+                    uid.as_deref(),
+                    (at.port(), node, count),
+                    &backends,
+                );
             }
         }
     }

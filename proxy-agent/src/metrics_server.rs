@@ -1,4 +1,5 @@
-//! The metrics server: `/metrics`, and kube-proxy's other paths there (its `cmd/kube-proxy/app/server.go`).
+//! The metrics server: `/metrics`, and kube-proxy's other paths there (its
+//! `cmd/kube-proxy/app/server.go`).
 
 use std::time::Duration;
 
@@ -19,8 +20,8 @@ use proxy_metrics::{Metrics, TEXT_FORMAT};
 
 /// The answer of `/proxyMode`, where kube-proxy answers `iptables`, `ipvs` or `nftables`.
 const PROXY_MODE: &str = "ebpf";
-/// The longest time that a scrape waits for the agent, which may be in the middle of a sync. After it the kernel's
-/// numbers are left out.
+/// The longest time that a scrape waits for the agent, which may be in the middle of a sync. After
+/// it the kernel's numbers are left out.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The paths that `/statusz` always lists.
@@ -31,7 +32,10 @@ pub fn router(agent: AgentHandle, metrics: Metrics, settings: &Settings, more: R
     let slis = metrics.slis.clone();
     let text = |body: &'static str| move || async move { plain(body) };
     Router::new()
-        .route("/metrics/slis", any(move || async move { exposition(slis.text()) }))
+        .route(
+            "/metrics/slis",
+            any(move || async move { exposition(slis.text()) }),
+        )
         .route("/healthz", any(healthz).with_state(metrics.clone()))
         .route("/healthz/ping", any(text("ok")))
         .route("/proxyMode", any(text(PROXY_MODE)))
@@ -49,22 +53,37 @@ pub fn configz_router(configz: Value) -> Router {
 
 /// Returns `/statusz` and `/flagz`, as far as they are served.
 fn zpages_router(settings: &Settings) -> Router {
-    let paths: Vec<_> = LISTED.into_iter().chain(settings.ui.then_some("/ui/")).collect();
-    settings.zpages.pages(&paths).into_iter().fold(Router::new(), |router, page| {
-        router.route(page.path, get(async move |headers: HeaderMap| page.answer(&headers, Timestamp::now())))
-    })
+    let paths: Vec<_> = LISTED
+        .into_iter()
+        .chain(settings.ui.then_some("/ui/"))
+        .collect();
+    settings
+        .zpages
+        .pages(&paths)
+        .into_iter()
+        .fold(Router::new(), |router, page| {
+            router.route(
+                page.path,
+                get(async move |headers: HeaderMap| page.answer(&headers, Timestamp::now())),
+            )
+        })
 }
 
 /// Returns `/metrics` alone.
 pub fn scrape_router(agent: AgentHandle, metrics: Metrics) -> Router {
-    Router::new().route("/metrics", any(scrape)).with_state((agent, metrics))
+    Router::new()
+        .route("/metrics", any(scrape))
+        .with_state((agent, metrics))
 }
 
 async fn scrape(State((agent, metrics)): State<(AgentHandle, Metrics)>) -> Response {
     let readings = match tokio::time::timeout(TIMEOUT, agent.readings()).await {
         Ok(Ok(readings)) => Some(readings),
         Ok(Err(error)) => {
-            debug!(error = format!("{error:#}"), "scrape without the kernel's numbers");
+            debug!(
+                error = format!("{error:#}"),
+                "scrape without the kernel's numbers"
+            );
             None
         }
         Err(_) => None,
@@ -75,8 +94,16 @@ async fn scrape(State((agent, metrics)): State<(AgentHandle, Metrics)>) -> Respo
 /// Answers that the process runs, and no more than that, as all Kubernetes components do.
 async fn healthz(State(metrics): State<Metrics>, RawQuery(query): RawQuery) -> Response {
     metrics.slis.pinged();
-    let verbose = query.is_some_and(|query| query.split('&').any(|part| part.split('=').next() == Some("verbose")));
-    plain(if verbose { "[+]ping ok\nhealthz check passed\n" } else { "ok" })
+    let verbose = query.is_some_and(|query| {
+        query
+            .split('&')
+            .any(|part| part.split('=').next() == Some("verbose"))
+    });
+    plain(if verbose {
+        "[+]ping ok\nhealthz check passed\n"
+    } else {
+        "ok"
+    })
 }
 
 fn plain(body: &'static str) -> Response {
@@ -93,7 +120,11 @@ fn json(value: &Value) -> Response {
 
 fn exposition(text: Result<String, std::fmt::Error>) -> Response {
     match text {
-        Ok(text) => ([(CONTENT_TYPE, HeaderValue::from_static(TEXT_FORMAT))], text).into_response(),
+        Ok(text) => (
+            [(CONTENT_TYPE, HeaderValue::from_static(TEXT_FORMAT))],
+            text,
+        )
+            .into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }

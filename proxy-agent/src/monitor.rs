@@ -37,8 +37,8 @@ pub(crate) use proxy_view::limit::Limit;
 
 /// The number of events that a watcher may be behind; a slower watcher loses events.
 const BEHIND: usize = 8_192;
-/// The number of records handed on in one go. The agent's loop runs on the same thread, and in a flood records come
-/// without end.
+/// The number of records handed on in one go. The agent's loop runs on the same thread, and in a
+/// flood records come without end.
 const BATCH: usize = 256;
 /// The time between two readings of the number of records that the programs could not write.
 const LOST_PERIOD: Duration = Duration::from_secs(1);
@@ -78,22 +78,34 @@ impl Drop for Watcher {
 }
 
 impl Watchers {
-    /// Creates a registry that keeps the last so many decisions, and as many refusals. Then programs tell even without watchers.
+    /// Creates a registry that keeps the last so many decisions, and as many refusals. Then
+    /// programs tell even without watchers.
     pub(crate) fn keeping(most: usize) -> Self {
-        let (past, number) = (Past::of(most), watch::Sender::new(usize::from(most > 0)));
-        Self { events: broadcast::Sender::new(BEHIND), number, past: Arc::new(Mutex::new(past)) }
+        let past = Past::of(most);
+        let number = watch::Sender::new(usize::from(most > 0));
+        Self {
+            events: broadcast::Sender::new(BEHIND),
+            number,
+            past: Arc::new(Mutex::new(past)),
+        }
     }
 
-    /// Hands the programs' records to the watchers, and turns recording on only while there are watchers. Returns only
-    /// on failure.
+    /// Hands the programs' records to the watchers, and turns recording on only while there are
+    /// watchers. Returns only on failure.
     pub async fn serve(&self, monitor: Monitor) -> Result<()> {
-        #[expect(deprecated, reason = "its successor is unsafe, for descriptors that change: the ring keeps its own")]
-        let mut monitor = AsyncFd::with_interest(monitor, Interest::READABLE).context("wait for records")?;
+        #[expect(
+            deprecated,
+            reason = "its successor is unsafe, for descriptors that change: the ring keeps its own"
+        )]
+        let mut monitor =
+            AsyncFd::with_interest(monitor, Interest::READABLE).context("wait for records")?;
         let mut number = self.number.subscribe();
         number.mark_changed();
         let mut lost_period = interval(LOST_PERIOD);
         lost_period.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut on, mut more, mut lost) = (false, false, 0);
+        let mut on = false;
+        let mut more = false;
+        let mut lost = 0;
         loop {
             tokio::select! {
                 changed = number.changed() => {
@@ -107,8 +119,8 @@ impl Watchers {
                 }
                 ready = monitor.readable_mut(), if on && !more => {
                     let mut ready = ready.context("wait for records")?;
-                    // The flag is cleared before the records are read: a record that comes after the last one read sets
-                    // it again.
+                    // The flag is cleared before the records are read: a record that comes after
+                    // the last one read sets it again.
                     ready.clear_ready();
                     more = self.hand_on(ready.get_inner_mut());
                 }
@@ -127,7 +139,9 @@ impl Watchers {
     /// Hands on some records. Returns true if there may be more.
     fn hand_on(&self, monitor: &mut Monitor) -> bool {
         for _ in 0..BATCH {
-            let Some(record) = monitor.record() else { return false };
+            let Some(record) = monitor.record() else {
+                return false;
+            };
             if !event::is_housekeeping(&record) {
                 self.tell(Event::of(&record));
             }
@@ -135,7 +149,8 @@ impl Watchers {
         true
     }
 
-    /// Sends an event to the watchers, and keeps it if the past is kept; else without a watcher the event is dropped.
+    /// Sends an event to the watchers, and keeps it if the past is kept; else without a watcher the
+    /// event is dropped.
     pub(crate) fn tell(&self, event: Event) {
         let event = Arc::new(event);
         let mut past = self.past();
@@ -152,7 +167,10 @@ impl Watchers {
     /// Returns the path `/monitor`, which streams events as lines of JSON.
     pub fn router(&self) -> Router {
         let watchers = self.clone();
-        Router::new().route("/monitor", get(async move |Query(wanted): Query<Wanted>| watchers.response(&wanted)))
+        Router::new().route(
+            "/monitor",
+            get(async move |Query(wanted): Query<Wanted>| watchers.response(&wanted)),
+        )
     }
 
     fn response(self, wanted: &Wanted) -> Response {
@@ -166,8 +184,16 @@ impl Watchers {
             }
         };
         let feed = (follows && place.is_none()).then(|| self.feed());
-        let reader = Reader { watchers: self, follows, place, batch: Vec::new().into_iter(), feed };
-        let lines = stream::unfold(reader, async |mut reader| Some((reader.next().await?, reader)));
+        let reader = Reader {
+            watchers: self,
+            follows,
+            place,
+            batch: Vec::new().into_iter(),
+            feed,
+        };
+        let lines = stream::unfold(reader, async |mut reader| {
+            Some((reader.next().await?, reader))
+        });
         let lines = lines.filter_map(async |event| line(&event));
         Body::from_stream(lines.map(Ok::<_, Infallible>)).into_response()
     }
@@ -176,7 +202,10 @@ impl Watchers {
     pub(crate) fn feed(&self) -> Feed {
         let events = self.events.subscribe();
         self.number.send_modify(|number| *number += 1);
-        Feed { events, _watcher: Watcher(self.number.clone()) }
+        Feed {
+            events,
+            _watcher: Watcher(self.number.clone()),
+        }
     }
 
     /// Returns the number of watchers.
@@ -199,7 +228,8 @@ struct Reader {
     follows: bool,
     /// The place in the past; None behind it.
     place: Option<Place>,
-    /// Events of the past that are about to be sent. There are few, because a client may stop to read for as long as it likes.
+    /// Events of the past that are about to be sent. There are few, because a client may stop to
+    /// read for as long as it likes.
     batch: vec::IntoIter<Arc<Event>>,
     feed: Option<Feed>,
 }
@@ -218,7 +248,9 @@ impl Reader {
     /// Takes the next events of the past, or else begins to follow.
     fn go_on(&mut self) {
         let past = self.watchers.past();
-        let (Some(place), Some(past)) = (&mut self.place, &*past) else { return };
+        let (Some(place), Some(past)) = (&mut self.place, &*past) else {
+            return;
+        };
         self.batch = past.next(place, BATCH).into_iter();
         if self.batch.len() == 0 {
             self.place = None;

@@ -20,11 +20,13 @@ use proxy_view::status::NamesStatus;
 
 /// The wait before another attempt to listen, and between looks at the anchor's device.
 const RETRY: Duration = Duration::from_secs(10);
-/// The time after which systemd-resolved is told again, if nothing shows that it must be told sooner.
+/// The time after which systemd-resolved is told again, if nothing shows that it must be told
+/// sooner.
 const AGAIN: Duration = Duration::from_secs(900);
 /// The same where it cannot be seen what systemd-resolved was told.
 const AGAIN_UNSEEN: Duration = Duration::from_secs(60);
-/// The folder in which systemd-resolved keeps what it was told about a device, for its own next start.
+/// The folder in which systemd-resolved keeps what it was told about a device, for its own next
+/// start.
 const KEPT: &str = "/run/systemd/resolve/netif";
 /// The longest wait for `resolvectl`.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -45,7 +47,9 @@ pub(crate) fn start(
     agent: &AgentHandle,
     netlink: &Handle,
 ) -> (Option<Names>, Option<NamesState>) {
-    options.map(|options| Names::new(options, agent.clone(), netlink.clone())).unzip()
+    options
+        .map(|options| Names::new(options, agent.clone(), netlink.clone()))
+        .unzip()
 }
 
 /// Serves names, where they are wanted.
@@ -67,8 +71,19 @@ pub(crate) struct Names {
 impl Names {
     fn new(options: NamesOptions, agent: AgentHandle, netlink: Handle) -> (Self, NamesState) {
         let domain = options.zone.to_string();
-        let (status, receiver) = watch::channel(NamesStatus { domain, ..NamesStatus::default() });
-        (Self { options, agent, netlink, status }, receiver)
+        let (status, receiver) = watch::channel(NamesStatus {
+            domain,
+            ..NamesStatus::default()
+        });
+        (
+            Self {
+                options,
+                agent,
+                netlink,
+                status,
+            },
+            receiver,
+        )
     }
 
     /// Serves for as long as kpx runs. Connections do not need names, so a failure is only told.
@@ -80,7 +95,9 @@ impl Names {
             let failed = match Server::bind(address, zone).await {
                 Ok(server) => {
                     info!(%address, domain = %self.options.zone, "names are served");
-                    self.status.send_modify(|status| (status.address, status.why_not) = (Some(address), None));
+                    self.status.send_modify(|status| {
+                        (status.address, status.why_not) = (Some(address), None)
+                    });
                     tokio::select! {
                         ended = server.serve(cluster.clone()) => ended.err(),
                         never = self.tell_resolved() => match never {},
@@ -100,23 +117,35 @@ impl Names {
         }
     }
 
-    /// Has systemd-resolved ask kpx for names of the domain, by the device of the anchor that no route leads to. The setting
-    /// ends with the device.
+    /// Has systemd-resolved ask kpx for names of the domain, by the device of the anchor that no
+    /// route leads to. The setting ends with the device.
     async fn tell_resolved(&self) -> Infallible {
         let mut told = None;
         let mut last: Option<Telling> = None;
         loop {
-            let Some(device) = net::anchor::far_end(&self.netlink).await.unwrap_or_default() else {
-                self.status.send_modify(|status| status.asked_by_resolved = false);
+            let Some(device) = net::anchor::far_end(&self.netlink)
+                .await
+                .unwrap_or_default()
+            else {
+                self.status
+                    .send_modify(|status| status.asked_by_resolved = false);
                 sleep(RETRY).await;
                 continue;
             };
-            // systemd-resolved may be started later, and others may change what it is told. A new pair is told at once.
-            if last.as_ref().is_some_and(|last| last.holds(device, kept(device))) {
+            // systemd-resolved may be started later, and others may change what it is told. A new
+            // pair is told at once.
+            if last
+                .as_ref()
+                .is_some_and(|last| last.holds(device, kept(device)))
+            {
                 sleep(RETRY).await;
                 continue;
             }
-            let why = self.wire(device).await.err().map(|error| format!("systemd-resolved does not ask: {error:#}"));
+            let why = self
+                .wire(device)
+                .await
+                .err()
+                .map(|error| format!("systemd-resolved does not ask: {error:#}"));
             if told.as_ref() != Some(&why) {
                 match &why {
                     None => info!("systemd-resolved asks for names of the cluster"),
@@ -125,8 +154,14 @@ impl Names {
                 told = Some(why.clone());
             }
             let kept = if why.is_none() { kept(device) } else { None };
-            last = Some(Telling { device, kept, at: Instant::now() });
-            self.status.send_modify(|status| (status.asked_by_resolved, status.why_not) = (why.is_none(), why));
+            last = Some(Telling {
+                device,
+                kept,
+                at: Instant::now(),
+            });
+            self.status.send_modify(|status| {
+                (status.asked_by_resolved, status.why_not) = (why.is_none(), why)
+            });
         }
     }
 
@@ -138,7 +173,8 @@ impl Names {
         // systemd-resolved uses no device without an address (resolved-link.c).
         net::anchor::address_far_end(&self.netlink, device).await?;
         let NamesOptions { address, zone } = &self.options;
-        // A device with a server and without a domain would be asked for every name, so the domain comes first.
+        // A device with a server and without a domain would be asked for every name, so the domain
+        // comes first.
         let domain = format!("~{zone}");
         let address = address.to_string();
         let settings: [&[&str]; 6] = [
@@ -170,20 +206,26 @@ struct Telling {
 }
 
 impl Telling {
-    /// Returns true if it need not be told again. It is looked at every ten seconds, which takes no process.
+    /// Returns true if it need not be told again. It is looked at every ten seconds, which takes no
+    /// process.
     fn holds(&self, device: u32, kept: Option<Vec<u8>>) -> bool {
-        let again = if self.kept.is_some() { AGAIN } else { AGAIN_UNSEEN };
+        let again = if self.kept.is_some() {
+            AGAIN
+        } else {
+            AGAIN_UNSEEN
+        };
         self.device == device && self.kept == kept && self.at.elapsed() < again
     }
 }
 
-/// Returns what systemd-resolved keeps about a device. The form is its own affair: the bytes say only whether it is still the same.
+/// Returns what systemd-resolved keeps about a device. The form is its own affair: the bytes say
+/// only whether it is still the same.
 fn kept(device: u32) -> Option<Vec<u8>> {
     fs::read(format!("{KEPT}/{device}")).ok()
 }
 
-/// Returns true if the system's systemd-resolved sees the same devices as this process. A device's number means another
-/// device in another network namespace.
+/// Returns true if the system's systemd-resolved sees the same devices as this process. A device's
+/// number means another device in another network namespace.
 fn is_of_this_machine() -> Result<bool> {
     match fs::read_link("/proc/1/ns/net") {
         Ok(of_init) => Ok(of_init == net::namespace()?),
@@ -193,10 +235,20 @@ fn is_of_this_machine() -> Result<bool> {
 }
 
 async fn resolvectl(args: &[&str]) -> Result<()> {
-    let run = Command::new("resolvectl").args(args).kill_on_drop(true).output();
-    let output = timeout(PATIENCE, run).await.context("resolvectl does not answer")?.context("run resolvectl")?;
+    let run = Command::new("resolvectl")
+        .args(args)
+        .kill_on_drop(true)
+        .output();
+    let output = timeout(PATIENCE, run)
+        .await
+        .context("resolvectl does not answer")?
+        .context("run resolvectl")?;
     if !output.status.success() {
-        bail!("resolvectl {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        bail!(
+            "resolvectl {}: {}",
+            args.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
     }
     Ok(())
 }
@@ -218,17 +270,36 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn systemd_resolved_is_told_again_when_what_it_kept_has_changed() {
         let kept = |text: &str| Some(text.as_bytes().to_vec());
-        let seen = Telling { device: 7, kept: kept("ours"), at: Instant::now() };
-        let unseen = Telling { device: 7, kept: None, at: Instant::now() };
+        let seen = Telling {
+            device: 7,
+            kept: kept("ours"),
+            at: Instant::now(),
+        };
+        let unseen = Telling {
+            device: 7,
+            kept: None,
+            at: Instant::now(),
+        };
         let holds = |telling: &Telling| {
-            let found = [(7, kept("ours")), (7, kept("another's")), (7, None), (8, kept("ours"))];
+            let found = [
+                (7, kept("ours")),
+                (7, kept("another's")),
+                (7, None),
+                (8, kept("ours")),
+            ];
             found.map(|(device, kept)| telling.holds(device, kept))
         };
         tokio::time::advance(Duration::from_secs(59)).await;
-        assert_eq!([holds(&seen), holds(&unseen)], [[true, false, false, false], [false, false, true, false]]);
+        assert_eq!(
+            [holds(&seen), holds(&unseen)],
+            [[true, false, false, false], [false, false, true, false]]
+        );
         tokio::time::advance(Duration::from_secs(2)).await;
         assert_eq!([holds(&seen)[0], holds(&unseen)[2]], [true, false]);
         tokio::time::advance(AGAIN).await;
-        assert!(!holds(&seen)[0], "a systemd-resolved that has ended leaves the file behind");
+        assert!(
+            !holds(&seen)[0],
+            "a systemd-resolved that has ended leaves the file behind"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Keeps the pods whose sockets are led. The agent's loop says which, and a task of its own looks for their cgroups.
+//! Keeps the pods whose sockets are led. The agent's loop says which, and a task of its own looks
+//! for their cgroups.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -44,12 +45,22 @@ pub struct PodSocketsTask {
 }
 
 /// Connects an agent with its task, where pods are chosen.
-pub fn start(datapath: &mut Datapath, sync_period: Duration) -> Result<(Option<LedPods>, Option<PodSocketsTask>)> {
+pub fn start(
+    datapath: &mut Datapath,
+    sync_period: Duration,
+) -> Result<(Option<LedPods>, Option<PodSocketsTask>)> {
     let rows = datapath.pod_rows.take();
-    let Some(sockets) = datapath.attachments.pod_sockets(rows)? else { return Ok((None, None)) };
+    let Some(sockets) = datapath.attachments.pod_sockets(rows)? else {
+        return Ok((None, None));
+    };
     let (wanted, of_agent) = watch::channel(None);
     let (of_task, found) = watch::channel(Arc::default());
-    let task = PodSocketsTask { sockets, wanted: of_agent, found: of_task, sync_period };
+    let task = PodSocketsTask {
+        sockets,
+        wanted: of_agent,
+        found: of_task,
+        sync_period,
+    };
     Ok((Some(LedPods { wanted, found }), Some(task)))
 }
 
@@ -91,7 +102,11 @@ impl PodSocketsTask {
             .context("look for the cgroups of pods")?;
             self.sockets = sockets;
             let is_whole = self.tell(found);
-            wait = if is_whole { self.sync_period } else { (wait * 2).min(self.sync_period) };
+            wait = if is_whole {
+                self.sync_period
+            } else {
+                (wait * 2).min(self.sync_period)
+            };
             match timeout(wait, self.wanted.changed()).await {
                 Ok(Ok(())) => {
                     wait = RETRY_MIN;
@@ -110,12 +125,20 @@ impl PodSocketsTask {
         let found = match found {
             None => return true,
             Some(Ok(rows)) => Found { rows, error: None },
-            Some(Err(error)) => Found { rows: last.rows.clone(), error: Some(format!("{error:#}")) },
+            Some(Err(error)) => Found {
+                rows: last.rows.clone(),
+                error: Some(format!("{error:#}")),
+            },
         };
-        if let Some(error) = found.error.as_ref().filter(|error| last.error.as_ref() != Some(error)) {
+        if let Some(error) = found
+            .error
+            .as_ref()
+            .filter(|error| last.error.as_ref() != Some(error))
+        {
             warn!(error, "pods are led as before");
         }
-        let is_whole = found.error.is_none() && found.rows.values().all(|row| *row != PodRow::NoCgroup);
+        let is_whole =
+            found.error.is_none() && found.rows.values().all(|row| *row != PodRow::NoCgroup);
         self.found.send_replace(Arc::new(found));
         is_whole
     }

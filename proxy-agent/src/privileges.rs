@@ -19,21 +19,26 @@ pub fn demand() -> Result<()> {
     Ok(())
 }
 
-/// Gives up all capabilities but the needed ones and `more`, and all ways to gain any, for this process and its
-/// children. An error names the missing ones.
+/// Gives up all capabilities but the needed ones and `more`, and all ways to gain any, for this
+/// process and its children. An error names the missing ones.
 ///
 /// The process must have only one thread, because each thread has its own capabilities.
 pub fn confine(more: &[Capability]) -> Result<()> {
     raise_memory_limit();
     demand()?;
-    let permitted = caps::read(None, CapSet::Permitted).context("read this process's capabilities")?;
-    let kept: CapsHashSet = kept(&permitted, more).intersection(&permitted).copied().collect();
+    let permitted =
+        caps::read(None, CapSet::Permitted).context("read this process's capabilities")?;
+    let kept: CapsHashSet = kept(&permitted, more)
+        .intersection(&permitted)
+        .copied()
+        .collect();
     set_no_new_privs().context("forbid new privileges")?;
     // Without CAP_SETPCAP the bounding set stays as inherited, which has no effect any more.
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)? {
         let bounding = caps::read(None, CapSet::Bounding).context("read the bounding set")?;
         for capability in bounding.difference(&kept) {
-            caps::drop(None, CapSet::Bounding, *capability).with_context(|| format!("give up {capability}"))?;
+            caps::drop(None, CapSet::Bounding, *capability)
+                .with_context(|| format!("give up {capability}"))?;
         }
     }
     if caps::runtime::ambient_set_supported().is_ok() {
@@ -51,14 +56,16 @@ pub fn confine(more: &[Capability]) -> Result<()> {
 
 fn kept(permitted: &CapsHashSet, more: &[Capability]) -> CapsHashSet {
     let needed = NEEDED.into_iter().map(|need| match need.capability {
-        capability if permitted.contains(&capability) || !is_part_of_sys_admin(capability) => capability,
+        capability if permitted.contains(&capability) || !is_part_of_sys_admin(capability) => {
+            capability
+        }
         _ => Capability::CAP_SYS_ADMIN,
     });
     needed.chain(more.iter().copied()).collect()
 }
 
-/// Raises the limit on locked memory: before Linux 5.11 the memory of maps is locked memory. Raising it needs
-/// CAP_SYS_RESOURCE, which is given up later.
+/// Raises the limit on locked memory: before Linux 5.11 the memory of maps is locked memory.
+/// Raising it needs CAP_SYS_RESOURCE, which is given up later.
 fn raise_memory_limit() {
     if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
         debug!(%error, "the limit on locked memory stays, which matters before Linux 5.11");
@@ -78,7 +85,13 @@ mod tests {
     fn root_keeps_only_what_serving_needs() {
         let kept = |permitted: CapsHashSet, more: &[Capability]| kept(&permitted, more);
         assert_eq!(kept(caps::all(), &[]), [BPF, NET_ADMIN, PERFMON].into());
-        assert_eq!(kept(caps::all(), &[SYS_ADMIN]), [BPF, NET_ADMIN, PERFMON, SYS_ADMIN].into());
-        assert_eq!(kept([SYS_ADMIN, NET_ADMIN].into(), &[]), [SYS_ADMIN, NET_ADMIN].into());
+        assert_eq!(
+            kept(caps::all(), &[SYS_ADMIN]),
+            [BPF, NET_ADMIN, PERFMON, SYS_ADMIN].into()
+        );
+        assert_eq!(
+            kept([SYS_ADMIN, NET_ADMIN].into(), &[]),
+            [SYS_ADMIN, NET_ADMIN].into()
+        );
     }
 }

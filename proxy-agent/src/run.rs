@@ -40,7 +40,9 @@ use crate::{conntrack, control, history, leftovers, lost_nodes, pod_sockets};
 use proxy_core::desired::Desired;
 use proxy_core::model::ModelOptions;
 use proxy_core::shares::Room;
-use proxy_datapath::{Cgroup, Datapath, Loaded, Mechanism, Options, Persistence, PersistenceKind, StaleSockets};
+use proxy_datapath::{
+    Cgroup, Datapath, Loaded, Mechanism, Options, Persistence, PersistenceKind, StaleSockets,
+};
 use proxy_metrics::Metrics;
 use proxy_net::changes::{Changes, Undo};
 use proxy_net::{self as net, WatchedNets};
@@ -57,54 +59,143 @@ const QUEUE: usize = 4_096;
 
 /// Runs until a signal asks to stop, or until a failure that a restart may mend.
 pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Result<()> {
-    let (journal, watchers) = (Journal::default(), Watchers::keeping(settings.monitor_history));
-    let (health, source_health) = (Health::telling(&journal), Health::telling(&journal));
-    let (metrics, liveness) = (Metrics::new(), Liveness::new(settings.sync_period, settings.mode));
+    let journal = Journal::default();
+    let watchers = Watchers::keeping(settings.monitor_history);
+    let health = Health::telling(&journal);
+    let source_health = Health::telling(&journal);
+    let metrics = Metrics::new();
+    let liveness = Liveness::new(settings.sync_period, settings.mode);
     let (agent_handle, queries) = AgentHandle::telling(settings.service_metrics);
     let (events, queue) = Events::telling(&settings.node_name, &journal);
-    let (healths, asked) = ([health.clone(), source_health.clone()], (&agent_handle, &watchers));
-    let servers = Servers::new(&settings, asked, &metrics, liveness.clone(), healths, events.clone());
+    let healths = [health.clone(), source_health.clone()];
+    let asked = (&agent_handle, &watchers);
+    let servers = Servers::new(
+        &settings,
+        asked,
+        &metrics,
+        liveness.clone(),
+        healths,
+        events.clone(),
+    );
     let reports = Reports::new(health, liveness, metrics.clone(), events.clone());
     let mut signals = Signals::listen()?;
-    let Prepared { lock: _lock, pins, cgroup, socket } = prepared;
+    let Prepared {
+        lock: _lock,
+        pins,
+        cgroup,
+        socket,
+    } = prepared;
     raise_file_limit()?;
     let socket = UnixListener::from_std(socket).context("listen in the run directory")?;
     let changes = Changes::new(&settings.run_dir);
-    let mut datapath = take_over(&settings, object, Persistence::new(pins, changes.clone()), cgroup)?;
+    let mut datapath = take_over(
+        &settings,
+        object,
+        Persistence::new(pins, changes.clone()),
+        cgroup,
+    )?;
     let (led_pods, pod_sockets) = pod_sockets::start(&mut datapath, settings.sync_period)?;
-    let (takes_all_away, _stats) = (Cell::new(settings.cleanup_on_exit), settings.bpf_stats.then(measure_programs));
-    let Settings { node_name, mode, node: options, .. } = settings;
+    let takes_all_away = Cell::new(settings.cleanup_on_exit);
+    let _stats = settings.bpf_stats.then(measure_programs);
+    let Settings {
+        node_name,
+        mode,
+        node: options,
+        ..
+    } = settings;
     let skips_stack = options.fast_path != FastPath::Off;
     let (netlink, handle) = net::connect()?;
-    let ((input_sender, inputs), (link_sender, links)) = (mpsc::channel(QUEUE), mpsc::channel(QUEUE));
-    let ((route_sender, routes), (rule_sender, rules)) = (mpsc::channel(1), mpsc::channel(1));
-    let mut inbox = Inbox { inputs, links, routes, rules, queries, source_health: source_health.clone() };
-    info!(version = env!("CARGO_PKG_VERSION"), node = node_name, "started");
+    let (input_sender, inputs) = mpsc::channel(QUEUE);
+    let (link_sender, links) = mpsc::channel(QUEUE);
+    let (route_sender, routes) = mpsc::channel(1);
+    let (rule_sender, rules) = mpsc::channel(1);
+    let mut inbox = Inbox {
+        inputs,
+        links,
+        routes,
+        rules,
+        queries,
+        source_health: source_health.clone(),
+    };
+    info!(
+        version = env!("CARGO_PKG_VERSION"),
+        node = node_name,
+        "started"
+    );
 
     let source = settings.source;
     let has_object = mode == Mode::Node && matches!(source, Source::Kubernetes(_));
-    let (node_timeout, queue) = (has_object.then_some(settings.node_timeout), queue.only_if(has_object));
-    let lifecycle = Lifecycle::new(node_name.clone(), node_timeout, &options.node_ips, source_health.clone());
+    let node_timeout = has_object.then_some(settings.node_timeout);
+    let queue = queue.only_if(has_object);
+    let lifecycle = Lifecycle::new(
+        node_name.clone(),
+        node_timeout,
+        &options.node_ips,
+        source_health.clone(),
+    );
     set_parameters(&settings.conntrack, &changes, &events);
     let work = async {
         let watched = WatchedNets::default();
         let whole = datapath.flows.whole()?;
-        let node =
-            Node::start(options, handle.clone(), datapath.attachments, datapath.node, whole, watched.clone()).await?;
+        let node = Node::start(
+            options,
+            handle.clone(),
+            datapath.attachments,
+            datapath.node,
+            whole,
+            watched.clone(),
+        )
+        .await?;
         // Outside of the cluster no Node object is this host's, even one of the same name.
-        let (node_of_ours, mut model) = ((mode == Mode::Node).then(|| node_name.clone()), settings.model);
+        let node_of_ours = (mode == Mode::Node).then(|| node_name.clone());
+        let mut model = settings.model;
         let ways = (&source, settings.names, settings.tunnel);
-        let (outside, states) = outside::start(ways, &mut model, &datapath.flows, &agent_handle, &handle).await?;
+        let (outside, states) =
+            outside::start(ways, &mut model, &datapath.flows, &agent_handle, &handle).await?;
         let desired = desired_in(&datapath.loaded, node_of_ours.clone(), model);
-        let Datapath { tables, flows, votes, counters, loaded, monitor, stale_sockets, ways, tolerated, .. } = datapath;
-        let watch = || FastPathWatch::new((ways, tolerated), node.judged_rules(), handle.clone(), rule_sender);
-        let (kernel, fast_path) = (Kernel { tables, flows, votes, counters, loaded }, skips_stack.then(watch));
+        let Datapath {
+            tables,
+            flows,
+            votes,
+            counters,
+            loaded,
+            monitor,
+            stale_sockets,
+            ways,
+            tolerated,
+            ..
+        } = datapath;
+        let watch = || {
+            FastPathWatch::new(
+                (ways, tolerated),
+                node.judged_rules(),
+                handle.clone(),
+                rule_sender,
+            )
+        };
+        let kernel = Kernel {
+            tables,
+            flows,
+            votes,
+            counters,
+            loaded,
+        };
+        let fast_path = skips_stack.then(watch);
         let (places, lost_nodes, questions) = lost_nodes::start(&kernel.flows, &events)?;
         let schedule = PassSchedule::new(settings.sync_period, settings.min_sync_period);
         let agent = Agent::new(node_name, desired, kernel, node, lifecycle, reports);
-        let mut agent = agent.of(mode, schedule, led_pods, states).telling(has_object.then_some(places));
-        // The source has a thread of its own: kube blocks it while a kubeconfig's credential plugin runs.
-        let mut sources = JoinSet::from_iter([source.run(node_of_ours, input_sender, source_health, queue, questions)]);
+        let mut agent = agent
+            .of(mode, schedule, led_pods, states)
+            .telling(has_object.then_some(places));
+        // The source has a thread of its own: kube blocks it while a kubeconfig's credential plugin
+        // runs.
+        let mut sources = JoinSet::from_iter([source.run(
+            node_of_ours,
+            input_sender,
+            source_health,
+            queue,
+            questions,
+        )]);
         // The end of any of these ends the agent; its supervisor restarts it.
         let end = tokio::select! {
             result = tell(agent.run(&mut inbox), &events) => result.context("the agent"),
@@ -139,15 +230,27 @@ fn take_over(
 ) -> Result<Datapath> {
     let mechanism = settings.attach;
     if persistence.pins.is_ours_alone() && mechanism == Some(Mechanism::Tcx) {
-        warn!("TCX links end with this container, which has no BPF file system of the node's: every restart is a gap");
+        warn!(
+            "TCX links end with this container, which has no BPF file system of the node's: every restart is a gap"
+        );
     }
     let fast_path = settings.node.fast_path != FastPath::Off;
     let sockets = settings.sockets.filter(|_| matches!(cgroup, Some(Ok(_))));
-    let (sizes, timeouts) = (settings.sizes.of_this_machine(), conntrack::sysctl::flow_timeouts(&settings.conntrack));
-    let loading = Options { mechanism, sizes, sockets, fast_path, timeouts, ..Options::default() };
+    let sizes = settings.sizes.of_this_machine();
+    let timeouts = conntrack::sysctl::flow_timeouts(&settings.conntrack);
+    let loading = Options {
+        mechanism,
+        sizes,
+        sockets,
+        fast_path,
+        timeouts,
+        ..Options::default()
+    };
     let mut datapath = Datapath::take_over(object, loading, persistence)?;
     match (cgroup, sockets) {
-        (Some(Ok(cgroup)), Some(options)) => datapath.attachments.attach_sockets(cgroup, options)?,
+        (Some(Ok(cgroup)), Some(options)) => {
+            datapath.attachments.attach_sockets(cgroup, options)?
+        }
         (Some(Err(error)), _) => datapath.attachments.leave_sockets(format!("{error:#}")),
         _ => {}
     }
@@ -156,12 +259,15 @@ fn take_over(
 
 /// Returns an empty desired state for maps of this room.
 fn desired_in(loaded: &Loaded, node_name: Option<String>, options: ModelOptions) -> Desired {
-    Desired::with_options(node_name.unwrap_or_default(), options).within(Room::of(&loaded.max_entries))
+    Desired::with_options(node_name.unwrap_or_default(), options)
+        .within(Room::of(&loaded.max_entries))
 }
 
-/// Detaches the programs if nothing keeps them: programs that end with this process should end in order.
+/// Detaches the programs if nothing keeps them: programs that end with this process should end in
+/// order.
 async fn leave(agent: Agent, takes_all_away: &Cell<bool>) -> Result<()> {
-    takes_all_away.set(takes_all_away.get() || agent.persistence_kind() == PersistenceKind::Nothing);
+    takes_all_away
+        .set(takes_all_away.get() || agent.persistence_kind() == PersistenceKind::Nothing);
     if takes_all_away.get() {
         return agent.detach().await;
     }
@@ -177,11 +283,14 @@ async fn clean_up(all: bool, netlink: &Handle, changes: &Changes, bpf_dir: &Path
         Undo::Removed(what) => info!(what, "removed"),
         Undo::Left(what) => info!(what, "left as it is"),
     };
-    leftovers::remove(netlink, changes, bpf_dir, &kube_proxys_sysctls(), &mut { say }).await
+    leftovers::remove(netlink, changes, bpf_dir, &kube_proxys_sysctls(), &mut {
+        say
+    })
+    .await
 }
 
-/// Aborts stale sockets, leads those of pods, ends connections to lost nodes and serves names and the tunnel, each as far as it is asked for, and
-/// keeps the history.
+/// Aborts stale sockets, leads those of pods, ends connections to lost nodes and serves names and
+/// the tunnel, each as far as it is asked for, and keeps the history.
 async fn tend(
     stale: Option<StaleSockets>,
     pods: Option<PodSocketsTask>,
@@ -211,8 +320,8 @@ async fn tell<T>(work: impl Future<Output = Result<T>>, events: &Events) -> Resu
     result
 }
 
-/// The signals that ask to stop. The agent catches signals from the start, because an earlier signal would leave its
-/// changes behind.
+/// The signals that ask to stop. The agent catches signals from the start, because an earlier
+/// signal would leave its changes behind.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -222,7 +331,10 @@ impl Signals {
     fn listen() -> Result<Self> {
         let terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
         let interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
-        Ok(Self { terminate, interrupt })
+        Ok(Self {
+            terminate,
+            interrupt,
+        })
     }
 
     async fn next(&mut self) -> &'static str {
@@ -233,28 +345,42 @@ impl Signals {
     }
 }
 
-/// Sets conntrack's parameters and reserves source ports. A failure is only logged, because the node can be served without it.
+/// Sets conntrack's parameters and reserves source ports. A failure is only logged, because the
+/// node can be served without it.
 fn set_parameters(conntrack: &Conntrack, changes: &Changes, events: &Events) {
     conntrack::sysctl::apply(conntrack, changes, events);
     if let Err(error) = changes.reserve_ports() {
-        warn!(error = format!("{error:#}"), "source ports are not reserved");
+        warn!(
+            error = format!("{error:#}"),
+            "source ports are not reserved"
+        );
     }
 }
 
-/// Makes the kernel measure how often and how long programs run, while the result is open. The kernel refuses without
-/// CAP_SYS_ADMIN, which neither the pod nor the systemd unit has. The node is served without these numbers.
+/// Makes the kernel measure how often and how long programs run, while the result is open. The
+/// kernel refuses without CAP_SYS_ADMIN, which neither the pod nor the systemd unit has. The node
+/// is served without these numbers.
 fn measure_programs() -> Result<OwnedFd> {
-    let stats = enable_stats(Stats::RunTime).context("have the kernel measure programs, which takes CAP_SYS_ADMIN");
+    let stats = enable_stats(Stats::RunTime)
+        .context("have the kernel measure programs, which takes CAP_SYS_ADMIN");
     stats.inspect_err(|error| warn!(error = format!("{error:#}"), "programs are not measured"))
 }
 
-/// Raises the limit on open files: two links per device are two open files, and the usual limit is 1,024.
+/// Raises the limit on open files: two links per device are two open files, and the usual limit is
+/// 1,024.
 fn raise_file_limit() -> Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("read the limit on open files")?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).context("raise the limit on open files")
 }
 
 /// Returns what the run directory's socket answers beside the agent's own state.
-fn more_paths(agent: &AgentHandle, metrics: Metrics, configz: serde_json::Value, bpf_dir: &Path) -> Router {
-    scrape_router(agent.clone(), metrics).merge(configz_router(configz)).merge(control::pins_router(bpf_dir))
+fn more_paths(
+    agent: &AgentHandle,
+    metrics: Metrics,
+    configz: serde_json::Value,
+    bpf_dir: &Path,
+) -> Router {
+    scrape_router(agent.clone(), metrics)
+        .merge(configz_router(configz))
+        .merge(control::pins_router(bpf_dir))
 }

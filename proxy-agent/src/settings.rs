@@ -48,8 +48,8 @@ pub struct Settings {
     pub monitor_history: usize,
     /// True if the kernel measures how often and how long the programs run.
     pub bpf_stats: bool,
-    /// The period after which refused writes are tried again. A request that is not in force after twice the period
-    /// makes the node unhealthy.
+    /// The period after which refused writes are tried again. A request that is not in force after
+    /// twice the period makes the node unhealthy.
     pub sync_period: Duration,
     /// The minimal time between two syncs.
     pub min_sync_period: Duration,

@@ -1,8 +1,8 @@
 //! Leads connections of this machine's programs to pods out of its reach, through the API server.
 //!
-//! The datapath sends such a connection to a socket of kpx's own on this machine, which is the only backend of its Service port. The
-//! flow table says for which Service it came. So one socket of each family serves all Services, and a connection without a flow of
-//! this machine's is nobody's.
+//! The datapath sends such a connection to a socket of kpx's own on this machine, which is the only
+//! backend of its Service port. The flow table says for which Service it came. So one socket of
+//! each family serves all Services, and a connection without a flow of this machine's is nobody's.
 
 mod listen;
 
@@ -74,20 +74,50 @@ impl Tunnel {
         agent: &AgentHandle,
         netlink: &Handle,
     ) -> Result<(Option<Self>, Option<TunnelState>)> {
-        let (Some(options), Some(routes)) = (options, routes) else { return Ok((None, None)) };
-        let listeners = listen::listen(netlink).await.context("listen for connections to pods out of reach")?;
-        let addresses: Vec<SocketAddr> = listeners.iter().map(TcpListener::local_addr).collect::<Result<_, _>>()?;
-        info!(?addresses, "pods out of reach are reached through the API server, by TCP");
+        let (Some(options), Some(routes)) = (options, routes) else {
+            return Ok((None, None));
+        };
+        let listeners = listen::listen(netlink)
+            .await
+            .context("listen for connections to pods out of reach")?;
+        let addresses: Vec<SocketAddr> = listeners
+            .iter()
+            .map(TcpListener::local_addr)
+            .collect::<Result<_, _>>()?;
+        info!(
+            ?addresses,
+            "pods out of reach are reached through the API server, by TCP"
+        );
         Arc::make_mut(routes).tunnel.clone_from(&addresses);
-        let (status, state) = watch::channel(TunnelStatus { addresses, ..TunnelStatus::default() });
-        let (flows, agent) = (flows.host_flows()?, agent.clone());
-        let shared = Shared { flows, agent, forwarder: Forwarder::new(options), status };
-        Ok((Some(Self { listeners, netlink: netlink.clone(), shared: Arc::new(shared) }), Some(state)))
+        let (status, state) = watch::channel(TunnelStatus {
+            addresses,
+            ..TunnelStatus::default()
+        });
+        let flows = flows.host_flows()?;
+        let agent = agent.clone();
+        let shared = Shared {
+            flows,
+            agent,
+            forwarder: Forwarder::new(options),
+            status,
+        };
+        Ok((
+            Some(Self {
+                listeners,
+                netlink: netlink.clone(),
+                shared: Arc::new(shared),
+            }),
+            Some(state),
+        ))
     }
 
     /// Serves for as long as kpx runs.
     pub(crate) async fn run(self) -> Infallible {
-        let Self { listeners, netlink, shared } = self;
+        let Self {
+            listeners,
+            netlink,
+            shared,
+        } = self;
         let mut open = JoinSet::new();
         loop {
             tokio::select! {
@@ -157,10 +187,18 @@ impl Shared {
     }
 
     /// Returns the pods for a connection. None if no flow of this machine's led it here.
-    async fn wanted(&self, stream: &TcpStream, client: SocketAddr) -> Result<Option<(Led, Tunnelled)>> {
-        let Some(led) = self.flows.find(client, stream.local_addr()?)? else { return Ok(None) };
+    async fn wanted(
+        &self,
+        stream: &TcpStream,
+        client: SocketAddr,
+    ) -> Result<Option<(Led, Tunnelled)>> {
+        let Some(led) = self.flows.find(client, stream.local_addr()?)? else {
+            return Ok(None);
+        };
         let wanted = self.agent.tunnelled(led.service).await?;
-        let wanted = wanted.with_context(|| format!("no pod serves {} through the tunnel any more", led.service))?;
+        let wanted = wanted.with_context(|| {
+            format!("no pod serves {} through the tunnel any more", led.service)
+        })?;
         Ok(Some((led, wanted)))
     }
 
@@ -168,7 +206,12 @@ impl Shared {
     async fn open(&self, Tunnelled { mut pods, .. }: Tunnelled) -> Result<(String, PodStream)> {
         pods.shuffle(&mut rand::rng());
         let mut failed = anyhow::anyhow!("no pods");
-        for TunnelledPod { namespace, name, at } in pods.iter().take(TRIES) {
+        for TunnelledPod {
+            namespace,
+            name,
+            at,
+        } in pods.iter().take(TRIES)
+        {
             match self.forwarder.open(namespace, name, at.port()).await {
                 Ok(stream) => return Ok((format!("{}/{name}", &**namespace), stream)),
                 Err(error) => failed = error.context(format!("pod {}/{name}", &**namespace)),
@@ -190,13 +233,19 @@ impl Shared {
     }
 
     fn clear(&self, service: Option<&ObjectName>) {
-        self.status.send_if_modified(|status| clear(status, service));
+        self.status
+            .send_if_modified(|status| clear(status, service));
     }
 
     /// Notes a failure, and logs it if the last one was another.
     fn fail(&self, service: Option<&ObjectName>, why: String) {
         let service = service.map(ObjectName::to_string);
-        let last = self.status.borrow().failure.as_ref().map(|failure| (failure.service.clone(), failure.why.clone()));
+        let last = self
+            .status
+            .borrow()
+            .failure
+            .as_ref()
+            .map(|failure| (failure.service.clone(), failure.why.clone()));
         if last != Some((service.clone(), why.clone())) {
             warn!(service, why, "a connection through the tunnel failed");
         }
@@ -208,28 +257,40 @@ impl Shared {
     }
 }
 
-/// Forgets the failure of a Service whose stream has ended well, and one of no Service. Returns false if there was neither.
+/// Forgets the failure of a Service whose stream has ended well, and one of no Service. Returns
+/// false if there was neither.
 fn clear(status: &mut TunnelStatus, service: Option<&ObjectName>) -> bool {
     let service = service.map(ObjectName::to_string);
-    let is_past = |failure: &mut TunnelFailure| failure.service.is_none() || failure.service == service;
+    let is_past =
+        |failure: &mut TunnelFailure| failure.service.is_none() || failure.service == service;
     status.failure.take_if(is_past).is_some()
 }
 
-/// Waits until no process has the client's socket any more. Its FIN says only that it will send no more.
-async fn is_gone(Led { client, frontend, .. }: Led) {
+/// Waits until no process has the client's socket any more. Its FIN says only that it will send no
+/// more.
+async fn is_gone(
+    Led {
+        client, frontend, ..
+    }: Led,
+) {
     let mut wait = GONE_MIN;
     // The kernel may load a module within the call.
-    while on_own_thread(has_owner(client, frontend)).await.unwrap_or(true) {
+    while on_own_thread(has_owner(client, frontend))
+        .await
+        .unwrap_or(true)
+    {
         sleep(wait).await;
         wait = (wait * 2).min(GONE_MAX);
     }
 }
 
-/// Returns true if a process has the client's socket. Without an answer it is the pod's end that ends the stream.
+/// Returns true if a process has the client's socket. Without an answer it is the pod's end that
+/// ends the stream.
 async fn has_owner(client: SocketAddr, frontend: SocketAddr) -> bool {
     match sock_diag::has_owner(client, frontend).await {
         Ok(Some(has_owner)) => has_owner,
-        // The kernel may not be able to look for one socket. The list of all takes long where there are many.
+        // The kernel may not be able to look for one socket. The list of all takes long where there
+        // are many.
         answer => {
             debug!(?answer, %client, "the kernel names no such socket");
             listeners::has_owner(client, frontend).unwrap_or(true)
@@ -243,8 +304,12 @@ mod tests {
 
     #[test]
     fn good_stream_clears_its_own_failure_and_that_of_none() {
-        let name = |name: &str| ObjectName { namespace: "shop".into(), name: name.into() };
-        let (web, api) = (name("web"), name("api"));
+        let name = |name: &str| ObjectName {
+            namespace: "shop".into(),
+            name: name.into(),
+        };
+        let web = name("web");
+        let api = name("api");
         for (failed, ended_well, is_cleared) in [
             (Some(&web), Some(&web), true),
             (Some(&web), Some(&api), false),
@@ -253,9 +318,20 @@ mod tests {
             (None, None, true),
         ] {
             let service = failed.map(ObjectName::to_string);
-            let failure = TunnelFailure { service, why: "no device".to_owned(), at: Timestamp::UNIX_EPOCH };
-            let mut status = TunnelStatus { failure: Some(failure), ..TunnelStatus::default() };
-            assert_eq!(clear(&mut status, ended_well), is_cleared, "{failed:?} {ended_well:?}");
+            let failure = TunnelFailure {
+                service,
+                why: "no device".to_owned(),
+                at: Timestamp::UNIX_EPOCH,
+            };
+            let mut status = TunnelStatus {
+                failure: Some(failure),
+                ..TunnelStatus::default()
+            };
+            assert_eq!(
+                clear(&mut status, ended_well),
+                is_cleared,
+                "{failed:?} {ended_well:?}"
+            );
             assert_eq!(status.failure.is_none(), is_cleared);
         }
     }

@@ -1,9 +1,9 @@
-//! The web page, which shows the node's state in a browser. The page is served beside the metrics if the operator asks
-//! for it.
+//! The web page, which shows the node's state in a browser. The page is served beside the metrics
+//! if the operator asks for it.
 //!
-//! The page only reads. No other site may read its data: neither by a name that resolves to this server, nor by a
-//! script, nor in a frame. What costs the agent more than a look at its state is for the page alone, in a browser that
-//! reaches this host by loopback.
+//! The page only reads. No other site may read its data: neither by a name that resolves to this
+//! server, nor by a script, nor in a frame. What costs the agent more than a look at its state is
+//! for the page alone, in a browser that reaches this host by loopback.
 
 mod assets;
 mod events;
@@ -41,7 +41,11 @@ pub struct Sources {
 
 impl Sources {
     pub fn new(agent: &AgentHandle, watchers: &Watchers, run_dir: &Path) -> Self {
-        Self { agent: agent.clone(), watchers: watchers.clone(), run_dir: run_dir.into() }
+        Self {
+            agent: agent.clone(),
+            watchers: watchers.clone(),
+            run_dir: run_dir.into(),
+        }
     }
 }
 
@@ -58,7 +62,8 @@ impl FromRef<Page> for AgentHandle {
     }
 }
 
-/// Returns `/ui/` and the paths below it. A request must name the server by an address, as localhost or as `node_name`.
+/// Returns `/ui/` and the paths below it. A request must name the server by an address, as
+/// localhost or as `node_name`.
 pub fn router(sources: Sources, node_name: &str) -> Router {
     let costly = Router::new()
         .route("/ui/api/events", get(events::events))
@@ -74,13 +79,19 @@ pub fn router(sources: Sources, node_name: &str) -> Router {
         .route("/ui/api/history", get(whole::history))
         .merge(costly)
         .layer(middleware::map_response(never_store))
-        .with_state(Page { sources, rooms: Rooms::default() });
+        .with_state(Page {
+            sources,
+            rooms: Rooms::default(),
+        });
     Router::new()
         .route("/ui", get(|| async { Redirect::permanent("/ui/") }))
         .merge(assets::router())
         .merge(api)
         .layer(middleware::map_response(guard::protect))
-        .layer(middleware::from_fn_with_state(Arc::from(node_name), guard::known_host))
+        .layer(middleware::from_fn_with_state(
+            Arc::from(node_name),
+            guard::known_host,
+        ))
 }
 
 async fn status(State(agent): State<AgentHandle>) -> Response {
@@ -112,7 +123,9 @@ fn reason_view(reason: Reason) -> ReasonView {
 }
 
 async fn never_store(mut response: Response) -> Response {
-    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+        .headers_mut()
+        .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 

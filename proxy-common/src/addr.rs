@@ -11,7 +11,8 @@ mod sock_addr;
 
 pub use sock_addr::SockAddr;
 
-/// An address of one family. Everything that is keyed by an address is generic over this, with two instances.
+/// An address of one family. Everything that is keyed by an address is generic over this, with two
+/// instances.
 pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
     /// `0.0.0.0` or `::`, which no packet carries as a peer: it stands for "none".
     const UNSPECIFIED: Self;
@@ -32,10 +33,11 @@ pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
     fn at_node(node: &Node) -> &Self;
     /// Returns true if the node can tell local pods by addresses of this family.
     fn is_detected_by(node: &Node) -> bool;
-    /// Returns the address that counts for all hosts of one site, if asked for: of IPv6 the /64, because any host of it has 2^64
-    /// addresses (RFC 4291 §2.5.4).
+    /// Returns the address that counts for all hosts of one site, if asked for: of IPv6 the /64,
+    /// because any host of it has 2^64 addresses (RFC 4291 §2.5.4).
     fn site_if(self, is_asked: bool) -> Self;
-    /// Returns the multicast address that stands for a namespace among clients, none of which has such an address.
+    /// Returns the multicast address that stands for a namespace among clients, none of which has
+    /// such an address.
     fn of_namespace(namespace: Namespace) -> Self;
     /// Takes the address into `seed`, word by word as they lie in a packet.
     fn fold_words(self, seed: u32, with: impl Fn(u32, u32) -> u32) -> u32;
@@ -79,7 +81,12 @@ impl Addr6 {
     /// From two registers, as [`Self::registers`] fills them.
     #[inline(always)]
     pub const fn from_registers([first, second]: [u64; 2]) -> Self {
-        Self([first as u32, (first >> 32) as u32, second as u32, (second >> 32) as u32])
+        Self([
+            first as u32,
+            (first >> 32) as u32,
+            second as u32,
+            (second >> 32) as u32,
+        ])
     }
 
     /// Returns the address in two registers: each has two words, the first one in its lower half.
@@ -205,7 +212,8 @@ impl From<Addr4> for Ipv4Addr {
 impl From<Ipv6Addr> for Addr6 {
     fn from(ip: Ipv6Addr) -> Self {
         let bytes = ip.octets();
-        let word = |i: usize| u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
+        let word =
+            |i: usize| u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
         Self([word(0), word(4), word(8), word(12)])
     }
 }
@@ -220,7 +228,8 @@ impl From<Addr6> for Ipv6Addr {
     }
 }
 
-// Ordered as people read them, not as this machine reads the wire: tables and dumps are sorted by address.
+// Ordered as people read them, not as this machine reads the wire: tables and dumps are sorted by
+// address.
 impl Ord for Addr4 {
     fn cmp(&self, other: &Self) -> core::cmp::Ordering {
         u32::from_be(self.0).cmp(&u32::from_be(other.0))

@@ -59,8 +59,14 @@ pub(crate) fn hash_addr<A: Addr>(addr: &A) -> u32 {
 /// One round of MurmurHash3 (public domain, A. Appleby), x86 32 bit.
 #[inline(always)]
 fn mix(hash: u32, word: u32) -> u32 {
-    let word = word.wrapping_mul(0xcc9e_2d51).rotate_left(15).wrapping_mul(0x1b87_3593);
-    (hash ^ word).rotate_left(13).wrapping_mul(5).wrapping_add(0xe654_6b64)
+    let word = word
+        .wrapping_mul(0xcc9e_2d51)
+        .rotate_left(15)
+        .wrapping_mul(0x1b87_3593);
+    (hash ^ word)
+        .rotate_left(13)
+        .wrapping_mul(5)
+        .wrapping_add(0xe654_6b64)
 }
 
 #[inline(always)]
@@ -79,18 +85,29 @@ mod tests {
 
     #[test]
     fn clients_spread_over_all_places() {
-        let service = FrontendKey::<Addr4>::new(Ipv4Addr::new(10, 96, 0, 1).into(), Port::new(80), Proto::TCP);
+        let service = FrontendKey::<Addr4>::new(
+            Ipv4Addr::new(10, 96, 0, 1).into(),
+            Port::new(80),
+            Proto::TCP,
+        );
         let mut hits = vec![0_u32; 16];
         for port in 0..16_000_u16 {
             let client = SockAddr::new(Ipv4Addr::new(10, 244, 0, 1).into(), Port::new(port));
             hits[maglev_place(client, &service) * 16 / MAGLEV_PLACES] += 1;
         }
-        assert!(hits.iter().all(|hits| (850..1150).contains(hits)), "{hits:?}");
+        assert!(
+            hits.iter().all(|hits| (850..1150).contains(hits)),
+            "{hits:?}"
+        );
     }
 
     #[test]
     fn a_place_never_changes() {
-        let service = FrontendKey::<Addr4>::new(Ipv4Addr::new(10, 96, 0, 1).into(), Port::new(80), Proto::TCP);
+        let service = FrontendKey::<Addr4>::new(
+            Ipv4Addr::new(10, 96, 0, 1).into(),
+            Port::new(80),
+            Proto::TCP,
+        );
         let client = SockAddr::new(Ipv4Addr::new(10, 244, 0, 1).into(), Port::new(1000));
         assert_eq!(maglev_place(client, &service), PLACE);
         let other_port = SockAddr::new(client.addr, Port::new(1001));

@@ -1,8 +1,9 @@
 //! From numbers in shared memory to enums.
 //!
-//! A number there may be anything, because another version may have written it. So the shared types are newtypes with
-//! constants. This macro is the one way from each of them to an enum that a `match` has to exhaust. With a new constant
-//! here, the workspace does not compile until the programs and the agent decide about it.
+//! A number there may be anything, because another version may have written it. So the shared types
+//! are newtypes with constants. This macro is the one way from each of them to an enum that a
+//! `match` has to exhaust. With a new constant here, the workspace does not compile until the
+//! programs and the agent decide about it.
 
 /// Declares the closed enum of a newtype over `u8`, and the conversion.
 macro_rules! closed {

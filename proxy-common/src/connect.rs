@@ -1,4 +1,5 @@
-//! What became of the TCP connections that a service port opened to a backend: the time until the backend answered, and the failures.
+//! What became of the TCP connections that a service port opened to a backend: the time until the
+//! backend answered, and the failures.
 
 use crate::addr::{Addr, Port};
 use crate::assert_size;
@@ -8,8 +9,8 @@ mod asked;
 
 pub use asked::{Asked, SynTimes};
 
-/// The moment of a flow's first SYN. The reply's entry of a TCP flow holds it in [`Flow::generation`](crate::flow::Flow::generation)
-/// until the backend's first packet.
+/// The moment of a flow's first SYN. The reply's entry of a TCP flow holds it in
+/// [`Flow::generation`](crate::flow::Flow::generation) until the backend's first packet.
 ///
 /// In units of 1.024 µs since boot, which come again after 73 minutes.
 #[repr(transparent)]
@@ -47,7 +48,8 @@ impl DialTime {
 
 /// The number of buckets.
 pub const BUCKETS: usize = 18;
-/// The highest number of units in the first bucket is this power of 2: 66 µs. Each further bucket ends at the double, and the last one has no end.
+/// The highest number of units in the first bucket is this power of 2: 66 µs. Each further bucket
+/// ends at the double, and the last one has no end.
 const FIRST: u32 = 6;
 
 /// Returns the bucket of a time.
@@ -55,12 +57,20 @@ const FIRST: u32 = 6;
 pub const fn bucket(units: u32) -> usize {
     let above = units.saturating_sub(1) >> FIRST;
     let bucket = (u32::BITS - above.leading_zeros()) as usize;
-    if bucket < BUCKETS { bucket } else { BUCKETS - 1 }
+    if bucket < BUCKETS {
+        bucket
+    } else {
+        BUCKETS - 1
+    }
 }
 
 /// Returns the highest number of units in a bucket; None for the last one.
 pub const fn bound_units(bucket: usize) -> Option<u64> {
-    if bucket < BUCKETS - 1 { Some(1 << (FIRST as usize + bucket)) } else { None }
+    if bucket < BUCKETS - 1 {
+        Some(1 << (FIRST as usize + bucket))
+    } else {
+        None
+    }
 }
 
 /// The outcome of a connection: the units until its answer, or one of the numbers below.
@@ -97,7 +107,8 @@ impl Outcome {
         Self(Self::UNHEARD | voter as u32)
     }
 
-    /// An ICMP error told this client that its SYN did not reach the backend, which has sent nothing.
+    /// An ICMP error told this client that its SYN did not reach the backend, which has sent
+    /// nothing.
     #[inline(always)]
     pub const fn unreachable(Voter(voter): Voter) -> Self {
         Self(Self::UNREACHABLE | voter as u32)
@@ -106,19 +117,31 @@ impl Outcome {
     /// The backend has answered so many units after the first SYN.
     #[inline(always)]
     pub const fn answered(units: u32) -> Self {
-        Self(if units < Self::UNITS_MAX { units } else { Self::UNITS_MAX })
+        Self(if units < Self::UNITS_MAX {
+            units
+        } else {
+            Self::UNITS_MAX
+        })
     }
 
     /// Returns the times of an answer; None for a failure.
     #[inline(always)]
     pub const fn units(self) -> Option<u32> {
-        if self.0 <= Self::UNITS_MAX { Some(self.0) } else { None }
+        if self.0 <= Self::UNITS_MAX {
+            Some(self.0)
+        } else {
+            None
+        }
     }
 
     /// Returns the client of a failure that counts against the backend.
     #[inline(always)]
     pub const fn voter(self) -> Option<Voter> {
-        if self.units().is_none() && self.0 != Self::RETRANSMITTED.0 { Some(Voter(self.0 as u8)) } else { None }
+        if self.units().is_none() && self.0 != Self::RETRANSMITTED.0 {
+            Some(Voter(self.0 as u8))
+        } else {
+            None
+        }
     }
 
     #[inline(always)]
@@ -126,15 +149,16 @@ impl Outcome {
         self.0 & !Self::VOTER == Self::REFUSED
     }
 
-    /// Returns true for an ICMP error. Its connection may be answered yet, and counts as unanswered only when its flow ends.
+    /// Returns true for an ICMP error. Its connection may be answered yet, and counts as unanswered
+    /// only when its flow ends.
     #[inline(always)]
     pub const fn is_unreachable(self) -> bool {
         self.0 & !Self::VOTER == Self::UNREACHABLE
     }
 }
 
-/// The time in units after which a SYN that comes again says that the backend is silent: the first second of a client's timer (RFC 6298),
-/// less what a kernel's timer may run early.
+/// The time in units after which a SYN that comes again says that the backend is silent: the first
+/// second of a client's timer (RFC 6298), less what a kernel's timer may run early.
 pub const PATIENCE: u32 = (900_000_000 / UNIT_NANOS) as u32;
 /// The same where clients have a backend of their own: two times of that timer.
 pub const AFFINITY_PATIENCE: u32 = (2_700_000_000 / UNIT_NANOS) as u32;
@@ -145,7 +169,8 @@ pub const AFFINITY_PATIENCE: u32 = (2_700_000_000 / UNIT_NANOS) as u32;
 pub struct Voter(pub u8);
 
 impl Voter {
-    /// All clients outside this node: one machine may come in the name of many. A few of the others have this place as well.
+    /// All clients outside this node: one machine may come in the name of many. A few of the others
+    /// have this place as well.
     const OUTSIDE: Self = Self(0);
 
     /// Returns the place of a client, which may be outside this node.
@@ -157,7 +182,8 @@ impl Voter {
     }
 }
 
-/// What speaks against a backend since it has last answered: failures, and the clients that met them.
+/// What speaks against a backend since it has last answered: failures, and the clients that met
+/// them.
 ///
 /// After 255 failures comes the number 128: so one more is another number, however many there were.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -176,8 +202,16 @@ impl Votes {
     #[inline(always)]
     pub const fn with(self, Voter(voter): Voter) -> Self {
         let failures = self.0 & Self::FAILURES;
-        let more = if failures < Self::FAILURES { failures + 1 } else { Self::FAILURES_AGAIN };
-        let place = if (voter as u32) < Self::CLIENTS { voter as u32 } else { 0 };
+        let more = if failures < Self::FAILURES {
+            failures + 1
+        } else {
+            Self::FAILURES_AGAIN
+        };
+        let place = if (voter as u32) < Self::CLIENTS {
+            voter as u32
+        } else {
+            0
+        };
         Self(self.0 & !Self::FAILURES | more | 1 << (u8::BITS + place))
     }
 
@@ -233,8 +267,8 @@ impl PortsAndOutcome {
     }
 }
 
-/// Value of `CONNECTS`, keyed by service port and backend. The row of the backend without address has the counts of backends that were
-/// not dialled for long.
+/// Value of `CONNECTS`, keyed by service port and backend. The row of the backend without address
+/// has the counts of backends that were not dialled for long.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Connects {
@@ -244,7 +278,8 @@ pub struct Connects {
     pub units: u64,
     /// The connections that the backend's first packet reset.
     pub refused: u64,
-    /// The connections whose flow the agent has swept before the backend had sent a packet. Programs count none of those that they forget.
+    /// The connections whose flow the agent has swept before the backend had sent a packet.
+    /// Programs count none of those that they forget.
     pub unanswered: u64,
     /// The SYNs that came again before the backend had sent a packet.
     pub retransmitted: u64,
@@ -268,7 +303,9 @@ impl Connects {
 
     /// Returns the number of answered connections.
     pub fn answered(&self) -> u64 {
-        self.buckets.iter().fold(0, |sum, bucket| sum.wrapping_add(*bucket))
+        self.buckets
+            .iter()
+            .fold(0, |sum, bucket| sum.wrapping_add(*bucket))
     }
 
     /// Returns the number of connections that the backend refused, or never answered.
@@ -280,7 +317,11 @@ impl Connects {
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let mut since = *self;
-        since.buckets.iter_mut().zip(before.buckets).for_each(|(now, before)| *now = now.saturating_sub(before));
+        since
+            .buckets
+            .iter_mut()
+            .zip(before.buckets)
+            .for_each(|(now, before)| *now = now.saturating_sub(before));
         since.units = self.units.saturating_sub(before.units);
         since.refused = self.refused.saturating_sub(before.refused);
         since.unanswered = self.unanswered.saturating_sub(before.unanswered);
@@ -291,7 +332,10 @@ impl Connects {
 
 impl core::ops::AddAssign for Connects {
     fn add_assign(&mut self, other: Self) {
-        self.buckets.iter_mut().zip(other.buckets).for_each(|(sum, more)| *sum = sum.wrapping_add(more));
+        self.buckets
+            .iter_mut()
+            .zip(other.buckets)
+            .for_each(|(sum, more)| *sum = sum.wrapping_add(more));
         self.units = self.units.wrapping_add(other.units);
         self.refused = self.refused.wrapping_add(other.refused);
         self.unanswered = self.unanswered.wrapping_add(other.unanswered);
@@ -307,8 +351,16 @@ mod tests {
 
     #[test]
     fn bucket_holds_times_up_to_its_bound() {
-        for (units, want) in [(0, 0), (1, 0), (64, 0), (65, 1), (128, 1), (129, 2), (1 << 22, 16), ((1 << 22) + 1, 17)]
-        {
+        for (units, want) in [
+            (0, 0),
+            (1, 0),
+            (64, 0),
+            (65, 1),
+            (128, 1),
+            (129, 2),
+            (1 << 22, 16),
+            ((1 << 22) + 1, 17),
+        ] {
             assert_eq!(bucket(units), want, "{units}");
         }
         assert_eq!(bucket(u32::MAX), BUCKETS - 1);
@@ -323,28 +375,55 @@ mod tests {
     fn time_passes_over_the_end_of_the_clock() {
         let end = u64::from(u32::MAX) << UNIT;
         assert_eq!(DialTime::at(end).units_until(end + 5 * UNIT_NANOS), 5);
-        assert_eq!(DialTime::at(1 << (u32::BITS + UNIT)), DialTime(1), "never unknown");
+        assert_eq!(
+            DialTime::at(1 << (u32::BITS + UNIT)),
+            DialTime(1),
+            "never unknown"
+        );
         let [before, after] = [DialTime::at(end), DialTime::at(end + 5 * UNIT_NANOS)];
         assert!(before.is_before(after) && !after.is_before(before) && !before.is_before(before));
-        assert_eq!(DialTime::at(3 * UNIT_NANOS + 1).units_until(4 * UNIT_NANOS), 1);
+        assert_eq!(
+            DialTime::at(3 * UNIT_NANOS + 1).units_until(4 * UNIT_NANOS),
+            1
+        );
     }
 
     #[test]
     fn ports_and_outcome_share_a_register() {
-        let (refused, unheard) = (Outcome::refused(Voter(23)), Outcome::unheard(Voter(7)));
+        let refused = Outcome::refused(Voter(23));
+        let unheard = Outcome::unheard(Voter(7));
         let unreachable = Outcome::unreachable(Voter(31));
-        for outcome in [refused, unheard, unreachable, Outcome::RETRANSMITTED, Outcome::answered(7)] {
+        for outcome in [
+            refused,
+            unheard,
+            unreachable,
+            Outcome::RETRANSMITTED,
+            Outcome::answered(7),
+        ] {
             let both = PortsAndOutcome::new(Port::new(80), Port::new(8080), outcome);
-            assert_eq!((both.service(), both.backend(), both.outcome()), (Port::new(80), Port::new(8080), outcome));
+            assert_eq!(
+                (both.service(), both.backend(), both.outcome()),
+                (Port::new(80), Port::new(8080), outcome)
+            );
         }
         let failures = [refused, unheard, unreachable];
-        assert_eq!(failures.map(Outcome::voter), [Some(Voter(23)), Some(Voter(7)), Some(Voter(31))]);
+        assert_eq!(
+            failures.map(Outcome::voter),
+            [Some(Voter(23)), Some(Voter(7)), Some(Voter(31))]
+        );
         assert_eq!(failures.map(Outcome::is_refusal), [true, false, false]);
         assert_eq!(failures.map(Outcome::is_unreachable), [false, false, true]);
-        for outcome in [Outcome::RETRANSMITTED, Outcome::answered(7), Outcome::answered(u32::MAX)] {
+        for outcome in [
+            Outcome::RETRANSMITTED,
+            Outcome::answered(7),
+            Outcome::answered(u32::MAX),
+        ] {
             assert_eq!((outcome.voter(), outcome.is_refusal()), (None, false));
         }
-        assert!(Outcome::answered(u32::MAX).units().is_some() && Outcome::RETRANSMITTED.units().is_none());
+        assert!(
+            Outcome::answered(u32::MAX).units().is_some()
+                && Outcome::RETRANSMITTED.units().is_none()
+        );
     }
 
     #[test]
@@ -354,24 +433,50 @@ mod tests {
             votes = votes.with(Voter(u8::try_from(nth % 2 * 23).unwrap()));
         }
         assert_eq!((votes.failures(), votes.clients()), (172, 2), "{votes:?}");
-        assert_eq!([100, 172, 200, 255].map(|before| votes.failures_since(before)), [72, 0, 100, 45]);
+        assert_eq!(
+            [100, 172, 200, 255].map(|before| votes.failures_since(before)),
+            [72, 0, 100, 45]
+        );
         let client = |last| crate::addr::Addr4::from(core::net::Ipv4Addr::new(10, 244, 1, last));
         let voter = |last| Voter::of(&client(last), false);
         let mut all = (0..=255).fold(Votes::NONE, |votes, last| votes.with(voter(last)));
         assert_eq!((all.failures(), all.clients()), (128, Votes::CLIENTS));
-        let outside = (0..=99).fold(Votes::NONE, |votes, last| votes.with(Voter::of(&client(last), true)));
-        assert_eq!((outside.failures(), outside.clients()), (100, 1), "clients outside are one");
+        let outside = (0..=99).fold(Votes::NONE, |votes, last| {
+            votes.with(Voter::of(&client(last), true))
+        });
+        assert_eq!(
+            (outside.failures(), outside.clients()),
+            (100, 1),
+            "clients outside are one"
+        );
         all = all.with(Voter(u8::MAX));
         assert_eq!(all.failures(), 129, "any number is a client");
-        assert_eq!(Votes::NONE.with(Voter(1)).with(Voter(23)).places(), 1 << 1 | 1 << 23);
+        assert_eq!(
+            Votes::NONE.with(Voter(1)).with(Voter(23)).places(),
+            1 << 1 | 1 << 23
+        );
     }
 
     #[test]
     fn difference_and_sum_are_opposites() {
-        let before = Connects { buckets: [3; BUCKETS], units: 7, refused: 1, ..Connects::NOTHING };
-        let mut now = Connects { buckets: [4; BUCKETS], units: 9, refused: 1, unanswered: 2, ..Connects::NOTHING };
+        let before = Connects {
+            buckets: [3; BUCKETS],
+            units: 7,
+            refused: 1,
+            ..Connects::NOTHING
+        };
+        let mut now = Connects {
+            buckets: [4; BUCKETS],
+            units: 9,
+            refused: 1,
+            unanswered: 2,
+            ..Connects::NOTHING
+        };
         let since = now.since(&before);
-        assert_eq!((since.answered(), since.units, since.failed()), (BUCKETS as u64, 2, 2));
+        assert_eq!(
+            (since.answered(), since.units, since.failed()),
+            (BUCKETS as u64, 2, 2)
+        );
         now = before;
         now += since;
         assert_eq!((now.answered(), now.units), (4 * BUCKETS as u64, 9));

@@ -38,7 +38,8 @@ pub enum Reason {
     StaleSlot,
     /// The flow table is full.
     FlowsFull,
-    /// The client, or the namespace of the service, holds its share of the flow table: see [`share`](crate::share).
+    /// The client, or the namespace of the service, holds its share of the flow table: see
+    /// [`share`](crate::share).
     ClientShare,
     /// Every source port tried towards this backend is taken.
     NoSourcePort,
@@ -52,13 +53,16 @@ pub enum Reason {
     Rewrite,
     /// Might open a flow, wherever it goes, but kpx is about to leave this node.
     Draining,
-    /// At the anchor, but it came in through a device: that device had no program when the packet passed.
+    /// At the anchor, but it came in through a device: that device had no program when the packet
+    /// passed.
     Unhooked,
-    /// In another's name: its source is the node's own, or the route back to it leads through another device.
+    /// In another's name: its source is the node's own, or the route back to it leads through
+    /// another device.
     Forged,
     /// A first fragment to a service lacks a part of its transport header.
     CutHeader,
-    /// Of a connection whose backend has gone with its node, for a service that wants such connections ended.
+    /// Of a connection whose backend has gone with its node, for a service that wants such
+    /// connections ended.
     BackendLost,
 }
 
@@ -155,8 +159,9 @@ impl Reason {
         }
     }
 
-    /// Returns what the anchor does with it. Nothing may pass there, for behind it the kernel would route the packet in again.
-    /// But a packet that another proxy serves is not ours to refuse. (The anchor's other end does not forward it.)
+    /// Returns what the anchor does with it. Nothing may pass there, for behind it the kernel would
+    /// route the packet in again. But a packet that another proxy serves is not ours to refuse.
+    /// (The anchor's other end does not forward it.)
     #[inline(always)]
     pub const fn verdict_at_anchor(self) -> Verdict {
         match self {
@@ -209,8 +214,8 @@ impl Reason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Event {
     FlowOpened,
-    /// A UDP flow whose backend serves no longer was closed, or a half-open TCP flow whose backend is silent, for its client to be led to
-    /// another one.
+    /// A UDP flow whose backend serves no longer was closed, or a half-open TCP flow whose backend
+    /// is silent, for its client to be led to another one.
     FlowMoved,
     /// A half-open flow was closed, to make room for another one.
     FlowForgotten,
@@ -220,21 +225,26 @@ pub enum Event {
     Returned,
     /// A reject was answered: its packet is counted under its reason as well.
     Rejected,
-    /// A reject was not answered, because its frame was not for this host, or there were too many in this second.
+    /// A reject was not answered, because its frame was not for this host, or there were too many
+    /// in this second.
     Unanswered,
-    /// A socket that dialled a service was given a backend as its peer: no packet of it is translated.
+    /// A socket that dialled a service was given a backend as its peer: no packet of it is
+    /// translated.
     SocketLed,
-    /// Past the stack, into the pod's end of its veth, or to the neighbour through another device: counted as forwarded or
-    /// returned as well.
+    /// Past the stack, into the pod's end of its veth, or to the neighbour through another device:
+    /// counted as forwarded or returned as well.
     FastLocal,
     FastRemote,
     /// A client whose address is in this node's podCIDRs was taken for one outside the cluster.
     PodOutside,
-    /// Another program's connection left with a tuple that a flow of kpx has, and got another source port.
+    /// Another program's connection left with a tuple that a flow of kpx has, and got another
+    /// source port.
     PortMoved,
-    /// A FIN or RST had a number that its flow's other side did not expect: it was passed on, and ended nothing here.
+    /// A FIN or RST had a number that its flow's other side did not expect: it was passed on, and
+    /// ended nothing here.
     EndIgnored,
-    /// A backend has refused a connection, or sent nothing until the client's SYN came again or an ICMP error came.
+    /// A backend has refused a connection, or sent nothing until the client's SYN came again or an
+    /// ICMP error came.
     BackendFailed,
     /// A client's SYN came for a prompt backend that owes another SYN its answer for 0.3 s.
     BackendOwes,
@@ -313,7 +323,9 @@ mod tests {
 
     #[test]
     fn every_counter_has_its_own_place_and_name() {
-        let mut indexes: Vec<u32> = Event::ALL.map(|event| Counter::from(event).index()).to_vec();
+        let mut indexes: Vec<u32> = Event::ALL
+            .map(|event| Counter::from(event).index())
+            .to_vec();
         indexes.extend(Reason::ALL.map(|reason| Counter::from(reason).index()));
         assert_eq!(indexes, (0..Counter::COUNT).collect::<Vec<_>>());
         let mut names: Vec<_> = Reason::ALL.map(Reason::name).to_vec();
@@ -325,7 +337,9 @@ mod tests {
 
     #[test]
     fn nothing_passes_the_anchor_but_for_others_to_serve() {
-        let passing = Reason::ALL.iter().filter(|reason| reason.verdict_at_anchor() == Verdict::Pass);
+        let passing = Reason::ALL
+            .iter()
+            .filter(|reason| reason.verdict_at_anchor() == Verdict::Pass);
         assert_eq!(Vec::from_iter(passing), [&Reason::Draining]);
     }
 }

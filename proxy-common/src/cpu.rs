@@ -6,7 +6,8 @@ use crate::assert_size;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cpu {
-    /// The kernel's tick in which the CPU last asked for the time, and the seconds since boot that it was told.
+    /// The kernel's tick in which the CPU last asked for the time, and the seconds since boot that
+    /// it was told.
     pub jiffies: u64,
     pub secs: u32,
     /// The second of the last record of `MONITOR`, since boot, and the records written in it.

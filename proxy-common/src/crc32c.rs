@@ -1,7 +1,9 @@
-//! The checksum of SCTP (RFC 9260 appendix A), brought up to date with a change without reading the packet.
+//! The checksum of SCTP (RFC 9260 appendix A), brought up to date with a change without reading the
+//! packet.
 //!
-//! Shifted through the register bit by bit, a message is a polynomial, and its CRC is a linear function of it. So the
-//! CRC of a changed message differs by the CRC of the difference. Only the changed bytes of the difference are not zero.
+//! Shifted through the register bit by bit, a message is a polynomial, and its CRC is a linear
+//! function of it. So the CRC of a changed message differs by the CRC of the difference. Only the
+//! changed bytes of the difference are not zero.
 
 /// The polynomial, lowest power in the highest bit, as all numbers here.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
@@ -14,24 +16,28 @@ static ZEROS: [u32; 256] = powers(1 << (31 - 8));
 /// ... and 256 * n bytes.
 static MANY_ZEROS: [u32; 256] = powers(multiply(ZEROS[255], ZEROS[1]));
 
-/// The CRC of a message of `len` bytes after `diff` was XORed to its first four bytes (as little-endian number).
+/// The CRC of a message of `len` bytes after `diff` was XORed to its first four bytes (as
+/// little-endian number).
 #[inline(always)]
 pub fn updated(crc: u32, diff: u32, len: u16) -> u32 {
     crc ^ after_zeros(diff, len)
 }
 
-/// The register after `len` bytes of zeros. (Four bytes of data after an empty register are as good as four bytes of
-/// zeros after a register with that data.)
+/// The register after `len` bytes of zeros. (Four bytes of data after an empty register are as good
+/// as four bytes of zeros after a register with that data.)
 #[inline(always)]
 fn after_zeros(register: u32, len: u16) -> u32 {
     let [low, high] = len.to_le_bytes();
-    multiply(multiply(register, ZEROS[usize::from(low)]), MANY_ZEROS[usize::from(high)])
+    multiply(
+        multiply(register, ZEROS[usize::from(low)]),
+        MANY_ZEROS[usize::from(high)],
+    )
 }
 
 /// Multiplies modulo the polynomial, two powers of `b` at a time from the highest down.
 ///
-/// The verifier follows both cases of a branch. It also does so for an AND of a constant with all or no bits, so a table is in the
-/// constant's place.
+/// The verifier follows both cases of a branch. It also does so for an AND of a constant with all
+/// or no bits, so a table is in the constant's place.
 #[inline(always)]
 const fn multiply(a: u32, b: u32) -> u32 {
     // a * x.
@@ -41,7 +47,10 @@ const fn multiply(a: u32, b: u32) -> u32 {
     // Two powers and not four: LLVM would unroll eight rounds, and keep their parts on the stack.
     while shift < u32::BITS {
         let bits = b >> shift;
-        product = product >> 2 ^ LEFT[(product & 3) as usize] ^ a & mask(bits >> 1) ^ shifted & mask(bits);
+        product = product >> 2
+            ^ LEFT[(product & 3) as usize]
+            ^ a & mask(bits >> 1)
+            ^ shifted & mask(bits);
         shift += 2;
     }
     product
@@ -91,14 +100,22 @@ mod tests {
     fn an_update_is_what_a_full_pass_finds_at_every_length() {
         let mut message: Vec<u8> = (0..=u16::MAX).map(|n| (n ^ n >> 7) as u8).collect();
         let diffs = [1, 0x8000_0000, 0x1234_5678, u32::MAX];
-        // Every length up to a packet's, and then in steps that have no factor in common with a power of two.
-        for len in (12..=1_600_u16).chain((1_600..=u16::MAX).step_by(997)).chain([u16::MAX]) {
+        // Every length up to a packet's, and then in steps that have no factor in common with a
+        // power of two.
+        for len in (12..=1_600_u16)
+            .chain((1_600..=u16::MAX).step_by(997))
+            .chain([u16::MAX])
+        {
             let diff = diffs[usize::from(len) % diffs.len()];
             let before = crc32c(&message[..usize::from(len)]);
             for (byte, change) in message.iter_mut().zip(diff.to_le_bytes()) {
                 *byte ^= change;
             }
-            assert_eq!(updated(before, diff, len), crc32c(&message[..usize::from(len)]), "{len} bytes");
+            assert_eq!(
+                updated(before, diff, len),
+                crc32c(&message[..usize::from(len)]),
+                "{len} bytes"
+            );
         }
     }
 

@@ -1,11 +1,13 @@
 //! The packet path's memory of one conversation.
 //!
-//! A flow is two or four entries of `FLOWS`. Each is keyed by the tuple that its hook sees before it rewrites. All hold
-//! the same [`Flow`] but for `kind` and the counters of the direction that passes there. So every hook needs one
-//! lookup, and from any entry all its siblings' keys can be built: nothing points to anything.
+//! A flow is two or four entries of `FLOWS`. Each is keyed by the tuple that its hook sees before
+//! it rewrites. All hold the same [`Flow`] but for `kind` and the counters of the direction that
+//! passes there. So every hook needs one lookup, and from any entry all its siblings' keys can be
+//! built: nothing points to anything.
 //!
-//! Between the hooks a packet is `(client address, source port) -> backend`. The source port is the client's own unless
-//! another flow holds that tuple. For a client outside (ports and addresses shortened):
+//! Between the hooks a packet is `(client address, source port) -> backend`. The source port is the
+//! client's own unless another flow holds that tuple. For a client outside (ports and addresses
+//! shortened):
 //!
 //! ```text
 //!   hook     seen on the wire          kind     becomes
@@ -91,41 +93,48 @@ pub struct Flow<A: Addr> {
     /// The address and port that the client dialled.
     pub frontend: SockAddr<A>,
     pub backend: SockAddr<A>,
-    /// The source that the backend sees: the client's address or the node's, and the port in use between the hooks.
+    /// The source that the backend sees: the client's address or the node's, and the port in use
+    /// between the hooks.
     pub source: SockAddr<A>,
     pub kind: Kind,
     flags: u8,
-    /// The bits seen from the client. Only the opener's entry has them, and only that direction writes them.
+    /// The bits seen from the client. Only the opener's entry has them, and only that direction
+    /// writes them.
     pub tx: Seen,
-    /// The bits seen from the backend. The field of the opener's entry counts. The field of the reply's entry is that
-    /// entry's own memory. A client's packet only takes a RST from it, which the client has not accepted.
+    /// The bits seen from the backend. The field of the opener's entry counts. The field of the
+    /// reply's entry is that entry's own memory. A client's packet only takes a RST from it, which
+    /// the client has not accepted.
     pub rx: Seen,
     /// When a packet last passed this entry: seconds since boot.
     pub last_secs: u32,
-    /// TCP: what the sender of this entry's packets has [`Acked`]; in the opener's entry the [`Proof`] before. Others, in the
-    /// opener's entry: the value of `GENERATION` when the backend was last known to serve.
+    /// TCP: what the sender of this entry's packets has [`Acked`]; in the opener's entry the
+    /// [`Proof`] before. Others, in the opener's entry: the value of `GENERATION` when the backend
+    /// was last known to serve.
     pub generation: u32,
     /// The service port that opened it; [`FrontendKey::address`] of no address if none did.
     pub service: FrontendKey<A>,
     pad: A::Pad,
-    /// In the opener's entry what went to the backend, in the one that gives replies their frontend's address back what
-    /// came from there. Others do not count.
+    /// In the opener's entry what went to the backend, in the one that gives replies their
+    /// frontend's address back what came from there. Others do not count.
     pub passed: Passed,
 }
 assert_size!(Flow<Addr4> = 4 * 8 + 4 + 4 + 4 + 8 + 4 + 16);
 assert_size!(Flow<Addr6> = 4 * 20 + 4 + 4 + 4 + 20 + 16);
 
-/// A flow that both sides have closed is heard of for this long: the last acknowledgement, and the last FIN again if that
-/// was lost.
+/// A flow that both sides have closed is heard of for this long: the last acknowledgement, and the
+/// last FIN again if that was lost.
 pub const LINGER_SECS: u32 = 3;
 
-/// A client that dials again from the port of a flow silent for this long may have forgotten that flow.
+/// A client that dials again from the port of a flow silent for this long may have forgotten that
+/// flow.
 const REDIAL_SECS: u32 = 60;
 
-/// A client that has sent as many datagrams is a stream, though no backend answers: of logs, of measurements.
+/// A client that has sent as many datagrams is a stream, though no backend answers: of logs, of
+/// measurements.
 const STREAM: u64 = 16;
 
-/// A backend that has not answered the opener of such a client for this long has forgotten the flow as well, or is gone.
+/// A backend that has not answered the opener of such a client for this long has forgotten the flow
+/// as well, or is gone.
 const ANSWER_SECS: u32 = 3;
 
 impl<A: Addr> Flow<A> {
@@ -136,19 +145,23 @@ impl<A: Addr> Flow<A> {
     pub const HOST: u8 = 1 << 0;
     /// The backend is a socket of the host itself.
     pub const HOST_BACKEND: u8 = 1 << 1;
-    /// The flow is the host's, and the frontend's address is the host's own, so packets start on lo, and replies go in there.
+    /// The flow is the host's, and the frontend's address is the host's own, so packets start on
+    /// lo, and replies go in there.
     pub const HOST_FRONTEND: u8 = 1 << 2;
-    /// The flow was opened past the stack to a pod of another node. HOST_FRONTEND, of flows of the host alone, has the same bit.
+    /// The flow was opened past the stack to a pod of another node. HOST_FRONTEND, of flows of the
+    /// host alone, has the same bit.
     pub const FAR: u8 = 1 << 2;
     /// The backend's count in `CONNECTIONS` includes this flow until it is over.
     pub const COUNTED: u8 = 1 << 3;
-    /// The programs that opened the flow keep TCP's numbers in [`Flow::generation`]. Older ones did not.
+    /// The programs that opened the flow keep TCP's numbers in [`Flow::generation`]. Older ones did
+    /// not.
     pub const NUMBERED: u8 = 1 << 5;
     /// The flow has four entries. Those of older programs do not tell.
     pub const WIDE: u8 = 1 << 7;
     /// The client is behind a device that is no pod's, where any host may send under its name.
     pub const REMOTE: u8 = 1 << 6;
-    /// Another program's connection, that left with a tuple which a flow has: it got another source port where it left.
+    /// Another program's connection, that left with a tuple which a flow has: it got another source
+    /// port where it left.
     pub const GUEST: u8 = 1 << 4;
 
     #[inline(always)]
@@ -205,7 +218,8 @@ impl<A: Addr> Flow<A> {
         self.source.addr != self.client.addr
     }
 
-    /// Makes an entry of a flow that was opened past the stack one of a flow that takes the stack. Conntrack is liberal with it from now on.
+    /// Makes an entry of a flow that was opened past the stack one of a flow that takes the stack.
+    /// Conntrack is liberal with it from now on.
     pub fn leave_to_stack(&mut self) {
         if self.kind == Kind::UNDNAT {
             self.tx = self.tx.with(Seen::OFFERED);
@@ -259,14 +273,19 @@ impl<A: Addr> Flow<A> {
     #[inline(always)]
     pub fn key_as(&self, kind: Kind, proto: Proto) -> FlowKey<A> {
         match kind.known() {
-            Some(EntryKind::Snat) => FlowKey::new(Hook::EGRESS, proto, self.client_between(), self.backend),
-            Some(EntryKind::Unsnat) => FlowKey::new(Hook::INGRESS, proto, self.backend, self.source),
+            Some(EntryKind::Snat) => {
+                FlowKey::new(Hook::EGRESS, proto, self.client_between(), self.backend)
+            }
+            Some(EntryKind::Unsnat) => {
+                FlowKey::new(Hook::INGRESS, proto, self.backend, self.source)
+            }
             Some(EntryKind::Undnat) => self.undnat_key(proto),
             Some(EntryKind::Dnat) | None => self.opener_key(proto),
         }
     }
 
-    /// Key of the entry that every flow has, made last and removed last: as long as it stands the flow does.
+    /// Key of the entry that every flow has, made last and removed last: as long as it stands the
+    /// flow does.
     #[inline(always)]
     pub const fn opener_key(&self, proto: Proto) -> FlowKey<A> {
         let hook = if self.has(Self::HOST) {
@@ -291,13 +310,15 @@ impl<A: Addr> Flow<A> {
         }
     }
 
-    /// Returns true if the flow has entries that change the source address at devices. (The anchor changes it itself.)
+    /// Returns true if the flow has entries that change the source address at devices. (The anchor
+    /// changes it itself.)
     #[inline(always)]
     pub fn is_snat_on_devices(&self) -> bool {
         self.is_snat() && !self.has(Self::HOST)
     }
 
-    /// The kinds of all entries of this flow, in the order in which they are made: the opener's last.
+    /// The kinds of all entries of this flow, in the order in which they are made: the opener's
+    /// last.
     pub fn kinds(&self) -> &'static [Kind] {
         if self.is_snat_on_devices() {
             &[Kind::UNDNAT, Kind::UNSNAT, Kind::SNAT, Kind::DNAT]
@@ -321,10 +342,11 @@ impl<A: Addr> Flow<A> {
         State::of(self.tx, self.rx)
     }
 
-    /// Returns true, in the opener's entry, if the client has not shown yet that it exists. A sender under a false name gets no
-    /// further than this. Such a flow makes room for others.
+    /// Returns true, in the opener's entry, if the client has not shown yet that it exists. A
+    /// sender under a false name gets no further than this. Such a flow makes room for others.
     ///
-    /// A UDP client behind an uplink never shows it: any host can send two datagrams under its name.
+    /// A UDP client behind an uplink never shows it: any host can send two datagrams under its
+    /// name.
     #[inline(always)]
     pub const fn is_half_open(&self, proto: Proto) -> bool {
         self.shows_no_client(proto) | !self.is_assured()
@@ -336,10 +358,15 @@ impl<A: Addr> Flow<A> {
         (proto.0 == Proto::UDP.0) & self.is_far()
     }
 
-    /// Returns the entries that count for the client's share while the flow goes on beyond half-open: none if its client never shows itself.
+    /// Returns the entries that count for the client's share while the flow goes on beyond
+    /// half-open: none if its client never shows itself.
     #[inline(always)]
     pub fn countable_entries(&self, proto: Proto) -> u32 {
-        if self.shows_no_client(proto) { 0 } else { self.entries() }
+        if self.shows_no_client(proto) {
+            0
+        } else {
+            self.entries()
+        }
     }
 
     /// Returns the entries that count for the client's share now, in the opener's entry.
@@ -354,8 +381,9 @@ impl<A: Addr> Flow<A> {
         self.tx.with(self.rx).has(Seen::ASSURED)
     }
 
-    /// Returns true, in the opener's entry, if a UDP client has gone on since that second. While flows get no place for longer
-    /// than a moment, true if it has sent many datagrams and was just heard: each costs a flood a packet.
+    /// Returns true, in the opener's entry, if a UDP client has gone on since that second. While
+    /// flows get no place for longer than a moment, true if it has sent many datagrams and was just
+    /// heard: each costs a flood a packet.
     #[inline(always)]
     pub const fn is_stream_since(&self, since_secs: u32, now_secs: u32) -> bool {
         let is_going_on = self.passed.packets >= STREAM && is_recent(self.idle_secs(now_secs));
@@ -373,7 +401,8 @@ impl<A: Addr> Flow<A> {
         now_secs.saturating_sub(self.last_secs)
     }
 
-    /// Returns true, in the opener's entry, if the flow has ended, or was silent for longer than its state allows.
+    /// Returns true, in the opener's entry, if the flow has ended, or was silent for longer than
+    /// its state allows.
     #[inline(always)]
     pub const fn is_expired(&self, proto: Proto, now_secs: u32, timeouts: Timeouts) -> bool {
         let state = self.state();
@@ -381,16 +410,21 @@ impl<A: Addr> Flow<A> {
         has_ended || self.idle_secs(now_secs) > state.timeout_secs(proto, timeouts)
     }
 
-    /// Returns true, in the opener's entry, if a RST alone has ended the flow, in the name of a client outside. Any host may have sent it, with
-    /// one of many numbers that may be on their way. A backend that does not believe it goes on, and that takes the RST back.
+    /// Returns true, in the opener's entry, if a RST alone has ended the flow, in the name of a
+    /// client outside. Any host may have sent it, with one of many numbers that may be on their
+    /// way. A backend that does not believe it goes on, and that takes the RST back.
     #[inline(always)]
     pub const fn may_survive_reset(&self, proto: Proto) -> bool {
         let is_over_without = Seen::is_over(self.tx.without(Seen::RST), self.rx);
-        proto.0 == Proto::TCP.0 && self.tx.has(Seen::RST) && self.is_far() && self.is_assured() && is_over_without == 0
+        proto.0 == Proto::TCP.0
+            && self.tx.has(Seen::RST)
+            && self.is_far()
+            && self.is_assured()
+            && is_over_without == 0
     }
 
-    /// Returns true, in the opener's entry, if the flow is expired and no packet of it is due. It makes room for others as well:
-    /// there may be no agent to sweep it.
+    /// Returns true, in the opener's entry, if the flow is expired and no packet of it is due. It
+    /// makes room for others as well: there may be no agent to sweep it.
     #[inline(always)]
     pub fn is_evictable(&self, proto: Proto, now_secs: u32, timeouts: Timeouts) -> bool {
         let has_said_all = self.state() == State::Reset || self.idle_secs(now_secs) > LINGER_SECS;

@@ -4,7 +4,8 @@ use crate::addr::{Addr, Addr4, Addr6, Port, Proto};
 use crate::assert_size;
 use crate::flow::Hook;
 
-/// Key of `FRAGMENTS`: what the fragments of one packet share, at one hook (RFC 791 §2.3, RFC 8200 §4.5).
+/// Key of `FRAGMENTS`: what the fragments of one packet share, at one hook (RFC 791 §2.3, RFC 8200
+/// §4.5).
 ///
 /// The addresses are last, as in an IP header: so a program can read them to their place.
 #[repr(C)]
@@ -39,7 +40,8 @@ impl<A: Addr> FragmentKey<A> {
 pub struct Ports {
     pub src: Port,
     pub dst: Port,
-    /// The transport. Not always the key's protocol: what IPv6 splits may begin with more extension headers.
+    /// The transport. Not always the key's protocol: what IPv6 splits may begin with more extension
+    /// headers.
     pub proto: Proto,
     // Not an array: the compiler would call a function to clear it.
     pad: u8,
@@ -50,6 +52,12 @@ assert_size!(Ports = 2 + 2 + 1 + 1 + 2);
 impl Ports {
     #[inline(always)]
     pub const fn new(src: Port, dst: Port, proto: Proto) -> Self {
-        Self { src, dst, proto, pad: 0, pad2: 0 }
+        Self {
+            src,
+            dst,
+            proto,
+            pad: 0,
+            pad2: 0,
+        }
     }
 }

@@ -1,12 +1,14 @@
 //! From the address that a client dials to a backend: the maps that the agent fills.
 //!
-//! `FRONTENDS` leads from what a client dials to a service port. `SERVICES` says how many backends each of the service
-//! port's sets has, and `SLOTS` holds the backends. A service port is named by its ClusterIP frontend, so that its other
-//! frontends (NodePort, ExternalIP, LoadBalancer) share its backends without ids.
+//! `FRONTENDS` leads from what a client dials to a service port. `SERVICES` says how many backends
+//! each of the service port's sets has, and `SLOTS` holds the backends. A service port is named by
+//! its ClusterIP frontend, so that its other frontends (NodePort, ExternalIP, LoadBalancer) share
+//! its backends without ids.
 //!
-//! Three more maps have rows only for service ports that need them: `ENDPOINTS` says of a remembered backend whether it
-//! still serves. `MAGLEV` is a consistent hash table over a set's slots, and has the shares of backends that differ in
-//! weight. `SOURCE_RANGES` names the clients that may dial a LoadBalancer address.
+//! Three more maps have rows only for service ports that need them: `ENDPOINTS` says of a
+//! remembered backend whether it still serves. `MAGLEV` is a consistent hash table over a set's
+//! slots, and has the shares of backends that differ in weight. `SOURCE_RANGES` names the clients
+//! that may dial a LoadBalancer address.
 
 use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use crate::assert_size;
@@ -18,7 +20,8 @@ mod namespace;
 pub use backend::Backend;
 pub use namespace::Namespace;
 
-/// The address, port and protocol that a client dials: the key of `FRONTENDS`. The ClusterIP's is the name of a service port (key of `SERVICES`).
+/// The address, port and protocol that a client dials: the key of `FRONTENDS`. The ClusterIP's is
+/// the name of a service port (key of `SERVICES`).
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrontendKey<A: Addr> {
@@ -33,10 +36,16 @@ assert_size!(FrontendKey<Addr6> = 16 + 2 + 1 + 1);
 impl<A: Addr> FrontendKey<A> {
     #[inline(always)]
     pub const fn new(addr: A, port: Port, proto: Proto) -> Self {
-        Self { addr, port, proto, pad: 0 }
+        Self {
+            addr,
+            port,
+            proto,
+            pad: 0,
+        }
     }
 
-    /// The row that says "this address is a ClusterIP", for packets to ports that it does not offer.
+    /// The row that says "this address is a ClusterIP", for packets to ports that it does not
+    /// offer.
     #[inline(always)]
     pub const fn address(addr: A) -> Self {
         Self::new(addr, Port::ANY, Proto::ANY)
@@ -80,7 +89,8 @@ impl FrontendKind {
     pub const EXTERNAL_IP: Self = Self(3);
     pub const LOAD_BALANCER: Self = Self(4);
 
-    /// Returns true if it is subject to `externalTrafficPolicy`. A kind of a later version is taken for such a one.
+    /// Returns true if it is subject to `externalTrafficPolicy`. A kind of a later version is taken
+    /// for such a one.
     #[inline(always)]
     pub const fn is_external(self) -> bool {
         match self.known() {
@@ -116,7 +126,11 @@ assert_size!(Frontend<Addr6> = 20 + 1 + 3);
 
 impl<A: Addr> Frontend<A> {
     pub const fn new(service: FrontendKey<A>, kind: FrontendKind) -> Self {
-        Self { service, kind, namespace: Namespace::NONE }
+        Self {
+            service,
+            kind,
+            namespace: Namespace::NONE,
+        }
     }
 
     /// Returns the same row of a Service in a namespace.
@@ -177,7 +191,8 @@ pub struct Service {
     flags: u16,
     pub algorithm: Algorithm,
     pad: u8,
-    /// `sessionAffinity: ClientIP`: for how many seconds without a new flow a client keeps its backend. 0: not at all.
+    /// `sessionAffinity: ClientIP`: for how many seconds without a new flow a client keeps its
+    /// backend. 0: not at all.
     pub affinity_secs: u32,
 }
 assert_size!(Service = 2 + 2 + 2 + 1 + 1 + 4);
@@ -187,27 +202,40 @@ impl Service {
     pub const INTERNAL_LOCAL: u16 = 1 << 0;
     /// There are usable endpoints somewhere, so an empty set drops instead of rejecting.
     pub const HAS_ENDPOINTS: u16 = 1 << 1;
-    /// `externalTrafficPolicy: Local`: the other frontends serve clients outside from [`Set::LOCAL`] only.
+    /// `externalTrafficPolicy: Local`: the other frontends serve clients outside from
+    /// [`Set::LOCAL`] only.
     pub const EXTERNAL_LOCAL: u16 = 1 << 2;
     /// LoadBalancer frontends serve only clients in `SOURCE_RANGES`.
     pub const SOURCE_RANGES: u16 = 1 << 3;
-    /// The ClusterIP serves clients on this node from [`Set::LOCAL`], which has pods of a local redirect.
+    /// The ClusterIP serves clients on this node from [`Set::LOCAL`], which has pods of a local
+    /// redirect.
     pub const REDIRECTED: u16 = 1 << 4;
-    /// With `REDIRECTED`: a pod with the row [`EndpointKey::spared`] is served from [`Set::CLUSTER`].
+    /// With `REDIRECTED`: a pod with the row [`EndpointKey::spared`] is served from
+    /// [`Set::CLUSTER`].
     pub const SPARES_PODS: u16 = 1 << 5;
     /// With `REDIRECTED`: the node itself is served from [`Set::CLUSTER`].
     pub const SPARES_NODE: u16 = 1 << 6;
-    /// Backends differ in weight: under every algorithm the slots are taken from the places of [`Maglev`].
+    /// Backends differ in weight: under every algorithm the slots are taken from the places of
+    /// [`Maglev`].
     pub const WEIGHTED: u16 = 1 << 7;
-    /// A TCP flow whose backend is silent goes to another one, when its client's SYN comes again: each set that serves has several.
+    /// A TCP flow whose backend is silent goes to another one, when its client's SYN comes again:
+    /// each set that serves has several.
     pub const FAILS_OVER: u16 = 1 << 8;
     /// TCP flows to lost nodes are ended, so that no socket may be led past the programs.
     pub const ENDS_LOST: u16 = 1 << 9;
-    /// Clients that the chosen set does not serve go on to the dialled address, which is no Service's.
+    /// Clients that the chosen set does not serve go on to the dialled address, which is no
+    /// Service's.
     pub const ELSE_PASSES: u16 = 1 << 10;
 
     pub const fn new(cluster: u16, local: u16, flags: u16) -> Self {
-        Self { cluster, local, flags, algorithm: Algorithm::RANDOM, pad: 0, affinity_secs: 0 }
+        Self {
+            cluster,
+            local,
+            flags,
+            algorithm: Algorithm::RANDOM,
+            pad: 0,
+            affinity_secs: 0,
+        }
     }
 
     #[must_use]
@@ -217,7 +245,10 @@ impl Service {
 
     #[must_use]
     pub const fn with_affinity(self, affinity_secs: u32) -> Self {
-        Self { affinity_secs, ..self }
+        Self {
+            affinity_secs,
+            ..self
+        }
     }
 
     #[inline(always)]
@@ -253,13 +284,18 @@ assert_size!(SlotKey<Addr6> = 20 + 1 + 1 + 2);
 impl<A: Addr> SlotKey<A> {
     #[inline(always)]
     pub const fn new(service: FrontendKey<A>, set: Set, index: u16) -> Self {
-        Self { service, set, pad: 0, index }
+        Self {
+            service,
+            set,
+            pad: 0,
+            index,
+        }
     }
 }
 
-/// Key of `ENDPOINTS`: an endpoint of a service port that serves, be it ready or terminating. There are rows for UDP
-/// ports, whose flows do not stay with a backend that has left, and for those with session affinity. A local redirect adds
-/// rows of its own: see [`EndpointKey::spared`].
+/// Key of `ENDPOINTS`: an endpoint of a service port that serves, be it ready or terminating. There
+/// are rows for UDP ports, whose flows do not stay with a backend that has left, and for those with
+/// session affinity. A local redirect adds rows of its own: see [`EndpointKey::spared`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointKey<A: Addr> {
@@ -276,8 +312,8 @@ impl<A: Addr> EndpointKey<A> {
         Self { service, at }
     }
 
-    /// The row of a pod that answers in a local redirect, and is to reach the service's own endpoints: see [`Service::SPARES_PODS`].
-    /// No endpoint listens at port 0.
+    /// The row of a pod that answers in a local redirect, and is to reach the service's own
+    /// endpoints: see [`Service::SPARES_PODS`]. No endpoint listens at port 0.
     #[inline(always)]
     pub const fn spared(service: FrontendKey<A>, pod: A) -> Self {
         Self::new(service, SockAddr::new(pod, Port::ANY))
@@ -330,15 +366,20 @@ assert_size!(SetKey<Addr6> = 20 + 1 + 3);
 impl<A: Addr> SetKey<A> {
     #[inline(always)]
     pub const fn new(service: FrontendKey<A>, set: Set) -> Self {
-        Self { service, set, pad: [0; 3] }
+        Self {
+            service,
+            set,
+            pad: [0; 3],
+        }
     }
 }
 
-/// Places in a [`Maglev`] table: a prime, as the algorithm asks. At 40 backends shares differ by one in a hundred.
+/// Places in a [`Maglev`] table: a prime, as the algorithm asks. At 40 backends shares differ by
+/// one in a hundred.
 pub const MAGLEV_PLACES: usize = 4_093;
 
-/// Value of `MAGLEV`: for each place the index of a slot (Eisenbud et al., "Maglev", NSDI 2016, section 3.4). A slot has
-/// places in proportion to its backend's weight.
+/// Value of `MAGLEV`: for each place the index of a slot (Eisenbud et al., "Maglev", NSDI 2016,
+/// section 3.4). A slot has places in proportion to its backend's weight.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Maglev {
@@ -353,8 +394,8 @@ impl Maglev {
     }
 }
 
-/// Key of `SOURCE_RANGES`, behind its prefix length in bits: the service port's and as many of the address as the range
-/// has.
+/// Key of `SOURCE_RANGES`, behind its prefix length in bits: the service port's and as many of the
+/// address as the range has.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceRange<A: Addr> {
@@ -380,6 +421,7 @@ pub mod service_net {
     pub const RANGE: u32 = 1;
     /// The ClusterIP of a Service that another proxy serves: packets to it are left alone.
     pub const OF_OTHER_PROXY: u32 = 2;
-    /// A network in a range that has pods, or to which the node has a route: what is in it and no frontend is left alone.
+    /// A network in a range that has pods, or to which the node has a route: what is in it and no
+    /// frontend is left alone.
     pub const SHARED: u32 = 3;
 }

@@ -1,28 +1,35 @@
-//! Source ports on the node's own addresses that connections of other programs have. Netfilter's masquerading draws from
-//! all above 1,023, so a port that kpx would draw may be in use towards the same peer.
+//! Source ports on the node's own addresses that connections of other programs have. Netfilter's
+//! masquerading draws from all above 1,023, so a port that kpx would draw may be in use towards the
+//! same peer.
 
 use crate::addr::Proto;
 use crate::assert_size;
 
-/// Value of `GUESTS`, keyed by the tuple of the connection's replies as they come in ([`crate::flow::FlowKey`]).
+/// Value of `GUESTS`, keyed by the tuple of the connection's replies as they come in
+/// ([`crate::flow::FlowKey`]).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guest {
-    /// Seconds since boot until which the tuple counts as taken, unless another packet leaves with it.
+    /// Seconds since boot until which the tuple counts as taken, unless another packet leaves with
+    /// it.
     pub until_secs: u32,
     /// Not 0: the connection has sent its FIN or RST.
     ended: u32,
 }
 assert_size!(Guest = 4 + 4);
 
-/// The time for which netfilter keeps a connection that has sent its FIN (`nf_conntrack_tcp_timeout_fin_wait`).
+/// The time for which netfilter keeps a connection that has sent its FIN
+/// (`nf_conntrack_tcp_timeout_fin_wait`).
 const ENDED_SECS: u32 = 120;
 /// After a RST nothing follows but what was on its way.
 const RESET_SECS: u32 = 10;
 
 impl Guest {
     /// Nothing is known.
-    pub const NONE: Self = Self { until_secs: 0, ended: 0 };
+    pub const NONE: Self = Self {
+        until_secs: 0,
+        ended: 0,
+    };
 
     /// Returns what is known after a packet that leaves; `before` is what was known.
     #[inline(always)]
@@ -36,7 +43,10 @@ impl Guest {
         } else {
             silence_secs(proto, packet.opens && !packet.is_seen_alone)
         };
-        Self { until_secs: now_secs.saturating_add(silence_secs), ended: ended.into() }
+        Self {
+            until_secs: now_secs.saturating_add(silence_secs),
+            ended: ended.into(),
+        }
     }
 
     #[inline(always)]
@@ -51,7 +61,8 @@ impl Guest {
     }
 }
 
-/// The bits that a packet tells of its connection. UDP has no openers: each datagram is like another.
+/// The bits that a packet tells of its connection. UDP has no openers: each datagram is like
+/// another.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Packet {
     pub opens: bool,
@@ -82,18 +93,49 @@ mod tests {
 
     #[test]
     fn a_guest_stays_as_long_as_its_connection() {
-        let (opens, goes_on) = (Packet { opens: true, ..Packet::default() }, Packet::default());
-        let (ends, resets) = (Packet { ends: true, ..goes_on }, Packet { resets: true, ..goes_on });
+        let opens = Packet {
+            opens: true,
+            ..Packet::default()
+        };
+        let goes_on = Packet::default();
+        let ends = Packet {
+            ends: true,
+            ..goes_on
+        };
+        let resets = Packet {
+            resets: true,
+            ..goes_on
+        };
         let tcp = |packets: &[Packet]| {
-            let all = packets.iter().fold(Guest::NONE, |guest, packet| Guest::after(guest, *packet, Proto::TCP, NOW));
+            let all = packets.iter().fold(Guest::NONE, |guest, packet| {
+                Guest::after(guest, *packet, Proto::TCP, NOW)
+            });
             all.until_secs - NOW
         };
         assert_eq!(tcp(&[opens]), 120);
-        assert_eq!(tcp(&[Packet { is_seen_alone: true, ..opens }]), 8_100, "its other packets are not seen");
+        assert_eq!(
+            tcp(&[Packet {
+                is_seen_alone: true,
+                ..opens
+            }]),
+            8_100,
+            "its other packets are not seen"
+        );
         assert_eq!(tcp(&[opens, goes_on]), 8_100);
-        assert_eq!(tcp(&[opens, goes_on, ends, goes_on]), 120, "its last acknowledgement is no new life");
+        assert_eq!(
+            tcp(&[opens, goes_on, ends, goes_on]),
+            120,
+            "its last acknowledgement is no new life"
+        );
         assert_eq!(tcp(&[opens, goes_on, resets]), 10);
-        assert_eq!(tcp(&[opens, ends, opens, goes_on]), 8_100, "another connection");
-        assert_eq!(Guest::after(Guest::NONE, goes_on, Proto::UDP, NOW).until_secs, NOW + 180);
+        assert_eq!(
+            tcp(&[opens, ends, opens, goes_on]),
+            8_100,
+            "another connection"
+        );
+        assert_eq!(
+            Guest::after(Guest::NONE, goes_on, Proto::UDP, NOW).until_secs,
+            NOW + 180
+        );
     }
 }

@@ -1,11 +1,14 @@
 //! The half-open queue: the openers' keys of flows that make room for others, oldest first.
 //!
-//! Each CPU has rings of its own, so that CPUs under a flood share neither a lock nor a cache line. `HALF_OPEN_RING` has the
-//! places of all rings one behind the other, and `HALF_OPEN_ENDS` the ends of each.
+//! Each CPU has rings of its own, so that CPUs under a flood share neither a lock nor a cache line.
+//! `HALF_OPEN_RING` has the places of all rings one behind the other, and `HALF_OPEN_ENDS` the ends
+//! of each.
 //!
-//! A CPU has two rings. Each flow gets its place in the ring of waiting flows. A flow that has both spoken and been answered, but whose
-//! client can never show that it exists ([`Flow::shows_no_client`](crate::flow::Flow::shows_no_client)), moves to the ring of streams when
-//! its place is needed. So a flood of openers displaces no such flow, as long as there are fewer than the ring of streams has places.
+//! A CPU has two rings. Each flow gets its place in the ring of waiting flows. A flow that has both
+//! spoken and been answered, but whose client can never show that it exists
+//! ([`Flow::shows_no_client`](crate::flow::Flow::shows_no_client)), moves to the ring of streams
+//! when its place is needed. So a flood of openers displaces no such flow, as long as there are
+//! fewer than the ring of streams has places.
 
 use crate::addr::{Addr, Addr4, Addr6};
 use crate::assert_size;
@@ -23,10 +26,12 @@ pub struct Place<A: Addr> {
 assert_size!(Place<Addr4> = 16 + 4);
 assert_size!(Place<Addr6> = 40 + 4);
 
-/// Value of `HALF_OPEN_ENDS`: how many places of a ring were ever given up, and given. Both counts wrap around.
+/// Value of `HALF_OPEN_ENDS`: how many places of a ring were ever given up, and given. Both counts
+/// wrap around.
 ///
-/// The programs of one CPU write them. Those of another CPU do so only to make room in a full table, or where CPUs share
-/// a ring. A lost update then costs a place: its flow goes with its time, or goes early.
+/// The programs of one CPU write them. Those of another CPU do so only to make room in a full
+/// table, or where CPUs share a ring. A lost update then costs a place: its flow goes with its
+/// time, or goes early.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ends {
@@ -35,7 +40,8 @@ pub struct Ends {
 }
 assert_size!(Ends = 4 + 4);
 
-/// The bytes from one ring's ends to the next one's: two cache lines, because the kernel aligns no array to one.
+/// The bytes from one ring's ends to the next one's: two cache lines, because the kernel aligns no
+/// array to one.
 pub const ENDS_STRIDE: usize = 128;
 
 /// Value of `HALF_OPEN_ENDS`, with the room that keeps two CPUs' ends apart.
@@ -49,7 +55,10 @@ assert_size!(PaddedEnds = ENDS_STRIDE);
 
 impl PaddedEnds {
     /// The ends of a ring without flows.
-    pub const EMPTY: Self = Self { ends: Ends { first: 0, next: 0 }, pad: [0; (ENDS_STRIDE - size_of::<Ends>()) / 4] };
+    pub const EMPTY: Self = Self {
+        ends: Ends { first: 0, next: 0 },
+        pad: [0; (ENDS_STRIDE - size_of::<Ends>()) / 4],
+    };
 }
 
 impl Ends {
@@ -57,29 +66,42 @@ impl Ends {
     #[inline(always)]
     pub const fn oldest(&self, places: u32) -> Option<u32> {
         let first = self.first(places);
-        if first == self.next { None } else { first.checked_rem(places) }
+        if first == self.next {
+            None
+        } else {
+            first.checked_rem(places)
+        }
     }
 
     /// Returns the place for the next flow; None if all are taken.
     #[inline(always)]
     pub const fn free(&self, places: u32) -> Option<u32> {
         let taken = self.next.wrapping_sub(self.first(places));
-        if taken >= places { None } else { self.next.checked_rem(places) }
+        if taken >= places {
+            None
+        } else {
+            self.next.checked_rem(places)
+        }
     }
 
-    /// Returns the number of the oldest place. Ends that are further apart than the ring is long come from a ring of another
-    /// length, or from a lost update: then the last places count.
+    /// Returns the number of the oldest place. Ends that are further apart than the ring is long
+    /// come from a ring of another length, or from a lost update: then the last places count.
     #[inline(always)]
     pub const fn first(&self, places: u32) -> u32 {
-        if self.next.wrapping_sub(self.first) > places { self.next.wrapping_sub(places) } else { self.first }
+        if self.next.wrapping_sub(self.first) > places {
+            self.next.wrapping_sub(places)
+        } else {
+            self.first
+        }
     }
 }
 
 /// The rings of a CPU: of waiting flows and of streams.
 pub const CLASSES: u32 = 2;
 
-/// Places of a waiting ring for one of streams, as a power of two. Flows of two entries take a place among those that wait, flows of
-/// four take two. So half of the table is for flows that wait, and a quarter for streams.
+/// Places of a waiting ring for one of streams, as a power of two. Flows of two entries take a
+/// place among those that wait, flows of four take two. So half of the table is for flows that
+/// wait, and a quarter for streams.
 pub const STREAMS_SHIFT: u32 = 2;
 
 /// Returns the places of all rings beside so many places of waiting flows.
@@ -111,7 +133,10 @@ impl Rings {
             count *= 2;
         }
         let places = places / count;
-        Self { count, places: if places == 0 { 1 } else { places } }
+        Self {
+            count,
+            places: if places == 0 { 1 } else { places },
+        }
     }
 }
 
@@ -121,7 +146,10 @@ mod tests {
 
     #[test]
     fn ring_gives_its_places_in_turn_and_back_oldest_first() {
-        let mut ends = Ends { first: u32::MAX - 1, next: u32::MAX - 1 };
+        let mut ends = Ends {
+            first: u32::MAX - 1,
+            next: u32::MAX - 1,
+        };
         assert_eq!(ends.oldest(4), None);
         let mut given = Vec::new();
         while let Some(place) = ends.free(4) {
@@ -135,22 +163,43 @@ mod tests {
             ends.first = ends.first.wrapping_add(1);
         }
         assert_eq!(taken, given);
-        assert_eq!((ends.oldest(0), Ends { first: 1, next: 2 }.oldest(0)), (None, None), "a ring without places");
+        assert_eq!(
+            (ends.oldest(0), Ends { first: 1, next: 2 }.oldest(0)),
+            (None, None),
+            "a ring without places"
+        );
     }
 
     #[test]
     fn ring_recovers_from_ends_that_are_too_far_apart() {
-        for ends in [Ends { first: 0, next: 65_536 }, Ends { first: 5, next: 4 }] {
+        for ends in [
+            Ends {
+                first: 0,
+                next: 65_536,
+            },
+            Ends { first: 5, next: 4 },
+        ] {
             assert_eq!(ends.first(16), ends.next.wrapping_sub(16));
             assert_eq!(ends.free(16), None, "the ring is full");
-            let ends = Ends { first: ends.first(16).wrapping_add(1), ..ends };
-            assert!(ends.free(16).is_some() && ends.oldest(16).is_some(), "{ends:?}");
+            let ends = Ends {
+                first: ends.first(16).wrapping_add(1),
+                ..ends
+            };
+            assert!(
+                ends.free(16).is_some() && ends.oldest(16).is_some(),
+                "{ends:?}"
+            );
         }
     }
 
     #[test]
     fn every_cpu_has_a_ring_as_long_as_the_places_suffice() {
-        let rings = |places, cpus| (Rings::new(places, cpus).count, Rings::new(places, cpus).places);
+        let rings = |places, cpus| {
+            (
+                Rings::new(places, cpus).count,
+                Rings::new(places, cpus).places,
+            )
+        };
         assert_eq!(rings(65_536, 2), (2, 32_768));
         assert_eq!(rings(65_536, 6), (8, 8_192));
         assert_eq!(rings(262_144, 64), (64, 4_096));

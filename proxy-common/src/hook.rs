@@ -45,13 +45,15 @@ pub enum Direction {
 /// A kind of device, by the programs that are attached to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Any device of packets from and to other hosts and pods: it carries programs in both directions.
+    /// Any device of packets from and to other hosts and pods: it carries programs in both
+    /// directions.
     Device,
     /// The same, of a device without Ethernet headers: packets start with their IP header.
     Headerless,
     /// The anchor, with a program on its egress.
     Anchor,
-    /// The loopback device, with a program on its egress. A packet that arrives at lo has been translated already.
+    /// The loopback device, with a program on its egress. A packet that arrives at lo has been
+    /// translated already.
     Lo,
 }
 
@@ -100,16 +102,24 @@ impl PacketHook {
 
     /// The programs that are loaded at the start: those of the hooks that every node has.
     pub fn common_programs() -> impl Iterator<Item = &'static str> {
-        Self::ALL.into_iter().filter(|hook| hook.place() != Place::Headerless).map(Self::program)
+        Self::ALL
+            .into_iter()
+            .filter(|hook| hook.place() != Place::Headerless)
+            .map(Self::program)
     }
 
     /// Finds the hook of a place; None if the place carries no program in this direction.
     pub fn at(place: Place, direction: Direction) -> Option<Self> {
-        Self::ALL.into_iter().find(|hook| hook.place() == place && hook.direction() == direction)
+        Self::ALL
+            .into_iter()
+            .find(|hook| hook.place() == place && hook.direction() == direction)
     }
 
     /// The programs of one direction.
     pub fn programs_at(direction: Direction) -> impl Iterator<Item = &'static str> {
-        Self::ALL.into_iter().filter(move |hook| hook.direction() == direction).map(Self::program)
+        Self::ALL
+            .into_iter()
+            .filter(move |hook| hook.direction() == direction)
+            .map(Self::program)
     }
 }

@@ -1,22 +1,26 @@
 //! The maps that exist once per family: the one place that names them.
 //!
-//! `family_maps!(consumer)` hands all rows to a macro. From them come the statics of the programs, [`crate::names`], and the
-//! agent's copy between maps of different sizes: a new map is one row here.
+//! `family_maps!(consumer)` hands all rows to a macro. From them come the statics of the programs,
+//! [`crate::names`], and the agent's copy between maps of different sizes: a new map is one row
+//! here.
 
 /// Flag of the kernel: a map takes memory as it fills.
 pub const NO_PREALLOC: u32 = 1;
-/// Entries of `FLOWS`. The sizes here are defaults: the agent may set others before it loads the object.
+/// Entries of `FLOWS`. The sizes here are defaults: the agent may set others before it loads the
+/// object.
 pub const FLOWS: u32 = 262_144;
 
 /// Calls a macro with a row for each map:
 /// `field: NAME4 NAME6: Type<Key, Value> = entries, flags, how`.
 ///
-/// The last word says how a map's entries get into one of another size: `keep` copies those that are not there yet,
-/// `more_passed` those of flows that have gone on, `networks` those of a trie. `none` copies nothing, because the map fills
-/// by itself. A map that is `per_load` begins empty with every load, and is not part of the layout.
+/// The last word says how a map's entries get into one of another size: `keep` copies those that
+/// are not there yet, `more_passed` those of flows that have gone on, `networks` those of a trie.
+/// `none` copies nothing, because the map fills by itself. A map that is `per_load` begins empty
+/// with every load, and is not part of the layout.
 ///
-/// Flows are preallocated and never LRU: the kernel must not evict what is established, and opening a flow must not allocate.
-/// The kernel may evict from LRU maps: it costs a client its backend, a fragment, an even share.
+/// Flows are preallocated and never LRU: the kernel must not evict what is established, and opening
+/// a flow must not allocate. The kernel may evict from LRU maps: it costs a client its backend, a
+/// fragment, an even share.
 #[macro_export]
 macro_rules! family_maps {
     ($($consumer:tt)+) => {

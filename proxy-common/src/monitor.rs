@@ -31,7 +31,8 @@ pub struct Record<A: Addr> {
     pub hook_id: HookId,
     /// [`Proto::ANY`] if the packet's addresses and ports were not found out.
     pub proto: Proto,
-    /// The reason of a packet that opened no flow: an index into [`Reason::ALL`](crate::counter::Reason::ALL).
+    /// The reason of a packet that opened no flow: an index into
+    /// [`Reason::ALL`](crate::counter::Reason::ALL).
     pub reason: u8,
     /// The device that it was met on.
     pub ifindex: u32,
@@ -45,5 +46,6 @@ pub struct Record<A: Addr> {
 assert_size!(Record<Addr4> = 4 + 4 + 3 * 8 + 28);
 assert_size!(Record<Addr6> = 4 + 4 + 3 * 20 + 64);
 
-/// The only value of `WATCHED`: records that a CPU may write in a second. 0 while no operator watches.
+/// The only value of `WATCHED`: records that a CPU may write in a second. 0 while no operator
+/// watches.
 pub const WATCHED_PER_SECOND: u32 = 10_000;

@@ -13,16 +13,27 @@ pub const EMPTY: &str = "kpx_empty";
 /// Look up a flow and rewrite the packet, no more, as the programs for ingress and egress.
 pub const MINIMAL: &str = "kpx_minimal";
 pub const MINIMAL_OUT: &str = "kpx_minimal_out";
-/// Take packets between pods of a node past the stack, no more: a client's, and a backend's. Of the same object.
+/// Take packets between pods of a node past the stack, no more: a client's, and a backend's. Of the
+/// same object.
 pub const LIMIT: &str = "kpx_limit";
 pub const LIMIT_BACK: &str = "kpx_limit_back";
 /// The ways of these two.
 pub const LIMIT_WAYS: &str = "LIMIT";
 
 /// The programs of the hooks at which sockets name the address that they dial, and ask for it.
-pub const SOCKETS: [&str; 4] = ["kpx_connect4", "kpx_connect6", "kpx_getpeer4", "kpx_getpeer6"];
+pub const SOCKETS: [&str; 4] = [
+    "kpx_connect4",
+    "kpx_connect6",
+    "kpx_getpeer4",
+    "kpx_getpeer6",
+];
 /// The same for datagrams of sockets that are not connected.
-pub const DATAGRAMS: [&str; 4] = ["kpx_sendmsg4", "kpx_sendmsg6", "kpx_recvmsg4", "kpx_recvmsg6"];
+pub const DATAGRAMS: [&str; 4] = [
+    "kpx_sendmsg4",
+    "kpx_sendmsg6",
+    "kpx_recvmsg4",
+    "kpx_recvmsg6",
+];
 
 pub const COUNTERS: &str = "COUNTERS";
 pub const DEVICES: &str = "DEVICES";
@@ -52,9 +63,11 @@ pub const CPUS: &str = "CPUS";
 pub const MONITOR: &str = "MONITOR";
 pub const WATCHED: &str = "WATCHED";
 
-/// Not 0, the packet mark of our hooks is kept in `mark` as well as in `tc_index` (`u32`, set before loading).
+/// Not 0, the packet mark of our hooks is kept in `mark` as well as in `tc_index` (`u32`, set
+/// before loading).
 pub const EXPOSES_PACKET_MARK: &str = "EXPOSES_PACKET_MARK";
-/// Not 0, the programs have what it takes to deliver packets past the stack (`u32`, set before loading).
+/// Not 0, the programs have what it takes to deliver packets past the stack (`u32`, set before
+/// loading).
 pub const FAST_PATH: &str = "FAST_PATH";
 
 /// How many packets each CPU may answer in a second (`u32`, set before loading).
@@ -66,19 +79,24 @@ pub const HALF_OPEN_PLACES: &str = "HALF_OPEN_PLACES";
 /// The entries that `FLOWS` has room for (`u32`, set before loading).
 pub const FLOW_ROOM: &str = "FLOW_ROOM";
 
-/// The times for which flows may be silent: see [`Timeouts`](crate::flow::Timeouts) (`u32` in seconds, set before loading).
+/// The times for which flows may be silent: see [`Timeouts`](crate::flow::Timeouts) (`u32` in
+/// seconds, set before loading).
 pub const TCP_ESTABLISHED_SECS: &str = "TCP_ESTABLISHED_SECS";
 pub const TCP_HALF_CLOSED_SECS: &str = "TCP_HALF_CLOSED_SECS";
 pub const UDP_SECS: &str = "UDP_SECS";
 pub const UDP_STREAM_SECS: &str = "UDP_STREAM_SECS";
 
-/// The network namespace whose sockets are served, and how: see [`crate::socket`] (`u64`, `u32`, set before loading).
+/// The network namespace whose sockets are served, and how: see [`crate::socket`] (`u64`, `u32`,
+/// set before loading).
 pub const SOCKET_NETNS: &str = "SOCKET_NETNS";
 pub const SOCKET_FLAGS: &str = "SOCKET_FLAGS";
 
-/// Maps outside of families that begin empty with every load. They hold a program's own room while it runs, what it asks the
-/// kernel for again each second, records for `kpx monitor`, and numbers whose places move with every new one.
-const PER_LOAD: [&str; 8] = [EXITS, OFFERS, TOLERATED, SENDERS, CPUS, MONITOR, WATCHED, COUNTERS];
+/// Maps outside of families that begin empty with every load. They hold a program's own room while
+/// it runs, what it asks the kernel for again each second, records for `kpx monitor`, and numbers
+/// whose places move with every new one.
+const PER_LOAD: [&str; 8] = [
+    EXITS, OFFERS, TOLERATED, SENDERS, CPUS, MONITOR, WATCHED, COUNTERS,
+];
 
 /// Returns true if a map begins empty with every load, and is not part of the layout.
 pub fn is_per_load(map: &str) -> bool {

@@ -10,7 +10,8 @@ use crate::device::{Device, Node, OwnAddr};
 use crate::flow::{AnyKey, Flow, FlowKey, Offer};
 use crate::fragment::{FragmentKey, Ports};
 use crate::frontend::{
-    Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey, SourceRange,
+    Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey,
+    SourceRange,
 };
 use crate::guest::Guest;
 use crate::half_open::{PaddedEnds, Place};
@@ -21,8 +22,9 @@ use crate::service_counts::ServiceCounts;
 use crate::socket::{Socket, SocketKey};
 use crate::ways::Row;
 
-/// Implements `Pod`, which asks for types without padding. Every type here is `repr(C)` or transparent, `Copy`, and made
-/// of integers only. An assertion beside its definition says that its size is the sum of its fields.
+/// Implements `Pod`, which asks for types without padding. Every type here is `repr(C)` or
+/// transparent, `Copy`, and made of integers only. An assertion beside its definition says that its
+/// size is the sum of its fields.
 macro_rules! pod {
     ($($type:ty),* $(,)?) => {
         // SAFETY: see the macro's documentation; it is only ever applied to the types below.
@@ -52,7 +54,8 @@ pod!(
     ServiceCounts
 );
 
-// SAFETY: as above; an `Addr` is one of the two instances, whose layouts are asserted with each type.
+// SAFETY: as above; an `Addr` is one of the two instances, whose layouts are asserted with each
+// type.
 unsafe impl<A: Addr> Pod for FrontendKey<A> {}
 // SAFETY: as above.
 unsafe impl<A: Addr> Pod for Frontend<A> {}

@@ -1,4 +1,5 @@
-//! Which set serves a client, and whether it is masqueraded: kube-proxy's rules as functions of what a packet showed.
+//! Which set serves a client, and whether it is masqueraded: kube-proxy's rules as functions of
+//! what a packet showed.
 
 use crate::addr::{Addr, Addr4, Addr6, SockAddr};
 use crate::assert_size;
@@ -20,7 +21,8 @@ impl Origin {
     pub const POD: Self = Self(2);
     /// The node itself.
     pub const NODE: Self = Self(3);
-    /// A pod by its address, says the operator's detection; it came in from elsewhere, as pods of other nodes do.
+    /// A pod by its address, says the operator's detection; it came in from elsewhere, as pods of
+    /// other nodes do.
     pub const ELSEWHERE: Self = Self(4);
 
     #[inline(always)]
@@ -28,7 +30,8 @@ impl Origin {
         matches!(self.known(), Some(Client::External))
     }
 
-    /// Returns true if the operator's detection calls the client a pod. kube-proxy goes by that alone when it masquerades.
+    /// Returns true if the operator's detection calls the client a pod. kube-proxy goes by that
+    /// alone when it masquerades.
     #[inline(always)]
     pub const fn is_detected(self) -> bool {
         match self.known() {
@@ -68,34 +71,43 @@ closed! {
     }
 }
 
-/// The set that serves a client. Under `externalTrafficPolicy: Local` the node and its pods need no local backend:
-/// nothing would be gained by refusing them.
+/// The set that serves a client. Under `externalTrafficPolicy: Local` the node and its pods need no
+/// local backend: nothing would be gained by refusing them.
 ///
-/// An address makes no client this node's pod: a pod of another node asks that node's endpoints (KEP-2086's e2e tests).
-/// So a stranger on an uplink never reaches the pods of a local redirect.
+/// An address makes no client this node's pod: a pod of another node asks that node's endpoints
+/// (KEP-2086's e2e tests). So a stranger on an uplink never reaches the pods of a local redirect.
 #[inline(always)]
 pub const fn set(kind: FrontendKind, service: &Service, origin: Origin) -> Set {
     let local = if kind.is_external() {
         service.has(Service::EXTERNAL_LOCAL) && origin.is_remote()
     } else {
-        service.has(Service::INTERNAL_LOCAL) || service.has(Service::REDIRECTED) && !origin.is_remote()
+        service.has(Service::INTERNAL_LOCAL)
+            || service.has(Service::REDIRECTED) && !origin.is_remote()
     };
     if local { Set::LOCAL } else { Set::CLUSTER }
 }
 
-/// Returns true if a client may reach this kind of frontend. Every client may, unless the operator restricts ClusterIPs to the
-/// cluster (`--cluster-ip-external=false`).
+/// Returns true if a client may reach this kind of frontend. Every client may, unless the operator
+/// restricts ClusterIPs to the cluster (`--cluster-ip-external=false`).
 #[inline(always)]
 pub const fn is_open_to(kind: FrontendKind, origin: Origin, node: &Node) -> bool {
-    kind.is_external() || !origin.is_external() || node.has(Node::CLUSTER_IP_EXTERNAL | Node::COMPAT)
+    kind.is_external()
+        || !origin.is_external()
+        || node.has(Node::CLUSTER_IP_EXTERNAL | Node::COMPAT)
 }
 
-/// Returns true if the backend must see the node instead of the client. Two cases are not asked here. A client that is
-/// its own backend is always masqueraded, and the host's own packets may need another address of the node.
+/// Returns true if the backend must see the node instead of the client. Two cases are not asked
+/// here. A client that is its own backend is always masqueraded, and the host's own packets may
+/// need another address of the node.
 ///
 /// `detects`: the node has a way to tell local pods of this family.
 #[inline(always)]
-pub fn is_masqueraded<A: Addr>(decision: &Decision<A>, service: &Service, node: &Node, detects: bool) -> bool {
+pub fn is_masqueraded<A: Addr>(
+    decision: &Decision<A>,
+    service: &Service,
+    node: &Node,
+    detects: bool,
+) -> bool {
     // Without the redirect the address saw the client.
     if service.has(Service::ELSE_PASSES) {
         return false;
@@ -105,12 +117,13 @@ pub fn is_masqueraded<A: Addr>(decision: &Decision<A>, service: &Service, node: 
         return true;
     }
     if !node.has(Node::COMPAT) {
-        // kube-proxy lets a ClusterIP's backend see the node where a detector calls the client external.
+        // kube-proxy lets a ClusterIP's backend see the node where a detector calls the client
+        // external.
         if !kind.is_external() && detects && origin.is_external() {
             return true;
         }
-        // Replies of a remote backend would go straight to a client that is not on this node, who never heard of it. What
-        // is only detected, by its address, may be a pod of another node.
+        // Replies of a remote backend would go straight to a client that is not on this node, who
+        // never heard of it. What is only detected, by its address, may be a pod of another node.
         return !origin.is_node() && !origin.is_pod() && !decision.backend.is_local();
     }
     if kind.is_external() {
@@ -120,7 +133,8 @@ pub fn is_masqueraded<A: Addr>(decision: &Decision<A>, service: &Service, node: 
     }
 }
 
-/// The decision about the last packet that opened a flow, or tried to. The programs, `kpx trace` and tests read it.
+/// The decision about the last packet that opened a flow, or tried to. The programs, `kpx trace`
+/// and tests read it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision<A: Addr> {

@@ -1,13 +1,16 @@
-//! Counters of service ports: a flow counts for itself while it lives, and `SVC_COUNTS` holds the sums of closed flows.
+//! Counters of service ports: a flow counts for itself while it lives, and `SVC_COUNTS` holds the
+//! sums of closed flows.
 
 use crate::assert_size;
 
 /// Packets, and their bytes.
 ///
-/// Packets count as they are on the wire: one that the kernel is yet to cut up, or has put together, is several packets. Bytes as the hooks see them, Ethernet headers included: of such a packet the headers count once.
+/// Packets count as they are on the wire: one that the kernel is yet to cut up, or has put
+/// together, is several packets. Bytes as the hooks see them, Ethernet headers included: of such a
+/// packet the headers count once.
 ///
-/// Added to without a lock: if two CPUs do so in the same instant, one of the two packets is missing. One direction of a
-/// flow seldom is on two CPUs.
+/// Added to without a lock: if two CPUs do so in the same instant, one of the two packets is
+/// missing. One direction of a flow seldom is on two CPUs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Passed {
@@ -17,7 +20,10 @@ pub struct Passed {
 assert_size!(Passed = 8 + 8);
 
 impl Passed {
-    pub const NOTHING: Self = Self { packets: 0, bytes: 0 };
+    pub const NOTHING: Self = Self {
+        packets: 0,
+        bytes: 0,
+    };
 }
 
 impl core::ops::AddAssign for Passed {
@@ -45,6 +51,11 @@ pub struct ServiceCounts {
 assert_size!(ServiceCounts = 3 * 8 + 2 * 16);
 
 impl ServiceCounts {
-    pub const NOTHING: Self =
-        Self { opened: 0, dropped: 0, rejected: 0, sent: Passed::NOTHING, returned: Passed::NOTHING };
+    pub const NOTHING: Self = Self {
+        opened: 0,
+        dropped: 0,
+        rejected: 0,
+        sent: Passed::NOTHING,
+        returned: Passed::NOTHING,
+    };
 }

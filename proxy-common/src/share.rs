@@ -1,13 +1,16 @@
 //! The share of the flow table that one client may hold.
 //!
-//! A client may hold no more entries than are free. So a single client gets half of the table at the most, two get a third each,
-//! and there always is as much room for the others as the greediest client holds. While half of the table is free, the rule
-//! refuses no client. The same rule shares the memory of network switches among their ports, as "dynamic thresholds".
+//! A client may hold no more entries than are free. So a single client gets half of the table at
+//! the most, two get a third each, and there always is as much room for the others as the greediest
+//! client holds. While half of the table is free, the rule refuses no client. The same rule shares
+//! the memory of network switches among their ports, as "dynamic thresholds".
 //!
-//! Only flows beyond half-open count. The others make room, and any host can open them in another's name.
+//! Only flows beyond half-open count. The others make room, and any host can open them in another's
+//! name.
 //!
-//! Flows of the Services of one namespace hold no more than [`NAMESPACE`] times what is free. A pod that is a backend decides how many
-//! clients it has, because it completes handshakes with made-up senders as well. One such namespace leaves a fifth of the table to others.
+//! Flows of the Services of one namespace hold no more than [`NAMESPACE`] times what is free. A pod
+//! that is a backend decides how many clients it has, because it completes handshakes with made-up
+//! senders as well. One such namespace leaves a fifth of the table to others.
 
 use crate::addr::{Addr, Port, Proto};
 use crate::frontend::FrontendKey;
@@ -15,7 +18,8 @@ use crate::frontend::FrontendKey;
 /// The entries of a namespace's flows for each that is free.
 pub const NAMESPACE: u32 = 4;
 
-/// Returns true if a client that holds so many entries may not have more, in a table of `room` entries with `lasting` flows' entries.
+/// Returns true if a client that holds so many entries may not have more, in a table of `room`
+/// entries with `lasting` flows' entries.
 #[inline(always)]
 pub const fn is_used_up(held: u32, lasting: u32, room: u32) -> bool {
     held >= room.saturating_sub(lasting)
@@ -44,7 +48,8 @@ pub enum Share {
     Release(u32),
 }
 
-/// A [`Share`] in a register: a change of the client's entries, by which they grow or, as a negative number, shrink.
+/// A [`Share`] in a register: a change of the client's entries, by which they grow or, as a
+/// negative number, shrink.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Register(pub u32);
@@ -77,7 +82,11 @@ impl PortAndShare {
     /// Returns the service port at this address.
     #[inline(always)]
     pub const fn service<A: Addr>(self, addr: A) -> FrontendKey<A> {
-        FrontendKey::new(addr, Port::from_wire(self.0 as u16), Proto((self.0 >> 16) as u8))
+        FrontendKey::new(
+            addr,
+            Port::from_wire(self.0 as u16),
+            Proto((self.0 >> 16) as u8),
+        )
     }
 
     #[inline(always)]
@@ -114,8 +123,14 @@ mod tests {
         for clients in [1, 2, 9] {
             let part = ROOM / (clients as u32 + 1);
             let held = greedy(clients);
-            assert!(held.iter().all(|held| held.abs_diff(part) <= 2), "{held:?}, not {part}");
-            assert!(!is_used_up(0, held.iter().sum(), ROOM), "another client finds room");
+            assert!(
+                held.iter().all(|held| held.abs_diff(part) <= 2),
+                "{held:?}, not {part}"
+            );
+            assert!(
+                !is_used_up(0, held.iter().sum(), ROOM),
+                "another client finds room"
+            );
         }
     }
 
@@ -125,7 +140,10 @@ mod tests {
             assert!(is_ample(lasting, ROOM) && !is_used_up(lasting, lasting, ROOM));
         }
         assert!(!is_ample(ROOM / 2, ROOM) && is_used_up(ROOM / 2, ROOM / 2, ROOM));
-        assert!(is_used_up(0, ROOM, ROOM) && is_used_up(0, u32::MAX, ROOM), "a full table has no room");
+        assert!(
+            is_used_up(0, ROOM, ROOM) && is_used_up(0, u32::MAX, ROOM),
+            "a full table has no room"
+        );
     }
 
     #[test]
@@ -135,18 +153,41 @@ mod tests {
             held += 2;
         }
         assert!(held.abs_diff(ROOM / 5 * 4) <= 4, "{held}");
-        assert!(!is_used_up(0, held, ROOM) && !is_used_up_by_namespace(0, held, ROOM), "others find room");
-        assert!(is_used_up_by_namespace(0, ROOM, ROOM), "a full table has no room");
+        assert!(
+            !is_used_up(0, held, ROOM) && !is_used_up_by_namespace(0, held, ROOM),
+            "others find room"
+        );
+        assert!(
+            is_used_up_by_namespace(0, ROOM, ROOM),
+            "a full table has no room"
+        );
     }
 
     #[test]
     fn question_passes_through_a_register() {
-        let shares = [Register::ASK, Register(4), Register(0), Register(4_u32.wrapping_neg())].map(Register::share);
-        assert_eq!(shares, [Share::Ask, Share::Hold(4), Share::Hold(0), Share::Release(4)]);
+        let shares = [
+            Register::ASK,
+            Register(4),
+            Register(0),
+            Register(4_u32.wrapping_neg()),
+        ]
+        .map(Register::share);
+        assert_eq!(
+            shares,
+            [
+                Share::Ask,
+                Share::Hold(4),
+                Share::Hold(0),
+                Share::Release(4)
+            ]
+        );
         let service = FrontendKey::new(Addr4::from_wire(7), Port::new(80), Proto::SCTP);
         for register in [Register::ASK, Register(4), Register(4_u32.wrapping_neg())] {
             let both = PortAndShare::new(&service, register);
-            assert_eq!((both.service(service.addr), both.share()), (service, register.share()));
+            assert_eq!(
+                (both.service(service.addr), both.share()),
+                (service, register.share())
+            );
         }
     }
 }

@@ -4,7 +4,8 @@ use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use crate::assert_size;
 use crate::frontend::FrontendKey;
 
-/// Bits of `SOCKET_FLAGS`: sockets of other network namespaces are served too, not only those of `SOCKET_NETNS`.
+/// Bits of `SOCKET_FLAGS`: sockets of other network namespaces are served too, not only those of
+/// `SOCKET_NETNS`.
 pub const EVERYWHERE: u32 = 1 << 0;
 /// ... UDP as well as TCP.
 pub const UDP: u32 = 1 << 1;
@@ -17,18 +18,21 @@ pub const PODS: u32 = 1 << 4;
 
 /// The rows of `SOCKET_PODS`: a node has a few hundred pods.
 pub const PODS_MAX: u32 = 4_096;
-/// The only value of `SOCKET_PODS`, whose keys are ids of cgroups (`u64`), which the kernel never gives twice.
+/// The only value of `SOCKET_PODS`, whose keys are ids of cgroups (`u64`), which the kernel never
+/// gives twice.
 pub const LED: u32 = 1;
 /// The deepest place of a pod's cgroup, in levels below the root of the hierarchy.
 pub const PODS_DEPTH: u32 = 8;
-/// The levels below a pod's cgroup in which threads count as the pod's: a container's, and the one that crun makes in it.
+/// The levels below a pod's cgroup in which threads count as the pod's: a container's, and the one
+/// that crun makes in it.
 pub const PODS_BELOW: u32 = 2;
 
-/// The seconds for which a UDP socket that is not connected keeps the backend of a frontend without sending to it. The
-/// packet path keeps a flow that was answered for as long.
+/// The seconds for which a UDP socket that is not connected keeps the backend of a frontend without
+/// sending to it. The packet path keeps a flow that was answered for as long.
 pub const KEPT_SECS: u32 = 180;
 
-/// Value of `DIALLED`, the storage of a TCP socket: what it dialled last. The kernel frees it with the socket.
+/// Value of `DIALLED`, the storage of a TCP socket: what it dialled last. The kernel frees it with
+/// the socket.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dialled<A: Addr> {
@@ -47,11 +51,13 @@ pub struct Side(u8);
 impl Side {
     /// By the backend's, which the kernel knows; it says what was dialled.
     pub const BACKEND: Self = Self(0);
-    /// By the frontend's, which the program dials: it says who serves it. For sockets that are not connected.
+    /// By the frontend's, which the program dials: it says who serves it. For sockets that are not
+    /// connected.
     pub const FRONTEND: Self = Self(1);
 }
 
-/// Key of `UDP_SOCKETS`. A UDP socket may send to many Services, so its storage has no room for all of them.
+/// Key of `UDP_SOCKETS`. A UDP socket may send to many Services, so its storage has no room for all
+/// of them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SocketKey<A: Addr> {
@@ -70,7 +76,13 @@ impl<A: Addr> SocketKey<A> {
     #[inline(always)]
     pub const fn new(cookie: u64, at: SockAddr<A>, side: Side) -> Self {
         let cookie = [cookie as u32, (cookie >> 32) as u32];
-        Self { cookie, addr: at.addr, port: at.port, proto: Proto::UDP, side }
+        Self {
+            cookie,
+            addr: at.addr,
+            port: at.port,
+            proto: Proto::UDP,
+            side,
+        }
     }
 
     /// Returns the number that `SO_COOKIE` tells.
@@ -90,7 +102,8 @@ pub struct Socket<A: Addr> {
     pub last_secs: u32,
 }
 
-/// In the place of that for a socket that was connected to the frontend: from another backend it takes no answers.
+/// In the place of that for a socket that was connected to the frontend: from another backend it
+/// takes no answers.
 pub const CONNECTED: u32 = u32::MAX;
 
 assert_size!(Socket<Addr4> = 8 + 8 + 4);
@@ -99,6 +112,10 @@ assert_size!(Socket<Addr6> = 20 + 20 + 4);
 impl<A: Addr> Socket<A> {
     #[inline(always)]
     pub const fn new(at: SockAddr<A>, service: FrontendKey<A>, last_secs: u32) -> Self {
-        Self { at, service, last_secs }
+        Self {
+            at,
+            service,
+            last_secs,
+        }
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! Both are in one map, because Linux allows a program 64.
 //!
-//! An end is an address with a port. Most packets of a node belong to no flow, and asking `FLOWS` about each of them costs more than
-//! all else that a hook does with it. So each end of a flow has a mark in one of [`CELLS`] cells, which many ends share. A packet of
-//! a flow has a marked end in each place where the flow has an entry:
+//! An end is an address with a port. Most packets of a node belong to no flow, and asking `FLOWS`
+//! about each of them costs more than all else that a hook does with it. So each end of a flow has
+//! a mark in one of [`CELLS`] cells, which many ends share. A packet of a flow has a marked end in
+//! each place where the flow has an entry:
 //!
 //! ```text
 //!   kind           marked end
@@ -12,15 +13,18 @@
 //!   UNSNAT, UNDNAT their destination
 //! ```
 //!
-//! A mark is the number of a round, in one byte, so that no reader finds a half of it. Programs mark an end before they make its
-//! entry. In each round the agent walks through all flows and marks their ends with the round's number; once that is done, marks of
-//! rounds before the last one count no more. No mark of a flow is ever missing:
+//! A mark is the number of a round, in one byte, so that no reader finds a half of it. Programs
+//! mark an end before they make its entry. In each round the agent walks through all flows and
+//! marks their ends with the round's number; once that is done, marks of rounds before the last one
+//! count no more. No mark of a flow is ever missing:
 //!
-//! - A program that has read the number of the last round, and makes its entry behind the walk, still counts.
-//! - A round ends when all ends are marked. If a walk fails, or without an agent, marks stay, and packets ask `FLOWS` more often.
-//! - The map outlives the agent, so the programs of two loads that are on devices at once read and set the same marks. Those of a version
-//!   without marks set none. So each start and each clean stop marks all cells, and before a start's second round has ended each end counts
-//!   as marked.
+//! - A program that has read the number of the last round, and makes its entry behind the walk,
+//!   still counts.
+//! - A round ends when all ends are marked. If a walk fails, or without an agent, marks stay, and
+//!   packets ask `FLOWS` more often.
+//! - The map outlives the agent, so the programs of two loads that are on devices at once read and
+//!   set the same marks. Those of a version without marks set none. So each start and each clean
+//!   stop marks all cells, and before a start's second round has ended each end counts as marked.
 //! - Numbers come again. A cell that was left counts as marked then, in 3 rounds of 256.
 
 use crate::addr::{Addr, SockAddr};
@@ -53,7 +57,8 @@ const CELL_BITS: u32 = 16;
 pub const CELLS: u32 = 1 << CELL_BITS;
 pub const ROWS: u32 = FIRST_CELL + CELLS;
 
-/// The marks that count: the oldest one, that of the round that has ended, and that of the round under way.
+/// The marks that count: the oldest one, that of the round that has ended, and that of the round
+/// under way.
 const MARKS: u32 = 3;
 
 /// Returns true if a mark counts.
@@ -93,17 +98,29 @@ mod tests {
     #[test]
     fn ends_of_a_cluster_spread_over_the_cells() {
         let ends = (0..64).flat_map(|pod| (0..256).map(move |nth| (pod, 32_768 + nth * 97)));
-        let v4 = |(pod, port): (u8, u16)| SockAddr::new(Addr4::from(Ipv4Addr::new(10, 244, 1, pod)), Port::new(port));
+        let v4 = |(pod, port): (u8, u16)| {
+            SockAddr::new(Addr4::from(Ipv4Addr::new(10, 244, 1, pod)), Port::new(port))
+        };
         let v6 = |(pod, port): (u8, u16)| {
-            SockAddr::new(Addr6::from(Ipv6Addr::new(0xfd00, 10, 244, 1, 0, 0, 0, pod.into())), Port::new(port))
+            SockAddr::new(
+                Addr6::from(Ipv6Addr::new(0xfd00, 10, 244, 1, 0, 0, 0, pod.into())),
+                Port::new(port),
+            )
         };
         let ends: Vec<_> = ends.collect();
         for rows in [
-            ends.iter().map(|end| cell_row(&v4(*end))).collect::<BTreeSet<_>>(),
+            ends.iter()
+                .map(|end| cell_row(&v4(*end)))
+                .collect::<BTreeSet<_>>(),
             ends.iter().map(|end| cell_row(&v6(*end))).collect(),
         ] {
             // Random numbers would take 14,500 of 65,536 cells.
-            assert!(rows.len() > 13_000, "{} ends take {} cells", ends.len(), rows.len());
+            assert!(
+                rows.len() > 13_000,
+                "{} ends take {} cells",
+                ends.len(),
+                rows.len()
+            );
             assert!(rows.iter().all(|row| (FIRST_CELL..ROWS).contains(row)));
         }
     }

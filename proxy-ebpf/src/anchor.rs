@@ -1,4 +1,5 @@
-//! The anchor's egress, to which the routes lead that the host's own sockets take to services elsewhere.
+//! The anchor's egress, to which the routes lead that the host's own sockets take to services
+//! elsewhere.
 
 use proxy_common::addr::Proto;
 use proxy_common::counter::{Event, Reason};
@@ -13,10 +14,11 @@ use crate::redirect::Forward;
 use crate::skb::{LinkHeader, PacketMark, Skb};
 use crate::{Action, host, news, redirect, tcp};
 
-/// Sends a packet of an open flow straight to its pod's device, by the link that the first packet of this second has found.
+/// Sends a packet of an open flow straight to its pod's device, by the link that the first packet
+/// of this second has found.
 ///
-/// The long way ([`run`]) would do the same, and asks the routes and the neighbour for each packet. It takes all other packets:
-/// [`Outcome::NOT_ESTABLISHED`].
+/// The long way ([`run`]) would do the same, and asks the routes and the neighbour for each packet.
+/// It takes all other packets: [`Outcome::NOT_ESTABLISHED`].
 #[inline(always)]
 pub fn quick<A: Net>(skb: Skb) -> Outcome {
     let Some(head) = established::head::<A>(skb, Hook::ANCHOR, PacketMark::NONE) else {
@@ -26,7 +28,9 @@ pub fn quick<A: Net>(skb: Skb) -> Outcome {
         return Outcome::NOT_ESTABLISHED;
     }
     let key = FlowKey::new(Hook::ANCHOR, head.proto, head.src, head.dst);
-    let Some(entry) = maps::live_flow(&key) else { return Outcome::NOT_ESTABLISHED };
+    let Some(entry) = maps::live_flow(&key) else {
+        return Outcome::NOT_ESTABLISHED;
+    };
     let is_news = established::is_news_to_opener(&entry, &head);
     // A packet that came in has no news to tell here.
     if is_news && (skb.came_in() || !news::may_be_taken(&head)) {
@@ -39,8 +43,11 @@ pub fn quick<A: Net>(skb: Skb) -> Outcome {
         return Outcome::NOT_ESTABLISHED;
     }
     let (source, backend) = entry.read(|flow| (flow.source, flow.backend));
-    let exit = maps::exit(judged.exit(), &backend.addr).filter(|exit| is_within(skb, &head, exit.mtu));
-    let Some(exit) = exit else { return Outcome::NOT_ESTABLISHED };
+    let exit =
+        maps::exit(judged.exit(), &backend.addr).filter(|exit| is_within(skb, &head, exit.mtu));
+    let Some(exit) = exit else {
+        return Outcome::NOT_ESTABLISHED;
+    };
     if !entry.is_at(&key) || is_news && !established::take_news(&entry, &head, true) {
         return Outcome::NOT_ESTABLISHED;
     }
@@ -61,17 +68,21 @@ fn is_within<A: Net>(skb: Skb, head: &Head<A>, mtu: u32) -> bool {
 #[inline(always)]
 pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
-    scratch.packet.parse(skb, LinkHeader::Ethernet, Hook::ANCHOR)?;
+    scratch
+        .packet
+        .parse(skb, LinkHeader::Ethernet, Hook::ANCHOR)?;
     match host::send(skb, scratch, 0, decision) {
-        Err(Reason::NoFlow) if skb.came_in() && is_met_at_ingress(&scratch.packet) => Err(Reason::Unhooked),
+        Err(Reason::NoFlow) if skb.came_in() && is_met_at_ingress(&scratch.packet) => {
+            Err(Reason::Unhooked)
+        }
         sent => sent,
     }
 }
 
 /// Returns true if the packet belongs to a flow that is followed where packets come in.
 ///
-/// If so, another program took ours off the device. The agent soon puts it back, and the client sends the packet again. A
-/// refusal would end the connection.
+/// If so, another program took ours off the device. The agent soon puts it back, and the client
+/// sends the packet again. A refusal would end the connection.
 #[inline(never)]
 fn is_met_at_ingress<A: Net>(packet: &Packet<A>) -> bool {
     maps::is_flow(&packet.flow_key(Hook::INGRESS))

@@ -19,7 +19,9 @@ pub fn diff<T: Copy>(from: &T, to: &T) -> u32 {
 #[inline(always)]
 fn replaced<T: Copy>(from: Option<&T>, to: &T, seed: u32) -> u32 {
     let size = size_of::<T>() as u32;
-    let (from, from_size) = from.map_or((null_mut(), 0), |from| (from_ref(from).cast_mut().cast(), size));
+    let (from, from_size) = from.map_or((null_mut(), 0), |from| {
+        (from_ref(from).cast_mut().cast(), size)
+    });
     // SAFETY: the helper reads as many bytes as the values have, and writes none.
     unsafe { bpf_csum_diff(from, from_size, from_ref(to).cast_mut().cast(), size, seed) as u32 }
 }
@@ -30,13 +32,18 @@ pub const NO_DIFF: u32 = u32::MAX;
 /// Computes the same as [`diff`], word by word and without the kernel.
 #[inline(always)]
 pub fn diff_words(from: &[u32], to: &[u32]) -> u32 {
-    let sum: u64 = from.iter().zip(to).map(|(from, to)| u64::from(!from) + u64::from(*to)).sum();
+    let sum: u64 = from
+        .iter()
+        .zip(to)
+        .map(|(from, to)| u64::from(!from) + u64::from(*to))
+        .sum();
     let sum = (sum & 0xffff_ffff) + (sum >> 32);
     (sum + (sum >> 32)) as u32
 }
 
-/// Returns true if a transport's checksum, which the kernel has changed by `diff`, was a seed for the device: the kernel adds to a seed, and
-/// takes away from a checksum. If there is no telling, false.
+/// Returns true if a transport's checksum, which the kernel has changed by `diff`, was a seed for
+/// the device: the kernel adds to a seed, and takes away from a checksum. If there is no telling,
+/// false.
 #[inline(always)]
 pub fn is_seed(before: u32, after: u32, diff: u32) -> bool {
     let diff = fold(diff);
@@ -45,7 +52,8 @@ pub fn is_seed(before: u32, after: u32, diff: u32) -> bool {
     tells && u32::from(fold(before + u32::from(diff))) == after
 }
 
-/// Stands for a checksum that cannot be read in place. (Linux 5.10 wants each value written that is kept across a call.)
+/// Stands for a checksum that cannot be read in place. (Linux 5.10 wants each value written that is
+/// kept across a call.)
 pub const UNREAD: u32 = 1 << 16;
 
 /// Folds a sum to the 16 bits of a checksum field, not yet inverted.

@@ -1,4 +1,5 @@
-//! The decision about a packet that opens a flow: its frontend, whether the client may dial that, and the backend.
+//! The decision about a packet that opens a flow: its frontend, whether the client may dial that,
+//! and the backend.
 
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Reason, Verdict};
@@ -39,7 +40,8 @@ impl<A: Net> Dial<A> for Packet<A> {
 
 /// Decides about a packet of a client at `origin`. Nothing is remembered but the client's affinity.
 ///
-/// `objection` tells why a packet to a service may not open a flow here; it is asked before anything is remembered or answered.
+/// `objection` tells why a packet to a service may not open a flow here; it is asked before
+/// anything is remembered or answered.
 #[inline(always)]
 pub fn run<'run, A: Net>(
     scratch: &mut Scratch<A>,
@@ -49,7 +51,12 @@ pub fn run<'run, A: Net>(
     objection: impl FnOnce(&Packet<A>) -> Option<Reason>,
 ) -> Result<&'run Decision<A>, Reason> {
     let decision = decision.get().ok_or(Reason::FlowsFull)?;
-    let Scratch { packet, service, flow, .. } = scratch;
+    let Scratch {
+        packet,
+        service,
+        flow,
+        ..
+    } = scratch;
     packet.decided = true;
     decision.origin = origin;
     let found = find(packet, node, service, decision);
@@ -81,8 +88,8 @@ pub fn run<'run, A: Net>(
     Ok(decision)
 }
 
-/// Remembers the backend of an external client, if the service has session affinity. Such a client comes under a false name
-/// perhaps, until its flow is beyond half-open.
+/// Remembers the backend of an external client, if the service has session affinity. Such a client
+/// comes under a false name perhaps, until its flow is beyond half-open.
 #[inline(never)]
 pub fn remember<A: Net>(scratch: &Scratch<A>, decision: DecisionMemory) {
     // A direct flow was led to no backend.
@@ -105,9 +112,10 @@ pub fn find<A: Net>(
 ) -> Result<(), Reason> {
     decision.flags = 0;
     if let Err(reason) = lookup::frontend(dial.dialled(), dial.proto(), decision) {
-        // A client that ClusterIPs do not serve must not learn by different answers which of them exist.
-        let is_hidden =
-            reason == Reason::UnknownPort && !policy::is_open_to(FrontendKind::CLUSTER_IP, decision.origin, node);
+        // A client that ClusterIPs do not serve must not learn by different answers which of them
+        // exist.
+        let is_hidden = reason == Reason::UnknownPort
+            && !policy::is_open_to(FrontendKind::CLUSTER_IP, decision.origin, node);
         return Err(if is_hidden { Reason::Outside } else { reason });
     }
     *service = maps::service(&decision.service).ok_or(Reason::NotOurs)?;
@@ -126,7 +134,15 @@ pub fn find<A: Net>(
     }
     let is_localhost = dial.dialled().addr.is_loopback();
     let keeps_local = is_localhost && node.has(Node::LOCALHOST_LOCAL);
-    decision.set = policy::set(decision.kind, service, if keeps_local { Origin::EXTERNAL } else { decision.origin });
+    decision.set = policy::set(
+        decision.kind,
+        service,
+        if keeps_local {
+            Origin::EXTERNAL
+        } else {
+            decision.origin
+        },
+    );
     if service.has(Service::REDIRECTED) && is_spared(service, dial.client(), decision) {
         decision.set = Set::CLUSTER;
     }
@@ -138,20 +154,26 @@ pub fn find<A: Net>(
     if service.count(decision.set) == 0 {
         // No load balancer asks at a loopback address, which would have to hear nothing.
         let elsewhere = service.has(Service::HAS_ENDPOINTS) && !is_localhost;
-        return Err(if elsewhere { Reason::NoLocalEndpoints } else { Reason::NoEndpoints });
+        return Err(if elsewhere {
+            Reason::NoLocalEndpoints
+        } else {
+            Reason::NoEndpoints
+        });
     }
     Ok(())
 }
 
-/// Returns true if a client may be led elsewhere than to an address that is no service's. That is so for pods of the node alone: its own packets
-/// have a route there. An address of the node's devices is the node's.
+/// Returns true if a client may be led elsewhere than to an address that is no service's. That is
+/// so for pods of the node alone: its own packets have a route there. An address of the node's
+/// devices is the node's.
 #[inline(always)]
 fn is_redirected<A: Net>(dialled: &SockAddr<A>, origin: Origin) -> bool {
     !origin.is_remote() && !origin.is_node() && maps::own_addr(&dialled.addr).is_none()
 }
 
-/// Returns true if a client answers in the local redirect of the service, and so must reach what it caches for. Whether a
-/// packet has that pod's address is judged where the pod's packets come in, as for all others.
+/// Returns true if a client answers in the local redirect of the service, and so must reach what it
+/// caches for. Whether a packet has that pod's address is judged where the pod's packets come in,
+/// as for all others.
 #[inline(never)]
 fn is_spared<A: Net>(service: &Service, client: A, decision: &Decision<A>) -> bool {
     if service.has(Service::SPARES_NODE) && maps::own_addr(&client).is_some() {
@@ -160,7 +182,8 @@ fn is_spared<A: Net>(service: &Service, client: A, decision: &Decision<A>) -> bo
     service.has(Service::SPARES_PODS) && maps::is_spared(decision.service, client)
 }
 
-/// A packet that has been decided about opens no flow: counts it for the service that it dialled, if it dialled one.
+/// A packet that has been decided about opens no flow: counts it for the service that it dialled,
+/// if it dialled one.
 #[inline(never)]
 pub fn refused<A: Net>(verdict: Verdict, decision: DecisionMemory) {
     if let Some(decision) = decision.get::<A>()
@@ -172,15 +195,21 @@ pub fn refused<A: Net>(verdict: Verdict, decision: DecisionMemory) {
 
 /// Returns the origin of a packet that was on its way out into the anchor or lo.
 ///
-/// A socket of the host may send from an address that is not the host's own (`IP_TRANSPARENT`). Such a client counts as
-/// one behind the device that the route to it names. If that device has no hooks of ours, the client counts as detected.
+/// A socket of the host may send from an address that is not the host's own (`IP_TRANSPARENT`).
+/// Such a client counts as one behind the device that the route to it names. If that device has no
+/// hooks of ours, the client counts as detected.
 #[inline(always)]
 pub fn origin_inside<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node) -> Origin {
     let client = &packet.src.addr;
     if client.is_loopback() || maps::own_addr(client).is_some() {
-        // kube-proxy takes the host for a pod where the operator says that pods have such addresses.
+        // kube-proxy takes the host for a pod where the operator says that pods have such
+        // addresses.
         let is_pod = node.has(Node::COMPAT) && A::is_detected_by(node) && maps::is_pod(*client);
-        return if is_pod { Origin::DETECTED } else { Origin::NODE };
+        return if is_pod {
+            Origin::DETECTED
+        } else {
+            Origin::NODE
+        };
     }
     match route(skb, node.anchor_ifindex, &packet.dst.addr, client) {
         Ok(NextHop::Device(ifindex)) if maps::device(ifindex).is_some() => {
@@ -207,14 +236,17 @@ pub fn origin<A: Net>(flags: u32, packet: &Packet<A>, node: &Node) -> Origin {
     }
 }
 
-/// Returns true if the backend of a UDP flow is still an endpoint of its frontend. Its address may be another pod's by now.
+/// Returns true if the backend of a UDP flow is still an endpoint of its frontend. Its address may
+/// be another pod's by now.
 #[inline(never)]
 pub fn still_serves<A: Net>(flow: &Flow<A>, decision: DecisionMemory) -> bool {
     // A direct one has no service to ask.
     if flow.frontend == flow.backend {
         return true;
     }
-    let Some(decision) = decision.get() else { return true };
+    let Some(decision) = decision.get() else {
+        return true;
+    };
     lookup::frontend(&flow.frontend, Proto::UDP, decision).is_ok()
         && maps::endpoint(decision.service, flow.backend).is_some()
 }

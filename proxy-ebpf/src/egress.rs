@@ -22,14 +22,23 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Action,
         skb.settle_packet_mark();
         return Err(Reason::NotOurs);
     }
-    let is_known = flow::follow(skb, &mut scratch.packet, Hook::EGRESS, mark, &mut scratch.flow, decision)?;
+    let is_known = flow::follow(
+        skb,
+        &mut scratch.packet,
+        Hook::EGRESS,
+        mark,
+        &mut scratch.flow,
+        decision,
+    )?;
     // A packet that a hook has rewritten is no other program's.
     if !is_known && (noted.is_translated() || !guest::meet(scratch)?) {
         return Err(Reason::NotOurs);
     }
     let Scratch { packet, flow, .. } = scratch;
     match flow.kind.known() {
-        Some(EntryKind::Snat | EntryKind::Dnat) => packet.rewrite(skb, &flow.source, &packet.dst, flow.is_far())?,
+        Some(EntryKind::Snat | EntryKind::Dnat) => {
+            packet.rewrite(skb, &flow.source, &packet.dst, flow.is_far())?
+        }
         Some(EntryKind::Undnat | EntryKind::Unsnat) | None => {
             packet.rewrite(skb, &flow.frontend, &flow.client, flow.is_far())?;
             maps::count(Event::Returned);

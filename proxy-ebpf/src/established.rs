@@ -1,9 +1,9 @@
-//! The fast path of established flows, and of packets of no flow. One look-up and one rewrite, in one function, and nothing
-//! copied that is not needed.
+//! The fast path of established flows, and of packets of no flow. One look-up and one rewrite, in
+//! one function, and nothing copied that is not needed.
 //!
-//! The slow path would decide the same of these packets. It takes all others: packets that open or reset a flow,
-//! fragments, options and SCTP. It takes headers that cannot be read at once, IPv6 replies to the host's own flows, and the
-//! first packet of a flow in every second.
+//! The slow path would decide the same of these packets. It takes all others: packets that open or
+//! reset a flow, fragments, options and SCTP. It takes headers that cannot be read at once, IPv6
+//! replies to the host's own flows, and the first packet of a flow in every second.
 
 use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
@@ -22,7 +22,8 @@ use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::tcp::{self, Numbers, TcpHeader, TcpStart};
 use crate::{Action, guest, host, lookup, news};
 
-/// A packet's headers, if they are the usual ones: TCP or UDP right behind an IP header without options.
+/// A packet's headers, if they are the usual ones: TCP or UDP right behind an IP header without
+/// options.
 #[derive(Clone, Copy)]
 pub struct Head<A: Addr> {
     pub src: SockAddr<A>,
@@ -45,7 +46,8 @@ impl<A: Net> Head<A> {
         tcp::told(self.flags)
     }
 
-    // Copies, field by field: what is copied as a whole, or lent to the kernel, lies in memory, and with it all other fields.
+    // Copies, field by field: what is copied as a whole, or lent to the kernel, lies in memory, and
+    // with it all other fields.
 
     #[inline(always)]
     pub fn src(&self) -> SockAddr<A> {
@@ -78,7 +80,9 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
         skb.settle_packet_mark();
         return Outcome::new(Err(Reason::NotOurs));
     }
-    let Some(head) = head::<A>(skb, hook, mark) else { return Outcome::NOT_ESTABLISHED };
+    let Some(head) = head::<A>(skb, hook, mark) else {
+        return Outcome::NOT_ESTABLISHED;
+    };
     if hook == Hook::EGRESS && mark.port_shows() {
         if !is_plain(skb, &head) {
             return Outcome::NOT_ESTABLISHED;
@@ -106,11 +110,16 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
         }
     }
     let key = FlowKey::new(hook, head.proto, head.src, head.dst);
-    let Some(entry) = maps::live_flow(&key) else { return missed(skb, hook, &head, Others::ANY, memory) };
-    translate(skb, (hook, mark), &head, (&key, &entry), memory, || is_forged(skb, hook, &head))
+    let Some(entry) = maps::live_flow(&key) else {
+        return missed(skb, hook, &head, Others::ANY, memory);
+    };
+    translate(skb, (hook, mark), &head, (&key, &entry), memory, || {
+        is_forged(skb, hook, &head)
+    })
 }
 
-/// Translates a packet whose entry has been found. The result is as that of [`run`]. `is_forged` is asked of a packet with news.
+/// Translates a packet whose entry has been found. The result is as that of [`run`]. `is_forged` is
+/// asked of a packet with news.
 #[inline(always)]
 pub fn translate<A: Net>(
     skb: Skb,
@@ -120,13 +129,23 @@ pub fn translate<A: Net>(
     memory: Memory,
     is_forged: impl FnOnce() -> bool,
 ) -> Outcome {
-    let Some(kind) = entry.read(|flow| flow.kind).known() else { return Outcome::NOT_ESTABLISHED };
+    let Some(kind) = entry.read(|flow| flow.kind).known() else {
+        return Outcome::NOT_ESTABLISHED;
+    };
     let (src, dst) = match kind {
-        EntryKind::Dnat if hook == Hook::INGRESS => (entry.read(Flow::client_between), entry.read(|flow| flow.backend)),
+        EntryKind::Dnat if hook == Hook::INGRESS => (
+            entry.read(Flow::client_between),
+            entry.read(|flow| flow.backend),
+        ),
         EntryKind::Unsnat => (head.src(), entry.read(Flow::client_between)),
         EntryKind::Snat if mark.source_changes() => (entry.read(|flow| flow.source), head.dst()),
-        EntryKind::Undnat if hook == Hook::EGRESS && !mark.is_forward() || is_for_host(hook, entry) => {
-            (entry.read(|flow| flow.frontend), entry.read(|flow| flow.client))
+        EntryKind::Undnat
+            if hook == Hook::EGRESS && !mark.is_forward() || is_for_host(hook, entry) =>
+        {
+            (
+                entry.read(|flow| flow.frontend),
+                entry.read(|flow| flow.client),
+            )
         }
         EntryKind::Dnat | EntryKind::Snat | EntryKind::Undnat => return Outcome::NOT_ESTABLISHED,
     };
@@ -162,7 +181,11 @@ pub fn translate<A: Net>(
         }
         entry.count(skb.segments(), skb.len());
         note_acked(entry, head);
-        maps::count(if kind == EntryKind::Dnat { Event::Forwarded } else { Event::Returned });
+        maps::count(if kind == EntryKind::Dnat {
+            Event::Forwarded
+        } else {
+            Event::Returned
+        });
     }
     if let Err(reason) = A::rewrite(skb, head, &src, &dst) {
         if let Some((Scratch { packet, .. }, _)) = memory.scratch::<A>() {
@@ -177,14 +200,15 @@ pub fn translate<A: Net>(
     Outcome::new(Ok(Action::PASS))
 }
 
-/// Returns true if an entry gives replies to a socket of the host, and this hook may do that on a short way.
+/// Returns true if an entry gives replies to a socket of the host, and this hook may do that on a
+/// short way.
 #[inline(always)]
 fn is_for_host<A: Net>(hook: Hook, entry: &Entry<A>) -> bool {
     hook == Hook::INGRESS && A::SHORT_WAYS_JUDGE && entry.read(|flow| flow.has(Flow::<A>::HOST))
 }
 
-/// Returns the headers of a packet that a short way may take, if they are the usual ones. Their addresses may be no hosts', which a packet
-/// with an entry does not have.
+/// Returns the headers of a packet that a short way may take, if they are the usual ones. Their
+/// addresses may be no hosts', which a packet with an entry does not have.
 #[inline(always)]
 pub fn head<A: Net>(skb: Skb, hook: Hook, mark: PacketMark) -> Option<Head<A>> {
     // The slow path weighs a mark that may be a class.
@@ -207,31 +231,39 @@ fn note<A: Net>(skb: Skb, hook: Hook, kind: EntryKind, source_changes: bool, hea
     }
 }
 
-/// Returns true if the port of a packet, which an ingress hook has rewritten, is none that counts. The slow path learns the others.
+/// Returns true if the port of a packet, which an ingress hook has rewritten, is none that counts.
+/// The slow path learns the others.
 #[inline(always)]
 fn is_plain<A: Net>(skb: Skb, head: &Head<A>) -> bool {
-    head.is_between_hosts() && !guest::counts(&head.src, head.proto, head.told()) && !skb.may_be_class()
+    head.is_between_hosts()
+        && !guest::counts(&head.src, head.proto, head.told())
+        && !skb.may_be_class()
 }
 
-/// Keeps what a TCP packet of an established flow acknowledges. Of a half-open one there is the proof, which the client must not
-/// write itself.
+/// Keeps what a TCP packet of an established flow acknowledges. Of a half-open one there is the
+/// proof, which the client must not write itself.
 #[inline(always)]
 pub fn note_acked<A: Net>(entry: &Entry<A>, head: &Head<A>) {
-    let is_kept =
-        entry.read(|flow| flow.has(Flow::<A>::NUMBERED) && (flow.kind == Kind::UNDNAT || flow.tx.has(Seen::ASSURED)));
+    let is_kept = entry.read(|flow| {
+        flow.has(Flow::<A>::NUMBERED) && (flow.kind == Kind::UNDNAT || flow.tx.has(Seen::ASSURED))
+    });
     if head.proto == Proto::TCP && head.flags & tcp::ACK != 0 && is_kept {
         entry.set_acked(Acked(u32::from_be(head.numbers.acked)));
     }
 }
 
-/// Returns true if a packet of the backend is the first to acknowledge more: its source is judged, for the number counts.
+/// Returns true if a packet of the backend is the first to acknowledge more: its source is judged,
+/// for the number counts.
 #[inline(always)]
 pub fn advances<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
-    let is_more = |flow: &Flow<A>| flow.generation != u32::from_be(head.numbers.acked) && !flow.rx.has(Seen::ADVANCED);
+    let is_more = |flow: &Flow<A>| {
+        flow.generation != u32::from_be(head.numbers.acked) && !flow.rx.has(Seen::ADVANCED)
+    };
     head.proto == Proto::TCP && entry.read(is_more)
 }
 
-/// Names the packet, which is dropped, to `kpx monitor`. The scratch still holds the last packet of the slow path.
+/// Names the packet, which is dropped, to `kpx monitor`. The scratch still holds the last packet of
+/// the slow path.
 #[inline(always)]
 pub fn name<A: Net>(head: &Head<A>, packet: &mut Packet<A>) {
     packet.src = head.src();
@@ -255,7 +287,13 @@ impl Others {
 
 /// There is no flow. A datagram that arrives may open one, unless it answers one.
 #[inline(always)]
-pub fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, others: Others, memory: Memory) -> Outcome {
+pub fn missed<A: Net>(
+    skb: Skb,
+    hook: Hook,
+    head: &Head<A>,
+    others: Others,
+    memory: Memory,
+) -> Outcome {
     if !head.is_between_hosts() {
         return Outcome::NOT_ESTABLISHED;
     }
@@ -274,37 +312,60 @@ pub fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, others: Others, memo
     if head.proto == Proto::TCP {
         return Outcome::new(Err(Reason::NoFlow));
     }
-    if is_not_ours(head, others, memory) { Outcome::new(Err(Reason::NotOurs)) } else { Outcome::NOT_ESTABLISHED }
+    if is_not_ours(head, others, memory) {
+        Outcome::new(Err(Reason::NotOurs))
+    } else {
+        Outcome::NOT_ESTABLISHED
+    }
 }
 
-/// Returns true if this datagram is neither for a service, nor has the tuple of a flow, as one of its backend's own may.
-/// [`ingress::run`](crate::ingress::run) finds the same.
+/// Returns true if this datagram is neither for a service, nor has the tuple of a flow, as one of
+/// its backend's own may. [`ingress::run`](crate::ingress::run) finds the same.
 #[inline(always)]
 fn is_not_ours<A: Net>(head: &Head<A>, others: Others, memory: Memory) -> bool {
-    let (Some(node), Some(decision)) = (maps::node(), memory.decision().get()) else { return false };
+    let (Some(node), Some(decision)) = (maps::node(), memory.decision().get()) else {
+        return false;
+    };
     if node.has(Node::DRAINING) {
         return false;
     }
-    let is_answered =
-        || others != Others::NONE && maps::is_flow(&FlowKey::new(Hook::EGRESS, head.proto, head.dst, head.src));
+    let is_answered = || {
+        others != Others::NONE
+            && maps::is_flow(&FlowKey::new(Hook::EGRESS, head.proto, head.dst, head.src))
+    };
     node.has(Node::HOST)
         || others == Others::ANY && is_answer(head)
-        || lookup::frontend(&head.dst(), head.proto, decision) == Err(Reason::NotOurs) && !is_answered()
+        || lookup::frontend(&head.dst(), head.proto, decision) == Err(Reason::NotOurs)
+            && !is_answered()
 }
 
-/// Returns true if a datagram has the tuple of a backend's answers: it has opened nothing, and the hook where it leaves translates it.
+/// Returns true if a datagram has the tuple of a backend's answers: it has opened nothing, and the
+/// hook where it leaves translates it.
 #[inline(always)]
 fn is_answer<A: Net>(head: &Head<A>) -> bool {
     maps::is_undnat(&FlowKey::new(Hook::EGRESS, head.proto, head.src, head.dst))
 }
 
-/// Returns true if a packet towards the backend changes more of its flow than counts, or if the backend may have left.
+/// Returns true if a packet towards the backend changes more of its flow than counts, or if the
+/// backend may have left.
 #[inline(always)]
 pub fn is_news_to_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
-    let (tx, rx) = (entry.read(|flow| flow.tx), entry.read(|flow| flow.rx));
+    let tx = entry.read(|flow| flow.tx);
+    let rx = entry.read(|flow| flow.rx);
     // The slow path looks for the proof.
-    let is_step = || step(Sender::Client { tx, rx, proves: true }, head.told()).is_news;
-    let may_have_moved = || head.proto != Proto::TCP && entry.read(|flow| flow.generation) != maps::generation();
+    let is_step = || {
+        step(
+            Sender::Client {
+                tx,
+                rx,
+                proves: true,
+            },
+            head.told(),
+        )
+        .is_news
+    };
+    let may_have_moved =
+        || head.proto != Proto::TCP && entry.read(|flow| flow.generation) != maps::generation();
     !(head.is_plain() && is_settled(tx, rx, true)) && is_step() || may_have_moved()
 }
 
@@ -325,8 +386,8 @@ fn may_be_anothers<A: Net>(entry: &Entry<A>, mark: PacketMark) -> bool {
     mark.is_unmarked_ingress(false) && entry.read(Flow::is_snat_on_devices)
 }
 
-/// Returns true if a packet with news has a false sender. As the slow path does, it does not ask of a client's acknowledgement, whose
-/// number shows more.
+/// Returns true if a packet with news has a false sender. As the slow path does, it does not ask of
+/// a client's acknowledgement, whose number shows more.
 #[inline(always)]
 pub fn is_forged<A: Net>(skb: Skb, hook: Hook, head: &Head<A>) -> bool {
     let (is_judged, came_in_by) = match hook {
@@ -335,19 +396,22 @@ pub fn is_forged<A: Net>(skb: Skb, hook: Hook, head: &Head<A>) -> bool {
         Hook::INGRESS => (!head.is_plain(), At::Here),
         _ => (skb.ingress_ifindex() != 0, At::Before),
     };
-    let (src, dst) = (head.src(), head.dst());
+    let src = head.src();
+    let dst = head.dst();
     is_judged && net::is_forged(skb, came_in_by, &src.addr, &dst.addr)
 }
 
-/// Brings a flow up to date with a packet's news. Returns false if that is for the slow path: the flow is as it was then.
+/// Brings a flow up to date with a packet's news. Returns false if that is for the slow path: the
+/// flow is as it was then.
 #[inline(always)]
 pub fn take_news<A: Net>(entry: &Entry<A>, head: &Head<A>, is_there: bool) -> bool {
-    let (seq, acked) = (u32::from_be(head.numbers.seq), u32::from_be(head.numbers.acked));
+    let seq = u32::from_be(head.numbers.seq);
+    let acked = u32::from_be(head.numbers.acked);
     news::take(entry, head.told(), seq, acked, is_there)
 }
 
-/// Reads a transport header of ours that starts at `at`, and has `len` bytes with its payload: TCP's flags and
-/// numbers. None if the header is another's, or not all there.
+/// Reads a transport header of ours that starts at `at`, and has `len` bytes with its payload:
+/// TCP's flags and numbers. None if the header is another's, or not all there.
 #[inline(always)]
 pub fn flags_and_numbers(skb: Skb, proto: Proto, at: u32, len: u32) -> Option<(u8, Numbers)> {
     match proto {
@@ -360,14 +424,24 @@ pub fn flags_and_numbers(skb: Skb, proto: Proto, at: u32, len: u32) -> Option<(u
     }
 }
 
-/// Brings the transport's checksum up to date with other ports, and addresses that make this difference to a sum.
+/// Brings the transport's checksum up to date with other ports, and addresses that make this
+/// difference to a sum.
 ///
-/// In two steps: only addresses are part of the seed that the hardware starts a checksum from. If the first step shows that there is
-/// such a seed, the second would do nothing.
+/// In two steps: only addresses are part of the seed that the hardware starts a checksum from. If
+/// the first step shows that there is such a seed, the second would do nothing.
 #[inline(always)]
-pub fn replace_checksum<A: Net>(skb: Skb, head: &Head<A>, ports: u32, diff: u32) -> Result<(), Reason> {
+pub fn replace_checksum<A: Net>(
+    skb: Skb,
+    head: &Head<A>,
+    ports: u32,
+    diff: u32,
+) -> Result<(), Reason> {
     let at = ETH_LEN + A::IP_LEN + packet::checksum_offset(head.proto);
-    let flags = if head.proto == Proto::UDP { BPF_F_MARK_MANGLED_0 } else { 0 };
+    let flags = if head.proto == Proto::UDP {
+        BPF_F_MARK_MANGLED_0
+    } else {
+        0
+    };
     let ports_before = word(head.src.port, head.dst.port);
     let mut is_seed = false;
     if diff != net::NO_DIFF {
@@ -385,6 +459,10 @@ pub fn replace_checksum<A: Net>(skb: Skb, head: &Head<A>, ports: u32, diff: u32)
 /// Two ports as they lie in a packet.
 #[inline(always)]
 pub fn word(sport: Port, dport: Port) -> u32 {
-    let (first, second) = if cfg!(target_endian = "little") { (sport, dport) } else { (dport, sport) };
+    let (first, second) = if cfg!(target_endian = "little") {
+        (sport, dport)
+    } else {
+        (dport, sport)
+    };
     u32::from(first.wire()) | u32::from(second.wire()) << 16
 }

@@ -21,7 +21,8 @@ struct Extension {
     next: u8,
     /// In units of 8 bytes, without the first of them.
     len: u8,
-    /// In a fragment header: the fragment's place in the packet, in units of 8 bytes, and a bit if more follow.
+    /// In a fragment header: the fragment's place in the packet, in units of 8 bytes, and a bit if
+    /// more follow.
     /// In a routing header: its type, and the number of routers still to be visited.
     offset_more: [u8; 2],
 }
@@ -46,7 +47,11 @@ impl ExtHeaders {
         if self.l4() > 1 {
             return Ok(self);
         }
-        Err(if self.0 == Self::MALFORMED.0 { Reason::Malformed } else { Reason::Protocol })
+        Err(if self.0 == Self::MALFORMED.0 {
+            Reason::Malformed
+        } else {
+            Reason::Protocol
+        })
     }
 
     /// Offset of the transport header.
@@ -80,11 +85,18 @@ impl ExtHeaders {
 
 /// Follows the extension headers that start at `at` with one of the kind `next`.
 ///
-/// It follows none past what is encrypted, nor past what authenticates the addresses. It follows none to a transport that
-/// is meant for the next router of a list, nor to a fragment of a fragment.
+/// It follows none past what is encrypted, nor past what authenticates the addresses. It follows
+/// none to a transport that is meant for the next router of a list, nor to a fragment of a
+/// fragment.
 #[inline(always)]
 pub fn walk(skb: Skb, next: u8, at: u32) -> ExtHeaders {
-    let start = Walker { next, at, part: FragmentPart::WHOLE, split: 0, fragment: 0 };
+    let start = Walker {
+        next,
+        at,
+        part: FragmentPart::WHOLE,
+        split: 0,
+        fragment: 0,
+    };
     match start.follow(skb) {
         Err(headers) => headers,
         Ok(walker) => walker.arrived().err().unwrap_or(ExtHeaders::PROTOCOL),
@@ -102,29 +114,50 @@ struct Walker {
 }
 
 impl Walker {
-    /// Goes past as many headers as are followed, step by step and without a loop. The compiler may lay a loop out so that
-    /// it comes back to its start without a jump, which old kernels refuse.
+    /// Goes past as many headers as are followed, step by step and without a loop. The compiler may
+    /// lay a loop out so that it comes back to its start without a jump, which old kernels refuse.
     #[inline(always)]
     fn follow(self, skb: Skb) -> Result<Self, ExtHeaders> {
         // No sender needs more than four.
-        self.step(skb)?.step(skb)?.step(skb)?.step(skb)?.step(skb)?.step(skb)
+        self.step(skb)?
+            .step(skb)?
+            .step(skb)?
+            .step(skb)?
+            .step(skb)?
+            .step(skb)
     }
 
     /// Past one header; or the end of the way.
     #[inline(always)]
     fn step(self, skb: Skb) -> Result<Self, ExtHeaders> {
-        let Self { next, at, fragment, .. } = self.arrived()?;
+        let Self {
+            next, at, fragment, ..
+        } = self.arrived()?;
         let header: Extension = skb.load(at).map_err(|_| ExtHeaders::MALFORMED)?;
         if next == FRAGMENT && fragment == 0 {
             let offset_more = u16::from_be_bytes(header.offset_more);
             let part = FragmentPart::of(offset_more >> 3, offset_more & 1);
-            let past = Self { next: header.next, at: at + 8, part, split: header.next, fragment: at };
-            return if part == FragmentPart::LATER { Err(past.headers()) } else { Ok(past) };
+            let past = Self {
+                next: header.next,
+                at: at + 8,
+                part,
+                split: header.next,
+                fragment: at,
+            };
+            return if part == FragmentPart::LATER {
+                Err(past.headers())
+            } else {
+                Ok(past)
+            };
         }
         if next == FRAGMENT || next == ROUTING && header.offset_more[1] != 0 {
             return Err(ExtHeaders::PROTOCOL);
         }
-        Ok(Self { next: header.next, at: at + (u32::from(header.len) + 1) * 8, ..self })
+        Ok(Self {
+            next: header.next,
+            at: at + (u32::from(header.len) + 1) * 8,
+            ..self
+        })
     }
 
     /// An error if there is nothing more to follow.

@@ -3,7 +3,8 @@
 use proxy_common::addr::Proto;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{
-    Acked, Ahead, AtHook, EntryKind, Flow, Hook, Kind, LINGER_SECS, Proof, Seen, Sender, is_recent, is_stream, step,
+    Acked, Ahead, AtHook, EntryKind, Flow, Hook, Kind, LINGER_SECS, Proof, Seen, Sender, is_recent,
+    is_stream, step,
 };
 use proxy_common::service_counts::Passed;
 use proxy_common::share::Register;
@@ -15,16 +16,17 @@ use crate::setting::timeouts;
 use crate::skb::{PacketMark, Skb};
 use crate::{decide, select};
 
-/// Finds the flow that `packet` belongs to at `hook`, and brings it up to date with the packet. One that is known to be
-/// on its way forward to a backend is no reply, even if it looks like one.
+/// Finds the flow that `packet` belongs to at `hook`, and brings it up to date with the packet. One
+/// that is known to be on its way forward to a backend is no reply, even if it looks like one.
 ///
-/// Between the hooks of a masqueraded flow the client has a port of ours. On the client's machine that port may be
-/// another conversation's. So at the second hook only two kinds of packets belong to such a flow. The first hook has
-/// marked the packet, or the host answers in a backend's name (netfilter's REJECT). Where the mark is lost to another
-/// program, the addresses and ports alone decide.
+/// Between the hooks of a masqueraded flow the client has a port of ours. On the client's machine
+/// that port may be another conversation's. So at the second hook only two kinds of packets belong
+/// to such a flow. The first hook has marked the packet, or the host answers in a backend's name
+/// (netfilter's REJECT). Where the mark is lost to another program, the addresses and ports alone
+/// decide.
 ///
-/// A packet in another's name changes nothing: [`Reason::Forged`]. One of a flow that the agent has ended changes nothing either:
-/// [`Reason::BackendLost`].
+/// A packet in another's name changes nothing: [`Reason::Forged`]. One of a flow that the agent has
+/// ended changes nothing either: [`Reason::BackendLost`].
 #[inline(always)]
 pub fn follow<A: Net>(
     skb: Skb,
@@ -53,7 +55,8 @@ enum Followed {
     Lost,
 }
 
-/// Five arguments, one of them without size: Linux 7.3 counts those that BTF names, and refuses a sixth.
+/// Five arguments, one of them without size: Linux 7.3 counts those that BTF names, and refuses a
+/// sixth.
 #[inline(never)]
 fn learn<A: Net>(
     skb: Skb,
@@ -62,30 +65,58 @@ fn learn<A: Net>(
     flow: &mut Flow<A>,
     decision: DecisionMemory,
 ) -> Followed {
-    let Some(entry) = maps::flow(&packet.flow_key(hook), flow) else { return Followed::Unknown };
-    let Some(kind) = flow.kind.known() else { return Followed::Unknown };
+    let Some(entry) = maps::flow(&packet.flow_key(hook), flow) else {
+        return Followed::Unknown;
+    };
+    let Some(kind) = flow.kind.known() else {
+        return Followed::Unknown;
+    };
     let is_news = match kind {
         EntryKind::Dnat => {
             let proves = proves(packet, flow);
-            // The number shows that the sender got the backend's answer, and that says more than the route back does.
+            // The number shows that the sender got the backend's answer, and that says more than
+            // the route back does.
             let is_shown = proves && packet.proto == Proto::TCP && flow.has(Flow::<A>::NUMBERED);
-            let tx = if is_shown { flow.tx.with(Seen::ASSURED) } else { flow.tx };
-            step(Sender::Client { tx, rx: flow.rx, proves }, packet.told()).is_news
+            let tx = if is_shown {
+                flow.tx.with(Seen::ASSURED)
+            } else {
+                flow.tx
+            };
+            step(
+                Sender::Client {
+                    tx,
+                    rx: flow.rx,
+                    proves,
+                },
+                packet.told(),
+            )
+            .is_news
         }
         EntryKind::Undnat if advances(packet, flow) => true,
         // A datagram that assures a stream is not judged for that alone.
         EntryKind::Snat | EntryKind::Unsnat | EntryKind::Undnat => {
-            step(Sender::Backend { rx: flow.rx, is_stream: false }, packet.told()).is_news
+            step(
+                Sender::Backend {
+                    rx: flow.rx,
+                    is_stream: false,
+                },
+                packet.told(),
+            )
+            .is_news
         }
     };
-    // The kernel's check of sources (`rp_filter`) suffices for a packet that changes only counts. A packet that is put into
-    // the host past that check is judged, too: the routes are asked about it once in a term.
+    // The kernel's check of sources (`rp_filter`) suffices for a packet that changes only counts. A
+    // packet that is put into the host past that check is judged, too: the routes are asked about
+    // it once in a term.
     let is_given_back = hook == Hook::INGRESS && kind == EntryKind::Undnat;
     let is_judged = is_given_back || is_news || flow.last_secs != maps::about_now_secs();
     if is_judged && is_in_anothers_name(skb, packet, hook, mark, kind) {
         return Followed::Forged;
     }
-    if kind == EntryKind::Undnat && !is_marked_otherwise(packet, mark, flow) && is_of_another_connection(packet, flow) {
+    if kind == EntryKind::Undnat
+        && !is_marked_otherwise(packet, mark, flow)
+        && is_of_another_connection(packet, flow)
+    {
         if flow.kind == Kind::DNAT {
             close(flow, packet.proto);
         } else {
@@ -100,17 +131,22 @@ fn learn<A: Net>(
     heed(&entry, packet, mark, flow, kind, decision)
 }
 
-/// Returns true if a packet from the backend looks like one of the flow, and belongs to another connection between the same ports. `flow` is
-/// the opener's copy then if the flow has ended, and has to make way.
+/// Returns true if a packet from the backend looks like one of the flow, and belongs to another
+/// connection between the same ports. `flow` is the opener's copy then if the flow has ended, and
+/// has to make way.
 #[inline(never)]
 pub fn is_of_another_connection<A: Net>(packet: &Packet<A>, flow: &mut Flow<A>) -> bool {
-    let (proto, told, now_secs) = (packet.proto, packet.told(), maps::about_now_secs());
+    let proto = packet.proto;
+    let told = packet.told();
+    let now_secs = maps::about_now_secs();
     let is_unexpected = is_answered_by_another(packet, flow);
     if !is_unexpected && !told.answers_opener() && flow.idle_secs(now_secs) <= LINGER_SECS {
         return false;
     }
     let opener_key = flow.opener_key(proto);
-    let Some(opener) = maps::live_flow(&opener_key) else { return false };
+    let Some(opener) = maps::live_flow(&opener_key) else {
+        return false;
+    };
     // The agent may have written the reply's entry as it was before the answer.
     if is_unexpected && opener.read(|flow| !flow.rx.has(Seen::PACKET)) {
         return true;
@@ -137,22 +173,38 @@ fn is_marked_otherwise<A: Net>(packet: &Packet<A>, mark: PacketMark, flow: &Flow
     mark.is_forward() || flow.is_snat_on_devices() && mark.is_unmarked_ingress(packet.is_fragment())
 }
 
-/// Returns true if a packet from the backend comes in place of its answer: see [`Flow::is_answered_by_another`].
+/// Returns true if a packet from the backend comes in place of its answer: see
+/// [`Flow::is_answered_by_another`].
 #[inline(always)]
 fn is_answered_by_another<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
-    packet.seq().is_some_and(|seq| flow.is_answered_by_another(packet.proto, packet.told(), seq))
+    packet
+        .seq()
+        .is_some_and(|seq| flow.is_answered_by_another(packet.proto, packet.told(), seq))
 }
 
-/// Returns true if the packet came in through a device at which its sender cannot be. See [`net::is_forged`](crate::net::is_forged).
+/// Returns true if the packet came in through a device at which its sender cannot be. See
+/// [`net::is_forged`](crate::net::is_forged).
 #[inline(always)]
-fn is_in_anothers_name<A: Net>(skb: Skb, packet: &Packet<A>, hook: Hook, mark: PacketMark, kind: EntryKind) -> bool {
+fn is_in_anothers_name<A: Net>(
+    skb: Skb,
+    packet: &Packet<A>,
+    hook: Hook,
+    mark: PacketMark,
+    kind: EntryKind,
+) -> bool {
     let came_in_by = match (hook.known(), kind) {
         // The host's own packets have not come in.
         (Some(AtHook::Anchor), _) => return skb.came_in(),
         (Some(AtHook::Ingress), EntryKind::Dnat | EntryKind::Undnat) => At::Here,
-        (Some(AtHook::Egress), EntryKind::Undnat) if !mark.is_forward() && skb.ingress_ifindex() != 0 => At::Before,
+        (Some(AtHook::Egress), EntryKind::Undnat)
+            if !mark.is_forward() && skb.ingress_ifindex() != 0 =>
+        {
+            At::Before
+        }
         // The state of a reply to the node changes where it leaves.
-        (Some(AtHook::Ingress), EntryKind::Snat | EntryKind::Unsnat) | (Some(AtHook::Egress), _) | (None, _) => {
+        (Some(AtHook::Ingress), EntryKind::Snat | EntryKind::Unsnat)
+        | (Some(AtHook::Egress), _)
+        | (None, _) => {
             return false;
         }
     };
@@ -193,7 +245,8 @@ fn heed<A: Net>(
                 return Followed::Unknown;
             }
             let end = there(entry, flow, packet, now_secs);
-            // The backend would ignore it. Conntrack forgets a silent connection ten seconds after a RST in its window.
+            // The backend would ignore it. Conntrack forgets a silent connection ten seconds after
+            // a RST in its window.
             if end == End::Ignored && packet.resets() && flow.is_far() {
                 return Followed::Forged;
             }
@@ -207,8 +260,8 @@ fn heed<A: Net>(
     Followed::Known
 }
 
-/// Returns true if the flow's backend has ceased to serve its frontend. It is asked once for each time that an endpoint or a frontend
-/// is removed.
+/// Returns true if the flow's backend has ceased to serve its frontend. It is asked once for each
+/// time that an endpoint or a frontend is removed.
 #[inline(always)]
 fn has_moved<A: Net>(entry: &Entry<A>, flow: &Flow<A>, decision: DecisionMemory) -> bool {
     let generation = maps::generation();
@@ -222,21 +275,28 @@ fn has_moved<A: Net>(entry: &Entry<A>, flow: &Flow<A>, decision: DecisionMemory)
     !serves
 }
 
-/// Returns true if a packet of the client shows that it has got an answer of the backend, should there be one.
+/// Returns true if a packet of the client shows that it has got an answer of the backend, should
+/// there be one.
 ///
 /// The sender of packets in another's name does not see the number that it had to acknowledge.
 #[inline(never)]
 fn proves<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
     if packet.proto == Proto::TCP && flow.has(Flow::<A>::NUMBERED) && !flow.is_assured() {
-        return packet.acked().is_some_and(|acked| Proof(flow.generation).is_met(acked));
+        return packet
+            .acked()
+            .is_some_and(|acked| Proof(flow.generation).is_met(acked));
     }
     packet.proto == Proto::UDP || packet.proto == Proto::TCP && !flow.has(Flow::<A>::NUMBERED)
 }
 
-/// Returns true if a packet of the backend acknowledges other data than its last ones: such a packet has to come from the backend.
+/// Returns true if a packet of the backend acknowledges other data than its last ones: such a
+/// packet has to come from the backend.
 #[inline(never)]
 fn advances<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
-    !flow.rx.has(Seen::ADVANCED) && packet.acked().is_some_and(|acked| acked != Acked(flow.generation))
+    !flow.rx.has(Seen::ADVANCED)
+        && packet
+            .acked()
+            .is_some_and(|acked| acked != Acked(flow.generation))
 }
 
 /// The judgement of a FIN or RST, in a register.
@@ -245,15 +305,19 @@ fn advances<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
 enum End {
     /// Its sender may send it: see [`Acked`].
     Likely,
-    /// A FIN behind data that the other side has not acknowledged. That side accepts it if it has got the data.
+    /// A FIN behind data that the other side has not acknowledged. That side accepts it if it has
+    /// got the data.
     Early,
-    /// The other side ignores it as well, unless the packet is a RST behind data that it is about to get.
+    /// The other side ignores it as well, unless the packet is a RST behind data that it is about
+    /// to get.
     Ignored,
 }
 
 #[inline(never)]
 fn judge_end<A: Net>(packet: &Packet<A>, acked: u32, ahead: Ahead) -> End {
-    let Some(seq) = packet.seq() else { return End::Likely };
+    let Some(seq) = packet.seq() else {
+        return End::Likely;
+    };
     if Acked(acked).permits_end(seq, ahead) {
         return End::Likely;
     }
@@ -264,12 +328,14 @@ fn judge_end<A: Net>(packet: &Packet<A>, acked: u32, ahead: Ahead) -> End {
     End::Ignored
 }
 
-/// Applies the step of a packet towards the backend, unless it would end the flow and is not likely to. Returns the judgement of that.
+/// Applies the step of a packet towards the backend, unless it would end the flow and is not likely
+/// to. Returns the judgement of that.
 #[inline(always)]
 fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs: u32) -> End {
     entry.count(packet.segments, packet.len);
     // A stranger can make the backend speak. Only the client can make it acknowledge more.
-    let advances = |flow: &Flow<A>| flow.rx.has(Seen::ADVANCED) && is_recent(flow.idle_secs(now_secs));
+    let advances =
+        |flow: &Flow<A>| flow.rx.has(Seen::ADVANCED) && is_recent(flow.idle_secs(now_secs));
     if packet.told().ends(flow.tx)
         && flow.has(Flow::<A>::NUMBERED)
         && flow.is_assured()
@@ -285,8 +351,19 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
         }
     }
     let proves = proves(packet, flow);
-    let mut step = step(Sender::Client { tx: flow.tx, rx: flow.rx, proves }, packet.told());
-    let rx = if step.revokes_reset { flow.rx.without(Seen::RST) } else { flow.rx };
+    let mut step = step(
+        Sender::Client {
+            tx: flow.tx,
+            rx: flow.rx,
+            proves,
+        },
+        packet.told(),
+    );
+    let rx = if step.revokes_reset {
+        flow.rx.without(Seen::RST)
+    } else {
+        flow.rx
+    };
     let after = Seen::goes_on(step.seen, rx);
     if settle(flow, packet.proto, Seen::goes_on(flow.tx, flow.rx), after) {
         if after != 0 && !flow.is_assured() && flow.is_far() {
@@ -302,13 +379,22 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
         entry.set_acked(acked);
     }
     let dials = packet.proto == Proto::TCP && packet.opens() && flow.is_assured();
-    let mut seen = if dials { step.seen.with(Seen::DIALLED) } else { step.seen };
+    let mut seen = if dials {
+        step.seen.with(Seen::DIALLED)
+    } else {
+        step.seen
+    };
     if dials && flow.is_redialled_by(packet.told(), now_secs) {
         seen = seen.with(Seen::REDIALLED);
     }
     if seen != flow.tx {
         entry.set_tx(seen);
-        note_end(flow, Seen::is_over(flow.tx, flow.rx), Seen::is_over(seen, flow.rx), packet.proto);
+        note_end(
+            flow,
+            Seen::is_over(flow.tx, flow.rx),
+            Seen::is_over(seen, flow.rx),
+            packet.proto,
+        );
     }
     if flow.rx.has(Seen::RST) && step.revokes_reset {
         entry.set_rx(flow.rx.without(Seen::RST));
@@ -321,8 +407,8 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
     if flow.last_secs != now_secs && !waits {
         entry.set_last_secs(now_secs);
     }
-    // A backend that does not accept this RST, or knows the connection that this SYN ignores, shall tell the opener so at once,
-    // by its next packet.
+    // A backend that does not accept this RST, or knows the connection that this SYN ignores, shall
+    // tell the opener so at once, by its next packet.
     if (packet.resets() || dials)
         && let Some(undnat) = maps::undnat(flow, packet.proto)
     {
@@ -334,8 +420,9 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
 /// The client has dialled on the flow, and the backend has not answered.
 const DIALLED: Seen = Seen::DIALLED.with(Seen::REDIALLED);
 
-/// Applies the step of a packet from the backend. The opener's entry is told once a second, and when the state changes.
-/// It is told of every RST, because it may have heard from the client since the last one.
+/// Applies the step of a packet from the backend. The opener's entry is told once a second, and
+/// when the state changes. It is told of every RST, because it may have heard from the client since
+/// the last one.
 #[inline(always)]
 pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     entry.count(packet.segments, packet.len);
@@ -348,11 +435,20 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     if packet.told().ends(flow.rx) && flow.has(Flow::<A>::NUMBERED) {
         opener = maps::opener(flow, packet.proto);
     }
-    if opener.as_ref().is_some_and(|opener| is_unlikely_end(opener, packet, now_secs)) {
+    if opener
+        .as_ref()
+        .is_some_and(|opener| is_unlikely_end(opener, packet, now_secs))
+    {
         return;
     }
     let is_stream = is_stream(packet.proto, flow.passed.packets);
-    let step = step(Sender::Backend { rx: flow.rx, is_stream }, packet.told());
+    let step = step(
+        Sender::Backend {
+            rx: flow.rx,
+            is_stream,
+        },
+        packet.told(),
+    );
     let mut rx = step.seen;
     if flow.has(Flow::<A>::NUMBERED)
         && let Some(acked) = packet.acked()
@@ -370,17 +466,21 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     }
     entry.set_rx(rx);
     entry.set_last_secs(now_secs);
-    let Some(opener) = opener.or_else(|| maps::opener(flow, packet.proto)) else { return };
+    let Some(opener) = opener.or_else(|| maps::opener(flow, packet.proto)) else {
+        return;
+    };
     let mut tx = opener.read(|flow| flow.tx);
     let before = opener.read(|flow| Seen::goes_on(flow.tx, flow.rx));
-    // A backend without memory of its last answer (SYN cookies), or of the connection, begins another one. Once the client has shown
-    // itself, only its own SYN makes that possible.
+    // A backend without memory of its last answer (SYN cookies), or of the connection, begins
+    // another one. Once the client has shown itself, only its own SYN makes that possible.
     if answers
         && flow.has(Flow::<A>::NUMBERED)
         && (!tx.has(Seen::ASSURED) || tx.has(DIALLED))
         && let Some(seq) = packet.seq()
     {
-        rx = Seen::PACKET.with(Seen::ADVANCED).with(rx.only(Seen::DIRECT.with(Seen::WHOLE)));
+        rx = Seen::PACKET
+            .with(Seen::ADVANCED)
+            .with(rx.only(Seen::DIRECT.with(Seen::WHOLE)));
         entry.set_rx(rx);
         // Conntrack begins another one as well, and forgets what it tolerated.
         entry.set_tx(flow.tx.without(Seen::LIBERAL));
@@ -388,9 +488,18 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
         tx = Seen::PACKET.with(tx.only(Seen::DIRECT));
         opener.set_tx(tx);
     }
-    let revoked = if step.revokes_reset { DIALLED.with(Seen::RST) } else { DIALLED };
+    let revoked = if step.revokes_reset {
+        DIALLED.with(Seen::RST)
+    } else {
+        DIALLED
+    };
     // An SCTP client shows itself here. Its affinity stays among those of new clients.
-    if !settle(flow, packet.proto, before, Seen::goes_on(tx.without(revoked), rx)) {
+    if !settle(
+        flow,
+        packet.proto,
+        before,
+        Seen::goes_on(tx.without(revoked), rx),
+    ) {
         rx = rx.without(Seen::ASSURED);
         entry.set_rx(rx);
     }
@@ -413,20 +522,31 @@ fn is_unlikely_end<A: Net>(opener: &Entry<A>, packet: &Packet<A>, now_secs: u32)
         return false;
     }
     let is_recent = is_recent(opener.read(|flow| flow.idle_secs(now_secs)));
-    judge_end(packet, opener.read(|flow| flow.generation), ahead(packet, is_recent, false)) != End::Likely
+    judge_end(
+        packet,
+        opener.read(|flow| flow.generation),
+        ahead(packet, is_recent, false),
+    ) != End::Likely
 }
 
 /// Returns the bytes that may be on their way before a packet that ends a flow.
 #[inline(always)]
 fn ahead<A: Net>(packet: &Packet<A>, is_lively: bool, is_client: bool) -> Ahead {
-    if is_lively { Ahead::of_lively(packet.resets(), is_client) } else { Ahead::NOTHING }
+    if is_lively {
+        Ahead::of_lively(packet.resets(), is_client)
+    } else {
+        Ahead::NOTHING
+    }
 }
 
-/// Counts a flow for its client's and its namespace's share when it gets beyond half-open, and no longer when it ends. `before` and
-/// `after` are what [`Seen::goes_on`] says. Returns false if either holds its share of the table: the flow stays half-open then.
+/// Counts a flow for its client's and its namespace's share when it gets beyond half-open, and no
+/// longer when it ends. `before` and `after` are what [`Seen::goes_on`] says. Returns false if
+/// either holds its share of the table: the flow stays half-open then.
 #[inline(always)]
 fn settle<A: Net>(flow: &Flow<A>, proto: Proto, before: u32, after: u32) -> bool {
-    let change = flow.countable_entries(proto).wrapping_mul(after.wrapping_sub(before));
+    let change = flow
+        .countable_entries(proto)
+        .wrapping_mul(after.wrapping_sub(before));
     change == 0 || A::share(&flow.holder(), &flow.service, Register(change))
 }
 
@@ -439,13 +559,20 @@ fn note_end<A: Net>(flow: &Flow<A>, before: u32, after: u32, proto: Proto) {
     }
 }
 
-/// Removes all entries of a flow, the opener's last: the program that removes that one counts the flow.
+/// Removes all entries of a flow, the opener's last: the program that removes that one counts the
+/// flow.
 #[inline(never)]
 pub fn close<A: Net>(flow: &Flow<A>, proto: Proto) {
     note_end(flow, Seen::is_over(flow.tx, flow.rx), 1, proto);
-    // Two programs that close one flow give its share back twice, until the next sweep counts again.
-    A::share(&flow.holder(), &flow.service, Register(flow.counted_entries(proto).wrapping_neg()));
-    let returned = maps::undnat(flow, proto).map_or(Passed::NOTHING, |entry| entry.read(|flow| flow.passed));
+    // Two programs that close one flow give its share back twice, until the next sweep counts
+    // again.
+    A::share(
+        &flow.holder(),
+        &flow.service,
+        Register(flow.counted_entries(proto).wrapping_neg()),
+    );
+    let returned =
+        maps::undnat(flow, proto).map_or(Passed::NOTHING, |entry| entry.read(|flow| flow.passed));
     remove(flow, Kind::UNDNAT, proto);
     if flow.is_snat_on_devices() {
         remove(flow, Kind::SNAT, proto);

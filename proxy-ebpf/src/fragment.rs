@@ -9,58 +9,73 @@ use crate::net::{At, Net, is_forged};
 use crate::skb::Skb;
 use crate::{lookup, maps, packet, redirect};
 
-/// Keeps the ports of a first fragment for the later ones. Before it is rewritten: the key is what they have in common
-/// at this hook.
+/// Keeps the ports of a first fragment for the later ones. Before it is rewritten: the key is what
+/// they have in common at this hook.
 #[inline(always)]
 pub fn remember<A: Net>(skb: Skb, is_far: bool) {
     // Without a key, the later fragments are left alone.
     let _known = with_key::<A, _>(skb, |key| {
         let found = skb.found();
-        maps::remember_fragment(key, &Ports::new(found.sport, found.dport, found.proto), is_far);
+        maps::remember_fragment(
+            key,
+            &Ports::new(found.sport, found.dport, found.proto),
+            is_far,
+        );
     });
 }
 
-/// Forgets the ports of an earlier packet with the key of this first fragment: IPv4 has 65,536 identifications for all
-/// packets between two addresses, and unless this packet is rewritten too, the later fragments belong to no flow.
+/// Forgets the ports of an earlier packet with the key of this first fragment: IPv4 has 65,536
+/// identifications for all packets between two addresses, and unless this packet is rewritten too,
+/// the later fragments belong to no flow.
 #[inline(always)]
 pub fn forget<A: Net>(skb: Skb) {
     // Without a key, nothing was remembered by it.
     let _known = with_key::<A, _>(skb, |key| maps::forget_fragment(key));
 }
 
-/// Gives a later fragment the ports of its first one. False if that was not seen, or belonged to no flow.
+/// Gives a later fragment the ports of its first one. False if that was not seen, or belonged to no
+/// flow.
 #[inline(always)]
 pub fn recall<A: Net>(skb: Skb) -> bool {
-    let Ok(Some(ports)) = with_key::<A, _>(skb, |key| maps::fragment_ports(key)) else { return false };
+    let Ok(Some(ports)) = with_key::<A, _>(skb, |key| maps::fragment_ports(key)) else {
+        return false;
+    };
     let mut found = skb.found();
     (found.sport, found.dport, found.proto) = (ports.src, ports.dst, ports.proto);
     skb.set_found(found);
     true
 }
 
-/// Returns true if a first fragment, which is too short for its transport header, is for a Service of this node, or comes under a false
-/// name.
+/// Returns true if a first fragment, which is too short for its transport header, is for a Service
+/// of this node, or comes under a false name.
 #[inline(always)]
 pub fn is_stub_for_service<A: Net>(skb: Skb) -> bool {
     if maps::node().is_none_or(|node| node.has(Node::HOST | Node::DRAINING)) {
         return false;
     }
     let found = skb.found();
-    let ports =
-        if found.len < size_of::<[u16; 2]>() as u32 { Err(Reason::Malformed) } else { skb.load(found.l4.into()) };
+    let ports = if found.len < size_of::<[u16; 2]>() as u32 {
+        Err(Reason::Malformed)
+    } else {
+        skb.load(found.l4.into())
+    };
     let [_, port] = ports.unwrap_or([0; 2]);
     let dst = skb.lend(found.link().len() + A::DST_OFFSET, |addr: &mut A| {
         lookup::is_services(&SockAddr::new(*addr, Port::from_wire(port)), found.proto)
     });
-    dst == Ok(true) || found.proto == Proto::TCP && redirect::is_on() && is_in_anothers_name::<A>(skb)
+    dst == Ok(true)
+        || found.proto == Proto::TCP && redirect::is_on() && is_in_anothers_name::<A>(skb)
 }
 
-/// Returns true if a fragment comes from where its sender is not. The stack may join it to an end of a connection, and conntrack believes
-/// the end where it has been told to tolerate much.
+/// Returns true if a fragment comes from where its sender is not. The stack may join it to an end
+/// of a connection, and conntrack believes the end where it has been told to tolerate much.
 #[inline(always)]
 fn is_in_anothers_name<A: Net>(skb: Skb) -> bool {
     let at = skb.found().link().len();
-    let (Ok(src), Ok(dst)) = (skb.load::<A>(at + A::SRC_OFFSET), skb.load::<A>(at + A::DST_OFFSET)) else {
+    let (Ok(src), Ok(dst)) = (
+        skb.load::<A>(at + A::SRC_OFFSET),
+        skb.load::<A>(at + A::DST_OFFSET),
+    ) else {
         return false;
     };
     is_forged(skb, At::Here, &src, &dst)
@@ -70,11 +85,14 @@ fn is_in_anothers_name<A: Net>(skb: Skb) -> bool {
 #[inline(always)]
 fn with_key<A: Net, T>(skb: Skb, borrow: impl FnOnce(&FragmentKey<A>) -> T) -> Result<T, Reason> {
     let at = skb.found().link().len();
-    skb.lend(at + A::SRC_OFFSET - FragmentKey::<A>::ADDRS_OFFSET, |key: &mut FragmentKey<A>| {
-        let found = skb.found();
-        key.set(found.hook, found.split, found.id);
-        borrow(key)
-    })
+    skb.lend(
+        at + A::SRC_OFFSET - FragmentKey::<A>::ADDRS_OFFSET,
+        |key: &mut FragmentKey<A>| {
+            let found = skb.found();
+            key.set(found.hook, found.split, found.id);
+            borrow(key)
+        },
+    )
 }
 
 /// Which part of a packet a fragment is, as bits of [`Found::marks`](crate::packet::Found).
@@ -87,7 +105,8 @@ impl FragmentPart {
     pub const FIRST: Self = Self(packet::FIRST);
     pub const LATER: Self = Self(packet::LATER);
 
-    /// From the fields of a header: a fragment that starts its packet and ends it is a whole one (RFC 6946).
+    /// From the fields of a header: a fragment that starts its packet and ends it is a whole one
+    /// (RFC 6946).
     #[inline(always)]
     pub fn of(offset: u16, more: u16) -> Self {
         if offset != 0 {

@@ -1,7 +1,9 @@
-//! BPF global functions. The verifier follows each of them once for a program and any arguments, and not once for every call
-//! with all that is known there. So its work does not multiply with that of their callers.
+//! BPF global functions. The verifier follows each of them once for a program and any arguments,
+//! and not once for every call with all that is known there. So its work does not multiply with
+//! that of their callers.
 //!
-//! To be one, a function must be exported, take numbers or the context as the kernel calls it, and return a number.
+//! To be one, a function must be exported, take numbers or the context as the kernel calls it, and
+//! return a number.
 
 use aya_ebpf::bindings::__sk_buff;
 use proxy_common::addr::{Addr4, Addr6};
@@ -26,7 +28,8 @@ macro_rules! global_functions {
         $(
             $(#[$doc])*
             #[inline(never)]
-            // SAFETY: the name begins with `kpx_`, as no symbol of a library does, and each of them is in this list once.
+            // SAFETY: the name begins with `kpx_`, as no symbol of a library does, and each of them
+            // is in this list once.
             #[unsafe(no_mangle)]
             pub extern "C" fn $name($($arg: $type),*) -> $result $body
         )+
@@ -143,13 +146,16 @@ global_functions! {
 
     /// Calls [`net::forged`] with the registers of both addresses; 0 if not.
     fn kpx_forged6(skb: *mut __sk_buff, a: u64, b: u64, c: u64, d: u64) -> u32 {
-        let (src, dst) = (Addr6::from_registers([a, b]), Addr6::from_registers([c, d]));
+        let src = Addr6::from_registers([a, b]);
+        let dst = Addr6::from_registers([c, d]);
         net::forged(Skb::from_ptr(skb), At::Here, &src, &dst).into()
     }
 
-    /// Calls [`net::forged`] with the registers of both addresses, where the packet came in before; 0 if not.
+    /// Calls [`net::forged`] with the registers of both addresses, where the packet came in before;
+    /// 0 if not.
     fn kpx_forged_before6(skb: *mut __sk_buff, a: u64, b: u64, c: u64, d: u64) -> u32 {
-        let (src, dst) = (Addr6::from_registers([a, b]), Addr6::from_registers([c, d]));
+        let src = Addr6::from_registers([a, b]);
+        let dst = Addr6::from_registers([c, d]);
         net::forged(Skb::from_ptr(skb), At::Before, &src, &dst).into()
     }
 
@@ -180,12 +186,14 @@ global_functions! {
         Skb::from_ptr(skb).weighed(mark, is_fragment != 0)
     }
 
-    /// Calls [`open::draw`] with the words of a key, and [`Draw`] in the last; 0 if there is no port.
+    /// Calls [`open::draw`] with the words of a key, and [`Draw`] in the last; 0 if there is no
+    /// port.
     fn kpx_draw4(a: u64, b: u64) -> u32 {
         open::draw(FlowKey::<Addr4>::from_words([a, b]), Draw(b)).map_or(0, |port| port.get().into())
     }
 
-    /// Calls [`open::draw`] with the words of a key, and [`Draw`] in the last; 0 if there is no port.
+    /// Calls [`open::draw`] with the words of a key, and [`Draw`] in the last; 0 if there is no
+    /// port.
     fn kpx_draw6(a: u64, b: u64, c: u64, d: u64, e: u64) -> u32 {
         open::draw(FlowKey::<Addr6>::from_words([a, b, c, d, e]), Draw(e)).map_or(0, |port| port.get().into())
     }
@@ -212,9 +220,11 @@ global_functions! {
         0
     }
 
-    /// Calls [`maps::count_outcome`] with the registers of both addresses, and [`PortsAndOutcome`] in the last; 0.
+    /// Calls [`maps::count_outcome`] with the registers of both addresses, and [`PortsAndOutcome`]
+    /// in the last; 0.
     fn kpx_outcome6(a: u64, b: u64, c: u64, d: u64, ports: u64) -> u32 {
-        let (service, backend) = (Addr6::from_registers([a, b]), Addr6::from_registers([c, d]));
+        let service = Addr6::from_registers([a, b]);
+        let backend = Addr6::from_registers([c, d]);
         maps::count_outcome(service, backend, PortsAndOutcome(ports));
         0
     }
@@ -224,13 +234,16 @@ global_functions! {
         maps::ask(Addr4::from_wire(service), Addr4::from_wire(backend), PortsAndOutcome(ports)).into()
     }
 
-    /// Calls [`maps::ask`] with the registers of both addresses, and [`PortsAndOutcome`] in the last; 0 if the SYN may go there.
+    /// Calls [`maps::ask`] with the registers of both addresses, and [`PortsAndOutcome`] in the
+    /// last; 0 if the SYN may go there.
     fn kpx_ask6(a: u64, b: u64, c: u64, d: u64, ports: u64) -> u32 {
-        let (service, backend) = (Addr6::from_registers([a, b]), Addr6::from_registers([c, d]));
+        let service = Addr6::from_registers([a, b]);
+        let backend = Addr6::from_registers([c, d]);
         maps::ask(service, backend, PortsAndOutcome(ports)).into()
     }
 
-    /// Calls [`open::forget_first`], which spares streams unless `spares` is 0; returns how many flows it has closed.
+    /// Calls [`open::forget_first`], which spares streams unless `spares` is 0; returns how many
+    /// flows it has closed.
     fn kpx_forget4(ring: u32, spares: u32) -> u32 {
         forget_first::<Addr4>(ring, spares).into()
     }
@@ -245,13 +258,17 @@ global_functions! {
         open::make_room::<Addr6>().into()
     }
 
-    /// Calls [`maps::share`] with the registers of both addresses, and [`PortAndShare`] in the last; 0 if a share is used up.
+    /// Calls [`maps::share`] with the registers of both addresses, and [`PortAndShare`] in the
+    /// last; 0 if a share is used up.
     fn kpx_share6(a: u64, b: u64, c: u64, d: u64, rest: u64) -> u32 {
-        let (client, service, rest) = (Addr6::from_registers([a, b]), Addr6::from_registers([c, d]), PortAndShare(rest));
+        let client = Addr6::from_registers([a, b]);
+        let service = Addr6::from_registers([c, d]);
+        let rest = PortAndShare(rest);
         maps::share(&client, &rest.service(service), rest.share()).into()
     }
 
-    /// Calls [`open::forget_first`], which spares streams unless `spares` is 0; returns how many flows it has closed.
+    /// Calls [`open::forget_first`], which spares streams unless `spares` is 0; returns how many
+    /// flows it has closed.
     fn kpx_forget6(ring: u32, spares: u32) -> u32 {
         forget_first::<Addr6>(ring, spares).into()
     }
@@ -260,14 +277,15 @@ global_functions! {
 /// Takes the memory of the hook for a function of the fast path.
 #[inline(always)]
 fn memory() -> Memory<'static> {
-    // SAFETY: only the functions above call this, once each. `redirect` calls those, and has been lent the right of the hook for as
-    // long as they run.
+    // SAFETY: only the functions above call this, once each. `redirect` calls those, and has been
+    // lent the right of the hook for as long as they run.
     unsafe { Memory::of_hook() }
 }
 
 #[inline(always)]
 fn forget_first<A: Net>(ring: u32, spares: u32) -> bool {
-    // SAFETY: only the two functions above call this, for a family each, and hooks call those: they are tc programs.
+    // SAFETY: only the two functions above call this, for a family each, and hooks call those: they
+    // are tc programs.
     let eviction = unsafe { maps::eviction::<A>() };
     eviction.is_some_and(|eviction| open::forget_first(Ring(ring), eviction, spares != 0))
 }

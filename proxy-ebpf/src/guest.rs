@@ -1,15 +1,17 @@
-//! Connections of other programs that leave with an address of the node's and a source port out of kpx's ranges. Most are
-//! those of netfilter's masquerading, which knows nothing of the ports that kpx has drawn.
+//! Connections of other programs that leave with an address of the node's and a source port out of
+//! kpx's ranges. Most are those of netfilter's masquerading, which knows nothing of the ports that
+//! kpx has drawn.
 //!
-//! The host's servers have ports in the lower range, and must not pay for that: of TCP's packets with such a port the programs
-//! look at those that begin or end a connection.
+//! The host's servers have ports in the lower range, and must not pay for that: of TCP's packets
+//! with such a port the programs look at those that begin or end a connection.
 //!
-//! Such a connection is remembered, so that kpx draws no such port towards that peer. If an expired flow has the tuple
-//! already, it makes way. Beside a flow that lives, the connection gets another source port here, and its replies the old
-//! one.
+//! Such a connection is remembered, so that kpx draws no such port towards that peer. If an expired
+//! flow has the tuple already, it makes way. Beside a flow that lives, the connection gets another
+//! source port here, and its replies the old one.
 //!
-//! So are datagrams that leave from a frontend's port of UDP, such as those of the host's NTP client: what comes back is an answer
-//! ([`is_answer`]), as it is for conntrack, and no client of that frontend.
+//! So are datagrams that leave from a frontend's port of UDP, such as those of the host's NTP
+//! client: what comes back is an answer ([`is_answer`]), as it is for conntrack, and no client of
+//! that frontend.
 
 use proxy_common::addr::{Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
@@ -30,13 +32,15 @@ use crate::opening::{Opening, Source, Way};
 use crate::packet::Packet;
 use crate::setting::timeouts;
 
-/// Returns true if a packet with this source, which tells that much of its connection, is one of theirs that counts.
+/// Returns true if a packet with this source, which tells that much of its connection, is one of
+/// theirs that counts.
 #[inline(always)]
 pub fn counts<A: Net>(src: &SockAddr<A>, proto: Proto, told: Told) -> bool {
     // A copy, for the kernel reads it in memory: the caller has the source in registers.
     let addr = src.addr;
     if proto == Proto::UDP {
-        return maps::own_addr(&addr).is_some_and(|own| may_be(src, proto, told) || is_frontend(addr, src.port, own));
+        return maps::own_addr(&addr)
+            .is_some_and(|own| may_be(src, proto, told) || is_frontend(addr, src.port, own));
     }
     may_be(src, proto, told) && maps::own_addr(&addr).is_some()
 }
@@ -45,16 +49,19 @@ pub fn counts<A: Net>(src: &SockAddr<A>, proto: Proto, told: Told) -> bool {
 #[inline(never)]
 fn is_frontend<A: Net>(addr: A, port: Port, own: OwnAddr) -> bool {
     maps::has_frontend(&FrontendKey::new(addr, port, Proto::UDP))
-        || own.takes_node_ports() && maps::has_frontend(&FrontendKey::<A>::node_port(port, Proto::UDP))
+        || own.takes_node_ports()
+            && maps::has_frontend(&FrontendKey::<A>::node_port(port, Proto::UDP))
 }
 
 /// Returns true if a datagram answers what has left from there.
 #[inline(never)]
 pub fn is_answer<A: Net>(packet: &Packet<A>) -> bool {
-    packet.proto == Proto::UDP && maps::guest(&packet.flow_key(Hook::INGRESS)).is_there(about_now_secs())
+    packet.proto == Proto::UDP
+        && maps::guest(&packet.flow_key(Hook::INGRESS)).is_there(about_now_secs())
 }
 
-/// Returns true if a packet with this source, which tells that much of its connection, may be one of theirs that counts.
+/// Returns true if a packet with this source, which tells that much of its connection, may be one
+/// of theirs that counts.
 #[inline(always)]
 fn may_be<A: Net>(src: &SockAddr<A>, proto: Proto, told: Told) -> bool {
     let port = src.port.get();
@@ -73,7 +80,8 @@ fn is_low(port: u16) -> bool {
     port.wrapping_sub(CLIENT_PORT_FIRST) <= CLIENT_PORT_LAST - CLIENT_PORT_FIRST
 }
 
-/// Takes in a packet that leaves and belongs to no flow. True if it shall leave by `scratch.flow`, with another port.
+/// Takes in a packet that leaves and belongs to no flow. True if it shall leave by `scratch.flow`,
+/// with another port.
 #[inline(always)]
 pub fn meet<A: Net>(scratch: &mut Scratch<A>) -> Result<bool, Reason> {
     if remember(&scratch.packet, false) && is_taken(scratch) {
@@ -86,9 +94,9 @@ pub fn meet<A: Net>(scratch: &mut Scratch<A>) -> Result<bool, Reason> {
     Ok(false)
 }
 
-/// Takes in a packet to a backend that leaves with an address of the node's, because netfilter has masqueraded it. It keeps its
-/// port, because TCP's packets in the middle of a connection pass no look-up. A flow that has the tuple makes way if it is half-open
-/// and silent.
+/// Takes in a packet to a backend that leaves with an address of the node's, because netfilter has
+/// masqueraded it. It keeps its port, because TCP's packets in the middle of a connection pass no
+/// look-up. A flow that has the tuple makes way if it is half-open and silent.
 #[inline(always)]
 pub fn learn<A: Net>(scratch: &mut Scratch<A>) {
     if remember(&scratch.packet, true) && is_taken(scratch) {
@@ -96,7 +104,8 @@ pub fn learn<A: Net>(scratch: &mut Scratch<A>) {
     }
 }
 
-/// Remembers a connection of another program's. Returns true if the packet opens it, as far as is known.
+/// Remembers a connection of another program's. Returns true if the packet opens it, as far as is
+/// known.
 #[inline(never)]
 fn remember<A: Net>(packet: &Packet<A>, is_seen_alone: bool) -> bool {
     if !counts(&packet.src, packet.proto, packet.told()) {
@@ -117,7 +126,12 @@ fn remember<A: Net>(packet: &Packet<A>, is_seen_alone: bool) -> bool {
 
 #[inline(never)]
 fn forget<A: Net>(packet: &Packet<A>) {
-    maps::remove_guest(&FlowKey::new(Hook::INGRESS, packet.proto, packet.dst, packet.src));
+    maps::remove_guest(&FlowKey::new(
+        Hook::INGRESS,
+        packet.proto,
+        packet.dst,
+        packet.src,
+    ));
 }
 
 #[inline(always)]
@@ -126,25 +140,45 @@ fn told<A: Net>(packet: &Packet<A>, is_seen_alone: bool) -> guest::Packet {
         opens: packet.opens() && packet.proto != Proto::UDP,
         ends: packet.seen().has(Seen::FIN),
         resets: packet.resets(),
-        is_seen_alone: packet.proto == Proto::TCP && (is_seen_alone || is_low(packet.src.port.get())),
+        is_seen_alone: packet.proto == Proto::TCP
+            && (is_seen_alone || is_low(packet.src.port.get())),
     }
 }
 
-/// Returns true if a flow that lives takes the replies to this packet. Then what was decided of the packet is in `scratch.opening`.
+/// Returns true if a flow that lives takes the replies to this packet. Then what was decided of the
+/// packet is in `scratch.opening`.
 #[inline(never)]
 fn is_taken<A: Net>(scratch: &mut Scratch<A>) -> bool {
-    let Scratch { packet, other, opening, .. } = scratch;
+    let Scratch {
+        packet,
+        other,
+        opening,
+        ..
+    } = scratch;
     let replies = FlowKey::new(Hook::INGRESS, packet.proto, packet.dst, packet.src);
     if maps::flow(&replies, other).is_none() || !matches!(other.kind, Kind::UNSNAT | Kind::UNDNAT) {
         return false;
     }
     let opener = other.opener_key(packet.proto);
-    if maps::flow(&opener, other).is_none() || other.is_expired(packet.proto, now_secs(), timeouts()) {
+    if maps::flow(&opener, other).is_none()
+        || other.is_expired(packet.proto, now_secs(), timeouts())
+    {
         close(other, packet.proto);
         return false;
     }
-    let source = Source { addr: packet.src.addr, port_taken: true, generation: maps::generation() };
+    let source = Source {
+        addr: packet.src.addr,
+        port_taken: true,
+        generation: maps::generation(),
+    };
     let service = FrontendKey::address(A::UNSPECIFIED);
-    *opening = Opening { service, backend: packet.dst, source, flags: Flow::<A>::GUEST, device: 0, way: Way::STACK };
+    *opening = Opening {
+        service,
+        backend: packet.dst,
+        source,
+        flags: Flow::<A>::GUEST,
+        device: 0,
+        way: Way::STACK,
+    };
     true
 }

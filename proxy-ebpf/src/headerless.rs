@@ -1,7 +1,8 @@
 //! The hooks of devices whose packets start with their IP header: tunnels, WireGuard, PPP, tun.
 //!
-//! They do what the hooks of Ethernet devices do, by the slow path alone. Nothing is delivered past the stack from or to
-//! such a device. It is never an edge ([`Device::EDGE`](proxy_common::device::Device::EDGE)), so nothing clears a mark here.
+//! They do what the hooks of Ethernet devices do, by the slow path alone. Nothing is delivered past
+//! the stack from or to such a device. It is never an edge
+//! ([`Device::EDGE`](proxy_common::device::Device::EDGE)), so nothing clears a mark here.
 
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::counter::Reason;
@@ -11,7 +12,9 @@ use proxy_common::hook::PacketHook;
 use crate::maps::Memory;
 use crate::net::Net;
 use crate::skb::{LinkHeader, PacketMark, Skb};
-use crate::{Action, Outcome, conclude, egress4, egress6, icmp4, icmp6, ingress4, ingress6, not_ip};
+use crate::{
+    Action, Outcome, conclude, egress4, egress6, icmp4, icmp6, ingress4, ingress6, not_ip,
+};
 
 const LINK: LinkHeader = LinkHeader::None;
 
@@ -40,12 +43,14 @@ pub fn egress(skb: Skb, mut memory: Memory) -> i32 {
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
             let icmp = |memory| icmp4(skb, LINK, Hook::EGRESS, mark, memory);
-            let outcome = unless_done(skb, mark, || egress4(skb, LINK, memory.lend())).or_error(|| icmp(memory.lend()));
+            let outcome = unless_done(skb, mark, || egress4(skb, LINK, memory.lend()))
+                .or_error(|| icmp(memory.lend()));
             conclude::<Addr4>(skb, outcome, hook, memory)
         }
         Addr6::ETHERTYPE => {
             let icmp = |memory| icmp6(skb, LINK, Hook::EGRESS, mark, memory);
-            let outcome = unless_done(skb, mark, || egress6(skb, LINK, memory.lend())).or_error(|| icmp(memory.lend()));
+            let outcome = unless_done(skb, mark, || egress6(skb, LINK, memory.lend()))
+                .or_error(|| icmp(memory.lend()));
             conclude::<Addr6>(skb, outcome, hook, memory)
         }
         _ => not_ip(Action::PASS),

@@ -1,7 +1,8 @@
 //! Flows of the host's own sockets.
 //!
-//! The one case in which an egress hook rewrites destinations, because a local socket has no ingress hook. The packet is
-//! then routed again, as if it had arrived, and sent on its way without coming back to the host's stack.
+//! The one case in which an egress hook rewrites destinations, because a local socket has no
+//! ingress hook. The packet is then routed again, as if it had arrived, and sent on its way without
+//! coming back to the host's stack.
 
 use aya_ebpf::bindings::BPF_F_INGRESS;
 use proxy_common::counter::{Event, Reason};
@@ -31,15 +32,31 @@ pub fn send<A: Forward>(
     mut decision: DecisionMemory,
 ) -> Result<Action, Reason> {
     let node = maps::node().ok_or(Reason::NoRoute)?;
-    if !flow::follow(skb, &mut scratch.packet, Hook::ANCHOR, PacketMark::NONE, &mut scratch.flow, decision.lend())? {
+    if !flow::follow(
+        skb,
+        &mut scratch.packet,
+        Hook::ANCHOR,
+        PacketMark::NONE,
+        &mut scratch.flow,
+        decision.lend(),
+    )? {
         open(skb, scratch, node, flags, decision.lend())?;
         decide::remember(scratch, decision);
     }
-    let kept = if flags == 0 { link(skb, scratch, node) } else { 0 };
+    let kept = if flags == 0 {
+        link(skb, scratch, node)
+    } else {
+        0
+    };
     let Scratch { packet, flow, .. } = scratch;
-    // Where the kernel chooses the next hop once more, it does so by the source that the packet has then.
+    // Where the kernel chooses the next hop once more, it does so by the source that the packet has
+    // then.
     let is_by_source = A::CHOOSES_AGAIN || flow.client.addr.is_loopback();
-    let from = if is_by_source { &flow.source.addr } else { &packet.src.addr };
+    let from = if is_by_source {
+        &flow.source.addr
+    } else {
+        &packet.src.addr
+    };
     // A route that is gone may come back, and a connection outlives that.
     let next_hop = match kept {
         0 => way(skb, from, node, &flow.backend.addr).map_err(|_| Reason::RouteLost)?,
@@ -50,7 +67,9 @@ pub fn send<A: Forward>(
     // This hook has replaced the source, as egress hooks do.
     skb.set_packet_mark(PacketMark::DONE);
     match next_hop {
-        NextHop::Device(ifindex) if flow.starts_on_lo() && skb.is_longer_than(maps::mtu_of(ifindex)) => {
+        NextHop::Device(ifindex)
+            if flow.starts_on_lo() && skb.is_longer_than(maps::mtu_of(ifindex)) =>
+        {
             skb.route_again()?;
             Ok(Action::PASS)
         }
@@ -58,20 +77,32 @@ pub fn send<A: Forward>(
     }
 }
 
-/// Finds the link to the pod that serves the flow, and keeps it for the flow's packets of this second: see [`anchor::quick`](crate::anchor::quick).
-/// Returns its device, or 0 if there is none to keep.
+/// Finds the link to the pod that serves the flow, and keeps it for the flow's packets of this
+/// second: see [`anchor::quick`](crate::anchor::quick). Returns its device, or 0 if there is none
+/// to keep.
 ///
 /// This packet goes by the kernel's neighbour all the same, which so stays known.
 #[inline(never)]
 fn link<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, node: &Node) -> u32 {
-    let Scratch { packet, flow, route, .. } = scratch;
+    let Scratch {
+        packet,
+        flow,
+        route,
+        ..
+    } = scratch;
     // Before the routes are asked: what they say counts for the epoch that began before.
     let term = Term::new(maps::about_now_secs(), maps::epoch());
     if flow.has(Flow::<A>::HOST_BACKEND) || flow.judged().holds(skb.ifindex(), term) {
         return 0;
     }
     route.ask(flow.source.port, flow.backend.port, 0, false);
-    if !redirect::find(skb, packet.proto, route, &packet.src.addr, &flow.backend.addr) {
+    if !redirect::find(
+        skb,
+        packet.proto,
+        route,
+        &packet.src.addr,
+        &flow.backend.addr,
+    ) {
         return 0;
     }
     let exit = route.keep(&flow.backend.addr);
@@ -122,11 +153,24 @@ fn open<A: Net>(
     if !scratch.packet.opens() {
         return Err(Reason::NoFlow);
     }
-    let opened = choose(skb, scratch, node, flags, decision.lend()).and_then(|()| open::flow(scratch));
+    let opened =
+        choose(skb, scratch, node, flags, decision.lend()).and_then(|()| open::flow(scratch));
     let on_lo = flags & Flow::<A>::HOST_FRONTEND != 0;
     match opened {
-        Ok(()) if on_lo => monitor::decided(skb, PacketHook::Lo, &scratch.packet, &scratch.flow, decision),
-        Ok(()) => monitor::decided(skb, PacketHook::Anchor, &scratch.packet, &scratch.flow, decision),
+        Ok(()) if on_lo => monitor::decided(
+            skb,
+            PacketHook::Lo,
+            &scratch.packet,
+            &scratch.flow,
+            decision,
+        ),
+        Ok(()) => monitor::decided(
+            skb,
+            PacketHook::Anchor,
+            &scratch.packet,
+            &scratch.flow,
+            decision,
+        ),
         Err(reason) if on_lo => decide::refused::<A>(reason.verdict(), decision),
         Err(reason) => decide::refused::<A>(reason.verdict_at_anchor(), decision),
     }
@@ -147,26 +191,41 @@ fn choose<A: Net>(
     }
     let generation = maps::generation();
     let origin = decide::origin_inside(skb, &scratch.packet, node);
-    // A packet that came in was to be met where it came in. Behind the anchor no policy of the node would see it.
+    // A packet that came in was to be met where it came in. Behind the anchor no policy of the node
+    // would see it.
     let objection = |_: &Packet<A>| skb.came_in().then_some(Reason::Unhooked);
     let decision = decide::run(scratch, origin, node, decision, objection)?;
-    let Scratch { packet, opening, .. } = scratch;
+    let Scratch {
+        packet, opening, ..
+    } = scratch;
     // In map memory: the stack has no room for it.
     let by_route = &mut opening.source.addr;
     // The kernel knows no way on from a loopback address.
-    *by_route = if packet.src.addr.is_loopback() { *A::at_node(node) } else { packet.src.addr };
-    let next_hop = not_back(net::way_and_source(skb, node, by_route, &decision.backend.addr)?, node)?;
+    *by_route = if packet.src.addr.is_loopback() {
+        *A::at_node(node)
+    } else {
+        packet.src.addr
+    };
+    let next_hop = not_back(
+        net::way_and_source(skb, node, by_route, &decision.backend.addr)?,
+        node,
+    )?;
     let mut flags = Flow::<A>::HOST | flags;
     if decision.has(Decision::<A>::COUNTED) {
         flags |= Flow::<A>::COUNTED;
     }
-    // On the wire such a flow is the host's, but neither its sockets nor connection tracking know it by that tuple. A
-    // direct connection of the host, or a pod that is masqueraded, may get the same port. So it must be one of ours.
+    // On the wire such a flow is the host's, but neither its sockets nor connection tracking know
+    // it by that tuple. A direct connection of the host, or a pod that is masqueraded, may get the
+    // same port. So it must be one of ours.
     let addr = match next_hop {
         NextHop::Host => {
             flags |= Flow::<A>::HOST_BACKEND;
             // A program may trust what comes from a loopback address.
-            if packet.src.addr.is_loopback() { A::of_node(node) } else { packet.src.addr }
+            if packet.src.addr.is_loopback() {
+                A::of_node(node)
+            } else {
+                packet.src.addr
+            }
         }
         NextHop::Device(ifindex) => source_addr(packet, node, decision, (ifindex, by_route)),
     };
@@ -174,7 +233,11 @@ fn choose<A: Net>(
     if addr.is_unspecified() {
         return Err(Reason::NoRoute);
     }
-    let source = Source { addr, port_taken: true, generation };
+    let source = Source {
+        addr,
+        port_taken: true,
+        generation,
+    };
     *opening = Opening {
         service: decision.service,
         backend: decision.backend_at(),
@@ -188,19 +251,32 @@ fn choose<A: Net>(
 
 /// The address with which the host reaches the decision's backend through a device.
 ///
-/// The route to the service chose the source without knowing the backend. Beyond a device with addresses of its own
-/// (another uplink, an overlay) only the one that the route to the backend names is sure to be answered through it.
+/// The route to the service chose the source without knowing the backend. Beyond a device with
+/// addresses of its own (another uplink, an overlay) only the one that the route to the backend
+/// names is sure to be answered through it.
 #[inline(always)]
-fn source_addr<A: Net>(packet: &Packet<A>, node: &Node, decision: &Decision<A>, (ifindex, by_route): (u32, &A)) -> A {
+fn source_addr<A: Net>(
+    packet: &Packet<A>,
+    node: &Node,
+    decision: &Decision<A>,
+    (ifindex, by_route): (u32, &A),
+) -> A {
     let chosen = packet.src.addr;
-    let own = if chosen.is_loopback() { None } else { maps::own_addr(&chosen) };
+    let own = if chosen.is_loopback() {
+        None
+    } else {
+        maps::own_addr(&chosen)
+    };
     let (chosen, on_device) = match own {
         None if chosen.is_loopback() => (A::of_node(node), false),
         // Not the host's own: a socket of the host may send from any address (`IP_TRANSPARENT`).
         None if !decision.has(Decision::<A>::MASQUERADE) => return chosen,
         None => (chosen, false),
-        // The kernel answers for an address of the host's with that address; it may move to another node at any time.
-        Some(_) if chosen == packet.dst.addr && !A::of_node(node).is_unspecified() => (A::of_node(node), false),
+        // The kernel answers for an address of the host's with that address; it may move to another
+        // node at any time.
+        Some(_) if chosen == packet.dst.addr && !A::of_node(node).is_unspecified() => {
+            (A::of_node(node), false)
+        }
         Some(own) => (chosen, own.ifindex == ifindex),
     };
     if on_device || decision.backend.is_local() && !decision.has(Decision::<A>::MASQUERADE) {
@@ -209,9 +285,9 @@ fn source_addr<A: Net>(packet: &Packet<A>, node: &Node, decision: &Decision<A>, 
     maps::address_at(ifindex, by_route).unwrap_or(chosen)
 }
 
-/// Gives a reply to a socket of the host, at whichever hook it is met. The reply takes the service's address, and goes in
-/// where the host's packets to that address go out. So rp_filter finds nothing odd, and conntrack finds a reply to a packet
-/// that it saw leave.
+/// Gives a reply to a socket of the host, at whichever hook it is met. The reply takes the
+/// service's address, and goes in where the host's packets to that address go out. So rp_filter
+/// finds nothing odd, and conntrack finds a reply to a packet that it saw leave.
 #[inline(always)]
 pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result<Action, Reason> {
     packet.rewrite(skb, &flow.frontend, &flow.client, false)?;
@@ -224,7 +300,8 @@ pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result
     inject::<A>(skb, skb.found().link(), flow.starts_on_lo())
 }
 
-/// Lets the host receive what goes to a socket of its own from the frontend of a flow, whose packets start on lo or on the anchor.
+/// Lets the host receive what goes to a socket of its own from the frontend of a flow, whose
+/// packets start on lo or on the anchor.
 #[inline(always)]
 pub fn inject<A: Net>(skb: Skb, link: LinkHeader, starts_on_lo: bool) -> Result<Action, Reason> {
     let (ifindex, mac) = if starts_on_lo {

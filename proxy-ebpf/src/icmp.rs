@@ -1,10 +1,12 @@
-//! ICMP errors about packets of our flows. They quote the packet as it was where the error arose. Their
+//! ICMP errors about packets of our flows. They quote the packet as it was where the error arose.
+//! Their
 //! receiver knows it as it was on the receiver's side of the hook.
 //!
-//! The quoted packet went the other way, so its tuple swapped is the key of a flow's entry at this hook. The entry's
-//! change to packets is made to the error and, mirrored, to its quote. The quoted transport checksum stays as it was:
-//! no receiver checks it, and seldom is all there that it covers. An error opens, refreshes and closes nothing. One that says that a
-//! SYN did not reach its backend counts against that backend.
+//! The quoted packet went the other way, so its tuple swapped is the key of a flow's entry at this
+//! hook. The entry's change to packets is made to the error and, mirrored, to its quote. The quoted
+//! transport checksum stays as it was: no receiver checks it, and seldom is all there that it
+//! covers. An error opens, refreshes and closes nothing. One that says that a SYN did not reach its
+//! backend counts against that backend.
 
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::connect::{Outcome, Voter};
@@ -55,7 +57,8 @@ pub struct Translated<A: Addr> {
     quoted_dst: SockAddr<A>,
 }
 
-/// Translates an ICMP error that is met at `hook`; `mark` as in [`flow::follow`](crate::flow::follow).
+/// Translates an ICMP error that is met at `hook`; `mark` as in
+/// [`flow::follow`](crate::flow::follow).
 #[inline(always)]
 pub fn run<A: Forward>(
     skb: Skb,
@@ -92,17 +95,23 @@ pub fn run<A: Forward>(
     let mark = skb.weigh(mark, false);
     match hook.known() {
         Some(AtHook::Ingress) => ingress(skb, error, flow),
-        // Errors from here about another program's connection with a new port are rare, and quote what its peer never saw.
+        // Errors from here about another program's connection with a new port are rare, and quote
+        // what its peer never saw.
         Some(AtHook::Egress) if flow.kind == Kind::DNAT => Err(Reason::Protocol),
-        Some(AtHook::Egress) if flow.kind == Kind::UNDNAT && mark.is_forward() => Err(Reason::Protocol),
-        Some(AtHook::Egress) if flow.is_snat_on_devices() && mark.is_unmarked_ingress(false) => Err(Reason::Protocol),
+        Some(AtHook::Egress) if flow.kind == Kind::UNDNAT && mark.is_forward() => {
+            Err(Reason::Protocol)
+        }
+        Some(AtHook::Egress) if flow.is_snat_on_devices() && mark.is_unmarked_ingress(false) => {
+            Err(Reason::Protocol)
+        }
         Some(AtHook::Egress) => egress(skb, link, error, flow),
         Some(AtHook::Anchor) | None => at_anchor(skb, error, flow),
     }
 }
 
-/// Rewrites destinations. A host's reply goes another way: its source changes as well, and so it is taken to the anchor.
-/// An error comes from the router that met it, through the device that leads there.
+/// Rewrites destinations. A host's reply goes another way: its source changes as well, and so it is
+/// taken to the anchor. An error comes from the router that met it, through the device that leads
+/// there.
 #[inline(always)]
 fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Action, Reason> {
     // Before the kind decides anything here: see "Do not" in the README.
@@ -113,7 +122,8 @@ fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Act
     }
     let becomes = &mut error.becomes;
     if !to_backend {
-        // The kernel takes no packet from a device for a loopback address. It knows the socket by what is quoted.
+        // The kernel takes no packet from a device for a loopback address. It knows the socket by
+        // what is quoted.
         if !flow.client.addr.is_loopback() {
             becomes.dst = flow.client.addr;
         }
@@ -124,19 +134,33 @@ fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Act
         becomes.quoted_dst = flow.frontend;
     }
     if flow.kind != Kind::UNSNAT {
-        maps::count(if to_backend { Event::Forwarded } else { Event::Returned });
+        maps::count(if to_backend {
+            Event::Forwarded
+        } else {
+            Event::Returned
+        });
     }
-    // The mark comes before the call. Behind it, old kernels would take the branch for dead code: see "Do not" in the README.
-    skb.set_packet_mark(if to_backend { PacketMark::FORWARD } else { PacketMark::BACK });
+    // The mark comes before the call. Behind it, old kernels would take the branch for dead code:
+    // see "Do not" in the README.
+    skb.set_packet_mark(if to_backend {
+        PacketMark::FORWARD
+    } else {
+        PacketMark::BACK
+    });
     error.rewrite(skb)?;
     Ok(Action::PASS)
 }
 
-/// Rewrites sources that are the flow's: a router on the way keeps its address. Where the client's own source changes, it
-/// is not rewritten, because replies to it would go astray. An error from beyond the client has no better way, and
-/// rp_filter drops it on the error's own way.
+/// Rewrites sources that are the flow's: a router on the way keeps its address. Where the client's
+/// own source changes, it is not rewritten, because replies to it would go astray. An error from
+/// beyond the client has no better way, and rp_filter drops it on the error's own way.
 #[inline(always)]
-fn egress<A: Net>(skb: Skb, link: LinkHeader, error: &mut Error<A>, flow: &Flow<A>) -> Result<Action, Reason> {
+fn egress<A: Net>(
+    skb: Skb,
+    link: LinkHeader,
+    error: &mut Error<A>,
+    flow: &Flow<A>,
+) -> Result<Action, Reason> {
     if flow.kind == Kind::SNAT {
         error.becomes.src = flow.source.addr;
         error.becomes.quoted_dst = flow.source;
@@ -154,8 +178,9 @@ fn egress<A: Net>(skb: Skb, link: LinkHeader, error: &mut Error<A>, flow: &Flow<
     Ok(Action::PASS)
 }
 
-/// Counts an error that tells an opener, in place of the backend's first packet, that its SYN went nowhere. It has to come by the device to
-/// which the route to the backend leads, or from the host itself. Any sender there may send it, with an address of its own.
+/// Counts an error that tells an opener, in place of the backend's first packet, that its SYN went
+/// nowhere. It has to come by the device to which the route to the backend leads, or from the host
+/// itself. Any sender there may send it, with an address of its own.
 #[inline(never)]
 pub fn note_unreachable<A: Net>(skb: Skb, error: &Error<A>, flow: &Flow<A>, came_in: At) {
     if error.is_unreachable == 0 || error.quote.proto != Proto::TCP {
@@ -167,7 +192,10 @@ pub fn note_unreachable<A: Net>(skb: Skb, error: &Error<A>, flow: &Flow<A>, came
     {
         return;
     }
-    maps::note_outcome(flow, Outcome::unreachable(Voter::of(&flow.client.addr, flow.is_far())));
+    maps::note_outcome(
+        flow,
+        Outcome::unreachable(Voter::of(&flow.client.addr, flow.is_far())),
+    );
 }
 
 /// The host does not take a reply.
@@ -181,7 +209,8 @@ fn at_anchor<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<A
     skb.set_packet_mark(PacketMark::FORWARD);
     // For the reason that `ingress` names, the route is looked up behind the call.
     let node = maps::node().ok_or(Reason::RouteLost)?;
-    let next_hop = way(skb, node, &error.becomes.src, &flow.backend.addr).map_err(|_| Reason::RouteLost)?;
+    let next_hop =
+        way(skb, node, &error.becomes.src, &flow.backend.addr).map_err(|_| Reason::RouteLost)?;
     maps::count(Event::Forwarded);
     host::leave(skb, next_hop)
 }
@@ -253,7 +282,9 @@ impl<A: Net> Error<A> {
 
     #[inline(never)]
     pub fn rewrite(&self, skb: Skb) -> Result<(), Reason> {
-        let Self { quote, becomes: to, .. } = self;
+        let Self {
+            quote, becomes: to, ..
+        } = self;
         self.replace_quoted_addr(skb, A::SRC_OFFSET, quote.src.addr, to.quoted_src.addr)?;
         self.replace_quoted_addr(skb, A::DST_OFFSET, quote.dst.addr, to.quoted_dst.addr)?;
         self.replace_quoted_port(skb, 0, quote.src.port, to.quoted_src.port)?;
@@ -267,16 +298,34 @@ impl<A: Net> Error<A> {
         if from == to {
             return Ok(());
         }
-        A::store_quoted_addr(skb, self.icmp + HEADER_LEN, place, self.icmp + CHECK_OFFSET, from, to)
+        A::store_quoted_addr(
+            skb,
+            self.icmp + HEADER_LEN,
+            place,
+            self.icmp + CHECK_OFFSET,
+            from,
+            to,
+        )
     }
 
     #[inline(always)]
-    fn replace_quoted_port(&self, skb: Skb, offset: u32, from: Port, to: Port) -> Result<(), Reason> {
+    fn replace_quoted_port(
+        &self,
+        skb: Skb,
+        offset: u32,
+        from: Port,
+        to: Port,
+    ) -> Result<(), Reason> {
         if from == to {
             return Ok(());
         }
         let size = size_of::<Port>() as u32;
-        skb.replace_l4_checksum(self.icmp + CHECK_OFFSET, from.wire().into(), to.wire().into(), size)?;
+        skb.replace_l4_checksum(
+            self.icmp + CHECK_OFFSET,
+            from.wire().into(),
+            to.wire().into(),
+            size,
+        )?;
         skb.store(self.quote.l4 + offset, &to.wire(), 0)
     }
 

@@ -30,7 +30,11 @@ pub fn run<A: Forward>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result
     if !is_known {
         let opened = open::<A>(skb, memory.lend());
         if let Err(reason) = opened {
-            return if opens_connection(skb) { pass_on::<A>(skb, reason, memory) } else { Err(reason) };
+            return if opens_connection(skb) {
+                pass_on::<A>(skb, reason, memory)
+            } else {
+                Err(reason)
+            };
         }
         if redirect::opens_flows()
             && let Some(delivered) = redirect::first::<A>(skb, memory.lend())
@@ -44,7 +48,8 @@ pub fn run<A: Forward>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result
         Some(EntryKind::Dnat) => {
             packet.rewrite(skb, &flow.client_between(), &flow.backend, flow.is_far())?;
             maps::count(Event::Forwarded);
-            let port_shows = !packet.is_fragment() && guest::is_known_by(packet.proto, packet.told());
+            let port_shows =
+                !packet.is_fragment() && guest::is_known_by(packet.proto, packet.told());
             skb.set_packet_mark(PacketMark::forward(flow.is_snat_on_devices(), port_shows));
             Ok(Action::PASS)
         }
@@ -63,14 +68,15 @@ fn is_first_of_connection(skb: Skb, is_known: bool) -> bool {
     opens_connection(skb) & !is_known
 }
 
-/// Returns true if the packet opens a connection. One that dials a Service is no answer of a backend, and its sender is judged where its frontend
-/// is found.
+/// Returns true if the packet opens a connection. One that dials a Service is no answer of a
+/// backend, and its sender is judged where its frontend is found.
 #[inline(always)]
 fn opens_connection(skb: Skb) -> bool {
     skb.found().told.opens_connection()
 }
 
-/// Looks after a connection's opener that has opened no flow here, for this reason: a backend may send it where its answers go.
+/// Looks after a connection's opener that has opened no flow here, for this reason: a backend may
+/// send it where its answers go.
 #[inline(always)]
 fn pass_on<A: Forward>(skb: Skb, reason: Reason, memory: Memory) -> Result<Action, Reason> {
     if matches!(reason, Reason::NotOurs | Reason::Draining)
@@ -82,8 +88,9 @@ fn pass_on<A: Forward>(skb: Skb, reason: Reason, memory: Memory) -> Result<Actio
     Err(reason)
 }
 
-/// Returns true if the frame is for a macvlan above this device, whose hook meets it next, or for another machine. A bridge's
-/// port receives what is for the bridge's own link address, and there a frame does not tell.
+/// Returns true if the frame is for a macvlan above this device, whose hook meets it next, or for
+/// another machine. A bridge's port receives what is for the bridge's own link address, and there a
+/// frame does not tell.
 #[inline(always)]
 pub fn is_for_macvlan(skb: Skb) -> bool {
     skb.is_anothers()
@@ -91,8 +98,8 @@ pub fn is_for_macvlan(skb: Skb) -> bool {
         && maps::place_of(skb.ifindex()).1 == 0
 }
 
-/// Returns true if the frame has two tags that name no VLAN, while conntrack may believe an end that no hook meets. The kernel takes both tags
-/// off, the second one behind this hook.
+/// Returns true if the frame has two tags that name no VLAN, while conntrack may believe an end
+/// that no hook meets. The kernel takes both tags off, the second one behind this hook.
 #[inline(always)]
 pub fn is_hidden_by_tags(skb: Skb) -> bool {
     const TAGS: [u32; 2] = [0x8100_u16.to_be() as u32, 0x88a8_u16.to_be() as u32];
@@ -101,7 +108,9 @@ pub fn is_hidden_by_tags(skb: Skb) -> bool {
         && !skb.is_in_vlan()
         && TAGS.contains(&skb.ethertype())
         && redirect::is_on()
-        && skb.load::<u16>(ETH_LEN).is_ok_and(|tag| u16::from_be(tag) & IDENTIFIER == 0)
+        && skb
+            .load::<u16>(ETH_LEN)
+            .is_ok_and(|tag| u16::from_be(tag) & IDENTIFIER == 0)
 }
 
 /// Reads the packet, and finds its flow.
@@ -109,21 +118,32 @@ pub fn is_hidden_by_tags(skb: Skb) -> bool {
 fn look_up<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<bool, Reason> {
     let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     if let Err(reason) = scratch.packet.parse(skb, link, Hook::INGRESS) {
-        return Err(if A::is_hidden_and_forged(skb, link) { Reason::Forged } else { reason });
+        return Err(if A::is_hidden_and_forged(skb, link) {
+            Reason::Forged
+        } else {
+            reason
+        });
     }
     if skb.is_seen_before() {
         return Err(Reason::SeenBefore);
     }
-    let is_known =
-        flow::follow(skb, &mut scratch.packet, Hook::INGRESS, PacketMark::NONE, &mut scratch.flow, decision)?;
+    let is_known = flow::follow(
+        skb,
+        &mut scratch.packet,
+        Hook::INGRESS,
+        PacketMark::NONE,
+        &mut scratch.flow,
+        decision,
+    )?;
     if !is_known && speaks_for_node(&scratch.packet) {
         return Err(Reason::Forged);
     }
     Ok(is_known)
 }
 
-/// Returns true if a packet that comes in has an address of the node's own as source, and the tuple of a backend's answers. The kernel drops
-/// such a packet where it routes IPv4 without `accept_local`. It forwards IPv6, and a bridge routes nothing. The egress hook cannot judge it:
+/// Returns true if a packet that comes in has an address of the node's own as source, and the tuple
+/// of a backend's answers. The kernel drops such a packet where it routes IPv4 without
+/// `accept_local`. It forwards IPv6, and a bridge routes nothing. The egress hook cannot judge it:
 /// there the source may be one that netfilter has given back.
 #[inline(never)]
 fn speaks_for_node<A: Net>(packet: &Packet<A>) -> bool {
@@ -145,7 +165,13 @@ fn open<A: Forward>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
     let opened = chosen.and_then(|()| open::flow(scratch));
     match opened {
         Ok(()) => {
-            monitor::decided(skb, PacketHook::Ingress, &scratch.packet, &scratch.flow, decision.lend());
+            monitor::decided(
+                skb,
+                PacketHook::Ingress,
+                &scratch.packet,
+                &scratch.flow,
+                decision.lend(),
+            );
             decide::remember(scratch, decision);
         }
         Err(reason) => decide::refused::<A>(reason.verdict(), decision),
@@ -155,7 +181,11 @@ fn open<A: Forward>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
 
 /// Decides who serves the packet, into `scratch.opening`.
 #[inline(never)]
-fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, decision: DecisionMemory) -> Result<(), Reason> {
+fn choose<A: Net>(
+    skb: Skb,
+    scratch: &mut Scratch<A>,
+    decision: DecisionMemory,
+) -> Result<(), Reason> {
     let node = maps::node().ok_or(Reason::NoNodeAddress)?;
     if node.has(Node::HOST) {
         return Err(Reason::NotOurs);
@@ -177,32 +207,56 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, decision: DecisionMemory) 
     let decision = match decide::run(scratch, origin, node, decision, objection) {
         Ok(decision) => decision,
         Err(Reason::NotOurs) => return open_direct(skb, scratch),
-        // A network of the node may lie within a range of ClusterIPs, as one of Docker's does by default.
-        Err(Reason::Unallocated | Reason::UnknownPort) if is_between_neighbours(skb) => return Err(Reason::NotOurs),
+        // A network of the node may lie within a range of ClusterIPs, as one of Docker's does by
+        // default.
+        Err(Reason::Unallocated | Reason::UnknownPort) if is_between_neighbours(skb) => {
+            return Err(Reason::NotOurs);
+        }
         Err(reason) => return Err(reason),
     };
     if origin.is_external() {
         note_pod_outside(scratch.packet.src.addr, node);
     }
-    let Scratch { packet, opening, .. } = scratch;
+    let Scratch {
+        packet, opening, ..
+    } = scratch;
     let addr = source_addr(skb, packet, node, decision, &mut opening.source.addr)?;
-    let source = Source { addr, port_taken: maps::again(&packet.port_taken), generation };
-    let mut flags = if decision.has(Decision::<A>::COUNTED) { Flow::<A>::COUNTED } else { 0 };
+    let source = Source {
+        addr,
+        port_taken: maps::again(&packet.port_taken),
+        generation,
+    };
+    let mut flags = if decision.has(Decision::<A>::COUNTED) {
+        Flow::<A>::COUNTED
+    } else {
+        0
+    };
     flags |= remote;
-    *opening =
-        Opening { service: decision.service, backend: decision.backend_at(), source, flags, device, way: Way::STACK };
+    *opening = Opening {
+        service: decision.service,
+        backend: decision.backend_at(),
+        source,
+        flags,
+        device,
+        way: Way::STACK,
+    };
     Ok(())
 }
 
-/// Returns true if a frame goes from one port of a bridge to another, past this host. Open vSwitch has no address by which to tell.
+/// Returns true if a frame goes from one port of a bridge to another, past this host. Open vSwitch
+/// has no address by which to tell.
 #[inline(never)]
 fn is_between_neighbours(skb: Skb) -> bool {
     let (flags, bridge) = maps::place_of(skb.ifindex());
-    let is_for_bridge = || skb.peek::<[u8; 6]>(0).is_none_or(|mac| maps::mac_of(skb.ifindex()) == Some(mac));
+    let is_for_bridge = || {
+        skb.peek::<[u8; 6]>(0)
+            .is_none_or(|mac| maps::mac_of(skb.ifindex()) == Some(mac))
+    };
     bridge != 0 && flags & Device::LOOSE == 0 && !is_for_bridge()
 }
 
-/// Counts a client that this node's podCIDRs call a pod, where detection says otherwise: the operator must hear of it.
+/// Counts a client that this node's podCIDRs call a pod, where detection says otherwise: the
+/// operator must hear of it.
 #[inline(always)]
 fn note_pod_outside<A: Net>(client: A, node: &Node) {
     // kube-proxy, too, tells no clients apart if it is given no way to.
@@ -212,26 +266,44 @@ fn note_pod_outside<A: Net>(client: A, node: &Node) {
     }
 }
 
-/// A client dials a backend directly, from the port with which it also reaches it through a service. The client may be
-/// another node, which masquerades many. The two would be one conversation to the backend, so the direct one gets another
-/// source port.
+/// A client dials a backend directly, from the port with which it also reaches it through a
+/// service. The client may be another node, which masquerades many. The two would be one
+/// conversation to the backend, so the direct one gets another source port.
 #[inline(always)]
 fn open_direct<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
     let packet = &scratch.packet;
     let (flags, _) = maps::place_of(skb.ifindex());
     let from_pod = flags & Device::POD != 0;
-    // Above other devices of ours, a packet that a hook has rewritten may have lost its mark, and looks like a direct one.
-    if flags & (Device::POD | Device::EDGE) == 0 || !open::collides(packet, from_pod, &mut scratch.flow) {
+    // Above other devices of ours, a packet that a hook has rewritten may have lost its mark, and
+    // looks like a direct one.
+    if flags & (Device::POD | Device::EDGE) == 0
+        || !open::collides(packet, from_pod, &mut scratch.flow)
+    {
         return Err(Reason::NotOurs);
     }
     if is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr) {
         // A packet of a pod's Service comes back by an uplink if a firewall elsewhere looks at it.
-        return Err(if from_pod { Reason::Forged } else { Reason::NotOurs });
+        return Err(if from_pod {
+            Reason::Forged
+        } else {
+            Reason::NotOurs
+        });
     }
-    let source = Source { addr: packet.src.addr, port_taken: true, generation: maps::generation() };
+    let source = Source {
+        addr: packet.src.addr,
+        port_taken: true,
+        generation: maps::generation(),
+    };
     let service = FrontendKey::address(A::UNSPECIFIED);
     let flags = if from_pod { 0 } else { Flow::<A>::REMOTE };
-    scratch.opening = Opening { service, backend: packet.dst, source, flags, device: 0, way: Way::STACK };
+    scratch.opening = Opening {
+        service,
+        backend: packet.dst,
+        source,
+        flags,
+        device: 0,
+        way: Way::STACK,
+    };
     Ok(())
 }
 
@@ -246,15 +318,19 @@ fn source_addr<A: Net>(
 ) -> Result<A, Reason> {
     let client = packet.src.addr;
     let backend = decision.backend.addr;
-    // A pod that is served by itself would answer itself directly, past every hook: it must see the node instead.
+    // A pod that is served by itself would answer itself directly, past every hook: it must see the
+    // node instead.
     let masquerade = backend == client || decision.has(Decision::<A>::MASQUERADE);
-    // A packet to a socket of the host leaves through no device, and kube-proxy does not masquerade it either.
+    // A packet to a socket of the host leaves through no device, and kube-proxy does not masquerade
+    // it either.
     if !masquerade || maps::own_addr(&backend).is_some() {
         return Ok(client);
     }
     *by_route = client;
     match route_and_source(skb, skb.ifindex(), by_route, &backend) {
-        Ok(NextHop::Device(ifindex)) => maps::address_at(ifindex, by_route).map_or_else(|| node_addr(node), Ok),
+        Ok(NextHop::Device(ifindex)) => {
+            maps::address_at(ifindex, by_route).map_or_else(|| node_addr(node), Ok)
+        }
         _ => node_addr(node),
     }
 }
@@ -262,5 +338,9 @@ fn source_addr<A: Net>(
 #[inline(always)]
 fn node_addr<A: Net>(node: &Node) -> Result<A, Reason> {
     let addr = A::of_node(node);
-    if addr.is_unspecified() { Err(Reason::NoNodeAddress) } else { Ok(addr) }
+    if addr.is_unspecified() {
+        Err(Reason::NoNodeAddress)
+    } else {
+        Ok(addr)
+    }
 }

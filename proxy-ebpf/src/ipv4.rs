@@ -94,14 +94,20 @@ impl Net for Addr4 {
     #[inline(always)]
     fn peek(skb: Skb) -> Option<Head<Self>> {
         const FRAGMENT: u16 = 0x3fff_u16.to_be();
-        let Headers { ip, ports: [sport, dport], .. } = skb.peek(ETH_LEN)?;
-        let (len, proto) = (u32::from(u16::from_be(ip.total_len)), Proto(ip.proto));
+        let Headers {
+            ip,
+            ports: [sport, dport],
+            ..
+        } = skb.peek(ETH_LEN)?;
+        let len = u32::from(u16::from_be(ip.total_len));
+        let proto = Proto(ip.proto);
         if ip.version_ihl != 0x45 || ip.fragment & FRAGMENT != 0 || ETH_LEN + len > skb.len() {
             return None;
         }
         let len = len.checked_sub(Self::IP_LEN)?;
         let [high, low] = ip.check.to_ne_bytes();
-        let (flags, numbers) = established::flags_and_numbers(skb, proto, ETH_LEN + Self::IP_LEN, len)?;
+        let (flags, numbers) =
+            established::flags_and_numbers(skb, proto, ETH_LEN + Self::IP_LEN, len)?;
         Some(Head {
             src: SockAddr::new(Addr4::from_wire(ip.src), Port::from_wire(sport)),
             dst: SockAddr::new(Addr4::from_wire(ip.dst), Port::from_wire(dport)),
@@ -113,23 +119,37 @@ impl Net for Addr4 {
         })
     }
 
-    /// Its header's checksum makes up for the addresses in a sum over the whole packet. From the word with that checksum
-    /// to the ports all is written at once.
+    /// Its header's checksum makes up for the addresses in a sum over the whole packet. From the
+    /// word with that checksum to the ports all is written at once.
     #[inline(always)]
-    fn rewrite(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason> {
+    fn rewrite(
+        skb: Skb,
+        head: &Head<Self>,
+        src: &SockAddr<Self>,
+        dst: &SockAddr<Self>,
+    ) -> Result<(), Reason> {
         let ports = established::word(src.port, dst.port);
-        let (src, dst) = (src.addr.wire(), dst.addr.wire());
+        let src = src.addr.wire();
+        let dst = dst.addr.wire();
         let diff = net::diff_words(&[head.src.addr.wire(), head.dst.addr.wire()], &[src, dst]);
         established::replace_checksum(skb, head, ports, diff)?;
         let [ttl, proto, high, low] = head.check.to_ne_bytes();
         // RFC 1624 §3.
         let sum = u32::from(!u16::from_ne_bytes([high, low])) + (diff & 0xffff) + (diff >> 16);
-        let [high, low] = if diff == net::NO_DIFF { [high, low] } else { (!fold(sum)).to_ne_bytes() };
-        skb.store(ETH_LEN + CHECK_OFFSET - 2, &[u32::from_ne_bytes([ttl, proto, high, low]), src, dst, ports], 0)
+        let [high, low] = if diff == net::NO_DIFF {
+            [high, low]
+        } else {
+            (!fold(sum)).to_ne_bytes()
+        };
+        skb.store(
+            ETH_LEN + CHECK_OFFSET - 2,
+            &[u32::from_ne_bytes([ttl, proto, high, low]), src, dst, ports],
+            0,
+        )
     }
 
-    /// As the kernel has it (`ip_route_input_slow`): neither 0.0.0.0, 127/8, multicast nor 255.255.255.255. 240/4 and 169.254/16 are
-    /// addresses like others there.
+    /// As the kernel has it (`ip_route_input_slow`): neither 0.0.0.0, 127/8, multicast nor
+    /// 255.255.255.255. 240/4 and 169.254/16 are addresses like others there.
     #[inline(always)]
     fn is_unicast(self) -> bool {
         let addr = u32::from_be(self.wire());
@@ -145,8 +165,8 @@ impl Net for Addr4 {
         u32::from_be(self.wire()) >> 24 == 127
     }
 
-    /// RFC 792: destination unreachable, time exceeded, parameter problem. (A redirect speaks of a route to the service's
-    /// address, which no other host has.)
+    /// RFC 792: destination unreachable, time exceeded, parameter problem. (A redirect speaks of a
+    /// route to the service's address, which no other host has.)
     #[inline(always)]
     fn is_icmp_error(kind: u8) -> bool {
         matches!(kind, 3 | 11 | 12)
@@ -158,21 +178,45 @@ impl Net for Addr4 {
         kind == 3 && code != 4
     }
 
-    /// The quoted header's own checksum makes up for the address in the sum over it, so the ICMP checksum stays.
+    /// The quoted header's own checksum makes up for the address in the sum over it, so the ICMP
+    /// checksum stays.
     #[inline(always)]
-    fn store_quoted_addr(skb: Skb, at: u32, place: u32, _check: u32, from: Self, to: Self) -> Result<(), Reason> {
+    fn store_quoted_addr(
+        skb: Skb,
+        at: u32,
+        place: u32,
+        _check: u32,
+        from: Self,
+        to: Self,
+    ) -> Result<(), Reason> {
         Self::store_addr(skb, at, place, from, to)
     }
 
     #[inline(always)]
     fn store_addr(skb: Skb, at: u32, place: u32, from: Self, to: Self) -> Result<(), Reason> {
-        skb.replace_l3_checksum(at + CHECK_OFFSET, from.wire(), to.wire(), size_of::<u32>() as u32)?;
+        skb.replace_l3_checksum(
+            at + CHECK_OFFSET,
+            from.wire(),
+            to.wire(),
+            size_of::<u32>() as u32,
+        )?;
         skb.store(at + place, &to.wire(), 0)
     }
 
     #[inline(always)]
-    fn replace_pseudo_checksum(skb: Skb, offset: u32, flags: u32, from: Self, to: Self) -> Result<(), Reason> {
-        skb.replace_l4_checksum(offset, from.wire(), to.wire(), flags | BPF_F_PSEUDO_HDR | size_of::<u32>() as u32)
+    fn replace_pseudo_checksum(
+        skb: Skb,
+        offset: u32,
+        flags: u32,
+        from: Self,
+        to: Self,
+    ) -> Result<(), Reason> {
+        skb.replace_l4_checksum(
+            offset,
+            from.wire(),
+            to.wire(),
+            flags | BPF_F_PSEUDO_HDR | size_of::<u32>() as u32,
+        )
     }
 
     #[inline(always)]
@@ -266,7 +310,12 @@ impl Net for Addr4 {
 
     #[inline(always)]
     fn is_forged(skb: Skb, at: At, src: &Self, dst: &Self) -> bool {
-        global_fn::kpx_forged4(skb.as_ptr(), src.wire(), dst.wire(), (at == At::Before).into()) != 0
+        global_fn::kpx_forged4(
+            skb.as_ptr(),
+            src.wire(),
+            dst.wire(),
+            (at == At::Before).into(),
+        ) != 0
     }
 
     #[inline(always)]
@@ -281,7 +330,11 @@ impl Net for Addr4 {
 
     #[inline(always)]
     fn share(client: &Self, service: &FrontendKey<Self>, share: Register) -> bool {
-        global_fn::kpx_share4(client.wire(), service.addr.wire(), PortAndShare::new(service, share).0) != 0
+        global_fn::kpx_share4(
+            client.wire(),
+            service.addr.wire(),
+            PortAndShare::new(service, share).0,
+        ) != 0
     }
 
     #[inline(always)]
@@ -297,7 +350,9 @@ impl Net for Addr4 {
     #[inline(always)]
     fn draw(replies: &FlowKey<Self>, Draw(draw): Draw) -> Option<Port> {
         let [a, b] = replies.words();
-        Some(global_fn::kpx_draw4(a, b | draw)).filter(|port| *port != 0).map(|port| Port::new(port as u16))
+        Some(global_fn::kpx_draw4(a, b | draw))
+            .filter(|port| *port != 0)
+            .map(|port| Port::new(port as u16))
     }
 
     #[inline(always)]

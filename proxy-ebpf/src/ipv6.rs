@@ -30,14 +30,24 @@ pub struct Ipv6Header {
     dst: [u32; 4],
 }
 
-/// See [`Net::is_hidden_and_forged`]; the IPv6 header is at `at`. Conntrack looks for TCP behind any extension headers.
+/// See [`Net::is_hidden_and_forged`]; the IPv6 header is at `at`. Conntrack looks for TCP behind
+/// any extension headers.
 #[inline(always)]
 pub fn is_hidden_and_forged(skb: Skb, at: u32) -> bool {
-    let Ok(ip) = skb.load::<Ipv6Header>(at) else { return false };
-    let (src, dst) = (Addr6::from_wire(ip.src), Addr6::from_wire(ip.dst));
+    let Ok(ip) = skb.load::<Ipv6Header>(at) else {
+        return false;
+    };
+    let src = Addr6::from_wire(ip.src);
+    let dst = Addr6::from_wire(ip.dst);
     let is_followed = || {
         let start = at + Addr6::IP_LEN;
-        ExtHeaders(global_fn::kpx_extensions(skb.as_ptr(), ip.next_header.into(), start)).result().is_ok()
+        ExtHeaders(global_fn::kpx_extensions(
+            skb.as_ptr(),
+            ip.next_header.into(),
+            start,
+        ))
+        .result()
+        .is_ok()
     };
     redirect::is_on()
         && src.is_unicast()
@@ -106,10 +116,22 @@ impl Net for Addr6 {
             split: Proto::ANY,
             id: 0,
         };
-        if !matches!(header.proto, Proto::TCP | Proto::UDP | Proto::SCTP | Self::ICMP) {
-            let headers = ExtHeaders(global_fn::kpx_extensions(skb.as_ptr(), ip.next_header.into(), start)).result()?;
-            (header.proto, header.l4, header.part, header.split) =
-                (headers.proto(), headers.l4(), headers.part(), headers.split());
+        if !matches!(
+            header.proto,
+            Proto::TCP | Proto::UDP | Proto::SCTP | Self::ICMP
+        ) {
+            let headers = ExtHeaders(global_fn::kpx_extensions(
+                skb.as_ptr(),
+                ip.next_header.into(),
+                start,
+            ))
+            .result()?;
+            (header.proto, header.l4, header.part, header.split) = (
+                headers.proto(),
+                headers.l4(),
+                headers.part(),
+                headers.split(),
+            );
             if header.part != FragmentPart::WHOLE {
                 header.id = skb.load(headers.fragment() + 4)?;
             }
@@ -119,12 +141,20 @@ impl Net for Addr6 {
 
     #[inline(always)]
     fn peek(skb: Skb) -> Option<Head<Self>> {
-        let Headers { ip, ports: [sport, dport], .. } = skb.peek(ETH_LEN)?;
-        let (len, proto) = (u32::from(u16::from_be(ip.payload_len)), Proto(ip.next_header));
-        if u32::from_be(ip.version_class_label) >> 28 != 6 || ETH_LEN + Self::IP_LEN + len > skb.len() {
+        let Headers {
+            ip,
+            ports: [sport, dport],
+            ..
+        } = skb.peek(ETH_LEN)?;
+        let len = u32::from(u16::from_be(ip.payload_len));
+        let proto = Proto(ip.next_header);
+        if u32::from_be(ip.version_class_label) >> 28 != 6
+            || ETH_LEN + Self::IP_LEN + len > skb.len()
+        {
             return None;
         }
-        let (flags, numbers) = established::flags_and_numbers(skb, proto, ETH_LEN + Self::IP_LEN, len)?;
+        let (flags, numbers) =
+            established::flags_and_numbers(skb, proto, ETH_LEN + Self::IP_LEN, len)?;
         Some(Head {
             src: SockAddr::new(Addr6::from_wire(ip.src), Port::from_wire(sport)),
             dst: SockAddr::new(Addr6::from_wire(ip.dst), Port::from_wire(dport)),
@@ -136,12 +166,21 @@ impl Net for Addr6 {
         })
     }
 
-    /// Rewrites the addresses. No header checksum makes up for them in a sum that the device took over the whole packet. So
-    /// that sum is told of them.
+    /// Rewrites the addresses. No header checksum makes up for them in a sum that the device took
+    /// over the whole packet. So that sum is told of them.
     #[inline(always)]
-    fn rewrite(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason> {
+    fn rewrite(
+        skb: Skb,
+        head: &Head<Self>,
+        src: &SockAddr<Self>,
+        dst: &SockAddr<Self>,
+    ) -> Result<(), Reason> {
         let ports = established::word(src.port, dst.port);
-        let new = Rewritten { src: src.addr.wire(), dst: dst.addr.wire(), ports };
+        let new = Rewritten {
+            src: src.addr.wire(),
+            dst: dst.addr.wire(),
+            ports,
+        };
         let sum = u64::from(net::diff_words(&head.src.addr.wire(), &new.src))
             + u64::from(net::diff_words(&head.dst.addr.wire(), &new.dst));
         let diff = ((sum & 0xffff_ffff) + (sum >> 32)) as u32;
@@ -150,8 +189,9 @@ impl Net for Addr6 {
         skb.store(ETH_LEN + Self::SRC_OFFSET, &new, 0)
     }
 
-    /// Neither unspecified, loopback, multicast (RFC 4291 §2.4) nor link-local (fe80::/10). The kernel forwards nothing from a link-local
-    /// address (`ip6_forward`), and it names a host only together with a link, which flows do not have.
+    /// Neither unspecified, loopback, multicast (RFC 4291 §2.4) nor link-local (fe80::/10). The
+    /// kernel forwards nothing from a link-local address (`ip6_forward`), and it names a host only
+    /// together with a link, which flows do not have.
     #[inline(always)]
     fn is_unicast(self) -> bool {
         let addr = self.wire();
@@ -181,21 +221,39 @@ impl Net for Addr6 {
     }
 
     #[inline(always)]
-    fn store_quoted_addr(skb: Skb, at: u32, place: u32, check: u32, from: Self, to: Self) -> Result<(), Reason> {
+    fn store_quoted_addr(
+        skb: Skb,
+        at: u32,
+        place: u32,
+        check: u32,
+        from: Self,
+        to: Self,
+    ) -> Result<(), Reason> {
         skb.replace_l4_checksum(check, 0, diff(&from.wire(), &to.wire()), 0)?;
         skb.store(at + place, &to.wire(), 0)
     }
 
-    /// IPv6 has no header checksum, so nothing makes up for the changed address in a checksum that the device took over
-    /// the whole packet: `BPF_F_RECOMPUTE_CSUM` does.
+    /// IPv6 has no header checksum, so nothing makes up for the changed address in a checksum that
+    /// the device took over the whole packet: `BPF_F_RECOMPUTE_CSUM` does.
     #[inline(always)]
     fn store_addr(skb: Skb, at: u32, place: u32, _from: Self, to: Self) -> Result<(), Reason> {
         skb.store(at + place, &to.wire(), BPF_F_RECOMPUTE_CSUM)
     }
 
     #[inline(always)]
-    fn replace_pseudo_checksum(skb: Skb, offset: u32, flags: u32, from: Self, to: Self) -> Result<(), Reason> {
-        skb.replace_l4_checksum(offset, 0, diff(&from.wire(), &to.wire()), flags | BPF_F_PSEUDO_HDR)
+    fn replace_pseudo_checksum(
+        skb: Skb,
+        offset: u32,
+        flags: u32,
+        from: Self,
+        to: Self,
+    ) -> Result<(), Reason> {
+        skb.replace_l4_checksum(
+            offset,
+            0,
+            diff(&from.wire(), &to.wire()),
+            flags | BPF_F_PSEUDO_HDR,
+        )
     }
 
     #[inline(always)]
@@ -212,7 +270,13 @@ impl Net for Addr6 {
 
     #[inline(always)]
     fn pseudo_sum(src: Self, dst: Self, proto: Proto, len: u16) -> u32 {
-        sum(&src.wire(), sum(&dst.wire(), sum(&[u32::from(len).to_be(), u32::from(proto.0).to_be()], 0)))
+        sum(
+            &src.wire(),
+            sum(
+                &dst.wire(),
+                sum(&[u32::from(len).to_be(), u32::from(proto.0).to_be()], 0),
+            ),
+        )
     }
 
     #[inline(always)]
@@ -226,8 +290,8 @@ impl Net for Addr6 {
         fib.__bindgen_anon_4.ipv6_dst = dst.wire();
     }
 
-    /// What `__bpf_redirect_neigh_v6` asks with: traffic class and flow label, and the next header. (The kernel leaves out the version, which stands
-    /// before them.)
+    /// What `__bpf_redirect_neigh_v6` asks with: traffic class and flow label, and the next header.
+    /// (The kernel leaves out the version, which stands before them.)
     #[inline(always)]
     fn fib_choice(skb: Skb, fib: &mut FibLookup) {
         net::load_into(skb, ETH_LEN, &mut fib.__bindgen_anon_2);
@@ -286,7 +350,8 @@ impl Net for Addr6 {
 
     #[inline(always)]
     fn is_forged(skb: Skb, at: At, src: &Self, dst: &Self) -> bool {
-        let ([a, b], [c, d]) = (src.registers(), dst.registers());
+        let [a, b] = src.registers();
+        let [c, d] = dst.registers();
         let forged = match at {
             At::Here => global_fn::kpx_forged6(skb.as_ptr(), a, b, c, d),
             At::Before => global_fn::kpx_forged_before6(skb.as_ptr(), a, b, c, d),
@@ -297,38 +362,45 @@ impl Net for Addr6 {
     #[inline(always)]
     fn is_sender(src: &Self, dst: &Self, Moment(moment): Moment) -> bool {
         // Else the compiler keeps their registers on the stack as well.
-        let ([a, b], [c, d]) = (again(src).registers(), again(dst).registers());
+        let [a, b] = again(src).registers();
+        let [c, d] = again(dst).registers();
         global_fn::kpx_is_sender6(a, b, c, d, moment) != 0
     }
 
     #[inline(always)]
     fn keep_sender(src: &Self, dst: &Self, Moment(moment): Moment) {
-        let ([a, b], [c, d]) = (again(src).registers(), again(dst).registers());
+        let [a, b] = again(src).registers();
+        let [c, d] = again(dst).registers();
         global_fn::kpx_keep_sender6(a, b, c, d, moment);
     }
 
     #[inline(always)]
     fn share(client: &Self, service: &FrontendKey<Self>, share: Register) -> bool {
-        let ([a, b], [c, d]) = (client.registers(), service.addr.registers());
+        let [a, b] = client.registers();
+        let [c, d] = service.addr.registers();
         global_fn::kpx_share6(a, b, c, d, PortAndShare::new(service, share).0) != 0
     }
 
     #[inline(always)]
     fn count_outcome(service: &Self, backend: &Self, PortsAndOutcome(ports): PortsAndOutcome) {
-        let ([a, b], [c, d]) = (service.registers(), backend.registers());
+        let [a, b] = service.registers();
+        let [c, d] = backend.registers();
         global_fn::kpx_outcome6(a, b, c, d, ports);
     }
 
     #[inline(always)]
     fn ask(service: &Self, backend: &Self, PortsAndOutcome(ports): PortsAndOutcome) -> bool {
-        let ([a, b], [c, d]) = (service.registers(), backend.registers());
+        let [a, b] = service.registers();
+        let [c, d] = backend.registers();
         global_fn::kpx_ask6(a, b, c, d, ports) != 0
     }
 
     #[inline(always)]
     fn draw(replies: &FlowKey<Self>, Draw(draw): Draw) -> Option<Port> {
         let [a, b, c, d, e] = replies.words();
-        Some(global_fn::kpx_draw6(a, b, c, d, e | draw)).filter(|port| *port != 0).map(|port| Port::new(port as u16))
+        Some(global_fn::kpx_draw6(a, b, c, d, e | draw))
+            .filter(|port| *port != 0)
+            .map(|port| Port::new(port as u16))
     }
 
     #[inline(always)]

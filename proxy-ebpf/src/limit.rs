@@ -1,8 +1,10 @@
-//! The least that a whole connection past the stack costs. One entry is looked up, one address and port are rewritten, one hop is spent.
-//! The frame gets its addresses, the packet is counted, and the kernel puts it into the pod's end of its veth. SYN and FIN go the same way.
-//! IPv4, TCP and UDP, pods of one node. Only objects with the feature `bench` have it.
+//! The least that a whole connection past the stack costs. One entry is looked up, one address and
+//! port are rewritten, one hop is spent. The frame gets its addresses, the packet is counted, and
+//! the kernel puts it into the pod's end of its veth. SYN and FIN go the same way. IPv4, TCP and
+//! UDP, pods of one node. Only objects with the feature `bench` have it.
 //!
-//! It has no state: a benchmark writes every way beforehand. So it is a bound for what the hooks may cost, and no design.
+//! It has no state: a benchmark writes every way beforehand. So it is a bound for what the hooks
+//! may cost, and no design.
 
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
@@ -33,18 +35,27 @@ fn run(skb: Skb, is_there: bool) -> Result<Action, Reason> {
         return Err(Reason::NotIp);
     }
     let mut head = Addr4::peek(skb).ok_or(Reason::Malformed)?;
-    let port = if is_there { head.dst.port } else { head.src.port };
+    let port = if is_there {
+        head.dst.port
+    } else {
+        head.src.port
+    };
     let key = LimitKey::new(head.src.addr, head.dst.addr, port, head.proto);
     let way = maps::limit_way(&key, skb.len()).ok_or(Reason::NoFlow)?;
     head.check = spend_hop(head.check).ok_or(Reason::NotOurs)?;
     let end = SockAddr::new(way.addr, way.port);
-    let (src, dst) = if is_there { (head.src, end) } else { (end, head.dst) };
+    let (src, dst) = if is_there {
+        (head.src, end)
+    } else {
+        (end, head.dst)
+    };
     Addr4::rewrite(skb, &head, &src, &dst)?;
     skb.store(0, &way.macs, 0)?;
     Ok(skb.into_peer(way.ifindex))
 }
 
-/// Takes a hop from the word with hop limit, protocol and checksum, which makes up for it (RFC 1624). None is left for others.
+/// Takes a hop from the word with hop limit, protocol and checksum, which makes up for it (RFC
+/// 1624). None is left for others.
 #[inline(always)]
 fn spend_hop(word: u32) -> Option<u32> {
     let [hops, proto, high, low] = word.to_ne_bytes();

@@ -1,7 +1,8 @@
 //! The egress of lo, through which the host's own sockets send to addresses of the host.
 //!
-//! The packets are replies of backends here, or go to node ports, also at a loopback address, or to service addresses that a device
-//! carries. At the ingress of lo the kernel has already decided to deliver.
+//! The packets are replies of backends here, or go to node ports, also at a loopback address, or to
+//! service addresses that a device carries. At the ingress of lo the kernel has already decided to
+//! deliver.
 
 use proxy_common::counter::Reason;
 use proxy_common::device::Node;
@@ -22,9 +23,16 @@ pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     if is_of_no_service(&scratch.packet.dst.addr) {
         return Err(Reason::NotUnicast);
     }
-    if flow::follow(skb, &mut scratch.packet, Hook::EGRESS, mark, &mut scratch.flow, decision.lend())? {
-        // Another program's connection leaves with another port by a device only. Here its peer is this host, which takes
-        // the packet as it is.
+    if flow::follow(
+        skb,
+        &mut scratch.packet,
+        Hook::EGRESS,
+        mark,
+        &mut scratch.flow,
+        decision.lend(),
+    )? {
+        // Another program's connection leaves with another port by a device only. Here its peer is
+        // this host, which takes the packet as it is.
         if scratch.flow.has(Flow::<A>::GUEST) {
             return Err(Reason::NotOurs);
         }

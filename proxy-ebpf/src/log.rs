@@ -1,5 +1,5 @@
-//! Says of single packets what became of them. Only in objects built with the feature `log`: otherwise this is an empty
-//! function, and nothing of it is compiled in.
+//! Says of single packets what became of them. Only in objects built with the feature `log`:
+//! otherwise this is an empty function, and nothing of it is compiled in.
 
 use crate::maps::Memory;
 use crate::net::Net;
@@ -9,18 +9,37 @@ use crate::skb::{LinkHeader, Skb};
 #[inline(always)]
 pub fn packet<A: Net>(_skb: Skb, _link: LinkHeader, _outcome: i32, _memory: Memory) {}
 
-/// One packet as it leaves a hook. An outcome from 1024 up is a reason, by its place in `Reason::ALL`; one below is a tc
-/// action. (Names would be strings of many lengths, which is more than the verifier can follow.)
+/// One packet as it leaves a hook. An outcome from 1024 up is a reason, by its place in
+/// `Reason::ALL`; one below is a tc action. (Names would be strings of many lengths, which is more
+/// than the verifier can follow.)
 #[cfg(feature = "log")]
 #[inline(never)]
 pub fn packet<A: Net>(skb: Skb, link: LinkHeader, outcome: i32, memory: Memory) {
     let ctx = aya_ebpf::programs::TcContext::new(skb.as_ptr());
-    let Some((scratch, _)) = memory.scratch::<A>() else { return };
-    let Ok(()) = scratch.packet.parse(skb, link, proxy_common::flow::Hook::INGRESS) else {
+    let Some((scratch, _)) = memory.scratch::<A>() else {
+        return;
+    };
+    let Ok(()) = scratch
+        .packet
+        .parse(skb, link, proxy_common::flow::Hook::INGRESS)
+    else {
         aya_log_ebpf::debug!(&ctx, "device {}: outcome {}", skb.ifindex(), outcome);
         return;
     };
-    let (src, dst) = (scratch.packet.src, scratch.packet.dst);
-    aya_log_ebpf::debug!(&ctx, "device {}: {:i} port {} to", skb.ifindex(), src.addr.log(), src.port.get());
-    aya_log_ebpf::debug!(&ctx, "{:i} port {}: outcome {}", dst.addr.log(), dst.port.get(), outcome);
+    let src = scratch.packet.src;
+    let dst = scratch.packet.dst;
+    aya_log_ebpf::debug!(
+        &ctx,
+        "device {}: {:i} port {} to",
+        skb.ifindex(),
+        src.addr.log(),
+        src.port.get()
+    );
+    aya_log_ebpf::debug!(
+        &ctx,
+        "{:i} port {}: outcome {}",
+        dst.addr.log(),
+        dst.port.get(),
+        outcome
+    );
 }

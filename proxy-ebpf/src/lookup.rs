@@ -10,20 +10,32 @@ use crate::net::Net;
 
 /// Finds the frontend at an address and port, into `decision`.
 #[inline(always)]
-pub fn frontend<A: Net>(dialled: &SockAddr<A>, proto: Proto, decision: &mut Decision<A>) -> Result<(), Reason> {
+pub fn frontend<A: Net>(
+    dialled: &SockAddr<A>,
+    proto: Proto,
+    decision: &mut Decision<A>,
+) -> Result<(), Reason> {
     decision.frontend = FrontendKey::new(dialled.addr, dialled.port, proto);
     if take(decision) {
         return Ok(());
     }
     if let Some(own) = maps::own_addr(&dialled.addr) {
         decision.frontend = FrontendKey::node_port(dialled.port, proto);
-        return if own.takes_node_ports() && take(decision) { Ok(()) } else { Err(Reason::NotOurs) };
+        return if own.takes_node_ports() && take(decision) {
+            Ok(())
+        } else {
+            Err(Reason::NotOurs)
+        };
     }
     decision.frontend = FrontendKey::address(dialled.addr);
     if maps::has_frontend(&decision.frontend) {
         return Err(Reason::UnknownPort);
     }
-    Err(if maps::is_in_service_cidr(dialled.addr) { Reason::Unallocated } else { Reason::NotOurs })
+    Err(if maps::is_in_service_cidr(dialled.addr) {
+        Reason::Unallocated
+    } else {
+        Reason::NotOurs
+    })
 }
 
 /// Returns true if [`frontend`] finds a frontend, or a Service's address without one.
@@ -34,7 +46,9 @@ pub fn is_services<A: Net>(dialled: &SockAddr<A>, proto: Proto) -> bool {
         return true;
     }
     match maps::own_addr(&addr) {
-        Some(own) => own.takes_node_ports() && maps::has_frontend(&FrontendKey::<A>::node_port(port, proto)),
+        Some(own) => {
+            own.takes_node_ports() && maps::has_frontend(&FrontendKey::<A>::node_port(port, proto))
+        }
         None => maps::has_frontend(&FrontendKey::address(addr)) || maps::is_in_service_cidr(addr),
     }
 }
@@ -42,7 +56,9 @@ pub fn is_services<A: Net>(dialled: &SockAddr<A>, proto: Proto) -> bool {
 /// Reads the row that the decision names.
 #[inline(always)]
 fn take<A: Net>(decision: &mut Decision<A>) -> bool {
-    let Some(frontend) = maps::frontend(&decision.frontend) else { return false };
+    let Some(frontend) = maps::frontend(&decision.frontend) else {
+        return false;
+    };
     decision.service = frontend.service;
     decision.kind = frontend.kind;
     true

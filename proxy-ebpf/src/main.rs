@@ -1,16 +1,24 @@
 //! kpx's kernel programs.
 //!
-//! `kpx_ingress` and `kpx_egress` sit on every device whose packets have an Ethernet header; `kpx_ingress_l3` and
-//! `kpx_egress_l3` on those whose packets start with IP. The host's own packets to services start on the egress of the anchor,
-//! with `kpx_anchor`. If the service's address is the host's own, they start on the egress of lo, with `kpx_lo`.
-//! Two rules hold on devices: an ingress hook rewrites only a packet's destination address, an egress hook only its source
-//! address. So routing, rp_filter, conntrack and network
+//! `kpx_ingress` and `kpx_egress` sit on every device whose packets have an Ethernet header;
+//! `kpx_ingress_l3` and `kpx_egress_l3` on those whose packets start with IP. The host's own
+//! packets to services start on the egress of the anchor, with `kpx_anchor`. If the service's
+//! address is the host's own, they start on the egress of lo, with `kpx_lo`.
+//! Two rules hold on devices: an ingress hook rewrites only a packet's destination address, an
+//! egress hook only its source address. So routing, rp_filter, conntrack and network
 //! policy in between see "client to backend" and back, and nothing else.
 //!
-//! The crate also builds for the host, as an empty program, so that one clippy run covers the workspace.
+//! The crate also builds for the host, as an empty program, so that one clippy run covers the
+//! workspace.
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
-#![allow(unreachable_pub, reason = "a program has no users: `pub` means visible to the other modules")]
-#![cfg_attr(not(target_arch = "bpf"), allow(dead_code, reason = "on the host nothing calls the hooks"))]
+#![allow(
+    unreachable_pub,
+    reason = "a program has no users: `pub` means visible to the other modules"
+)]
+#![cfg_attr(
+    not(target_arch = "bpf"),
+    allow(dead_code, reason = "on the host nothing calls the hooks")
+)]
 
 mod anchor;
 mod checksum;
@@ -80,19 +88,37 @@ pub fn kpx_ingress(ctx: TcContext) -> i32 {
     }
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
-            let outcome = arriving4(skb, memory.lend()).or_slow(|| ingress4(skb, LinkHeader::Ethernet, memory.lend()));
+            let outcome = arriving4(skb, memory.lend())
+                .or_slow(|| ingress4(skb, LinkHeader::Ethernet, memory.lend()));
             conclude::<Addr4>(
                 skb,
-                outcome.or_error(|| icmp4(skb, LinkHeader::Ethernet, Hook::INGRESS, PacketMark::NONE, memory.lend())),
+                outcome.or_error(|| {
+                    icmp4(
+                        skb,
+                        LinkHeader::Ethernet,
+                        Hook::INGRESS,
+                        PacketMark::NONE,
+                        memory.lend(),
+                    )
+                }),
                 PacketHook::Ingress,
                 memory,
             )
         }
         Addr6::ETHERTYPE => {
-            let outcome = arriving6(skb, memory.lend()).or_slow(|| ingress6(skb, LinkHeader::Ethernet, memory.lend()));
+            let outcome = arriving6(skb, memory.lend())
+                .or_slow(|| ingress6(skb, LinkHeader::Ethernet, memory.lend()));
             conclude::<Addr6>(
                 skb,
-                outcome.or_error(|| icmp6(skb, LinkHeader::Ethernet, Hook::INGRESS, PacketMark::NONE, memory.lend())),
+                outcome.or_error(|| {
+                    icmp6(
+                        skb,
+                        LinkHeader::Ethernet,
+                        Hook::INGRESS,
+                        PacketMark::NONE,
+                        memory.lend(),
+                    )
+                }),
                 PacketHook::Ingress,
                 memory,
             )
@@ -113,19 +139,25 @@ pub fn kpx_egress(ctx: TcContext) -> i32 {
     let mark = skb.packet_mark();
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
-            let outcome = leaving4(skb, memory.lend()).or_slow(|| egress4(skb, LinkHeader::Ethernet, memory.lend()));
+            let outcome = leaving4(skb, memory.lend())
+                .or_slow(|| egress4(skb, LinkHeader::Ethernet, memory.lend()));
             conclude::<Addr4>(
                 skb,
-                outcome.or_error(|| icmp4(skb, LinkHeader::Ethernet, Hook::EGRESS, mark, memory.lend())),
+                outcome.or_error(|| {
+                    icmp4(skb, LinkHeader::Ethernet, Hook::EGRESS, mark, memory.lend())
+                }),
                 PacketHook::Egress,
                 memory,
             )
         }
         Addr6::ETHERTYPE => {
-            let outcome = leaving6(skb, memory.lend()).or_slow(|| egress6(skb, LinkHeader::Ethernet, memory.lend()));
+            let outcome = leaving6(skb, memory.lend())
+                .or_slow(|| egress6(skb, LinkHeader::Ethernet, memory.lend()));
             conclude::<Addr6>(
                 skb,
-                outcome.or_error(|| icmp6(skb, LinkHeader::Ethernet, Hook::EGRESS, mark, memory.lend())),
+                outcome.or_error(|| {
+                    icmp6(skb, LinkHeader::Ethernet, Hook::EGRESS, mark, memory.lend())
+                }),
                 PacketHook::Egress,
                 memory,
             )
@@ -144,7 +176,15 @@ pub fn kpx_anchor(ctx: TcContext) -> i32 {
             skb,
             sent4(skb)
                 .or_slow(|| anchor4(skb, memory.lend()))
-                .or_error(|| icmp4(skb, LinkHeader::Ethernet, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
+                .or_error(|| {
+                    icmp4(
+                        skb,
+                        LinkHeader::Ethernet,
+                        Hook::ANCHOR,
+                        PacketMark::NONE,
+                        memory.lend(),
+                    )
+                }),
             PacketHook::Anchor,
             memory,
         ),
@@ -152,7 +192,15 @@ pub fn kpx_anchor(ctx: TcContext) -> i32 {
             skb,
             sent6(skb)
                 .or_slow(|| anchor6(skb, memory.lend()))
-                .or_error(|| icmp6(skb, LinkHeader::Ethernet, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
+                .or_error(|| {
+                    icmp6(
+                        skb,
+                        LinkHeader::Ethernet,
+                        Hook::ANCHOR,
+                        PacketMark::NONE,
+                        memory.lend(),
+                    )
+                }),
             PacketHook::Anchor,
             memory,
         ),
@@ -172,7 +220,15 @@ pub fn kpx_lo(ctx: TcContext) -> i32 {
                 .or_error(|| icmp4(skb, LinkHeader::Ethernet, Hook::EGRESS, mark, memory.lend()));
             conclude::<Addr4>(
                 skb,
-                outcome.or_error(|| icmp4(skb, LinkHeader::Ethernet, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
+                outcome.or_error(|| {
+                    icmp4(
+                        skb,
+                        LinkHeader::Ethernet,
+                        Hook::ANCHOR,
+                        PacketMark::NONE,
+                        memory.lend(),
+                    )
+                }),
                 PacketHook::Lo,
                 memory,
             )
@@ -182,7 +238,15 @@ pub fn kpx_lo(ctx: TcContext) -> i32 {
                 .or_error(|| icmp6(skb, LinkHeader::Ethernet, Hook::EGRESS, mark, memory.lend()));
             conclude::<Addr6>(
                 skb,
-                outcome.or_error(|| icmp6(skb, LinkHeader::Ethernet, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
+                outcome.or_error(|| {
+                    icmp6(
+                        skb,
+                        LinkHeader::Ethernet,
+                        Hook::ANCHOR,
+                        PacketMark::NONE,
+                        memory.lend(),
+                    )
+                }),
                 PacketHook::Lo,
                 memory,
             )
@@ -203,17 +267,25 @@ pub fn kpx_egress_l3(ctx: TcContext) -> i32 {
     headerless::egress(Skb::new(&ctx), unsafe { Memory::of_hook() })
 }
 
-// Bodies are functions of their own, one per family. So the verifier's work stays small, and their stack is free again
-// before anything is answered or logged.
+// Bodies are functions of their own, one per family. So the verifier's work stays small, and their
+// stack is free again before anything is answered or logged.
 
 #[inline(always)]
 fn arriving4(skb: Skb, memory: Memory) -> Outcome {
-    if redirect::is_on() { quick4(skb, memory) } else { settled4(skb, memory) }
+    if redirect::is_on() {
+        quick4(skb, memory)
+    } else {
+        settled4(skb, memory)
+    }
 }
 
 #[inline(always)]
 fn arriving6(skb: Skb, memory: Memory) -> Outcome {
-    if redirect::is_on() { quick6(skb, memory) } else { settled6(skb, memory) }
+    if redirect::is_on() {
+        quick6(skb, memory)
+    } else {
+        settled6(skb, memory)
+    }
 }
 
 #[inline(always)]
@@ -308,7 +380,8 @@ fn icmp6(skb: Skb, link: LinkHeader, hook: Hook, mark: PacketMark, memory: Memor
     Outcome::new(icmp::run::<Addr6>(skb, link, hook, mark, memory))
 }
 
-/// Counts a reason and does what its verdict says. Nothing else decides the fate of a packet that is not translated.
+/// Counts a reason and does what its verdict says. Nothing else decides the fate of a packet that
+/// is not translated.
 #[inline(always)]
 fn conclude<A: Net>(skb: Skb, outcome: Outcome, hook: PacketHook, mut memory: Memory) -> i32 {
     let exit = match hook {
@@ -329,7 +402,11 @@ fn conclude<A: Net>(skb: Skb, outcome: Outcome, hook: PacketHook, mut memory: Me
         Err(reason) => reason,
     };
     maps::count(reason);
-    let verdict = if hook == PacketHook::Anchor { reason.verdict_at_anchor() } else { reason.verdict() };
+    let verdict = if hook == PacketHook::Anchor {
+        reason.verdict_at_anchor()
+    } else {
+        reason.verdict()
+    };
     monitor::refused::<A>(skb, hook, reason, verdict, memory);
     let Action(action) = match verdict {
         Verdict::Pass => Action::PASS,
@@ -361,8 +438,13 @@ fn panic(_info: &core::panic::PanicInfo) -> ! {
     loop {}
 }
 
-/// The kernel lends `bpf_redirect_neigh` and others only to programs that declare a GPL-compatible licence.
-#[cfg_attr(target_arch = "bpf", unsafe(link_section = "license"), unsafe(no_mangle))]
+/// The kernel lends `bpf_redirect_neigh` and others only to programs that declare a GPL-compatible
+/// licence.
+#[cfg_attr(
+    target_arch = "bpf",
+    unsafe(link_section = "license"),
+    unsafe(no_mangle)
+)]
 #[used]
 static LICENSE: [u8; 4] = *b"GPL\0";
 

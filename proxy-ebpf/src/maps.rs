@@ -1,4 +1,5 @@
-//! Every map, and the only code that touches one. Values are copied out: no reference into a map leaves this file.
+//! Every map, and the only code that touches one. Values are copied out: no reference into a map
+//! leaves this file.
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::macros::map;
@@ -13,7 +14,8 @@ use proxy_common::device::{Device, Node, OwnAddr, pod_net};
 use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::{
-    Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey, SourceRange, service_net,
+    Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey,
+    SourceRange, service_net,
 };
 use proxy_common::guest::Guest;
 use proxy_common::half_open::{CLASSES, PaddedEnds, Place, RINGS_MAX, all_places};
@@ -54,7 +56,8 @@ pub use exits::{epoch, exit, keep_exit, opens_until};
 #[cfg(feature = "bench")]
 pub use flows::other_end;
 pub use flows::{
-    Entry, Refused, claim_flow, flow, is_flow, is_undnat, live_flow, opener, opener_of, remove_flow, undnat, undnat_of,
+    Entry, Refused, claim_flow, flow, is_flow, is_undnat, live_flow, opener, opener_of,
+    remove_flow, undnat, undnat_of,
 };
 pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
 pub use guests::{guest, remove_guest, set_guest};
@@ -120,7 +123,8 @@ static DEVICES: HashMap<u32, Device> = HashMap::with_max_entries(DEVICES_MAX, NO
 static NODE: Array<Node> = Array::with_max_entries(1, 0);
 #[map]
 static GENERATION: Array<u32> = Array::with_max_entries(1, 0);
-/// The counters, and behind them what this CPU has answered in a second: Linux allows a program 64 maps.
+/// The counters, and behind them what this CPU has answered in a second: Linux allows a program 64
+/// maps.
 #[map]
 static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::COUNT + Asker::COUNT, 0);
 
@@ -167,23 +171,33 @@ pub fn is_pod<A: Net>(addr: A) -> bool {
     pod_net(addr) & pod_net::DETECTED != 0
 }
 
-/// Returns the bits of the network that an address lies in: see [`pod_net`]. A function of its own, for its key's place on the
-/// stack.
+/// Returns the bits of the network that an address lies in: see [`pod_net`]. A function of its own,
+/// for its key's place on the stack.
 #[inline(never)]
 pub fn pod_net<A: Net>(addr: A) -> u32 {
-    A::MAPS.pods.get(Key::new(addr_bits::<A>(), addr)).copied().unwrap_or(0)
+    A::MAPS
+        .pods
+        .get(Key::new(addr_bits::<A>(), addr))
+        .copied()
+        .unwrap_or(0)
 }
 
 #[inline(always)]
 pub fn is_in_service_cidr<A: Net>(addr: A) -> bool {
     // The longest prefix counts: another proxy's address within a range is not ours to drop.
-    A::MAPS.service_cidrs.get(Key::new(addr_bits::<A>(), addr)).is_some_and(|net| *net == service_net::RANGE)
+    A::MAPS
+        .service_cidrs
+        .get(Key::new(addr_bits::<A>(), addr))
+        .is_some_and(|net| *net == service_net::RANGE)
 }
 
 #[inline(always)]
 pub fn is_in_source_range<A: Net>(service: &FrontendKey<A>, addr: A) -> bool {
     let prefix_len = SourceRange::<A>::SERVICE_BITS + addr_bits::<A>();
-    A::MAPS.source_ranges.get(Key::new(prefix_len, SourceRange::new(*service, addr))).is_some()
+    A::MAPS
+        .source_ranges
+        .get(Key::new(prefix_len, SourceRange::new(*service, addr)))
+        .is_some()
 }
 
 #[inline(always)]
@@ -209,7 +223,11 @@ pub fn maglev_slot<A: Net>(set: &SetKey<A>, place: usize) -> Option<u32> {
     // Compared as 64 bits, for a comparison of 32 tells old kernels nothing of the others.
     let place = again(&place);
     // Not copied: it is 8 KiB.
-    A::MAPS.maglev.find(set)?.read(|table| table.slots.get(place).copied()).map(u32::from)
+    A::MAPS
+        .maglev
+        .find(set)?
+        .read(|table| table.slots.get(place).copied())
+        .map(u32::from)
 }
 
 /// Returns the backend that a client had last, whether it had shown itself or not.
@@ -224,7 +242,8 @@ pub fn set_affinity<A: Net>(key: &AffinityKey<A>, affinity: &Affinity<A>) {
     let _set = A::MAPS.affinity.insert(key, affinity, 0);
 }
 
-/// Remembers the backend of a client that may not exist. Where the address has shown itself before, its row stays the only one.
+/// Remembers the backend of a client that may not exist. Where the address has shown itself before,
+/// its row stays the only one.
 #[inline(always)]
 pub fn set_new_affinity<A: Net>(key: &AffinityKey<A>, affinity: &Affinity<A>) {
     match A::MAPS.affinity.find(key) {
@@ -248,7 +267,11 @@ pub fn next_turn<A: Net>(set: &SetKey<A>) -> u32 {
 /// Returns the number of open flows of a backend whose flows are counted.
 #[inline(always)]
 pub fn connections<A: Net>(backend: SockAddr<A>, proto: Proto) -> u32 {
-    copied(A::MAPS.connections, &FrontendKey::new(backend.addr, backend.port, proto)).unwrap_or(0)
+    copied(
+        A::MAPS.connections,
+        &FrontendKey::new(backend.addr, backend.port, proto),
+    )
+    .unwrap_or(0)
 }
 
 #[inline(always)]
@@ -280,7 +303,8 @@ pub fn generation() -> u32 {
     GENERATION.get(0).copied().unwrap_or(0)
 }
 
-/// An element of an array is never given to another key, and half of an old one is as good as the other.
+/// An element of an array is never given to another key, and half of an old one is as good as the
+/// other.
 #[inline(always)]
 pub fn node() -> Option<&'static Node> {
     NODE.get(0)
@@ -288,8 +312,8 @@ pub fn node() -> Option<&'static Node> {
 
 /// Adds one to a counter of this CPU.
 ///
-/// Programs of sockets count as well, in the context of a process. If a packet's program comes between read and write, one
-/// of the two counts is lost.
+/// Programs of sockets count as well, in the context of a process. If a packet's program comes
+/// between read and write, one of the two counts is lost.
 #[inline(always)]
 pub fn count(counter: impl Into<Counter>) {
     if let Some(value) = COUNTERS.find(&counter.into().index()) {
@@ -297,10 +321,10 @@ pub fn count(counter: impl Into<Counter>) {
     }
 }
 
-/// A copy of a value. The agent or another CPU may replace the value meanwhile, and every value here is good for one packet
-/// whichever half of it is new. (Since Linux 6.1 the kernel may even give the element to another key. It does so if
-/// the agent's next write is on the CPU that this program was just taken off. See "A race in the kernel" in
-/// docs/limits.md.)
+/// A copy of a value. The agent or another CPU may replace the value meanwhile, and every value
+/// here is good for one packet whichever half of it is new. (Since Linux 6.1 the kernel may even
+/// give the element to another key. It does so if the agent's next write is on the CPU that this
+/// program was just taken off. See "A race in the kernel" in docs/limits.md.)
 #[inline(always)]
 fn copied<K, V: Copy>(map: &impl Find<K, V>, key: &K) -> Option<V> {
     map.find(key).map(|value| value.copy())

@@ -1,5 +1,5 @@
-//! Tells `kpx monitor` of single packets: of each that opened a flow, and of each that was dropped or rejected. Asked on
-//! these ways only, so that packets of open flows pay nothing for it.
+//! Tells `kpx monitor` of single packets: of each that opened a flow, and of each that was dropped
+//! or rejected. Asked on these ways only, so that packets of open flows pay nothing for it.
 
 use proxy_common::counter::{Reason, Verdict};
 use proxy_common::flow::Flow;
@@ -13,7 +13,13 @@ use crate::skb::Skb;
 
 /// A packet has opened `flow`.
 #[inline(always)]
-pub fn decided<A: Net>(skb: Skb, hook: PacketHook, packet: &Packet<A>, flow: &Flow<A>, decision: DecisionMemory) {
+pub fn decided<A: Net>(
+    skb: Skb,
+    hook: PacketHook,
+    packet: &Packet<A>,
+    flow: &Flow<A>,
+    decision: DecisionMemory,
+) {
     if maps::is_watched() {
         record(skb, u32::from(hook.id().0), packet, Some(flow), decision);
     }
@@ -21,7 +27,13 @@ pub fn decided<A: Net>(skb: Skb, hook: PacketHook, packet: &Packet<A>, flow: &Fl
 
 /// A packet is dropped or rejected.
 #[inline(always)]
-pub fn refused<A: Net>(skb: Skb, hook: PacketHook, reason: Reason, verdict: Verdict, memory: Memory) {
+pub fn refused<A: Net>(
+    skb: Skb,
+    hook: PacketHook,
+    reason: Reason,
+    verdict: Verdict,
+    memory: Memory,
+) {
     let what = match verdict {
         Verdict::Pass => return,
         Verdict::Drop => What::DROPPED,
@@ -37,6 +49,12 @@ pub fn refused<A: Net>(skb: Skb, hook: PacketHook, reason: Reason, verdict: Verd
 
 /// Writes a record. `say` is the hook, what became of the packet, and the reason, a byte each.
 #[inline(never)]
-fn record<A: Net>(skb: Skb, say: u32, packet: &Packet<A>, flow: Option<&Flow<A>>, decision: DecisionMemory) {
+fn record<A: Net>(
+    skb: Skb,
+    say: u32,
+    packet: &Packet<A>,
+    flow: Option<&Flow<A>>,
+    decision: DecisionMemory,
+) {
     maps::monitor(say, skb.ifindex(), packet, flow, decision);
 }

@@ -1,11 +1,13 @@
-//! The differences between IPv4 and IPv6, and nothing else: a trait with two instances, in `ipv4.rs` and `ipv6.rs`.
+//! The differences between IPv4 and IPv6, and nothing else: a trait with two instances, in
+//! `ipv4.rs` and `ipv6.rs`.
 
 use core::mem::transmute;
 use core::ptr::from_mut;
 
 use aya_ebpf::bindings::{
-    BPF_FIB_LKUP_RET_FWD_DISABLED, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_NOT_FWDED, BPF_FIB_LKUP_RET_SUCCESS,
-    BPF_FIB_LKUP_RET_UNSUPP_LWT, BPF_FIB_LOOKUP_OUTPUT, BPF_FIB_LOOKUP_SRC, bpf_fib_lookup as FibLookup,
+    BPF_FIB_LKUP_RET_FWD_DISABLED, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_NOT_FWDED,
+    BPF_FIB_LKUP_RET_SUCCESS, BPF_FIB_LKUP_RET_UNSUPP_LWT, BPF_FIB_LOOKUP_OUTPUT,
+    BPF_FIB_LOOKUP_SRC, bpf_fib_lookup as FibLookup,
 };
 use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_skb_load_bytes};
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
@@ -45,9 +47,11 @@ pub trait Net: Addr + Maps {
     const ICMP_CODE: u8;
     /// True if an ICMP checksum covers the addresses of the packet that carries it.
     const ICMP_HAS_PSEUDO: bool;
-    /// The flag of a [`Device`](proxy_common::device::Device) at which the kernel itself asks for the way back to a source; 0: it never does.
+    /// The flag of a [`Device`](proxy_common::device::Device) at which the kernel itself asks for
+    /// the way back to a source; 0: it never does.
     const STRICT: u32;
-    /// True if the kernel, told a device to send through (`bpf_redirect_neigh`), may still choose a next hop behind another.
+    /// True if the kernel, told a device to send through (`bpf_redirect_neigh`), may still choose a
+    /// next hop behind another.
     const CHOOSES_AGAIN: bool;
     /// True if the short ways of ingress hooks have stack enough to ask for a packet's sender.
     const SHORT_WAYS_JUDGE: bool;
@@ -69,21 +73,40 @@ pub trait Net: Addr + Maps {
     /// Reads a packet's headers where they are, if they are the usual ones: see `established.rs`.
     fn peek(skb: Skb) -> Option<Head<Self>>;
     /// Gives a packet with such headers other addresses and ports, and fixes its checksums.
-    fn rewrite(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason>;
+    fn rewrite(
+        skb: Skb,
+        head: &Head<Self>,
+        src: &SockAddr<Self>,
+        dst: &SockAddr<Self>,
+    ) -> Result<(), Reason>;
     /// Returns true for an address by which the kernel forwards packets from and to a host.
     fn is_unicast(self) -> bool;
     /// Returns true for an address that only this host's own packets to itself may have.
     fn is_loopback(self) -> bool;
     /// Returns true for the type of an ICMP message that quotes the packet it is about.
     fn is_icmp_error(kind: u8) -> bool;
-    /// Returns true for the type and code of an ICMP error that says that no packet reaches the destination.
+    /// Returns true for the type and code of an ICMP error that says that no packet reaches the
+    /// destination.
     fn is_unreachable(kind: u8, code: u8) -> bool;
-    /// Gives a packet that is quoted by an ICMP error, whose checksum is at `check`, another address. `place` is the
-    /// offset of the address in its header; `at` that of the quoted header.
-    fn store_quoted_addr(skb: Skb, at: u32, place: u32, check: u32, from: Self, to: Self) -> Result<(), Reason>;
+    /// Gives a packet that is quoted by an ICMP error, whose checksum is at `check`, another
+    /// address. `place` is the offset of the address in its header; `at` that of the quoted header.
+    fn store_quoted_addr(
+        skb: Skb,
+        at: u32,
+        place: u32,
+        check: u32,
+        from: Self,
+        to: Self,
+    ) -> Result<(), Reason>;
     fn store_addr(skb: Skb, at: u32, place: u32, from: Self, to: Self) -> Result<(), Reason>;
     /// Brings a transport checksum up to date with a changed address.
-    fn replace_pseudo_checksum(skb: Skb, offset: u32, flags: u32, from: Self, to: Self) -> Result<(), Reason>;
+    fn replace_pseudo_checksum(
+        skb: Skb,
+        offset: u32,
+        flags: u32,
+        from: Self,
+        to: Self,
+    ) -> Result<(), Reason>;
     /// A header for a packet of the host's own making, with `len` bytes behind it.
     fn ip_header(src: Self, dst: Self, proto: Proto, len: u16) -> Self::IpHeader;
     /// Sum of the pseudo header (RFC 9293 §3.1, RFC 8200 §8.1).
@@ -91,7 +114,8 @@ pub trait Net: Addr + Maps {
     /// The same for ICMP: IPv4's has no pseudo header.
     fn icmp_pseudo_sum(src: Self, dst: Self, len: u16) -> u32;
     fn fib_addrs(fib: &mut FibLookup, src: Self, dst: Self);
-    /// Takes from the packet, which has an Ethernet header, what the kernel chooses by among several next hops where it chooses again.
+    /// Takes from the packet, which has an Ethernet header, what the kernel chooses by among
+    /// several next hops where it chooses again.
     fn fib_choice(skb: Skb, fib: &mut FibLookup);
     /// Answers a packet that is not served: a function of its own for each family.
     fn reject(skb: Skb, exit: Exit) -> Action;
@@ -100,7 +124,8 @@ pub trait Net: Addr + Maps {
     fn recall_fragment(skb: Skb) -> bool;
     fn forget_fragment(skb: Skb);
     fn is_stub_for_service(skb: Skb) -> bool;
-    /// Returns true if a packet whose headers cannot be followed may hide a transport header from us alone, and has a false name.
+    /// Returns true if a packet whose headers cannot be followed may hide a transport header from
+    /// us alone, and has a false name.
     fn is_hidden_and_forged(skb: Skb, link: LinkHeader) -> bool;
 
     /// Calls [`open::half_open_place`](crate::open::half_open_place).
@@ -124,7 +149,8 @@ pub trait Net: Addr + Maps {
     fn ask(service: &Self, backend: &Self, ports: PortsAndOutcome) -> bool;
     /// Calls [`open::draw`](crate::open::draw).
     fn draw(replies: &FlowKey<Self>, draw: Draw) -> Option<Port>;
-    /// Calls [`open::forget_first`](crate::open::forget_first). Returns the number of flows that it has closed.
+    /// Calls [`open::forget_first`](crate::open::forget_first). Returns the number of flows that it
+    /// has closed.
     fn forget_first_flow(ring: Ring, spares: bool) -> u32;
 
     /// Reads and checks a packet's IP header.
@@ -148,7 +174,8 @@ pub trait Net: Addr + Maps {
     }
 }
 
-/// Returns true if packets may have these addresses. Where they do not leave the host, the destination may be a loopback address.
+/// Returns true if packets may have these addresses. Where they do not leave the host, the
+/// destination may be a loopback address.
 #[inline(always)]
 pub fn are_fit<A: Net, const WITHIN_HOST: bool>(src: &A, dst: &A) -> bool {
     if src.is_unicast() && dst.is_unicast() {
@@ -163,21 +190,38 @@ pub fn route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> Result<NextHop
     next_hop(look_up_route(skb, ifindex, src, dst, 0))
 }
 
-/// Finds where the kernel would send a packet of the host's own from `src` to `dst`, looked up as one that comes in by the anchor.
+/// Finds where the kernel would send a packet of the host's own from `src` to `dst`, looked up as
+/// one that comes in by the anchor.
 #[inline(always)]
 pub fn way<A: Net>(skb: Skb, node: &Node, src: &A, dst: &A) -> Result<NextHop, Reason> {
     next_hop(look_up_way(skb, node.anchor_ifindex, src, dst))
 }
 
-/// Does the same, and makes `source` the address with which the kernel would speak there; unspecified: it does not say (before Linux 6.7).
+/// Does the same, and makes `source` the address with which the kernel would speak there;
+/// unspecified: it does not say (before Linux 6.7).
 #[inline(always)]
-pub fn way_and_source<A: Net>(skb: Skb, node: &Node, source: &mut A, dst: &A) -> Result<NextHop, Reason> {
-    next_hop(look_up_source::<A, true>(skb, node.anchor_ifindex, source, dst))
+pub fn way_and_source<A: Net>(
+    skb: Skb,
+    node: &Node,
+    source: &mut A,
+    dst: &A,
+) -> Result<NextHop, Reason> {
+    next_hop(look_up_source::<A, true>(
+        skb,
+        node.anchor_ifindex,
+        source,
+        dst,
+    ))
 }
 
 /// Does what [`route`] says, and makes `source` what [`way_and_source`] says.
 #[inline(always)]
-pub fn route_and_source<A: Net>(skb: Skb, ifindex: u32, source: &mut A, dst: &A) -> Result<NextHop, Reason> {
+pub fn route_and_source<A: Net>(
+    skb: Skb,
+    ifindex: u32,
+    source: &mut A,
+    dst: &A,
+) -> Result<NextHop, Reason> {
     next_hop(look_up_source::<A, false>(skb, ifindex, source, dst))
 }
 
@@ -190,9 +234,10 @@ fn next_hop(found: u32) -> Result<NextHop, Reason> {
     }
 }
 
-/// Returns true if a packet from `src` to `dst` came in through a device under a false name. Its source is the node's own where it
-/// comes in, or the node would answer it through another device. The latter counts if either device is a pod's or a bridge of
-/// pods, or if the kernel is strict here.
+/// Returns true if a packet from `src` to `dst` came in through a device under a false name. Its
+/// source is the node's own where it comes in, or the node would answer it through another device.
+/// The latter counts if either device is a pod's or a bridge of pods, or if the kernel is strict
+/// here.
 ///
 /// The kernel's own check (`rp_filter`) comes later, and for IPv6 not at all.
 #[inline(always)]
@@ -219,7 +264,8 @@ impl At {
     }
 }
 
-/// See [`is_forged`]. The routes are asked once in a term for all packets between two addresses that come in by one device.
+/// See [`is_forged`]. The routes are asked once in a term for all packets between two addresses
+/// that come in by one device.
 #[inline(always)]
 pub fn forged<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
     let ifindex = at.ifindex(skb);
@@ -228,7 +274,8 @@ pub fn forged<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
     if A::is_sender(src, dst, Moment::new(ifindex, term)) {
         return false;
     }
-    // Netfilter gives a container's answer the address back that the client's packet had: `ingress::speaks_for_node` has judged the sender's.
+    // Netfilter gives a container's answer the address back that the client's packet had:
+    // `ingress::speaks_for_node` has judged the sender's.
     if at == At::Before && maps::own_addr(src).is_some() {
         return false;
     }
@@ -239,8 +286,9 @@ pub fn forged<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
     is_forged
 }
 
-/// Returns true if the route to `to` leads back to where a packet for `from` came in: a stranger to that route says nothing about `to`. The node's
-/// own packets, which came in nowhere, count. A macvlan's look like those at the egress of its card. [`is_forged`] asks less.
+/// Returns true if the route to `to` leads back to where a packet for `from` came in: a stranger to
+/// that route says nothing about `to`. The node's own packets, which came in nowhere, count. A
+/// macvlan's look like those at the egress of its card. [`is_forged`] asks less.
 #[inline(never)]
 pub fn leads_back<A: Net>(skb: Skb, at: At, from: &A, to: &A) -> bool {
     let ifindex = at.ifindex(skb);
@@ -251,8 +299,9 @@ pub fn leads_back<A: Net>(skb: Skb, at: At, from: &A, to: &A) -> bool {
     next_hop == back
 }
 
-/// Asks the routes for the way from `from` to `to`, as if a packet came in where another one did. Returns the flags of that device, the device
-/// that the kernel routes by in its place, and what [`look_up_route`] says.
+/// Asks the routes for the way from `from` to `to`, as if a packet came in where another one did.
+/// Returns the flags of that device, the device that the kernel routes by in its place, and what
+/// [`look_up_route`] says.
 #[inline(always)]
 fn route_back<A: Net>(skb: Skb, ifindex: u32, from: &A, to: &A) -> (u32, u32, u32) {
     let (flags, bridge) = maps::place_of(ifindex);
@@ -301,7 +350,8 @@ const NO_ROUTE: u32 = u32::MAX;
 /// The kernel does not say: nothing is forwarded from that device, or the route encapsulates.
 const UNKNOWN: u32 = u32::MAX - 1;
 
-/// Without BPF_FIB_LOOKUP_OUTPUT in `flags` the packet comes in through the device; with it, it leaves there.
+/// Without BPF_FIB_LOOKUP_OUTPUT in `flags` the packet comes in through the device; with it, it
+/// leaves there.
 #[inline(never)]
 fn look_up_route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A, flags: u32) -> u32 {
     let mut fib = empty();
@@ -316,9 +366,15 @@ fn look_up_way<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> u32 {
     ask(skb, ifindex, (src, dst), &mut fib, 0)
 }
 
-/// Looks up a route, and makes `source` what the kernel says of it: see [`way_and_source`]. `AS_SENT`: of the host's own packet.
+/// Looks up a route, and makes `source` what the kernel says of it: see [`way_and_source`].
+/// `AS_SENT`: of the host's own packet.
 #[inline(never)]
-fn look_up_source<A: Net, const AS_SENT: bool>(skb: Skb, ifindex: u32, source: &mut A, dst: &A) -> u32 {
+fn look_up_source<A: Net, const AS_SENT: bool>(
+    skb: Skb,
+    ifindex: u32,
+    source: &mut A,
+    dst: &A,
+) -> u32 {
     let mut fib = empty();
     if AS_SENT {
         A::fib_choice(skb, &mut fib);
@@ -339,22 +395,36 @@ fn look_up_source<A: Net, const AS_SENT: bool>(skb: Skb, ifindex: u32, source: &
 #[inline(always)]
 pub fn load_into<T: Copy>(skb: Skb, offset: u32, field: &mut T) {
     // SAFETY: the kernel writes to all of the field, whose bits may be any, and nothing behind it.
-    let _loaded =
-        unsafe { bpf_skb_load_bytes(skb.as_ptr().cast(), offset, from_mut(field).cast(), size_of::<T>() as u32) };
+    let _loaded = unsafe {
+        bpf_skb_load_bytes(
+            skb.as_ptr().cast(),
+            offset,
+            from_mut(field).cast(),
+            size_of::<T>() as u32,
+        )
+    };
 }
 
 #[inline(always)]
 fn empty() -> FibLookup {
-    // SAFETY: eight words are as long as the structure, which has integers and arrays of them, and any bits are those.
+    // SAFETY: eight words are as long as the structure, which has integers and arrays of them, and
+    // any bits are those.
     unsafe { transmute([ZERO.get(); size_of::<FibLookup>() / size_of::<u64>()]) }
 }
 
 /// Asks the kernel; `fib` has what else it shall know.
 #[inline(always)]
-fn ask<A: Net>(skb: Skb, ifindex: u32, (src, dst): (&A, &A), fib: &mut FibLookup, flags: u32) -> u32 {
+fn ask<A: Net>(
+    skb: Skb,
+    ifindex: u32,
+    (src, dst): (&A, &A),
+    fib: &mut FibLookup,
+    flags: u32,
+) -> u32 {
     fib.family = A::AF;
     fib.ifindex = ifindex;
-    // The route is asked for, not whether this packet is too long for it: the kernel looks at the packet where this is 0.
+    // The route is asked for, not whether this packet is too long for it: the kernel looks at the
+    // packet where this is 0.
     fib.__bindgen_anon_1.tot_len = 1;
     A::fib_addrs(fib, *src, *dst);
     let size = size_of::<FibLookup>() as i32;
@@ -388,11 +458,15 @@ pub struct Header<A> {
     pub id: u32,
 }
 
-/// Returns the end of a packet whose IP header says that `len` bytes follow after `start`. If none do, it is one of more than
-/// 64 KiB on its way to segmentation.
+/// Returns the end of a packet whose IP header says that `len` bytes follow after `start`. If none
+/// do, it is one of more than 64 KiB on its way to segmentation.
 #[inline(always)]
 pub fn end(skb: Skb, start: u32, len: u16) -> u32 {
-    if len == 0 && skb.len() > u16::MAX.into() { skb.len() } else { start + u32::from(u16::from_be(len)) }
+    if len == 0 && skb.len() > u16::MAX.into() {
+        skb.len()
+    } else {
+        start + u32::from(u16::from_be(len))
+    }
 }
 
 /// The next hop of a packet.

@@ -1,5 +1,5 @@
-//! The news that TCP's packets have for an established flow, on the short ways: the client's first acknowledgement of an answer, the
-//! backend's first one that goes further, and a FIN of either.
+//! The news that TCP's packets have for an established flow, on the short ways: the client's first
+//! acknowledgement of an answer, the backend's first one that goes further, and a FIN of either.
 //!
 //! `flow.rs` does the same with these packets, and more with all others.
 
@@ -18,7 +18,8 @@ pub fn may_be_taken<A: Addr>(head: &Head<A>) -> bool {
     head.proto == Proto::TCP && head.flags & (tcp::SYN | tcp::RST | tcp::ACK) == tcp::ACK
 }
 
-/// Brings a flow up to date with a packet's news. Returns false if that is for the slow path: the flow is as it was then.
+/// Brings a flow up to date with a packet's news. Returns false if that is for the slow path: the
+/// flow is as it was then.
 #[inline(never)]
 pub fn take<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32, is_there: bool) -> bool {
     // One branch for each direction: see "Do not" in the README.
@@ -32,7 +33,8 @@ pub fn take<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32, is_there
     settles(entry, back(entry, told, seq, acked))
 }
 
-/// Changes the share of a flow's holder by what was looked at. Returns false if the slow path has to look.
+/// Changes the share of a flow's holder by what was looked at. Returns false if the slow path has
+/// to look.
 #[inline(always)]
 fn settles<A: Net>(entry: &Entry<A>, taken: Taken) -> bool {
     // A share that is given back is never refused.
@@ -43,8 +45,8 @@ fn settles<A: Net>(entry: &Entry<A>, taken: Taken) -> bool {
     A::share(&holder, &service, Register(taken.0))
 }
 
-/// The result of a look at a packet's news, in a register: by how many entries its flow's share changes, or that the slow path has to
-/// look.
+/// The result of a look at a packet's news, in a register: by how many entries its flow's share
+/// changes, or that the slow path has to look.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 struct Taken(u32);
@@ -54,7 +56,8 @@ impl Taken {
     const LEFT: Self = Self(1 << 31);
 }
 
-/// Looks at a packet towards the backend. Its step is left to the caller, because the client may have used up its share.
+/// Looks at a packet towards the backend. Its step is left to the caller, because the client may
+/// have used up its share.
 #[inline(never)]
 fn there<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32) -> Taken {
     let (tx, rx) = entry.read(|flow| (flow.tx, flow.rx));
@@ -89,20 +92,34 @@ fn back<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32) -> Taken {
     // Before the opener tells whether a SYN has come since, which takes this second away.
     let now_secs = now_secs(entry);
     let is_of_numbers = entry.read(|flow| flow.has(Flow::<A>::NUMBERED));
-    let Some(opener) = maps::opener_of(entry) else { return Taken::LEFT };
+    let Some(opener) = maps::opener_of(entry) else {
+        return Taken::LEFT;
+    };
     let (tx, before) = opener.read(|flow| (flow.tx, flow.rx));
     let is_dialled = tx.has(Seen::DIALLED.with(Seen::REDIALLED));
-    if !is_of_numbers || !rx.has(Seen::PACKET) || tx.with(before).with(rx).has(Seen::RST) || is_dialled {
+    if !is_of_numbers
+        || !rx.has(Seen::PACKET)
+        || tx.with(before).with(rx).has(Seen::RST)
+        || is_dialled
+    {
         return Taken::LEFT;
     }
     if told.ends(rx) && tx.has(Seen::ASSURED) {
         let is_recent = is_recent(opener.read(|flow| flow.idle_secs(now_secs)));
-        let ahead = if is_recent { Ahead::GOODBYE } else { Ahead::NOTHING };
+        let ahead = if is_recent {
+            Ahead::GOODBYE
+        } else {
+            Ahead::NOTHING
+        };
         if !Acked(opener.read(|flow| flow.generation)).permits_end(seq, ahead) {
             return Taken::LEFT;
         }
     }
-    let advanced = if acked == of_client { Seen::NOTHING } else { Seen::ADVANCED };
+    let advanced = if acked == of_client {
+        Seen::NOTHING
+    } else {
+        Seen::ADVANCED
+    };
     let seen = rx.with(told.seen()).with(advanced);
     let change = change(&opener, (tx, before), (tx, seen));
     if change != Taken::LEFT {
@@ -122,8 +139,9 @@ fn now_secs<A: Net>(entry: &Entry<A>) -> u32 {
 /// Returns true if a FIN of the client has the number that the backend expects.
 #[inline(always)]
 fn is_likely_end<A: Net>(entry: &Entry<A>, seq: u32) -> bool {
-    maps::undnat_of(entry)
-        .is_some_and(|undnat| Acked(undnat.read(|flow| flow.generation)).permits_end(seq, Ahead::NOTHING))
+    maps::undnat_of(entry).is_some_and(|undnat| {
+        Acked(undnat.read(|flow| flow.generation)).permits_end(seq, Ahead::NOTHING)
+    })
 }
 
 /// Returns by how much a flow's share changes with a step.
@@ -134,6 +152,11 @@ fn change<A: Net>(opener: &Entry<A>, before: (Seen, Seen), after: (Seen, Seen)) 
     if ends & opener.read(Flow::counted) != 0 {
         return Taken::LEFT;
     }
-    let difference = Seen::goes_on(after.0, after.1).wrapping_sub(Seen::goes_on(before.0, before.1));
-    Taken(opener.read(|flow| flow.countable_entries(Proto::TCP)).wrapping_mul(difference))
+    let difference =
+        Seen::goes_on(after.0, after.1).wrapping_sub(Seen::goes_on(before.0, before.1));
+    Taken(
+        opener
+            .read(|flow| flow.countable_entries(Proto::TCP))
+            .wrapping_mul(difference),
+    )
 }

@@ -4,7 +4,8 @@ use proxy_common::addr::{Port, Proto, SockAddr};
 use proxy_common::connect::DialTime;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{
-    CLIENT_PORT_FIRST, CLIENT_PORT_LAST, Flow, FlowKey, Hook, Kind, Proof, SOURCE_PORT_FIRST, Seen, is_recent,
+    CLIENT_PORT_FIRST, CLIENT_PORT_LAST, Flow, FlowKey, Hook, Kind, Proof, SOURCE_PORT_FIRST, Seen,
+    is_recent,
 };
 use proxy_common::half_open::Place;
 use proxy_common::service_counts::Passed;
@@ -36,17 +37,34 @@ const PLACE_TRIES: u32 = 16;
 const FORGET_FLOWS: u32 = 2;
 const FORGET_TRIES: u32 = 16;
 
-/// Opens a flow: claims a source port by making the entries that must be unique. The opener's entry comes last, so that no
-/// packet of the flow can come back before its reply entries stand.
+/// Opens a flow: claims a source port by making the entries that must be unique. The opener's entry
+/// comes last, so that no packet of the flow can come back before its reply entries stand.
 #[inline(never)]
 pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
-    let Scratch { packet, flow, other, opening, .. } = scratch;
+    let Scratch {
+        packet,
+        flow,
+        other,
+        opening,
+        ..
+    } = scratch;
     let Opening { source, .. } = opening;
     let client = SockAddr::new(source.addr, packet.src.port);
     let now_ns = now_ns();
     let flags = opening.flags | Flow::<A>::NUMBERED;
-    *flow = Flow::new(packet.src, packet.dst, opening.backend, client, flags, in_secs(now_ns));
-    flow.generation = if packet.proto == Proto::TCP { DialTime::at(now_ns).0 } else { source.generation };
+    *flow = Flow::new(
+        packet.src,
+        packet.dst,
+        opening.backend,
+        client,
+        flags,
+        in_secs(now_ns),
+    );
+    flow.generation = if packet.proto == Proto::TCP {
+        DialTime::at(now_ns).0
+    } else {
+        source.generation
+    };
     flow.service = opening.service;
     flow.note_width();
     if opening.way.is_known() {
@@ -56,29 +74,41 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     if !A::share(&flow.holder(), &flow.service, Register::ASK) {
         return Err(Reason::ClientShare);
     }
-    // A changed address brings the client's port among the node's own: there it must come from our range.
+    // A changed address brings the client's port among the node's own: there it must come from our
+    // range.
     let keeps_port = !flow.is_snat() && !source.port_taken;
     if !enqueue(flow, packet.proto) {
         return Err(Reason::FlowsFull);
     }
-    let (proto, way) = (packet.proto, &opening.way);
-    let mut claimed = if keeps_port || draw_port(flow, proto, false) { claim(flow, packet, way) } else { Claim::Taken };
-    // Another flow has the port. A second draw looks before it takes one. If it finds none, the port of before is made free.
+    let proto = packet.proto;
+    let way = &opening.way;
+    let mut claimed = if keeps_port || draw_port(flow, proto, false) {
+        claim(flow, packet, way)
+    } else {
+        Claim::Taken
+    };
+    // Another flow has the port. A second draw looks before it takes one. If it finds none, the
+    // port of before is made free.
     if claimed == Claim::Taken && (draw_port(flow, proto, true) || evict(flow, other, proto)) {
         claimed = claim(flow, packet, way);
     }
     if claimed == Claim::Full && A::make_room() {
         // The first try may have left the opener's count.
         flow.passed = Passed::NOTHING;
-        claimed = if keeps_port || draw_port(flow, proto, true) { claim(flow, packet, way) } else { Claim::Taken };
+        claimed = if keeps_port || draw_port(flow, proto, true) {
+            claim(flow, packet, way)
+        } else {
+            Claim::Taken
+        };
     }
     conclude(flow, proto, claimed)
 }
 
-/// Puts a flow that does not exist yet at the end of this CPU's ring. Returns false if there is no place.
+/// Puts a flow that does not exist yet at the end of this CPU's ring. Returns false if there is no
+/// place.
 ///
-/// A flow of four entries takes two places, so that flows that wait fill no more than half of the table. The second one stands
-/// for nothing once the first has gone.
+/// A flow of four entries takes two places, so that flows that wait fill no more than half of the
+/// table. The second one stands for nothing once the first has gone.
 #[inline(always)]
 fn enqueue<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
     take_place(flow, proto) && (!flow.has(Flow::<A>::WIDE) || take_place(flow, proto))
@@ -93,10 +123,11 @@ fn take_place<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
     place.is_some()
 }
 
-/// Finds a place at the end of this CPU's ring of waiting flows. If the ring is full, its first flow has to go.
+/// Finds a place at the end of this CPU's ring of waiting flows. If the ring is full, its first
+/// flow has to go.
 ///
-/// Where flows beyond half-open take more than half of the table, [`make_room`] makes room for others. Returns None if streams that are
-/// spared took every place.
+/// Where flows beyond half-open take more than half of the table, [`make_room`] makes room for
+/// others. Returns None if streams that are spared took every place.
 #[inline(always)]
 pub fn half_open_place<A: Net>() -> Option<u32> {
     let ring = Ring::own();
@@ -114,12 +145,17 @@ pub fn half_open_place<A: Net>() -> Option<u32> {
     None
 }
 
-/// Makes room in a full table, where there are half-open flows: of this CPU's ring first, then of any. Returns true if so.
+/// Makes room in a full table, where there are half-open flows: of this CPU's ring first, then of
+/// any. Returns true if so.
 #[inline(always)]
 pub fn make_room<A: Net>() -> bool {
     let mut forgotten = 0;
     for nth in 0..FORGET_TRIES {
-        let ring = if nth < FORGET_TRIES / 2 { Ring::own() } else { Ring::any() };
+        let ring = if nth < FORGET_TRIES / 2 {
+            Ring::own()
+        } else {
+            Ring::any()
+        };
         // A sum without a branch: the verifier follows each of two ways through all tries.
         forgotten += A::forget_first_flow(ring, false);
         if forgotten >= FORGET_FLOWS {
@@ -129,14 +165,20 @@ pub fn make_room<A: Net>() -> bool {
     forgotten != 0
 }
 
-/// Takes the first flow out of a half-open ring, and closes it if it is half-open or expired. Returns true if so.
+/// Takes the first flow out of a half-open ring, and closes it if it is half-open or expired.
+/// Returns true if so.
 ///
-/// While no agent sweeps, no other code closes expired flows. The flow may be another one that the same client has opened since:
-/// that one goes a round too early. If the caller `spares` UDP flows that go on ([`Flow::is_stream_since`]), they go to the end
-/// of the ring instead, and keep their backend. Only a flood of such streams makes them go. A flow that is a stream for as long as it
+/// While no agent sweeps, no other code closes expired flows. The flow may be another one that the
+/// same client has opened since: that one goes a round too early. If the caller `spares` UDP flows
+/// that go on ([`Flow::is_stream_since`]), they go to the end of the ring instead, and keep their
+/// backend. Only a flood of such streams makes them go. A flow that is a stream for as long as it
 /// lives goes to the ring of streams, if that has a place.
 #[inline(always)]
-pub fn forget_first<A: Net>(ring: Ring, Eviction { place, flow }: &mut Eviction<A>, spares: bool) -> bool {
+pub fn forget_first<A: Net>(
+    ring: Ring,
+    Eviction { place, flow }: &mut Eviction<A>,
+    spares: bool,
+) -> bool {
     let is_place = maps::dequeue(ring, place);
     let key = &place.opener;
     if !is_place || maps::flow(key, flow).is_none() {
@@ -154,17 +196,23 @@ pub fn forget_first<A: Net>(ring: Ring, Eviction { place, flow }: &mut Eviction<
     true
 }
 
-/// Gives a half-open flow another place, if it shall have one. A function of its own, as the next one.
+/// Gives a half-open flow another place, if it shall have one. A function of its own, as the next
+/// one.
 #[inline(never)]
 fn keeps_place<A: Net>(ring: Ring, place: &Place<A>, flow: &Flow<A>, spares: bool) -> bool {
-    let (proto, now_secs) = (place.opener.proto(), now_secs());
+    let proto = place.opener.proto();
+    let now_secs = now_secs();
     let is_stream = flow.is_assured();
     let moves = is_stream && !ring.is_of_streams();
     let goes_on = spares && proto == Proto::UDP && flow.is_stream_since(place.since_secs, now_secs);
     if !moves && !goes_on || flow.is_evictable(proto, now_secs, timeouts()) {
         return false;
     }
-    let to = if is_stream { Ring::own().streams() } else { ring };
+    let to = if is_stream {
+        Ring::own().streams()
+    } else {
+        ring
+    };
     maps::enqueue(to, &place.opener, now_secs)
 }
 
@@ -186,27 +234,39 @@ fn conclude<A: Net>(flow: &mut Flow<A>, proto: Proto, claimed: Claim) -> Result<
             }
             Ok(())
         }
-        // Another CPU has opened this very flow meanwhile, for a copy of the same packet: its choice counts.
+        // Another CPU has opened this very flow meanwhile, for a copy of the same packet: its
+        // choice counts.
         Claim::Opened => {
             let opener = flow.opener_key(proto);
-            maps::flow(&opener, flow).map(|_winner| ()).ok_or(Reason::NoSourcePort)
+            maps::flow(&opener, flow)
+                .map(|_winner| ())
+                .ok_or(Reason::NoSourcePort)
         }
         Claim::Taken => Err(Reason::NoSourcePort),
         Claim::Full => Err(Reason::FlowsFull),
     }
 }
 
-/// Gives `flow` a source port at random. One that `looks` returns false if all that it tries are other flows'.
+/// Gives `flow` a source port at random. One that `looks` returns false if all that it tries are
+/// other flows'.
 #[inline(never)]
 fn draw_port<A: Net>(flow: &mut Flow<A>, proto: Proto, looks: bool) -> bool {
     let is_clients = flow.is_snat_on_devices() || flow.has(Flow::<A>::GUEST);
-    let replies = if flow.is_snat_on_devices() { flow.key_as(Kind::UNSNAT, proto) } else { flow.undnat_key(proto) };
+    let replies = if flow.is_snat_on_devices() {
+        flow.key_as(Kind::UNSNAT, proto)
+    } else {
+        flow.undnat_key(proto)
+    };
     for _ in 0..DRAWS {
-        let Some(port) = A::draw(&replies, Draw::new(looks, is_clients)) else { return false };
+        let Some(port) = A::draw(&replies, Draw::new(looks, is_clients)) else {
+            return false;
+        };
         flow.source.port = port;
-        // A pod that is served by itself, from the port that it serves: both directions would look alike between the hooks.
+        // A pod that is served by itself, from the port that it serves: both directions would look
+        // alike between the hooks.
         let is_own_port = flow.client_between() == flow.backend;
-        // Between the hooks a masqueraded flow has another tuple, which only the same client's flows can have.
+        // Between the hooks a masqueraded flow has another tuple, which only the same client's
+        // flows can have.
         let is_taken = looks && flow.is_snat_on_devices() && maps::is_flow(&flow.undnat_key(proto));
         if !is_own_port && !is_taken {
             return true;
@@ -235,12 +295,17 @@ impl Draw {
     }
 }
 
-/// Draws a port for the destination of a flow's replies. Returns None if all tries met other flows'.
+/// Draws a port for the destination of a flow's replies. Returns None if all tries met other
+/// flows'.
 #[inline(always)]
 pub fn draw<A: Net>(mut replies: FlowKey<A>, draw: Draw) -> Option<Port> {
-    let (first, count) =
-        if draw.has(Draw::CLIENTS) { (CLIENT_PORT_FIRST, CLIENT_PORTS) } else { (SOURCE_PORT_FIRST, SOURCE_PORTS) };
-    let (hook, now_secs) = (replies.hook(), now_secs());
+    let (first, count) = if draw.has(Draw::CLIENTS) {
+        (CLIENT_PORT_FIRST, CLIENT_PORTS)
+    } else {
+        (SOURCE_PORT_FIRST, SOURCE_PORTS)
+    };
+    let hook = replies.hook();
+    let now_secs = now_secs();
     for nth in 0..PORT_TRIES {
         let port = Port::new(first + below(count) as u16);
         replies.set_dport(port);
@@ -272,14 +337,16 @@ enum Claim {
     Full,
 }
 
-/// Makes room for `flow` where an expired flow has its tuple, before the agent has swept it, or half-open. True if so.
+/// Makes room for `flow` where an expired flow has its tuple, before the agent has swept it, or
+/// half-open. True if so.
 ///
-/// Not at every try: where few ports are taken, it is better to leave those alone that a backend may still remember.
+/// Not at every try: where few ports are taken, it is better to leave those alone that a backend
+/// may still remember.
 #[inline(never)]
 fn evict<A: Net>(flow: &Flow<A>, old: &mut Flow<A>, proto: Proto) -> bool {
     // Another client's flow is in the way only where both show the node's address.
-    let is_taken =
-        holder(flow, Kind::UNDNAT, old, proto) || flow.is_snat_on_devices() && holder(flow, Kind::UNSNAT, old, proto);
+    let is_taken = holder(flow, Kind::UNDNAT, old, proto)
+        || flow.is_snat_on_devices() && holder(flow, Kind::UNSNAT, old, proto);
     if !is_taken {
         return false;
     }
@@ -297,8 +364,8 @@ fn evict<A: Net>(flow: &Flow<A>, old: &mut Flow<A>, proto: Proto) -> bool {
     true
 }
 
-/// Closes a flow that has a port of another program's connection, if the flow is half-open and silent. A pod chooses its ports, and
-/// must not get an answer that another client waits for.
+/// Closes a flow that has a port of another program's connection, if the flow is half-open and
+/// silent. A pod chooses its ports, and must not get an answer that another client waits for.
 #[inline(never)]
 pub fn end_if_silent<A: Net>(flow: &Flow<A>, proto: Proto) {
     if flow.is_half_open(proto) && !is_recent(flow.idle_secs(now_secs())) {
@@ -345,10 +412,14 @@ fn claim<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>, way: &Way) -> Claim {
     }
     if claimed == Claim::Made {
         // This packet passes the opener's entry.
-        flow.passed = Passed { packets: packet.segments.into(), bytes: packet.len.into() };
+        flow.passed = Passed {
+            packets: packet.segments.into(),
+            bytes: packet.len.into(),
+        };
         flow.set_judged(way.there);
         if proto == Proto::TCP {
-            // The moment is in the reply's entry. A second try without it costs the measurement alone.
+            // The moment is in the reply's entry. A second try without it costs the measurement
+            // alone.
             flow.generation = Proof::NONE.0;
         }
         claimed = put(flow, Kind::DNAT, proto);
@@ -379,15 +450,19 @@ fn put<A: Net>(flow: &mut Flow<A>, kind: Kind, proto: Proto) -> Claim {
 
 /// Returns true if a flow's packets to its backend look just like this one.
 ///
-/// A masqueraded flow has another source on the wire, so it collides with nothing there. Only packets of pods count between the
-/// hooks as well.
+/// A masqueraded flow has another source on the wire, so it collides with nothing there. Only
+/// packets of pods count between the hooks as well.
 #[inline(never)]
 pub fn collides<A: Net>(packet: &Packet<A>, from_pod: bool, flow: &mut Flow<A>) -> bool {
     let back = FlowKey::new(Hook::EGRESS, packet.proto, packet.dst, packet.src);
-    if maps::flow(&back, flow).is_none() || flow.kind != Kind::UNDNAT || !from_pod && flow.is_snat_on_devices() {
+    if maps::flow(&back, flow).is_none()
+        || flow.kind != Kind::UNDNAT
+        || !from_pod && flow.is_snat_on_devices()
+    {
         return false;
     }
-    // Unless this is itself a reply: two peers may dial each other's services from the ports that they serve.
+    // Unless this is itself a reply: two peers may dial each other's services from the ports that
+    // they serve.
     let itself = FlowKey::new(Hook::EGRESS, packet.proto, packet.src, packet.dst);
     maps::flow(&itself, flow).is_none() || flow.kind != Kind::UNDNAT
 }

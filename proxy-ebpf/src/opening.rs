@@ -4,7 +4,8 @@ use proxy_common::addr::{Addr, SockAddr};
 use proxy_common::flow::Judged;
 use proxy_common::frontend::FrontendKey;
 
-/// A decision about a new flow. In map memory, so that no function's stack holds it while another one opens the flow.
+/// A decision about a new flow. In map memory, so that no function's stack holds it while another
+/// one opens the flow.
 #[derive(Clone, Copy)]
 pub struct Opening<A: Addr> {
     pub service: FrontendKey<A>,
@@ -18,7 +19,8 @@ pub struct Opening<A: Addr> {
     pub way: Way,
 }
 
-/// The judgements with which a flow past the stack starts: those of the client's packets, and of the backend's.
+/// The judgements with which a flow past the stack starts: those of the client's packets, and of
+/// the backend's.
 #[derive(Clone, Copy)]
 pub struct Way {
     pub there: Judged,
@@ -27,7 +29,10 @@ pub struct Way {
 
 impl Way {
     /// None: the stack sees the flow.
-    pub const STACK: Self = Self { there: Judged::NONE, back: Judged::NONE };
+    pub const STACK: Self = Self {
+        there: Judged::NONE,
+        back: Judged::NONE,
+    };
 
     #[inline(always)]
     pub fn is_known(&self) -> bool {

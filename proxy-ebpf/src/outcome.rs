@@ -43,26 +43,38 @@ impl Outcome {
         }
     }
 
-    /// Returns the reason if it is one of those that packets without a flow have, which pass at any hook but the anchor.
+    /// Returns the reason if it is one of those that packets without a flow have, which pass at any
+    /// hook but the anchor.
     #[inline(always)]
     pub fn is_of_others(&self) -> Option<Reason> {
         const {
             assert!(
-                matches!(Reason::NotOurs.verdict(), Verdict::Pass) && matches!(Reason::NoFlow.verdict(), Verdict::Pass)
+                matches!(Reason::NotOurs.verdict(), Verdict::Pass)
+                    && matches!(Reason::NoFlow.verdict(), Verdict::Pass)
             )
         };
-        [Reason::NotOurs, Reason::NoFlow].into_iter().find(|reason| self.0 == Self::REASONS + *reason as i32)
+        [Reason::NotOurs, Reason::NoFlow]
+            .into_iter()
+            .find(|reason| self.0 == Self::REASONS + *reason as i32)
     }
 
     #[inline(always)]
     pub fn or_slow(self, long: impl FnOnce() -> Self) -> Self {
-        if self.0 == Self::NOT_ESTABLISHED.0 { long() } else { self }
+        if self.0 == Self::NOT_ESTABLISHED.0 {
+            long()
+        } else {
+            self
+        }
     }
 
     /// Tries a packet of another protocol as an ICMP error about a packet of ours.
     #[inline(always)]
     pub fn or_error(self, icmp: impl FnOnce() -> Self) -> Self {
-        if self.0 == Self::REASONS + Reason::Protocol as i32 { icmp() } else { self }
+        if self.0 == Self::REASONS + Reason::Protocol as i32 {
+            icmp()
+        } else {
+            self
+        }
     }
 
     #[inline(always)]

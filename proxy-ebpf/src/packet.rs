@@ -14,8 +14,8 @@ use crate::sctp;
 use crate::skb::{ETH_LEN, LinkHeader, Skb};
 use crate::tcp::{self, ACK, Numbers, TCP_LEN, TcpStart};
 
-/// A TCP, UDP or SCTP packet over one family. It lives in map memory ([`Scratch`](crate::maps::Scratch)): the stack is too
-/// small for it.
+/// A TCP, UDP or SCTP packet over one family. It lives in map memory
+/// ([`Scratch`](crate::maps::Scratch)): the stack is too small for it.
 #[derive(Clone, Copy)]
 pub struct Packet<A: Addr> {
     pub src: SockAddr<A>,
@@ -39,9 +39,10 @@ pub struct Packet<A: Addr> {
 
 /// The headers of a packet, but for the addresses.
 ///
-/// Kept in the packet's control block, which is the program's own while it runs: there every function can reach it that
-/// has the packet. A value that comes back from there is any number to the verifier. So the verifier follows the rest
-/// once, and not once for every way through the headers.
+/// Kept in the packet's control block, which is the program's own while it runs: there every
+/// function can reach it that has the packet. A value that comes back from there is any number to
+/// the verifier. So the verifier follows the rest once, and not once for every way through the
+/// headers.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Found {
@@ -92,7 +93,11 @@ pub const UDP_LEN: u32 = size_of::<UdpHeader>() as u32;
 impl Found {
     #[inline(always)]
     pub fn link(&self) -> LinkHeader {
-        if self.marks & HEADERLESS == 0 { LinkHeader::Ethernet } else { LinkHeader::None }
+        if self.marks & HEADERLESS == 0 {
+            LinkHeader::Ethernet
+        } else {
+            LinkHeader::None
+        }
     }
 
     /// Takes over what the flags of TCP say.
@@ -122,7 +127,12 @@ impl<A: Net> Packet<A> {
     }
 
     #[inline(always)]
-    fn take<const WITHIN_HOST: bool>(&mut self, skb: Skb, link: LinkHeader, hook: Hook) -> Result<(), Reason> {
+    fn take<const WITHIN_HOST: bool>(
+        &mut self,
+        skb: Skb,
+        link: LinkHeader,
+        hook: Hook,
+    ) -> Result<(), Reason> {
         // The room still holds the last packet.
         self.proto = Proto::ANY;
         self.decided = false;
@@ -131,7 +141,11 @@ impl<A: Net> Packet<A> {
         if skb.is_in_vlan() {
             return Err(Reason::Vlan);
         }
-        let peeked = if link == LinkHeader::Ethernet { A::peek(skb) } else { None };
+        let peeked = if link == LinkHeader::Ethernet {
+            A::peek(skb)
+        } else {
+            None
+        };
         let (src, dst) = match peeked {
             Some(head) if !are_fit::<A, WITHIN_HOST>(&head.src.addr, &head.dst.addr) => {
                 return Err(Reason::NotUnicast);
@@ -162,7 +176,15 @@ impl<A: Net> Packet<A> {
     #[inline(always)]
     fn head(&self) -> Head<A> {
         let numbers = Numbers::NONE;
-        Head { src: self.src, dst: self.dst, proto: self.proto, flags: 0, numbers, check: self.check, len: 0 }
+        Head {
+            src: self.src,
+            dst: self.dst,
+            proto: self.proto,
+            flags: 0,
+            numbers,
+            check: self.check,
+            len: 0,
+        }
     }
 
     #[inline(always)]
@@ -170,8 +192,8 @@ impl<A: Net> Packet<A> {
         FlowKey::new(hook, self.proto, self.src, self.dst)
     }
 
-    /// Returns true if the packet may open a flow. A packet from the middle of a TCP connection or SCTP association belongs
-    /// to another program, or to none.
+    /// Returns true if the packet may open a flow. A packet from the middle of a TCP connection or
+    /// SCTP association belongs to another program, or to none.
     #[inline(always)]
     pub fn opens(&self) -> bool {
         self.marks & OPENS != 0
@@ -213,7 +235,8 @@ impl<A: Net> Packet<A> {
     /// Returns TCP's sequence number. None of a later fragment.
     #[inline(always)]
     pub fn seq(&self) -> Option<u32> {
-        (self.proto == Proto::TCP && self.marks & LATER == 0).then_some(u32::from_be(self.numbers.seq))
+        (self.proto == Proto::TCP && self.marks & LATER == 0)
+            .then_some(u32::from_be(self.numbers.seq))
     }
 
     /// Returns what a TCP packet acknowledges.
@@ -222,9 +245,16 @@ impl<A: Net> Packet<A> {
         (self.marks & ACKS != 0).then_some(Acked(u32::from_be(self.numbers.acked)))
     }
 
-    /// Gives the packet other addresses and ports, and fixes its checksums. `is_far` tells that its flow's client is behind an uplink.
+    /// Gives the packet other addresses and ports, and fixes its checksums. `is_far` tells that its
+    /// flow's client is behind an uplink.
     #[inline(never)]
-    pub fn rewrite(&self, skb: Skb, src: &SockAddr<A>, dst: &SockAddr<A>, is_far: bool) -> Result<(), Reason> {
+    pub fn rewrite(
+        &self,
+        skb: Skb,
+        src: &SockAddr<A>,
+        dst: &SockAddr<A>,
+        is_far: bool,
+    ) -> Result<(), Reason> {
         let found = skb.found();
         if found.marks & USUAL != 0 {
             return A::rewrite(skb, &self.head(), src, dst);
@@ -277,9 +307,14 @@ fn usual<A: Net>(head: &Head<A>, hook: Hook) -> Found {
     found
 }
 
-/// Reads the headers of any packet. The addresses and TCP's numbers; the rest is what is found in it.
+/// Reads the headers of any packet. The addresses and TCP's numbers; the rest is what is found in
+/// it.
 #[inline(always)]
-fn read<A: Net, const WITHIN_HOST: bool>(skb: Skb, link: LinkHeader, hook: Hook) -> Result<(A, A, Numbers), Reason> {
+fn read<A: Net, const WITHIN_HOST: bool>(
+    skb: Skb,
+    link: LinkHeader,
+    hook: Hook,
+) -> Result<(A, A, Numbers), Reason> {
     let header = A::whole_header(skb, link)?;
     if !are_fit::<A, WITHIN_HOST>(&header.src, &header.dst) {
         return Err(Reason::NotUnicast);
@@ -292,7 +327,12 @@ fn read<A: Net, const WITHIN_HOST: bool>(skb: Skb, link: LinkHeader, hook: Hook)
         dport: Port::ANY,
         id: header.id,
         told: Told::PACKET,
-        marks: header.part.0 | if link == LinkHeader::None { HEADERLESS } else { 0 },
+        marks: header.part.0
+            | if link == LinkHeader::None {
+                HEADERLESS
+            } else {
+                0
+            },
         check: 0,
         split: header.split,
         len: header.end - header.l4,
@@ -311,7 +351,9 @@ fn read<A: Net, const WITHIN_HOST: bool>(skb: Skb, link: LinkHeader, hook: Hook)
         numbers = match transport(skb, &header, &mut found) {
             // The stack may join the fragments, and no ingress hook would translate the whole.
             Err(Reason::Malformed)
-                if header.part == FragmentPart::FIRST && hook == Hook::INGRESS && A::is_stub_for_service(skb) =>
+                if header.part == FragmentPart::FIRST
+                    && hook == Hook::INGRESS
+                    && A::is_stub_for_service(skb) =>
             {
                 return Err(Reason::CutHeader);
             }
@@ -322,7 +364,8 @@ fn read<A: Net, const WITHIN_HOST: bool>(skb: Skb, link: LinkHeader, hook: Hook)
     Ok((header.src, header.dst, numbers))
 }
 
-/// Reads the transport header, which must be there by the lengths that the IP header gives. Returns TCP's numbers.
+/// Reads the transport header, which must be there by the lengths that the IP header gives. Returns
+/// TCP's numbers.
 #[inline(always)]
 fn transport<A: Net>(skb: Skb, header: &Header<A>, found: &mut Found) -> Result<Numbers, Reason> {
     let mut numbers = Numbers::NONE;
@@ -354,18 +397,29 @@ fn transport<A: Net>(skb: Skb, header: &Header<A>, found: &mut Found) -> Result<
     if header.proto != Proto::SCTP {
         found.check = checksum_offset(header.proto) as u8;
     }
-    if found.len < min_len { Err(Reason::Malformed) } else { Ok(numbers) }
+    if found.len < min_len {
+        Err(Reason::Malformed)
+    } else {
+        Ok(numbers)
+    }
 }
 
 #[inline(always)]
-fn replace_addr<A: Net>(skb: Skb, found: &Found, offset: u32, from: A, to: A) -> Result<(), Reason> {
+fn replace_addr<A: Net>(
+    skb: Skb,
+    found: &Found,
+    offset: u32,
+    from: A,
+    to: A,
+) -> Result<(), Reason> {
     if found.check != 0 {
         A::replace_pseudo_checksum(skb, check_at(found), check_flags(found), from, to)?;
     }
     A::store_addr(skb, found.link().len(), offset, from, to)
 }
 
-/// Without `BPF_F_PSEUDO_HDR`: a port is no part of the seed that the hardware starts a checksum from.
+/// Without `BPF_F_PSEUDO_HDR`: a port is no part of the seed that the hardware starts a checksum
+/// from.
 #[inline(always)]
 fn replace_port(skb: Skb, found: &Found, offset: u32, from: Port, to: Port) -> Result<(), Reason> {
     let flags = check_flags(found) | size_of::<u16>() as u32;

@@ -1,7 +1,7 @@
 //! Packets of open connections that skip the node's stack: see README.md.
 //!
-//! A packet of an established flow goes straight to the pod's end of its veth, or to the neighbour through another device.
-//! In doubt the packet takes the stack, so that no doubt loses one.
+//! A packet of an established flow goes straight to the pod's end of its veth, or to the neighbour
+//! through another device. In doubt the packet takes the stack, so that no doubt loses one.
 
 pub mod errors;
 mod fib;
@@ -72,8 +72,8 @@ impl Known {
 
 /// After this many seconds of silence nothing of a flow is on its way that could be overtaken, ...
 const SILENCE_SECS: u32 = 2;
-/// ... and a flow that is never silent sends one packet through the stack in as many seconds (a power of two). Conntrack
-/// forgets a UDP exchange after 30.
+/// ... and a flow that is never silent sends one packet through the stack in as many seconds (a
+/// power of two). Conntrack forgets a UDP exchange after 30.
 const TURN_SECS: u32 = 16;
 
 /// The end of a flow, or the beginning of its end.
@@ -85,7 +85,8 @@ pub fn is_on() -> bool {
     fib::is_built_in() && maps::node().is_some_and(|node| node.has(Node::OF_FAST_PATH))
 }
 
-/// Returns true if whole connections may. The agent says so for a moment only, because it has to look for rules all the time.
+/// Returns true if whole connections may. The agent says so for a moment only, because it has to
+/// look for rules all the time.
 #[inline(always)]
 pub fn opens_flows() -> bool {
     opens_flows_by(maps::about_now_secs)
@@ -98,11 +99,19 @@ pub fn opens_flows_by(now_secs: impl FnOnce() -> u32) -> bool {
     fib::is_built_in() && maps::node().is_some_and(|node| node.has(Node::FAST_OPEN) && is_in_time())
 }
 
-/// Delivers a packet that has come in, if its flow is one for it; `is_known` if `scratch.flow` has been found for it at
-/// this hook. None: it is left to the stack, as it was.
+/// Delivers a packet that has come in, if its flow is one for it; `is_known` if `scratch.flow` has
+/// been found for it at this hook. None: it is left to the stack, as it was.
 #[inline(always)]
 pub fn run<A: Forward>(skb: Skb, is_known: bool, _: Memory) -> Option<Result<Action, Reason>> {
-    A::deliver(skb, if is_known { Known::FOUND } else { Known::NOTHING }).result()
+    A::deliver(
+        skb,
+        if is_known {
+            Known::FOUND
+        } else {
+            Known::NOTHING
+        },
+    )
+    .result()
 }
 
 /// Finds the way of the flow that `scratch.opening` is about to open, and notes it there.
@@ -111,13 +120,15 @@ pub fn find_way<A: Forward>(skb: Skb, _: Memory) {
     A::find_way(skb);
 }
 
-/// Delivers the first packet of the flow that has just been opened. None: it is left to the stack, as it was.
+/// Delivers the first packet of the flow that has just been opened. None: it is left to the stack,
+/// as it was.
 #[inline(always)]
 pub fn first<A: Forward>(skb: Skb, _: Memory) -> Option<Result<Action, Reason>> {
     A::deliver(skb, Known::OPENED).result()
 }
 
-/// Delivers the ICMP error in `scratch.error`, if it is about a whole flow. None: it is left to the stack, as it was.
+/// Delivers the ICMP error in `scratch.error`, if it is about a whole flow. None: it is left to the
+/// stack, as it was.
 #[inline(always)]
 pub fn error<A: Forward>(skb: Skb, _: Memory) -> Option<Result<Action, Reason>> {
     A::deliver_error(skb).result()
@@ -125,10 +136,12 @@ pub fn error<A: Forward>(skb: Skb, _: Memory) -> Option<Result<Action, Reason>> 
 
 #[inline(always)]
 pub fn deliver<A: Forward>(skb: Skb, known: Known, memory: Memory) -> Delivery {
-    let Some((scratch, _)) = memory.scratch::<A>() else { return Delivery::LEFT };
+    let Some((scratch, _)) = memory.scratch::<A>() else {
+        return Delivery::LEFT;
+    };
     let Scratch { packet, flow, .. } = &*scratch;
-    // This direction takes the stack from now on, and so shall the other, which knows its own end only. (The end may have come
-    // before, while nothing was fast.)
+    // This direction takes the stack from now on, and so shall the other, which knows its own end
+    // only. (The end may have come before, while nothing was fast.)
     if known == Known::FOUND
         && flow.kind == Kind::DNAT
         && flow.tx.has(Seen::DIRECT)
@@ -157,21 +170,30 @@ pub fn deliver<A: Forward>(skb: Skb, known: Known, memory: Memory) -> Delivery {
     Delivery::of(carry_out(skb, scratch))
 }
 
-/// Returns true if the frame is one that this host routes, with an Ethernet header and the usual IP header.
+/// Returns true if the frame is one that this host routes, with an Ethernet header and the usual IP
+/// header.
 #[inline(always)]
 fn is_plain<A: Net>(skb: Skb) -> bool {
-    // The bridge routes the packets of its ports. What comes in by a device without Ethernet headers brings no room for one.
+    // The bridge routes the packets of its ports. What comes in by a device without Ethernet
+    // headers brings no room for one.
     let found = skb.found();
-    let has_usual_headers = u32::from(found.l4) == ETH_LEN + A::IP_LEN && found.link() == LinkHeader::Ethernet;
+    let has_usual_headers =
+        u32::from(found.l4) == ETH_LEN + A::IP_LEN && found.link() == LinkHeader::Ethernet;
     skb.is_ours() && !skb.is_tagged() && has_usual_headers
 }
 
 /// Does what was planned for a packet that does not take the stack.
 ///
-/// The plan is read from memory behind each call, because old kernels remember wrongly what they knew of a register before.
+/// The plan is read from memory behind each call, because old kernels remember wrongly what they
+/// knew of a register before.
 #[inline(always)]
 fn carry_out<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Action, Reason> {
-    let Scratch { packet, becomes, route, .. } = scratch;
+    let Scratch {
+        packet,
+        becomes,
+        route,
+        ..
+    } = scratch;
     if maps::again(&becomes.plan) != Plan::BackToDevice as u32 {
         packet.rewrite(skb, &becomes.src, &becomes.dst, becomes.is_far != 0)?;
     }
@@ -193,9 +215,15 @@ fn carry_out<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Action, R
 /// A packet to the backend. Its flow has been brought up to date by the ingress hook.
 #[inline(never)]
 fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
-    let Scratch { packet, flow, route, becomes, .. } = scratch;
-    // Conntrack forgets a connection within a minute if it sees no more of it than the two SYNs. So the packet that completes
-    // the handshake takes the stack.
+    let Scratch {
+        packet,
+        flow,
+        route,
+        becomes,
+        ..
+    } = scratch;
+    // Conntrack forgets a connection within a minute if it sees no more of it than the two SYNs. So
+    // the packet that completes the handshake takes the stack.
     let is_whole = is_whole(skb, packet, flow);
     let is_open = flow.rx.has(Seen::DIRECT) && flow.state() == State::Established;
     let is_free = is_whole || is_open && is_on_for_all();
@@ -209,16 +237,36 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     let term = term();
     route.ask(flow.source.port, flow.backend.port, 0, is_whole);
     let is_judged = flow.judged().holds(skb.ifindex(), term);
-    // The kernel judges clients outside (`rp_filter`) behind this hook, by the way from the backend. In one place, for the verifier's sake.
-    becomes.dst.addr = if flow.is_far() { flow.backend.addr } else { packet.dst.addr };
+    // The kernel judges clients outside (`rp_filter`) behind this hook, by the way from the
+    // backend. In one place, for the verifier's sake.
+    becomes.dst.addr = if flow.is_far() {
+        flow.backend.addr
+    } else {
+        packet.dst.addr
+    };
     let is_sent_here = is_judged || !is_forged(skb, At::Here, &packet.src.addr, &becomes.dst.addr);
-    let is_found = is_sent_here && find(skb, packet.proto, route, &flow.client.addr, &flow.backend.addr);
+    let is_found = is_sent_here
+        && find(
+            skb,
+            packet.proto,
+            route,
+            &flow.client.addr,
+            &flow.backend.addr,
+        );
     if !(is_found && may_leave(packet, route, flow.is_whole_far())) {
         keep_judgement(flow, packet.proto, Judged::NONE);
         return Plan::Stack;
     }
     let judged = Judged::new(skb.ifindex(), route.keep(&flow.backend.addr), term);
-    keep_judgement(flow, packet.proto, if may_be_quick(packet, flow, route) { judged } else { Judged::NONE });
+    keep_judgement(
+        flow,
+        packet.proto,
+        if may_be_quick(packet, flow, route) {
+            judged
+        } else {
+            Judged::NONE
+        },
+    );
     if !flow.tx.has(Seen::DIRECT) {
         note_direct(flow, packet.proto, true);
     }
@@ -228,9 +276,23 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
 /// Plans for a packet to the backend whose way is in `scratch.route`.
 #[inline(always)]
 fn towards_backend<A: Forward>(scratch: &mut Scratch<A>) -> Plan {
-    let Scratch { flow, route, becomes, .. } = scratch;
-    let src = if route.to_peer { flow.source } else { flow.client_between() };
-    *becomes = Becomes { src, dst: flow.backend, is_far: flow.is_far().into(), plan: 0 };
+    let Scratch {
+        flow,
+        route,
+        becomes,
+        ..
+    } = scratch;
+    let src = if route.to_peer {
+        flow.source
+    } else {
+        flow.client_between()
+    };
+    *becomes = Becomes {
+        src,
+        dst: flow.backend,
+        is_far: flow.is_far().into(),
+        plan: 0,
+    };
     match (route.to_peer, flow.is_snat_on_devices()) {
         (true, _) => Plan::ToPod,
         (false, true) => Plan::ToDeviceAsNode,
@@ -256,10 +318,14 @@ fn unjudge<A: Net>(entry: &Entry<A>, flow: &Flow<A>) {
     }
 }
 
-/// Lets the other direction know that this one is fast, or is no more: seldom more than once for each flow.
+/// Lets the other direction know that this one is fast, or is no more: seldom more than once for
+/// each flow.
 #[inline(never)]
 fn note_direct<A: Net>(flow: &Flow<A>, proto: Proto, is_direct: bool) {
-    for entry in [maps::undnat(flow, proto), maps::opener(flow, proto)].into_iter().flatten() {
+    for entry in [maps::undnat(flow, proto), maps::opener(flow, proto)]
+        .into_iter()
+        .flatten()
+    {
         let tx = entry.read(|flow| flow.tx).without(Seen::DIRECT);
         entry.set_tx(if is_direct { tx.with(Seen::DIRECT) } else { tx });
     }
@@ -270,26 +336,48 @@ fn note_direct<A: Net>(flow: &Flow<A>, proto: Proto, is_direct: bool) {
 fn unknown<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     let Scratch { packet, other, .. } = scratch;
     let Some(entry) = maps::flow(&packet.flow_key(Hook::EGRESS), other) else {
-        return if tolerated::is_blind(skb, packet, false) { Plan::Forged } else { Plan::Stack };
+        return if tolerated::is_blind(skb, packet, false) {
+            Plan::Forged
+        } else {
+            Plan::Stack
+        };
     };
     if tolerated::is_blind(skb, packet, tolerated::is_liberal(other)) {
         return Plan::Forged;
     }
-    if is_plain::<A>(skb) { back(skb, scratch, &entry, false) } else { Plan::Stack }
+    if is_plain::<A>(skb) {
+        back(skb, scratch, &entry, false)
+    } else {
+        Plan::Stack
+    }
 }
 
 /// A packet that the ingress hook knows as one that the backend has sent to the node.
 #[inline(always)]
 fn back_to_node<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
-    let Scratch { packet, flow, other, .. } = scratch;
-    let Some(entry) = maps::flow(&flow.undnat_key(packet.proto), other) else { return Plan::Stack };
+    let Scratch {
+        packet,
+        flow,
+        other,
+        ..
+    } = scratch;
+    let Some(entry) = maps::flow(&flow.undnat_key(packet.proto), other) else {
+        return Plan::Stack;
+    };
     back(skb, scratch, &entry, true)
 }
 
-/// A packet from the backend, whose reply's entry is in `scratch.other`; `is_unsnat` if it goes to the node.
+/// A packet from the backend, whose reply's entry is in `scratch.other`; `is_unsnat` if it goes to
+/// the node.
 #[inline(never)]
 fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, entry: &Entry<A>, is_unsnat: bool) -> Plan {
-    let Scratch { packet, other, route, becomes, .. } = scratch;
+    let Scratch {
+        packet,
+        other,
+        route,
+        becomes,
+        ..
+    } = scratch;
     if other.kind != Kind::UNDNAT || other.has(Flow::<A>::HOST) || other.is_snat() != is_unsnat {
         return Plan::Stack;
     }
@@ -316,13 +404,24 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, entry: &Entry<A>, is_uns
     route.ask(packet.src.port, packet.dst.port, 0, is_whole);
     let is_judged = other.judged().holds(skb.ifindex(), term);
     let is_sent_here = is_judged || !is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr);
-    let is_found = is_sent_here && find(skb, packet.proto, route, &packet.src.addr, &other.client.addr);
+    let is_found = is_sent_here
+        && find(
+            skb,
+            packet.proto,
+            route,
+            &packet.src.addr,
+            &other.client.addr,
+        );
     if !(is_found && may_leave(packet, route, other.is_far())) {
         unjudge(entry, other);
         return Plan::Stack;
     }
     let judged = Judged::new(skb.ifindex(), route.keep(&other.client.addr), term);
-    let judged = if may_be_quick(packet, other, route) { judged } else { Judged::NONE };
+    let judged = if may_be_quick(packet, other, route) {
+        judged
+    } else {
+        Judged::NONE
+    };
     if other.judged() != judged && entry.is_at(&other.undnat_key(packet.proto)) {
         entry.set_judged(judged);
     }
@@ -356,11 +455,13 @@ fn term() -> Term {
 fn is_for_stack<A: Net>(packet: &Packet<A>, flow: &Flow<A>, is_whole: bool) -> bool {
     let opens = packet.proto != Proto::UDP && (packet.opens() || packet.told().answers_opener());
     // Of a whole flow the stack knows nothing.
-    let is_due = !is_whole && (opens || packet.seen().has(END) || is_its_turn(flow, maps::about_now_secs()));
+    let is_due =
+        !is_whole && (opens || packet.seen().has(END) || is_its_turn(flow, maps::about_now_secs()));
     packet.is_fragment() || is_due
 }
 
-/// Returns true if the stack hears of the flow with this packet, and so does not forget it. `flow` is as before the packet.
+/// Returns true if the stack hears of the flow with this packet, and so does not forget it. `flow`
+/// is as before the packet.
 #[inline(always)]
 fn is_its_turn<A: Addr>(flow: &Flow<A>, now_secs: u32) -> bool {
     let idle_secs = flow.idle_secs(now_secs);

@@ -1,5 +1,5 @@
-//! Answers to packets that no backend will serve, so that their sender learns it at once. TCP gets a RST, the rest an ICMP
-//! "port unreachable". The packet itself is turned into its answer.
+//! Answers to packets that no backend will serve, so that their sender learns it at once. TCP gets
+//! a RST, the rest an ICMP "port unreachable". The packet itself is turned into its answer.
 
 use aya_ebpf::bindings::BPF_F_RECOMPUTE_CSUM;
 use proxy_common::addr::Proto;
@@ -30,7 +30,11 @@ impl Exit {
     /// The header in front of the IP header, in packet and answer alike.
     #[inline(always)]
     pub fn link(self) -> LinkHeader {
-        if self == Self::Headerless { LinkHeader::None } else { LinkHeader::Ethernet }
+        if self == Self::Headerless {
+            LinkHeader::None
+        } else {
+            LinkHeader::Ethernet
+        }
     }
 }
 
@@ -50,8 +54,8 @@ struct TcpHeader {
 }
 const TCP_LEN: u32 = size_of::<TcpHeader>() as u32;
 
-/// The bytes of SCTP that are quoted. An INIT has no tag in its header. Its sender knows it by the tag inside, which ends
-/// here (RFC 9260 §3.3.2, §10).
+/// The bytes of SCTP that are quoted. An INIT has no tag in its header. Its sender knows it by the
+/// tag inside, which ends here (RFC 9260 §3.3.2, §10).
 const INIT_QUOTED: u32 = 12 + 4 + 4;
 
 /// RFC 792 p. 4, RFC 4443 §3.1.
@@ -66,7 +70,8 @@ struct IcmpHeader {
     checksum_of_udp: u16,
 }
 
-/// Returns true if this host may answer the packet. Only a frame for this host is answered (RFC 1122 §3.2.2), and only so many in a second.
+/// Returns true if this host may answer the packet. Only a frame for this host is answered (RFC
+/// 1122 §3.2.2), and only so many in a second.
 #[inline(never)]
 pub fn may_answer(skb: Skb, exit: Exit) -> bool {
     let (is_for_us, asker) = match exit {
@@ -74,8 +79,15 @@ pub fn may_answer(skb: Skb, exit: Exit) -> bool {
         Exit::Headerless => (skb.is_ours(), Asker::Other),
         Exit::Device => {
             let (flags, _) = maps::place_of(skb.ifindex());
-            let asker = if flags & Device::POD != 0 { Asker::Pod } else { Asker::Other };
-            (skb.peek(0).is_some_and(|mac| is_for_us(skb, flags, mac)), asker)
+            let asker = if flags & Device::POD != 0 {
+                Asker::Pod
+            } else {
+                Asker::Other
+            };
+            (
+                skb.peek(0).is_some_and(|mac| is_for_us(skb, flags, mac)),
+                asker,
+            )
         }
     };
     is_for_us && maps::may_answer(asker, about_now_secs())
@@ -85,7 +97,11 @@ pub fn may_answer(skb: Skb, exit: Exit) -> bool {
 fn is_for_us(skb: Skb, flags: u32, mac: [u8; 6]) -> bool {
     /// IEEE 802: of a group of hosts.
     const GROUP: u8 = 1;
-    if flags & Device::LOOSE != 0 { mac[0] & GROUP == 0 } else { maps::mac_of(skb.ifindex()) == Some(mac) }
+    if flags & Device::LOOSE != 0 {
+        mac[0] & GROUP == 0
+    } else {
+        maps::mac_of(skb.ifindex()) == Some(mac)
+    }
 }
 
 #[inline(always)]
@@ -103,7 +119,9 @@ pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Action, Reason> {
     match header.proto {
         Proto::TCP => reset(skb, &header, unfinished)?,
         // An unfinished checksum is that of a socket here, and no wire lies between it and us.
-        Proto::SCTP if header.end - header.l4 >= INIT_QUOTED => unreachable::<A, A::SctpQuote>(skb, &header, false)?,
+        Proto::SCTP if header.end - header.l4 >= INIT_QUOTED => {
+            unreachable::<A, A::SctpQuote>(skb, &header, false)?
+        }
         proto => unreachable::<A, A::Quote>(skb, &header, unfinished && proto != Proto::SCTP)?,
     }
     if link == LinkHeader::Ethernet {
@@ -114,20 +132,21 @@ pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Action, Reason> {
         Exit::Host => skb.inject(skb.ifindex()),
         Exit::Device => skb.redirect(skb.ifindex(), 0),
         Exit::Headerless => {
-            // Some tunnels find their other end by the packet's route, which this helper looks up. It takes a packet only with
-            // an Ethernet header, and takes that off for such a device.
+            // Some tunnels find their other end by the packet's route, which this helper looks up.
+            // It takes a packet only with an Ethernet header, and takes that off for such a device.
             skb.add_ethernet(&[0; 6], A::ETHERTYPE)?;
             skb.redirect_neigh(skb.ifindex())
         }
     })
 }
 
-/// Makes the packet one without options or extension headers, and so it is quoted, too. Answers have none, and their
-/// checksum must be where the kernel may have begun it for the packet.
+/// Makes the packet one without options or extension headers, and so it is quoted, too. Answers
+/// have none, and their checksum must be where the kernel may have begun it for the packet.
 #[inline(always)]
 fn cut_options<A: Net>(skb: Skb, header: &mut Header<A>) -> Result<(), Reason> {
     let len = header.end - header.l4;
-    // A few bytes of a transport are quoted, and the kernel does not cut from what is to be segmented.
+    // A few bytes of a transport are quoted, and the kernel does not cut from what is to be
+    // segmented.
     skb.resize(header.l4 + TCP_LEN)?;
     skb.cut(header.l4 - header.at - A::IP_LEN)?;
     header.l4 = header.at + A::IP_LEN;
@@ -161,23 +180,38 @@ fn reset<A: Net>(skb: Skb, header: &Header<A>, unfinished: bool) -> Result<(), R
         urgent: 0,
     };
     let pseudo = A::pseudo_sum(header.dst, header.src, Proto::TCP, TCP_LEN as u16);
-    answer.check = if unfinished { fold(pseudo) } else { !fold(sum(&answer, pseudo)) };
+    answer.check = if unfinished {
+        fold(pseudo)
+    } else {
+        !fold(sum(&answer, pseudo))
+    };
     skb.resize(header.l4 + TCP_LEN)?;
     write_header(skb, header, Proto::TCP, TCP_LEN as u16)?;
     skb.store(header.l4, &answer, BPF_F_RECOMPUTE_CSUM)
 }
 
 #[inline(always)]
-fn unreachable<A: Net, Q: Copy>(skb: Skb, header: &Header<A>, unfinished: bool) -> Result<(), Reason> {
+fn unreachable<A: Net, Q: Copy>(
+    skb: Skb,
+    header: &Header<A>,
+    unfinished: bool,
+) -> Result<(), Reason> {
     const ICMP_LEN: u32 = size_of::<IcmpHeader>() as u32;
     let quote: Q = skb.load(header.at)?;
     let len = ICMP_LEN + size_of::<Q>() as u32;
     let pseudo = A::icmp_pseudo_sum(header.dst, header.src, len as u16);
-    let mut icmp = IcmpHeader { kind: A::ICMP_TYPE, code: A::ICMP_CODE, check: 0, unused: 0, checksum_of_udp: 0 };
+    let mut icmp = IcmpHeader {
+        kind: A::ICMP_TYPE,
+        code: A::ICMP_CODE,
+        check: 0,
+        unused: 0,
+        checksum_of_udp: 0,
+    };
     if unfinished {
-        // The packet is still marked as one whose UDP checksum is to be finished here. The kernel would write
-        // the inverted sum of all from the ICMP header on. With the pseudo header's sum in this place, that value stands
-        // here already (over IPv4 it is zero, in its other form).
+        // The packet is still marked as one whose UDP checksum is to be finished here. The kernel
+        // would write
+        // the inverted sum of all from the ICMP header on. With the pseudo header's sum in this
+        // place, that value stands here already (over IPv4 it is zero, in its other form).
         icmp.checksum_of_udp = fold(pseudo);
     }
     icmp.check = !fold(sum(&quote, sum(&icmp, pseudo)));
@@ -188,14 +222,24 @@ fn unreachable<A: Net, Q: Copy>(skb: Skb, header: &Header<A>, unfinished: bool) 
 }
 
 #[inline(always)]
-fn write_header<A: Net>(skb: Skb, header: &Header<A>, proto: Proto, len: u16) -> Result<(), Reason> {
-    skb.store(header.at, &A::ip_header(header.dst, header.src, proto, len), BPF_F_RECOMPUTE_CSUM)
+fn write_header<A: Net>(
+    skb: Skb,
+    header: &Header<A>,
+    proto: Proto,
+    len: u16,
+) -> Result<(), Reason> {
+    skb.store(
+        header.at,
+        &A::ip_header(header.dst, header.src, proto, len),
+        BPF_F_RECOMPUTE_CSUM,
+    )
 }
 
 /// Returns true if the device is to finish the checksum at `offset`.
 ///
-/// Nothing tells us directly. But the kernel leaves such a checksum alone when told of a change outside the pseudo
-/// header, so we tell it of one and look. (Then the field is as before: it may be quoted.)
+/// Nothing tells us directly. But the kernel leaves such a checksum alone when told of a change
+/// outside the pseudo header, so we tell it of one and look. (Then the field is as before: it may
+/// be quoted.)
 #[inline(always)]
 fn has_unfinished_checksum(skb: Skb, offset: u32) -> Result<bool, Reason> {
     let before: u16 = skb.load(offset)?;

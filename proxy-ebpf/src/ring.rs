@@ -47,6 +47,9 @@ impl Ring {
     #[inline(always)]
     pub fn index(self, place: u32) -> u32 {
         let waiting = HALF_OPEN_PLACES.get();
-        (self.0 >> 1).wrapping_mul(all_places(waiting)).wrapping_add((self.0 & 1) * waiting).wrapping_add(place)
+        (self.0 >> 1)
+            .wrapping_mul(all_places(waiting))
+            .wrapping_add((self.0 & 1) * waiting)
+            .wrapping_add(place)
     }
 }

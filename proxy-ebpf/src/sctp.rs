@@ -52,8 +52,9 @@ impl Start {
 
 /// Gives an SCTP packet other ports. Its checksum covers them, but no addresses.
 ///
-/// A checksum that the device or segmentation is to compute is zero here, and has to stay so. The kernel computes it over the
-/// packet as it is. (That a computed one is zero happens once in 2^32 packets; that one is
+/// A checksum that the device or segmentation is to compute is zero here, and has to stay so. The
+/// kernel computes it over the packet as it is. (That a computed one is zero happens once in 2^32
+/// packets; that one is
 /// lost.)
 #[inline(always)]
 pub fn set_ports(skb: Skb, sport: Port, dport: Port) -> Result<(), Reason> {
@@ -67,10 +68,13 @@ pub fn set_ports(skb: Skb, sport: Port, dport: Port) -> Result<(), Reason> {
     }
 }
 
-/// A function of its own, which the verifier follows apart. `ports` has the source port in its upper half.
+/// A function of its own, which the verifier follows apart. `ports` has the source port in its
+/// upper half.
 #[inline(never)]
 fn rewrite(skb: Skb, ports: u32) -> u32 {
-    try_rewrite(skb, [(ports >> 16) as u16, ports as u16]).is_err().into()
+    try_rewrite(skb, [(ports >> 16) as u16, ports as u16])
+        .is_err()
+        .into()
 }
 
 #[inline(always)]
@@ -86,8 +90,10 @@ fn try_rewrite(skb: Skb, ports: [u16; 2]) -> Result<(), Reason> {
         return skb.store(l4, &ports, BPF_F_RECOMPUTE_CSUM);
     }
     let diff = bytes([found.sport.wire() ^ ports[0], found.dport.wire() ^ ports[1]]);
-    let checksum = global_fn::kpx_crc32c(u32::from_le(checksum), u32::from_le(diff), found.len).to_le();
-    // To a checksum over the whole packet, which a device may have taken, this one makes up for nothing.
+    let checksum =
+        global_fn::kpx_crc32c(u32::from_le(checksum), u32::from_le(diff), found.len).to_le();
+    // To a checksum over the whole packet, which a device may have taken, this one makes up for
+    // nothing.
     skb.store(l4, &ports, BPF_F_RECOMPUTE_CSUM)?;
     skb.store(l4 + CHECKSUM_OFFSET, &checksum, BPF_F_RECOMPUTE_CSUM)
 }
@@ -95,6 +101,7 @@ fn try_rewrite(skb: Skb, ports: [u16; 2]) -> Result<(), Reason> {
 /// Two half-words as one word, in the order in which they lie.
 #[inline(always)]
 fn bytes(halves: [u16; 2]) -> u32 {
-    let ([a, b], [c, d]) = (halves[0].to_ne_bytes(), halves[1].to_ne_bytes());
+    let [a, b] = halves[0].to_ne_bytes();
+    let [c, d] = halves[1].to_ne_bytes();
     u32::from_ne_bytes([a, b, c, d])
 }

@@ -18,7 +18,11 @@ use crate::random::below;
 
 /// Chooses a backend out of the decision's set, which has slots.
 #[inline(always)]
-pub fn backend<A: Net>(client: &SockAddr<A>, service: &Service, decision: &mut Decision<A>) -> Result<(), Reason> {
+pub fn backend<A: Net>(
+    client: &SockAddr<A>,
+    service: &Service,
+    decision: &mut Decision<A>,
+) -> Result<(), Reason> {
     let sticks = service.affinity_secs > 0;
     if sticks && by_affinity(&client.addr, service, decision) {
         decision.flags |= Decision::<A>::AFFINITY;
@@ -33,7 +37,8 @@ pub fn backend<A: Net>(client: &SockAddr<A>, service: &Service, decision: &mut D
     Ok(())
 }
 
-/// Chooses any backend out of the decision's set but the silent one, if there is another. A client with affinity stays with the new one.
+/// Chooses any backend out of the decision's set but the silent one, if there is another. A client
+/// with affinity stays with the new one.
 #[inline(never)]
 pub fn another<A: Net>(
     client: &A,
@@ -60,11 +65,15 @@ pub fn another<A: Net>(
     Ok(())
 }
 
-/// Notes that a new flow goes to the chosen backend. Returns true if it should go to another one, because two clients wait for that
-/// backend. With affinity a client has a backend of its own, and waits for it longer. With weights another one may be of little weight.
+/// Notes that a new flow goes to the chosen backend. Returns true if it should go to another one,
+/// because two clients wait for that backend. With affinity a client has a backend of its own, and
+/// waits for it longer. With weights another one may be of little weight.
 #[inline(never)]
 pub fn is_overdue<A: Net>(client: &A, service: &Service, decision: &Decision<A>) -> bool {
-    if !service.has(Service::FAILS_OVER) || service.has(Service::WEIGHTED) || service.affinity_secs > 0 {
+    if !service.has(Service::FAILS_OVER)
+        || service.has(Service::WEIGHTED)
+        || service.affinity_secs > 0
+    {
         return false;
     }
     // A client behind another device than a pod's may come under many names.
@@ -74,22 +83,36 @@ pub fn is_overdue<A: Net>(client: &A, service: &Service, decision: &Decision<A>)
     A::ask(&decision.service.addr, &decision.backend.addr, ports)
 }
 
-/// Counts a SYN that comes again while the backend has sent nothing. Returns true if the flow leaves for another backend then.
+/// Counts a SYN that comes again while the backend has sent nothing. Returns true if the flow
+/// leaves for another backend then.
 ///
-/// A stranger's SYN in the client's name does not end the wait: the backend has had its time, counted from the first SYN.
+/// A stranger's SYN in the client's name does not end the wait: the backend has had its time,
+/// counted from the first SYN.
 #[inline(never)]
 pub fn leaves_silent<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
     // Read again, so that the verifier follows what comes next once, whatever was found.
-    if maps::again(&packet.proto) != Proto::TCP || !packet.opens_again() || maps::again(&flow.rx).has(Seen::PACKET) {
+    if maps::again(&packet.proto) != Proto::TCP
+        || !packet.opens_again()
+        || maps::again(&flow.rx).has(Seen::PACKET)
+    {
         return false;
     }
     let waited = maps::waited(flow);
     let is_silent = waited >= PATIENCE;
-    let outcome =
-        if is_silent { Outcome::unheard(Voter::of(&flow.client.addr, flow.is_far())) } else { Outcome::RETRANSMITTED };
+    let outcome = if is_silent {
+        Outcome::unheard(Voter::of(&flow.client.addr, flow.is_far()))
+    } else {
+        Outcome::RETRANSMITTED
+    };
     maps::note_outcome(flow, outcome);
-    let Some(service) = maps::service(&flow.service) else { return false };
-    let patience = if service.affinity_secs > 0 { AFFINITY_PATIENCE } else { PATIENCE };
+    let Some(service) = maps::service(&flow.service) else {
+        return false;
+    };
+    let patience = if service.affinity_secs > 0 {
+        AFFINITY_PATIENCE
+    } else {
+        PATIENCE
+    };
     service.has(Service::FAILS_OVER) && waited >= patience
 }
 
@@ -98,12 +121,20 @@ pub fn leaves_silent<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
 /// The backend that this client had, if that was not too long ago and it is still in the set.
 #[inline(never)]
 fn by_affinity<A: Net>(client: &A, service: &Service, decision: &mut Decision<A>) -> bool {
-    let Some(had) = maps::affinity(&AffinityKey::new(decision.service, *client)) else { return false };
+    let Some(had) = maps::affinity(&AffinityKey::new(decision.service, *client)) else {
+        return false;
+    };
     if now_secs().saturating_sub(had.last_secs) >= service.affinity_secs {
         return false;
     }
-    let Some(endpoint) = maps::endpoint(decision.service, had.backend) else { return false };
-    let flags = if endpoint.is_local() { Backend::<A>::LOCAL } else { 0 };
+    let Some(endpoint) = maps::endpoint(decision.service, had.backend) else {
+        return false;
+    };
+    let flags = if endpoint.is_local() {
+        Backend::<A>::LOCAL
+    } else {
+        0
+    };
     decision.backend = Backend::new(had.backend.addr, had.backend.port, flags);
     endpoint.is_in(decision.set)
 }
@@ -124,14 +155,20 @@ pub fn remember_new<A: Net>(client: &A, decision: &Decision<A>) {
 /// Remembers the backend of a flow whose client has shown itself.
 #[inline(never)]
 pub fn remember_shown<A: Net>(flow: &Flow<A>, proto: Proto) {
-    if !flow.shows_no_client(proto) && maps::service(&flow.service).is_some_and(|service| service.affinity_secs > 0) {
+    if !flow.shows_no_client(proto)
+        && maps::service(&flow.service).is_some_and(|service| service.affinity_secs > 0)
+    {
         let key = AffinityKey::new(flow.service, flow.client.addr);
         maps::set_affinity(&key, &Affinity::new(flow.backend, now_secs()));
     }
 }
 
 #[inline(never)]
-fn by_algorithm<A: Net>(client: &SockAddr<A>, service: &Service, decision: &mut Decision<A>) -> Result<(), Reason> {
+fn by_algorithm<A: Net>(
+    client: &SockAddr<A>,
+    service: &Service,
+    decision: &mut Decision<A>,
+) -> Result<(), Reason> {
     let count = NonZeroU32::new(service.count(decision.set).into()).ok_or(Reason::StaleSlot)?;
     let index = index(client, service, decision, count);
     decision.backend = match slot(decision, index) {
@@ -144,9 +181,18 @@ fn by_algorithm<A: Net>(client: &SockAddr<A>, service: &Service, decision: &mut 
 
 /// The index of a slot, as the service's algorithm has it.
 #[inline(always)]
-fn index<A: Net>(client: &SockAddr<A>, service: &Service, decision: &Decision<A>, count: NonZeroU32) -> u32 {
+fn index<A: Net>(
+    client: &SockAddr<A>,
+    service: &Service,
+    decision: &Decision<A>,
+    count: NonZeroU32,
+) -> u32 {
     let key = SetKey::new(decision.service, decision.set);
-    let count = if service.has(Service::WEIGHTED) { PLACES } else { count };
+    let count = if service.has(Service::WEIGHTED) {
+        PLACES
+    } else {
+        count
+    };
     let number = match service.algorithm.known() {
         Some(Choice::Maglev) => return place(&key, maglev_place(*client, &decision.service)),
         Some(Choice::RoundRobin) => maps::next_turn(&key) % count,
@@ -155,13 +201,21 @@ fn index<A: Net>(client: &SockAddr<A>, service: &Service, decision: &Decision<A>
             // Another one, if there is.
             let second = (first + 1 + below(count.get() - 1)) % count;
             if service.has(Service::WEIGHTED) {
-                return lighter(decision, place(&key, first as usize), place(&key, second as usize));
+                return lighter(
+                    decision,
+                    place(&key, first as usize),
+                    place(&key, second as usize),
+                );
             }
             return lighter(decision, first, second);
         }
         Some(Choice::Random) | None => below(count.get()),
     };
-    if service.has(Service::WEIGHTED) { place(&key, number as usize) } else { number }
+    if service.has(Service::WEIGHTED) {
+        place(&key, number as usize)
+    } else {
+        number
+    }
 }
 
 const PLACES: NonZeroU32 = NonZeroU32::new(MAGLEV_PLACES as u32).unwrap();
@@ -175,15 +229,23 @@ fn place<A: Net>(set: &SetKey<A>, place: usize) -> u32 {
 /// Of two slots the one whose backend has fewer open flows for its weight.
 #[inline(always)]
 fn lighter<A: Net>(decision: &Decision<A>, first: u32, second: u32) -> u32 {
-    let ((flows1, weight1), (flows2, weight2)) = (load(decision, first), load(decision, second));
-    if flows2 * weight1 < flows1 * weight2 { second } else { first }
+    let (flows1, weight1) = load(decision, first);
+    let (flows2, weight2) = load(decision, second);
+    if flows2 * weight1 < flows1 * weight2 {
+        second
+    } else {
+        first
+    }
 }
 
 /// The number of a backend's open flows, and its weight.
 #[inline(always)]
 fn load<A: Net>(decision: &Decision<A>, index: u32) -> (u64, u64) {
     slot(decision, index).map_or((u64::from(u32::MAX), 1), |backend| {
-        let flows = maps::connections(SockAddr::new(backend.addr, backend.port), decision.service.proto);
+        let flows = maps::connections(
+            SockAddr::new(backend.addr, backend.port),
+            decision.service.proto,
+        );
         (u64::from(flows), u64::from(backend.weight()))
     })
 }

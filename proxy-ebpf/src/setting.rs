@@ -1,5 +1,5 @@
-//! Settings, which the loader writes before it loads the programs. The verifier knows their values, and leaves out of the
-//! programs what they rule out.
+//! Settings, which the loader writes before it loads the programs. The verifier knows their values,
+//! and leaves out of the programs what they rule out.
 
 use proxy_common::flow::Timeouts;
 use proxy_common::maps::FLOWS;
@@ -9,23 +9,26 @@ use proxy_common::maps::FLOWS;
 pub struct Setting<T>(T);
 
 impl<T: Copy> Setting<T> {
-    /// The value that the loader has set. (By a plain read the compiler would take it for what it says here.)
+    /// The value that the loader has set. (By a plain read the compiler would take it for what it
+    /// says here.)
     #[inline(always)]
     pub fn get(&self) -> T {
-        // SAFETY: a reference to an initialised value, which the loader writes only before the programs were loaded.
+        // SAFETY: a reference to an initialised value, which the loader writes only before the
+        // programs were loaded.
         unsafe { (&raw const self.0).read_volatile() }
     }
 }
 
-/// A zero that the compiler does not know, but the verifier does. Where the compiler knows that it clears a structure, it
-/// calls a function that does so byte by byte.
+/// A zero that the compiler does not know, but the verifier does. Where the compiler knows that it
+/// clears a structure, it calls a function that does so byte by byte.
 pub static ZERO: Setting<u64> = Setting(0);
 
 macro_rules! settings {
     ($($(#[$doc:meta])* $name:ident: $type:ty = $default:expr;)*) => {
         $(
             $(#[$doc])*
-            // SAFETY: the loader finds a setting by its name, which no other symbol of the object has.
+            // SAFETY: the loader finds a setting by its name, which no other symbol of the object
+            // has.
             #[cfg_attr(target_arch = "bpf", unsafe(no_mangle))]
             pub static $name: Setting<$type> = Setting($default);
         )*
@@ -33,17 +36,21 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Not 0: packet marks are kept in `mark` as well, and only `mark` says whether the host made the packet. This is for
-    /// BPF_PROG_TEST_RUN, which takes and shows `mark`, but no `tc_index`, and before Linux 5.17 no `ingress_ifindex`.
+    /// Not 0: packet marks are kept in `mark` as well, and only `mark` says whether the host made
+    /// the packet. This is for BPF_PROG_TEST_RUN, which takes and shows `mark`, but no `tc_index`,
+    /// and before Linux 5.17 no `ingress_ifindex`.
     EXPOSES_PACKET_MARK: u32 = 0;
 
-    /// 0: no packet skips the stack, and the programs have nothing for it. Else `Node::FAST_PATH` says whether any does.
+    /// 0: no packet skips the stack, and the programs have nothing for it. Else `Node::FAST_PATH`
+    /// says whether any does.
     FAST_PATH: u32 = 0;
 
-    /// Answers of each CPU in one second. A flood in a victim's name must not become a flood of answers.
+    /// Answers of each CPU in one second. A flood in a victim's name must not become a flood of
+    /// answers.
     ANSWERS_PER_SEC: u32 = 1_024;
 
-    /// The rings of the half-open queue, a power of two, and the places of each: see [`proxy_common::half_open::Rings`].
+    /// The rings of the half-open queue, a power of two, and the places of each: see
+    /// [`proxy_common::half_open::Rings`].
     HALF_OPEN_RINGS: u32 = 1;
     HALF_OPEN_PLACES: u32 = FLOWS / 4;
 

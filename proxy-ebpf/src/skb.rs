@@ -1,5 +1,5 @@
-//! A packet in the kernel's hands. All access is by the kernel's helpers. They know where the bytes are when a packet is
-//! not linear, and what to do to a checksum that the hardware will finish.
+//! A packet in the kernel's hands. All access is by the kernel's helpers. They know where the bytes
+//! are when a packet is not linear, and what to do to a checksum that the hardware will finish.
 
 mod foreign;
 mod mark;
@@ -10,8 +10,8 @@ use core::ptr::null_mut;
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_NET;
 use aya_ebpf::bindings::{__sk_buff, BPF_F_INGRESS};
 use aya_ebpf::helpers::generated::{
-    bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_adjust_room, bpf_skb_change_head,
-    bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_set_tunnel_key,
+    bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_adjust_room,
+    bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_set_tunnel_key,
 };
 use aya_ebpf::programs::TcContext;
 use aya_ebpf::programs::sk_buff::SkBuff;
@@ -56,16 +56,18 @@ struct EthernetHeader {
 /// Reads a field of the context, as the compiler likes: it may make one access of two.
 macro_rules! field {
     ($skb:ident.$field:ident) => {
-        // SAFETY: the kernel lends the context for the program's whole run, and this is a field of it.
+        // SAFETY: the kernel lends the context for the program's whole run, and this is a field of
+        // it.
         unsafe { (*$skb.0).$field }
     };
 }
 
-/// Reads a field of the context by an access of its own, where the compiler would make one access of this and another field's, to a
-/// place that the verifier does not know.
+/// Reads a field of the context by an access of its own, where the compiler would make one access
+/// of this and another field's, to a place that the verifier does not know.
 macro_rules! field_alone {
     ($skb:ident.$field:ident) => {
-        // SAFETY: the kernel lends the context for the program's whole run, and this is a field of it.
+        // SAFETY: the kernel lends the context for the program's whole run, and this is a field of
+        // it.
         unsafe { (&raw const (*$skb.0).$field).read_volatile() }
     };
 }
@@ -74,7 +76,8 @@ macro_rules! field_alone {
 macro_rules! set_field {
     ($skb:ident.$field:ident, $value:expr) => {{
         let value = $value;
-        // SAFETY: the kernel lends the context for the program's whole run, and this is a field of it.
+        // SAFETY: the kernel lends the context for the program's whole run, and this is a field of
+        // it.
         unsafe { (*$skb.0).$field = value };
     }};
 }
@@ -106,8 +109,8 @@ impl Skb {
         field!(self.protocol)
     }
 
-    /// Returns true if the packet is in a VLAN. A tag without an identifier tells a priority only, and the kernel takes the packet for one
-    /// without (IEEE 802.1Q §6.9).
+    /// Returns true if the packet is in a VLAN. A tag without an identifier tells a priority only,
+    /// and the kernel takes the packet for one without (IEEE 802.1Q §6.9).
     #[inline(always)]
     pub fn is_in_vlan(self) -> bool {
         const IDENTIFIER: u32 = 0x0fff;
@@ -139,11 +142,16 @@ impl Skb {
     #[inline(always)]
     fn noted(self) -> u32 {
         let noted = field!(self.tc_index);
-        if is_kept_in_mark() { noted | self.mark() } else { noted }
+        if is_kept_in_mark() {
+            noted | self.mark()
+        } else {
+            noted
+        }
     }
 
-    /// Sets the mark for the hooks that follow. Our bits may hold something else before. The kernel leaves a class there
-    /// that another's filter has named, in a pod as well, and it survives veth.
+    /// Sets the mark for the hooks that follow. Our bits may hold something else before. The kernel
+    /// leaves a class there that another's filter has named, in a pod as well, and it survives
+    /// veth.
     #[inline(always)]
     pub fn set_packet_mark(self, mark: PacketMark) {
         set_field!(self.tc_index, field!(self.tc_index) & !MARKS | mark.0);
@@ -176,7 +184,8 @@ impl Skb {
         field!(self.len)
     }
 
-    /// Returns the number of packets on the wire: the kernel cuts some up late, and has put others together.
+    /// Returns the number of packets on the wire: the kernel cuts some up late, and has put others
+    /// together.
     #[inline(always)]
     pub fn segments(self) -> u32 {
         match field!(self.gso_segs) {
@@ -188,23 +197,32 @@ impl Skb {
     /// Reads the value at `offset`, if all of it can be read at once, without a helper.
     #[inline(always)]
     pub fn peek<T: Copy>(self, offset: u32) -> Option<T> {
-        let (start, end) = (field!(self.data) as usize, field!(self.data_end) as usize);
+        let start = field!(self.data) as usize;
+        let end = field!(self.data_end) as usize;
         let at = start + offset as usize;
-        // SAFETY: it is within the packet, where any bits are a `T`. (That a header is where its words can be read is
-        // the kernel's care.)
+        // SAFETY: it is within the packet, where any bits are a `T`. (That a header is where its
+        // words can be read is the kernel's care.)
         (at + size_of::<T>() <= end).then(|| unsafe { (at as *const T).read() })
     }
 
     #[inline(always)]
     pub fn load<T: Copy>(self, offset: u32) -> Result<T, Reason> {
-        self.buff().load(offset as usize).map_err(|_| Reason::Malformed)
+        self.buff()
+            .load(offset as usize)
+            .map_err(|_| Reason::Malformed)
     }
 
-    /// Loads a value and lends it where it is. Returned, it would be copied, byte by byte if it is large.
+    /// Loads a value and lends it where it is. Returned, it would be copied, byte by byte if it is
+    /// large.
     #[inline(always)]
-    pub fn lend<T: Copy, R>(self, offset: u32, borrow: impl FnOnce(&mut T) -> R) -> Result<R, Reason> {
+    pub fn lend<T: Copy, R>(
+        self,
+        offset: u32,
+        borrow: impl FnOnce(&mut T) -> R,
+    ) -> Result<R, Reason> {
         let mut place = MaybeUninit::<T>::uninit();
-        let (to, len) = (place.as_mut_ptr().cast(), size_of::<T>() as u32);
+        let to = place.as_mut_ptr().cast();
+        let len = size_of::<T>() as u32;
         // SAFETY: the kernel writes to all of the place, and nothing behind it.
         match unsafe { bpf_skb_load_bytes(self.0.cast(), offset, to, len) } {
             // SAFETY: it did, and every type that lies in packets may have any bits.
@@ -216,17 +234,35 @@ impl Skb {
     /// Overwrites bytes; `flags` as `bpf_skb_store_bytes` has them.
     #[inline(always)]
     pub fn store<T: Copy>(self, offset: u32, value: &T, flags: u32) -> Result<(), Reason> {
-        self.buff().store(offset as usize, value, u64::from(flags)).map_err(|_| Reason::Rewrite)
+        self.buff()
+            .store(offset as usize, value, u64::from(flags))
+            .map_err(|_| Reason::Rewrite)
     }
 
     #[inline(always)]
-    pub fn replace_l3_checksum(self, offset: u32, from: u32, to: u32, size: u32) -> Result<(), Reason> {
-        self.buff().l3_csum_replace(offset as usize, from.into(), to.into(), size.into()).map_err(|_| Reason::Rewrite)
+    pub fn replace_l3_checksum(
+        self,
+        offset: u32,
+        from: u32,
+        to: u32,
+        size: u32,
+    ) -> Result<(), Reason> {
+        self.buff()
+            .l3_csum_replace(offset as usize, from.into(), to.into(), size.into())
+            .map_err(|_| Reason::Rewrite)
     }
 
     #[inline(always)]
-    pub fn replace_l4_checksum(self, offset: u32, from: u32, to: u32, flags: u32) -> Result<(), Reason> {
-        self.buff().l4_csum_replace(offset as usize, from.into(), to.into(), flags.into()).map_err(|_| Reason::Rewrite)
+    pub fn replace_l4_checksum(
+        self,
+        offset: u32,
+        from: u32,
+        to: u32,
+        flags: u32,
+    ) -> Result<(), Reason> {
+        self.buff()
+            .l4_csum_replace(offset as usize, from.into(), to.into(), flags.into())
+            .map_err(|_| Reason::Rewrite)
     }
 
     /// Adds a difference to the sum that the device took over the whole packet, if it did.
@@ -241,10 +277,15 @@ impl Skb {
         self.store(0, mac, 0)
     }
 
-    /// Puts an Ethernet header in front of a packet that has none, as devices with Ethernet need it.
+    /// Puts an Ethernet header in front of a packet that has none, as devices with Ethernet need
+    /// it.
     #[inline(always)]
     pub fn add_ethernet(self, dst: &[u8; 6], ethertype: u32) -> Result<(), Reason> {
-        let header = EthernetHeader { dst: *dst, src: [0; 6], ethertype: ethertype as u16 };
+        let header = EthernetHeader {
+            dst: *dst,
+            src: [0; 6],
+            ethertype: ethertype as u16,
+        };
         // SAFETY: the helper takes the context and numbers.
         match unsafe { bpf_skb_change_head(self.0, ETH_LEN, 0) } {
             0 => self.store(0, &header, 0),
@@ -255,10 +296,11 @@ impl Skb {
     /// Returns what was found in the packet: see [`Found`].
     #[inline(always)]
     pub fn found(self) -> Found {
-        // SAFETY: the context is lent, and its control block is an array of five words. Volatile, so that the compiler does
-        // not remember what it wrote: the verifier would, too.
+        // SAFETY: the context is lent, and its control block is an array of five words. Volatile,
+        // so that the compiler does not remember what it wrote: the verifier would, too.
         let word = |n: usize| unsafe { (&raw const (*self.0).cb[n]).read_volatile() };
-        // SAFETY: five words are as long as a `Found`, any bits are one, and its fields are integers.
+        // SAFETY: five words are as long as a `Found`, any bits are one, and its fields are
+        // integers.
         unsafe { transmute([word(0), word(1), word(2), word(3), word(4)]) }
     }
 
@@ -266,7 +308,8 @@ impl Skb {
     pub fn set_found(self, found: Found) {
         // SAFETY: a `Found` is as long as five words, and none of its bytes is padding.
         let words: [u32; 5] = unsafe { transmute(found) };
-        // SAFETY: the context is lent, and its control block, an array of five words, is the program's own while it runs.
+        // SAFETY: the context is lent, and its control block, an array of five words, is the
+        // program's own while it runs.
         let set = |n: usize| unsafe { (&raw mut (*self.0).cb[n]).write_volatile(words[n]) };
         set(0);
         set(1);
@@ -275,7 +318,8 @@ impl Skb {
         set(4);
     }
 
-    // Functions of their own: the compiler would make one access of several, to a place that the verifier does not know.
+    // Functions of their own: the compiler would make one access of several, to a place that the
+    // verifier does not know.
 
     #[inline(never)]
     fn mark(self) -> u32 {
@@ -301,20 +345,22 @@ impl Skb {
         field_alone!(self.pkt_type) == PACKET_OTHERHOST
     }
 
-    /// Returns true if the packet has a tag of IEEE 802.1Q, which here tells a priority only. The stack takes it off; past the stack it would stay.
+    /// Returns true if the packet has a tag of IEEE 802.1Q, which here tells a priority only. The
+    /// stack takes it off; past the stack it would stay.
     #[inline(never)]
     pub fn is_tagged(self) -> bool {
         field!(self.vlan_present) != 0
     }
 
-    /// The payload of each segment into which the packet will be cut, in bytes; 0 if it stays whole.
+    /// The payload of each segment into which the packet will be cut, in bytes; 0 if it stays
+    /// whole.
     #[inline(never)]
     pub fn gso_size(self) -> u32 {
         field!(self.gso_size)
     }
 
-    /// Takes `len` bytes away that follow an IP header without options or extensions. What is behind them stays where the
-    /// kernel thinks it is, a checksum that is to be finished as well.
+    /// Takes `len` bytes away that follow an IP header without options or extensions. What is
+    /// behind them stays where the kernel thinks it is, a checksum that is to be finished as well.
     #[inline(always)]
     pub fn cut(self, len: u32) -> Result<(), Reason> {
         // SAFETY: the helper takes the context and numbers, and refuses to cut more than there is.
@@ -354,10 +400,12 @@ impl Skb {
         mtu != 0 && self.segments() == 1 && self.len() > ETH_LEN + mtu
     }
 
-    /// Takes the route away that the host chose for its packet. So the packet is routed again once lo has brought it in, and
-    /// cut into fragments as one of its own. Lo carries longer packets than the device that the packet leaves by.
+    /// Takes the route away that the host chose for its packet. So the packet is routed again once
+    /// lo has brought it in, and cut into fragments as one of its own. Lo carries longer packets
+    /// than the device that the packet leaves by.
     ///
-    /// The helper's metadata is for tunnels; the kernel's input path takes it for no route (`skb_valid_dst`), and drops it.
+    /// The helper's metadata is for tunnels; the kernel's input path takes it for no route
+    /// (`skb_valid_dst`), and drops it.
     #[inline(always)]
     pub fn route_again(self) -> Result<(), Reason> {
         // Identifier and remote address of a tunnel, the shortest form of `struct bpf_tunnel_key`.
@@ -377,11 +425,12 @@ impl Skb {
         self.redirect(ifindex, u64::from(BPF_F_INGRESS))
     }
 
-    /// Sends the packet out through a device, to the neighbour that the route there names; the kernel resolves its
-    /// link address.
+    /// Sends the packet out through a device, to the neighbour that the route there names; the
+    /// kernel resolves its link address.
     ///
-    /// A next hop of ours would not do, because the packet would keep its route to the anchor. If such a packet has to wait
-    /// for the neighbour, the kernel takes the link address from that route in the end.
+    /// A next hop of ours would not do, because the packet would keep its route to the anchor. If
+    /// such a packet has to wait for the neighbour, the kernel takes the link address from that
+    /// route in the end.
     #[inline(always)]
     pub fn redirect_neigh(self, ifindex: u32) -> Action {
         // SAFETY: no structure, and so no size.

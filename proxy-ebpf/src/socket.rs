@@ -1,8 +1,10 @@
-//! Sockets that dial services, met before they send anything: the programs of the cgroup hooks. `connect` and `sendmsg` get
-//! a backend for the frontend that they name, `getpeername` and `recvmsg` give the frontend back.
+//! Sockets that dial services, met before they send anything: the programs of the cgroup hooks.
+//! `connect` and `sendmsg` get a backend for the frontend that they name, `getpeername` and
+//! `recvmsg` give the frontend back.
 //!
-//! The decision is the packet path's own ([`decide::find`], [`select`]). What it cannot say of a socket, and what is to be
-//! dropped, goes on untranslated, and the packet path decides about its packets.
+//! The decision is the packet path's own ([`decide::find`], [`select`]). What it cannot say of a
+//! socket, and what is to be dropped, goes on untranslated, and the packet path decides about its
+//! packets.
 
 mod client;
 mod peer;
@@ -14,7 +16,9 @@ use proxy_common::counter::{Event, Reason, Verdict};
 use proxy_common::device::Node;
 use proxy_common::frontend::{Algorithm, Backend, FrontendKey, FrontendKind, Service, Set};
 use proxy_common::policy::Decision;
-use proxy_common::socket::{CONNECTED, Dialled, EVERYWHERE, KEPT_SECS, REFUSES, Side, Socket, SocketKey, UDP};
+use proxy_common::socket::{
+    CONNECTED, Dialled, EVERYWHERE, KEPT_SECS, REFUSES, Side, Socket, SocketKey, UDP,
+};
 
 use crate::clock::now_secs;
 use crate::decide::Dial;
@@ -180,14 +184,24 @@ impl<A: Net> Dial<A> for Dialling<A> {
 /// Puts a backend in the place of the frontend at `at`.
 #[inline(never)]
 fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>) -> DialResult {
-    let Some(proto) = served(peer) else { return DialResult::Left };
-    let Some(node) = maps::node() else { return DialResult::Left };
-    let Some(client) = Client::of(peer, proto, node) else { return DialResult::Left };
+    let Some(proto) = served(peer) else {
+        return DialResult::Left;
+    };
+    let Some(node) = maps::node() else {
+        return DialResult::Left;
+    };
+    let Some(client) = Client::of(peer, proto, node) else {
+        return DialResult::Left;
+    };
     if node.has(Node::DRAINING) || !client.may_dial(&at.addr, node) {
         return DialResult::Left;
     }
     let port = Port::from_wire(client.cookie as u16);
-    let dialling = Dialling { client: SockAddr::new(A::of_netns(client.netns), port), dialled: *at, proto };
+    let dialling = Dialling {
+        client: SockAddr::new(A::of_netns(client.netns), port),
+        dialled: *at,
+        proto,
+    };
     let mut service = Service::default();
     let mut decision = Decision {
         frontend: FrontendKey::address(A::UNSPECIFIED),
@@ -211,36 +225,55 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
     }
     // A pod that is spared is known by its packets' address alone.
     let spares = service.has(Service::SPARES_PODS) || service.has(Service::SPARES_NODE);
-    // The agent ends no stale sockets of pods, and datagrams to a redirected address go on without its pod.
+    // The agent ends no stale sockets of pods, and datagrams to a redirected address go on without
+    // its pod.
     if spares || proto == Proto::UDP && service.has(Service::ELSE_PASSES) {
         return DialResult::Left;
     }
-    // Packets know a client by its address, and a chosen pod takes both ways in turn. It would have a backend by each.
+    // Packets know a client by its address, and a chosen pod takes both ways in turn. It would have
+    // a backend by each.
     if service.affinity_secs > 0 && !client.origin.is_node() && flags() & EVERYWHERE == 0 {
         return DialResult::Left;
     }
-    // No hook would see the end of the connection, and count it; nor a silent backend, nor a lost one.
+    // No hook would see the end of the connection, and count it; nor a silent backend, nor a lost
+    // one.
     let needs_packets = service.has(Service::FAILS_OVER | Service::ENDS_LOST);
     if service.algorithm == Algorithm::LEAST_CONNECTIONS || needs_packets || is_worker() {
         return DialResult::Left;
     }
     let is_datagram = proto == Proto::UDP && call == Call::Send;
-    let had_secs = if is_datagram { kept(client.cookie, &dialling.dialled, &mut decision) } else { 0 };
+    let had_secs = if is_datagram {
+        kept(client.cookie, &dialling.dialled, &mut decision)
+    } else {
+        0
+    };
     let stays = had_secs != 0;
-    // The backend's answers may not find the address that the socket has. Only packets can be masqueraded.
+    // The backend's answers may not find the address that the socket has. Only packets can be
+    // masqueraded.
     if (is_bound || is_for_packets(peer.device(), &client, node)) && !stays {
         return DialResult::Left;
     }
-    let last_secs = if call == Call::Connect || had_secs == CONNECTED { CONNECTED } else { now_secs() };
+    let last_secs = if call == Call::Connect || had_secs == CONNECTED {
+        CONNECTED
+    } else {
+        now_secs()
+    };
     if !stays && select::backend(&dialling.client, &service, &mut decision).is_err() {
         return DialResult::Left;
     }
-    // The hooks would translate its packets once more. Those to the frontend they translate once, as conntrack does.
+    // The hooks would translate its packets once more. Those to the frontend they translate once,
+    // as conntrack does.
     if lookup::is_services(&decision.backend_at(), proto) {
         return DialResult::Left;
     }
     if proto == Proto::TCP {
-        A::keep_dialled(peer, &Dialled { backend: decision.backend_at(), frontend: *at });
+        A::keep_dialled(
+            peer,
+            &Dialled {
+                backend: decision.backend_at(),
+                frontend: *at,
+            },
+        );
     } else if !remember(client.cookie, at, &decision, last_secs) {
         // The program could not tell whose the answers are.
         return DialResult::Left;
@@ -253,9 +286,10 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
     DialResult::Translated
 }
 
-/// Returns true if packets serve a socket of this device, if it has one: those of a pod meet a hook behind any device, those of the anchor the
-/// anchor's, and those of lo the one there. Others of the host leave by the device untranslated, so that the backend has to be reached by it, as
-/// with a NAT of netfilter's.
+/// Returns true if packets serve a socket of this device, if it has one: those of a pod meet a hook
+/// behind any device, those of the anchor the anchor's, and those of lo the one there. Others of
+/// the host leave by the device untranslated, so that the backend has to be reached by it, as with
+/// a NAT of netfilter's.
 #[inline(always)]
 fn is_for_packets(device: u32, client: &Client, node: &Node) -> bool {
     device != 0 && (!client.origin.is_node() || device == node.anchor_ifindex || device == LO)
@@ -271,7 +305,8 @@ fn served(peer: Peer) -> Option<Proto> {
     }
 }
 
-/// Refuses at once what the packet path would reject, and leaves to it what it would drop or let pass.
+/// Refuses at once what the packet path would reject, and leaves to it what it would drop or let
+/// pass.
 #[inline(never)]
 fn refused<A: Net>(reason: Reason, decision: &Decision<A>) -> DialResult {
     let verdict = reason.verdict();
@@ -285,29 +320,46 @@ fn refused<A: Net>(reason: Reason, decision: &Decision<A>) -> DialResult {
     DialResult::Refused
 }
 
-/// Finds the backend that a socket's datagrams to a frontend went to, or that it was connected to. Returns when that was, or
-/// 0 if that was long ago or the backend serves no more.
+/// Finds the backend that a socket's datagrams to a frontend went to, or that it was connected to.
+/// Returns when that was, or 0 if that was long ago or the backend serves no more.
 #[inline(never)]
 fn kept<A: Net>(cookie: u64, dialled: &SockAddr<A>, decision: &mut Decision<A>) -> u32 {
     let key = SocketKey::new(cookie, *dialled, Side::FRONTEND);
-    let Some(had) = maps::socket(&key) else { return 0 };
+    let Some(had) = maps::socket(&key) else {
+        return 0;
+    };
     if had.service != decision.service || now_secs().saturating_sub(had.last_secs) >= KEPT_SECS {
         return 0;
     }
     decision.backend = Backend::new(had.at.addr, had.at.port, 0);
-    if maps::endpoint(had.service, had.at).is_some() { had.last_secs } else { 0 }
+    if maps::endpoint(had.service, had.at).is_some() {
+        had.last_secs
+    } else {
+        0
+    }
 }
 
 /// Remembers the frontend that a UDP socket has dialled. False if there was no room.
 #[inline(never)]
-fn remember<A: Net>(cookie: u64, dialled: &SockAddr<A>, decision: &Decision<A>, last_secs: u32) -> bool {
+fn remember<A: Net>(
+    cookie: u64,
+    dialled: &SockAddr<A>,
+    decision: &Decision<A>,
+    last_secs: u32,
+) -> bool {
     let backend = decision.backend_at();
     let socket = Socket::new(*dialled, decision.service, last_secs);
     if !maps::remember_socket(&SocketKey::new(cookie, backend, Side::BACKEND), &socket) {
         return false;
     }
     // A connected socket, too, may name a destination.
-    maps::remember_socket(&SocketKey::new(cookie, *dialled, Side::FRONTEND), &Socket { at: backend, ..socket })
+    maps::remember_socket(
+        &SocketKey::new(cookie, *dialled, Side::FRONTEND),
+        &Socket {
+            at: backend,
+            ..socket
+        },
+    )
 }
 
 /// Forgets that a socket was led to the backend at `at`.
@@ -320,7 +372,8 @@ fn forget<A: Family>(peer: Peer, cookie: u64, at: &SockAddr<A>, proto: Proto) {
     }
 }
 
-/// Puts the frontend that a socket has dialled in the place of the backend at `at`. False if it has dialled none there.
+/// Puts the frontend that a socket has dialled in the place of the backend at `at`. False if it has
+/// dialled none there.
 #[inline(never)]
 fn show<A: Family>(peer: Peer, at: &mut SockAddr<A>) -> bool {
     match served(peer) {

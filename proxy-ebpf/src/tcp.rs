@@ -53,9 +53,25 @@ pub fn opens(flags: u8) -> bool {
 /// Reads from the flags of TCP what the packet tells its flow.
 #[inline(always)]
 pub fn told(flags: u8) -> Told {
-    let fin = if flags & FIN != 0 { Told::FIN } else { Told::PACKET };
-    let rst = if flags & RST != 0 { Told::RST } else { Told::PACKET };
-    let opener = if opens(flags) { Told::OPENER } else { Told::PACKET };
-    let answer = if flags & (SYN | RST_ACK | FIN) == SYN | ACK { Told::ANSWER } else { Told::PACKET };
+    let fin = if flags & FIN != 0 {
+        Told::FIN
+    } else {
+        Told::PACKET
+    };
+    let rst = if flags & RST != 0 {
+        Told::RST
+    } else {
+        Told::PACKET
+    };
+    let opener = if opens(flags) {
+        Told::OPENER
+    } else {
+        Told::PACKET
+    };
+    let answer = if flags & (SYN | RST_ACK | FIN) == SYN | ACK {
+        Told::ANSWER
+    } else {
+        Told::PACKET
+    };
     fin.with(rst).with(opener).with(answer)
 }

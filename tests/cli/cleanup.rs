@@ -14,13 +14,19 @@ use testbed::netns::NetNs;
 use crate::node::{Node, namespace};
 
 fn run(ns: &NetNs, program: &str, arguments: &str) -> Result<String> {
-    run_words(ns, program, &arguments.split_whitespace().collect::<Vec<_>>())
+    run_words(
+        ns,
+        program,
+        &arguments.split_whitespace().collect::<Vec<_>>(),
+    )
 }
 
 fn run_words(ns: &NetNs, program: &str, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new(program);
     command.args(arguments);
-    let output = ns.run(|| command.output()).with_context(|| format!("run {command:?}"))?;
+    let output = ns
+        .run(|| command.output())
+        .with_context(|| format!("run {command:?}"))?;
     ensure!(output.status.success(), "{command:?}: {output:?}");
     Ok(String::from_utf8(output.stdout)?)
 }
@@ -33,13 +39,24 @@ fn cleanup_removes_the_remains_of_a_killed_kpx() -> Result<()> {
     let words: Vec<_> = filter.split(' ').chain(["1,6 0 0 4294967295,"]).collect();
     run_words(node.ns(), "tc", &words)?;
     node.kill()?;
-    ensure!(run(node.ns(), "ip", "link")?.contains("kpx0"), "it left something");
+    ensure!(
+        run(node.ns(), "ip", "link")?.contains("kpx0"),
+        "it left something"
+    );
     let mut said = String::new();
-    wait_until(DEADLINE, "the kernel has let go of the dead process's lock", || {
-        let output = node.kpx(&format!("cleanup --bpf-dir {}", node.ns().bpf_dir().display()))?;
-        said = String::from_utf8(output.stdout)?.replace(&node.ns().bpf_dir().display().to_string(), "BPF_DIR");
-        Ok(output.status.success())
-    })?;
+    wait_until(
+        DEADLINE,
+        "the kernel has let go of the dead process's lock",
+        || {
+            let output = node.kpx(&format!(
+                "cleanup --bpf-dir {}",
+                node.ns().bpf_dir().display()
+            ))?;
+            said = String::from_utf8(output.stdout)?
+                .replace(&node.ns().bpf_dir().display().to_string(), "BPF_DIR");
+            Ok(output.status.success())
+        },
+    )?;
     expect![[r#"
         removed 6 routing rules
         removed the devices kpx0 and kpx1, and the routes through them
@@ -59,11 +76,21 @@ fn cleanup_removes_the_remains_of_a_killed_kpx() -> Result<()> {
         removed the value 86400 of sysctl net/netfilter/nf_conntrack_tcp_timeout_established, which is 432000 again
     "#]]
     .assert_eq(&said);
-    let (links, rules) = (run(node.ns(), "ip", "link")?, run(node.ns(), "ip", "rule")?);
-    ensure!(!links.contains("kpx") && !rules.lines().any(|rule| rule.starts_with("75:")), "{links}{rules}");
-    ensure!(run(node.ns(), "tc", "qdisc show dev wire")?.contains("clsact"), "it carries another's filter");
+    let links = run(node.ns(), "ip", "link")?;
+    let rules = run(node.ns(), "ip", "rule")?;
+    ensure!(
+        !links.contains("kpx") && !rules.lines().any(|rule| rule.starts_with("75:")),
+        "{links}{rules}"
+    );
+    ensure!(
+        run(node.ns(), "tc", "qdisc show dev wire")?.contains("clsact"),
+        "it carries another's filter"
+    );
     let again = kpx(node.ns(), "cleanup")?;
-    ensure!(again.status.success() && again.stdout == b"nothing to remove\n", "{again:?}");
+    ensure!(
+        again.status.success() && again.stdout == b"nothing to remove\n",
+        "{again:?}"
+    );
     Ok(())
 }
 
@@ -72,13 +99,21 @@ fn cleanup_removes_the_remains_of_kube_proxy() -> Result<()> {
     let ns = namespace("proxy")?;
     for family in ["ip", "ip6"] {
         run(&ns, "nft", &format!("add table {family} kube-proxy"))?;
-        run(&ns, "nft", &format!("add chain {family} kube-proxy services"))?;
+        run(
+            &ns,
+            "nft",
+            &format!("add chain {family} kube-proxy services"),
+        )?;
     }
     run(&ns, "nft", "add table ip other")?;
     ns.ip("link add kube-ipvs0 type bridge")?;
     let found = |ns: &NetNs| -> Result<String> {
         let text = String::from_utf8(kpx(ns, "check --no-headers")?.stdout)?;
-        Ok(text.lines().filter(|line| line.contains("kube-")).map(|line| format!("{line}\n")).collect())
+        Ok(text
+            .lines()
+            .filter(|line| line.contains("kube-"))
+            .map(|line| format!("{line}\n"))
+            .collect())
     };
     expect![[r#"
         ok     kube-proxy              does not run
@@ -86,12 +121,24 @@ fn cleanup_removes_the_remains_of_kube_proxy() -> Result<()> {
         fail   kube-ipvs0              there, of kube-proxy's mode ipvs: it makes every ClusterIP the host's own — 1. start kpx beside kube-proxy (docs/migration.md), 2. wait until kpx status says healthy, 3. kpx cleanup --kube-proxy, soon: until then the node and pods on its network reach no Service that is new
     "#]].assert_eq(&found(&ns)?);
     let untouched = kpx(&ns, "cleanup")?;
-    ensure!(untouched.stdout == b"nothing to remove\n", "only with --kube-proxy: {untouched:?}");
+    ensure!(
+        untouched.stdout == b"nothing to remove\n",
+        "only with --kube-proxy: {untouched:?}"
+    );
     let refused = kpx(&ns, "cleanup --kube-proxy")?;
     let said = String::from_utf8(refused.stderr)?;
-    ensure!(refused.status.code() == Some(1) && refused.stdout.is_empty(), "{said}");
-    ensure!(said.contains("no kpx serves this node") && said.contains("--force"), "{said}");
-    ensure!(run(&ns, "nft", "list tables")?.contains("kube-proxy"), "nothing is removed");
+    ensure!(
+        refused.status.code() == Some(1) && refused.stdout.is_empty(),
+        "{said}"
+    );
+    ensure!(
+        said.contains("no kpx serves this node") && said.contains("--force"),
+        "{said}"
+    );
+    ensure!(
+        run(&ns, "nft", "list tables")?.contains("kube-proxy"),
+        "nothing is removed"
+    );
     let output = kpx(&ns, "cleanup --kube-proxy --force")?;
     ensure!(output.status.success(), "{output:?}");
     expect![[r#"
@@ -106,7 +153,11 @@ fn cleanup_removes_the_remains_of_kube_proxy() -> Result<()> {
         ok     kube-ipvs0              not there
     "#]]
     .assert_eq(&found(&ns)?);
-    assert_eq!(run(&ns, "nft", "list tables")?, "table ip other\n", "what is not kube-proxy's stays");
+    assert_eq!(
+        run(&ns, "nft", "list tables")?,
+        "table ip other\n",
+        "what is not kube-proxy's stays"
+    );
     Ok(())
 }
 
@@ -123,14 +174,24 @@ fn kube_proxys_rules_go_while_kpxs_programs_serve() -> Result<()> {
         node.kill()?;
         let output = kpx(node.ns(), "cleanup --kube-proxy")?;
         ensure!(
-            output.status.success() && output.stdout == b"removed the nftables table ip kube-proxy\n",
+            output.status.success()
+                && output.stdout == b"removed the nftables table ip kube-proxy\n",
             "{output:?}"
         );
-        ensure!(run(node.ns(), "ip", "link")?.contains("kpx0"), "{how}: kpx's own stays");
-        let output = node.kpx(&format!("cleanup --bpf-dir {}", node.ns().bpf_dir().display()))?;
+        ensure!(
+            run(node.ns(), "ip", "link")?.contains("kpx0"),
+            "{how}: kpx's own stays"
+        );
+        let output = node.kpx(&format!(
+            "cleanup --bpf-dir {}",
+            node.ns().bpf_dir().display()
+        ))?;
         ensure!(output.status.success(), "{how}: {output:?}");
         run(node.ns(), "nft", "add table ip kube-proxy")?;
-        ensure!(!kpx(node.ns(), "cleanup --kube-proxy")?.status.success(), "{how}: nothing serves any more");
+        ensure!(
+            !kpx(node.ns(), "cleanup --kube-proxy")?.status.success(),
+            "{how}: nothing serves any more"
+        );
     }
     Ok(())
 }
@@ -141,53 +202,95 @@ fn cleanup_keeps_sysctls_of_kube_proxy() -> Result<()> {
     run(node.ns(), "nft", "add table ip kube-proxy")?;
     let said = killed_and_cleaned(&mut node, "")?;
     let key = "netfilter/nf_conntrack_tcp_timeout";
-    let stays = format!("left as it is: sysctl net/{key}_close_wait is 3600, as kube-proxy wants it\n");
+    let stays =
+        format!("left as it is: sysctl net/{key}_close_wait is 3600, as kube-proxy wants it\n");
     ensure!(said.contains(&stays), "{said}");
-    ensure!(node.ns().read(&format!("/proc/sys/net/{key}_close_wait"))?.trim() == "3600");
+    ensure!(
+        node.ns()
+            .read(&format!("/proc/sys/net/{key}_close_wait"))?
+            .trim()
+            == "3600"
+    );
     // kube-proxy does not want that value.
-    ensure!(said.contains(&format!("removed the value 7200 of sysctl net/{key}_established")), "{said}");
-    ensure!(node.ns().read(&format!("/proc/sys/net/{key}_established"))?.trim() == "432000");
+    ensure!(
+        said.contains(&format!(
+            "removed the value 7200 of sysctl net/{key}_established"
+        )),
+        "{said}"
+    );
+    ensure!(
+        node.ns()
+            .read(&format!("/proc/sys/net/{key}_established"))?
+            .trim()
+            == "432000"
+    );
     Ok(())
 }
 
 /// Its own configuration says what it wants.
 #[test]
 fn cleanup_keeps_sysctls_of_a_running_kube_proxy() -> Result<()> {
-    let mut node = Node::start("running", "--conntrack-tcp-timeout-established=2h --conntrack-udp-timeout=40s")?;
+    let mut node = Node::start(
+        "running",
+        "--conntrack-tcp-timeout-established=2h --conntrack-udp-timeout=40s",
+    )?;
     let dir = TempDir::with_prefix("kpx-cli-")?;
     let config = dir.path().join("config.conf");
     let fields = "conntrack: {tcpEstablishedTimeout: 2h}";
     fs::write(
         &config,
-        format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}\n"),
+        format!(
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}\n"
+        ),
     )?;
     // A process of that name, which lives until its input ends.
     let program = dir.path().join("kube-proxy");
     fs::write(&program, "#!/bin/sh\nread -r line\n")?;
     fs::set_permissions(&program, Permissions::from_mode(0o755))?;
     let mut command = Command::new(&program);
-    command.arg("--v=2").arg(format!("--config={}", config.display())).stdin(Stdio::piped());
+    command
+        .arg("--v=2")
+        .arg(format!("--config={}", config.display()))
+        .stdin(Stdio::piped());
     let mut kube_proxy = node.ns().spawn(&mut command)?;
     let said = killed_and_cleaned(&mut node, "")?;
     drop(kube_proxy.stdin.take());
     kube_proxy.wait()?;
-    for (key, value) in [("tcp_timeout_established", "7200"), ("tcp_timeout_close_wait", "3600")] {
-        ensure!(said.contains(&format!("left as it is: sysctl net/netfilter/nf_conntrack_{key} is {value}")), "{said}");
+    for (key, value) in [
+        ("tcp_timeout_established", "7200"),
+        ("tcp_timeout_close_wait", "3600"),
+    ] {
+        ensure!(
+            said.contains(&format!(
+                "left as it is: sysctl net/netfilter/nf_conntrack_{key} is {value}"
+            )),
+            "{said}"
+        );
     }
-    ensure!(said.contains("removed the value 40 of sysctl net/netfilter/nf_conntrack_udp_timeout,"), "{said}");
+    ensure!(
+        said.contains("removed the value 40 of sysctl net/netfilter/nf_conntrack_udp_timeout,"),
+        "{said}"
+    );
     Ok(())
 }
 
 /// Ends kpx as a crash does, and returns the words of the cleanup.
 fn killed_and_cleaned(node: &mut Node, flags: &str) -> Result<String> {
     node.kill()?;
-    let cleanup = format!("cleanup {flags} --bpf-dir {}", node.ns().bpf_dir().display());
+    let cleanup = format!(
+        "cleanup {flags} --bpf-dir {}",
+        node.ns().bpf_dir().display()
+    );
     let mut said = String::new();
-    wait_until(DEADLINE, "the kernel has let go of the dead process's lock", || {
-        let output = node.kpx(&cleanup)?;
-        said = String::from_utf8(output.stdout)?;
-        Ok(output.status.success())
-    })?;
+    wait_until(
+        DEADLINE,
+        "the kernel has let go of the dead process's lock",
+        || {
+            let output = node.kpx(&cleanup)?;
+            said = String::from_utf8(output.stdout)?;
+            Ok(output.status.success())
+        },
+    )?;
     Ok(said)
 }
 
@@ -204,7 +307,8 @@ fn a_drain_removes_what_kept_connections_or_names_it() -> Result<()> {
         let output = node.kpx("cleanup --kube-proxy")?;
         ensure!(
             output.status.success()
-                && String::from_utf8(output.stdout)?.contains("made the nftables table ip kpx-keep")
+                && String::from_utf8(output.stdout)?
+                    .contains("made the nftables table ip kpx-keep")
         );
         if has_rules {
             install()?;
@@ -212,9 +316,15 @@ fn a_drain_removes_what_kept_connections_or_names_it() -> Result<()> {
         let said = killed_and_cleaned(&mut node, "--drain --timeout 1s")?;
         let keeps = run(node.ns(), "nft", "list tables")?.contains("kpx-keep");
         if has_rules {
-            ensure!(said.contains("removed the nftables table ip kpx-keep") && !keeps, "{said}");
+            ensure!(
+                said.contains("removed the nftables table ip kpx-keep") && !keeps,
+                "{said}"
+            );
         } else {
-            ensure!(said.contains("the nftables table ip kpx-keep stays") && keeps, "{said}");
+            ensure!(
+                said.contains("the nftables table ip kpx-keep stays") && keeps,
+                "{said}"
+            );
         }
     }
     Ok(())
@@ -225,18 +335,32 @@ fn a_drain_removes_what_kept_connections_or_names_it() -> Result<()> {
 fn a_drain_without_tools_names_what_keeps_connections() -> Result<()> {
     let mut node = Node::start("toolless", "")?;
     run(node.ns(), "nft", "add table ip kube-proxy")?;
-    run(node.ns(), "nft", "add chain ip kube-proxy nat { type nat hook postrouting priority 100 ; }")?;
+    run(
+        node.ns(),
+        "nft",
+        "add chain ip kube-proxy nat { type nat hook postrouting priority 100 ; }",
+    )?;
     ensure!(node.kpx("cleanup --kube-proxy")?.status.success());
     node.kill()?;
     let mut said = String::new();
-    wait_until(DEADLINE, "the kernel has let go of the dead process's lock", || {
-        let mut drain = Command::new(binary()?);
-        drain.args(["cleanup", "--drain", "--timeout=1s", "--bpf-dir"]).arg(node.ns().bpf_dir()).env("PATH", "");
-        let output = node.ns().run(|| drain.output())?;
-        said = String::from_utf8(output.stdout)?;
-        Ok(output.status.success())
-    })?;
-    ensure!(said.contains("kpx-keep stays") && said.contains("nft delete table ip kpx-keep"), "{said}");
+    wait_until(
+        DEADLINE,
+        "the kernel has let go of the dead process's lock",
+        || {
+            let mut drain = Command::new(binary()?);
+            drain
+                .args(["cleanup", "--drain", "--timeout=1s", "--bpf-dir"])
+                .arg(node.ns().bpf_dir())
+                .env("PATH", "");
+            let output = node.ns().run(|| drain.output())?;
+            said = String::from_utf8(output.stdout)?;
+            Ok(output.status.success())
+        },
+    )?;
+    ensure!(
+        said.contains("kpx-keep stays") && said.contains("nft delete table ip kpx-keep"),
+        "{said}"
+    );
     Ok(())
 }
 
@@ -249,23 +373,38 @@ fn a_kpx_that_starts_while_another_drains_serves_at_once() -> Result<()> {
     let dir = TempDir::with_prefix("kpx-cli-")?;
     let log = dir.path().join("drain.log");
     let mut drain = None;
-    wait_until(DEADLINE, "a flow is open, and the drain waits for its end", || {
-        let mut command = Command::new(binary()?);
-        command.args(["cleanup", "--drain", "--timeout=10m", "--bpf-dir"]).arg(node.ns().bpf_dir());
-        let drains = || Ok::<_, anyhow::Error>(fs::read_to_string(&log)?.contains("draining: 1 flows are open"));
-        // The kernel has to let go of the dead process's lock first.
-        let mut child = node.ns().spawn(command.stderr(fs::File::create(&log)?))?;
-        wait_until(DEADLINE, "it drains, or ends", || Ok(drains()? || child.try_wait()?.is_some()))?;
-        drain = Some(child);
-        drains()
-    })?;
+    wait_until(
+        DEADLINE,
+        "a flow is open, and the drain waits for its end",
+        || {
+            let mut command = Command::new(binary()?);
+            command
+                .args(["cleanup", "--drain", "--timeout=10m", "--bpf-dir"])
+                .arg(node.ns().bpf_dir());
+            let drains = || {
+                Ok::<_, anyhow::Error>(
+                    fs::read_to_string(&log)?.contains("draining: 1 flows are open"),
+                )
+            };
+            // The kernel has to let go of the dead process's lock first.
+            let mut child = node.ns().spawn(command.stderr(fs::File::create(&log)?))?;
+            wait_until(DEADLINE, "it drains, or ends", || {
+                Ok(drains()? || child.try_wait()?.is_some())
+            })?;
+            drain = Some(child);
+            drains()
+        },
+    )?;
     let again = node.again()?;
     client.write_all(b"?")?;
     server.read_exact(&mut [0])?;
     let mut drain = drain.context("a drain")?;
     let ended = drain.wait()?;
     let said = fs::read_to_string(&log)?;
-    ensure!(!ended.success() && said.contains("nothing was removed"), "{ended}: {said}");
+    ensure!(
+        !ended.success() && said.contains("nothing was removed"),
+        "{ended}: {said}"
+    );
     ensure!(node.connect().is_ok(), "new connections are served");
     again.stop()
 }

@@ -24,20 +24,49 @@ fn kube_proxys_file_rules_a_renamed_kpx_until_it_changes() -> Result<()> {
     )?;
     wait(&agent, |status| status.healthy)?;
     let status = agent.typed_status()?;
-    ensure!(status.node_name == "node-7" && status.options.masquerade == "compat", "{status:?}");
-    ensure!(status.options.masquerade_all && status.options.node_port_addresses == "10.0.0.0/8", "{status:?}");
-    ensure!(status.options.local_pods == "none", "the file overrules --cluster-cidr: {status:?}");
+    ensure!(
+        status.node_name == "node-7" && status.options.masquerade == "compat",
+        "{status:?}"
+    );
+    ensure!(
+        status.options.masquerade_all && status.options.node_port_addresses == "10.0.0.0/8",
+        "{status:?}"
+    );
+    ensure!(
+        status.options.local_pods == "none",
+        "the file overrules --cluster-cidr: {status:?}"
+    );
     let score = fs::read_to_string(format!("/proc/{}/oom_score_adj", agent.pid()))?;
     ensure!(score.trim() == "321", "{score}");
 
     let config = fixture.config().display().to_string();
     let doubtful = format!("KubeProxyConfiguration.iptables.new ({config}:7): unknown field");
-    ensure!(logged(&agent, "fields").as_deref() == Some(&doubtful), "{}", agent.log());
-    ensure!(agent.log().contains("cluster-cidr") && agent.log().contains("ipvs-scheduler"), "{}", agent.log());
+    ensure!(
+        logged(&agent, "fields").as_deref() == Some(&doubtful),
+        "{}",
+        agent.log()
+    );
+    ensure!(
+        agent.log().contains("cluster-cidr") && agent.log().contains("ipvs-scheduler"),
+        "{}",
+        agent.log()
+    );
     // KEP-5495, KEP-5100.
-    ensure!(agent.log().contains("KubeProxyIPVS is off") && agent.log().contains("enable-dsr"), "{}", agent.log());
-    ensure!(logged(&agent, "from").as_deref() == Some(&config), "{}", agent.log());
-    ensure!(logged(&agent, "masquerade").as_deref() == Some("compat"), "{}", agent.log());
+    ensure!(
+        agent.log().contains("KubeProxyIPVS is off") && agent.log().contains("enable-dsr"),
+        "{}",
+        agent.log()
+    );
+    ensure!(
+        logged(&agent, "from").as_deref() == Some(&config),
+        "{}",
+        agent.log()
+    );
+    ensure!(
+        logged(&agent, "masquerade").as_deref() == Some("compat"),
+        "{}",
+        agent.log()
+    );
 
     // A ConfigMap that is mounted again with the same content is no change.
     fixture.replace_config(|text| text.to_owned())?;
@@ -45,9 +74,18 @@ fn kube_proxys_file_rules_a_renamed_kpx_until_it_changes() -> Result<()> {
     wait(&agent, |status| status.tables["IPv4"].services == 2)?;
     fixture.replace_config(|text| text.replace("321", "322"))?;
     let code = agent.ended(DEADLINE)?.code().context("an exit code")?;
-    ensure!(code == 1 && agent.log().contains(&format!("{config} has changed")), "{code}: {}", agent.log());
-    let links = fixture.node.exec(Command::new("ip").args(["-brief", "link"]))?;
-    ensure!(!links.contains("kpx"), "it takes everything off the node: {links}");
+    ensure!(
+        code == 1 && agent.log().contains(&format!("{config} has changed")),
+        "{code}: {}",
+        agent.log()
+    );
+    let links = fixture
+        .node
+        .exec(Command::new("ip").args(["-brief", "link"]))?;
+    ensure!(
+        !links.contains("kpx"),
+        "it takes everything off the node: {links}"
+    );
     Ok(())
 }
 
@@ -61,7 +99,11 @@ fn changes_wait_for_the_least_period() -> Result<()> {
     let first = agent.typed_status()?.last_sync.context("a sync")?;
     fixture.put_service("more", "10.96.0.11")?;
     wait(&agent, |status| status.tables["IPv4"].services == 2)?;
-    let apart = agent.typed_status()?.last_sync.context("a sync")?.duration_since(first);
+    let apart = agent
+        .typed_status()?
+        .last_sync
+        .context("a sync")?
+        .duration_since(first);
     // It counts from where a pass begins, and a sync is told when it ends: the first takes longest.
     ensure!(apart.as_millis() >= 1_500, "{apart:?}");
     Ok(())
@@ -74,12 +116,18 @@ fn invalid_configuration_ends_kpx_at_once() -> Result<()> {
     let output = fixture.run("")?;
     let error = String::from_utf8(output.stderr)?;
     ensure!(output.status.code() == Some(1), "{}", output.status);
-    for field in ["KubeProxyConfiguration.mode: Invalid value: \"userspace\"", "oomScoreAdj: Invalid value: 2000"] {
+    for field in [
+        "KubeProxyConfiguration.mode: Invalid value: \"userspace\"",
+        "oomScoreAdj: Invalid value: 2000",
+    ] {
         ensure!(error.contains(field), "{error}");
     }
     let output = fixture.run("--proxymode=iptables")?;
     let error = String::from_utf8(output.stderr)?;
-    ensure!(output.status.code() == Some(2) && error.contains("'--proxy-mode'"), "{error}");
+    ensure!(
+        output.status.code() == Some(2) && error.contains("'--proxy-mode'"),
+        "{error}"
+    );
     Ok(())
 }
 
@@ -89,16 +137,29 @@ fn kpx_reads_the_configuration_it_writes() -> Result<()> {
     fixture.write_config("mode: nftables")?;
     let [first, second] = ["first", "second"].map(|name| fixture.dir.path().join(name));
     let output = fixture.run(&format!("--write-config-to={} -v=3", first.display()))?;
-    ensure!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
-    let line = format!("run --config {} --write-config-to {}", first.display(), second.display());
+    ensure!(
+        output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(),
+        "{output:?}"
+    );
+    let line = format!(
+        "run --config {} --write-config-to {}",
+        first.display(),
+        second.display()
+    );
     let output = Command::new(binary()?).args(line.split(' ')).output()?;
     ensure!(output.status.success(), "{output:?}");
     let written = fs::read_to_string(&first)?;
     ensure!(written == fs::read_to_string(second)?, "{written}");
-    ensure!(written.contains("nodePortAddresses:\n- primary\n") && written.contains("verbosity: 3\n"), "{written}");
+    ensure!(
+        written.contains("nodePortAddresses:\n- primary\n") && written.contains("verbosity: 3\n"),
+        "{written}"
+    );
 
     let version = fixture.run("--version")?;
-    ensure!(version.status.success() && version.stdout.starts_with(b"kpx "), "{version:?}");
+    ensure!(
+        version.status.success() && version.stdout.starts_with(b"kpx "),
+        "{version:?}"
+    );
     Ok(())
 }
 
@@ -110,12 +171,26 @@ fn cleanup_leaves_nothing() -> Result<()> {
     let mut agent = fixture.start("")?;
     wait(&agent, |status| status.healthy)?;
     let refused = fixture.run("--cleanup")?;
-    ensure!(!refused.status.success(), "an agent that runs is left alone");
+    ensure!(
+        !refused.status.success(),
+        "an agent that runs is left alone"
+    );
     agent.kill()?;
-    let links = || fixture.node.exec(Command::new("ip").args(["-brief", "link"]));
-    ensure!(links()?.contains("kpx0"), "a killed agent leaves its anchor");
+    let links = || {
+        fixture
+            .node
+            .exec(Command::new("ip").args(["-brief", "link"]))
+    };
+    ensure!(
+        links()?.contains("kpx0"),
+        "a killed agent leaves its anchor"
+    );
     let cleaned = fixture.run("--cleanup=true")?;
-    ensure!(cleaned.status.success(), "{}", String::from_utf8_lossy(&cleaned.stderr));
+    ensure!(
+        cleaned.status.success(),
+        "{}",
+        String::from_utf8_lossy(&cleaned.stderr)
+    );
     ensure!(!links()?.contains("kpx"), "{}", links()?);
     ensure!(!fixture.dir.path().join("run/kpx.sock").exists());
     Ok(())
@@ -129,8 +204,17 @@ fn init_only_does_what_needs_privileges() -> Result<()> {
     let timeout = || fixture.node.exec(Command::new("cat").arg(key));
     ensure!(timeout()?.trim() != "1800", "it would say nothing");
     let done = fixture.run("--init-only")?;
-    ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    ensure!(timeout()?.trim() == "1800", "{}: {}", timeout()?, String::from_utf8_lossy(&done.stderr));
+    ensure!(
+        done.status.success(),
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    ensure!(
+        timeout()?.trim() == "1800",
+        "{}: {}",
+        timeout()?,
+        String::from_utf8_lossy(&done.stderr)
+    );
     Ok(())
 }
 
@@ -178,38 +262,56 @@ impl Fixture {
         );
         let new = self.dir.path().join("new");
         fs::write(&new, object)?;
-        Ok(fs::rename(new, self.dir.path().join(format!("manifests/{name}.yaml")))?)
+        Ok(fs::rename(
+            new,
+            self.dir.path().join(format!("manifests/{name}.yaml")),
+        )?)
     }
 
     /// Returns the command that a manifest of kube-proxy starts.
     fn command(&self, flags: &str) -> Command {
         let mut command = Command::new(self.dir.path().join("kube-proxy"));
         command.arg0("/usr/local/bin/kube-proxy");
-        command.arg(format!("--config={}", self.config().display())).args(flags.split_whitespace());
+        command
+            .arg(format!("--config={}", self.config().display()))
+            .args(flags.split_whitespace());
         command.env_remove("RUST_LOG");
         command
     }
 
     fn run(&self, flags: &str) -> Result<Output> {
-        self.node.run(|| self.command(flags).output()).context("run kube-proxy")
+        self.node
+            .run(|| self.command(flags).output())
+            .context("run kube-proxy")
     }
 
     fn start(&self, flags: &str) -> Result<Agent<'_>> {
         let log = self.dir.path().join("log");
         let _old = fs::remove_file(&log);
-        Agent::spawn(&self.node, self.command(flags), &self.dir.path().join("run"), &log)
+        Agent::spawn(
+            &self.node,
+            self.command(flags),
+            &self.dir.path().join("run"),
+            &log,
+        )
     }
 }
 
 /// Waits until kpx answers, and its status is as it should be.
 fn wait(kpx: &Agent, holds: impl Fn(&Status) -> bool) -> Result<()> {
-    wait_until(DEADLINE, "the status is as it should be", || Ok(kpx.typed_status().is_ok_and(|status| holds(&status))))
-        .with_context(|| kpx.log())
+    wait_until(DEADLINE, "the status is as it should be", || {
+        Ok(kpx.typed_status().is_ok_and(|status| holds(&status)))
+    })
+    .with_context(|| kpx.log())
 }
 
 /// Returns the field of the first line of the log that has it. All lines are JSON.
 fn logged(kpx: &Agent, field: &str) -> Option<String> {
     let log = kpx.log();
-    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    lines.filter_map(|line| line["fields"][field].as_str().map(str::to_owned)).next()
+    let lines = log
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines
+        .filter_map(|line| line["fields"][field].as_str().map(str::to_owned))
+        .next()
 }

@@ -11,7 +11,8 @@ use testbed::agent::{DEADLINE, kpx, wait_until};
 use crate::node::{Node, namespace};
 use crate::schema::schema;
 
-/// A section: its heading, what there is to say, what is run, and whether its data has a form to keep.
+/// A section: its heading, what there is to say, what is run, and whether its data has a form to
+/// keep.
 struct Section {
     heading: &'static str,
     about: &'static str,
@@ -28,18 +29,34 @@ fn the_document_shows_what_the_commands_print() -> Result<()> {
     let _connection = node.connect()?;
     // FLOWS shows what the last sweep has counted, in each of the lists.
     let is_counted = || {
-        let is_of_backend = node.text("backends --no-headers")?.lines().any(|line| line.trim_end().ends_with(" 1"));
+        let is_of_backend = node
+            .text("backends --no-headers")?
+            .lines()
+            .any(|line| line.trim_end().ends_with(" 1"));
         Ok(is_of_backend && node.text("status")?.contains("FLOWS4"))
     };
     wait_until(DEADLINE, "a sweep has counted the connection", is_counted)?;
     let mut text = HEAD.to_owned();
     for section in &SECTIONS {
-        let Section { heading, about, example, data } = section;
+        let Section {
+            heading,
+            about,
+            example,
+            data,
+        } = section;
         write!(text, "\n## {heading}\n\n{about}")?;
-        write!(text, "\n```console\n$ kpx {example}\n{}```\n", masked(&node.text(example)?))?;
+        write!(
+            text,
+            "\n```console\n$ kpx {example}\n{}```\n",
+            masked(&node.text(example)?)
+        )?;
         if let Some(command) = data {
             let json: Value = serde_json::from_str(&node.text(&format!("{command} -o json"))?)?;
-            write!(text, "\n`kpx {command} -o json`:\n\n```text\n{}```\n", schema(&json))?;
+            write!(
+                text,
+                "\n`kpx {command} -o json`:\n\n```text\n{}```\n",
+                schema(&json)
+            )?;
         }
     }
     text += &check()?;
@@ -48,22 +65,28 @@ fn the_document_shows_what_the_commands_print() -> Result<()> {
     Ok(())
 }
 
-/// Returns the findings about this node. Those about the host are left out: they differ from machine to machine.
+/// Returns the findings about this node. Those about the host are left out: they differ from
+/// machine to machine.
 fn check() -> Result<String> {
     let ns = namespace("check")?;
     ns.ip("link add kube-ipvs0 type bridge")?;
     let text = String::from_utf8(kpx(&ns, "check")?.stdout)?;
-    let lines =
-        text.lines().filter(|line| ["LEVEL", "ip_forward", "kube-ipvs0"].iter().any(|what| line.contains(what)));
+    let lines = text.lines().filter(|line| {
+        ["LEVEL", "ip_forward", "kube-ipvs0"]
+            .iter()
+            .any(|what| line.contains(what))
+    });
     let lines: String = lines.map(|line| format!("{line}\n")).collect();
-    let json: Value = serde_json::from_slice(&kpx(&ns, "check -o json")?.stdout).context("the report")?;
+    let json: Value =
+        serde_json::from_slice(&kpx(&ns, "check -o json")?.stdout).context("the report")?;
     Ok(format!(
         "{CHECK}\n```console\n$ kpx check\n{lines}…\n```\n\n`kpx check -o json`:\n\n```text\n{}```\n",
         schema(&json)
     ))
 }
 
-/// Replaces what differs from run to run by `N`, and a port that the kernel or kpx chose by `:ppppp`.
+/// Replaces what differs from run to run by `N`, and a port that the kernel or kpx chose by
+/// `:ppppp`.
 pub(crate) fn masked(text: &str) -> String {
     let lines = text.lines().map(|line| {
         let mut masked = String::new();
@@ -71,20 +94,33 @@ pub(crate) fn masked(text: &str) -> String {
             masked += if index > 0 { " " } else { "" };
             masked += &mask_word(word);
         }
-        let counts = ["flow_opened", "forwarded", "returned"].iter().any(|event| line.starts_with(event));
-        let end = masked.rfind(' ').filter(|_| counts).map_or(masked.len(), |last| last + 1);
-        if counts { masked[..end].to_owned() + "N\n" } else { masked + "\n" }
+        let counts = ["flow_opened", "forwarded", "returned"]
+            .iter()
+            .any(|event| line.starts_with(event));
+        let end = masked
+            .rfind(' ')
+            .filter(|_| counts)
+            .map_or(masked.len(), |last| last + 1);
+        if counts {
+            masked[..end].to_owned() + "N\n"
+        } else {
+            masked + "\n"
+        }
     });
     lines.collect()
 }
 
 fn mask_word(word: &str) -> String {
-    let is_span = word.len() > 1 && word.ends_with('s') && word[..word.len() - 1].chars().all(|c| c.is_ascii_digit());
+    let is_span = word.len() > 1
+        && word.ends_with('s')
+        && word[..word.len() - 1].chars().all(|c| c.is_ascii_digit());
     if is_span {
         return "Ns".to_owned();
     }
     match word.rsplit_once(':') {
-        Some((address, port)) if port.parse::<u16>().is_ok_and(|port| port >= 32_768) => format!("{address}:ppppp"),
+        Some((address, port)) if port.parse::<u16>().is_ok_and(|port| port >= 32_768) => {
+            format!("{address}:ppppp")
+        }
         _ => word.to_owned(),
     }
 }

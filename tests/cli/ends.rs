@@ -14,10 +14,22 @@ fn exit_codes_tell_the_outcome() -> Result<()> {
     let ns = namespace("codes")?;
     let cases = [
         ("--version", 0, ""),
-        ("status --run-dir /nonexistent", 1, "kpx: no kpx answers at /nonexistent/kpx.sock"),
-        ("services --run-dir /nonexistent", 1, "is `kpx run` running?"),
+        (
+            "status --run-dir /nonexistent",
+            1,
+            "kpx: no kpx answers at /nonexistent/kpx.sock",
+        ),
+        (
+            "services --run-dir /nonexistent",
+            1,
+            "is `kpx run` running?",
+        ),
         ("flows --service web --run-dir /nonexistent", 1, "kpx: "),
-        ("services --namespace a --all-namespaces", 2, "cannot be used with"),
+        (
+            "services --namespace a --all-namespaces",
+            2,
+            "cannot be used with",
+        ),
         ("services --output xml", 2, "invalid value 'xml'"),
         ("status --output name", 2, "invalid value 'name'"),
         ("version", 0, ""),
@@ -29,7 +41,10 @@ fn exit_codes_tell_the_outcome() -> Result<()> {
     for (arguments, code, error) in cases {
         let output = kpx(&ns, arguments)?;
         let told = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.code() == Some(code) && told.contains(error), "kpx {arguments}: {output:?}");
+        ensure!(
+            output.status.code() == Some(code) && told.contains(error),
+            "kpx {arguments}: {output:?}"
+        );
     }
     Ok(())
 }
@@ -38,10 +53,15 @@ fn exit_codes_tell_the_outcome() -> Result<()> {
 fn log_of_a_start_names_no_modules_and_the_sysctls_of_the_anchor_once() -> Result<()> {
     let log = Node::start("log", "")?.log();
     ensure!(
-        !log.contains("proxy_agent") && !log.contains("proxy_net") && log.contains(" INFO started version="),
+        !log.contains("proxy_agent")
+            && !log.contains("proxy_net")
+            && log.contains(" INFO started version="),
         "{log}"
     );
-    ensure!(log.lines().filter(|line| line.contains("/kpx0/")).count() == 1, "{log}");
+    ensure!(
+        log.lines().filter(|line| line.contains("/kpx0/")).count() == 1,
+        "{log}"
+    );
     Ok(())
 }
 
@@ -53,9 +73,20 @@ fn a_node_that_forwards_nothing_is_not_fit() -> Result<()> {
     ensure!(output.status.code() == Some(1), "{output:?}");
     let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
     let findings = report["findings"].as_array().context("findings")?;
-    let of = |what: &str| findings.iter().find(|finding| finding["what"] == what).context("a finding");
-    ensure!(report["fit"] == false && of("ip_forward")?["level"] == "fail", "{report:#}");
-    ensure!(of("ip_forward")?["fix"] == "sysctl -w net.ipv4.ip_forward=1", "{report:#}");
+    let of = |what: &str| {
+        findings
+            .iter()
+            .find(|finding| finding["what"] == what)
+            .context("a finding")
+    };
+    ensure!(
+        report["fit"] == false && of("ip_forward")?["level"] == "fail",
+        "{report:#}"
+    );
+    ensure!(
+        of("ip_forward")?["fix"] == "sysctl -w net.ipv4.ip_forward=1",
+        "{report:#}"
+    );
     for what in ["programs", "attach", "capabilities", "kube-ipvs0"] {
         ensure!(of(what)?["level"] == "ok", "{report:#}");
     }
@@ -65,11 +96,16 @@ fn a_node_that_forwards_nothing_is_not_fit() -> Result<()> {
 #[test]
 fn policies_and_rules_that_packets_pass_by_are_found() -> Result<()> {
     // The agent looks at its start and once in a sync period.
-    let agent = Agent::start_alone(namespace("past")?, &[], "--iptables-sync-period 1s")?.healthy()?;
+    let agent =
+        Agent::start_alone(namespace("past")?, &[], "--iptables-sync-period 1s")?.healthy()?;
     let found = |what: &str| -> Result<String> {
-        let report: serde_json::Value = serde_json::from_slice(&kpx(agent.ns(), "check -o json")?.stdout)?;
+        let report: serde_json::Value =
+            serde_json::from_slice(&kpx(agent.ns(), "check -o json")?.stdout)?;
         let findings = report["findings"].as_array().context("findings")?;
-        let finding = findings.iter().find(|finding| finding["what"] == what).context("a finding")?;
+        let finding = findings
+            .iter()
+            .find(|finding| finding["what"] == what)
+            .context("a finding")?;
         Ok(format!("{} {}", finding["level"], finding["found"]))
     };
     ensure!(found("IPsec")?.starts_with("\"ok\"") && found("routing rules")?.starts_with("\"ok\""));
@@ -79,41 +115,63 @@ fn policies_and_rules_that_packets_pass_by_are_found() -> Result<()> {
     ensure!(found("routing rules")?.ends_with("masqueraded clients: ip -4 rule 9: fwmark 0x80\""));
     let ipsec = "IPsec policies do not hold for the host's packets to Services; this host has 1, first src 0.0.0.0/0 dst 10.244.2.0/24";
     assert_eq!(found("IPsec")?, format!("\"warn\" \"{ipsec}\""));
-    agent.wait(DEADLINE, "a notice", |status| status.healthy && status.notices == [ipsec])?;
+    agent.wait(DEADLINE, "a notice", |status| {
+        status.healthy && status.notices == [ipsec]
+    })?;
     agent.ns().ip("xfrm policy flush")?;
     agent.wait(DEADLINE, "no notice", |status| status.notices.is_empty())
 }
 
 #[test]
 fn a_realtime_kernel_that_may_lack_the_lock_is_refused() -> Result<()> {
-    let (ns, dir) = (namespace("realtime")?, TempDir::with_prefix("kpx-cli-")?);
+    let ns = namespace("realtime")?;
+    let dir = TempDir::with_prefix("kpx-cli-")?;
     let script = "printf 6.18.0-kpx >release && printf '#1 SMP PREEMPT_RT' >version
         mount --bind release /proc/sys/kernel/osrelease && mount --bind version /proc/sys/kernel/version
         \"$0\" check; exec timeout 30 \"$0\" run --run-dir run --bpf-dir \"$1\" --manifests .";
     let mut command = Command::new("unshare");
-    command.args(["--mount", "sh", "-c", script]).arg(binary()?).arg(ns.bpf_dir()).current_dir(dir.path());
+    command
+        .args(["--mount", "sh", "-c", script])
+        .arg(binary()?)
+        .arg(ns.bpf_dir())
+        .current_dir(dir.path());
     let output = ns.run(|| command.output())?;
     let told = [&output.stdout[..], &output.stderr].concat();
     let told = String::from_utf8_lossy(&told);
-    ensure!(output.status.code() == Some(1) && told.contains("kpx: this kernel is PREEMPT_RT, "), "{told}");
-    ensure!(told.lines().any(|line| line.starts_with("fail    preemption")), "{told}");
+    ensure!(
+        output.status.code() == Some(1) && told.contains("kpx: this kernel is PREEMPT_RT, "),
+        "{told}"
+    );
+    ensure!(
+        told.lines()
+            .any(|line| line.starts_with("fail    preemption")),
+        "{told}"
+    );
     Ok(())
 }
 
 #[test]
 fn a_reader_that_has_seen_enough_is_no_error() -> Result<()> {
     let mut command = Command::new(binary()?);
-    let mut child = command.args(["completions", "bash"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut child = command
+        .args(["completions", "bash"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
     drop(child.stdout.take());
     let output = child.wait_with_output()?;
-    ensure!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    ensure!(
+        output.status.success() && output.stderr.is_empty(),
+        "{output:?}"
+    );
     Ok(())
 }
 
 /// The full screen moves the cursor all the same, and an empty NO_COLOR is none.
 #[test]
 fn colours_are_for_terminals_without_no_color() -> Result<()> {
-    let (node, dir) = (Node::start("colours", "")?, TempDir::with_prefix("kpx-cli-")?);
+    let node = Node::start("colours", "")?;
+    let dir = TempDir::with_prefix("kpx-cli-")?;
     let plugin = dir.path().join("kubectl-kpx");
     symlink(binary()?, &plugin)?;
     let run = |program: &str, line: &str, no_color: &str| -> Result<String> {
@@ -122,28 +180,55 @@ fn colours_are_for_terminals_without_no_color() -> Result<()> {
             "script" => command.args(["-qec", line, "/dev/null"]),
             _ => command.args(["-c", line]),
         };
-        command.env("TERM", "xterm").env("NO_COLOR", no_color).env_remove("CLICOLOR_FORCE").env_remove("RUST_LOG");
+        command
+            .env("TERM", "xterm")
+            .env("NO_COLOR", no_color)
+            .env_remove("CLICOLOR_FORCE")
+            .env_remove("RUST_LOG");
         let output = node.ns().run(|| command.output())?;
         let told = String::from_utf8([output.stdout, output.stderr].concat())?;
         ensure!(!told.is_empty(), "{program} {line}: nothing");
         Ok(told)
     };
-    let (kpx, run_dir) = (binary()?.display().to_string(), node.run_dir().display());
+    let kpx = binary()?.display().to_string();
+    let run_dir = node.run_dir().display();
     // The log of a second agent ends with what is wrong.
-    let lines = ["status", "backends", "check", "run --manifests .", "statsu", "--help"];
+    let lines = [
+        "status",
+        "backends",
+        "check",
+        "run --manifests .",
+        "statsu",
+        "--help",
+    ];
     let asking = |words: &str| {
-        format!("{kpx} {words}{}", if words.starts_with('-') { String::new() } else { format!(" --run-dir {run_dir}") })
+        format!(
+            "{kpx} {words}{}",
+            if words.starts_with('-') {
+                String::new()
+            } else {
+                format!(" --run-dir {run_dir}")
+            }
+        )
     };
     let plugin = ["--help", "statsu"].map(|words| format!("{} {words}", plugin.display()));
     for line in lines.map(asking).iter().chain(&plugin) {
         let told = run("script", line, "")?;
-        ensure!(told.contains("\u{1b}["), "{line} has no colours on a terminal: {told:?}");
+        ensure!(
+            told.contains("\u{1b}["),
+            "{line} has no colours on a terminal: {told:?}"
+        );
         for (program, no_color) in [("script", "1"), ("sh", "")] {
             let told = run(program, line, no_color)?;
-            ensure!(!told.contains('\u{1b}'), "{program}, NO_COLOR={no_color}: {line}: {told:?}");
+            ensure!(
+                !told.contains('\u{1b}'),
+                "{program}, NO_COLOR={no_color}: {line}: {told:?}"
+            );
         }
     }
-    let top = format!("printf q | script -qec \"stty cols 100 rows 30; {kpx} top --run-dir {run_dir}\" /dev/null");
+    let top = format!(
+        "printf q | script -qec \"stty cols 100 rows 30; {kpx} top --run-dir {run_dir}\" /dev/null"
+    );
     let coloured = "38;5;";
     ensure!(run("sh", &top, "")?.contains(coloured) && !run("sh", &top, "1")?.contains(coloured));
     Ok(())
@@ -154,7 +239,11 @@ fn services_are_selected_by_name_and_namespace() -> Result<()> {
     let node = Node::start("select", "")?;
     let names = |arguments: &str| -> Result<Vec<String>> {
         let text = node.text(&format!("services --no-headers {arguments}"))?;
-        Ok(text.lines().filter_map(|line| line.split_whitespace().nth(1)).map(str::to_owned).collect())
+        Ok(text
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(1))
+            .map(str::to_owned)
+            .collect())
     };
     assert_eq!(names("")?, ["kube-dns", "web", "web-old"]);
     assert_eq!(names("-A")?, ["kube-dns", "web", "web-old"]);
@@ -165,11 +254,21 @@ fn services_are_selected_by_name_and_namespace() -> Result<()> {
     let output = node.kpx("services -n kube-system web")?;
     let told = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.code() == Some(1), "{output:?}");
-    assert_eq!(told, "kpx: kpx serves no Service kube-system/web; did you mean shop/web?\n");
-    for arguments in ["flows --service wbe", "monitor --service svc/wbe", "backends wbe"] {
+    assert_eq!(
+        told,
+        "kpx: kpx serves no Service kube-system/web; did you mean shop/web?\n"
+    );
+    for arguments in [
+        "flows --service wbe",
+        "monitor --service svc/wbe",
+        "backends wbe",
+    ] {
         let output = node.kpx(arguments)?;
         let told = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(told, "kpx: kpx serves no Service wbe; did you mean shop/web?\n", "{arguments}");
+        assert_eq!(
+            told, "kpx: kpx serves no Service wbe; did you mean shop/web?\n",
+            "{arguments}"
+        );
     }
     let refused = kpx(node.ns(), "cleanup")?;
     ensure!(refused.status.code() == Some(1), "kpx runs: {refused:?}");

@@ -26,7 +26,11 @@ fn fill(status: &Status) -> Result<()> {
     let backend = at(Ipv4Addr::new(10, 244, 2, 9).into(), 53);
     for n in 0..FLOWS {
         let client = at(u32::from(Ipv4Addr::new(10, 244, 8, 0)) + n, 40_000);
-        let frontend = if n % 2 == 0 { (Ipv4Addr::new(10, 96, 0, 10), 80) } else { (Ipv4Addr::new(10, 96, 0, 53), 53) };
+        let frontend = if n % 2 == 0 {
+            (Ipv4Addr::new(10, 96, 0, 10), 80)
+        } else {
+            (Ipv4Addr::new(10, 96, 0, 53), 53)
+        };
         let frontend = at(frontend.0.into(), frontend.1);
         let mut flow = Flow::new(client, frontend, backend, client, 0, now_secs);
         (flow.tx, flow.rx) = (Seen::PACKET.with(Seen::ASSURED), Seen::PACKET);
@@ -48,28 +52,66 @@ fn many_flows_are_listed_and_few_of_many_found() -> Result<()> {
     assert_eq!(lines("--limit 0")?.len(), FLOWS as usize);
     assert_eq!(lines("")?.len(), 1_000, "unless more are asked for");
     assert_eq!(lines("--limit 10")?.len(), 10);
-    assert_eq!(lines("--limit 0 --service shop/web")?.len(), FLOWS as usize / 2);
-    assert_eq!(lines("--limit 0 --service web -n shop --state established,new")?.len(), FLOWS as usize / 2);
+    assert_eq!(
+        lines("--limit 0 --service shop/web")?.len(),
+        FLOWS as usize / 2
+    );
+    assert_eq!(
+        lines("--limit 0 --service web -n shop --state established,new")?.len(),
+        FLOWS as usize / 2
+    );
     assert_eq!(lines("-n shop --state closed")?.len(), 0);
     let client = "10.244.9.1";
     let found = lines(&format!("--client {client}"))?;
     assert_eq!(found.len(), 1);
     let words: Vec<_> = found[0].split_whitespace().collect();
-    let expected =
-        ["TCP", "10.244.9.1:40000", "10.96.0.53:53", "kube-system/kube-dns:dns-tcp", "10.244.2.9:53", "established"];
+    let expected = [
+        "TCP",
+        "10.244.9.1:40000",
+        "10.96.0.53:53",
+        "kube-system/kube-dns:dns-tcp",
+        "10.244.2.9:53",
+        "established",
+    ];
     assert_eq!(words[..6], expected);
-    assert_eq!(words[1].parse::<SocketAddr>().context("a client")?.ip().to_string(), client);
+    assert_eq!(
+        words[1]
+            .parse::<SocketAddr>()
+            .context("a client")?
+            .ip()
+            .to_string(),
+        client
+    );
     assert_eq!(lines("--backend 10.244.2.10")?.len(), 0);
     // Each of these would end more than was meant, or nothing.
-    for flags in ["--end", "--all", "--end --all -n shop", "--end -A", "--end --all --limit 1", "--end --all --watch"] {
+    for flags in [
+        "--end",
+        "--all",
+        "--end --all -n shop",
+        "--end -A",
+        "--end --all --limit 1",
+        "--end --all --watch",
+    ] {
         let output = node.kpx(&format!("flows {flags}"))?;
         assert_eq!(output.status.code(), Some(2), "{flags}: {output:?}");
     }
-    assert_eq!(lines(&format!("--end --client {client}"))?, ["1 flows ended"]);
+    assert_eq!(
+        lines(&format!("--end --client {client}"))?,
+        ["1 flows ended"]
+    );
     assert_eq!(lines("--end --client 10.244.9.1")?, ["0 flows ended"]);
-    assert_eq!(lines("--end -n shop --state established")?, [format!("{} flows ended", FLOWS / 2)]);
-    assert_eq!(lines("--end -n shop&all --state established")?, ["0 flows ended"]);
+    assert_eq!(
+        lines("--end -n shop --state established")?,
+        [format!("{} flows ended", FLOWS / 2)]
+    );
+    assert_eq!(
+        lines("--end -n shop&all --state established")?,
+        ["0 flows ended"]
+    );
     assert_eq!(lines("--limit 0")?.len(), FLOWS as usize / 2 - 1);
-    assert_eq!(lines("--end --all")?, [format!("{} flows ended", FLOWS / 2 - 1)]);
+    assert_eq!(
+        lines("--end --all")?,
+        [format!("{} flows ended", FLOWS / 2 - 1)]
+    );
     Ok(())
 }

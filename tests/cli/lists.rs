@@ -1,4 +1,5 @@
-//! Lists as users of kubectl expect them: in an order, by name, as they change, on a narrow terminal, for a user who is not root.
+//! Lists as users of kubectl expect them: in an order, by name, as they change, on a narrow
+//! terminal, for a user who is not root.
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
@@ -17,8 +18,16 @@ const NO_GROUP: u32 = 65_534;
 /// Runs kpx as a user who is not root.
 fn as_user(node: &Node, group: u32, arguments: &str) -> Result<Output> {
     let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", &format!("--regid={group}"), "--clear-groups"]).arg(binary()?);
-    node.ns().run(|| command.args(arguments.split(' ')).output()).context("run kpx as a user")
+    command
+        .args([
+            "--reuid=65534",
+            &format!("--regid={group}"),
+            "--clear-groups",
+        ])
+        .arg(binary()?);
+    node.ns()
+        .run(|| command.args(arguments.split(' ')).output())
+        .context("run kpx as a user")
 }
 
 #[test]
@@ -32,14 +41,23 @@ fn group_asks_the_agent_and_no_other_user_does() -> Result<()> {
         ensure!(output.status.success(), "{command}: {output:?}");
         let output = as_user(&node, NO_GROUP, &format!("{command} {run_dir}"))?;
         let told = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.code() == Some(1) && told.contains("permission denied at"), "{command}: {output:?}");
+        ensure!(
+            output.status.code() == Some(1) && told.contains("permission denied at"),
+            "{command}: {output:?}"
+        );
     }
     let output = as_user(&node, GROUP, &format!("flows --end --all {run_dir}"))?;
     let told = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.code() == Some(1) && told.contains("to end flows takes root"), "{output:?}");
+    ensure!(
+        output.status.code() == Some(1) && told.contains("to end flows takes root"),
+        "{output:?}"
+    );
     let mode = |path| Ok::<_, anyhow::Error>(fs::metadata(path)?.permissions().mode() & 0o777);
     assert_eq!(mode(node.run_dir().join("kpx.sock"))?, 0o660);
-    ensure!(mode(node.run_dir().to_owned())? & 0o022 == 0, "root alone writes to the run directory");
+    ensure!(
+        mode(node.run_dir().to_owned())? & 0o022 == 0,
+        "root alone writes to the run directory"
+    );
     Ok(())
 }
 
@@ -47,24 +65,41 @@ fn group_asks_the_agent_and_no_other_user_does() -> Result<()> {
 fn user_without_rights_is_told_what_takes_root() -> Result<()> {
     let node = Node::start("user", "")?;
     assert_eq!(
-        fs::metadata(node.run_dir().join("kpx.sock"))?.permissions().mode() & 0o777,
+        fs::metadata(node.run_dir().join("kpx.sock"))?
+            .permissions()
+            .mode()
+            & 0o777,
         0o700,
         "root alone may connect"
     );
     let output = as_user(&node, NO_GROUP, "cleanup")?;
-    ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{output:?}");
-    ensure!(String::from_utf8_lossy(&output.stderr).contains("takes root"), "{output:?}");
+    ensure!(
+        output.status.code() == Some(1) && output.stdout.is_empty(),
+        "{output:?}"
+    );
+    ensure!(
+        String::from_utf8_lossy(&output.stderr).contains("takes root"),
+        "{output:?}"
+    );
     // A folder that this user may not read is no end of the check.
     let closed = tempfile::tempdir()?;
-    // setpriv has its rights until it starts kpx, which may lie in root's home. By its path, because PATH is kpx's.
+    // setpriv has its rights until it starts kpx, which may lie in root's home. By its path,
+    // because PATH is kpx's.
     let mut command = Command::new("/usr/bin/setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(binary()?).args(["check", "-o", "json"]);
+    command
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .arg(binary()?)
+        .args(["check", "-o", "json"]);
     command.env("PATH", closed.path());
     let output = node.ns().run(|| command.output())?;
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).with_context(|| format!("{output:?}"))?;
+    let report: serde_json::Value =
+        serde_json::from_slice(&output.stdout).with_context(|| format!("{output:?}"))?;
     let findings = report["findings"].as_array().context("findings")?;
     for what in ["kube-proxy's rules", "sockets"] {
-        let finding = findings.iter().find(|finding| finding["what"] == what).context("a finding")?;
+        let finding = findings
+            .iter()
+            .find(|finding| finding["what"] == what)
+            .context("a finding")?;
         ensure!(finding["level"] == "warn", "{finding}");
     }
     Ok(())
@@ -74,23 +109,37 @@ fn user_without_rights_is_told_what_takes_root() -> Result<()> {
 fn watch_shows_changes_until_the_reader_goes() -> Result<()> {
     let node = Node::start("watch", "")?;
     let mut command = Command::new(binary()?);
-    command.args(["backends", "shop/web", "--watch", "--run-dir"]).arg(node.run_dir());
+    command
+        .args(["backends", "shop/web", "--watch", "--run-dir"])
+        .arg(node.run_dir());
     let mut watch = node.ns().spawn(command.stdout(Stdio::piped()))?;
     let mut lines = BufReader::new(watch.stdout.take().context("an output")?).lines();
     let mut next = |what: &[&str]| -> Result<()> {
         let line = lines.next().context("a line")??;
         let words: Vec<_> = line.split_whitespace().collect();
-        ensure!(what.iter().all(|what| words.contains(what)), "{what:?} in {line:?}");
+        ensure!(
+            what.iter().all(|what| words.contains(what)),
+            "{what:?} in {line:?}"
+        );
         Ok(())
     };
     next(&["NAMESPACE", "ADDRESS", "STATE"])?;
     next(&["10.244.2.5:8080", "terminating"])?;
     next(&["10.244.2.6:8080", "unready"])?;
     next(&["192.0.2.1:8080", "ready"])?;
-    let ready = CLUSTER.replace("{ready: false, serving: false, terminating: false}", "{ready: true}");
+    let ready = CLUSTER.replace(
+        "{ready: false, serving: false, terminating: false}",
+        "{ready: true}",
+    );
     node.put("cluster", &ready)?;
     next(&["10.244.2.6:8080", "ready", "cluster"])?;
-    node.put("cluster", &ready.replace("- addresses: [10.244.2.6]\n  conditions: {ready: true}\n", ""))?;
+    node.put(
+        "cluster",
+        &ready.replace(
+            "- addresses: [10.244.2.6]\n  conditions: {ready: true}\n",
+            "",
+        ),
+    )?;
     next(&["10.244.2.6:8080", "gone"])?;
     drop(lines);
     node.put("cluster", CLUSTER)?;
@@ -104,37 +153,73 @@ fn events_tell_what_the_agent_told_and_follow_it() -> Result<()> {
     let node = Node::start("events", "")?;
     let told = |arguments: &str| -> Result<Vec<(String, String)>> {
         let text = node.text(&format!("events --no-headers {arguments}"))?;
-        let word = |line: &str, at| line.split_whitespace().nth(at).unwrap_or_default().to_owned();
-        Ok(text.lines().map(|line| (word(line, 2), word(line, 3))).collect())
+        let word = |line: &str, at| {
+            line.split_whitespace()
+                .nth(at)
+                .unwrap_or_default()
+                .to_owned()
+        };
+        Ok(text
+            .lines()
+            .map(|line| (word(line, 2), word(line, 3)))
+            .collect())
     };
-    let conflict = ("FrontendConflict".to_owned(), "service/shop/web-old".to_owned());
+    let conflict = (
+        "FrontendConflict".to_owned(),
+        "service/shop/web-old".to_owned(),
+    );
     assert_eq!(told("web-old")?, std::slice::from_ref(&conflict));
     assert_eq!(told("-n shop")?, std::slice::from_ref(&conflict));
     assert_eq!(told("svc/shop/web")?, [], "no Event is about it");
     let all = told("")?;
     let typo = ("ProblemBegan".to_owned(), "problem/typo.yaml:3".to_owned());
     ensure!(
-        [conflict, typo, ("Starting".to_owned(), "node/n1".to_owned())].iter().all(|one| all.contains(one)),
+        [
+            conflict,
+            typo,
+            ("Starting".to_owned(), "node/n1".to_owned())
+        ]
+        .iter()
+        .all(|one| all.contains(one)),
         "{all:?}"
     );
     let json: serde_json::Value = serde_json::from_str(&node.text("events web-old -o json")?)?;
-    ensure!(json[0]["count"] == 1 && json[0]["note"].as_str().is_some_and(|note| note.contains("30080")), "{json}");
+    ensure!(
+        json[0]["count"] == 1
+            && json[0]["note"]
+                .as_str()
+                .is_some_and(|note| note.contains("30080")),
+        "{json}"
+    );
 
     // A slice is its Service's by a label, whatever its name is.
     let slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: x7, namespace: shop, \
                  labels: {kubernetes.io/service-name: web}, annotations: {kpx.dev/weight: heavy}}\naddressType: IPv4\nendpoints: [{addresses: [10.244.2.7]}]\n\
                  ports: [{name: http, port: 8080}]\n";
     node.put("x7", slice)?;
-    let of_slice = ("InvalidField".to_owned(), "endpointslice/shop/x7".to_owned());
-    wait_until(DEADLINE, "the Event of the slice", || Ok(told("svc/shop/web")? == std::slice::from_ref(&of_slice)))?;
+    let of_slice = (
+        "InvalidField".to_owned(),
+        "endpointslice/shop/x7".to_owned(),
+    );
+    wait_until(DEADLINE, "the Event of the slice", || {
+        Ok(told("svc/shop/web")? == std::slice::from_ref(&of_slice))
+    })?;
 
     let mut command = Command::new(binary()?);
-    command.args(["events", "-n", "shop", "--watch", "--run-dir"]).arg(node.run_dir());
+    command
+        .args(["events", "-n", "shop", "--watch", "--run-dir"])
+        .arg(node.run_dir());
     let mut watch = node.ns().spawn(command.stdout(Stdio::piped()))?;
     let mut lines = BufReader::new(watch.stdout.take().context("an output")?).lines();
     let mut next = || lines.next().context("a line")?.context("a line");
-    ensure!(next()?.starts_with("LAST-SEEN") && next()?.contains("FrontendConflict"), "the list comes first");
-    ensure!(next()?.contains("endpointslice/shop/x7"), "the newest comes last");
+    ensure!(
+        next()?.starts_with("LAST-SEEN") && next()?.contains("FrontendConflict"),
+        "the list comes first"
+    );
+    ensure!(
+        next()?.contains("endpointslice/shop/x7"),
+        "the newest comes last"
+    );
     node.put(
         "cluster",
         &CLUSTER.replace(
@@ -143,7 +228,10 @@ fn events_tell_what_the_agent_told_and_follow_it() -> Result<()> {
         ),
     )?;
     let line = next()?;
-    ensure!(line.contains("service/shop/web-old") && line.contains("10.96.0.10"), "{line}");
+    ensure!(
+        line.contains("service/shop/web-old") && line.contains("10.96.0.10"),
+        "{line}"
+    );
     drop(lines);
     node.put("cluster", CLUSTER)?;
     watch.kill()?;
@@ -156,30 +244,74 @@ fn lists_have_orders_names_and_fit_the_terminal() -> Result<()> {
     let node = Node::start("lists", "")?;
     let column = |arguments: &str, at: usize| -> Result<Vec<String>> {
         let text = node.text(&format!("{arguments} --no-headers"))?;
-        Ok(text.lines().filter_map(|line| line.split_whitespace().nth(at).map(str::to_owned)).collect())
+        Ok(text
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(at).map(str::to_owned))
+            .collect())
     };
     assert_eq!(column("services", 1)?, ["kube-dns", "web", "web-old"]);
-    assert_eq!(column("services --sort-by backends", 1)?, ["web-old", "web", "kube-dns"]);
+    assert_eq!(
+        column("services --sort-by backends", 1)?,
+        ["web-old", "web", "kube-dns"]
+    );
     let states = ["terminating", "unready", "ready", "ready", "ready"];
     assert_eq!(column("backends --sort-by state", 7)?, states);
-    assert_eq!(node.text("services -n shop -o name")?, "service/shop/web\nservice/shop/web-old\n");
-    assert_eq!(node.text("backends web -o name")?, "pod/shop/web-1\n10.244.2.6:8080\npod/shop/web-0\n");
-    ensure!(node.text("services service/shop/web -o name")? == "service/shop/web\n", "a name is taken as it is given");
+    assert_eq!(
+        node.text("services -n shop -o name")?,
+        "service/shop/web\nservice/shop/web-old\n"
+    );
+    assert_eq!(
+        node.text("backends web -o name")?,
+        "pod/shop/web-1\n10.244.2.6:8080\npod/shop/web-0\n"
+    );
+    ensure!(
+        node.text("services service/shop/web -o name")? == "service/shop/web\n",
+        "a name is taken as it is given"
+    );
     assert_eq!(column("services -l app=web", 1)?, ["web", "web-old"]);
-    assert_eq!(column("backends --selector app,tier!=old", 1)?, ["web", "web", "web"]);
+    assert_eq!(
+        column("backends --selector app,tier!=old", 1)?,
+        ["web", "web", "web"]
+    );
     let top = node.text("top -l tier=old --interval 0.5")?;
-    ensure!(top.contains("shop/web-old") && !top.contains("shop/web "), "{top}");
-    let json: serde_json::Value = serde_json::from_str(&node.text("top -n shop -o json --interval 0.5")?)?;
-    ensure!(json["services"].as_array().map(Vec::len) == Some(2) && json["health"] == "healthy", "{json}");
+    ensure!(
+        top.contains("shop/web-old") && !top.contains("shop/web "),
+        "{top}"
+    );
+    let json: serde_json::Value =
+        serde_json::from_str(&node.text("top -n shop -o json --interval 0.5")?)?;
+    ensure!(
+        json["services"].as_array().map(Vec::len) == Some(2) && json["health"] == "healthy",
+        "{json}"
+    );
 
     // A terminal of 100 columns cuts what a pipe gets whole.
     let whole = node.text("backends")?;
-    let kpx = format!("stty cols 100; {} backends --run-dir {}", binary()?.display(), node.run_dir().display());
-    let output = node.ns().run(|| Command::new("script").args(["-qec", &kpx, "/dev/null"]).output())?;
+    let kpx = format!(
+        "stty cols 100; {} backends --run-dir {}",
+        binary()?.display(),
+        node.run_dir().display()
+    );
+    let output = node.ns().run(|| {
+        Command::new("script")
+            .args(["-qec", &kpx, "/dev/null"])
+            .output()
+    })?;
     let shown = String::from_utf8(output.stdout)?.replace("\u{1b}[39m", "");
-    let shown = shown.replace("\u{1b}[38;5;10m", "").replace("\u{1b}[38;5;11m", "");
-    ensure!(whole.lines().any(|line| line.len() > 100) && !whole.contains('…'), "{whole}");
-    ensure!(shown.lines().all(|line| line.trim_end().chars().count() <= 100) && shown.contains('…'), "{shown}");
+    let shown = shown
+        .replace("\u{1b}[38;5;10m", "")
+        .replace("\u{1b}[38;5;11m", "");
+    ensure!(
+        whole.lines().any(|line| line.len() > 100) && !whole.contains('…'),
+        "{whole}"
+    );
+    ensure!(
+        shown
+            .lines()
+            .all(|line| line.trim_end().chars().count() <= 100)
+            && shown.contains('…'),
+        "{shown}"
+    );
     assert_eq!(shown.lines().count(), whole.lines().count(), "{shown}");
     Ok(())
 }
@@ -189,25 +321,68 @@ fn shells_complete_the_names_that_the_agent_knows() -> Result<()> {
     let node = Node::start("complete", "")?;
     let complete = |words: &str| -> Result<Vec<String>> {
         let run_dir = node.run_dir().display().to_string();
-        let words: Vec<_> = words.split(' ').map(|word| if word == "DIR" { run_dir.as_str() } else { word }).collect();
+        let words: Vec<_> = words
+            .split(' ')
+            .map(|word| {
+                if word == "DIR" {
+                    run_dir.as_str()
+                } else {
+                    word
+                }
+            })
+            .collect();
         let mut command = Command::new(binary()?);
-        command.arg("--").arg("kpx").args(&words).env("KPX_COMPLETE", "bash").env("_CLAP_IFS", "\n");
-        command.env("_CLAP_COMPLETE_INDEX", words.len().to_string()).env("_CLAP_COMPLETE_COMP_TYPE", "9");
+        command
+            .arg("--")
+            .arg("kpx")
+            .args(&words)
+            .env("KPX_COMPLETE", "bash")
+            .env("_CLAP_IFS", "\n");
+        command
+            .env("_CLAP_COMPLETE_INDEX", words.len().to_string())
+            .env("_CLAP_COMPLETE_COMP_TYPE", "9");
         let output = node.ns().run(|| command.output())?;
-        ensure!(output.status.success() && output.stderr.is_empty(), "{output:?}");
-        Ok(String::from_utf8(output.stdout)?.lines().map(str::to_owned).collect())
+        ensure!(
+            output.status.success() && output.stderr.is_empty(),
+            "{output:?}"
+        );
+        Ok(String::from_utf8(output.stdout)?
+            .lines()
+            .map(str::to_owned)
+            .collect())
     };
-    assert_eq!(complete("services --run-dir DIR --namespace ")?, ["kube-system", "shop"]);
-    assert_eq!(complete("backends --run-dir DIR shop/")?, ["shop/web", "shop/web-old"]);
-    assert_eq!(complete("trace --run-dir DIR --from pod/s")?, ["pod/shop/web-0", "pod/shop/web-1"]);
-    assert_eq!(complete("trace --run-dir DIR --from node/")?, ["node/n1", "node/n2"]);
+    assert_eq!(
+        complete("services --run-dir DIR --namespace ")?,
+        ["kube-system", "shop"]
+    );
+    assert_eq!(
+        complete("backends --run-dir DIR shop/")?,
+        ["shop/web", "shop/web-old"]
+    );
+    assert_eq!(
+        complete("trace --run-dir DIR --from pod/s")?,
+        ["pod/shop/web-0", "pod/shop/web-1"]
+    );
+    assert_eq!(
+        complete("trace --run-dir DIR --from node/")?,
+        ["node/n1", "node/n2"]
+    );
     assert_eq!(complete("monitor --reason no_e")?, ["no_endpoints"]);
     assert_eq!(complete("explain no_e")?, ["no_endpoints"]);
-    assert_eq!(complete("cluster flows --run-dir DIR --sort-by st")?, ["state"]);
-    assert!(complete("services --run-dir /nonexistent --namespace ")?.is_empty(), "without an agent no name is known");
+    assert_eq!(
+        complete("cluster flows --run-dir DIR --sort-by st")?,
+        ["state"]
+    );
+    assert!(
+        complete("services --run-dir /nonexistent --namespace ")?.is_empty(),
+        "without an agent no name is known"
+    );
     for shell in ["bash", "zsh", "fish", "powershell"] {
         let script = node.script(shell)?;
-        ensure!(script.contains("KPX_COMPLETE") && script.contains("kpx"), "{script}");
+        ensure!(
+            script.contains("KPX_COMPLETE") && script.contains("kpx"),
+            "{script}"
+        );
     }
     // A shell takes the script, and asks kpx by its name.
     let folder = binary()?.parent().context("a folder")?.to_owned();
@@ -218,7 +393,13 @@ fn shells_complete_the_names_that_the_agent_knows() -> Result<()> {
     );
     let mut bash = Command::new("bash");
     let path = format!("{}:{}", folder.display(), std::env::var("PATH")?);
-    let output = node.ns().run(|| bash.args(["-c", &line]).env("PATH", path).output())?;
-    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "shop", "{output:?}");
+    let output = node
+        .ns()
+        .run(|| bash.args(["-c", &line]).env("PATH", path).output())?;
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout).trim(),
+        "shop",
+        "{output:?}"
+    );
     Ok(())
 }

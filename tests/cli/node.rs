@@ -28,18 +28,40 @@ impl Node {
     pub(crate) fn start(name: &str, arguments: &str) -> Result<Self> {
         let typo = "apiVersion: v1\nkind: Service\nmetadata: {nam: typo}\n";
         // The document shows these sizes, which otherwise depend on the machine.
-        let arguments = format!("{arguments} --service-table-size 65536 --endpoint-table-size 262144");
-        let agent = Agent::start_alone(namespace(name)?, &[("cluster", CLUSTER), ("typo", typo)], &arguments)?;
-        let is_healthy =
-            || Ok(kpx(agent.ns(), &format!("status --run-dir {}", agent.run_dir().display()))?.status.success());
+        let arguments =
+            format!("{arguments} --service-table-size 65536 --endpoint-table-size 262144");
+        let agent = Agent::start_alone(
+            namespace(name)?,
+            &[("cluster", CLUSTER), ("typo", typo)],
+            &arguments,
+        )?;
+        let is_healthy = || {
+            Ok(kpx(
+                agent.ns(),
+                &format!("status --run-dir {}", agent.run_dir().display()),
+            )?
+            .status
+            .success())
+        };
         wait_until(DEADLINE, "kpx is healthy", is_healthy).with_context(|| agent.log())?;
         Ok(Self { agent })
     }
 
     /// Starts another kpx after the end of the first one, and waits until it is healthy.
     pub(crate) fn again(&self) -> Result<Agent<'_>> {
-        let command = run("n1", Source::Manifests(&self.agent.manifests()?), self.run_dir(), self.ns())?;
-        Agent::spawn(self.ns(), command, self.run_dir(), &self.run_dir().join("again.log"))?.healthy()
+        let command = run(
+            "n1",
+            Source::Manifests(&self.agent.manifests()?),
+            self.run_dir(),
+            self.ns(),
+        )?;
+        Agent::spawn(
+            self.ns(),
+            command,
+            self.run_dir(),
+            &self.run_dir().join("again.log"),
+        )?
+        .healthy()
     }
 
     pub(crate) fn ns(&self) -> &NetNs {
@@ -61,12 +83,17 @@ impl Node {
 
     /// Returns the script that completes kpx's command line in a shell.
     pub(crate) fn script(&self, shell: &str) -> Result<String> {
-        Ok(String::from_utf8(kpx(self.ns(), &format!("completions {shell}"))?.stdout)?)
+        Ok(String::from_utf8(
+            kpx(self.ns(), &format!("completions {shell}"))?.stdout,
+        )?)
     }
 
     /// Runs a command that asks this node's agent.
     pub(crate) fn kpx(&self, arguments: &str) -> Result<Output> {
-        kpx(self.ns(), &format!("{arguments} --run-dir {}", self.agent.run_dir().display()))
+        kpx(
+            self.ns(),
+            &format!("{arguments} --run-dir {}", self.agent.run_dir().display()),
+        )
     }
 
     /// Returns the output of a command; its failure is an error.

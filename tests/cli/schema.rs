@@ -4,16 +4,27 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-/// A line for each field, as `[].ports[].name: string`; `|` stands between types that were seen of one field.
+/// A line for each field, as `[].ports[].name: string`; `|` stands between types that were seen of
+/// one field.
 pub(crate) fn schema(value: &Value) -> String {
     let mut fields = BTreeMap::new();
     visit("", value, &mut fields);
-    let lines = fields.into_iter().map(|(path, types)| format!("{path}: {}\n", Vec::from_iter(types).join("|")));
+    let lines = fields
+        .into_iter()
+        .map(|(path, types)| format!("{path}: {}\n", Vec::from_iter(types).join("|")));
     lines.collect()
 }
 
 /// Objects whose keys are names of things, not of fields.
-const NAMED: [&str; 7] = ["[].labels", ".tables", ".flows", ".events", ".reasons", ".maps", ".mapFill"];
+const NAMED: [&str; 7] = [
+    "[].labels",
+    ".tables",
+    ".flows",
+    ".events",
+    ".reasons",
+    ".maps",
+    ".mapFill",
+];
 
 fn visit(path: &str, value: &Value, fields: &mut BTreeMap<String, BTreeSet<&'static str>>) {
     let mut note = |kind| fields.entry(path.to_owned()).or_default().insert(kind);
@@ -26,7 +37,9 @@ fn visit(path: &str, value: &Value, fields: &mut BTreeMap<String, BTreeSet<&'sta
             if items.is_empty() {
                 note("[]");
             }
-            items.iter().for_each(|item| visit(&format!("{path}[]"), item, fields));
+            items
+                .iter()
+                .for_each(|item| visit(&format!("{path}[]"), item, fields));
         }
         Value::Object(object) => {
             let is_named = NAMED.contains(&path) || path == ".programs";
@@ -40,6 +53,10 @@ fn visit(path: &str, value: &Value, fields: &mut BTreeMap<String, BTreeSet<&'sta
 
 #[test]
 fn fields_are_named_once_with_all_their_types() {
-    let value = serde_json::json!([{ "a": 1, "b": [{ "c": null }, { "c": "x" }] }, { "a": 2, "b": [] }]);
-    assert_eq!(schema(&value), "[].a: number\n[].b: []\n[].b[].c: null|string\n");
+    let value =
+        serde_json::json!([{ "a": 1, "b": [{ "c": null }, { "c": "x" }] }, { "a": 2, "b": [] }]);
+    assert_eq!(
+        schema(&value),
+        "[].a: number\n[].b: []\n[].b[].c: null|string\n"
+    );
 }

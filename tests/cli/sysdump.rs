@@ -15,9 +15,16 @@ use crate::node::{Node, namespace};
 fn unpacked(archive: &Path) -> Result<impl Fn(&str) -> Result<String> + use<>> {
     let folder = archive.with_extension("d");
     fs::create_dir(&folder)?;
-    let tar = Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(&folder).status()?;
+    let tar = Command::new("tar")
+        .arg("-xzf")
+        .arg(archive)
+        .arg("-C")
+        .arg(&folder)
+        .status()?;
     ensure!(tar.success(), "tar: {tar}");
-    Ok(move |part: &str| fs::read_to_string(folder.join(part)).with_context(|| format!("read {part}")))
+    Ok(move |part: &str| {
+        fs::read_to_string(folder.join(part)).with_context(|| format!("read {part}"))
+    })
 }
 
 #[test]
@@ -58,14 +65,30 @@ fn sysdump_without_agent_names_what_is_missing() -> Result<()> {
     let home = TempDir::new()?;
     let archive = home.path().join("dump.tgz");
     let run_dir = home.path().join("run");
-    let output = kpx(&ns, &format!("sysdump --output {} --run-dir {}", archive.display(), run_dir.display()))?;
+    let output = kpx(
+        &ns,
+        &format!(
+            "sysdump --output {} --run-dir {}",
+            archive.display(),
+            run_dir.display()
+        ),
+    )?;
     ensure!(output.status.success(), "{output:?}");
     let words = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(words.contains("it lacks status.txt, status.json"), "{words}");
+    ensure!(
+        words.contains("it lacks status.txt, status.json"),
+        "{words}"
+    );
     let read = unpacked(&archive)?;
     let contents = read("CONTENTS")?;
-    let line = contents.lines().find(|line| line.starts_with("status.json ")).context("a line of status.json")?;
-    ensure!(line.contains(" missing ") && line.contains("no kpx answers at"), "{line}");
+    let line = contents
+        .lines()
+        .find(|line| line.starts_with("status.json "))
+        .context("a line of status.json")?;
+    ensure!(
+        line.contains(" missing ") && line.contains("no kpx answers at"),
+        "{line}"
+    );
     ensure!(read("kernel.txt")?.contains("Linux version") && read("check.txt")?.contains("LEVEL"));
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! The faults that the API server in `testbed::apiserver` makes when told to, as kube-rs meets them.
+//! The faults that the API server in `testbed::apiserver` makes when told to, as kube-rs meets
+//! them.
 
 use std::io::{ErrorKind, Read};
 use std::net::{TcpListener, TcpStream};
@@ -36,14 +37,21 @@ impl Pair {
         server.kubeconfig(&kubeconfig)?;
         let services = Api::all(client(&kubeconfig).await?);
         server.apply(&service("a"))?;
-        Ok(Self { server, services, kubeconfig, folder })
+        Ok(Self {
+            server,
+            services,
+            kubeconfig,
+            folder,
+        })
     }
 
     /// A watcher that has seen service a.
     async fn watcher(&self, config: watcher::Config) -> Result<Events> {
-        let mut events: Events = Box::pin(watcher::watcher(self.services.clone(), config).default_backoff());
+        let mut events: Events =
+            Box::pin(watcher::watcher(self.services.clone(), config).default_backoff());
         until(&mut events, "InitDone").await?;
-        self.drive(&mut events, |traffic| traffic.watches("services") == 1).await?;
+        self.drive(&mut events, |traffic| traffic.watches("services") == 1)
+            .await?;
         Ok(events)
     }
 
@@ -51,11 +59,14 @@ impl Pair {
     async fn drive(&self, events: &mut Events, wanted: impl Fn(&Traffic) -> bool) -> Result<()> {
         let working = async {
             while !wanted(&self.server.traffic()) {
-                // A watcher only works while it is asked for events, and there may be none to wait for.
+                // A watcher only works while it is asked for events, and there may be none to wait
+                // for.
                 let _ = timeout(Duration::from_millis(10), events.next()).await;
             }
         };
-        timeout(TIMEOUT, working).await.with_context(|| format!("only {:?}", self.server.traffic()))
+        timeout(TIMEOUT, working)
+            .await
+            .with_context(|| format!("only {:?}", self.server.traffic()))
     }
 }
 
@@ -72,10 +83,23 @@ async fn a_compacted_version_is_gone() -> Result<()> {
     let page = pair.services.list(&ListParams::default().limit(1)).await?;
     pair.server.compact();
     let token = page.metadata.continue_.context("no second page")?;
-    refused(pair.services.list(&ListParams::default().limit(1).continue_token(&token)).await, 410)?;
+    refused(
+        pair.services
+            .list(&ListParams::default().limit(1).continue_token(&token))
+            .await,
+        410,
+    )?;
     let params = WatchParams::default();
-    let events: Vec<_> = pair.services.watch(&params, &version).await?.try_collect().await?;
-    ensure!(matches!(&events[..], [WatchEvent::Error(status)] if status.code == 410), "{events:?}");
+    let events: Vec<_> = pair
+        .services
+        .watch(&params, &version)
+        .await?
+        .try_collect()
+        .await?;
+    ensure!(
+        matches!(&events[..], [WatchEvent::Error(status)] if status.code == 410),
+        "{events:?}"
+    );
     pair.server.gone_by_status(true);
     refused(pair.services.watch(&params, &version).await.map(drop), 410)
 }
@@ -91,7 +115,9 @@ async fn a_watcher_survives_a_restart() -> Result<()> {
         let mut events = pair.watcher(config).await?;
         let address = pair.server.address();
         pair.server.stop()?;
-        let refusal = TcpStream::connect(address).err().context("a stopped server takes connections")?;
+        let refusal = TcpStream::connect(address)
+            .err()
+            .context("a stopped server takes connections")?;
         ensure!(refusal.kind() == ErrorKind::ConnectionRefused, "{refusal}");
         pair.server.apply(&service("b"))?;
         pair.server.delete("Service", "default", "a")?;
@@ -105,7 +131,8 @@ async fn a_watcher_survives_a_restart() -> Result<()> {
             History::Lost => {
                 let seen = until(&mut events, "InitDone").await?;
                 ensure!(
-                    seen.contains(&"InitApply(b)".to_owned()) && !seen.contains(&"InitApply(a)".to_owned()),
+                    seen.contains(&"InitApply(b)".to_owned())
+                        && !seen.contains(&"InitApply(a)".to_owned()),
                     "{seen:?}"
                 );
             }
@@ -121,18 +148,35 @@ async fn watches_end_break_and_expire() -> Result<()> {
     pair.server.cut_watches();
     pair.server.apply(&service("b"))?;
     until(&mut events, "Apply(b)").await?;
-    ensure!(pair.server.traffic().requests("watch", "services") == 2, "{:?}", pair.server.traffic());
-    ensure!(pair.server.traffic().requests("list", "services") == 1, "{:?}", pair.server.traffic());
+    ensure!(
+        pair.server.traffic().requests("watch", "services") == 2,
+        "{:?}",
+        pair.server.traffic()
+    );
+    ensure!(
+        pair.server.traffic().requests("list", "services") == 1,
+        "{:?}",
+        pair.server.traffic()
+    );
 
     pair.server.expire_watches();
     until(&mut events, "InitDone").await?;
-    ensure!(pair.server.traffic().requests("list", "services") == 2, "{:?}", pair.server.traffic());
-    pair.drive(&mut events, |traffic| traffic.watches("services") == 1).await?;
+    ensure!(
+        pair.server.traffic().requests("list", "services") == 2,
+        "{:?}",
+        pair.server.traffic()
+    );
+    pair.drive(&mut events, |traffic| traffic.watches("services") == 1)
+        .await?;
 
-    pair.server.end_watches_after(Some(Duration::from_millis(50)));
+    pair.server
+        .end_watches_after(Some(Duration::from_millis(50)));
     pair.server.cut_watches();
     let before = pair.server.traffic().requests("watch", "services");
-    pair.drive(&mut events, |traffic| traffic.requests("watch", "services") >= before + 3).await?;
+    pair.drive(&mut events, |traffic| {
+        traffic.requests("watch", "services") >= before + 3
+    })
+    .await?;
     pair.server.end_watches_after(None);
     pair.server.apply(&service("c"))?;
     until(&mut events, "Apply(c)").await.map(drop)
@@ -143,10 +187,15 @@ async fn answers_can_be_set() -> Result<()> {
     let pair = Pair::start().await?;
     pair.server.fail("list", "services", 403);
     refused(pair.services.list(&ListParams::default()).await, 403)?;
-    pair.services.watch(&WatchParams::default(), "").await.map(drop).context("another verb")?;
+    pair.services
+        .watch(&WatchParams::default(), "")
+        .await
+        .map(drop)
+        .context("another verb")?;
     // kube-rs tries again by itself, after as many seconds as it is told.
     pair.server.fail_retry_after("list", "services", 429, 1);
-    let (params, before) = (ListParams::default(), pair.server.traffic().requests("list", "services"));
+    let params = ListParams::default();
+    let before = pair.server.traffic().requests("list", "services");
     let start = Instant::now();
     let healer = async {
         while pair.server.traffic().requests("list", "services") == before {
@@ -154,9 +203,16 @@ async fn answers_can_be_set() -> Result<()> {
         }
         pair.server.heal();
     };
-    let (list, ()) = timeout(TIMEOUT, async { tokio::join!(pair.services.list(&params), healer) }).await?;
+    let (list, ()) = timeout(TIMEOUT, async {
+        tokio::join!(pair.services.list(&params), healer)
+    })
+    .await?;
     list.context("after a retry")?;
-    ensure!(start.elapsed() >= Duration::from_secs(1), "a retry after {:?}", start.elapsed());
+    ensure!(
+        start.elapsed() >= Duration::from_secs(1),
+        "a retry after {:?}",
+        start.elapsed()
+    );
 
     pair.server.refuse_tokens(true);
     refused(pair.services.list(&ListParams::default()).await, 401)?;
@@ -165,7 +221,10 @@ async fn answers_can_be_set() -> Result<()> {
     pair.server.delay_lists(Duration::from_millis(300));
     let start = Instant::now();
     pair.services.list(&ListParams::default()).await?;
-    ensure!(start.elapsed() >= Duration::from_millis(300), "the list was not delayed");
+    ensure!(
+        start.elapsed() >= Duration::from_millis(300),
+        "the list was not delayed"
+    );
 
     pair.server.streaming_lists(false);
     let params = WatchParams::default().initial_events();
@@ -189,31 +248,52 @@ async fn client_without_credentials_is_refused() -> Result<()> {
         refused(services.list(&ListParams::default()).await, 401).context(name)?;
     }
     let path = pair.folder.path().join("certificate");
-    pair.server.kubeconfig_for(&path, &pair.server.url(), Login::ClientCertificate)?;
+    pair.server
+        .kubeconfig_for(&path, &pair.server.url(), Login::ClientCertificate)?;
     let services: Api<Service> = Api::all(client(&path).await?);
-    services.list(&ListParams::default()).await.context("with a client certificate")?;
+    services
+        .list(&ListParams::default())
+        .await
+        .context("with a client certificate")?;
 
     let other = ApiServer::start(Options::loopback()?)?;
     let path = pair.folder.path().join("stranger");
     other.kubeconfig_for(&path, &pair.server.url(), Login::Token)?;
     let services: Api<Service> = Api::all(client(&path).await?);
-    let error = services.list(&ListParams::default()).await.err().context("a stranger's authority is trusted")?;
+    let error = services
+        .list(&ListParams::default())
+        .await
+        .err()
+        .context("a stranger's authority is trusted")?;
     ensure!(!matches!(error, kube::Error::Api(_)), "{error:?}");
 
     let account = pair.folder.path().join("account");
     pair.server.service_account(&account)?;
-    ensure!(std::fs::read_to_string(account.join("token"))? == pair.server.token(), "token file");
-    ensure!(std::fs::read_to_string(account.join("ca.crt"))? == pair.server.ca(), "ca.crt file");
+    ensure!(
+        std::fs::read_to_string(account.join("token"))? == pair.server.token(),
+        "token file"
+    );
+    ensure!(
+        std::fs::read_to_string(account.join("ca.crt"))? == pair.server.ca(),
+        "ca.crt file"
+    );
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bookmarks_follow_the_changes_of_others() -> Result<()> {
-    let server = ApiServer::start(Options { bookmark_every: Duration::from_millis(20), ..Options::loopback()? })?;
+    let server = ApiServer::start(Options {
+        bookmark_every: Duration::from_millis(20),
+        ..Options::loopback()?
+    })?;
     let folder = TempDir::new()?;
     server.kubeconfig(&folder.path().join("kubeconfig"))?;
     let services: Api<Service> = Api::all(client(&folder.path().join("kubeconfig")).await?);
-    let mut events = Box::pin(services.watch(&WatchParams::default(), &server.version().to_string()).await?);
+    let mut events = Box::pin(
+        services
+            .watch(&WatchParams::default(), &server.version().to_string())
+            .await?,
+    );
     server.apply(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}}))?;
     let want = server.version().to_string();
     let bookmarked = async {
@@ -227,10 +307,19 @@ async fn bookmarks_follow_the_changes_of_others() -> Result<()> {
             }
         }
     };
-    timeout(TIMEOUT, bookmarked).await.context("no bookmark of the last version")??;
-    ensure!(server.traffic().watches("services") == 1, "{:?}", server.traffic());
+    timeout(TIMEOUT, bookmarked)
+        .await
+        .context("no bookmark of the last version")??;
+    ensure!(
+        server.traffic().watches("services") == 1,
+        "{:?}",
+        server.traffic()
+    );
     drop(events);
-    ensure!(server.wait(TIMEOUT, |traffic| traffic.watches("services") == 0), "the watch outlives its client");
+    ensure!(
+        server.wait(TIMEOUT, |traffic| traffic.watches("services") == 0),
+        "the watch outlives its client"
+    );
     Ok(())
 }
 
@@ -245,9 +334,15 @@ async fn finalizers_hold_an_object() -> Result<()> {
     until(&mut events, "Apply(held)").await?;
     let services: Api<Service> = Api::namespaced(pair.services.clone().into_client(), "default");
     let mut service = services.get("held").await?;
-    ensure!(service.metadata.deletion_timestamp.is_some(), "{:?}", service.metadata);
+    ensure!(
+        service.metadata.deletion_timestamp.is_some(),
+        "{:?}",
+        service.metadata
+    );
     service.metadata.finalizers = None;
-    services.replace("held", &PostParams::default(), &service).await?;
+    services
+        .replace("held", &PostParams::default(), &service)
+        .await?;
     until(&mut events, "Delete(held)").await.map(drop)
 }
 
@@ -256,21 +351,36 @@ fn a_server_restarts_in_the_namespace_of_its_socket() -> Result<()> {
     // The namespace is this thread's, and goes with it and with the server's socket.
     let there = std::thread::spawn(|| -> Result<()> {
         unshare(CloneFlags::CLONE_NEWNET).context("make a network namespace: are we root?")?;
-        let up = Command::new("ip").args(["link", "set", "lo", "up"]).status().context("run ip")?;
+        let up = Command::new("ip")
+            .args(["link", "set", "lo", "up"])
+            .status()
+            .context("run ip")?;
         ensure!(up.success(), "set lo up: {up}");
         let mut server = ApiServer::start(Options::on(TcpListener::bind(("127.0.0.1", 6443))?))?;
         for _ in 0..2 {
             let mut before = TcpStream::connect(server.address()).context("connect")?;
             before.set_read_timeout(Some(TIMEOUT))?;
             // From another thread, and so from another namespace.
-            std::thread::scope(|scope| scope.spawn(|| server.stop()).join().expect("stop does not panic"))?;
+            std::thread::scope(|scope| {
+                scope
+                    .spawn(|| server.stop())
+                    .join()
+                    .expect("stop does not panic")
+            })?;
             let cut = before.read(&mut [0]);
-            ensure!(matches!(&cut, Ok(0)) || cut.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset), "still open");
-            let refusal = TcpStream::connect(server.address()).err().context("a stopped server takes connections")?;
+            ensure!(
+                matches!(&cut, Ok(0)) || cut.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset),
+                "still open"
+            );
+            let refusal = TcpStream::connect(server.address())
+                .err()
+                .context("a stopped server takes connections")?;
             ensure!(refusal.kind() == ErrorKind::ConnectionRefused, "{refusal}");
             server.start_again(History::Kept)?;
         }
-        TcpStream::connect(server.address()).map(drop).context("connect to the restarted server")
+        TcpStream::connect(server.address())
+            .map(drop)
+            .context("connect to the restarted server")
     });
     there.join().expect("the thread does not panic")
 }

@@ -1,4 +1,5 @@
-//! Frontends that Services may not take, and the owner of one that several want: with an API server, and packets.
+//! Frontends that Services may not take, and the owner of one that several want: with an API
+//! server, and packets.
 
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Deref;
@@ -22,16 +23,30 @@ const ANSWER: Duration = Duration::from_millis(400);
 fn a_service_has_what_it_may_have() -> Result<()> {
     let fixture = Fixture::start()?;
     let kpx = fixture.kpx(&[])?;
-    fixture.the_older_service_has_what_two_want().with_context(|| kpx.log())?;
-    fixture.a_process_that_is_cut_off_is_told_of().with_context(|| kpx.log())?;
-    fixture.the_api_server_is_refused().with_context(|| kpx.log())?;
-    fixture.an_endpoint_is_no_cluster_ip(&kpx).with_context(|| kpx.log())?;
-    fixture.another_proxys_services_are_left_to_it().with_context(|| kpx.log())?;
+    fixture
+        .the_older_service_has_what_two_want()
+        .with_context(|| kpx.log())?;
+    fixture
+        .a_process_that_is_cut_off_is_told_of()
+        .with_context(|| kpx.log())?;
+    fixture
+        .the_api_server_is_refused()
+        .with_context(|| kpx.log())?;
+    fixture
+        .an_endpoint_is_no_cluster_ip(&kpx)
+        .with_context(|| kpx.log())?;
+    fixture
+        .another_proxys_services_are_left_to_it()
+        .with_context(|| kpx.log())?;
     kpx.stop()?;
     // It connects again, with that Service there from the start.
     let kpx = fixture.kpx(&["--external-ip-cidrs=192.0.2.0/24,2001:db8:ffff::/48"])?;
-    fixture.the_api_server_is_reached().with_context(|| kpx.log())?;
-    fixture.the_operators_networks_count(&kpx).with_context(|| kpx.log())?;
+    fixture
+        .the_api_server_is_reached()
+        .with_context(|| kpx.log())?;
+    fixture
+        .the_operators_networks_count(&kpx)
+        .with_context(|| kpx.log())?;
     kpx.stop()
 }
 
@@ -58,23 +73,40 @@ impl Fixture {
     fn the_older_service_has_what_two_want(&self) -> Result<()> {
         let shared = EXTERNAL.host(7);
         // Should they be of one second, the names say the same.
-        let old = Service::new("old", 10, &["p2a"], PORT).external_ips(shared).node_port(30_080);
-        let young = Service::new("young", 11, &["p1b"], PORT).external_ips(shared).node_port(30_080);
+        let old = Service::new("old", 10, &["p2a"], PORT)
+            .external_ips(shared)
+            .node_port(30_080);
+        let young = Service::new("young", 11, &["p1b"], PORT)
+            .external_ips(shared)
+            .node_port(30_080);
         self.put_all(old.objects(&self.lab))?;
         self.put_all(young.objects(&self.lab))?;
         let made = Instant::now();
-        let frontends = |family| [(shared.ip(family), 80).into(), (self.lab.n1.host.addrs.ip(family), 30_080).into()];
+        let frontends = |family| {
+            [
+                (shared.ip(family), 80).into(),
+                (self.lab.n1.host.addrs.ip(family), 30_080).into(),
+            ]
+        };
         let told = self.told("FrontendConflict", "young")?;
-        ensure!(told["note"].as_str().is_some_and(|note| note.contains("is held by Service default/old")), "{told}");
+        ensure!(
+            told["note"]
+                .as_str()
+                .is_some_and(|note| note.contains("is held by Service default/old")),
+            "{told}"
+        );
         self.answers(frontends, "p2a").context("the older one")?;
         self.api().delete("Service", "default", "old")?;
         self.answers(frontends, "p1b").context("the next")?;
         // Within one second, the names would decide which Service is older.
-        wait_until(DEADLINE, "it is another second", || Ok(made.elapsed() > Duration::from_secs(1)))?;
+        wait_until(DEADLINE, "it is another second", || {
+            Ok(made.elapsed() > Duration::from_secs(1))
+        })?;
         self.put_all(vec![old.service()])?;
         // It is the youngest now.
         self.told("FrontendConflict", "old")?;
-        self.answers(frontends, "p1b").context("the oldest there is")?;
+        self.answers(frontends, "p1b")
+            .context("the oldest there is")?;
         self.api().delete("Service", "default", "young")?;
         self.answers(frontends, "p2a").context("the only one")?;
         self.api().delete("Service", "default", "old")
@@ -82,13 +114,21 @@ impl Fixture {
 
     fn a_process_that_is_cut_off_is_told_of(&self) -> Result<()> {
         let n1 = &self.lab.n1.host;
-        let _process = n1.ns.run(|| TcpListener::bind("0.0.0.0:80")).context("listen on the node")?;
+        let _process = n1
+            .ns
+            .run(|| TcpListener::bind("0.0.0.0:80"))
+            .context("listen on the node")?;
         let shadow = Service::new("shadow", 12, &["p2a"], PORT).external_ips(n1.addrs);
         self.put_all(shadow.objects(&self.lab))?;
         self.answers(|family| [(n1.addrs.ip(family), 80).into()], "p2a")?;
         let told = self.told("FrontendShadowsHost", "shadow")?;
         let expected = format!("a process listens at {}:80/tcp", n1.addrs.v4);
-        ensure!(told["note"].as_str().is_some_and(|note| note.contains(&expected)), "{told}");
+        ensure!(
+            told["note"]
+                .as_str()
+                .is_some_and(|note| note.contains(&expected)),
+            "{told}"
+        );
         // All else at that address is the node's.
         self.answers(|family| [(n1.addrs.ip(family), PORT).into()], "n1")?;
         self.api().delete("Service", "default", "shadow")
@@ -97,16 +137,25 @@ impl Fixture {
     fn the_api_server_is_refused(&self) -> Result<()> {
         let greedy = Service::new("greedy", 13, &["p2a"], PORT).external_ips(self.lab.fabric.addrs);
         let mut objects = greedy.objects(&self.lab);
-        for port in objects[0].0["spec"]["ports"].as_array_mut().into_iter().flatten() {
+        for port in objects[0].0["spec"]["ports"]
+            .as_array_mut()
+            .into_iter()
+            .flatten()
+        {
             port["port"] = API_PORT.into();
         }
         self.put_all(objects)?;
         let told = self.told("FrontendRefused", "greedy")?;
         let at = SocketAddr::from((self.lab.fabric.addrs.v4, API_PORT));
-        assert_eq!(told["note"], json!(format!("spec.externalIPs[0]: {at}/tcp is the API server's")));
+        assert_eq!(
+            told["note"],
+            json!(format!("spec.externalIPs[0]: {at}/tcp is the API server's"))
+        );
         // The rest of the Service is served, also at that very address.
         let ns = &self.lab.host("p1a").ns;
-        wait_until(DEADLINE, "its UDP port is served", || is_answered(&Dial::new(Protocol::Udp, at), ns, "p2a"))?;
+        wait_until(DEADLINE, "its UDP port is served", || {
+            is_answered(&Dial::new(Protocol::Udp, at), ns, "p2a")
+        })?;
         self.the_api_server_is_reached()
     }
 
@@ -115,44 +164,77 @@ impl Fixture {
         let victim = Service::new("victim", 20, &["p1b"], PORT);
         let evil = Service::new("evil", 21, &["p1b"], PORT);
         self.put_all(victim.objects(&self.lab))?;
-        self.answers(|family| [victim.frontend(family)], "p1b").context("the victim itself")?;
+        self.answers(|family| [victim.frontend(family)], "p1b")
+            .context("the victim itself")?;
         let mut objects = evil.objects(&self.lab);
         for (slice, family) in objects[1..].iter_mut().zip(Family::ALL) {
             slice.0["endpoints"][0]["addresses"][0] = json!(victim.cluster_ip().ip(family));
-            slice.0["ports"].as_array_mut().into_iter().flatten().for_each(|port| port["port"] = SERVICE_PORT.into());
+            slice.0["ports"]
+                .as_array_mut()
+                .into_iter()
+                .flatten()
+                .for_each(|port| port["port"] = SERVICE_PORT.into());
         }
         self.put_all(objects)?;
         let told = self.told("EndpointRefused", "evil")?;
         let note = told["note"].as_str().unwrap_or_default();
         let field = "EndpointSlice default/evil-ipv4 endpoints[0].addresses[0]: ";
-        ensure!(note.starts_with(field) || note.contains("evil-ipv6"), "{told}");
+        ensure!(
+            note.starts_with(field) || note.contains("evil-ipv6"),
+            "{told}"
+        );
         let skipped = kpx.status()?["skipped"].to_string();
-        ensure!(skipped.contains(&format!("{field}{} is in ", victim.cluster_ip().v4)), "{skipped}");
+        ensure!(
+            skipped.contains(&format!("{field}{} is in ", victim.cluster_ip().v4)),
+            "{skipped}"
+        );
         for client in ["p1a", "n1"] {
             for family in Family::ALL {
                 let dial = Dial::new(Protocol::Tcp, evil.frontend(family)).deadline(ANSWER);
                 let answer = dial.exchange(&self.lab.host(client).ns, b"hello");
-                ensure!(matches!(answer, Err(Fault::Refused)), "{client} got {answer:?}, and it has no endpoint");
+                ensure!(
+                    matches!(answer, Err(Fault::Refused)),
+                    "{client} got {answer:?}, and it has no endpoint"
+                );
             }
         }
-        ["victim", "evil"].iter().try_for_each(|name| self.api().delete("Service", "default", name))
+        ["victim", "evil"]
+            .iter()
+            .try_for_each(|name| self.api().delete("Service", "default", name))
     }
 
-    /// Checks Services of a proxy that uses netfilter. Its backend is none of the Service's endpoints, so an answer names the proxy.
+    /// Checks Services of a proxy that uses netfilter. Its backend is none of the Service's
+    /// endpoints, so an answer names the proxy.
     fn another_proxys_services_are_left_to_it(&self) -> Result<()> {
         let n1 = &self.lab.n1.host.ns;
         let plain = Service::new("other", 22, &["p1b"], PORT);
-        let labelled = plain.clone().label("service.kubernetes.io/service-proxy-name", "another");
+        let labelled = plain
+            .clone()
+            .label("service.kubernetes.io/service-proxy-name", "another");
         let rules = Family::ALL.map(|family| {
-            let (at, to) = (plain.cluster_ip().ip(family), self.lab.host("p2a").addrs.ip(family));
-            let (table, to) = if family == Family::V4 { ("ip", to.to_string()) } else { ("ip6", format!("[{to}]")) };
-            let dnat = format!("{table} daddr {at} meta l4proto {{ tcp, udp }} th dport 80 dnat to {to}:{PORT};");
-            let chain = |hook: &str| format!("chain {hook} {{ type nat hook {hook} priority -100; {dnat} }}\n");
-            format!("table {table} another {{\n{}{}}}\n", chain("prerouting"), chain("output"))
+            let at = plain.cluster_ip().ip(family);
+            let to = self.lab.host("p2a").addrs.ip(family);
+            let (table, to) = if family == Family::V4 {
+                ("ip", to.to_string())
+            } else {
+                ("ip6", format!("[{to}]"))
+            };
+            let dnat = format!(
+                "{table} daddr {at} meta l4proto {{ tcp, udp }} th dport 80 dnat to {to}:{PORT};"
+            );
+            let chain = |hook: &str| {
+                format!("chain {hook} {{ type nat hook {hook} priority -100; {dnat} }}\n")
+            };
+            format!(
+                "table {table} another {{\n{}{}}}\n",
+                chain("prerouting"),
+                chain("output")
+            )
         });
         n1.nft(&rules.concat())?;
         self.put_all(labelled.objects(&self.lab))?;
-        self.answers(|family| [plain.frontend(family)], "p2a").context("the other proxy's")?;
+        self.answers(|family| [plain.frontend(family)], "p2a")
+            .context("the other proxy's")?;
         self.is_dropped(SERVICE_CIDR.host(200))?;
 
         let by_pod = |backend: &str| -> Result<()> {
@@ -174,9 +256,13 @@ impl Fixture {
     /// Checks that a client there gets no answer, not even a refusal.
     fn is_dropped(&self, addrs: Dual) -> Result<()> {
         for family in Family::ALL {
-            let dial = Dial::new(Protocol::Tcp, (addrs.ip(family), SERVICE_PORT).into()).deadline(ANSWER);
+            let dial =
+                Dial::new(Protocol::Tcp, (addrs.ip(family), SERVICE_PORT).into()).deadline(ANSWER);
             let answer = dial.exchange(&self.lab.host("p1a").ns, b"hello");
-            ensure!(matches!(answer, Err(Fault::TimedOut(_))), "an address of no host: {answer:?}");
+            ensure!(
+                matches!(answer, Err(Fault::TimedOut(_))),
+                "an address of no host: {answer:?}"
+            );
         }
         Ok(())
     }
@@ -187,7 +273,10 @@ impl Fixture {
         for client in ["p1a", "n1"] {
             let dial = Dial::new(Protocol::Tcp, at).deadline(ANSWER);
             let answer = dial.exchange(&self.lab.host(client).ns, b"hello");
-            ensure!(answer.is_err(), "{client} got {answer:?} from the API server's place");
+            ensure!(
+                answer.is_err(),
+                "{client} got {answer:?} from the API server's place"
+            );
         }
         let accepted = self.api().traffic().kinds().count();
         ensure!(accepted > 0, "the API server was never asked");
@@ -195,13 +284,23 @@ impl Fixture {
     }
 
     fn the_operators_networks_count(&self, kpx: &Agent<'_>) -> Result<()> {
-        let elsewhere = Service::new("elsewhere", 14, &["p2a"], PORT).external_ips(EXTERNAL.host(7));
+        let elsewhere =
+            Service::new("elsewhere", 14, &["p2a"], PORT).external_ips(EXTERNAL.host(7));
         self.put_all(elsewhere.objects(&self.lab))?;
         let told = self.told("FrontendRefused", "elsewhere")?;
-        ensure!(told["note"].as_str().is_some_and(|note| note.contains("external-ip-cidrs")), "{told}");
-        self.answers(|family| [elsewhere.frontend(family)], "p2a").context("its ClusterIP")?;
+        ensure!(
+            told["note"]
+                .as_str()
+                .is_some_and(|note| note.contains("external-ip-cidrs")),
+            "{told}"
+        );
+        self.answers(|family| [elsewhere.frontend(family)], "p2a")
+            .context("its ClusterIP")?;
         let skipped = kpx.status()?["skipped"].to_string();
-        ensure!(skipped.contains("Service default/elsewhere spec.externalIPs[0]"), "{skipped}");
+        ensure!(
+            skipped.contains("Service default/elsewhere spec.externalIPs[0]"),
+            "{skipped}"
+        );
         Ok(())
     }
 
@@ -210,11 +309,16 @@ impl Fixture {
     }
 
     /// Waits until `backend` alone answers, to a pod and to the node itself.
-    fn answers<const N: usize>(&self, frontends: impl Fn(Family) -> [SocketAddr; N], backend: &str) -> Result<()> {
+    fn answers<const N: usize>(
+        &self,
+        frontends: impl Fn(Family) -> [SocketAddr; N],
+        backend: &str,
+    ) -> Result<()> {
         for client in ["p1a", "n1"] {
             for (protocol, family) in [(Protocol::Tcp, Family::V4), (Protocol::Udp, Family::V6)] {
                 for at in frontends(family) {
-                    let (dial, ns) = (Dial::new(protocol, at), &self.lab.host(client).ns);
+                    let dial = Dial::new(protocol, at);
+                    let ns = &self.lab.host(client).ns;
                     let what = format!("{client} hears {backend} at {at}");
                     wait_until(DEADLINE, &what, || is_answered(&dial, ns, backend))?;
                 }
@@ -225,9 +329,17 @@ impl Fixture {
 
     /// Waits for an event about a Service.
     fn told(&self, reason: &str, service: &str) -> Result<Value> {
-        let is_it = |event: &Value| event["reason"] == reason && event["regarding"]["name"] == service;
-        let find = || self.api().list("events.events.k8s.io").into_iter().find(is_it);
-        wait_until(DEADLINE, &format!("{reason} is told of {service}"), || Ok(find().is_some()))?;
+        let is_it =
+            |event: &Value| event["reason"] == reason && event["regarding"]["name"] == service;
+        let find = || {
+            self.api()
+                .list("events.events.k8s.io")
+                .into_iter()
+                .find(is_it)
+        };
+        wait_until(DEADLINE, &format!("{reason} is told of {service}"), || {
+            Ok(find().is_some())
+        })?;
         find().context("an event that stays")
     }
 }

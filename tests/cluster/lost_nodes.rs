@@ -1,4 +1,5 @@
-//! Connections to a node that the control plane has lost: those of a Service with the annotation end.
+//! Connections to a node that the control plane has lost: those of a Service with the annotation
+//! end.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -14,7 +15,8 @@ use testbed::watched_lab::WatchedLab;
 const PORT: u16 = 8080;
 const ANNOTATION: &str = "kpx.dev/reset-on-node-loss";
 
-/// The ready, serving and terminating conditions of the endpoints of a node that is not heard of, and of a pod that drains.
+/// The ready, serving and terminating conditions of the endpoints of a node that is not heard of,
+/// and of a pod that drains.
 const FAILS: [bool; 3] = [false, false, false];
 const DRAINS: [bool; 3] = [false, true, true];
 
@@ -24,15 +26,22 @@ fn connections_to_lost_node_end_where_service_asks() -> Result<()> {
     let asks = Service::new("asks", 10, &["p2a"], PORT).annotation(ANNOTATION, "true");
     let control = Service::new("control", 11, &["p2a"], PORT);
     let drains = Service::new("drains", 12, &["p2b"], PORT).annotation(ANNOTATION, "true");
-    [&asks, &control, &drains].into_iter().try_for_each(|service| lab.put_service(service))?;
+    [&asks, &control, &drains]
+        .into_iter()
+        .try_for_each(|service| lab.put_service(service))?;
     let kpx = Agent::start_with(&lab.lab, &lab.lab.n1, lab.source(), &[])?;
     let clients = [lab.lab.host("p1a"), &lab.lab.n1.host];
     let dial_both = |service: &Service, client: &Host| -> Result<Vec<TcpStream>> {
-        Family::ALL.into_iter().map(|family| dial(client, service, family)).collect()
+        Family::ALL
+            .into_iter()
+            .map(|family| dial(client, service, family))
+            .collect()
     };
     let [mut of_pod, mut of_host] = [dial_both(&asks, clients[0])?, dial_both(&asks, clients[1])?];
     let mut spared = Vec::new();
-    for (service, client) in [&control, &drains].into_iter().flat_map(|service| clients.map(|client| (service, client)))
+    for (service, client) in [&control, &drains]
+        .into_iter()
+        .flat_map(|service| clients.map(|client| (service, client)))
     {
         spared.extend(dial_both(service, client)?);
     }
@@ -41,9 +50,15 @@ fn connections_to_lost_node_end_where_service_asks() -> Result<()> {
     conditions(&lab, &asks, FAILS)?;
     conditions(&lab, &control, FAILS)?;
     conditions(&lab, &drains, DRAINS)?;
-    wait_until(DEADLINE, "the agent asks for the node", || Ok(lab.api().traffic().requests("get", "nodes") > 0))?;
+    wait_until(DEADLINE, "the agent asks for the node", || {
+        Ok(lab.api().traffic().requests("get", "nodes") > 0)
+    })?;
     // The agent spares what it has just heard of, so no packet goes there now.
-    of_host.iter_mut().try_for_each(waits).context("the node is there").with_context(|| kpx.log())?;
+    of_host
+        .iter_mut()
+        .try_for_each(waits)
+        .context("the node is there")
+        .with_context(|| kpx.log())?;
 
     // The node is cut off. The control plane misses it, and later removes the pods.
     lab.lab.n2.host.ns.ip("link set eth0 down")?;
@@ -55,12 +70,18 @@ fn connections_to_lost_node_end_where_service_asks() -> Result<()> {
         // It waits for the server. It sends nothing.
         connection.set_read_timeout(Some(DEADLINE))?;
         let error = connection.read(&mut [0]).err().context("an error")?;
-        ensure!(error.kind() == ErrorKind::ConnectionAborted, "{error}: {}", kpx.log());
+        ensure!(
+            error.kind() == ErrorKind::ConnectionAborted,
+            "{error}: {}",
+            kpx.log()
+        );
     }
     for connection in &mut of_pod {
         wait_until(DEADLINE, "the pod's connection is reset", || {
             connection.set_read_timeout(Some(Duration::from_millis(200)))?;
-            let ended = connection.write_all(&[1]).and_then(|()| connection.read(&mut [0]));
+            let ended = connection
+                .write_all(&[1])
+                .and_then(|()| connection.read(&mut [0]));
             Ok(ended.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset))
         })
         .with_context(|| kpx.log())?;
@@ -71,21 +92,30 @@ fn connections_to_lost_node_end_where_service_asks() -> Result<()> {
     }
     let told = || {
         let events = lab.api().list("events.events.k8s.io");
-        events.into_iter().filter(|event| event["reason"] == "ConnectionsEnded").collect::<Vec<_>>()
+        events
+            .into_iter()
+            .filter(|event| event["reason"] == "ConnectionsEnded")
+            .collect::<Vec<_>>()
     };
     wait_until(DEADLINE, "the Service is told", || Ok(told().len() == 2))?;
     for event in told() {
         ensure!(event["regarding"]["name"] == "asks", "{event}");
         let note = event["note"].as_str().unwrap_or_default();
-        ensure!(note.starts_with("node n1: 2 connections of port 80 end with node n2, which is lost: "), "{note}");
+        ensure!(
+            note.starts_with("node n1: 2 connections of port 80 end with node n2, which is lost: "),
+            "{note}"
+        );
     }
     kpx.stop()
 }
 
-/// Its first SYNs go to a node that is cut off. The next one after its endpoint has gone reaches another one.
+/// Its first SYNs go to a node that is cut off. The next one after its endpoint has gone reaches
+/// another one.
 #[test]
 fn connection_that_waits_leaves_lost_node_in_every_layout() -> Result<()> {
-    Layout::ALL.into_iter().try_for_each(|layout| leaves_lost_node(layout).with_context(|| format!("{layout:?}")))
+    Layout::ALL
+        .into_iter()
+        .try_for_each(|layout| leaves_lost_node(layout).with_context(|| format!("{layout:?}")))
 }
 
 fn leaves_lost_node(layout: Layout) -> Result<()> {
@@ -93,7 +123,8 @@ fn leaves_lost_node(layout: Layout) -> Result<()> {
     let asks = Service::new("asks", 10, &["p2a"], PORT).annotation(ANNOTATION, "true");
     lab.put_service(&asks)?;
     let kpx = Agent::start_with(&lab.lab, &lab.lab.n1, lab.source(), &[])?;
-    // The agent notes where endpoints are several times a second. One that has gone until then is no suspect.
+    // The agent notes where endpoints are several times a second. One that has gone until then is
+    // no suspect.
     idle(Duration::from_secs(1))?;
     // The neighbour answers on: the client would be told otherwise.
     lab.lab
@@ -112,29 +143,44 @@ fn leaves_lost_node(layout: Layout) -> Result<()> {
     lab.put_service(&asks.backed_by(&["p1b"]))?;
     for (client, family, socket) in waiting {
         let what = format!("the connection of {} by {family} is open", client.name);
-        wait_until(DEADLINE, &what, || Ok(socket.peer_addr().is_ok())).with_context(|| kpx.log())?;
+        wait_until(DEADLINE, &what, || Ok(socket.peer_addr().is_ok()))
+            .with_context(|| kpx.log())?;
         socket.set_nonblocking(false)?;
         goes_on(&mut TcpStream::from(socket))?;
     }
     let events = lab.api().list("events.events.k8s.io");
-    ensure!(events.iter().all(|event| event["reason"] != "ConnectionsEnded"), "{events:?}");
+    ensure!(
+        events
+            .iter()
+            .all(|event| event["reason"] != "ConnectionsEnded"),
+        "{events:?}"
+    );
     kpx.stop()
 }
 
 /// Sends a SYN, and does not wait for the answer.
 fn begin_to_dial(client: &Host, service: &Service, family: Family) -> Result<Socket> {
     let to = service.frontend(family);
-    let socket = client.ns.run(|| Socket::new(Domain::for_address(to), Type::STREAM, None))?;
+    let socket = client
+        .ns
+        .run(|| Socket::new(Domain::for_address(to), Type::STREAM, None))?;
     socket.set_nonblocking(true)?;
-    let error = socket.connect(&to.into()).err().context("an answer at once")?;
-    ensure!(error.raw_os_error() == Some(nix::errno::Errno::EINPROGRESS as i32), "{error}");
+    let error = socket
+        .connect(&to.into())
+        .err()
+        .context("an answer at once")?;
+    ensure!(
+        error.raw_os_error() == Some(nix::errno::Errno::EINPROGRESS as i32),
+        "{error}"
+    );
     Ok(socket)
 }
 
 /// Has the control plane miss the other node.
 fn lose_node(lab: &WatchedLab) -> Result<()> {
     let mut lost = node(&lab.lab.n2).0;
-    lost["spec"]["taints"] = json!([{ "key": "node.kubernetes.io/unreachable", "effect": "NoExecute" }]);
+    lost["spec"]["taints"] =
+        json!([{ "key": "node.kubernetes.io/unreachable", "effect": "NoExecute" }]);
     lab.put(&Object(lost))
 }
 
@@ -142,7 +188,10 @@ fn dial(client: &Host, service: &Service, family: Family) -> Result<TcpStream> {
     let to = service.frontend(family);
     let mut connection = None;
     wait_until(DEADLINE, "the Service answers", || {
-        connection = client.ns.run(|| TcpStream::connect_timeout(&to, Duration::from_secs(1))).ok();
+        connection = client
+            .ns
+            .run(|| TcpStream::connect_timeout(&to, Duration::from_secs(1)))
+            .ok();
         Ok(connection.is_some())
     })?;
     let mut connection = connection.context("a connection")?;
@@ -155,23 +204,36 @@ fn goes_on(connection: &mut TcpStream) -> Result<()> {
     connection.set_read_timeout(Some(DEADLINE))?;
     connection.write_all(&[0, 0, 0, 1, 7])?;
     let mut length = [0];
-    connection.read_exact(&mut length).context("the greeting's length")?;
-    connection.read_exact(&mut vec![0; usize::from(length[0]) + 1]).context("the greeting and the echo")
+    connection
+        .read_exact(&mut length)
+        .context("the greeting's length")?;
+    connection
+        .read_exact(&mut vec![0; usize::from(length[0]) + 1])
+        .context("the greeting and the echo")
 }
 
 /// Has nothing come, no end either.
 fn waits(connection: &mut TcpStream) -> Result<()> {
     connection.set_read_timeout(Some(Duration::from_millis(50)))?;
     let read = connection.read(&mut [0]);
-    ensure!(read.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock), "{read:?}");
+    ensure!(
+        read.as_ref()
+            .is_err_and(|error| error.kind() == ErrorKind::WouldBlock),
+        "{read:?}"
+    );
     Ok(())
 }
 
 /// Gives all endpoints of a Service these conditions.
-fn conditions(lab: &WatchedLab, service: &Service, [ready, serving, terminating]: [bool; 3]) -> Result<()> {
+fn conditions(
+    lab: &WatchedLab,
+    service: &Service,
+    [ready, serving, terminating]: [bool; 3],
+) -> Result<()> {
     for Object(mut object) in service.objects(&lab.lab) {
         for endpoint in object["endpoints"].as_array_mut().into_iter().flatten() {
-            endpoint["conditions"] = json!({ "ready": ready, "serving": serving, "terminating": terminating });
+            endpoint["conditions"] =
+                json!({ "ready": ready, "serving": serving, "terminating": terminating });
         }
         if object["kind"] == "EndpointSlice" {
             lab.put(&Object(object))?;

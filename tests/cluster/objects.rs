@@ -1,4 +1,5 @@
-//! From the API server's stream to packets: the lab, with both nodes fed by an API server in the fabric.
+//! From the API server's stream to packets: the lab, with both nodes fed by an API server in the
+//! fabric.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,22 +31,36 @@ fn traffic_follows_a_service_that_kubectl_applies_and_deletes() -> Result<()> {
     let agents = cluster.agents()?;
     let web = Service::new("web", 10, &["p1b"], PORT);
     let manifest = cluster.lab.dir().join("web.yaml");
-    let documents = web.objects(&cluster.lab).into_iter().map(|object| serde_saphyr::to_string(&object.0));
-    fs::write(&manifest, documents.collect::<Result<Vec<_>, _>>()?.join("---\n"))?;
+    let documents = web
+        .objects(&cluster.lab)
+        .into_iter()
+        .map(|object| serde_saphyr::to_string(&object.0));
+    fs::write(
+        &manifest,
+        documents.collect::<Result<Vec<_>, _>>()?.join("---\n"),
+    )?;
     let manifest = manifest.to_str().context("a path in UTF-8")?;
 
     for round in ["first", "again"] {
         cluster.kubectl(&["apply", "-f", manifest])?;
-        cluster.reached(&web, "p1b").with_context(|| format!("applied, {round}"))?;
+        cluster
+            .reached(&web, "p1b")
+            .with_context(|| format!("applied, {round}"))?;
 
         // Without endpoints the service is known, and refuses.
         cluster.kubectl(&["delete", "endpointslice", "web-ipv4", "web-ipv6"])?;
-        cluster.refused(&web).with_context(|| format!("slices deleted, {round}"))?;
+        cluster
+            .refused(&web)
+            .with_context(|| format!("slices deleted, {round}"))?;
         cluster.kubectl(&["apply", "-f", manifest])?;
-        cluster.reached(&web, "p1b").with_context(|| format!("slices back, {round}"))?;
+        cluster
+            .reached(&web, "p1b")
+            .with_context(|| format!("slices back, {round}"))?;
 
         cluster.kubectl(&["delete", "-f", manifest])?;
-        cluster.gone(&web).with_context(|| format!("deleted, {round}"))?;
+        cluster
+            .gone(&web)
+            .with_context(|| format!("deleted, {round}"))?;
     }
     agents.into_iter().try_for_each(Agent::stop)
 }
@@ -65,27 +80,37 @@ fn tables_end_equal_after_every_fault_of_watches() -> Result<()> {
 
     cluster.api().expire_watches();
     objects.step(&cluster)?;
-    cluster.settles(&agents, RECOVERY).context("410 in the stream")?;
+    cluster
+        .settles(&agents, RECOVERY)
+        .context("410 in the stream")?;
 
     cluster.api().compact();
     cluster.api().cut_watches();
     objects.step(&cluster)?;
-    cluster.settles(&agents, RECOVERY).context("410 at the start of a watch")?;
+    cluster
+        .settles(&agents, RECOVERY)
+        .context("410 at the start of a watch")?;
 
     for history in [History::Kept, History::Lost] {
         cluster.api_mut().stop()?;
         objects.step(&cluster)?;
         objects.step(&cluster)?;
         cluster.api_mut().start_again(history)?;
-        cluster.settles(&agents, RECOVERY).with_context(|| format!("restart, history {history:?}"))?;
+        cluster
+            .settles(&agents, RECOVERY)
+            .with_context(|| format!("restart, history {history:?}"))?;
     }
 
-    cluster.api().end_watches_after(Some(Duration::from_millis(100)));
+    cluster
+        .api()
+        .end_watches_after(Some(Duration::from_millis(100)));
     cluster.api().cut_watches();
     for _ in 0..10 {
         objects.step(&cluster)?;
     }
-    cluster.settles(&agents, RECOVERY).context("watches that end all the time")?;
+    cluster
+        .settles(&agents, RECOVERY)
+        .context("watches that end all the time")?;
 
     cluster.api().heal();
     objects.clear(&cluster)?;
@@ -111,7 +136,9 @@ fn an_api_server_that_refuses_keeps_the_last_state_and_the_reason_is_reported() 
     cluster.reached(&web, "p1b").context("slices forbidden")?;
 
     cluster.api().heal();
-    wait_until(RECOVERY, "the problem is over", || Ok(agents[0].status()?["problems"] == serde_json::json!([])))?;
+    wait_until(RECOVERY, "the problem is over", || {
+        Ok(agents[0].status()?["problems"] == serde_json::json!([]))
+    })?;
     agents.into_iter().try_for_each(Agent::stop)
 }
 
@@ -120,8 +147,7 @@ fn an_api_server_that_refuses_keeps_the_last_state_and_the_reason_is_reported() 
 fn nulls_and_unknown_fields_keep_no_service_from_clients() -> Result<()> {
     let cluster = Cluster::start()?;
     let web = Service::new("web", 10, &["p1b"], PORT);
-    let condition =
-        json!({ "type": "Ready", "status": "True", "lastTransitionTime": null, "reason": "", "message": null });
+    let condition = json!({ "type": "Ready", "status": "True", "lastTransitionTime": null, "reason": "", "message": null });
     let mut objects = web.objects(&cluster.lab);
     objects.push(node(&cluster.lab.n1));
     for Object(object) in &mut objects {
@@ -132,7 +158,9 @@ fn nulls_and_unknown_fields_keep_no_service_from_clients() -> Result<()> {
         object["spec"]["newInTheAPI"] = json!(null);
     }
     let agents = cluster.agents()?;
-    objects.iter().try_for_each(|object| cluster.api().apply_as_is(&object.0))?;
+    objects
+        .iter()
+        .try_for_each(|object| cluster.api().apply_as_is(&object.0))?;
     cluster.reached(&web, "p1b").context("by events")?;
     agents.into_iter().try_for_each(Agent::crash)?;
     let agents = cluster.agents()?;
@@ -143,19 +171,30 @@ fn nulls_and_unknown_fields_keep_no_service_from_clients() -> Result<()> {
     agents.into_iter().try_for_each(Agent::stop)
 }
 
-/// Others' writes pass the versions that the agents have seen before these ask again, so no version goes back.
+/// Others' writes pass the versions that the agents have seen before these ask again, so no version
+/// goes back.
 #[test]
 fn restored_data_whose_versions_have_passed_on_are_served() -> Result<()> {
     let cluster = Cluster::start()?;
     let agents = cluster.agents()?;
-    let [back, gone] = [("back", 11), ("gone", 12)].map(|(name, nth)| Service::new(name, nth, &["p1b"], PORT));
+    let [back, gone] =
+        [("back", 11), ("gone", 12)].map(|(name, nth)| Service::new(name, nth, &["p1b"], PORT));
     cluster.put_service(&back)?;
     cluster.reached(&back, "p1b")?;
     let backup = cluster.api().backup();
-    back.objects(&cluster.lab).iter().try_for_each(|Object(object)| {
-        let text = |field: &str| object.pointer(field).and_then(Value::as_str).unwrap_or_default();
-        cluster.api().delete(text("/kind"), "default", text("/metadata/name"))
-    })?;
+    back.objects(&cluster.lab)
+        .iter()
+        .try_for_each(|Object(object)| {
+            let text = |field: &str| {
+                object
+                    .pointer(field)
+                    .and_then(Value::as_str)
+                    .unwrap_or_default()
+            };
+            cluster
+                .api()
+                .delete(text("/kind"), "default", text("/metadata/name"))
+        })?;
     cluster.put_service(&gone)?;
     cluster.reached(&gone, "p1b")?;
     cluster.gone(&back)?;
@@ -164,9 +203,11 @@ fn restored_data_whose_versions_have_passed_on_are_served() -> Result<()> {
     cluster.api_mut().stop()?;
     cluster.api().restore(backup);
     // Of a kind that kpx does not watch, as most of a cluster's writes.
-    let other =
-        |n: u64| json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": format!("other-{n}") } });
-    for other in (0..).map(other).take_while(|_| cluster.api().version() <= seen + 10) {
+    let other = |n: u64| json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": format!("other-{n}") } });
+    for other in (0..)
+        .map(other)
+        .take_while(|_| cluster.api().version() <= seen + 10)
+    {
         cluster.api().apply(&other)?;
     }
     cluster.api_mut().start_again(History::Kept)?;
@@ -197,16 +238,28 @@ impl Cluster {
 
     fn agents(&self) -> Result<[Agent<'_>; 2]> {
         let [n1, n2] = self.lab.nodes();
-        Ok([Agent::start(&self.lab, n1, self.source())?, Agent::start(&self.lab, n2, self.source())?])
+        Ok([
+            Agent::start(&self.lab, n1, self.source())?,
+            Agent::start(&self.lab, n2, self.source())?,
+        ])
     }
 
     fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new("kubectl");
-        command.env("HOME", self.lab.dir()).arg("--kubeconfig").arg(&self.kubeconfig).args(arguments);
-        self.lab.fabric.ns.exec(&mut command).context("is kubectl installed?")
+        command
+            .env("HOME", self.lab.dir())
+            .arg("--kubeconfig")
+            .arg(&self.kubeconfig)
+            .args(arguments);
+        self.lab
+            .fabric
+            .ns
+            .exec(&mut command)
+            .context("is kubectl installed?")
     }
 
-    /// Pods and hosts of both nodes reach the service within [`PROMPT`], by either protocol and family.
+    /// Pods and hosts of both nodes reach the service within [`PROMPT`], by either protocol and
+    /// family.
     fn reached(&self, service: &Service, backend: &str) -> Result<()> {
         self.everywhere(service, |dial, ns| match dial.exchange(ns, b"hello") {
             Ok(answer) if answer.backend == backend => Ok(true),
@@ -225,7 +278,8 @@ impl Cluster {
         })
     }
 
-    /// Checks that no backend answers any more: an address in a ServiceCIDR that belongs to no Service is dropped.
+    /// Checks that no backend answers any more: an address in a ServiceCIDR that belongs to no
+    /// Service is dropped.
     fn gone(&self, service: &Service) -> Result<()> {
         self.everywhere(service, |dial, ns| match dial.exchange(ns, b"hello") {
             Err(Fault::TimedOut(_)) => Ok(true),
@@ -258,10 +312,16 @@ impl Cluster {
     fn settles(&self, agents: &[Agent<'_>; 2], limit: Duration) -> Result<()> {
         for (agent, name) in agents.iter().zip(["n1", "n2"]) {
             let want = self.wanted(name)?;
-            let settled = wait_until(limit, "the tables are as wanted", || Ok(kernel_tables::of(agent.pid())? == want));
+            let settled = wait_until(limit, "the tables are as wanted", || {
+                Ok(kernel_tables::of(agent.pid())? == want)
+            });
             settled.with_context(|| {
                 let found = kernel_tables::of(agent.pid()).map(|tables| tables.to_string());
-                format!("{name} wants\n{want}\nand has\n{}\n{}", found.unwrap_or_default(), agent.log())
+                format!(
+                    "{name} wants\n{want}\nand has\n{}\n{}",
+                    found.unwrap_or_default(),
+                    agent.log()
+                )
             })?;
         }
         Ok(())
@@ -285,7 +345,12 @@ impl Objects {
         self.steps += 1;
         let service = |back: usize| {
             let number = step - back;
-            Service::new(NAMES[number % 6], 20 + u8::try_from(number % 6).expect("below 6"), BACKENDS[step % 3], PORT)
+            Service::new(
+                NAMES[number % 6],
+                20 + u8::try_from(number % 6).expect("below 6"),
+                BACKENDS[step % 3],
+                PORT,
+            )
         };
         self.apply(cluster, &service(0))?;
         if step >= 1 {

@@ -20,10 +20,10 @@ const PORT: u16 = 8080;
 /// The agent has to judge two pods: one alone cannot speak against a backend.
 const CLIENTS: [&str; 2] = ["p1a", "p1c"];
 /// A firewall that drops packets for the backends' port. Clients hear nothing of it.
-const CUT: &str = "table inet cut { chain c { type filter hook input priority 0; tcp dport 8080 drop; }; }";
+const CUT: &str =
+    "table inet cut { chain c { type filter hook input priority 0; tcp dport 8080 drop; }; }";
 /// The same that refuses it, as a pod without a server does.
-const REFUSE: &str =
-    "table inet cut { chain c { type filter hook input priority 0; tcp dport 8080 reject with tcp reset; }; }";
+const REFUSE: &str = "table inet cut { chain c { type filter hook input priority 0; tcp dport 8080 reject with tcp reset; }; }";
 const HEAL: &str = "delete table inet cut";
 
 #[test]
@@ -31,14 +31,24 @@ fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
     let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b", "p2a", "p2b"], PORT)?;
     let web = Service::new("web", 10, &["p1b", "p2a", "p2b"], PORT);
     let single = Service::new("single", 11, &["p2a"], PORT);
-    let observed = Service::new("observed", 12, &["p1b", "p2a"], PORT).annotation("kpx.dev/backend-health", "observe");
-    [&web, &single, &observed].into_iter().try_for_each(|service| base.put(service))?;
+    let observed = Service::new("observed", 12, &["p1b", "p2a"], PORT)
+        .annotation("kpx.dev/backend-health", "observe");
+    [&web, &single, &observed]
+        .into_iter()
+        .try_for_each(|service| base.put(service))?;
     let agent = base.kpx(&["--backend-health=on"])?;
-    let lab = Lab { base: &base, agent: &agent };
+    let lab = Lab {
+        base: &base,
+        agent: &agent,
+    };
 
-    // One of three: a dead backend costs one SYN. New connections avoid it before any SYN has come again, so that no agent has judged it.
+    // One of three: a dead backend costs one SYN. New connections avoid it before any SYN has come
+    // again, so that no agent has judged it.
     let times = lab.dial(&web, 24, Duration::from_secs(3))?;
-    ensure!(times.iter().all(|time| *time < Duration::from_millis(900)), "all answer: {times:?}");
+    ensure!(
+        times.iter().all(|time| *time < Duration::from_millis(900)),
+        "all answer: {times:?}"
+    );
     base.lab.host("p2a").ns.nft(CUT)?;
     let [first, second] = thread::scope(|scope| -> Result<_> {
         let first = scope.spawn(|| lab.dial(&web, 60, Duration::from_secs(3)));
@@ -46,51 +56,97 @@ fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
         let second = lab.dial(&web, 12, Duration::from_secs(3))?;
         Ok([first.join().expect("no dial panics")?, second])
     })?;
-    let slow = first.iter().filter(|time| **time > Duration::from_millis(900)).count();
-    ensure!(slow > 0 && slow < first.len(), "some connections began with the dead one: {first:?}");
-    ensure!(second.iter().all(|time| *time < Duration::from_millis(900)), "two clients wait for it: {second:?}");
+    let slow = first
+        .iter()
+        .filter(|time| **time > Duration::from_millis(900))
+        .count();
+    ensure!(
+        slow > 0 && slow < first.len(),
+        "some connections began with the dead one: {first:?}"
+    );
+    ensure!(
+        second.iter().all(|time| *time < Duration::from_millis(900)),
+        "two clients wait for it: {second:?}"
+    );
     lab.set_aside(&web, &["p2a"])?;
     let times = lab.dial(&web, 12, Duration::from_secs(3))?;
-    ensure!(times.iter().all(|time| *time < Duration::from_millis(900)), "none goes there: {times:?}");
+    ensure!(
+        times.iter().all(|time| *time < Duration::from_millis(900)),
+        "none goes there: {times:?}"
+    );
     let view = lab.view("web")?;
-    let states: Vec<_> = view.ports[0].backends.iter().map(|at| (at.silent, at.set_aside, at.in_cluster_set)).collect();
-    ensure!(states.iter().filter(|state| **state == (true, true, false)).count() == 2, "of both families: {states:?}");
+    let states: Vec<_> = view.ports[0]
+        .backends
+        .iter()
+        .map(|at| (at.silent, at.set_aside, at.in_cluster_set))
+        .collect();
+    ensure!(
+        states
+            .iter()
+            .filter(|state| **state == (true, true, false))
+            .count()
+            == 2,
+        "of both families: {states:?}"
+    );
 
     // The only backend of a Service is never left out, and one of mode observe is told of alone.
     for service in [&single, &observed] {
         lab.is_silent(service, "p2a")?;
     }
-    ensure!(lab.aside(&single)?.is_empty() && lab.aside(&observed)?.is_empty(), "{:?}", agent.typed_status()?);
-    let wide = kpx(agent.ns(), &format!("status --run-dir {}", agent.run_dir().display()))?;
+    ensure!(
+        lab.aside(&single)?.is_empty() && lab.aside(&observed)?.is_empty(),
+        "{:?}",
+        agent.typed_status()?
+    );
+    let wide = kpx(
+        agent.ns(),
+        &format!("status --run-dir {}", agent.run_dir().display()),
+    )?;
     let text = String::from_utf8_lossy(&wide.stdout);
     ensure!(text.contains("Services without an answer, "), "{text}");
 
-    // Most of the backends, as where this node is cut off: none is left out, and those that live serve.
+    // Most of the backends, as where this node is cut off: none is left out, and those that live
+    // serve.
     base.lab.host("p2b").ns.nft(CUT)?;
-    wait_until(DEADLINE, "two of three are silent, and none is left out", || {
-        let _some_fail = lab.dial(&web, 12, Duration::from_millis(2_500));
-        let silent = agent.typed_status()?.silent_backends;
-        let of_web = silent.iter().filter(|silent| silent.service == "default/web");
-        Ok(of_web.count() == 4 && lab.aside(&web)?.is_empty())
-    })?;
+    wait_until(
+        DEADLINE,
+        "two of three are silent, and none is left out",
+        || {
+            let _some_fail = lab.dial(&web, 12, Duration::from_millis(2_500));
+            let silent = agent.typed_status()?.silent_backends;
+            let of_web = silent
+                .iter()
+                .filter(|silent| silent.service == "default/web");
+            Ok(of_web.count() == 4 && lab.aside(&web)?.is_empty())
+        },
+    )?;
     for host in ["p2a", "p2b"] {
         base.lab.host(host).ns.nft(HEAL)?;
     }
     // All three answer again, as soon as they are asked.
     wait_until(DEADLINE, "no backend of the Service is silent", || {
         lab.dial(&web, 6, Duration::from_secs(3))?;
-        Ok(agent.typed_status()?.silent_backends.iter().all(|silent| silent.service != "default/web"))
+        Ok(agent
+            .typed_status()?
+            .silent_backends
+            .iter()
+            .all(|silent| silent.service != "default/web"))
     })?;
     let times = lab.dial(&single, 2, Duration::from_secs(1))?;
     ensure!(times.len() == 4, "{times:?}");
 
     // A backend that refuses costs some connections, and then none.
     base.lab.host("p2b").ns.nft(REFUSE)?;
-    wait_until(DEADLINE, "the refusing backend is left out in both families", || {
-        let _some_fail = lab.dial(&web, 6, Duration::from_secs(3));
-        Ok(lab.aside(&web)?.len() == Family::ALL.len())
-    })?;
-    lab.dial(&web, 12, Duration::from_secs(1)).context("none goes there")?;
+    wait_until(
+        DEADLINE,
+        "the refusing backend is left out in both families",
+        || {
+            let _some_fail = lab.dial(&web, 6, Duration::from_secs(3));
+            Ok(lab.aside(&web)?.len() == Family::ALL.len())
+        },
+    )?;
+    lab.dial(&web, 12, Duration::from_secs(1))
+        .context("none goes there")?;
     agent.stop()
 }
 
@@ -100,10 +156,13 @@ struct Lab<'a> {
 }
 
 impl Lab<'_> {
-    /// Opens so many connections of each family, by both clients and all at once. Returns the times that they took, or the first failure.
+    /// Opens so many connections of each family, by both clients and all at once. Returns the times
+    /// that they took, or the first failure.
     fn dial(&self, service: &Service, count: usize, deadline: Duration) -> Result<Vec<Duration>> {
         let clients = (0..count).map(|nth| CLIENTS[nth % CLIENTS.len()]);
-        let dials: Vec<_> = clients.flat_map(|client| Family::ALL.map(|family| (client, family))).collect();
+        let dials: Vec<_> = clients
+            .flat_map(|client| Family::ALL.map(|family| (client, family)))
+            .collect();
         let times: Vec<Result<Duration, Fault>> = thread::scope(|scope| {
             let dials = dials.into_iter().map(|(client, family)| {
                 let dial = Dial::new(Protocol::Tcp, service.frontend(family)).deadline(deadline);
@@ -114,15 +173,23 @@ impl Lab<'_> {
                 })
             });
             let dials: Vec<_> = dials.collect();
-            dials.into_iter().map(|dial| dial.join().expect("no dial panics")).collect()
+            dials
+                .into_iter()
+                .map(|dial| dial.join().expect("no dial panics"))
+                .collect()
         });
-        times.into_iter().map(|time| time.map_err(|fault| anyhow::anyhow!("{}: {fault:?}", service.name))).collect()
+        times
+            .into_iter()
+            .map(|time| time.map_err(|fault| anyhow::anyhow!("{}: {fault:?}", service.name)))
+            .collect()
     }
 
     /// Returns the backends of a Service that take no new connections.
     fn aside(&self, service: &Service) -> Result<Vec<String>> {
         let silent = self.agent.typed_status()?.silent_backends;
-        let of = silent.into_iter().filter(|silent| silent.is_aside && silent.service == full_name(service));
+        let of = silent
+            .into_iter()
+            .filter(|silent| silent.is_aside && silent.service == full_name(service));
         Ok(of.map(|silent| silent.backend.to_string()).collect())
     }
 
@@ -136,7 +203,14 @@ impl Lab<'_> {
             aside.sort_unstable();
             Ok(aside == want)
         })
-        .with_context(|| format!("{:?}", self.agent.typed_status().map(|status| status.silent_backends)))
+        .with_context(|| {
+            format!(
+                "{:?}",
+                self.agent
+                    .typed_status()
+                    .map(|status| status.silent_backends)
+            )
+        })
     }
 
     /// Dials until a backend of a Service is known to be silent, in both families.
@@ -145,12 +219,18 @@ impl Lab<'_> {
             let _some_fail = self.dial(service, 12, Duration::from_millis(2_500));
             let silent = self.agent.typed_status()?.silent_backends;
             let is = |at: &String| {
-                silent.iter().any(|one| one.service == full_name(service) && one.backend.to_string() == *at)
+                silent
+                    .iter()
+                    .any(|one| one.service == full_name(service) && one.backend.to_string() == *at)
             };
             Ok(self.addresses(host).iter().all(is))
         })
         .with_context(|| {
-            format!("{} {host}: {:?}", service.name, self.agent.typed_status().map(|it| it.silent_backends))
+            format!(
+                "{} {host}: {:?}",
+                service.name,
+                self.agent.typed_status().map(|it| it.silent_backends)
+            )
         })
     }
 
@@ -160,10 +240,19 @@ impl Lab<'_> {
     }
 
     fn view(&self, name: &str) -> Result<ServiceView> {
-        let output =
-            kpx(self.agent.ns(), &format!("services -A -o json --run-dir {}", self.agent.run_dir().display()))?;
-        let views: Vec<ServiceView> = serde_json::from_slice(&output.stdout).with_context(|| format!("{output:?}"))?;
-        views.into_iter().find(|view| view.name == name).context("the Service")
+        let output = kpx(
+            self.agent.ns(),
+            &format!(
+                "services -A -o json --run-dir {}",
+                self.agent.run_dir().display()
+            ),
+        )?;
+        let views: Vec<ServiceView> =
+            serde_json::from_slice(&output.stdout).with_context(|| format!("{output:?}"))?;
+        views
+            .into_iter()
+            .find(|view| view.name == name)
+            .context("the Service")
     }
 }
 

@@ -1,4 +1,5 @@
-//! Failures of every kind, and the one command that names the cause of each. docs/troubleshooting.md has the table.
+//! Failures of every kind, and the one command that names the cause of each.
+//! docs/troubleshooting.md has the table.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -30,7 +31,11 @@ impl Node<'_> {
     fn names(&self, failure: &str, command: &str, words: &[&str]) -> Result<()> {
         let started = Instant::now();
         let run_dir = format!(" --run-dir {}", self.agent.run_dir().display());
-        let line = if command.starts_with("check") { command.to_owned() } else { command.to_owned() + &run_dir };
+        let line = if command.starts_with("check") {
+            command.to_owned()
+        } else {
+            command.to_owned() + &run_dir
+        };
         wait_until(DEADLINE, &format!("{failure} is named"), || {
             let output = kpx(&self.lab.n1.host.ns, &line)?;
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -41,17 +46,26 @@ impl Node<'_> {
             Ok(is_named)
         })
         .with_context(|| {
-            let output = kpx(&self.lab.n1.host.ns, &line).map(|output| (output.stdout, output.stderr));
-            let text = output.map(|(out, err)| [out, err].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()));
+            let output =
+                kpx(&self.lab.n1.host.ns, &line).map(|output| (output.stdout, output.stderr));
+            let text = output.map(|(out, err)| {
+                [out, err].map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            });
             format!("{command}: {text:#?}")
         })?;
-        ensure!(started.elapsed() < PROMPT, "{failure}: {command} took {:?}", started.elapsed());
+        ensure!(
+            started.elapsed() < PROMPT,
+            "{failure}: {command} took {:?}",
+            started.elapsed()
+        );
         Ok(())
     }
 
     /// Dials, and must fail.
     fn fails(&self, client: &str, to: SocketAddr) -> Result<()> {
-        let result = Dial::new(Protocol::Tcp, to).deadline(ANSWER).exchange(&self.lab.host(client).ns, b"hello");
+        let result = Dial::new(Protocol::Tcp, to)
+            .deadline(ANSWER)
+            .exchange(&self.lab.host(client).ns, b"hello");
         ensure!(result.is_err(), "{client} reaches {to}");
         Ok(())
     }
@@ -69,12 +83,16 @@ fn one_command_names_the_cause_of_each_failure() -> Result<()> {
         Service::new("ranged", 14, &["p1b"], PORT)
             .load_balancer(balancer, "VIP")
             .source_ranges(&["192.0.2.128/25".to_owned()]),
-        Service::new("local", 15, &["p2a"], PORT).node_port(NODE_PORT).external_local(),
+        Service::new("local", 15, &["p2a"], PORT)
+            .node_port(NODE_PORT)
+            .external_local(),
         Service::new("dead", 16, &["p1c"], PORT),
         Service::new("gone", 17, &["p1b"], PORT),
         Service::new("web", 18, &["p1b"], PORT),
     ];
-    services.iter().try_for_each(|service| base.put_service(service))?;
+    services
+        .iter()
+        .try_for_each(|service| base.put_service(service))?;
     let arguments = ["--socket-lb", "off", "--flow-table-size", FLOW_ENTRIES].map(str::to_owned);
     let agent = Agent::start_with(lab, &lab.n1, base.source(), &arguments)?;
     let node = Node { lab, agent: &agent };
@@ -83,7 +101,11 @@ fn one_command_names_the_cause_of_each_failure() -> Result<()> {
     in_the_node(&node, &services[7])?;
 
     base.api_mut().stop()?;
-    node.names("the API server is away", "status", &["PROBLEMS", "Service watch", "Connection refused"])?;
+    node.names(
+        "the API server is away",
+        "status",
+        &["PROBLEMS", "Service watch", "Connection refused"],
+    )?;
     base.api_mut().start_again(History::Kept)?;
     agent.wait(DEADLINE, "it is well again", |status| status.healthy)?;
     agent.stop()
@@ -92,10 +114,16 @@ fn one_command_names_the_cause_of_each_failure() -> Result<()> {
 /// The objects of the cluster ask for it.
 fn in_the_objects(node: &Node, base: &WatchedLab, services: &[Service]) -> Result<()> {
     let client = node.lab.host("p1a").addrs.v4;
-    let [none, _, _, _, _, _, gone, _] = services else { return Err(anyhow::anyhow!("eight Services")) };
+    let [none, _, _, _, _, _, gone, _] = services else {
+        return Err(anyhow::anyhow!("eight Services"));
+    };
     node.fails("p1a", none.frontend(Family::V4))?;
     let command = format!("trace --from {client} --to svc/default/none:tcp");
-    node.names("no endpoints", &command, &["reject (no_endpoints)", "compare the Service's selector"])?;
+    node.names(
+        "no endpoints",
+        &command,
+        &["reject (no_endpoints)", "compare the Service's selector"],
+    )?;
 
     let outside = node.lab.host("x").addrs.v4;
     let balancer = SocketAddr::new(EXTERNAL.host(20).v4.into(), 80);
@@ -104,13 +132,21 @@ fn in_the_objects(node: &Node, base: &WatchedLab, services: &[Service]) -> Resul
     node.names(
         "loadBalancerSourceRanges",
         &command,
-        &["default/ranged", "drop (source_range)", "spec.loadBalancerSourceRanges"],
+        &[
+            "default/ranged",
+            "drop (source_range)",
+            "spec.loadBalancerSourceRanges",
+        ],
     )?;
 
     let at = SocketAddr::new(node.lab.n1.host.addrs.v4.into(), NODE_PORT);
     node.fails("x", at)?;
     let command = format!("trace --from {outside} --to {at}");
-    let words = ["default/local", "drop (no_local_endpoints)", "traffic policy is Local"];
+    let words = [
+        "default/local",
+        "drop (no_local_endpoints)",
+        "traffic policy is Local",
+    ];
     node.names("a traffic policy Local without endpoints", &command, &words)?;
 
     // The client keeps the address of a Service that went.
@@ -119,9 +155,15 @@ fn in_the_objects(node: &Node, base: &WatchedLab, services: &[Service]) -> Resul
         base.api().delete("EndpointSlice", "default", slice)?;
     }
     base.api().delete("Service", "default", "gone")?;
-    wait_until(DEADLINE, "the Service has gone", || Ok(node.fails("p1a", kept).is_ok()))?;
+    wait_until(DEADLINE, "the Service has gone", || {
+        Ok(node.fails("p1a", kept).is_ok())
+    })?;
     let command = format!("trace --from {client} --to {kept}");
-    node.names("a stale DNS answer", &command, &["drop (unallocated)", "a DNS answer that a client keeps"])
+    node.names(
+        "a stale DNS answer",
+        &command,
+        &["drop (unallocated)", "a DNS answer that a client keeps"],
+    )
 }
 
 /// kpx forwards, and what comes behind it fails.
@@ -132,7 +174,11 @@ fn behind_kpx(node: &Node, services: &[Service]) -> Result<()> {
     node.names(
         "a wrong targetPort",
         &trace("wrong"),
-        &["forward to", "were reset", "compare the Service's targetPort"],
+        &[
+            "forward to",
+            "were reset",
+            "compare the Service's targetPort",
+        ],
     )?;
 
     let backend = node.lab.host("p2a").addrs.v4;
@@ -145,12 +191,21 @@ fn behind_kpx(node: &Node, services: &[Service]) -> Result<()> {
         }}"
     ))?;
     node.fails("p1a", services[2].frontend(Family::V4))?;
-    let words = ["forward to", "have no answer", "rule 1 of chain forward of table ip netpol may drop the packet"];
+    let words = [
+        "forward to",
+        "have no answer",
+        "rule 1 of chain forward of table ip netpol may drop the packet",
+    ];
     node.names("a filter of another program", &trace("filtered"), &words)?;
 
     node.lab.host("p1c").ns.ip("link set eth0 down")?;
     node.fails("p1a", services[5].frontend(Family::V4))?;
-    let words = ["forward to", "have no answer", "the backend or its node is down", "no rule of netfilter here does"];
+    let words = [
+        "forward to",
+        "have no answer",
+        "the backend or its node is down",
+        "no rule of netfilter here does",
+    ];
     node.names("a dead backend", &trace("dead"), &words)
 }
 
@@ -158,15 +213,21 @@ fn behind_kpx(node: &Node, services: &[Service]) -> Result<()> {
 fn in_the_node(node: &Node, web: &Service) -> Result<()> {
     let uplink = &node.lab.n1.host.ns;
     uplink.ip("link set eth0 mtu 1400")?;
-    node.names("an MTU hole", "check", &["pods have up to 1500, the narrowest way out has 1400"])?;
+    node.names(
+        "an MTU hole",
+        "check",
+        &["pods have up to 1500, the narrowest way out has 1400"],
+    )?;
     uplink.ip("link set eth0 mtu 1500")?;
 
     let to = web.frontend(Family::V4);
     let full = || -> Result<bool> {
         let status = node.agent.status()?;
-        Ok(["client_share", "flows_full"]
-            .iter()
-            .any(|reason| status["reasons"][reason].as_u64().is_some_and(|count| count > 0)))
+        Ok(["client_share", "flows_full"].iter().any(|reason| {
+            status["reasons"][reason]
+                .as_u64()
+                .is_some_and(|count| count > 0)
+        }))
     };
     node.lab.host("p1a").ns.run(|| -> Result<()> {
         let flows = FLOW_ENTRIES.parse::<usize>()? / 2;
@@ -183,7 +244,10 @@ fn in_the_node(node: &Node, web: &Service) -> Result<()> {
         Ok(())
     })?;
     wait_until(DEADLINE, "the flow table is full", full)?;
-    let words =
-        ["client_share", "dropped", "the client, or the Service's namespace, holds its share of the flow table"];
+    let words = [
+        "client_share",
+        "dropped",
+        "the client, or the Service's namespace, holds its share of the flow table",
+    ];
     node.names("a full connection table", "status", &words)
 }

@@ -1,4 +1,5 @@
-//! kpx and a node's devices: who gets programs, how soon, by which mechanism, and what is left when kpx ends.
+//! kpx and a node's devices: who gets programs, how soon, by which mechanism, and what is left when
+//! kpx ends.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -9,7 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use aya::programs::{SchedClassifier, TcAttachType};
 use nix::ifaddrs::getifaddrs;
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, bind, send, socket};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, bind, send, socket,
+};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
@@ -31,22 +34,33 @@ fn a_new_veth_has_its_programs_within_100_ms() -> Result<()> {
     let kpx = start(&node, "")?;
     let mut delays = Vec::new();
     for n in 0..5 {
-        let (name, peer) = (format!("pod{n}"), format!("eth{n}"));
-        node.ip(&format!("link add {name} type veth peer name {peer} netns {}\nlink set {name} up", pod.name()))?;
+        let name = format!("pod{n}");
+        let peer = format!("eth{n}");
+        node.ip(&format!(
+            "link add {name} type veth peer name {peer} netns {}\nlink set {name} up",
+            pod.name()
+        ))?;
         let since = Instant::now();
         wait_until(DEADLINE, &format!("{name} has its programs"), || {
-            Ok(programs(&node, &name, TcAttachType::Ingress)? == ["kpx_ingress"]
-                && programs(&node, &name, TcAttachType::Egress)? == ["kpx_egress"])
+            Ok(
+                programs(&node, &name, TcAttachType::Ingress)? == ["kpx_ingress"]
+                    && programs(&node, &name, TcAttachType::Egress)? == ["kpx_egress"],
+            )
         })?;
         delays.push(since.elapsed());
     }
-    ensure!(delays.iter().min() < Some(&Duration::from_millis(100)), "attached after {delays:?}");
+    ensure!(
+        delays.iter().min() < Some(&Duration::from_millis(100)),
+        "attached after {delays:?}"
+    );
 
     // Renamed it keeps them; gone it is forgotten.
     node.ip("link set pod0 down\nlink set pod0 name renamed\nlink set renamed up\nlink del pod1")?;
     wait_until(DEADLINE, "status follows", || {
         let status = kpx.status()?.to_string();
-        Ok(status.contains("\"renamed\"") && !status.contains("\"pod0\"") && !status.contains("\"pod1\""))
+        Ok(status.contains("\"renamed\"")
+            && !status.contains("\"pod0\"")
+            && !status.contains("\"pod1\""))
     })?;
     ensure!(programs(&node, "renamed", TcAttachType::Ingress)? == ["kpx_ingress"]);
     kpx.stop()
@@ -58,16 +72,28 @@ fn cleanup_on_exit_leaves_nothing() -> Result<()> {
         let node = NetNs::machine_v4(&format!("end-{how}"))?;
         let before = settled(&node)?;
         let kpx = start(&node, &format!("--attach {how} --cleanup-on-exit"))?;
-        wait_until(DEADLINE, "eth0 is attached", || Ok(kpx.status()?.to_string().contains("\"eth0\"")))?;
+        wait_until(DEADLINE, "eth0 is attached", || {
+            Ok(kpx.status()?.to_string().contains("\"eth0\""))
+        })?;
         let with_kpx = state(&node)?;
-        ensure!(with_kpx.contains("10.96.0.10 dev kpx0") && with_kpx.contains("accept_local=1"), "{with_kpx}");
+        ensure!(
+            with_kpx.contains("10.96.0.10 dev kpx0") && with_kpx.contains("accept_local=1"),
+            "{with_kpx}"
+        );
         kpx.stop()?;
         let after = state(&node)?;
         ensure!(before == after, "{how}: before\n{before}\nafter\n{after}");
         for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
-            ensure!(programs(&node, "eth0", direction)?.is_empty(), "programs are left on eth0");
+            ensure!(
+                programs(&node, "eth0", direction)?.is_empty(),
+                "programs are left on eth0"
+            );
         }
-        ensure!(filters(&node)?.is_empty(), "filters are left: {}", filters(&node)?);
+        ensure!(
+            filters(&node)?.is_empty(),
+            "filters are left: {}",
+            filters(&node)?
+        );
     }
     Ok(())
 }
@@ -79,13 +105,23 @@ fn next_kpx_takes_over_from_a_killed_one() -> Result<()> {
         let before = settled(&node)?;
         for _ in 0..2 {
             let kpx = start(&node, &format!("--attach {how}"))?;
-            wait_until(DEADLINE, "eth0 is attached", || Ok(kpx.status()?.to_string().contains("\"eth0\"")))?;
+            wait_until(DEADLINE, "eth0 is attached", || {
+                Ok(kpx.status()?.to_string().contains("\"eth0\""))
+            })?;
             kpx.crash()?;
         }
         let kpx = start(&node, &format!("--attach {how} --cleanup-on-exit"))?;
-        wait_until(DEADLINE, "eth0 is attached", || Ok(kpx.status()?.to_string().contains("\"eth0\"")))?;
-        let at_egress = filters(&node)?.lines().filter(|line| line.contains("kpx_egress")).count();
-        ensure!(how == "tcx" || at_egress == 1, "{at_egress} filters at egress");
+        wait_until(DEADLINE, "eth0 is attached", || {
+            Ok(kpx.status()?.to_string().contains("\"eth0\""))
+        })?;
+        let at_egress = filters(&node)?
+            .lines()
+            .filter(|line| line.contains("kpx_egress"))
+            .count();
+        ensure!(
+            how == "tcx" || at_egress == 1,
+            "{at_egress} filters at egress"
+        );
         kpx.stop()?;
         ensure!(state(&node)? == before, "{how}: {}", state(&node)?);
     }
@@ -100,10 +136,15 @@ fn device_that_moved_while_no_agent_ran_loses_its_programs_with_the_next_one() -
     node.ip("link add nic1 type veth peer name far1\nlink set nic1 up")?;
     let kpx = start(&node, "--attach tcx")?;
     let on = |ns: &NetNs| programs(ns, "nic1", TcAttachType::Ingress);
-    wait_until(DEADLINE, "nic1 has its programs", || Ok(on(&node)? == ["kpx_ingress"]))?;
+    wait_until(DEADLINE, "nic1 has its programs", || {
+        Ok(on(&node)? == ["kpx_ingress"])
+    })?;
     kpx.crash()?;
     node.ip(&format!("link set nic1 netns {}", pod.name()))?;
-    ensure!(on(&pod)? == ["kpx_ingress"], "the kernel takes them off: docs/limits.md says otherwise");
+    ensure!(
+        on(&pod)? == ["kpx_ingress"],
+        "the kernel takes them off: docs/limits.md says otherwise"
+    );
     let kpx = start(&node, "--attach tcx")?;
     wait_until(DEADLINE, "nic1 has no programs", || {
         Ok(on(&pod)?.is_empty() && programs(&pod, "nic1", TcAttachType::Egress)?.is_empty())
@@ -122,9 +163,17 @@ fn a_second_kpx_is_refused_and_harms_nothing() -> Result<()> {
         .arg(kpx.manifests()?)
         .arg("--run-dir")
         .arg(kpx.run_dir().with_file_name("run2"));
-    second.arg("--bpf-dir").arg(format!("{}-2", node.bpf_dir().display()));
-    let error = node.exec(&mut second).err().context("the second one must end")?;
-    ensure!(format!("{error:#}").contains("another kpx is running"), "{error:#}");
+    second
+        .arg("--bpf-dir")
+        .arg(format!("{}-2", node.bpf_dir().display()));
+    let error = node
+        .exec(&mut second)
+        .err()
+        .context("the second one must end")?;
+    ensure!(
+        format!("{error:#}").contains("another kpx is running"),
+        "{error:#}"
+    );
     ensure!(kpx.typed_status()?.healthy);
     kpx.stop()
 }
@@ -134,13 +183,21 @@ fn filters_of_a_killed_kpx_go_when_the_next_one_uses_tcx() -> Result<()> {
     let node = NetNs::create(format!("kpx-{}-swap", std::process::id()))?;
     node.wire()?;
     let kpx = start(&node, "--attach clsact")?;
-    wait_until(DEADLINE, "eth0 has filters", || Ok(filters(&node)?.contains("kpx_ingress")))?;
+    wait_until(DEADLINE, "eth0 has filters", || {
+        Ok(filters(&node)?.contains("kpx_ingress"))
+    })?;
     kpx.crash()?;
-    ensure!(filters(&node)?.contains("kpx_ingress"), "the kernel keeps filters of dead processes");
+    ensure!(
+        filters(&node)?.contains("kpx_ingress"),
+        "the kernel keeps filters of dead processes"
+    );
     // Left to itself it would stay with what is there.
     let kpx = start(&node, "--attach tcx")?;
     wait_until(DEADLINE, "eth0 has programs", || {
-        Ok(programs(&node, "eth0", TcAttachType::Ingress)? == ["kpx_ingress"] && filters(&node)?.is_empty())
+        Ok(
+            programs(&node, "eth0", TcAttachType::Ingress)? == ["kpx_ingress"]
+                && filters(&node)?.is_empty(),
+        )
     })?;
     kpx.stop()
 }
@@ -149,20 +206,28 @@ fn filters_of_a_killed_kpx_go_when_the_next_one_uses_tcx() -> Result<()> {
 fn routes_survive_an_address_that_goes_and_comes_back() -> Result<()> {
     let node = NetNs::machine_v4("flap")?;
     let kpx = start(&node, "--node-ip 192.0.2.1")?;
-    let route = || node.exec(Command::new("ip").args(["route", "show", "table", "all", "10.96.0.10"]));
+    let route =
+        || node.exec(Command::new("ip").args(["route", "show", "table", "all", "10.96.0.10"]));
     let with_source = || Ok(route()?.contains("dev kpx0") && route()?.contains("src 192.0.2.1"));
     wait_until(DEADLINE, "the route is there", with_source)?;
     node.ip("addr del 192.0.2.1/24 dev eth0")?;
     // Without the address there is a route without a source, for the host may have others.
-    wait_until(DEADLINE, "a route is there again", || Ok(route()?.contains("dev kpx0") && !route()?.contains("src")))?;
+    wait_until(DEADLINE, "a route is there again", || {
+        Ok(route()?.contains("dev kpx0") && !route()?.contains("src"))
+    })?;
     node.ip("addr add 192.0.2.1/24 dev eth0")?;
     wait_until(DEADLINE, "its source is back", with_source)?;
     node.ip("link set kpx0 down")?;
-    wait_until(DEADLINE, "the anchor is up again, and the route back", with_source)?;
+    wait_until(
+        DEADLINE,
+        "the anchor is up again, and the route back",
+        with_source,
+    )?;
     kpx.stop()
 }
 
-/// The rows that BPF_PROG_TEST_RUN cannot have: a tag that the device has taken off, and a bridge behind its port.
+/// The rows that BPF_PROG_TEST_RUN cannot have: a tag that the device has taken off, and a bridge
+/// behind its port.
 #[test]
 fn tagged_frames_and_bridged_ones_are_left_alone_and_counted() -> Result<()> {
     for mechanism in [Mechanism::Tcx, Mechanism::Clsact] {
@@ -174,7 +239,10 @@ fn tagged_frames_and_bridged_ones_are_left_alone_and_counted() -> Result<()> {
              link set port master br0
              link set port up
              link set wire up")?;
-        let mut bench = Bench::load(Options { mechanism: Some(mechanism), ..Options::default() })?;
+        let mut bench = Bench::load(Options {
+            mechanism: Some(mechanism),
+            ..Options::default()
+        })?;
         let attachments = &mut bench.datapath.attachments;
         node.run(|| {
             let ifindex = |name| nix::net::if_::if_nametoindex(name);
@@ -183,8 +251,15 @@ fn tagged_frames_and_bridged_ones_are_left_alone_and_counted() -> Result<()> {
         })?;
         let port = node.run(|| nix::net::if_::if_nametoindex("port"))?;
         let pod = Device::new(Device::POD, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
-        bench.datapath.node.set_devices(&BTreeMap::from([(port, pod)]))?;
-        let key = FrontendKey::<Addr4>::new(Ipv4Addr::new(10, 96, 0, 10).into(), Port::new(80), Proto::UDP);
+        bench
+            .datapath
+            .node
+            .set_devices(&BTreeMap::from([(port, pod)]))?;
+        let key = FrontendKey::<Addr4>::new(
+            Ipv4Addr::new(10, 96, 0, 10).into(),
+            Port::new(80),
+            Proto::UDP,
+        );
         for change in [
             FamilyChange::PutSlot(
                 SlotKey::new(key, Set::CLUSTER, 0),
@@ -195,8 +270,15 @@ fn tagged_frames_and_bridged_ones_are_left_alone_and_counted() -> Result<()> {
         ] {
             bench.datapath.tables.apply(&Change::V4(change))?;
         }
-        let names = [("client", "10.0.0.1"), ("stranger", "10.0.0.2"), ("web", "10.96.0.10")];
-        let names = names.map(|(name, addr)| Ok((name, addr.parse()?))).into_iter().collect::<Result<Vec<_>>>()?;
+        let names = [
+            ("client", "10.0.0.1"),
+            ("stranger", "10.0.0.2"),
+            ("web", "10.96.0.10"),
+        ];
+        let names = names
+            .map(|(name, addr)| Ok((name, addr.parse()?)))
+            .into_iter()
+            .collect::<Result<Vec<_>>>()?;
         let names = Names::new(names);
         let served = names.frame("udp client:1 > web:80 +9")?;
         let mut tagged = served.clone();
@@ -207,10 +289,20 @@ fn tagged_frames_and_bridged_ones_are_left_alone_and_counted() -> Result<()> {
         expect(&bench, &BTreeMap::from([(Reason::SeenBefore, 1)]))?;
         // Each hook looks at a packet that no hook has rewritten.
         send_frame(&node, "wire", &names.frame("udp client:1 > stranger:2 +9")?)?;
-        expect(&bench, &BTreeMap::from([(Reason::NotOurs, 2), (Reason::SeenBefore, 1)]))?;
+        expect(
+            &bench,
+            &BTreeMap::from([(Reason::NotOurs, 2), (Reason::SeenBefore, 1)]),
+        )?;
         // So that a device for the VLAN on top of either can do it.
         send_frame(&node, "wire", &tagged)?;
-        expect(&bench, &BTreeMap::from([(Reason::NotOurs, 2), (Reason::SeenBefore, 1), (Reason::Vlan, 2)]))?;
+        expect(
+            &bench,
+            &BTreeMap::from([
+                (Reason::NotOurs, 2),
+                (Reason::SeenBefore, 1),
+                (Reason::Vlan, 2),
+            ]),
+        )?;
         node.run(|| drop(bench)); // Filters are taken off where they are.
     }
     Ok(())
@@ -221,12 +313,21 @@ fn a_device_that_changes_its_kind_gets_other_programs() -> Result<()> {
     for (mechanism, attach) in [(Mechanism::Tcx, "tcx"), (Mechanism::Clsact, "clsact")] {
         let node = NetNs::create(format!("kpx-{}-kind-{mechanism}", std::process::id()))?;
         node.wire()?;
-        let mut bench = Bench::load(Options { mechanism: Some(mechanism), ..Options::default() })?;
+        let mut bench = Bench::load(Options {
+            mechanism: Some(mechanism),
+            ..Options::default()
+        })?;
         for place in [Place::Device, Place::Headerless, Place::Device] {
             let attachments = &mut bench.datapath.attachments;
             node.run(|| attachments.attach(nix::net::if_::if_nametoindex("eth0")?, "eth0", place))?;
-            let found = [is_hooked(&node, attach, "eth0")?, is_hooked_headerless(&node, attach, "eth0")?];
-            ensure!(found == [place == Place::Device, place == Place::Headerless], "{attach}, {place:?}: {found:?}");
+            let found = [
+                is_hooked(&node, attach, "eth0")?,
+                is_hooked_headerless(&node, attach, "eth0")?,
+            ];
+            ensure!(
+                found == [place == Place::Device, place == Place::Headerless],
+                "{attach}, {place:?}: {found:?}"
+            );
         }
         node.run(|| drop(bench));
     }
@@ -238,18 +339,32 @@ fn expect(bench: &Bench, wanted: &BTreeMap<Reason, u64>) -> Result<()> {
         // The bridge and the kernel send frames of their own (IGMP, neighbour discovery) as well.
         let noise = [Reason::NotIp, Reason::Protocol, Reason::NotUnicast];
         let reasons = bench.datapath.counters.reasons()?.into_iter();
-        Ok(reasons.filter(|(reason, n)| *n > 0 && !noise.contains(reason)).collect())
+        Ok(reasons
+            .filter(|(reason, n)| *n > 0 && !noise.contains(reason))
+            .collect())
     };
-    wait_until(DEADLINE, "the frames are counted", || Ok(counted()? == *wanted))
-        .with_context(|| format!("counted {:?}", counted()))
+    wait_until(DEADLINE, "the frames are counted", || {
+        Ok(counted()? == *wanted)
+    })
+    .with_context(|| format!("counted {:?}", counted()))
 }
 
 fn send_frame(node: &NetNs, device: &str, frame: &[u8]) -> Result<()> {
     node.run(|| {
-        let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::empty(), SockProtocol::EthAll)?;
+        let socket = socket(
+            AddressFamily::Packet,
+            SockType::Raw,
+            SockFlag::empty(),
+            SockProtocol::EthAll,
+        )?;
         let addrs = getifaddrs()?.filter(|found| found.interface_name == device);
-        let link = addrs.filter_map(|found| found.address).find_map(|addr| addr.as_link_addr().copied());
-        bind(socket.as_raw_fd(), &link.with_context(|| format!("no device {device}"))?)?;
+        let link = addrs
+            .filter_map(|found| found.address)
+            .find_map(|addr| addr.as_link_addr().copied());
+        bind(
+            socket.as_raw_fd(),
+            &link.with_context(|| format!("no device {device}"))?,
+        )?;
         send(socket.as_raw_fd(), frame, MsgFlags::empty()).context("send a frame")?;
         Ok(())
     })
@@ -258,11 +373,16 @@ fn send_frame(node: &NetNs, device: &str, frame: &[u8]) -> Result<()> {
 /// Names of the TCX programs on a device.
 fn programs(node: &NetNs, device: &str, direction: TcAttachType) -> Result<Vec<String>> {
     let (_, programs) = node.run(|| SchedClassifier::query_tcx(device, direction))?;
-    Ok(programs.iter().map(|program| program.name_as_str().unwrap_or_default().to_owned()).collect())
+    Ok(programs
+        .iter()
+        .map(|program| program.name_as_str().unwrap_or_default().to_owned())
+        .collect())
 }
 
 fn filters(node: &NetNs) -> Result<String> {
-    let at = |direction| node.exec(Command::new("tc").args(["filter", "show", "dev", "eth0", direction]));
+    let at = |direction| {
+        node.exec(Command::new("tc").args(["filter", "show", "dev", "eth0", direction]))
+    };
     Ok(at("ingress")? + &at("egress")?)
 }
 
@@ -272,13 +392,24 @@ fn state(node: &NetNs) -> Result<String> {
     let accept_local = node.read("/proc/sys/net/ipv4/conf/lo/accept_local")?;
     let links = ip(&["-brief", "link", "show"])?;
     let ours = ip(&["route", "show", "table", "all", "proto", "75"])?;
-    Ok(links + &ip(&["route", "show"])? + &ip(&["-6", "route", "show"])? + &ours + "accept_local=" + &accept_local)
+    Ok(links
+        + &ip(&["route", "show"])?
+        + &ip(&["-6", "route", "show"])?
+        + &ours
+        + "accept_local="
+        + &accept_local)
 }
 
 /// The state, when the kernel has given both ends of the wire what it gives to devices that are up.
 fn settled(node: &NetNs) -> Result<String> {
-    let has_all = |state: &str| ["eth0", "wire"].iter().all(|name| state.contains(&format!("fe80::/64 dev {name} ")));
-    wait_until(DEADLINE, "both ends have link-local addresses", || Ok(has_all(&state(node)?)))?;
+    let has_all = |state: &str| {
+        ["eth0", "wire"]
+            .iter()
+            .all(|name| state.contains(&format!("fe80::/64 dev {name} ")))
+    };
+    wait_until(DEADLINE, "both ends have link-local addresses", || {
+        Ok(has_all(&state(node)?))
+    })?;
     state(node)
 }
 

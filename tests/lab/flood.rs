@@ -1,6 +1,6 @@
-//! A flood of SYNs with forged sources, against a backend that answers each of them, and of ACKs that claim to have seen
-//! the answer. Beside them, RSTs, FINs and SYNs in the names of clients whose connections are silent. Open connections stay open,
-//! and new connections get through.
+//! A flood of SYNs with forged sources, against a backend that answers each of them, and of ACKs
+//! that claim to have seen the answer. Beside them, RSTs, FINs and SYNs in the names of clients
+//! whose connections are silent. Open connections stay open, and new connections get through.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -40,14 +40,26 @@ fn a_flood_of_blind_handshakes_costs_no_connection_and_no_handshake() -> Result<
     let entries = FLOW_ENTRIES.to_string();
     let agent = lab.kpx(&["--flow-table-size", &entries])?;
     let to = node_ports(&lab);
-    let (client, flooder) = (lab.lab.host("xl"), lab.lab.host("x"));
+    let client = lab.lab.host("xl");
+    let flooder = lab.lab.host("x");
 
-    let (mut standing, mut silent) = (connect(client, to)?, connect(client, to)?);
-    let victims = silent.iter().map(|connection| Ok(connection.ends().map_err(|fault| anyhow!("{fault}"))?[0]));
+    let mut standing = connect(client, to)?;
+    let mut silent = connect(client, to)?;
+    let victims = silent
+        .iter()
+        .map(|connection| Ok(connection.ends().map_err(|fault| anyhow!("{fault}"))?[0]));
     let victims = victims.collect::<Result<Vec<_>>>()?;
     let strangers = to.map(|to| {
-        let victims = victims.iter().filter(|victim| victim.is_ipv4() == to.is_ipv4()).copied().collect();
-        Names { to, dialled: VecDeque::new(), victims }
+        let victims = victims
+            .iter()
+            .filter(|victim| victim.is_ipv4() == to.is_ipv4())
+            .copied()
+            .collect();
+        Names {
+            to,
+            dialled: VecDeque::new(),
+            victims,
+        }
     });
     // Until then, some of what the silent ones have sent may be on its way.
     let connected = Instant::now();
@@ -55,7 +67,8 @@ fn a_flood_of_blind_handshakes_costs_no_connection_and_no_handshake() -> Result<
         exchange(&mut standing)?;
     }
     let before = counters(&agent)?;
-    let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    let stop = AtomicBool::new(false);
+    let sent = AtomicU64::new(0);
     let dialled = thread::scope(|scope| -> Result<_> {
         let flood = scope.spawn(|| flood(flooder, strangers, &stop, &sent));
         let dialled = under_flood(client, to, &mut standing, &sent);
@@ -66,23 +79,51 @@ fn a_flood_of_blind_handshakes_costs_no_connection_and_no_handshake() -> Result<
     let sent = sent.into_inner();
     let now = counters(&agent)?;
     let grown = |name: &str| now[name] - before[name];
-    println!("{sent} SYNs, {dialled} handshakes meanwhile; {} forgotten", grown("flow_forgotten"));
-    ensure!(dialled > 0 && sent > SYNS, "{sent} SYNs, {dialled} handshakes");
-    ensure!(grown("flow_forgotten") > 0 && grown("flows_full") == 0 && grown("end_ignored") > 1_000, "{now:?}");
+    println!(
+        "{sent} SYNs, {dialled} handshakes meanwhile; {} forgotten",
+        grown("flow_forgotten")
+    );
+    ensure!(
+        dialled > 0 && sent > SYNS,
+        "{sent} SYNs, {dialled} handshakes"
+    );
+    ensure!(
+        grown("flow_forgotten") > 0 && grown("flows_full") == 0 && grown("end_ignored") > 1_000,
+        "{now:?}"
+    );
 
-    for FlowTable { half_open, entries, others, established } in flow_tables(&agent)? {
+    for FlowTable {
+        half_open,
+        entries,
+        others,
+        established,
+    } in flow_tables(&agent)?
+    {
         // Half of the table, in flows of two entries.
-        ensure!(half_open <= FLOW_ENTRIES / 4 + 100, "{half_open} half-open flows");
-        ensure!(others >= 2 * CONNECTIONS && others <= 2 * CONNECTIONS + dialled, "{others} other flows of {dialled}");
-        ensure!(established >= 2 * CONNECTIONS, "{established} established flows");
-        ensure!(entries <= 2 * (half_open + others) + 100, "{entries} entries of {half_open} and {others} flows");
+        ensure!(
+            half_open <= FLOW_ENTRIES / 4 + 100,
+            "{half_open} half-open flows"
+        );
+        ensure!(
+            others >= 2 * CONNECTIONS && others <= 2 * CONNECTIONS + dialled,
+            "{others} other flows of {dialled}"
+        );
+        ensure!(
+            established >= 2 * CONNECTIONS,
+            "{established} established flows"
+        );
+        ensure!(
+            entries <= 2 * (half_open + others) + 100,
+            "{entries} entries of {half_open} and {others} flows"
+        );
     }
     exchange(&mut standing)?;
     exchange(&mut silent).context("after the flood")?;
     agent.stop()
 }
 
-/// Conntrack forgets a connection that is silent for ten seconds after a RST in its window, and masquerades what the pod sends next.
+/// Conntrack forgets a connection that is silent for ten seconds after a RST in its window, and
+/// masquerades what the pod sends next.
 #[test]
 fn silent_connection_outlives_resets_of_all_windows() -> Result<()> {
     /// Less than the first window of a connection.
@@ -94,7 +135,9 @@ fn silent_connection_outlives_resets_of_all_windows() -> Result<()> {
     let to = node_ports(&lab);
     let mut silent = connect(lab.lab.host("xl"), to)?;
     exchange(&mut silent)?;
-    let ends = silent.iter().map(|connection| connection.ends().map_err(|fault| anyhow!("{fault}")));
+    let ends = silent
+        .iter()
+        .map(|connection| connection.ends().map_err(|fault| anyhow!("{fault}")));
     let ends = ends.collect::<Result<Vec<_>>>()?;
     idle(SILENCE)?;
     let stranger = Stranger::on(lab.lab.host("x"))?;
@@ -102,21 +145,32 @@ fn silent_connection_outlives_resets_of_all_windows() -> Result<()> {
     let victims = [ends[0], ends[CONNECTIONS]];
     for [client, node_port] in victims {
         for seq in (0..=u32::MAX).step_by(STEP) {
-            stranger.send(stranger::tcp_with(client, node_port, seq).rst(), node_port.ip())?;
+            stranger.send(
+                stranger::tcp_with(client, node_port, seq).rst(),
+                node_port.ip(),
+            )?;
         }
     }
     idle(FORGOTTEN)?;
     // The pod's next packet is its own, and no answer that conntrack knows.
     for [client, node_port] in victims {
-        stranger.send(stranger::tcp(client, node_port).fin().ack(rand::random()), node_port.ip())?;
+        stranger.send(
+            stranger::tcp(client, node_port).fin().ack(rand::random()),
+            node_port.ip(),
+        )?;
     }
     idle(SILENCE)?;
     exchange(&mut silent)?;
-    ensure!(counters(&agent)?["forged"] > 100_000, "{:?}", counters(&agent)?);
+    ensure!(
+        counters(&agent)?["forged"] > 100_000,
+        "{:?}",
+        counters(&agent)?
+    );
     agent.stop()
 }
 
-/// A lab with a Service of one pod, where strangers' names come in from where no route leads to them.
+/// A lab with a Service of one pod, where strangers' names come in from where no route leads to
+/// them.
 fn served() -> Result<ServedLab> {
     let lab = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b"], PORT)?;
     lab.lab.set_rp_filter(0)?;
@@ -131,26 +185,43 @@ fn node_ports(lab: &ServedLab) -> [SocketAddr; 2] {
 
 /// Opens connections to both addresses.
 fn connect(client: &Host, to: [SocketAddr; 2]) -> Result<Vec<Connection>> {
-    let dial = |to| Dial::new(Protocol::Tcp, to).connect(&client.ns).map_err(|fault| anyhow!("{fault}"));
-    to.into_iter().flat_map(|to| [to; CONNECTIONS]).map(dial).collect()
+    let dial = |to| {
+        Dial::new(Protocol::Tcp, to)
+            .connect(&client.ns)
+            .map_err(|fault| anyhow!("{fault}"))
+    };
+    to.into_iter()
+        .flat_map(|to| [to; CONNECTIONS])
+        .map(dial)
+        .collect()
 }
 
 /// Uses connections that stood before the flood.
 fn exchange(standing: &mut [Connection]) -> Result<()> {
     for connection in standing {
-        connection.exchange(&pattern(100)).map_err(|fault| anyhow!("a connection that stood: {fault}"))?;
+        connection
+            .exchange(&pattern(100))
+            .map_err(|fault| anyhow!("a connection that stood: {fault}"))?;
     }
     Ok(())
 }
 
 /// Goes on for as long as the flood does: connections are used, others made. How many were.
-fn under_flood(client: &Host, to: [SocketAddr; 2], standing: &mut [Connection], sent: &AtomicU64) -> Result<usize> {
-    let (started, mut dialled) = (Instant::now(), 0);
+fn under_flood(
+    client: &Host,
+    to: [SocketAddr; 2],
+    standing: &mut [Connection],
+    sent: &AtomicU64,
+) -> Result<usize> {
+    let started = Instant::now();
+    let mut dialled = 0;
     let is_over = || started.elapsed() > FLOOD && sent.load(Ordering::Relaxed) > SYNS;
     while !is_over() && started.elapsed() < DEADLINE {
         exchange(standing)?;
         for to in to {
-            let answer = Dial::new(Protocol::Tcp, to).deadline(DEADLINE / 6).exchange(&client.ns, &pattern(100));
+            let answer = Dial::new(Protocol::Tcp, to)
+                .deadline(DEADLINE / 6)
+                .exchange(&client.ns, &pattern(100));
             answer.map_err(|fault| anyhow!("handshake {dialled}, {to}: {fault}"))?;
             dialled += 1;
         }
@@ -159,7 +230,12 @@ fn under_flood(client: &Host, to: [SocketAddr; 2], standing: &mut [Connection], 
 }
 
 /// Sends as fast as one thread can, and counts the SYNs of strangers.
-fn flood(from: &Host, mut strangers: [Names; 2], stop: &AtomicBool, sent: &AtomicU64) -> Result<()> {
+fn flood(
+    from: &Host,
+    mut strangers: [Names; 2],
+    stop: &AtomicBool,
+    sent: &AtomicU64,
+) -> Result<()> {
     let stranger = Stranger::on(from)?;
     while !stop.load(Ordering::Relaxed) {
         for names in &mut strangers {
@@ -183,9 +259,14 @@ struct Names {
 }
 
 impl Names {
-    /// Returns a SYN or the ACK of an older one, and one packet in the name of a victim; and the number of SYNs.
+    /// Returns a SYN or the ACK of an older one, and one packet in the name of a victim; and the
+    /// number of SYNs.
     fn packets(&mut self) -> ([PacketBuilderStep<TcpHeader>; 2], u64) {
-        let answered = if self.dialled.len() > LEAD { self.dialled.pop_front() } else { None };
+        let answered = if self.dialled.len() > LEAD {
+            self.dialled.pop_front()
+        } else {
+            None
+        };
         let syns = u64::from(answered.is_none());
         let handshake = match answered {
             Some(name) => stranger::tcp(name, self.to).ack(rand::random()),
@@ -195,7 +276,10 @@ impl Names {
                 stranger::tcp(name, self.to).syn()
             }
         };
-        let end = stranger::end(self.victims[rand::random_range(0..self.victims.len())], self.to);
+        let end = stranger::end(
+            self.victims[rand::random_range(0..self.victims.len())],
+            self.to,
+        );
         ([handshake, end], syns)
     }
 
@@ -204,7 +288,9 @@ impl Names {
         let name: u32 = rand::random();
         let ip = match self.to.ip() {
             IpAddr::V4(_) => IpAddr::from((0x0b00_0000 | name >> 8).to_be_bytes()),
-            IpAddr::V6(_) => IpAddr::from((0x2001_0db8_00ff_u128 << 80 | u128::from(name)).to_be_bytes()),
+            IpAddr::V6(_) => {
+                IpAddr::from((0x2001_0db8_00ff_u128 << 80 | u128::from(name)).to_be_bytes())
+            }
         };
         SocketAddr::new(ip, rand::random_range(1_024..=u16::MAX))
     }

@@ -1,4 +1,5 @@
-//! Changes that Kubernetes has announced to Service proxies, as packets and objects show them: see `docs/keps.md`.
+//! Changes that Kubernetes has announced to Service proxies, as packets and objects show them: see
+//! `docs/keps.md`.
 
 use std::fs;
 
@@ -22,23 +23,42 @@ fn service_with_leading_digit_is_served_and_shown() -> Result<()> {
     base.put(&second)?;
     let agent = base.kpx(&["--service-metrics"])?;
     let client = &base.lab.host("p1a").ns;
-    for (family, protocol) in Family::ALL.into_iter().flat_map(|family| Protocol::COMMON.map(|proto| (family, proto))) {
+    for (family, protocol) in Family::ALL
+        .into_iter()
+        .flat_map(|family| Protocol::COMMON.map(|proto| (family, proto)))
+    {
         let answer = Dial::new(protocol, second.frontend(family)).exchange(client, b"hello")?;
         ensure!(answer.backend == "p1b", "{family}, {protocol}: {answer:?}");
     }
     let shown = |command: &str| -> Result<Value> {
-        let output = kpx(agent.ns(), &format!("{command} 2nd -o json --run-dir {}", agent.run_dir().display()))?;
+        let output = kpx(
+            agent.ns(),
+            &format!(
+                "{command} 2nd -o json --run-dir {}",
+                agent.run_dir().display()
+            ),
+        )?;
         serde_json::from_slice(&output.stdout).with_context(|| format!("{command}: {output:?}"))
     };
     for (command, field) in [("services", "name"), ("backends", "service")] {
         let rows = shown(command)?;
-        let is_it = |row: &Value| row[field].as_str().is_some_and(|name| name.ends_with("2nd"));
-        ensure!(rows.as_array().is_some_and(|rows| !rows.is_empty() && rows.iter().all(is_it)), "{command}: {rows}");
+        let is_it = |row: &Value| {
+            row[field]
+                .as_str()
+                .is_some_and(|name| name.ends_with("2nd"))
+        };
+        ensure!(
+            rows.as_array()
+                .is_some_and(|rows| !rows.is_empty() && rows.iter().all(is_it)),
+            "{command}: {rows}"
+        );
     }
     wait_until(DEADLINE, "a series has the name", || {
         let metrics = scrape(agent.ns())?;
         let mut samples = metrics.values().flat_map(|metric| &metric.samples);
-        Ok(samples.any(|sample| sample.labels.values().any(|label| label.ends_with("2nd")) && sample.value > 0.0))
+        Ok(samples.any(|sample| {
+            sample.labels.values().any(|label| label.ends_with("2nd")) && sample.value > 0.0
+        }))
     })?;
     agent.stop()
 }
@@ -47,7 +67,8 @@ fn service_with_leading_digit_is_served_and_shown() -> Result<()> {
 #[test]
 fn endpoints_objects_without_slices_have_no_effect() -> Result<()> {
     let base = ServedLab::with_api_server(Layout::Routed)?.serve(&["p1b"], PORT)?;
-    let (old, new) = (Service::new("old", 10, &[], PORT), Service::new("new", 11, &["p1b"], PORT));
+    let old = Service::new("old", 10, &[], PORT);
+    let new = Service::new("new", 11, &["p1b"], PORT);
     let ip = base.lab.host("p1b").addrs.v4;
     base.cluster.put(&Object(json!({
         "apiVersion": "v1",
@@ -55,10 +76,13 @@ fn endpoints_objects_without_slices_have_no_effect() -> Result<()> {
         "metadata": { "namespace": "default", "name": "old" },
         "subsets": [{ "addresses": [{ "ip": ip }], "ports": [{ "name": "tcp", "protocol": "TCP", "port": PORT }] }],
     })))?;
-    [&old, &new].into_iter().try_for_each(|service| base.put(service))?;
+    [&old, &new]
+        .into_iter()
+        .try_for_each(|service| base.put(service))?;
     let agent = base.kpx(&[])?;
     let dial = |service: &Service| {
-        Dial::new(Protocol::Tcp, service.frontend(Family::V4)).exchange(&base.lab.host("p1a").ns, b"hello")
+        Dial::new(Protocol::Tcp, service.frontend(Family::V4))
+            .exchange(&base.lab.host("p1a").ns, b"hello")
     };
     ensure!(dial(&new)?.backend == "p1b");
     ensure!(dial(&old).is_err(), "the Endpoints object has an effect");
@@ -86,17 +110,33 @@ fn log_tells_of_the_default_mode_that_will_come() -> Result<()> {
     let path = base.lab.dir().join("config.conf");
     let config = format!("--config={}", path.display());
     // Only kube-proxy's own file can go without a mode for long: kpx needs none.
-    let cases = [(None, false), (Some("mode: iptables"), false), (Some("mode: ''"), true)];
+    let cases = [
+        (None, false),
+        (Some("mode: iptables"), false),
+        (Some("mode: ''"), true),
+    ];
     for (mode, is_told) in cases {
         if let Some(mode) = mode {
-            let file = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
-            let client = format!("clientConnection: {{kubeconfig: {}}}\n", kubeconfig.display());
+            let file =
+                "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+            let client = format!(
+                "clientConnection: {{kubeconfig: {}}}\n",
+                kubeconfig.display()
+            );
             fs::write(&path, format!("{file}{client}{mode}\n"))?;
         }
         let agent = base.kpx(&mode.map(|_| &*config).into_iter().collect::<Vec<_>>())?;
         let log = agent.log();
-        ensure!(log.contains("nftables from Kubernetes 1.40 on: give one") == is_told, "{mode:?}\n{log}");
-        ensure!(!log.lines().next().is_some_and(|line| line.contains("mode, and")), "{mode:?}\n{log}");
+        ensure!(
+            log.contains("nftables from Kubernetes 1.40 on: give one") == is_told,
+            "{mode:?}\n{log}"
+        );
+        ensure!(
+            !log.lines()
+                .next()
+                .is_some_and(|line| line.contains("mode, and")),
+            "{mode:?}\n{log}"
+        );
         agent.stop()?;
     }
     Ok(())

@@ -39,5 +39,7 @@ mod ui;
 /// Adds a table `netpol` to a node, as a plugin's policy: these rules for what the node forwards.
 fn forbid(node: &testbed::netns::NetNs, rules: &str) -> anyhow::Result<()> {
     let chain = "type filter hook forward priority filter; policy accept";
-    node.nft(&format!("table inet netpol {{\nchain forward {{\n{chain}\n{rules}\n}}\n}}"))
+    node.nft(&format!(
+        "table inet netpol {{\nchain forward {{\n{chain}\n{rules}\n}}\n}}"
+    ))
 }

@@ -24,57 +24,99 @@ fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
     let lab = &base.lab;
     let web = Service::new("web", 10, &["p1b"], PORT);
     let none = Service::new("none", 11, &[], PORT);
-    [&web, &none].into_iter().try_for_each(|service| base.put(service))?;
+    [&web, &none]
+        .into_iter()
+        .try_for_each(|service| base.put(service))?;
     let agent = base.kpx(&[])?;
     let client = lab.host("p1a");
     let dial = |service: &Service| {
-        let _refused_or_answered =
-            Dial::new(Protocol::Tcp, service.frontend(Family::V4)).deadline(ANSWER).exchange(&client.ns, &[1]);
+        let _refused_or_answered = Dial::new(Protocol::Tcp, service.frontend(Family::V4))
+            .deadline(ANSWER)
+            .exchange(&client.ns, &[1]);
     };
     dial(&web);
     ensure!(watched(&agent)? == 0, "no monitor runs");
 
     let decisions = Watcher::start(&agent, &["--service", "web", "--decisions", "--count", "2"])?;
     for event in decisions.events(|| [&none, &web].map(dial))? {
-        let (dialled, address) = (event["dialled"].as_str(), event["client"].as_str());
-        ensure!(event["what"] == "decision" && event["decision"]["name"] == "web", "{event}");
-        ensure!(dialled == Some(&web.frontend(Family::V4).to_string()), "{event}");
+        let dialled = event["dialled"].as_str();
+        let address = event["client"].as_str();
+        ensure!(
+            event["what"] == "decision" && event["decision"]["name"] == "web",
+            "{event}"
+        );
+        ensure!(
+            dialled == Some(&web.frontend(Family::V4).to_string()),
+            "{event}"
+        );
         let address: SocketAddr = address.context("a client")?.parse()?;
         ensure!(address.ip() == client.addrs.ip(Family::V4), "{event}");
         let backend = SocketAddr::new(lab.host("p1b").addrs.ip(Family::V4), PORT);
-        ensure!(event["decision"]["backend"] == json!(backend) && event["decision"]["origin"] == "pod", "{event}");
+        ensure!(
+            event["decision"]["backend"] == json!(backend) && event["decision"]["origin"] == "pod",
+            "{event}"
+        );
     }
     let address = client.addrs.ip(Family::V4).to_string();
-    let drops = Watcher::start(&agent, &["--reason", "no_endpoints", "--client", &address, "--count", "3"])?;
+    let drops = Watcher::start(
+        &agent,
+        &[
+            "--reason",
+            "no_endpoints",
+            "--client",
+            &address,
+            "--count",
+            "3",
+        ],
+    )?;
     for event in drops.events(|| [&none, &web].map(dial))? {
-        ensure!(event["what"] == "reject" && event["decision"]["name"] == "none", "{event}");
+        ensure!(
+            event["what"] == "reject" && event["decision"]["name"] == "none",
+            "{event}"
+        );
     }
-    wait_until(DEADLINE, "the programs tell no more", || Ok(watched(&agent)? == 0))?;
+    wait_until(DEADLINE, "the programs tell no more", || {
+        Ok(watched(&agent)? == 0)
+    })?;
 
     // Another agent tells what was before its watchers.
     agent.stop()?;
     let agent = base.kpx(&["--monitor-history=3"])?;
-    ensure!(watched(&agent)? == WATCHED_PER_SECOND, "the programs tell, for the history");
+    ensure!(
+        watched(&agent)? == WATCHED_PER_SECOND,
+        "the programs tell, for the history"
+    );
     let past = |arguments: &[&str]| {
-        Watcher::start(&agent, &[&["--since", "5m", "--no-follow"], arguments].concat())?.events(|| ())
+        Watcher::start(
+            &agent,
+            &[&["--since", "5m", "--no-follow"], arguments].concat(),
+        )?
+        .events(|| ())
     };
-    // The agent reads one CPU's events after another's, so their order is sure only with a pause between them.
+    // The agent reads one CPU's events after another's, so their order is sure only with a pause
+    // between them.
     (0..4).for_each(|_| dial(&none));
-    wait_until(DEADLINE, "refusals are kept", || Ok(past(&["--unserved"])?.len() == 3))?;
+    wait_until(DEADLINE, "refusals are kept", || {
+        Ok(past(&["--unserved"])?.len() == 3)
+    })?;
     dial(&web);
-    wait_until(
-        DEADLINE,
-        "all is kept",
-        || Ok(past(&["--decisions"])?.len() == 1 && past(&["--unserved"])?.len() == 3),
-    )?;
+    wait_until(DEADLINE, "all is kept", || {
+        Ok(past(&["--decisions"])?.len() == 1 && past(&["--unserved"])?.len() == 3)
+    })?;
     let all = past(&[])?;
-    ensure!(all.last().is_some_and(|event| event["decision"]["name"] == "web"), "the newest comes last: {all:?}");
+    ensure!(
+        all.last()
+            .is_some_and(|event| event["decision"]["name"] == "web"),
+        "the newest comes last: {all:?}"
+    );
     let none_yet = Watcher::start(&agent, &["--since", "0s", "--no-follow"])?.events(|| ())?;
     ensure!(none_yet.is_empty(), "{none_yet:?}");
 
     // One who never reads, and more than it has room for.
     let mut deaf = Watcher::start(&agent, &["--limit-per-second", "1000000"])?;
-    wait_until(DEADLINE, "the programs tell", || Ok(watched(&agent)? == WATCHED_PER_SECOND))?;
+    wait_until(DEADLINE, "the programs tell", || {
+        Ok(watched(&agent)? == WATCHED_PER_SECOND)
+    })?;
     for _ in 0..2_000 {
         dial(&none);
     }
@@ -93,11 +135,14 @@ fn housekeeping_of_the_anchor_is_no_refusal() -> Result<()> {
     let none = Service::new("none", 11, &[], PORT);
     base.put(&none)?;
     let agent = base.kpx(&["--monitor-history=100"])?;
-    let dropped = || -> Result<Option<u64>> { Ok(agent.status()?["reasons"]["not_unicast"].as_u64()) };
+    let dropped =
+        || -> Result<Option<u64>> { Ok(agent.status()?["reasons"]["not_unicast"].as_u64()) };
     let before = dropped()?;
     // The kernel sends reports, and looks for routers.
     agent.ns().ip("link set kpx0 down\nlink set kpx0 up")?;
-    wait_until(DEADLINE, "the anchor drops reports", || Ok(dropped()? > before))?;
+    wait_until(DEADLINE, "the anchor drops reports", || {
+        Ok(dropped()? > before)
+    })?;
     let mut past = Vec::new();
     wait_until(DEADLINE, "a refusal behind them is kept", || {
         let _refused = Dial::new(Protocol::Tcp, none.frontend(Family::V4))
@@ -106,13 +151,18 @@ fn housekeeping_of_the_anchor_is_no_refusal() -> Result<()> {
         past = Watcher::start(&agent, &["--since", "5m", "--no-follow"])?.events(|| ())?;
         Ok(past.iter().any(|event| event["reason"] == "no_endpoints"))
     })?;
-    ensure!(past.iter().all(|event| event["reason"] != "not_unicast"), "{past:?}");
+    ensure!(
+        past.iter().all(|event| event["reason"] != "not_unicast"),
+        "{past:?}"
+    );
     agent.stop()
 }
 
 /// Returns the value that the programs read.
 fn watched(agent: &Agent) -> Result<u32> {
-    let id = agent.status()?["maps"][WATCHED].as_u64().context("the map's id")?;
+    let id = agent.status()?["maps"][WATCHED]
+        .as_u64()
+        .context("the map's id")?;
     let map: Array<MapData, u32> = Map::Array(MapData::from_id(u32::try_from(id)?)?).try_into()?;
     Ok(map.get(&0, 0)?)
 }
@@ -123,8 +173,16 @@ struct Watcher(Child);
 impl Watcher {
     fn start(agent: &Agent, args: &[&str]) -> Result<Self> {
         let mut command = Command::new(binary()?);
-        command.args(["monitor", "--output", "json", "--run-dir"]).arg(agent.run_dir()).args(args);
-        Ok(Self(command.stdout(Stdio::piped()).spawn().context("run kpx monitor")?))
+        command
+            .args(["monitor", "--output", "json", "--run-dir"])
+            .arg(agent.run_dir())
+            .args(args);
+        Ok(Self(
+            command
+                .stdout(Stdio::piped())
+                .spawn()
+                .context("run kpx monitor")?,
+        ))
     }
 
     /// Lets `traffic` pass until it has seen enough.
@@ -135,6 +193,9 @@ impl Watcher {
         })?;
         let output = self.0.wait_with_output()?;
         ensure!(output.status.success(), "{}", output.status);
-        String::from_utf8(output.stdout)?.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+        String::from_utf8(output.stdout)?
+            .lines()
+            .map(|line| Ok(serde_json::from_str(line)?))
+            .collect()
     }
 }

@@ -31,7 +31,8 @@ fn cached() -> Service {
 impl Fixture {
     fn start(service: &Service) -> Result<Self> {
         let cgroup = Cgroup::enter()?;
-        let lab = ServedLab::with_api_server(Layout::Routed)?.serve(&["p1b", "p2a", "p2b", NODE], PORT)?;
+        let lab = ServedLab::with_api_server(Layout::Routed)?
+            .serve(&["p1b", "p2a", "p2b", NODE], PORT)?;
         lab.put(service)?;
         Ok(Self { lab, cgroup })
     }
@@ -39,12 +40,20 @@ impl Fixture {
     /// Starts kpx, which leads all sockets that it may.
     fn agent(&self) -> Result<Agent<'_>> {
         let cgroup = self.cgroup.path().display().to_string();
-        self.lab.kpx(&[FLAG, "--socket-lb", "all", "--socket-lb-udp", "--cgroup-root", &cgroup])
+        self.lab.kpx(&[
+            FLAG,
+            "--socket-lb",
+            "all",
+            "--socket-lb-udp",
+            "--cgroup-root",
+            &cgroup,
+        ])
     }
 
     /// Creates the Pod `p1b` of the node, or replaces it. Its address is that of `host`.
     fn put_pod(&self, host: &str, is_ready: bool) -> Result<()> {
-        let ips = Family::ALL.map(|family| json!({ "ip": self.lab.lab.host(host).addrs.ip(family) }));
+        let ips =
+            Family::ALL.map(|family| json!({ "ip": self.lab.lab.host(host).addrs.ip(family) }));
         let status = if is_ready { "True" } else { "False" };
         self.lab.cluster.put_as_is(&Object(json!({
             "apiVersion": "v1",
@@ -63,11 +72,14 @@ impl Fixture {
     /// Returns who answers a client, by each protocol in each family.
     fn answers(&self, client: &str) -> Result<Vec<String>> {
         let mut all = Vec::new();
-        for (family, protocol) in
-            Family::ALL.into_iter().flat_map(|family| Protocol::COMMON.map(|proto| (family, proto)))
+        for (family, protocol) in Family::ALL
+            .into_iter()
+            .flat_map(|family| Protocol::COMMON.map(|proto| (family, proto)))
         {
             let mut connection = self.connect(client, protocol, cached().frontend(family))?;
-            let answer = connection.exchange(b"hello").with_context(|| format!("{client}, {family}, {protocol}"))?;
+            let answer = connection
+                .exchange(b"hello")
+                .with_context(|| format!("{client}, {family}, {protocol}"))?;
             all.push(answer.backend);
         }
         Ok(all)
@@ -75,7 +87,11 @@ impl Fixture {
 
     /// Waits until the same one answers a client in every way.
     fn reaches(&self, client: &str, backend: &str) -> Result<()> {
-        let is_so = || Ok(self.answers(client).is_ok_and(|all| all.iter().all(|who| who == backend)));
+        let is_so = || {
+            Ok(self
+                .answers(client)
+                .is_ok_and(|all| all.iter().all(|who| who == backend)))
+        };
         wait_until(DEADLINE, &format!("{backend} answers {client}"), is_so)
             .with_context(|| format!("{:?}", self.answers(client)))
     }
@@ -84,7 +100,11 @@ impl Fixture {
 /// Returns what a command of kpx prints.
 fn kpx(fixture: &Fixture, agent: &Agent, args: &[&str]) -> Result<String> {
     let mut command = Command::new(binary()?);
-    command.arg(args[0]).arg("--run-dir").arg(agent.run_dir()).args(&args[1..]);
+    command
+        .arg(args[0])
+        .arg("--run-dir")
+        .arg(agent.run_dir())
+        .args(&args[1..]);
     fixture.lab.lab.host(NODE).ns.exec(&mut command)
 }
 
@@ -96,25 +116,34 @@ fn a_pod_of_the_node_answers_while_it_is_ready() -> Result<()> {
     fixture.reaches("p1a", "p2a").context("no pod yet")?;
     fixture.put_pod("p1b", true)?;
     fixture.reaches("p1a", "p1b")?;
-    fixture.reaches(NODE, "p1b").context("the node's own sockets")?;
-    fixture.reaches("p1b", "p2a").context("the pod itself, which would loop")?;
+    fixture
+        .reaches(NODE, "p1b")
+        .context("the node's own sockets")?;
+    fixture
+        .reaches("p1b", "p2a")
+        .context("the pod itself, which would loop")?;
     told(&fixture, &agent)?;
 
     // Datagrams of an open flow go elsewhere at once, a connection stays until it ends.
     let to = cached().frontend(Family::V4);
-    let [mut tcp, mut udp] = [Protocol::Tcp, Protocol::Udp].map(|protocol| fixture.connect("p1a", protocol, to));
-    let [tcp, udp] = [&mut tcp, &mut udp].map(|connection| connection.as_mut().expect("both connect"));
+    let [mut tcp, mut udp] =
+        [Protocol::Tcp, Protocol::Udp].map(|protocol| fixture.connect("p1a", protocol, to));
+    let [tcp, udp] =
+        [&mut tcp, &mut udp].map(|connection| connection.as_mut().expect("both connect"));
     for connection in [&mut *tcp, &mut *udp] {
         ensure!(connection.exchange(b"before")?.backend == "p1b");
     }
     fixture.put_pod("p1b", false)?;
-    fixture.reaches("p1a", "p2a").context("the pod is not ready")?;
+    fixture
+        .reaches("p1a", "p2a")
+        .context("the pod is not ready")?;
     ensure!(tcp.exchange(b"still there?")?.backend == "p1b");
     ensure!(udp.exchange(b"still there?")?.backend == "p2a");
     fixture.put_pod("p1b", true)?;
     fixture.reaches("p1a", "p1b").context("ready again")?;
 
-    // Without the Service's own endpoints the pod answers all but itself, and the agent's restart changes nothing.
+    // Without the Service's own endpoints the pod answers all but itself, and the agent's restart
+    // changes nothing.
     fixture.lab.put(&service.backed_by(&[]))?;
     drop(agent);
     let agent = fixture.agent()?;
@@ -128,22 +157,39 @@ fn a_pod_of_the_node_answers_while_it_is_ready() -> Result<()> {
 fn told(fixture: &Fixture, agent: &Agent) -> Result<()> {
     let backends: Value = serde_json::from_str(&kpx(fixture, agent, &["backends", "-o", "json"])?)?;
     let backends = backends.as_array().context("a list")?;
-    let of_pods = backends.iter().filter(|backend| backend["inRedirectSet"] == true);
-    ensure!(of_pods.clone().count() == 6, "three protocols in two families: {backends:?}");
-    ensure!(of_pods.clone().all(|backend| backend["pod"] == "default/cache" && backend["local"] == true));
+    let of_pods = backends
+        .iter()
+        .filter(|backend| backend["inRedirectSet"] == true);
+    ensure!(
+        of_pods.clone().count() == 6,
+        "three protocols in two families: {backends:?}"
+    );
+    ensure!(
+        of_pods
+            .clone()
+            .all(|backend| backend["pod"] == "default/cache" && backend["local"] == true)
+    );
     let services = kpx(fixture, agent, &["services", "-o", "wide"])?;
-    ensure!(services.contains("Cluster/Cluster, redirected"), "{services}");
+    ensure!(
+        services.contains("Cluster/Cluster, redirected"),
+        "{services}"
+    );
     let from = fixture.lab.lab.host("p1a").addrs.v4.to_string();
     let to = cached().frontend(Family::V4).to_string();
     let trace = kpx(fixture, agent, &["trace", "--from", &from, "--to", &to])?;
-    ensure!(trace.contains("1 in the redirect set") && trace.contains("by the Service's local redirect"), "{trace}");
+    ensure!(
+        trace.contains("1 in the redirect set")
+            && trace.contains("by the Service's local redirect"),
+        "{trace}"
+    );
     let own = fixture.lab.lab.host("p1b").addrs.v4.to_string();
     let trace = kpx(fixture, agent, &["trace", "--from", &own, "--to", &to])?;
     ensure!(trace.contains("1 in the cluster set"), "{trace}");
     Ok(())
 }
 
-/// Checks a cache in the host's network, as NodeLocal DNSCache runs: the node's packets could be its own.
+/// Checks a cache in the host's network, as NodeLocal DNSCache runs: the node's packets could be
+/// its own.
 #[test]
 fn a_pod_in_the_hosts_network_answers_pods_alone() -> Result<()> {
     let fixture = Fixture::start(&cached().annotation("kpx.dev/local-redirect", "app=cache"))?;
@@ -160,7 +206,8 @@ fn local_redirect(namespace: &str, skips: bool) -> Object {
 }
 
 fn named_redirect(namespace: &str, name: &str, skips: bool) -> Object {
-    let ports = ["tcp", "udp"].map(|name| json!({ "name": name, "port": "8080", "protocol": name.to_uppercase() }));
+    let ports = ["tcp", "udp"]
+        .map(|name| json!({ "name": name, "port": "8080", "protocol": name.to_uppercase() }));
     Object(json!({
         "apiVersion": "kpx.dev/v1alpha1",
         "kind": "LocalRedirect",
@@ -182,35 +229,60 @@ fn an_object_redirects_the_services_of_its_namespace_alone() -> Result<()> {
     let agent = fixture.agent()?;
     fixture.put_pod("p1b", true)?;
     let cluster = &fixture.lab.cluster;
-    cluster.put(&Object(json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "tenant" } })))?;
+    cluster.put(&Object(
+        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "tenant" } }),
+    ))?;
     cluster.put(&local_redirect("tenant", false))?;
     let skipped = "LocalRedirect tenant/cache spec.redirectFrontend.serviceMatcher.namespace: \"default\" is not";
-    agent.wait(DEADLINE, "the refusal is told", |status| status.skipped.iter().any(|one| one.contains(skipped)))?;
+    agent.wait(DEADLINE, "the refusal is told", |status| {
+        status.skipped.iter().any(|one| one.contains(skipped))
+    })?;
     let api = cluster.api_server()?;
     let is_told = |event: &Value| {
-        let (regarding, note) = (&event["regarding"], event["note"].as_str().unwrap_or_default());
+        let regarding = &event["regarding"];
+        let note = event["note"].as_str().unwrap_or_default();
         regarding["kind"] == "LocalRedirect"
             && regarding["namespace"] == "tenant"
             && note.contains("serviceMatcher.namespace")
     };
-    wait_until(DEADLINE, "an Event tells it", || Ok(api.list("events.events.k8s.io").iter().any(is_told)))
-        .with_context(|| format!("{:?}", api.list("events.events.k8s.io")))?;
-    fixture.reaches("p1a", "p2a").context("another namespace's object")?;
+    wait_until(DEADLINE, "an Event tells it", || {
+        Ok(api.list("events.events.k8s.io").iter().any(is_told))
+    })
+    .with_context(|| format!("{:?}", api.list("events.events.k8s.io")))?;
+    fixture
+        .reaches("p1a", "p2a")
+        .context("another namespace's object")?;
 
     cluster.put(&local_redirect("default", false))?;
     fixture.reaches("p1a", "p1b")?;
-    fixture.reaches("p1b", "p1b").context("without skipRedirectFromBackend")?;
+    fixture
+        .reaches("p1b", "p1b")
+        .context("without skipRedirectFromBackend")?;
     cluster.put(&local_redirect("default", true))?;
-    fixture.reaches("p1b", "p2a").context("with skipRedirectFromBackend")?;
+    fixture
+        .reaches("p1b", "p2a")
+        .context("with skipRedirectFromBackend")?;
     fixture.reaches("p1a", "p1b")?;
     // The Service's Events tell of its own namespace's objects, and of no other's.
     cluster.put(&named_redirect("default", "later", true))?;
     let events = || -> Result<Vec<Value>> {
-        Ok(serde_json::from_str(&kpx(&fixture, &agent, &["events", "default/cached", "-o", "json"])?)?)
+        Ok(serde_json::from_str(&kpx(
+            &fixture,
+            &agent,
+            &["events", "default/cached", "-o", "json"],
+        )?)?)
     };
     let is_later = |event: &Value| event["kind"] == "LocalRedirect" && event["name"] == "later";
-    wait_until(DEADLINE, "kpx events tells of the second object", || Ok(events()?.iter().any(is_later)))?;
-    ensure!(events()?.iter().all(|event| event["namespace"] == "default"), "{:?}", events()?);
+    wait_until(DEADLINE, "kpx events tells of the second object", || {
+        Ok(events()?.iter().any(is_later))
+    })?;
+    ensure!(
+        events()?
+            .iter()
+            .all(|event| event["namespace"] == "default"),
+        "{:?}",
+        events()?
+    );
     cluster.delete(&named_redirect("default", "later", true))?;
     cluster.delete(&local_redirect("default", true))?;
     fixture.reaches("p1a", "p2a").context("the object is gone")

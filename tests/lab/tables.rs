@@ -1,4 +1,5 @@
-//! The agent's tables in the kernel's maps: what is written is what is read, and what is deleted is gone.
+//! The agent's tables in the kernel's maps: what is written is what is read, and what is deleted is
+//! gone.
 
 use std::net::Ipv4Addr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,7 +27,12 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
 
 /// Returns true for a change after which a backend may serve no longer.
 fn ends_flows<A: Addr>(change: &FamilyChange<A>) -> bool {
-    matches!(change, FamilyChange::DelEndpoint(_) | FamilyChange::DelFrontend(..) | FamilyChange::MoveFrontend(..))
+    matches!(
+        change,
+        FamilyChange::DelEndpoint(_)
+            | FamilyChange::DelFrontend(..)
+            | FamilyChange::MoveFrontend(..)
+    )
 }
 
 #[test]
@@ -35,12 +41,24 @@ fn tables_become_maps_and_are_read_back() -> Result<()> {
     let mut maps = Datapath::load(object::embedded()?, Options::default())?.tables;
     let states = [
         Tables::default(),
-        tables("maglev", &["198.51.100.0/24", "0.0.0.0/0", "2001:db8:1::/48"], 3)?,
+        tables(
+            "maglev",
+            &["198.51.100.0/24", "0.0.0.0/0", "2001:db8:1::/48"],
+            3,
+        )?,
         tables("random", &["198.51.100.0/28", "2001:db8::/32"], 2)?,
         Tables::default(),
     ];
     let full = &states[1].v4;
-    ensure!([full.endpoints.len(), full.maglev.len(), full.source_ranges.len()] == [3, 2, 2], "{}", states[1]);
+    ensure!(
+        [
+            full.endpoints.len(),
+            full.maglev.len(),
+            full.source_ranges.len()
+        ] == [3, 2, 2],
+        "{}",
+        states[1]
+    );
     let mut deleted = 0;
     for step in states.windows(2) {
         let [now, want] = step else { continue };
@@ -53,9 +71,15 @@ fn tables_become_maps_and_are_read_back() -> Result<()> {
         }
         let read = maps.read()?;
         ensure!(read == *want, "wanted\n{want}\nand read\n{read}");
-        ensure!(kernel_tables::of(Pid::this())? == *want, "read from outside");
+        ensure!(
+            kernel_tables::of(Pid::this())? == *want,
+            "read from outside"
+        );
         let generation = kernel_tables::generation(Pid::this())?;
-        ensure!(generation == deleted, "generation {generation} after {deleted} deletions of endpoints and frontends");
+        ensure!(
+            generation == deleted,
+            "generation {generation} after {deleted} deletions of endpoints and frontends"
+        );
     }
     ensure!(deleted > 0);
     // A deletion of an absent row succeeds.
@@ -72,21 +96,41 @@ fn a_full_map_names_itself_and_the_flag_until_there_is_room() -> Result<()> {
     let few = Some(2);
     let cases = [
         (
-            Sizes { endpoints: few, ..Sizes::default() },
+            Sizes {
+                endpoints: few,
+                ..Sizes::default()
+            },
             "ENDPOINTS4 is full: start kpx with a larger --endpoint-table-size",
         ),
         (
-            Sizes { services: few, ..Sizes::default() },
+            Sizes {
+                services: few,
+                ..Sizes::default()
+            },
             "FRONTENDS4 is full: start kpx with a larger --service-table-size",
         ),
     ];
     for (sizes, expected) in cases {
-        let mut maps = Datapath::load(object::embedded()?, Options { sizes, ..Options::default() })?.tables;
-        let refused = diff(&Tables::default(), &want).iter().find_map(|change| maps.apply(change).err());
-        let text = refused.map(|error| format!("{error:#}")).unwrap_or_default();
+        let mut maps = Datapath::load(
+            object::embedded()?,
+            Options {
+                sizes,
+                ..Options::default()
+            },
+        )?
+        .tables;
+        let refused = diff(&Tables::default(), &want)
+            .iter()
+            .find_map(|change| maps.apply(change).err());
+        let text = refused
+            .map(|error| format!("{error:#}"))
+            .unwrap_or_default();
         ensure!(text.contains(expected), "{expected}, but: {text:?}");
         let fits = tables("random", &["198.51.100.0/28"], 1)?;
-        for change in diff(&maps.read()?, &fits).iter().filter(|_| sizes.endpoints == few) {
+        for change in diff(&maps.read()?, &fits)
+            .iter()
+            .filter(|_| sizes.endpoints == few)
+        {
             maps.apply(change)?;
         }
     }
@@ -97,33 +141,66 @@ fn a_full_map_names_itself_and_the_flag_until_there_is_room() -> Result<()> {
 fn many_rows_are_written_at_once_and_one_that_cannot_be_stops_there() -> Result<()> {
     let _alone = alone();
     const ROOM: usize = 3_000;
-    let sizes = Sizes { endpoints: u32::try_from(ROOM).ok(), ..Sizes::default() };
-    let mut maps = Datapath::load(object::embedded()?, Options { sizes, ..Options::default() })?.tables;
-    let key = |nth: u16| FrontendKey::new(Addr4::from(Ipv4Addr::new(10, 96, 0, 1)), Port::new(nth + 1), Proto::TCP);
+    let sizes = Sizes {
+        endpoints: u32::try_from(ROOM).ok(),
+        ..Sizes::default()
+    };
+    let mut maps = Datapath::load(
+        object::embedded()?,
+        Options {
+            sizes,
+            ..Options::default()
+        },
+    )?
+    .tables;
+    let key = |nth: u16| {
+        FrontendKey::new(
+            Addr4::from(Ipv4Addr::new(10, 96, 0, 1)),
+            Port::new(nth + 1),
+            Proto::TCP,
+        )
+    };
     let slot = |nth| SlotKey::new(key(nth / 10), Set::CLUSTER, nth % 10);
     let addr = |nth: u16| Addr4::from(Ipv4Addr::from_bits(0x0a80_0000 + u32::from(nth)));
     let slots = |port| -> Vec<Change> {
         let backend = |nth| Backend::new(addr(nth), Port::new(port), 0);
-        (0..4_000).map(|nth| Change::V4(FamilyChange::PutSlot(slot(nth), backend(nth)))).collect()
+        (0..4_000)
+            .map(|nth| Change::V4(FamilyChange::PutSlot(slot(nth), backend(nth))))
+            .collect()
     };
     let (made, result) = maps.apply_all(&slots(80));
-    let text = result.err().map(|error| format!("{error:#}")).unwrap_or_default();
+    let text = result
+        .err()
+        .map(|error| format!("{error:#}"))
+        .unwrap_or_default();
     let full = "SLOTS4 is full: start kpx with a larger --endpoint-table-size";
-    ensure!(made == ROOM && text.contains(full) && text.starts_with("put slot"), "{made}: {text}");
+    ensure!(
+        made == ROOM && text.contains(full) && text.starts_with("put slot"),
+        "{made}: {text}"
+    );
     // Existing rows are replaced, with or without room.
     let (made, result) = maps.apply_all(&slots(81)[..ROOM]);
     ensure!(made == ROOM && result.is_ok(), "{made}: {result:?}");
     let mut want = Tables::default();
-    slots(81)[..ROOM].iter().for_each(|change| want.apply(change));
+    slots(81)[..ROOM]
+        .iter()
+        .for_each(|change| want.apply(change));
     ensure!(maps.read()? == want, "{}", maps.read()?);
 
     // Services and frontends as well, and each kind in the midst of others.
     let service = |nth| Change::V4(FamilyChange::PutService(key(nth), Service::default()));
     let frontend = |nth| {
         let at = FrontendKey::node_port(Port::new(30_000 + nth), Proto::TCP);
-        Change::V4(FamilyChange::PutFrontend(at, Frontend::new(key(nth), FrontendKind::NODE_PORT)))
+        Change::V4(FamilyChange::PutFrontend(
+            at,
+            Frontend::new(key(nth), FrontendKind::NODE_PORT),
+        ))
     };
-    let puts: Vec<_> = (0..2_000).map(service).chain((0..2_000).map(frontend)).chain([service(2_000)]).collect();
+    let puts: Vec<_> = (0..2_000)
+        .map(service)
+        .chain((0..2_000).map(frontend))
+        .chain([service(2_000)])
+        .collect();
     let (made, result) = maps.apply_all(&puts);
     ensure!(made == puts.len() && result.is_ok(), "{made}: {result:?}");
     puts.iter().for_each(|change| want.apply(change));
@@ -144,17 +221,27 @@ fn many_rows_are_written_at_once_and_one_that_cannot_be_stops_there() -> Result<
 fn flows_look_again_after_endpoints_were_removed_at_once() -> Result<()> {
     let _alone = alone();
     let mut maps = Datapath::load(object::embedded()?, Options::default())?.tables;
-    let (none, full) = (Tables::default(), tables("random", &["198.51.100.0/28"], 100)?);
-    ensure!([full.v4.endpoints.len(), full.v6.endpoints.len()] == [100, 100], "{full}");
+    let none = Tables::default();
+    let full = tables("random", &["198.51.100.0/28"], 100)?;
+    ensure!(
+        [full.v4.endpoints.len(), full.v6.endpoints.len()] == [100, 100],
+        "{full}"
+    );
     let frontends = u32::try_from(full.v4.frontends.len() + full.v6.frontends.len())?;
     // Once for the endpoints of each family; its few frontends may go one by one.
     for (now, want, generations) in [(&none, &full, 0..=0), (&full, &none, 3..=frontends + 2)] {
         let changes = diff(now, want);
         let (made, result) = maps.apply_all(&changes);
-        ensure!(made == changes.len() && result.is_ok(), "{made}: {result:?}");
+        ensure!(
+            made == changes.len() && result.is_ok(),
+            "{made}: {result:?}"
+        );
         ensure!(maps.read()? == *want);
         let generation = kernel_tables::generation(Pid::this())?;
-        ensure!(generations.contains(&generation), "{generation} is not in {generations:?}");
+        ensure!(
+            generations.contains(&generation),
+            "{generation} is not in {generations:?}"
+        );
     }
     Ok(())
 }
@@ -172,7 +259,8 @@ fn tables(algorithm: &str, ranges: &[&str], backends: u8) -> Result<Tables> {
         "status": { "loadBalancer": { "ingress": [{ "ip": "203.0.113.1" }, { "ip": "2001:db8::1" }] } },
     });
     let slice = |family: &str, prefix: &str| {
-        let endpoint = |host: u8| json!({ "addresses": [format!("{prefix}{host}")], "nodeName": "here" });
+        let endpoint =
+            |host: u8| json!({ "addresses": [format!("{prefix}{host}")], "nodeName": "here" });
         json!({
             "metadata": {
                 "namespace": "default", "name": format!("web-{family}"),
@@ -185,7 +273,11 @@ fn tables(algorithm: &str, ranges: &[&str], backends: u8) -> Result<Tables> {
     let mut desired = Desired::new("here");
     desired.apply(Update::All(vec![from_value::<core::Service>(service)?]).into());
     let slices = [slice("IPv4", "10.244.0."), slice("IPv6", "fd00:244::")];
-    let slices = slices.into_iter().map(from_value::<EndpointSlice>).collect::<Result<_, _>>().context("slices")?;
+    let slices = slices
+        .into_iter()
+        .map(from_value::<EndpointSlice>)
+        .collect::<Result<_, _>>()
+        .context("slices")?;
     desired.apply(Update::All(slices).into());
     desired.apply(Input::Node(Update::All(Vec::new())));
     desired.apply(Input::ServiceCidr(Update::All(Vec::new())));

@@ -75,7 +75,14 @@ pub(crate) const fn same(
     service: &'static str,
     expect: Expect,
 ) -> Case {
-    Case { id, client, to, service, default: expect, compat: expect }
+    Case {
+        id,
+        client,
+        to,
+        service,
+        default: expect,
+        compat: expect,
+    }
 }
 
 /// The backend sees one address in the default mode, another in kube-proxy's.
@@ -87,7 +94,14 @@ pub(crate) const fn modes(
     default: Seen,
     compat: Seen,
 ) -> Case {
-    Case { id, client, to, service, default: Expect::Seen(default), compat: Expect::Seen(compat) }
+    Case {
+        id,
+        client,
+        to,
+        service,
+        default: Expect::Seen(default),
+        compat: Expect::Seen(compat),
+    }
 }
 
 impl Case {
@@ -100,7 +114,9 @@ impl Case {
         let is_own = match self.to {
             To::NodePort(node) => node == self.client,
             To::NodePortLoopback => true,
-            To::LoadBalancer | To::ExternalIp => self.client == "n1" && services::HERE.contains(&self.service),
+            To::LoadBalancer | To::ExternalIp => {
+                self.client == "n1" && services::HERE.contains(&self.service)
+            }
             _ => false,
         };
         is_own && services::backend(self.service) != self.client
@@ -111,10 +127,11 @@ impl Case {
         services::backend(self.service) == self.client
     }
 
-    /// Does a socket of a node get a backend at its connect? Only packets show a client to source ranges, and reach another node's
-    /// NodePort.
+    /// Does a socket of a node get a backend at its connect? Only packets show a client to source
+    /// ranges, and reach another node's NodePort.
     pub(crate) fn is_led(&self) -> bool {
-        let is_for_sockets = !matches!(self.to, To::NodePort(node) if node != self.client) && self.id != "L08";
+        let is_for_sockets =
+            !matches!(self.to, To::NodePort(node) if node != self.client) && self.id != "L08";
         matches!(self.client, "n1" | "n2") && is_for_sockets
     }
 
@@ -153,25 +170,40 @@ impl Case {
     }
 
     /// The address with which `backend` must see the client.
-    pub(crate) fn source(&self, seen: Seen, backend: &str, lab: &Lab, setting: &Setting, family: Family) -> IpAddr {
+    pub(crate) fn source(
+        &self,
+        seen: Seen,
+        backend: &str,
+        lab: &Lab,
+        setting: &Setting,
+        family: Family,
+    ) -> IpAddr {
         match seen {
             Seen::Client => self.client_addr(lab, family),
             Seen::Dialled => self.addr(lab, family).ip(),
             Seen::Node(name) => lab.host(name).addrs.ip(family),
-            Seen::Egress(name) => egress(lab, setting, lab.node_of(lab.host(name)), backend).ip(family),
+            Seen::Egress(name) => {
+                egress(lab, setting, lab.node_of(lab.host(name)), backend).ip(family)
+            }
             Seen::Routed => routed(lab.host(self.client), lab.host(backend).addrs.ip(family)),
         }
     }
 }
 
 fn routed(client: &Host, backend: IpAddr) -> IpAddr {
-    let any: IpAddr = if backend.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let any: IpAddr = if backend.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    };
     let source = client.ns.run(|| {
         let socket = UdpSocket::bind((any, 0))?;
         socket.connect((backend, PORT))?;
         socket.local_addr()
     });
-    source.expect("a socket that sends nothing has a route").ip()
+    source
+        .expect("a socket that sends nothing has a route")
+        .ip()
 }
 
 fn egress(lab: &Lab, setting: &Setting, node: Option<&Node>, backend: &str) -> Dual {

@@ -17,13 +17,18 @@ fn document_lists_the_cases() {
 fn every_case_is_run_or_excused() {
     let run = |id: &str| {
         let rows = CASES.iter().chain(CASES_OF_FLAGS).any(|case| case.id == id);
-        rows || SPECIALS.iter().any(|special| special.id == id) || NOT_RUN.iter().any(|(excused, _)| *excused == id)
+        rows || SPECIALS.iter().any(|special| special.id == id)
+            || NOT_RUN.iter().any(|(excused, _)| *excused == id)
     };
     let missing: Vec<_> = ABOUT.iter().filter(|(id, _)| !run(id)).collect();
     assert!(missing.is_empty(), "{missing:?}");
     for (letter, count) in [('C', 22), ('N', 20), ('L', 16)] {
         let ids = ABOUT.iter().filter(|(id, _)| id.starts_with(letter));
-        assert!(ids.map(|(id, _)| (*id).to_owned()).eq((1..=count).map(|n| format!("{letter}{n:02}"))), "{letter}");
+        assert!(
+            ids.map(|(id, _)| (*id).to_owned())
+                .eq((1..=count).map(|n| format!("{letter}{n:02}"))),
+            "{letter}"
+        );
     }
 }
 
@@ -56,7 +61,11 @@ in the default mode ([socket-lb.md](socket-lb.md)), and the backend sees the add
 
 fn document() -> String {
     let mut text = HEAD.to_owned();
-    for (name, cases) in [("SHAPED", SHAPED), ("ON_IPVLAN", ON_IPVLAN), ("ASYMMETRIC", ASYMMETRIC)] {
+    for (name, cases) in [
+        ("SHAPED", SHAPED),
+        ("ON_IPVLAN", ON_IPVLAN),
+        ("ASYMMETRIC", ASYMMETRIC),
+    ] {
         text = text.replace(name, &cases.join(", "));
     }
     text += "\n## Cases\n\n| case | what |\n|---|---|\n";
@@ -67,9 +76,10 @@ fn document() -> String {
     CASES.iter().for_each(|case| row(&mut text, case));
     text += "\n## With `--nodeport-addresses` of the nodes' network, `--cluster-ip-external=false`, `--feature-gates AllowServiceExternalIPs=false`\n\n\
              | case | client | dials | by | default mode |\n|---|---|---|---|---|\n";
-    CASES_OF_FLAGS.iter().for_each(|case| row_of_flags(&mut text, case));
-    text +=
-        "\n## More than one conversation\n\nIn the default mode, the plain setting.\n\n| case | what |\n|---|---|\n";
+    CASES_OF_FLAGS
+        .iter()
+        .for_each(|case| row_of_flags(&mut text, case));
+    text += "\n## More than one conversation\n\nIn the default mode, the plain setting.\n\n| case | what |\n|---|---|\n";
     for special in SPECIALS {
         writeln!(text, "| {} | {} |", special.id, special.what).expect("a string has room");
     }
@@ -81,15 +91,39 @@ fn document() -> String {
 }
 
 fn row(text: &mut String, case: &Case) {
-    let Case { id, client, service, default, compat, .. } = *case;
-    let (to, default, compat) = (by(case.to), outcome(default), outcome(compat));
-    writeln!(text, "| {id} | {client} | {service} | {to} | {default} | {compat} |").expect("a string has room");
+    let Case {
+        id,
+        client,
+        service,
+        default,
+        compat,
+        ..
+    } = *case;
+    let to = by(case.to);
+    let default = outcome(default);
+    let compat = outcome(compat);
+    writeln!(
+        text,
+        "| {id} | {client} | {service} | {to} | {default} | {compat} |"
+    )
+    .expect("a string has room");
 }
 
 fn row_of_flags(text: &mut String, case: &Case) {
-    let Case { id, client, service, default, .. } = *case;
-    writeln!(text, "| {id} | {client} | {service} | {} | {} |", by(case.to), outcome(default))
-        .expect("a string has room");
+    let Case {
+        id,
+        client,
+        service,
+        default,
+        ..
+    } = *case;
+    writeln!(
+        text,
+        "| {id} | {client} | {service} | {} | {} |",
+        by(case.to),
+        outcome(default)
+    )
+    .expect("a string has room");
 }
 
 fn by(to: To) -> String {

@@ -32,7 +32,8 @@ pub(crate) fn create_services(lab: &Lab, servers: &Servers) -> Result<()> {
     for host in lab.backends() {
         servers.serve(host, PORT)?;
     }
-    let (n1, ext) = (&lab.n1.host, &lab.ext);
+    let n1 = &lab.n1.host;
+    let ext = &lab.ext;
     for service in services::HERE {
         let nth = services::index(service);
         n1.add_addrs("eth0", services::vip(nth))?;
@@ -43,35 +44,65 @@ pub(crate) fn create_services(lab: &Lab, servers: &Servers) -> Result<()> {
     for family in Family::ALL {
         let at = |addrs: testbed::lab::Dual, port| SocketAddr::new(addrs.ip(family), port);
         servers.serve_at(ext, "proxy", at(proxy, testbed::agent::SERVICE_PORT))?;
-        servers.serve_at(n1, "host", at(services::vip(services::index("here")), SECOND_PORT))?;
-        servers.serve_at(n1, "host", at(n1.addrs, services::node_port(services::index("listened"))))?;
+        servers.serve_at(
+            n1,
+            "host",
+            at(services::vip(services::index("here")), SECOND_PORT),
+        )?;
+        servers.serve_at(
+            n1,
+            "host",
+            at(n1.addrs, services::node_port(services::index("listened"))),
+        )?;
         let len = if family == Family::V4 { 32 } else { 128 };
-        lab.fabric.ns.ip(&format!("route add {}/{len} via {}", proxy.ip(family), ext.addrs.ip(family)))?;
+        lab.fabric.ns.ip(&format!(
+            "route add {}/{len} via {}",
+            proxy.ip(family),
+            ext.addrs.ip(family)
+        ))?;
     }
-    if kernel_speaks_sctp() { set_up_sctp(lab) } else { lead_sctp_to_rules(lab) }
+    if kernel_speaks_sctp() {
+        set_up_sctp(lab)
+    } else {
+        lead_sctp_to_rules(lab)
+    }
 }
 
-/// Sets up the kernel's SCTP. By default it does not dial a public address from a private one if the host has any
-/// other, whichever source the route names. In one kernel a refusal comes before `connect` returns, and is not heard.
-/// Only the refusal of the next INIT counts, which follows after three seconds by default.
+/// Sets up the kernel's SCTP. By default it does not dial a public address from a private one if
+/// the host has any other, whichever source the route names. In one kernel a refusal comes before
+/// `connect` returns, and is not heard. Only the refusal of the next INIT counts, which follows
+/// after three seconds by default.
 fn set_up_sctp(lab: &Lab) -> Result<()> {
-    lab.nodes().into_iter().try_for_each(|node| node.host.ns.sysctl("sctp/addr_scope_policy", "0"))?;
+    lab.nodes()
+        .into_iter()
+        .try_for_each(|node| node.host.ns.sysctl("sctp/addr_scope_policy", "0"))?;
     let hosts = lab.backends().chain([&lab.x, &lab.xl]);
-    hosts.into_iter().try_for_each(|host| host.ns.sysctl("sctp/rto_initial", "200")) // Milliseconds.
+    hosts
+        .into_iter()
+        .try_for_each(|host| host.ns.sysctl("sctp/rto_initial", "200")) // Milliseconds.
 }
 
-/// SCTP of a kernel tells the routing rules its ports, SCTP of a raw socket does not. So beside each of kpx's rules
-/// with a port there must be one without a port. That holds for all frontends that our sockets dial, which are all but
-/// the proxy's.
+/// SCTP of a kernel tells the routing rules its ports, SCTP of a raw socket does not. So beside
+/// each of kpx's rules with a port there must be one without a port. That holds for all frontends
+/// that our sockets dial, which are all but the proxy's.
 fn lead_sctp_to_rules(lab: &Lab) -> Result<()> {
-    let (all, proxy) = (EXTERNAL, services::vip(services::index("proxied")));
+    let all = EXTERNAL;
+    let proxy = services::vip(services::index("proxied"));
     for (family, version) in [(Family::V4, "-4"), (Family::V6, "-6")] {
         for rule in [
             format!("to {} lookup main pref 1000", proxy.ip(family)),
-            format!("to {} iif lo ipproto sctp lookup {TABLE} pref 1001", all.cidr(family)),
+            format!(
+                "to {} iif lo ipproto sctp lookup {TABLE} pref 1001",
+                all.cidr(family)
+            ),
         ] {
             let mut command = Command::new("ip");
-            lab.n1.host.ns.exec(command.arg(version).args(["rule", "add"]).args(rule.split(' ')))?;
+            lab.n1.host.ns.exec(
+                command
+                    .arg(version)
+                    .args(["rule", "add"])
+                    .args(rule.split(' ')),
+            )?;
         }
     }
     Ok(())
@@ -81,15 +112,27 @@ impl<'a> Fixture<'a> {
     /// Both nodes run kpx with these arguments.
     pub(crate) fn new(lab: &'a Lab, cluster: &'a Cluster, args: &[String]) -> Result<Self> {
         // ::1 serves node ports where it is named.
-        let named = if args.iter().any(|arg| arg == "--nodeport-addresses") { "localhost" } else { "all,localhost" };
+        let named = if args.iter().any(|arg| arg == "--nodeport-addresses") {
+            "localhost"
+        } else {
+            "all,localhost"
+        };
         let args = [args, &[format!("--nodeport-addresses={named}")]].concat();
         let start = |node| Agent::start_with(lab, node, cluster.source(), &args);
         let agents = lab.nodes().into_iter().map(start).collect::<Result<_>>()?;
-        Ok(Self { lab, cluster, agents })
+        Ok(Self {
+            lab,
+            cluster,
+            agents,
+        })
     }
 
     pub(crate) fn logs(&self) -> String {
-        self.agents.iter().map(Agent::log).collect::<Vec<_>>().join("\n")
+        self.agents
+            .iter()
+            .map(Agent::log)
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 
     pub(crate) fn stop(self) -> Result<()> {
@@ -97,18 +140,31 @@ impl<'a> Fixture<'a> {
     }
 
     pub(crate) fn put(&self, service: &Service) -> Result<()> {
-        service.objects(self.lab).iter().try_for_each(|object| self.cluster.put(object))
+        service
+            .objects(self.lab)
+            .iter()
+            .try_for_each(|object| self.cluster.put(object))
     }
 
-    /// Makes a change of the cluster, of both families, and waits until both nodes' tables show all of it.
+    /// Makes a change of the cluster, of both families, and waits until both nodes' tables show all
+    /// of it.
     pub(crate) fn settle(&self, change: impl FnOnce() -> Result<()>) -> Result<()> {
-        let tables = || self.agents.iter().map(|agent| kernel_tables::of(agent.pid())).collect::<Result<Vec<_>>>();
+        let tables = || {
+            self.agents
+                .iter()
+                .map(|agent| kernel_tables::of(agent.pid()))
+                .collect::<Result<Vec<_>>>()
+        };
         let before = tables()?;
         change()?;
-        let (mut last, mut quiet) = (Vec::new(), 0);
+        let mut last = Vec::new();
+        let mut quiet = 0;
         wait_until(DEADLINE, "both nodes' tables change", || {
             let now = tables()?;
-            let changed = now.iter().zip(&before).all(|(now, was)| now.v4 != was.v4 && now.v6 != was.v6);
+            let changed = now
+                .iter()
+                .zip(&before)
+                .all(|(now, was)| now.v4 != was.v4 && now.v6 != was.v6);
             quiet = if now == last { quiet + 1 } else { 0 };
             last = now;
             Ok(changed && quiet == QUIET)
@@ -127,11 +183,21 @@ impl<'a> Fixture<'a> {
     }
 
     pub(crate) fn delete(&self, service: &Service) -> Result<()> {
-        service.objects(self.lab).iter().try_for_each(|object| self.cluster.delete(object))
+        service
+            .objects(self.lab)
+            .iter()
+            .try_for_each(|object| self.cluster.delete(object))
     }
 
-    /// Waits until a client gets an answer from a service's ClusterIP, or none, over every protocol and family.
-    pub(crate) fn eventually(&self, what: &str, client: &str, service: &Service, answers: bool) -> Result<()> {
+    /// Waits until a client gets an answer from a service's ClusterIP, or none, over every protocol
+    /// and family.
+    pub(crate) fn eventually(
+        &self,
+        what: &str,
+        client: &str,
+        service: &Service,
+        answers: bool,
+    ) -> Result<()> {
         self.eventually_at(what, client, |family| service.frontend(family), answers)
     }
 
@@ -160,15 +226,31 @@ impl<'a> Fixture<'a> {
     }
 
     /// The backends that answer a client over so many connections.
-    pub(crate) fn answering(&self, client: &str, dial: Dial, times: usize) -> Result<BTreeSet<String>> {
-        (0..times).map(|_| Ok(self.dial(client, dial)?.backend)).collect()
+    pub(crate) fn answering(
+        &self,
+        client: &str,
+        dial: Dial,
+        times: usize,
+    ) -> Result<BTreeSet<String>> {
+        (0..times)
+            .map(|_| Ok(self.dial(client, dial)?.backend))
+            .collect()
     }
 
     /// Checks that all of these backends answer, and no other.
-    pub(crate) fn only(&self, client: &str, dial: Dial, times: usize, backends: &[&str]) -> Result<()> {
+    pub(crate) fn only(
+        &self,
+        client: &str,
+        dial: Dial,
+        times: usize,
+        backends: &[&str],
+    ) -> Result<()> {
         let answered = self.answering(client, dial, times)?;
         let Dial { protocol, to, .. } = dial;
-        ensure!(answered.iter().eq(backends), "{client} dials {to} {protocol}: {answered:?} answer, not {backends:?}");
+        ensure!(
+            answered.iter().eq(backends),
+            "{client} dials {to} {protocol}: {answered:?} answer, not {backends:?}"
+        );
         Ok(())
     }
 
@@ -182,16 +264,21 @@ impl<'a> Fixture<'a> {
     }
 }
 
-/// Dials from a port without an earlier flow, if the protocol tells flows apart by ports alone. From a port of the
-/// kernel's choice an older flow might go on.
+/// Dials from a port without an earlier flow, if the protocol tells flows apart by ports alone.
+/// From a port of the kernel's choice an older flow might go on.
 pub(crate) fn from_unused_port(dial: Dial) -> Dial {
     match dial {
-        Dial { protocol: Protocol::Udp, source_port: 0, .. } => dial.source_port(fresh_ports(1)),
+        Dial {
+            protocol: Protocol::Udp,
+            source_port: 0,
+            ..
+        } => dial.source_port(fresh_ports(1)),
         dial => dial,
     }
 }
 
-/// The first of so many ports in a row: above those of servers, below the node ports and those that the kernel chooses.
+/// The first of so many ports in a row: above those of servers, below the node ports and those that
+/// the kernel chooses.
 pub(crate) fn fresh_ports(count: u16) -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = NEXT.fetch_add(count.into(), Ordering::Relaxed) % 19_900;
@@ -199,18 +286,33 @@ pub(crate) fn fresh_ports(count: u16) -> u16 {
 }
 
 pub(crate) fn combinations() -> impl Iterator<Item = (Protocol, Family)> {
-    Protocol::ALL.into_iter().flat_map(|protocol| Family::ALL.map(|family| (protocol, family)))
+    Protocol::ALL
+        .into_iter()
+        .flat_map(|protocol| Family::ALL.map(|family| (protocol, family)))
 }
 
 /// By every protocol and family in turn.
 pub(crate) fn each(mut check: impl FnMut(Protocol, Family) -> Result<()>) -> Result<()> {
-    combinations()
-        .try_for_each(|(protocol, family)| check(protocol, family).with_context(|| format!("{protocol} {family}")))
+    combinations().try_for_each(|(protocol, family)| {
+        check(protocol, family).with_context(|| format!("{protocol} {family}"))
+    })
 }
 
 /// Returns the arguments with which kpx masquerades as kube-proxy does.
 pub(crate) fn compat_args() -> Vec<String> {
-    let pods = Family::ALL.map(|family| CLUSTER_PODS.cidr(family)).join(",");
-    // Packets of the node's sockets are tried here; in the other settings its connections get backends at once.
-    ["--masquerade", "compat", "--cluster-cidr", &pods, "--socket-lb", "off"].map(str::to_owned).to_vec()
+    let pods = Family::ALL
+        .map(|family| CLUSTER_PODS.cidr(family))
+        .join(",");
+    // Packets of the node's sockets are tried here; in the other settings its connections get
+    // backends at once.
+    [
+        "--masquerade",
+        "compat",
+        "--cluster-cidr",
+        &pods,
+        "--socket-lb",
+        "off",
+    ]
+    .map(str::to_owned)
+    .to_vec()
 }

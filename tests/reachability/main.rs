@@ -1,6 +1,8 @@
-//! The reachability of Services: the backend that answers and the client that it sees, with real sockets, in every setting.
+//! The reachability of Services: the backend that answers and the client that it sees, with real
+//! sockets, in every setting.
 //!
-//! Both nodes run kpx. The cases' names are those of the reachability matrix of kpx's design; `docs/reachability.md` lists them.
+//! Both nodes run kpx. The cases' names are those of the reachability matrix of kpx's design;
+//! `docs/reachability.md` lists them.
 
 mod case;
 mod document;
@@ -47,7 +49,12 @@ fn overlaid_pods_reach_services() {
 
 #[test]
 fn pods_behind_a_tunnel_reach_services() {
-    check(Layout::Tunnel(TunnelKind::Tun), false, Cluster::with_manifests).unwrap();
+    check(
+        Layout::Tunnel(TunnelKind::Tun),
+        false,
+        Cluster::with_manifests,
+    )
+    .unwrap();
 }
 
 #[test]
@@ -55,7 +62,8 @@ fn pods_on_macvlan_devices_reach_services() {
     check(Layout::Macvlan, false, Cluster::with_manifests).unwrap();
 }
 
-/// Checks pods whose sockets get backends at once, as those on a bridge do by default. Hairpins are left out: nothing masquerades them.
+/// Checks pods whose sockets get backends at once, as those on a bridge do by default. Hairpins are
+/// left out: nothing masquerades them.
 #[test]
 fn pods_in_cgroups_reach_services_by_their_sockets() {
     led().unwrap();
@@ -67,7 +75,10 @@ fn led() -> Result<()> {
     let servers = Servers::start()?;
     create_services(&lab, &servers)?;
     let cluster = Cluster::with_api_server(&lab)?;
-    for object in services::services(&lab).iter().flat_map(|service: &Service| service.objects(&lab)) {
+    for object in services::services(&lab)
+        .iter()
+        .flat_map(|service: &Service| service.objects(&lab))
+    {
         cluster.put(&object)?;
     }
     cluster.put_as_is(&Object(json!({
@@ -78,25 +89,45 @@ fn led() -> Result<()> {
     })))?;
     let fixture = Fixture::new(&lab, &cluster, &[])?;
     let agent = fixture.agents.first().context("an agent")?;
-    let counted =
-        || Ok::<_, anyhow::Error>(agent.status()?["events"]["socket_translated"].as_u64().unwrap_or_default());
+    let counted = || {
+        Ok::<_, anyhow::Error>(
+            agent.status()?["events"]["socket_translated"]
+                .as_u64()
+                .unwrap_or_default(),
+        )
+    };
     let mut results = Results::default();
     {
         let _pod = PodThread::enter(UID)?;
-        agent.wait(DEADLINE, "the pod is led", |status| status.pods.as_ref().is_some_and(|pods| pods.led == 1))?;
+        agent.wait(DEADLINE, "the pod is led", |status| {
+            status.pods.as_ref().is_some_and(|pods| pods.led == 1)
+        })?;
         let plain = Setting::plain(Layout::Vxlan, false);
-        for setting in [plain, Setting { firewall: true, ..plain }] {
+        for setting in [
+            plain,
+            Setting {
+                firewall: true,
+                ..plain
+            },
+        ] {
             setting.apply(&lab)?;
             let before = counted()?;
-            let cases = CASES.iter().filter(|case| case.client == "p1a" && !case.is_answered_on_lo());
+            let cases = CASES
+                .iter()
+                .filter(|case| case.client == "p1a" && !case.is_answered_on_lo());
             rows::run(&lab, &setting, cases, &mut results);
-            ensure!(counted()? > before, "no socket of the pod was led in {setting}");
+            ensure!(
+                counted()? > before,
+                "no socket of the pod was led in {setting}"
+            );
         }
     }
     let logs = fixture.logs();
     fixture.stop()?;
     println!("{results}");
-    results.into_result().with_context(|| format!("logs of kpx:\n{logs}"))
+    results
+        .into_result()
+        .with_context(|| format!("logs of kpx:\n{logs}"))
 }
 
 #[test]
@@ -126,7 +157,10 @@ fn check(layout: Layout, compat: bool, cluster: fn(&Lab) -> Result<Cluster>) -> 
     create_services(&lab, &servers)?;
     let cluster = cluster(&lab)?;
     let services = services::services(&lab);
-    for object in services.iter().flat_map(|service: &Service| service.objects(&lab)) {
+    for object in services
+        .iter()
+        .flat_map(|service: &Service| service.objects(&lab))
+    {
         cluster.put(&object)?;
     }
     let args = if compat { compat_args() } else { Vec::new() };
@@ -139,7 +173,15 @@ fn check(layout: Layout, compat: bool, cluster: fn(&Lab) -> Result<Cluster>) -> 
     if has_more {
         run_settings(&lab, plain, &mut results)?;
     } else {
-        run_watched(&lab, Setting { firewall: true, ..plain }, Checksums::MayBePending, &mut results)?;
+        run_watched(
+            &lab,
+            Setting {
+                firewall: true,
+                ..plain
+            },
+            Checksums::MayBePending,
+            &mut results,
+        )?;
     }
     let has_more = has_more && !compat;
     if has_more {
@@ -154,37 +196,77 @@ fn check(layout: Layout, compat: bool, cluster: fn(&Lab) -> Result<Cluster>) -> 
         logs += &run_flags(&lab, &servers, &cluster, &mut results)?;
     }
     println!("{layout:?} {}\n{results}", mode(compat));
-    results.into_result().with_context(|| format!("{layout:?} {}; logs of kpx:\n{logs}", mode(compat)))
+    results
+        .into_result()
+        .with_context(|| format!("{layout:?} {}; logs of kpx:\n{logs}", mode(compat)))
 }
 
-/// Everything in the plain setting and in those that are watched; ClusterIPs, for all that is forwarded is so alike, in
-/// the others too.
+/// Everything in the plain setting and in those that are watched; ClusterIPs, for all that is
+/// forwarded is so alike, in the others too.
 fn run_settings(lab: &Lab, plain: Setting, results: &mut Results) -> Result<()> {
     for rp_filter in [0, 1, 2] {
         for default_route in [true, false] {
-            let setting = Setting { rp_filter, default_route, ..plain };
+            let setting = Setting {
+                rp_filter,
+                default_route,
+                ..plain
+            };
             setting.apply(lab)?;
             let everything = rp_filter == 1 && default_route;
-            rows::run(lab, &setting, CASES.iter().filter(|case| everything || case.is_clusterip()), results);
+            rows::run(
+                lab,
+                &setting,
+                CASES
+                    .iter()
+                    .filter(|case| everything || case.is_clusterip()),
+                results,
+            );
         }
     }
-    let overlay = Setting { pod_route: PodRoute::Eth1, ..plain };
+    let overlay = Setting {
+        pod_route: PodRoute::Eth1,
+        ..plain
+    };
     overlay.apply(lab)?;
     rows::run(lab, &overlay, CASES, results);
-    run_watched(lab, Setting { firewall: true, ..plain }, Checksums::MayBePending, results)?;
-    run_watched(lab, Setting { firewall: true, offload: false, ..plain }, Checksums::Complete, results)
+    run_watched(
+        lab,
+        Setting {
+            firewall: true,
+            ..plain
+        },
+        Checksums::MayBePending,
+        results,
+    )?;
+    run_watched(
+        lab,
+        Setting {
+            firewall: true,
+            offload: false,
+            ..plain
+        },
+        Checksums::Complete,
+        results,
+    )
 }
 
 /// With answers of n1 that leave by another link than the questions came in by.
 fn run_asymmetric(lab: &Lab, cluster: &Cluster, results: &mut Results) -> Result<String> {
     let plain = Setting::plain(lab.layout, false);
-    let setting = |rp_filter, ways| Setting { rp_filter, ways, ..plain };
-    let settings = [Ways::OutByEth1, Ways::InByEth1].map(|ways| [setting(0, ways), setting(2, ways)]);
+    let setting = |rp_filter, ways| Setting {
+        rp_filter,
+        ways,
+        ..plain
+    };
+    let settings =
+        [Ways::OutByEth1, Ways::InByEth1].map(|ways| [setting(0, ways), setting(2, ways)]);
     settings[0][0].apply(lab)?; // kpx reads `rp_filter` when it starts.
     let fixture = Fixture::new(lab, cluster, &[])?;
     for setting in settings.as_flattened() {
         setting.apply(lab)?;
-        let cases = CASES.iter().filter(|case| case.client == "x" && ASYMMETRIC.contains(&case.id));
+        let cases = CASES
+            .iter()
+            .filter(|case| case.client == "x" && ASYMMETRIC.contains(&case.id));
         rows::run(lab, setting, cases, results);
     }
     plain.apply(lab)?;
@@ -194,7 +276,12 @@ fn run_asymmetric(lab: &Lab, cluster: &Cluster, results: &mut Results) -> Result
 }
 
 /// With flags that change who may dial what.
-fn run_flags(lab: &Lab, servers: &Servers, cluster: &Cluster, results: &mut Results) -> Result<String> {
+fn run_flags(
+    lab: &Lab,
+    servers: &Servers,
+    cluster: &Cluster,
+    results: &mut Results,
+) -> Result<String> {
     let args = [
         "--nodeport-addresses",
         "172.18.0.0/24,fd00:172:18::/64",
@@ -208,29 +295,63 @@ fn run_flags(lab: &Lab, servers: &Servers, cluster: &Cluster, results: &mut Resu
         let port = services::node_port(services::index("p1b"));
         servers.serve_at(&lab.n1.host, "host", (left_out.ip(family), port).into())?;
         let external = services::external_ip(services::index("here"));
-        servers.serve_at(&lab.n1.host, "host", (external.ip(family), SERVICE_PORT).into())?;
+        servers.serve_at(
+            &lab.n1.host,
+            "host",
+            (external.ip(family), SERVICE_PORT).into(),
+        )?;
     }
-    rows::run(lab, &Setting::plain(lab.layout, false), CASES_OF_FLAGS, results);
+    rows::run(
+        lab,
+        &Setting::plain(lab.layout, false),
+        CASES_OF_FLAGS,
+        results,
+    );
     let logs = fixture.logs();
     fixture.stop()?;
     Ok(logs)
 }
 
 /// Runs the table while every host's packets are captured and connection tracking is watched.
-fn run_watched(lab: &Lab, setting: Setting, checksums: Checksums, results: &mut Results) -> Result<()> {
+fn run_watched(
+    lab: &Lab,
+    setting: Setting,
+    checksums: Checksums,
+    results: &mut Results,
+) -> Result<()> {
     setting.apply(lab)?;
     let hosts = ["p1a", "p1b", "p2a", "p2b", "n1", "n2", "ext", "x"].map(|name| lab.host(name));
-    let captures: Vec<_> = hosts.into_iter().map(|host| Ok((host, Capture::start(host)?))).collect::<Result<_>>()?;
+    let captures: Vec<_> = hosts
+        .into_iter()
+        .map(|host| Ok((host, Capture::start(host)?)))
+        .collect::<Result<_>>()?;
     rows::run(lab, &setting, CASES, results);
     for (host, capture) in captures {
         let captured = capture.stop(checksums);
-        let result = captured
-            .and_then(|packets| if ["p1a", "x"].contains(&host.name) { only_frontends(lab, &packets) } else { Ok(()) });
-        results.add("packets", &format!("packets at {}, {setting}", host.name), result);
+        let result = captured.and_then(|packets| {
+            if ["p1a", "x"].contains(&host.name) {
+                only_frontends(lab, &packets)
+            } else {
+                Ok(())
+            }
+        });
+        results.add(
+            "packets",
+            &format!("packets at {}, {setting}", host.name),
+            result,
+        );
     }
     let invalid = lab.invalid_packets()?;
-    let result = if invalid.is_empty() { Ok(()) } else { Err(anyhow!("{}", invalid.join(", "))) };
-    results.add("invalid", &format!("connection tracking finds no packet invalid, {setting}"), result);
+    let result = if invalid.is_empty() {
+        Ok(())
+    } else {
+        Err(anyhow!("{}", invalid.join(", ")))
+    };
+    results.add(
+        "invalid",
+        &format!("connection tracking finds no packet invalid, {setting}"),
+        result,
+    );
     Ok(())
 }
 
@@ -240,7 +361,10 @@ fn only_frontends(lab: &Lab, packets: &[Packet]) -> Result<()> {
         for family in Family::ALL {
             let backend = lab.host(name).addrs.ip(family);
             // Frontends are at other ports than backends, and n2 is both.
-            if let Some(packet) = packets.iter().find(|packet| packet.src == (backend, services::PORT).into()) {
+            if let Some(packet) = packets
+                .iter()
+                .find(|packet| packet.src == (backend, services::PORT).into())
+            {
                 bail!("a client sees its backend's own address: {packet}");
             }
         }

@@ -1,5 +1,5 @@
-//! The cases in the default setting of a node, for kernels in virtual machines (`cargo xtask vmtest`). All settings
-//! would take too long there. SCTP there is the kernel's own.
+//! The cases in the default setting of a node, for kernels in virtual machines
+//! (`cargo xtask vmtest`). All settings would take too long there. SCTP there is the kernel's own.
 #![allow(dead_code, reason = "what only the other cases use")]
 
 mod case;
@@ -45,7 +45,9 @@ fn pods_behind_tunnels_of_the_kernel_reach_services() {
         println!("not run for IP tunnels: before Linux 5.14 they get no programs");
     }
     for kind in kinds {
-        some(Layout::Tunnel(kind), Uplink::Card, &TUNNELLED).with_context(|| format!("{kind:?}")).unwrap();
+        some(Layout::Tunnel(kind), Uplink::Card, &TUNNELLED)
+            .with_context(|| format!("{kind:?}"))
+            .unwrap();
     }
 }
 
@@ -64,7 +66,8 @@ fn pods_on_macvlan_devices_reach_services() {
     some(Layout::Macvlan, Uplink::Card, SHAPED).unwrap();
 }
 
-/// A pod's packet to elsewhere comes in by the uplink, and the reply leaves by the node's own device beside the pods'.
+/// A pod's packet to elsewhere comes in by the uplink, and the reply leaves by the node's own
+/// device beside the pods'.
 #[test]
 fn pods_on_ipvlan_devices_reach_other_services() {
     some(Layout::Ipvlan, Uplink::Card, ON_IPVLAN).unwrap();
@@ -73,7 +76,9 @@ fn pods_on_ipvlan_devices_reach_other_services() {
 #[test]
 fn pods_on_netkit_pairs_reach_services() {
     for layer in [NetkitLayer::L2, NetkitLayer::L3] {
-        some(Layout::Netkit(layer), Uplink::Card, SHAPED).with_context(|| format!("{layer:?}")).unwrap();
+        some(Layout::Netkit(layer), Uplink::Card, SHAPED)
+            .with_context(|| format!("{layer:?}"))
+            .unwrap();
     }
 }
 
@@ -81,28 +86,47 @@ fn some(layout: Layout, uplink: Uplink, cases: &[&str]) -> Result<()> {
     let lab = Lab::start_with(layout, uplink)?;
     // Only their addresses tell such pods.
     let compat = layout == Layout::Ipvlan;
-    serve(&lab, if compat { compat_args() } else { Vec::new() }, |results| {
-        let plain = Setting::plain(lab.layout, compat);
-        plain.apply(&lab)?;
-        rows::run(&lab, &plain, CASES.iter().filter(|case| cases.contains(&case.id)), results);
-        Ok(())
-    })
+    serve(
+        &lab,
+        if compat { compat_args() } else { Vec::new() },
+        |results| {
+            let plain = Setting::plain(lab.layout, compat);
+            plain.apply(&lab)?;
+            rows::run(
+                &lab,
+                &plain,
+                CASES.iter().filter(|case| cases.contains(&case.id)),
+                results,
+            );
+            Ok(())
+        },
+    )
 }
 
 /// Everything as it is, without offloads, and without those of the nodes' links alone.
 fn check(args: &[&str]) -> Result<()> {
     let lab = Lab::start(Layout::Routed)?;
-    serve(&lab, args.iter().map(|&arg| arg.to_owned()).collect(), |results| {
-        let plain = Setting::plain(lab.layout, false);
-        for setting in [plain, Setting { offload: false, ..plain }] {
-            setting.apply(&lab)?;
-            rows::run(&lab, &setting, CASES, results);
-        }
-        plain.apply(&lab)?;
-        lab.set_uplink_offload(false)?;
-        rows::run(&lab, &plain, CASES, results);
-        Ok(())
-    })
+    serve(
+        &lab,
+        args.iter().map(|&arg| arg.to_owned()).collect(),
+        |results| {
+            let plain = Setting::plain(lab.layout, false);
+            for setting in [
+                plain,
+                Setting {
+                    offload: false,
+                    ..plain
+                },
+            ] {
+                setting.apply(&lab)?;
+                rows::run(&lab, &setting, CASES, results);
+            }
+            plain.apply(&lab)?;
+            lab.set_uplink_offload(false)?;
+            rows::run(&lab, &plain, CASES, results);
+            Ok(())
+        },
+    )
 }
 
 /// Runs rows in a lab with kpx on both nodes, and only then fails, with all that went wrong.
@@ -110,7 +134,10 @@ fn serve(lab: &Lab, args: Vec<String>, run: impl FnOnce(&mut Results) -> Result<
     let servers = Servers::start()?;
     create_services(lab, &servers)?;
     let cluster = Cluster::with_manifests(lab)?;
-    for object in services::services(lab).iter().flat_map(|service: &Service| service.objects(lab)) {
+    for object in services::services(lab)
+        .iter()
+        .flat_map(|service: &Service| service.objects(lab))
+    {
         cluster.put(&object)?;
     }
     let fixture = Fixture::new(lab, &cluster, &args)?;
@@ -119,5 +146,7 @@ fn serve(lab: &Lab, args: Vec<String>, run: impl FnOnce(&mut Results) -> Result<
     let logs = fixture.logs();
     fixture.stop()?;
     println!("{results}");
-    results.into_result().with_context(|| format!("logs of kpx:\n{logs}"))
+    results
+        .into_result()
+        .with_context(|| format!("logs of kpx:\n{logs}"))
 }

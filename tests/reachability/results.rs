@@ -31,17 +31,31 @@ impl Results {
             return Ok(());
         }
         let all: u32 = self.cases.values().map(|(_, all)| all).sum();
-        bail!("{} of {all} rows failed:\n{}\n{self}", self.failures.len(), self.failures.join("\n"))
+        bail!(
+            "{} of {all} rows failed:\n{}\n{self}",
+            self.failures.len(),
+            self.failures.join("\n")
+        )
     }
 }
 
 impl fmt::Display for Results {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut table = Table::new();
-        table.load_preset(UTF8_FULL_CONDENSED).set_header(["case", "what", "passed", "rows"]);
+        table
+            .load_preset(UTF8_FULL_CONDENSED)
+            .set_header(["case", "what", "passed", "rows"]);
         for (case, (passed, all)) in &self.cases {
-            let what = ABOUT.iter().find(|(id, _)| id == case).map_or("", |(_, what)| what);
-            table.add_row([(*case).to_owned(), what.to_owned(), passed.to_string(), all.to_string()]);
+            let what = ABOUT
+                .iter()
+                .find(|(id, _)| id == case)
+                .map_or("", |(_, what)| what);
+            table.add_row([
+                (*case).to_owned(),
+                what.to_owned(),
+                passed.to_string(),
+                all.to_string(),
+            ]);
         }
         for (case, why) in NOT_RUN {
             table.add_row([case, why, "", ""]);

@@ -24,8 +24,16 @@ const AT_ONCE: Duration = Duration::from_millis(2_400);
 /// Conversations at a time.
 const WORKERS: usize = 16;
 
-pub(crate) fn run<'a>(lab: &Lab, setting: &Setting, cases: impl IntoIterator<Item = &'a Case>, results: &mut Results) {
-    let rows: Vec<Row> = cases.into_iter().flat_map(|case| rows(*case, setting)).collect();
+pub(crate) fn run<'a>(
+    lab: &Lab,
+    setting: &Setting,
+    cases: impl IntoIterator<Item = &'a Case>,
+    results: &mut Results,
+) {
+    let rows: Vec<Row> = cases
+        .into_iter()
+        .flat_map(|case| rows(*case, setting))
+        .collect();
     let next = AtomicUsize::new(0);
     let shared = Mutex::new(results);
     thread::scope(|scope| {
@@ -70,13 +78,20 @@ fn rows(case: Case, setting: &Setting) -> Vec<Row> {
         for family in Family::ALL {
             let mut sizes = sizes(expect, protocol, family, mtu);
             sizes.retain(|size| !is_left_out(case, protocol, *size, mtu));
-            rows.extend(sizes.into_iter().map(|size| Row { case, expect, protocol, family, size }));
+            rows.extend(sizes.into_iter().map(|size| Row {
+                case,
+                expect,
+                protocol,
+                family,
+                size,
+            }));
         }
     }
     rows
 }
 
-/// See `NOT_RUN`. What the kernel's own SCTP sends in one packet says itself that it must not be cut.
+/// See `NOT_RUN`. What the kernel's own SCTP sends in one packet says itself that it must not be
+/// cut.
 fn is_left_out(case: Case, protocol: Protocol, size: Size, mtu: usize) -> bool {
     let is_long_message = match size {
         Size::Fragments(_) => false,
@@ -89,7 +104,8 @@ fn is_left_out(case: Case, protocol: Protocol, size: Size, mtu: usize) -> bool {
             && kernel::version().is_ok_and(|version| version < (5, 12))
 }
 
-/// One byte; one more than a TCP segment takes; what the kernel cuts up as late as it can; fragments.
+/// One byte; one more than a TCP segment takes; what the kernel cuts up as late as it can;
+/// fragments.
 fn sizes(expect: Expect, protocol: Protocol, family: Family, mtu: usize) -> Vec<Size> {
     use Size::{Bytes, Fragments};
     if !matches!(expect, Expect::Seen(_) | Expect::Other(..)) {
@@ -102,7 +118,13 @@ fn sizes(expect: Expect, protocol: Protocol, family: Family, mtu: usize) -> Vec<
     match protocol {
         Protocol::Tcp => vec![Bytes(1), Bytes(segment + 1), Bytes(64 << 10)],
         // At most 65,507 in one write.
-        Protocol::Udp => vec![Bytes(1), Bytes(segment + 1), Bytes(60_000), Fragments(2000), Fragments(9000)],
+        Protocol::Udp => vec![
+            Bytes(1),
+            Bytes(segment + 1),
+            Bytes(60_000),
+            Fragments(2000),
+            Fragments(9000),
+        ],
         Protocol::Sctp => vec![Bytes(1), Bytes(5000)],
     }
 }
@@ -112,13 +134,21 @@ impl Row {
         let dial = Dial::new(self.protocol, self.case.addr(lab, self.family));
         let ns = &lab.host(self.case.client).ns;
         match self.expect {
-            Expect::Seen(seen) => self.is_answered(dial, lab, setting, services::backend(self.case.service), seen),
+            Expect::Seen(seen) => self.is_answered(
+                dial,
+                lab,
+                setting,
+                services::backend(self.case.service),
+                seen,
+            ),
             Expect::Other(name, seen) => self.is_answered(dial, lab, setting, name, seen),
             Expect::Refused => {
                 let started = Instant::now();
                 match from_unused_port(dial).exchange(ns, &[0]) {
                     Err(Fault::Refused) if started.elapsed() < AT_ONCE => Ok(()),
-                    Err(fault) => bail!("not refused at once: {fault} after {:?}", started.elapsed()),
+                    Err(fault) => {
+                        bail!("not refused at once: {fault} after {:?}", started.elapsed())
+                    }
                     Ok(answer) => bail!("{} answers", answer.backend),
                 }
             }
@@ -131,7 +161,14 @@ impl Row {
     }
 
     /// By two exchanges of one connection, the last one over TCP half-open.
-    fn is_answered(&self, dial: Dial, lab: &Lab, setting: &Setting, backend: &str, seen: Seen) -> Result<()> {
+    fn is_answered(
+        &self,
+        dial: Dial,
+        lab: &Lab,
+        setting: &Setting,
+        backend: &str,
+        seen: Seen,
+    ) -> Result<()> {
         let source = self.case.source(seen, backend, lab, setting, self.family);
         let (dial, size) = match self.size {
             Size::Bytes(size) => (dial, size),
@@ -140,11 +177,25 @@ impl Row {
         let converse = |dial: Dial| -> Result<[Answer; 2], Fault> {
             // A second conversation gets no answers to the first one, which may come late.
             let mut connection = from_unused_port(dial).connect(&lab.host(self.case.client).ns)?;
-            Ok([connection.exchange(&[0])?, connection.exchange_last(&pattern(size))?])
+            Ok([
+                connection.exchange(&[0])?,
+                connection.exchange_last(&pattern(size))?,
+            ])
         };
-        for answer in dial.learning(lab.layout, converse).with_context(|| format!("dial {}", dial.to))? {
-            ensure!(answer.backend == backend, "{} answers, not {backend}", answer.backend);
-            ensure!(answer.source.ip() == source, "{backend} sees {}, not {source}", answer.source);
+        for answer in dial
+            .learning(lab.layout, converse)
+            .with_context(|| format!("dial {}", dial.to))?
+        {
+            ensure!(
+                answer.backend == backend,
+                "{} answers, not {backend}",
+                answer.backend
+            );
+            ensure!(
+                answer.source.ip() == source,
+                "{backend} sees {}, not {source}",
+                answer.source
+            );
         }
         Ok(())
     }
@@ -152,8 +203,18 @@ impl Row {
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { case, protocol, family, size, .. } = self;
-        write!(f, "{}: {} dials {} by {:?}, {protocol} {family}, ", case.id, case.client, case.service, case.to)?;
+        let Self {
+            case,
+            protocol,
+            family,
+            size,
+            ..
+        } = self;
+        write!(
+            f,
+            "{}: {} dials {} by {:?}, {protocol} {family}, ",
+            case.id, case.client, case.service, case.to
+        )?;
         match size {
             Size::Bytes(size) => write!(f, "{size} bytes"),
             Size::Fragments(size) => write!(f, "{size} bytes in fragments"),

@@ -1,4 +1,5 @@
-//! The cluster's services. Those whose backends any client may reach are called after their only one.
+//! The cluster's services. Those whose backends any client may reach are called after their only
+//! one.
 
 use std::net::SocketAddr;
 
@@ -52,7 +53,11 @@ pub(crate) fn services(lab: &Lab) -> Vec<Service> {
 fn service(lab: &Lab, name: &'static str) -> Service {
     let nth = index(name);
     let with = |backends: &[&'static str]| Service::new(name, nth, backends, PORT);
-    let balanced = |backends: &[&'static str]| with(backends).node_port(node_port(nth)).load_balancer(vip(nth), "VIP");
+    let balanced = |backends: &[&'static str]| {
+        with(backends)
+            .node_port(node_port(nth))
+            .load_balancer(vip(nth), "VIP")
+    };
     let everything = |backends: &[&'static str]| balanced(backends).external_ips(external_ip(nth));
     let only = |dual: Dual| [format!("{}/32", dual.v4), format!("{}/128", dual.v6)];
     match name {
@@ -63,18 +68,28 @@ fn service(lab: &Lab, name: &'static str) -> Service {
         "local" => with(&["p1b", "p2a"]).local(),
         "elsewhere" => with(&["p2a"]).local(),
         "nowhere" => everything(&[]),
-        "p1b-local" => everything(&["p1b"]).external_local().health_check_node_port(health_check_port(nth)),
-        "p2a-local" => everything(&["p2a"]).external_local().health_check_node_port(health_check_port(nth)),
+        "p1b-local" => everything(&["p1b"])
+            .external_local()
+            .health_check_node_port(health_check_port(nth)),
+        "p2a-local" => everything(&["p2a"])
+            .external_local()
+            .health_check_node_port(health_check_port(nth)),
         "both-local" => everything(&["p1b", "p2a"]).external_local(),
-        "nowhere-local" => balanced(&[]).external_local().health_check_node_port(health_check_port(nth)),
+        "nowhere-local" => balanced(&[])
+            .external_local()
+            .health_check_node_port(health_check_port(nth)),
         "for-x" => balanced(&["p1b"]).source_ranges(&only(lab.x.addrs)),
         "not-for-x" => everything(&["p1b"]).source_ranges(&only(lab.ext.addrs)),
         "for-all" => balanced(&["p1b"]).source_ranges(&["0.0.0.0/0".to_owned(), "::/0".to_owned()]),
         "not-for-x-nowhere" => balanced(&[]).source_ranges(&only(lab.ext.addrs)),
         "for-n1" => balanced(&["p1b"]).source_ranges(&only(lab.n1.host.addrs)),
-        "proxied" => with(&["p1b"]).node_port(node_port(nth)).load_balancer(vip(nth), "Proxy"),
+        "proxied" => with(&["p1b"])
+            .node_port(node_port(nth))
+            .load_balancer(vip(nth), "Proxy"),
         "named" => with(&["p1b"]).load_balancer_at("lb.example.com"),
-        "no-node-ports" => with(&["p1b"]).load_balancer(vip(nth), "VIP").without_node_ports(),
+        "no-node-ports" => with(&["p1b"])
+            .load_balancer(vip(nth), "VIP")
+            .without_node_ports(),
         "here" => everything(&["p1b"]),
         "here-local" => everything(&["p1b"]).external_local(),
         "away-local" => everything(&["p2a"]).external_local(),

@@ -20,10 +20,21 @@ pub(crate) struct Setting {
 impl Setting {
     /// Returns the setting of a node out of the box.
     pub(crate) fn plain(layout: Layout, compat: bool) -> Self {
-        let (pod_route, ways) = (PodRoute::Eth0, Ways::Eth0);
-        // What pods on ipvlan devices send comes in by the uplink, and their addresses are not there.
+        let pod_route = PodRoute::Eth0;
+        let ways = Ways::Eth0;
+        // What pods on ipvlan devices send comes in by the uplink, and their addresses are not
+        // there.
         let rp_filter = if layout == Layout::Ipvlan { 2 } else { 1 };
-        Self { layout, compat, rp_filter, default_route: true, pod_route, ways, firewall: false, offload: true }
+        Self {
+            layout,
+            compat,
+            rp_filter,
+            default_route: true,
+            pod_route,
+            ways,
+            firewall: false,
+            offload: true,
+        }
     }
 
     pub(crate) fn apply(&self, lab: &Lab) -> Result<()> {
@@ -38,9 +49,25 @@ impl Setting {
 
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { layout, compat, rp_filter, default_route, pod_route, ways, firewall, offload } = self;
-        write!(f, "{layout:?}, {}, rp_filter={rp_filter} default_route={default_route} ", mode(*compat))?;
-        write!(f, "pods by {pod_route:?} outside by {ways:?} firewall={firewall} offload={offload}")
+        let Self {
+            layout,
+            compat,
+            rp_filter,
+            default_route,
+            pod_route,
+            ways,
+            firewall,
+            offload,
+        } = self;
+        write!(
+            f,
+            "{layout:?}, {}, rp_filter={rp_filter} default_route={default_route} ",
+            mode(*compat)
+        )?;
+        write!(
+            f,
+            "pods by {pod_route:?} outside by {ways:?} firewall={firewall} offload={offload}"
+        )
     }
 }
 

@@ -9,27 +9,42 @@ use testbed::netns::NetNs;
 /// The first with TCX.
 const TCX: (u32, u32) = (6, 6);
 
-/// The first whose programs of sockets can say with which error a call fails, and know the kernel's own workers.
+/// The first whose programs of sockets can say with which error a call fails, and know the kernel's
+/// own workers.
 const LEADS_SOCKETS: (u32, u32) = (6, 1);
 
 #[test]
 fn this_kernel_fits_kpx() -> Result<()> {
     let ns = NetNs::create(format!("kpx-check-{}", std::process::id()))?;
     let output = kpx(&ns, "check --output json")?;
-    let report: Value = serde_json::from_slice(&output.stdout).with_context(|| format!("{output:?}"))?;
+    let report: Value =
+        serde_json::from_slice(&output.stdout).with_context(|| format!("{output:?}"))?;
     let finding = |what: &str| {
         let findings = report["findings"].as_array().into_iter().flatten();
-        findings.into_iter().find(|finding| finding["what"] == what).cloned().unwrap_or_default()
+        findings
+            .into_iter()
+            .find(|finding| finding["what"] == what)
+            .cloned()
+            .unwrap_or_default()
     };
     for what in ["capabilities", "programs", "memlock", "kernel"] {
         ensure!(finding(what)["level"] == "ok", "{report:#}");
     }
     // Where sockets can be led, the kernel takes the programs that choose pods as well.
     let sockets = finding("sockets")["found"].to_string();
-    ensure!(kernel::version()? < LEADS_SOCKETS || !sockets.contains("load program"), "{sockets}");
+    ensure!(
+        kernel::version()? < LEADS_SOCKETS || !sockets.contains("load program"),
+        "{sockets}"
+    );
     println!("sockets: {sockets}");
-    let (level, found) =
-        if kernel::version()? >= TCX { ("ok", "by TCX") } else { ("warn", "by clsact: this kernel has no TCX") };
-    ensure!(finding("attach")["level"] == level && finding("attach")["found"] == found, "{report:#}");
+    let (level, found) = if kernel::version()? >= TCX {
+        ("ok", "by TCX")
+    } else {
+        ("warn", "by clsact: this kernel has no TCX")
+    };
+    ensure!(
+        finding("attach")["level"] == level && finding("attach")["found"] == found,
+        "{report:#}"
+    );
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! The remains of kube-proxy's mode ipvs, with real virtual servers: `kpx check` finds them, `kpx cleanup` removes them.
+//! The remains of kube-proxy's mode ipvs, with real virtual servers: `kpx check` finds them,
+//! `kpx cleanup` removes them.
 
 mod dialling;
 mod migration;
@@ -35,7 +36,8 @@ fn cleanup_removes_the_remains_of_mode_ipvs() -> Result<()> {
             ipvsadm(&ns, &["-a", protocol, frontend, "-r", backend, "-m"])?;
         }
     }
-    // A node port of kube-proxy, one of another program, and a server in a network that kube-proxy excludes.
+    // A node port of kube-proxy, one of another program, and a server in a network that kube-proxy
+    // excludes.
     for set in [
         "KUBE-NODE-PORT-TCP bitmap:port range 0-65535",
         "KUBE-6-LOAD-BALANCER-SOURCE-CID hash:ip family inet6",
@@ -48,20 +50,30 @@ fn cleanup_removes_the_remains_of_mode_ipvs() -> Result<()> {
     for others in ["192.0.2.1:30080", "192.0.2.1:30081", "10.96.7.7:80"] {
         ipvsadm(&ns, &["-A", "-t", others, "-s", "rr"])?;
     }
-    for (key, value) in [("ipv4/conf/all/arp_ignore", "1"), ("ipv4/conf/all/arp_announce", "2")] {
+    for (key, value) in [
+        ("ipv4/conf/all/arp_ignore", "1"),
+        ("ipv4/conf/all/arp_announce", "2"),
+    ] {
         ns.sysctl(key, value)?;
     }
     for (frontend, backend) in FRONTENDS.into_iter().zip(BACKENDS) {
-        answers(&ns, frontend, backend).with_context(|| format!("IPVS does not lead {frontend} to {backend}"))?;
+        answers(&ns, frontend, backend)
+            .with_context(|| format!("IPVS does not lead {frontend} to {backend}"))?;
     }
     expect![[r#"
         fail   kube-ipvs0              there, of kube-proxy's mode ipvs: it makes every ClusterIP the host's own — 1. start kpx beside kube-proxy (docs/migration.md), 2. wait until kpx status says healthy, 3. kpx cleanup --kube-proxy
     "#]].assert_eq(&found(&ns)?);
 
     let untouched = kpx(&ns, "cleanup")?;
-    ensure!(untouched.stdout == b"nothing to remove\n", "only with --kube-proxy: {untouched:?}");
+    ensure!(
+        untouched.stdout == b"nothing to remove\n",
+        "only with --kube-proxy: {untouched:?}"
+    );
     ensure!(virtual_servers(&ns)? == 7);
-    let output = kpx(&ns, "cleanup --kube-proxy --force --ipvs-exclude-cidrs 10.96.7.0/24")?;
+    let output = kpx(
+        &ns,
+        "cleanup --kube-proxy --force --ipvs-exclude-cidrs 10.96.7.0/24",
+    )?;
     ensure!(output.status.success(), "{output:?}");
     expect![[r#"
         removed 5 virtual servers of IPVS
@@ -73,7 +85,10 @@ fn cleanup_removes_the_remains_of_mode_ipvs() -> Result<()> {
     "#]]
     .assert_eq(&String::from_utf8(output.stdout)?);
     ensure!(virtual_servers(&ns)? == 2, "those of others");
-    ensure!(ns.exec(Command::new("ipset").args(["list", "-name"]))? == "MINE\n", "a set of others is gone");
+    ensure!(
+        ns.exec(Command::new("ipset").args(["list", "-name"]))? == "MINE\n",
+        "a set of others is gone"
+    );
     let arp = ns.run(|| fs::read_to_string("/proc/sys/net/ipv4/conf/all/arp_announce"))?;
     ensure!(arp == "0\n", "arp_announce is {arp}");
     expect![[r#"
@@ -99,7 +114,8 @@ fn virtual_servers_of_others_stay() -> Result<()> {
 
 /// A connection to `frontend` is one to `backend`.
 fn answers(ns: &NetNs, frontend: &str, backend: &str) -> Result<()> {
-    let (frontend, backend): (SocketAddr, SocketAddr) = (frontend.parse()?, backend.parse()?);
+    let frontend: SocketAddr = frontend.parse()?;
+    let backend: SocketAddr = backend.parse()?;
     ns.run(|| {
         let listener = TcpListener::bind(backend).context("listen")?;
         let server = thread::spawn(move || -> Result<()> {
@@ -108,7 +124,8 @@ fn answers(ns: &NetNs, frontend: &str, backend: &str) -> Result<()> {
             stream.read_exact(&mut byte)?;
             Ok(stream.write_all(&byte)?)
         });
-        let mut client = TcpStream::connect_timeout(&frontend, Duration::from_secs(5)).context("connect")?;
+        let mut client =
+            TcpStream::connect_timeout(&frontend, Duration::from_secs(5)).context("connect")?;
         client.write_all(b"?")?;
         client.read_exact(&mut [0]).context("read the answer")?;
         server.join().expect("the server does not panic")
@@ -121,7 +138,9 @@ fn ipvsadm(ns: &NetNs, arguments: &[&str]) -> Result<String> {
 
 /// Counts the virtual servers that the kernel lists for this thread, below three lines of headings.
 fn virtual_servers(ns: &NetNs) -> Result<usize> {
-    let listed = ns.run(|| fs::read_to_string("/proc/thread-self/net/ip_vs")).context("read the virtual servers")?;
+    let listed = ns
+        .run(|| fs::read_to_string("/proc/thread-self/net/ip_vs"))
+        .context("read the virtual servers")?;
     let is_server = |line: &&str| line.starts_with("TCP") || line.starts_with("UDP");
     Ok(listed.lines().filter(is_server).count())
 }
@@ -129,5 +148,9 @@ fn virtual_servers(ns: &NetNs) -> Result<usize> {
 /// Returns the findings of `kpx check` about the device.
 fn found(ns: &NetNs) -> Result<String> {
     let text = String::from_utf8(kpx(ns, "check --no-headers")?.stdout)?;
-    Ok(text.lines().filter(|line| line.contains("kube-ipvs0")).map(|line| format!("{line}\n")).collect())
+    Ok(text
+        .lines()
+        .filter(|line| line.contains("kube-ipvs0"))
+        .map(|line| format!("{line}\n"))
+        .collect())
 }

@@ -18,7 +18,13 @@ fn kernel_keeps_the_lines_that_the_host_keeps() -> Result<()> {
     let of_host = fs::read(OF_HOST).with_context(|| format!("read {OF_HOST}"))?;
     let of_host: Lines = serde_json::from_slice(&of_host)?;
     let count = |line: &String| kept.get(line).copied().unwrap_or(0);
-    let removed: Vec<_> = of_host.iter().filter(|(line, of_host)| count(line) < **of_host).collect();
-    ensure!(removed.is_empty(), "this kernel has removed lines that the host's keeps: {removed:#?}");
+    let removed: Vec<_> = of_host
+        .iter()
+        .filter(|(line, of_host)| count(line) < **of_host)
+        .collect();
+    ensure!(
+        removed.is_empty(),
+        "this kernel has removed lines that the host's keeps: {removed:#?}"
+    );
     Ok(())
 }

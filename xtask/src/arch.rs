@@ -20,7 +20,9 @@ pub(crate) enum Arch {
 impl Arch {
     /// Returns this machine's; None if kpx is not released for it.
     pub(crate) fn of_this_machine() -> Option<Self> {
-        [Self::Amd64, Self::Arm64].into_iter().find(|arch| arch.name() == consts::ARCH)
+        [Self::Amd64, Self::Arm64]
+            .into_iter()
+            .find(|arch| arch.name() == consts::ARCH)
     }
 
     /// Returns the name in Rust's words, which files have.
@@ -60,7 +62,8 @@ impl Arch {
     /// Installs what kpx for another architecture takes, or fails with what to type.
     pub(crate) fn ensure_tools(self) -> Result<()> {
         let missing = || {
-            let targets = shell::output("rustup", &["target", "list", "--installed"]).unwrap_or_default();
+            let targets =
+                shell::output("rustup", &["target", "list", "--installed"]).unwrap_or_default();
             self.missing(&targets, |tool| shell::which(tool).is_some())
         };
         setup::install(&format!("kpx for {}", self.go_name()), missing)
@@ -68,24 +71,46 @@ impl Arch {
 
     /// Returns the steps to what this machine lacks. `targets` are those that rustup has.
     fn missing(self, targets: &str, has: impl Fn(&str) -> bool) -> Vec<Install> {
-        let Some(emulator) = self.emulator() else { return Vec::new() };
+        let Some(emulator) = self.emulator() else {
+            return Vec::new();
+        };
         let packages = match self {
-            Self::Amd64 => ["gcc-x86-64-linux-gnu", "libc6-dev-amd64-cross", "qemu-user-static"],
-            Self::Arm64 => ["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user-static"],
+            Self::Amd64 => [
+                "gcc-x86-64-linux-gnu",
+                "libc6-dev-amd64-cross",
+                "qemu-user-static",
+            ],
+            Self::Arm64 => [
+                "gcc-aarch64-linux-gnu",
+                "libc6-dev-arm64-cross",
+                "qemu-user-static",
+            ],
         };
         let has_tools = [self.compiler(), emulator].iter().all(|tool| has(tool));
         let has_target = targets.lines().any(|target| target == self.triple());
-        let steps = [(has_tools, Install::Packages(packages.to_vec())), (has_target, Install::Target(self.triple()))];
-        steps.into_iter().filter_map(|(has, step)| (!has).then_some(step)).collect()
+        let steps = [
+            (has_tools, Install::Packages(packages.to_vec())),
+            (has_target, Install::Target(self.triple())),
+        ];
+        steps
+            .into_iter()
+            .filter_map(|(has, step)| (!has).then_some(step))
+            .collect()
     }
 
     /// Has a cargo command build for this architecture, with the kernel programs of this object.
     pub(crate) fn choose(self, cargo: &mut Command, object: &std::path::Path) {
-        let (triple, compiler) = (self.triple(), self.compiler());
+        let triple = self.triple();
+        let compiler = self.compiler();
         let name = triple.replace('-', "_");
-        cargo.args(["--target", &triple]).env("KPX_BPF_OBJECT", object);
         cargo
-            .env(format!("CARGO_TARGET_{}_LINKER", name.to_uppercase()), &compiler)
+            .args(["--target", &triple])
+            .env("KPX_BPF_OBJECT", object);
+        cargo
+            .env(
+                format!("CARGO_TARGET_{}_LINKER", name.to_uppercase()),
+                &compiler,
+            )
             .env(format!("CC_{name}"), &compiler);
     }
 }
@@ -96,7 +121,10 @@ mod tests {
 
     /// Returns the architecture that is not this machine's.
     fn other() -> Arch {
-        [Arch::Amd64, Arch::Arm64].into_iter().find(|arch| !arch.is_native()).unwrap()
+        [Arch::Amd64, Arch::Arm64]
+            .into_iter()
+            .find(|arch| !arch.is_native())
+            .unwrap()
     }
 
     #[test]
@@ -108,12 +136,17 @@ mod tests {
     fn other_architecture_takes_compiler_emulator_and_target() {
         let arch = other();
         let missing = arch.missing("x86_64-unknown-linux-musl\n", |_| false);
-        let [Install::Packages(packages), Install::Target(target)] = missing.as_slice() else { panic!("{missing:?}") };
+        let [Install::Packages(packages), Install::Target(target)] = missing.as_slice() else {
+            panic!("{missing:?}")
+        };
         assert!(packages.contains(&"qemu-user-static"), "{packages:?}");
         assert_eq!(*target, arch.triple());
         let targets = format!("{}\n", arch.triple());
         assert_eq!(arch.missing(&targets, |_| true), []);
         let without_emulator = arch.missing(&targets, |tool| tool != arch.emulator().unwrap());
-        assert!(matches!(without_emulator.as_slice(), [Install::Packages(_)]), "{without_emulator:?}");
+        assert!(
+            matches!(without_emulator.as_slice(), [Install::Packages(_)]),
+            "{without_emulator:?}"
+        );
     }
 }

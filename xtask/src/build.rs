@@ -34,7 +34,8 @@ pub(crate) struct Options {
     /// Build for this architecture; another one than this machine's takes a compiler and QEMU
     #[arg(long, value_enum)]
     pub(crate) arch: Option<Arch>,
-    /// Print for each kernel program what it costs to verify and load, and fail if that is too much; needs root
+    /// Print for each kernel program what it costs to verify and load, and fail if that is too
+    /// much; needs root
     #[arg(long)]
     pub(crate) verbose: bool,
 }
@@ -59,31 +60,49 @@ pub(crate) fn run(options: &Options) -> Result<PathBuf> {
 /// Builds with a toolchain that is set up already.
 pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> {
     let other = options.other_arch();
-    let other = other.map(|arch| Ok::<_, anyhow::Error>((arch, object_for(toolchain, options, arch)?))).transpose()?;
+    let other = other
+        .map(|arch| Ok::<_, anyhow::Error>((arch, object_for(toolchain, options, arch)?)))
+        .transpose()?;
     if other.is_none() {
         object(toolchain, options)?;
     }
     if options.verbose {
-        step("verify the kernel programs", || verify::run(&workspace::target_dir()?.join(OBJECT)))?;
+        step("verify the kernel programs", || {
+            verify::run(&workspace::target_dir()?.join(OBJECT))
+        })?;
     }
     step("build kpx", || {
         let mut cargo = workspace::cargo();
-        cargo.args([if options.static_ { "rustc" } else { "build" }, "--package", "proxy-agent", "--bin", "kpx"]);
+        cargo.args([
+            if options.static_ { "rustc" } else { "build" },
+            "--package",
+            "proxy-agent",
+            "--bin",
+            "kpx",
+        ]);
         cargo.args(options.release.then_some("--release"));
         cargo.args(options.log.then_some("--features=log"));
         if let Some((arch, object)) = &other {
             arch.choose(&mut cargo, object);
         }
-        // Only the last step gets these flags, so that the earlier steps are shared with a plain build.
+        // Only the last step gets these flags, so that the earlier steps are shared with a plain
+        // build.
         cargo.args(
-            options.static_.then_some(["--", "-Ctarget-feature=+crt-static", "-Cstrip=debuginfo"]).iter().flatten(),
+            options
+                .static_
+                .then_some(["--", "-Ctarget-feature=+crt-static", "-Cstrip=debuginfo"])
+                .iter()
+                .flatten(),
         );
         shell::run(cargo)
     })?;
     match other {
         Some((arch, _)) => {
             let profile = if options.release { "release" } else { "debug" };
-            Ok(workspace::target_dir()?.join(arch.triple()).join(profile).join("kpx"))
+            Ok(workspace::target_dir()?
+                .join(arch.triple())
+                .join(profile)
+                .join("kpx"))
         }
         None => workspace::kpx(options.release),
     }
@@ -93,25 +112,44 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
 fn object_for(toolchain: &Toolchain, options: &Options, arch: Arch) -> Result<PathBuf> {
     arch.ensure_tools()?;
     let target_dir = workspace::target_dir()?;
-    let (name, object) = (arch.name(), target_dir.join(format!("kpx-{}.bpf.o", arch.name())));
+    let name = arch.name();
+    let object = target_dir.join(format!("kpx-{}.bpf.o", arch.name()));
     step(&format!("build the kernel programs for {name}"), || {
         let bpf_dir = target_dir.join(format!("bpf-{name}"));
-        shell::run(kernel_programs(toolchain, options.feature(), &bpf_dir, name))?;
+        shell::run(kernel_programs(
+            toolchain,
+            options.feature(),
+            &bpf_dir,
+            name,
+        ))?;
         install(&bpf_dir.join(TARGET).join("release/kpx"), &object)
     })?;
     Ok(object)
 }
 
-/// Builds kpx and the demo beside it, in one go: cargo chooses features for both together, and builds no crate twice.
+/// Builds kpx and the demo beside it, in one go: cargo chooses features for both together, and
+/// builds no crate twice.
 pub(crate) fn with_demo() -> Result<PathBuf> {
     let mut cargo = workspace::cargo();
-    cargo.args(["build", "--package", "proxy-agent", "--bin", "kpx", "--package", "lab-tools", "--bin", "kpx-demo"]);
-    around("build kpx and its demo", cargo, &[OBJECT], || object(&setup::ensure(Need::Lab)?, &Options::default()))?;
+    cargo.args([
+        "build",
+        "--package",
+        "proxy-agent",
+        "--bin",
+        "kpx",
+        "--package",
+        "tools",
+        "--bin",
+        "kpx-demo",
+    ]);
+    around("build kpx and its demo", cargo, &[OBJECT], || {
+        object(&setup::ensure(Need::Lab)?, &Options::default())
+    })?;
     workspace::kpx(false)
 }
 
-/// Returns a cargo command for all crates that run on this machine. All calls name the same crates, so that features agree and
-/// cargo builds each crate once.
+/// Returns a cargo command for all crates that run on this machine. All calls name the same crates,
+/// so that features agree and cargo builds each crate once.
 pub(crate) fn workspace_cargo(command: &str) -> Command {
     let mut cargo = workspace::cargo();
     cargo.args([command, "--workspace", "--exclude", "proxy-ebpf"]);
@@ -122,16 +160,20 @@ pub(crate) fn workspace_cargo(command: &str) -> Command {
 pub(crate) fn everything() -> Result<PathBuf> {
     let mut cargo = workspace_cargo("build");
     cargo.arg("--all-targets");
-    around("build kpx, its tools and all tests", cargo, &[OBJECT, BENCH_OBJECT], || {
-        objects(&setup::ensure(Need::Tests)?)
-    })?;
+    around(
+        "build kpx, its tools and all tests",
+        cargo,
+        &[OBJECT, BENCH_OBJECT],
+        || objects(&setup::ensure(Need::Tests)?),
+    )?;
     workspace::kpx(false)
 }
 
-/// Runs cargo after the kernel programs are built; or beside that, if the target directory has none yet.
+/// Runs cargo after the kernel programs are built; or beside that, if the target directory has none
+/// yet.
 ///
-/// Build scripts wait for a locked object, so cargo builds the other crates meanwhile. With older objects in place, cargo would
-/// take them for fresh before the new ones are there.
+/// Build scripts wait for a locked object, so cargo builds the other crates meanwhile. With older
+/// objects in place, cargo would take them for fresh before the new ones are there.
 fn around(
     name: &str,
     mut cargo: Command,
@@ -139,41 +181,66 @@ fn around(
     kernel_programs: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     let target_dir = workspace::target_dir()?;
-    let paths: Vec<_> = objects.iter().map(|object| target_dir.join(object)).collect();
-    if paths.iter().any(|path| path.metadata().is_ok_and(|object| object.len() > 0)) {
+    let paths: Vec<_> = objects
+        .iter()
+        .map(|object| target_dir.join(object))
+        .collect();
+    if paths
+        .iter()
+        .any(|path| path.metadata().is_ok_and(|object| object.len() > 0))
+    {
         kernel_programs()?;
         return step(name, || shell::run(cargo));
     }
-    let locks = paths.iter().map(|path| lock_missing(path)).collect::<Result<Vec<_>>>()?;
+    let locks = paths
+        .iter()
+        .map(|path| lock_missing(path))
+        .collect::<Result<Vec<_>>>()?;
     // A build script that waits keeps one of cargo's jobs.
-    let jobs = thread::available_parallelism().context("count the processors")?.get() + objects.len();
+    let jobs = thread::available_parallelism()
+        .context("count the processors")?
+        .get()
+        + objects.len();
     cargo.args(["--quiet", "--jobs", &jobs.to_string()]);
     let started = SystemTime::now();
     step(name, || {
-        let mut child = cargo.spawn().with_context(|| format!("run `{}`", shell::show(&cargo)))?;
-        // cargo takes a file that is newer than the start of the build script for changed, and would build twice.
-        let built = kernel_programs().and_then(|()| paths.iter().try_for_each(|path| date(path, started)));
+        let mut child = cargo
+            .spawn()
+            .with_context(|| format!("run `{}`", shell::show(&cargo)))?;
+        // cargo takes a file that is newer than the start of the build script for changed, and
+        // would build twice.
+        let built =
+            kernel_programs().and_then(|()| paths.iter().try_for_each(|path| date(path, started)));
         if built.is_err() {
             child.kill().context("stop cargo")?;
         }
         drop(locks);
         let status = child.wait().context("wait for cargo")?;
         built?;
-        ensure!(status.success(), "`{}` failed ({status})", shell::show(&cargo));
+        ensure!(
+            status.success(),
+            "`{}` failed ({status})",
+            shell::show(&cargo)
+        );
         Ok(())
     })
 }
 
 fn date(object: &Path, time: SystemTime) -> Result<()> {
-    let file = File::options().write(true).open(object).with_context(|| format!("open {}", object.display()))?;
-    file.set_modified(time).with_context(|| format!("date {}", object.display()))
+    let file = File::options()
+        .write(true)
+        .open(object)
+        .with_context(|| format!("open {}", object.display()))?;
+    file.set_modified(time)
+        .with_context(|| format!("date {}", object.display()))
 }
 
 /// Removes an object's empty stand-in, and returns the lock that build scripts wait for.
 fn lock_missing(object: &Path) -> Result<File> {
     let path = object.with_added_extension("lock");
     let lock = File::create(&path).with_context(|| format!("create {}", path.display()))?;
-    lock.lock().with_context(|| format!("lock {}", path.display()))?;
+    lock.lock()
+        .with_context(|| format!("lock {}", path.display()))?;
     match fs::remove_file(object) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("remove {}", object.display()))
@@ -187,7 +254,9 @@ fn objects(toolchain: &Toolchain) -> Result<()> {
     thread::scope(|scope| {
         let bench = scope.spawn(|| bench_object(toolchain).map(|_object| ()));
         object(toolchain, &Options::default())?;
-        bench.join().map_err(|_| anyhow!("the thread that builds the programs for benchmarks panicked"))?
+        bench
+            .join()
+            .map_err(|_| anyhow!("the thread that builds the programs for benchmarks panicked"))?
     })
 }
 
@@ -196,63 +265,106 @@ pub(crate) fn other_object(toolchain: &Toolchain) -> Result<PathBuf> {
     variant(toolchain, "log")
 }
 
-/// Builds kernel programs with those that only benchmarks and tests attach, where `testbed::test_run` looks for them.
+/// Builds kernel programs with those that only benchmarks and tests attach, where
+/// `testbed::test_run` looks for them.
 pub(crate) fn bench_object(toolchain: &Toolchain) -> Result<PathBuf> {
     variant(toolchain, "bench")
 }
 
 fn variant(toolchain: &Toolchain, feature: &str) -> Result<PathBuf> {
     let target_dir = workspace::target_dir()?;
-    let (bpf_dir, object) =
-        (target_dir.join(format!("bpf-{feature}")), target_dir.join(format!("kpx-{feature}.bpf.o")));
-    step(&format!("build kernel programs with feature {feature}"), || {
-        shell::run(kernel_programs(toolchain, Some(feature), &bpf_dir, ARCH))?;
-        let built = bpf_dir.join(TARGET).join("release/kpx");
-        verify::is_fit_for_old_kernels(&built)?;
-        install(&built, &object)
-    })?;
+    let (bpf_dir, object) = (
+        target_dir.join(format!("bpf-{feature}")),
+        target_dir.join(format!("kpx-{feature}.bpf.o")),
+    );
+    step(
+        &format!("build kernel programs with feature {feature}"),
+        || {
+            shell::run(kernel_programs(toolchain, Some(feature), &bpf_dir, ARCH))?;
+            let built = bpf_dir.join(TARGET).join("release/kpx");
+            verify::is_fit_for_old_kernels(&built)?;
+            install(&built, &object)
+        },
+    )?;
     Ok(object)
 }
 
-/// Builds the kernel programs alone, and installs them where proxy-agent's build script looks for them.
+/// Builds the kernel programs alone, and installs them where proxy-agent's build script looks for
+/// them.
 pub(crate) fn object(toolchain: &Toolchain, options: &Options) -> Result<()> {
     step("build the kernel programs", || {
         let target_dir = workspace::target_dir()?;
         let bpf_dir = target_dir.join("bpf");
-        shell::run(kernel_programs(toolchain, options.feature(), &bpf_dir, ARCH))?;
+        shell::run(kernel_programs(
+            toolchain,
+            options.feature(),
+            &bpf_dir,
+            ARCH,
+        ))?;
         let built = bpf_dir.join(TARGET).join("release/kpx");
         verify::is_fit_for_old_kernels(&built)?;
         install(&built, &target_dir.join(OBJECT))
     })
 }
 
-/// Returns the command with the toolchain's own cargo. Cargo.lock is up to date, because our own cargo has just run.
-fn kernel_programs(toolchain: &Toolchain, feature: Option<&str>, target_dir: &Path, arch: &str) -> Command {
+/// Returns the command with the toolchain's own cargo. Cargo.lock is up to date, because our own
+/// cargo has just run.
+fn kernel_programs(
+    toolchain: &Toolchain,
+    feature: Option<&str>,
+    target_dir: &Path,
+    arch: &str,
+) -> Command {
     let mut cargo = match toolchain.compiler {
         Compiler::Debian => {
             let mut cargo = Command::new("/usr/bin/cargo");
             // aya-ebpf uses features of the compiler that are not stable.
-            cargo.args(["build"]).env("RUSTC", "/usr/bin/rustc").env("RUSTC_BOOTSTRAP", "1");
+            cargo
+                .args(["build"])
+                .env("RUSTC", "/usr/bin/rustc")
+                .env("RUSTC_BOOTSTRAP", "1");
             cargo
         }
         Compiler::Nightly => {
             let mut cargo = Command::new("rustup");
-            cargo.args(["run", "nightly", "cargo", "build", "-Zbuild-std=core"]).env_remove("RUSTC");
+            cargo
+                .args(["run", "nightly", "cargo", "build", "-Zbuild-std=core"])
+                .env_remove("RUSTC");
             cargo
         }
     };
     // Variables for the compiler that runs xtask must not reach another compiler.
-    for name in ["RUSTUP_TOOLCHAIN", "CARGO", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "LD_LIBRARY_PATH"] {
+    for name in [
+        "RUSTUP_TOOLCHAIN",
+        "CARGO",
+        "RUSTC_WRAPPER",
+        "RUSTC_WORKSPACE_WRAPPER",
+        "LD_LIBRARY_PATH",
+    ] {
         cargo.env_remove(name);
     }
     workspace::forget_xtask(&mut cargo);
-    cargo.current_dir(workspace::root()).env("CARGO_ENCODED_RUSTFLAGS", rustflags(&toolchain.linker, arch));
-    cargo.args(["--locked", "--package", "proxy-ebpf", "--release", "--target", TARGET, "--target-dir"]);
-    cargo.arg(target_dir).args(feature.map(|feature| format!("--features={feature}")));
+    cargo.current_dir(workspace::root()).env(
+        "CARGO_ENCODED_RUSTFLAGS",
+        rustflags(&toolchain.linker, arch),
+    );
+    cargo.args([
+        "--locked",
+        "--package",
+        "proxy-ebpf",
+        "--release",
+        "--target",
+        TARGET,
+        "--target-dir",
+    ]);
+    cargo
+        .arg(target_dir)
+        .args(feature.map(|feature| format!("--features={feature}")));
     cargo
 }
 
-/// Returns the flags in cargo's own encoding, which takes precedence over every other source of flags.
+/// Returns the flags in cargo's own encoding, which takes precedence over every other source of
+/// flags.
 fn rustflags(linker: &Path, arch: &str) -> String {
     [
         &format!("-Clinker={}", linker.display()),
@@ -267,8 +379,8 @@ fn rustflags(linker: &Path, arch: &str) -> String {
     .join("\u{1f}")
 }
 
-/// Copies the object to the place where proxy-agent's build script looks. An equal object stays, because a new file
-/// would rebuild kpx.
+/// Copies the object to the place where proxy-agent's build script looks. An equal object stays,
+/// because a new file would rebuild kpx.
 fn install(from: &Path, to: &Path) -> Result<()> {
     let object = fs::read(from).with_context(|| format!("read {}", from.display()))?;
     let same = match fs::read(to) {
@@ -287,20 +399,51 @@ mod tests {
     use super::*;
 
     fn command(compiler: Compiler, options: &Options) -> String {
-        let toolchain = Toolchain { compiler, linker: "/opt/bpf-linker".into() };
-        shell::show(&kernel_programs(&toolchain, options.feature(), Path::new("target/bpf"), "aarch64"))
+        let toolchain = Toolchain {
+            compiler,
+            linker: "/opt/bpf-linker".into(),
+        };
+        shell::show(&kernel_programs(
+            &toolchain,
+            options.feature(),
+            Path::new("target/bpf"),
+            "aarch64",
+        ))
     }
 
     #[test]
     fn each_compiler_has_its_command() {
         let debian = command(Compiler::Debian, &Options::default());
-        assert!(debian.contains("RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 /usr/bin/cargo build --locked"), "{debian}");
-        let nightly = command(Compiler::Nightly, &Options { log: true, release: true, ..Default::default() });
-        assert!(nightly.contains(" rustup run nightly cargo build -Zbuild-std=core --locked"), "{nightly}");
-        assert!(nightly.ends_with("--target bpfel-unknown-none --target-dir target/bpf --features=log"), "{nightly}");
+        assert!(
+            debian.contains("RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 /usr/bin/cargo build --locked"),
+            "{debian}"
+        );
+        let nightly = command(
+            Compiler::Nightly,
+            &Options {
+                log: true,
+                release: true,
+                ..Default::default()
+            },
+        );
+        assert!(
+            nightly.contains(" rustup run nightly cargo build -Zbuild-std=core --locked"),
+            "{nightly}"
+        );
+        assert!(
+            nightly.ends_with("--target bpfel-unknown-none --target-dir target/bpf --features=log"),
+            "{nightly}"
+        );
         for command in [debian, nightly] {
-            assert!(command.contains("--cfg=bpf_target_arch=\"aarch64\""), "{command}");
-            assert!(command.contains("-Clinker=/opt/bpf-linker -Clink-arg=--btf -Clink-arg=--llvm-args="), "{command}");
+            assert!(
+                command.contains("--cfg=bpf_target_arch=\"aarch64\""),
+                "{command}"
+            );
+            assert!(
+                command
+                    .contains("-Clinker=/opt/bpf-linker -Clink-arg=--btf -Clink-arg=--llvm-args="),
+                "{command}"
+            );
         }
     }
 
@@ -308,12 +451,18 @@ mod tests {
     fn equal_object_is_left_alone() {
         let dir = std::env::temp_dir().join(format!("kpx-install-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
-        let (from, to) = (dir.join("from"), dir.join("to"));
+        let from = dir.join("from");
+        let to = dir.join("to");
         let modified = |file: &Path| fs::metadata(file).unwrap().modified().unwrap();
         fs::write(&from, "one").unwrap();
         install(&from, &to).unwrap();
         let written = std::time::UNIX_EPOCH;
-        fs::File::options().write(true).open(&to).unwrap().set_modified(written).unwrap();
+        fs::File::options()
+            .write(true)
+            .open(&to)
+            .unwrap()
+            .set_modified(written)
+            .unwrap();
         install(&from, &to).unwrap();
         assert_eq!(modified(&to), written);
         fs::write(&from, "two").unwrap();

@@ -10,14 +10,24 @@ use crate::step::{seconds, step};
 use crate::test::TestCounts;
 use crate::{build, demo, fuzz, shell, test, tidy, workspace};
 
-/// Runs all steps, even after a failure, so that one run reports everything. The last line is the tally of tests.
+/// Runs all steps, even after a failure, so that one run reports everything. The last line is the
+/// tally of tests.
 pub(crate) fn run() -> Result<()> {
     let mut report = Report::default();
     let mut tally = TestCounts::default();
     report.step("fmt", || cargo(&["fmt", "--all", "--check"]));
     report.step("tidy", tidy::run);
     // The parsers' fuzzer is a workspace of its own, whose lock no build of this one keeps.
-    report.step("locks", || cargo(&["tree", "--locked", "--depth", "0", "--manifest-path", fuzz::PARSERS_MANIFEST]));
+    report.step("locks", || {
+        cargo(&[
+            "tree",
+            "--locked",
+            "--depth",
+            "0",
+            "--manifest-path",
+            fuzz::PARSERS_MANIFEST,
+        ])
+    });
     if let Some(kpx) = report.step("build", build::everything) {
         thread::scope(|scope| {
             let lints = scope.spawn(clippy);
@@ -26,7 +36,11 @@ pub(crate) fn run() -> Result<()> {
                 tally.check()
             });
             report.step("demo", || demo::show(&kpx, &[], Stdio::null()));
-            report.step("clippy", || lints.join().map_err(|_| anyhow!("the thread that runs clippy panicked"))?);
+            report.step("clippy", || {
+                lints
+                    .join()
+                    .map_err(|_| anyhow!("the thread that runs clippy panicked"))?
+            });
         });
     } else {
         report.step("clippy", clippy);
@@ -36,14 +50,22 @@ pub(crate) fn run() -> Result<()> {
     tally.end(report.result())
 }
 
-/// Gives way to the tests. A target directory of its own keeps each from waiting for the other's lock.
+/// Gives way to the tests. A target directory of its own keeps each from waiting for the other's
+/// lock.
 fn clippy() -> Result<()> {
     // The tests' build has no log of the kernel programs.
-    for what in [&["--workspace", "--all-targets", "--test", "vm"][..], &["-p", "proxy-datapath", "--features", "log"]]
-    {
+    for what in [
+        &["--workspace", "--all-targets", "--test", "vm"][..],
+        &["-p", "proxy-datapath", "--features", "log"],
+    ] {
         let mut cargo = workspace::cargo();
-        cargo.args(["clippy", "--quiet"]).args(what).arg("--target-dir");
-        cargo.arg(workspace::target_dir()?.join("clippy")).args(["--", "--deny", "warnings"]);
+        cargo
+            .args(["clippy", "--quiet"])
+            .args(what)
+            .arg("--target-dir");
+        cargo
+            .arg(workspace::target_dir()?.join("clippy"))
+            .args(["--", "--deny", "warnings"]);
         shell::run(shell::nice(&cargo))?;
     }
     Ok(())
@@ -65,7 +87,8 @@ impl Report {
     fn step<T>(&mut self, name: &'static str, work: impl FnOnce() -> Result<T>) -> Option<T> {
         let started = Instant::now();
         let result = step(name, work);
-        self.durations.push((name, started.elapsed(), result.is_ok()));
+        self.durations
+            .push((name, started.elapsed(), result.is_ok()));
         match result {
             Ok(value) => Some(value),
             Err(error) => {
@@ -82,9 +105,17 @@ impl Report {
     }
 
     fn print(&self) {
-        let total = self.durations.iter().map(|(_, duration, _)| *duration).sum();
+        let total = self
+            .durations
+            .iter()
+            .map(|(_, duration, _)| *duration)
+            .sum();
         for &(name, duration, good) in &self.durations {
-            println!("{name:<8} {:>9}  {}", seconds(duration), if good { "ok" } else { "FAILED" });
+            println!(
+                "{name:<8} {:>9}  {}",
+                seconds(duration),
+                if good { "ok" } else { "FAILED" }
+            );
         }
         println!("{:<8} {:>9}", "total", seconds(total));
     }

@@ -30,8 +30,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // A build of minutes should not end with this.
     shell::root_prefix()?;
     let kpx = build::with_demo()?;
-    // Ctrl-C reaches the demo as well, which then removes its lab. xtask waits for that, so that the prompt returns
-    // after it.
+    // Ctrl-C reaches the demo as well, which then removes its lab. xtask waits for that, so that
+    // the prompt returns after it.
     let interrupted = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGINT, Arc::clone(&interrupted)).context("wait for Ctrl-C")?;
     let shown = match &options.picture {
@@ -44,7 +44,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// Runs the demo that was built beside kpx. Without a terminal as its input, the demo asks no questions.
+/// Runs the demo that was built beside kpx. Without a terminal as its input, the demo asks no
+/// questions.
 pub(crate) fn show(kpx: &Path, args: &[OsString], input: Stdio) -> Result<()> {
     let mut demo = shell::as_root(&kpx.with_file_name("kpx-demo"))?;
     demo.args(args).env("KPX_BIN", kpx).stdin(input);
@@ -55,7 +56,12 @@ pub(crate) fn show(kpx: &Path, args: &[OsString], input: Stdio) -> Result<()> {
 fn draw(kpx: &Path, args: &[OsString], file: &Path) -> Result<()> {
     let mut demo = shell::as_root(&kpx.with_file_name("kpx-demo"))?;
     let started = Instant::now();
-    let mut demo = demo.args(args).env("KPX_BIN", kpx).stdout(Stdio::piped()).spawn().context("run the demo")?;
+    let mut demo = demo
+        .args(args)
+        .env("KPX_BIN", kpx)
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("run the demo")?;
     let mut lines = Vec::new();
     for line in BufReader::new(demo.stdout.take().context("an output")?).lines() {
         let line = line.context("the demo prints text")?;
@@ -64,7 +70,8 @@ fn draw(kpx: &Path, args: &[OsString], file: &Path) -> Result<()> {
     }
     let status = demo.wait().context("wait for the demo")?;
     ensure!(status.success(), "the demo failed ({status})");
-    fs::write(file, picture::svg("cargo xtask demo", &lines)).with_context(|| format!("write {}", file.display()))
+    fs::write(file, picture::svg("cargo xtask demo", &lines))
+        .with_context(|| format!("write {}", file.display()))
 }
 
 #[cfg(test)]
@@ -82,8 +89,14 @@ mod tests {
     #[test]
     fn arguments_of_the_demo_follow_those_of_xtask() {
         let read = |words: &[&str]| Line::parse_from([&["demo"], words].concat()).options;
-        assert_eq!(read(&["--keep", "--pods", "ptp"]).args, ["--keep", "--pods", "ptp"]);
+        assert_eq!(
+            read(&["--keep", "--pods", "ptp"]).args,
+            ["--keep", "--pods", "ptp"]
+        );
         let both = read(&["--picture", "a.svg", "--manifests"]);
-        assert_eq!((both.picture, both.args), (Some("a.svg".into()), vec!["--manifests".into()]));
+        assert_eq!(
+            (both.picture, both.args),
+            (Some("a.svg".into()), vec!["--manifests".into()])
+        );
     }
 }

@@ -1,6 +1,8 @@
-//! Builds the release: an archive, an image and a Debian package around one static kpx, and their checksums.
+//! Builds the release: an archive, an image and a Debian package around one static kpx, and their
+//! checksums.
 //!
-//! The same kpx makes the same bytes: files are sorted, have no owner, and have the time of the commit.
+//! The same kpx makes the same bytes: files are sorted, have no owner, and have the time of the
+//! commit.
 
 mod deb;
 mod image;
@@ -27,7 +29,8 @@ pub(crate) struct Options {
     /// Do not optimise: a quick way to try the packages rather than kpx
     #[arg(long)]
     debug: bool,
-    /// Release for this architecture, this machine's by default; several times for several, which also share an image
+    /// Release for this architecture, this machine's by default; several times for several, which
+    /// also share an image
     #[arg(long, value_enum)]
     arch: Vec<Arch>,
     /// Make no Debian package, for which cargo-deb is installed
@@ -36,13 +39,24 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let own = || Arch::of_this_machine().context("kpx is not released for this machine: name an --arch");
-    let arches = if options.arch.is_empty() { vec![own()?] } else { options.arch.clone() };
+    let own =
+        || Arch::of_this_machine().context("kpx is not released for this machine: name an --arch");
+    let arches = if options.arch.is_empty() {
+        vec![own()?]
+    } else {
+        options.arch.clone()
+    };
     arches.iter().try_for_each(|arch| arch.ensure_tools())?;
     let release = Release::new()?;
-    let (mut made, mut roots) = (Vec::new(), Vec::new());
+    let mut made = Vec::new();
+    let mut roots = Vec::new();
     for arch in arches {
-        let build = build::Options { release: !options.debug, static_: true, arch: Some(arch), ..Default::default() };
+        let build = build::Options {
+            release: !options.debug,
+            static_: true,
+            arch: Some(arch),
+            ..Default::default()
+        };
         let kpx = build::run(&build)?;
         let bytes = fs::read(&kpx).with_context(|| format!("read {}", kpx.display()))?;
         ensure!(!has_interpreter(&bytes), "{} is not static", kpx.display());
@@ -56,7 +70,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     made.extend(step("make the image", || release.images(&roots))?);
     sums::write(&release.folder, &made)?;
     for (name, size) in sums::verify(&release.folder)? {
-        println!("{}  {:.1} MB", release.folder.join(name).display(), size as f64 / 1e6);
+        println!(
+            "{}  {:.1} MB",
+            release.folder.join(name).display(),
+            size as f64 / 1e6
+        );
     }
     Ok(())
 }
@@ -64,10 +82,21 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// Returns true if an ELF file (64 bit, little-endian) asks for a dynamic loader.
 fn has_interpreter(elf: &[u8]) -> bool {
     const PT_INTERP: u32 = 3;
-    let u16_at = |at: usize| elf.get(at..at + 2).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
+    let u16_at = |at: usize| {
+        elf.get(at..at + 2)
+            .map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]))
+    };
     let u64_at = |at: usize| elf.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
-    let headers = || Some((usize::try_from(u64_at(0x20)?).ok()?, u16_at(0x36)?, u16_at(0x38)?));
-    let Some((start, size, count)) = headers() else { return false };
+    let headers = || {
+        Some((
+            usize::try_from(u64_at(0x20)?).ok()?,
+            u16_at(0x36)?,
+            u16_at(0x38)?,
+        ))
+    };
+    let Some((start, size, count)) = headers() else {
+        return false;
+    };
     let mut kinds = (0..count).map(|nth| start + usize::from(nth) * usize::from(size));
     kinds.any(|at| elf.get(at..at + 4) == Some(PT_INTERP.to_le_bytes().as_slice()))
 }
@@ -75,7 +104,8 @@ fn has_interpreter(elf: &[u8]) -> bool {
 /// The content and the name of a release.
 struct Release {
     folder: PathBuf,
-    /// The files that the packages share, on disk for cargo-deb: `bin`, `man`, `completions`, licenses.
+    /// The files that the packages share, on disk for cargo-deb: `bin`, `man`, `completions`,
+    /// licenses.
     stage: PathBuf,
     version: &'static str,
     /// The time in seconds since 1970: the commit's, or SOURCE_DATE_EPOCH.
@@ -84,38 +114,60 @@ struct Release {
 
 impl Release {
     fn new() -> Result<Self> {
-        // The folder is in cargo's default place even if the target directory is elsewhere, because cargo-deb's list of
-        // files names it.
+        // The folder is in cargo's default place even if the target directory is elsewhere, because
+        // cargo-deb's list of files names it.
         let folder = workspace::root().join("target/dist");
         if folder.exists() {
             fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
         }
         let stage = folder.join("stage");
         fs::create_dir_all(&stage)?;
-        Ok(Self { folder, stage, version: env!("CARGO_PKG_VERSION"), time: time()? })
+        Ok(Self {
+            folder,
+            stage,
+            version: env!("CARGO_PKG_VERSION"),
+            time: time()?,
+        })
     }
 
     fn file(&self, arch: Arch, ending: &str) -> String {
         format!("kpx-{}-linux-{}.{ending}", self.version, arch.name())
     }
 
-    /// Stages kpx, its second name for kubectl, the licenses in it, and the manual pages and completions that kpx itself writes.
+    /// Stages kpx, its second name for kubectl, the licenses in it, and the manual pages and
+    /// completions that kpx itself writes.
     fn stage(&self, kpx: &Path, arch: Arch) -> Result<()> {
         fs::remove_dir_all(&self.stage)?;
         fs::create_dir_all(self.stage.join("bin"))?;
         let staged = self.stage.join("bin/kpx");
         fs::copy(kpx, &staged).with_context(|| format!("copy {}", kpx.display()))?;
         symlink("kpx", self.stage.join("bin/kubectl-kpx")).context("link kubectl-kpx")?;
-        let words: Vec<_> = arch.emulator().into_iter().chain([staged.to_string_lossy().into_owned()]).collect();
+        let words: Vec<_> = arch
+            .emulator()
+            .into_iter()
+            .chain([staged.to_string_lossy().into_owned()])
+            .collect();
         let run = |arguments: &[&str]| {
-            let all: Vec<_> = words[1..].iter().map(String::as_str).chain(arguments.iter().copied()).collect();
+            let all: Vec<_> = words[1..]
+                .iter()
+                .map(String::as_str)
+                .chain(arguments.iter().copied())
+                .collect();
             shell::output(&words[0], &all).with_context(|| format!("kpx {}", arguments.join(" ")))
         };
-        fs::write(self.stage.join(licenses::NAME), licenses::texts(&metadata(arch)?)?)?;
+        fs::write(
+            self.stage.join(licenses::NAME),
+            licenses::texts(&metadata(arch)?)?,
+        )?;
         run(&["man", "--dir", &self.stage.join("man").to_string_lossy()])?;
         let completions = self.stage.join("completions");
         fs::create_dir(&completions)?;
-        for (shell, name) in [("bash", "kpx"), ("zsh", "_kpx"), ("fish", "kpx.fish"), ("powershell", "kpx.ps1")] {
+        for (shell, name) in [
+            ("bash", "kpx"),
+            ("zsh", "_kpx"),
+            ("fish", "kpx.fish"),
+            ("powershell", "kpx.ps1"),
+        ] {
             fs::write(completions.join(name), run(&["completions", shell])?)?;
         }
         Ok(())
@@ -133,11 +185,18 @@ impl Release {
         }
         let archive = self.file(arch, "tar.gz");
         let top = archive.trim_end_matches(".tar.gz").to_owned();
-        fs::write(self.folder.join(&archive), files.below(&top).tar_gz(self.time)?)?;
+        fs::write(
+            self.folder.join(&archive),
+            files.below(&top).tar_gz(self.time)?,
+        )?;
         let bill = self.file(arch, "cdx.json");
-        let lock = fs::read_to_string(workspace::root().join("Cargo.lock")).context("read Cargo.lock")?;
+        let lock =
+            fs::read_to_string(workspace::root().join("Cargo.lock")).context("read Cargo.lock")?;
         let document = sbom::cyclonedx(&metadata(arch)?, &lock, self.version, self.time)?;
-        fs::write(self.folder.join(&bill), serde_json::to_string_pretty(&document)? + "\n")?;
+        fs::write(
+            self.folder.join(&bill),
+            serde_json::to_string_pretty(&document)? + "\n",
+        )?;
         Ok(vec![archive, bill])
     }
 
@@ -147,19 +206,27 @@ impl Release {
         root.add_file(&self.stage.join("bin/kpx"), "usr/local/bin/kpx")?;
         root.add("usr/local/bin/kube-proxy", Entry::Link("kpx".to_owned()));
         root.add_file(&workspace::root().join("LICENSE"), "licenses/LICENSE")?;
-        root.add_file(&self.stage.join(licenses::NAME), &format!("licenses/{}", licenses::NAME))?;
+        root.add_file(
+            &self.stage.join(licenses::NAME),
+            &format!("licenses/{}", licenses::NAME),
+        )?;
         Ok(root)
     }
 
-    /// Writes an image for each architecture, and one for all of them if there are several. Runs what is in them.
+    /// Writes an image for each architecture, and one for all of them if there are several. Runs
+    /// what is in them.
     fn images(&self, roots: &[(Arch, Files)]) -> Result<Vec<String>> {
-        let single = roots.iter().map(|one| (self.file(one.0, "oci.tar"), std::slice::from_ref(one)));
+        let single = roots
+            .iter()
+            .map(|one| (self.file(one.0, "oci.tar"), std::slice::from_ref(one)));
         let all = (roots.len() > 1).then(|| (format!("kpx-{}-linux.oci.tar", self.version), roots));
         let mut names = Vec::new();
         for (name, roots) in single.chain(all) {
             let path = self.folder.join(&name);
             fs::write(&path, image::oci(roots, self.version, self.time)?)?;
-            roots.iter().try_for_each(|(arch, _)| image::try_out(&path, *arch))?;
+            roots
+                .iter()
+                .try_for_each(|(arch, _)| image::try_out(&path, *arch))?;
             names.push(name);
         }
         Ok(names)
@@ -177,9 +244,20 @@ impl Release {
 /// Returns what cargo knows of all packages, as an architecture links them.
 fn metadata(arch: Arch) -> Result<Value> {
     let mut cargo = workspace::cargo();
-    cargo.args(["metadata", "--format-version", "1", "--locked", "--filter-platform", &arch.triple()]);
+    cargo.args([
+        "metadata",
+        "--format-version",
+        "1",
+        "--locked",
+        "--filter-platform",
+        &arch.triple(),
+    ]);
     let output = cargo.output().context("ask cargo for the packages")?;
-    ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "cargo metadata: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
@@ -189,11 +267,14 @@ fn time() -> Result<u64> {
         Ok(text) => text,
         Err(_) => {
             let root = workspace::root().to_string_lossy();
-            shell::output("git", &["-C", &root, "log", "-1", "--format=%ct"])
-                .with_context(|| format!("ask git for the time of the commit; without git, set {NAME}"))?
+            shell::output("git", &["-C", &root, "log", "-1", "--format=%ct"]).with_context(
+                || format!("ask git for the time of the commit; without git, set {NAME}"),
+            )?
         }
     };
-    text.trim().parse().with_context(|| format!("{NAME}: {text:?} is no number of seconds"))
+    text.trim()
+        .parse()
+        .with_context(|| format!("{NAME}: {text:?} is no number of seconds"))
 }
 
 #[cfg(test)]

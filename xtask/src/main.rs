@@ -30,7 +30,11 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "The tasks that cargo alone cannot do for kpx")]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about = "The tasks that cargo alone cannot do for kpx"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -38,7 +42,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Find the tools for the build and the tests, and install the missing ones; every other command does so by itself
+    /// Find the tools for the build and the tests, and install the missing ones; every other
+    /// command does so by itself
     Setup,
     /// Build the kernel programs, then kpx with them inside
     Build(build::Options),
@@ -57,15 +62,18 @@ enum Command {
     },
     /// Build, then show kpx at work in a small cluster of network namespaces
     Demo(demo::Options),
-    /// Build optimised, then measure and write docs/performance.md; the section `scale` is for docs/scale.md, `tunnel` for docs/host-mode.md
+    /// Build optimised, then measure and write docs/performance.md; the section `scale` is for
+    /// docs/scale.md, `tunnel` for docs/host-mode.md
     Bench {
         /// Arguments for the benchmark: a section and its options; all sections by default
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Build, then kill, upgrade, flood and starve kpx under load, and report the effects on clients
+    /// Build, then kill, upgrade, flood and starve kpx under load, and report the effects on
+    /// clients
     Soak {
-        /// Arguments for the soak: scenarios and their options; `--release` builds all of it optimised
+        /// Arguments for the soak: scenarios and their options; `--release` builds all of it
+        /// optimised
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
@@ -75,7 +83,8 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Make the release: archive, container image, Debian package, checksums
     Dist(dist::Options),
-    /// Load the kernel programs of an object, and print what the kernel reports; `build --verbose` does it
+    /// Load the kernel programs of an object, and print what the kernel reports; `build --verbose`
+    /// does it
     #[command(hide = true)]
     Verify { object: PathBuf },
     /// Check the house rules that a machine can check
@@ -120,7 +129,8 @@ mod tests {
     #[test]
     fn arguments_of_bench_and_soak_are_typed_without_a_separator() {
         for command in ["bench", "soak"] {
-            let cli = Cli::try_parse_from(["cargo xtask", command, "--keep", "now"]).expect(command);
+            let cli =
+                Cli::try_parse_from(["cargo xtask", command, "--keep", "now"]).expect(command);
             let (Command::Bench { args } | Command::Soak { args }) = cli.command else {
                 panic!("{command} is another command")
             };

@@ -1,6 +1,7 @@
 //! Finds systemd-resolved, which asks kpx for names in a test. It is no part of kpx.
 //!
-//! Debian's package is unpacked and not installed, because an installed one becomes the machine's resolver.
+//! Debian's package is unpacked and not installed, because an installed one becomes the machine's
+//! resolver.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,9 +15,14 @@ const PACKAGE: &str = "systemd-resolved";
 /// The file of the package that a test starts.
 const FILE: &str = "lib/systemd/systemd-resolved";
 
-/// Unpacks systemd-resolved if it is missing. Only one test needs it, so only that one fails without it.
+/// Unpacks systemd-resolved if it is missing. Only one test needs it, so only that one fails
+/// without it.
 pub(crate) fn ensure() -> Option<PathBuf> {
-    own().inspect_err(|error| eprintln!("warning: no {PACKAGE} here, a test of names will fail: {error:#}")).ok()
+    own()
+        .inspect_err(|error| {
+            eprintln!("warning: no {PACKAGE} here, a test of names will fail: {error:#}")
+        })
+        .ok()
 }
 
 fn own() -> Result<PathBuf> {
@@ -27,9 +33,14 @@ fn own() -> Result<PathBuf> {
         let mut download = Command::new("apt-get");
         download.args(["download", PACKAGE]).current_dir(&folder);
         let mut unpack = Command::new("sh");
-        unpack.args(["-c", "dpkg-deb --extract *.deb . && rm *.deb"]).current_dir(&folder);
+        unpack
+            .args(["-c", "dpkg-deb --extract *.deb . && rm *.deb"])
+            .current_dir(&folder);
         step::quiet(&format!("unpack {PACKAGE}"), [download, unpack])?;
-        ensure!(folder.join(FILE).is_file(), "the package {PACKAGE} has no {FILE} in it");
+        ensure!(
+            folder.join(FILE).is_file(),
+            "the package {PACKAGE} has no {FILE} in it"
+        );
     }
     Ok(folder)
 }

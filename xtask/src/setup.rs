@@ -1,7 +1,7 @@
 //! Finds or installs the tools for the build and the tests, without questions.
 //!
-//! A pure function decides on the next step from the facts and the steps tried so far. The loop around it looks, does
-//! that step and looks again. No step is tried twice, so the loop ends.
+//! A pure function decides on the next step from the facts and the steps tried so far. The loop
+//! around it looks, does that step and looks again. No step is tried twice, so the loop ends.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -10,7 +10,8 @@ use std::process::Command;
 use anyhow::{Result, bail, ensure};
 
 use crate::machine::{
-    BENCH_TOOLS, COMPILER_PACKAGES, DEBIAN_LLVM, LLVM_PACKAGES, LLVM_PREFIX, Linker, Machine, TEST_TOOLS, TOOLS,
+    BENCH_TOOLS, COMPILER_PACKAGES, DEBIAN_LLVM, LLVM_PACKAGES, LLVM_PREFIX, Linker, Machine,
+    TEST_TOOLS, TOOLS,
 };
 use crate::{axe, helm, resolved, shell, step, workspace};
 
@@ -52,7 +53,10 @@ pub(crate) fn run() -> Result<()> {
         Compiler::Debian => "/usr/bin/rustc",
         Compiler::Nightly => "rustup's nightly",
     };
-    println!("kernel programs are built by {compiler} and {}", linker.display());
+    println!(
+        "kernel programs are built by {compiler} and {}",
+        linker.display()
+    );
     Ok(())
 }
 
@@ -65,7 +69,9 @@ pub(crate) fn ensure(need: Need) -> Result<Toolchain> {
             Next::Ready(toolchain) => {
                 if need == Need::Tests && !machine.kubectl {
                     eprintln!("warning: no kubectl here: tests that use it will fail");
-                    eprintln!("         (https://kubernetes.io/docs/tasks/tools/ says how to install it)");
+                    eprintln!(
+                        "         (https://kubernetes.io/docs/tasks/tools/ says how to install it)"
+                    );
                 }
                 return Ok(toolchain);
             }
@@ -98,7 +104,8 @@ pub(crate) enum Install {
     Linker(Compiler),
 }
 
-/// Installs further things once, or fails with the commands that would install them. `missing` looks at the machine.
+/// Installs further things once, or fails with the commands that would install them. `missing`
+/// looks at the machine.
 pub(crate) fn install(what: &str, missing: impl Fn() -> Vec<Install>) -> Result<()> {
     let steps = missing();
     if steps.is_empty() {
@@ -111,7 +118,8 @@ pub(crate) fn install(what: &str, missing: impl Fn() -> Vec<Install>) -> Result<
         }
     }
     let left = missing();
-    let mut text = format!("{what} takes more than could be installed from here; these commands would do it:");
+    let mut text =
+        format!("{what} takes more than could be installed from here; these commands would do it:");
     for command in left.iter().flat_map(Install::commands) {
         let _ = write!(text, "\n    {}", shell::show(&command));
     }
@@ -119,17 +127,24 @@ pub(crate) fn install(what: &str, missing: impl Fn() -> Vec<Install>) -> Result<
     Ok(())
 }
 
-/// Returns the next step on a machine: the shorter way to a toolchain, and Debian's if both are equally short.
+/// Returns the next step on a machine: the shorter way to a toolchain, and Debian's if both are
+/// equally short.
 fn next(machine: &Machine, need: Need, tried: &[Install]) -> Next {
-    let ways = [Compiler::Debian, Compiler::Nightly].map(|compiler| (compiler, missing(machine, need, compiler)));
-    let open = ways
-        .iter()
-        .filter(|(_, missing)| missing.iter().all(|step| step.is_possible(machine) && !tried.contains(step)));
+    let ways = [Compiler::Debian, Compiler::Nightly]
+        .map(|compiler| (compiler, missing(machine, need, compiler)));
+    let open = ways.iter().filter(|(_, missing)| {
+        missing
+            .iter()
+            .all(|step| step.is_possible(machine) && !tried.contains(step))
+    });
     let Some((compiler, missing)) = open.min_by_key(|(_, missing)| missing.len()) else {
         return Next::Stuck(help(machine, &ways));
     };
     match (missing.first(), &machine.linker) {
-        (None, Some(linker)) => Next::Ready(Toolchain { compiler: *compiler, linker: linker.path.clone() }),
+        (None, Some(linker)) => Next::Ready(Toolchain {
+            compiler: *compiler,
+            linker: linker.path.clone(),
+        }),
         (Some(install), _) => Next::Take(install.clone()),
         (None, None) => unreachable!("without a linker, it is missing"),
     }
@@ -139,13 +154,28 @@ fn next(machine: &Machine, need: Need, tried: &[Install]) -> Next {
 fn missing(machine: &Machine, need: Need, compiler: Compiler) -> Vec<Install> {
     let mut packages = Vec::new();
     let (llvm, has_compiler) = match compiler {
-        Compiler::Debian => (machine.debian.unwrap_or(DEBIAN_LLVM), machine.debian.is_some()),
-        Compiler::Nightly => (machine.nightly.unwrap_or_default(), machine.nightly.is_some()),
+        Compiler::Debian => (
+            machine.debian.unwrap_or(DEBIAN_LLVM),
+            machine.debian.is_some(),
+        ),
+        Compiler::Nightly => (
+            machine.nightly.unwrap_or_default(),
+            machine.nightly.is_some(),
+        ),
     };
-    let has_linker = machine.linker.as_ref().is_some_and(|linker| fits(linker, llvm));
+    let has_linker = machine
+        .linker
+        .as_ref()
+        .is_some_and(|linker| fits(linker, llvm));
     if compiler == Compiler::Debian {
-        let wanted = [(has_compiler, COMPILER_PACKAGES), (has_linker, LLVM_PACKAGES)];
-        let wanted = wanted.iter().filter(|(has, _)| !has).flat_map(|(_, packages)| *packages);
+        let wanted = [
+            (has_compiler, COMPILER_PACKAGES),
+            (has_linker, LLVM_PACKAGES),
+        ];
+        let wanted = wanted
+            .iter()
+            .filter(|(has, _)| !has)
+            .flat_map(|(_, packages)| *packages);
         packages.extend(wanted.filter(|name| !machine.packages.iter().any(|there| there == *name)));
     }
     let tools: &[&[(&'static str, &'static str)]] = match need {
@@ -154,7 +184,11 @@ fn missing(machine: &Machine, need: Need, compiler: Compiler) -> Vec<Install> {
         Need::Bench => &[TOOLS, BENCH_TOOLS],
         Need::Tests => &[TOOLS, TEST_TOOLS],
     };
-    let tools = tools.iter().copied().flatten().filter(|(tool, _)| !machine.tools.contains(tool));
+    let tools = tools
+        .iter()
+        .copied()
+        .flatten()
+        .filter(|(tool, _)| !machine.tools.contains(tool));
     packages.extend(tools.map(|(_, package)| package));
     let lacks_nightly = compiler == Compiler::Nightly && !has_compiler;
     let steps = [
@@ -162,11 +196,14 @@ fn missing(machine: &Machine, need: Need, compiler: Compiler) -> Vec<Install> {
         (lacks_nightly, Install::Nightly),
         (!has_linker, Install::Linker(compiler)),
     ];
-    steps.into_iter().filter_map(|(lacks, install)| lacks.then_some(install)).collect()
+    steps
+        .into_iter()
+        .filter_map(|(lacks, install)| lacks.then_some(install))
+        .collect()
 }
 
-/// Returns true if the linker can read the compiler's output: LLVM reads the output of older versions, never of newer
-/// ones.
+/// Returns true if the linker can read the compiler's output: LLVM reads the output of older
+/// versions, never of newer ones.
 fn fits(linker: &Linker, llvm_of_compiler: u32) -> bool {
     linker.version == LINKER_VERSION && linker.llvm >= llvm_of_compiler
 }
@@ -183,7 +220,9 @@ impl Install {
     fn name(&self) -> String {
         match self {
             Self::Packages(names) => format!("install {}", names.join(" ")),
-            Self::Nightly => "install rustup's nightly toolchain with the sources of core".to_owned(),
+            Self::Nightly => {
+                "install rustup's nightly toolchain with the sources of core".to_owned()
+            }
             Self::Target(target) => format!("install rustup's target {target}"),
             Self::Linker(_) => format!("install bpf-linker {LINKER_VERSION}"),
         }
@@ -192,10 +231,17 @@ impl Install {
     fn commands(&self) -> Vec<Command> {
         match self {
             Self::Packages(names) => {
-                let install = [&["install", "-y", "--no-install-recommends"], names.as_slice()].concat();
+                let install = [
+                    &["install", "-y", "--no-install-recommends"],
+                    names.as_slice(),
+                ]
+                .concat();
                 vec![apt_get(&["update"]), apt_get(&install)]
             }
-            Self::Nightly => vec![command("rustup", &["toolchain", "install", "nightly", "--component", "rust-src"])],
+            Self::Nightly => vec![command(
+                "rustup",
+                &["toolchain", "install", "nightly", "--component", "rust-src"],
+            )],
             Self::Target(target) => vec![command("rustup", &["target", "add", target])],
             Self::Linker(compiler) => vec![install_linker(*compiler)],
         }
@@ -205,21 +251,45 @@ impl Install {
 fn apt_get(args: &[&str]) -> Command {
     // Without a way to become root this step is only shown, not executed.
     let prefix = shell::root_prefix().unwrap_or(&["sudo"]);
-    let words = [prefix, &["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"], args].concat();
+    let words = [
+        prefix,
+        &["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"],
+        args,
+    ]
+    .concat();
     command(words[0], &words[1..])
 }
 
 fn install_linker(compiler: Compiler) -> Command {
-    // LLVM, which does nearly all of its work, is optimised in any case; bpf-linker itself builds three times as fast without.
-    let mut cargo = command("cargo", &["install", "bpf-linker", "--version", LINKER_VERSION, "--force", "--debug"]);
+    // LLVM, which does nearly all of its work, is optimised in any case; bpf-linker itself builds
+    // three times as fast without.
+    let mut cargo = command(
+        "cargo",
+        &[
+            "install",
+            "bpf-linker",
+            "--version",
+            LINKER_VERSION,
+            "--force",
+            "--debug",
+        ],
+    );
     cargo.env("CARGO_PROFILE_DEV_DEBUG", "0");
-    // The build of kpx beside this one has locked its own target directory, and waits for what this one installs.
-    cargo.args(["--target-dir".as_ref(), std::env::temp_dir().join("kpx-bpf-linker").as_os_str()]);
+    // The build of kpx beside this one has locked its own target directory, and waits for what this
+    // one installs.
+    cargo.args([
+        "--target-dir".as_ref(),
+        std::env::temp_dir().join("kpx-bpf-linker").as_os_str(),
+    ]);
     workspace::forget_xtask(&mut cargo);
     if compiler == Compiler::Debian {
         // By default the build takes Debian's default LLVM, which is too old.
         cargo.env("LLVM_PREFIX", LLVM_PREFIX);
-        cargo.args(["--no-default-features", "--features", &format!("llvm-{DEBIAN_LLVM}")]);
+        cargo.args([
+            "--no-default-features",
+            "--features",
+            &format!("llvm-{DEBIAN_LLVM}"),
+        ]);
     }
     cargo
 }
@@ -234,7 +304,10 @@ fn command(program: &str, args: &[&str]) -> Command {
 fn help(machine: &Machine, ways: &[(Compiler, Vec<Install>)]) -> String {
     let mut text = String::from("something is missing that could not be installed from here\n");
     if let Some(linker) = &machine.linker {
-        for (name, llvm) in [("Debian's rustc", machine.debian), ("rustup's nightly", machine.nightly)] {
+        for (name, llvm) in [
+            ("Debian's rustc", machine.debian),
+            ("rustup's nightly", machine.nightly),
+        ] {
             if let Some(llvm) = llvm.filter(|&llvm| llvm > linker.llvm) {
                 let _ = writeln!(
                     text,
@@ -247,7 +320,11 @@ fn help(machine: &Machine, ways: &[(Compiler, Vec<Install>)]) -> String {
         }
         if linker.version != LINKER_VERSION {
             let path = linker.path.display();
-            let _ = writeln!(text, "{path} is version {}, kpx is built with {LINKER_VERSION}", linker.version);
+            let _ = writeln!(
+                text,
+                "{path} is version {}, kpx is built with {LINKER_VERSION}",
+                linker.version
+            );
         }
     }
     for (compiler, missing) in ways {

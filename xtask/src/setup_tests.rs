@@ -3,7 +3,11 @@
 use super::*;
 
 fn linker(version: &str, llvm: u32) -> Option<Linker> {
-    Some(Linker { path: "bin/bpf-linker".into(), version: version.into(), llvm })
+    Some(Linker {
+        path: "bin/bpf-linker".into(),
+        version: version.into(),
+        llvm,
+    })
 }
 
 /// Returns a machine with everything that Debian offers.
@@ -14,21 +18,38 @@ fn debian() -> Machine {
         debian: Some(22),
         nightly: None,
         linker: linker(LINKER_VERSION, 22),
-        packages: [COMPILER_PACKAGES, LLVM_PACKAGES].concat().iter().map(|name| name.to_string()).collect(),
-        tools: TOOLS.iter().chain(TEST_TOOLS).map(|&(tool, _)| tool).collect(),
+        packages: [COMPILER_PACKAGES, LLVM_PACKAGES]
+            .concat()
+            .iter()
+            .map(|name| name.to_string())
+            .collect(),
+        tools: TOOLS
+            .iter()
+            .chain(TEST_TOOLS)
+            .map(|&(tool, _)| tool)
+            .collect(),
         kubectl: true,
     }
 }
 
 fn bare_debian() -> Machine {
-    Machine { apt: true, rustup: true, ..Machine::default() }
+    Machine {
+        apt: true,
+        rustup: true,
+        ..Machine::default()
+    }
 }
 
 fn take(machine: &mut Machine, install: &Install) {
     match install {
         Install::Packages(names) => {
-            machine.packages.extend(names.iter().map(|name| name.to_string()));
-            let tools = TOOLS.iter().chain(TEST_TOOLS).filter(|(_, package)| names.contains(package));
+            machine
+                .packages
+                .extend(names.iter().map(|name| name.to_string()));
+            let tools = TOOLS
+                .iter()
+                .chain(TEST_TOOLS)
+                .filter(|(_, package)| names.contains(package));
             machine.tools.extend(tools.map(|&(tool, _)| tool));
             if names.contains(&"rustc-web") {
                 machine.debian = Some(22);
@@ -42,7 +63,11 @@ fn take(machine: &mut Machine, install: &Install) {
 }
 
 /// Takes steps until the end, and returns the steps and the end. `works` says which steps succeed.
-fn walk(mut machine: Machine, need: Need, works: impl Fn(&Install) -> bool) -> (Vec<Install>, Next) {
+fn walk(
+    mut machine: Machine,
+    need: Need,
+    works: impl Fn(&Install) -> bool,
+) -> (Vec<Install>, Next) {
     let mut tried = Vec::new();
     loop {
         match next(&machine, need, &tried) {
@@ -59,37 +84,93 @@ fn walk(mut machine: Machine, need: Need, works: impl Fn(&Install) -> bool) -> (
 }
 
 fn ready(compiler: Compiler) -> Next {
-    Next::Ready(Toolchain { compiler, linker: "bin/bpf-linker".into() })
+    Next::Ready(Toolchain {
+        compiler,
+        linker: "bin/bpf-linker".into(),
+    })
 }
 
 /// Returns a machine with nightly and a linker for it, and without packages.
 fn nightly() -> Machine {
-    Machine { rustup: true, nightly: Some(22), linker: linker(LINKER_VERSION, 22), ..Machine::default() }
+    Machine {
+        rustup: true,
+        nightly: Some(22),
+        linker: linker(LINKER_VERSION, 22),
+        ..Machine::default()
+    }
 }
 
 /// The packages with all tools of the tests.
-const TOOL_PACKAGES: &[&str] =
-    &["iproute2", "nftables", "ethtool", "iptables", "dbus-daemon", "socat", "unzip", "chromium", "chromium-driver"];
+const TOOL_PACKAGES: &[&str] = &[
+    "iproute2",
+    "nftables",
+    "ethtool",
+    "iptables",
+    "dbus-daemon",
+    "socat",
+    "unzip",
+    "chromium",
+    "chromium-driver",
+];
 
 #[test]
 fn present_tools_are_used() {
     use Compiler::{Debian, Nightly};
     let cases = [
         ("all there", debian(), Need::Lab, Debian),
-        ("both compilers there", Machine { nightly: Some(22), ..debian() }, Need::Lab, Debian),
-        ("only nightly there", nightly(), Need::Build, Nightly),
-        ("nightly there is preferred to packages", Machine { apt: true, ..nightly() }, Need::Build, Nightly),
         (
-            "Debian's compiler is too new for the linker",
-            Machine { debian: Some(23), ..nightly() },
+            "both compilers there",
+            Machine {
+                nightly: Some(22),
+                ..debian()
+            },
+            Need::Lab,
+            Debian,
+        ),
+        ("only nightly there", nightly(), Need::Build, Nightly),
+        (
+            "nightly there is preferred to packages",
+            Machine {
+                apt: true,
+                ..nightly()
+            },
             Need::Build,
             Nightly,
         ),
-        ("no tools are needed to build", Machine { tools: vec![], ..debian() }, Need::Build, Debian),
-        ("a newer linker", Machine { linker: linker(LINKER_VERSION, 23), ..debian() }, Need::Build, Debian),
+        (
+            "Debian's compiler is too new for the linker",
+            Machine {
+                debian: Some(23),
+                ..nightly()
+            },
+            Need::Build,
+            Nightly,
+        ),
+        (
+            "no tools are needed to build",
+            Machine {
+                tools: vec![],
+                ..debian()
+            },
+            Need::Build,
+            Debian,
+        ),
+        (
+            "a newer linker",
+            Machine {
+                linker: linker(LINKER_VERSION, 23),
+                ..debian()
+            },
+            Need::Build,
+            Debian,
+        ),
     ];
     for (name, machine, need, compiler) in cases {
-        assert_eq!(walk(machine, need, |_| true), (vec![], ready(compiler)), "{name}");
+        assert_eq!(
+            walk(machine, need, |_| true),
+            (vec![], ready(compiler)),
+            "{name}"
+        );
     }
 }
 
@@ -102,42 +183,136 @@ fn missing_tools_are_installed() {
     let bench_tools = [lab_tools.clone(), vec!["iptables"]].concat();
     let tools = TOOL_PACKAGES.to_vec();
     let all_and_tools = [all.clone(), tools.clone()].concat();
-    let no_tools = Machine { tools: vec![], ..debian() };
-    let no_compiler = Machine { debian: None, packages: vec![], ..debian() };
-    let no_linker = Machine { linker: None, ..debian() };
-    let other_linker = Machine { linker: linker("0.12.0", 22), ..debian() };
-    let old_linker = Machine { linker: linker(LINKER_VERSION, 21), ..debian() };
-    let only_rustup = Machine { rustup: true, ..Machine::default() };
+    let no_tools = Machine {
+        tools: vec![],
+        ..debian()
+    };
+    let no_compiler = Machine {
+        debian: None,
+        packages: vec![],
+        ..debian()
+    };
+    let no_linker = Machine {
+        linker: None,
+        ..debian()
+    };
+    let other_linker = Machine {
+        linker: linker("0.12.0", 22),
+        ..debian()
+    };
+    let old_linker = Machine {
+        linker: linker(LINKER_VERSION, 21),
+        ..debian()
+    };
+    let only_rustup = Machine {
+        rustup: true,
+        ..Machine::default()
+    };
     let packages = Install::Packages;
     let cases = [
-        ("bare Debian", bare_debian(), Need::Build, vec![packages(all), Install::Linker(Debian)], Debian),
-        ("bare, to test", bare_debian(), Need::Tests, vec![packages(all_and_tools), Install::Linker(Debian)], Debian),
-        ("only tools missing", no_tools.clone(), Need::Tests, vec![packages(tools)], Debian),
-        ("the lab needs no browser", no_tools.clone(), Need::Lab, vec![packages(lab_tools)], Debian),
-        ("rules to compare with", no_tools, Need::Bench, vec![packages(bench_tools)], Debian),
-        ("a linker needs no LLVM", no_compiler, Need::Build, vec![packages(compiler)], Debian),
-        ("linker missing", no_linker, Need::Build, vec![Install::Linker(Debian)], Debian),
-        ("linker of another version", other_linker, Need::Build, vec![Install::Linker(Debian)], Debian),
-        ("linker with an old LLVM", old_linker, Need::Build, vec![Install::Linker(Debian)], Debian),
-        ("no Debian", only_rustup, Need::Build, vec![Install::Nightly, Install::Linker(Nightly)], Nightly),
+        (
+            "bare Debian",
+            bare_debian(),
+            Need::Build,
+            vec![packages(all), Install::Linker(Debian)],
+            Debian,
+        ),
+        (
+            "bare, to test",
+            bare_debian(),
+            Need::Tests,
+            vec![packages(all_and_tools), Install::Linker(Debian)],
+            Debian,
+        ),
+        (
+            "only tools missing",
+            no_tools.clone(),
+            Need::Tests,
+            vec![packages(tools)],
+            Debian,
+        ),
+        (
+            "the lab needs no browser",
+            no_tools.clone(),
+            Need::Lab,
+            vec![packages(lab_tools)],
+            Debian,
+        ),
+        (
+            "rules to compare with",
+            no_tools,
+            Need::Bench,
+            vec![packages(bench_tools)],
+            Debian,
+        ),
+        (
+            "a linker needs no LLVM",
+            no_compiler,
+            Need::Build,
+            vec![packages(compiler)],
+            Debian,
+        ),
+        (
+            "linker missing",
+            no_linker,
+            Need::Build,
+            vec![Install::Linker(Debian)],
+            Debian,
+        ),
+        (
+            "linker of another version",
+            other_linker,
+            Need::Build,
+            vec![Install::Linker(Debian)],
+            Debian,
+        ),
+        (
+            "linker with an old LLVM",
+            old_linker,
+            Need::Build,
+            vec![Install::Linker(Debian)],
+            Debian,
+        ),
+        (
+            "no Debian",
+            only_rustup,
+            Need::Build,
+            vec![Install::Nightly, Install::Linker(Nightly)],
+            Nightly,
+        ),
     ];
     for (name, machine, need, steps, compiler) in cases {
-        assert_eq!(walk(machine, need, |_| true), (steps, ready(compiler)), "{name}");
+        assert_eq!(
+            walk(machine, need, |_| true),
+            (steps, ready(compiler)),
+            "{name}"
+        );
     }
 }
 
 #[test]
 fn other_way_is_tried_when_one_fails() {
-    let (steps, end) = walk(bare_debian(), Need::Build, |install| !matches!(install, Install::Packages(_)));
-    assert_eq!(steps[1..], [Install::Nightly, Install::Linker(Compiler::Nightly)]);
+    let (steps, end) = walk(bare_debian(), Need::Build, |install| {
+        !matches!(install, Install::Packages(_))
+    });
+    assert_eq!(
+        steps[1..],
+        [Install::Nightly, Install::Linker(Compiler::Nightly)]
+    );
     assert_eq!(end, ready(Compiler::Nightly));
 }
 
 #[test]
 fn stuck_setup_lists_commands() {
-    let (steps, Next::Stuck(help)) = walk(bare_debian(), Need::Tests, |_| false) else { panic!("not stuck") };
+    let (steps, Next::Stuck(help)) = walk(bare_debian(), Need::Tests, |_| false) else {
+        panic!("not stuck")
+    };
     let tools = Install::Packages(TOOL_PACKAGES.to_vec());
-    assert_eq!(steps[1..], [tools], "without tools the other way is closed too");
+    assert_eq!(
+        steps[1..],
+        [tools],
+        "without tools the other way is closed too"
+    );
     for command in [
         "apt-get update",
         "apt-get install -y --no-install-recommends rustc-web cargo-web libstd-rust-web-dev-bpf llvm-22-dev",
@@ -152,18 +327,37 @@ fn stuck_setup_lists_commands() {
 
 #[test]
 fn stuck_setup_names_too_old_linker() {
-    let machine = Machine { debian: Some(24), ..debian() };
-    let (_, Next::Stuck(help)) = walk(machine, Need::Build, |install| *install == Install::Linker(Compiler::Debian))
-    else {
+    let machine = Machine {
+        debian: Some(24),
+        ..debian()
+    };
+    let (_, Next::Stuck(help)) = walk(machine, Need::Build, |install| {
+        *install == Install::Linker(Compiler::Debian)
+    }) else {
         panic!("not stuck")
     };
-    assert!(help.contains("has LLVM 22 and cannot read what Debian's rustc writes, which has LLVM 24"), "{help}");
+    assert!(
+        help.contains("has LLVM 22 and cannot read what Debian's rustc writes, which has LLVM 24"),
+        "{help}"
+    );
 }
 
 #[test]
 fn setup_without_installer_is_stuck() {
-    assert!(matches!(next(&Machine::default(), Need::Build, &[]), Next::Stuck(_)));
-    let no_tools = Machine { apt: false, tools: vec!["ip"], ..debian() };
-    let Next::Stuck(help) = next(&no_tools, Need::Lab, &[]) else { panic!("not stuck") };
-    assert!(help.contains("apt-get install -y --no-install-recommends nftables ethtool"), "{help}");
+    assert!(matches!(
+        next(&Machine::default(), Need::Build, &[]),
+        Next::Stuck(_)
+    ));
+    let no_tools = Machine {
+        apt: false,
+        tools: vec!["ip"],
+        ..debian()
+    };
+    let Next::Stuck(help) = next(&no_tools, Need::Lab, &[]) else {
+        panic!("not stuck")
+    };
+    assert!(
+        help.contains("apt-get install -y --no-install-recommends nftables ethtool"),
+        "{help}"
+    );
 }

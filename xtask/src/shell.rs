@@ -11,7 +11,9 @@ use anyhow::{Context, Result, bail, ensure};
 
 /// Runs a command to its end. Its output is for the user.
 pub(crate) fn run(mut command: Command) -> Result<()> {
-    let status = command.status().with_context(|| format!("run `{}`", show(&command)))?;
+    let status = command
+        .status()
+        .with_context(|| format!("run `{}`", show(&command)))?;
     ensure!(status.success(), "`{}` failed ({status})", show(&command));
     Ok(())
 }
@@ -19,7 +21,9 @@ pub(crate) fn run(mut command: Command) -> Result<()> {
 /// Returns the same command for the time of the processors that all others leave.
 pub(crate) fn nice(command: &Command) -> Command {
     let mut nice = Command::new("nice");
-    nice.args(["-n", "19"]).arg(command.get_program()).args(command.get_args());
+    nice.args(["-n", "19"])
+        .arg(command.get_program())
+        .args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {
             Some(value) => nice.env(name, value),
@@ -32,19 +36,36 @@ pub(crate) fn nice(command: &Command) -> Command {
 
 /// Returns both outputs of a command, or None if it cannot run or fails.
 pub(crate) fn output(program: impl AsRef<OsStr>, args: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(args).stdin(Stdio::null()).output().ok()?;
+    let output = Command::new(program)
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .ok()?;
     let text = [output.stdout, output.stderr].concat();
-    output.status.success().then(|| String::from_utf8_lossy(&text).into_owned())
+    output
+        .status
+        .success()
+        .then(|| String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Returns the command as a user would type it.
 pub(crate) fn show(command: &Command) -> String {
     let envs = command.get_envs().filter_map(|(name, value)| {
-        Some(format!("{}={}", name.to_string_lossy(), value?.to_string_lossy().replace('\u{1f}', " ")))
+        Some(format!(
+            "{}={}",
+            name.to_string_lossy(),
+            value?.to_string_lossy().replace('\u{1f}', " ")
+        ))
     });
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     envs.chain(words.map(|word| word.to_string_lossy().into_owned()))
-        .map(|word| if word.contains([' ', '"']) { format!("'{word}'") } else { word })
+        .map(|word| {
+            if word.contains([' ', '"']) {
+                format!("'{word}'")
+            } else {
+                word
+            }
+        })
         .collect::<Vec<_>>()
         .join(" ")
 }
@@ -53,7 +74,10 @@ pub(crate) fn show(command: &Command) -> String {
 pub(crate) fn which(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
-    std::env::split_paths(&path).chain(system).map(|dir| dir.join(program)).find(|file| is_executable(file))
+    std::env::split_paths(&path)
+        .chain(system)
+        .map(|dir| dir.join(program))
+        .find(|file| is_executable(file))
 }
 
 pub(crate) fn is_executable(file: &Path) -> bool {
@@ -83,7 +107,10 @@ pub(crate) fn root_prefix() -> Result<&'static [&'static str]> {
 
 /// Returns the command that runs a program as root.
 pub(crate) fn as_root(program: &Path) -> Result<Command> {
-    let mut words = root_prefix()?.iter().map(OsStr::new).chain([program.as_os_str()]);
+    let mut words = root_prefix()?
+        .iter()
+        .map(OsStr::new)
+        .chain([program.as_os_str()]);
     let mut command = Command::new(words.next().unwrap_or_default());
     command.args(words);
     Ok(command)
@@ -96,13 +123,22 @@ mod tests {
     #[test]
     fn command_is_shown_as_typed() {
         let mut command = Command::new("cargo");
-        command.env("LLVM_PREFIX", "/usr/lib/llvm-22").env_remove("RUSTC").args(["install", "two words"]);
-        assert_eq!(show(&command), "LLVM_PREFIX=/usr/lib/llvm-22 cargo install 'two words'");
+        command
+            .env("LLVM_PREFIX", "/usr/lib/llvm-22")
+            .env_remove("RUSTC")
+            .args(["install", "two words"]);
+        assert_eq!(
+            show(&command),
+            "LLVM_PREFIX=/usr/lib/llvm-22 cargo install 'two words'"
+        );
     }
 
     #[test]
     fn failure_names_the_command() {
-        assert_eq!(run(Command::new("false")).unwrap_err().to_string(), "`false` failed (exit status: 1)");
+        assert_eq!(
+            run(Command::new("false")).unwrap_err().to_string(),
+            "`false` failed (exit status: 1)"
+        );
         assert!(output("false", &[]).is_none());
         assert_eq!(output("echo", &["found"]).as_deref(), Some("found\n"));
         assert!(which("sh").is_some());

@@ -15,11 +15,27 @@ pub(crate) fn run(args: &[OsString]) -> Result<()> {
     // The one argument for the build; the scenarios take the others.
     let (mut args, release) = (args.to_vec(), args.iter().any(|arg| arg == RELEASE));
     args.retain(|arg| arg != RELEASE);
-    let kpx = build::with(&toolchain, &build::Options { release, ..Default::default() })?;
+    let kpx = build::with(
+        &toolchain,
+        &build::Options {
+            release,
+            ..Default::default()
+        },
+    )?;
     let other = build::other_object(&toolchain)?;
     let mut cargo = workspace::cargo();
     cargo.arg("run").args(release.then_some(RELEASE));
-    cargo.args(["--package", "lab-tools", "--bin", "kpx-soak", "--features", "soak", "--"]).args(args);
+    cargo
+        .args([
+            "--package",
+            "tools",
+            "--bin",
+            "kpx-soak",
+            "--features",
+            "soak",
+            "--",
+        ])
+        .args(args);
     cargo.env("KPX_BIN", kpx).env("KPX_OTHER_OBJECT", other);
     workspace::run_as_root(&mut cargo)?;
     shell::run(cargo)

@@ -20,17 +20,22 @@ pub(crate) fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T>
     result
 }
 
-/// Runs a step whose output matters only on failure; a terminal shows a spinner with the latest line.
+/// Runs a step whose output matters only on failure; a terminal shows a spinner with the latest
+/// line.
 pub(crate) fn quiet(name: &str, commands: impl IntoIterator<Item = Command>) -> Result<()> {
     let spinner = ProgressBar::new_spinner();
     if spinner.is_hidden() {
         eprintln!("==> {name}");
     }
-    spinner.set_style(ProgressStyle::with_template("{spinner} {prefix} {elapsed:.dim} {wide_msg:.dim}")?);
+    spinner.set_style(ProgressStyle::with_template(
+        "{spinner} {prefix} {elapsed:.dim} {wide_msg:.dim}",
+    )?);
     spinner.set_prefix(name.to_owned());
     spinner.enable_steady_tick(Duration::from_millis(100));
     let started = Instant::now();
-    let result = commands.into_iter().try_for_each(|command| watch(command, &spinner));
+    let result = commands
+        .into_iter()
+        .try_for_each(|command| watch(command, &spinner));
     spinner.finish_and_clear();
     finish(name, started, result.is_ok());
     result
@@ -48,7 +53,10 @@ fn finish(name: &str, started: Instant, good: bool) {
 fn watch(mut command: Command, spinner: &ProgressBar) -> Result<()> {
     let name = shell::show(&command);
     let (reader, writer) = pipe()?;
-    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    command
+        .stdin(Stdio::null())
+        .stdout(writer.try_clone()?)
+        .stderr(writer);
     let mut child = command.spawn().with_context(|| format!("run `{name}`"))?;
     drop(command); // It holds our ends of the pipe, which would never end.
     let mut lines = Vec::new();
@@ -73,24 +81,35 @@ mod tests {
         let mut shell = Command::new("sh");
         shell.args(["-c", "echo first; echo second >&2; exit 3"]);
         let error = quiet("a test", [shell]).unwrap_err().to_string();
-        assert!(error.ends_with("failed (exit status: 3):\nfirst\nsecond"), "{error}");
+        assert!(
+            error.ends_with("failed (exit status: 3):\nfirst\nsecond"),
+            "{error}"
+        );
     }
 
     #[test]
     fn spinner_has_colours_unless_no_color_is_set() {
         let test = "step::tests::quiet_step_shows_its_output_when_it_fails";
         let this = std::env::current_exe().unwrap();
-        let line = format!("{} --exact {test} --nocapture --color never", this.display());
+        let line = format!(
+            "{} --exact {test} --nocapture --color never",
+            this.display()
+        );
         for (no_color, has_colours) in [(None, true), (Some("1"), false)] {
             let mut script = Command::new("script");
-            script.args(["-qec", &line, "/dev/null"]).env("TERM", "xterm");
+            script
+                .args(["-qec", &line, "/dev/null"])
+                .env("TERM", "xterm");
             script
                 .env_remove("NO_COLOR")
                 .env_remove("CLICOLOR")
                 .env_remove("CLICOLOR_FORCE")
                 .envs(no_color.map(|value| ("NO_COLOR", value)));
             let told = String::from_utf8(script.output().unwrap().stdout).unwrap();
-            assert!(told.contains("first") && told.contains("\u{1b}[2m") == has_colours, "{told:?}");
+            assert!(
+                told.contains("first") && told.contains("\u{1b}[2m") == has_colours,
+                "{told:?}"
+            );
         }
     }
 

@@ -28,18 +28,43 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     tally.end(tally.check())
 }
 
-/// The fuzzer, and for how many seconds it runs: a slice of `cargo xtask fuzz` in each run of all tests.
-const FUZZ: Target = Target { name: "fuzz", threads: 1 };
+/// The fuzzer, and for how many seconds it runs: a slice of `cargo xtask fuzz` in each run of all
+/// tests.
+const FUZZ: Target = Target {
+    name: "fuzz",
+    threads: 1,
+};
 const FUZZ_SECS: &str = "30";
 /// The programs whose tests run in labs, in lanes that run side by side, each from left to right.
 const LANES: [&[Target]; 3] = [
-    &[Target { name: "lab", threads: 3 }],
+    &[Target {
+        name: "lab",
+        threads: 3,
+    }],
     &[
-        Target { name: "cluster", threads: 1 },
-        Target { name: "cli", threads: 1 },
-        Target { name: "kernel", threads: 2 },
+        Target {
+            name: "cluster",
+            threads: 1,
+        },
+        Target {
+            name: "cli",
+            threads: 1,
+        },
+        Target {
+            name: "kernel",
+            threads: 2,
+        },
     ],
-    &[Target { name: "reachability", threads: 2 }, Target { name: "tools", threads: 1 }],
+    &[
+        Target {
+            name: "reachability",
+            threads: 2,
+        },
+        Target {
+            name: "tools",
+            threads: 1,
+        },
+    ],
 ];
 
 /// A test program, and how many of its tests run at once.
@@ -51,8 +76,16 @@ struct Target {
 
 /// Runs all levels, even after a failure.
 pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<TestCounts> {
-    let (helm, axe, resolved) = (helm::ensure(), axe::ensure(), resolved::ensure());
-    let plan = Plan { kpx, helm, axe, resolved, filters: filter.into_iter().collect() };
+    let helm = helm::ensure();
+    let axe = axe::ensure();
+    let resolved = resolved::ensure();
+    let plan = Plan {
+        kpx,
+        helm,
+        axe,
+        resolved,
+        filters: filter.into_iter().collect(),
+    };
     let mut tally = TestCounts::default();
     let (labs, (units, random)) = step("test", || {
         thread::scope(|scope| {
@@ -67,13 +100,22 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<TestCounts> {
     let mut alone = Vec::new();
     for (target, mut outcome) in labs.into_iter().flatten() {
         if !outcome.failed.is_empty() {
-            let again = step(&format!("test alone what failed in {}", target.name), || {
-                let names = outcome.failed.iter().map(String::as_str);
-                let mut again = plan.program(target, ["--", "--exact"].into_iter().chain(names))?;
-                Outcome::of(again.env("RUST_TEST_THREADS", "1"), &mut stdout())
-            })?;
+            let again = step(
+                &format!("test alone what failed in {}", target.name),
+                || {
+                    let names = outcome.failed.iter().map(String::as_str);
+                    let mut again =
+                        plan.program(target, ["--", "--exact"].into_iter().chain(names))?;
+                    Outcome::of(again.env("RUST_TEST_THREADS", "1"), &mut stdout())
+                },
+            )?;
             outcome.settle(&again);
-            alone.extend(outcome.alone.iter().map(|name| format!("{} {name}", target.name)));
+            alone.extend(
+                outcome
+                    .alone
+                    .iter()
+                    .map(|name| format!("{} {name}", target.name)),
+            );
         }
         tally.add(outcome.counts);
     }
@@ -93,7 +135,8 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Returns the outcomes of the unit tests, and of the fuzzer unless a filter leaves it out. They give way to all other tests.
+    /// Returns the outcomes of the unit tests, and of the fuzzer unless a filter leaves it out.
+    /// They give way to all other tests.
     fn busy_ones(&self) -> Result<(Outcome, Option<Outcome>)> {
         let nice = |cargo| kept(&mut shell::nice(&cargo));
         thread::scope(|scope| {
@@ -113,13 +156,28 @@ impl Plan<'_> {
     /// Returns the outcomes of all lanes.
     fn waiting_ones(&self) -> Result<Vec<Vec<(&'static Target, Outcome)>>> {
         let lane = |targets: &'static [Target]| {
-            let run = |target| Ok((target, kept(&mut self.program(target, self.filters.iter().copied())?)?));
+            let run = |target| {
+                Ok((
+                    target,
+                    kept(&mut self.program(target, self.filters.iter().copied())?)?,
+                ))
+            };
             targets.iter().map(run).collect::<Result<Vec<_>>>()
         };
-        thread::scope(|scope| LANES.map(|targets| scope.spawn(move || lane(targets))).map(joined).into_iter().collect())
+        thread::scope(|scope| {
+            LANES
+                .map(|targets| scope.spawn(move || lane(targets)))
+                .map(joined)
+                .into_iter()
+                .collect()
+        })
     }
 
-    fn program<'a>(&self, target: &Target, arguments: impl IntoIterator<Item = &'a str>) -> Result<Command> {
+    fn program<'a>(
+        &self,
+        target: &Target,
+        arguments: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Command> {
         let mut cargo = self.cargo(&["--test", target.name])?;
         cargo.args(arguments);
         if std::env::var_os("RUST_TEST_THREADS").is_none() {
@@ -131,9 +189,15 @@ impl Plan<'_> {
     fn cargo(&self, targets: &[&str]) -> Result<Command> {
         let mut cargo = build::workspace_cargo("test");
         cargo.arg("--no-fail-fast").args(targets);
-        cargo.env("KPX_BIN", self.kpx).envs(self.helm.as_ref().map(|helm| ("HELM", helm)));
+        cargo
+            .env("KPX_BIN", self.kpx)
+            .envs(self.helm.as_ref().map(|helm| ("HELM", helm)));
         cargo.envs(self.axe.as_ref().map(|axe| ("AXE", axe)));
-        cargo.envs(self.resolved.as_ref().map(|resolved| ("RESOLVED", resolved)));
+        cargo.envs(
+            self.resolved
+                .as_ref()
+                .map(|resolved| ("RESOLVED", resolved)),
+        );
         workspace::run_as_root(&mut cargo)?;
         Ok(cargo)
     }
@@ -144,13 +208,17 @@ fn kept(cargo: &mut Command) -> Result<Outcome> {
     static SHOWING: Mutex<()> = Mutex::new(());
     let mut output = Vec::new();
     let outcome = Outcome::of(cargo, &mut output)?;
-    let _alone = SHOWING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _alone = SHOWING
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
     stdout().write_all(&output)?;
     Ok(outcome)
 }
 
 fn joined<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
-    thread.join().map_err(|_| anyhow!("the thread that waits for them panicked"))?
+    thread
+        .join()
+        .map_err(|_| anyhow!("the thread that waits for them panicked"))?
 }
 
 #[cfg(test)]
@@ -162,18 +230,32 @@ mod tests {
     /// Returns the names of the test programs.
     fn programs() -> Vec<String> {
         let mut cargo = workspace::cargo();
-        let output = cargo.args(["metadata", "--no-deps", "--format-version=1"]).output().unwrap();
+        let output = cargo
+            .args(["metadata", "--no-deps", "--format-version=1"])
+            .output()
+            .unwrap();
         let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
         let packages = metadata["packages"].as_array().into_iter().flatten();
-        let targets = packages.flat_map(|package| package["targets"].as_array().into_iter().flatten());
+        let targets =
+            packages.flat_map(|package| package["targets"].as_array().into_iter().flatten());
         // Programs for other kernels only have `test = false`.
-        let programs = targets.filter(|target| target["kind"][0] == "test" && target["test"] == true);
-        programs.filter_map(|target| target["name"].as_str()).map(str::to_owned).collect()
+        let programs =
+            targets.filter(|target| target["kind"][0] == "test" && target["test"] == true);
+        programs
+            .filter_map(|target| target["name"].as_str())
+            .map(str::to_owned)
+            .collect()
     }
 
     #[test]
     fn every_test_program_has_its_place() {
-        let mut placed: Vec<_> = LANES.iter().copied().flatten().chain([&FUZZ]).map(|target| target.name).collect();
+        let mut placed: Vec<_> = LANES
+            .iter()
+            .copied()
+            .flatten()
+            .chain([&FUZZ])
+            .map(|target| target.name)
+            .collect();
         let mut programs = programs();
         placed.sort_unstable();
         programs.sort_unstable();

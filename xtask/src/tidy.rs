@@ -1,9 +1,6 @@
-//! Checks the house rules that a machine can check. Each violation comes with its place and the rule's reason.
+//! Checks the house rules that a machine can check. Each violation comes with its place and the
+//! rule's reason.
 
-mod figures;
-mod imports;
-mod keps;
-mod prose;
 mod rules;
 mod source;
 mod walls;
@@ -19,14 +16,15 @@ pub(crate) fn run() -> Result<()> {
     let tree = Tree::read(workspace::root())?;
     let mut violations = rules::check(&tree);
     violations.extend(walls::check(workspace::root())?);
-    violations.extend(keps::check(workspace::root(), &tree)?);
+    violations.extend(walls::impure_core()?);
     for violation in &violations {
         eprintln!("{violation}");
     }
-    let excesses = figures::print(workspace::root(), &tree)?;
-    excesses.iter().for_each(|excess| eprintln!("{excess}"));
-    ensure!(violations.is_empty(), "{} house rules broken", violations.len());
-    ensure!(excesses.is_empty(), "{} figures are wrong", excesses.len());
+    ensure!(
+        violations.is_empty(),
+        "{} house rules broken",
+        violations.len()
+    );
     println!("{} files are tidy", tree.files.len());
     Ok(())
 }
@@ -41,7 +39,11 @@ struct Violation {
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: {} ({})", self.path, self.line, self.what, self.why)
+        write!(
+            f,
+            "{}:{}: {} ({})",
+            self.path, self.line, self.what, self.why
+        )
     }
 }
 

@@ -17,31 +17,44 @@ use proxy_common::names;
 
 use crate::shell;
 
-/// The limit on verified instructions: a program above it makes kpx slow to start, and may be refused soon.
+/// The limit on verified instructions: a program above it makes kpx slow to start, and may be
+/// refused soon.
 const MAX_VERIFIED: u32 = 240_000;
 
 /// Loads every program of an object without attaching it, and prints a line for each.
 pub(crate) fn run(object: &Path) -> Result<()> {
-    let prefix = shell::root_prefix().context("the kernel programs are built, but cannot be verified")?;
-    let [program, args @ ..] = prefix else { return programs(object) };
+    let prefix =
+        shell::root_prefix().context("the kernel programs are built, but cannot be verified")?;
+    let [program, args @ ..] = prefix else {
+        return programs(object);
+    };
     let mut command = Command::new(program);
-    command.args(args).arg(std::env::current_exe().context("find this very program")?).arg("verify").arg(object);
+    command
+        .args(args)
+        .arg(std::env::current_exe().context("find this very program")?)
+        .arg("verify")
+        .arg(object);
     shell::run(command)
 }
 
 /// Checks the object for what old kernels refuse, because this machine's kernel may accept it.
 pub(crate) fn is_fit_for_old_kernels(object: &Path) -> Result<()> {
     let bytes = fs::read(object).with_context(|| format!("read {}", object.display()))?;
-    let mut parsed = Object::parse(&bytes).with_context(|| format!("parse {}", object.display()))?;
+    let mut parsed =
+        Object::parse(&bytes).with_context(|| format!("parse {}", object.display()))?;
     cycle::check(&mut parsed).with_context(|| format!("{} is not for Linux 5.10", object.display()))
 }
 
 fn programs(object: &Path) -> Result<()> {
     let bytes = fs::read(object).with_context(|| format!("read {}", object.display()))?;
-    let mut parsed = Object::parse(&bytes).with_context(|| format!("parse {}", object.display()))?;
+    let mut parsed =
+        Object::parse(&bytes).with_context(|| format!("parse {}", object.display()))?;
     let stacks = stack::bytes(&mut parsed).with_context(|| format!("link {}", object.display()))?;
     let mut bad = Vec::new();
-    println!("{:<12} {:>9} {:>9} {:>12}", "program", "verified", "stack", "to load");
+    println!(
+        "{:<12} {:>9} {:>9} {:>12}",
+        "program", "verified", "stack", "to load"
+    );
     for fast_path in [0_u32, 1] {
         if fast_path != 0 {
             println!("with --fast-path:");
@@ -49,12 +62,27 @@ fn programs(object: &Path) -> Result<()> {
         let mut loader = EbpfLoader::new();
         // All options of sockets are turned on.
         loader.override_global(names::SOCKET_FLAGS, &u32::MAX, true);
-        let ebpf = loader.override_global(names::FAST_PATH, &fast_path, true).load(&bytes);
-        load_all(&mut ebpf.context("make the maps of the kernel programs")?, &stacks, &mut bad)?;
+        let ebpf = loader
+            .override_global(names::FAST_PATH, &fast_path, true)
+            .load(&bytes);
+        load_all(
+            &mut ebpf.context("make the maps of the kernel programs")?,
+            &stacks,
+            &mut bad,
+        )?;
     }
-    println!("Limits: 1000000 instructions verified (\"?\": this kernel does not tell), {} B of stack.", stack::LIMIT);
-    println!("The stack is read from the object: the deepest chain of calls, each frame as old kernels round it.");
-    if bad.is_empty() { Ok(()) } else { bail!(bad.join("\n")) }
+    println!(
+        "Limits: 1000000 instructions verified (\"?\": this kernel does not tell), {} B of stack.",
+        stack::LIMIT
+    );
+    println!(
+        "The stack is read from the object: the deepest chain of calls, each frame as old kernels round it."
+    );
+    if bad.is_empty() {
+        Ok(())
+    } else {
+        bail!(bad.join("\n"))
+    }
 }
 
 fn load_all(ebpf: &mut Ebpf, stacks: &BTreeMap<String, u32>, bad: &mut Vec<String>) -> Result<()> {
@@ -72,12 +100,25 @@ fn load_all(ebpf: &mut Ebpf, stacks: &BTreeMap<String, u32>, bad: &mut Vec<Strin
         let took = cpu_time()?.saturating_sub(started);
         let verified = info.verified_instruction_count();
         let verified = verified.map_or_else(|| "?".to_owned(), |count| count.to_string());
-        println!("{name:<12} {verified:>9} {:>7} B {:>9} ms", stacks[name], took.as_millis());
+        println!(
+            "{name:<12} {verified:>9} {:>7} B {:>9} ms",
+            stacks[name],
+            took.as_millis()
+        );
         if stacks[name] > stack::LIMIT {
-            bad.push(format!("{name} takes {} B of stack, over {} B", stacks[name], stack::LIMIT));
+            bad.push(format!(
+                "{name} takes {} B of stack, over {} B",
+                stacks[name],
+                stack::LIMIT
+            ));
         }
-        if let Some(count) = info.verified_instruction_count().filter(|&count| count > MAX_VERIFIED) {
-            bad.push(format!("{name} takes {count} instructions to verify, over {MAX_VERIFIED}"));
+        if let Some(count) = info
+            .verified_instruction_count()
+            .filter(|&count| count > MAX_VERIFIED)
+        {
+            bad.push(format!(
+                "{name} takes {count} instructions to verify, over {MAX_VERIFIED}"
+            ));
         }
     }
     Ok(())
@@ -94,8 +135,15 @@ fn load(program: &mut Program) -> Result<ProgramInfo, ProgramError> {
 
 /// Returns this thread's CPU time, which other work on the machine does not affect.
 fn cpu_time() -> Result<Duration> {
-    let stat = fs::read_to_string("/proc/thread-self/schedstat").context("read /proc/thread-self/schedstat")?;
-    let nanoseconds = stat.split_whitespace().next().context("/proc/thread-self/schedstat is empty")?;
-    ensure!(nanoseconds != "0", "the kernel does not count this thread's time");
+    let stat = fs::read_to_string("/proc/thread-self/schedstat")
+        .context("read /proc/thread-self/schedstat")?;
+    let nanoseconds = stat
+        .split_whitespace()
+        .next()
+        .context("/proc/thread-self/schedstat is empty")?;
+    ensure!(
+        nanoseconds != "0",
+        "the kernel does not count this thread's time"
+    );
     Ok(Duration::from_nanos(nanoseconds.parse()?))
 }

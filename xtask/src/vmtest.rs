@@ -1,5 +1,5 @@
-//! Boots Debian's kernels in virtual machines, and runs tests in each: the programs on single packets, and a cluster of
-//! network namespaces with real sockets.
+//! Boots Debian's kernels in virtual machines, and runs tests in each: the programs on single
+//! packets, and a cluster of network namespaces with real sockets.
 
 mod cpio;
 mod debian;
@@ -27,23 +27,31 @@ use crate::setup::{self, Need};
 use crate::step::step;
 use crate::{shell, workspace};
 
-/// The kernels: the oldest that kpx supports, those of the stable releases, and the newest in Debian.
+/// The kernels: the oldest that kpx supports, those of the stable releases, and the newest in
+/// Debian.
 const KERNELS: &[&str] = &["5.10", "6.1", "6.12", NEWEST];
 /// The kernels without which a run proves nothing.
 const MUST_RUN: &[&str] = &["6.1", "6.12"];
 /// Path in the guest, package, its features, kind of the target, its name.
-type Program = (&'static str, &'static str, &'static str, &'static str, &'static str);
+type Program = (
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static str,
+);
 
 /// The programs that guests run.
 const PROGRAMS: &[Program] = &[
-    ("init", "lab-tools", "", "--bin", "kpx-guest"),
+    ("init", "tools", "", "--bin", "kpx-guest"),
     ("bin/kpx", "proxy-agent", "", "--bin", "kpx"),
     ("bin/kernel", "kpx-tests", "", "--test", "kernel"),
     ("bin/vm", "kpx-tests", "", "--test", "vm"),
 ];
 
-/// The suites that guests run, quick ones first: name, kernel modules and other needs (`-` for none), program and
-/// arguments. Suites with one name up to a `/` are chosen together, and skipped one by one.
+/// The suites that guests run, quick ones first: name, kernel modules and other needs (`-` for
+/// none), program and arguments. Suites with one name up to a `/` are chosen together, and skipped
+/// one by one.
 const SUITES: &[&str] = &[
     "check - /bin/vm check::",
     "lines - /bin/vm lines::",
@@ -59,7 +67,8 @@ const SUITES: &[&str] = &[
     "packets - /bin/kernel --skip reference::",
 ];
 
-/// The tools of this machine's iptables that the suite `ipvs` needs, and the matches and targets of its rules.
+/// The tools of this machine's iptables that the suite `ipvs` needs, and the matches and targets of
+/// its rules.
 #[rustfmt::skip]
 const IPTABLES: &[&str] = &[
     "iptables-nft", "iptables-nft-restore", "iptables-nft-save", "ip6tables-nft", "ip6tables-nft-restore", "ip6tables-nft-save",
@@ -84,7 +93,8 @@ pub(crate) struct Options {
     /// Go on with the next kernel when one fails
     #[arg(long)]
     keep_going: bool,
-    /// Run only these tests: check, lines, ipvs, sockets, sockets-by-clsact, tunnels, shapes, packets
+    /// Run only these tests: check, lines, ipvs, sockets, sockets-by-clsact, tunnels, shapes,
+    /// packets
     #[arg(long, value_delimiter = ',', value_name = "SUITE")]
     only: Vec<String>,
     /// Use the programs of the last run
@@ -106,7 +116,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.wants("lines") {
         files.push(("lines", lines_of_host(&folder)?));
     }
-    let tools = [debian.tool(IPVSADM)?, debian.tool(IPSET)?, debian.tool(WIREGUARD)?];
+    let tools = [
+        debian.tool(IPVSADM)?,
+        debian.tool(IPSET)?,
+        debian.tool(WIREGUARD)?,
+    ];
     let mut userland = Userland::new(&files, &tools, &options.suites()?)?;
     if options.wants("ipvs") {
         userland.add_iptables(IPTABLES, EXTENSIONS)?;
@@ -132,15 +146,26 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 impl Options {
     /// Returns the wanted suites, one per line.
     fn suites(&self) -> Result<String> {
-        let name = |suite: &str| suite.split([' ', '/']).next().unwrap_or_default().to_owned();
-        let unknown = self.only.iter().find(|only| !SUITES.iter().any(|suite| name(suite) == **only));
+        let name = |suite: &str| {
+            suite
+                .split([' ', '/'])
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let unknown = self
+            .only
+            .iter()
+            .find(|only| !SUITES.iter().any(|suite| name(suite) == **only));
         if let Some(unknown) = unknown {
             bail!("there are no tests {unknown}");
         }
         let wanted = SUITES.iter().filter(|suite| self.wants(&name(suite)));
         let line = |suite: &&str| {
             let left_out = LEFT_OUT.iter().filter(|(of, ..)| *of == name(suite));
-            let left_out: String = left_out.map(|(_, test, _)| format!(" --skip {test}")).collect();
+            let left_out: String = left_out
+                .map(|(_, test, _)| format!(" --skip {test}"))
+                .collect();
             format!("{suite}{left_out} --color never --test-threads 1\n")
         };
         Ok(wanted.map(line).collect())
@@ -158,43 +183,84 @@ enum Outcome {
     Skipped(String),
 }
 
-fn one(debian: &Debian, userland: &Userland, folder: &Path, name: &str, options: &Options) -> Result<Outcome> {
+fn one(
+    debian: &Debian,
+    userland: &Userland,
+    folder: &Path,
+    name: &str,
+    options: &Options,
+) -> Result<Outcome> {
     let kernel = match debian.kernel(name, options.renew) {
         Ok(kernel) => kernel,
         Err(error) => return Ok(Outcome::Skipped(format!("{name}: SKIPPED: {error:#}"))),
     };
-    let for_ipvs: &[_] = if options.wants("ipvs") { &[modules::FOR_IPTABLES, modules::FOR_IPVS] } else { &[] };
-    let plan = Modules::find(&kernel.modules)?.plan(&[&[modules::WANTED], for_ipvs].concat().concat())?;
+    let for_ipvs: &[_] = if options.wants("ipvs") {
+        &[modules::FOR_IPTABLES, modules::FOR_IPVS]
+    } else {
+        &[]
+    };
+    let plan =
+        Modules::find(&kernel.modules)?.plan(&[&[modules::WANTED], for_ipvs].concat().concat())?;
     let initramfs = folder.join(format!("{name}.cpio"));
-    fs::write(&initramfs, userland.pack(&plan)?).with_context(|| format!("write {}", initramfs.display()))?;
+    fs::write(&initramfs, userland.pack(&plan)?)
+        .with_context(|| format!("write {}", initramfs.display()))?;
     let log = folder.join(format!("{name}.log"));
     let accelerator = options.accel.unwrap_or_else(Accelerator::best);
     let limit = Duration::from_secs(options.limit);
     step(&format!("test on {}", kernel.release), || {
-        qemu::boot(accelerator, qemu::MEMORY_GIB, &kernel.image, &initramfs, &log, limit).map(Outcome::Ran)
+        qemu::boot(
+            accelerator,
+            qemu::MEMORY_GIB,
+            &kernel.image,
+            &initramfs,
+            &log,
+            limit,
+        )
+        .map(Outcome::Ran)
     })
 }
 
 /// Fails unless all that ran passed, and the requested kernels of [`MUST_RUN`] ran.
 fn conclude(asked: &[String], outcomes: &[(&str, Outcome)]) -> Result<()> {
-    println!("{:<8} {:<34} {:>7} {:>7}", "SERIES", "KERNEL", "PASSED", "FAILED");
+    println!(
+        "{:<8} {:<34} {:>7} {:>7}",
+        "SERIES", "KERNEL", "PASSED", "FAILED"
+    );
     for (name, outcome) in outcomes {
         match outcome {
             Outcome::Ran(report) => {
                 let verdict = if report.is_good() { "" } else { "  not good" };
-                let (passed, failed) = (report.passed(), report.failed());
-                println!("{name:<8} {:<34} {passed:>7} {failed:>7}{verdict}", report.kernel);
+                let passed = report.passed();
+                let failed = report.failed();
+                println!(
+                    "{name:<8} {:<34} {passed:>7} {failed:>7}{verdict}",
+                    report.kernel
+                );
             }
             Outcome::Skipped(_) => println!("{name:<8} skipped: it is unavailable"),
         }
     }
-    for name in MUST_RUN.iter().filter(|name| asked.iter().any(|asked| asked == *name)) {
-        let ran = outcomes.iter().any(|(ran, outcome)| ran == name && matches!(outcome, Outcome::Ran(_)));
-        ensure!(ran, "no test ran on {name}, without which this run proves nothing");
+    for name in MUST_RUN
+        .iter()
+        .filter(|name| asked.iter().any(|asked| asked == *name))
+    {
+        let ran = outcomes
+            .iter()
+            .any(|(ran, outcome)| ran == name && matches!(outcome, Outcome::Ran(_)));
+        ensure!(
+            ran,
+            "no test ran on {name}, without which this run proves nothing"
+        );
     }
-    ensure!(outcomes.iter().any(|(_, outcome)| matches!(outcome, Outcome::Ran(_))), "no test ran");
+    ensure!(
+        outcomes
+            .iter()
+            .any(|(_, outcome)| matches!(outcome, Outcome::Ran(_))),
+        "no test ran"
+    );
     if !outcomes.iter().all(|(_, outcome)| {
-        matches!(outcome, Outcome::Ran(report) if report.is_good()) || matches!(outcome, Outcome::Skipped(_))
+        matches!(outcome, Outcome::Ran(report) if report.is_good())
+            || matches!(outcome, Outcome::Skipped(_))
     }) {
         bail!("tests failed");
     }
@@ -210,7 +276,8 @@ impl std::fmt::Display for Outcome {
     }
 }
 
-/// Returns the guests' programs: path in the guest, and path here. The programs are built, or kept from the last run.
+/// Returns the guests' programs: path in the guest, and path here. The programs are built, or kept
+/// from the last run.
 fn programs(folder: &Path, build: bool) -> Result<Vec<(&'static str, PathBuf)>> {
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     if build {
@@ -221,7 +288,9 @@ fn programs(folder: &Path, build: bool) -> Result<Vec<(&'static str, PathBuf)>> 
         // Other builds overwrite cargo's own copy.
         let kept = folder.join(name);
         if build {
-            let built = step(&format!("build {name}"), || link(package, features, kind, name, false))?;
+            let built = step(&format!("build {name}"), || {
+                link(package, features, kind, name, false)
+            })?;
             fs::copy(&built, &kept).with_context(|| format!("copy {}", built.display()))?;
         }
         Ok((*path, kept))
@@ -233,24 +302,42 @@ fn programs(folder: &Path, build: bool) -> Result<Vec<(&'static str, PathBuf)>> 
 fn lines_of_host(folder: &Path) -> Result<PathBuf> {
     let file = folder.join("lines");
     let mut command = shell::as_root(Path::new("env"))?;
-    command.arg(format!("KPX_LINES={}", file.display())).arg(folder.join("vm")).args(["--quiet", "lines::"]);
+    command
+        .arg(format!("KPX_LINES={}", file.display()))
+        .arg(folder.join("vm"))
+        .args(["--quiet", "lines::"]);
     shell::run(command)?;
     Ok(file)
 }
 
-/// Links without shared libraries. Only this last step gets these flags, so that the earlier steps are shared with a
-/// plain build.
+/// Links without shared libraries. Only this last step gets these flags, so that the earlier steps
+/// are shared with a plain build.
 fn link(package: &str, features: &str, kind: &str, name: &str, release: bool) -> Result<PathBuf> {
     let mut cargo = workspace::cargo();
-    cargo.args(["rustc", "--quiet", "--package", package, kind, name, "--message-format=json-render-diagnostics"]);
+    cargo.args([
+        "rustc",
+        "--quiet",
+        "--package",
+        package,
+        kind,
+        name,
+        "--message-format=json-render-diagnostics",
+    ]);
     cargo.args(["--features", features]);
     cargo.args(release.then_some("--release"));
     cargo.args(["--", "-Ctarget-feature=+crt-static", "-Cstrip=symbols"]);
-    let output = cargo.stderr(std::process::Stdio::inherit()).output().context("run cargo")?;
+    let output = cargo
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .context("run cargo")?;
     ensure!(output.status.success(), "`{}` failed", shell::show(&cargo));
     let messages = String::from_utf8_lossy(&output.stdout);
-    let made = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let made = messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let made = made.filter(|message| message["target"]["name"] == name);
-    let made = made.filter_map(|message| Some(PathBuf::from(message["executable"].as_str()?))).next_back();
+    let made = made
+        .filter_map(|message| Some(PathBuf::from(message["executable"].as_str()?)))
+        .next_back();
     made.with_context(|| format!("cargo does not say where {name} is"))
 }

@@ -9,23 +9,42 @@ use anyhow::{Context, Result};
 use crate::shell;
 
 pub(crate) fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is a directory of the workspace")
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask is a directory of the workspace")
 }
 
-/// Returns the target directory: this program runs from `<target directory>[/<triple>]/<profile>/xtask`.
+/// Returns the target directory: this program runs from
+/// `<target directory>[/<triple>]/<profile>/xtask`.
 pub(crate) fn target_dir() -> Result<PathBuf> {
     let exe = std::env::current_exe().context("find the target directory")?;
-    let dir = exe.ancestors().nth(2).context("find the target directory")?;
+    let dir = exe
+        .ancestors()
+        .nth(2)
+        .context("find the target directory")?;
     let triple = format!("{}-", std::env::consts::ARCH);
-    let in_triple = dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&triple));
-    Ok(if in_triple { dir.parent().unwrap_or(dir) } else { dir }.to_owned())
+    let in_triple = dir
+        .file_name()
+        .is_some_and(|name| name.to_string_lossy().starts_with(&triple));
+    Ok(if in_triple {
+        dir.parent().unwrap_or(dir)
+    } else {
+        dir
+    }
+    .to_owned())
 }
 
-/// Returns kpx as a plain `cargo build` or `cargo build --release` leaves it: in a neighbour of our own directory.
+/// Returns kpx as a plain `cargo build` or `cargo build --release` leaves it: in a neighbour of our
+/// own directory.
 pub(crate) fn kpx(release: bool) -> Result<PathBuf> {
     let exe = std::env::current_exe().context("find the target directory")?;
-    let dir = exe.ancestors().nth(2).context("find the target directory")?;
-    Ok(dir.join(if release { "release" } else { "debug" }).join("kpx"))
+    let dir = exe
+        .ancestors()
+        .nth(2)
+        .context("find the target directory")?;
+    Ok(dir
+        .join(if release { "release" } else { "debug" })
+        .join("kpx"))
 }
 
 /// Returns the cargo that runs us, at the top of the workspace.
@@ -46,8 +65,9 @@ pub(crate) fn run_as_root(cargo: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Removes the variables by which cargo describes xtask. Build scripts that watch these variables would run again
-/// whenever `cargo build` and `cargo xtask build` alternate, and rebuild half of the tree.
+/// Removes the variables by which cargo describes xtask. Build scripts that watch these variables
+/// would run again whenever `cargo build` and `cargo xtask build` alternate, and rebuild half of
+/// the tree.
 pub(crate) fn forget_xtask(command: &mut Command) {
     let of_a_package = |name: &OsStr| {
         let name = name.to_string_lossy();

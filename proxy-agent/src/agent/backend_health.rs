@@ -17,13 +17,20 @@ use tracing::{info, warn};
 use super::Agent;
 use crate::lost_nodes::EndpointPlaces;
 
-/// The time between two looks at the programs' counters of failures and of late backends, and the same while no connection is opened.
+/// The time between two looks at the programs' counters of failures and of late backends, and the
+/// same while no connection is opened.
 const PERIOD: Duration = Duration::from_millis(200);
 const REST: Duration = Duration::from_secs(1);
-/// The time without a new connection after which looks are rare. A client's second SYN comes sooner.
+/// The time without a new connection after which looks are rare. A client's second SYN comes
+/// sooner.
 const CALM: Duration = Duration::from_secs(10);
 /// The counters that grow with each new connection, and with each that fails.
-const SIGNS: [Event; 4] = [Event::FlowOpened, Event::SocketLed, Event::BackendFailed, Event::BackendOwes];
+const SIGNS: [Event; 4] = [
+    Event::FlowOpened,
+    Event::SocketLed,
+    Event::BackendFailed,
+    Event::BackendOwes,
+];
 /// The part of the time that may go into reading what failed.
 const SHARE: u32 = 20;
 
@@ -40,7 +47,8 @@ pub(super) struct BackendHealth {
     due: Instant,
     /// The failures and the SYNs for late backends at the last reading; None before the first.
     counted: Option<[u64; 2]>,
-    /// The sum of all [`SIGNS`] at the last look, and the time of the last one that found more, if any did.
+    /// The sum of all [`SIGNS`] at the last look, and the time of the last one that found more, if
+    /// any did.
     signs: (u64, Option<Instant>),
     /// The service port at which the next look for unresponsive nodes begins.
     turn: Option<SocketAddr>,
@@ -51,8 +59,18 @@ pub(super) struct BackendHealth {
 impl BackendHealth {
     pub(super) fn new(votes: VoteReader) -> Self {
         let now = Instant::now();
-        let (judge, signs) = (Judge::default(), (0, None));
-        Self { judge, votes, started: now, due: now, counted: None, signs, turn: None, places: None }
+        let judge = Judge::default();
+        let signs = (0, None);
+        Self {
+            judge,
+            votes,
+            started: now,
+            due: now,
+            counted: None,
+            signs,
+            turn: None,
+            places: None,
+        }
     }
 
     /// Takes in that a pass has taken in changes.
@@ -67,17 +85,27 @@ impl BackendHealth {
 
     /// Returns the time until the next look: some connection may fail soon, or none.
     fn pace(&mut self, counters: &Counters) -> Result<Duration> {
-        let signs = SIGNS.into_iter().map(|sign| counters.event(sign)).sum::<Result<u64>>()?;
+        let signs = SIGNS
+            .into_iter()
+            .map(|sign| counters.event(sign))
+            .sum::<Result<u64>>()?;
         if signs != self.signs.0 {
             self.signs = (signs, Some(Instant::now()));
         }
         let is_calm = self.signs.1.is_none_or(|last| last.elapsed() >= CALM);
-        Ok(if self.judge.waits() || !is_calm { PERIOD } else { REST })
+        Ok(if self.judge.waits() || !is_calm {
+            PERIOD
+        } else {
+            REST
+        })
     }
 
     /// Reads the votes, unless nothing can have changed.
     fn read(&mut self, counters: &Counters, desired: &Desired) -> Result<Vec<Change>> {
-        let counted = [counters.event(Event::BackendFailed)?, counters.event(Event::BackendOwes)?];
+        let counted = [
+            counters.event(Event::BackendFailed)?,
+            counters.event(Event::BackendOwes)?,
+        ];
         if self.counted == Some(counted) && !self.judge.waits() {
             return Ok(Vec::new());
         }
@@ -85,7 +113,9 @@ impl BackendHealth {
         let (readings, boot_ns) = votes.read(|path| judge.asks_for(path))?;
         self.counted = Some(counted);
         let unresponsive = desired.unresponsive(&readings, boot_ns, &mut self.turn);
-        let changes = judge.read(&readings, unresponsive, self.started.elapsed(), |path| desired.is_backend(path));
+        let changes = judge.read(&readings, unresponsive, self.started.elapsed(), |path| {
+            desired.is_backend(path)
+        });
         Ok(changes)
     }
 }
@@ -100,13 +130,22 @@ impl Agent {
     /// Judges all backends, and takes those out of the tables that are silent now.
     pub(super) async fn judge_backends(&mut self) -> Result<()> {
         let _work = self.reports.liveness.work();
-        let Self { backend_health, counters, desired, synced, .. } = self;
+        let Self {
+            backend_health,
+            counters,
+            desired,
+            synced,
+            ..
+        } = self;
         if !*synced {
             backend_health.due = Instant::now() + REST;
             return Ok(());
         }
         let began = Instant::now();
-        backend_health.places.iter_mut().for_each(|places| places.tell(desired));
+        backend_health
+            .places
+            .iter_mut()
+            .for_each(|places| places.tell(desired));
         let read = backend_health.read(counters, desired);
         let concerns_any = desired.set_aside(backend_health.judge.silent());
         // Counters that cannot be read are told of by the reading.
@@ -114,7 +153,11 @@ impl Agent {
         backend_health.due = began + pace.max(began.elapsed() * SHARE);
         let told = read.map(|changes| self.tell_changes(&changes));
         self.record(&Problem::BackendHealth, told);
-        if concerns_any && self.schedule.request() { self.sync().await } else { Ok(()) }
+        if concerns_any && self.schedule.request() {
+            self.sync().await
+        } else {
+            Ok(())
+        }
     }
 
     /// Tells each Service once which of its backends are silent, and which are no more.
@@ -126,21 +169,36 @@ impl Agent {
                 Change::Answers(path) => (path, false),
             };
             if let Some(service) = self.desired.service_at(path) {
-                told.entry((service, path.service.port(), is_silent)).or_default().push(path.backend.to_string());
+                told.entry((service, path.service.port(), is_silent))
+                    .or_default()
+                    .push(path.backend.to_string());
             }
         }
         let unlogged = told.len().saturating_sub(LINES);
         for (nth, ((service, port, is_silent), backends)) in told.into_iter().enumerate() {
-            let (number, some) = (backends.len(), backends[..backends.len().min(NAMED)].join(", "));
+            let number = backends.len();
+            let some = backends[..backends.len().min(NAMED)].join(", ");
             match is_silent {
                 _ if nth >= LINES => {}
-                true => warn!(service = %service.name, port, number, backends = some, "backends are silent"),
-                false => info!(service = %service.name, port, number, backends = some, "backends answer again"),
+                true => {
+                    warn!(service = %service.name, port, number, backends = some, "backends are silent")
+                }
+                false => {
+                    info!(service = %service.name, port, number, backends = some, "backends answer again")
+                }
             }
-            self.reports.events.backends_changed(&service, self.desired.uid(&service), (port, is_silent), &backends);
+            self.reports.events.backends_changed(
+                &service,
+                self.desired.uid(&service),
+                (port, is_silent),
+                &backends,
+            );
         }
         if unlogged > 0 {
-            warn!(ports = unlogged, "backends of other service ports are silent, or answer again");
+            warn!(
+                ports = unlogged,
+                "backends of other service ports are silent, or answer again"
+            );
         }
     }
 
@@ -148,8 +206,14 @@ impl Agent {
     pub(super) fn silent_status(&self) -> Vec<SilentStatus> {
         let silent = self.desired.silent().keys().filter_map(|path| {
             let service = self.desired.service_at(path)?.name.to_string();
-            let (port, backend) = (path.service.port(), path.backend);
-            Some(SilentStatus { service, port, backend, is_aside: self.desired.is_aside(path) })
+            let port = path.service.port();
+            let backend = path.backend;
+            Some(SilentStatus {
+                service,
+                port,
+                backend,
+                is_aside: self.desired.is_aside(path),
+            })
         });
         silent.collect()
     }

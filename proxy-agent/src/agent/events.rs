@@ -43,14 +43,20 @@ impl Agent {
             }
         };
         let is_due = std::mem::take(&mut self.node_due) && self.schedule.request();
-        if is_kept || is_due { self.sync().await } else { Ok(()) }
+        if is_kept || is_due {
+            self.sync().await
+        } else {
+            Ok(())
+        }
     }
 
-    /// Takes in the facts of changed devices or routes. Returns true if a pass must follow at once: packets to an address that has left the host
-    /// must not wait for their Service.
+    /// Takes in the facts of changed devices or routes. Returns true if a pass must follow at once:
+    /// packets to an address that has left the host must not wait for their Service.
     async fn on_facts(&mut self) -> bool {
         self.tell_left_out();
-        let Some(node) = self.node.here_mut() else { return false };
+        let Some(node) = self.node.here_mut() else {
+            return false;
+        };
         self.reports.repairs(node.take_repairs());
         self.health_checks.listen_on(node.listen_addresses()).await;
         let is_shared = node.share_networks(&mut self.desired);
@@ -81,7 +87,9 @@ impl Agent {
         let has_swept = swept.is_ok();
         let swept = swept.map(|duration| self.reports.swept(duration, self.sweeper.expired()));
         self.record(&Problem::Flows, swept);
-        let checked = self.undetected_pods.check(&self.counters, &self.health, &self.reports.events);
+        let checked =
+            self.undetected_pods
+                .check(&self.counters, &self.health, &self.reports.events);
         self.record(&Problem::Counters, checked);
         // A sweep that failed has found nothing out.
         let remaining = self.sweeper.fast();

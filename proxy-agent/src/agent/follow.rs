@@ -12,7 +12,8 @@ use super::reports::Pass;
 use crate::all::all;
 use crate::choices::Mode;
 
-/// The time in which the kernel changes routes and rules, unless another program holds its lock of devices (RTNL). The loop waits so long.
+/// The time in which the kernel changes routes and rules, unless another program holds its lock of
+/// devices (RTNL). The loop waits so long.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
 /// A pass that ends when the node has followed.
@@ -31,17 +32,25 @@ impl Agent {
             self.node_due = true;
             // A pass beside one that the node is away for is in force with that one.
             if self.following.is_none() {
-                self.reports.end(pass, |family| self.node_retry.is_none() && self.writer.is_whole(family));
+                self.reports.end(pass, |family| {
+                    self.node_retry.is_none() && self.writer.is_whole(family)
+                });
             }
             return Ok(());
         };
         let (is_due, told) = node.on_sync(&self.desired, written);
-        let following = Following { pass, started: Instant::now(), written, told };
+        let following = Following {
+            pass,
+            started: Instant::now(),
+            written,
+            told,
+        };
         if !is_due {
             self.end(following, Ok(())).await;
             return Ok(());
         }
-        self.node.follow(self.health.clone(), self.reports.liveness.work());
+        self.node
+            .follow(self.health.clone(), self.reports.liveness.work());
         match timeout(AT_ONCE, self.node.back()).await {
             Ok(result) => self.end(following, result?).await,
             Err(_) => self.following = Some(following),
@@ -51,11 +60,20 @@ impl Agent {
 
     /// Ends a pass after the node has followed.
     pub(super) async fn end(&mut self, following: Following, result: Result<()>) {
-        let Following { mut pass, started, written, told } = following;
+        let Following {
+            mut pass,
+            started,
+            written,
+            told,
+        } = following;
         let result = all([result, told]);
         pass.passed(Phase::Node, started.elapsed());
-        self.node_retry = result.is_err().then(|| Instant::now() + self.schedule.sync_period);
-        self.reports.end(pass, |family| result.is_ok() && self.writer.is_whole(family));
+        self.node_retry = result
+            .is_err()
+            .then(|| Instant::now() + self.schedule.sync_period);
+        self.reports.end(pass, |family| {
+            result.is_ok() && self.writer.is_whole(family)
+        });
         // With new ranges the node has read its routes.
         if let Some(node) = self.node.here_mut()
             && node.share_networks(&mut self.desired)
@@ -67,7 +85,11 @@ impl Agent {
             self.health_checks.listen_on(node.listen_addresses()).await;
         }
         if written && self.mode == Mode::Node {
-            self.port_conflicts.scan(&self.desired, self.node.own_addresses(), &self.reports.events);
+            self.port_conflicts.scan(
+                &self.desired,
+                self.node.own_addresses(),
+                &self.reports.events,
+            );
         }
         self.record(&Problem::Node, result);
         self.tell_left_out();

@@ -1,7 +1,8 @@
 //! The node's part of the agent, which may be away at work on devices, routes and rules.
 //!
-//! The kernel changes all of these, and attaches programs, under one lock (RTNL), and any program on the machine can hold it for long.
-//! So that work has a thread of its own, and the agent's loop goes on with Services and endpoints meanwhile.
+//! The kernel changes all of these, and attaches programs, under one lock (RTNL), and any program
+//! on the machine can hold it for long. So that work has a thread of its own, and the agent's loop
+//! goes on with Services and endpoints meanwhile.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -32,7 +33,11 @@ struct LastKnown {
 impl NodePart {
     pub(super) fn new(node: Node) -> Self {
         let last = LastKnown::of(&node);
-        Self { here: Some(Box::new(node)), away: None, last }
+        Self {
+            here: Some(Box::new(node)),
+            away: None,
+            last,
+        }
     }
 
     pub(super) fn is_here(&self) -> bool {
@@ -63,13 +68,20 @@ impl NodePart {
         self.send(work, async move |node| node.repair_routes(&health).await);
     }
 
-    /// Sends the node away to look which packets may skip the stack. Without effect while it is away.
+    /// Sends the node away to look which packets may skip the stack. Without effect while it is
+    /// away.
     pub(super) fn judge(&mut self, work: Work) {
         self.send(work, async move |node| node.judge_fast_path().await);
     }
 
-    fn send(&mut self, work: Work, errand: impl AsyncFnOnce(&mut Node) -> Result<()> + Send + 'static) {
-        let Some(mut node) = self.here.take() else { return };
+    fn send(
+        &mut self,
+        work: Work,
+        errand: impl AsyncFnOnce(&mut Node) -> Result<()> + Send + 'static,
+    ) {
+        let Some(mut node) = self.here.take() else {
+            return;
+        };
         self.last = LastKnown::of(&node);
         let runtime = Handle::current();
         self.away = Some(spawn_blocking(move || {
@@ -79,9 +91,12 @@ impl NodePart {
         }));
     }
 
-    /// Waits until the node is back, for ever if it is not away. The outer error is a panic of its work.
+    /// Waits until the node is back, for ever if it is not away. The outer error is a panic of its
+    /// work.
     pub(super) async fn back(&mut self) -> Result<Result<()>> {
-        let Some(away) = &mut self.away else { return std::future::pending().await };
+        let Some(away) = &mut self.away else {
+            return std::future::pending().await;
+        };
         let ended = away.await;
         self.away = None;
         let (node, result) = ended.context("the work on devices")?;
@@ -100,17 +115,23 @@ impl NodePart {
 
     /// Returns the addresses of all devices.
     pub(super) fn own_addresses(&self) -> BTreeSet<IpAddr> {
-        self.here().map_or_else(|| self.last.own_addresses.clone(), Node::own_addresses)
+        self.here()
+            .map_or_else(|| self.last.own_addresses.clone(), Node::own_addresses)
     }
 
     /// Returns what keeps the programs in the kernel after the agent's end.
     pub(super) fn persistence_kind(&self) -> PersistenceKind {
-        self.here().map_or(self.last.persistence, |node| node.attachments().persistence_kind())
+        self.here().map_or(self.last.persistence, |node| {
+            node.attachments().persistence_kind()
+        })
     }
 }
 
 impl LastKnown {
     fn of(node: &Node) -> Self {
-        Self { own_addresses: node.own_addresses(), persistence: node.attachments().persistence_kind() }
+        Self {
+            own_addresses: node.own_addresses(),
+            persistence: node.attachments().persistence_kind(),
+        }
     }
 }

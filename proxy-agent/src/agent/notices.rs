@@ -1,4 +1,5 @@
-//! Finds properties of the host that kpx cannot honour. The node stays healthy, and `kpx status` shows them.
+//! Finds properties of the host that kpx cannot honour. The node stays healthy, and `kpx status`
+//! shows them.
 
 use std::time::Duration;
 
@@ -8,7 +9,8 @@ use proxy_net::xfrm;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-/// The table of kube-proxy, and the chain of it that refuses what goes to a ClusterIP without a Service.
+/// The table of kube-proxy, and the chain of it that refuses what goes to a ClusterIP without a
+/// Service.
 const REFUSING: (&str, &str) = ("kube-proxy", "cluster-ips-check");
 const STALE: &str = "kube-proxy's nftables rules are on this node: once no kube-proxy runs, they refuse what the node and pods on its network send to a Service that is newer, unless the sockets are led (Sockets): kpx cleanup --kube-proxy";
 
@@ -20,8 +22,8 @@ pub(super) struct Notices {
 }
 
 impl Notices {
-    /// Waits until a look is due, and looks: at once, and then once in each `period`. `is_probed`: load balancers ask for
-    /// `healthCheckNodePort`s here. The future may be cancelled.
+    /// Waits until a look is due, and looks: at once, and then once in each `period`. `is_probed`:
+    /// load balancers ask for `healthCheckNodePort`s here. The future may be cancelled.
     pub(super) async fn next(&mut self, period: Duration, is_probed: bool) {
         if let Some(due) = self.due {
             sleep_until(due).await;
@@ -38,7 +40,12 @@ impl Notices {
         }
         if is_probed {
             let closed = Netfilter::read().await.map(|rules| rules.closed_inputs());
-            texts.extend(closed.unwrap_or_default().iter().map(|chain| unheard_probes(chain)));
+            texts.extend(
+                closed
+                    .unwrap_or_default()
+                    .iter()
+                    .map(|chain| unheard_probes(chain)),
+            );
         }
         for notice in texts.iter().filter(|notice| !self.texts.contains(notice)) {
             warn!(notice, "part of the host's configuration is not obeyed");

@@ -15,24 +15,34 @@ use proxy_view::status::{PodStatus, PodsStatus};
 impl Agent {
     /// Takes in changed Pods.
     pub(super) fn on_pods(&mut self) {
-        let (Some(led), Some(pods)) = (&self.led_pods, self.desired.store().pods()) else { return };
-        let (mut uids, mut bad) = (BTreeSet::new(), BTreeSet::new());
+        let (Some(led), Some(pods)) = (&self.led_pods, self.desired.store().pods()) else {
+            return;
+        };
+        let mut uids = BTreeSet::new();
+        let mut bad = BTreeSet::new();
         for pod in pods {
             match PodWay::of(pod) {
                 PodWay::Led => drop(uids.insert(pod.uid.clone())),
-                PodWay::Packets(WhyPackets::BadChoice(value)) => drop(bad.insert(skipped(pod, &value))),
+                PodWay::Packets(WhyPackets::BadChoice(value)) => {
+                    bad.insert(skipped(pod, &value));
+                }
                 PodWay::Host | PodWay::Packets(_) => {}
             }
         }
         led.set(uids);
         let before = std::mem::replace(&mut self.bad_pods, bad);
-        self.bad_pods.difference(&before).for_each(|skipped| self.skip(skipped));
+        self.bad_pods
+            .difference(&before)
+            .for_each(|skipped| self.skip(skipped));
     }
 
     /// Returns the way of each pod, if pods are chosen here.
     pub(super) fn pods_status(&self, node: &Node) -> Option<PodsStatus> {
         // Packets serve pods, too, once the programs could not be attached again.
-        let led = self.led_pods.as_ref().filter(|_| node.attachments().sockets_status().is_some())?;
+        let led = self
+            .led_pods
+            .as_ref()
+            .filter(|_| node.attachments().sockets_status().is_some())?;
         let store = self.desired.store();
         let found = led.found();
         let why_none = match store.pods() {
@@ -41,8 +51,17 @@ impl Agent {
             Some(_) => found.error.clone(),
         };
         let skips = node.opens_whole_connections();
-        let pods: Vec<_> = store.pods().into_iter().flatten().map(|pod| status(pod, &found, skips)).collect();
-        Some(PodsStatus { led: pods.iter().filter(|pod| pod.way == LED).count(), why_none, pods })
+        let pods: Vec<_> = store
+            .pods()
+            .into_iter()
+            .flatten()
+            .map(|pod| status(pod, &found, skips))
+            .collect();
+        Some(PodsStatus {
+            led: pods.iter().filter(|pod| pod.way == LED).count(),
+            why_none,
+            pods,
+        })
     }
 }
 
@@ -55,7 +74,10 @@ const PACKETS: &str = "packets";
 fn skipped(pod: &LocalPod, value: &str) -> Skipped {
     let bad = WhyPackets::BadChoice(value.into());
     Skipped {
-        object: ObjectRef { kind: "Pod", name: pod.name.clone() },
+        object: ObjectRef {
+            kind: "Pod",
+            name: pod.name.clone(),
+        },
         field: "metadata.annotations".to_owned(),
         why: format!("{bad}: packets serve it"),
         cause: Cause::Invalid,
@@ -70,8 +92,14 @@ fn status(pod: &LocalPod, found: &Found, skips: bool) -> PodStatus {
         PodWay::Led if skips => (PACKETS, "quicker past the stack", Some(QUICKER.to_owned())),
         PodWay::Led => match found.rows.get(&pod.uid) {
             Some(PodRow::Led) => (LED, "", None),
-            Some(PodRow::NoRoom) => (PACKETS, "beyond the table", Some("the table of pods is full".to_owned())),
-            Some(PodRow::NoCgroup) | None => (PACKETS, "without a cgroup", Some(NO_CGROUP.to_owned())),
+            Some(PodRow::NoRoom) => (
+                PACKETS,
+                "beyond the table",
+                Some("the table of pods is full".to_owned()),
+            ),
+            Some(PodRow::NoCgroup) | None => {
+                (PACKETS, "without a cgroup", Some(NO_CGROUP.to_owned()))
+            }
         },
     };
     PodStatus {

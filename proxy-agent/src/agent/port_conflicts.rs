@@ -1,6 +1,6 @@
-//! Finds processes of this node that get no packets any more because a Service has their address and port. The agent
-//! reports such processes and leaves the Service in place: kube-proxy serves such Services, and some clusters are
-//! entered through them.
+//! Finds processes of this node that get no packets any more because a Service has their address
+//! and port. The agent reports such processes and leaves the Service in place: kube-proxy serves
+//! such Services, and some clusters are entered through them.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -23,10 +23,17 @@ pub(super) struct PortConflicts {
 impl PortConflicts {
     /// Looks for processes behind the new frontends at the node's `own` addresses.
     pub(super) fn scan(&mut self, desired: &Desired, own: BTreeSet<IpAddr>, events: &Events) {
-        if self.seen.as_ref().is_some_and(|(revision, seen)| (*revision, seen) == (desired.revision(), &own)) {
+        if self
+            .seen
+            .as_ref()
+            .is_some_and(|(revision, seen)| (*revision, seen) == (desired.revision(), &own))
+        {
             return;
         }
-        let now: BTreeSet<_> = desired.external_frontends().filter(|(addr, ..)| own.contains(addr)).collect();
+        let now: BTreeSet<_> = desired
+            .external_frontends()
+            .filter(|(addr, ..)| own.contains(addr))
+            .collect();
         self.seen = Some((desired.revision(), own));
         let new: Vec<_> = now.difference(&self.known).copied().collect();
         self.known = now;
@@ -34,13 +41,23 @@ impl PortConflicts {
             return;
         }
         let listeners = Listeners::read().unwrap_or_else(|error| {
-            debug!(error = format!("{error:#}"), "the listeners of this node are not known");
+            debug!(
+                error = format!("{error:#}"),
+                "the listeners of this node are not known"
+            );
             Listeners::default()
         });
-        for (addr, proto, port) in new.into_iter().filter(|&(addr, proto, port)| listeners.take(addr, proto, port)) {
-            let Some((service, field)) = desired.claimant(addr, proto, port) else { continue };
+        for (addr, proto, port) in new
+            .into_iter()
+            .filter(|&(addr, proto, port)| listeners.take(addr, proto, port))
+        {
+            let Some((service, field)) = desired.claimant(addr, proto, port) else {
+                continue;
+            };
             let at = SocketAddr::new(addr, port);
-            let note = format!("{field}: a process listens at {at}/{proto:?}, but packets to it go to this Service");
+            let note = format!(
+                "{field}: a process listens at {at}/{proto:?}, but packets to it go to this Service"
+            );
             warn!(%service, field, address = %at, ?proto, "a process of this node is cut off by a Service");
             events.port_conflict(&service, desired.uid(&service), note);
         }

@@ -21,7 +21,8 @@ impl Agent {
             *devices.entry(role_name(node, *ifindex)).or_default() += 1;
         }
         let swept = self.sweeper.last().iter();
-        let flows = swept.filter_map(|(family, swept)| Some((IpFamily::from_name(family)?, swept.flows as u64)));
+        let flows = swept
+            .filter_map(|(family, swept)| Some((IpFamily::from_name(family)?, swept.flows as u64)));
         let tables = self.desired.tables();
         Ok(Readings {
             events: self.counters.events()?,
@@ -33,15 +34,20 @@ impl Agent {
             problems: (self.health.problems().len() + source_problems) as u64,
             out_of_reach: {
                 let none = self.desired.cut_off().len();
-                [none, self.desired.unreachable().len().saturating_sub(none)].map(|services| services as u64)
+                [none, self.desired.unreachable().len().saturating_sub(none)]
+                    .map(|services| services as u64)
             },
             restart_gap: self.persistence_kind() == PersistenceKind::Nothing,
             no_local_endpoints: BTreeMap::from([
                 (IpFamily::V4, no_local_endpoints(&tables.v4)),
                 (IpFamily::V6, no_local_endpoints(&tables.v6)),
             ]),
-            silent_backends: [false, true]
-                .map(|aside| self.silent_status().iter().filter(|backend| backend.is_aside == aside).count() as u64),
+            silent_backends: [false, true].map(|aside| {
+                self.silent_status()
+                    .iter()
+                    .filter(|backend| backend.is_aside == aside)
+                    .count() as u64
+            }),
             // The servers add them: they are no part of the loop's state.
             services: Vec::new(),
         })
@@ -50,7 +56,13 @@ impl Agent {
     fn program_readings(&self, node: &Node) -> Result<BTreeMap<String, ProgramReading>> {
         let reading = |name: &String| {
             let info = node.attachments().info(name)?;
-            Ok((name.clone(), ProgramReading { run_time: info.run_time(), runs: info.run_count() }))
+            Ok((
+                name.clone(),
+                ProgramReading {
+                    run_time: info.run_time(),
+                    runs: info.run_count(),
+                },
+            ))
         };
         self.loaded.programs.keys().map(reading).collect()
     }
@@ -60,7 +72,9 @@ impl Agent {
 fn no_local_endpoints<A: Addr>(tables: &FamilyTables<A>) -> [u64; 2] {
     [Service::INTERNAL_LOCAL, Service::EXTERNAL_LOCAL].map(|policy| {
         let without = |service: &&Service| {
-            service.has(policy) && service.has(Service::HAS_ENDPOINTS) && service.count(Set::LOCAL) == 0
+            service.has(policy)
+                && service.has(Service::HAS_ENDPOINTS)
+                && service.count(Set::LOCAL) == 0
         };
         tables.services.values().filter(without).count() as u64
     })

@@ -37,7 +37,12 @@ pub(super) struct Pass {
 
 impl Pass {
     pub(super) fn begin(asked: bool, full: bool) -> Self {
-        Self { asked, full, started: Instant::now(), phases: Vec::new() }
+        Self {
+            asked,
+            full,
+            started: Instant::now(),
+            phases: Vec::new(),
+        }
     }
 
     pub(super) fn passed(&mut self, phase: Phase, duration: Duration) {
@@ -47,7 +52,13 @@ impl Pass {
 
 impl Reports {
     pub fn new(health: Health, liveness: Liveness, metrics: Metrics, events: Events) -> Self {
-        Self { health, liveness, events, metrics, latencies: Latencies::since(Timestamp::now()) }
+        Self {
+            health,
+            liveness,
+            events,
+            metrics,
+            latencies: Latencies::since(Timestamp::now()),
+        }
     }
 
     pub(super) fn received(&self, input: &Input) {
@@ -62,7 +73,8 @@ impl Reports {
 
     /// Records what has been received and is not in force yet.
     pub(super) fn know(&self, desired: &Desired) {
-        let (proxy, pending) = (&self.metrics.proxy, desired.pending());
+        let proxy = &self.metrics.proxy;
+        let pending = desired.pending();
         let count = |pending: usize| i64::try_from(pending).unwrap_or(i64::MAX);
         proxy.service_changes_pending.set(count(pending.services));
         proxy.endpoint_changes_pending.set(count(pending.slices));
@@ -72,7 +84,8 @@ impl Reports {
         }
     }
 
-    /// Records that there is work to bring into force. The record precedes the work, because the work may hang.
+    /// Records that there is work to bring into force. The record precedes the work, because the
+    /// work may hang.
     pub(super) fn queued(&self) {
         for family in IpFamily::ALL {
             self.liveness.queued(family);
@@ -81,7 +94,9 @@ impl Reports {
     }
 
     pub(super) fn triggered(&mut self, triggers: Vec<Trigger>) {
-        triggers.into_iter().for_each(|trigger| self.latencies.add(trigger));
+        triggers
+            .into_iter()
+            .for_each(|trigger| self.latencies.add(trigger));
     }
 
     /// Records the end of a pass, and for each family whether its desired state is in force.
@@ -96,20 +111,37 @@ impl Reports {
                 self.liveness.queued(family);
             }
             if pass.asked {
-                self.metrics.proxy.synced(family, ProxySync { duration, full: pass.full, successful });
+                self.metrics.proxy.synced(
+                    family,
+                    ProxySync {
+                        duration,
+                        full: pass.full,
+                        successful,
+                    },
+                );
             }
             if pass.asked && !successful {
                 self.metrics.own.sync_failed(family);
             }
         }
         if pass.asked {
-            pass.phases.into_iter().for_each(|(phase, duration)| self.metrics.own.passed(phase, duration));
+            pass.phases
+                .into_iter()
+                .for_each(|(phase, duration)| self.metrics.own.passed(phase, duration));
         }
     }
 
     pub(super) fn reconciled(&self, reconciled: &[Reconciled]) {
-        for Reconciled { ip_family, duration, deleted } in reconciled {
-            self.metrics.proxy.conntrack.reconciled(*ip_family, *duration, *deleted);
+        for Reconciled {
+            ip_family,
+            duration,
+            deleted,
+        } in reconciled
+        {
+            self.metrics
+                .proxy
+                .conntrack
+                .reconciled(*ip_family, *duration, *deleted);
         }
     }
 

@@ -1,4 +1,5 @@
-//! Decides when a pass may begin. Passes cost because of their writes, so the operator may limit how often they come.
+//! Decides when a pass may begin. Passes cost because of their writes, so the operator may limit
+//! how often they come.
 
 use std::time::Duration;
 
@@ -17,12 +18,19 @@ pub struct PassSchedule {
 
 impl PassSchedule {
     pub fn new(sync_period: Duration, min_period: Duration) -> Self {
-        Self { sync_period, min_period, last: None, is_waiting: false }
+        Self {
+            sync_period,
+            min_period,
+            last: None,
+            is_waiting: false,
+        }
     }
 
     /// Notes a change. Returns true if a pass may begin at once; otherwise the pass waits.
     pub(super) fn request(&mut self) -> bool {
-        self.is_waiting = self.last.is_some_and(|last| last.elapsed() < self.min_period);
+        self.is_waiting = self
+            .last
+            .is_some_and(|last| last.elapsed() < self.min_period);
         !self.is_waiting
     }
 
@@ -33,7 +41,9 @@ impl PassSchedule {
 
     /// Returns the time at which the waiting pass may begin.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.last.filter(|_| self.is_waiting).map(|last| last + self.min_period)
+        self.last
+            .filter(|_| self.is_waiting)
+            .map(|last| last + self.min_period)
     }
 
     /// Notes that a pass begins, which may find nothing to write yet.

@@ -12,7 +12,13 @@ use crate::node::Node;
 impl Agent {
     /// Tells Services what they have begun to go without on this node.
     pub(super) fn tell_left_out(&mut self) {
-        let left_out: BTreeSet<_> = self.node.here().map_or(&[][..], Node::left_out).iter().cloned().collect();
+        let left_out: BTreeSet<_> = self
+            .node
+            .here()
+            .map_or(&[][..], Node::left_out)
+            .iter()
+            .cloned()
+            .collect();
         for skipped in left_out.difference(&self.told_left_out) {
             self.skip(skipped);
         }
@@ -28,20 +34,33 @@ impl Agent {
         warn!(object = %skipped.object, field = skipped.field, why = skipped.why, "skipped");
         match self.desired.service_refused(skipped) {
             Some(service) => {
-                self.reports.events.endpoint_refused(service.clone(), self.desired.uid(&service), skipped);
+                self.reports.events.endpoint_refused(
+                    service.clone(),
+                    self.desired.uid(&service),
+                    skipped,
+                );
             }
             None => {
-                let (uid, concerned) = (self.desired.uid(&skipped.object), self.desired.concerned(&skipped.object));
+                let uid = self.desired.uid(&skipped.object);
+                let concerned = self.desired.concerned(&skipped.object);
                 self.reports.events.skipped(skipped, uid, &concerned);
             }
         }
     }
 }
 
-/// Counts the addresses that a host in mode host leaves to the network. A cluster may have any number of them, and that is no problem.
+/// Counts the addresses that a host in mode host leaves to the network. A cluster may have any
+/// number of them, and that is no problem.
 pub(super) fn not_taken(desired: &Desired) -> Option<String> {
-    let not_taken: Vec<_> = desired.skipped().filter(|skipped| skipped.cause == Cause::NotTaken).collect();
-    let services = not_taken.iter().map(|skipped| &skipped.object).collect::<BTreeSet<_>>().len();
+    let not_taken: Vec<_> = desired
+        .skipped()
+        .filter(|skipped| skipped.cause == Cause::NotTaken)
+        .collect();
+    let services = not_taken
+        .iter()
+        .map(|skipped| &skipped.object)
+        .collect::<BTreeSet<_>>()
+        .len();
     (services > 0).then(|| {
         let count = not_taken.len();
         format!(

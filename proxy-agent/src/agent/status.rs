@@ -20,11 +20,12 @@ use proxy_dns::Known;
 use proxy_net::{self as net, role::Role};
 use proxy_source::health::{Problem, Problems, Reason};
 use proxy_view::status::{
-    CutOffPortStatus, CutOffStatus, DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus,
-    UnheardStatus, UnreachableStatus,
+    CutOffPortStatus, CutOffStatus, DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status,
+    TableStatus, UnheardStatus, UnreachableStatus,
 };
 
-/// The number of Services and slices that one answer has, or nearly. A change may wait for one answer.
+/// The number of Services and slices that one answer has, or nearly. A change may wait for one
+/// answer.
 const PART: usize = 512;
 
 impl Agent {
@@ -32,18 +33,22 @@ impl Agent {
     pub(super) fn answer(&mut self, query: Query, source_problems: &Problems) {
         match (query, self.node.here()) {
             (query, _) if query.is_abandoned() => {}
-            (Query::Status(answer), Some(node)) => drop(answer.send(self.status(node, source_problems))),
-            (Query::Readings(answer), Some(node)) => drop(answer.send(self.readings(node, source_problems.len()))),
+            (Query::Status(answer), Some(node)) => {
+                drop(answer.send(self.status(node, source_problems)))
+            }
+            (Query::Readings(answer), Some(node)) => {
+                drop(answer.send(self.readings(node, source_problems.len())))
+            }
             (Query::Known(wanted, answer), _) => {
                 let known = || Known::of(self.desired.store(), &wanted);
                 drop(answer.send(self.desired.is_complete().then(known)));
             }
             (Query::Tunnelled(service, answer), _) => {
                 let found = self.desired.tunnelled(service);
-                drop(
-                    answer
-                        .send(found.map(|(service, pods)| Tunnelled { service: service.clone(), pods: pods.to_vec() })),
-                );
+                drop(answer.send(found.map(|(service, pods)| Tunnelled {
+                    service: service.clone(),
+                    pods: pods.to_vec(),
+                })));
             }
             (Query::Maps(answer), _) => drop(answer.send(self.loaded.maps.clone())),
             (Query::Services(after, answer), _) => {
@@ -65,18 +70,30 @@ impl Agent {
     pub(super) fn status(&self, node: &Node, source_problems: &Problems) -> Result<Status> {
         let counts = self.desired.counts();
         let problems = self.health.problems();
-        let devices = node.attachments().devices().iter().map(|(ifindex, attached)| DeviceStatus {
-            name: attached.name.clone(),
-            ifindex: *ifindex,
-            attached_by: attached.mechanism.to_string(),
-            role: role_name(node, *ifindex).to_owned(),
-            no_pod: node.why_no_pod(*ifindex),
-        });
-        let flows =
-            self.sweeper.last().iter().map(|(family, swept)| {
-                ((*family).to_owned(), FlowStatus { flows: swept.flows, entries: swept.entries })
+        let devices = node
+            .attachments()
+            .devices()
+            .iter()
+            .map(|(ifindex, attached)| DeviceStatus {
+                name: attached.name.clone(),
+                ifindex: *ifindex,
+                attached_by: attached.mechanism.to_string(),
+                role: role_name(node, *ifindex).to_owned(),
+                no_pod: node.why_no_pod(*ifindex),
             });
-        let refused = self.desired.skipped().filter(|skipped| skipped.cause != Cause::NotTaken);
+        let flows = self.sweeper.last().iter().map(|(family, swept)| {
+            (
+                (*family).to_owned(),
+                FlowStatus {
+                    flows: swept.flows,
+                    entries: swept.entries,
+                },
+            )
+        });
+        let refused = self
+            .desired
+            .skipped()
+            .filter(|skipped| skipped.cause != Cause::NotTaken);
         let skipped = refused.chain(node.left_out()).chain(&self.bad_pods);
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -92,7 +109,10 @@ impl Agent {
             api_server: self.outside.api_server.clone(),
             last_sync: self.last_sync,
             syncs: self.syncs,
-            problems: problem_status(&problems).into_iter().chain(problem_status(source_problems)).collect(),
+            problems: problem_status(&problems)
+                .into_iter()
+                .chain(problem_status(source_problems))
+                .collect(),
             skipped: skipped.map(ToString::to_string).collect(),
             unreachable: unreachable_status(&self.desired),
             cut_off: cut_off_status(&self.desired),
@@ -100,8 +120,16 @@ impl Agent {
             silent_backends: self.silent_status(),
             notices: self.all_notices(node),
             devices: devices.collect(),
-            names: self.outside.names.as_ref().map(|names| names.borrow().clone()),
-            tunnel: self.outside.tunnel.as_ref().map(|tunnel| tunnel.borrow().clone()),
+            names: self
+                .outside
+                .names
+                .as_ref()
+                .map(|names| names.borrow().clone()),
+            tunnel: self
+                .outside
+                .tunnel
+                .as_ref()
+                .map(|tunnel| tunnel.borrow().clone()),
             sockets: node.attachments().sockets_status(),
             pods: self.pods_status(node),
             kept_by: self.persistence_kind().name().to_owned(),
@@ -116,7 +144,10 @@ impl Agent {
                 .into_iter()
                 .flat_map(|(event, count)| {
                     let names = [Some(event.name()), old_event_name(event.name())];
-                    names.into_iter().flatten().map(move |name| (name.to_owned(), count))
+                    names
+                        .into_iter()
+                        .flatten()
+                        .map(move |name| (name.to_owned(), count))
                 })
                 .collect(),
             reasons: self
@@ -132,22 +163,37 @@ impl Agent {
     }
 
     fn all_notices(&self, node: &Node) -> Vec<String> {
-        let of_the_host = node.options().notices.iter().chain(node.refusals()).chain(self.notices.texts()).cloned();
+        let of_the_host = node
+            .options()
+            .notices
+            .iter()
+            .chain(node.refusals())
+            .chain(self.notices.texts())
+            .cloned();
         of_the_host.chain(not_taken(&self.desired)).collect()
     }
 
-    /// Returns the fill of each map without a walk through any. The fill comes from the tables for the maps that the
-    /// agent fills, and from the last sweep's count for the flows.
+    /// Returns the fill of each map without a walk through any. The fill comes from the tables for
+    /// the maps that the agent fills, and from the last sweep's count for the flows.
     pub(super) fn map_fill(&self) -> BTreeMap<String, MapFill> {
         let mut entries = self.desired.tables().sizes();
         for (maps, family) in [(names::IPV4, Addr4::FAMILY), (names::IPV6, Addr6::FAMILY)] {
             if let Some(swept) = self.sweeper.last().get(family) {
-                entries.extend([(maps.flows, swept.entries), (maps.half_open, swept.half_open)]);
+                entries.extend([
+                    (maps.flows, swept.entries),
+                    (maps.half_open, swept.half_open),
+                ]);
             }
         }
         let fill = |(name, max_entries): (&String, &u32)| {
             let entries = entries.get(name.as_str()).map(|entries| *entries as u64);
-            (name.clone(), MapFill { entries, max_entries: u64::from(*max_entries) })
+            (
+                name.clone(),
+                MapFill {
+                    entries,
+                    max_entries: u64::from(*max_entries),
+                },
+            )
         };
         let mut fills: BTreeMap<_, _> = self.loaded.max_entries.iter().map(fill).collect();
         let old = |(name, fill): (&String, &MapFill)| Some((old_map_name(name)?.to_owned(), *fill));
@@ -193,14 +239,20 @@ const fn role_word(role: Option<Role>, are_listed: bool) -> &'static str {
     }
 }
 
-/// Returns the kinds of objects whose watches do not work, and the time since which the first of them does not.
+/// Returns the kinds of objects whose watches do not work, and the time since which the first of
+/// them does not.
 fn unheard(source_problems: &Problems) -> Option<UnheardStatus> {
-    let watches = source_problems.iter().filter_map(|(problem, reason)| match problem {
-        Problem::Watch(kind) => Some((kind.clone(), reason.since)),
-        _ => None,
-    });
+    let watches = source_problems
+        .iter()
+        .filter_map(|(problem, reason)| match problem {
+            Problem::Watch(kind) => Some((kind.clone(), reason.since)),
+            _ => None,
+        });
     let (kinds, since): (Vec<_>, Vec<_>) = watches.unzip();
-    Some(UnheardStatus { since: since.into_iter().min()?, kinds })
+    Some(UnheardStatus {
+        since: since.into_iter().min()?,
+        kinds,
+    })
 }
 
 /// Returns problems by the order of their texts.
@@ -217,21 +269,31 @@ fn problem_status(problems: &Problems) -> Vec<ProblemStatus> {
 
 fn cut_off_status(desired: &Desired) -> Vec<CutOffStatus> {
     let cut_off = desired.cut_off().into_iter();
-    let status = cut_off
-        .map(|(service, unreachable)| CutOffStatus { service: service.to_string(), why: why_cut_off(&unreachable) });
+    let status = cut_off.map(|(service, unreachable)| CutOffStatus {
+        service: service.to_string(),
+        why: why_cut_off(&unreachable),
+    });
     status.collect()
 }
 
 fn cut_off_ports_status(desired: &Desired) -> Vec<CutOffPortStatus> {
-    let ports = desired.cut_off_ports().into_iter().filter_map(|(service, unreachable)| {
-        let first = unreachable.first()?;
-        Some(CutOffPortStatus {
-            service: service.to_string(),
-            port: format!("{}/{}", first.port, first.proto),
-            family: if first.backend.is_ipv6() { Addr6::FAMILY } else { Addr4::FAMILY }.to_owned(),
-            why: why_cut_off(&unreachable),
-        })
-    });
+    let ports = desired
+        .cut_off_ports()
+        .into_iter()
+        .filter_map(|(service, unreachable)| {
+            let first = unreachable.first()?;
+            Some(CutOffPortStatus {
+                service: service.to_string(),
+                port: format!("{}/{}", first.port, first.proto),
+                family: if first.backend.is_ipv6() {
+                    Addr6::FAMILY
+                } else {
+                    Addr4::FAMILY
+                }
+                .to_owned(),
+                why: why_cut_off(&unreachable),
+            })
+        });
     ports.collect()
 }
 
@@ -265,7 +327,10 @@ mod tests {
     fn no_device_is_gone_before_all_are_listed() {
         assert_eq!(role_word(None, false), "unlisted");
         assert_eq!(role_word(None, true), "gone");
-        assert_eq!(role_word(Some(Role::Ignored("its bridge is served")), true), "gone");
+        assert_eq!(
+            role_word(Some(Role::Ignored("its bridge is served")), true),
+            "gone"
+        );
         assert_eq!(role_word(Some(Role::Device { pod: true }), true), "pod");
     }
 }

@@ -30,7 +30,12 @@ pub(super) type SweptFamilies = BTreeMap<&'static str, Swept>;
 
 impl Sweeper {
     pub(super) fn new(flows: FlowMaps) -> Self {
-        Self { due: Due::now(), flows, sweep: None, last: BTreeMap::new() }
+        Self {
+            due: Due::now(),
+            flows,
+            sweep: None,
+            last: BTreeMap::new(),
+        }
     }
 
     /// Returns a handle on the swept tables.
@@ -50,14 +55,16 @@ impl Sweeper {
 
     /// Returns the flows that the fast path has to know, as of the last sweep.
     pub(super) fn fast(&self) -> Remaining {
-        self.last.values().fold(Remaining::default(), |all, swept| Remaining {
-            whole: all.whole + swept.fast.whole,
-            tolerated: all.tolerated + swept.fast.tolerated,
-        })
+        self.last
+            .values()
+            .fold(Remaining::default(), |all, swept| Remaining {
+                whole: all.whole + swept.fast.whole,
+                tolerated: all.tolerated + swept.fast.tolerated,
+            })
     }
 
-    /// Waits for the end of the next sweep, and returns its duration. The future may be cancelled: the sweep goes on,
-    /// and the next call waits for it.
+    /// Waits for the end of the next sweep, and returns its duration. The future may be cancelled:
+    /// the sweep goes on, and the next call waits for it.
     pub(super) async fn next(&mut self) -> Result<Duration> {
         if self.sweep.is_none() {
             tokio::time::sleep_until(self.due).await;
@@ -70,10 +77,19 @@ impl Sweeper {
         let sweep = self.sweep.as_mut().context("no sweep is under way")?;
         let ended = sweep.await;
         self.sweep = None;
-        self.due = Due::now() + if self.last.is_empty() { SECOND_SWEEP } else { SWEEP_PERIOD };
+        self.due = Due::now()
+            + if self.last.is_empty() {
+                SECOND_SWEEP
+            } else {
+                SWEEP_PERIOD
+            };
         let (swept, duration) = ended.context("sweep flows")?;
         self.last = swept?;
-        if self.last.values().any(|swept| swept.pressure == Pressure::Emergency) {
+        if self
+            .last
+            .values()
+            .any(|swept| swept.pressure == Pressure::Emergency)
+        {
             self.due = Due::now() + EMERGENCY_PERIOD;
         }
         Ok(duration)

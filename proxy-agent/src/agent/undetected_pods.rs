@@ -1,5 +1,5 @@
-//! Finds pods of this node that detection takes for clients outside the cluster. The programs serve such pods, and the
-//! agent reports them to the operator.
+//! Finds pods of this node that detection takes for clients outside the cluster. The programs serve
+//! such pods, and the agent reports them to the operator.
 
 use std::time::Duration;
 
@@ -25,7 +25,12 @@ pub(super) struct UndetectedPods {
 
 impl UndetectedPods {
     /// Checks whether the programs have counted more of these connections.
-    pub(super) fn check(&mut self, counters: &Counters, health: &Health, events: &Events) -> Result<()> {
+    pub(super) fn check(
+        &mut self,
+        counters: &Counters,
+        health: &Health,
+        events: &Events,
+    ) -> Result<()> {
         let now = counters.event(Event::PodOutside)?;
         if now == self.seen {
             if self.last.is_some_and(|last| last.elapsed() >= QUIET) {

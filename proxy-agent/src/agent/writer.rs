@@ -1,4 +1,5 @@
-//! Writes changes to the maps, and remembers the service ports whose rows in the maps are incomplete.
+//! Writes changes to the maps, and remembers the service ports whose rows in the maps are
+//! incomplete.
 
 use std::collections::BTreeSet;
 
@@ -10,14 +11,14 @@ use proxy_core::ip_family::IpFamily;
 use proxy_core::tables::Tables;
 use proxy_datapath::Maps;
 
-/// The largest number of changes that one call hands over. After a refused change the agent looks through the rest
-/// again.
+/// The largest number of changes that one call hands over. After a refused change the agent looks
+/// through the rest again.
 const BATCH: usize = 1_024;
 
 pub(super) struct Writer<M> {
     maps: M,
-    /// The service ports with a refused or omitted write. Later changes of such a port do not follow from what the maps
-    /// hold, so they wait for a pass that starts from the maps.
+    /// The service ports with a refused or omitted write. Later changes of such a port do not
+    /// follow from what the maps hold, so they wait for a pass that starts from the maps.
     behind: BTreeSet<ServiceKey>,
     /// Set if reading the maps failed when it was required.
     unread: bool,
@@ -25,7 +26,11 @@ pub(super) struct Writer<M> {
 
 impl<M: Maps> Writer<M> {
     pub(super) fn new(maps: M) -> Self {
-        Self { maps, behind: BTreeSet::new(), unread: false }
+        Self {
+            maps,
+            behind: BTreeSet::new(),
+            unread: false,
+        }
     }
 
     pub(super) fn read(&mut self) -> Result<Tables> {
@@ -49,23 +54,35 @@ impl<M: Maps> Writer<M> {
         self.write(changes)
     }
 
-    /// Writes changes in order. A refused write costs the rest of its own service port, whose order would not be safe
-    /// without it. The other ports' changes are written: one of them may be the very deletion that makes room.
+    /// Writes changes in order. A refused write costs the rest of its own service port, whose order
+    /// would not be safe without it. The other ports' changes are written: one of them may be the
+    /// very deletion that makes room.
     pub(super) fn write(&mut self, changes: &[Change]) -> Result<()> {
         let mut first_error = Ok(());
-        let (mut left, mut most) = (changes, BATCH);
+        let mut left = changes;
+        let mut most = BATCH;
         while let [next, rest @ ..] = left {
             if self.is_behind(next) {
                 self.behind.extend(next.services());
                 left = rest;
                 continue;
             }
-            let ready = left.iter().take(most).take_while(|change| !self.is_behind(change)).count();
+            let ready = left
+                .iter()
+                .take(most)
+                .take_while(|change| !self.is_behind(change))
+                .count();
             let (made, result) = self.maps.apply_all(&left[..ready]);
-            left[..made].iter().for_each(|change| debug!(%change, "map"));
+            left[..made]
+                .iter()
+                .for_each(|change| debug!(%change, "map"));
             left = &left[made..];
             // In a full map one refusal follows the other.
-            most = if result.is_ok() { (most * 2).min(BATCH) } else { 1 };
+            most = if result.is_ok() {
+                (most * 2).min(BATCH)
+            } else {
+                1
+            };
             if let Err(error) = result {
                 if let [refused, rest @ ..] = left {
                     self.behind.extend(refused.services());
@@ -74,11 +91,19 @@ impl<M: Maps> Writer<M> {
                 first_error = first_error.and(Err(error));
             }
         }
-        first_error.with_context(|| format!("{} service ports could not be written, the first", self.behind.len()))
+        first_error.with_context(|| {
+            format!(
+                "{} service ports could not be written, the first",
+                self.behind.len()
+            )
+        })
     }
 
     fn is_behind(&self, change: &Change) -> bool {
-        !self.behind.is_empty() && change.services().any(|service| self.behind.contains(&service))
+        !self.behind.is_empty()
+            && change
+                .services()
+                .any(|service| self.behind.contains(&service))
     }
 }
 
@@ -132,13 +157,21 @@ mod tests {
         assert!(writer.write(&desired.sync().changes).is_ok());
         assert_eq!(writer.maps.0.v4.services.len(), 2);
         let now = writer.read().unwrap();
-        assert!(writer.write_from_maps(&desired.sync_from(&now).changes).is_err());
+        assert!(
+            writer
+                .write_from_maps(&desired.sync_from(&now).changes)
+                .is_err()
+        );
         assert_whole(&writer);
         // The remaining changes find room.
         desired.apply(pods(1).into());
         desired.sync();
         let now = writer.read().unwrap();
-        assert!(writer.write_from_maps(&desired.sync_from(&now).changes).is_ok());
+        assert!(
+            writer
+                .write_from_maps(&desired.sync_from(&now).changes)
+                .is_ok()
+        );
         assert_eq!(&writer.maps.0, desired.tables());
     }
 
@@ -153,7 +186,10 @@ mod tests {
     }
 
     fn web(affinity_secs: i32) -> ServiceBuilder {
-        service("web").cluster_ip("10.96.0.1").tcp(80).affinity(Some(affinity_secs))
+        service("web")
+            .cluster_ip("10.96.0.1")
+            .tcp(80)
+            .affinity(Some(affinity_secs))
     }
 
     fn pods(count: u8) -> SliceBuilder {

@@ -10,10 +10,11 @@ use proxy_view::select_args::SelectArgs;
 
 /// List the endpoints of Services, and which of them take traffic here.
 ///
-/// SETS names the sets from which new flows get a backend: `cluster` for clients of the whole cluster, `local` under a
-/// traffic policy Local. A drained backend has the weight 0: it keeps its flows and gets no new ones. STATE is `silent` where a backend
-/// gives this node no answer, and `set aside` where it takes no new connections because of that. CONNECT-P50 and CONNECT-P99 are the times
-/// within which the backend answered that part of the TCP connections.
+/// SETS names the sets from which new flows get a backend: `cluster` for clients of the whole
+/// cluster, `local` under a traffic policy Local. A drained backend has the weight 0: it keeps its
+/// flows and gets no new ones. STATE is `silent` where a backend gives this node no answer, and
+/// `set aside` where it takes no new connections because of that. CONNECT-P50 and CONNECT-P99 are
+/// the times within which the backend answered that part of the TCP connections.
 #[derive(Args, Debug)]
 pub(super) struct BackendsArgs {
     #[command(flatten)]

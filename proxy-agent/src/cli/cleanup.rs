@@ -32,8 +32,9 @@ use kube_proxy_sysctls::{kube_proxys_excluded, kube_proxys_sysctls};
 
 /// Remove everything that kpx left on this host. Needs root.
 ///
-/// On a node Services stay reachable when kpx ends, and the next kpx takes over what it finds. This command is for a
-/// host that kpx leaves for good. The leftovers of other versions of kpx are removed, too.
+/// On a node Services stay reachable when kpx ends, and the next kpx takes over what it finds. This
+/// command is for a host that kpx leaves for good. The leftovers of other versions of kpx are
+/// removed, too.
 #[derive(Args, Debug)]
 pub(crate) struct CleanupArgs {
     /// The run directory of that kpx, in which it recorded its changes.
@@ -42,25 +43,40 @@ pub(crate) struct CleanupArgs {
     /// The folder of that kpx in a BPF file system.
     #[arg(long, value_name = "DIR", default_value = BPF_DIR)]
     bpf_dir: PathBuf,
-    /// Remove the state of a running kpx as well. The running kpx restores what it misses, so stop it soon.
+    /// Remove the state of a running kpx as well. The running kpx restores what it misses, so stop
+    /// it soon.
     #[arg(long)]
     force: bool,
-    /// Remove only the leftovers of kube-proxy: its chains and tables; of mode ipvs also its virtual servers, ipsets, device
-    /// kube-ipvs0, and the settings of strictARP. Connections of IPVS end. Refused while no kpx serves this node, because the node would then have no Services. With --force, kpx's leftovers go as well.
+    /// Remove only the leftovers of kube-proxy: its chains and tables; of mode ipvs also its
+    /// virtual servers, ipsets, device kube-ipvs0, and the settings of strictARP. Connections of
+    /// IPVS end. Refused while no kpx serves this node, because the node would then have no
+    /// Services. With --force, kpx's leftovers go as well.
     #[arg(long)]
     kube_proxy: bool,
-    /// First leave new flows to kube-proxy's rules, which must exist, and wait for the open flows to end.
+    /// First leave new flows to kube-proxy's rules, which must exist, and wait for the open flows
+    /// to end.
     #[arg(long, conflicts_with_all = ["kube_proxy", "force"])]
     drain: bool,
     /// The longest wait; flows that are still open after it are cut.
-    #[arg(long, value_name = "DURATION", default_value = "5m", requires = "drain")]
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "5m",
+        requires = "drain"
+    )]
     timeout: GoDuration,
-    /// Stay, and do so each time kpx has ended and a kube-proxy has served in its place for so long.
+    /// Stay, and do so each time kpx has ended and a kube-proxy has served in its place for so
+    /// long.
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "30s", requires = "drain")]
     stand_by: Option<GoDuration>,
-    /// The networks whose virtual servers of IPVS are not kube-proxy's (`ipvs.excludeCIDRs`). Without one, those of the
-    /// kube-proxy that runs here count.
-    #[arg(long, value_name = "CIDR", value_delimiter = ',', requires = "kube_proxy")]
+    /// The networks whose virtual servers of IPVS are not kube-proxy's (`ipvs.excludeCIDRs`).
+    /// Without one, those of the kube-proxy that runs here count.
+    #[arg(
+        long,
+        value_name = "CIDR",
+        value_delimiter = ',',
+        requires = "kube_proxy"
+    )]
     ipvs_exclude_cidrs: Vec<IpNet>,
     /// True if kube-proxy's flag `--cleanup` asked for this.
     #[arg(skip)]
@@ -68,9 +84,11 @@ pub(crate) struct CleanupArgs {
 }
 
 impl CleanupArgs {
-    /// Returns the arguments for kube-proxy's `--cleanup`: remove the leftovers of both, unless a kpx runs.
+    /// Returns the arguments for kube-proxy's `--cleanup`: remove the leftovers of both, unless a
+    /// kpx runs.
     pub(crate) fn as_kube_proxy(settings: &Settings) -> Self {
-        let (run_dir, bpf_dir) = (settings.run_dir.clone(), settings.bpf_dir.clone());
+        let run_dir = settings.run_dir.clone();
+        let bpf_dir = settings.bpf_dir.clone();
         let timeout = GoDuration::ZERO;
         Self {
             run_dir,
@@ -101,14 +119,22 @@ impl CleanupArgs {
 
 /// Removes the leftovers. Each removed thing is printed, even if the next one fails.
 pub(crate) async fn cleanup(args: &CleanupArgs) -> Result<()> {
-    ensure!(Uid::effective().is_root(), "kpx cleanup changes this host, which takes root (sudo)");
+    ensure!(
+        Uid::effective().is_root(),
+        "kpx cleanup changes this host, which takes root (sudo)"
+    );
     let (driver, handle) = net::connect()?;
     let work = async {
         match args.stand_by {
-            Some(time) => stand_by::stand_by(args, time.std().context("--stand-by is negative")?, &handle).await,
+            Some(time) => {
+                stand_by::stand_by(args, time.std().context("--stand-by is negative")?, &handle)
+                    .await
+            }
             None => match once(args, lock::take(), &handle).await? {
                 Outcome::Done => Ok(()),
-                Outcome::Left => bail!("a kpx starts here, and takes over all that is left: nothing was removed"),
+                Outcome::Left => {
+                    bail!("a kpx starts here, and takes over all that is left: nothing was removed")
+                }
             },
         }
     };
@@ -129,21 +155,32 @@ enum Outcome {
 async fn once(args: &CleanupArgs, lock: Result<UnixListener>, handle: &Handle) -> Result<Outcome> {
     let kpx_runs = lock.is_err();
     // It goes behind the lock, so that a kpx that starts meanwhile waits for that.
-    let mut leaving = (args.drain && lock.is_ok()).then(Leaving::listen).and_then(|listens| {
-        listens.inspect_err(|error| eprintln!("a kpx that starts has to wait for the end: {error}")).ok()
-    });
+    let mut leaving = (args.drain && lock.is_ok())
+        .then(Leaving::listen)
+        .and_then(|listens| {
+            listens
+                .inspect_err(|error| {
+                    eprintln!("a kpx that starts has to wait for the end: {error}")
+                })
+                .ok()
+        });
     let mut removed = Removed::default();
     let alone = args.is_for_kube_proxy_alone();
     if !(alone || args.force) {
-        lock.as_ref().map_err(|error| anyhow!("{error:#}: stop it first, or pass --force"))?;
+        lock.as_ref()
+            .map_err(|error| anyhow!("{error:#}: stop it first, or pass --force"))?;
     }
     let result = match alone {
-        true => ensure_served(args, kpx_runs, handle).await.map(|()| Outcome::Done),
+        true => ensure_served(args, kpx_runs, handle)
+            .await
+            .map(|()| Outcome::Done),
         false => ours(args, handle, leaving.as_mut(), &mut removed).await,
     };
     let result = match result {
         Ok(Outcome::Done) if args.kube_proxy => {
-            kube_proxy::remove(handle, &args.excluded(), &mut removed).await.map(|()| Outcome::Done)
+            kube_proxy::remove(handle, &args.excluded(), &mut removed)
+                .await
+                .map(|()| Outcome::Done)
         }
         result => result,
     };
@@ -160,7 +197,12 @@ async fn once(args: &CleanupArgs, lock: Result<UnixListener>, handle: &Handle) -
 
 /// Fails unless kpx's programs have tables in force here, or a running agent is healthy.
 async fn ensure_served(args: &CleanupArgs, kpx_runs: bool, handle: &Handle) -> Result<()> {
-    if kpx_runs && Client::new(&args.run_dir).status().await.is_ok_and(|status| status.healthy) {
+    if kpx_runs
+        && Client::new(&args.run_dir)
+            .status()
+            .await
+            .is_ok_and(|status| status.healthy)
+    {
         return Ok(());
     }
     let is_served = may_open_by_id() && serves(object::embedded()?, &filter::ours(handle).await?)?;
@@ -204,7 +246,11 @@ async fn ours(
         }
     }
     let changes = Changes::new(&args.run_dir);
-    let wanted = if args.kube_proxy { Wanted::default() } else { kube_proxys_sysctls() };
+    let wanted = if args.kube_proxy {
+        Wanted::default()
+    } else {
+        kube_proxys_sysctls()
+    };
     let mut say = |done| match done {
         Undo::Removed(what) => removed.add(what),
         Undo::Left(what) => removed.note(format!("left as it is: {what}")),
@@ -243,7 +289,9 @@ impl Removed {
 
     /// Notes a thing that was made to keep kube-proxy's connections open.
     fn keep(&mut self, what: &str) {
-        self.note(format!("made {what}, which keeps kube-proxy's connections open: kpx cleanup removes it"));
+        self.note(format!(
+            "made {what}, which keeps kube-proxy's connections open: kpx cleanup removes it"
+        ));
     }
 
     fn note(&mut self, note: String) {
@@ -262,8 +310,14 @@ impl Removed {
     fn text(&self) -> String {
         let removed = match self.removed.is_empty() {
             true => "nothing to remove\n".to_owned(),
-            false => self.removed.iter().map(|what| format!("removed {what}\n")).collect(),
+            false => self
+                .removed
+                .iter()
+                .map(|what| format!("removed {what}\n"))
+                .collect(),
         };
-        self.notes.iter().fold(removed, |text, note| text + note + "\n")
+        self.notes
+            .iter()
+            .fold(removed, |text, note| text + note + "\n")
     }
 }

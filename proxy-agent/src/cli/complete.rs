@@ -1,4 +1,5 @@
-//! Completes the command line with the names that the running agent knows: namespaces, Services, pods, nodes and devices.
+//! Completes the command line with the names that the running agent knows: namespaces, Services,
+//! pods, nodes and devices.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -32,14 +33,16 @@ const KNOWN: [(&str, Names); 6] = [
 /// The names that an agent knows, by what it answers.
 type Names = fn(&Client) -> BTreeSet<String>;
 
-/// Adds completers to a command and its parts. `kpx cluster` itself has other namespaces: those of kpx's pods.
+/// Adds completers to a command and its parts. `kpx cluster` itself has other namespaces: those of
+/// kpx's pods.
 pub(super) fn with_names(command: Command) -> Command {
     let is_of_cluster = command.get_name() == "cluster";
     let mut command = command;
     for (argument, names) in KNOWN {
         let has = command.get_arguments().any(|one| one.get_id() == argument);
         if has && !is_of_cluster {
-            let completer = ArgValueCompleter::new(move |current: &OsStr| candidates(current, names));
+            let completer =
+                ArgValueCompleter::new(move |current: &OsStr| candidates(current, names));
             command = command.mut_arg(argument, |one| one.add(completer));
         }
     }
@@ -47,10 +50,16 @@ pub(super) fn with_names(command: Command) -> Command {
 }
 
 fn candidates(current: &OsStr, names: Names) -> Vec<CompletionCandidate> {
-    let Some(current) = current.to_str() else { return Vec::new() };
+    let Some(current) = current.to_str() else {
+        return Vec::new();
+    };
     let client = Client::new(&run_dir(std::env::args().skip(1)));
     let begin = |name: &String| name.starts_with(current);
-    names(&client).into_iter().filter(begin).map(CompletionCandidate::new).collect()
+    names(&client)
+        .into_iter()
+        .filter(begin)
+        .map(CompletionCandidate::new)
+        .collect()
 }
 
 /// Returns the run directory of the command line that is completed.
@@ -70,11 +79,17 @@ fn run_dir(mut words: impl Iterator<Item = String>) -> PathBuf {
 
 fn all(client: &Client) -> Vec<ServiceView> {
     let answer = wait_for(async { Ok(tokio::time::timeout(PATIENCE, client.services()).await) });
-    answer.ok().and_then(|answer| answer.ok()?.ok()).unwrap_or_default()
+    answer
+        .ok()
+        .and_then(|answer| answer.ok()?.ok())
+        .unwrap_or_default()
 }
 
 fn namespaces(client: &Client) -> BTreeSet<String> {
-    all(client).into_iter().map(|service| service.namespace).collect()
+    all(client)
+        .into_iter()
+        .map(|service| service.namespace)
+        .collect()
 }
 
 fn services(client: &Client) -> BTreeSet<String> {
@@ -84,16 +99,30 @@ fn services(client: &Client) -> BTreeSet<String> {
 /// Returns the ends of a trace: Services, their pods, and the nodes of these.
 fn ends(client: &Client) -> BTreeSet<String> {
     let services = all(client);
-    let backends = || services.iter().flat_map(|service| &service.ports).flat_map(|port| &port.backends);
+    let backends = || {
+        services
+            .iter()
+            .flat_map(|service| &service.ports)
+            .flat_map(|port| &port.backends)
+    };
     let pods = backends().filter_map(|backend| Some(format!("pod/{}", backend.pod.as_ref()?)));
     let nodes = backends().filter_map(|backend| Some(format!("node/{}", backend.node.as_ref()?)));
-    services.iter().map(|service| format!("svc/{}", full_name(service))).chain(pods).chain(nodes).collect()
+    services
+        .iter()
+        .map(|service| format!("svc/{}", full_name(service)))
+        .chain(pods)
+        .chain(nodes)
+        .collect()
 }
 
 fn devices(client: &Client) -> BTreeSet<String> {
     let answer = wait_for(async { Ok(tokio::time::timeout(PATIENCE, client.status()).await) });
     let status = answer.ok().and_then(|answer| answer.ok()?.ok());
-    status.into_iter().flat_map(|status| status.devices).map(|device| device.name).collect()
+    status
+        .into_iter()
+        .flat_map(|status| status.devices)
+        .map(|device| device.name)
+        .collect()
 }
 
 #[cfg(test)]
@@ -104,8 +133,14 @@ mod tests {
     fn completed_line_names_its_run_directory() {
         let of = |line: &str| run_dir(line.split(' ').map(str::to_owned));
         assert_eq!(of("-- kpx services -n"), PathBuf::from(RUN_DIR));
-        assert_eq!(of("-- kpx services --run-dir /run/other -n"), PathBuf::from("/run/other"));
-        assert_eq!(of("-- kpx --run-dir=/run/other services"), PathBuf::from("/run/other"));
+        assert_eq!(
+            of("-- kpx services --run-dir /run/other -n"),
+            PathBuf::from("/run/other")
+        );
+        assert_eq!(
+            of("-- kpx --run-dir=/run/other services"),
+            PathBuf::from("/run/other")
+        );
         assert_eq!(of("-- kpx services --run-dir"), PathBuf::from(RUN_DIR));
     }
 }

@@ -23,7 +23,15 @@ pub(super) async fn devices(args: &DevicesArgs) -> Result<()> {
 
 pub(super) fn text(devices: &[DeviceStatus], form: Form) -> String {
     let row = |device: &DeviceStatus| {
-        vec![cell(&device.name), cell(device.ifindex), cell(&device.role), cell(&device.attached_by)]
+        vec![
+            cell(&device.name),
+            cell(device.ifindex),
+            cell(&device.role),
+            cell(&device.attached_by),
+        ]
     };
-    form.table(&["DEVICE", "IFINDEX", "ROLE", "ATTACHED-BY"], devices.iter().map(row))
+    form.table(
+        &["DEVICE", "IFINDEX", "ROLE", "ATTACHED-BY"],
+        devices.iter().map(row),
+    )
 }

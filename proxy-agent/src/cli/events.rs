@@ -10,13 +10,15 @@ use proxy_view::object_name::ServiceName;
 use proxy_view::output::OutputArgs;
 use proxy_view::select_args::NamespaceArgs;
 
-/// List what the running agent told last: Events about objects, and its own problems. The newest comes last.
+/// List what the running agent told last: Events about objects, and its own problems. The newest
+/// comes last.
 ///
-/// The Events are those that the agent sent to the API server, or would have sent, as in mode host. The last 1,000 are kept while the
-/// agent runs; equal ones are counted.
+/// The Events are those that the agent sent to the API server, or would have sent, as in mode host.
+/// The last 1,000 are kept while the agent runs; equal ones are counted.
 #[derive(Args, Debug)]
 pub(super) struct EventsArgs {
-    /// Show only Events that concern this Service: its own, and those of its EndpointSlices, redirects and health check.
+    /// Show only Events that concern this Service: its own, and those of its EndpointSlices,
+    /// redirects and health check.
     #[arg(value_name = "[svc/][NAMESPACE/]NAME")]
     service: Option<ServiceName>,
     #[command(flatten)]
@@ -31,11 +33,18 @@ pub(super) struct EventsArgs {
 
 pub(super) async fn events(args: &EventsArgs) -> Result<()> {
     let client = args.agent.client();
-    let service = args.service.clone().map(|name| name.within(args.within.namespace.as_deref()));
+    let service = args
+        .service
+        .clone()
+        .map(|name| name.within(args.within.namespace.as_deref()));
     let read = async |_is_first| {
         let mut events: Vec<EventView> = client.get("/events").await?;
         events.retain(|event| event.is_within(|namespace| args.within.has(namespace)));
-        events.retain(|event| service.as_ref().is_none_or(|service| event.concerns(service)));
+        events.retain(|event| {
+            service
+                .as_ref()
+                .is_none_or(|service| event.concerns(service))
+        });
         Ok(events)
     };
     show(&client, args.output.kind(), &args.watch, read).await

@@ -15,7 +15,8 @@ use proxy_view::object_name::full_name;
 use proxy_view::output::OutputArgs;
 use proxy_view::select_args::NamespaceArgs;
 
-/// List the flows that pass this node, as the kernel programs have them just now. Those whose clients spoke last come first.
+/// List the flows that pass this node, as the kernel programs have them just now. Those whose
+/// clients spoke last come first.
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("selected").args(SELECTORS).arg("all").multiple(true))]
 pub(super) struct FlowsArgs {
@@ -23,8 +24,8 @@ pub(super) struct FlowsArgs {
     flows: FlowArgs,
     #[command(flatten)]
     within: NamespaceArgs,
-    /// End the selected flows, and print how many: their next packets meet no flow, and new connections are decided about afresh. Takes root and
-    /// a flag that selects, or --all.
+    /// End the selected flows, and print how many: their next packets meet no flow, and new
+    /// connections are decided about afresh. Takes root and a flag that selects, or --all.
     #[arg(long, requires = "selected", conflicts_with_all = ["watch", "limit", "sort_by"])]
     end: bool,
     /// With --end: all flows of this node.
@@ -59,11 +60,15 @@ pub(super) async fn flows(args: &FlowsArgs) -> Result<()> {
     };
     if args.end {
         let ended: EndedFlows = client.delete(&filter.path()).await?;
-        return args.output.print(&ended, |_| format!("{} flows ended\n", ended.ended));
+        return args
+            .output
+            .print(&ended, |_| format!("{} flows ended\n", ended.ended));
     }
     let limit = args.flows.limit();
     let read = async |is_first| {
-        let mut flows = args.newest(client.lines(&filter.path()).await?, limit).await?;
+        let mut flows = args
+            .newest(client.lines(&filter.path()).await?, limit)
+            .await?;
         if is_first && flows.len() == limit {
             let _told = writeln!(stderr(), "there may be more than --limit {limit}");
         }
@@ -78,7 +83,8 @@ impl FlowsArgs {
     async fn newest(&self, mut lines: Lines, limit: usize) -> Result<Vec<FlowView>> {
         let mut flows = Vec::new();
         while let Some(line) = lines.next().await? {
-            let flow: FlowView = serde_json::from_slice(&line).context("the running kpx is of another version")?;
+            let flow: FlowView =
+                serde_json::from_slice(&line).context("the running kpx is of another version")?;
             if !self.wants(&flow) {
                 continue;
             }
@@ -104,7 +110,11 @@ impl FlowsArgs {
 /// Sorts flows, and keeps one of each and the first ones.
 fn keep_newest(flows: &mut Vec<FlowView>, limit: usize) {
     let key = |flow: &FlowView| (flow.idle_secs, flow.client, flow.frontend, flow.from_node);
-    flows.sort_unstable_by(|a, b| key(a).cmp(&key(b)).then_with(|| a.protocol.cmp(&b.protocol)));
+    flows.sort_unstable_by(|a, b| {
+        key(a)
+            .cmp(&key(b))
+            .then_with(|| a.protocol.cmp(&b.protocol))
+    });
     flows.dedup_by(|a, b| key(a) == key(b) && a.protocol == b.protocol);
     flows.truncate(limit);
 }

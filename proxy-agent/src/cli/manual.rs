@@ -11,7 +11,8 @@ use super::complete::ASKS;
 use super::usage;
 use proxy_view::output::print;
 
-/// Print a script that completes kpx's command line in a shell, with the names that the running agent knows.
+/// Print a script that completes kpx's command line in a shell, with the names that the running
+/// agent knows.
 ///
 /// For bash: kpx completions bash > /etc/bash_completion.d/kpx
 #[derive(Args, Debug)]
@@ -31,7 +32,8 @@ enum ShellName {
 /// Print the manual page, or write one for each command.
 #[derive(Args, Debug)]
 pub(super) struct ManArgs {
-    /// The folder for the pages kpx.1, kpx-status.1, …; without it kpx's own page goes to standard output.
+    /// The folder for the pages kpx.1, kpx-status.1, …; without it kpx's own page goes to standard
+    /// output.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
@@ -45,7 +47,9 @@ pub(super) fn completions(args: &CompletionsArgs) -> Result<()> {
     };
     let mut script = Vec::new();
     // The script finds kpx by the PATH, so that it serves every place of the program.
-    shell.write_registration(ASKS, "kpx", "kpx", "kpx", &mut script).context("write the script")?;
+    shell
+        .write_registration(ASKS, "kpx", "kpx", "kpx", &mut script)
+        .context("write the script")?;
     print(&String::from_utf8(script).context("a completion script is text")?)
 }
 
@@ -61,11 +65,20 @@ pub(super) fn man(args: &ManArgs) -> Result<()> {
     print(&String::from_utf8(page).context("a manual page is text")?)
 }
 
-/// Writes the page of a command, and those of its parts: kpx.1, kpx-cluster.1, kpx-cluster-status.1.
+/// Writes the page of a command, and those of its parts: kpx.1, kpx-cluster.1,
+/// kpx-cluster-status.1.
 fn write_pages(command: &Command, dir: &Path) -> Result<()> {
-    let path = dir.join(format!("{}.1", command.get_display_name().unwrap_or_else(|| command.get_name())));
+    let path = dir.join(format!(
+        "{}.1",
+        command
+            .get_display_name()
+            .unwrap_or_else(|| command.get_name())
+    ));
     let mut page = Vec::new();
     usage::page(command, &mut page).context("render a manual page")?;
     fs::write(&path, page).with_context(|| format!("write {}", path.display()))?;
-    command.get_subcommands().filter(|part| !part.is_hide_set()).try_for_each(|part| write_pages(part, dir))
+    command
+        .get_subcommands()
+        .filter(|part| !part.is_hide_set())
+        .try_for_each(|part| write_pages(part, dir))
 }

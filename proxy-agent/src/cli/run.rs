@@ -21,12 +21,15 @@ use proxy_datapath::object;
 use proxy_net::changes::Changes;
 use proxy_source::events::Events;
 
-/// Serves this node until stopped, or executes the other action of `args`. The process must have only one thread.
+/// Serves this node until stopped, or executes the other action of `args`. The process must have
+/// only one thread.
 pub(super) fn start(args: &RunArgs) -> Result<()> {
     let RunArgs(given) = args;
     if given.is_set("version") {
         let line = concat!("kpx ", env!("CARGO_PKG_VERSION"), "\n");
-        return stdout().write_all(line.as_bytes()).context("write to standard output");
+        return stdout()
+            .write_all(line.as_bytes())
+            .context("write to standard output");
     }
     let configuration = Configuration::load(args)?;
     let settings = configuration.settings()?;
@@ -41,9 +44,14 @@ pub(super) fn start(args: &RunArgs) -> Result<()> {
     }
     adjust_oom_score(settings.oom_score_adj);
     if given.is_set("init-only") {
-        std::fs::create_dir_all(&settings.run_dir).with_context(|| format!("create {}", settings.run_dir.display()))?;
+        std::fs::create_dir_all(&settings.run_dir)
+            .with_context(|| format!("create {}", settings.run_dir.display()))?;
         let changes = Changes::new(&settings.run_dir);
-        conntrack::sysctl::apply(&settings.conntrack, &changes, &Events::new(&settings.node_name).0);
+        conntrack::sysctl::apply(
+            &settings.conntrack,
+            &changes,
+            &Events::new(&settings.node_name).0,
+        );
         return Ok(());
     }
     let object = object::chosen(given.path("bpf-object").as_deref())?;
@@ -62,21 +70,38 @@ fn further_capabilities(settings: &Settings) -> Vec<Capability> {
     }
     let names = settings.names.as_ref().map(|names| names.address);
     let addresses = [settings.healthz_address, settings.metrics_address, names];
-    let ports = addresses.into_iter().flatten().map(|address| address.port());
+    let ports = addresses
+        .into_iter()
+        .flatten()
+        .map(|address| address.port());
     if ports.into_iter().any(|port| port < FIRST_UNPRIVILEGED_PORT) {
         capabilities.push(Capability::CAP_NET_BIND_SERVICE);
     }
     let own = geteuid().as_raw();
-    let of_others = |path: &Path| fs::metadata(path).ok().filter(|metadata| metadata.uid() != own);
+    let of_others = |path: &Path| {
+        fs::metadata(path)
+            .ok()
+            .filter(|metadata| metadata.uid() != own)
+    };
     // Home directories are closed to all but their owners, even for files of other users.
-    let is_closed = |folder: &Path| of_others(folder).is_some_and(|metadata| metadata.mode() & 0o001 == 0);
+    let is_closed =
+        |folder: &Path| of_others(folder).is_some_and(|metadata| metadata.mode() & 0o001 == 0);
     let takes_more = |path: &PathBuf| {
         let target = fs::canonicalize(path).unwrap_or_else(|_| path.clone());
-        let mut folders = path.ancestors().chain(target.ancestors()).filter(|folder| **folder != *path);
+        let mut folders = path
+            .ancestors()
+            .chain(target.ancestors())
+            .filter(|folder| **folder != *path);
         of_others(path).is_some() || folders.any(is_closed)
     };
     // The configuration's files are read repeatedly as well, to detect changes.
-    if settings.source.paths().iter().chain(settings.files.paths()).any(takes_more) {
+    if settings
+        .source
+        .paths()
+        .iter()
+        .chain(settings.files.paths())
+        .any(takes_more)
+    {
         capabilities.push(Capability::CAP_DAC_READ_SEARCH); // Under `sudo`, the kubeconfig may belong to the user who called it.
     }
     capabilities

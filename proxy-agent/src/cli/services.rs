@@ -13,8 +13,9 @@ use proxy_view::{PortCounts, ServiceView};
 
 /// List the Services that the running agent serves, and what of them is in force.
 ///
-/// CONNECT-P50 and CONNECT-P99 are the times within which backends answered that part of the TCP connections, of the slowest port. FAILED counts
-/// connections that a backend refused or did not answer.
+/// CONNECT-P50 and CONNECT-P99 are the times within which backends answered that part of the TCP
+/// connections, of the slowest port. FAILED counts connections that a backend refused or did not
+/// answer.
 #[derive(Args, Debug)]
 pub(super) struct ServicesArgs {
     #[command(flatten)]
@@ -58,13 +59,21 @@ pub(super) async fn services(args: &ServicesArgs) -> Result<()> {
 /// Sorts Services; those that are equal in the column stay sorted by name.
 fn sort(services: &mut [ServiceView], order: Order) {
     let sum = |service: &ServiceView, count: fn(&PortCounts) -> u64| -> u64 {
-        service.ports.iter().map(|port| count(&port.counts)).fold(0, u64::saturating_add)
+        service
+            .ports
+            .iter()
+            .map(|port| count(&port.counts))
+            .fold(0, u64::saturating_add)
     };
     match order {
         Order::Name => {}
         Order::Backends => services.sort_by_key(|service| service.backends_in_use().0),
-        Order::Flows => services.sort_by_key(|service| Reverse(sum(service, |counts| counts.flows))),
-        Order::Unserved => services.sort_by_key(|service| Reverse(sum(service, PortCounts::unserved))),
+        Order::Flows => {
+            services.sort_by_key(|service| Reverse(sum(service, |counts| counts.flows)))
+        }
+        Order::Unserved => {
+            services.sort_by_key(|service| Reverse(sum(service, PortCounts::unserved)))
+        }
         Order::Age => services.sort_by_key(|service| (service.created.is_none(), service.created)),
     }
 }

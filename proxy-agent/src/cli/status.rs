@@ -15,14 +15,17 @@ use proxy_view::counts::packets;
 use proxy_view::output::{Form, OutputArgs, cell, green, list, red, yellow};
 use proxy_view::reach::{api_server, out_of_reach};
 use proxy_view::status::{
-    NamesStatus, OptionsStatus, PodsStatus, SilentStatus, Status, TunnelFailure, TunnelStatus, UnheardStatus,
+    NamesStatus, OptionsStatus, PodsStatus, SilentStatus, Status, TunnelFailure, TunnelStatus,
+    UnheardStatus,
 };
 
 /// Show the state of the running agent. Ends with 1 if the agent is unhealthy or does not answer.
 ///
-/// An agent whose API server is away stays healthy, and the first line says since when: Services work as they were last seen.
+/// An agent whose API server is away stays healthy, and the first line says since when: Services
+/// work as they were last seen.
 ///
-/// Shows the dropped and rejected packets; with --output wide also the passed ones, all pods, devices, programs and maps.
+/// Shows the dropped and rejected packets; with --output wide also the passed ones, all pods,
+/// devices, programs and maps.
 #[derive(Args, Debug)]
 pub(super) struct StatusArgs {
     #[command(flatten)]
@@ -34,62 +37,150 @@ pub(super) struct StatusArgs {
 pub(super) async fn status(args: &StatusArgs) -> Result<ExitCode> {
     let status = args.agent.client().status().await?;
     args.output.print(&status, |form| text(&status, form))?;
-    Ok(if status.healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if status.healthy {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 fn text(status: &Status, form: Form) -> String {
     let sections = [
         (None, head(status, form)),
         (Some("PROBLEMS"), problems(status, form)),
-        (None, out_of_reach((&status.cut_off, &status.cut_off_ports), &status.unreachable, form)),
+        (
+            None,
+            out_of_reach(
+                (&status.cut_off, &status.cut_off_ports),
+                &status.unreachable,
+                form,
+            ),
+        ),
         (None, families(status, form)),
         (None, maps(status, form)),
-        (None, packets((&status.events, &status.reasons), proxy_trace::meaning, form)),
-        (None, if form.wide { pods(status, form) } else { String::new() }),
-        (None, if form.wide { devices::text(&status.devices, form) } else { String::new() }),
-        (None, if form.wide { programs(status, form) } else { String::new() }),
+        (
+            None,
+            packets(
+                (&status.events, &status.reasons),
+                proxy_trace::meaning,
+                form,
+            ),
+        ),
+        (
+            None,
+            if form.wide {
+                pods(status, form)
+            } else {
+                String::new()
+            },
+        ),
+        (
+            None,
+            if form.wide {
+                devices::text(&status.devices, form)
+            } else {
+                String::new()
+            },
+        ),
+        (
+            None,
+            if form.wide {
+                programs(status, form)
+            } else {
+                String::new()
+            },
+        ),
     ];
     let sections = sections.into_iter().filter(|(_, text)| !text.is_empty());
-    let sections: Vec<_> =
-        sections.map(|(heading, text)| heading.map_or(String::new(), |h| format!("{h}\n")) + &text).collect();
+    let sections: Vec<_> = sections
+        .map(|(heading, text)| heading.map_or(String::new(), |h| format!("{h}\n")) + &text)
+        .collect();
     sections.join("\n")
 }
 
 /// Formats the facts about the whole agent.
 fn head(status: &Status, form: Form) -> String {
     let mut by_role = BTreeMap::<_, usize>::new();
-    status.devices.iter().for_each(|device| *by_role.entry(device.role.as_str()).or_default() += 1);
-    let last_sync = status.last_sync.map(|last| format!("{} ago ({} in all)", age::since(last), status.syncs));
+    status
+        .devices
+        .iter()
+        .for_each(|device| *by_role.entry(device.role.as_str()).or_default() += 1);
+    let last_sync = status
+        .last_sync
+        .map(|last| format!("{} ago ({} in all)", age::since(last), status.syncs));
     let socket_lb = &status.options.socket_lb;
     let sockets = match &status.sockets {
         Some(sockets) => {
             let protocols = if sockets.udp { "TCP and UDP" } else { "TCP" };
             // An agent of an earlier version does not say more than the scope.
-            let served = if socket_lb.is_empty() { &sockets.scope } else { socket_lb };
+            let served = if socket_lb.is_empty() {
+                &sockets.scope
+            } else {
+                socket_lb
+            };
             Some(format!("{served}, {protocols}, cgroup {}", sockets.cgroup))
         }
         None => socket_lb.starts_with("auto").then(|| socket_lb.clone()),
     };
     let rows = [
         ("Health:", health(status)),
-        ("Node:", cell(format!("{} ({} mode)", status.node_name, status.mode))),
+        (
+            "Node:",
+            cell(format!("{} ({} mode)", status.node_name, status.mode)),
+        ),
         ("Addresses:", cell(list(&status.node_addresses))),
-        ("Version:", cell(format!("{}, up {}", status.version, age::since(status.started)))),
+        (
+            "Version:",
+            cell(format!(
+                "{}, up {}",
+                status.version,
+                age::since(status.started)
+            )),
+        ),
         ("Last sync:", cell(last_sync.unwrap_or_default())),
-        ("Devices:", cell(by_role.iter().map(|(role, n)| counted(*n, role)).collect::<Vec<_>>().join(", "))),
+        (
+            "Devices:",
+            cell(
+                by_role
+                    .iter()
+                    .map(|(role, n)| counted(*n, role))
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            ),
+        ),
         ("Options:", cell(options(&status.options))),
         ("Restarts:", restarts(status)),
     ];
-    let server = status
-        .api_server
-        .as_ref()
-        .map(|url| ("API server:", api_server(url, status.unheard.as_ref(), &status.problems)));
-    let silent = (!status.silent_backends.is_empty()).then(|| ("Silent:", silent(&status.silent_backends)));
-    let rows = rows.into_iter().chain(server).chain(silent).chain(sockets.map(|sockets| ("Sockets:", cell(sockets))));
-    let rows = rows.chain(status.names.as_ref().map(|names| ("Names:", cell(served_names(names)))));
-    let rows = rows.chain(status.tunnel.as_ref().map(|tunnel| ("Tunnel:", tunnelled(tunnel))));
+    let server = status.api_server.as_ref().map(|url| {
+        (
+            "API server:",
+            api_server(url, status.unheard.as_ref(), &status.problems),
+        )
+    });
+    let silent =
+        (!status.silent_backends.is_empty()).then(|| ("Silent:", silent(&status.silent_backends)));
+    let rows = rows
+        .into_iter()
+        .chain(server)
+        .chain(silent)
+        .chain(sockets.map(|sockets| ("Sockets:", cell(sockets))));
+    let rows = rows.chain(
+        status
+            .names
+            .as_ref()
+            .map(|names| ("Names:", cell(served_names(names)))),
+    );
+    let rows = rows.chain(
+        status
+            .tunnel
+            .as_ref()
+            .map(|tunnel| ("Tunnel:", tunnelled(tunnel))),
+    );
     let rows = rows.chain(status.pods.as_ref().map(|pods| ("Pods:", cell(ways(pods)))));
-    let form = Form { headers: false, ..form };
+    let form = Form {
+        headers: false,
+        ..form
+    };
     form.sentences(&[], rows.map(|(name, value)| vec![cell(name), value]))
 }
 
@@ -110,9 +201,16 @@ fn health(status: &Status) -> Cell {
 
 /// Counts backends that give no answer: `3 backends of 2 Services without an answer, 2 set aside`.
 fn silent(backends: &[SilentStatus]) -> Cell {
-    let services = backends.iter().map(|backend| &backend.service).collect::<BTreeSet<_>>().len();
-    let (silent, aside) = (backends.len(), backends.iter().filter(|backend| backend.is_aside).count());
-    let count = |number: usize, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
+    let services = backends
+        .iter()
+        .map(|backend| &backend.service)
+        .collect::<BTreeSet<_>>()
+        .len();
+    let silent = backends.len();
+    let aside = backends.iter().filter(|backend| backend.is_aside).count();
+    let count = |number: usize, what: &str| {
+        format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+    };
     yellow(format!(
         "{} of {} without an answer, {aside} set aside (kpx backends --sort-by state)",
         count(silent, "backend"),
@@ -132,25 +230,44 @@ fn counted(number: usize, role: &str) -> String {
     }
 }
 
-/// Says where the cluster's names are answered: `*.cluster.local at 127.0.0.153:53, which systemd-resolved asks`.
+/// Says where the cluster's names are answered:
+/// `*.cluster.local at 127.0.0.153:53, which systemd-resolved asks`.
 fn served_names(names: &NamesStatus) -> String {
-    let why = names.why_not.as_deref().map(|why| format!("; {why}")).unwrap_or_default();
+    let why = names
+        .why_not
+        .as_deref()
+        .map(|why| format!("; {why}"))
+        .unwrap_or_default();
     match names.address {
         Some(address) if names.asked_by_resolved => {
-            format!("*.{} at {address}, which systemd-resolved asks{why}", names.domain)
+            format!(
+                "*.{} at {address}, which systemd-resolved asks{why}",
+                names.domain
+            )
         }
         Some(address) => format!("*.{} at {address}{why}", names.domain),
         None => format!("*.{} are not served{why}", names.domain),
     }
 }
 
-/// Says what goes through the API server: `TCP through the API server: 2 streams open, 17 opened, 1 failed`.
+/// Says what goes through the API server:
+/// `TCP through the API server: 2 streams open, 17 opened, 1 failed`.
 fn tunnelled(tunnel: &TunnelStatus) -> Cell {
-    let TunnelStatus { streams, opened, failed, .. } = tunnel;
-    let text = format!("TCP through the API server: {streams} streams open, {opened} opened, {failed} failed");
+    let TunnelStatus {
+        streams,
+        opened,
+        failed,
+        ..
+    } = tunnel;
+    let text = format!(
+        "TCP through the API server: {streams} streams open, {opened} opened, {failed} failed"
+    );
     match &tunnel.failure {
         Some(TunnelFailure { service, why, at }) => {
-            let service = service.as_deref().map(|service| format!("{service}: ")).unwrap_or_default();
+            let service = service
+                .as_deref()
+                .map(|service| format!("{service}: "))
+                .unwrap_or_default();
             yellow(format!("{text}; {} ago {service}{why}", age::since(*at)))
         }
         None => cell(text),
@@ -164,9 +281,16 @@ fn ways(pods: &PodsStatus) -> String {
     for pod in pods.pods.iter().filter(|pod| pod.way == "packets") {
         *groups.entry(pod.group.as_str()).or_default() += 1;
     }
-    let mut text = format!("{} led, {} on the host's network", count("led"), count("host"));
+    let mut text = format!(
+        "{} led, {} on the host's network",
+        count("led"),
+        count("host")
+    );
     if !groups.is_empty() {
-        let groups: Vec<_> = groups.iter().map(|(group, pods)| format!("{pods} {group}")).collect();
+        let groups: Vec<_> = groups
+            .iter()
+            .map(|(group, pods)| format!("{pods} {group}"))
+            .collect();
         text += &format!("; by packets: {}", groups.join(", "));
     }
     match &pods.why_none {
@@ -180,7 +304,11 @@ fn ways(pods: &PodsStatus) -> String {
 fn pods(status: &Status, form: Form) -> String {
     let pods = status.pods.iter().flat_map(|pods| &pods.pods);
     let rows = pods.map(|pod| {
-        vec![cell(format!("{}/{}", pod.namespace, pod.name)), cell(&pod.way), cell(pod.why.as_deref().unwrap_or(""))]
+        vec![
+            cell(format!("{}/{}", pod.namespace, pod.name)),
+            cell(&pod.way),
+            cell(pod.why.as_deref().unwrap_or("")),
+        ]
     });
     form.sentences(&["POD", "SOCKETS", "WHY"], rows)
 }
@@ -193,18 +321,35 @@ fn restarts(status: &Status) -> Cell {
             "unknown: the BPF file system may be the node's, or go with this container, which cannot tell without the mark of \
              mountPropagation: HostToContainer (docs/migration.md)",
         ),
-        "filters" if status.sockets.is_some() => {
-            yellow("no gap for packets: filters keep programs and maps; socket load balancing ends with this container")
-        }
-        "filters" => cell("no gap: filters keep programs and maps; this container has no BPF file system of the node"),
-        _ => red("a gap: all ends with this container; give it the node's /sys/fs/bpf (docs/migration.md)"),
+        "filters" if status.sockets.is_some() => yellow(
+            "no gap for packets: filters keep programs and maps; socket load balancing ends with this container",
+        ),
+        "filters" => cell(
+            "no gap: filters keep programs and maps; this container has no BPF file system of the node",
+        ),
+        _ => red(
+            "a gap: all ends with this container; give it the node's /sys/fs/bpf (docs/migration.md)",
+        ),
     }
 }
 
 fn options(options: &OptionsStatus) -> String {
-    let OptionsStatus { masquerade, local_pods, node_port_addresses, algorithm, fast_path, .. } = options;
-    let mut text = format!("masquerade {masquerade}, local pods by {local_pods}, node ports at {node_port_addresses}");
-    let localhosts: Vec<_> = options.localhost_node_ports.iter().map(ToString::to_string).collect();
+    let OptionsStatus {
+        masquerade,
+        local_pods,
+        node_port_addresses,
+        algorithm,
+        fast_path,
+        ..
+    } = options;
+    let mut text = format!(
+        "masquerade {masquerade}, local pods by {local_pods}, node ports at {node_port_addresses}"
+    );
+    let localhosts: Vec<_> = options
+        .localhost_node_ports
+        .iter()
+        .map(ToString::to_string)
+        .collect();
     if !localhosts.is_empty() {
         text += &format!(", and to this host at {}", localhosts.join(" and "));
     }
@@ -217,7 +362,10 @@ fn options(options: &OptionsStatus) -> String {
     }
     let flags = [
         (options.masquerade_all, "masquerade all"),
-        (!options.cluster_ip_external, "no ClusterIPs for external clients"),
+        (
+            !options.cluster_ip_external,
+            "no ClusterIPs for external clients",
+        ),
     ];
     for (_, flag) in flags.iter().filter(|(is_set, _)| *is_set) {
         text = text + ", " + flag;
@@ -225,48 +373,108 @@ fn options(options: &OptionsStatus) -> String {
     text
 }
 
-/// Lists the reasons why the agent is unhealthy, the objects that it could not use, and its notices.
+/// Lists the reasons why the agent is unhealthy, the objects that it could not use, and its
+/// notices.
 fn problems(status: &Status, form: Form) -> String {
     let problems = status.problems.iter().map(|problem| {
-        vec![red(&problem.what), cell(&problem.why), cell(format!("for {}", age::since(problem.since)))]
+        vec![
+            red(&problem.what),
+            cell(&problem.why),
+            cell(format!("for {}", age::since(problem.since))),
+        ]
     });
-    let skipped = status.skipped.iter().map(|skipped| vec![yellow("skipped"), cell(skipped)]);
-    let notices = status.notices.iter().map(|notice| vec![yellow("notice"), cell(notice)]);
-    Form { headers: false, ..form }.sentences(&[], problems.chain(skipped).chain(notices))
+    let skipped = status
+        .skipped
+        .iter()
+        .map(|skipped| vec![yellow("skipped"), cell(skipped)]);
+    let notices = status
+        .notices
+        .iter()
+        .map(|notice| vec![yellow("notice"), cell(notice)]);
+    Form {
+        headers: false,
+        ..form
+    }
+    .sentences(&[], problems.chain(skipped).chain(notices))
 }
 
 fn families(status: &Status, form: Form) -> String {
     let rows = status.tables.iter().map(|(family, tables)| {
         let flows = status.flows.get(family).cloned().unwrap_or_default();
-        let numbers =
-            [tables.services, tables.service_ports, tables.frontends, tables.slots, flows.flows, flows.entries];
-        [cell(family)].into_iter().chain(numbers.map(cell)).collect()
+        let numbers = [
+            tables.services,
+            tables.service_ports,
+            tables.frontends,
+            tables.slots,
+            flows.flows,
+            flows.entries,
+        ];
+        [cell(family)]
+            .into_iter()
+            .chain(numbers.map(cell))
+            .collect()
     });
-    form.table(&["FAMILY", "SERVICES", "PORTS", "FRONTENDS", "SLOTS", "FLOWS", "FLOW-ENTRIES"], rows)
+    form.table(
+        &[
+            "FAMILY",
+            "SERVICES",
+            "PORTS",
+            "FRONTENDS",
+            "SLOTS",
+            "FLOWS",
+            "FLOW-ENTRIES",
+        ],
+        rows,
+    )
 }
 
 /// Lists the maps that hold entries; with `wide` all maps, even those without a count.
 fn maps(status: &Status, form: Form) -> String {
-    let is_old = |name: &String| status.map_fill.keys().any(|map| old_map_name(map) == Some(name));
+    let is_old = |name: &String| {
+        status
+            .map_fill
+            .keys()
+            .any(|map| old_map_name(map) == Some(name))
+    };
     let shown = status
         .map_fill
         .iter()
         .filter(|(name, _)| !is_old(name))
-        .filter(|(_, fill)| form.wide && fill.max_entries > 1 || fill.entries.is_some_and(|entries| entries > 0));
+        .filter(|(_, fill)| {
+            form.wide && fill.max_entries > 1 || fill.entries.is_some_and(|entries| entries > 0)
+        });
     let row = |(name, fill): (&String, &MapFill)| {
-        let entries = fill.entries.map_or(String::new(), |entries| entries.to_string());
-        vec![cell(name), cell(entries), cell(fill.max_entries), full(fill)]
+        let entries = fill
+            .entries
+            .map_or(String::new(), |entries| entries.to_string());
+        vec![
+            cell(name),
+            cell(entries),
+            cell(fill.max_entries),
+            full(fill),
+        ]
     };
     form.table(&["MAP", "ENTRIES", "MAX", "FULL"], shown.map(row))
 }
 
-/// Shows how full a map is: yellow from 70 %, where it deserves attention, and red from 90 %, where it needs action.
+/// Shows how full a map is: yellow from 70 %, where it deserves attention, and red from 90 %, where
+/// it needs action.
 fn full(fill: &MapFill) -> Cell {
-    let Some(entries) = fill.entries else { return cell("") };
+    let Some(entries) = fill.entries else {
+        return cell("");
+    };
     let percent = entries * 100 / fill.max_entries.max(1);
     let filled = usize::try_from(percent / 10).unwrap_or(10).min(10);
-    let number = if percent == 0 && entries > 0 { "<1".to_owned() } else { percent.to_string() };
-    let text = format!("{number:>3}% {}{}", "#".repeat(filled), ".".repeat(10 - filled));
+    let number = if percent == 0 && entries > 0 {
+        "<1".to_owned()
+    } else {
+        percent.to_string()
+    };
+    let text = format!(
+        "{number:>3}% {}{}",
+        "#".repeat(filled),
+        ".".repeat(10 - filled)
+    );
     match percent {
         0..70 => cell(text),
         70..90 => yellow(text),
@@ -286,8 +494,15 @@ mod tests {
 
     #[test]
     fn devices_are_counted_in_words() {
-        let words = [(1, "anchor"), (2, "device"), (1, "loopback"), (8, "unlisted"), (1, "gone"), (3, "pod")]
-            .map(|(n, role)| counted(n, role));
+        let words = [
+            (1, "anchor"),
+            (2, "device"),
+            (1, "loopback"),
+            (8, "unlisted"),
+            (1, "gone"),
+            (3, "pod"),
+        ]
+        .map(|(n, role)| counted(n, role));
         assert_eq!(
             words.join(", "),
             "1 anchor, 2 other devices, 1 loopback, 8 of an earlier run, not listed yet, 1 that went away, 3 pods"

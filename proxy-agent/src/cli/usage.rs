@@ -18,18 +18,30 @@ use examples::{EXAMPLES, Example};
 /// The ways in which a command ends.
 const ENDS: [(&str, &str); 3] = [
     ("0", "All is well."),
-    ("1", "Something failed, or what was asked about is not well."),
+    (
+        "1",
+        "Something failed, or what was asked about is not well.",
+    ),
     ("2", "The command was called wrongly."),
 ];
 
 const FILES: [(&str, &str); 3] = [
-    ("/run/kpx", "The run directory: the agent's socket, and the list of its changes on this host."),
+    (
+        "/run/kpx",
+        "The run directory: the agent's socket, and the list of its changes on this host.",
+    ),
     ("/sys/fs/bpf/kpx", "Maps and links that outlive the agent."),
-    ("/etc/kpx/config.yaml", "The configuration that the systemd unit names."),
+    (
+        "/etc/kpx/config.yaml",
+        "The configuration that the systemd unit names.",
+    ),
 ];
 
 const ENVIRONMENT: [(&str, &str); 3] = [
-    ("KUBECONFIG", "The kubeconfig, where no flag names one and kpx runs in no pod."),
+    (
+        "KUBECONFIG",
+        "The kubeconfig, where no flag names one and kpx runs in no pod.",
+    ),
     ("RUST_LOG", "The level of the log, such as debug."),
     ("NO_COLOR", "No colours."),
 ];
@@ -43,21 +55,31 @@ pub(super) fn command() -> Command {
 
 /// Returns the examples by command, which is two words for a part of `cluster`.
 fn all_examples() -> impl Iterator<Item = (String, &'static [Example])> {
-    let of_cluster = proxy_cluster::EXAMPLES.iter().map(|(part, examples)| (format!("cluster {part}"), *examples));
-    EXAMPLES.iter().map(|(name, examples)| ((*name).to_owned(), *examples)).chain(of_cluster)
+    let of_cluster = proxy_cluster::EXAMPLES
+        .iter()
+        .map(|(part, examples)| (format!("cluster {part}"), *examples));
+    EXAMPLES
+        .iter()
+        .map(|(name, examples)| ((*name).to_owned(), *examples))
+        .chain(of_cluster)
 }
 
 fn with_examples(command: Command, path: &[&str], examples: &[Example]) -> Command {
     match path {
-        [name, rest @ ..] => command.mut_subcommand(name, |part| with_examples(part, rest, examples)),
+        [name, rest @ ..] => {
+            command.mut_subcommand(name, |part| with_examples(part, rest, examples))
+        }
         [] => command.after_help(after_help(examples)),
     }
 }
 
 impl Cli {
-    /// Reads a command line. Ends the process if it is wrong, asks for help, or if a shell asks how it may go on.
+    /// Reads a command line. Ends the process if it is wrong, asks for help, or if a shell asks how
+    /// it may go on.
     pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Self {
-        CompleteEnv::with_factory(|| with_names(command())).var(ASKS).complete();
+        CompleteEnv::with_factory(|| with_names(command()))
+            .var(ASKS)
+            .complete();
         let arguments: Vec<_> = arguments.into_iter().collect();
         let command = || called_as(command(), arguments.first());
         let matches = command().get_matches_from(&arguments);
@@ -65,9 +87,12 @@ impl Cli {
     }
 }
 
-/// Writes usages as their reader called the program: without the word that stands for its name as kube-proxy, or as kubectl's plugin.
+/// Writes usages as their reader called the program: without the word that stands for its name as
+/// kube-proxy, or as kubectl's plugin.
 fn called_as(command: Command, program: Option<&OsString>) -> Command {
-    let program = program.and_then(|path| Path::new(path).file_name()).unwrap_or_default();
+    let program = program
+        .and_then(|path| Path::new(path).file_name())
+        .unwrap_or_default();
     let (own, called) = match program.to_str() {
         Some("kube-proxy") => ("run", "kube-proxy"),
         Some(proxy_cluster::PLUGIN) => ("cluster", "kubectl kpx"),
@@ -75,18 +100,27 @@ fn called_as(command: Command, program: Option<&OsString>) -> Command {
     };
     let mut command = command.bin_name("kpx").disable_help_subcommand(true);
     command.build();
-    command.mut_subcommand(own, |own_command| renamed(own_command, &format!("kpx {own}"), called))
+    command.mut_subcommand(own, |own_command| {
+        renamed(own_command, &format!("kpx {own}"), called)
+    })
 }
 
 fn renamed(mut command: Command, own: &str, called: &str) -> Command {
     let usage = command.render_usage().to_string().replacen(own, called, 1);
-    let parts: Vec<_> = command.get_subcommands().map(|part| part.get_name().to_owned()).collect();
+    let parts: Vec<_> = command
+        .get_subcommands()
+        .map(|part| part.get_name().to_owned())
+        .collect();
     let command = command.override_usage(usage.trim_start_matches("Usage: ").to_owned());
-    parts.into_iter().fold(command, |command, part| command.mut_subcommand(part, |part| renamed(part, own, called)))
+    parts.into_iter().fold(command, |command, part| {
+        command.mut_subcommand(part, |part| renamed(part, own, called))
+    })
 }
 
 fn after_help(examples: &[Example]) -> String {
-    let lines = examples.iter().map(|(line, what)| format!("  {line}\n      {what}\n"));
+    let lines = examples
+        .iter()
+        .map(|(line, what)| format!("  {line}\n      {what}\n"));
     format!("Examples:\n{}", lines.collect::<String>().trim_end())
 }
 
@@ -97,7 +131,10 @@ pub(super) fn page(command: &Command, out: &mut dyn io::Write) -> io::Result<()>
     man.render_name_section(out)?;
     man.render_synopsis_section(out)?;
     man.render_description_section(out)?;
-    if command.get_arguments().any(|argument| !argument.is_hide_set()) {
+    if command
+        .get_arguments()
+        .any(|argument| !argument.is_hide_set())
+    {
         man.render_options_section(out)?;
     }
     if command.has_subcommands() {
@@ -105,24 +142,43 @@ pub(super) fn page(command: &Command, out: &mut dyn io::Write) -> io::Result<()>
     }
     let name = command.get_display_name().unwrap_or_default();
     let own = all_examples().find(|(path, _)| name == format!("kpx-{}", path.replace(' ', "-")));
-    list(out, "EXAMPLES", own.map_or(&[][..], |(_, examples)| examples))?;
+    list(
+        out,
+        "EXAMPLES",
+        own.map_or(&[][..], |(_, examples)| examples),
+    )?;
     list(out, "EXIT STATUS", &ENDS)?;
     list(out, "FILES", &FILES)?;
     list(out, "ENVIRONMENT", &ENVIRONMENT)?;
     list(out, "SEE ALSO", &see_also(command))?;
-    if command.get_version().is_some() { man.render_version_section(out) } else { Ok(()) }
+    if command.get_version().is_some() {
+        man.render_version_section(out)
+    } else {
+        Ok(())
+    }
 }
 
 fn see_also(command: &Command) -> Vec<Example> {
     const ALL: [Example; 6] = [
         ("kpx(1)", "All commands."),
         ("kpx-check(1)", "Whether a host is fit."),
-        ("kpx-cluster(1)", "All nodes from one place, by kubectl kpx."),
+        (
+            "kpx-cluster(1)",
+            "All nodes from one place, by kubectl kpx.",
+        ),
         ("kpx-status(1)", "The state of the agent."),
         ("kpx-trace(1)", "What becomes of a packet."),
-        ("kubectl(1), kube-proxy(8)", "The cluster's side, and the program that kpx replaces."),
+        (
+            "kubectl(1), kube-proxy(8)",
+            "The cluster's side, and the program that kpx replaces.",
+        ),
     ];
-    let own = format!("{}(1)", command.get_display_name().unwrap_or_else(|| command.get_name()));
+    let own = format!(
+        "{}(1)",
+        command
+            .get_display_name()
+            .unwrap_or_else(|| command.get_name())
+    );
     ALL.into_iter().filter(|(page, _)| *page != own).collect()
 }
 
@@ -150,7 +206,9 @@ mod tests {
 
     /// Returns the names of commands and of their parts that users see.
     fn shown(command: &Command, of: &str) -> Vec<String> {
-        let parts = command.get_subcommands().filter(|part| !part.is_hide_set() && part.get_name() != "help");
+        let parts = command
+            .get_subcommands()
+            .filter(|part| !part.is_hide_set() && part.get_name() != "help");
         parts
             .flat_map(|part| {
                 let name = format!("{of}{}", part.get_name());
@@ -162,16 +220,22 @@ mod tests {
 
     #[test]
     fn each_command_has_examples_that_are_command_lines() {
-        let (mut shown, mut with_examples): (Vec<_>, Vec<_>) =
-            (shown(&Cli::command(), ""), all_examples().map(|(name, _)| name).collect());
+        let (mut shown, mut with_examples): (Vec<_>, Vec<_>) = (
+            shown(&Cli::command(), ""),
+            all_examples().map(|(name, _)| name).collect(),
+        );
         shown.sort();
         with_examples.sort();
         assert_eq!(shown, with_examples);
         for (name, examples) in all_examples() {
             for (line, _) in examples {
-                let words = line.replacen("kubectl kpx", "kubectl-kpx", 1).replacen("watch -n1 ", "", 1);
+                let words =
+                    line.replacen("kubectl kpx", "kubectl-kpx", 1)
+                        .replacen("watch -n1 ", "", 1);
                 let words = arguments(words.split(' ').map(Into::into));
-                let matches = command().try_get_matches_from(words).unwrap_or_else(|error| panic!("{line}: {error}"));
+                let matches = command()
+                    .try_get_matches_from(words)
+                    .unwrap_or_else(|error| panic!("{line}: {error}"));
                 let mut found = Some(&matches);
                 for part in name.split(' ') {
                     let next = found.and_then(ArgMatches::subcommand);
@@ -187,13 +251,32 @@ mod tests {
     fn usage_names_the_program_as_its_reader_called_it() {
         let usage = |words: &[&str]| {
             let words = arguments(words.iter().map(Into::into));
-            let shown = called_as(command(), words.first()).try_get_matches_from(&words).unwrap_err().to_string();
-            shown.lines().find(|line| line.starts_with("Usage:")).unwrap_or_default().to_owned()
+            let shown = called_as(command(), words.first())
+                .try_get_matches_from(&words)
+                .unwrap_err()
+                .to_string();
+            shown
+                .lines()
+                .find(|line| line.starts_with("Usage:"))
+                .unwrap_or_default()
+                .to_owned()
         };
-        assert_eq!(usage(&["/usr/bin/kube-proxy", "--no-such-flag"]), "Usage: kube-proxy [OPTIONS]");
-        assert_eq!(usage(&["kubectl-kpx", "status", "--help"]), "Usage: kubectl kpx status [OPTIONS]");
-        assert_eq!(usage(&["kubectl-kpx", "--help"]), "Usage: kubectl kpx [OPTIONS] <COMMAND>");
-        assert_eq!(usage(&["kpx", "cluster", "status", "--help"]), "Usage: kpx cluster status [OPTIONS]");
+        assert_eq!(
+            usage(&["/usr/bin/kube-proxy", "--no-such-flag"]),
+            "Usage: kube-proxy [OPTIONS]"
+        );
+        assert_eq!(
+            usage(&["kubectl-kpx", "status", "--help"]),
+            "Usage: kubectl kpx status [OPTIONS]"
+        );
+        assert_eq!(
+            usage(&["kubectl-kpx", "--help"]),
+            "Usage: kubectl kpx [OPTIONS] <COMMAND>"
+        );
+        assert_eq!(
+            usage(&["kpx", "cluster", "status", "--help"]),
+            "Usage: kpx cluster status [OPTIONS]"
+        );
     }
 
     #[test]
@@ -201,15 +284,32 @@ mod tests {
         let mut command = command().disable_help_subcommand(true);
         command.build();
         for name in shown(&command, "") {
-            let of = name.split(' ').fold(&command, |command, part| command.find_subcommand(part).expect("a command"));
+            let of = name.split(' ').fold(&command, |command, part| {
+                command.find_subcommand(part).expect("a command")
+            });
             let mut page = Vec::new();
             super::page(of, &mut page).expect("written to memory");
             let page = String::from_utf8(page).expect("text");
-            for part in ["NAME", "SYNOPSIS", "EXAMPLES", "EXIT STATUS", "FILES", "ENVIRONMENT", "SEE ALSO"] {
-                assert!(page.lines().any(|line| line.starts_with(".SH") && line.contains(part)), "{part} in {page}");
+            for part in [
+                "NAME",
+                "SYNOPSIS",
+                "EXAMPLES",
+                "EXIT STATUS",
+                "FILES",
+                "ENVIRONMENT",
+                "SEE ALSO",
+            ] {
+                assert!(
+                    page.lines()
+                        .any(|line| line.starts_with(".SH") && line.contains(part)),
+                    "{part} in {page}"
+                );
             }
             let title = format!("kpx {name}").replace(' ', "-");
-            assert!(!page.contains(&format!("{}(1)", title.replace('-', "\\-"))), "{title} refers to itself: {page}");
+            assert!(
+                !page.contains(&format!("{}(1)", title.replace('-', "\\-"))),
+                "{title} refers to itself: {page}"
+            );
             let help = of.clone().render_help().to_string();
             assert!(help.contains("\nExamples:\n  "), "{name}: {help}");
         }

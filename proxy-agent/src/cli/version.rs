@@ -32,7 +32,11 @@ pub(super) async fn version(args: &VersionArgs) -> Result<()> {
         Ok(status) => (Some(status.version), None),
         Err(error) => (None, Some(format!("{error:#}"))),
     };
-    let versions = Versions { kpx: env!("CARGO_PKG_VERSION"), agent, why_no_agent };
+    let versions = Versions {
+        kpx: env!("CARGO_PKG_VERSION"),
+        agent,
+        why_no_agent,
+    };
     print(&match args.output {
         Data::Text => text(&versions),
         Data::Json => json(&versions)?,

@@ -1,4 +1,5 @@
-//! The closed choices of a configuration: enums in Rust, and their names in documents and on the command line.
+//! The closed choices of a configuration: enums in Rust, and their names in documents and on the
+//! command line.
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, Resettable};
@@ -23,7 +24,10 @@ pub(super) fn must_be_one_of(values: &[PossibleValue]) -> String {
 
 /// Returns the name of a value.
 pub(crate) fn name<T: ValueEnum>(value: &T) -> String {
-    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    value
+        .to_possible_value()
+        .map(|value| value.get_name().to_owned())
+        .unwrap_or_default()
 }
 
 pub(super) fn serialize<T: ValueEnum, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
@@ -67,8 +71,11 @@ pub struct BackendHealth(pub HealthMode);
 
 impl ValueEnum for BackendHealth {
     fn value_variants<'a>() -> &'a [Self] {
-        const ALL: [BackendHealth; HealthMode::ALL.len()] =
-            [BackendHealth(HealthMode::ALL[0]), BackendHealth(HealthMode::ALL[1]), BackendHealth(HealthMode::ALL[2])];
+        const ALL: [BackendHealth; HealthMode::ALL.len()] = [
+            BackendHealth(HealthMode::ALL[0]),
+            BackendHealth(HealthMode::ALL[1]),
+            BackendHealth(HealthMode::ALL[2]),
+        ];
         &ALL
     }
 

@@ -11,7 +11,11 @@ pub(super) fn configz(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguratio
 fn internal(config: &KubeProxyConfiguration) -> Value {
     let common = config.common();
     let connection = &config.client_connection;
-    let cluster_cidrs: Vec<_> = config.cluster_cidr.split(',').filter(|cidr| !cidr.is_empty()).collect();
+    let cluster_cidrs: Vec<_> = config
+        .cluster_cidr
+        .split(',')
+        .filter(|cidr| !cidr.is_empty())
+        .collect();
     json!({
         "Linux": {
             "Conntrack": conntrack(config),

@@ -32,7 +32,9 @@ impl FileConfig {
         for document in documents_with(text, DuplicateKeyPolicy::LastWins) {
             match document {
                 Ok(document) => self.take(path, &document)?,
-                Err(unreadable) => bail!("{}:{}: {}", path.display(), unreadable.line, unreadable.why),
+                Err(unreadable) => {
+                    bail!("{}:{}: {}", path.display(), unreadable.line, unreadable.why)
+                }
             }
         }
         Ok(())
@@ -45,10 +47,15 @@ impl FileConfig {
         }
         let at = |field: &str| format!("{}:{}", path.display(), document.line(field));
         let text = |field| value.get(field).and_then(Value::as_str).unwrap_or_default();
-        let (version, kind) = (text("apiVersion"), text("kind"));
+        let version = text("apiVersion");
+        let kind = text("kind");
         let is_v1alpha2 = (version, kind) == (v1alpha2::API_VERSION, KubeProxyConfiguration::KIND);
-        let is_kube_proxy =
-            is_v1alpha2 || (version, kind) == (KubeProxyConfiguration::API_VERSION, KubeProxyConfiguration::KIND);
+        let is_kube_proxy = is_v1alpha2
+            || (version, kind)
+                == (
+                    KubeProxyConfiguration::API_VERSION,
+                    KubeProxyConfiguration::KIND,
+                );
         let is_kpx = (version, kind) == (KpxConfiguration::API_VERSION, KpxConfiguration::KIND);
         ensure!(
             is_kube_proxy || is_kpx,
@@ -66,11 +73,18 @@ impl FileConfig {
         let mut is_strict = false;
         if is_v1alpha2 {
             let converted = v1alpha2::convert(value);
-            let converted = converted.map_err(|(field, why)| anyhow!("{}: {kind}.{field}: {why}", at(&field)))?;
+            let converted = converted
+                .map_err(|(field, why)| anyhow!("{}: {kind}.{field}: {why}", at(&field)))?;
             (value, gone, is_strict) = (converted.value, converted.unknown, converted.hard_fail);
             (self.is_v1alpha2, self.node_ips) = (true, converted.node_ips);
         }
-        let named = |field: String| if is_v1alpha2 { v1alpha2::name(&field) } else { field };
+        let named = |field: String| {
+            if is_v1alpha2 {
+                v1alpha2::name(&field)
+            } else {
+                field
+            }
+        };
         let unknown = if is_kube_proxy {
             decode::<KubeProxyConfiguration>(&value)
         } else {
@@ -87,21 +101,40 @@ impl FileConfig {
             }
         };
         let gone = gone.iter().map(|(field, instead)| {
-            let instead = if instead.is_empty() { String::new() } else { format!(", {instead} stands for it") };
+            let instead = if instead.is_empty() {
+                String::new()
+            } else {
+                format!(", {instead} stands for it")
+            };
             format!("{kind}.{field} ({}): unknown field{instead}", at(field))
         });
-        let unknown = unknown.iter().map(|field| format!("{kind}.{field} ({}): unknown field", at(field)));
+        let unknown = unknown
+            .iter()
+            .map(|field| format!("{kind}.{field} ({}): unknown field", at(field)));
         let duplicates = document.duplicates();
         let duplicates = duplicates.iter().map(|(field, line)| {
-            format!("{kind}.{field} ({}:{line}): given more than once, the last one counts", path.display())
+            format!(
+                "{kind}.{field} ({}:{line}): given more than once, the last one counts",
+                path.display()
+            )
         });
         let doubtful: Vec<_> = gone.chain(unknown).chain(duplicates).collect();
-        ensure!(!is_strict || doubtful.is_empty(), "configHardFail: {}", doubtful.join("; "));
+        ensure!(
+            !is_strict || doubtful.is_empty(),
+            "configHardFail: {}",
+            doubtful.join("; ")
+        );
         self.doubtful.extend(doubtful);
         if is_kube_proxy {
-            UNSET_WHEN_ZERO.iter().for_each(|field| tree::remove_if_zero(&mut value, field));
+            UNSET_WHEN_ZERO
+                .iter()
+                .for_each(|field| tree::remove_if_zero(&mut value, field));
         }
-        let place = if is_kube_proxy { &mut self.kube_proxy } else { &mut self.kpx };
+        let place = if is_kube_proxy {
+            &mut self.kube_proxy
+        } else {
+            &mut self.kpx
+        };
         ensure!(place.is_none(), "{}: a second {kind}", at("kind"));
         *place = Some(value);
         Ok(())
@@ -112,7 +145,8 @@ impl FileConfig {
 fn decode<T: DeserializeOwned>(value: &Value) -> Result<Vec<String>, (String, String)> {
     let mut unknown = Vec::new();
     let mut ignored = |path: serde_ignored::Path<'_>| unknown.push(tree::path(&path.to_string()));
-    let decoded: Result<T, _> = serde_path_to_error::deserialize(serde_ignored::Deserializer::new(value, &mut ignored));
+    let decoded: Result<T, _> =
+        serde_path_to_error::deserialize(serde_ignored::Deserializer::new(value, &mut ignored));
     match decoded {
         Ok(_) => Ok(unknown),
         Err(error) => Err((error.path().to_string(), error.into_inner().to_string())),

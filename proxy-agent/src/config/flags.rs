@@ -87,7 +87,10 @@ pub struct CheckFlags(pub(super) FlagValues);
 
 impl FlagValues {
     pub(crate) fn text(&self, flag: &str) -> Option<&str> {
-        self.0.get(flag).and_then(Value::as_str).filter(|text| !text.is_empty())
+        self.0
+            .get(flag)
+            .and_then(Value::as_str)
+            .filter(|text| !text.is_empty())
     }
 
     pub(crate) fn path(&self, flag: &str) -> Option<PathBuf> {
@@ -95,31 +98,46 @@ impl FlagValues {
     }
 
     pub(crate) fn is_set(&self, flag: &str) -> bool {
-        self.0.get(flag).is_some_and(|value| value == &Value::Bool(true))
+        self.0
+            .get(flag)
+            .is_some_and(|value| value == &Value::Bool(true))
     }
 
     pub(super) fn flags(&self) -> impl Iterator<Item = (&'static Flag, &Value)> {
-        FLAGS.iter().filter_map(|flag| Some((flag, self.0.get(flag.name)?)))
+        FLAGS
+            .iter()
+            .filter_map(|flag| Some((flag, self.0.get(flag.name)?)))
     }
 
     /// Returns the flag that set a wrong field.
     pub(super) fn flag_of(&self, kind: &str, field: &str, has_file: bool) -> Option<&'static str> {
         let counts = |flag: &Flag| !has_file || !flag.effect.is_overruled_by_file();
-        self.flags().find(|(flag, _)| flag.effect.is(kind, field) && counts(flag)).map(|(flag, _)| flag.name)
+        self.flags()
+            .find(|(flag, _)| flag.effect.is(kind, field) && counts(flag))
+            .map(|(flag, _)| flag.name)
     }
 
-    /// Writes the values into `kube_proxy` and `kpx`. If `has_file`, a file sets kube-proxy's fields.
+    /// Writes the values into `kube_proxy` and `kpx`. If `has_file`, a file sets kube-proxy's
+    /// fields.
     pub(super) fn apply(&self, kube_proxy: &mut Value, kpx: &mut Value, has_file: bool) {
         for (flag, value) in self.flags() {
             match flag.effect {
                 // An empty value counts as none: kube-proxy's manifests have many of them.
-                _ if value.as_str().is_some_and(str::is_empty) => self.switch_off(flag, kube_proxy, has_file),
+                _ if value.as_str().is_some_and(str::is_empty) => {
+                    self.switch_off(flag, kube_proxy, has_file)
+                }
                 Effect::KubeProxy(fields) if !has_file => {
-                    fields.iter().for_each(|field| tree::set(kube_proxy, field, value.clone()));
+                    fields
+                        .iter()
+                        .for_each(|field| tree::set(kube_proxy, field, value.clone()));
                 }
                 Effect::KubeProxyOver(field) => tree::set(kube_proxy, field, value.clone()),
                 Effect::Kpx(field) => tree::set(kpx, field, value.clone()),
-                Effect::KubeProxy(_) | Effect::Port(_) | Effect::Command | Effect::Development | Effect::Nothing => {}
+                Effect::KubeProxy(_)
+                | Effect::Port(_)
+                | Effect::Command
+                | Effect::Development
+                | Effect::Nothing => {}
             }
         }
         if !has_file {
@@ -147,7 +165,9 @@ pub(super) const OFF: &str = "0.0.0.0:0";
 
 /// Sets the port of an address that has none: `--healthz-port` and `--metrics-port`.
 fn set_port(kube_proxy: &mut Value, field: &str, port: &Value) {
-    let address = tree::get(kube_proxy, field).and_then(Value::as_str).unwrap_or_default();
+    let address = tree::get(kube_proxy, field)
+        .and_then(Value::as_str)
+        .unwrap_or_default();
     let address = match (port.as_u64().map(u16::try_from), address) {
         (Some(Ok(0)), _) => OFF.to_owned(),
         (Some(Ok(port)), address) if !address.is_empty() => with_port(address, "", port),
@@ -174,9 +194,11 @@ impl Effect {
     pub(super) fn is(self, kind: &str, field: &str) -> bool {
         let (own_kind, own_fields) = self.fields();
         own_kind == kind
-            && own_fields
-                .iter()
-                .any(|own| field.strip_prefix(own).is_some_and(|rest| !rest.starts_with(char::is_alphanumeric)))
+            && own_fields.iter().any(|own| {
+                field
+                    .strip_prefix(own)
+                    .is_some_and(|rest| !rest.starts_with(char::is_alphanumeric))
+            })
     }
 
     /// Returns the kind of document and the fields that a flag sets.
@@ -191,17 +213,25 @@ impl Effect {
     }
 }
 
-/// Returns the command line in clap's form. `cluster` is added under the name of kubectl's plugin. `run` is added under kube-proxy's name and before a line of flags alone. As
-/// in kube-proxy, the names of flags may have `_` for `-`.
+/// Returns the command line in clap's form. `cluster` is added under the name of kubectl's plugin.
+/// `run` is added under kube-proxy's name and before a line of flags alone. As in kube-proxy, the
+/// names of flags may have `_` for `-`.
 pub fn arguments(given: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = given.into_iter().collect();
-    let own_name = arguments.first().and_then(|name| Path::new(name).file_name()).unwrap_or_default().to_owned();
+    let own_name = arguments
+        .first()
+        .and_then(|name| Path::new(name).file_name())
+        .unwrap_or_default()
+        .to_owned();
     if own_name == proxy_cluster::PLUGIN {
         arguments.insert(1, "cluster".into());
         return arguments;
     }
     let is_kube_proxy = own_name == "kube-proxy";
-    let first = arguments.get(1).and_then(|first| first.to_str()).unwrap_or_default();
+    let first = arguments
+        .get(1)
+        .and_then(|first| first.to_str())
+        .unwrap_or_default();
     let is_own = matches!(first, "-h" | "--help" | "-V" | "--version") || !first.starts_with('-');
     if (is_kube_proxy && (first.is_empty() || first.starts_with('-'))) || !is_own {
         arguments.insert(1, "run".into());

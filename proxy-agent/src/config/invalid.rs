@@ -26,7 +26,13 @@ pub(super) struct Invalid {
 
 impl fmt::Display for Invalid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, field, value, why, flag } = self;
+        let Self {
+            kind,
+            field,
+            value,
+            why,
+            flag,
+        } = self;
         write!(f, "{kind}.{field}")?;
         if let Some(flag) = flag {
             write!(f, " (--{flag})")?;
@@ -45,7 +51,8 @@ impl fmt::Display for InvalidConfiguration {
             [one] => one.fmt(f),
             all => {
                 write!(f, "{} fields of the configuration are invalid:", all.len())?;
-                all.iter().try_for_each(|invalid| write!(f, "\n  {invalid}"))
+                all.iter()
+                    .try_for_each(|invalid| write!(f, "\n  {invalid}"))
             }
         }
     }
@@ -61,12 +68,23 @@ pub(super) struct Fields {
 
 impl Fields {
     pub(super) fn of(kind: &'static str) -> Self {
-        Self { kind, invalid: Vec::new() }
+        Self {
+            kind,
+            invalid: Vec::new(),
+        }
     }
 
     pub(super) fn refuse(&mut self, field: &str, value: impl fmt::Debug, why: impl Into<String>) {
-        let (field, value, why) = (field.to_owned(), format!("{value:?}"), why.into());
-        self.invalid.push(Invalid { kind: self.kind, field, value, why, flag: None });
+        let field = field.to_owned();
+        let value = format!("{value:?}");
+        let why = why.into();
+        self.invalid.push(Invalid {
+            kind: self.kind,
+            field,
+            value,
+            why,
+            flag: None,
+        });
     }
 
     pub(super) fn check(&mut self, holds: bool, field: &str, value: impl fmt::Debug, why: &str) {
@@ -82,12 +100,20 @@ impl Fields {
     }
 
     /// Parses a list, and returns the items that are valid.
-    pub(super) fn parse_each<T: FromStr>(&mut self, field: &str, texts: &[String], why: &str) -> Vec<T> {
+    pub(super) fn parse_each<T: FromStr>(
+        &mut self,
+        field: &str,
+        texts: &[String],
+        why: &str,
+    ) -> Vec<T> {
         let texts = texts.iter().enumerate();
-        texts.filter_map(|(index, text)| self.parse(&format!("{field}[{index}]"), text.trim(), why)).collect()
+        texts
+            .filter_map(|(index, text)| self.parse(&format!("{field}[{index}]"), text.trim(), why))
+            .collect()
     }
 
-    /// Takes out of `document` each value that is none of the choices of its field, and makes words of switches.
+    /// Takes out of `document` each value that is none of the choices of its field, and makes words
+    /// of switches.
     pub(super) fn take_unknown_choices(&mut self, document: &mut Value) {
         for (field, values) in FLAGS.iter().filter_map(Flag::choice) {
             // YAML 1.1 makes booleans of the words `on` and `off`.
@@ -95,12 +121,19 @@ impl Fields {
                 let word = if is_on { "on" } else { "off" };
                 tree::set(document, field, word.into());
             }
-            let Some(text) = tree::get(document, field).and_then(Value::as_str) else { continue };
-            if values.iter().any(|value| value.get_name() == text) || (text.is_empty() && field == MAY_BE_EMPTY) {
+            let Some(text) = tree::get(document, field).and_then(Value::as_str) else {
+                continue;
+            };
+            if values.iter().any(|value| value.get_name() == text)
+                || (text.is_empty() && field == MAY_BE_EMPTY)
+            {
                 continue;
             }
             self.refuse(field, text, must_be_one_of(&values));
-            document.as_object_mut().into_iter().for_each(|fields| drop(fields.remove(field)));
+            document
+                .as_object_mut()
+                .into_iter()
+                .for_each(|fields| drop(fields.remove(field)));
         }
     }
 
@@ -114,11 +147,21 @@ impl Fields {
     }
 
     pub(super) fn at_most(&mut self, field: &str, number: u32, most: u32) {
-        self.check(number <= most, field, number, &format!("must be at most {most}"));
+        self.check(
+            number <= most,
+            field,
+            number,
+            &format!("must be at most {most}"),
+        );
     }
 
     pub(super) fn positive(&mut self, field: &str, duration: GoDuration) {
-        self.check(duration > GoDuration::ZERO, field, Shown(duration), "must be greater than 0");
+        self.check(
+            duration > GoDuration::ZERO,
+            field,
+            Shown(duration),
+            "must be greater than 0",
+        );
     }
 }
 

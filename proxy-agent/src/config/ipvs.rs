@@ -17,15 +17,14 @@ struct Scheduler {
     differs: &'static str,
 }
 
-const TWO: &str =
-    "of two backends at random, the one with fewer open flows of this node gets the next, where IPVS asks all";
-const BY_ADDRESS: &str =
-    "IPVS chooses by the client's address alone, kpx by its port as well: sessionAffinity: ClientIP keeps a client";
+const TWO: &str = "of two backends at random, the one with fewer open flows of this node gets the next, where IPVS asks all";
+const BY_ADDRESS: &str = "IPVS chooses by the client's address alone, kpx by its port as well: sessionAffinity: ClientIP keeps a client";
 const ONE: &str = "IPVS sends all clients of a frontend to one backend, kpx to all of them";
 
 /// The schedulers of Linux, of which kube-proxy takes the first ten. Without one it takes `rr`.
 ///
-/// kube-proxy gives each server the weight 1, so the schedulers by weight do what those without weights do.
+/// kube-proxy gives each server the weight 1, so the schedulers by weight do what those without
+/// weights do.
 #[rustfmt::skip]
 const SCHEDULERS: [Scheduler; 13] = [
     Scheduler { name: "rr", nearest: Algorithm::ROUND_ROBIN, differs: "" },
@@ -55,27 +54,45 @@ pub(super) fn is_scheduler(name: &str) -> bool {
 
 /// Returns the names of all schedulers for a complaint about another one.
 pub(super) fn schedulers() -> String {
-    SCHEDULERS.each_ref().map(|scheduler| scheduler.name).join(", ")
+    SCHEDULERS
+        .each_ref()
+        .map(|scheduler| scheduler.name)
+        .join(", ")
 }
 
-/// Returns the fields of a KpxConfiguration that kube-proxy's document sets in mode ipvs, unless the operator does.
+/// Returns the fields of a KpxConfiguration that kube-proxy's document sets in mode ipvs, unless
+/// the operator does.
 pub(super) fn defaults(kube_proxy: &Value) -> Value {
-    let given = tree::get(kube_proxy, "ipvs.scheduler").and_then(Value::as_str).unwrap_or_default();
+    let given = tree::get(kube_proxy, "ipvs.scheduler")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
     match scheduler(given).filter(|_| kube_proxy["mode"] == "ipvs") {
         Some(scheduler) => json!({ "lbAlgorithm": algorithm_name(scheduler.nearest) }),
         None => json!({}),
     }
 }
 
-/// Returns what the scheduler's place is taken by, and the difference; None if there is no difference.
+/// Returns what the scheduler's place is taken by, and the difference; None if there is no
+/// difference.
 pub(super) fn notice(ipvs: &Ipvs) -> Option<String> {
-    let Scheduler { name, nearest, differs } = scheduler(&ipvs.scheduler).filter(|one| !one.differs.is_empty())?;
-    Some(format!("ipvs.scheduler {name}: served by the algorithm {}: {differs}", algorithm_name(*nearest)))
+    let Scheduler {
+        name,
+        nearest,
+        differs,
+    } = scheduler(&ipvs.scheduler).filter(|one| !one.differs.is_empty())?;
+    Some(format!(
+        "ipvs.scheduler {name}: served by the algorithm {}: {differs}",
+        algorithm_name(*nearest)
+    ))
 }
 
 /// Returns the networks whose virtual servers are not kube-proxy's. The list was checked before.
 pub(super) fn excluded(kube_proxy: &KubeProxyConfiguration) -> Vec<IpNet> {
-    let excluded = kube_proxy.ipvs.exclude_cidrs.iter().filter(|_| kube_proxy.mode == "ipvs");
+    let excluded = kube_proxy
+        .ipvs
+        .exclude_cidrs
+        .iter()
+        .filter(|_| kube_proxy.mode == "ipvs");
     excluded.filter_map(|net| net.parse().ok()).collect()
 }
 
@@ -86,14 +103,16 @@ pub(super) fn without_effect(ipvs: &Ipvs) -> impl Iterator<Item = (&'static str,
         ("ipvs.tcpFinTimeout", ipvs.tcp_fin_timeout),
         ("ipvs.udpTimeout", ipvs.udp_timeout),
     ];
-    let timeouts =
-        timeouts.into_iter().filter(|(_, timeout)| *timeout != GoDuration::ZERO).map(|(field, _)| (field, TIMEOUTS));
+    let timeouts = timeouts
+        .into_iter()
+        .filter(|(_, timeout)| *timeout != GoDuration::ZERO)
+        .map(|(field, _)| (field, TIMEOUTS));
     timeouts.chain(ipvs.strict_arp.then_some(("ipvs.strictARP", STRICT_ARP)))
 }
 
-pub(super) const TIMEOUTS: &str =
-    "kpx's own table goes by conntrack.tcpEstablishedTimeout, tcpCloseWaitTimeout, udpTimeout and udpStreamTimeout";
-pub(super) const STRICT_ARP: &str = "kpx puts no Service's address on a device, so the node answers no ARP for it";
+pub(super) const TIMEOUTS: &str = "kpx's own table goes by conntrack.tcpEstablishedTimeout, tcpCloseWaitTimeout, udpTimeout and udpStreamTimeout";
+pub(super) const STRICT_ARP: &str =
+    "kpx puts no Service's address on a device, so the node answers no ARP for it";
 
 #[cfg(test)]
 mod tests {
@@ -101,8 +120,14 @@ mod tests {
 
     #[test]
     fn schedulers_lead_to_the_nearest_algorithm() {
-        let document = |mode: &str, scheduler: &str| json!({"mode": mode, "ipvs": {"scheduler": scheduler}});
-        let algorithm = |document: &Value| defaults(document)["lbAlgorithm"].as_str().unwrap_or_default().to_owned();
+        let document =
+            |mode: &str, scheduler: &str| json!({"mode": mode, "ipvs": {"scheduler": scheduler}});
+        let algorithm = |document: &Value| {
+            defaults(document)["lbAlgorithm"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        };
         for (scheduler, expected) in [
             ("", "round-robin"),
             ("rr", "round-robin"),
@@ -120,8 +145,16 @@ mod tests {
             ("fo", "random"),
             ("best", ""),
         ] {
-            assert_eq!(algorithm(&document("ipvs", scheduler)), expected, "{scheduler}");
-            assert_eq!(algorithm(&document("iptables", scheduler)), "", "{scheduler} in another mode");
+            assert_eq!(
+                algorithm(&document("ipvs", scheduler)),
+                expected,
+                "{scheduler}"
+            );
+            assert_eq!(
+                algorithm(&document("iptables", scheduler)),
+                "",
+                "{scheduler} in another mode"
+            );
         }
         assert_eq!(algorithm(&json!({"mode": "ipvs"})), "round-robin");
     }

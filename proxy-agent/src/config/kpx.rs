@@ -28,7 +28,8 @@ pub struct KpxConfiguration {
     pub node_ips: Vec<String>,
     #[serde(rename = "serviceCIDRs")]
     pub service_cidrs: Vec<String>,
-    /// The networks that may hold ExternalIPs. An empty list stands for any network, `none` alone for no network.
+    /// The networks that may hold ExternalIPs. An empty list stands for any network, `none` alone
+    /// for no network.
     #[serde(rename = "externalIPCIDRs")]
     pub external_ip_cidrs: Vec<String>,
     #[serde(with = "choice")]
@@ -43,7 +44,8 @@ pub struct KpxConfiguration {
     pub pod_routes: PodRoutes,
     #[serde(with = "choice")]
     pub tunnel: Tunnel,
-    /// An address and a port, or `none`; empty stands for `127.0.0.153:53` in mode host, and for none otherwise.
+    /// An address and a port, or `none`; empty stands for `127.0.0.153:53` in mode host, and for
+    /// none otherwise.
     pub dns_address: String,
     pub cluster_domain: String,
     /// The mechanism that the kernel takes, unless one is given.
@@ -53,7 +55,8 @@ pub struct KpxConfiguration {
     pub fast_path: FastPath,
     /// The entries of each family's flow table; 0 goes by the machine's memory.
     pub flow_table_size: u32,
-    /// The entries of each family's tables of frontends and service ports; 0 goes by the machine's memory.
+    /// The entries of each family's tables of frontends and service ports; 0 goes by the machine's
+    /// memory.
     pub service_table_size: u32,
     /// The entries of each family's tables of endpoints; 0 goes by the machine's memory.
     pub endpoint_table_size: u32,
@@ -67,7 +70,8 @@ pub struct KpxConfiguration {
     pub local_redirect: bool,
     /// The networks of addresses that LocalRedirects may redirect, beside Services.
     pub local_redirect_addresses: Vec<String>,
-    /// The cluster's version, by which settings get their defaults that depend on kube-proxy's version.
+    /// The cluster's version, by which settings get their defaults that depend on kube-proxy's
+    /// version.
     pub kubernetes_version: String,
     /// The longest wait for this node's object.
     pub node_timeout: GoDuration,
@@ -93,22 +97,28 @@ impl KpxConfiguration {
 
     /// Returns the version in force. A wrong one is named later.
     pub(super) fn version(&self) -> KubeVersion {
-        self.kubernetes_version.parse().unwrap_or(KubeVersion::DEFAULT)
+        self.kubernetes_version
+            .parse()
+            .unwrap_or(KubeVersion::DEFAULT)
     }
 
     /// Returns the fields as others may see them. A URL may hold a password.
     pub(super) fn without_secrets(&self) -> Value {
         let mut fields = json!(self);
         if !self.master.is_empty() {
-            let url = self.master.parse().ok().filter(|url: &http::Uri| url.scheme().is_some());
+            let url = self
+                .master
+                .parse()
+                .ok()
+                .filter(|url: &http::Uri| url.scheme().is_some());
             let shown = url.map(|url| without_credentials(&url).trim_end_matches('/').to_owned());
             fields["master"] = shown.unwrap_or("not shown: no URL".to_owned()).into();
         }
         fields
     }
 
-    /// Returns how sockets are served; None if none are. `masquerades` is set if the addresses of clients decide who is masqueraded, which
-    /// packets alone have.
+    /// Returns how sockets are served; None if none are. `masquerades` is set if the addresses of
+    /// clients decide who is masqueraded, which packets alone have.
     pub(super) fn sockets(&self, masquerades: bool, own: &mut Fields) -> Option<SocketOptions> {
         // A wrong scope was named already, and decides nothing about the other fields.
         if own.has_refused("socketLB") {
@@ -116,7 +126,8 @@ impl KpxConfiguration {
         }
         let is_on = match self.socket_lb {
             SocketLb::Off => false,
-            // A host outside of the cluster is somebody's machine, where programs on all sockets are that person's choice.
+            // A host outside of the cluster is somebody's machine, where programs on all sockets
+            // are that person's choice.
             SocketLb::Auto => self.mode == Mode::Node,
             SocketLb::Host | SocketLb::All => true,
         };
@@ -125,10 +136,25 @@ impl KpxConfiguration {
         } else {
             "needs socketLB host or all in mode host"
         };
-        own.check(is_on || !self.socket_lb_udp, "socketLBUDP", self.socket_lb_udp, why);
-        own.check(is_on || self.cgroup_root.is_empty(), "cgroupRoot", &self.cgroup_root, why);
+        own.check(
+            is_on || !self.socket_lb_udp,
+            "socketLBUDP",
+            self.socket_lb_udp,
+            why,
+        );
+        own.check(
+            is_on || self.cgroup_root.is_empty(),
+            "cgroupRoot",
+            &self.cgroup_root,
+            why,
+        );
         let is_path = self.cgroup_root.is_empty() || self.cgroup_root.starts_with('/');
-        own.check(is_path, "cgroupRoot", &self.cgroup_root, "must be the full path of a folder");
+        own.check(
+            is_path,
+            "cgroupRoot",
+            &self.cgroup_root,
+            "must be the full path of a folder",
+        );
         is_on.then_some(SocketOptions {
             everywhere: self.socket_lb == SocketLb::All,
             // A folder of manifests has no Pods.

@@ -187,8 +187,15 @@ impl KubeProxyConfiguration {
         if !self.mode_is_given && version.default_mode() == NFTABLES {
             self.mode = NFTABLES.to_owned();
         }
-        let ipv6 = self.bind_address.parse::<IpAddr>().is_ok_and(|addr| addr.is_ipv6());
-        let (any, loopback) = if ipv6 { ("::", "::1") } else { ("0.0.0.0", "127.0.0.1") };
+        let ipv6 = self
+            .bind_address
+            .parse::<IpAddr>()
+            .is_ok_and(|addr| addr.is_ipv6());
+        let (any, loopback) = if ipv6 {
+            ("::", "::1")
+        } else {
+            ("0.0.0.0", "127.0.0.1")
+        };
         self.healthz_bind_address = with_port(&self.healthz_bind_address, any, HEALTHZ_PORT);
         self.metrics_bind_address = with_port(&self.metrics_bind_address, loopback, METRICS_PORT);
         if self.mode == NFTABLES && self.node_port_addresses.is_empty() {
@@ -197,30 +204,66 @@ impl KubeProxyConfiguration {
     }
 
     pub fn common(&self) -> Common {
-        let Iptables { masquerade_bit, masquerade_all, sync_period, min_sync_period, .. } = self.iptables;
-        let iptables = Common { section: "iptables", masquerade_bit, masquerade_all, sync_period, min_sync_period };
+        let Iptables {
+            masquerade_bit,
+            masquerade_all,
+            sync_period,
+            min_sync_period,
+            ..
+        } = self.iptables;
+        let iptables = Common {
+            section: "iptables",
+            masquerade_bit,
+            masquerade_all,
+            sync_period,
+            min_sync_period,
+        };
         match self.mode.as_str() {
             "ipvs" => {
-                let Ipvs { sync_period, min_sync_period, .. } = self.ipvs;
-                Common { section: "ipvs", sync_period, min_sync_period, ..iptables }
+                let Ipvs {
+                    sync_period,
+                    min_sync_period,
+                    ..
+                } = self.ipvs;
+                Common {
+                    section: "ipvs",
+                    sync_period,
+                    min_sync_period,
+                    ..iptables
+                }
             }
             NFTABLES => {
-                let Nftables { masquerade_bit, masquerade_all, sync_period, min_sync_period } = self.nftables;
-                Common { section: "nftables", masquerade_bit, masquerade_all, sync_period, min_sync_period }
+                let Nftables {
+                    masquerade_bit,
+                    masquerade_all,
+                    sync_period,
+                    min_sync_period,
+                } = self.nftables;
+                Common {
+                    section: "nftables",
+                    masquerade_bit,
+                    masquerade_all,
+                    sync_period,
+                    min_sync_period,
+                }
             }
             _ => iptables,
         }
     }
 }
 
-/// Completes an address of the form `IP:port`. Text that is not an address stays, so that validation reports it.
+/// Completes an address of the form `IP:port`. Text that is not an address stays, so that
+/// validation reports it.
 pub(super) fn with_port(address: &str, default_host: &str, default_port: u16) -> String {
     let (host, port) = match address.strip_prefix(':').map(str::parse) {
         Some(Ok(port)) => (default_host, port),
         _ if address.is_empty() => (default_host, default_port),
         _ => (address, default_port),
     };
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let bare = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(host);
     match bare.parse::<IpAddr>() {
         Ok(host) => SocketAddr::new(host, port).to_string(),
         Err(_) => address.to_owned(),

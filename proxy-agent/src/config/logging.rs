@@ -16,7 +16,8 @@ use proxy_view::output::has_colours;
 
 /// Starts logging to standard error. RUST_LOG overrides the configuration.
 pub(crate) fn start(logging: &Logging) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(filter(logging.verbosity)));
+    let filter = EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| EnvFilter::new(filter(logging.verbosity)));
     let subscriber = tracing_subscriber::registry().with(filter);
     // The names of modules help only who reads the lines for developers.
     let has_modules = logging.verbosity >= 4 || std::env::var_os("RUST_LOG").is_some();
@@ -24,14 +25,20 @@ pub(crate) fn start(logging: &Logging) {
     // An earlier logger of this process stays in use.
     let _started = match logging.format.as_str() {
         "json" => subscriber.with(form.json()).try_init(),
-        _ => subscriber.with(form.with_target(has_modules).with_ansi(has_colours(&stderr()))).try_init(),
+        _ => subscriber
+            .with(
+                form.with_target(has_modules)
+                    .with_ansi(has_colours(&stderr())),
+            )
+            .try_init(),
     };
 }
 
 impl Configuration {
     /// Logs the configuration in force, and the remarks about it.
     pub(crate) fn log(&self, settings: &Settings) {
-        let (remarks, common) = (&self.remarks, self.checked.common);
+        let remarks = &self.remarks;
+        let common = self.checked.common;
         if !remarks.doubtful_fields.is_empty() {
             warn!(
                 fields = remarks.doubtful_fields.join(", "),
@@ -39,7 +46,10 @@ impl Configuration {
             );
         }
         if !remarks.ignored_flags.is_empty() {
-            info!(flags = remarks.ignored_flags.join(", "), "flags of kube-proxy without effect in kpx are ignored");
+            info!(
+                flags = remarks.ignored_flags.join(", "),
+                "flags of kube-proxy without effect in kpx are ignored"
+            );
         }
         if !remarks.overruled_flags.is_empty() {
             warn!(
@@ -48,20 +58,33 @@ impl Configuration {
             );
         }
         if !remarks.unknown_feature_gates.is_empty() {
-            warn!(gates = remarks.unknown_feature_gates.join(", "), "unknown feature gates");
+            warn!(
+                gates = remarks.unknown_feature_gates.join(", "),
+                "unknown feature gates"
+            );
         }
-        let gates = Gates { set: &self.kube_proxy.feature_gates, version: self.kpx.version() };
+        let gates = Gates {
+            set: &self.kube_proxy.feature_gates,
+            version: self.kpx.version(),
+        };
         if self.kube_proxy.mode == "ipvs" && !gates.ipvs() {
-            warn!("kube-proxy would not start in mode ipvs, because the feature gate KubeProxyIPVS is off; kpx does");
+            warn!(
+                "kube-proxy would not start in mode ipvs, because the feature gate KubeProxyIPVS is off; kpx does"
+            );
         }
         if settings.model.ignores_external_ips {
-            info!("Services' ExternalIPs are not served, because the feature gate AllowServiceExternalIPs is off");
+            info!(
+                "Services' ExternalIPs are not served, because the feature gate AllowServiceExternalIPs is off"
+            );
         }
         for (field, why) in &remarks.fields_without_effect {
             info!(field, why, "a field of kube-proxy is without effect in kpx");
         }
         for notice in &settings.node.notices {
-            warn!(notice, "kpx does what is nearest to kube-proxy's configuration");
+            warn!(
+                notice,
+                "kpx does what is nearest to kube-proxy's configuration"
+            );
         }
         info!(
             from = self.files.names(),
@@ -76,13 +99,15 @@ impl Configuration {
             "configuration"
         );
         if remarks.awaits_mode && settings.mode == Mode::Node {
-            info!("kube-proxy's file has no mode, and its default is nftables from Kubernetes 1.40 on: give one");
+            info!(
+                "kube-proxy's file has no mode, and its default is nftables from Kubernetes 1.40 on: give one"
+            );
         }
     }
 }
 
-/// Returns the filter. kube's own log lines are left out, because kube logs each failure, and kpx logs a lasting
-/// failure once as a problem.
+/// Returns the filter. kube's own log lines are left out, because kube logs each failure, and kpx
+/// logs a lasting failure once as a problem.
 pub(super) fn filter(verbosity: u32) -> &'static str {
     match verbosity {
         0..=1 => "info,kube_client=off,kube_runtime=error",
@@ -90,6 +115,8 @@ pub(super) fn filter(verbosity: u32) -> &'static str {
         4..=5 => {
             "info,proxy_agent=debug,proxy_datapath=debug,proxy_net=debug,proxy_source=debug,kpx=debug,kube_client=warn,kube_runtime=warn"
         }
-        _ => "debug,proxy_agent=trace,proxy_datapath=trace,proxy_net=trace,proxy_source=trace,kpx=trace",
+        _ => {
+            "debug,proxy_agent=trace,proxy_datapath=trace,proxy_net=trace,proxy_source=trace,kpx=trace"
+        }
     }
 }

@@ -41,7 +41,9 @@ fn load(line: &str) -> Result<Configuration> {
 
 fn settings(line: &str) -> Settings {
     let line = format!("--node-name n1 {line}");
-    load(&line).and_then(|configuration| configuration.settings()).unwrap_or_else(|error| panic!("{line}: {error:#}"))
+    load(&line)
+        .and_then(|configuration| configuration.settings())
+        .unwrap_or_else(|error| panic!("{line}: {error:#}"))
 }
 
 /// A file for `--config`.
@@ -60,7 +62,9 @@ impl ConfigFile {
 
     /// Makes a file of a KubeProxyConfiguration with these fields.
     fn kube_proxy(fields: &str) -> Self {
-        Self::new(&format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}"))
+        Self::new(&format!(
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}"
+        ))
     }
 
     fn load(&self, line: &str) -> Result<Configuration> {
@@ -68,13 +72,18 @@ impl ConfigFile {
     }
 
     fn settings(&self, line: &str) -> Settings {
-        let configuration = self.load(&format!("--node-name n1 {line}")).unwrap_or_else(|error| panic!("{error:#}"));
+        let configuration = self
+            .load(&format!("--node-name n1 {line}"))
+            .unwrap_or_else(|error| panic!("{error:#}"));
         configuration.settings().unwrap()
     }
 
     /// Returns the error of loading the file, without the file's folder.
     fn error(&self, line: &str) -> String {
-        let error = self.load(line).map(|_| ()).expect_err("an invalid configuration");
+        let error = self
+            .load(line)
+            .map(|_| ())
+            .expect_err("an invalid configuration");
         format!("{error:#}").replace(&format!("{}/", self.folder.path().display()), "")
     }
 }

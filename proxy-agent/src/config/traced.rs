@@ -56,7 +56,10 @@ impl NodeRules for TracedNode {
     }
 
     fn detects_by_device(&self) -> bool {
-        matches!(self.options.detector, Detector::Bridge(_) | Detector::Prefix(_))
+        matches!(
+            self.options.detector,
+            Detector::Bridge(_) | Detector::Prefix(_)
+        )
     }
 
     fn flags(&self) -> u32 {

@@ -51,16 +51,31 @@ pub(super) fn check(
     let mut fields = Fields::of(KubeProxyConfiguration::KIND);
     let bind_address = bind_address(&mut fields, kube_proxy);
     let node_ports = node_ports(&mut fields, &kube_proxy.node_port_addresses);
-    let gates = Gates { set: &kube_proxy.feature_gates, version: kpx.version() };
+    let gates = Gates {
+        set: &kube_proxy.feature_gates,
+        version: kpx.version(),
+    };
     misspelt_gates(&mut fields, gates);
     let detector = detector(&mut fields, kube_proxy);
-    let healthz_address = listen_address(&mut fields, "healthzBindAddress", &kube_proxy.healthz_bind_address);
-    let metrics_address = listen_address(&mut fields, "metricsBindAddress", &kube_proxy.metrics_bind_address);
+    let healthz_address = listen_address(
+        &mut fields,
+        "healthzBindAddress",
+        &kube_proxy.healthz_bind_address,
+    );
+    let metrics_address = listen_address(
+        &mut fields,
+        "metricsBindAddress",
+        &kube_proxy.metrics_bind_address,
+    );
     let conntrack = conntrack(&mut fields, kube_proxy);
     let common = proxy_mode(&mut fields, kube_proxy);
     scalars(&mut fields, kube_proxy);
     let node_ips = own.parse_each::<IpAddr>("nodeIPs", &kpx.node_ips, "must be an IP address");
-    let node_ips = if node_ips.is_empty() { bind_address.into_iter().collect() } else { node_ips };
+    let node_ips = if node_ips.is_empty() {
+        bind_address.into_iter().collect()
+    } else {
+        node_ips
+    };
     let service_cidrs = own.parse_each("serviceCIDRs", &kpx.service_cidrs, "must be a CIDR");
     let external_ip_cidrs = external_ip_cidrs(&mut own, &kpx.external_ip_cidrs);
     let redirect_addresses = redirect_addresses(&mut own, kpx);
@@ -70,10 +85,20 @@ pub(super) fn check(
     let sockets = kpx.sockets(masquerades, &mut own);
     let names = names(&mut own, kpx);
     own.positive("nodeTimeout", kpx.node_timeout);
-    own.check(!kpx.run_dir.is_empty(), "runDir", &kpx.run_dir, "must be a folder");
+    own.check(
+        !kpx.run_dir.is_empty(),
+        "runDir",
+        &kpx.run_dir,
+        "must be a folder",
+    );
     let socket_group = socket_group(&mut own, &kpx.socket_group);
     own.at_most("monitorHistory", kpx.monitor_history, MONITOR_HISTORY_MAX);
-    own.check(kpx.bpf_dir.starts_with('/'), "bpfDir", &kpx.bpf_dir, "must be the full path of a folder");
+    own.check(
+        kpx.bpf_dir.starts_with('/'),
+        "bpfDir",
+        &kpx.bpf_dir,
+        "must be the full path of a folder",
+    );
     let has_place = metrics_address.is_some() || !fields.invalid.is_empty();
     let why = "is served at metricsBindAddress, which is none (in mode host unless it is given)";
     own.check(!kpx.ui || has_place, "ui", kpx.ui, why);
@@ -91,7 +116,8 @@ pub(super) fn check(
         external_ip_cidrs,
         ignores_external_ips: !gates.external_ips(),
         service_cidrs: service_cidrs.clone(),
-        host_routes: pod_routing.map(|routes| Arc::new(HostRoutes::unknown(routes == PodRoutes::Default))),
+        host_routes: pod_routing
+            .map(|routes| Arc::new(HostRoutes::unknown(routes == PodRoutes::Default))),
         has_redirects: kpx.local_redirect,
         redirect_addresses,
         ..ModelOptions::default()
@@ -100,43 +126,80 @@ pub(super) fn check(
         node_ips,
         service_cidrs,
         node_ports,
-        localhost: if is_host { Localhost::Off } else { localhost(kube_proxy, gates) },
+        localhost: if is_host {
+            Localhost::Off
+        } else {
+            localhost(kube_proxy, gates)
+        },
         detector,
         masquerade: kpx.masquerade,
         masquerade_all: common.masquerade_all,
         cluster_ip_external: kpx.cluster_ip_external,
         // A host in mode host has no pods.
-        fast_path: if is_host { FastPath::Off } else { kpx.fast_path },
+        fast_path: if is_host {
+            FastPath::Off
+        } else {
+            kpx.fast_path
+        },
         pod_routing,
         notices: Vec::new(),
     };
-    Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, sockets, names, socket_group })
+    Ok(Checked {
+        node,
+        model,
+        healthz_address,
+        metrics_address,
+        conntrack,
+        common,
+        sockets,
+        names,
+        socket_group,
+    })
 }
 
 fn manifests(own: &mut Fields, kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration) {
     if !kpx.manifests.is_empty() {
-        let apart = "cannot be used with an API server: a kubeconfig, a context of one, or a master";
-        let given = [&kube_proxy.client_connection.kubeconfig, &kpx.context, &kpx.master];
-        own.check(given.into_iter().all(String::is_empty), "manifests", &kpx.manifests, apart);
+        let apart =
+            "cannot be used with an API server: a kubeconfig, a context of one, or a master";
+        let given = [
+            &kube_proxy.client_connection.kubeconfig,
+            &kpx.context,
+            &kpx.master,
+        ];
+        own.check(
+            given.into_iter().all(String::is_empty),
+            "manifests",
+            &kpx.manifests,
+            apart,
+        );
     }
 }
 
-/// Returns the number of the group whose members may ask the agent. A static program has no other way to read names than the file.
+/// Returns the number of the group whose members may ask the agent. A static program has no other
+/// way to read names than the file.
 fn socket_group(own: &mut Fields, group: &str) -> Option<u32> {
     if group.is_empty() {
         return None;
     }
     let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
     let number = group.parse().ok().or_else(|| group_number(&groups, group));
-    own.check(number.is_some(), "socketGroup", group, "must be a group of /etc/group, or its number");
+    own.check(
+        number.is_some(),
+        "socketGroup",
+        group,
+        "must be a group of /etc/group, or its number",
+    );
     number
 }
 
 /// Finds the number of a group in the text of `/etc/group`: `name:password:number:members`.
 fn group_number(groups: &str, name: &str) -> Option<u32> {
-    let lines = groups.lines().map(|line| line.split(':').collect::<Vec<_>>());
-    let mut numbers =
-        lines.filter(|fields| fields.first() == Some(&name)).filter_map(|fields| fields.get(2)?.parse().ok());
+    let lines = groups
+        .lines()
+        .map(|line| line.split(':').collect::<Vec<_>>());
+    let mut numbers = lines
+        .filter(|fields| fields.first() == Some(&name))
+        .filter_map(|fields| fields.get(2)?.parse().ok());
     numbers.next()
 }
 
@@ -151,24 +214,64 @@ fn misspelt_gates(fields: &mut Fields, gates: Gates<'_>) {
 fn of_the_mode(own: &mut Fields, kpx: &KpxConfiguration) {
     let version = &kpx.kubernetes_version;
     let is_version = version.parse::<KubeVersion>().is_ok();
-    own.check(is_version, "kubernetesVersion", version, "must be a version of Kubernetes (e.g. 1.38)");
+    own.check(
+        is_version,
+        "kubernetesVersion",
+        version,
+        "must be a version of Kubernetes (e.g. 1.38)",
+    );
     let is_host = kpx.mode == Mode::Host;
     let pod_routes = choice::name(&kpx.pod_routes);
-    own.check(is_host || kpx.pod_routes == PodRoutes::Off, "podRoutes", pod_routes, "is for mode host");
+    own.check(
+        is_host || kpx.pod_routes == PodRoutes::Off,
+        "podRoutes",
+        pod_routes,
+        "is for mode host",
+    );
     let tunnel = choice::name(&kpx.tunnel);
     let is_off = kpx.tunnel == Tunnel::Off;
     own.check(is_off || is_host, "tunnel", &tunnel, "is for mode host");
-    own.check(is_off || kpx.manifests.is_empty(), "tunnel", &tunnel, "needs an API server, not a folder of manifests");
+    own.check(
+        is_off || kpx.manifests.is_empty(),
+        "tunnel",
+        &tunnel,
+        "needs an API server, not a folder of manifests",
+    );
     // The flows of packets say for which Service a connection came.
     let by_packets = matches!(kpx.socket_lb, SocketLb::Off | SocketLb::Auto);
-    own.check(is_off || by_packets, "tunnel", &tunnel, "cannot be used with socketLB host or all");
+    own.check(
+        is_off || by_packets,
+        "tunnel",
+        &tunnel,
+        "cannot be used with socketLB host or all",
+    );
     let is_default = kpx.cluster_domain == KpxConfiguration::default().cluster_domain;
-    own.check(is_host || is_default, "clusterDomain", &kpx.cluster_domain, "is for mode host");
-    own.check(!is_host || kpx.fast_path != FastPath::On, "fastPath", "on", "is for nodes, not for mode host");
+    own.check(
+        is_host || is_default,
+        "clusterDomain",
+        &kpx.cluster_domain,
+        "is for mode host",
+    );
+    own.check(
+        !is_host || kpx.fast_path != FastPath::On,
+        "fastPath",
+        "on",
+        "is for nodes, not for mode host",
+    );
     let is_off = !kpx.local_redirect;
     let addresses = kpx.local_redirect_addresses.join(",");
-    own.check(!is_off || addresses.is_empty(), "localRedirectAddresses", &addresses, "needs localRedirect");
-    own.check(is_off || !is_host, "localRedirect", true, "is for nodes, not for mode host");
+    own.check(
+        !is_off || addresses.is_empty(),
+        "localRedirectAddresses",
+        &addresses,
+        "needs localRedirect",
+    );
+    own.check(
+        is_off || !is_host,
+        "localRedirect",
+        true,
+        "is for nodes, not for mode host",
+    );
     own.check(
         is_off || kpx.manifests.is_empty(),
         "localRedirect",
@@ -181,19 +284,36 @@ fn of_the_mode(own: &mut Fields, kpx: &KpxConfiguration) {
 fn names(own: &mut Fields, kpx: &KpxConfiguration) -> Option<NamesOptions> {
     let zone = Zone::new(&kpx.cluster_domain);
     let why = zone.as_ref().err().map(|error| format!("{error:#}"));
-    own.check(zone.is_ok(), "clusterDomain", &kpx.cluster_domain, &why.unwrap_or_default());
+    own.check(
+        zone.is_ok(),
+        "clusterDomain",
+        &kpx.cluster_domain,
+        &why.unwrap_or_default(),
+    );
     let is_host = kpx.mode == Mode::Host;
     let address = match kpx.dns_address.as_str() {
         "none" => return None,
         "" if is_host => DNS_ADDRESS,
         "" => return None,
-        address => own.parse("dnsAddress", address, "must be an IP address with a port, or `none`")?,
+        address => own.parse(
+            "dnsAddress",
+            address,
+            "must be an IP address with a port, or `none`",
+        )?,
     };
     own.check(is_host, "dnsAddress", &kpx.dns_address, "is for mode host");
     // Strangers would ask it as well, and systemd-resolved has to be told a port.
     let is_fit = address.ip().is_loopback() && address.port() != 0;
-    own.check(is_fit, "dnsAddress", &kpx.dns_address, "must be a loopback address with a port other than 0");
-    Some(NamesOptions { address, zone: zone.ok()? })
+    own.check(
+        is_fit,
+        "dnsAddress",
+        &kpx.dns_address,
+        "must be a loopback address with a port other than 0",
+    );
+    Some(NamesOptions {
+        address,
+        zone: zone.ok()?,
+    })
 }
 
 /// Returns the node's own address. The unspecified address names none.
@@ -207,7 +327,12 @@ fn node_ports(fields: &mut Fields, given: &[String]) -> NodePortAddresses {
     let mut addresses = NodePortAddresses::default();
     for (index, item) in given.iter().enumerate() {
         let why = "must be a CIDR (e.g. 10.0.0.0/8), `primary`, `localhost` or `all`";
-        fields.check(addresses.add(item.trim()), &format!("nodePortAddresses[{index}]"), item, why);
+        fields.check(
+            addresses.add(item.trim()),
+            &format!("nodePortAddresses[{index}]"),
+            item,
+            why,
+        );
     }
     addresses
 }
@@ -231,7 +356,11 @@ fn external_ip_cidrs(own: &mut Fields, given: &[String]) -> Option<Vec<IpNet>> {
     match given {
         [] => None,
         [one] if one == "none" => Some(Vec::new()),
-        _ => Some(own.parse_each("externalIPCIDRs", given, "must be a CIDR (e.g. 203.0.113.0/24), or `none` alone")),
+        _ => Some(own.parse_each(
+            "externalIPCIDRs",
+            given,
+            "must be a CIDR (e.g. 203.0.113.0/24), or `none` alone",
+        )),
     }
 }
 
@@ -241,12 +370,18 @@ fn detector(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Option<
     match kube_proxy.detect_local_mode.as_str() {
         "ClusterCIDR" => Some(Detector::ClusterCidr(cluster_cidrs)),
         "NodeCIDR" => Some(Detector::NodeCidr),
-        "BridgeInterface" => {
-            device_name(fields, "detectLocal.bridgeInterface", &detect.bridge_interface).map(Detector::Bridge)
-        }
-        "InterfaceNamePrefix" => {
-            device_name(fields, "detectLocal.interfaceNamePrefix", &detect.interface_name_prefix).map(Detector::Prefix)
-        }
+        "BridgeInterface" => device_name(
+            fields,
+            "detectLocal.bridgeInterface",
+            &detect.bridge_interface,
+        )
+        .map(Detector::Bridge),
+        "InterfaceNamePrefix" => device_name(
+            fields,
+            "detectLocal.interfaceNamePrefix",
+            &detect.interface_name_prefix,
+        )
+        .map(Detector::Prefix),
         other => {
             let why = "must be one of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix";
             fields.refuse("detectLocalMode", other, why);
@@ -256,11 +391,20 @@ fn detector(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Option<
 }
 
 fn cluster_cidrs(fields: &mut Fields, text: &str) -> Vec<IpNet> {
-    let parts: Vec<_> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+    let parts: Vec<_> = text
+        .split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+        .collect();
     let cidrs: Result<Vec<IpNet>, _> = parts.iter().map(|part| part.parse()).collect();
     let why = match cidrs {
         Ok(cidrs) => {
-            let of_family = |ipv4| cidrs.iter().filter(|cidr| cidr.addr().is_ipv4() == ipv4).count();
+            let of_family = |ipv4| {
+                cidrs
+                    .iter()
+                    .filter(|cidr| cidr.addr().is_ipv4() == ipv4)
+                    .count()
+            };
             if of_family(true) <= 1 && of_family(false) <= 1 {
                 return cidrs;
             }
@@ -274,14 +418,22 @@ fn cluster_cidrs(fields: &mut Fields, text: &str) -> Vec<IpNet> {
 
 fn device_name(fields: &mut Fields, field: &str, name: &str) -> Option<String> {
     let fits = (1..=DEVICE_NAME_MAX).contains(&name.len());
-    fields.check(fits, field, name, "must be the name of a device, of 1 to 15 bytes, in this detectLocalMode");
+    fields.check(
+        fits,
+        field,
+        name,
+        "must be the name of a device, of 1 to 15 bytes, in this detectLocalMode",
+    );
     fits.then(|| name.to_owned())
 }
 
 /// Returns the address to listen on; None for port 0.
 fn listen_address(fields: &mut Fields, field: &str, text: &str) -> Option<SocketAddr> {
-    let address: Option<SocketAddr> =
-        fields.parse(field, text, "must be IP:port, with a port from 1 to 65535, or 0 for none");
+    let address: Option<SocketAddr> = fields.parse(
+        field,
+        text,
+        "must be IP:port, with a port from 1 to 65535, or 0 for none",
+    );
     address.filter(|address| address.port() != 0)
 }
 
@@ -289,10 +441,16 @@ fn listen_address(fields: &mut Fields, field: &str, text: &str) -> Option<Socket
 fn conntrack(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Conntrack {
     let given = &kube_proxy.conntrack;
     let mut count = |field, count: i32| {
-        fields.check(count >= 0, field, count, "must be greater than or equal to 0");
+        fields.check(
+            count >= 0,
+            field,
+            count,
+            "must be greater than or equal to 0",
+        );
         u32::try_from(count).ok().filter(|count| *count > 0)
     };
-    let (max_per_core, min) = (count("conntrack.maxPerCore", given.max_per_core), count("conntrack.min", given.min));
+    let max_per_core = count("conntrack.maxPerCore", given.max_per_core);
+    let min = count("conntrack.min", given.min);
     let mut timeout = |field, timeout: GoDuration| {
         fields.not_negative(field, timeout);
         timeout.std().filter(|timeout| !timeout.is_zero())
@@ -300,8 +458,14 @@ fn conntrack(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Conntr
     Conntrack {
         max_per_core,
         min,
-        tcp_established_timeout: timeout("conntrack.tcpEstablishedTimeout", given.tcp_established_timeout),
-        tcp_close_wait_timeout: timeout("conntrack.tcpCloseWaitTimeout", given.tcp_close_wait_timeout),
+        tcp_established_timeout: timeout(
+            "conntrack.tcpEstablishedTimeout",
+            given.tcp_established_timeout,
+        ),
+        tcp_close_wait_timeout: timeout(
+            "conntrack.tcpCloseWaitTimeout",
+            given.tcp_close_wait_timeout,
+        ),
         tcp_be_liberal: given.tcp_be_liberal,
         udp_timeout: timeout("conntrack.udpTimeout", given.udp_timeout),
         udp_stream_timeout: timeout("conntrack.udpStreamTimeout", given.udp_stream_timeout),
@@ -319,15 +483,25 @@ fn proxy_mode(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Commo
         mode,
         "must be iptables, ipvs, nftables, ebpf or blank; kpx uses eBPF in all of them",
     );
-    let (sync, min_sync) = (format!("{}.syncPeriod", common.section), format!("{}.minSyncPeriod", common.section));
+    let sync = format!("{}.syncPeriod", common.section);
+    let min_sync = format!("{}.minSyncPeriod", common.section);
     fields.positive(&sync, common.sync_period);
     fields.not_negative(&min_sync, common.min_sync_period);
     let in_order = common.min_sync_period <= common.sync_period;
-    fields.check(in_order, &sync, Shown(common.sync_period), &format!("must be greater than or equal to {min_sync}"));
+    fields.check(
+        in_order,
+        &sync,
+        Shown(common.sync_period),
+        &format!("must be greater than or equal to {min_sync}"),
+    );
     if mode == "ipvs" {
         ipvs(fields, &kube_proxy.ipvs);
     }
-    let bit = if mode == NFTABLES { "nftables.masqueradeBit" } else { "iptables.masqueradeBit" };
+    let bit = if mode == NFTABLES {
+        "nftables.masqueradeBit"
+    } else {
+        "iptables.masqueradeBit"
+    };
     fields.check(
         (0..32).contains(&common.masquerade_bit),
         bit,
@@ -344,15 +518,32 @@ fn ipvs(fields: &mut Fields, ipvs: &Ipvs) {
     fields.not_negative("ipvs.tcpTimeout", ipvs.tcp_timeout);
     fields.not_negative("ipvs.tcpFinTimeout", ipvs.tcp_fin_timeout);
     fields.not_negative("ipvs.udpTimeout", ipvs.udp_timeout);
-    let _excluded: Vec<IpNet> = fields.parse_each("ipvs.excludeCIDRs", &ipvs.exclude_cidrs, "must be a CIDR");
+    let _excluded: Vec<IpNet> =
+        fields.parse_each("ipvs.excludeCIDRs", &ipvs.exclude_cidrs, "must be a CIDR");
 }
 
 fn scalars(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) {
-    let (oom_score_adj, burst) = (kube_proxy.oom_score_adj, kube_proxy.client_connection.burst);
+    let oom_score_adj = kube_proxy.oom_score_adj;
+    let burst = kube_proxy.client_connection.burst;
     let in_range = (-1000..=1000).contains(&oom_score_adj);
-    fields.check(in_range, "oomScoreAdj", oom_score_adj, "must be within the range [-1000, 1000]");
-    fields.check(burst >= 0, "clientConnection.burst", burst, "must be greater than or equal to 0");
+    fields.check(
+        in_range,
+        "oomScoreAdj",
+        oom_score_adj,
+        "must be within the range [-1000, 1000]",
+    );
+    fields.check(
+        burst >= 0,
+        "clientConnection.burst",
+        burst,
+        "must be greater than or equal to 0",
+    );
     fields.positive("configSyncPeriod", kube_proxy.config_sync_period);
     let format = kube_proxy.logging.format.as_str();
-    fields.check(matches!(format, "text" | "json"), "logging.format", format, "must be text or json");
+    fields.check(
+        matches!(format, "text" | "json"),
+        "logging.format",
+        format,
+        "must be text or json",
+    );
 }

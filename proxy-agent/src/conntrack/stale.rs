@@ -1,10 +1,11 @@
-//! Deletes kernel entries that translate packets which kpx has to translate. kube-proxy made these entries, and they
-//! stay while packets come.
+//! Deletes kernel entries that translate packets which kpx has to translate. kube-proxy made these
+//! entries, and they stay while packets come.
 //!
-//! With kpx no netfilter rule translates frontends. Packets from pods and from outside are translated before netfilter.
-//! A stale entry stands in their way, because its replies look like theirs. The host's own packets do pass netfilter
-//! untranslated on their way into the anchor. There such an entry sends them to a backend that may be gone. Entries
-//! that netfilter made by itself of the host's packets to frontends translate nothing, and kpx leaves them alone.
+//! With kpx no netfilter rule translates frontends. Packets from pods and from outside are
+//! translated before netfilter. A stale entry stands in their way, because its replies look like
+//! theirs. The host's own packets do pass netfilter untranslated on their way into the anchor.
+//! There such an entry sends them to a backend that may be gone. Entries that netfilter made by
+//! itself of the host's packets to frontends translate nothing, and kpx leaves them alone.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -38,7 +39,10 @@ pub struct Frontends {
 impl Frontends {
     /// Collects the UDP frontends; `own` are this node's addresses.
     pub fn of(tables: &Tables, own: BTreeSet<IpAddr>) -> Self {
-        Self { dialled: dialled(&tables.v4).chain(dialled(&tables.v6)).collect(), own }
+        Self {
+            dialled: dialled(&tables.v4).chain(dialled(&tables.v6)).collect(),
+            own,
+        }
     }
 
     pub(super) fn own(&self) -> &BTreeSet<IpAddr> {
@@ -46,11 +50,17 @@ impl Frontends {
     }
 
     fn has_any_of(&self, family: NetfilterProtoFamily) -> bool {
-        self.dialled.iter().any(|at| at.is_ipv4() == (family == NetfilterProtoFamily::IPv4))
+        self.dialled
+            .iter()
+            .any(|at| at.is_ipv4() == (family == NetfilterProtoFamily::IPv4))
     }
 
     fn has(&self, at: SocketAddr) -> bool {
-        let any: IpAddr = if at.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let any: IpAddr = if at.is_ipv4() {
+            Ipv4Addr::UNSPECIFIED.into()
+        } else {
+            Ipv6Addr::UNSPECIFIED.into()
+        };
         let is_node_port = || self.dialled.contains(&SocketAddr::new(any, at.port()));
         self.dialled.contains(&at) || self.own.contains(&at.ip()) && is_node_port()
     }
@@ -61,17 +71,25 @@ impl Frontends {
     }
 }
 
-/// Returns what clients dial by UDP. Redirected addresses are left out: other programs may translate them for others.
+/// Returns what clients dial by UDP. Redirected addresses are left out: other programs may
+/// translate them for others.
 fn dialled<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = SocketAddr> {
     let passes = |frontend: &Frontend<A>| {
-        tables.services.get(&frontend.service).is_some_and(|service| service.has(Service::ELSE_PASSES))
+        tables
+            .services
+            .get(&frontend.service)
+            .is_some_and(|service| service.has(Service::ELSE_PASSES))
     };
-    let udp = tables.frontends.iter().filter(move |(key, frontend)| key.proto == Proto::UDP && !passes(frontend));
+    let udp = tables
+        .frontends
+        .iter()
+        .filter(move |(key, frontend)| key.proto == Proto::UDP && !passes(frontend));
     udp.map(|(key, _)| key.socket_addr())
 }
 
-/// Deletes the entries that translate frontends. Returns the result for each family that has frontends. Nothing is to
-/// be done where the kernel tracks no connections, or where this process may not see them.
+/// Deletes the entries that translate frontends. Returns the result for each family that has
+/// frontends. Nothing is to be done where the kernel tracks no connections, or where this process
+/// may not see them.
 pub(super) async fn remove(frontends: &Frontends) -> Result<Vec<Reconciled>> {
     if sysctl::read(COUNT)?.is_none_or(|count| count == "0") {
         return Ok(Vec::new());
@@ -92,8 +110,14 @@ pub(super) async fn remove(frontends: &Frontends) -> Result<Vec<Reconciled>> {
             };
             if frontends.has_any_of(family) {
                 let started = Instant::now();
-                let deleted = remove_family(&handle, family, frontends).await.with_context(|| ip_family.name())?;
-                done.push(Reconciled { ip_family, deleted, duration: started.elapsed() });
+                let deleted = remove_family(&handle, family, frontends)
+                    .await
+                    .with_context(|| ip_family.name())?;
+                done.push(Reconciled {
+                    ip_family,
+                    deleted,
+                    duration: started.elapsed(),
+                });
             }
         }
         Ok(done)
@@ -104,14 +128,21 @@ pub(super) async fn remove(frontends: &Frontends) -> Result<Vec<Reconciled>> {
     };
     match done {
         Err(error) if is_denied(&error) => {
-            debug!(error = format!("{error:#}"), "the kernel does not list its connections");
+            debug!(
+                error = format!("{error:#}"),
+                "the kernel does not list its connections"
+            );
             Ok(Vec::new())
         }
         done => done,
     }
 }
 
-async fn remove_family(handle: &Handle, family: NetfilterProtoFamily, frontends: &Frontends) -> Result<u64> {
+async fn remove_family(
+    handle: &Handle,
+    family: NetfilterProtoFamily,
+    frontends: &Frontends,
+) -> Result<u64> {
     let mut stale = Vec::new();
     let listed = handle.list(family, |entry| {
         if frontends.are_translated(&entry.original, &entry.reply) {
@@ -123,10 +154,16 @@ async fn remove_family(handle: &Handle, family: NetfilterProtoFamily, frontends:
     for entry in &stale {
         debug!(original = ?entry.original, reply = ?entry.reply, "stale connection");
         let was_there = handle.delete(family, entry).await;
-        deleted += u64::from(was_there.with_context(|| format!("delete the connection {:?}", entry.original))?);
+        deleted += u64::from(
+            was_there.with_context(|| format!("delete the connection {:?}", entry.original))?,
+        );
     }
     if deleted > 0 {
-        info!(deleted, ?family, "deleted stale UDP connections of the kernel");
+        info!(
+            deleted,
+            ?family,
+            "deleted stale UDP connections of the kernel"
+        );
     }
     Ok(deleted)
 }
@@ -137,7 +174,9 @@ fn is_denied(error: &anyhow::Error) -> bool {
     io.is_some_and(|error| {
         matches!(
             error.kind(),
-            io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput
+            io::ErrorKind::PermissionDenied
+                | io::ErrorKind::Unsupported
+                | io::ErrorKind::InvalidInput
         )
     })
 }
@@ -163,23 +202,68 @@ mod tests {
         desired.sync();
         let own = ["192.0.2.1", "fd00::1"].map(|ip| ip.parse().unwrap());
         let frontends = Frontends::of(desired.tables(), own.into());
-        let (pod, backend) = ("10.244.0.5:4444", "10.244.1.7:5353");
+        let pod = "10.244.0.5:4444";
+        let backend = "10.244.1.7:5353";
         let cases = [
             ("a ClusterIP", pod, "10.96.0.10:53", backend, true),
-            ("the same of IPv6", "[fd00::5]:4444", "[fd00:96::a]:53", "[fd00::7]:5353", true),
+            (
+                "the same of IPv6",
+                "[fd00::5]:4444",
+                "[fd00:96::a]:53",
+                "[fd00::7]:5353",
+                true,
+            ),
             ("an external IP", pod, "198.51.100.7:53", backend, true),
             ("a node port", pod, "192.0.2.1:30053", backend, true),
-            ("a node port by IPv6", "[fd00::5]:4444", "[fd00::1]:30053", "[fd00::7]:5353", true),
-            ("only the port is translated", pod, "10.96.0.10:53", "10.96.0.10:5353", true),
-            ("nothing is translated", pod, "10.96.0.10:53", "10.96.0.10:53", false),
+            (
+                "a node port by IPv6",
+                "[fd00::5]:4444",
+                "[fd00::1]:30053",
+                "[fd00::7]:5353",
+                true,
+            ),
+            (
+                "only the port is translated",
+                pod,
+                "10.96.0.10:53",
+                "10.96.0.10:5353",
+                true,
+            ),
+            (
+                "nothing is translated",
+                pod,
+                "10.96.0.10:53",
+                "10.96.0.10:53",
+                false,
+            ),
             ("another port", pod, "10.96.0.10:54", backend, false),
-            ("a service port of TCP", pod, "10.96.0.11:53", backend, false),
-            ("a node port elsewhere", pod, "192.0.2.2:30053", backend, false),
+            (
+                "a service port of TCP",
+                pod,
+                "10.96.0.11:53",
+                backend,
+                false,
+            ),
+            (
+                "a node port elsewhere",
+                pod,
+                "192.0.2.2:30053",
+                backend,
+                false,
+            ),
             ("a backend", pod, backend, "10.244.1.8:5353", false),
         ];
         for (name, client, dialled, answers, want) in cases {
-            let [client, dialled, answers] = [client, dialled, answers].map(|text| text.parse().unwrap());
-            let (original, reply) = (Tuple { src: client, dst: dialled }, Tuple { src: answers, dst: client });
+            let [client, dialled, answers] =
+                [client, dialled, answers].map(|text| text.parse().unwrap());
+            let original = Tuple {
+                src: client,
+                dst: dialled,
+            };
+            let reply = Tuple {
+                src: answers,
+                dst: client,
+            };
             assert_eq!(frontends.are_translated(&original, &reply), want, "{name}");
         }
     }

@@ -1,7 +1,7 @@
 //! Applies kube-proxy's settings of connection tracking (`KubeProxyConfiguration.conntrack`).
 //!
-//! The size of the table belongs to the whole machine, and only the initial network namespace can set it. All other
-//! settings belong to this network namespace.
+//! The size of the table belongs to the whole machine, and only the initial network namespace can
+//! set it. All other settings belong to this network namespace.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,8 +21,8 @@ const MAX: &str = "netfilter/nf_conntrack_max";
 /// The number of buckets of the hash table. The kernel takes it only here, and for all namespaces.
 const HASH_SIZE: &str = "/sys/module/nf_conntrack/parameters/hashsize";
 
-/// The limits of the kernel's connection tracking, which still sees each flow, translated. An unset field is left as it
-/// is.
+/// The limits of the kernel's connection tracking, which still sees each flow, translated. An unset
+/// field is left as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conntrack {
     pub max_per_core: Option<u32>,
@@ -34,13 +34,16 @@ pub struct Conntrack {
     pub udp_stream_timeout: Option<Duration>,
 }
 
-/// Sets the kernel's parameters as the operator asks. A failed write is reported and does not keep the agent from
-/// serving: the kernel tracks connections all the same.
+/// Sets the kernel's parameters as the operator asks. A failed write is reported and does not keep
+/// the agent from serving: the kernel tracks connections all the same.
 pub fn apply(settings: &Conntrack, changes: &Changes, events: &Events) {
     if let Some(max) = max(settings, processors())
         && let Err(error) = set_max(max, changes)
     {
-        warn!(error = format!("{error:#}"), "the limits of conntrack are unchanged");
+        warn!(
+            error = format!("{error:#}"),
+            "the limits of conntrack are unchanged"
+        );
         if is_read_only(&error) {
             events.sysctls_read_only(&error);
         }
@@ -48,17 +51,22 @@ pub fn apply(settings: &Conntrack, changes: &Changes, events: &Events) {
     for (key, value) in timeouts(settings) {
         match write(key, value, changes) {
             Ok(()) => {}
-            Err(error) => warn!(error = format!("{error:#}"), "a setting of conntrack is unchanged"),
+            Err(error) => warn!(
+                error = format!("{error:#}"),
+                "a setting of conntrack is unchanged"
+            ),
         }
     }
 }
 
-/// Returns the times for which flows may be silent: the operator's, else the kernel's as they stand. The kernel's two minutes for
-/// streams of UDP are shorter than the programs' own.
+/// Returns the times for which flows may be silent: the operator's, else the kernel's as they
+/// stand. The kernel's two minutes for streams of UDP are shorter than the programs' own.
 pub fn flow_timeouts(settings: &Conntrack) -> Timeouts {
     let default = Timeouts::DEFAULT;
-    let (established, half_closed) = (settings.tcp_established_timeout, settings.tcp_close_wait_timeout);
-    let stream = || secs_as_they_stand("udp_timeout_stream").map(|secs| secs.max(default.udp_stream));
+    let established = settings.tcp_established_timeout;
+    let half_closed = settings.tcp_close_wait_timeout;
+    let stream =
+        || secs_as_they_stand("udp_timeout_stream").map(|secs| secs.max(default.udp_stream));
     Timeouts {
         tcp_established: secs(established)
             .or_else(|| secs_as_they_stand("tcp_timeout_established"))
@@ -66,43 +74,76 @@ pub fn flow_timeouts(settings: &Conntrack) -> Timeouts {
         tcp_half_closed: secs(half_closed)
             .or_else(|| secs_as_they_stand("tcp_timeout_close_wait"))
             .unwrap_or(default.tcp_half_closed),
-        udp: secs(settings.udp_timeout).or_else(|| secs_as_they_stand("udp_timeout")).unwrap_or(default.udp),
-        udp_stream: secs(settings.udp_stream_timeout).or_else(stream).unwrap_or(default.udp_stream),
+        udp: secs(settings.udp_timeout)
+            .or_else(|| secs_as_they_stand("udp_timeout"))
+            .unwrap_or(default.udp),
+        udp_stream: secs(settings.udp_stream_timeout)
+            .or_else(stream)
+            .unwrap_or(default.udp_stream),
     }
 }
 
 /// Returns a time that the operator has set. 0 stands for the kernel's.
 fn secs(set: Option<Duration>) -> Option<u32> {
-    set.filter(|time| time.as_secs() > 0).map(|time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX))
+    set.filter(|time| time.as_secs() > 0)
+        .map(|time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX))
 }
 
 /// Returns a time of the kernel's. Without conntrack the kernel has none.
 fn secs_as_they_stand(name: &str) -> Option<u32> {
-    sysctl::read(&format!("netfilter/nf_conntrack_{name}")).ok().flatten()?.trim().parse().ok()
+    sysctl::read(&format!("netfilter/nf_conntrack_{name}"))
+        .ok()
+        .flatten()?
+        .trim()
+        .parse()
+        .ok()
 }
 
 /// Returns the kernel parameters that [`apply`] sets, by key.
 pub fn wanted(settings: &Conntrack) -> BTreeMap<&'static str, String> {
     let max = max(settings, processors()).map(|max| (MAX, u64::from(max)));
-    timeouts(settings).chain(max).map(|(key, value)| (key, value.to_string())).collect()
+    timeouts(settings)
+        .chain(max)
+        .map(|(key, value)| (key, value.to_string()))
+        .collect()
 }
 
-/// Returns the number of entries for all families together: a number per processor, but at least a minimum.
+/// Returns the number of entries for all families together: a number per processor, but at least a
+/// minimum.
 fn max(settings: &Conntrack, processors: u32) -> Option<u32> {
     let per_core = settings.max_per_core.filter(|per_core| *per_core > 0)?;
-    Some(per_core.saturating_mul(processors).max(settings.min.unwrap_or_default()))
+    Some(
+        per_core
+            .saturating_mul(processors)
+            .max(settings.min.unwrap_or_default()),
+    )
 }
 
-/// Returns timeouts in seconds, and whether conntrack follows TCP strictly. A setting of 0 leaves the parameter
-/// unchanged.
+/// Returns timeouts in seconds, and whether conntrack follows TCP strictly. A setting of 0 leaves
+/// the parameter unchanged.
 fn timeouts(settings: &Conntrack) -> impl Iterator<Item = (&'static str, u64)> {
     let secs = |time: Option<Duration>| time.map_or(0, |time| time.as_secs());
     let values = [
-        ("netfilter/nf_conntrack_tcp_timeout_established", secs(settings.tcp_established_timeout)),
-        ("netfilter/nf_conntrack_tcp_timeout_close_wait", secs(settings.tcp_close_wait_timeout)),
-        ("netfilter/nf_conntrack_tcp_be_liberal", u64::from(settings.tcp_be_liberal)),
-        ("netfilter/nf_conntrack_udp_timeout", secs(settings.udp_timeout)),
-        ("netfilter/nf_conntrack_udp_timeout_stream", secs(settings.udp_stream_timeout)),
+        (
+            "netfilter/nf_conntrack_tcp_timeout_established",
+            secs(settings.tcp_established_timeout),
+        ),
+        (
+            "netfilter/nf_conntrack_tcp_timeout_close_wait",
+            secs(settings.tcp_close_wait_timeout),
+        ),
+        (
+            "netfilter/nf_conntrack_tcp_be_liberal",
+            u64::from(settings.tcp_be_liberal),
+        ),
+        (
+            "netfilter/nf_conntrack_udp_timeout",
+            secs(settings.udp_timeout),
+        ),
+        (
+            "netfilter/nf_conntrack_udp_timeout_stream",
+            secs(settings.udp_stream_timeout),
+        ),
     ];
     values.into_iter().filter(|(_, value)| *value > 0)
 }
@@ -116,11 +157,13 @@ fn set_max(max: u32, changes: &Changes) -> Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error).with_context(|| format!("read {HASH_SIZE}")),
     };
-    let (now, want) = (size.trim().parse::<u32>().unwrap_or_default(), max / 4);
+    let now = size.trim().parse::<u32>().unwrap_or_default();
+    let want = max / 4;
     if now >= want {
         return Ok(());
     }
-    fs::write(HASH_SIZE, want.to_string()).with_context(|| format!("set {HASH_SIZE} to {want}, it is {now}"))?;
+    fs::write(HASH_SIZE, want.to_string())
+        .with_context(|| format!("set {HASH_SIZE} to {want}, it is {now}"))?;
     info!(old = now, value = want, "conntrack hash size set");
     Ok(())
 }
@@ -137,13 +180,20 @@ fn write(key: &str, value: u64, changes: &Changes) -> Result<()> {
 /// Returns the number of processors that this process may use, as Go counts them for kube-proxy.
 fn processors() -> u32 {
     let usable = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
-    let count = (0..CpuSet::count()).filter(|cpu| usable.is_set(*cpu).unwrap_or_default()).count();
+    let count = (0..CpuSet::count())
+        .filter(|cpu| usable.is_set(*cpu).unwrap_or_default())
+        .count();
     u32::try_from(count).unwrap_or(u32::MAX).max(1)
 }
 
 fn is_read_only(error: &Error) -> bool {
     let io = error.downcast_ref::<io::Error>();
-    io.is_some_and(|error| matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied))
+    io.is_some_and(|error| {
+        matches!(
+            error.kind(),
+            io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied
+        )
+    })
 }
 
 #[cfg(test)]
@@ -156,12 +206,28 @@ mod tests {
             ("nothing is asked for", None, Some(131_072), None),
             ("0 leaves it", Some(0), Some(131_072), None),
             ("the least", Some(32_768), Some(131_072), Some(131_072)),
-            ("more than the least", Some(65_536), Some(131_072), Some(196_608)),
+            (
+                "more than the least",
+                Some(65_536),
+                Some(131_072),
+                Some(196_608),
+            ),
             ("no least", Some(10), None, Some(30)),
             ("too many", Some(u32::MAX), None, Some(u32::MAX)),
         ];
         for (name, max_per_core, min, want) in cases {
-            assert_eq!(max(&Conntrack { max_per_core, min, ..Conntrack::default() }, 3), want, "{name}");
+            assert_eq!(
+                max(
+                    &Conntrack {
+                        max_per_core,
+                        min,
+                        ..Conntrack::default()
+                    },
+                    3
+                ),
+                want,
+                "{name}"
+            );
         }
     }
 
@@ -176,7 +242,9 @@ mod tests {
             udp_stream_timeout: Some(Duration::from_secs(120)),
             ..Conntrack::default()
         };
-        let values: Vec<_> = timeouts(&settings).map(|(key, value)| format!("{key}={value}")).collect();
+        let values: Vec<_> = timeouts(&settings)
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
         let want = [
             "netfilter/nf_conntrack_tcp_timeout_established=86400",
             "netfilter/nf_conntrack_tcp_timeout_close_wait=3600",
@@ -196,7 +264,12 @@ mod tests {
             udp_stream_timeout: Some(Duration::from_secs(60)),
             ..Conntrack::default()
         };
-        let want = Timeouts { tcp_established: 345_600, tcp_half_closed: 43_200, udp: 10, udp_stream: 60 };
+        let want = Timeouts {
+            tcp_established: 345_600,
+            tcp_half_closed: 43_200,
+            udp: 10,
+            udp_stream: 60,
+        };
         assert_eq!(flow_timeouts(&settings), want);
     }
 }

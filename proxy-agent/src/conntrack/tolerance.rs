@@ -1,8 +1,10 @@
-//! Answers flows that could skip the stack beside conntrack: makes conntrack tolerate, for each of them, that it misses packets.
+//! Answers flows that could skip the stack beside conntrack: makes conntrack tolerate, for each of
+//! them, that it misses packets.
 //!
-//! Conntrack sees one packet in sixteen seconds of such a flow, and its end. What it saw last may look to it like bytes that no side has
-//! acknowledged, and it forgets a silent connection soon then. So the agent tells it again, once a flow has fallen silent, and once a minute
-//! while a flow goes on.
+//! Conntrack sees one packet in sixteen seconds of such a flow, and its end. What it saw last may
+//! look to it like bytes that no side has acknowledged, and it forgets a silent connection soon
+//! then. So the agent tells it again, once a flow has fallen silent, and once a minute while a flow
+//! goes on.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::pending;
@@ -38,7 +40,8 @@ const BEGIN_SECS: u32 = 3;
 const SILENCE_SECS: u32 = 5;
 /// The seconds between two words about a flow that goes on.
 const AGAIN_SECS: u32 = 60;
-/// The longest time in seconds for which conntrack is to keep a silent connection: longer than the programs keep the flow.
+/// The longest time in seconds for which conntrack is to keep a silent connection: longer than the
+/// programs keep the flow.
 const KEPT_SECS: u32 = 8_200;
 const ESTABLISHED: &str = "netfilter/nf_conntrack_tcp_timeout_established";
 
@@ -50,8 +53,8 @@ struct Known {
     is_new: bool,
 }
 
-/// The questions that wait, the latest of each flow. A flow asks every second, and only an answer to a question of this second or the last
-/// one is for it.
+/// The questions that wait, the latest of each flow. A flow asks every second, and only an answer
+/// to a question of this second or the last one is for it.
 #[derive(Default)]
 struct Waiting {
     offers: HashMap<AnyKey, Offer>,
@@ -70,17 +73,30 @@ struct Answers {
     order: VecDeque<AnyKey>,
 }
 
-/// Answers until the maps fail. Without a socket for conntrack no flow gets an answer, and all of them stay on the stack.
+/// Answers until the maps fail. Without a socket for conntrack no flow gets an answer, and all of
+/// them stay on the stack.
 pub async fn answer(flows: ToleratedFlows) -> Result<()> {
     let (connection, conntrack) = match tolerate::connect() {
         Ok(socket) => socket,
         Err(error) => {
-            warn!(error = format!("{error:#}"), "open connections take the stack: no netlink socket for conntrack");
+            warn!(
+                error = format!("{error:#}"),
+                "open connections take the stack: no netlink socket for conntrack"
+            );
             return pending().await;
         }
     };
-    let (waiting, known, order) = (Waiting::default(), HashMap::new(), VecDeque::new());
-    let mut answers = Answers { flows, conntrack, waiting, known, far: 0, order };
+    let waiting = Waiting::default();
+    let known = HashMap::new();
+    let order = VecDeque::new();
+    let mut answers = Answers {
+        flows,
+        conntrack,
+        waiting,
+        known,
+        far: 0,
+        order,
+    };
     let answer = async {
         let mut look_at = Instant::now();
         loop {
@@ -109,15 +125,23 @@ impl Answers {
         let are_asked = !self.waiting.order.is_empty();
         let now_secs = now_secs()?;
         for _ in 0..QUESTIONS {
-            let Some(offer) = self.waiting.next(now_secs) else { break };
-            let Some(flow) = self.flows.open_flow(&offer.key)? else { continue };
-            let Some(followed) = followed(&flow).filter(|_| has_room(self.known.len(), self.far, flow.is_far)) else {
+            let Some(offer) = self.waiting.next(now_secs) else {
+                break;
+            };
+            let Some(flow) = self.flows.open_flow(&offer.key)? else {
+                continue;
+            };
+            let Some(followed) =
+                followed(&flow).filter(|_| has_room(self.known.len(), self.far, flow.is_far))
+            else {
                 continue;
             };
             match self.conntrack.ask(&followed).await {
                 Ok(true) => self.agree(&offer, flow),
                 Ok(false) => {}
-                Err(error) => debug!(%error, ?followed, "conntrack does not tolerate that it misses packets"),
+                Err(error) => {
+                    debug!(%error, ?followed, "conntrack does not tolerate that it misses packets")
+                }
             }
         }
         Ok(are_asked)
@@ -129,7 +153,11 @@ impl Answers {
             debug!(error = format!("{error:#}"), "a flow gets no answer");
             return;
         }
-        let known = Known { flow, told_secs: offer.secs, is_new: true };
+        let known = Known {
+            flow,
+            told_secs: offer.secs,
+            is_new: true,
+        };
         self.far += usize::from(flow.is_far);
         match self.known.insert(offer.key, known) {
             Some(before) => self.far -= usize::from(before.flow.is_far),
@@ -137,11 +165,14 @@ impl Answers {
         }
     }
 
-    /// Looks at a part of the known flows: at each of them every other second, if there are not too many.
+    /// Looks at a part of the known flows: at each of them every other second, if there are not too
+    /// many.
     async fn look_at_known(&mut self) -> Result<()> {
         let now_secs = now_secs()?;
         for _ in 0..LOOKS.min(self.order.len().div_ceil(2)) {
-            let Some(key) = self.order.pop_front() else { break };
+            let Some(key) = self.order.pop_front() else {
+                break;
+            };
             if self.is_kept(&key, now_secs).await? {
                 self.order.push_back(key);
             } else {
@@ -154,8 +185,12 @@ impl Answers {
     }
 
     async fn is_kept(&mut self, key: &AnyKey, now_secs: u32) -> Result<bool> {
-        let Some(known) = self.known.get_mut(key) else { return Ok(false) };
-        let Some(flow) = self.flows.open_flow(key)? else { return Ok(false) };
+        let Some(known) = self.known.get_mut(key) else {
+            return Ok(false);
+        };
+        let Some(flow) = self.flows.open_flow(key)? else {
+            return Ok(false);
+        };
         let identity = |flow: &OpenFlow| (flow.client, flow.backend, flow.is_far);
         if identity(&flow) != identity(&known.flow) {
             return Ok(false);
@@ -165,10 +200,19 @@ impl Answers {
             return Ok(true);
         }
         (known.told_secs, known.is_new) = (now_secs, false);
-        let Some(followed) = followed(&flow) else { return Ok(false) };
-        let established = sysctl::read(ESTABLISHED)?.and_then(|secs| secs.parse().ok()).unwrap_or(KEPT_SECS);
-        let renewed = self.conntrack.renew(&followed, KEPT_SECS.min(established)).await;
-        Ok(renewed.inspect_err(|error| debug!(%error, ?followed, "conntrack is not told again")).unwrap_or(false))
+        let Some(followed) = followed(&flow) else {
+            return Ok(false);
+        };
+        let established = sysctl::read(ESTABLISHED)?
+            .and_then(|secs| secs.parse().ok())
+            .unwrap_or(KEPT_SECS);
+        let renewed = self
+            .conntrack
+            .renew(&followed, KEPT_SECS.min(established))
+            .await;
+        Ok(renewed
+            .inspect_err(|error| debug!(%error, ?followed, "conntrack is not told again"))
+            .unwrap_or(false))
     }
 }
 
@@ -195,7 +239,8 @@ impl Waiting {
 }
 
 impl Known {
-    /// Returns true if conntrack has seen packets of the flow since it was told, and the flow is silent, or goes on for long.
+    /// Returns true if conntrack has seen packets of the flow since it was told, and the flow is
+    /// silent, or goes on for long.
     fn is_due(&self, now_secs: u32) -> bool {
         let told_ago = now_secs.saturating_sub(self.told_secs);
         let is_silent = now_secs.saturating_sub(self.flow.last_secs) >= SILENCE_SECS;
@@ -211,10 +256,19 @@ const fn has_room(known: usize, far: usize, is_far: bool) -> bool {
 
 /// Returns the connection as conntrack knows it.
 fn followed(flow: &OpenFlow) -> Option<Followed> {
-    let original = Tuple { src: flow.client, dst: flow.backend };
+    let original = Tuple {
+        src: flow.client,
+        dst: flow.backend,
+    };
     match flow.proto {
-        Proto::TCP => Some(Followed { original, is_tcp: true }),
-        Proto::UDP => Some(Followed { original, is_tcp: false }),
+        Proto::TCP => Some(Followed {
+            original,
+            is_tcp: true,
+        }),
+        Proto::UDP => Some(Followed {
+            original,
+            is_tcp: false,
+        }),
         _ => None,
     }
 }
@@ -238,13 +292,21 @@ mod tests {
     #[test]
     fn flows_that_ask_all_at_once_get_answers_that_are_for_them() {
         const LOOKS_A_SECOND: usize = 6;
-        let at = |nth: u16| SockAddr::new(Addr4::from(Ipv4Addr::new(10, 244, 1, 2)), Port::new(nth));
+        let at =
+            |nth: u16| SockAddr::new(Addr4::from(Ipv4Addr::new(10, 244, 1, 2)), Port::new(nth));
         let key = |nth| AnyKey::of_v4(&FlowKey::new(Hook::INGRESS, Proto::UDP, at(nth), at(53)));
         let mut asking: Vec<_> = (0..6_000).map(key).collect();
-        let (mut waiting, mut rows) = (Waiting::default(), HashMap::new());
+        let mut waiting = Waiting::default();
+        let mut rows = HashMap::new();
         for now_secs in 100..106 {
-            asking.retain(|key| !rows.get(key).is_some_and(|secs| is_for_asker(*secs, now_secs)));
-            asking.iter().for_each(|key| waiting.put(Offer::new(*key, now_secs)));
+            asking.retain(|key| {
+                !rows
+                    .get(key)
+                    .is_some_and(|secs| is_for_asker(*secs, now_secs))
+            });
+            asking
+                .iter()
+                .for_each(|key| waiting.put(Offer::new(*key, now_secs)));
             let answers = (0..LOOKS_A_SECOND * QUESTIONS).map_while(|_| waiting.next(now_secs));
             rows.extend(answers.map(|offer| (offer.key, offer.secs)));
         }
@@ -263,14 +325,28 @@ mod tests {
     fn conntrack_is_told_again_when_a_flow_begins_to_skip_falls_silent_or_goes_on() {
         let at = "10.244.1.2:1".parse().unwrap();
         let due = |last_secs, told_secs, is_new, now_secs| {
-            let flow = OpenFlow { client: at, backend: at, proto: Proto::TCP, is_far: false, last_secs };
-            Known { flow, told_secs, is_new }.is_due(now_secs)
+            let flow = OpenFlow {
+                client: at,
+                backend: at,
+                proto: Proto::TCP,
+                is_far: false,
+                last_secs,
+            };
+            Known {
+                flow,
+                told_secs,
+                is_new,
+            }
+            .is_due(now_secs)
         };
         assert!(!due(102, 100, true, 102), "it may take the stack yet");
         assert!(due(103, 100, true, 103), "it has begun to skip the stack");
         assert!(!due(120, 100, false, 121), "it goes on");
         assert!(due(120, 100, false, 125), "it is silent");
-        assert!(!due(120, 125, false, 500), "it is silent, and conntrack knows");
+        assert!(
+            !due(120, 125, false, 500),
+            "it is silent, and conntrack knows"
+        );
         assert!(due(159, 100, false, 160), "it goes on for long");
     }
 }

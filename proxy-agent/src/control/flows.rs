@@ -1,7 +1,8 @@
 //! `/flows`: the flows that pass this node, as lines of JSON; and the end of some of them.
 //!
-//! A large table has hundreds of thousands of them. The agent reads a batch on a thread of its own when the client has
-//! taken the one before. So neither its memory nor its loop depends on the number of flows, or on a slow client.
+//! A large table has hundreds of thousands of them. The agent reads a batch on a thread of its own
+//! when the client has taken the one before. So neither its memory nor its loop depends on the
+//! number of flows, or on a slow client.
 
 use std::net::IpAddr;
 
@@ -50,33 +51,61 @@ pub struct EndedFlows {
 impl FlowFilter {
     /// Returns the path that asks for these flows.
     pub fn path(&self) -> String {
-        let service = self.service.iter().map(|service| format!("service={service}"));
+        let service = self
+            .service
+            .iter()
+            .map(|service| format!("service={service}"));
         let client = self.client.iter().map(|client| format!("client={client}"));
-        let backend = self.backend.iter().map(|backend| format!("backend={backend}"));
-        let namespace = self.namespace.iter().map(|namespace| format!("namespace={}", encoded(namespace)));
+        let backend = self
+            .backend
+            .iter()
+            .map(|backend| format!("backend={backend}"));
+        let namespace = self
+            .namespace
+            .iter()
+            .map(|namespace| format!("namespace={}", encoded(namespace)));
         let states = self.states.iter().map(|states| format!("states={states}"));
-        let terms: Vec<_> = service.chain(client).chain(backend).chain(namespace).chain(states).collect();
+        let terms: Vec<_> = service
+            .chain(client)
+            .chain(backend)
+            .chain(namespace)
+            .chain(states)
+            .collect();
         format!("/flows?{}", terms.join("&"))
     }
 
     fn has(&self, flow: &FlowView) -> bool {
         self.client.is_none_or(|client| flow.client.ip() == client)
-            && self.backend.is_none_or(|backend| flow.backend.ip() == backend)
+            && self
+                .backend
+                .is_none_or(|backend| flow.backend.ip() == backend)
             && self.service.as_ref().is_none_or(|service| {
                 let found = flow.service.as_ref();
-                found.is_some_and(|found| service.split_once('/') == Some((&found.namespace, &found.name)))
+                found.is_some_and(|found| {
+                    service.split_once('/') == Some((&found.namespace, &found.name))
+                })
+            })
+            && self.namespace.as_ref().is_none_or(|namespace| {
+                flow.service
+                    .as_ref()
+                    .is_some_and(|service| service.namespace == *namespace)
             })
             && self
-                .namespace
+                .states
                 .as_ref()
-                .is_none_or(|namespace| flow.service.as_ref().is_some_and(|service| service.namespace == *namespace))
-            && self.states.as_ref().is_none_or(|states| states.split(',').any(|state| state == flow.state))
+                .is_none_or(|states| states.split(',').any(|state| state == flow.state))
     }
 }
 
-pub(super) async fn flows(State(agent): State<AgentHandle>, Query(filter): Query<FlowFilter>) -> Response {
+pub(super) async fn flows(
+    State(agent): State<AgentHandle>,
+    Query(filter): Query<FlowFilter>,
+) -> Response {
     let Ok(room) = ROOM.try_acquire() else {
-        return (StatusCode::SERVICE_UNAVAILABLE, format!("{LISTS} lists of flows are being read already"))
+        return (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("{LISTS} lists of flows are being read already"),
+        )
             .into_response();
     };
     match agent.flows().await {
@@ -91,7 +120,9 @@ pub(super) async fn flows(State(agent): State<AgentHandle>, Query(filter): Query
 /// Writes what a user has typed as part of a path (RFC 3986).
 fn encoded(text: &str) -> String {
     let byte = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' => char::from(byte).to_string(),
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' => {
+            char::from(byte).to_string()
+        }
         _ => format!("%{byte:02X}"),
     };
     text.bytes().map(byte).collect()
@@ -117,7 +148,11 @@ async fn end_flows(agent: &AgentHandle, filter: FlowFilter) -> Result<EndedFlows
         flows.end(|flow| filter.has(&FlowView::new(flow, &names)))
     };
     let ended = spawn_blocking(end).await.context("end flows")??;
-    info!(ended, flows = wanted.path(), "ended flows, as the operator asked");
+    info!(
+        ended,
+        flows = wanted.path(),
+        "ended flows, as the operator asked"
+    );
     Ok(EndedFlows { ended })
 }
 
@@ -137,9 +172,16 @@ impl List {
         room: SemaphorePermit<'static>,
     ) -> Result<Self> {
         let list = move || {
-            Ok(Self { reader: flows.reader()?, names: Names::new(frontend_names(&snapshot)), filter, _room: room })
+            Ok(Self {
+                reader: flows.reader()?,
+                names: Names::new(frontend_names(&snapshot)),
+                filter,
+                _room: room,
+            })
         };
-        spawn_blocking(list).await.context("open the list of flows")?
+        spawn_blocking(list)
+            .await
+            .context("open the list of flows")?
     }
 
     /// Returns the lines. A batch is read when the client has taken the one before.
@@ -157,7 +199,10 @@ impl List {
     /// Returns some lines; None after the last flow of the filter.
     fn next_lines(&mut self) -> Result<Option<Bytes>> {
         while let Some(flows) = self.reader.next_batch()? {
-            let views = flows.iter().map(|flow| FlowView::new(flow, &self.names)).filter(|view| self.filter.has(view));
+            let views = flows
+                .iter()
+                .map(|flow| FlowView::new(flow, &self.names))
+                .filter(|view| self.filter.has(view));
             let mut lines = Vec::new();
             for view in views {
                 serde_json::to_writer(&mut lines, &view).context("write a flow")?;
@@ -193,7 +238,11 @@ mod tests {
 
     #[test]
     fn filter_selects_by_service_client_and_backend() {
-        let service = FlowService { namespace: "shop".into(), name: "web".into(), port_name: String::new() };
+        let service = FlowService {
+            namespace: "shop".into(),
+            name: "web".into(),
+            port_name: String::new(),
+        };
         let flow = FlowView {
             protocol: "TCP".into(),
             client: ([10, 1, 0, 1], 40_000).into(),
@@ -207,7 +256,12 @@ mod tests {
             timeout_secs: 30,
             service: Some(service),
         };
-        let has = |path: &str| Query::<FlowFilter>::try_from_uri(&path.parse().unwrap()).unwrap().0.has(&flow);
+        let has = |path: &str| {
+            Query::<FlowFilter>::try_from_uri(&path.parse().unwrap())
+                .unwrap()
+                .0
+                .has(&flow)
+        };
         for path in [
             "/flows",
             "/flows?service=shop/web",

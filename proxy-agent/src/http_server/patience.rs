@@ -19,17 +19,33 @@ pub(super) struct Patient<S> {
 impl<S> Patient<S> {
     /// Wraps a stream; without a time it waits for as long as the far end likes.
     pub(super) const fn new(stream: S, patience: Option<Duration>) -> Self {
-        Self { stream, patience, end: None }
+        Self {
+            stream,
+            patience,
+            end: None,
+        }
     }
 
     /// Returns what a write came to, and an error once the writes have waited for too long.
-    fn bounded<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn bounded<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         let (Poll::Pending, Some(patience)) = (&written, self.patience) else {
             self.end = None;
             return written;
         };
-        ready!(self.end.get_or_insert_with(|| Box::pin(sleep(patience))).as_mut().poll(context));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
+        ready!(
+            self.end
+                .get_or_insert_with(|| Box::pin(sleep(patience)))
+                .as_mut()
+                .poll(context)
+        );
+        Poll::Ready(Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the client does not read",
+        )))
     }
 }
 
@@ -44,7 +60,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.bounded(context, written)
     }
@@ -52,7 +72,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(context);
         // A socket has nothing to flush, and would forget the waiting write.
-        if flushed.is_pending() { self.bounded(context, flushed) } else { flushed }
+        if flushed.is_pending() {
+            self.bounded(context, flushed)
+        } else {
+            flushed
+        }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -85,9 +109,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn client_that_does_not_read_loses_its_connection() {
         let (near, _far) = duplex(64);
-        let (mut stream, since) = (Patient::new(near, Some(PATIENCE)), Instant::now());
+        let mut stream = Patient::new(near, Some(PATIENCE));
+        let since = Instant::now();
         let error = stream.write_all(&[0; 1_000]).await.unwrap_err();
-        assert_eq!((error.kind(), since.elapsed().as_secs()), (io::ErrorKind::TimedOut, 30));
+        assert_eq!(
+            (error.kind(), since.elapsed().as_secs()),
+            (io::ErrorKind::TimedOut, 30)
+        );
     }
 
     #[tokio::test(start_paused = true)]

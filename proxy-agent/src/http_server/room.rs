@@ -9,8 +9,8 @@ use proxy_common::addr::{Addr, Addr6};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 
-/// The most connections of one listener, and of all listeners that share a room. Where a process may have few files open, these are a
-/// sixteenth and a quarter of them.
+/// The most connections of one listener, and of all listeners that share a room. Where a process
+/// may have few files open, these are a sixteenth and a quarter of them.
 const OF_LISTENER: usize = 256;
 const IN_SUM: usize = 1_024;
 
@@ -58,14 +58,22 @@ impl Default for Room {
 
 impl Room {
     fn new(of_listener: usize, in_sum: usize) -> Self {
-        Self { of_listener, in_sum: Arc::new(Semaphore::new(in_sum)), open: Arc::default() }
+        Self {
+            of_listener,
+            in_sum: Arc::new(Semaphore::new(in_sum)),
+            open: Arc::default(),
+        }
     }
 
     /// Returns the place of another listener.
     pub(crate) fn place(&self) -> Place {
         let mut open = self.lock();
         open.listeners += 1;
-        Place { room: self.clone(), listener: open.listeners, free: Arc::new(Semaphore::new(self.of_listener)) }
+        Place {
+            room: self.clone(),
+            listener: open.listeners,
+            free: Arc::new(Semaphore::new(self.of_listener)),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Open> {
@@ -75,49 +83,78 @@ impl Room {
 
 impl Place {
     /// Lets a connection in, which keeps the permits as long as it is open.
-    pub(super) async fn admit(&self, client: Option<IpAddr>, begin: impl FnOnce(Permits) -> AbortHandle) {
+    pub(super) async fn admit(
+        &self,
+        client: Option<IpAddr>,
+        begin: impl FnOnce(Permits) -> AbortHandle,
+    ) {
         let of_listener = |connection: &Connection| connection.listener == self.listener;
-        let permits = [self.permit(&self.free, of_listener).await, self.permit(&self.room.in_sum, |_| true).await];
-        let connection = Connection { listener: self.listener, client, task: begin(permits) };
+        let permits = [
+            self.permit(&self.free, of_listener).await,
+            self.permit(&self.room.in_sum, |_| true).await,
+        ];
+        let connection = Connection {
+            listener: self.listener,
+            client,
+            task: begin(permits),
+        };
         self.room.lock().connections.push_back(connection);
     }
 
-    /// Returns a permit, for which one of these connections may have to end. On a busy machine a task that is aborted lives on for a while,
-    /// and its connection is open until then.
-    async fn permit(&self, free: &Arc<Semaphore>, among: impl Fn(&Connection) -> bool) -> OwnedSemaphorePermit {
+    /// Returns a permit, for which one of these connections may have to end. On a busy machine a
+    /// task that is aborted lives on for a while, and its connection is open until then.
+    async fn permit(
+        &self,
+        free: &Arc<Semaphore>,
+        among: impl Fn(&Connection) -> bool,
+    ) -> OwnedSemaphorePermit {
         if let Ok(permit) = Arc::clone(free).try_acquire_owned() {
             return permit;
         }
         self.room.lock().end_one(among);
-        Arc::clone(free).acquire_owned().await.expect("nothing closes the semaphore")
+        Arc::clone(free)
+            .acquire_owned()
+            .await
+            .expect("nothing closes the semaphore")
     }
 }
 
 impl Open {
     fn end_one(&mut self, among: impl Fn(&Connection) -> bool) {
-        self.connections.retain(|connection| !connection.task.is_finished());
-        if let Some(connection) = self.gives_way(among).and_then(|index| self.connections.remove(index)) {
+        self.connections
+            .retain(|connection| !connection.task.is_finished());
+        if let Some(connection) = self
+            .gives_way(among)
+            .and_then(|index| self.connections.remove(index))
+        {
             connection.task.abort();
         }
     }
 
-    /// Returns the oldest connection of the client that has the most. Age alone would let one client end all others' connections, before
-    /// they have asked.
+    /// Returns the oldest connection of the client that has the most. Age alone would let one
+    /// client end all others' connections, before they have asked.
     fn gives_way(&self, among: impl Fn(&Connection) -> bool) -> Option<usize> {
         let (mut of_site, mut of_client) = (HashMap::<_, usize>::new(), HashMap::<_, usize>::new());
-        let among = || self.connections.iter().enumerate().filter(|(_, connection)| among(connection));
+        let among = || {
+            self.connections
+                .iter()
+                .enumerate()
+                .filter(|(_, connection)| among(connection))
+        };
         for (_, Connection { client, .. }) in among() {
             *of_site.entry(client.map(site)).or_default() += 1;
             *of_client.entry(client).or_default() += 1;
         }
         // `max_by_key` takes the last one of equals.
-        let heaviest =
-            among().rev().max_by_key(|(_, Connection { client, .. })| (of_site[&client.map(site)], of_client[client]));
+        let heaviest = among().rev().max_by_key(|(_, Connection { client, .. })| {
+            (of_site[&client.map(site)], of_client[client])
+        });
         heaviest.map(|(index, _)| index)
     }
 }
 
-/// Returns the address that stands for all of one site: of IPv6 the /64, in which one host may have any number.
+/// Returns the address that stands for all of one site: of IPv6 the /64, in which one host may have
+/// any number.
 fn site(client: IpAddr) -> IpAddr {
     match client.to_canonical() {
         IpAddr::V4(client) => client.into(),
@@ -127,7 +164,9 @@ fn site(client: IpAddr) -> IpAddr {
 
 /// Returns the number of files that this process may have open, once it has raised the limit.
 pub(crate) fn files() -> usize {
-    getrlimit(Resource::RLIMIT_NOFILE).map_or(1_024, |(_, hard)| usize::try_from(hard).unwrap_or(usize::MAX))
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(1_024, |(_, hard)| {
+        usize::try_from(hard).unwrap_or(usize::MAX)
+    })
 }
 
 #[cfg(test)]
@@ -141,7 +180,8 @@ mod tests {
 
     /// Admits a connection that lasts, and returns it.
     async fn connect(place: &Place, client: &str) -> JoinHandle<()> {
-        let (client, mut task) = (client.parse().unwrap(), None);
+        let client = client.parse().unwrap();
+        let mut task = None;
         let begin = |permits: Permits| {
             let connection = tokio::spawn(async move {
                 let _permits = permits;
@@ -153,7 +193,9 @@ mod tests {
         task.unwrap()
     }
 
-    async fn connect_each<'a>(connections: impl IntoIterator<Item = (&'a Place, String)>) -> Vec<JoinHandle<()>> {
+    async fn connect_each<'a>(
+        connections: impl IntoIterator<Item = (&'a Place, String)>,
+    ) -> Vec<JoinHandle<()>> {
         let mut connected = Vec::new();
         for (place, client) in connections {
             connected.push(connect(place, &client).await);
@@ -164,12 +206,18 @@ mod tests {
     /// Returns the places of the connections that have ended.
     async fn ended(connections: &[JoinHandle<()>]) -> Vec<usize> {
         yield_now().await;
-        (0..connections.len()).filter(|index| connections[*index].is_finished()).collect()
+        (0..connections.len())
+            .filter(|index| connections[*index].is_finished())
+            .collect()
     }
 
     #[tokio::test]
     async fn client_with_most_connections_gives_way_and_its_oldest_first() {
-        for (greedy, prober) in [(GREEDY, PROBER), ("fd00::2", "fd00:0:0:1::2"), ("::ffff:10.244.1.2", "10.244.1.3")] {
+        for (greedy, prober) in [
+            (GREEDY, PROBER),
+            ("fd00::2", "fd00:0:0:1::2"),
+            ("::ffff:10.244.1.2", "10.244.1.3"),
+        ] {
             let place = Room::new(8, 100).place();
             let probe = connect(&place, prober).await;
             let connections = connect_each((0..30).map(|_| (&place, greedy.to_owned()))).await;
@@ -183,7 +231,8 @@ mod tests {
     async fn client_with_many_addresses_of_ipv6_counts_as_one() {
         let place = Room::new(8, 100).place();
         let probes = [connect(&place, PROBER).await, connect(&place, PROBER).await];
-        let connections = connect_each((0..30).map(|nth| (&place, format!("2001:db8::{nth:x}")))).await;
+        let connections =
+            connect_each((0..30).map(|nth| (&place, format!("2001:db8::{nth:x}")))).await;
         assert_eq!(ended(&connections).await, (0..24).collect::<Vec<_>>());
         assert!(ended(&probes).await.is_empty());
     }
@@ -191,7 +240,8 @@ mod tests {
     #[tokio::test]
     async fn clients_with_equally_many_connections_give_way_by_age() {
         let place = Room::new(4, 100).place();
-        let connections = connect_each((1..=6).map(|nth| (&place, format!("10.244.1.{nth}")))).await;
+        let connections =
+            connect_each((1..=6).map(|nth| (&place, format!("10.244.1.{nth}")))).await;
         assert_eq!(ended(&connections).await, [0, 1]);
     }
 
@@ -201,7 +251,8 @@ mod tests {
         let room = Room::new(8, 10);
         let [mine, others @ ..] = [(); 5].map(|()| room.place());
         let probe = connect(&mine, PROBER).await;
-        let connections = connect_each((0..40).map(|nth| (&others[nth % 4], GREEDY.to_owned()))).await;
+        let connections =
+            connect_each((0..40).map(|nth| (&others[nth % 4], GREEDY.to_owned()))).await;
         assert_eq!(ended(&connections).await, (0..31).collect::<Vec<_>>());
         assert!(!probe.is_finished());
     }
@@ -213,7 +264,10 @@ mod tests {
         let [mine, full] = [(); 2].map(|()| room.place());
         let elsewhere = connect_each((0..4).map(|_| (&mine, GREEDY.to_owned()))).await;
         let connections = connect_each((0..6).map(|_| (&full, GREEDY.to_owned()))).await;
-        assert_eq!((ended(&connections).await, ended(&elsewhere).await), (vec![0, 1], vec![]));
+        assert_eq!(
+            (ended(&connections).await, ended(&elsewhere).await),
+            (vec![0, 1], vec![])
+        );
     }
 
     #[tokio::test]

@@ -14,15 +14,34 @@ const REQUEST: &str = "GET / HTTP/1.1\r\nHost: node\r\n\r\n";
 
 #[test]
 fn client_with_loopback_address_is_on_the_host() {
-    for addr in ["127.0.0.1:5", "127.9.9.9:5", "[::1]:5", "[::ffff:127.0.0.1]:5"] {
-        assert_eq!(addr.parse::<SocketAddr>().unwrap().client(), Client::OnHost, "{addr}");
+    for addr in [
+        "127.0.0.1:5",
+        "127.9.9.9:5",
+        "[::1]:5",
+        "[::ffff:127.0.0.1]:5",
+    ] {
+        assert_eq!(
+            addr.parse::<SocketAddr>().unwrap().client(),
+            Client::OnHost,
+            "{addr}"
+        );
     }
-    for addr in ["192.0.2.1:5", "[fd00::1]:5", "[::ffff:192.0.2.1]:5", "0.0.0.0:5"] {
-        assert_eq!(addr.parse::<SocketAddr>().unwrap().client(), Client::Elsewhere, "{addr}");
+    for addr in [
+        "192.0.2.1:5",
+        "[fd00::1]:5",
+        "[::ffff:192.0.2.1]:5",
+        "0.0.0.0:5",
+    ] {
+        assert_eq!(
+            addr.parse::<SocketAddr>().unwrap().client(),
+            Client::Elsewhere,
+            "{addr}"
+        );
     }
 }
 
-/// Ordinary connections of three pods wait for an accept, as beside an agent that is busy. Then a load balancer asks.
+/// Ordinary connections of three pods wait for an accept, as beside an agent that is busy. Then a
+/// load balancer asks.
 #[tokio::test]
 async fn probe_that_waits_behind_connections_of_three_pods_is_answered() {
     let listener = bind((Ipv4Addr::LOCALHOST, 0).into(), true).unwrap();
@@ -42,9 +61,16 @@ async fn probe_that_waits_behind_connections_of_three_pods_is_answered() {
 
 #[tokio::test(start_paused = true)]
 async fn header_of_16_kib_is_read_and_a_longer_one_refused() {
-    for (bytes, status) in [(15 << 10, "HTTP/1.1 200"), (17 << 10, "HTTP/1.1 431"), (400 << 10, "HTTP/1.1 431")] {
+    for (bytes, status) in [
+        (15 << 10, "HTTP/1.1 200"),
+        (17 << 10, "HTTP/1.1 431"),
+        (400 << 10, "HTTP/1.1 431"),
+    ] {
         let (mut client, _served) = conversation();
-        let header = format!("GET / HTTP/1.1\r\nHost: node\r\nX: {}\r\n\r\n", "x".repeat(bytes));
+        let header = format!(
+            "GET / HTTP/1.1\r\nHost: node\r\nX: {}\r\n\r\n",
+            "x".repeat(bytes)
+        );
         // The server reads no further than it likes.
         let _sent = client.write_all(header.as_bytes()).await;
         assert!(read_some(&mut client).await.starts_with(status), "{bytes}");
@@ -75,17 +101,26 @@ fn router() -> Router {
 /// Connects from 127.0.0.`host`.
 async fn connect(host: u8, to: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
-    socket.bind((IpAddr::from([127, 0, 0, host]), 0).into()).unwrap();
-    let connected = timeout(DEADLINE, socket.connect(to)).await.expect("the queue of the listener is full");
+    socket
+        .bind((IpAddr::from([127, 0, 0, host]), 0).into())
+        .unwrap();
+    let connected = timeout(DEADLINE, socket.connect(to))
+        .await
+        .expect("the queue of the listener is full");
     let stream = connected.unwrap();
     // Ports do not wait after the end.
-    SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+    SockRef::from(&stream)
+        .set_linger(Some(Duration::ZERO))
+        .unwrap();
     stream
 }
 
 /// Reads the first part of an answer.
 async fn read_some(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> String {
     let mut bytes = [0; 1_024];
-    let count = timeout(DEADLINE, stream.read(&mut bytes)).await.expect("no answer").unwrap();
+    let count = timeout(DEADLINE, stream.read(&mut bytes))
+        .await
+        .expect("no answer")
+        .unwrap();
     String::from_utf8_lossy(&bytes[..count]).into_owned()
 }

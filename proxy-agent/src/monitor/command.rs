@@ -24,8 +24,9 @@ use proxy_view::select_args::NamespaceArgs;
 
 /// Show packets that open flows or are dropped or rejected, until stopped.
 ///
-/// Packets of open flows are not shown, and watching does not slow them down. Packets that cannot be shown in time are
-/// counted as lost. With --since those of the past come first, as far as the agent keeps them (`kpx run --monitor-history`).
+/// Packets of open flows are not shown, and watching does not slow them down. Packets that cannot
+/// be shown in time are counted as lost. With --since those of the past come first, as far as the
+/// agent keeps them (`kpx run --monitor-history`).
 #[derive(Args, Debug)]
 pub struct MonitorArgs {
     /// Show only packets to this Service.
@@ -76,12 +77,19 @@ pub async fn monitor(args: &MonitorArgs) -> Result<()> {
     let client = Client::new(&args.run_dir);
     // A wrong name would wait in silence.
     if let Some(name) = &args.service {
-        name.clone().within(args.within.namespace.as_deref()).find(&client.services_to_name().await?)?;
+        name.clone()
+            .within(args.within.namespace.as_deref())
+            .find(&client.services_to_name().await?)?;
     }
-    let mut namer = Namer { names: client.names().await?, asked: Instant::now(), client: client.clone() };
+    let mut namer = Namer {
+        names: client.names().await?,
+        asked: Instant::now(),
+        client: client.clone(),
+    };
     let started = Timestamp::now();
     let mut lines = client.lines(&args.path(started)?).await?;
-    let (filter, mut limit) = (args.filter(), Limit::new(args.limit_per_second));
+    let filter = args.filter();
+    let mut limit = Limit::new(args.limit_per_second);
     let mut shown = 0;
     while args.count.is_none_or(|count| shown < count) {
         let line = match lines.next().await? {
@@ -89,13 +97,18 @@ pub async fn monitor(args: &MonitorArgs) -> Result<()> {
             None if args.no_follow => break,
             None => bail!("kpx has ended"),
         };
-        let mut event: Event = serde_json::from_slice(&line).context("the running kpx is of another version")?;
+        let mut event: Event =
+            serde_json::from_slice(&line).context("the running kpx is of another version")?;
         namer.name(&mut event).await?;
         if !filter.wants(&event) {
             continue;
         }
         // The past comes at once, and its number is limited.
-        let (lost, may) = if event.time < started { (0, true) } else { limit.ask() };
+        let (lost, may) = if event.time < started {
+            (0, true)
+        } else {
+            limit.ask()
+        };
         if lost > 0 && !args.print(&Event::lost(lost))? {
             break;
         }
@@ -110,7 +123,9 @@ pub async fn monitor(args: &MonitorArgs) -> Result<()> {
 impl MonitorArgs {
     /// Returns what to ask the agent for.
     fn path(&self, now: Timestamp) -> Result<String> {
-        let Some(since) = self.since else { return Ok("/monitor".to_owned()) };
+        let Some(since) = self.since else {
+            return Ok("/monitor".to_owned());
+        };
         let past = since.std().context("--since must not be negative")?;
         let time = now.saturating_sub(SignedDuration::try_from(past)?)?;
         Ok(format!("/monitor?since={time}&follow={}", !self.no_follow))
@@ -149,8 +164,8 @@ struct Namer {
 }
 
 impl Namer {
-    /// Adds the Service's name to the event. An unknown Service may be new, so the names are read again; at most once a
-    /// second, because the Service may be gone.
+    /// Adds the Service's name to the event. An unknown Service may be new, so the names are read
+    /// again; at most once a second, because the Service may be gone.
     async fn name(&mut self, event: &mut Event) -> Result<()> {
         const PERIOD: Duration = Duration::from_secs(1);
         event.name(&self.names);
@@ -177,8 +192,17 @@ mod tests {
             monitor: MonitorArgs,
         }
         let read = |reason| Line::try_parse_from(["kpx", "--reason", reason]);
-        assert_eq!(read("no_endpoints").unwrap().monitor.reason.as_deref(), Some("no_endpoints"));
-        let error = read("no_endpoint").map(|line| line.monitor).unwrap_err().to_string();
-        assert!(error.contains("similar value exists: 'no_endpoints'"), "{error}");
+        assert_eq!(
+            read("no_endpoints").unwrap().monitor.reason.as_deref(),
+            Some("no_endpoints")
+        );
+        let error = read("no_endpoint")
+            .map(|line| line.monitor)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("similar value exists: 'no_endpoints'"),
+            "{error}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! An event in the form that watchers get. The form is stable: fields may be added, and no field is renamed or removed.
+//! An event in the form that watchers get. The form is stable: fields may be added, and no field is
+//! renamed or removed.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -29,8 +30,8 @@ pub struct Event {
     /// The index of the device.
     pub ifindex: u32,
     pub device: Option<String>,
-    /// The protocol: `TCP`, `UDP` or `SCTP`. None if the programs did not understand the packet's headers; the event
-    /// then has no addresses either.
+    /// The protocol: `TCP`, `UDP` or `SCTP`. None if the programs did not understand the packet's
+    /// headers; the event then has no addresses either.
     pub protocol: Option<String>,
     pub client: Option<SocketAddr>,
     pub dialled: Option<SocketAddr>,
@@ -47,13 +48,15 @@ pub struct DecisionEvent {
     pub kind: String,
     /// The ClusterIP and port of the service port.
     pub service: SocketAddr,
-    /// The namespace of the Service; None if it is unknown, for example because the Service is gone.
+    /// The namespace of the Service; None if it is unknown, for example because the Service is
+    /// gone.
     pub namespace: Option<String>,
     pub name: Option<String>,
     pub port_name: Option<String>,
     /// The place of the client: `outside`, `detected`, `pod` or `node`.
     pub origin: String,
-    /// The set of endpoints, `cluster` or `local`; None if the decision was made before a set was chosen.
+    /// The set of endpoints, `cluster` or `local`; None if the decision was made before a set was
+    /// chosen.
     pub set: Option<String>,
     pub backend: Option<SocketAddr>,
     /// True if session affinity chose the backend.
@@ -102,7 +105,9 @@ impl Event {
             reason: reason.map(|reason| reason.name().to_owned()),
             hook: record.hook_id.name().to_owned(),
             ifindex: record.ifindex,
-            device: nix::net::if_::if_indextoname(record.ifindex).ok().and_then(|name| name.into_string().ok()),
+            device: nix::net::if_::if_indextoname(record.ifindex)
+                .ok()
+                .and_then(|name| name.into_string().ok()),
             protocol: is_known.then(|| record.proto.to_string().to_uppercase()),
             client: is_known.then(|| record.src.socket_addr()),
             dialled: is_known.then(|| record.dst.socket_addr()),
@@ -113,7 +118,9 @@ impl Event {
 
     /// Adds the name of the Service.
     pub(crate) fn name(&mut self, names: &Names) {
-        let (Some(protocol), Some(decision)) = (&self.protocol, &mut self.decision) else { return };
+        let (Some(protocol), Some(decision)) = (&self.protocol, &mut self.decision) else {
+            return;
+        };
         if let Some(found) = names.find(decision.service, protocol) {
             decision.namespace = Some(found.namespace.clone());
             decision.name = Some(found.name.clone());
@@ -123,17 +130,28 @@ impl Event {
 
     /// Returns true if the event is about a frontend whose Service has no name yet.
     pub(crate) fn lacks_name(&self) -> bool {
-        self.decision.as_ref().is_some_and(|decision| decision.name.is_none())
+        self.decision
+            .as_ref()
+            .is_some_and(|decision| decision.name.is_none())
     }
 
     /// Returns true if the packet is to a frontend of the Service `[namespace/]name`.
     pub(super) fn is_to(&self, service: &ObjectName) -> bool {
-        let name = self.decision.as_ref().and_then(|decision| decision.name.as_ref());
-        name == Some(&service.name) && service.namespace.as_ref().is_none_or(|namespace| self.is_in(namespace))
+        let name = self
+            .decision
+            .as_ref()
+            .and_then(|decision| decision.name.as_ref());
+        name == Some(&service.name)
+            && service
+                .namespace
+                .as_ref()
+                .is_none_or(|namespace| self.is_in(namespace))
     }
 
     pub(super) fn is_in(&self, namespace: &str) -> bool {
-        self.decision.as_ref().is_some_and(|decision| decision.namespace.as_deref() == Some(namespace))
+        self.decision
+            .as_ref()
+            .is_some_and(|decision| decision.namespace.as_deref() == Some(namespace))
     }
 
     pub(super) fn client_ip(&self) -> Option<IpAddr> {
@@ -141,8 +159,8 @@ impl Event {
     }
 }
 
-/// Returns true for what the host sends by the anchor because that is a device with IPv6: neighbour discovery, and reports of multicast
-/// groups. Nothing else of IPv6 is refused for this reason.
+/// Returns true for what the host sends by the anchor because that is a device with IPv6: neighbour
+/// discovery, and reports of multicast groups. Nothing else of IPv6 is refused for this reason.
 pub(super) fn is_housekeeping(record: &AnyRecord) -> bool {
     let is_not_unicast = |reason: u8| Reason::from_index(reason.into()) == Some(Reason::NotUnicast);
     matches!(record, AnyRecord::V6(record) if record.what != What::DECIDED && is_not_unicast(record.reason))

@@ -19,15 +19,31 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
-    /// Returns true if the event is wanted. Lost events might have been wanted, so they count as wanted.
+    /// Returns true if the event is wanted. Lost events might have been wanted, so they count as
+    /// wanted.
     pub(crate) fn wants(&self, event: &Event) -> bool {
         let is_decision = event.what == "decision";
-        let kind = if self.decisions { is_decision } else { !(self.unserved && is_decision) };
+        let kind = if self.decisions {
+            is_decision
+        } else {
+            !(self.unserved && is_decision)
+        };
         event.lost > 0
             || kind
-                && self.reason.as_ref().is_none_or(|reason| event.reason.as_ref() == Some(reason))
-                && self.client.is_none_or(|client| event.client_ip() == Some(client))
-                && self.service.as_ref().is_none_or(|service| event.is_to(service))
-                && self.namespace.as_ref().is_none_or(|namespace| event.is_in(namespace))
+                && self
+                    .reason
+                    .as_ref()
+                    .is_none_or(|reason| event.reason.as_ref() == Some(reason))
+                && self
+                    .client
+                    .is_none_or(|client| event.client_ip() == Some(client))
+                && self
+                    .service
+                    .as_ref()
+                    .is_none_or(|service| event.is_to(service))
+                && self
+                    .namespace
+                    .as_ref()
+                    .is_none_or(|namespace| event.is_in(namespace))
     }
 }

@@ -8,7 +8,8 @@ use jiff::Timestamp;
 
 use super::event::Event;
 
-/// The events of the past: as many decisions as refusals, so that a flood of one kind pushes out none of the other.
+/// The events of the past: as many decisions as refusals, so that a flood of one kind pushes out
+/// none of the other.
 #[derive(Debug)]
 pub(super) struct Past {
     most: usize,
@@ -20,11 +21,13 @@ pub(super) struct Past {
 #[derive(Debug, Default)]
 struct Kept {
     events: VecDeque<Arc<Event>>,
-    /// The number of events that were here and gave way: the number of the first one that is still here.
+    /// The number of events that were here and gave way: the number of the first one that is still
+    /// here.
     gone: u64,
 }
 
-/// The place of a reader: for each kind the numbers of its next event, and of the first that it does not want.
+/// The place of a reader: for each kind the numbers of its next event, and of the first that it
+/// does not want.
 ///
 /// A reader that stops holds no event by it, however many give way meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,11 +36,19 @@ pub(super) struct Place([Range<u64>; 2]);
 impl Past {
     /// Creates the memory of at most so many decisions, and of as many refusals; None for 0.
     pub(super) fn of(most: usize) -> Option<Self> {
-        (most > 0).then(|| Self { most, decisions: Kept::default(), refusals: Kept::default() })
+        (most > 0).then(|| Self {
+            most,
+            decisions: Kept::default(),
+            refusals: Kept::default(),
+        })
     }
 
     pub(super) fn keep(&mut self, event: Arc<Event>) {
-        let kept = if event.what == "decision" { &mut self.decisions } else { &mut self.refusals };
+        let kept = if event.what == "decision" {
+            &mut self.decisions
+        } else {
+            &mut self.refusals
+        };
         if kept.events.len() >= self.most {
             kept.events.pop_front();
             kept.gone += 1;
@@ -45,17 +56,27 @@ impl Past {
         kept.events.push_back(event);
     }
 
-    /// Returns the place of the first event from a time on. `follows` tells whether events that come later are wanted.
+    /// Returns the place of the first event from a time on. `follows` tells whether events that
+    /// come later are wanted.
     pub(super) fn place(&self, time: Timestamp, follows: bool) -> Place {
         Place([&self.decisions, &self.refusals].map(|kept| {
-            let before = kept.events.iter().position(|event| event.time >= time).unwrap_or(kept.events.len());
-            let end = if follows { u64::MAX } else { kept.gone + kept.events.len() as u64 };
+            let before = kept
+                .events
+                .iter()
+                .position(|event| event.time >= time)
+                .unwrap_or(kept.events.len());
+            let end = if follows {
+                u64::MAX
+            } else {
+                kept.gone + kept.events.len() as u64
+            };
             kept.gone + before as u64..end
         }))
     }
 
-    /// Returns the next events, about `most` and the oldest first, and moves the place behind them. Those that gave way before they were
-    /// read are counted as lost. None are left if it returns none.
+    /// Returns the next events, about `most` and the oldest first, and moves the place behind them.
+    /// Those that gave way before they were read are counted as lost. None are left if it returns
+    /// none.
     pub(super) fn next(&self, place: &mut Place, most: usize) -> Vec<Arc<Event>> {
         let kinds = [&self.decisions, &self.refusals];
         let mut lost = 0;
@@ -64,13 +85,21 @@ impl Past {
             lost += first - wanted.start;
             wanted.start = first;
         }
-        let mut events: Vec<_> = (lost > 0).then(|| Arc::new(Event::lost(lost))).into_iter().collect();
+        let mut events: Vec<_> = (lost > 0)
+            .then(|| Arc::new(Event::lost(lost)))
+            .into_iter()
+            .collect();
         while events.len() < most {
             let heads = kinds.iter().zip(&mut place.0).filter_map(|(kept, wanted)| {
-                let index = wanted.start.checked_sub(kept.gone).filter(|_| !wanted.is_empty())?;
+                let index = wanted
+                    .start
+                    .checked_sub(kept.gone)
+                    .filter(|_| !wanted.is_empty())?;
                 Some((kept.events.get(usize::try_from(index).ok()?)?, wanted))
             });
-            let Some((event, wanted)) = heads.min_by_key(|(event, _)| event.time) else { break };
+            let Some((event, wanted)) = heads.min_by_key(|(event, _)| event.time) else {
+                break;
+            };
             wanted.start += 1;
             events.push(Arc::clone(event));
         }
@@ -83,7 +112,11 @@ mod tests {
     use super::*;
 
     fn event(second: i64, what: &str) -> Arc<Event> {
-        Arc::new(Event { time: Timestamp::from_second(second).unwrap(), what: what.to_owned(), ..Event::lost(0) })
+        Arc::new(Event {
+            time: Timestamp::from_second(second).unwrap(),
+            what: what.to_owned(),
+            ..Event::lost(0)
+        })
     }
 
     #[test]
@@ -94,26 +127,47 @@ mod tests {
         (2..10).for_each(|second| past.keep(event(second, "drop")));
         past.keep(event(5, "decision"));
         let seconds = |since| -> Vec<_> {
-            let events = past.next(&mut past.place(Timestamp::from_second(since).unwrap(), false), 100);
+            let events = past.next(
+                &mut past.place(Timestamp::from_second(since).unwrap(), false),
+                100,
+            );
             events.iter().map(|event| event.time.as_second()).collect()
         };
-        assert_eq!([seconds(0), seconds(5), seconds(9)], [vec![1, 5, 8, 9], vec![5, 8, 9], vec![9]]);
+        assert_eq!(
+            [seconds(0), seconds(5), seconds(9)],
+            [vec![1, 5, 8, 9], vec![5, 8, 9], vec![9]]
+        );
     }
 
     #[test]
     fn slow_reader_holds_nothing_and_hears_of_what_it_lost() {
         let mut past = Past::of(3).unwrap();
         (0..3).for_each(|second| past.keep(event(second, "drop")));
-        let (mut follows, mut ends) =
-            (past.place(Timestamp::UNIX_EPOCH, true), past.place(Timestamp::UNIX_EPOCH, false));
+        let (mut follows, mut ends) = (
+            past.place(Timestamp::UNIX_EPOCH, true),
+            past.place(Timestamp::UNIX_EPOCH, false),
+        );
         assert_eq!(past.next(&mut follows, 1).len(), 1);
         (3..8).for_each(|second| past.keep(event(second, "drop")));
-        assert_eq!(past.refusals.events.iter().map(Arc::strong_count).collect::<Vec<_>>(), [1, 1, 1]);
+        assert_eq!(
+            past.refusals
+                .events
+                .iter()
+                .map(Arc::strong_count)
+                .collect::<Vec<_>>(),
+            [1, 1, 1]
+        );
         let told = |place: &mut Place| -> Vec<_> {
-            past.next(place, 100).iter().map(|event| (event.lost, event.what.clone())).collect()
+            past.next(place, 100)
+                .iter()
+                .map(|event| (event.lost, event.what.clone()))
+                .collect()
         };
         let drop = || (0, "drop".to_owned());
-        assert_eq!(told(&mut follows), [(4, "lost".to_owned()), drop(), drop(), drop()]);
+        assert_eq!(
+            told(&mut follows),
+            [(4, "lost".to_owned()), drop(), drop(), drop()]
+        );
         assert_eq!(told(&mut ends), [(3, "lost".to_owned())]);
         assert!(told(&mut follows).is_empty() && told(&mut ends).is_empty());
     }

@@ -2,11 +2,15 @@
 
 use super::event::{DecisionEvent, Event};
 
-/// Returns the time of day in UTC, the kind of event, the client, the dialled address, and the decision.
+/// Returns the time of day in UTC, the kind of event, the client, the dialled address, and the
+/// decision.
 pub(super) fn line(event: &Event) -> String {
     let time = event.time.strftime("%H:%M:%S%.3f");
     if event.lost > 0 {
-        return format!("{time} lost      {} packets that were too many to show", event.lost);
+        return format!(
+            "{time} lost      {} packets that were too many to show",
+            event.lost
+        );
     }
     let mut words = vec![format!("{time} {:<8}", event.what)];
     words.extend(event.reason.clone());
@@ -15,7 +19,10 @@ pub(super) fn line(event: &Event) -> String {
         words.push(format!("{client} > {dialled}"));
     }
     words.extend(event.decision.as_ref().map(decision));
-    let device = event.device.clone().unwrap_or_else(|| format!("device {}", event.ifindex));
+    let device = event
+        .device
+        .clone()
+        .unwrap_or_else(|| format!("device {}", event.ifindex));
     words.push(format!("({} of {device})", event.hook));
     words.join(" ")
 }
@@ -88,10 +95,22 @@ mod tests {
         );
         event.what = "drop".to_owned();
         event.reason = Some("not_unicast".to_owned());
-        (event.protocol, event.client, event.dialled, event.decision, event.device) = (None, None, None, None, None);
-        assert_eq!(line(&event), "03:04:05.678 drop     not_unicast (ingress of device 2)");
+        (
+            event.protocol,
+            event.client,
+            event.dialled,
+            event.decision,
+            event.device,
+        ) = (None, None, None, None, None);
+        assert_eq!(
+            line(&event),
+            "03:04:05.678 drop     not_unicast (ingress of device 2)"
+        );
         event.lost = 7;
-        assert_eq!(line(&event), "03:04:05.678 lost      7 packets that were too many to show");
+        assert_eq!(
+            line(&event),
+            "03:04:05.678 lost      7 packets that were too many to show"
+        );
         Ok(())
     }
 }

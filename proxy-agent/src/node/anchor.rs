@@ -17,12 +17,14 @@ pub(super) struct AnchorDevice {
     serves_localhost: bool,
 }
 
-/// The state of the anchor after a check. [`AnchorDevice::set`] takes it in once the rest of the node has adapted.
+/// The state of the anchor after a check. [`AnchorDevice::set`] takes it in once the rest of the
+/// node has adapted.
 pub(super) struct AnchorState {
     pub(super) device: Anchor,
     /// It was there before.
     pub(super) was_up: bool,
-    /// The parameters that somebody had changed, and that are set back. Those of an anchor that was gone or down come with it.
+    /// The parameters that somebody had changed, and that are set back. Those of an anchor that was
+    /// gone or down come with it.
     pub(super) sysctls: u64,
     mtu: u32,
 }
@@ -30,11 +32,20 @@ pub(super) struct AnchorState {
 impl AnchorDevice {
     /// Makes the anchor. Until devices are known it has the MTU that it had.
     pub(super) async fn start(handle: Handle, serves_localhost: bool) -> Result<Self> {
-        let present = anchor::present_mtu(&handle).await.context("look for the anchor")?;
+        let present = anchor::present_mtu(&handle)
+            .await
+            .context("look for the anchor")?;
         let mtu = present.unwrap_or_else(|| anchor_mtu(&BTreeMap::new()));
-        let (device, _) = anchor::ensure(&handle, mtu).await.context("make the anchor")?;
+        let (device, _) = anchor::ensure(&handle, mtu)
+            .await
+            .context("make the anchor")?;
         anchor::set_localhost(&handle, serves_localhost).await?;
-        Ok(Self { handle, device, mtu, serves_localhost })
+        Ok(Self {
+            handle,
+            device,
+            mtu,
+            serves_localhost,
+        })
     }
 
     pub(super) fn device(&self) -> Anchor {
@@ -45,21 +56,36 @@ impl AnchorDevice {
         self.device.ifindex
     }
 
-    /// Restores the anchor if it is missing or down, or if its MTU differs from the uplinks'. Does so now and then
-    /// without a reason, because some damage does not show. None if nothing had to be done.
-    pub(super) async fn fit(&self, links: &BTreeMap<u32, Link>, listed: bool) -> Result<Option<AnchorState>> {
+    /// Restores the anchor if it is missing or down, or if its MTU differs from the uplinks'. Does
+    /// so now and then without a reason, because some damage does not show. None if nothing had to
+    /// be done.
+    pub(super) async fn fit(
+        &self,
+        links: &BTreeMap<u32, Link>,
+        listed: bool,
+    ) -> Result<Option<AnchorState>> {
         let mtu = anchor_mtu(links);
         let up = links.contains_key(&self.ifindex()) && anchor::is_up(links);
         if mtu == self.mtu && up && !listed {
             return Ok(None);
         }
-        // The known state of devices is a moment old. In that moment the anchor may have come up and gone down again.
-        let was_up = anchor::stands(&self.handle).await.context("look at the anchor")?;
-        let (device, changed) = anchor::ensure(&self.handle, mtu).await.context("fit the anchor")?;
+        // The known state of devices is a moment old. In that moment the anchor may have come up
+        // and gone down again.
+        let was_up = anchor::stands(&self.handle)
+            .await
+            .context("look at the anchor")?;
+        let (device, changed) = anchor::ensure(&self.handle, mtu)
+            .await
+            .context("fit the anchor")?;
         let changed = changed + anchor::set_localhost(&self.handle, self.serves_localhost).await?;
         debug!(mtu, "anchor fitted");
         let sysctls = if was_up { changed } else { 0 };
-        Ok(Some(AnchorState { device, was_up, sysctls, mtu }))
+        Ok(Some(AnchorState {
+            device,
+            was_up,
+            sysctls,
+            mtu,
+        }))
     }
 
     pub(super) fn set(&mut self, anchor_state: &AnchorState) {

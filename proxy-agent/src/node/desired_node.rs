@@ -28,8 +28,8 @@ pub(super) struct DesiredNode {
 #[derive(Debug, Default)]
 pub(super) struct SyncedNode {
     desired_node: Option<DesiredNode>,
-    /// Set if the desired state is in force. Otherwise the node's state is unknown: it may mix this desired state with
-    /// earlier ones.
+    /// Set if the desired state is in force. Otherwise the node's state is unknown: it may mix this
+    /// desired state with earlier ones.
     is_done: bool,
 }
 
@@ -39,10 +39,17 @@ impl SyncedNode {
         self.desired_node.as_ref()
     }
 
-    /// Takes in the desired state with the ranges of ClusterIPs in force, and the networks in them that are not for Services alone. Returns true if
-    /// there is work, whose result goes to [`Self::end`].
-    pub(super) fn begin(&mut self, desired: &Desired, service_cidrs: &[IpNet], shared: &[IpNet]) -> bool {
-        let (revision, node_addresses) = (desired.revision(), desired.node_addresses());
+    /// Takes in the desired state with the ranges of ClusterIPs in force, and the networks in them
+    /// that are not for Services alone. Returns true if there is work, whose result goes to
+    /// [`Self::end`].
+    pub(super) fn begin(
+        &mut self,
+        desired: &Desired,
+        service_cidrs: &[IpNet],
+        shared: &[IpNet],
+    ) -> bool {
+        let revision = desired.revision();
+        let node_addresses = desired.node_addresses();
         let known = self.desired_node.as_mut().filter(|_| self.is_done);
         if known.as_ref().is_some_and(|known| {
             known.revision == revision
@@ -103,11 +110,18 @@ mod tests {
             (&[given], "10.96.0.4", true),
         ] {
             let mut synced_node = SyncedNode::default();
-            assert!(synced_node.begin(&desired, ranges, &[]), "nothing is in force");
+            assert!(
+                synced_node.begin(&desired, ranges, &[]),
+                "nothing is in force"
+            );
             synced_node.end(true);
             desired.apply(service(addr).cluster_ip(addr).port("", "TCP", 80).into());
             desired.sync();
-            assert_eq!(synced_node.begin(&desired, ranges, &[]), is_work, "{addr} {ranges:?}");
+            assert_eq!(
+                synced_node.begin(&desired, ranges, &[]),
+                is_work,
+                "{addr} {ranges:?}"
+            );
         }
     }
 
@@ -116,18 +130,37 @@ mod tests {
         let mut desired = Desired::new("here");
         listed().into_iter().for_each(|input| desired.apply(input));
         declare(&mut desired, "10.96.0.0/16");
-        let (ranges, shared) = (desired.service_cidrs().to_vec(), ["10.96.3.0/24".parse().unwrap()]);
+        let ranges = desired.service_cidrs().to_vec();
+        let shared = ["10.96.3.0/24".parse().unwrap()];
         let mut synced_node = SyncedNode::default();
-        for (shared, is_work) in [(&[][..], true), (&[], false), (&shared, true), (&shared, false)] {
+        for (shared, is_work) in [
+            (&[][..], true),
+            (&[], false),
+            (&shared, true),
+            (&shared, false),
+        ] {
             assert_eq!(synced_node.begin(&desired, &ranges, shared), is_work);
             synced_node.end(true);
         }
-        desired.apply(service("a").cluster_ip("10.96.4.1").port("", "TCP", 80).into());
-        desired.apply(service("b").cluster_ip("10.96.3.1").port("", "TCP", 80).into());
+        desired.apply(
+            service("a")
+                .cluster_ip("10.96.4.1")
+                .port("", "TCP", 80)
+                .into(),
+        );
+        desired.apply(
+            service("b")
+                .cluster_ip("10.96.3.1")
+                .port("", "TCP", 80)
+                .into(),
+        );
         desired.sync();
         assert!(synced_node.begin(&desired, &ranges, &shared));
         let lone = &synced_node.desired_node().unwrap().lone_addresses;
-        assert_eq!(lone.iter().map(ToString::to_string).collect::<Vec<_>>(), ["10.96.3.1"]);
+        assert_eq!(
+            lone.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["10.96.3.1"]
+        );
     }
 
     #[test]
@@ -143,11 +176,17 @@ mod tests {
         synced_node.end(true);
         assert!(!begin(&mut synced_node, &desired), "it is in force");
         declare(&mut desired, "10.97.0.0/16");
-        assert!(begin(&mut synced_node, &desired), "something else is wanted");
+        assert!(
+            begin(&mut synced_node, &desired),
+            "something else is wanted"
+        );
         synced_node.end(false);
         // The first state is desired again; half of it may no longer be in force.
         declare(&mut desired, "10.96.0.0/16");
-        assert!(begin(&mut synced_node, &desired), "half of the other is in force");
+        assert!(
+            begin(&mut synced_node, &desired),
+            "half of the other is in force"
+        );
         synced_node.end(true);
         assert!(!begin(&mut synced_node, &desired));
     }

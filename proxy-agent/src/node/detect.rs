@@ -12,7 +12,8 @@ use proxy_net::link::{Link, LinkKind};
 /// The property by which a client counts as a local pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Detector {
-    /// An address in these networks, at most one a family. A family without a network has no detection.
+    /// An address in these networks, at most one a family. A family without a network has no
+    /// detection.
     ClusterCidr(Vec<IpNet>),
     /// An address in `spec.podCIDRs` of the Node object.
     NodeCidr,
@@ -53,17 +54,23 @@ pub struct Detection {
 
 impl Detection {
     pub fn new(detector: Detector) -> Self {
-        Self { detector, pod_cidrs: Vec::new() }
+        Self {
+            detector,
+            pod_cidrs: Vec::new(),
+        }
     }
 
-    /// Takes in the Node object's `spec.podCIDRs`. Returns an error if the detector has used other ones: open flows are
-    /// not judged again, so the agent must restart.
+    /// Takes in the Node object's `spec.podCIDRs`. Returns an error if the detector has used other
+    /// ones: open flows are not judged again, so the agent must restart.
     pub fn learn(&mut self, pod_cidrs: &[IpNet]) -> Result<()> {
         if self.detector != Detector::NodeCidr || self.pod_cidrs == pod_cidrs {
             return Ok(());
         }
         if !self.pod_cidrs.is_empty() {
-            bail!("the Node object's podCIDRs have changed from {:?} to {pod_cidrs:?}", self.pod_cidrs);
+            bail!(
+                "the Node object's podCIDRs have changed from {:?} to {pod_cidrs:?}",
+                self.pod_cidrs
+            );
         }
         self.pod_cidrs = pod_cidrs.to_vec();
         Ok(())
@@ -82,13 +89,21 @@ impl Detection {
             Detector::Bridge(_) | Detector::Prefix(_) => return Vec::new(),
         };
         let first = |ipv4| nets.iter().find(|net| net.addr().is_ipv4() == ipv4);
-        [first(true), first(false)].into_iter().flatten().copied().collect()
+        [first(true), first(false)]
+            .into_iter()
+            .flatten()
+            .copied()
+            .collect()
     }
 
-    /// Returns true if a client behind `link` is a local pod. `links` are all devices, by interface index.
+    /// Returns true if a client behind `link` is a local pod. `links` are all devices, by interface
+    /// index.
     pub fn finds(&self, link: &Link, links: &BTreeMap<u32, Link>) -> bool {
         // For packets from a bridge's ports, the IP layer sees the bridge as the input device.
-        let bridge = link.master.and_then(|master| links.get(&master)).filter(|master| master.kind == LinkKind::Bridge);
+        let bridge = link
+            .master
+            .and_then(|master| links.get(&master))
+            .filter(|master| master.kind == LinkKind::Bridge);
         let name = &bridge.unwrap_or(link).name;
         match &self.detector {
             Detector::Bridge(bridge) => name == bridge,
@@ -103,7 +118,14 @@ impl Detection {
             return Node::DETECTS4 | Node::DETECTS6;
         }
         let nets = self.nets();
-        nets.iter().fold(0, |flags, net| flags | if net.addr().is_ipv4() { Node::DETECTS4 } else { Node::DETECTS6 })
+        nets.iter().fold(0, |flags, net| {
+            flags
+                | if net.addr().is_ipv4() {
+                    Node::DETECTS4
+                } else {
+                    Node::DETECTS6
+                }
+        })
     }
 }
 
@@ -119,14 +141,24 @@ mod tests {
         let pod_cidrs = ["10.244.1.0/24", "10.244.9.0/24", "fd00:1::/64"];
         let cases: [(&str, Detector, &[&str], u32); 6] = [
             ("nothing is said", Detector::default(), &[], 0),
-            ("one family", Detector::ClusterCidr(nets(&["10.244.0.0/16"])), &["10.244.0.0/16"], Node::DETECTS4),
+            (
+                "one family",
+                Detector::ClusterCidr(nets(&["10.244.0.0/16"])),
+                &["10.244.0.0/16"],
+                Node::DETECTS4,
+            ),
             (
                 "the other first",
                 Detector::ClusterCidr(nets(&["fd00::/48", "10.244.0.0/16"])),
                 &["10.244.0.0/16", "fd00::/48"],
                 both,
             ),
-            ("the first podCIDR of each family", Detector::NodeCidr, &["10.244.1.0/24", "fd00:1::/64"], both),
+            (
+                "the first podCIDR of each family",
+                Detector::NodeCidr,
+                &["10.244.1.0/24", "fd00:1::/64"],
+                both,
+            ),
             ("a bridge", Detector::Bridge("cni0".into()), &[], both),
             ("a prefix", Detector::Prefix("cali".into()), &[], both),
         ];
@@ -147,8 +179,14 @@ mod tests {
         detection.learn(&nets(&["10.244.1.0/24"])).unwrap();
         assert!(detection.is_known());
         detection.learn(&nets(&["10.244.1.0/24"])).unwrap();
-        let error = detection.learn(&nets(&["10.244.2.0/24"])).unwrap_err().to_string();
-        assert_eq!(error, "the Node object's podCIDRs have changed from [10.244.1.0/24] to [10.244.2.0/24]");
+        let error = detection
+            .learn(&nets(&["10.244.2.0/24"]))
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            error,
+            "the Node object's podCIDRs have changed from [10.244.1.0/24] to [10.244.2.0/24]"
+        );
         assert!(detection.learn(&[]).is_err(), "and must not go");
 
         let mut other = Detection::new(Detector::default());
@@ -165,18 +203,43 @@ mod tests {
         let eth0 = link(4, "eth0", LinkKind::Physical, None);
         let slave = link(5, "eth1", LinkKind::Physical, Some(6));
         let bond = link(6, "cni-bond", LinkKind::Bond, None);
-        let links: BTreeMap<u32, Link> = [cni0, port, routed, eth0, slave, bond].map(|link| (link.index, link)).into();
+        let links: BTreeMap<u32, Link> = [cni0, port, routed, eth0, slave, bond]
+            .map(|link| (link.index, link))
+            .into();
         let cases: [(&str, Detector, &[&str]); 6] = [
-            ("a bridge and its ports", Detector::Bridge("cni0".into()), &["cni0", "veth1234"]),
-            ("a bridge that is not there", Detector::Bridge("cni1".into()), &[]),
-            ("devices by name", Detector::Prefix("cali".into()), &["cali5678"]),
-            ("ports by their bridge's name", Detector::Prefix("cni".into()), &["cni0", "veth1234", "cni-bond"]),
+            (
+                "a bridge and its ports",
+                Detector::Bridge("cni0".into()),
+                &["cni0", "veth1234"],
+            ),
+            (
+                "a bridge that is not there",
+                Detector::Bridge("cni1".into()),
+                &[],
+            ),
+            (
+                "devices by name",
+                Detector::Prefix("cali".into()),
+                &["cali5678"],
+            ),
+            (
+                "ports by their bridge's name",
+                Detector::Prefix("cni".into()),
+                &["cni0", "veth1234", "cni-bond"],
+            ),
             ("and not by their own", Detector::Prefix("veth".into()), &[]),
-            ("by address, not by device", Detector::ClusterCidr(nets(&["10.0.0.0/8"])), &[]),
+            (
+                "by address, not by device",
+                Detector::ClusterCidr(nets(&["10.0.0.0/8"])),
+                &[],
+            ),
         ];
         for (name, detector, want) in cases {
             let detection = Detection::new(detector);
-            let found = links.values().filter(|link| detection.finds(link, &links)).map(|link| link.name.as_str());
+            let found = links
+                .values()
+                .filter(|link| detection.finds(link, &links))
+                .map(|link| link.name.as_str());
             assert_eq!(found.collect::<Vec<_>>(), want, "{name}");
         }
     }

@@ -24,7 +24,11 @@ pub(super) struct Devices {
 impl Devices {
     /// None are known yet.
     pub(super) fn new(is_node: bool) -> Self {
-        Self { links: BTreeMap::new(), is_node, is_misled: false }
+        Self {
+            links: BTreeMap::new(),
+            is_node,
+            is_misled: false,
+        }
     }
 
     /// Takes in what the kernel says of devices. True if that was a list of all.
@@ -46,7 +50,10 @@ impl Devices {
     /// Asks whether a look-up of the programs may find another way back than the kernel.
     pub(super) async fn ask_for_routes(&mut self, handle: &Handle) {
         let has_many_ways = fib::has_many_ways(handle).await.unwrap_or(true);
-        self.is_misled = has_many_ways || foreign_rule::mislead_strict_check(handle).await.unwrap_or(true);
+        self.is_misled = has_many_ways
+            || foreign_rule::mislead_strict_check(handle)
+                .await
+                .unwrap_or(true);
     }
 
     /// By interface index.
@@ -61,20 +68,29 @@ impl Devices {
 
     /// The addresses of all devices.
     pub(super) fn addresses(&self) -> BTreeSet<IpAddr> {
-        self.links.values().flat_map(|link| link.addrs.iter().map(|net| net.addr())).collect()
+        self.links
+            .values()
+            .flat_map(|link| link.addrs.iter().map(|net| net.addr()))
+            .collect()
     }
 
     /// The addresses of devices that are up.
     pub(super) fn addresses_up(&self) -> BTreeSet<IpAddr> {
         let up = self.links.values().filter(|link| link.up);
-        up.flat_map(|link| link.addrs.iter().map(|net| net.addr())).collect()
+        up.flat_map(|link| link.addrs.iter().map(|net| net.addr()))
+            .collect()
     }
 
-    /// Returns the addresses of devices that lead nowhere, with the name of each device. A process of the host serves such
-    /// an address, as NodeLocal DNSCache does. kpx itself serves the addresses of kube-ipvs0.
+    /// Returns the addresses of devices that lead nowhere, with the name of each device. A process
+    /// of the host serves such an address, as NodeLocal DNSCache does. kpx itself serves the
+    /// addresses of kube-ipvs0.
     pub(super) fn kept_addresses(&self) -> BTreeMap<IpAddr, String> {
-        let kept = self.links.values().filter(|link| link.name != KUBE_IPVS0 && leads_nowhere(link, &self.links));
-        kept.flat_map(|link| link.addrs.iter().map(|net| (net.addr(), link.name.clone()))).collect()
+        let kept = self
+            .links
+            .values()
+            .filter(|link| link.name != KUBE_IPVS0 && leads_nowhere(link, &self.links));
+        kept.flat_map(|link| link.addrs.iter().map(|net| (net.addr(), link.name.clone())))
+            .collect()
     }
 
     pub(super) fn role(&self, ifindex: u32) -> Option<Role> {
@@ -101,19 +117,31 @@ impl Devices {
         }
     }
 
-    /// Returns the names of devices by which netfilter sees no packet of a whole connection: those of other kinds than
-    /// [`Device::BARE`] ones, unless a veth belongs to them. A bridge's ports are not bare, but those of a VRF are.
+    /// Returns the names of devices by which netfilter sees no packet of a whole connection: those
+    /// of other kinds than [`Device::BARE`] ones, unless a veth belongs to them. A bridge's ports
+    /// are not bare, but those of a VRF are.
     pub(super) fn surely_no_pods(&self) -> BTreeSet<String> {
-        let has_veths =
-            |index| self.links.values().any(|port| port.master == Some(index) && port.kind == LinkKind::Veth);
-        let others = self.links.values().filter(|link| link.kind != LinkKind::Veth);
+        let has_veths = |index| {
+            self.links
+                .values()
+                .any(|port| port.master == Some(index) && port.kind == LinkKind::Veth)
+        };
+        let others = self
+            .links
+            .values()
+            .filter(|link| link.kind != LinkKind::Veth);
         let others = others.filter(|link| link.kind == LinkKind::Bridge || !has_veths(link.index));
         others.map(|link| link.name.clone()).collect()
     }
 
-    /// Returns those of these names by which no packet leaves for a pod of another node past the stack.
+    /// Returns those of these names by which no packet leaves for a pod of another node past the
+    /// stack.
     pub(super) fn surely_no_ways(&self) -> BTreeSet<String> {
-        let ways = self.links.values().filter(|link| may_be_way(link)).map(|link| link.name.clone());
+        let ways = self
+            .links
+            .values()
+            .filter(|link| may_be_way(link))
+            .map(|link| link.name.clone());
         &self.surely_no_pods() - &ways.collect()
     }
 
@@ -124,9 +152,14 @@ impl Devices {
         ways.map(|link| link.name.clone()).collect()
     }
 
-    /// Returns the names of all devices of pods that may be [`Device::BARE`]. None if netfilter may know one by another name: that of a VRF.
+    /// Returns the names of all devices of pods that may be [`Device::BARE`]. None if netfilter may
+    /// know one by another name: that of a VRF.
     pub(super) fn bare_pods(&self) -> Option<BTreeSet<String>> {
-        let is_bridge = |index| self.links.get(&index).is_some_and(|master| master.kind == LinkKind::Bridge);
+        let is_bridge = |index| {
+            self.links
+                .get(&index)
+                .is_some_and(|master| master.kind == LinkKind::Bridge)
+        };
         let pods = self.links.values().filter(|link| link.is_plain_pair());
         let mut pods = pods.filter(|link| self.role_of(link) == Role::Device { pod: true });
         pods.try_fold(BTreeSet::new(), |mut names, link| match link.master {
@@ -142,15 +175,24 @@ impl Devices {
     /// The rows of `DEVICES`.
     pub(super) fn rows(&self, detection: &Detection) -> BTreeMap<u32, Device> {
         // One card's filter meets the packets of all that lies on it.
-        let may_be_bare = !self
-            .links
-            .values()
-            .any(|link| (link.filtered || link.filtered_out) && self.role_of(link) == Role::Device { pod: false });
+        let may_be_bare = !self.links.values().any(|link| {
+            (link.filtered || link.filtered_out)
+                && self.role_of(link) == Role::Device { pod: false }
+        });
         let rows = self.links.values().filter_map(|link| {
-            let Role::Device { pod } = self.role_of(link) else { return None };
+            let Role::Device { pod } = self.role_of(link) else {
+                return None;
+            };
             let detected = detection.finds(link, &self.links);
             let row = row(link, &self.links, pod, detected, self.is_misled);
-            Some((link.index, if pod || may_be_bare { row } else { row.without(Device::BARE) }))
+            Some((
+                link.index,
+                if pod || may_be_bare {
+                    row
+                } else {
+                    row.without(Device::BARE)
+                },
+            ))
         });
         rows.collect()
     }
@@ -164,13 +206,22 @@ impl Devices {
             (has(may_be_macvlan), device::Node::MACVLANS),
             (has(|link| link.filtered), device::Node::FILTERED),
         ];
-        flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag)
+        flags
+            .into_iter()
+            .filter(|(is_set, _)| *is_set)
+            .fold(0, |all, (_, flag)| all | flag)
     }
 }
 
 /// Returns true for a device of a kind by which packets may leave for other nodes past the stack.
 fn may_be_way(link: &Link) -> bool {
-    let kinds = [LinkKind::Physical, LinkKind::Veth, LinkKind::Bond, LinkKind::Vlan, LinkKind::Overlay];
+    let kinds = [
+        LinkKind::Physical,
+        LinkKind::Veth,
+        LinkKind::Bond,
+        LinkKind::Vlan,
+        LinkKind::Overlay,
+    ];
     kinds.contains(&link.kind) && link.header == LinkHeader::Ethernet && link.master.is_none()
 }
 
@@ -183,8 +234,8 @@ fn leads_nowhere(link: &Link, links: &BTreeMap<u32, Link>) -> bool {
     }
 }
 
-/// Returns true if the device may be a macvlan or ipvlan, which lies on another device whose hooks see its packets as
-/// well. Some other kinds of device count too.
+/// Returns true if the device may be a macvlan or ipvlan, which lies on another device whose hooks
+/// see its packets as well. Some other kinds of device count too.
 fn may_be_macvlan(link: &Link) -> bool {
     let kinds = [LinkKind::Macvlan, LinkKind::Other];
     kinds.contains(&link.kind) && link.header == LinkHeader::Ethernet && !link.peer_netns
@@ -192,55 +243,87 @@ fn may_be_macvlan(link: &Link) -> bool {
 
 /// Returns the row of `DEVICES` for a link. `links` are all devices, by interface index.
 ///
-/// `is_misled` is set if a look-up may find another way back than the kernel: one of several next hops, or by other rules.
-fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool, is_misled: bool) -> Device {
-    let bridge = link.master.and_then(|master| links.get(&master)).filter(|master| master.kind == LinkKind::Bridge);
+/// `is_misled` is set if a look-up may find another way back than the kernel: one of several next
+/// hops, or by other rules.
+fn row(
+    link: &Link,
+    links: &BTreeMap<u32, Link>,
+    pod: bool,
+    detected: bool,
+    is_misled: bool,
+) -> Device {
+    let bridge = link
+        .master
+        .and_then(|master| links.get(&master))
+        .filter(|master| master.kind == LinkKind::Bridge);
     // The host's IP layer is behind the bridge, and uses the bridge's parameters.
     let routed = bridge.unwrap_or(link);
     let is_alone = bridge.is_none() && !link.filtered && !link.filtered_out;
-    let (may_tell, is_strict) = (!is_misled && !links.values().any(may_be_macvlan), is_strict(&routed.name));
+    let may_tell = !is_misled && !links.values().any(may_be_macvlan);
+    let is_strict = is_strict(&routed.name);
     // What the kernel would drop must meet the kernel, unless the programs know.
     let tells_strictness = may_tell || !is_strict;
     let flags = [
         (pod, Device::POD),
         (detected, Device::DETECTED),
         (pod && link.is_plain_pair(), Device::PEER),
-        (if pod { is_alone && link.is_plain_pair() } else { may_be_way(link) && tells_strictness }, Device::BARE),
+        (
+            if pod {
+                is_alone && link.is_plain_pair()
+            } else {
+                may_be_way(link) && tells_strictness
+            },
+            Device::BARE,
+        ),
         (is_edge(link.kind), Device::EDGE),
         (may_tell && is_strict, Device::STRICT4),
-        (bridge.is_some_and(|bridge| bridge.name == OPEN_VSWITCH), Device::LOOSE),
+        (
+            bridge.is_some_and(|bridge| bridge.name == OPEN_VSWITCH),
+            Device::LOOSE,
+        ),
         (has_pods_alone(link, links), Device::POD_BRIDGE),
         (link.header == LinkHeader::None, Device::HEADERLESS),
-        (link.filtered || !is_edge(link.kind) && links.values().any(|below| below.filtered), Device::FILTERED),
+        (
+            link.filtered || !is_edge(link.kind) && links.values().any(|below| below.filtered),
+            Device::FILTERED,
+        ),
     ];
-    let flags = flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag);
+    let flags = flags
+        .into_iter()
+        .filter(|(is_set, _)| *is_set)
+        .fold(0, |all, (_, flag)| all | flag);
     let addr4 = addr::device_address(link).unwrap_or(Addr4::UNSPECIFIED);
     let addr6 = addr::device_address(link).unwrap_or(Addr6::UNSPECIFIED);
     let bridge = bridge.map_or(0, |bridge| bridge.index);
     Device::new(flags, addr4, addr6).with_link(bridge, link.mtu, routed.mac.unwrap_or_default())
 }
 
-/// Returns true for a bridge all of whose ports lead to pods. Behind a port of another kind, or a router on the bridge, are networks that have
-/// other ways to the node as well.
+/// Returns true for a bridge all of whose ports lead to pods. Behind a port of another kind, or a
+/// router on the bridge, are networks that have other ways to the node as well.
 fn has_pods_alone(link: &Link, links: &BTreeMap<u32, Link>) -> bool {
-    let mut ports = links.values().filter(|port| port.master == Some(link.index)).peekable();
+    let mut ports = links
+        .values()
+        .filter(|port| port.master == Some(link.index))
+        .peekable();
     link.kind == LinkKind::Bridge
         && link.far_end != FarEnd::Router
         && ports.peek().is_some()
         && ports.all(Link::leads_elsewhere)
 }
 
-/// Returns true if a packet passes no other hook of this host before it arrives at such a device. A bridge, a VLAN, an
-/// overlay or a macvlan has other devices below it.
+/// Returns true if a packet passes no other hook of this host before it arrives at such a device. A
+/// bridge, a VLAN, an overlay or a macvlan has other devices below it.
 fn is_edge(kind: LinkKind) -> bool {
     matches!(kind, LinkKind::Physical | LinkKind::Veth | LinkKind::Netkit)
 }
 
-/// Returns true if the kernel drops packets whose replies it would send through another device (RFC 3704 §2.2). The
-/// kernel uses the larger of two parameters.
+/// Returns true if the kernel drops packets whose replies it would send through another device (RFC
+/// 3704 §2.2). The kernel uses the larger of two parameters.
 fn is_strict(name: &str) -> bool {
     let of = |name: &str| {
-        let value = sysctl::read(&format!("ipv4/conf/{name}/rp_filter")).ok().flatten();
+        let value = sysctl::read(&format!("ipv4/conf/{name}/rp_filter"))
+            .ok()
+            .flatten();
         value.and_then(|value| value.parse().ok()).unwrap_or(0)
     };
     of("all").max(of(name)) == 1_u32
@@ -256,26 +339,49 @@ mod tests {
         let port = link(8, "port-of-no-host", LinkKind::Veth, Some(7));
         let links = BTreeMap::from([(7, bridge.clone()), (8, port.clone())]);
         let row_of = |link: &Link| row(link, &links, false, false, false);
-        assert_eq!((row_of(&port).bridge, row_of(&port).mac), (7, [2, 0, 0, 0, 0, 7]));
-        assert_eq!((row_of(&bridge).bridge, row_of(&bridge).mac), (0, [2, 0, 0, 0, 0, 7]));
+        assert_eq!(
+            (row_of(&port).bridge, row_of(&port).mac),
+            (7, [2, 0, 0, 0, 0, 7])
+        );
+        assert_eq!(
+            (row_of(&bridge).bridge, row_of(&bridge).mac),
+            (0, [2, 0, 0, 0, 0, 7])
+        );
         assert!(row_of(&port).flags() & Device::EDGE != 0);
-        assert!(row_of(&bridge).flags() & Device::EDGE == 0, "its port has a hook");
+        assert!(
+            row_of(&bridge).flags() & Device::EDGE == 0,
+            "its port has a hook"
+        );
     }
 
     #[test]
     fn a_bridge_of_pods_alone_is_told_from_others() {
         let bridge = link(7, "cni-of-no-host", LinkKind::Bridge, None);
-        let pod = Link { peer_netns: true, ..link(8, "pod-of-no-host", LinkKind::Veth, Some(7)) };
+        let pod = Link {
+            peer_netns: true,
+            ..link(8, "pod-of-no-host", LinkKind::Veth, Some(7))
+        };
         let overlay = link(9, "overlay-of-no-host", LinkKind::Overlay, Some(7));
         let has = |ports: &[&Link]| {
-            let links = ports.iter().copied().chain([&bridge]).map(|link| (link.index, link.clone())).collect();
+            let links = ports
+                .iter()
+                .copied()
+                .chain([&bridge])
+                .map(|link| (link.index, link.clone()))
+                .collect();
             row(&bridge, &links, false, false, false).flags() & Device::POD_BRIDGE != 0
         };
         assert!(has(&[&pod]));
         assert!(!has(&[]) && !has(&[&pod, &overlay]));
-        let routes = Link { far_end: FarEnd::Router, ..bridge.clone() };
+        let routes = Link {
+            far_end: FarEnd::Router,
+            ..bridge.clone()
+        };
         let links = BTreeMap::from([(7, routes.clone()), (8, pod)]);
-        assert!(row(&routes, &links, false, false, false).flags() & Device::POD_BRIDGE == 0, "a router is on it");
+        assert!(
+            row(&routes, &links, false, false, false).flags() & Device::POD_BRIDGE == 0,
+            "a router is on it"
+        );
     }
 
     // Netfilter sees the packets of a VRF's ports with the name of the VRF.
@@ -290,7 +396,10 @@ mod tests {
             link(5, "vrf0", LinkKind::Other, None),
             link(6, "pod", LinkKind::Veth, Some(5)),
         ])]);
-        assert_eq!(devices.surely_no_pods(), ["docker0", "eth0", "lo"].map(str::to_owned).into());
+        assert_eq!(
+            devices.surely_no_pods(),
+            ["docker0", "eth0", "lo"].map(str::to_owned).into()
+        );
     }
 
     #[test]
@@ -304,13 +413,19 @@ mod tests {
             let mut devices = Devices::new(true);
             devices.take([LinkEvent::All(links.into())]);
             let rows = devices.rows(&Detection::default()).into_iter();
-            let rows: Vec<u32> =
-                rows.filter(|(_, row)| row.flags() & Device::FILTERED != 0).map(|(index, _)| index).collect();
+            let rows: Vec<u32> = rows
+                .filter(|(_, row)| row.flags() & Device::FILTERED != 0)
+                .map(|(index, _)| index)
+                .collect();
             (rows, devices.flags() & device::Node::FILTERED != 0)
         };
         assert_eq!(filtered(&links), (vec![], false));
         links[0].filtered = true;
-        assert_eq!(filtered(&links), (vec![2, 4], true), "a packet of the VLAN has passed a card");
+        assert_eq!(
+            filtered(&links),
+            (vec![2, 4], true),
+            "a packet of the VLAN has passed a card"
+        );
     }
 
     #[test]
@@ -325,11 +440,16 @@ mod tests {
             link(8, "lo", LinkKind::Loopback, None),
         ];
         for link in &mut links {
-            link.addrs.extend(format!("10.96.0.{}/32", link.index).parse::<ipnet::IpNet>());
+            link.addrs
+                .extend(format!("10.96.0.{}/32", link.index).parse::<ipnet::IpNet>());
         }
         let mut devices = Devices::new(true);
         devices.take([LinkEvent::All(links.into())]);
-        let kept: Vec<_> = devices.kept_addresses().iter().map(|(addr, name)| format!("{addr} {name}")).collect();
+        let kept: Vec<_> = devices
+            .kept_addresses()
+            .iter()
+            .map(|(addr, name)| format!("{addr} {name}"))
+            .collect();
         assert_eq!(kept, ["10.96.0.3 nodelocaldns", "10.96.0.7 empty0"]);
     }
 

@@ -1,4 +1,5 @@
-//! Decides whether packets of open connections skip the node's stack (`--fast-path`), and explains why not.
+//! Decides whether packets of open connections skip the node's stack (`--fast-path`), and explains
+//! why not.
 
 use std::fmt;
 
@@ -32,8 +33,8 @@ pub(super) struct FastPathState {
     asked: FastPath,
     /// The rules that packets of open connections would miss; None before the first check.
     rules: Option<Vec<String>>,
-    /// The reason why conntrack cannot be configured for skipped packets: conntrack would call later packets of such
-    /// connections invalid.
+    /// The reason why conntrack cannot be configured for skipped packets: conntrack would call
+    /// later packets of such connections invalid.
     obstacle: Option<String>,
     /// The connections that may skip the stack from their first packet on.
     whole: Whole,
@@ -41,13 +42,15 @@ pub(super) struct FastPathState {
     opened: Opened,
     /// Those of the first kind that are open, and go on past the stack.
     staying: Staying,
-    /// The same as of the last walk through the flows that had others take the stack; None if there has to be another.
+    /// The same as of the last walk through the flows that had others take the stack; None if there
+    /// has to be another.
     left: Option<Staying>,
     /// The number of connections that take the stack again unknown to conntrack, and its reason.
     unknown: Option<(usize, String)>,
     /// The chains with rules that let such connections pass.
     harmless: Vec<String>,
-    /// Conntrack follows connections here. It takes packets for wrong ones if it misses some, unless it is told to be liberal.
+    /// Conntrack follows connections here. It takes packets for wrong ones if it misses some,
+    /// unless it is told to be liberal.
     tracks: bool,
     /// Connections that were opened past the stack go on past it.
     whole_ones: Kept,
@@ -66,21 +69,32 @@ struct Kept {
 impl Kept {
     /// Notes what a sweep has found. One may have come behind the sweep, so two have to find none.
     fn swept(&mut self, are_there: bool) {
-        self.sweeps_without = if are_there { 0 } else { self.sweeps_without.saturating_add(1) };
+        self.sweeps_without = if are_there {
+            0
+        } else {
+            self.sweeps_without.saturating_add(1)
+        };
         self.are_there &= self.sweeps_without < SWEEPS;
     }
 }
 
-/// The parameters that make conntrack tolerate packets on the fast path, which it does not see. Conntrack must not take
-/// a packet that it does see for one out of window, nor expect acknowledgements.
-const LIBERAL: [&str; 2] = ["netfilter/nf_conntrack_tcp_be_liberal", "netfilter/nf_conntrack_tcp_ignore_invalid_rst"];
+/// The parameters that make conntrack tolerate packets on the fast path, which it does not see.
+/// Conntrack must not take a packet that it does see for one out of window, nor expect
+/// acknowledgements.
+const LIBERAL: [&str; 2] = [
+    "netfilter/nf_conntrack_tcp_be_liberal",
+    "netfilter/nf_conntrack_tcp_ignore_invalid_rst",
+];
 const UNACKNOWLEDGED: &str = "netfilter/nf_conntrack_tcp_timeout_unacknowledged";
 const ESTABLISHED: &str = "netfilter/nf_conntrack_tcp_timeout_established";
 
 impl FastPathState {
     /// `keeps`: connections of a predecessor may have been opened past the stack.
     pub(super) fn new(asked: FastPath, keeps: bool) -> Self {
-        let kept = Kept { are_there: keeps && asked != FastPath::Off, sweeps_without: 0 };
+        let kept = Kept {
+            are_there: keeps && asked != FastPath::Off,
+            sweeps_without: 0,
+        };
         Self {
             asked,
             rules: None,
@@ -100,23 +114,44 @@ impl FastPathState {
     /// Returns the flags of the programs' [`device::Node`].
     pub(super) fn flag(&self) -> u32 {
         use device::Node;
-        let opens = if self.opens_flows() { self.whole.flags() } else { 0 };
-        let opened = if self.takes_opened() { self.opened.flags() } else { 0 };
+        let opens = if self.opens_flows() {
+            self.whole.flags()
+        } else {
+            0
+        };
+        let opened = if self.takes_opened() {
+            self.opened.flags()
+        } else {
+            0
+        };
         let flags = [
             (self.is_on_for_all(), Node::FAST_PATH),
-            (self.whole_ones.are_there || self.tolerated_ones.are_there, Node::FAST_KEEP),
+            (
+                self.whole_ones.are_there || self.tolerated_ones.are_there,
+                Node::FAST_KEEP,
+            ),
         ];
-        flags.into_iter().filter(|(is_set, _)| *is_set).fold(opens | opened, |all, (_, flag)| all | flag)
+        flags
+            .into_iter()
+            .filter(|(is_set, _)| *is_set)
+            .fold(opens | opened, |all, (_, flag)| all | flag)
     }
 
-    /// Returns the networks whose packets among themselves the stack leaves as they are, if only those count.
+    /// Returns the networks whose packets among themselves the stack leaves as they are, if only
+    /// those count.
     pub(super) fn unchanged(&self) -> Vec<IpNet> {
-        if self.takes_opened() { self.opened.nets() } else { self.whole.nets() }
+        if self.takes_opened() {
+            self.opened.nets()
+        } else {
+            self.whole.nets()
+        }
     }
 
     /// Takes no open connection past the stack until the rules are judged for the devices of now.
     pub(super) fn forget_pods(&mut self) {
-        self.opened = Opened::None(vec!["the rules are not judged yet for a device that is new".to_owned()]);
+        self.opened = Opened::None(vec![
+            "the rules are not judged yet for a device that is new".to_owned(),
+        ]);
     }
 
     fn finds_no_rules(&self) -> bool {
@@ -138,10 +173,11 @@ impl FastPathState {
         }
     }
 
-    /// Returns true if open connections between pods skip the stack beside conntrack. Where all do, conntrack follows none, or is told so as
-    /// a whole.
+    /// Returns true if open connections between pods skip the stack beside conntrack. Where all do,
+    /// conntrack follows none, or is told so as a whole.
     fn takes_opened(&self) -> bool {
-        let is_asked = self.asked == FastPath::Auto && self.rules.is_some() && self.obstacle.is_none();
+        let is_asked =
+            self.asked == FastPath::Auto && self.rules.is_some() && self.obstacle.is_none();
         is_asked && !self.is_on_for_all() && !self.opened.is_none()
     }
 
@@ -149,10 +185,12 @@ impl FastPathState {
         self.is_on_for_all() || self.opens_flows() || self.takes_opened()
     }
 
-    /// Notes how many connections a sweep has found that were opened past the stack, and that conntrack tolerates. Returns true if some of the
-    /// first have not taken the stack, as all had to.
+    /// Notes how many connections a sweep has found that were opened past the stack, and that
+    /// conntrack tolerates. Returns true if some of the first have not taken the stack, as all had
+    /// to.
     pub(super) fn keep(&mut self, Remaining { whole, tolerated }: Remaining) -> bool {
-        let (opens, takes) = (self.opens_flows(), self.takes_opened());
+        let opens = self.opens_flows();
+        let takes = self.takes_opened();
         self.whole_ones.swept(whole > 0 || opens);
         self.tolerated_ones.swept(tolerated > 0 || takes);
         let has_strays = whole > 0 && self.staying.is_none() && self.left.take().is_some();
@@ -165,7 +203,8 @@ impl FastPathState {
         self.tracks
     }
 
-    /// Returns the open connections that go on past the stack, if others were opened past it and have to take it now.
+    /// Returns the open connections that go on past the stack, if others were opened past it and
+    /// have to take it now.
     pub(super) fn staying(&self) -> Option<&Staying> {
         let is_due = self.whole_ones.are_there && self.left.as_ref() != Some(&self.staying);
         Some(&self.staying).filter(|staying| is_due && !staying.is_all())
@@ -173,20 +212,31 @@ impl FastPathState {
 
     /// Notes that all others take the stack now.
     pub(super) fn note_left(&mut self, left: Left) {
-        let Left { connections, unknown } = left;
+        let Left {
+            connections,
+            unknown,
+        } = left;
         if connections > 0 {
-            info!(connections, "connections that were opened past the stack take it now: rules may stop their packets");
+            info!(
+                connections,
+                "connections that were opened past the stack take it now: rules may stop their packets"
+            );
         }
         if let Some((connections, error)) = &unknown {
             warn!(
                 connections,
-                error, "conntrack does not know connections that take the stack now, and may call them new or invalid"
+                error,
+                "conntrack does not know connections that take the stack now, and may call them new or invalid"
             );
         }
         self.unknown = unknown;
-        // Conntrack is liberal with them, as with those that it tolerates: the programs go on judging who ends them.
+        // Conntrack is liberal with them, as with those that it tolerates: the programs go on
+        // judging who ends them.
         if connections > 0 {
-            self.tolerated_ones = Kept { are_there: true, sweeps_without: 0 };
+            self.tolerated_ones = Kept {
+                are_there: true,
+                sweeps_without: 0,
+            };
         }
         self.whole_ones.are_there &= !self.staying.is_none();
         self.left = Some(self.staying.clone());
@@ -212,7 +262,9 @@ impl fmt::Display for FastPathState {
                 self.write_whole(f)
             }
             (FastPath::Auto, _) => match &self.whole {
-                Whole::None(why) if !self.is_on() => write!(f, "auto: off, because {}", why.join("; ")),
+                Whole::None(why) if !self.is_on() => {
+                    write!(f, "auto: off, because {}", why.join("; "))
+                }
                 _ => {
                     f.write_str(if self.finds_no_rules() && self.harmless.is_empty() {
                         "auto: on, no rules found"
@@ -224,7 +276,9 @@ impl fmt::Display for FastPathState {
                         return Ok(());
                     }
                     fmt::Display::fmt(&self.opened, f)?;
-                    f.write_str("; the stack sees other connections, because conntrack follows them")
+                    f.write_str(
+                        "; the stack sees other connections, because conntrack follows them",
+                    )
                 }
             },
         }?;
@@ -234,19 +288,32 @@ impl fmt::Display for FastPathState {
             } else {
                 &format!("{connections} connections that take")
             };
-            write!(f, "; conntrack does not know {number} the stack now: {error}")?;
+            write!(
+                f,
+                "; conntrack does not know {number} the stack now: {error}"
+            )?;
         }
         let goes_on = self.whole_ones.are_there && !self.opens_flows();
-        f.write_str(if goes_on { "; connections that were opened past the stack go on past it" } else { "" })
+        f.write_str(if goes_on {
+            "; connections that were opened past the stack go on past it"
+        } else {
+            ""
+        })
     }
 }
 
 impl FastPathState {
     fn write_whole(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.whole, f)?;
-        let Whole::Some { not_far, .. } = &self.whole else { return Ok(()) };
+        let Whole::Some { not_far, .. } = &self.whole else {
+            return Ok(());
+        };
         if !self.harmless.is_empty() {
-            write!(f, ", which these rules let pass: {}", self.harmless.join(", "))?;
+            write!(
+                f,
+                ", which these rules let pass: {}",
+                self.harmless.join(", ")
+            )?;
         }
         match not_far {
             Some(why) => write!(f, "; those to other nodes take the stack, because {why}"),
@@ -268,14 +335,28 @@ struct Verdict {
 
 impl Verdict {
     async fn find(netfilter: &Result<Netfilter>, handle: &Handle, facts: &Facts) -> Self {
-        Self::try_find(netfilter, handle, facts).await.unwrap_or_else(|error| {
-            let why = vec![format!("the rules cannot be read: {error:#}")];
-            let (whole, opened) = (Whole::None(why.clone()), Opened::None(why.clone()));
-            Self { rules: why, whole, opened, staying: Staying::none(), harmless: Vec::new(), tracks: true }
-        })
+        Self::try_find(netfilter, handle, facts)
+            .await
+            .unwrap_or_else(|error| {
+                let why = vec![format!("the rules cannot be read: {error:#}")];
+                let whole = Whole::None(why.clone());
+                let opened = Opened::None(why.clone());
+                Self {
+                    rules: why,
+                    whole,
+                    opened,
+                    staying: Staying::none(),
+                    harmless: Vec::new(),
+                    tracks: true,
+                }
+            })
     }
 
-    async fn try_find(netfilter: &Result<Netfilter>, handle: &Handle, facts: &Facts) -> Result<Self> {
+    async fn try_find(
+        netfilter: &Result<Netfilter>,
+        handle: &Handle,
+        facts: &Facts,
+    ) -> Result<Self> {
         let netfilter = netfilter.as_ref().map_err(|error| anyhow!("{error:#}"))?;
         let (others, heeds_marks) = others(handle).await?;
         let (whole, harmless) = Whole::judge(netfilter, facts);
@@ -285,17 +366,28 @@ impl Verdict {
             whole => whole,
         };
         let (opened, staying) = match &others[..] {
-            [] => (Opened::judge(netfilter, facts, &whole, heeds_marks), Staying::judge(netfilter, facts, heeds_marks)),
+            [] => (
+                Opened::judge(netfilter, facts, &whole, heeds_marks),
+                Staying::judge(netfilter, facts, heeds_marks),
+            ),
             others => (Opened::None(others.to_vec()), Staying::none()),
         };
         let rules = [netfilter.judge_open().against, others].concat();
-        Ok(Self { rules, whole, opened, staying, harmless, tracks: netfilter.may_follow_connections() })
+        Ok(Self {
+            rules,
+            whole,
+            opened,
+            staying,
+            harmless,
+            tracks: netfilter.may_follow_connections(),
+        })
     }
 }
 
 impl FastPathState {
-    /// Looks what the rules of this host do to packets that are forwarded, and switches accordingly. Where that cannot be told,
-    /// they may do anything. `changes`: where changes of this host are noted, if they outlive the agent.
+    /// Looks what the rules of this host do to packets that are forwarded, and switches
+    /// accordingly. Where that cannot be told, they may do anything. `changes`: where changes of
+    /// this host are noted, if they outlive the agent.
     pub(super) async fn judge(
         &mut self,
         netfilter: &Result<Netfilter>,
@@ -306,7 +398,14 @@ impl FastPathState {
         if self.asked == FastPath::Off {
             return;
         }
-        let Verdict { rules, whole, opened, staying, harmless, tracks } = Verdict::find(netfilter, handle, facts).await;
+        let Verdict {
+            rules,
+            whole,
+            opened,
+            staying,
+            harmless,
+            tracks,
+        } = Verdict::find(netfilter, handle, facts).await;
         let before = self.clone();
         (self.rules, self.whole, self.opened) = (Some(rules), whole, opened);
         self.staying = staying;
@@ -316,7 +415,9 @@ impl FastPathState {
         (self.harmless, self.tracks) = (harmless, tracks);
         self.obstacle = None;
         if self.asked == FastPath::On {
-            self.obstacle = relax_conntrack(changes).err().map(|error| format!("{error:#}"));
+            self.obstacle = relax_conntrack(changes)
+                .err()
+                .map(|error| format!("{error:#}"));
         }
         self.whole_ones.are_there |= self.opens_flows();
         self.tolerated_ones.are_there |= self.takes_opened();
@@ -326,10 +427,17 @@ impl FastPathState {
     fn log(&self, before: &Self) {
         if let Some(error) = &self.obstacle {
             if before.obstacle.as_ref() != Some(error) {
-                warn!(error, "packets of open connections take the stack: conntrack would take some for invalid");
+                warn!(
+                    error,
+                    "packets of open connections take the stack: conntrack would take some for invalid"
+                );
             }
         } else if before.to_string() != self.to_string() {
-            let rules = self.rules.as_ref().map(|rules| rules.join("; ")).unwrap_or_default();
+            let rules = self
+                .rules
+                .as_ref()
+                .map(|rules| rules.join("; "))
+                .unwrap_or_default();
             match (self.asked, rules.is_empty()) {
                 (FastPath::On, false) => warn!(
                     rules,
@@ -341,14 +449,21 @@ impl FastPathState {
     }
 }
 
-/// Returns the rules beside netfilter's that packets past the stack miss: IPsec policies, routing rules; and whether a routing rule asks for
-/// marks.
+/// Returns the rules beside netfilter's that packets past the stack miss: IPsec policies, routing
+/// rules; and whether a routing rule asks for marks.
 async fn others(handle: &Handle) -> Result<(Vec<String>, bool)> {
     let policies = xfrm::forwarding_policies().await?;
-    let policies = policies.first().map(|first| format!("{} IPsec policies, first {first}", policies.len()));
-    let routing = foreign_rule::unasked(handle).await.context("list the routing rules")?;
+    let policies = policies
+        .first()
+        .map(|first| format!("{} IPsec policies, first {first}", policies.len()));
+    let routing = foreign_rule::unasked(handle)
+        .await
+        .context("list the routing rules")?;
     let heeds_marks = routing.iter().any(ForeignRule::asks_for_mark);
-    let routing = routing.iter().filter(|rule| rule.is_missed_past_stack()).map(ToString::to_string);
+    let routing = routing
+        .iter()
+        .filter(|rule| rule.is_missed_past_stack())
+        .map(ToString::to_string);
     Ok((policies.into_iter().chain(routing).collect(), heeds_marks))
 }
 

@@ -1,4 +1,5 @@
-//! Serves host mode: finds out which of the cluster's addresses this host reaches, and makes routes where it may.
+//! Serves host mode: finds out which of the cluster's addresses this host reaches, and makes routes
+//! where it may.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -32,8 +33,15 @@ pub(super) struct HostMode {
 
 impl HostMode {
     pub(super) fn new(handle: Handle, routing: choices::PodRoutes) -> Self {
-        let pod_routes = (routing == choices::PodRoutes::Nodes).then(|| PodRoutes::new(handle.clone()));
-        Self { handle, pod_routes, nodes: BTreeMap::new(), stale: true, logged: BTreeSet::new() }
+        let pod_routes =
+            (routing == choices::PodRoutes::Nodes).then(|| PodRoutes::new(handle.clone()));
+        Self {
+            handle,
+            pod_routes,
+            nodes: BTreeMap::new(),
+            stale: true,
+            logged: BTreeSet::new(),
+        }
     }
 
     /// The next [`HostMode::query_routes`] has to ask for everything again.
@@ -41,7 +49,8 @@ impl HostMode {
         self.stale = true;
     }
 
-    /// Looks up this host's routes for `desired`, after it has made its own. `anchor` is the anchor's interface index.
+    /// Looks up this host's routes for `desired`, after it has made its own. `anchor` is the
+    /// anchor's interface index.
     pub(super) async fn query_routes(
         &mut self,
         desired: &mut Desired,
@@ -49,7 +58,9 @@ impl HostMode {
         anchor: u32,
         health: &Health,
     ) -> Result<()> {
-        let Some(cluster) = desired.host_mode() else { return Ok(()) };
+        let Some(cluster) = desired.host_mode() else {
+            return Ok(());
+        };
         let all = self.stale || *cluster.nodes() != self.nodes;
         // After a failure below, the next attempt starts from the beginning.
         self.stale = true;
@@ -57,7 +68,11 @@ impl HostMode {
             self.nodes = cluster.nodes().clone();
             self.make_routes(links, anchor, health).await?;
         }
-        let addrs = if all { desired.addresses_to_reach() } else { desired.addresses_to_ask_for() };
+        let addrs = if all {
+            desired.addresses_to_reach()
+        } else {
+            desired.addresses_to_ask_for()
+        };
         if all || !addrs.is_empty() {
             desired.update_routes(routes(&self.handle, &addrs, anchor).await?, all);
         }
@@ -65,25 +80,49 @@ impl HostMode {
         Ok(())
     }
 
-    async fn make_routes(&self, links: &BTreeMap<u32, Link>, anchor: u32, health: &Health) -> Result<()> {
-        let Some(pod_routes) = &self.pod_routes else { return Ok(()) };
-        let addrs = self.nodes.values().flat_map(|node| node.addresses.iter().copied()).collect();
+    async fn make_routes(
+        &self,
+        links: &BTreeMap<u32, Link>,
+        anchor: u32,
+        health: &Health,
+    ) -> Result<()> {
+        let Some(pod_routes) = &self.pod_routes else {
+            return Ok(());
+        };
+        let addrs = self
+            .nodes
+            .values()
+            .flat_map(|node| node.addresses.iter().copied())
+            .collect();
         let routes = routes(&self.handle, &addrs, anchor).await?;
-        let refused = pod_routes.reconcile(&hops(&self.nodes, &routes, links)).await?;
+        let refused = pod_routes
+            .reconcile(&hops(&self.nodes, &routes, links))
+            .await?;
         match refused.first() {
             None => health.end(&Problem::PodRoutes),
-            Some(first) => health.begin(&Problem::PodRoutes, format!("{} refused, first {first}", refused.len())),
+            Some(first) => health.begin(
+                &Problem::PodRoutes,
+                format!("{} refused, first {first}", refused.len()),
+            ),
         }
         Ok(())
     }
 
-    /// Logs the Services that come out of reach or back. A machine outside of the cluster is well without them.
+    /// Logs the Services that come out of reach or back. A machine outside of the cluster is well
+    /// without them.
     pub(super) fn log(&mut self, desired: &Desired) {
         let cut_off = desired.cut_off();
-        for (service, unreachable) in cut_off.iter().filter(|(service, _)| !self.logged.contains(**service)) {
+        for (service, unreachable) in cut_off
+            .iter()
+            .filter(|(service, _)| !self.logged.contains(**service))
+        {
             info!(%service, why = why_cut_off(unreachable), "out of reach");
         }
-        for service in self.logged.iter().filter(|service| !cut_off.contains_key(service)) {
+        for service in self
+            .logged
+            .iter()
+            .filter(|service| !cut_off.contains_key(service))
+        {
             info!(%service, "within reach");
         }
         self.logged = cut_off.into_keys().cloned().collect();
@@ -91,7 +130,11 @@ impl HostMode {
 }
 
 /// Asks the kernel where packets to these addresses go.
-async fn routes(handle: &Handle, addrs: &BTreeSet<IpAddr>, anchor: u32) -> Result<BTreeMap<IpAddr, ClusterRoute>> {
+async fn routes(
+    handle: &Handle,
+    addrs: &BTreeSet<IpAddr>,
+    anchor: u32,
+) -> Result<BTreeMap<IpAddr, ClusterRoute>> {
     let classes = fib::route_classes(handle, addrs, anchor).await?;
     let route = |class| match class {
         RouteClass::Own => ClusterRoute::Own,
@@ -100,18 +143,27 @@ async fn routes(handle: &Handle, addrs: &BTreeSet<IpAddr>, anchor: u32) -> Resul
         RouteClass::Default => ClusterRoute::Default,
         RouteClass::Nowhere(why) => ClusterRoute::Nowhere(why),
     };
-    Ok(classes.into_iter().map(|(addr, class)| (addr, route(class))).collect())
+    Ok(classes
+        .into_iter()
+        .map(|(addr, class)| (addr, route(class)))
+        .collect())
 }
 
 /// Says why a host reaches none of a Service's backends.
 pub(crate) fn why_cut_off(unreachable: &[&Unreachable]) -> String {
     let backends: BTreeSet<_> = unreachable.iter().map(|one| one.backend.ip()).collect();
-    let first = unreachable.first().map(|one| format!(", first {}: {one}", one.backend)).unwrap_or_default();
-    format!("this host reaches none of {} backends{first}", backends.len())
+    let first = unreachable
+        .first()
+        .map(|one| format!(", first {}: {one}", one.backend))
+        .unwrap_or_default();
+    format!(
+        "this host reaches none of {} backends{first}",
+        backends.len()
+    )
 }
 
-/// Returns the neighbours through which pods are reached. If two nodes claim the same network, the first by name
-/// counts.
+/// Returns the neighbours through which pods are reached. If two nodes claim the same network, the
+/// first by name counts.
 fn hops(
     nodes: &BTreeMap<String, RemoteNode>,
     routes: &BTreeMap<IpAddr, ClusterRoute>,
@@ -122,14 +174,24 @@ fn hops(
         // A Node may claim any network. This host's other traffic must not go there.
         let is_narrow = |net: &&IpNet| !fib::is_default(net.addr().is_ipv4(), net.prefix_len());
         for net in node.pod_cidrs.iter().filter(is_narrow) {
-            let neighbour = node.addresses.iter().filter(|ip| ip.is_ipv4() == net.addr().is_ipv4()).find_map(|ip| {
-                let Some(&ClusterRoute::OnLink(device)) = routes.get(ip) else { return None };
-                // A tunnel has no neighbours behind it, only the packets that its other end admits.
-                links
-                    .get(&device)
-                    .filter(|link| link.header == LinkHeader::Ethernet)
-                    .map(|_| Hop { gateway: *ip, device })
-            });
+            let neighbour = node
+                .addresses
+                .iter()
+                .filter(|ip| ip.is_ipv4() == net.addr().is_ipv4())
+                .find_map(|ip| {
+                    let Some(&ClusterRoute::OnLink(device)) = routes.get(ip) else {
+                        return None;
+                    };
+                    // A tunnel has no neighbours behind it, only the packets that its other end
+                    // admits.
+                    links
+                        .get(&device)
+                        .filter(|link| link.header == LinkHeader::Ethernet)
+                        .map(|_| Hop {
+                            gateway: *ip,
+                            device,
+                        })
+                });
             if let Some(hop) = neighbour {
                 hops.entry(net.trunc()).or_insert(hop);
             }
@@ -147,12 +209,28 @@ mod tests {
     #[test]
     fn routes_lead_through_neighbours_of_the_same_family() {
         let nodes = BTreeMap::from([
-            node("a", &["192.0.2.11", "fd00::11"], &["10.244.1.0/24", "fd00:244:1::/64"]),
-            node("b", &["198.51.100.12"], &["10.244.2.0/24", "fd00:244:2::/64"]),
+            node(
+                "a",
+                &["192.0.2.11", "fd00::11"],
+                &["10.244.1.0/24", "fd00:244:1::/64"],
+            ),
+            node(
+                "b",
+                &["198.51.100.12"],
+                &["10.244.2.0/24", "fd00:244:2::/64"],
+            ),
             node("behind-a-tunnel", &["10.9.0.1"], &["10.244.3.0/24"]),
             node("claims-a's", &["192.0.2.14"], &["10.244.1.0/24"]),
-            node("everything", &["192.0.2.11", "fd00::11"], &["0.0.0.0/0", "128.0.0.0/1", "::/0"]),
-            node("two-addresses", &["198.51.100.15", "192.0.2.15"], &["10.244.5.0/24"]),
+            node(
+                "everything",
+                &["192.0.2.11", "fd00::11"],
+                &["0.0.0.0/0", "128.0.0.0/1", "::/0"],
+            ),
+            node(
+                "two-addresses",
+                &["198.51.100.15", "192.0.2.15"],
+                &["10.244.5.0/24"],
+            ),
         ]);
         let routes = [
             ("192.0.2.11", ClusterRoute::OnLink(2)),
@@ -163,11 +241,18 @@ mod tests {
             ("198.51.100.15", ClusterRoute::Default),
             ("192.0.2.15", ClusterRoute::OnLink(2)),
         ];
-        let routes = routes.map(|(ip, route)| (ip.parse().unwrap(), route)).into();
-        let links = BTreeMap::from([(2, link(2, LinkHeader::Ethernet)), (3, link(3, LinkHeader::None))]);
+        let routes = routes
+            .map(|(ip, route)| (ip.parse().unwrap(), route))
+            .into();
+        let links = BTreeMap::from([
+            (2, link(2, LinkHeader::Ethernet)),
+            (3, link(3, LinkHeader::None)),
+        ]);
         let hops = hops(&nodes, &routes, &links);
-        let shown: Vec<_> =
-            hops.iter().map(|(net, hop)| format!("{net} via {} dev {}", hop.gateway, hop.device)).collect();
+        let shown: Vec<_> = hops
+            .iter()
+            .map(|(net, hop)| format!("{net} via {} dev {}", hop.gateway, hop.device))
+            .collect();
         assert_eq!(
             shown,
             [
@@ -181,7 +266,14 @@ mod tests {
     fn node(name: &str, addresses: &[&str], pod_cidrs: &[&str]) -> (String, RemoteNode) {
         let addresses = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
         let pod_cidrs = pod_cidrs.iter().map(|net| net.parse().unwrap()).collect();
-        (name.to_owned(), RemoteNode { addresses, pod_cidrs, ready: true })
+        (
+            name.to_owned(),
+            RemoteNode {
+                addresses,
+                pod_cidrs,
+                ready: true,
+            },
+        )
     }
 
     fn link(index: u32, header: LinkHeader) -> Link {

@@ -1,7 +1,8 @@
 //! Has connections that were opened past the stack take it once rules may stop their packets.
 //!
-//! Conntrack has seen nothing of them, and would take their packets for new or invalid ones. So it gets an entry for each before that connection
-//! takes the stack. The rules judge it from then on as any open connection.
+//! Conntrack has seen nothing of them, and would take their packets for new or invalid ones. So it
+//! gets an entry for each before that connection takes the stack. The rules judge it from then on
+//! as any open connection.
 
 use anyhow::{Result, bail};
 use futures::{StreamExt, stream};
@@ -13,12 +14,14 @@ use proxy_net::sysctl;
 
 use super::whole::Staying;
 
-/// The most walks. One that finds nothing is the last: a program may have opened a flow behind the walk before, or undone its work.
+/// The most walks. One that finds nothing is the last: a program may have opened a flow behind the
+/// walk before, or undone its work.
 const WALKS: usize = 10;
 /// The questions to conntrack that may wait for their answers.
 const AT_ONCE: usize = 64;
 
-/// The parameters of conntrack with its times for open connections and for those that one side has closed, and the kernel's defaults in seconds.
+/// The parameters of conntrack with its times for open connections and for those that one side has
+/// closed, and the kernel's defaults in seconds.
 const ESTABLISHED: (&str, u32) = ("netfilter/nf_conntrack_tcp_timeout_established", 432_000);
 const CLOSE_WAIT: (&str, u32) = ("netfilter/nf_conntrack_tcp_timeout_close_wait", 60);
 
@@ -30,7 +33,8 @@ pub(super) struct Left {
     pub(super) unknown: Option<(usize, String)>,
 }
 
-/// Has all whole connections take the stack but those that stay. `tracks`: conntrack follows connections here.
+/// Has all whole connections take the stack but those that stay. `tracks`: conntrack follows
+/// connections here.
 pub(super) async fn leave(flows: &mut WholeFlows, staying: &Staying, tracks: bool) -> Result<Left> {
     let mut left = Left::default();
     if !tracks {
@@ -51,8 +55,14 @@ pub(super) async fn leave(flows: &mut WholeFlows, staying: &Staying, tracks: boo
 }
 
 impl Left {
-    async fn walk(&mut self, flows: &mut WholeFlows, staying: &Staying, conntrack: Option<Tolerance>) -> Result<()> {
-        let leaves = |flow: &WholeFlow| !staying.has([flow.client.ip(), flow.backend.ip()], flow.is_far);
+    async fn walk(
+        &mut self,
+        flows: &mut WholeFlows,
+        staying: &Staying,
+        conntrack: Option<Tolerance>,
+    ) -> Result<()> {
+        let leaves =
+            |flow: &WholeFlow| !staying.has([flow.client.ip(), flow.backend.ip()], flow.is_far);
         let times = [seconds(ESTABLISHED)?, seconds(CLOSE_WAIT)?];
         for _ in 0..WALKS {
             let found = flows.find(leaves)?;
@@ -70,18 +80,27 @@ impl Left {
         Ok(())
     }
 
-    /// Tells conntrack of open connections, and of those whose handshake lacks the client's word alone. Others begin or end by the rules, which
-    /// see the next SYN, FIN or RST.
-    async fn tell(&mut self, conntrack: &Tolerance, flows: &[WholeFlow], [established, close_wait]: [u32; 2]) {
+    /// Tells conntrack of open connections, and of those whose handshake lacks the client's word
+    /// alone. Others begin or end by the rules, which see the next SYN, FIN or RST.
+    async fn tell(
+        &mut self,
+        conntrack: &Tolerance,
+        flows: &[WholeFlow],
+        [established, close_wait]: [u32; 2],
+    ) {
         let open = flows.iter().filter_map(|flow| {
-            let original = Tuple { src: flow.client, dst: flow.backend };
+            let original = Tuple {
+                src: flow.client,
+                dst: flow.backend,
+            };
             match flow.state {
                 State::Answered | State::Established => Some((original, false, established)),
                 State::HalfClosed => Some((original, true, close_wait)),
                 State::New | State::Closed | State::Reset => None,
             }
         });
-        let told = stream::iter(open).map(|(original, closing, secs)| conntrack.adopt(original, closing, secs));
+        let told = stream::iter(open)
+            .map(|(original, closing, secs)| conntrack.adopt(original, closing, secs));
         let answers: Vec<_> = told.buffer_unordered(AT_ONCE).collect().await;
         for error in answers.into_iter().filter_map(Result::err) {
             let unknown = self.unknown.take().map_or(0, |(unknown, _)| unknown);
@@ -91,5 +110,7 @@ impl Left {
 }
 
 fn seconds((key, default): (&str, u32)) -> Result<u32> {
-    Ok(sysctl::read(key)?.and_then(|secs| secs.trim().parse().ok()).unwrap_or(default))
+    Ok(sysctl::read(key)?
+        .and_then(|secs| secs.trim().parse().ok())
+        .unwrap_or(default))
 }

@@ -1,7 +1,8 @@
-//! Follows this node's Node object. Without it, or while it has no addresses, the machine's own addresses count after
-//! [`PATIENCE`], as with kube-proxy: an external cloud controller gives a Node its addresses, and needs the API's
-//! ClusterIP before it can. The agent takes over what comes later. It ends when an address in use changes or the object
-//! is deleted, as kube-proxy does (`pkg/proxy/node.go`), and its supervisor restarts it.
+//! Follows this node's Node object. Without it, or while it has no addresses, the machine's own
+//! addresses count after [`PATIENCE`], as with kube-proxy: an external cloud controller gives a
+//! Node its addresses, and needs the API's ClusterIP before it can. The agent takes over what comes
+//! later. It ends when an address in use changes or the object is deleted, as kube-proxy does
+//! (`pkg/proxy/node.go`), and its supervisor restarts it.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -40,7 +41,12 @@ pub struct Lifecycle {
 }
 
 impl Lifecycle {
-    pub fn new(node_name: String, timeout: Option<Duration>, given: &[IpAddr], source_health: Health) -> Self {
+    pub fn new(
+        node_name: String,
+        timeout: Option<Duration>,
+        given: &[IpAddr],
+        source_health: Health,
+    ) -> Self {
         Self {
             node_name,
             timeout,
@@ -55,10 +61,12 @@ impl Lifecycle {
         }
     }
 
-    /// Takes in the cluster's complete state. Returns false while the agent must wait, and an error if the agent must
-    /// restart.
+    /// Takes in the cluster's complete state. Returns false while the agent must wait, and an error
+    /// if the agent must restart.
     pub fn learn(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
-        let Some(timeout) = self.timeout else { return Ok(true) };
+        let Some(timeout) = self.timeout else {
+            return Ok(true);
+        };
         let name = &self.node_name;
         let known = desired.node_addresses();
         let lack = match desired.has_node() {
@@ -66,27 +74,39 @@ impl Lifecycle {
                 let why = "the API server serves no Nodes, or not to kpx: their end and new addresses go unnoticed";
                 return Ok(self.serve_without(why, health));
             }
-            Some(false) if self.serves && self.exists => bail!("the Node object {name} was deleted"),
+            Some(false) if self.serves && self.exists => {
+                bail!("the Node object {name} was deleted")
+            }
             Some(false) => Some(format!("no Node is named {name}")),
-            Some(true) if known.is_empty() && self.given.is_empty() => Some(format!("{name} has no addresses")),
+            Some(true) if known.is_empty() && self.given.is_empty() => {
+                Some(format!("{name} has no addresses"))
+            }
             Some(true) => None,
         };
         self.exists = desired.has_node() == Some(true);
         let Some(lack) = lack else {
             self.waits = false;
-            [health, &self.source_health].iter().for_each(|health| health.end(&Problem::NodeObject));
+            [health, &self.source_health]
+                .iter()
+                .for_each(|health| health.end(&Problem::NodeObject));
             return self.take_over(&known).map(|()| true);
         };
-        let until = *self.patient_until.get_or_insert_with(|| Instant::now() + PATIENCE.min(timeout));
+        let until = *self
+            .patient_until
+            .get_or_insert_with(|| Instant::now() + PATIENCE.min(timeout));
         if self.serves || Instant::now() >= until {
-            return Ok(self.serve_without(&format!("{lack}: this machine's own addresses count"), health));
+            return Ok(self.serve_without(
+                &format!("{lack}: this machine's own addresses count"),
+                health,
+            ));
         }
         self.waits = true;
         health.begin(&Problem::NodeObject, format!("{lack} yet"));
         Ok(false)
     }
 
-    /// Notes that the agent may serve without the object. This is the source's problem, since the agent works.
+    /// Notes that the agent may serve without the object. This is the source's problem, since the
+    /// agent works.
     fn serve_without(&mut self, why: &str, health: &Health) -> bool {
         self.waits = false;
         health.end(&Problem::NodeObject);
@@ -106,12 +126,16 @@ impl Lifecycle {
         let now = &self.addresses;
         // One that has no addresses for a while keeps those that it had.
         if self.serves && !known.is_empty() && before.iter().any(|addr| !now.contains(addr)) {
-            bail!("the addresses of the Node object {} have changed from {before:?} to {now:?}", self.node_name);
+            bail!(
+                "the addresses of the Node object {} have changed from {before:?} to {now:?}",
+                self.node_name
+            );
         }
         Ok(())
     }
 
-    /// Notes whether the node has all that it cannot serve without. The deadline counts from the first time that it has not.
+    /// Notes whether the node has all that it cannot serve without. The deadline counts from the
+    /// first time that it has not.
     pub fn ready(&mut self, is_ready: bool) {
         self.deadline = match self.timeout.filter(|_| !is_ready && !self.serves) {
             Some(timeout) => self.deadline.or_else(|| Some(Instant::now() + timeout)),
@@ -131,9 +155,14 @@ impl Lifecycle {
             None => std::future::pending().await,
         }
         let problems = health.problems();
-        let problems = problems.iter().map(|(what, problem)| format!("{what}: {}", problem.why));
+        let problems = problems
+            .iter()
+            .map(|(what, problem)| format!("{what}: {}", problem.why));
         let timeout = self.timeout.unwrap_or_default();
-        anyhow!("gave up after {timeout:?}: {}", problems.collect::<Vec<_>>().join("; "))
+        anyhow!(
+            "gave up after {timeout:?}: {}",
+            problems.collect::<Vec<_>>().join("; ")
+        )
     }
 
     /// Returns the first address of each family for which the operator gave none.
@@ -141,7 +170,9 @@ impl Lifecycle {
         let is_given = |is_of_family: fn(&IpAddr) -> bool| self.given.iter().any(is_of_family);
         let families = [IpAddr::is_ipv4 as fn(&IpAddr) -> bool, IpAddr::is_ipv6];
         let missing = families.into_iter().filter(|family| !is_given(*family));
-        missing.filter_map(|family| known.iter().copied().find(family)).collect()
+        missing
+            .filter_map(|family| known.iter().copied().find(family))
+            .collect()
     }
 }
 
@@ -161,10 +192,17 @@ mod tests {
         let mut fixture = Fixture::new(Some(Duration::from_secs(300)), &[]);
         assert!(!fixture.learn().unwrap());
         assert_eq!(fixture.problem(), "no Node is named here yet");
-        assert!(!fixture.hears(node("here", None, &[("Hostname", "here")])).unwrap());
+        assert!(
+            !fixture
+                .hears(node("here", None, &[("Hostname", "here")]))
+                .unwrap()
+        );
         assert_eq!(fixture.problem(), "here has no addresses yet");
         assert!(fixture.hears(node("here", None, &[OTHER4])).unwrap());
-        assert!(fixture.hears(node("here", None, &[V4, OUTSIDE])).unwrap(), "may change as long as nothing is served");
+        assert!(
+            fixture.hears(node("here", None, &[V4, OUTSIDE])).unwrap(),
+            "may change as long as nothing is served"
+        );
         assert!(fixture.health.problems().is_empty());
         assert!(fixture.lifecycle.serve());
         assert!(!fixture.lifecycle.serve());
@@ -173,21 +211,37 @@ mod tests {
             fixture.hears(node("here", Some("a"), &[V4])).unwrap(),
             "other addresses than the primary one may change"
         );
-        assert!(fixture.hears(node("here", None, &[])).unwrap(), "it has none for a while");
-        assert_eq!(fixture.source_problem(), "here has no addresses: this machine's own addresses count");
-        let error = fixture.hears(node("here", None, &[OTHER4])).unwrap_err().to_string();
-        let want = "the addresses of the Node object here have changed from [192.0.2.1] to [192.0.2.2]";
+        assert!(
+            fixture.hears(node("here", None, &[])).unwrap(),
+            "it has none for a while"
+        );
+        assert_eq!(
+            fixture.source_problem(),
+            "here has no addresses: this machine's own addresses count"
+        );
+        let error = fixture
+            .hears(node("here", None, &[OTHER4]))
+            .unwrap_err()
+            .to_string();
+        let want =
+            "the addresses of the Node object here have changed from [192.0.2.1] to [192.0.2.2]";
         assert_eq!(error, want);
     }
 
     #[test]
     fn address_that_goes_or_deletion_ends_the_agent() {
-        let ends = [node("here", None, &[V6]), Input::Node(Update::Del(ObjectName::new("", "here")))];
+        let ends = [
+            node("here", None, &[V6]),
+            Input::Node(Update::Del(ObjectName::new("", "here"))),
+        ];
         for end in ends {
             let mut fixture = Fixture::new(Some(Duration::from_secs(300)), &[]);
             assert!(fixture.hears(node("here", None, &[V4])).unwrap());
             fixture.lifecycle.serve();
-            assert!(fixture.hears(node("here", None, &[V4, V6])).unwrap(), "a family's first address is taken over");
+            assert!(
+                fixture.hears(node("here", None, &[V4, V6])).unwrap(),
+                "a family's first address is taken over"
+            );
             assert!(fixture.hears(end).is_err());
         }
     }
@@ -198,19 +252,35 @@ mod tests {
         assert!(!fixture.learn().unwrap());
         assert_eq!(fixture.lifecycle.due(), Some(Instant::now() + PATIENCE));
         tokio::time::advance(PATIENCE / 2).await;
-        assert!(!fixture.hears(node("here", None, &[])).unwrap(), "the wait goes on");
+        assert!(
+            !fixture.hears(node("here", None, &[])).unwrap(),
+            "the wait goes on"
+        );
         tokio::time::advance(PATIENCE / 2).await;
-        assert!(fixture.hears(Input::Node(Update::Del(ObjectName::new("", "here")))).unwrap());
+        assert!(
+            fixture
+                .hears(Input::Node(Update::Del(ObjectName::new("", "here"))))
+                .unwrap()
+        );
         assert_eq!(fixture.lifecycle.due(), None);
         fixture.lifecycle.serve();
         assert!(fixture.health.problems().is_empty(), "the agent serves");
         let own = "this machine's own addresses count";
-        assert_eq!(fixture.source_problem(), format!("no Node is named here: {own}"));
+        assert_eq!(
+            fixture.source_problem(),
+            format!("no Node is named here: {own}")
+        );
         assert!(fixture.hears(node("here", None, &[])).unwrap());
-        assert_eq!(fixture.source_problem(), format!("here has no addresses: {own}"));
+        assert_eq!(
+            fixture.source_problem(),
+            format!("here has no addresses: {own}")
+        );
         assert!(fixture.hears(node("here", None, &[V4, V6])).unwrap());
         assert!(fixture.source_health.problems().is_empty());
-        assert!(fixture.hears(node("here", None, &[OTHER4, V6])).is_err(), "from now on they must stay");
+        assert!(
+            fixture.hears(node("here", None, &[OTHER4, V6])).is_err(),
+            "from now on they must stay"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -223,12 +293,18 @@ mod tests {
 
     #[test]
     fn addresses_that_the_operator_gave_do_not_change() {
-        let mut fixture = Fixture::new(Some(Duration::from_secs(300)), &["192.0.2.9".parse().unwrap()]);
+        let mut fixture = Fixture::new(
+            Some(Duration::from_secs(300)),
+            &["192.0.2.9".parse().unwrap()],
+        );
         assert!(fixture.hears(node("here", None, &[])).unwrap());
         assert!(fixture.hears(node("here", None, &[V4, V6])).unwrap());
         fixture.lifecycle.serve();
         assert!(fixture.hears(node("here", None, &[OTHER4, V6])).unwrap());
-        assert!(fixture.hears(node("here", None, &[V4])).is_err(), "but those of the other family do");
+        assert!(
+            fixture.hears(node("here", None, &[V4])).is_err(),
+            "but those of the other family do"
+        );
     }
 
     #[test]
@@ -240,8 +316,15 @@ mod tests {
         assert!(fixture.hears(Input::Node(Update::Refused)).unwrap());
         assert!(fixture.source_health.has(&Problem::NodeObject));
         fixture.lifecycle.serve();
-        let Input::Node(Update::Put(allowed)) = node("here", None, &[V4]) else { panic!("no node") };
-        assert!(fixture.hears(Input::Node(Update::All(vec![*allowed]))).unwrap(), "allowed later");
+        let Input::Node(Update::Put(allowed)) = node("here", None, &[V4]) else {
+            panic!("no node")
+        };
+        assert!(
+            fixture
+                .hears(Input::Node(Update::All(vec![*allowed])))
+                .unwrap(),
+            "allowed later"
+        );
         assert!(!fixture.source_health.has(&Problem::NodeObject));
         assert!(fixture.hears(node("here", None, &[OTHER4])).is_err());
     }
@@ -268,10 +351,17 @@ mod tests {
 
     impl Fixture {
         fn new(timeout: Option<Duration>, given: &[IpAddr]) -> Self {
-            let (mut desired, source_health) = (Desired::new("here"), Health::default());
+            let mut desired = Desired::new("here");
+            let source_health = Health::default();
             listed().into_iter().for_each(|input| desired.apply(input));
-            let lifecycle = Lifecycle::new("here".to_owned(), timeout, given, source_health.clone());
-            Self { lifecycle, desired, health: Health::default(), source_health }
+            let lifecycle =
+                Lifecycle::new("here".to_owned(), timeout, given, source_health.clone());
+            Self {
+                lifecycle,
+                desired,
+                health: Health::default(),
+                source_health,
+            }
         }
 
         fn hears(&mut self, input: Input) -> Result<bool> {
@@ -288,7 +378,9 @@ mod tests {
         }
 
         fn source_problem(&self) -> String {
-            self.source_health.problems()[&Problem::NodeObject].why.clone()
+            self.source_health.problems()[&Problem::NodeObject]
+                .why
+                .clone()
         }
     }
 }

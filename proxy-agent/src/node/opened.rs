@@ -21,8 +21,14 @@ pub(super) enum Opened {
 }
 
 impl Opened {
-    /// Looks what the rules do to packets of open connections. `heeds_marks`: a routing rule asks for marks.
-    pub(super) fn judge(netfilter: &Netfilter, facts: &Facts, whole: &Whole, heeds_marks: bool) -> Self {
+    /// Looks what the rules do to packets of open connections. `heeds_marks`: a routing rule asks
+    /// for marks.
+    pub(super) fn judge(
+        netfilter: &Netfilter,
+        facts: &Facts,
+        whole: &Whole,
+        heeds_marks: bool,
+    ) -> Self {
         // The rules do nothing to any packet of whole connections.
         if let Whole::Some { among, .. } = whole {
             return Self::with_outside(netfilter, facts, among.clone(), heeds_marks);
@@ -32,7 +38,9 @@ impl Opened {
         };
         let mut against = Vec::new();
         for among in facts.candidates() {
-            against = netfilter.judge_opened(&among.nets(), pods, heeds_marks).against;
+            against = netfilter
+                .judge_opened(&among.nets(), pods, heeds_marks)
+                .against;
             if against.is_empty() {
                 return Self::with_outside(netfilter, facts, among, heeds_marks);
             }
@@ -46,7 +54,8 @@ impl Opened {
             None => Some("a pod's device belongs to another device".to_owned()),
             Some(_) if facts.ways.is_empty() => Some("no uplink is of a kind for that".to_owned()),
             Some(pods) => {
-                let judgement = netfilter.judge_opened_outside(&among.nets(), pods, &facts.ways, heeds_marks);
+                let judgement =
+                    netfilter.judge_opened_outside(&among.nets(), pods, &facts.ways, heeds_marks);
                 judgement.against.into_iter().next()
             }
         };
@@ -55,15 +64,26 @@ impl Opened {
 
     /// Returns the flags of the programs' [`Node`].
     pub(super) fn flags(&self) -> u32 {
-        let Self::Some { among, not_outside } = self else { return 0 };
-        let flags = [(*among != Among::All, Node::FAST_OPEN_PODS), (not_outside.is_none(), Node::FAST_OPENED_OUTSIDE)];
-        flags.into_iter().filter(|(is_set, _)| *is_set).fold(Node::FAST_OPENED, |all, (_, flag)| all | flag)
+        let Self::Some { among, not_outside } = self else {
+            return 0;
+        };
+        let flags = [
+            (*among != Among::All, Node::FAST_OPEN_PODS),
+            (not_outside.is_none(), Node::FAST_OPENED_OUTSIDE),
+        ];
+        flags
+            .into_iter()
+            .filter(|(is_set, _)| *is_set)
+            .fold(Node::FAST_OPENED, |all, (_, flag)| all | flag)
     }
 
     /// Returns the networks that [`Node::FAST_OPEN_PODS`] is about.
     pub(super) fn nets(&self) -> Vec<IpNet> {
         match self {
-            Self::None(_) | Self::Some { among: Among::All, .. } => Vec::new(),
+            Self::None(_)
+            | Self::Some {
+                among: Among::All, ..
+            } => Vec::new(),
             Self::Some { among, .. } => among.nets(),
         }
     }
@@ -77,12 +97,22 @@ impl fmt::Display for Opened {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None(why) if why.is_empty() => Ok(()),
-            Self::None(why) => write!(f, "; the stack sees other open connections, because {}", why.join("; ")),
+            Self::None(why) => write!(
+                f,
+                "; the stack sees other open connections, because {}",
+                why.join("; ")
+            ),
             Self::Some { among, not_outside } => {
-                write!(f, "; open connections between this node's pods{among}, if conntrack tolerates it")?;
+                write!(
+                    f,
+                    "; open connections between this node's pods{among}, if conntrack tolerates it"
+                )?;
                 match not_outside {
                     None => f.write_str(", and UDP exchanges of clients outside with them"),
-                    Some(why) => write!(f, "; UDP exchanges of clients outside take the stack, because {why}"),
+                    Some(why) => write!(
+                        f,
+                        "; UDP exchanges of clients outside take the stack, because {why}"
+                    ),
                 }
             }
         }

@@ -86,6 +86,9 @@ impl NodeOptions {
             (self.pod_routing.is_some(), Node::HOST),
             (self.localhost == Localhost::Named, Node::LOCALHOST_LOCAL),
         ];
-        flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag)
+        flags
+            .into_iter()
+            .filter(|(is_set, _)| *is_set)
+            .fold(0, |all, (_, flag)| all | flag)
     }
 }

@@ -28,17 +28,33 @@ pub(super) struct DevicePrograms {
 }
 
 impl DevicePrograms {
-    /// Puts the anchor's program on it. `is_node`: this host is a node, so that lo carries a program in any case.
+    /// Puts the anchor's program on it. `is_node`: this host is a node, so that lo carries a
+    /// program in any case.
     pub(super) fn start(mut attachments: Attachments, anchor: u32, is_node: bool) -> Result<Self> {
         attachments.attach(anchor, anchor::NAME, Place::Anchor)?;
-        let hooks_lo = is_node || attachments.devices().values().any(|device| device.name == "lo");
-        Ok(Self { attachments, anchor, hooks_lo, failing: BTreeSet::new() })
+        let hooks_lo = is_node
+            || attachments
+                .devices()
+                .values()
+                .any(|device| device.name == "lo");
+        Ok(Self {
+            attachments,
+            anchor,
+            hooks_lo,
+            failing: BTreeSet::new(),
+        })
     }
 
-    /// Gives every device the programs that its role asks for. What fails is tried again with the next event.
+    /// Gives every device the programs that its role asks for. What fails is tried again with the
+    /// next event.
     pub(super) fn attach(&mut self, devices: &Devices, health: &Health) {
-        let without_egress = devices.links().values().filter(|link| link.lacks_egress).map(|link| link.index);
-        self.attachments.set_without_egress(without_egress.collect());
+        let without_egress = devices
+            .links()
+            .values()
+            .filter(|link| link.lacks_egress)
+            .map(|link| link.index);
+        self.attachments
+            .set_without_egress(without_egress.collect());
         let mut carried = BTreeSet::from([self.anchor]);
         let mut failing = BTreeSet::new();
         for link in devices.links().values() {
@@ -53,7 +69,12 @@ impl DevicePrograms {
             if let Err(error) = self.attachments.attach(link.index, &link.name, place) {
                 // Pods come and go: the next event says what has become of the device.
                 if !is_there(link) {
-                    debug!(device = link.name, ifindex = link.index, error = format!("{error:#}"), "a device has gone");
+                    debug!(
+                        device = link.name,
+                        ifindex = link.index,
+                        error = format!("{error:#}"),
+                        "a device has gone"
+                    );
                     continue;
                 }
                 let problem = Problem::Device(link.name.clone());
@@ -64,26 +85,34 @@ impl DevicePrograms {
                 info!(device = link.name, ifindex = link.index, by = %attached.mechanism, "attached");
             }
         }
-        let gone = self.attachments.devices().keys().filter(|ifindex| !carried.contains(ifindex)).copied();
+        let gone = self
+            .attachments
+            .devices()
+            .keys()
+            .filter(|ifindex| !carried.contains(ifindex))
+            .copied();
         for ifindex in gone.collect::<Vec<_>>() {
             if let Some(attached) = self.attachments.detach(ifindex) {
                 info!(device = attached.name, ifindex, "detached");
             }
         }
-        self.failing.difference(&failing).for_each(|problem| health.end(problem));
+        self.failing
+            .difference(&failing)
+            .for_each(|problem| health.end(problem));
         self.failing = failing;
     }
 
     /// Puts the anchor's program on another anchor than before.
     pub(super) fn move_anchor(&mut self, ifindex: u32) -> Result<()> {
         self.attachments.detach(self.anchor);
-        self.attachments.attach(ifindex, anchor::NAME, Place::Anchor)?;
+        self.attachments
+            .attach(ifindex, anchor::NAME, Place::Anchor)?;
         self.anchor = ifindex;
         Ok(())
     }
 
-    /// Puts back programs that were taken off, and returns which. A device without one of its programs serves no client, so its other
-    /// program may be missing for a moment too.
+    /// Puts back programs that were taken off, and returns which. A device without one of its
+    /// programs serves no client, so its other program may be missing for a moment too.
     pub(super) async fn verify(
         &mut self,
         handle: &Handle,
@@ -92,12 +121,20 @@ impl DevicePrograms {
         health: &Health,
     ) -> Result<BTreeSet<String>> {
         let mut gone = BTreeSet::new();
-        let missing = self.attachments.verify(handle).await.context("look for programs that were taken off")?;
+        let missing = self
+            .attachments
+            .verify(handle)
+            .await
+            .context("look for programs that were taken off")?;
         for MissingProgram { ifindex, hook } in &missing {
             if let Some(attached) = self.attachments.detach(*ifindex) {
                 let what = format!("the programs of {}", attached.name);
                 if relapses.is_news(&what) {
-                    warn!(device = attached.name, hook = hook.name(), "the program was removed, reattaching");
+                    warn!(
+                        device = attached.name,
+                        hook = hook.name(),
+                        "the program was removed, reattaching"
+                    );
                 }
                 gone.insert(what);
             }
@@ -105,22 +142,31 @@ impl DevicePrograms {
         }
         if !missing.is_empty() {
             self.attach(devices, health);
-            self.attachments.attach(self.anchor, anchor::NAME, Place::Anchor)?;
+            self.attachments
+                .attach(self.anchor, anchor::NAME, Place::Anchor)?;
         }
-        let pins = self.attachments.restore_pins().context("look for pins that were removed")?;
+        let pins = self
+            .attachments
+            .restore_pins()
+            .context("look for pins that were removed")?;
         if pins > 0 && relapses.is_news("pin") {
             warn!(pins, "pins were removed, pinning again");
         }
         repairs.pins += pins;
         // This check comes last, because no later check finds the programs detached above.
-        repairs.programs +=
-            self.attachments.repair_sockets().context("look for programs that were taken off sockets")?;
+        repairs.programs += self
+            .attachments
+            .repair_sockets()
+            .context("look for programs that were taken off sockets")?;
         Ok(gone)
     }
 
-    /// Keeps the list of this host's changes true, and puts back what of them somebody has undone; says how much that was.
+    /// Keeps the list of this host's changes true, and puts back what of them somebody has undone;
+    /// says how much that was.
     pub(super) fn verify_changes(&self, devices: &Devices) -> Result<u64> {
-        let Some(changes) = self.attachments.changes() else { return Ok(0) };
+        let Some(changes) = self.attachments.changes() else {
+            return Ok(0);
+        };
         changes.keep_qdiscs(|ifindex| devices.links().contains_key(&ifindex))?;
         Ok(u64::from(changes.reserve_ports()?))
     }

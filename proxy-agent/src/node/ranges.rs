@@ -1,4 +1,5 @@
-//! Knows which networks in the ranges of ClusterIPs are not for Services alone, because the node has routes there or pods are there.
+//! Knows which networks in the ranges of ClusterIPs are not for Services alone, because the node
+//! has routes there or pods are there.
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
@@ -11,11 +12,21 @@ use proxy_source::health::{Health, Problem};
 use super::Node;
 
 impl Node {
-    /// Tells the model the networks in ranges of ClusterIPs that are not for Services alone. Returns true if that may change a Service.
+    /// Tells the model the networks in ranges of ClusterIPs that are not for Services alone.
+    /// Returns true if that may change a Service.
     pub fn share_networks(&mut self, desired: &mut Desired) -> bool {
         let given = &self.options.service_cidrs;
-        let cidrs = if given.is_empty() { desired.service_cidrs() } else { given };
-        let pods = self.detection.nets().into_iter().chain(desired.pod_cidrs()).collect();
+        let cidrs = if given.is_empty() {
+            desired.service_cidrs()
+        } else {
+            given
+        };
+        let pods = self
+            .detection
+            .nets()
+            .into_iter()
+            .chain(desired.pod_cidrs())
+            .collect();
         let is_news = self.ranges.learn(cidrs, pods);
         desired.share_networks(self.ranges.shared()) || is_news
     }
@@ -26,7 +37,8 @@ pub(super) struct Ranges {
     /// The ranges of ClusterIPs, and the networks of pods, as of the last pass.
     cidrs: Vec<IpNet>,
     pods: Vec<IpNet>,
-    /// The node's routes within the ranges. None until they are read: another range may have others.
+    /// The node's routes within the ranges. None until they are read: another range may have
+    /// others.
     pub(super) routes: Option<Vec<IpNet>>,
     shared: SharedNetworks,
     /// The part of a watch that looks for routes in the ranges. None where all routes count.
@@ -39,10 +51,15 @@ impl Ranges {
     /// With the ranges that the operator has named.
     pub(super) fn of(cidrs: &[IpNet], watched: Option<WatchedNets>) -> Self {
         watched.iter().for_each(|watched| watched.set(cidrs));
-        Self { cidrs: cidrs.to_vec(), watched, ..Self::default() }
+        Self {
+            cidrs: cidrs.to_vec(),
+            watched,
+            ..Self::default()
+        }
     }
 
-    /// Takes in the ranges and the networks of pods. Returns true if the routes have become known since the last call.
+    /// Takes in the ranges and the networks of pods. Returns true if the routes have become known
+    /// since the last call.
     pub(super) fn learn(&mut self, cidrs: &[IpNet], pods: Vec<IpNet>) -> bool {
         if self.cidrs != cidrs {
             self.cidrs = cidrs.to_vec();
@@ -56,8 +73,9 @@ impl Ranges {
 
     /// Reads the node's routes. It may wait for the kernel's lock of devices.
     pub(super) async fn read(&mut self, handle: &Handle, health: &Health) -> Result<()> {
-        let routes =
-            fib::networks_within(handle, &self.cidrs).await.context("read the routes in ranges of ClusterIPs")?;
+        let routes = fib::networks_within(handle, &self.cidrs)
+            .await
+            .context("read the routes in ranges of ClusterIPs")?;
         self.is_news |= self.routes.replace(routes).is_none();
         self.judge();
         match &self.shared.why {
@@ -74,14 +92,21 @@ impl Ranges {
 
     /// Returns those of them that are known. Where the routes are not, none is.
     pub(super) fn known_shared(&self) -> &[IpNet] {
-        if self.routes.is_some() { &self.shared.networks } else { &[] }
+        if self.routes.is_some() {
+            &self.shared.networks
+        } else {
+            &[]
+        }
     }
 
     /// Where the routes are not known, nothing in the ranges may be dropped yet.
     fn judge(&mut self) {
         self.shared = match &self.routes {
             Some(routes) => SharedNetworks::of(&self.cidrs, &self.pods, routes),
-            None => SharedNetworks { networks: self.cidrs.clone(), why: None },
+            None => SharedNetworks {
+                networks: self.cidrs.clone(),
+                why: None,
+            },
         };
     }
 }

@@ -30,8 +30,15 @@ impl Relapses {
     }
 
     /// Takes in what a look has put back: by the counts after it and before, and these programs.
-    pub(super) fn looked(&mut self, after: Repairs, before: Repairs, programs: BTreeSet<String>, health: &Health) {
-        let more = iter::zip(after.counts(), before.counts()).filter(|((_, after), (_, before))| after > before);
+    pub(super) fn looked(
+        &mut self,
+        after: Repairs,
+        before: Repairs,
+        programs: BTreeSet<String>,
+        health: &Health,
+    ) {
+        let more = iter::zip(after.counts(), before.counts())
+            .filter(|((_, after), (_, before))| after > before);
         let mut gone = std::mem::take(&mut self.since);
         gone.extend(more.map(|((what, _), _)| what.to_owned()));
         // Programs are told by their devices.
@@ -41,10 +48,20 @@ impl Relapses {
         }
         let known = std::mem::take(&mut self.looks);
         let looks = |what: &String| known.get(what).map_or(1, |looks| looks + 1);
-        self.looks = gone.into_iter().map(|what| (looks(&what), what)).map(|(looks, what)| (what, looks)).collect();
-        known.keys().filter(|what| !self.looks.contains_key(*what)).for_each(|what| health.end(&problem(what)));
+        self.looks = gone
+            .into_iter()
+            .map(|what| (looks(&what), what))
+            .map(|(looks, what)| (what, looks))
+            .collect();
+        known
+            .keys()
+            .filter(|what| !self.looks.contains_key(*what))
+            .for_each(|what| health.end(&problem(what)));
         for (what, _) in self.looks.iter().filter(|(_, looks)| **looks >= LOOKS) {
-            health.begin(&problem(what), "another program removes it each time that kpx has put it back");
+            health.begin(
+                &problem(what),
+                "another program removes it each time that kpx has put it back",
+            );
         }
     }
 }
@@ -59,24 +76,42 @@ mod tests {
 
     #[test]
     fn repair_that_is_undone_each_time_is_a_problem_and_no_news() {
-        let (mut relapses, health) = (Relapses::default(), Health::default());
+        let mut relapses = Relapses::default();
+        let health = Health::default();
         let mut look = |routes: u64, programs: &[&str]| {
-            let (before, programs) = (Repairs::default(), programs.iter().map(|name| (*name).to_owned()).collect());
+            let before = Repairs::default();
+            let programs = programs.iter().map(|name| (*name).to_owned()).collect();
             relapses.looked(Repairs { routes, ..before }, before, programs, &health);
-            (health.has(&problem("route")), relapses.is_news("route"), health.has(&problem("the programs of eth0")))
+            (
+                health.has(&problem("route")),
+                relapses.is_news("route"),
+                health.has(&problem("the programs of eth0")),
+            )
         };
-        assert_eq!([look(2, &[]), look(1, &[]), look(0, &[])], [(false, true, false); 3], "it held once");
+        assert_eq!(
+            [look(2, &[]), look(1, &[]), look(0, &[])],
+            [(false, true, false); 3],
+            "it held once"
+        );
         assert_eq!([look(1, &[]), look(1, &[])], [(false, true, false); 2]);
         assert_eq!(look(1, &["the programs of eth0"]), (true, false, false));
         assert_eq!(look(1, &["the programs of eth0"]), (true, false, false));
         assert_eq!(look(0, &["the programs of eth0"]), (false, true, true));
-        assert_eq!(look(0, &["the programs of eth1"]), (false, true, false), "another device's");
+        assert_eq!(
+            look(0, &["the programs of eth1"]),
+            (false, true, false),
+            "another device's"
+        );
         for is_problem in [false, false, true] {
             relapses.note(Some("route"));
             assert!(!relapses.is_news("route"), "the log has it");
             let none = Repairs::default();
             relapses.looked(none, none, BTreeSet::new(), &health);
-            assert_eq!(health.has(&problem("route")), is_problem, "put back between the looks");
+            assert_eq!(
+                health.has(&problem("route")),
+                is_problem,
+                "put back between the looks"
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The maps by which the programs know this node: its own row, its addresses, the networks of pods and of Services.
+//! The maps by which the programs know this node: its own row, its addresses, the networks of pods
+//! and of Services.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -20,7 +21,8 @@ pub(super) struct NodeRows {
     inherited: Option<device::Node>,
     /// The Node object's pod networks as the programs know them.
     pod_cidrs: Vec<IpNet>,
-    /// The networks whose packets among themselves the stack leaves as they are, as the programs know them.
+    /// The networks whose packets among themselves the stack leaves as they are, as the programs
+    /// know them.
     unchanged: Vec<IpNet>,
     /// What the programs know of the ranges of ClusterIPs. None before the first write.
     service_nets: Option<ServiceNets>,
@@ -30,7 +32,8 @@ pub(super) struct NodeRows {
     pub(super) addrs: (Addr4, Addr6),
 }
 
-/// The ranges of ClusterIPs, the networks in them that are not for Services alone, and the ClusterIPs that other proxies serve.
+/// The ranges of ClusterIPs, the networks in them that are not for Services alone, and the
+/// ClusterIPs that other proxies serve.
 #[derive(PartialEq, Eq)]
 struct ServiceNets {
     cidrs: Vec<IpNet>,
@@ -39,8 +42,10 @@ struct ServiceNets {
 }
 
 /// The flags that follow from all devices together.
-const OF_DEVICES: u32 =
-    device::Node::STACKED | device::Node::FILTERED | device::Node::MACVLANS | device::Node::BARE_PODS;
+const OF_DEVICES: u32 = device::Node::STACKED
+    | device::Node::FILTERED
+    | device::Node::MACVLANS
+    | device::Node::BARE_PODS;
 
 /// The parts of the node's row beside addresses.
 pub(super) struct NodeFlags {
@@ -53,7 +58,9 @@ pub(super) struct NodeFlags {
 impl NodeRows {
     pub(super) fn new(maps: NodeMaps) -> Result<Self> {
         // One that drained is in service again.
-        let inherited = maps.node()?.map(|node| node.without(device::Node::DRAINING));
+        let inherited = maps
+            .node()?
+            .map(|node| node.without(device::Node::DRAINING));
         let unknown = (Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
         let addrs = inherited.map_or(unknown, |node| (node.addr4, node.addr6));
         Ok(Self {
@@ -80,7 +87,10 @@ impl NodeRows {
     /// The addresses in force, as far as there are any.
     pub(super) fn addresses(&self) -> Vec<IpAddr> {
         let (v4, v6) = self.addrs;
-        let known = [(!v4.is_unspecified()).then(|| v4.ip()), (!v6.is_unspecified()).then(|| v6.ip())];
+        let known = [
+            (!v4.is_unspecified()).then(|| v4.ip()),
+            (!v6.is_unspecified()).then(|| v6.ip()),
+        ];
         known.into_iter().flatten().collect()
     }
 
@@ -88,21 +98,39 @@ impl NodeRows {
         let NodeFlags { options, host } = flags;
         let host = host | self.of_rows;
         if let Some(inherited) = self.inherited {
-            let inherited = inherited.without(device::Node::OF_FAST_PATH | OF_DEVICES).with(host);
-            return self.maps.set_node(inherited.with_anchor(anchor.ifindex, anchor.mac));
+            let inherited = inherited
+                .without(device::Node::OF_FAST_PATH | OF_DEVICES)
+                .with(host);
+            return self
+                .maps
+                .set_node(inherited.with_anchor(anchor.ifindex, anchor.mac));
         }
         let (addr4, addr6) = self.addrs;
-        self.maps.set_node(device::Node::new(addr4, addr6, anchor.ifindex, anchor.mac, options | host))
+        self.maps.set_node(device::Node::new(
+            addr4,
+            addr6,
+            anchor.ifindex,
+            anchor.mac,
+            options | host,
+        ))
     }
 
-    /// Returns true if the row in force and `flags` disagree on what follows from all devices together.
+    /// Returns true if the row in force and `flags` disagree on what follows from all devices
+    /// together.
     pub(super) fn misses(&self, flags: u32) -> Result<bool> {
-        Ok(self.maps.node()?.is_some_and(|known| known != known.without(OF_DEVICES).with(flags | self.of_rows)))
+        Ok(self
+            .maps
+            .node()?
+            .is_some_and(|known| known != known.without(OF_DEVICES).with(flags | self.of_rows)))
     }
 
     pub(super) fn write_devices(&mut self, devices: &BTreeMap<u32, Device>) -> Result<()> {
         let is_bare = |device: &Device| device.is_pod() && device.flags() & Device::BARE != 0;
-        self.of_rows = if devices.values().any(is_bare) { device::Node::BARE_PODS } else { 0 };
+        self.of_rows = if devices.values().any(is_bare) {
+            device::Node::BARE_PODS
+        } else {
+            0
+        };
         self.maps.set_devices(devices)
     }
 
@@ -115,10 +143,12 @@ impl NodeRows {
         self.maps.set_addrs(addrs)
     }
 
-    /// Returns true if flows of the predecessor may have skipped the stack from their first packet on.
+    /// Returns true if flows of the predecessor may have skipped the stack from their first packet
+    /// on.
     pub(super) fn inherits_whole_flows(&self) -> bool {
-        self.inherited
-            .is_some_and(|node| node.has(device::Node::FAST_OPEN | device::Node::FAST_OPENED | device::Node::FAST_KEEP))
+        self.inherited.is_some_and(|node| {
+            node.has(device::Node::FAST_OPEN | device::Node::FAST_OPENED | device::Node::FAST_KEEP)
+        })
     }
 
     /// Returns the networks that the programs know as the Node object's pod networks.
@@ -132,37 +162,69 @@ impl NodeRows {
     }
 
     /// Tells the programs where pods have their addresses.
-    pub(super) fn write_pods(&mut self, detection: &Detection, pod_cidrs: Vec<IpNet>) -> Result<()> {
-        self.maps.set_pods(&detection.nets(), &pod_cidrs, &self.unchanged)?;
+    pub(super) fn write_pods(
+        &mut self,
+        detection: &Detection,
+        pod_cidrs: Vec<IpNet>,
+    ) -> Result<()> {
+        self.maps
+            .set_pods(&detection.nets(), &pod_cidrs, &self.unchanged)?;
         self.pod_cidrs = pod_cidrs;
         Ok(())
     }
 
     /// Tells the programs between which networks the stack leaves packets as they are.
-    pub(super) fn write_unchanged(&mut self, detection: &Detection, unchanged: Vec<IpNet>) -> Result<()> {
+    pub(super) fn write_unchanged(
+        &mut self,
+        detection: &Detection,
+        unchanged: Vec<IpNet>,
+    ) -> Result<()> {
         if self.unchanged != unchanged {
-            self.maps.set_pods(&detection.nets(), &self.pod_cidrs, &unchanged)?;
+            self.maps
+                .set_pods(&detection.nets(), &self.pod_cidrs, &unchanged)?;
             self.unchanged = unchanged;
         }
         Ok(())
     }
 
-    /// Lets packets pass to Services that another proxy serves from now on. Such a Service still has our frontends, or
-    /// none, and packets must pass from the moment in which these go.
+    /// Lets packets pass to Services that another proxy serves from now on. Such a Service still
+    /// has our frontends, or none, and packets must pass from the moment in which these go.
     pub(super) fn spare_other_proxies(&mut self, desired: &Desired) {
         let others = desired.of_other_proxies();
-        let Some(known) = self.service_nets.take_if(|known| !others.is_subset(&known.others)) else { return };
-        let all = ServiceNets { others: &known.others | others, ..known };
+        let Some(known) = self
+            .service_nets
+            .take_if(|known| !others.is_subset(&known.others))
+        else {
+            return;
+        };
+        let all = ServiceNets {
+            others: &known.others | others,
+            ..known
+        };
         // A failed write fails once more after the sync, and is reported then.
-        if self.maps.set_service_nets(&all.cidrs, &all.shared, &all.others).is_ok() {
+        if self
+            .maps
+            .set_service_nets(&all.cidrs, &all.shared, &all.others)
+            .is_ok()
+        {
             self.service_nets = Some(all);
         }
     }
 
-    /// Tells the programs the ranges of ClusterIPs, the networks in them that are not for Services alone, and which ClusterIPs other proxies serve.
-    pub(super) fn write_service_nets(&mut self, cidrs: &[IpNet], shared: &[IpNet], desired: &Desired) -> Result<()> {
+    /// Tells the programs the ranges of ClusterIPs, the networks in them that are not for Services
+    /// alone, and which ClusterIPs other proxies serve.
+    pub(super) fn write_service_nets(
+        &mut self,
+        cidrs: &[IpNet],
+        shared: &[IpNet],
+        desired: &Desired,
+    ) -> Result<()> {
         let others = desired.of_other_proxies();
-        let wanted = ServiceNets { cidrs: cidrs.to_vec(), shared: shared.to_vec(), others: others.clone() };
+        let wanted = ServiceNets {
+            cidrs: cidrs.to_vec(),
+            shared: shared.to_vec(),
+            others: others.clone(),
+        };
         if self.service_nets.as_ref() != Some(&wanted) {
             self.maps.set_service_nets(cidrs, shared, others)?;
             self.service_nets = Some(wanted);

@@ -1,5 +1,6 @@
-//! Maintains the service routes and rules, by which the host's own packets reach the anchor: routes for ClusterIPs in a table
-//! of their own, rules for external frontends, and rules that lead to either.
+//! Maintains the service routes and rules, by which the host's own packets reach the anchor: routes
+//! for ClusterIPs in a table of their own, rules for external frontends, and rules that lead to
+//! either.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -21,11 +22,13 @@ use super::Node;
 /// The routes and rules, as the kernel holds them.
 pub(super) struct ServiceRoutes {
     routes: Routes,
-    /// The routes that end the look-up in the services' table, for networks that are not for Services alone.
+    /// The routes that end the look-up in the services' table, for networks that are not for
+    /// Services alone.
     throws: Routes,
     /// The routes of an older kpx, in the main table.
     old: Routes,
-    /// The default routes in the rules' table. The kernel skips a rule that leads to an empty table.
+    /// The default routes in the rules' table. The kernel skips a rule that leads to an empty
+    /// table.
     defaults: Routes,
     rules: Rules,
     /// The Services whose external frontends have not all a rule.
@@ -35,15 +38,16 @@ pub(super) struct ServiceRoutes {
 /// The routes and rules that the kernel should hold.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct DesiredRoutes {
-    /// The routes: one for each known range of ClusterIPs, and one for each ClusterIP outside of the ranges or in a network that is not for
-    /// Services alone.
+    /// The routes: one for each known range of ClusterIPs, and one for each ClusterIP outside of
+    /// the ranges or in a network that is not for Services alone.
     routes: BTreeSet<Route>,
     /// Such networks, within a range that has a route.
     throws: BTreeSet<Route>,
     /// A default route for each family that has rules.
     defaults: BTreeSet<Route>,
-    /// The rules: three for each family that has routes, and one for each external frontend whose address is not the host's own, since packets to
-    /// own addresses go by lo. The rule of the way back goes with these.
+    /// The rules: three for each family that has routes, and one for each external frontend whose
+    /// address is not the host's own, since packets to own addresses go by lo. The rule of the way
+    /// back goes with these.
     rules: BTreeSet<Rule>,
     /// The number of external frontends without room for a rule, by Service.
     left_out: BTreeMap<ObjectName, usize>,
@@ -63,7 +67,8 @@ pub(super) struct RouteInputs<'a> {
     pub(super) shared: &'a [IpNet],
     /// The ClusterIPs in force outside of the ranges, or in such a network.
     pub(super) lone_addresses: &'a BTreeSet<IpAddr>,
-    /// The ExternalIPs and LoadBalancer addresses in force, with Service and port. The first ones get the rules.
+    /// The ExternalIPs and LoadBalancer addresses in force, with Service and port. The first ones
+    /// get the rules.
     pub(super) external_frontends: &'a [(ObjectName, (IpAddr, Proto, u16))],
     /// The addresses of the node's devices.
     pub(super) own: &'a BTreeSet<IpAddr>,
@@ -80,13 +85,21 @@ impl Node {
 }
 
 impl ServiceRoutes {
-    /// Reads our routes and rules. `anchor` is the anchor's interface index. A new anchor needs a new value.
+    /// Reads our routes and rules. `anchor` is the anchor's interface index. A new anchor needs a
+    /// new value.
     pub(super) async fn open(handle: &Handle, anchor: u32) -> Result<Self> {
         let routes = Routes::open(handle.clone(), rule::SERVICES, anchor).await?;
         let throws = Routes::open_throws(handle.clone(), rule::SERVICES).await?;
         let old = Routes::open(handle.clone(), route::MAIN, anchor).await?;
         let defaults = Routes::open(handle.clone(), rule::TABLE, anchor).await?;
-        Ok(Self { routes, throws, old, defaults, rules: Rules::open(handle.clone()).await?, left_out: Vec::new() })
+        Ok(Self {
+            routes,
+            throws,
+            old,
+            defaults,
+            rules: Rules::open(handle.clone()).await?,
+            left_out: Vec::new(),
+        })
     }
 
     /// Makes routes and rules equal to `desired`. With `verify`, reads the kernel's state first.
@@ -96,30 +109,58 @@ impl ServiceRoutes {
         verify: bool,
         health: &Health,
     ) -> Result<RouteChanges> {
-        // A network is left to others after the ClusterIPs in it have routes of their own, and taken back before they lose them.
+        // A network is left to others after the ClusterIPs in it have routes of their own, and
+        // taken back before they lose them.
         let mut reports = vec![self.throws.retain(&desired.throws).await?];
         let (routes, throws, defaults, rules) = if verify {
-            let (routes, throws) =
-                (self.routes.verify(&desired.routes).await?, self.throws.verify(&desired.throws).await?);
-            (routes, throws, self.defaults.verify(&desired.defaults).await?, self.rules.verify(&desired.rules).await?)
+            let (routes, throws) = (
+                self.routes.verify(&desired.routes).await?,
+                self.throws.verify(&desired.throws).await?,
+            );
+            (
+                routes,
+                throws,
+                self.defaults.verify(&desired.defaults).await?,
+                self.rules.verify(&desired.rules).await?,
+            )
         } else {
-            let (routes, throws) =
-                (self.routes.reconcile(&desired.routes).await?, self.throws.reconcile(&desired.throws).await?);
-            let (defaults, rules) = (&desired.defaults, &desired.rules);
-            (routes, throws, self.defaults.reconcile(defaults).await?, self.rules.reconcile(rules).await?)
+            let (routes, throws) = (
+                self.routes.reconcile(&desired.routes).await?,
+                self.throws.reconcile(&desired.throws).await?,
+            );
+            let defaults = &desired.defaults;
+            let rules = &desired.rules;
+            (
+                routes,
+                throws,
+                self.defaults.reconcile(defaults).await?,
+                self.rules.reconcile(rules).await?,
+            )
         };
         if rules.refused.is_empty() {
             self.old.reconcile(&BTreeSet::new()).await?;
         }
         report_routes(&Problem::Routes, &routes, desired.routes.len(), health);
-        report_routes(&Problem::DefaultRoutes, &defaults, desired.defaults.len(), health);
+        report_routes(
+            &Problem::DefaultRoutes,
+            &defaults,
+            desired.defaults.len(),
+            health,
+        );
         let nets: Vec<IpNet> = desired.routes.iter().map(|route| route.dst).collect();
         report_rules(&rules, desired, &self.rules.before_ours(&nets), health);
-        self.left_out = desired.left_out.iter().map(|(service, count)| without_rule(service, *count)).collect();
+        self.left_out = desired
+            .left_out
+            .iter()
+            .map(|(service, count)| without_rule(service, *count))
+            .collect();
         let changed = |report: &route::Report| report.added + report.replaced + report.deleted;
         reports.extend([routes, throws, defaults]);
         let routes: usize = reports.iter().map(changed).sum();
-        Ok(RouteChanges { routes: routes as u64, rules: (rules.added + rules.deleted) as u64 })
+        Ok(RouteChanges {
+            routes: routes as u64,
+            rules: (rules.added + rules.deleted) as u64,
+        })
     }
 }
 
@@ -127,39 +168,104 @@ impl DesiredRoutes {
     pub(super) fn of(inputs: &RouteInputs<'_>) -> Self {
         let is_possible = |addr: &IpAddr| inputs.has_ipv6 || addr.is_ipv4();
         let lone = inputs.lone_addresses.iter().map(|addr| IpNet::from(*addr));
-        let covers = |net: &IpNet| inputs.shared.iter().any(|shared| shared.contains(&net.trunc()));
-        let ranges: Vec<IpNet> = inputs.service_cidrs.iter().filter(|range| !covers(range)).copied().collect();
-        let within = |net: &&IpNet| is_possible(&net.addr()) && ranges.iter().any(|range| range.contains(*net));
-        let throws = inputs.shared.iter().filter(within).map(|dst| Route { dst: *dst, src: None }).collect();
+        let covers = |net: &IpNet| {
+            inputs
+                .shared
+                .iter()
+                .any(|shared| shared.contains(&net.trunc()))
+        };
+        let ranges: Vec<IpNet> = inputs
+            .service_cidrs
+            .iter()
+            .filter(|range| !covers(range))
+            .copied()
+            .collect();
+        let within = |net: &&IpNet| {
+            is_possible(&net.addr()) && ranges.iter().any(|range| range.contains(*net))
+        };
+        let throws = inputs
+            .shared
+            .iter()
+            .filter(within)
+            .map(|dst| Route {
+                dst: *dst,
+                src: None,
+            })
+            .collect();
         let dsts = ranges.iter().copied().chain(lone);
         let dsts = dsts.filter(|dst| is_possible(&dst.addr()));
-        let routes: BTreeSet<Route> = dsts.map(|dst| Route { dst, src: inputs.source(&dst) }).collect();
+        let routes: BTreeSet<Route> = dsts
+            .map(|dst| Route {
+                dst,
+                src: inputs.source(&dst),
+            })
+            .collect();
 
         let needs_rule = |addr: &IpAddr| is_possible(addr) && !inputs.own.contains(addr);
-        let mut foreign = inputs.external_frontends.iter().filter(|(_, (addr, ..))| needs_rule(addr));
+        let mut foreign = inputs
+            .external_frontends
+            .iter()
+            .filter(|(_, (addr, ..))| needs_rule(addr));
         let first = foreign.by_ref().take(rule::MAX);
-        let mut rules: BTreeSet<Rule> = first.map(|&(_, (addr, proto, port))| Rule::To(addr, proto, port)).collect();
+        let mut rules: BTreeSet<Rule> = first
+            .map(|&(_, (addr, proto, port))| Rule::To(addr, proto, port))
+            .collect();
         let mut left_out = BTreeMap::new();
         foreign.for_each(|(service, _)| *left_out.entry(service.clone()).or_default() += 1);
-        let leads_to = |all: &IpNet| rules.iter().any(|rule| matches!(rule, Rule::To(addr, ..) if all.contains(addr)));
-        let families = [IpNet::from(Ipv4Net::default()), IpNet::from(Ipv6Net::default())].into_iter().filter(leads_to);
-        let defaults: BTreeSet<Route> = families.map(|dst| Route { dst, src: inputs.source(&dst) }).collect();
-        rules.extend(defaults.iter().any(|route| route.dst.addr().is_ipv4()).then_some(Rule::Back));
+        let leads_to = |all: &IpNet| {
+            rules
+                .iter()
+                .any(|rule| matches!(rule, Rule::To(addr, ..) if all.contains(addr)))
+        };
+        let families = [
+            IpNet::from(Ipv4Net::default()),
+            IpNet::from(Ipv6Net::default()),
+        ]
+        .into_iter()
+        .filter(leads_to);
+        let defaults: BTreeSet<Route> = families
+            .map(|dst| Route {
+                dst,
+                src: inputs.source(&dst),
+            })
+            .collect();
+        rules.extend(
+            defaults
+                .iter()
+                .any(|route| route.dst.addr().is_ipv4())
+                .then_some(Rule::Back),
+        );
         for ipv6 in [false, true] {
-            let lens =
-                routes.iter().filter(|route| route.dst.addr().is_ipv6() == ipv6).map(|route| route.dst.prefix_len());
+            let lens = routes
+                .iter()
+                .filter(|route| route.dst.addr().is_ipv6() == ipv6)
+                .map(|route| route.dst.prefix_len());
             if let Some(prefix_len) = lens.min() {
-                rules.extend([Rule::Own { ipv6 }, Rule::Narrow { ipv6, prefix_len }, Rule::All { ipv6 }]);
+                rules.extend([
+                    Rule::Own { ipv6 },
+                    Rule::Narrow { ipv6, prefix_len },
+                    Rule::All { ipv6 },
+                ]);
             }
         }
-        Self { routes, throws, defaults, rules, left_out }
+        Self {
+            routes,
+            throws,
+            defaults,
+            rules,
+            left_out,
+        }
     }
 }
 
 impl RouteInputs<'_> {
-    /// Returns the node's address, if a device has it: the kernel would refuse a route with another source.
+    /// Returns the node's address, if a device has it: the kernel would refuse a route with another
+    /// source.
     fn source(&self, dst: &IpNet) -> Option<IpAddr> {
-        let mut addrs = self.primary.iter().filter(|addr| addr.is_ipv4() == dst.addr().is_ipv4());
+        let mut addrs = self
+            .primary
+            .iter()
+            .filter(|addr| addr.is_ipv4() == dst.addr().is_ipv4());
         addrs.find(|addr| self.own.contains(addr)).copied()
     }
 }
@@ -168,16 +274,30 @@ fn report_routes(what: &Problem, report: &route::Report, wanted: usize, health: 
     match report.refused.first() {
         None => health.end(what),
         Some((route, why)) => {
-            health.begin(what, format!("{} of {wanted} refused, first {}: {why}", report.refused.len(), route.dst));
+            health.begin(
+                what,
+                format!(
+                    "{} of {wanted} refused, first {}: {why}",
+                    report.refused.len(),
+                    route.dst
+                ),
+            );
         }
     }
     if report.added + report.replaced + report.deleted > 0 {
-        let (added, replaced, deleted) = (report.added, report.replaced, report.deleted);
+        let added = report.added;
+        let replaced = report.replaced;
+        let deleted = report.deleted;
         info!(added, replaced, deleted, "{what}");
     }
 }
 
-fn report_rules(report: &rule::Report, desired: &DesiredRoutes, before: &[String], health: &Health) {
+fn report_rules(
+    report: &rule::Report,
+    desired: &DesiredRoutes,
+    before: &[String],
+    health: &Health,
+) {
     match report.refused.first() {
         None if !before.is_empty() => {
             let rules = before.join(", ");
@@ -188,8 +308,12 @@ fn report_rules(report: &rule::Report, desired: &DesiredRoutes, before: &[String
         }
         None => health.end(&Problem::Rules),
         Some((rule, why)) => {
-            let (refused, wanted) = (report.refused.len(), desired.rules.len());
-            health.begin(&Problem::Rules, format!("{refused} of {wanted} refused, first the one {rule}: {why}"));
+            let refused = report.refused.len();
+            let wanted = desired.rules.len();
+            health.begin(
+                &Problem::Rules,
+                format!("{refused} of {wanted} refused, first the one {rule}: {why}"),
+            );
         }
     }
     if report.added + report.deleted > 0 {
@@ -203,8 +327,16 @@ fn without_rule(service: &ObjectName, count: usize) -> Skipped {
         "this host's own sockets reach {count} external frontends only through the network, because there are {} rules at most for all Services",
         rule::MAX
     );
-    let object = ObjectRef { kind: "Service", name: service.clone() };
-    Skipped { object, field: "spec.ports".to_owned(), why, cause: Cause::NoRoom }
+    let object = ObjectRef {
+        kind: "Service",
+        name: service.clone(),
+    };
+    Skipped {
+        object,
+        field: "spec.ports".to_owned(),
+        why,
+        cause: Cause::NoRoom,
+    }
 }
 
 #[cfg(test)]
@@ -214,49 +346,115 @@ mod tests {
     #[test]
     fn routes_cover_ranges_and_lone_addresses() {
         let node = Node {
-            service_cidrs: vec!["10.96.0.0/16".parse().unwrap(), "fd00:10::/108".parse().unwrap()],
+            service_cidrs: vec![
+                "10.96.0.0/16".parse().unwrap(),
+                "fd00:10::/108".parse().unwrap(),
+            ],
             lone_addresses: addrs(&["10.97.0.10", "fd00:11::a"]),
             ..Node::default()
         };
-        let routes = ["10.96.0.0/16 192.0.2.1", "10.97.0.10/32 192.0.2.1", "fd00:10::/108 -", "fd00:11::a/128 -"];
+        let routes = [
+            "10.96.0.0/16 192.0.2.1",
+            "10.97.0.10/32 192.0.2.1",
+            "fd00:10::/108 -",
+            "fd00:11::a/128 -",
+        ];
         assert_eq!(shown(&node.desired().routes), routes);
-        let of = |(ipv6, prefix_len)| [Rule::Own { ipv6 }, Rule::Narrow { ipv6, prefix_len }, Rule::All { ipv6 }];
-        let rules = [(false, 16), (true, 108)].into_iter().flat_map(of).collect();
-        assert_eq!(node.desired(), DesiredRoutes { routes: node.desired().routes, rules, ..DesiredRoutes::default() });
+        let of = |(ipv6, prefix_len)| {
+            [
+                Rule::Own { ipv6 },
+                Rule::Narrow { ipv6, prefix_len },
+                Rule::All { ipv6 },
+            ]
+        };
+        let rules = [(false, 16), (true, 108)]
+            .into_iter()
+            .flat_map(of)
+            .collect();
+        assert_eq!(
+            node.desired(),
+            DesiredRoutes {
+                routes: node.desired().routes,
+                rules,
+                ..DesiredRoutes::default()
+            }
+        );
     }
 
     #[test]
     fn networks_of_others_in_a_range_are_left_to_them() {
         let node = Node {
-            service_cidrs: vec!["10.96.0.0/16".parse().unwrap(), "fd00:10::/108".parse().unwrap()],
-            shared: vec!["10.96.3.0/24".parse().unwrap(), "fd00:10::/108".parse().unwrap()],
+            service_cidrs: vec![
+                "10.96.0.0/16".parse().unwrap(),
+                "fd00:10::/108".parse().unwrap(),
+            ],
+            shared: vec![
+                "10.96.3.0/24".parse().unwrap(),
+                "fd00:10::/108".parse().unwrap(),
+            ],
             lone_addresses: addrs(&["10.96.3.10", "fd00:10::a"]),
             ..Node::default()
         };
         let desired = node.desired();
-        assert_eq!(shown(&desired.routes), ["10.96.0.0/16 192.0.2.1", "10.96.3.10/32 192.0.2.1", "fd00:10::a/128 -"]);
-        assert_eq!(shown(&desired.throws), ["10.96.3.0/24 -"], "the other has no range around it");
+        assert_eq!(
+            shown(&desired.routes),
+            [
+                "10.96.0.0/16 192.0.2.1",
+                "10.96.3.10/32 192.0.2.1",
+                "fd00:10::a/128 -"
+            ]
+        );
+        assert_eq!(
+            shown(&desired.throws),
+            ["10.96.3.0/24 -"],
+            "the other has no range around it"
+        );
     }
 
     #[test]
     fn rules_cover_foreign_frontends_with_a_default_route() {
         let frontends = |texts: &[&str]| {
-            texts.iter().map(|addr| (web(), (addr.parse().unwrap(), Proto::TCP, 80))).collect::<Vec<_>>()
+            texts
+                .iter()
+                .map(|addr| (web(), (addr.parse().unwrap(), Proto::TCP, 80)))
+                .collect::<Vec<_>>()
         };
         let external_frontends = frontends(&["198.51.100.7", "192.0.2.9", "2001:db8::7"]);
-        let node = Node { external_frontends, ..Node::default() };
+        let node = Node {
+            external_frontends,
+            ..Node::default()
+        };
         let rules: Vec<String> = node.desired().rules.iter().map(Rule::to_string).collect();
-        assert_eq!(rules, ["to 198.51.100.7:80/tcp", "to [2001:db8::7]:80/tcp", "of the way back"]);
-        assert_eq!(shown(&node.desired().defaults), ["0.0.0.0/0 192.0.2.1", "::/0 -"]);
+        assert_eq!(
+            rules,
+            [
+                "to 198.51.100.7:80/tcp",
+                "to [2001:db8::7]:80/tcp",
+                "of the way back"
+            ]
+        );
+        assert_eq!(
+            shown(&node.desired().defaults),
+            ["0.0.0.0/0 192.0.2.1", "::/0 -"]
+        );
 
-        let node = Node { has_ipv6: false, ..node };
+        let node = Node {
+            has_ipv6: false,
+            ..node
+        };
         assert_eq!(shown(&node.desired().defaults), ["0.0.0.0/0 192.0.2.1"]);
         assert_eq!(node.desired().rules.len(), 2);
 
-        let node = Node { external_frontends: frontends(&["2001:db8::7"]), ..Node::default() };
+        let node = Node {
+            external_frontends: frontends(&["2001:db8::7"]),
+            ..Node::default()
+        };
         assert_eq!(node.desired().rules.len(), 1, "IPv6 has no rp_filter");
 
-        let node = Node { external_frontends: frontends(&["192.0.2.9"]), ..Node::default() };
+        let node = Node {
+            external_frontends: frontends(&["192.0.2.9"]),
+            ..Node::default()
+        };
         assert_eq!(node.desired(), DesiredRoutes::default());
     }
 
@@ -264,9 +462,17 @@ mod tests {
     fn the_number_of_rules_is_limited() {
         for (frontends, left_out) in [(256, 0), (300, 44)] {
             let addr = "198.51.100.7".parse().unwrap();
-            let external_frontends = (1..=frontends).map(|port| (web(), (addr, Proto::UDP, port))).collect();
-            let desired = Node { external_frontends, ..Node::default() }.desired();
-            let first = (1..=256).map(|port| Rule::To(addr, Proto::UDP, port)).chain([Rule::Back]);
+            let external_frontends = (1..=frontends)
+                .map(|port| (web(), (addr, Proto::UDP, port)))
+                .collect();
+            let desired = Node {
+                external_frontends,
+                ..Node::default()
+            }
+            .desired();
+            let first = (1..=256)
+                .map(|port| Rule::To(addr, Proto::UDP, port))
+                .chain([Rule::Back]);
             assert_eq!(desired.rules, first.collect(), "always the same ones");
             assert_eq!(desired.left_out.values().sum::<usize>(), left_out);
         }
@@ -277,10 +483,21 @@ mod tests {
         let addr = |last: u8| IpAddr::from([198, 51, 100, last]);
         let first = (1..=256).map(|port| (addr(200), Proto::TCP, port));
         let last = (ObjectName::new("shop", "late"), (addr(1), Proto::TCP, 80));
-        let external_frontends = first.map(|frontend| (web(), frontend)).chain([last.clone()]).collect();
-        let desired = Node { external_frontends, ..Node::default() }.desired();
+        let external_frontends = first
+            .map(|frontend| (web(), frontend))
+            .chain([last.clone()])
+            .collect();
+        let desired = Node {
+            external_frontends,
+            ..Node::default()
+        }
+        .desired();
         assert!(!desired.rules.contains(&Rule::To(addr(1), Proto::TCP, 80)));
-        assert_eq!(desired.left_out, BTreeMap::from([(last.0, 1)]), "it is the Service's matter");
+        assert_eq!(
+            desired.left_out,
+            BTreeMap::from([(last.0, 1)]),
+            "it is the Service's matter"
+        );
     }
 
     struct Node {
@@ -332,6 +549,9 @@ mod tests {
 
     fn shown(routes: &BTreeSet<Route>) -> Vec<String> {
         let source = |route: &Route| route.src.map_or("-".to_owned(), |src| src.to_string());
-        routes.iter().map(|route| format!("{} {}", route.dst, source(route))).collect()
+        routes
+            .iter()
+            .map(|route| format!("{} {}", route.dst, source(route)))
+            .collect()
     }
 }

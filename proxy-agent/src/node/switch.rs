@@ -39,15 +39,34 @@ impl Node {
             _ => Vec::new(),
         };
         let netfilter = Netfilter::read().await;
-        let (no_pods, no_ways) = (self.devices.surely_no_pods(), self.devices.surely_no_ways());
-        let (pod_cidrs, pods, ways) = (self.rows.pod_cidrs().to_vec(), self.devices.bare_pods(), self.devices.ways());
-        let facts = Facts { cluster, pod_cidrs, no_pods, no_ways, pods, ways };
+        let no_pods = self.devices.surely_no_pods();
+        let no_ways = self.devices.surely_no_ways();
+        let pod_cidrs = self.rows.pod_cidrs().to_vec();
+        let pods = self.devices.bare_pods();
+        let ways = self.devices.ways();
+        let facts = Facts {
+            cluster,
+            pod_cidrs,
+            no_pods,
+            no_ways,
+            pods,
+            ways,
+        };
         self.judges_pods = false;
         if let Some(netfilter) = netfilter.as_ref().ok().filter(|_| !self.is_host_mode()) {
             self.note_refusals(netfilter, &facts);
         }
-        self.fast_path.judge(&netfilter, self.programs.attachments.changes(), &self.handle, &facts).await;
-        let written = self.rows.write_unchanged(&self.detection, self.fast_path.unchanged());
+        self.fast_path
+            .judge(
+                &netfilter,
+                self.programs.attachments.changes(),
+                &self.handle,
+                &facts,
+            )
+            .await;
+        let written = self
+            .rows
+            .write_unchanged(&self.detection, self.fast_path.unchanged());
         // So that the next look tries again.
         written.inspect_err(|_| self.fast_path = before.clone())?;
         self.switch_fast_path(before)?;
@@ -56,39 +75,60 @@ impl Node {
         Ok(())
     }
 
-    /// Has open connections that were opened past the stack take it, if rules may stop their packets. It begins once the node's networks are
-    /// known, by which the rules have to be judged.
+    /// Has open connections that were opened past the stack take it, if rules may stop their
+    /// packets. It begins once the node's networks are known, by which the rules have to be judged.
     async fn leave_whole_flows(&mut self) -> Result<()> {
-        let Some(staying) = self.fast_path.staying().filter(|_| !self.rows.is_inherited()).cloned() else {
+        let Some(staying) = self
+            .fast_path
+            .staying()
+            .filter(|_| !self.rows.is_inherited())
+            .cloned()
+        else {
             return Ok(());
         };
         let left = leaving::leave(&mut self.whole_flows, &staying, self.fast_path.tracks()).await;
         let before = self.fast_path.clone();
-        self.fast_path.note_left(left.context("have open connections take the stack")?);
+        self.fast_path
+            .note_left(left.context("have open connections take the stack")?);
         self.switch_fast_path(before)
     }
 
     /// Returns the names of devices by which rules were judged.
     pub(super) fn judged_names(&self) -> JudgedNames {
         let no_pods = [self.devices.surely_no_pods(), self.devices.surely_no_ways()];
-        JudgedNames { no_pods, pods: self.devices.bare_pods(), ways: self.devices.ways() }
+        JudgedNames {
+            no_pods,
+            pods: self.devices.bare_pods(),
+            ways: self.devices.ways(),
+        }
     }
 
-    /// Returns true once if the rules have to be judged again for a pod's device or an uplink that is new.
+    /// Returns true once if the rules have to be judged again for a pod's device or an uplink that
+    /// is new.
     pub fn takes_judgement(&mut self) -> bool {
         std::mem::take(&mut self.judges_pods)
     }
 
-    /// Looks again if one of these devices is gone, or of another kind. Call it before the programs know of that.
+    /// Looks again if one of these devices is gone, or of another kind. Call it before the programs
+    /// know of that.
     ///
-    /// For a pod's device or an uplink that is new, open connections take the stack until the rules are judged later: a new pod does not wait
-    /// for that.
+    /// For a pod's device or an uplink that is new, open connections take the stack until the rules
+    /// are judged later: a new pod does not wait for that.
     pub(super) async fn judge_for_devices(&mut self, before: &JudgedNames) -> Result<()> {
         let now = self.judged_names();
-        if before.no_pods.iter().zip(&now.no_pods).any(|(before, now)| !before.is_subset(now)) {
+        if before
+            .no_pods
+            .iter()
+            .zip(&now.no_pods)
+            .any(|(before, now)| !before.is_subset(now))
+        {
             return self.judge_fast_path().await;
         }
-        let is_known = before.pods.as_ref().zip(now.pods.as_ref()).is_some_and(|(before, now)| now.is_subset(before));
+        let is_known = before
+            .pods
+            .as_ref()
+            .zip(now.pods.as_ref())
+            .is_some_and(|(before, now)| now.is_subset(before));
         if is_known && now.ways.is_subset(&before.ways) || !self.knows_devices() {
             return Ok(());
         }
@@ -103,7 +143,8 @@ impl Node {
         self.judged_rules.clone()
     }
 
-    /// Has flows that were opened past the stack go on past it, and others guarded, as long as there are any.
+    /// Has flows that were opened past the stack go on past it, and others guarded, as long as
+    /// there are any.
     pub fn keep_fast_flows(&mut self, remaining: Remaining) -> Result<()> {
         let before = self.fast_path.clone();
         if self.fast_path.keep(remaining) {
@@ -112,15 +153,22 @@ impl Node {
         self.switch_fast_path(before)
     }
 
-    /// Notes the chains that refuse what clients outside and the cluster's pods exchange, at least by some devices.
+    /// Notes the chains that refuse what clients outside and the cluster's pods exchange, at least
+    /// by some devices.
     fn note_refusals(&mut self, netfilter: &Netfilter, facts: &Facts) {
         let pods = IpNet::aggregate(&[&facts.cluster[..], &facts.pod_cidrs].concat());
-        let refusals = netfilter.refusals(&pods).into_iter().filter(|refusal| !refusal.is_doubtful);
+        let refusals = netfilter
+            .refusals(&pods)
+            .into_iter()
+            .filter(|refusal| !refusal.is_doubtful);
         let refusals = refusals.map(|Refusal { why, remedy, .. }| {
             format!("clients outside may not reach pods: {why}; accept pods: {remedy}")
         });
         let refusals: Vec<_> = refusals.collect();
-        for notice in refusals.iter().filter(|notice| !self.refusals.contains(notice)) {
+        for notice in refusals
+            .iter()
+            .filter(|notice| !self.refusals.contains(notice))
+        {
             warn!(notice, "rules of others drop what kpx forwards");
         }
         self.refusals = refusals;

@@ -8,9 +8,14 @@ use super::{LO, Node, all};
 impl Node {
     pub(super) fn write_devices(&mut self) -> Result<()> {
         let mut rows = self.devices.rows(&self.detection);
-        let bare = rows.iter().filter(|(_, row)| row.flags() & Device::BARE != 0).map(|(ifindex, _)| *ifindex);
+        let bare = rows
+            .iter()
+            .filter(|(_, row)| row.flags() & Device::BARE != 0)
+            .map(|(ifindex, _)| *ifindex);
         let met = self.programs.attachments.with_others(bare);
-        let meets_ways = met.iter().any(|ifindex| rows.get(ifindex).is_some_and(|row| !row.is_pod()));
+        let meets_ways = met
+            .iter()
+            .any(|ifindex| rows.get(ifindex).is_some_and(|row| !row.is_pod()));
         for (ifindex, row) in &mut rows {
             if met.contains(ifindex) || meets_ways && !row.is_pod() {
                 *row = row.without(Device::BARE);
@@ -22,7 +27,11 @@ impl Node {
 
     /// Tells the programs what follows from all devices together, where that has changed.
     pub(super) fn note_properties(&mut self) -> Result<()> {
-        if self.rows.misses(self.devices.flags())? { self.write_node() } else { Ok(()) }
+        if self.rows.misses(self.devices.flags())? {
+            self.write_node()
+        } else {
+            Ok(())
+        }
     }
 
     pub(super) fn write_addrs(&mut self) -> Result<()> {
@@ -31,10 +40,15 @@ impl Node {
         let own = links.flat_map(|link| link.addrs.iter().map(|net| (link.index, net.addr())));
         let addrs = own.map(|(ifindex, addr)| {
             let serves = self.options.node_ports.accepts(addr, &primary);
-            (addr, OwnAddr::new(ifindex, if serves { OwnAddr::NODE_PORTS } else { 0 }))
+            (
+                addr,
+                OwnAddr::new(ifindex, if serves { OwnAddr::NODE_PORTS } else { 0 }),
+            )
         });
         let localhosts = self.options.localhosts();
-        let localhosts = localhosts.into_iter().map(|addr| (addr, OwnAddr::new(LO, OwnAddr::NODE_PORTS)));
+        let localhosts = localhosts
+            .into_iter()
+            .map(|addr| (addr, OwnAddr::new(LO, OwnAddr::NODE_PORTS)));
         let addrs = addrs.chain(localhosts).collect();
         self.rows.write_addrs(&addrs)
     }

@@ -1,4 +1,5 @@
-//! Finds the connections to which the stack does nothing at all, so that they may skip it from their first packet on.
+//! Finds the connections to which the stack does nothing at all, so that they may skip it from
+//! their first packet on.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,8 +22,8 @@ pub(super) enum Whole {
     },
 }
 
-/// The open whole connections that go on past the stack: those between addresses of such networks. Rules let packets of established
-/// connections between these pass, and do nothing to them.
+/// The open whole connections that go on past the stack: those between addresses of such networks.
+/// Rules let packets of established connections between these pass, and do nothing to them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Staying {
     /// Of connections between pods of this node, ...
@@ -51,9 +52,11 @@ pub(super) struct Facts {
     pub(super) no_pods: BTreeSet<String>,
     /// Those of them that no packet to a pod of another node passes either.
     pub(super) no_ways: BTreeSet<String>,
-    /// The names of the devices of pods that whole connections may have; None if they may have other names.
+    /// The names of the devices of pods that whole connections may have; None if they may have
+    /// other names.
     pub(super) pods: Option<BTreeSet<String>>,
-    /// The names of the uplinks by which clients outside may send packets past the stack, and get answers.
+    /// The names of the uplinks by which clients outside may send packets past the stack, and get
+    /// answers.
     pub(super) ways: BTreeSet<String>,
 }
 
@@ -69,52 +72,92 @@ impl Among {
 impl Facts {
     /// Returns the candidates, from the widest to the narrowest.
     pub(super) fn candidates(&self) -> Vec<Among> {
-        let Self { cluster, pod_cidrs, .. } = self;
-        let cluster = (!cluster.is_empty()).then(|| Among::Cluster([cluster.clone(), pod_cidrs.clone()].concat()));
+        let Self {
+            cluster, pod_cidrs, ..
+        } = self;
+        let cluster = (!cluster.is_empty())
+            .then(|| Among::Cluster([cluster.clone(), pod_cidrs.clone()].concat()));
         let pods = (!pod_cidrs.is_empty()).then(|| Among::PodCidrs(pod_cidrs.clone()));
-        [Some(Among::All), cluster, pods].into_iter().flatten().collect()
+        [Some(Among::All), cluster, pods]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 }
 
 impl Whole {
-    /// Looks what the rules do to connections of pods, and names the chains that do nothing. The widest networks count, but those go
-    /// first whose pods on other nodes can be reached so.
+    /// Looks what the rules do to connections of pods, and names the chains that do nothing. The
+    /// widest networks count, but those go first whose pods on other nodes can be reached so.
     pub(super) fn judge(netfilter: &Netfilter, facts: &Facts) -> (Self, Vec<String>) {
-        let (mut against, mut near, mut not_far) = (Vec::new(), None, None);
+        let mut against = Vec::new();
+        let mut near = None;
+        let mut not_far = None;
         for among in facts.candidates() {
             let nets = among.nets();
             let judgement = netfilter.judge_whole(&nets, &facts.no_pods, false);
             if !judgement.against.is_empty() {
-                not_far = judgement.against.first().filter(|_| matches!(among, Among::Cluster(_))).cloned().or(not_far);
+                not_far = judgement
+                    .against
+                    .first()
+                    .filter(|_| matches!(among, Among::Cluster(_)))
+                    .cloned()
+                    .or(not_far);
                 against = judgement.against;
                 continue;
             }
             // No pod of another node has an address of this node's podCIDRs.
             if !matches!(among, Among::PodCidrs(_)) {
-                let Judgement { against, harmless } = netfilter.judge_whole(&nets, &facts.no_ways, true);
+                let Judgement { against, harmless } =
+                    netfilter.judge_whole(&nets, &facts.no_ways, true);
                 if against.is_empty() {
-                    return (Self::Some { among, not_far: None }, harmless);
+                    return (
+                        Self::Some {
+                            among,
+                            not_far: None,
+                        },
+                        harmless,
+                    );
                 }
                 not_far = against.into_iter().next();
             }
             near.get_or_insert((among, judgement.harmless));
         }
-        let Some((among, harmless)) = near else { return (Self::None(against), Vec::new()) };
-        let not_far = not_far.unwrap_or_else(|| "no --cluster-cidr names their networks".to_owned());
-        (Self::Some { among, not_far: Some(not_far) }, harmless)
+        let Some((among, harmless)) = near else {
+            return (Self::None(against), Vec::new());
+        };
+        let not_far =
+            not_far.unwrap_or_else(|| "no --cluster-cidr names their networks".to_owned());
+        (
+            Self::Some {
+                among,
+                not_far: Some(not_far),
+            },
+            harmless,
+        )
     }
 
     /// Returns the flags of the programs' [`Node`].
     pub(super) fn flags(&self) -> u32 {
-        let Self::Some { among, not_far } = self else { return 0 };
-        let flags = [(*among != Among::All, Node::FAST_OPEN_PODS), (not_far.is_none(), Node::FAST_OPEN_FAR)];
-        flags.into_iter().filter(|(is_set, _)| *is_set).fold(Node::FAST_OPEN, |all, (_, flag)| all | flag)
+        let Self::Some { among, not_far } = self else {
+            return 0;
+        };
+        let flags = [
+            (*among != Among::All, Node::FAST_OPEN_PODS),
+            (not_far.is_none(), Node::FAST_OPEN_FAR),
+        ];
+        flags
+            .into_iter()
+            .filter(|(is_set, _)| *is_set)
+            .fold(Node::FAST_OPEN, |all, (_, flag)| all | flag)
     }
 
     /// Returns the networks that [`Node::FAST_OPEN_PODS`] is about.
     pub(super) fn nets(&self) -> Vec<IpNet> {
         match self {
-            Self::None(_) | Self::Some { among: Among::All, .. } => Vec::new(),
+            Self::None(_)
+            | Self::Some {
+                among: Among::All, ..
+            } => Vec::new(),
             Self::Some { among, .. } => among.nets(),
         }
     }
@@ -123,28 +166,43 @@ impl Whole {
 impl Staying {
     pub(super) fn all() -> Self {
         let everywhere = || Netfilter::everywhere().to_vec();
-        Self { near: everywhere(), far: everywhere() }
+        Self {
+            near: everywhere(),
+            far: everywhere(),
+        }
     }
 
     pub(super) const fn none() -> Self {
-        Self { near: Vec::new(), far: Vec::new() }
+        Self {
+            near: Vec::new(),
+            far: Vec::new(),
+        }
     }
 
-    /// Looks what the rules do to packets of open whole connections. `heeds_marks`: a routing rule asks for marks.
+    /// Looks what the rules do to packets of open whole connections. `heeds_marks`: a routing rule
+    /// asks for marks.
     pub(super) fn judge(netfilter: &Netfilter, facts: &Facts, heeds_marks: bool) -> Self {
         let nets = |others, is_far| {
             let mut nets = facts.candidates().into_iter().map(|among| among.nets());
-            let passes =
-                |nets: &Vec<IpNet>| netfilter.judge_open_whole(nets, others, is_far, heeds_marks).against.is_empty();
+            let passes = |nets: &Vec<IpNet>| {
+                netfilter
+                    .judge_open_whole(nets, others, is_far, heeds_marks)
+                    .against
+                    .is_empty()
+            };
             nets.find(passes).unwrap_or_default()
         };
-        Self { near: nets(&facts.no_pods, false), far: nets(&facts.no_ways, true) }
+        Self {
+            near: nets(&facts.no_pods, false),
+            far: nets(&facts.no_ways, true),
+        }
     }
 
     /// Returns true if an open connection between these addresses goes on past the stack.
     pub(super) fn has(&self, ends: [IpAddr; 2], is_far: bool) -> bool {
         let nets = if is_far { &self.far } else { &self.near };
-        ends.iter().all(|end| nets.iter().any(|net| net.contains(end)))
+        ends.iter()
+            .all(|end| nets.iter().any(|net| net.contains(end)))
     }
 
     pub(super) fn is_all(&self) -> bool {
@@ -160,9 +218,17 @@ impl fmt::Display for Whole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None(why) if why.is_empty() => Ok(()),
-            Self::None(why) => write!(f, "; connections are opened through the stack, because {}", why.join("; ")),
+            Self::None(why) => write!(
+                f,
+                "; connections are opened through the stack, because {}",
+                why.join("; ")
+            ),
             Self::Some { among, not_far } => {
-                let whose = if not_far.is_none() { "of this node's pods to pods" } else { "between this node's pods" };
+                let whose = if not_far.is_none() {
+                    "of this node's pods to pods"
+                } else {
+                    "between this node's pods"
+                };
                 write!(f, "; whole connections {whose}{among}")
             }
         }

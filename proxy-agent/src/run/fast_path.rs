@@ -1,5 +1,5 @@
-//! The watches of the fast path: over the routes that its ways depend on, over the rules that its packets would miss, and over the flows that
-//! ask for it.
+//! The watches of the fast path: over the routes that its ways depend on, over the rules that its
+//! packets would miss, and over the flows that ask for it.
 
 use anyhow::{Context, Result};
 use proxy_datapath::{FastPathWays, ToleratedFlows};
@@ -9,7 +9,8 @@ use tokio::sync::mpsc;
 
 use crate::conntrack::tolerance;
 
-/// The seconds for which the programs go on to open whole connections past the stack, if the agent says no more.
+/// The seconds for which the programs go on to open whole connections past the stack, if the agent
+/// says no more.
 const OPENS_SECS: u32 = 2;
 
 pub(super) struct FastPathWatch {
@@ -28,19 +29,42 @@ impl FastPathWatch {
         handle: Handle,
         changes: mpsc::Sender<()>,
     ) -> Self {
-        Self { ways, tolerated, judged, handle, changes }
+        Self {
+            ways,
+            tolerated,
+            judged,
+            handle,
+            changes,
+        }
     }
 }
 
 /// Watches until something fails; waits for ever without the fast path.
 pub(super) async fn watch(watch: Option<FastPathWatch>) -> Result<()> {
-    let Some(FastPathWatch { ways, tolerated, judged, handle, changes }) = watch else {
+    let Some(FastPathWatch {
+        ways,
+        tolerated,
+        judged,
+        handle,
+        changes,
+    }) = watch
+    else {
         return std::future::pending().await;
     };
-    let (of_rules, stop, ended) = (ways.clone(), changes.clone(), changes.clone());
+    let of_rules = ways.clone();
+    let stop = changes.clone();
+    let ended = changes.clone();
     let hold = move |is_judged: bool| of_rules.open_for(is_judged.then_some(OPENS_SECS));
-    let rules = async { net::on_own_thread(net::watch_rules(handle, judged, changes, hold)).await.flatten() };
-    let routes = async { net::on_own_thread(net::watch_ways(stop, move || ways.begin_epoch())).await.flatten() };
+    let rules = async {
+        net::on_own_thread(net::watch_rules(handle, judged, changes, hold))
+            .await
+            .flatten()
+    };
+    let routes = async {
+        net::on_own_thread(net::watch_ways(stop, move || ways.begin_epoch()))
+            .await
+            .flatten()
+    };
     let answers = net::on_own_thread(async move {
         tokio::select! {
             result = tolerance::answer(tolerated) => result,

@@ -1,4 +1,5 @@
-//! The parts of a host outside of the cluster beside the datapath: the cluster's names, and the tunnel.
+//! The parts of a host outside of the cluster beside the datapath: the cluster's names, and the
+//! tunnel.
 
 use std::convert::Infallible;
 
@@ -36,10 +37,15 @@ pub(super) async fn start(
     netlink: &Handle,
 ) -> Result<(Outside, OutsideStates)> {
     let (names, names_state) = names::start(names, agent, netlink);
-    let (tunnel, tunnel_state) = Tunnel::start(tunnel, model.host_routes.as_mut(), flows, agent, netlink).await?;
+    let (tunnel, tunnel_state) =
+        Tunnel::start(tunnel, model.host_routes.as_mut(), flows, agent, netlink).await?;
     // It is for reports alone. The source tells what is wrong with it.
     let api_server = source.server().await.unwrap_or_default();
-    let states = OutsideStates { api_server, names: names_state, tunnel: tunnel_state };
+    let states = OutsideStates {
+        api_server,
+        names: names_state,
+        tunnel: tunnel_state,
+    };
     Ok((Outside { names, tunnel }, states))
 }
 

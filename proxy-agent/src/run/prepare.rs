@@ -21,7 +21,8 @@ pub struct Prepared {
     pub lock: UnixListener,
     /// The pins, with the maps of a predecessor if it has left any.
     pub pins: Pins,
-    /// The cgroup whose sockets are translated, or why there is none although that would be welcome.
+    /// The cgroup whose sockets are translated, or why there is none although that would be
+    /// welcome.
     pub cgroup: Option<Result<Cgroup>>,
     /// The socket on which the agent answers other processes of this machine.
     pub socket: UnixListener,
@@ -29,16 +30,22 @@ pub struct Prepared {
 
 /// Refuses a kernel whose programs may interrupt each other: they would mix up packets.
 ///
-/// Reads the source's configuration before the host is changed, and locks this network namespace before maps are looked
-/// for. The folder of pins may be this container's alone, and its lock then keeps no other kpx out.
+/// Reads the source's configuration before the host is changed, and locks this network namespace
+/// before maps are looked for. The folder of pins may be this container's alone, and its lock then
+/// keeps no other kpx out.
 ///
 /// The process must have only one thread, and this function keeps it so.
 pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {
     if let Err(why) = Preemption::read(Path::new("/"))?.verdict() {
         bail!("this kernel is {why}; {MEND_PREEMPTION}");
     }
-    let runtime = Builder::new_current_thread().enable_all().build().context("start the runtime")?;
-    runtime.block_on(settings.source.check()).context("the source")?;
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
+    runtime
+        .block_on(settings.source.check())
+        .context("the source")?;
     let lock = lock::take_over()?;
     let cgroup = cgroup(settings).transpose()?;
     let pins = Pins::open(&settings.bpf_dir, ensure_bpf_fs(&settings.bpf_dir)?)?;
@@ -51,7 +58,12 @@ pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {
         recover(&pins, object, &runtime.block_on(filters())?)?;
     }
     let socket = control::listen(&settings.run_dir, settings.socket_group)?;
-    Ok(Prepared { lock, pins, cgroup, socket })
+    Ok(Prepared {
+        lock,
+        pins,
+        cgroup,
+        socket,
+    })
 }
 
 /// Opens the cgroup of the settings. The outer result is an error if these depend on it.
@@ -66,7 +78,9 @@ fn cgroup(settings: &Settings) -> Option<Result<Result<Cgroup>>> {
 /// Pins the maps of a predecessor whose pins are gone.
 fn recover(pins: &Pins, object: &[u8], filters: &[(String, Filter)]) -> Result<()> {
     if pins.may_open_by_id() {
-        return pins.recover(object, filters).context("find the maps of the programs on this node");
+        return pins
+            .recover(object, filters)
+            .context("find the maps of the programs on this node");
     }
     if !filters.is_empty() {
         warn!(

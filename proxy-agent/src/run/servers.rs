@@ -40,16 +40,32 @@ impl Servers {
     ) -> Self {
         let healthz = healthz::router(liveness, metrics.clone(), [health.clone(), source_health]);
         let sources = || Sources::new(agent, watchers, &settings.run_dir);
-        let page = if settings.ui { ui::router(sources(), &settings.node_name) } else { Router::new() };
+        let page = if settings.ui {
+            ui::router(sources(), &settings.node_name)
+        } else {
+            Router::new()
+        };
         let metrics = metrics_server::router(agent.clone(), metrics.clone(), settings, page);
         let servers = [
-            (Problem::HealthServer, settings.healthz_address, healthz, Events::healthz_failed as Failed),
-            (Problem::MetricsServer, settings.metrics_address, metrics, Events::metrics_failed),
+            (
+                Problem::HealthServer,
+                settings.healthz_address,
+                healthz,
+                Events::healthz_failed as Failed,
+            ),
+            (
+                Problem::MetricsServer,
+                settings.metrics_address,
+                metrics,
+                Events::metrics_failed,
+            ),
         ];
         Self {
             servers: servers
                 .into_iter()
-                .filter_map(|(what, address, router, failed)| Some((what, address?, router, failed)))
+                .filter_map(|(what, address, router, failed)| {
+                    Some((what, address?, router, failed))
+                })
                 .collect(),
             hard_fail: settings.bind_address_hard_fail,
             health,
@@ -57,12 +73,14 @@ impl Servers {
         }
     }
 
-    /// Serves until dropped. Fails if an address is required and listening fails. The servers have threads of their
-    /// own, so that they can answer while the agent hangs.
+    /// Serves until dropped. Fails if an address is required and listening fails. The servers have
+    /// threads of their own, so that they can answer while the agent hangs.
     pub(super) async fn run(self) -> Result<Infallible> {
         let mut tasks = JoinSet::new();
         for (what, address, router, failed) in self.servers {
-            let (hard_fail, health, events) = (self.hard_fail, self.health.clone(), self.events.clone());
+            let hard_fail = self.hard_fail;
+            let health = self.health.clone();
+            let events = self.events.clone();
             tasks.spawn(async move {
                 let ended = keep_serving(&what, address, router, hard_fail, &health).await;
                 ended.inspect_err(|error| failed(&events, error))

@@ -21,7 +21,8 @@ const RETRY: Duration = Duration::from_millis(10);
 /// The interface index of lo, in every network namespace.
 const LO: u32 = 1;
 
-/// Listens at addresses of the anchor, one of each family that the kernel has. The kernel chooses the ports.
+/// Listens at addresses of the anchor, one of each family that the kernel has. The kernel chooses
+/// the ports.
 pub(super) async fn listen(netlink: &Handle) -> Result<Vec<TcpListener>> {
     anchor::address_listeners(netlink).await?;
     let v4 = listener(IpAddr::from(anchor::LISTEN4))?;
@@ -46,8 +47,9 @@ fn listener(ip: IpAddr) -> Result<TcpListener> {
     listen().with_context(|| format!("listen at {ip}"))
 }
 
-/// A filter that takes packets from lo alone, where kpx sends those of this machine's programs. To others the port does not answer, whatever
-/// addresses the machine forwards or takes for its own. Connections have the filter of their listener.
+/// A filter that takes packets from lo alone, where kpx sends those of this machine's programs. To
+/// others the port does not answer, whatever addresses the machine forwards or takes for its own.
+/// Connections have the filter of their listener.
 const OF_LO: [SockFilter; 4] = [
     SockFilter::new(
         (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16,
@@ -55,7 +57,12 @@ const OF_LO: [SockFilter; 4] = [
         0,
         (libc::SKF_AD_OFF + libc::SKF_AD_IFINDEX).cast_unsigned(),
     ),
-    SockFilter::new((libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, 0, 1, LO),
+    SockFilter::new(
+        (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+        0,
+        1,
+        LO,
+    ),
     SockFilter::new((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, u32::MAX),
     SockFilter::new((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, 0),
 ];
@@ -63,7 +70,8 @@ const OF_LO: [SockFilter; 4] = [
 /// Returns the next connection at any of the listeners.
 pub(super) async fn accept(listeners: &[TcpListener]) -> (TcpStream, SocketAddr) {
     loop {
-        let (accepted, ..) = select_all(listeners.iter().map(|listener| Box::pin(listener.accept()))).await;
+        let (accepted, ..) =
+            select_all(listeners.iter().map(|listener| Box::pin(listener.accept()))).await;
         match accepted {
             Ok((stream, client)) => {
                 // Answers of a few bytes would wait for others.

@@ -55,23 +55,38 @@ static ASSETS: [Asset; 22] = assets! {
 /// Returns the page at `/ui/`, and its other files below it.
 pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     ASSETS.iter().fold(Router::new(), |router, asset| {
-        let path = if asset.name == PAGE { "/ui/".to_owned() } else { format!("/ui/{}", asset.name) };
+        let path = if asset.name == PAGE {
+            "/ui/".to_owned()
+        } else {
+            format!("/ui/{}", asset.name)
+        };
         let tag = format!("\"{:016x}\"", CRC.checksum(asset.content.as_bytes()));
         let tag = HeaderValue::from_str(&tag).expect("hexadecimal digits make a header");
-        router.route(&path, get(move |headers: HeaderMap| std::future::ready(serve(asset, &tag, &headers))))
+        router.route(
+            &path,
+            get(move |headers: HeaderMap| std::future::ready(serve(asset, &tag, &headers))),
+        )
     })
 }
 
-/// Serves a file. The browser must check its copy each time, because the agent may have been replaced.
+/// Serves a file. The browser must check its copy each time, because the agent may have been
+/// replaced.
 fn serve(asset: &Asset, tag: &HeaderValue, request: &HeaderMap) -> Response {
-    let caching = [(header::ETAG, tag.clone()), (header::CACHE_CONTROL, HeaderValue::from_static("no-cache"))];
+    let caching = [
+        (header::ETAG, tag.clone()),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+    ];
     let is_kept = |tags: &HeaderValue| {
         let tags = tags.to_str().unwrap_or_default();
-        tags.split(',').any(|kept| kept.trim().trim_start_matches("W/").as_bytes() == tag.as_bytes())
+        tags.split(',')
+            .any(|kept| kept.trim().trim_start_matches("W/").as_bytes() == tag.as_bytes())
     };
     if request.get_all(header::IF_NONE_MATCH).iter().any(is_kept) {
         return (StatusCode::NOT_MODIFIED, caching).into_response();
     }
-    let content_type = [(header::CONTENT_TYPE, HeaderValue::from_static(asset.content_type))];
+    let content_type = [(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static(asset.content_type),
+    )];
     (caching, content_type, asset.content).into_response()
 }

@@ -1,7 +1,7 @@
 //! `/ui/api/events`: what `kpx monitor` shows, as server-sent events.
 //!
-//! The programs record only while someone watches, so the stream costs nothing once the browser has left. A slow browser
-//! loses events and learns how many.
+//! The programs record only while someone watches, so the stream costs nothing once the browser has
+//! left. A slow browser loses events and learns how many.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -26,9 +26,11 @@ use proxy_view::object_name::ObjectName;
 
 /// The number of events that a browser gets in a second. More would scroll away unread.
 const PER_SECOND: u32 = 100;
-/// The time after which a stream ends. The page then opens another one, and a forgotten client does not.
+/// The time after which a stream ends. The page then opens another one, and a forgotten client does
+/// not.
 const LIFE: Duration = Duration::from_secs(600);
-/// The time without an event after which a sign of life is sent, because a write finds out that a client is gone.
+/// The time without an event after which a sign of life is sent, because a write finds out that a
+/// client is gone.
 const SILENCE: Duration = Duration::from_secs(10);
 /// The least time between two readings of the Services' names.
 const NAMES_PERIOD: Duration = Duration::from_secs(1);
@@ -60,20 +62,33 @@ pub(super) async fn events(State(page): State<Page>, Query(wanted): Query<Wanted
         feed: page.sources.watchers.feed(),
         filter,
         limit: Limit::new(PER_SECOND),
-        namer: Namer { agent: page.sources.agent, names: Names::default(), next: now },
+        namer: Namer {
+            agent: page.sources.agent,
+            names: Names::default(),
+            next: now,
+        },
         is_open: false,
         end: now + LIFE,
         _room: room,
     };
-    ([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(events.stream())).into_response()
+    (
+        [(header::CONTENT_TYPE, "text/event-stream")],
+        Body::from_stream(events.stream()),
+    )
+        .into_response()
 }
 
 impl Wanted {
     /// Returns the filter, or the field that cannot be one.
     fn filter(self) -> Result<Filter, String> {
-        let service = self.service.map(|name| name.parse::<ObjectName>()).transpose()?;
-        let client =
-            self.client.map(|text| text.parse::<IpAddr>().map_err(|_| format!("client {text:?} is no address")));
+        let service = self
+            .service
+            .map(|name| name.parse::<ObjectName>())
+            .transpose()?;
+        let client = self.client.map(|text| {
+            text.parse::<IpAddr>()
+                .map_err(|_| format!("client {text:?} is no address"))
+        });
         let is_reason = |name: &String| Reason::ALL.iter().any(|reason| reason.name() == name);
         if let Some(name) = self.reason.as_ref().filter(|name| !is_reason(name)) {
             return Err(format!("there is no reason {name:?}"));
@@ -141,7 +156,11 @@ impl Events {
         }
         let (lost, may) = self.limit.ask();
         let lost = (lost > 0).then(|| Event::lost(lost));
-        let words: String = lost.iter().chain(may.then_some(&event)).filter_map(of_event).collect();
+        let words: String = lost
+            .iter()
+            .chain(may.then_some(&event))
+            .filter_map(of_event)
+            .collect();
         (!words.is_empty()).then_some(words)
     }
 }

@@ -1,4 +1,5 @@
-//! `/ui/api/map`: the open flows of a namespace or of one Service, added up from client over Service to backend.
+//! `/ui/api/map`: the open flows of a namespace or of one Service, added up from client over
+//! Service to backend.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -33,7 +34,8 @@ pub(super) struct Wanted {
     namespace: String,
     /// The name of a Service; all of the namespace if missing.
     service: Option<String>,
-    /// Further addresses, with commas in between, whose pods are named: those that the page knows from events.
+    /// Further addresses, with commas in between, whose pods are named: those that the page knows
+    /// from events.
     also: Option<String>,
 }
 
@@ -86,7 +88,11 @@ fn view(mut snapshot: Snapshot, flows: &FlowMaps, wanted: &Wanted) -> Result<Map
     let all = snapshot.clone();
     snapshot.services.retain(|service| {
         let name = &service.object.name;
-        *name.namespace == *wanted.namespace && wanted.service.as_ref().is_none_or(|wanted| *name.name == **wanted)
+        *name.namespace == *wanted.namespace
+            && wanted
+                .service
+                .as_ref()
+                .is_none_or(|wanted| *name.name == **wanted)
     });
     let names = Names::new(frontend_names(&snapshot));
     let mut ways = Ways::default();
@@ -100,7 +106,11 @@ fn view(mut snapshot: Snapshot, flows: &FlowMaps, wanted: &Wanted) -> Result<Map
             break;
         }
     }
-    let also = wanted.also.iter().flat_map(|also| also.split(',')).take(ALSO);
+    let also = wanted
+        .also
+        .iter()
+        .flat_map(|also| also.split(','))
+        .take(ALSO);
     Ok(ways.view(&all, also.filter_map(|addr| addr.parse().ok())))
 }
 
@@ -117,7 +127,9 @@ impl Ways {
         if matches!(flow.state, FlowState::Closed | FlowState::Reset) {
             return;
         }
-        let Some(service) = names.find(flow.frontend, &flow.proto.to_string()) else { return };
+        let Some(service) = names.find(flow.frontend, &flow.proto.to_string()) else {
+            return;
+        };
         let way = Way {
             client: (!flow.from_node).then(|| flow.client.ip()),
             service: format!("{}/{}", service.namespace, service.name),
@@ -134,11 +146,16 @@ impl Ways {
     /// Returns the busiest ways, with the names of their pods.
     fn view(self, snapshot: &Snapshot, also: impl Iterator<Item = IpAddr>) -> MapView {
         let Self { counts, mut view } = self;
-        let mut ways: Vec<_> = counts.into_iter().map(|(way, flows)| Counted { way, flows }).collect();
+        let mut ways: Vec<_> = counts
+            .into_iter()
+            .map(|(way, flows)| Counted { way, flows })
+            .collect();
         ways.sort_by_key(|counted| std::cmp::Reverse(counted.flows));
         let rest = ways.split_off(ways.len().min(SHOWN));
         view.left_out += rest.iter().map(|counted| counted.flows).sum::<u64>();
-        let ends = ways.iter().flat_map(|Counted { way, .. }| way.client.into_iter().chain([way.backend.ip()]));
+        let ends = ways
+            .iter()
+            .flat_map(|Counted { way, .. }| way.client.into_iter().chain([way.backend.ip()]));
         view.pods = pods(snapshot, &ends.chain(also).collect());
         view.ways = ways;
         view
@@ -148,9 +165,16 @@ impl Ways {
 /// Returns the pods that have these addresses.
 fn pods(snapshot: &Snapshot, addrs: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, String> {
     let slices = snapshot.services.iter().flat_map(|service| &service.slices);
-    let endpoints = slices.flat_map(|slice| slice.endpoints.iter().map(move |endpoint| (slice, endpoint)));
+    let endpoints = slices.flat_map(|slice| {
+        slice
+            .endpoints
+            .iter()
+            .map(move |endpoint| (slice, endpoint))
+    });
     let named = endpoints.filter_map(|(slice, endpoint)| {
-        let Address::Ip(addr) = endpoint.address else { return None };
+        let Address::Ip(addr) = endpoint.address else {
+            return None;
+        };
         let pod = endpoint.pod.as_ref().filter(|_| addrs.contains(&addr))?;
         let namespace = pod.namespace.as_ref().unwrap_or(&slice.name.namespace);
         Some((addr, format!("{namespace}/{}", pod.name.as_ref()?)))

@@ -31,7 +31,11 @@ pub(super) struct Rooms {
 
 impl Default for Rooms {
     fn default() -> Self {
-        let room = |what, size| Room { what, size, free: Arc::new(Semaphore::new(size)) };
+        let room = |what, size| Room {
+            what,
+            size,
+            free: Arc::new(Semaphore::new(size)),
+        };
         Self {
             events: room("streams", 8),
             rows: room("lists", 8),
@@ -52,13 +56,21 @@ pub(super) struct Full {
 impl Room {
     /// Returns a place that is free again when the result is dropped.
     pub(super) fn enter(&self) -> Result<OwnedSemaphorePermit, Full> {
-        Arc::clone(&self.free).try_acquire_owned().map_err(|_| Full { what: self.what, size: self.size })
+        Arc::clone(&self.free)
+            .try_acquire_owned()
+            .map_err(|_| Full {
+                what: self.what,
+                size: self.size,
+            })
     }
 }
 
 impl IntoResponse for Full {
     fn into_response(self) -> Response {
-        let text = format!("as many {} as are allowed at a time are open: {}\n", self.what, self.size);
+        let text = format!(
+            "as many {} as are allowed at a time are open: {}\n",
+            self.what, self.size
+        );
         (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
     }
 }

@@ -1,7 +1,8 @@
-//! `/ui/api/rows`: the table of Services, a line of JSON for each. `/ui/api/service`: one Service in full.
+//! `/ui/api/rows`: the table of Services, a line of JSON for each. `/ui/api/service`: one Service
+//! in full.
 //!
-//! A cluster may have 10,000 Services, which the page reads every two seconds. So a row has only what the table shows, and
-//! the first rows leave before the last are made.
+//! A cluster may have 10,000 Services, which the page reads every two seconds. So a row has only
+//! what the table shows, and the first rows leave before the last are made.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -47,7 +48,8 @@ struct Row {
     /// The number of frontends that are not in force.
     conflicts: usize,
     flows: u64,
-    /// The counters: flows opened, packets and bytes of both directions, packets dropped, packets rejected.
+    /// The counters: flows opened, packets and bytes of both directions, packets dropped, packets
+    /// rejected.
     counts: [u64; 5],
 }
 
@@ -67,9 +69,11 @@ pub(super) async fn rows(State(page): State<Page>) -> Response {
     };
     match page.sources.agent.flows().await {
         Ok((snapshot, flows)) => match Rows::open(snapshot, flows, room).await {
-            Ok(rows) => {
-                ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(rows.lines())).into_response()
-            }
+            Ok(rows) => (
+                [(header::CONTENT_TYPE, "application/x-ndjson")],
+                Body::from_stream(rows.lines()),
+            )
+                .into_response(),
             Err(error) => answer::<()>(Err(error)),
         },
         Err(error) => answer::<()>(Err(error)),
@@ -88,7 +92,12 @@ struct Rows {
 impl Rows {
     async fn open(snapshot: Snapshot, flows: FlowMaps, room: OwnedSemaphorePermit) -> Result<Self> {
         let counts = spawn_blocking(move || flows.recent_counts().context("count the traffic"));
-        Ok(Self { snapshot, counts: counts.await.context("count the traffic")??, made: None, _room: room })
+        Ok(Self {
+            snapshot,
+            counts: counts.await.context("count the traffic")??,
+            made: None,
+            _room: room,
+        })
     }
 
     /// Returns the lines. A batch is made when the client has taken the one before.
@@ -110,13 +119,21 @@ impl Rows {
             Some(made) if made == services.len() => return Ok(None),
             Some(made) => made,
             None => {
-                push(&mut lines, &Head { services: services.len() })?;
+                push(
+                    &mut lines,
+                    &Head {
+                        services: services.len(),
+                    },
+                )?;
                 0
             }
         };
         let batch = services.iter().skip(from).take(BATCH);
         for service in batch.clone() {
-            push(&mut lines, &Row::new(view(&self.snapshot, &self.counts, service)))?;
+            push(
+                &mut lines,
+                &Row::new(view(&self.snapshot, &self.counts, service)),
+            )?;
         }
         self.made = Some(from + batch.len());
         Ok(Some(lines.into()))
@@ -132,22 +149,34 @@ fn push(lines: &mut Vec<u8>, line: &impl Serialize) -> Result<()> {
 impl Row {
     fn new(service: ServiceView) -> Self {
         let (ready, total) = readiness(&service.ports);
-        let counts = service.ports.iter().map(|port| &port.counts).fold([0; 5], |sum: [u64; 5], counts| {
-            let [opened, packets, bytes, dropped, rejected] = sum;
-            [
-                opened + counts.flows_opened,
-                packets + counts.packets + counts.packets_returned,
-                bytes + counts.bytes + counts.bytes_returned,
-                dropped + counts.dropped,
-                rejected + counts.rejected,
-            ]
-        });
+        let counts =
+            service
+                .ports
+                .iter()
+                .map(|port| &port.counts)
+                .fold([0; 5], |sum: [u64; 5], counts| {
+                    let [opened, packets, bytes, dropped, rejected] = sum;
+                    [
+                        opened + counts.flows_opened,
+                        packets + counts.packets + counts.packets_returned,
+                        bytes + counts.bytes + counts.bytes_returned,
+                        dropped + counts.dropped,
+                        rejected + counts.rejected,
+                    ]
+                });
         let frontends = service.ports.iter().flat_map(|port| &port.frontends);
         Self {
-            conflicts: frontends.filter(|frontend| frontend.conflict.is_some()).count(),
+            conflicts: frontends
+                .filter(|frontend| frontend.conflict.is_some())
+                .count(),
             flows: service.ports.iter().map(|port| port.counts.flows).sum(),
             ports: service.ports.into_iter().map(RowPort::new).collect(),
-            addresses: [service.cluster_ips, service.load_balancer_ips, service.external_ips].concat(),
+            addresses: [
+                service.cluster_ips,
+                service.load_balancer_ips,
+                service.external_ips,
+            ]
+            .concat(),
             namespace: service.namespace,
             name: service.name,
             r#type: service.r#type,
@@ -159,8 +188,21 @@ impl Row {
 }
 
 impl RowPort {
-    fn new(PortView { port, node_port, protocol, name, .. }: PortView) -> Self {
-        Self { port, node_port, protocol, name }
+    fn new(
+        PortView {
+            port,
+            node_port,
+            protocol,
+            name,
+            ..
+        }: PortView,
+    ) -> Self {
+        Self {
+            port,
+            node_port,
+            protocol,
+            name,
+        }
     }
 }
 
@@ -168,7 +210,10 @@ impl RowPort {
 fn readiness(ports: &[PortView]) -> (usize, usize) {
     let mut pods: BTreeMap<String, bool> = BTreeMap::new();
     for backend in ports.iter().flat_map(|port| &port.backends) {
-        let pod = backend.pod.clone().unwrap_or_else(|| backend.address.ip().to_string());
+        let pod = backend
+            .pod
+            .clone()
+            .unwrap_or_else(|| backend.address.ip().to_string());
         *pods.entry(pod).or_insert(true) &= backend.ready;
     }
     (pods.values().filter(|ready| **ready).count(), pods.len())
@@ -191,8 +236,13 @@ pub(super) async fn service(State(page): State<Page>, Query(name): Query<Name>) 
 async fn one(page: &Page, Name { namespace, name }: Name) -> Result<Option<ServiceView>> {
     let (snapshot, flows) = page.sources.agent.flows().await?;
     let made = spawn_blocking(move || {
-        let is_it = |of: &proxy_core::input::ObjectName| *of.namespace == *namespace && *of.name == *name;
-        let Some(service) = snapshot.services.iter().find(|service| is_it(&service.object.name)) else {
+        let is_it =
+            |of: &proxy_core::input::ObjectName| *of.namespace == *namespace && *of.name == *name;
+        let Some(service) = snapshot
+            .services
+            .iter()
+            .find(|service| is_it(&service.object.name))
+        else {
             return Ok(None);
         };
         let counts = flows.recent_counts().context("count the traffic")?;

@@ -34,7 +34,11 @@ async fn send(router: &Router, method: Method, path: &str, headers: &[(&str, &st
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+    router
+        .clone()
+        .oneshot(request.body(Body::empty()).unwrap())
+        .await
+        .unwrap()
 }
 
 async fn get(path: &str) -> Response {
@@ -42,7 +46,16 @@ async fn get(path: &str) -> Response {
 }
 
 async fn text(response: Response) -> String {
-    String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
+    String::from_utf8(
+        response
+            .into_body()
+            .collect()
+            .await
+            .unwrap()
+            .to_bytes()
+            .to_vec(),
+    )
+    .unwrap()
 }
 
 #[tokio::test]
@@ -61,13 +74,21 @@ async fn files_have_their_type_and_are_sent_once() {
             (format!("\"0\", W/{tag}"), StatusCode::NOT_MODIFIED),
             ("\"0\"".to_owned(), StatusCode::OK),
         ] {
-            let response = ask(Method::GET, path, &[("host", "localhost"), ("if-none-match", &kept)]).await;
+            let response = ask(
+                Method::GET,
+                path,
+                &[("host", "localhost"), ("if-none-match", &kept)],
+            )
+            .await;
             assert_eq!(
                 (response.status(), &response.headers()["etag"]),
                 (status, &tag.parse().unwrap()),
                 "{path} {kept}"
             );
-            assert_eq!(text(response).await.is_empty(), status == StatusCode::NOT_MODIFIED);
+            assert_eq!(
+                text(response).await.is_empty(),
+                status == StatusCode::NOT_MODIFIED
+            );
         }
     }
     let moved = get("/ui").await;
@@ -83,40 +104,95 @@ async fn every_file_of_the_folder_is_served_and_each_named_file_exists() {
     let mut names = BTreeSet::new();
     for entry in dir.read_dir().unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
-        let path = if name == "index.html" { "/ui/".to_owned() } else { format!("/ui/{name}") };
-        assert_eq!(text(get(&path).await).await, std::fs::read_to_string(dir.join(&name)).unwrap(), "{path}");
+        let path = if name == "index.html" {
+            "/ui/".to_owned()
+        } else {
+            format!("/ui/{name}")
+        };
+        assert_eq!(
+            text(get(&path).await).await,
+            std::fs::read_to_string(dir.join(&name)).unwrap(),
+            "{path}"
+        );
         names.insert(name);
     }
     for name in &names {
         let content = std::fs::read_to_string(dir.join(name)).unwrap();
         let quoted = content.split('"').skip(1).step_by(2);
-        for file in quoted.filter(|text| [".js", ".css", ".svg"].iter().any(|end| text.ends_with(end))) {
-            assert!(names.contains(file.trim_start_matches("./")), "{name} names {file}");
+        for file in quoted.filter(|text| {
+            [".js", ".css", ".svg"]
+                .iter()
+                .any(|end| text.ends_with(end))
+        }) {
+            assert!(
+                names.contains(file.trim_start_matches("./")),
+                "{name} names {file}"
+            );
         }
         let namespaces = ["http://www.w3.org/2000/svg"];
-        let urls = content.split('"').filter(|text| text.contains("://") && !namespaces.contains(text));
-        assert_eq!(urls.collect::<Vec<_>>(), Vec::<&str>::new(), "{name} leads elsewhere");
+        let urls = content
+            .split('"')
+            .filter(|text| text.contains("://") && !namespaces.contains(text));
+        assert_eq!(
+            urls.collect::<Vec<_>>(),
+            Vec::<&str>::new(),
+            "{name} leads elsewhere"
+        );
     }
 }
 
 #[tokio::test]
 async fn other_sites_cannot_read() {
-    for path in ["/ui/", "/ui/main.js", "/ui/api/reasons", "/ui/api/status", "/ui/api/rows", "/ui/api/service", "/ui"] {
+    for path in [
+        "/ui/",
+        "/ui/main.js",
+        "/ui/api/reasons",
+        "/ui/api/status",
+        "/ui/api/rows",
+        "/ui/api/service",
+        "/ui",
+    ] {
         let response = get(path).await;
         let headers = response.headers();
         let policy = headers["content-security-policy"].to_str().unwrap();
-        for directive in ["default-src 'self'", "frame-ancestors 'none'", "require-trusted-types-for 'script'"] {
+        for directive in [
+            "default-src 'self'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+        ] {
             assert!(policy.contains(directive), "{path}: {policy}");
         }
         assert_eq!(headers["x-content-type-options"], "nosniff");
         assert_eq!(headers["cross-origin-resource-policy"], "same-origin");
-        assert!(!headers.keys().any(|name| name.as_str().starts_with("access-control")), "{path}");
+        assert!(
+            !headers
+                .keys()
+                .any(|name| name.as_str().starts_with("access-control")),
+            "{path}"
+        );
         for host in ["evil.example", "n2:10249"] {
-            let response = ask(Method::GET, path, &[("host", host), ("origin", "http://evil.example")]).await;
-            assert_eq!(response.status(), StatusCode::MISDIRECTED_REQUEST, "{path} at {host}");
-            assert!(text(response).await.starts_with("ask by IP address, as localhost or as n1, not as "));
+            let response = ask(
+                Method::GET,
+                path,
+                &[("host", host), ("origin", "http://evil.example")],
+            )
+            .await;
+            assert_eq!(
+                response.status(),
+                StatusCode::MISDIRECTED_REQUEST,
+                "{path} at {host}"
+            );
+            assert!(
+                text(response)
+                    .await
+                    .starts_with("ask by IP address, as localhost or as n1, not as ")
+            );
         }
-        assert_eq!(ask(Method::GET, path, &[]).await.status(), StatusCode::MISDIRECTED_REQUEST, "without a host");
+        assert_eq!(
+            ask(Method::GET, path, &[]).await.status(),
+            StatusCode::MISDIRECTED_REQUEST,
+            "without a host"
+        );
     }
 }
 
@@ -131,9 +207,19 @@ async fn page_allows_only_reading() {
         "/ui/api/rows",
         "/ui/api/service",
     ] {
-        for method in [Method::POST, Method::PUT, Method::DELETE, Method::PATCH, Method::OPTIONS] {
+        for method in [
+            Method::POST,
+            Method::PUT,
+            Method::DELETE,
+            Method::PATCH,
+            Method::OPTIONS,
+        ] {
             let response = ask(method.clone(), path, &[("host", "n1")]).await;
-            assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
+            assert_eq!(
+                response.status(),
+                StatusCode::METHOD_NOT_ALLOWED,
+                "{method} {path}"
+            );
         }
     }
     assert_eq!(get("/ui/../secret").await.status(), StatusCode::NOT_FOUND);
@@ -147,8 +233,14 @@ async fn reasons_are_explained_and_never_kept() {
     assert_eq!(response.headers()["content-type"], "application/json");
     let reasons: Vec<serde_json::Value> = serde_json::from_str(&text(response).await).unwrap();
     assert_eq!(reasons.len(), Reason::ALL.len());
-    let full = reasons.iter().find(|reason| reason["name"] == "flows_full").unwrap();
-    assert_eq!((&full["verdict"], &full["meaning"]), (&"drop".into(), &"the flow table is full".into()));
+    let full = reasons
+        .iter()
+        .find(|reason| reason["name"] == "flows_full")
+        .unwrap();
+    assert_eq!(
+        (&full["verdict"], &full["meaning"]),
+        (&"drop".into(), &"the flow table is full".into())
+    );
     assert!(full["remedy"][0].as_str().unwrap().ends_with('.'), "{full}");
 }
 
@@ -160,12 +252,16 @@ async fn history_is_never_kept_by_browser() {
         (StatusCode::OK, &"no-store".parse().unwrap())
     );
     let history: proxy_view::HistoryView = serde_json::from_str(&text(response).await).unwrap();
-    assert_eq!((history.step_secs, history.points, history.end), (10, 0, None));
+    assert_eq!(
+        (history.step_secs, history.points, history.end),
+        (10, 0, None)
+    );
 }
 
 #[tokio::test]
 async fn answers_that_are_not_read_are_bounded() {
-    let (router, host) = (router(sources(), "n1"), [("host", "127.0.0.1:10249")]);
+    let router = router(sources(), "n1");
+    let host = [("host", "127.0.0.1:10249")];
     let mut unread = Vec::new();
     for _ in 0..8 {
         let response = send(&router, Method::GET, "/ui/api/history", &host).await;
@@ -175,11 +271,20 @@ async fn answers_that_are_not_read_are_bounded() {
     for path in ["/ui/api/history", "/ui/api/services"] {
         let response = send(&router, Method::GET, path, &host).await;
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
-        assert_eq!(text(response).await, "as many answers as are allowed at a time are open: 8\n");
+        assert_eq!(
+            text(response).await,
+            "as many answers as are allowed at a time are open: 8\n"
+        );
     }
     let taken = text(unread.pop().unwrap()).await;
     assert!(taken.starts_with('{') && taken.ends_with('}'), "{taken}");
-    assert_eq!(send(&router, Method::GET, "/ui/api/history", &host).await.status(), StatusCode::OK, "one was read");
+    assert_eq!(
+        send(&router, Method::GET, "/ui/api/history", &host)
+            .await
+            .status(),
+        StatusCode::OK,
+        "one was read"
+    );
     unread.clear();
     // An answer that fails keeps no room.
     for _ in 0..9 {
@@ -190,7 +295,12 @@ async fn answers_that_are_not_read_are_bounded() {
 
 #[tokio::test]
 async fn ended_agent_is_an_error() {
-    for what in ["status", "services", "rows", "service?namespace=shop&name=web"] {
+    for what in [
+        "status",
+        "services",
+        "rows",
+        "service?namespace=shop&name=web",
+    ] {
         let response = get(&format!("/ui/api/{what}")).await;
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         assert_eq!(response.headers()["cache-control"], "no-store");

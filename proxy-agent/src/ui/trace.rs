@@ -62,12 +62,24 @@ impl Ends {
         if ends.clone().any(|end| end.len() > LONGEST) {
             return Err(format!("an end is longer than {LONGEST} letters"));
         }
-        let from = self.from.as_ref().map_or_else(|| "--host".to_owned(), |from| format!("--from={from}"));
+        let from = self
+            .from
+            .as_ref()
+            .map_or_else(|| "--host".to_owned(), |from| format!("--from={from}"));
         // A text behind an equals sign is a value, even if it looks like a flag.
-        let line = ["trace".to_owned(), format!("--run-dir={}", run_dir.display()), from, format!("--to={}", self.to)];
+        let line = [
+            "trace".to_owned(),
+            format!("--run-dir={}", run_dir.display()),
+            from,
+            format!("--to={}", self.to),
+        ];
         let parsed = Line::try_parse_from(line).map_err(|error| {
             let text = error.to_string();
-            text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+            text.lines()
+                .next()
+                .unwrap_or_default()
+                .trim_start_matches("error: ")
+                .to_owned()
         });
         Ok(parsed?.args)
     }

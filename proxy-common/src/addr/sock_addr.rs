@@ -14,8 +14,8 @@ use crate::assert_size;
 pub struct SockAddr<A: Addr> {
     pub addr: A,
     pub port: Port,
-    /// Two bytes that mean nothing to an address: 0, except where a [`Flow`](crate::flow::Flow) keeps something of its own
-    /// there. Comparisons leave them out, and no key of a map has them.
+    /// Two bytes that mean nothing to an address: 0, except where a [`Flow`](crate::flow::Flow)
+    /// keeps something of its own there. Comparisons leave them out, and no key of a map has them.
     pub spare: u16,
 }
 assert_size!(SockAddr<Addr4> = 4 + 2 + 2);
@@ -24,7 +24,11 @@ assert_size!(SockAddr<Addr6> = 16 + 2 + 2);
 impl<A: Addr> SockAddr<A> {
     #[inline(always)]
     pub const fn new(addr: A, port: Port) -> Self {
-        Self { addr, port, spare: 0 }
+        Self {
+            addr,
+            port,
+            spare: 0,
+        }
     }
 
     /// Returns the same in the form of the standard library, for userspace.

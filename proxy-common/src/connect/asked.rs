@@ -1,15 +1,18 @@
 //! The SYNs that a backend owes an answer: evidence against it before any of them comes again.
 //!
-//! A row of `CONNECTS` with [`Asked::PROTO`] in its key has them, beside the row that counts. Of its value, `units` is the other row's when the
-//! last SYN went to the backend. The sum grows with each answer, so another number says that the backend has answered since. In the same way
-//! `retransmitted` is the other row's `refused`. `refused` has the [`Asked`], and `unanswered` the [`SynTimes`]. `units` is written last. Two CPUs
-//! that ask in one instant may mix their rows. The agent's sweep removes such rows once they are old.
+//! A row of `CONNECTS` with [`Asked::PROTO`] in its key has them, beside the row that counts. Of
+//! its value, `units` is the other row's when the last SYN went to the backend. The sum grows with
+//! each answer, so another number says that the backend has answered since. In the same way
+//! `retransmitted` is the other row's `refused`. `refused` has the [`Asked`], and `unanswered` the
+//! [`SynTimes`]. `units` is written last. Two CPUs that ask in one instant may mix their rows. The
+//! agent's sweep removes such rows once they are old.
 
 use super::{BUCKETS, Connects, DialTime, UNIT_NANOS, Voter, Votes};
 use crate::addr::Proto;
 
-/// The SYNs since a backend's last answer with the clients that sent them, as [`Votes`], and above those the moment since which two clients wait.
-/// While there is one client, it is the moment of its first SYN.
+/// The SYNs since a backend's last answer with the clients that sent them, as [`Votes`], and above
+/// those the moment since which two clients wait. While there is one client, it is the moment of
+/// its first SYN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Asked(pub u64);
@@ -21,9 +24,11 @@ impl Asked {
     /// The SYNs without an answer, and the clients, that make a backend overdue.
     const SYNS: u32 = 3;
     const CLIENTS: u32 = 2;
-    /// The units after which it is overdue: several times what [`Connects::is_prompt`] calls prompt.
+    /// The units after which it is overdue: several times what [`Connects::is_prompt`] calls
+    /// prompt.
     const OVERDUE: u32 = (300_000_000 / UNIT_NANOS) as u32;
-    /// The units after which the evidence is old. By then the SYNs have come again, and the agent has judged.
+    /// The units after which the evidence is old. By then the SYNs have come again, and the agent
+    /// has judged.
     const OLD: u32 = (2_500_000_000 / UNIT_NANOS) as u32;
     /// The seconds after the last SYN from which on a row says nothing any more.
     pub const OLD_SECS: u32 = 3;
@@ -49,8 +54,13 @@ impl Asked {
         let is_old = self.waited(boot_ns) >= Self::OLD;
         let before = if is_old { Votes::NONE } else { self.votes() };
         let votes = before.with(voter);
-        let is_news = before.failures() == 0 || before.clients() < Self::CLIENTS && votes.clients() >= Self::CLIENTS;
-        let since = if is_news { DialTime::at(boot_ns).0 as u64 } else { self.0 >> u32::BITS };
+        let is_news = before.failures() == 0
+            || before.clients() < Self::CLIENTS && votes.clients() >= Self::CLIENTS;
+        let since = if is_news {
+            DialTime::at(boot_ns).0 as u64
+        } else {
+            self.0 >> u32::BITS
+        };
         Self(since << u32::BITS | votes.0 as u64)
     }
 
@@ -64,17 +74,21 @@ impl Asked {
     /// Returns true if two clients wait for so long, with enough SYNs for a verdict.
     #[inline(always)]
     pub const fn is_overdue(self, boot_ns: u64) -> bool {
-        self.is_late(boot_ns) && self.votes().failures() >= Self::SYNS && self.votes().clients() >= Self::CLIENTS
+        self.is_late(boot_ns)
+            && self.votes().failures() >= Self::SYNS
+            && self.votes().clients() >= Self::CLIENTS
     }
 }
 
-/// Two moments of a backend: that of its last SYN, and that of the last SYN after which it was heard of. An answer or a refusal counts.
+/// Two moments of a backend: that of its last SYN, and that of the last SYN after which it was
+/// heard of. An answer or a refusal counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct SynTimes(pub u64);
 
 impl SynTimes {
-    /// The units after which an answered SYN is forgotten, 18 minutes: [`DialTime::is_before`] takes one of 36 minutes for a later one.
+    /// The units after which an answered SYN is forgotten, 18 minutes: [`DialTime::is_before`]
+    /// takes one of 36 minutes for a later one.
     const OLD: u32 = 1 << 30;
     /// The units by which another CPU's SYN may be later: a second.
     const LATER: u32 = 1 << 20;
@@ -84,15 +98,23 @@ impl SynTimes {
     #[must_use]
     pub const fn with(self, boot_ns: u64, is_heard: bool) -> Self {
         let heard = self.heard(is_heard);
-        let heard =
-            if heard.units_until(boot_ns).wrapping_add(Self::LATER) < Self::OLD { heard } else { DialTime::UNKNOWN };
+        let heard = if heard.units_until(boot_ns).wrapping_add(Self::LATER) < Self::OLD {
+            heard
+        } else {
+            DialTime::UNKNOWN
+        };
         Self((heard.0 as u64) << u32::BITS | DialTime::at(boot_ns).0 as u64)
     }
 
-    /// Returns the last SYN after which the backend was heard of; [`DialTime::UNKNOWN`] if there is none.
+    /// Returns the last SYN after which the backend was heard of; [`DialTime::UNKNOWN`] if there is
+    /// none.
     #[inline(always)]
     pub const fn heard(self, is_heard: bool) -> DialTime {
-        DialTime(if is_heard { self.0 } else { self.0 >> u32::BITS } as u32)
+        DialTime(if is_heard {
+            self.0
+        } else {
+            self.0 >> u32::BITS
+        } as u32)
     }
 }
 
@@ -102,18 +124,31 @@ const LATE: usize = 11;
 const LATE_OF: u64 = 64;
 
 impl Connects {
-    /// Returns what the backend owes by the row of its SYNs: the SYNs without an answer, and the last one after which it was heard of.
+    /// Returns what the backend owes by the row of its SYNs: the SYNs without an answer, and the
+    /// last one after which it was heard of.
     pub const fn owed(&self, row: &Self) -> (Asked, DialTime) {
         let has_answered = row.units != self.units;
         let is_heard = has_answered || row.retransmitted != self.refused;
-        (if has_answered { Asked::NOTHING } else { Asked(row.refused) }, SynTimes(row.unanswered).heard(is_heard))
+        (
+            if has_answered {
+                Asked::NOTHING
+            } else {
+                Asked(row.refused)
+            },
+            SynTimes(row.unanswered).heard(is_heard),
+        )
     }
 
     /// Returns true if the backend has answered, and hardly ever late.
     #[inline(always)]
     pub fn is_prompt(&self) -> bool {
-        let sum = |buckets: &[u64]| buckets.iter().fold(0_u64, |sum, bucket| sum.wrapping_add(*bucket));
-        let (prompt, late) = (sum(&self.buckets[..LATE]), sum(&self.buckets[LATE..BUCKETS]));
+        let sum = |buckets: &[u64]| {
+            buckets
+                .iter()
+                .fold(0_u64, |sum, bucket| sum.wrapping_add(*bucket))
+        };
+        let prompt = sum(&self.buckets[..LATE]);
+        let late = sum(&self.buckets[LATE..BUCKETS]);
         prompt > 0 && late.wrapping_mul(LATE_OF) <= prompt
     }
 }
@@ -127,23 +162,37 @@ mod tests {
 
     /// Returns what these SYNs leave: the milliseconds at which they come, and their clients.
     fn asked(syns: &[(u64, u8)]) -> Asked {
-        syns.iter().fold(Asked::NOTHING, |asked, (ms, client)| asked.with(Voter(*client), START + ms * MS))
+        syns.iter().fold(Asked::NOTHING, |asked, (ms, client)| {
+            asked.with(Voter(*client), START + ms * MS)
+        })
     }
 
     fn overdue(asked: Asked) -> Vec<u64> {
-        (25..6_000).step_by(50).filter(|ms| asked.is_overdue(START + ms * MS)).collect()
+        (25..6_000)
+            .step_by(50)
+            .filter(|ms| asked.is_overdue(START + ms * MS))
+            .collect()
     }
 
     #[test]
     fn three_syns_of_two_clients_make_a_backend_overdue_for_two_seconds() {
         let asked = asked(&[(0, 1), (100, 2), (150, 2)]);
         let overdue = overdue(asked);
-        assert_eq!((overdue.first(), overdue.last()), (Some(&425), Some(&2_575)), "since the second client's SYN");
+        assert_eq!(
+            (overdue.first(), overdue.last()),
+            (Some(&425), Some(&2_575)),
+            "since the second client's SYN"
+        );
     }
 
     #[test]
     fn one_client_or_two_syns_make_no_backend_overdue() {
-        for syns in [&[(0, 1), (1, 1), (2, 1), (3, 1)][..], &[(0, 1), (1, 2)], &[(0, 1)], &[]] {
+        for syns in [
+            &[(0, 1), (1, 1), (2, 1), (3, 1)][..],
+            &[(0, 1), (1, 2)],
+            &[(0, 1)],
+            &[],
+        ] {
             assert_eq!(overdue(asked(syns)), [0; 0], "{syns:?}");
         }
     }
@@ -151,7 +200,10 @@ mod tests {
     #[test]
     fn one_syn_is_late_as_soon_as_it_has_waited() {
         let late = |asked: Asked| {
-            let late: Vec<u64> = (25..6_000).step_by(50).filter(|ms| asked.is_late(START + ms * MS)).collect();
+            let late: Vec<u64> = (25..6_000)
+                .step_by(50)
+                .filter(|ms| asked.is_late(START + ms * MS))
+                .collect();
             (late.first().copied(), late.last().copied())
         };
         assert_eq!(late(asked(&[(0, 1)])), (Some(325), Some(2_475)));
@@ -162,32 +214,60 @@ mod tests {
     fn last_syn_before_an_answer_is_kept() {
         let at = |ms: u64| START + ms * MS;
         let times = SynTimes(0).with(at(0), true);
-        assert_eq!([times.heard(false), times.heard(true)], [DialTime::UNKNOWN, DialTime::at(at(0))]);
-        let times = times.with(at(100), true).with(at(200), false).with(at(300), false);
-        assert_eq!([times.heard(false), times.heard(true)], [DialTime::at(at(0)), DialTime::at(at(300))]);
+        assert_eq!(
+            [times.heard(false), times.heard(true)],
+            [DialTime::UNKNOWN, DialTime::at(at(0))]
+        );
+        let times = times
+            .with(at(100), true)
+            .with(at(200), false)
+            .with(at(300), false);
+        assert_eq!(
+            [times.heard(false), times.heard(true)],
+            [DialTime::at(at(0)), DialTime::at(at(300))]
+        );
     }
 
     #[test]
     fn answered_syn_never_becomes_a_later_one() {
         let minute = |nth: u64| START + nth * 60_000 * MS;
-        let later = SynTimes(0).with(minute(0) + 5 * MS, true).with(minute(0), true);
-        assert_eq!(later.heard(false), DialTime::at(minute(0) + 5 * MS), "another CPU's SYN of the same moment");
+        let later = SynTimes(0)
+            .with(minute(0) + 5 * MS, true)
+            .with(minute(0), true);
+        assert_eq!(
+            later.heard(false),
+            DialTime::at(minute(0) + 5 * MS),
+            "another CPU's SYN of the same moment"
+        );
         let mut times = SynTimes(0).with(minute(0), true).with(minute(0), true);
         for nth in 1..200 {
             times = times.with(minute(nth), false);
             let heard = times.heard(false);
             let is_known = heard != DialTime::UNKNOWN;
             assert_eq!(is_known, nth <= 18, "{nth}");
-            assert!(!is_known || heard.is_before(DialTime::at(minute(nth))), "{nth}: {heard:?}");
+            assert!(
+                !is_known || heard.is_before(DialTime::at(minute(nth))),
+                "{nth}: {heard:?}"
+            );
         }
     }
 
     #[test]
     fn backend_owes_nothing_after_an_answer_and_is_heard_of_after_a_refusal() {
-        let counted = |units, refused| Connects { units, refused, ..Connects::NOTHING };
+        let counted = |units, refused| Connects {
+            units,
+            refused,
+            ..Connects::NOTHING
+        };
         let asked = asked(&[(0, 1)]);
         let times = SynTimes(0).with(START, false);
-        let row = Connects { units: 7, retransmitted: 2, refused: asked.0, unanswered: times.0, ..Connects::NOTHING };
+        let row = Connects {
+            units: 7,
+            retransmitted: 2,
+            refused: asked.0,
+            unanswered: times.0,
+            ..Connects::NOTHING
+        };
         let last = DialTime::at(START);
         assert_eq!(counted(7, 2).owed(&row), (asked, DialTime::UNKNOWN));
         assert_eq!(counted(8, 2).owed(&row), (Asked::NOTHING, last));
@@ -204,8 +284,15 @@ mod tests {
     #[test]
     fn old_syns_are_forgotten_with_the_next_one() {
         let old = [(0, 1), (100, 2), (150, 2)];
-        assert_eq!(asked(&[&old[..], &[(2_700, 2)]].concat()), asked(&[(2_700, 2)]));
-        assert_eq!(overdue(asked(&[(0, 1), (1, 1), (2_600, 2)])), [0; 0], "one client after the other");
+        assert_eq!(
+            asked(&[&old[..], &[(2_700, 2)]].concat()),
+            asked(&[(2_700, 2)])
+        );
+        assert_eq!(
+            overdue(asked(&[(0, 1), (1, 1), (2_600, 2)])),
+            [0; 0],
+            "one client after the other"
+        );
     }
 
     #[test]
@@ -215,8 +302,18 @@ mod tests {
             (connects.buckets[3], connects.buckets[12]) = (prompt, late);
             connects
         };
-        for (prompt, late, is_prompt) in [(0, 0, false), (0, 9, false), (1, 0, true), (63, 1, false), (64, 1, true)] {
-            assert_eq!(connects(prompt, late).is_prompt(), is_prompt, "{prompt} {late}");
+        for (prompt, late, is_prompt) in [
+            (0, 0, false),
+            (0, 9, false),
+            (1, 0, true),
+            (63, 1, false),
+            (64, 1, true),
+        ] {
+            assert_eq!(
+                connects(prompt, late).is_prompt(),
+                is_prompt,
+                "{prompt} {late}"
+            );
         }
     }
 }

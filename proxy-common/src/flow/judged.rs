@@ -1,25 +1,30 @@
-//! What the routes last said of an entry's packets, for packets that skip the stack: where their sender is, and where they leave.
+//! What the routes last said of an entry's packets, for packets that skip the stack: where their
+//! sender is, and where they leave.
 
 use super::Flow;
 use crate::addr::Addr;
 
-/// The devices by which an entry's packets come in and leave, and the term in which the routes said so.
+/// The devices by which an entry's packets come in and leave, and the term in which the routes said
+/// so.
 ///
-/// A flow keeps the judgement in the spare bytes of its four addresses. Programs of an older version leave 0 there.
+/// A flow keeps the judgement in the spare bytes of its four addresses. Programs of an older
+/// version leave 0 there.
 ///
-/// From the lowest bit on: 24 bits of the interface index at which the sender is, 24 of the one in front of the pod to which the
-/// packets go (0 if each of them has to ask), and 16 of the term.
+/// From the lowest bit on: 24 bits of the interface index at which the sender is, 24 of the one in
+/// front of the pod to which the packets go (0 if each of them has to ask), and 16 of the term.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Judged(u64);
 
-/// A second of one epoch. The agent begins another epoch when a route, a neighbour or a device changes.
+/// A second of one epoch. The agent begins another epoch when a route, a neighbour or a device
+/// changes.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term(u16);
 
 impl Term {
-    /// From the seconds since boot, and the number of the epoch: both only grow. A term comes again after 65,536 steps of either.
+    /// From the seconds since boot, and the number of the epoch: both only grow. A term comes again
+    /// after 65,536 steps of either.
     #[inline(always)]
     pub const fn new(now_secs: u32, epoch: u32) -> Self {
         Self(now_secs.wrapping_add(epoch) as u16)
@@ -47,7 +52,8 @@ impl Judged {
         Self(ifindex as u64 | (exit as u64) << EXIT | (term.0 as u64) << TERM)
     }
 
-    /// Returns true if the sender of a packet that came in by this device has been judged in this term.
+    /// Returns true if the sender of a packet that came in by this device has been judged in this
+    /// term.
     #[inline(always)]
     pub const fn holds(self, ifindex: u32, term: Term) -> bool {
         self.0 & SENDER == (ifindex as u64 | (term.0 as u64) << TERM)
@@ -65,10 +71,16 @@ impl Judged {
         (self.0 >> EXIT) as u32 & (IFINDEX_END - 1)
     }
 
-    /// Returns the values of the spare bytes: those of the client, of the frontend, of the backend and of the source.
+    /// Returns the values of the spare bytes: those of the client, of the frontend, of the backend
+    /// and of the source.
     #[inline(always)]
     pub const fn spares(self) -> [u16; 4] {
-        [self.0 as u16, (self.0 >> 16) as u16, (self.0 >> 32) as u16, (self.0 >> TERM) as u16]
+        [
+            self.0 as u16,
+            (self.0 >> 16) as u16,
+            (self.0 >> 32) as u16,
+            (self.0 >> TERM) as u16,
+        ]
     }
 }
 
@@ -76,14 +88,21 @@ impl<A: Addr> Flow<A> {
     /// Keeps a judgement, in an entry that is about to be made.
     #[inline(always)]
     pub const fn set_judged(&mut self, judged: Judged) {
-        [self.client.spare, self.frontend.spare, self.backend.spare, self.source.spare] = judged.spares();
+        [
+            self.client.spare,
+            self.frontend.spare,
+            self.backend.spare,
+            self.source.spare,
+        ] = judged.spares();
     }
 
     /// Returns the judgement of this entry's packets.
     #[inline(always)]
     pub const fn judged(&self) -> Judged {
-        let (client, frontend) = (self.client.spare as u64, self.frontend.spare as u64);
-        let (backend, source) = (self.backend.spare as u64, self.source.spare as u64);
+        let client = self.client.spare as u64;
+        let frontend = self.frontend.spare as u64;
+        let backend = self.backend.spare as u64;
+        let source = self.source.spare as u64;
         Judged(client | frontend << 16 | backend << 32 | source << TERM)
     }
 }
@@ -101,7 +120,12 @@ mod tests {
         for (ifindex, exit) in [(7, 9), (0x12_3456, 0xab_cdef), (0xff_ffff, 0)] {
             let judged = Judged::new(ifindex, exit, Term::new(3, 65_535));
             let mut flow = Flow::new(at, at, at, at, 0, 1);
-            [flow.client.spare, flow.frontend.spare, flow.backend.spare, flow.source.spare] = judged.spares();
+            [
+                flow.client.spare,
+                flow.frontend.spare,
+                flow.backend.spare,
+                flow.source.spare,
+            ] = judged.spares();
             assert_eq!((flow.judged(), flow.judged().exit()), (judged, exit));
             assert!(flow.judged().holds(ifindex, Term::new(2, 0)));
             assert!(!flow.judged().holds(ifindex, Term::new(3, 0)));

@@ -1,4 +1,5 @@
-//! The key of an entry. Also in numbers, for BPF global functions: these get five registers, and memory only from kernel 5.12 on.
+//! The key of an entry. Also in numbers, for BPF global functions: these get five registers, and
+//! memory only from kernel 5.12 on.
 
 use super::Hook;
 use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
@@ -22,7 +23,15 @@ assert_size!(FlowKey<Addr6> = 40);
 impl<A: Addr> FlowKey<A> {
     #[inline(always)]
     pub const fn new(hook: Hook, proto: Proto, src: SockAddr<A>, dst: SockAddr<A>) -> Self {
-        Self { src: src.addr, dst: dst.addr, sport: src.port, dport: dst.port, proto, hook, pad: 0 }
+        Self {
+            src: src.addr,
+            dst: dst.addr,
+            sport: src.port,
+            dport: dst.port,
+            proto,
+            hook,
+            pad: 0,
+        }
     }
 
     /// Makes this the key of the same packets at another hook.
@@ -56,7 +65,10 @@ impl<A: Addr> FlowKey<A> {
 
 /// The part of a key that is no address: two ports in network order, protocol, hook.
 const fn rest<A: Addr>(key: &FlowKey<A>) -> u64 {
-    key.sport.wire() as u64 | (key.dport.wire() as u64) << 16 | (key.proto.0 as u64) << 32 | (key.hook.0 as u64) << 40
+    key.sport.wire() as u64
+        | (key.dport.wire() as u64) << 16
+        | (key.proto.0 as u64) << 32
+        | (key.hook.0 as u64) << 40
 }
 
 /// Returns the bits of a word that are the rest of a key.
@@ -66,22 +78,36 @@ pub(super) const fn only_rest(word: u64) -> u64 {
 
 /// Makes the key of addresses and the rest.
 const fn joined<A: Addr>(src: A, dst: A, rest: u64) -> FlowKey<A> {
-    let (sport, dport) = (Port::from_wire(rest as u16), Port::from_wire((rest >> 16) as u16));
-    let (proto, hook) = (Proto((rest >> 32) as u8), Hook((rest >> 40) as u8));
-    FlowKey::new(hook, proto, SockAddr::new(src, sport), SockAddr::new(dst, dport))
+    let sport = Port::from_wire(rest as u16);
+    let dport = Port::from_wire((rest >> 16) as u16);
+    let proto = Proto((rest >> 32) as u8);
+    let hook = Hook((rest >> 40) as u8);
+    FlowKey::new(
+        hook,
+        proto,
+        SockAddr::new(src, sport),
+        SockAddr::new(dst, dport),
+    )
 }
 
 impl FlowKey<Addr4> {
     /// Returns the key in two words: source and destination, and the rest.
     #[inline(always)]
     pub const fn words(&self) -> [u64; 2] {
-        [self.src.wire() as u64 | (self.dst.wire() as u64) << 32, rest(self)]
+        [
+            self.src.wire() as u64 | (self.dst.wire() as u64) << 32,
+            rest(self),
+        ]
     }
 
     /// Returns the key of these words.
     #[inline(always)]
     pub const fn from_words([addrs, rest]: [u64; 2]) -> Self {
-        joined(Addr4::from_wire(addrs as u32), Addr4::from_wire((addrs >> 32) as u32), rest)
+        joined(
+            Addr4::from_wire(addrs as u32),
+            Addr4::from_wire((addrs >> 32) as u32),
+            rest,
+        )
     }
 }
 
@@ -89,14 +115,19 @@ impl FlowKey<Addr6> {
     /// Returns the key in five words: two of the source, two of the destination, and the rest.
     #[inline(always)]
     pub const fn words(&self) -> [u64; 5] {
-        let ([a, b], [c, d]) = (self.src.registers(), self.dst.registers());
+        let [a, b] = self.src.registers();
+        let [c, d] = self.dst.registers();
         [a, b, c, d, rest(self)]
     }
 
     /// Returns the key of these words.
     #[inline(always)]
     pub const fn from_words([a, b, c, d, rest]: [u64; 5]) -> Self {
-        joined(Addr6::from_registers([a, b]), Addr6::from_registers([c, d]), rest)
+        joined(
+            Addr6::from_registers([a, b]),
+            Addr6::from_registers([c, d]),
+            rest,
+        )
     }
 }
 
@@ -109,15 +140,30 @@ mod tests {
     #[test]
     fn key_survives_its_words() {
         let ports = (Port::new(0x1234), Port::new(0xfedc));
-        for (hook, proto) in [(Hook::INGRESS, Proto::TCP), (Hook::EGRESS, Proto::UDP), (Hook::ANCHOR, Proto::SCTP)] {
-            let [src, dst] = [[10, 244, 1, 254], [172, 18, 0, 11]].map(|addr| Addr4::from(Ipv4Addr::from(addr)));
-            let key = FlowKey::new(hook, proto, SockAddr::new(src, ports.0), SockAddr::new(dst, ports.1));
+        for (hook, proto) in [
+            (Hook::INGRESS, Proto::TCP),
+            (Hook::EGRESS, Proto::UDP),
+            (Hook::ANCHOR, Proto::SCTP),
+        ] {
+            let [src, dst] =
+                [[10, 244, 1, 254], [172, 18, 0, 11]].map(|addr| Addr4::from(Ipv4Addr::from(addr)));
+            let key = FlowKey::new(
+                hook,
+                proto,
+                SockAddr::new(src, ports.0),
+                SockAddr::new(dst, ports.1),
+            );
             assert_eq!(FlowKey::<Addr4>::from_words(key.words()), key);
             let [src, dst] = ["2001:db8:1:2:3:4:5:fedc", "fd00::b"].map(|addr| {
                 let addr: Ipv6Addr = addr.parse().expect("an address");
                 Addr6::from(addr)
             });
-            let key = FlowKey::new(hook, proto, SockAddr::new(src, ports.0), SockAddr::new(dst, ports.1));
+            let key = FlowKey::new(
+                hook,
+                proto,
+                SockAddr::new(src, ports.0),
+                SockAddr::new(dst, ports.1),
+            );
             assert_eq!(FlowKey::<Addr6>::from_words(key.words()), key);
         }
     }

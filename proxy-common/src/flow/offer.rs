@@ -4,8 +4,8 @@ use super::{FlowKey, key};
 use crate::addr::{Addr4, Addr6};
 use crate::assert_size;
 
-/// The key of a flow of either family: its words, and the family in the upper bits of the last one. A program has no room for a map of each
-/// family more.
+/// The key of a flow of either family: its words, and the family in the upper bits of the last one.
+/// A program has no room for a map of each family more.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AnyKey([u64; 5]);
@@ -37,11 +37,13 @@ impl AnyKey {
     /// Returns the key of IPv6, if it is one.
     pub fn v6(&self) -> Option<FlowKey<Addr6>> {
         let [a, b, c, d, rest] = self.0;
-        (rest >> FAMILY == V6).then(|| FlowKey::<Addr6>::from_words([a, b, c, d, key::only_rest(rest)]))
+        (rest >> FAMILY == V6)
+            .then(|| FlowKey::<Addr6>::from_words([a, b, c, d, key::only_rest(rest)]))
     }
 }
 
-/// A flow that could skip the stack if conntrack tolerated it: an element of `OFFERS`. The agent answers with a row in `TOLERATED`.
+/// A flow that could skip the stack if conntrack tolerated it: an element of `OFFERS`. The agent
+/// answers with a row in `TOLERATED`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
@@ -60,8 +62,9 @@ impl Offer {
     }
 }
 
-/// Returns true if a row that answers a question of `asked_secs` is for a flow that has asked in an earlier second than `now_secs`, and is
-/// no row of an earlier flow with the same addresses and ports. A flow asks for the first time in a later second than it was opened in.
+/// Returns true if a row that answers a question of `asked_secs` is for a flow that has asked in an
+/// earlier second than `now_secs`, and is no row of an earlier flow with the same addresses and
+/// ports. A flow asks for the first time in a later second than it was opened in.
 #[inline(always)]
 pub const fn is_for_asker(asked_secs: u32, now_secs: u32) -> bool {
     asked_secs.saturating_add(1) >= now_secs
@@ -84,12 +87,23 @@ mod tests {
         let at = |nth: u16| Addr6::from(Ipv6Addr::new(0xfd00, 1, 2, 3, 4, 5, 6, nth));
         let [src, dst] = [0, 1].map(|nth: usize| SockAddr::new(at(nth as u16), ports[nth]));
         let v6 = FlowKey::new(Hook::INGRESS, Proto::TCP, src, dst);
-        assert_eq!((AnyKey::of_v4(&v4).v4(), AnyKey::of_v4(&v4).v6()), (Some(v4), None));
-        assert_eq!((AnyKey::of_v6(&v6).v4(), AnyKey::of_v6(&v6).v6()), (None, Some(v6)));
+        assert_eq!(
+            (AnyKey::of_v4(&v4).v4(), AnyKey::of_v4(&v4).v6()),
+            (Some(v4), None)
+        );
+        assert_eq!(
+            (AnyKey::of_v6(&v6).v4(), AnyKey::of_v6(&v6).v6()),
+            (None, Some(v6))
+        );
     }
 
     #[test]
     fn only_a_fresh_answer_is_for_its_asker() {
-        assert!(is_for_asker(7, 7) && is_for_asker(7, 8) && !is_for_asker(7, 9) && is_for_asker(u32::MAX, 9));
+        assert!(
+            is_for_asker(7, 7)
+                && is_for_asker(7, 8)
+                && !is_for_asker(7, 9)
+                && is_for_asker(u32::MAX, 9)
+        );
     }
 }

@@ -2,12 +2,14 @@
 
 use super::Acked;
 
-/// The number that a client has to acknowledge before its flow counts as established, from the backend's SYN with ACK.
+/// The number that a client has to acknowledge before its flow counts as established, from the
+/// backend's SYN with ACK.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proof(pub u32);
 
-/// A backend that waits for the client has at most so many bytes on their way: ten segments of 9,000 bytes (RFC 6928).
+/// A backend that waits for the client has at most so many bytes on their way: ten segments of
+/// 9,000 bytes (RFC 6928).
 const WINDOW: u32 = 1 << 17;
 
 impl Proof {
@@ -18,7 +20,11 @@ impl Proof {
     #[inline(always)]
     pub const fn of(seq: u32) -> Self {
         // The value of NONE stays free: the number before stands for it.
-        Self(if seq == Self::NONE.0 { seq.wrapping_sub(1) } else { seq })
+        Self(if seq == Self::NONE.0 {
+            seq.wrapping_sub(1)
+        } else {
+            seq
+        })
     }
 
     /// Returns true if a client that acknowledges this number has got the answer.
@@ -38,8 +44,18 @@ mod tests {
     fn acknowledgement_proves_within_the_window() {
         for isn in [1, 1_000, u32::MAX - 1, u32::MAX] {
             let proof = Proof::of(isn);
-            for (ahead, met) in [(0, false), (1, true), (2, true), (WINDOW, true), (WINDOW + 1, false)] {
-                assert_eq!(proof.is_met(Acked(isn.wrapping_add(ahead))), met, "{isn} {ahead}");
+            for (ahead, met) in [
+                (0, false),
+                (1, true),
+                (2, true),
+                (WINDOW, true),
+                (WINDOW + 1, false),
+            ] {
+                assert_eq!(
+                    proof.is_met(Acked(isn.wrapping_add(ahead))),
+                    met,
+                    "{isn} {ahead}"
+                );
             }
             assert!(!proof.is_met(Acked(isn.wrapping_sub(1))), "{isn}");
         }
@@ -52,6 +68,10 @@ mod tests {
 
     #[test]
     fn nothing_proves_before_the_answer() {
-        assert!([0, 1, u32::MAX].iter().all(|acked| !Proof::NONE.is_met(Acked(*acked))));
+        assert!(
+            [0, 1, u32::MAX]
+                .iter()
+                .all(|acked| !Proof::NONE.is_met(Acked(*acked)))
+        );
     }
 }

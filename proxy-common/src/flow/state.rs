@@ -68,7 +68,8 @@ impl State {
     }
 }
 
-/// The times for which flows may be silent, in seconds, as far as the operator or conntrack sets them.
+/// The times for which flows may be silent, in seconds, as far as the operator or conntrack sets
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
     pub tcp_established: u32,
@@ -81,9 +82,14 @@ pub struct Timeouts {
 }
 
 impl Timeouts {
-    /// kube-proxy's times for TCP (`conntrack.tcpEstablishedTimeout`, `tcpCloseWaitTimeout`). The second one for UDP is longer than the
-    /// kernel's.
-    pub const DEFAULT: Self = Self { tcp_established: 86_400, tcp_half_closed: 3_600, udp: 30, udp_stream: 180 };
+    /// kube-proxy's times for TCP (`conntrack.tcpEstablishedTimeout`, `tcpCloseWaitTimeout`). The
+    /// second one for UDP is longer than the kernel's.
+    pub const DEFAULT: Self = Self {
+        tcp_established: 86_400,
+        tcp_half_closed: 3_600,
+        udp: 30,
+        udp_stream: 180,
+    };
 }
 
 impl Default for Timeouts {

@@ -1,9 +1,11 @@
-//! The step of a flow by one packet: values in, values out, for every path that a packet takes through the programs.
+//! The step of a flow by one packet: values in, values out, for every path that a packet takes
+//! through the programs.
 
 use super::Seen;
 use crate::addr::Proto;
 
-/// A backend that goes on after as many datagrams serves a client that listens: a stream, asked for once.
+/// A backend that goes on after as many datagrams serves a client that listens: a stream, asked for
+/// once.
 const ANSWERS: u64 = 4;
 
 /// The bits of [`Seen`] that a packet shows by itself, [`Told::OPENER`] and [`Told::ANSWER`].
@@ -17,7 +19,8 @@ impl Told {
     pub const RST: Self = Self(Seen::PACKET.0 | Seen::RST.0);
     /// A packet that opens a connection. No datagram does: they all look alike.
     pub const OPENER: Self = Self(Seen::PACKET.0 | OPENER);
-    /// A SYN with ACK. It holds the number that the client has to acknowledge: see [`Proof`](super::Proof).
+    /// A SYN with ACK. It holds the number that the client has to acknowledge: see
+    /// [`Proof`](super::Proof).
     pub const ANSWER: Self = Self(Seen::PACKET.0 | ANSWER);
     /// A COOKIE ACK of SCTP: its sender has got its own cookie back (RFC 9260 §5.1).
     pub const ACCEPTED: Self = Self(Seen::PACKET.0 | Seen::ASSURED.0);
@@ -27,7 +30,8 @@ impl Told {
         Self(self.0 | other.0)
     }
 
-    /// Returns true if the packet ends a direction that has shown `before`: by any RST, and by the first FIN.
+    /// Returns true if the packet ends a direction that has shown `before`: by any RST, and by the
+    /// first FIN.
     #[inline(always)]
     pub const fn ends(self, before: Seen) -> bool {
         self.0 & (Seen::RST.0 | Seen::FIN.0 & !before.0) != 0
@@ -67,8 +71,9 @@ const ANSWER: u8 = 1 << 6;
 /// The side that sent a packet, and what the entry that it passes has seen before.
 #[derive(Clone, Copy, Debug)]
 pub enum Sender {
-    /// The opener's entry knows both directions. `proves` says whether the packet assures a flow that has an answer: a
-    /// datagram does, an acknowledgement that meets its [`Proof`](super::Proof) does, no packet of SCTP does.
+    /// The opener's entry knows both directions. `proves` says whether the packet assures a flow
+    /// that has an answer: a datagram does, an acknowledgement that meets its
+    /// [`Proof`](super::Proof) does, no packet of SCTP does.
     Client { tx: Seen, rx: Seen, proves: bool },
     /// The reply's entry knows its own direction; `is_stream` as the function of that name says.
     Backend { rx: Seen, is_stream: bool },
@@ -91,34 +96,49 @@ pub struct Step {
     pub revokes_reset: bool,
 }
 
-/// Follows a flow by one packet. In bits and without branches, each of which would multiply the verifier's work.
+/// Follows a flow by one packet. In bits and without branches, each of which would multiply the
+/// verifier's work.
 #[inline(always)]
 pub const fn step(sender: Sender, packet: Told) -> Step {
-    const PACKET_TO_ASSURED: u32 = Seen::ASSURED.0.trailing_zeros() - Seen::PACKET.0.trailing_zeros();
+    const PACKET_TO_ASSURED: u32 =
+        Seen::ASSURED.0.trailing_zeros() - Seen::PACKET.0.trailing_zeros();
     const RST_TO_ASSURED: u32 = Seen::ASSURED.0.trailing_zeros() - Seen::RST.0.trailing_zeros();
     const OPENER_TO_ASSURED: u32 = OPENER.trailing_zeros() - Seen::ASSURED.0.trailing_zeros();
     // The first bit is what `proves` is in bits.
     const { assert!(Seen::PACKET.0 == true as u8) };
-    let (rst, opener) = (packet.0 & Seen::RST.0, packet.0 & OPENER);
+    let rst = packet.0 & Seen::RST.0;
+    let opener = packet.0 & OPENER;
     let (before, either, assured) = match sender {
-        // The client goes on after an answer. An opener sent again shows no client, because its address may be borrowed.
+        // The client goes on after an answer. An opener sent again shows no client, because its
+        // address may be borrowed.
         Sender::Client { tx, rx, proves } => {
             let answered = (rx.0 & Seen::PACKET.0 & proves as u8) << PACKET_TO_ASSURED;
-            (tx.0, tx.0 | rx.0, answered & !(rst << RST_TO_ASSURED) & !(opener >> OPENER_TO_ASSURED))
+            (
+                tx.0,
+                tx.0 | rx.0,
+                answered & !(rst << RST_TO_ASSURED) & !(opener >> OPENER_TO_ASSURED),
+            )
         }
-        Sender::Backend { rx, is_stream } => {
-            (rx.0, rx.0, packet.0 & Seen::ASSURED.0 | if is_stream { Seen::ASSURED.0 } else { 0 })
-        }
+        Sender::Backend { rx, is_stream } => (
+            rx.0,
+            rx.0,
+            packet.0 & Seen::ASSURED.0 | if is_stream { Seen::ASSURED.0 } else { 0 },
+        ),
     };
     // A side that goes on has not ended the flow by its own RST.
     let seen = before & (!Seen::RST.0 | rst) | packet.seen().0 | assured;
     let news = seen ^ before | rst | either & Seen::RST.0 | packet.0 & (OPENER | ANSWER);
-    Step { seen: Seen(seen), is_news: news != 0, revokes_reset: rst == 0 }
+    Step {
+        seen: Seen(seen),
+        is_news: news != 0,
+        revokes_reset: rst == 0,
+    }
 }
 
-/// Returns true if a packet that shows nothing but itself ([`Told::PACKET`]) cannot be news: its sender has shown as much, and neither
-/// side a RST. `assures` says whether such a packet may assure its sender; `other` is what the other side has shown, nothing in the reply's
-/// entry. Cheaper than [`step`], which says the same of these packets.
+/// Returns true if a packet that shows nothing but itself ([`Told::PACKET`]) cannot be news: its
+/// sender has shown as much, and neither side a RST. `assures` says whether such a packet may
+/// assure its sender; `other` is what the other side has shown, nothing in the reply's entry.
+/// Cheaper than [`step`], which says the same of these packets.
 #[inline(always)]
 pub const fn is_settled(own: Seen, other: Seen, assures: bool) -> bool {
     let shown = Seen::PACKET.0 | if assures { Seen::ASSURED.0 } else { 0 };
@@ -137,13 +157,26 @@ mod tests {
 
     /// Sends packets of either side through both entries, as the programs do.
     fn follow(proto: Proto, packets: &[(bool, Told)]) -> (Seen, Seen, Vec<bool>) {
-        let (mut tx, mut rx, mut returned) = (Seen::PACKET, Seen::NOTHING, 0);
+        let mut tx = Seen::PACKET;
+        let mut rx = Seen::NOTHING;
+        let mut returned = 0;
         let mut news = Vec::new();
         for &(is_client, packet) in packets {
-            let (own, other) = if is_client { (&mut tx, &mut rx) } else { (&mut rx, &mut tx) };
+            let (own, other) = if is_client {
+                (&mut tx, &mut rx)
+            } else {
+                (&mut rx, &mut tx)
+            };
             let sender = match is_client {
-                true => Sender::Client { tx: *own, rx: *other, proves: proto != Proto::SCTP },
-                false => Sender::Backend { rx: *own, is_stream: is_stream(proto, returned) },
+                true => Sender::Client {
+                    tx: *own,
+                    rx: *other,
+                    proves: proto != Proto::SCTP,
+                },
+                false => Sender::Backend {
+                    rx: *own,
+                    is_stream: is_stream(proto, returned),
+                },
             };
             let step = step(sender, packet);
             *own = step.seen;
@@ -158,7 +191,10 @@ mod tests {
 
     #[test]
     fn client_is_assured_when_it_goes_on_after_an_answer() {
-        let (tx, rx, news) = follow(Proto::TCP, &[(false, DATA), (true, DATA), (true, DATA), (false, DATA)]);
+        let (tx, rx, news) = follow(
+            Proto::TCP,
+            &[(false, DATA), (true, DATA), (true, DATA), (false, DATA)],
+        );
         assert_eq!((tx, rx), (Seen::PACKET.with(Seen::ASSURED), Seen::PACKET));
         assert_eq!(news, [true, true, false, false]);
     }
@@ -173,36 +209,100 @@ mod tests {
 
     #[test]
     fn client_without_proof_assures_nothing() {
-        let (tx, rx) = (Seen::PACKET, Seen::PACKET);
-        assert_eq!(step(Sender::Client { tx, rx, proves: false }, DATA).seen, tx);
-        assert!(step(Sender::Client { tx, rx, proves: true }, DATA).seen.has(Seen::ASSURED));
+        let tx = Seen::PACKET;
+        let rx = Seen::PACKET;
+        assert_eq!(
+            step(
+                Sender::Client {
+                    tx,
+                    rx,
+                    proves: false
+                },
+                DATA
+            )
+            .seen,
+            tx
+        );
+        assert!(
+            step(
+                Sender::Client {
+                    tx,
+                    rx,
+                    proves: true
+                },
+                DATA
+            )
+            .seen
+            .has(Seen::ASSURED)
+        );
         let assured = tx.with(Seen::ASSURED);
-        assert_eq!(step(Sender::Client { tx: assured, rx, proves: false }, DATA).seen, assured, "once is enough");
+        assert_eq!(
+            step(
+                Sender::Client {
+                    tx: assured,
+                    rx,
+                    proves: false
+                },
+                DATA
+            )
+            .seen,
+            assured,
+            "once is enough"
+        );
     }
 
     #[test]
     fn every_answer_to_an_opener_is_news() {
-        let (_, rx, news) = follow(Proto::TCP, &[(false, Told::ANSWER), (false, Told::ANSWER), (false, DATA)]);
+        let (_, rx, news) = follow(
+            Proto::TCP,
+            &[(false, Told::ANSWER), (false, Told::ANSWER), (false, DATA)],
+        );
         assert_eq!((rx, news), (Seen::PACKET, vec![true, true, false]));
     }
 
     #[test]
     fn only_backend_accepts_cookie() {
-        let (tx, rx, _) = follow(Proto::SCTP, &[(false, DATA), (true, Told::ACCEPTED), (true, DATA)]);
+        let (tx, rx, _) = follow(
+            Proto::SCTP,
+            &[(false, DATA), (true, Told::ACCEPTED), (true, DATA)],
+        );
         assert_eq!(State::of(tx, rx), State::Answered);
-        let (tx, rx, news) = follow(Proto::SCTP, &[(false, DATA), (true, DATA), (false, Told::ACCEPTED), (true, DATA)]);
-        assert_eq!((State::of(tx, rx), news), (State::Established, vec![true, false, true, false]));
+        let (tx, rx, news) = follow(
+            Proto::SCTP,
+            &[
+                (false, DATA),
+                (true, DATA),
+                (false, Told::ACCEPTED),
+                (true, DATA),
+            ],
+        );
+        assert_eq!(
+            (State::of(tx, rx), news),
+            (State::Established, vec![true, false, true, false])
+        );
     }
 
     #[test]
     fn packet_of_settled_flow_is_never_news() {
         let mut settled = 0;
-        for (own, other) in (0..=u8::MAX).flat_map(|own| (0..=u8::MAX).map(move |other| (Seen(own), Seen(other)))) {
-            for assures in [false, true].into_iter().filter(|assures| is_settled(own, other, *assures)) {
+        for (own, other) in
+            (0..=u8::MAX).flat_map(|own| (0..=u8::MAX).map(move |other| (Seen(own), Seen(other))))
+        {
+            for assures in [false, true]
+                .into_iter()
+                .filter(|assures| is_settled(own, other, *assures))
+            {
                 settled += 1;
                 let (client, backend) = (
-                    Sender::Client { tx: own, rx: other, proves: assures },
-                    Sender::Backend { rx: own, is_stream: assures },
+                    Sender::Client {
+                        tx: own,
+                        rx: other,
+                        proves: assures,
+                    },
+                    Sender::Backend {
+                        rx: own,
+                        is_stream: assures,
+                    },
                 );
                 assert!(!step(client, DATA).is_news, "{client:?}");
                 assert!(!step(backend, DATA).is_news, "{backend:?}");
@@ -228,7 +328,15 @@ mod tests {
             let (tx, rx, _) = follow(Proto::TCP, &[(false, DATA), (true, DATA), (is_client, RST)]);
             assert_eq!(State::of(tx, rx), State::Reset);
             for goes_on in [true, false] {
-                let (tx, rx, _) = follow(Proto::TCP, &[(false, DATA), (true, DATA), (is_client, RST), (goes_on, DATA)]);
+                let (tx, rx, _) = follow(
+                    Proto::TCP,
+                    &[
+                        (false, DATA),
+                        (true, DATA),
+                        (is_client, RST),
+                        (goes_on, DATA),
+                    ],
+                );
                 assert_eq!(State::of(tx, rx), State::Established);
             }
         }
@@ -242,12 +350,27 @@ mod tests {
 
     #[test]
     fn flow_ends_once_with_the_second_fin() {
-        let (tx, rx, news) = follow(Proto::TCP, &[(false, DATA), (true, DATA), (true, FIN), (false, FIN), (true, FIN)]);
-        assert_eq!((State::of(tx, rx), news), (State::Closed, vec![true, true, true, true, false]));
+        let (tx, rx, news) = follow(
+            Proto::TCP,
+            &[
+                (false, DATA),
+                (true, DATA),
+                (true, FIN),
+                (false, FIN),
+                (true, FIN),
+            ],
+        );
+        assert_eq!(
+            (State::of(tx, rx), news),
+            (State::Closed, vec![true, true, true, true, false])
+        );
         assert_eq!(Seen::is_over(tx, rx), 1);
         assert_eq!(Seen::is_over(tx, rx.with(Seen::RST)), 1);
         assert_eq!(Seen::is_over(tx, rx.without(Seen::FIN)), 0);
         assert_eq!(Seen::is_over(Seen::PACKET, Seen::RST), 1);
-        assert_eq!(Seen::is_over(Seen::PACKET, Seen::PACKET.with(Seen::ASSURED)), 0);
+        assert_eq!(
+            Seen::is_over(Seen::PACKET, Seen::PACKET.with(Seen::ASSURED)),
+            0
+        );
     }
 }

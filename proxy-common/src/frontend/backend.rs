@@ -24,11 +24,19 @@ impl<A: Addr> Backend<A> {
         Self { addr, port, flags }
     }
 
-    /// Sets the share in a weighted service port's flows, of at most 4,095. A weight of 1 is no bit.
+    /// Sets the share in a weighted service port's flows, of at most 4,095. A weight of 1 is no
+    /// bit.
     #[must_use]
     pub const fn with_weight(self, weight: u16) -> Self {
-        let bits = if weight > 1 { weight << Self::WEIGHT_SHIFT } else { 0 };
-        Self { flags: self.flags & !(u16::MAX << Self::WEIGHT_SHIFT) | bits, ..self }
+        let bits = if weight > 1 {
+            weight << Self::WEIGHT_SHIFT
+        } else {
+            0
+        };
+        Self {
+            flags: self.flags & !(u16::MAX << Self::WEIGHT_SHIFT) | bits,
+            ..self
+        }
     }
 
     /// Returns the weight, which is never 0.

@@ -2,7 +2,8 @@
 
 /// The number of a namespace, in 24 bits and host byte order.
 ///
-/// The agent chooses numbers, and no two namespaces of a cluster have the same at a time. A restart may choose others.
+/// The agent chooses numbers, and no two namespaces of a cluster have the same at a time. A restart
+/// may choose others.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Namespace([u8; 3]);
@@ -39,6 +40,10 @@ mod tests {
         for number in [1, 0x0001_0203, 0x00ff_ffff] {
             assert_eq!(Namespace::new(number).number(), number);
         }
-        assert!(Namespace::new(0x0100_0000).is_none() && Namespace::NONE.is_none() && !Namespace::new(1).is_none());
+        assert!(
+            Namespace::new(0x0100_0000).is_none()
+                && Namespace::NONE.is_none()
+                && !Namespace::new(1).is_none()
+        );
     }
 }

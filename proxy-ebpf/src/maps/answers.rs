@@ -25,10 +25,21 @@ pub fn may_answer(asker: Asker, now_secs: u32) -> bool {
     answers_in(asker, now_secs) < limit
 }
 
-/// Counts an answer, and says how many this CPU gave before it in this second. The upper half of the count is the second.
+/// Counts an answer, and says how many this CPU gave before it in this second. The upper half of
+/// the count is the second.
 #[inline(always)]
 fn answers_in(asker: Asker, now_secs: u32) -> u32 {
-    let Some(answered) = COUNTERS.find(&(Counter::COUNT + asker as u32)) else { return u32::MAX };
-    let count_in = |answered: u64| if (answered >> 32) as u32 == now_secs { answered as u32 } else { 0 };
-    count_in(answered.update(|answered| u64::from(now_secs) << 32 | u64::from(count_in(answered).saturating_add(1))))
+    let Some(answered) = COUNTERS.find(&(Counter::COUNT + asker as u32)) else {
+        return u32::MAX;
+    };
+    let count_in = |answered: u64| {
+        if (answered >> 32) as u32 == now_secs {
+            answered as u32
+        } else {
+            0
+        }
+    };
+    count_in(answered.update(|answered| {
+        u64::from(now_secs) << 32 | u64::from(count_in(answered).saturating_add(1))
+    }))
 }

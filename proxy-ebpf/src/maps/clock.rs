@@ -11,8 +11,11 @@ use crate::clock::now_secs;
 pub fn in_this_tick(ask: impl FnOnce() -> u32) -> u32 {
     // SAFETY: the helper takes no arguments and cannot fail.
     let jiffies = unsafe { bpf_jiffies64() };
-    let Some(cpu) = CPUS.find(&0) else { return ask() };
-    let (last, secs) = (part!(cpu.jiffies), part!(cpu.secs));
+    let Some(cpu) = CPUS.find(&0) else {
+        return ask();
+    };
+    let last = part!(cpu.jiffies);
+    let secs = part!(cpu.secs);
     // The ticks are written last: if another program comes in between, it asks itself.
     if last.copy() != jiffies {
         secs.set_in_order(ask());
@@ -21,7 +24,8 @@ pub fn in_this_tick(ask: impl FnOnce() -> u32) -> u32 {
     secs.copy()
 }
 
-/// Seconds since boot, late by a tick of the kernel's at the most, and cheaper: for what is asked of every packet.
+/// Seconds since boot, late by a tick of the kernel's at the most, and cheaper: for what is asked
+/// of every packet.
 #[inline(always)]
 pub fn about_now_secs() -> u32 {
     in_this_tick(now_secs)

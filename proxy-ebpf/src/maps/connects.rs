@@ -2,7 +2,9 @@
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::addr::{Proto, SockAddr};
-use proxy_common::connect::{Asked, Connects, DialTime, Outcome, PortsAndOutcome, SynTimes, Voter, Votes, bucket};
+use proxy_common::connect::{
+    Asked, Connects, DialTime, Outcome, PortsAndOutcome, SynTimes, Voter, Votes, bucket,
+};
 use proxy_common::counter::Event;
 use proxy_common::flow::{Flow, Told};
 use proxy_common::frontend::{EndpointKey, FrontendKey};
@@ -24,32 +26,48 @@ pub fn note_outcome<A: Net>(flow: &Flow<A>, outcome: Outcome) {
     }
 }
 
-/// Counts what the first packet of the backend makes of the connection. The caller has read again what the packet tells.
+/// Counts what the first packet of the backend makes of the connection. The caller has read again
+/// what the packet tells.
 #[inline(always)]
 pub fn note_answer<A: Net>(flow: &Flow<A>, told: Told) {
     // The caller goes on with this number.
     let dialled = DialTime(again(&flow.generation));
     if told.resets() {
-        note_outcome(flow, Outcome::refused(Voter::of(&flow.client.addr, flow.is_far())));
-    } else if told.answers_opener() && flow.has(Flow::<A>::NUMBERED) && dialled != DialTime::UNKNOWN {
+        note_outcome(
+            flow,
+            Outcome::refused(Voter::of(&flow.client.addr, flow.is_far())),
+        );
+    } else if told.answers_opener() && flow.has(Flow::<A>::NUMBERED) && dialled != DialTime::UNKNOWN
+    {
         note_outcome(flow, Outcome::answered(dialled.units_until(now_ns())));
     }
 }
 
-/// Returns the units since the first SYN of a flow whose backend has sent nothing: 0 if that is unknown.
+/// Returns the units since the first SYN of a flow whose backend has sent nothing: 0 if that is
+/// unknown.
 #[inline(never)]
 pub fn waited<A: Net>(flow: &Flow<A>) -> u32 {
-    let dialled =
-        undnat(flow, Proto::TCP).map_or(DialTime::UNKNOWN, |entry| DialTime(entry.read(|flow| flow.generation)));
-    if dialled == DialTime::UNKNOWN { 0 } else { dialled.units_until(now_ns()) }
+    let dialled = undnat(flow, Proto::TCP).map_or(DialTime::UNKNOWN, |entry| {
+        DialTime(entry.read(|flow| flow.generation))
+    });
+    if dialled == DialTime::UNKNOWN {
+        0
+    } else {
+        dialled.units_until(now_ns())
+    }
 }
 
-/// Without a lock: of two CPUs that count for one backend in the same instant, one is not counted. Where there is no room, nothing is
-/// counted.
+/// Without a lock: of two CPUs that count for one backend in the same instant, one is not counted.
+/// Where there is no room, nothing is counted.
 #[inline(always)]
 pub fn count_outcome<A: Net>(service: A, backend: A, ports: PortsAndOutcome) {
     let service = FrontendKey::new(service, ports.service(), Proto::TCP);
-    let Some(connects) = row(&EndpointKey::new(service, SockAddr::new(backend, ports.backend()))) else { return };
+    let Some(connects) = row(&EndpointKey::new(
+        service,
+        SockAddr::new(backend, ports.backend()),
+    )) else {
+        return;
+    };
     let outcome = ports.outcome();
     let counter = match outcome.units() {
         Some(units) => {
@@ -58,7 +76,8 @@ pub fn count_outcome<A: Net>(service: A, backend: A, ports: PortsAndOutcome) {
             if part!(connects.votes).copy() != Votes::NONE {
                 part!(connects.votes).set(Votes::NONE);
             }
-            // The compiler would leave the check of the place out, for it knows more than the verifier.
+            // The compiler would leave the check of the place out, for it knows more than the
+            // verifier.
             part!(connects.buckets).at(again(&bucket(units)))
         }
         None if outcome.is_refusal() => Some(part!(connects.refused)),
@@ -75,18 +94,28 @@ pub fn count_outcome<A: Net>(service: A, backend: A, ports: PortsAndOutcome) {
     part!(connects.last_secs).set(in_this_tick(now_secs));
 }
 
-/// Notes a client's SYN that is about to go to a backend. Returns true if it should rather go to another one: the backend was always prompt,
-/// and now two clients wait for it. Such a SYN is not noted.
+/// Notes a client's SYN that is about to go to a backend. Returns true if it should rather go to
+/// another one: the backend was always prompt, and now two clients wait for it. Such a SYN is not
+/// noted.
 #[inline(always)]
 pub fn ask<A: Net>(service: A, backend: A, ports: PortsAndOutcome) -> bool {
     let service = FrontendKey::new(service, ports.service(), Proto::TCP);
     let mut key = EndpointKey::new(service, SockAddr::new(backend, ports.backend()));
-    let (Some(connects), Some(voter)) = (A::MAPS.connects.find(&key), ports.outcome().voter()) else { return false };
+    let (Some(connects), Some(voter)) = (A::MAPS.connects.find(&key), ports.outcome().voter())
+    else {
+        return false;
+    };
     key.service.proto = Asked::PROTO;
     let Some(owed) = row(&key) else { return false };
-    let (units, refused) = (part!(connects.units).copy(), part!(connects.refused).copy());
-    let (now_ns, has_answered) = (now_ns(), part!(owed.units).copy() != units);
-    let asked = Asked(if has_answered { Asked::NOTHING.0 } else { part!(owed.refused).copy() });
+    let units = part!(connects.units).copy();
+    let refused = part!(connects.refused).copy();
+    let now_ns = now_ns();
+    let has_answered = part!(owed.units).copy() != units;
+    let asked = Asked(if has_answered {
+        Asked::NOTHING.0
+    } else {
+        part!(owed.refused).copy()
+    });
     if asked.is_late(now_ns) && connects.read(Connects::is_prompt) {
         // The agent looks then whether all backends of the node owe an answer.
         count(Event::BackendOwes);

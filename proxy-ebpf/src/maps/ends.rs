@@ -21,17 +21,25 @@ impl Marked {
     /// The second one alone.
     const SECOND: Self = Self(2);
 
-    /// Asks about a packet's ends. The second one is not asked about where the first one has a mark.
+    /// Asks about a packet's ends. The second one is not asked about where the first one has a
+    /// mark.
     #[inline(always)]
     pub fn of<A: Addr>(first: SockAddr<A>, second: SockAddr<A>) -> Self {
-        let oldest = WAYS.find(&ROUND).map_or(0, |round| round.read(|round| round.second));
+        let oldest = WAYS
+            .find(&ROUND)
+            .map_or(0, |round| round.read(|round| round.second));
         if is_marked(first, oldest) {
             return Self::FIRST;
         }
-        if is_marked(second, oldest) { Self::SECOND } else { Self::NONE }
+        if is_marked(second, oldest) {
+            Self::SECOND
+        } else {
+            Self::NONE
+        }
     }
 
-    /// Returns true if no entry of an ingress hook has the tuple of a packet to this port. Its source is the first end.
+    /// Returns true if no entry of an ingress hook has the tuple of a packet to this port. Its
+    /// source is the first end.
     #[inline(always)]
     pub fn is_answer_to_client(self, dport: u16) -> bool {
         self == Self::SECOND && !may_be_drawn(dport)
@@ -40,7 +48,8 @@ impl Marked {
 
 #[inline(always)]
 fn is_marked<A: Addr>(end: SockAddr<A>, oldest: u32) -> bool {
-    WAYS.find(&cell_row(&end)).is_none_or(|cell| counts(cell.read(|cell| cell.first), oldest))
+    WAYS.find(&cell_row(&end))
+        .is_none_or(|cell| counts(cell.read(|cell| cell.first), oldest))
 }
 
 /// Marks the end of an entry that is about to be made.
@@ -49,7 +58,9 @@ pub(super) fn mark<A: Addr>(key: &FlowKey<A>, flow: &Flow<A>) {
     if key.hook() == Hook::ANCHOR {
         return;
     }
-    let Some(round) = WAYS.find(&ROUND) else { return };
+    let Some(round) = WAYS.find(&ROUND) else {
+        return;
+    };
     let round = round.read(|round| round.first);
     // Other CPUs read the cell all the time.
     if let Some(cell) = WAYS.find(&cell_row(&flow.marked_end(key)))

@@ -1,4 +1,5 @@
-//! The links to the pods of this node, as the kernel last told them, and the agent's words about them.
+//! The links to the pods of this node, as the kernel last told them, and the agent's words about
+//! them.
 
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::Array;
@@ -17,7 +18,8 @@ const EXITS_BITS: u32 = 14;
 pub struct Exit {
     /// The pod's address, in words.
     pub pod: [u32; 4],
-    /// Interface index of the device in front of the pod; 0 while the row is empty, or being written.
+    /// Interface index of the device in front of the pod; 0 while the row is empty, or being
+    /// written.
     pub ifindex: u32,
     /// The longest IP packet that the route and the device take, in bytes.
     pub mtu: u32,
@@ -32,22 +34,28 @@ pub(super) static WAYS: Array<Row> = Array::with_max_entries(ways::ROWS, 0);
 
 #[inline(always)]
 pub fn epoch() -> u32 {
-    WAYS.find(&ways::TOLD).map_or(0, |told| told.read(|told| told.first))
+    WAYS.find(&ways::TOLD)
+        .map_or(0, |told| told.read(|told| told.first))
 }
 
 #[inline(always)]
 pub fn opens_until() -> u32 {
-    WAYS.find(&ways::TOLD).map_or(0, |told| told.read(|told| told.second))
+    WAYS.find(&ways::TOLD)
+        .map_or(0, |told| told.read(|told| told.second))
 }
 
-/// Returns the link to a pod, if it leads through this device. A row that another CPU writes may have another pod's link addresses.
+/// Returns the link to a pod, if it leads through this device. A row that another CPU writes may
+/// have another pod's link addresses.
 #[inline(always)]
 pub fn exit<A: Net>(ifindex: u32, pod: &A) -> Option<Exit> {
     let (pod, row) = row(pod)?;
     let exit = row.copy();
     // In bits, because each branch would multiply the verifier's work.
-    let differences =
-        [0, 1, 2, 3].into_iter().fold(exit.ifindex ^ ifindex, |all, word| all | exit.pod[word] ^ pod[word]);
+    let differences = [0, 1, 2, 3]
+        .into_iter()
+        .fold(exit.ifindex ^ ifindex, |all, word| {
+            all | exit.pod[word] ^ pod[word]
+        });
     (differences == 0 && ifindex != 0).then_some(exit)
 }
 
@@ -56,9 +64,14 @@ pub fn exit<A: Net>(ifindex: u32, pod: &A) -> Option<Exit> {
 pub fn keep_exit<A: Net>(pod: &A, ifindex: u32, mtu: u32, macs: [u32; 3]) {
     let Some((pod, row)) = row(pod) else { return };
     let differences = row.read(|kept| {
-        let of_pod = [0, 1, 2, 3].into_iter().fold(0, |all, word| all | kept.pod[word] ^ pod[word]);
-        let of_link =
-            [0, 1, 2].into_iter().fold(kept.ifindex ^ ifindex, |all, word| all | kept.macs[word] ^ macs[word]);
+        let of_pod = [0, 1, 2, 3]
+            .into_iter()
+            .fold(0, |all, word| all | kept.pod[word] ^ pod[word]);
+        let of_link = [0, 1, 2]
+            .into_iter()
+            .fold(kept.ifindex ^ ifindex, |all, word| {
+                all | kept.macs[word] ^ macs[word]
+            });
         of_pod | of_link | kept.mtu ^ mtu
     });
     if differences == 0 {
@@ -77,6 +90,8 @@ fn row<A: Net>(pod: &A) -> Option<([u32; 4], Live<Exit>)> {
     // 2^32 divided by the golden ratio: the addresses of a network lie far apart.
     const MULTIPLIER: u32 = 0x9e37_79b9;
     let words = pod.words();
-    let sum = words.iter().fold(0, |sum: u32, word| (sum ^ word).wrapping_mul(MULTIPLIER));
+    let sum = words
+        .iter()
+        .fold(0, |sum: u32, word| (sum ^ word).wrapping_mul(MULTIPLIER));
     Some((words, EXITS.find(&(sum >> (u32::BITS - EXITS_BITS)))?))
 }

@@ -24,10 +24,13 @@ pub fn claim_flow<A: Net>(key: &FlowKey<A>, flow: &Flow<A>) -> Result<(), Refuse
     const EEXIST: i32 = -17;
     // Before the entry: a packet that finds no mark does not look for it.
     ends::mark(key, flow);
-    A::MAPS.flows.insert(key, flow, u64::from(BPF_NOEXIST)).map_err(|error| match error {
-        EEXIST => Refused::Taken,
-        _ => Refused::Full,
-    })
+    A::MAPS
+        .flows
+        .insert(key, flow, u64::from(BPF_NOEXIST))
+        .map_err(|error| match error {
+            EEXIST => Refused::Taken,
+            _ => Refused::Full,
+        })
 }
 
 /// Returns false if there was none.
@@ -41,8 +44,8 @@ pub type Entry<A> = Live<Flow<A>>;
 
 /// The entry at `key`, its value copied to `flow`.
 ///
-/// The kernel may give a deleted element to another key while we read it. So a value that does not belong to its key
-/// counts as none.
+/// The kernel may give a deleted element to another key while we read it. So a value that does not
+/// belong to its key counts as none.
 #[inline(always)]
 pub fn flow<A: Net>(key: &FlowKey<A>, flow: &mut Flow<A>) -> Option<Entry<A>> {
     let live = A::MAPS.flows.find(key)?;
@@ -50,21 +53,29 @@ pub fn flow<A: Net>(key: &FlowKey<A>, flow: &mut Flow<A>) -> Option<Entry<A>> {
     (flow.key(key.proto()) == *key).then_some(live)
 }
 
-/// The entry at `key`, nothing of it copied. What was read of it counts if [`Entry::is_at`] says so *after* that.
+/// The entry at `key`, nothing of it copied. What was read of it counts if [`Entry::is_at`] says so
+/// *after* that.
 ///
-/// The kernel gives an element its new value from the front. The fields of the key are in front of most fields that are
-/// read.
+/// The kernel gives an element its new value from the front. The fields of the key are in front of
+/// most fields that are read.
 #[inline(always)]
 pub fn live_flow<A: Net>(key: &FlowKey<A>) -> Option<Entry<A>> {
     A::MAPS.flows.find(key)
 }
 
-/// Returns the name of a packet's own end of its flow at the other side of `hook`, for programs that do nothing else.
+/// Returns the name of a packet's own end of its flow at the other side of `hook`, for programs
+/// that do nothing else.
 #[cfg(feature = "bench")]
 #[inline(always)]
 pub fn other_end<A: Net>(key: &FlowKey<A>, hook: Hook) -> Option<SockAddr<A>> {
     let live = A::MAPS.flows.find(key)?;
-    Some(live.read(|flow| if hook == Hook::INGRESS { flow.backend } else { flow.frontend }))
+    Some(live.read(|flow| {
+        if hook == Hook::INGRESS {
+            flow.backend
+        } else {
+            flow.frontend
+        }
+    }))
 }
 
 /// Returns true if there is an entry at `key`.
@@ -76,7 +87,8 @@ pub fn is_flow<A: Net>(key: &FlowKey<A>) -> bool {
 /// Returns true if the entry at `key` gives a backend's answers their frontend's address back.
 #[inline(always)]
 pub fn is_undnat<A: Net>(key: &FlowKey<A>) -> bool {
-    live_flow(key).is_some_and(|entry| entry.read(|flow| flow.kind) == Kind::UNDNAT && entry.is_at(key))
+    live_flow(key)
+        .is_some_and(|entry| entry.read(|flow| flow.kind) == Kind::UNDNAT && entry.is_at(key))
 }
 
 /// The opener's entry of `flow`.
@@ -94,20 +106,25 @@ pub fn undnat<A: Net>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {
 /// The opener's entry of the TCP flow that a live entry belongs to.
 #[inline(always)]
 pub fn opener_of<A: Net>(entry: &Entry<A>) -> Option<Entry<A>> {
-    A::MAPS.flows.find(&entry.read(|flow| flow.opener_key(Proto::TCP)))
+    A::MAPS
+        .flows
+        .find(&entry.read(|flow| flow.opener_key(Proto::TCP)))
 }
 
 /// The reply's entry of the TCP flow that a live entry belongs to: see [`undnat`].
 #[inline(always)]
 pub fn undnat_of<A: Net>(entry: &Entry<A>) -> Option<Entry<A>> {
-    A::MAPS.flows.find(&entry.read(|flow| flow.undnat_key(Proto::TCP)))
+    A::MAPS
+        .flows
+        .find(&entry.read(|flow| flow.undnat_key(Proto::TCP)))
 }
 
 impl<A: Net> Entry<A> {
     /// Returns true if this still is the entry at `key`.
     #[inline(always)]
     pub fn is_at(&self, key: &FlowKey<A>) -> bool {
-        // Compared in each arm: behind the match the compiler would read by pointers that it has chosen there.
+        // Compared in each arm: behind the match the compiler would read by pointers that it has
+        // chosen there.
         self.read(|flow| match flow.kind.known() {
             Some(EntryKind::Dnat) => flow.opener_key(key.proto()) == *key,
             Some(EntryKind::Undnat) => flow.undnat_key(key.proto()) == *key,
@@ -117,8 +134,8 @@ impl<A: Net> Entry<A> {
         })
     }
 
-    // The element may change hands while it is written. Its new owner is a flow of the same second, whose end is noticed early or
-    // late once: the timeouts bound what that can cost.
+    // The element may change hands while it is written. Its new owner is a flow of the same second,
+    // whose end is noticed early or late once: the timeouts bound what that can cost.
 
     /// Counts a packet: see [`Passed`](proxy_common::service_counts::Passed).
     #[inline(always)]
@@ -142,7 +159,8 @@ impl<A: Net> Entry<A> {
         part!(self.generation).set(proof);
     }
 
-    /// Keeps a judgement of the sender. The term comes last: until then another CPU finds a judgement of another term.
+    /// Keeps a judgement of the sender. The term comes last: until then another CPU finds a
+    /// judgement of another term.
     #[inline(always)]
     pub fn set_judged(&self, judged: Judged) {
         let [client, frontend, backend, source] = judged.spares();

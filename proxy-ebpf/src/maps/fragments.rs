@@ -7,15 +7,20 @@ use crate::net::Net;
 
 #[inline(always)]
 pub fn fragment_ports<A: Net>(key: &FragmentKey<A>) -> Option<Ports> {
-    // Ports of another packet are a wrong guess, as they are where two packets have one identification: the receiver finds
-    // out by the checksum.
+    // Ports of another packet are a wrong guess, as they are where two packets have one
+    // identification: the receiver finds out by the checksum.
     copied(A::MAPS.fragments, key).or_else(|| copied(A::MAPS.far_fragments, key))
 }
 
-/// Keeps the ports. Those of flows with `is_far` clients have a table of their own, which any host can fill.
+/// Keeps the ports. Those of flows with `is_far` clients have a table of their own, which any host
+/// can fill.
 #[inline(always)]
 pub fn remember_fragment<A: Net>(key: &FragmentKey<A>, ports: &Ports, is_far: bool) {
-    let map = if is_far { A::MAPS.far_fragments } else { A::MAPS.fragments };
+    let map = if is_far {
+        A::MAPS.far_fragments
+    } else {
+        A::MAPS.fragments
+    };
     // Without them the later fragments are left alone, and counted.
     let _full = map.insert(key, ports, 0);
 }

@@ -8,7 +8,8 @@ use super::live::part;
 use crate::net::Net;
 use crate::ring::Ring;
 
-/// Takes the place at the end of a ring of this CPU. Returns its number, or None if the ring is full.
+/// Takes the place at the end of a ring of this CPU. Returns its number, or None if the ring is
+/// full.
 #[inline(always)]
 pub fn free_place<A: Net>(ring: Ring) -> Option<u32> {
     let ends = A::MAPS.half_open_ends.find(&ring.0)?;
@@ -22,7 +23,10 @@ pub fn free_place<A: Net>(ring: Ring) -> Option<u32> {
 /// Returns true if a ring has no free place.
 #[inline(always)]
 pub fn is_full<A: Net>(ring: Ring) -> bool {
-    A::MAPS.half_open_ends.find(&ring.0).is_some_and(|ends| part!(ends.ends).copy().free(ring.places()).is_none())
+    A::MAPS
+        .half_open_ends
+        .find(&ring.0)
+        .is_some_and(|ends| part!(ends.ends).copy().free(ring.places()).is_none())
 }
 
 /// Gives a place that was taken to a flow.
@@ -48,12 +52,18 @@ pub fn enqueue<A: Net>(ring: Ring, opener: &FlowKey<A>, since_secs: u32) -> bool
 /// Takes the first place out of a ring, and copies it. Returns false if there is none.
 #[inline(always)]
 pub fn dequeue<A: Net>(ring: Ring, to: &mut Place<A>) -> bool {
-    let Some(ends) = A::MAPS.half_open_ends.find(&ring.0) else { return false };
+    let Some(ends) = A::MAPS.half_open_ends.find(&ring.0) else {
+        return false;
+    };
     let ends = part!(ends.ends);
     let now = ends.copy();
-    let Some(oldest) = now.oldest(ring.places()) else { return false };
+    let Some(oldest) = now.oldest(ring.places()) else {
+        return false;
+    };
     part!(ends.first).set(now.first(ring.places()).wrapping_add(1));
-    let Some(place) = A::MAPS.half_open.find(&ring.index(oldest)) else { return false };
+    let Some(place) = A::MAPS.half_open.find(&ring.index(oldest)) else {
+        return false;
+    };
     place.copy_to(to);
     true
 }

@@ -6,12 +6,13 @@ use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray};
 
 /// A value in the memory of a map. Programs on other CPUs and the agent may write it at any time.
 ///
-/// A copy may therefore have an old half and a new one, and one of two updates may be lost. Every bit pattern is a valid
-/// value in these maps, and each caller says what such a mixture costs.
+/// A copy may therefore have an old half and a new one, and one of two updates may be lost. Every
+/// bit pattern is a valid value in these maps, and each caller says what such a mixture costs.
 #[repr(transparent)]
 pub struct Live<V>(pub(super) *mut V);
 
-/// A map that finds the memory of a value. The pointers come from the kernel's lookup, and only this module makes a [`Live`].
+/// A map that finds the memory of a value. The pointers come from the kernel's lookup, and only
+/// this module makes a [`Live`].
 pub trait Find<K, V> {
     fn find(&self, key: &K) -> Option<Live<V>>;
 }
@@ -47,29 +48,32 @@ impl<V> Find<u32, V> for PerCpuArray<V> {
 impl<V: Copy> Live<V> {
     #[inline(always)]
     pub fn copy(&self) -> V {
-        // SAFETY: the kernel found this memory for a `V`, and frees none of a map before the program has ended.
+        // SAFETY: the kernel found this memory for a `V`, and frees none of a map before the
+        // program has ended.
         unsafe { self.0.read() }
     }
 
-    /// Copies the value to a place of the program's own. (By assignment the compiler would allow for an overlap, and copy
-    /// byte by byte.)
+    /// Copies the value to a place of the program's own. (By assignment the compiler would allow
+    /// for an overlap, and copy byte by byte.)
     #[inline(always)]
     pub fn copy_to(&self, to: &mut V) {
-        // SAFETY: both are a whole `V`, and `to` is borrowed alone, so that it is no row of a map, which is never lent so.
+        // SAFETY: both are a whole `V`, and `to` is borrowed alone, so that it is no row of a map,
+        // which is never lent so.
         unsafe { copy_nonoverlapping(self.0, to, 1) };
     }
 
     /// Reads a part of the value, and copies nothing else.
     #[inline(always)]
     pub fn read<T: Copy>(&self, part: impl FnOnce(&V) -> T) -> T {
-        // SAFETY: the memory is a `V` until the program has ended. The reference ends with `part`, which only loads
-        // integers: each of them is read whole, even if another CPU writes it.
+        // SAFETY: the memory is a `V` until the program has ended. The reference ends with `part`,
+        // which only loads integers: each of them is read whole, even if another CPU writes it.
         part(unsafe { &*self.0 })
     }
 
     #[inline(always)]
     pub fn set(&self, value: V) {
-        // SAFETY: the memory is a `V` until the program has ended, and no reference into it outlives `Self::read`.
+        // SAFETY: the memory is a `V` until the program has ended, and no reference into it
+        // outlives `Self::read`.
         unsafe { self.0.write(value) };
     }
 
@@ -81,10 +85,12 @@ impl<V: Copy> Live<V> {
         before
     }
 
-    /// Writes the value after all that was written by this function before, as another program on this CPU sees it.
+    /// Writes the value after all that was written by this function before, as another program on
+    /// this CPU sees it.
     #[inline(always)]
     pub fn set_in_order(&self, value: V) {
-        // SAFETY: the kernel found this memory for a `V`, and frees none of a map before the program has ended.
+        // SAFETY: the kernel found this memory for a `V`, and frees none of a map before the
+        // program has ended.
         unsafe { self.0.write_volatile(value) };
     }
 }
@@ -100,7 +106,8 @@ impl<V: Copy, const N: usize> Live<[V; N]> {
 /// A part of a live value: `part!(live.field)`.
 macro_rules! part {
     ($live:ident.$($field:ident).+) => {
-        // SAFETY: the kernel found this memory for the whole value, and the place is a field of it. No reference is made.
+        // SAFETY: the kernel found this memory for the whole value, and the place is a field of it.
+        // No reference is made.
         $crate::maps::live::Live(unsafe { &raw mut (*$live.0).$($field).+ })
     };
 }

@@ -44,7 +44,8 @@ pub struct Eviction<A: Addr> {
     pub flow: Flow<A>,
 }
 
-/// The right to borrow this CPU's memory, one for each run of a hook. It has no size, so that it takes no register.
+/// The right to borrow this CPU's memory, one for each run of a hook. It has no size, so that it
+/// takes no register.
 pub struct Memory<'run>(PhantomData<&'run mut ()>);
 
 /// The part of that right that is for the [`Decision`].
@@ -55,11 +56,12 @@ impl<'run> Memory<'run> {
     ///
     /// # Safety
     ///
-    /// The caller is a tc program, and calls this once. The kernel disables softirqs on a CPU around each of those. A program
-    /// that a packet is redirected to runs after this one has returned. So no other holder of the right runs on this CPU.
+    /// The caller is a tc program, and calls this once. The kernel disables softirqs on a CPU
+    /// around each of those. A program that a packet is redirected to runs after this one has
+    /// returned. So no other holder of the right runs on this CPU.
     ///
-    /// The one exception is `BPF_PROG_TEST_RUN`, which may run a program beside softirqs. A test run has maps of its own,
-    /// or stands beside the real hook only if root asks for it.
+    /// The one exception is `BPF_PROG_TEST_RUN`, which may run a program beside softirqs. A test
+    /// run has maps of its own, or stands beside the real hook only if root asks for it.
     #[inline(always)]
     pub unsafe fn of_hook() -> Self {
         Self(PhantomData)
@@ -75,7 +77,8 @@ impl<'run> Memory<'run> {
     #[inline(always)]
     pub fn scratch<A: Net>(self) -> Option<(&'run mut Scratch<A>, DecisionMemory<'run>)> {
         let Live(room) = A::MAPS.rooms.find(&0)?;
-        // SAFETY: the slot is this CPU's own, and `self` is used up: no other code has the right to borrow this part of it during `'run`.
+        // SAFETY: the slot is this CPU's own, and `self` is used up: no other code has the right to
+        // borrow this part of it during `'run`.
         Some((unsafe { &mut (*room).scratch }, self.decision()))
     }
 
@@ -97,7 +100,8 @@ impl<'run> DecisionMemory<'run> {
     #[inline(always)]
     pub fn get<A: Net>(self) -> Option<&'run mut Decision<A>> {
         let Live(decision) = A::MAPS.decisions.find(&0)?;
-        // SAFETY: the slot is this CPU's own, and `self` is used up, the one right to borrow it during `'run`.
+        // SAFETY: the slot is this CPU's own, and `self` is used up, the one right to borrow it
+        // during `'run`.
         Some(unsafe { &mut *decision })
     }
 }
@@ -113,8 +117,8 @@ pub fn again<T: Copy>(value: &T) -> T {
 ///
 /// # Safety
 ///
-/// The caller is the one function that shortens the half-open queue, and it does not call itself. Only tc programs call it,
-/// and the kernel runs one of those at a time on a CPU.
+/// The caller is the one function that shortens the half-open queue, and it does not call itself.
+/// Only tc programs call it, and the kernel runs one of those at a time on a CPU.
 #[inline(always)]
 pub unsafe fn eviction<'run, A: Net>() -> Option<&'run mut Eviction<A>> {
     let Live(room) = A::MAPS.rooms.find(&0)?;

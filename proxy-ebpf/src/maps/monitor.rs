@@ -18,18 +18,32 @@ pub fn is_watched() -> bool {
     WATCHED.get(0).is_some_and(|per_second| *per_second != 0)
 }
 
-/// Tells of a packet: see [`Record`]. `say` is the hook, what became of the packet, and the reason, a byte each.
+/// Tells of a packet: see [`Record`]. `say` is the hook, what became of the packet, and the reason,
+/// a byte each.
 #[inline(always)]
-pub fn monitor<A: Net>(say: u32, ifindex: u32, packet: &Packet<A>, flow: Option<&Flow<A>>, decision: DecisionMemory) {
+pub fn monitor<A: Net>(
+    say: u32,
+    ifindex: u32,
+    packet: &Packet<A>,
+    flow: Option<&Flow<A>>,
+    decision: DecisionMemory,
+) {
     let Some(cpu) = CPUS.find(&0) else { return };
-    let Some(decision) = decision.get::<A>() else { return };
-    let (of_second, written, lost) = (part!(cpu.second), part!(cpu.written), part!(cpu.lost));
+    let Some(decision) = decision.get::<A>() else {
+        return;
+    };
+    let of_second = part!(cpu.second);
+    let written = part!(cpu.written);
+    let lost = part!(cpu.lost);
     let second = now_secs();
     if of_second.copy() != second {
         of_second.set(second);
         written.set(0);
     }
-    if WATCHED.get(0).is_none_or(|per_second| written.copy() >= *per_second) {
+    if WATCHED
+        .get(0)
+        .is_none_or(|per_second| written.copy() >= *per_second)
+    {
         lost.update(|lost| lost.wrapping_add(1));
         return;
     }
@@ -39,8 +53,8 @@ pub fn monitor<A: Net>(say: u32, ifindex: u32, packet: &Packet<A>, flow: Option<
     };
     written.update(|written| written.wrapping_add(1));
     let record = entry.as_mut_ptr();
-    // SAFETY: the kernel has reserved room for all of the record, and each field is written. Copied from one map's memory
-    // to another's: by assignment the compiler would allow for an overlap.
+    // SAFETY: the kernel has reserved room for all of the record, and each field is written. Copied
+    // from one map's memory to another's: by assignment the compiler would allow for an overlap.
     unsafe {
         (*record).hook_id = HookId(say as u8);
         (*record).what = What((say >> 8) as u8);

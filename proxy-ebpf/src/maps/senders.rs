@@ -1,4 +1,5 @@
-//! The senders that the routes have vouched for in this term: packets between two addresses ask once.
+//! The senders that the routes have vouched for in this term: packets between two addresses ask
+//! once.
 
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::PerCpuArray;
@@ -27,7 +28,8 @@ pub struct Sender {
 #[map]
 static SENDERS: PerCpuArray<Sender> = PerCpuArray::with_max_entries(1 << SENDERS_BITS, 0);
 
-/// The interface index of a device, and below it the term: the seconds since boot and the number of the epoch, added. Both only grow.
+/// The interface index of a device, and below it the term: the seconds since boot and the number of
+/// the epoch, added. Both only grow.
 #[derive(Clone, Copy)]
 pub struct Moment(pub u64);
 
@@ -41,13 +43,17 @@ impl Moment {
 /// Returns true if the sender was kept for this device and term.
 #[inline(always)]
 pub fn is_kept<A: Net>(src: &A, dst: &A, Moment(moment): Moment) -> bool {
-    let Some(row) = row(src, dst) else { return false };
-    let (src, dst) = (src.words(), dst.words());
+    let Some(row) = row(src, dst) else {
+        return false;
+    };
+    let src = src.words();
+    let dst = dst.words();
     // In bits, because each branch would multiply the verifier's work.
     let differences = row.read(|kept| {
         let of_place = kept.moment ^ moment | u64::from(kept.family ^ u32::from(A::AF));
-        words::<A>()
-            .fold(of_place, |all, word| all | u64::from(kept.src[word] ^ src[word] | kept.dst[word] ^ dst[word]))
+        words::<A>().fold(of_place, |all, word| {
+            all | u64::from(kept.src[word] ^ src[word] | kept.dst[word] ^ dst[word])
+        })
     });
     differences == 0
 }
@@ -72,7 +78,8 @@ fn words<A: Net>() -> core::ops::Range<usize> {
 fn row<A: Net>(src: &A, dst: &A) -> Option<Live<Sender>> {
     // 2^32 divided by the golden ratio: the addresses of a network lie far apart.
     const MULTIPLIER: u32 = 0x9e37_79b9;
-    let (src, dst) = (src.words(), dst.words());
+    let src = src.words();
+    let dst = dst.words();
     let add = |sum: u32, word: u32| (sum ^ word).wrapping_mul(MULTIPLIER);
     let sum = words::<A>().fold(0, |sum, word| add(add(sum, src[word]), dst[word]));
     SENDERS.find(&(sum >> (u32::BITS - SENDERS_BITS)))

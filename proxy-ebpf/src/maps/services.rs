@@ -42,8 +42,8 @@ pub fn service_closed<A: Net>(service: &FrontendKey<A>, sent: &Passed, returned:
     }
 }
 
-/// The counters of a service port, made where there are none. None where there is no service port, or no room: that costs
-/// the count alone.
+/// The counters of a service port, made where there are none. None where there is no service port,
+/// or no room: that costs the count alone.
 #[inline(always)]
 fn counts<A: Net>(service: &FrontendKey<A>) -> Option<Live<ServiceCounts>> {
     let map = A::MAPS.service_counts;
@@ -57,7 +57,8 @@ fn counts<A: Net>(service: &FrontendKey<A>) -> Option<Live<ServiceCounts>> {
     map.find(service)
 }
 
-/// Without a lock, which the compiler does not offer here: of two CPUs that add in the same instant, one is not counted.
+/// Without a lock, which the compiler does not offer here: of two CPUs that add in the same
+/// instant, one is not counted.
 #[inline(always)]
 fn add(counter: &Live<u64>, n: u64) {
     counter.update(|count| count.wrapping_add(n));

@@ -1,4 +1,5 @@
-//! The flow table's entries beyond half-open: how many there are, and how many each client and each namespace holds.
+//! The flow table's entries beyond half-open: how many there are, and how many each client and each
+//! namespace holds.
 //!
 //! Adds are not atomic, as all counts here: the agent counts again in each sweep.
 
@@ -10,13 +11,16 @@ use super::{Find, copied};
 use crate::net::Net;
 use crate::setting::FLOW_ROOM;
 
-/// Asks for the share of a client and of a service port's namespace, or changes both. Returns false if either is used up.
+/// Asks for the share of a client and of a service port's namespace, or changes both. Returns false
+/// if either is used up.
 #[inline(always)]
 pub fn share<A: Net>(client: &A, service: &FrontendKey<A>, share: Share) -> bool {
     if share == Share::Hold(0) {
         return true;
     }
-    let Some(lasting) = A::MAPS.lasting.find(&0) else { return true };
+    let Some(lasting) = A::MAPS.lasting.find(&0) else {
+        return true;
+    };
     if share == Share::Ask && share::is_ample(lasting.copy(), FLOW_ROOM.get()) {
         return true;
     }
@@ -52,7 +56,8 @@ fn may_hold<A: Net>(lasting: u32, client: &A, namespace: Namespace) -> bool {
     if share::is_used_up(held(client), lasting, room) {
         return false;
     }
-    namespace.is_none() || !share::is_used_up_by_namespace(held(&A::of_namespace(namespace)), lasting, room)
+    namespace.is_none()
+        || !share::is_used_up_by_namespace(held(&A::of_namespace(namespace)), lasting, room)
 }
 
 #[inline(always)]
@@ -60,7 +65,11 @@ fn hold<A: Net>(holder: &A, entries: u32) {
     match A::MAPS.clients.find(holder) {
         Some(held) => drop(held.update(|count| count.wrapping_add(entries))),
         // Refused or beaten, the count is low until the next sweep.
-        None => drop(A::MAPS.clients.insert(holder, entries, u64::from(BPF_NOEXIST))),
+        None => drop(
+            A::MAPS
+                .clients
+                .insert(holder, entries, u64::from(BPF_NOEXIST)),
+        ),
     }
 }
 

@@ -1,5 +1,5 @@
-//! The frontends that sockets have dialled. A TCP socket keeps its own in storage that the kernel frees with it; those of UDP
-//! sockets are in a table.
+//! The frontends that sockets have dialled. A TCP socket keeps its own in storage that the kernel
+//! frees with it; those of UDP sockets are in a table.
 
 use aya_ebpf::btf_maps::SkStorage;
 use aya_ebpf::macros::{btf_map, map};
@@ -27,7 +27,8 @@ pub fn is_led(cgroup: u64) -> bool {
 
 #[inline(always)]
 pub fn socket<A: Net>(key: &SocketKey<A>) -> Option<Socket<A>> {
-    // If the table is full, an element may change hands while it is copied. One socket then sees another one's peer.
+    // If the table is full, an element may change hands while it is copied. One socket then sees
+    // another one's peer.
     copied(A::MAPS.udp_sockets, key)
 }
 

@@ -1,5 +1,5 @@
-//! ICMP errors about packets of whole flows. They skip the stack as those packets do: conntrack does not know what they are about,
-//! and rules may drop what it calls invalid.
+//! ICMP errors about packets of whole flows. They skip the stack as those packets do: conntrack
+//! does not know what they are about, and rules may drop what it calls invalid.
 
 use proxy_common::addr::Port;
 use proxy_common::counter::{Event, Reason};
@@ -15,21 +15,31 @@ use crate::maps::{self, Memory, Scratch};
 use crate::net::{At, is_forged};
 use crate::skb::{PacketMark, Skb};
 
-/// Delivers the error that has been read into `scratch.error`, if it is about a flow that could be opened past the stack now.
+/// Delivers the error that has been read into `scratch.error`, if it is about a flow that could be
+/// opened past the stack now.
 #[inline(always)]
 pub fn deliver<A: Forward>(skb: Skb, memory: Memory) -> Delivery {
-    let Some((scratch, _)) = memory.scratch::<A>() else { return Delivery::LEFT };
+    let Some((scratch, _)) = memory.scratch::<A>() else {
+        return Delivery::LEFT;
+    };
     if finds_flow(skb, scratch) && finds_way(skb, scratch) {
         return Delivery::of(carry_out(skb, scratch));
     }
     Delivery::LEFT
 }
 
-/// Finds the flow, into `scratch.other`, and notes what becomes of an error about a packet of it. False if the stack is to see it.
+/// Finds the flow, into `scratch.other`, and notes what becomes of an error about a packet of it.
+/// False if the stack is to see it.
 #[inline(never)]
 fn finds_flow<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
-    let Scratch { error, other: flow, becomes, .. } = scratch;
-    if !error.has_usual_headers() || !skb.is_ours() || skb.is_tagged() || !is_bare(skb.ifindex(), 0) {
+    let Scratch {
+        error,
+        other: flow,
+        becomes,
+        ..
+    } = scratch;
+    if !error.has_usual_headers() || !skb.is_ours() || skb.is_tagged() || !is_bare(skb.ifindex(), 0)
+    {
         return false;
     }
     if maps::flow(&error.key(Hook::INGRESS), flow).is_some() {
@@ -53,13 +63,24 @@ fn finds_flow<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
 /// Finds the way of the error, into `scratch.route`. False if the stack has to.
 #[inline(never)]
 fn finds_way<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
-    let Scratch { error, other: flow, route, becomes, .. } = scratch;
-    let Some(node) = maps::node() else { return false };
-    if !is_between(node, &flow.client.addr, &flow.backend.addr) || is_forged(skb, At::Here, error.src(), error.dst()) {
+    let Scratch {
+        error,
+        other: flow,
+        route,
+        becomes,
+        ..
+    } = scratch;
+    let Some(node) = maps::node() else {
+        return false;
+    };
+    if !is_between(node, &flow.client.addr, &flow.backend.addr)
+        || is_forged(skb, At::Here, error.src(), error.dst())
+    {
         return false;
     }
     // Rules were judged for errors of other senders only where flows may be opened to other nodes.
-    let is_of_pod = || is_bare(skb.ifindex(), Device::POD) && is_between(node, error.src(), error.goes_to());
+    let is_of_pod =
+        || is_bare(skb.ifindex(), Device::POD) && is_between(node, error.src(), error.goes_to());
     if !(flow.is_whole_far() && node.has(Node::FAST_OPEN_FAR) || is_of_pod()) {
         return false;
     }
@@ -72,10 +93,17 @@ fn finds_way<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
     route.is_for_openers(is_there && flow.is_whole_far() && node.has(Node::FAST_OPEN_FAR))
 }
 
-/// Rewrites the error, and sends it on its way. The plan is read for each question: see [`super::carry_out`].
+/// Rewrites the error, and sends it on its way. The plan is read for each question: see
+/// [`super::carry_out`].
 #[inline(always)]
 fn carry_out<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Action, Reason> {
-    let Scratch { error, other: flow, route, becomes, .. } = scratch;
+    let Scratch {
+        error,
+        other: flow,
+        route,
+        becomes,
+        ..
+    } = scratch;
     error.rewrite(skb)?;
     if maps::again(&becomes.plan) == Plan::BackToPod as u32 {
         maps::count(Event::Returned);

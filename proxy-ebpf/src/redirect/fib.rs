@@ -1,11 +1,12 @@
-//! The way of a packet past the stack: what the kernel says of it, and what a router owes to a packet that goes it.
+//! The way of a packet past the stack: what the kernel says of it, and what a router owes to a
+//! packet that goes it.
 
 use core::mem::transmute;
 use core::ptr::from_mut;
 
 use aya_ebpf::bindings::{
-    BPF_F_RECOMPUTE_CSUM, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as FibLookup,
-    bpf_redir_neigh,
+    BPF_F_RECOMPUTE_CSUM, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS,
+    bpf_fib_lookup as FibLookup, bpf_redir_neigh,
 };
 use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh};
 use proxy_common::addr::{Addr4, Addr6, Port, Proto, SockAddr};
@@ -40,21 +41,22 @@ pub struct FibResult {
 }
 
 impl FibResult {
-    /// Sets the ports that the stack would route by, if it routes by ports (`ip rule`, several next hops): those between the hooks.
-    /// `exit` is the device in front of the pod, if a packet of the same flow has found it in this term; else 0. If `resolves`, the way
-    /// may lead to a neighbour whose link address is not known: the kernel asks for that then.
+    /// Sets the ports that the stack would route by, if it routes by ports (`ip rule`, several next
+    /// hops): those between the hooks. `exit` is the device in front of the pod, if a packet of the
+    /// same flow has found it in this term; else 0. If `resolves`, the way may lead to a neighbour
+    /// whose link address is not known: the kernel asks for that then.
     #[inline(always)]
     pub fn ask(&mut self, sport: Port, dport: Port, exit: u32, resolves: bool) {
         (self.fib.sport, self.fib.dport) = (sport.wire(), dport.wire());
         (self.exit, self.resolves) = (exit, resolves.into());
     }
 
-    /// Keeps the way to a pod that the kernel has named, for later packets of the flow. Returns its device, or 0 if each packet has
-    /// to ask.
+    /// Keeps the way to a pod that the kernel has named, for later packets of the flow. Returns its
+    /// device, or 0 if each packet has to ask.
     #[inline(never)]
     pub fn keep<A: Net>(&self, pod: &A) -> u32 {
-        // SAFETY: a number, whichever field of the union was written. Since Linux 5.13 the kernel answers with the route's MTU, and before
-        // it leaves this packet's length.
+        // SAFETY: a number, whichever field of the union was written. Since Linux 5.13 the kernel
+        // answers with the route's MTU, and before it leaves this packet's length.
         let mtu = u32::from(unsafe { self.fib.__bindgen_anon_1.mtu_result });
         // A route with an MTU of its own would be asked for it.
         if !self.to_peer || mtu != self.device_mtu {
@@ -64,7 +66,8 @@ impl FibResult {
         self.fib.ifindex
     }
 
-    /// Returns true if [`Self::ask`] was told that the way may lead to an unknown neighbour: that of a whole flow may.
+    /// Returns true if [`Self::ask`] was told that the way may lead to an unknown neighbour: that
+    /// of a whole flow may.
     #[inline(always)]
     pub fn is_of_whole(&self) -> bool {
         maps::again(&self.resolves) != 0
@@ -76,13 +79,17 @@ impl FibResult {
         self.fib.ifindex
     }
 
-    /// Takes a way that an earlier packet has kept. Returns false if there is none for a packet of this length.
+    /// Takes a way that an earlier packet has kept. Returns false if there is none for a packet of
+    /// this length.
     #[inline(always)]
     fn recall<A: Net>(&mut self, len: u16, pod: &A) -> bool {
         if self.exit == 0 {
             return false;
         }
-        let Some(exit) = maps::exit(self.exit, pod).filter(|exit| u32::from(len) <= exit.mtu) else { return false };
+        let Some(exit) = maps::exit(self.exit, pod).filter(|exit| u32::from(len) <= exit.mtu)
+        else {
+            return false;
+        };
         self.fib.ifindex = exit.ifindex;
         // SAFETY: equal in size, and any bits are a number.
         [self.fib.dmac, self.fib.smac] = unsafe { transmute::<[u32; 3], [[u8; 6]; 2]>(exit.macs) };
@@ -97,10 +104,16 @@ impl FibResult {
         self.device & Device::POD != 0
     }
 
-    /// Returns true if the way is one by which a whole flow may be opened, `may_go_far` if to another node as well.
+    /// Returns true if the way is one by which a whole flow may be opened, `may_go_far` if to
+    /// another node as well.
     #[inline(always)]
     pub fn is_for_openers(&self, may_go_far: bool) -> bool {
-        self.device & Device::BARE != 0 && if self.is_to_pod() { self.to_peer } else { may_go_far }
+        self.device & Device::BARE != 0
+            && if self.is_to_pod() {
+                self.to_peer
+            } else {
+                may_go_far
+            }
     }
 
     /// Returns the destination and the source of the frame, in words.
@@ -119,7 +132,12 @@ pub trait Forward: Net {
     /// One hop less.
     fn spend_hop(skb: Skb) -> Result<(), Reason>;
     /// Gives a packet with the usual headers other addresses and ports, and one hop less.
-    fn forward(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason>;
+    fn forward(
+        skb: Skb,
+        head: &Head<Self>,
+        src: &SockAddr<Self>,
+        dst: &SockAddr<Self>,
+    ) -> Result<(), Reason>;
     /// Returns true if a packet with the usual headers may go on to another host.
     fn may_go_on(skb: Skb, head: &Head<Self>) -> bool;
     fn any_key(key: &FlowKey<Self>) -> AnyKey;
@@ -132,8 +150,8 @@ pub trait Forward: Net {
     fn find_way(skb: Skb);
 }
 
-/// Finds the way of a packet that goes from `src` to `dst`, as [`FibResult::ask`] has prepared it. Its IP header is the
-/// usual one. False if it is a packet for the stack.
+/// Finds the way of a packet that goes from `src` to `dst`, as [`FibResult::ask`] has prepared it.
+/// Its IP header is the usual one. False if it is a packet for the stack.
 #[inline(always)]
 pub fn find<A: Forward>(skb: Skb, proto: Proto, route: &mut FibResult, src: &A, dst: &A) -> bool {
     may_go_on::<A>(skb) && find_on(skb, proto, route, src, dst)
@@ -147,8 +165,16 @@ fn may_go_on<A: Forward>(skb: Skb) -> bool {
 
 /// Does what [`find`] says for a packet that may go on.
 #[inline(never)]
-pub fn find_on<A: Forward>(skb: Skb, proto: Proto, route: &mut FibResult, src: &A, dst: &A) -> bool {
-    let Some(len) = longest::<A>(skb, proto) else { return false };
+pub fn find_on<A: Forward>(
+    skb: Skb,
+    proto: Proto,
+    route: &mut FibResult,
+    src: &A,
+    dst: &A,
+) -> bool {
+    let Some(len) = longest::<A>(skb, proto) else {
+        return false;
+    };
     if route.recall(len, dst) {
         return true;
     }
@@ -161,14 +187,23 @@ pub fn find_on<A: Forward>(skb: Skb, proto: Proto, route: &mut FibResult, src: &
     fib.__bindgen_anon_5.tbid = 0;
     A::fib_addrs(fib, *src, *dst);
     // SAFETY: the helper takes the context, and a structure borrowed alone with its size.
-    let result = unsafe { bpf_fib_lookup(skb.as_ptr().cast(), from_mut(fib), size_of::<FibLookup>() as i32, 0) };
+    let result = unsafe {
+        bpf_fib_lookup(
+            skb.as_ptr().cast(),
+            from_mut(fib),
+            size_of::<FibLookup>() as i32,
+            0,
+        )
+    };
     let is_resolved = result as u32 == BPF_FIB_LKUP_RET_SUCCESS;
     let may_resolve = result as u32 == BPF_FIB_LKUP_RET_NO_NEIGH && route.resolves != 0;
     if !is_resolved && !may_resolve {
         return false;
     }
     // A device without our hooks would let a packet out untranslated, or a reply in untranslated.
-    let Some(device) = maps::device(fib.ifindex).filter(|device| !device.is_headerless()) else { return false };
+    let Some(device) = maps::device(fib.ifindex).filter(|device| !device.is_headerless()) else {
+        return false;
+    };
     route.to_peer = device.has_peer() && is_resolved;
     route.device = device.flags();
     route.device_mtu = device.mtu;
@@ -179,7 +214,8 @@ pub fn find_on<A: Forward>(skb: Skb, proto: Proto, route: &mut FibResult, src: &
     true
 }
 
-/// The length, without link header, of the longest packet that this one will be on the wire. None if it cannot be told.
+/// The length, without link header, of the longest packet that this one will be on the wire. None
+/// if it cannot be told.
 #[inline(always)]
 pub fn longest<A: Net>(skb: Skb, proto: Proto) -> Option<u16> {
     let len = match skb.gso_size() {
@@ -213,13 +249,17 @@ pub fn send(skb: Skb, route: &mut FibResult) -> Result<Action, Reason> {
         maps::count(Event::FastLocal);
         return Ok(skb.into_peer(ifindex));
     }
-    // The kernel adds the link header that is here to a sum that a device took over the whole packet, and writes another.
+    // The kernel adds the link header that is here to a sum that a device took over the whole
+    // packet, and writes another.
     skb.add_to_sum(net::diff_words(&skb.load::<[u32; 3]>(0)?, &route.macs()));
     maps::count(Event::FastRemote);
-    let (neighbour, len) = (from_mut(&mut route.neighbour), size_of::<bpf_redir_neigh>() as i32);
-    // SAFETY: the structure is ours, and its size is its own. (By name of the neighbour, a packet that has just come in
-    // and has no route needs none.)
-    Ok(Action(unsafe { bpf_redirect_neigh(ifindex, neighbour, len, 0) } as i32))
+    let neighbour = from_mut(&mut route.neighbour);
+    let len = size_of::<bpf_redir_neigh>() as i32;
+    // SAFETY: the structure is ours, and its size is its own. (By name of the neighbour, a packet
+    // that has just come in and has no route needs none.)
+    Ok(Action(
+        unsafe { bpf_redirect_neigh(ifindex, neighbour, len, 0) } as i32,
+    ))
 }
 
 #[inline(always)]
@@ -238,7 +278,8 @@ fn behind_hop(check: [u8; 2]) -> [u8; 2] {
 impl Forward for Addr4 {
     const HOPS_OFFSET: u32 = ETH_LEN + 8;
 
-    /// The header's checksum makes up for the hop (RFC 1624), and so a sum over the whole packet stays.
+    /// The header's checksum makes up for the hop (RFC 1624), and so a sum over the whole packet
+    /// stays.
     #[inline(always)]
     fn spend_hop(skb: Skb) -> Result<(), Reason> {
         let [hops, proto, check @ ..] = skb.load::<[u8; 4]>(Self::HOPS_OFFSET)?;
@@ -248,7 +289,12 @@ impl Forward for Addr4 {
 
     /// The rewritten header makes up for the hop as well.
     #[inline(always)]
-    fn forward(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason> {
+    fn forward(
+        skb: Skb,
+        head: &Head<Self>,
+        src: &SockAddr<Self>,
+        dst: &SockAddr<Self>,
+    ) -> Result<(), Reason> {
         let [hops, proto, check @ ..] = head.check.to_ne_bytes();
         let [high, low] = behind_hop(check);
         let check = u32::from_ne_bytes([hops - 1, proto, high, low]);
@@ -284,7 +330,8 @@ impl Forward for Addr4 {
 impl Forward for Addr6 {
     const HOPS_OFFSET: u32 = ETH_LEN + 7;
 
-    /// A word of which the hops are the end: a checksum that the device took over the whole packet counts in pairs.
+    /// A word of which the hops are the end: a checksum that the device took over the whole packet
+    /// counts in pairs.
     #[inline(always)]
     fn spend_hop(skb: Skb) -> Result<(), Reason> {
         const WORD: u32 = Addr6::HOPS_OFFSET - 3;
@@ -294,7 +341,12 @@ impl Forward for Addr6 {
     }
 
     #[inline(always)]
-    fn forward(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason> {
+    fn forward(
+        skb: Skb,
+        head: &Head<Self>,
+        src: &SockAddr<Self>,
+        dst: &SockAddr<Self>,
+    ) -> Result<(), Reason> {
         Self::rewrite(skb, head, src, dst)?;
         Self::spend_hop(skb)
     }

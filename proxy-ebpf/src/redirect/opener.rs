@@ -1,5 +1,5 @@
-//! Whole connections past the stack, from their first packet on. The agent switches this on while the stack does nothing to
-//! packets from one pod to another (`Node::FAST_OPEN`).
+//! Whole connections past the stack, from their first packet on. The agent switches this on while
+//! the stack does nothing to packets from one pod to another (`Node::FAST_OPEN`).
 
 use proxy_common::addr::Proto;
 use proxy_common::device::{Device, Node, pod_net};
@@ -12,17 +12,31 @@ use crate::maps::{self, Memory, Scratch};
 use crate::opening::Way;
 use crate::skb::Skb;
 
-/// Finds the way of the flow that is about to be opened as `scratch.opening` says, and notes it there. Without a way the flow
-/// takes the stack.
+/// Finds the way of the flow that is about to be opened as `scratch.opening` says, and notes it
+/// there. Without a way the flow takes the stack.
 #[inline(always)]
 pub fn find_way<A: Forward>(skb: Skb, memory: Memory) {
-    let Some((Scratch { packet, opening, route, .. }, _)) = memory.scratch::<A>() else { return };
+    let Some((
+        Scratch {
+            packet,
+            opening,
+            route,
+            ..
+        },
+        _,
+    )) = memory.scratch::<A>()
+    else {
+        return;
+    };
     let Some(node) = maps::node() else { return };
     let source = &opening.source;
-    // A masqueraded flow is for the stack, and so is one of which it is known that it cannot keep its port.
+    // A masqueraded flow is for the stack, and so is one of which it is known that it cannot keep
+    // its port.
     let is_plain_flow = !source.port_taken && source.addr == packet.src.addr;
-    let is_plain_packet = is_plain::<A>(skb) && !packet.is_fragment() && packet.proto != Proto::SCTP;
-    // Its sender has been judged: see `ingress::choose`. Of a client outside the stack may know more.
+    let is_plain_packet =
+        is_plain::<A>(skb) && !packet.is_fragment() && packet.proto != Proto::SCTP;
+    // Its sender has been judged: see `ingress::choose`. Of a client outside the stack may know
+    // more.
     if !is_plain_flow || !is_plain_packet || !is_bare_by(opening.device, Device::POD) {
         return;
     }
@@ -31,7 +45,13 @@ pub fn find_way<A: Forward>(skb: Skb, memory: Memory) {
     }
     let term = term();
     route.ask(packet.src.port, opening.backend.port, 0, false);
-    let is_found = find(skb, packet.proto, route, &packet.src.addr, &opening.backend.addr);
+    let is_found = find(
+        skb,
+        packet.proto,
+        route,
+        &packet.src.addr,
+        &opening.backend.addr,
+    );
     if !is_found || !route.is_for_openers(node.has(Node::FAST_OPEN_FAR)) {
         return;
     }
@@ -40,10 +60,14 @@ pub fn find_way<A: Forward>(skb: Skb, memory: Memory) {
         opening.flags |= Flow::<A>::FAR;
     }
     // The route leads to the backend through this device, so its packets come from there.
-    opening.way = Way { there, back: Judged::new(route.ifindex(), 0, term) };
+    opening.way = Way {
+        there,
+        back: Judged::new(route.ifindex(), 0, term),
+    };
 }
 
-/// Returns true if only our programs meet the packets of a device; `kind` is [`Device::POD`] if it has to be a pod's.
+/// Returns true if only our programs meet the packets of a device; `kind` is [`Device::POD`] if it
+/// has to be a pod's.
 #[inline(always)]
 pub fn is_bare(ifindex: u32, kind: u32) -> bool {
     is_bare_by(maps::place_of(ifindex).0, kind)

@@ -1,8 +1,10 @@
-//! What becomes of a packet that skips the stack. One function decides it, another does it, so that neither needs much stack.
+//! What becomes of a packet that skips the stack. One function decides it, another does it, so that
+//! neither needs much stack.
 
 use proxy_common::addr::{Addr, SockAddr};
 
-/// The addresses and ports that a packet gets. In map memory, as a [`Packet`](crate::packet::Packet) is.
+/// The addresses and ports that a packet gets. In map memory, as a
+/// [`Packet`](crate::packet::Packet) is.
 #[derive(Clone, Copy)]
 pub struct Becomes<A: Addr> {
     pub src: SockAddr<A>,

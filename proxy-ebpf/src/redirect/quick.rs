@@ -1,7 +1,8 @@
-//! The short way past the stack: packets without news for their flow, both of whose directions skip the stack.
+//! The short way past the stack: packets without news for their flow, both of whose directions skip
+//! the stack.
 //!
-//! The long way ([`super::run`]) would do the same with these packets. All other packets take the long way, as does the
-//! first packet of a flow in every second.
+//! The long way ([`super::run`]) would do the same with these packets. All other packets take the
+//! long way, as does the first packet of a flow in every second.
 
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
@@ -21,8 +22,11 @@ use crate::{news, tcp};
 #[inline(always)]
 pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
     let mark = skb.packet_mark();
-    let Some(head) = &established::head::<A>(skb, Hook::INGRESS, mark) else { return Outcome::NOT_ESTABLISHED };
-    let begins_or_ends = head.proto == Proto::TCP && head.flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
+    let Some(head) = &established::head::<A>(skb, Hook::INGRESS, mark) else {
+        return Outcome::NOT_ESTABLISHED;
+    };
+    let begins_or_ends =
+        head.proto == Proto::TCP && head.flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
     let ends_past_stack = begins_or_ends && may_end_past_stack();
     let is_end = head.flags & (tcp::SYN | tcp::FIN | tcp::RST) == tcp::FIN;
     if begins_or_ends && tcp::opens(head.flags) {
@@ -36,13 +40,23 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
         return Outcome::NOT_ESTABLISHED;
     }
     let mut key = FlowKey::new(Hook::INGRESS, head.proto, head.src, head.dst);
-    let (entry, is_there) = match find_entry(skb, head, &mut key, marked, begins_or_ends && !ends_past_stack) {
+    let (entry, is_there) = match find_entry(
+        skb,
+        head,
+        &mut key,
+        marked,
+        begins_or_ends && !ends_past_stack,
+    ) {
         Found::There(entry) => (entry, true),
         Found::Back(entry) => (entry, false),
         Found::Unknown => return Outcome::NOT_ESTABLISHED,
         _ if ends_past_stack => return Outcome::NOT_ESTABLISHED,
         found => {
-            let others = if matches!(found, Found::Left) { Others::ANY } else { Others::NO_ANSWER };
+            let others = if matches!(found, Found::Left) {
+                Others::ANY
+            } else {
+                Others::NO_ANSWER
+            };
             return established::missed(skb, Hook::INGRESS, head, others, memory);
         }
     };
@@ -50,18 +64,36 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
     if begins_or_ends && !is_whole && !(is_there && is_end && is_left_alone(&entry)) {
         return Outcome::NOT_ESTABLISHED;
     }
-    if is_there && !is_whole && (begins_or_ends || is_unjudged(head, &entry) || is_of_stack(skb, head, &entry)) {
+    if is_there
+        && !is_whole
+        && (begins_or_ends || is_unjudged(head, &entry) || is_of_stack(skb, head, &entry))
+    {
         let is_forged = || established::is_forged(skb, Hook::INGRESS, head);
-        return established::translate(skb, (Hook::INGRESS, mark), head, (&key, &entry), memory, is_forged);
+        return established::translate(
+            skb,
+            (Hook::INGRESS, mark),
+            head,
+            (&key, &entry),
+            memory,
+            is_forged,
+        );
     }
-    let is_fast = if is_there { goes_there(&entry, is_whole) } else { goes_back(&entry, is_whole) };
+    let is_fast = if is_there {
+        goes_there(&entry, is_whole)
+    } else {
+        goes_back(&entry, is_whole)
+    };
     let is_news = if is_there {
         established::is_news_to_opener(&entry, head)
     } else {
         established::is_news_to_reply(&entry, head) || established::advances(&entry, head)
     };
     let may_go = is_fast && (!is_news || is_whole && news::may_be_taken(head));
-    let exit = if may_go { judged_exit(skb, &entry) } else { None };
+    let exit = if may_go {
+        judged_exit(skb, &entry)
+    } else {
+        None
+    };
     let (Some(exit), Some((scratch, _))) = (exit, memory.lend().scratch::<A>()) else {
         return Outcome::NOT_ESTABLISHED;
     };
@@ -90,8 +122,8 @@ enum Found<A: Forward> {
     Unknown,
 }
 
-/// Finds the entry of a packet, and makes `key` its key. Of a packet that `begins_or_ends` a connection the long way may know more: then an
-/// entry is found.
+/// Finds the entry of a packet, and makes `key` its key. Of a packet that `begins_or_ends` a
+/// connection the long way may know more: then an entry is found.
 #[inline(always)]
 fn find_entry<A: Forward>(
     skb: Skb,
@@ -107,14 +139,16 @@ fn find_entry<A: Forward>(
     }
     key.set_hook(Hook::EGRESS);
     let reply = maps::live_flow(key);
-    // Conntrack believes any end of a connection that it tolerates, in either direction. The source of such a client has a mark.
+    // Conntrack believes any end of a connection that it tolerates, in either direction. The source
+    // of such a client has a mark.
     let may_end_another = || {
         let of_client = FlowKey::new(Hook::EGRESS, head.proto, head.dst(), head.src());
         begins_or_ends && marked == Marked::FIRST && maps::is_flow(&of_client)
     };
     match reply {
         Some(entry) if begins_or_ends && entry.read(|flow| !flow.rx.has(Seen::WHOLE)) => {
-            let is_noted = || entry.read(|flow| flow.rx.has(Seen::DIRECT)) || notes(skb, head, &entry, key);
+            let is_noted =
+                || entry.read(|flow| flow.rx.has(Seen::DIRECT)) || notes(skb, head, &entry, key);
             let is_left = is_end_of_stack(&entry) && !may_end_another() && is_noted();
             if is_left { Found::Left } else { Found::Unknown }
         }
@@ -131,17 +165,21 @@ fn may_end_past_stack() -> bool {
     maps::node().is_none_or(|node| node.has(Node::FAST_OPEN | Node::FAST_PATH))
 }
 
-/// Returns true if the stack alone cares for the end of a flow: the long way would leave its reply's entry as it is.
+/// Returns true if the stack alone cares for the end of a flow: the long way would leave its
+/// reply's entry as it is.
 #[inline(always)]
 fn is_end_of_stack<A: Forward>(entry: &Entry<A>) -> bool {
-    entry.read(|flow| !flow.tx.has(Seen::LIBERAL) && flow.kind == Kind::UNDNAT && flow.judged() == Judged::NONE)
+    entry.read(|flow| {
+        !flow.tx.has(Seen::LIBERAL) && flow.kind == Kind::UNDNAT && flow.judged() == Judged::NONE
+    })
 }
 
 /// Notes where the backend's first answer has come in, as the long way would.
 #[inline(always)]
 fn notes<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>, key: &FlowKey<A>) -> bool {
     let is_plain_flow = !entry.read(|flow| flow.has(Flow::<A>::HOST) || flow.is_snat());
-    let (src, dst) = (head.src(), head.dst());
+    let src = head.src();
+    let dst = head.dst();
     let may_note = A::SHORT_WAYS_JUDGE
         && is_plain_flow
         && skb.is_ours()
@@ -163,16 +201,28 @@ fn leave_for<A: Forward>(
     is_there: bool,
     scratch: &mut Scratch<A>,
 ) -> Outcome {
-    let Scratch { packet, route, becomes, .. } = scratch;
+    let Scratch {
+        packet,
+        route,
+        becomes,
+        ..
+    } = scratch;
     // The route is asked for between the hooks, where the client has its own address.
-    if !A::may_go_on(skb, head) || !find_on(skb, head.proto, route, &head.src.addr, &becomes.dst.addr) {
+    if !A::may_go_on(skb, head)
+        || !find_on(skb, head.proto, route, &head.src.addr, &becomes.dst.addr)
+    {
         return Outcome::NOT_ESTABLISHED;
     }
-    // As `whole::may_take`: the long way has judged the flow in this second. The client of a whole one is a pod.
+    // As `whole::may_take`: the long way has judged the flow in this second. The client of a whole
+    // one is a pod.
     let is_whole = || entry.read(|flow| flow.rx.has(Seen::WHOLE));
     let is_to_outside = || !is_there && entry.read(Flow::is_far) && route.is_for_openers(true);
     let may_leave = || {
-        if is_whole() { is_there && entry.read(Flow::is_whole_far) } else { is_to_outside() || is_on_for_all() }
+        if is_whole() {
+            is_there && entry.read(Flow::is_whole_far)
+        } else {
+            is_to_outside() || is_on_for_all()
+        }
     };
     if !route.is_to_pod() && !may_leave() {
         return Outcome::NOT_ESTABLISHED;
@@ -184,9 +234,13 @@ fn leave_for<A: Forward>(
     if is_there && !route.to_peer {
         becomes.src.addr = head.src.addr;
     }
-    // The hook of another device gives a packet from the backend the frontend's address, and hears its news.
+    // The hook of another device gives a packet from the backend the frontend's address, and hears
+    // its news.
     let is_heard_here = is_there || route.to_peer;
-    if maps::again(&becomes.plan) != 0 && is_heard_here && !established::take_news(entry, head, is_there) {
+    if maps::again(&becomes.plan) != 0
+        && is_heard_here
+        && !established::take_news(entry, head, is_there)
+    {
         return Outcome::NOT_ESTABLISHED;
     }
     if is_there || route.to_peer {
@@ -194,23 +248,33 @@ fn leave_for<A: Forward>(
             established::name(head, packet);
             return Outcome::new(Err(reason));
         }
-        maps::count(if is_there { Event::Forwarded } else { Event::Returned });
+        maps::count(if is_there {
+            Event::Forwarded
+        } else {
+            Event::Returned
+        });
     } else if let Err(reason) = A::spend_hop(skb) {
         return Outcome::new(Err(reason));
     }
     if is_there && !route.to_peer {
-        skb.set_packet_mark(PacketMark::forward(entry.read(Flow::is_snat_on_devices), false));
+        skb.set_packet_mark(PacketMark::forward(
+            entry.read(Flow::is_snat_on_devices),
+            false,
+        ));
     }
     Outcome::new(send(skb, route))
 }
 
-/// Returns true if the short way may take a packet to the backend. A whole connection ends past the stack as well.
+/// Returns true if the short way may take a packet to the backend. A whole connection ends past the
+/// stack as well.
 #[inline(always)]
 fn goes_there<A: Forward>(entry: &Entry<A>, is_whole: bool) -> bool {
     let (tx, rx) = entry.read(|flow| (flow.tx, flow.rx));
     // As `State::Established` says, in bits: each branch would multiply the verifier's work.
     let is_established = tx.with(rx).only(END.with(Seen::ASSURED)) == Seen::ASSURED;
-    tx.only(rx).has(Seen::DIRECT) && (is_whole || is_established) && entry.read(|flow| flow.kind) == Kind::DNAT
+    tx.only(rx).has(Seen::DIRECT)
+        && (is_whole || is_established)
+        && entry.read(|flow| flow.kind) == Kind::DNAT
 }
 
 /// Returns true if the short way may take a packet from the backend.
@@ -227,14 +291,18 @@ fn goes_back<A: Forward>(entry: &Entry<A>, is_whole: bool) -> bool {
 /// Returns true if the stack alone cares for the end of a flow by its client.
 #[inline(always)]
 fn is_left_alone<A: Forward>(entry: &Entry<A>) -> bool {
-    A::SHORT_WAYS_JUDGE && entry.read(|flow| !flow.tx.has(Seen::DIRECT) && flow.judged() == Judged::NONE)
+    A::SHORT_WAYS_JUDGE
+        && entry.read(|flow| !flow.tx.has(Seen::DIRECT) && flow.judged() == Judged::NONE)
 }
 
 /// Reads what a packet to the backend becomes.
 #[inline(always)]
 fn there<A: Forward>(entry: &Entry<A>, exit: u32, scratch: &mut Scratch<A>) {
     let Scratch { route, becomes, .. } = scratch;
-    (becomes.src, becomes.dst) = (entry.read(|flow| flow.source), entry.read(|flow| flow.backend));
+    (becomes.src, becomes.dst) = (
+        entry.read(|flow| flow.source),
+        entry.read(|flow| flow.backend),
+    );
     route.ask(becomes.src.port, becomes.dst.port, exit, false);
 }
 
@@ -242,15 +310,20 @@ fn there<A: Forward>(entry: &Entry<A>, exit: u32, scratch: &mut Scratch<A>) {
 #[inline(always)]
 fn back<A: Forward>(head: &Head<A>, entry: &Entry<A>, exit: u32, scratch: &mut Scratch<A>) {
     let Scratch { route, becomes, .. } = scratch;
-    (becomes.src, becomes.dst) = (entry.read(|flow| flow.frontend), entry.read(|flow| flow.client));
+    (becomes.src, becomes.dst) = (
+        entry.read(|flow| flow.frontend),
+        entry.read(|flow| flow.client),
+    );
     route.ask(head.src.port, head.dst.port, exit, false);
 }
 
-/// The first packets of an entry may find that the stack need not see the flow, as may the first one of each second.
+/// The first packets of an entry may find that the stack need not see the flow, as may the first
+/// one of each second.
 const FIRST_PACKETS: u64 = 4;
 
-/// Returns true if a packet that an ingress hook has found an entry for takes the stack, unless it is the first one of its second: the long way
-/// judges that one, and [`established::translate`] leaves it. Where all flows may skip the stack, there is more to ask.
+/// Returns true if a packet that an ingress hook has found an entry for takes the stack, unless it
+/// is the first one of its second: the long way judges that one, and [`established::translate`]
+/// leaves it. Where all flows may skip the stack, there is more to ask.
 #[inline(always)]
 fn is_unjudged<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
     let is_judged = entry.read(|flow| flow.judged() != Judged::NONE);
@@ -274,15 +347,21 @@ fn is_of_stack<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>) -> bool {
     if !maps::node().is_some_and(tolerated::is_on) {
         return true;
     }
-    // Beside conntrack, the first packet of a second decides for all of them, and the first answer notes where it has come in. Of a short
-    // connection no other packet is judged.
+    // Beside conntrack, the first packet of a second decides for all of them, and the first answer
+    // notes where it has come in. Of a short connection no other packet is judged.
     let notes = entry.read(|flow| flow.kind == Kind::UNDNAT) && !rx.has(Seen::DIRECT) && is_young();
     let judged = entry.read(Flow::judged);
-    let is_judged = || judged.holds(skb.ifindex(), Term::new(maps::about_now_secs(), maps::epoch()));
+    let is_judged = || {
+        judged.holds(
+            skb.ifindex(),
+            Term::new(maps::about_now_secs(), maps::epoch()),
+        )
+    };
     !notes && !is_first_of_second() && (judged == Judged::NONE || !is_judged())
 }
 
-/// Gives a packet other addresses and ports and one hop less, and brings its flow up to date with it.
+/// Gives a packet other addresses and ports and one hop less, and brings its flow up to date with
+/// it.
 #[inline(always)]
 fn translate<A: Forward>(
     skb: Skb,
@@ -297,8 +376,9 @@ fn translate<A: Forward>(
     Ok(())
 }
 
-/// Returns the device in front of the pod that the packet goes to, or 0 if that has to be asked. None if the long way has not
-/// judged the sender at this device in this term, or the frame is for another host or has a tag.
+/// Returns the device in front of the pod that the packet goes to, or 0 if that has to be asked.
+/// None if the long way has not judged the sender at this device in this term, or the frame is for
+/// another host or has a tag.
 #[inline(always)]
 fn judged_exit<A: Forward>(skb: Skb, entry: &Entry<A>) -> Option<u32> {
     let now_secs = maps::about_now_secs();

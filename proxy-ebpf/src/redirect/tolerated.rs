@@ -1,8 +1,9 @@
-//! Open flows past the stack where conntrack follows them. The agent tells conntrack first, for each flow, that it will miss packets
-//! (`Node::FAST_OPENED`).
+//! Open flows past the stack where conntrack follows them. The agent tells conntrack first, for
+//! each flow, that it will miss packets (`Node::FAST_OPENED`).
 //!
-//! A flow is judged with the first packet of a second in each direction, and asks the agent in the same second if it has no answer. All
-//! other packets go by the judgement. Conntrack believes any end of such a flow, so an end under a false name must not get there.
+//! A flow is judged with the first packet of a second in each direction, and asks the agent in the
+//! same second if it has no answer. All other packets go by the judgement. Conntrack believes any
+//! end of such a flow, so an end under a false name must not get there.
 
 use proxy_common::addr::Proto;
 use proxy_common::device::{Device, Node};
@@ -15,22 +16,27 @@ use crate::net::{At, is_forged};
 use crate::packet::Packet;
 use crate::skb::Skb;
 
-/// After this many seconds of silence conntrack may have forgotten datagrams, and asks the policy about further ones.
+/// After this many seconds of silence conntrack may have forgotten datagrams, and asks the policy
+/// about further ones.
 const FORGOTTEN_SECS: u32 = 30;
 
-/// Returns true if a node's open flows may skip the stack beside conntrack. The agent says so for a moment only.
+/// Returns true if a node's open flows may skip the stack beside conntrack. The agent says so for a
+/// moment only.
 #[inline(always)]
 pub fn is_on(node: &Node) -> bool {
     node.has(Node::FAST_OPENED)
 }
 
-/// Returns true if flows like this may, at this moment: those to a pod of this node whose addresses no program of ours changes. `sender` is
-/// [`Device::POD`] if the packet comes from a pod; else the client is outside.
+/// Returns true if flows like this may, at this moment: those to a pod of this node whose addresses
+/// no program of ours changes. `sender` is [`Device::POD`] if the packet comes from a pod; else the
+/// client is outside.
 #[inline(always)]
 fn may_skip<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>, sender: u32) -> bool {
     let is_plain_flow = !flow.is_snat() && !flow.has(Flow::<A>::HOST | Flow::<A>::GUEST);
     let is_known = proto == Proto::TCP || proto == Proto::UDP;
-    let Some(node) = maps::node() else { return false };
+    let Some(node) = maps::node() else {
+        return false;
+    };
     is_on(node)
         && is_known
         && is_plain_flow
@@ -43,10 +49,13 @@ fn may_skip<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>, sender: u32) -> 
         }
 }
 
-/// Returns true if flows of clients outside may: UDP alone. A stranger may end TCP in a client's name, and conntrack would believe it.
+/// Returns true if flows of clients outside may: UDP alone. A stranger may end TCP in a client's
+/// name, and conntrack would believe it.
 #[inline(always)]
 fn may_skip_from_outside<A: Forward>(node: &Node, proto: Proto, flow: &Flow<A>) -> bool {
-    proto == Proto::UDP && node.has(Node::FAST_OPENED_OUTSIDE) && is_unchanged(node, &flow.backend.addr)
+    proto == Proto::UDP
+        && node.has(Node::FAST_OPENED_OUTSIDE)
+        && is_unchanged(node, &flow.backend.addr)
 }
 
 /// Returns true if a packet to the backend may skip the stack. `flow` is as before the packet.
@@ -61,7 +70,9 @@ pub fn goes_there<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
     if !may_skip() {
         return false;
     }
-    let Some(undnat) = maps::undnat(flow, proto) else { return false };
+    let Some(undnat) = maps::undnat(flow, proto) else {
+        return false;
+    };
     let key = A::any_key(&flow.opener_key(proto));
     let seen = undnat.read(|flow| flow.tx);
     if flow.idle_secs(now_secs) >= FORGOTTEN_SECS {
@@ -69,7 +80,8 @@ pub fn goes_there<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
         return false;
     }
     let asked = maps::tolerated_since(&key);
-    let is_answered = seen.has(Seen::OFFERED) && asked.is_some_and(|secs| is_for_asker(secs, now_secs));
+    let is_answered =
+        seen.has(Seen::OFFERED) && asked.is_some_and(|secs| is_for_asker(secs, now_secs));
     if asked.is_some() && seen.has(Seen::TOLERATED) || is_answered {
         if !seen.has(Seen::TOLERATED) {
             undnat.set_tx(seen.with(Seen::TOLERATED));
@@ -83,7 +95,8 @@ pub fn goes_there<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
     false
 }
 
-/// Returns true if a packet from the backend may skip the stack. `flow` is the reply's entry as before the packet.
+/// Returns true if a packet from the backend may skip the stack. `flow` is the reply's entry as
+/// before the packet.
 #[inline(never)]
 pub fn goes_back<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
     if !flow.tx.has(Seen::TOLERATED) || !may_skip(skb, proto, flow, Device::POD) {
@@ -101,19 +114,23 @@ pub fn goes_back<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
     maps::tolerated_since(&A::any_key(&flow.opener_key(proto))).is_some()
 }
 
-/// Returns true if a packet that no flow begins with could end a connection in conntrack's eyes, and comes from where its sender is not.
-/// Conntrack joins fragments, so those count as well. `is_of_liberal`: it looks like one of a backend, in a flow with which conntrack may be
-/// liberal.
+/// Returns true if a packet that no flow begins with could end a connection in conntrack's eyes,
+/// and comes from where its sender is not. Conntrack joins fragments, so those count as well.
+/// `is_of_liberal`: it looks like one of a backend, in a flow with which conntrack may be liberal.
 #[inline(never)]
 pub fn is_blind<A: Forward>(skb: Skb, packet: &Packet<A>, is_of_liberal: bool) -> bool {
     let told = packet.told();
-    let is_end = told.seen().has(END) || told.opens_connection() || told.answers_opener() || packet.is_fragment();
+    let is_end = told.seen().has(END)
+        || told.opens_connection()
+        || told.answers_opener()
+        || packet.is_fragment();
     if packet.proto != Proto::TCP || !is_end {
         return false;
     }
     let of_client = FlowKey::new(Hook::EGRESS, packet.proto, packet.dst, packet.src);
     let is_of_client = || maps::live_flow(&of_client).is_some_and(|entry| entry.read(is_liberal));
-    (is_of_liberal || is_of_client()) && is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr)
+    (is_of_liberal || is_of_client())
+        && is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr)
 }
 
 /// Returns true for the reply's entry of a flow with which conntrack may be liberal.

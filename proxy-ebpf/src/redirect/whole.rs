@@ -1,4 +1,5 @@
-//! What is asked of packets of whole flows, and of the ways that they take: see "Redirecting past the stack" in README.md.
+//! What is asked of packets of whole flows, and of the ways that they take: see "Redirecting past
+//! the stack" in README.md.
 
 use proxy_common::addr::Proto;
 use proxy_common::device::Node;
@@ -10,15 +11,16 @@ use crate::net::Net;
 use crate::packet::Packet;
 use crate::skb::Skb;
 
-/// Returns true if no state of a packet says that its flow goes on: it is a datagram, or of a handshake. Of a whole flow it skips the
-/// stack where that flow could be opened now.
+/// Returns true if no state of a packet says that its flow goes on: it is a datagram, or of a
+/// handshake. Of a whole flow it skips the stack where that flow could be opened now.
 #[inline(always)]
 fn is_like_opener<A: Net>(packet: &Packet<A>) -> bool {
     let told = packet.told();
     packet.proto != Proto::TCP || told.opens_connection() || told.answers_opener()
 }
 
-/// Returns true if a packet of this flow belongs to one that was opened past the stack, and goes on past it, whichever way it takes.
+/// Returns true if a packet of this flow belongs to one that was opened past the stack, and goes on
+/// past it, whichever way it takes.
 #[inline(always)]
 pub fn is_whole<A: Forward>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> bool {
     if !flow.rx.has(Seen::WHOLE) {
@@ -32,28 +34,36 @@ pub fn is_whole<A: Forward>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> boo
     opener::is_bare(skb.ifindex(), 0)
         && (!is_like_opener(packet)
             || opens_flows()
-                && maps::node().is_some_and(|node| opener::is_between(node, &flow.client.addr, &flow.backend.addr)))
+                && maps::node().is_some_and(|node| {
+                    opener::is_between(node, &flow.client.addr, &flow.backend.addr)
+                }))
 }
 
-/// Returns true if a packet from the backend is the first one of a whole flow that was opened in this term, and comes in where it was expected
-/// then: the reply's entry is as it was made.
+/// Returns true if a packet from the backend is the first one of a whole flow that was opened in
+/// this term, and comes in where it was expected then: the reply's entry is as it was made.
 #[inline(never)]
 fn is_first_answer<A: Forward>(skb: Skb, flow: &Flow<A>) -> bool {
-    flow.kind == Kind::UNDNAT && !flow.rx.has(Seen::PACKET) && flow.judged().holds(skb.ifindex(), term())
+    flow.kind == Kind::UNDNAT
+        && !flow.rx.has(Seen::PACKET)
+        && flow.judged().holds(skb.ifindex(), term())
 }
 
-/// Returns true if a packet of a whole flow may take the way that was found; `is_far` if the flow was opened to another node. The routes of
-/// other flows may lead there once their pods are gone, by devices that no rule was judged for.
+/// Returns true if a packet of a whole flow may take the way that was found; `is_far` if the flow
+/// was opened to another node. The routes of other flows may lead there once their pods are gone,
+/// by devices that no rule was judged for.
 #[inline(always)]
 fn may_take<A: Net>(packet: &Packet<A>, route: &FibResult, is_far: bool) -> bool {
     if is_like_opener(packet) {
-        return route.is_for_openers(is_far && maps::node().is_some_and(|node| node.has(Node::FAST_OPEN_FAR)));
+        return route.is_for_openers(
+            is_far && maps::node().is_some_and(|node| node.has(Node::FAST_OPEN_FAR)),
+        );
     }
     route.is_to_pod() || is_far
 }
 
-/// Returns true if the way that was found is one for a packet of its flow: `is_far` as in [`may_take`], or if the packet goes to a client
-/// outside. Old kernels remember wrongly what kind of flow it was before the call that found the way.
+/// Returns true if the way that was found is one for a packet of its flow: `is_far` as in
+/// [`may_take`], or if the packet goes to a client outside. Old kernels remember wrongly what kind
+/// of flow it was before the call that found the way.
 #[inline(always)]
 pub fn may_leave<A: Net>(packet: &Packet<A>, route: &FibResult, is_far: bool) -> bool {
     if route.is_of_whole() {
@@ -62,8 +72,8 @@ pub fn may_leave<A: Net>(packet: &Packet<A>, route: &FibResult, is_far: bool) ->
     is_on_for_all() || route.is_for_openers(is_far)
 }
 
-/// Returns true if the short way may take further packets of a flow. It takes the end of a connection that was opened past the stack for
-/// one of a whole flow.
+/// Returns true if the short way may take further packets of a flow. It takes the end of a
+/// connection that was opened past the stack for one of a whole flow.
 #[inline(always)]
 pub fn may_be_quick<A: Net>(packet: &Packet<A>, flow: &Flow<A>, route: &FibResult) -> bool {
     packet.proto != Proto::TCP || !flow.rx.has(Seen::WHOLE) || route.is_of_whole()

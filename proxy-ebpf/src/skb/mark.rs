@@ -12,9 +12,9 @@ pub(super) const MADE_HERE: u32 = 1 << 0;
 /// The mark is lost: another program has, or may have, written over it. A bit of no field.
 const LOST: u32 = 1 << 1;
 
-/// The bits by which our hooks tell each other of a packet. A rewritten packet may look like a packet of another flow, for
-/// which a later hook must not take it. The bits are set only on rewritten packets: they survive decapsulation, and no hook
-/// has seen the packet inside a tunnel.
+/// The bits by which our hooks tell each other of a packet. A rewritten packet may look like a
+/// packet of another flow, for which a later hook must not take it. The bits are set only on
+/// rewritten packets: they survive decapsulation, and no hook has seen the packet inside a tunnel.
 #[derive(Clone, Copy)]
 pub struct PacketMark(pub(super) u32);
 
@@ -30,8 +30,9 @@ impl PacketMark {
     /// ... unless netfilter masquerades it. Then the hook where it leaves learns its port.
     pub const PORT_SHOWS: Self = Self(TRANSLATED | DONE);
 
-    /// Returns the mark on the way to a backend. `source_changes`: a hook where the packet leaves still changes its source.
-    /// `port_shows`: the packet is one that a connection of another program is known by.
+    /// Returns the mark on the way to a backend. `source_changes`: a hook where the packet leaves
+    /// still changes its source. `port_shows`: the packet is one that a connection of another
+    /// program is known by.
     #[inline(always)]
     pub fn forward(source_changes: bool, port_shows: bool) -> Self {
         if source_changes {
@@ -72,7 +73,8 @@ impl PacketMark {
         self.0 & MARKS == MARKS
     }
 
-    /// Returns true if the mark does not tell whether a hook has rewritten the packet: see [`Skb::weigh`](super::Skb::weigh).
+    /// Returns true if the mark does not tell whether a hook has rewritten the packet: see
+    /// [`Skb::weigh`](super::Skb::weigh).
     #[inline(always)]
     pub fn is_lost(self) -> bool {
         self.0 & LOST != 0
@@ -86,7 +88,9 @@ impl PacketMark {
     /// Returns true if a hook of ours writes just this.
     #[inline(always)]
     pub(super) fn is_ours(self) -> bool {
-        [Self::BACK, Self::FORWARD, Self::DONE, Self::PORT_SHOWS].iter().any(|ours| ours.0 == self.0 & MARKS)
+        [Self::BACK, Self::FORWARD, Self::DONE, Self::PORT_SHOWS]
+            .iter()
+            .any(|ours| ours.0 == self.0 & MARKS)
     }
 
     #[inline(always)]
@@ -94,11 +98,12 @@ impl PacketMark {
         self.0 & MADE_HERE != 0
     }
 
-    /// Returns true if the packet came in through a device, and no hook of ours has rewritten it. Such a packet belongs to no
-    /// masqueraded flow, because an ingress hook rewrites the replies of those. A lost mark does not tell.
+    /// Returns true if the packet came in through a device, and no hook of ours has rewritten it.
+    /// Such a packet belongs to no masqueraded flow, because an ingress hook rewrites the replies
+    /// of those. A lost mark does not tell.
     ///
-    /// A fragment counts by the second condition alone. If the host cuts a packet again that conntrack has put together, the
-    /// pieces look as if the host had made them.
+    /// A fragment counts by the second condition alone. If the host cuts a packet again that
+    /// conntrack has put together, the pieces look as if the host had made them.
     #[inline(always)]
     pub fn is_unmarked_ingress(self, is_fragment: bool) -> bool {
         self.0 & (TRANSLATED | LOST) == 0 && (is_fragment || !self.is_made_here())

@@ -31,11 +31,15 @@ impl Client {
         } else {
             Origin::POD
         };
-        Some(Self { cookie: peer.cookie(), netns, origin })
+        Some(Self {
+            cookie: peer.cookie(),
+            netns,
+            origin,
+        })
     }
 
-    /// Returns true if a frontend may be at this address, to this client. Node ports may be at the host's own loopback address; a pod's is
-    /// another.
+    /// Returns true if a frontend may be at this address, to this client. Node ports may be at the
+    /// host's own loopback address; a pod's is another.
     #[inline(always)]
     pub fn may_dial<A: Family>(&self, addr: &A, node: &Node) -> bool {
         if self.origin.is_node() && addr.is_loopback() {
@@ -56,13 +60,15 @@ fn leads_pod(proto: Proto, node: &Node) -> bool {
     if flags() & EVERYWHERE != 0 {
         return true;
     }
-    // A whole connection past the stack is quicker than one that is led. The agent cannot end stale UDP sockets of pods.
+    // A whole connection past the stack is quicker than one that is led. The agent cannot end stale
+    // UDP sockets of pods.
     let is_for_packets = node.has(Node::BARE_PODS) && redirect::opens_flows_by(now_secs);
     flags() & PODS != 0 && proto == Proto::TCP && !is_for_packets && is_of_led_pod()
 }
 
-/// Returns true if the calling thread is in the cgroup of a pod whose sockets are led, or a little below it. Containers that a pod makes
-/// are deeper. They may be nodes of a cluster with Services of its own at the same addresses.
+/// Returns true if the calling thread is in the cgroup of a pod whose sockets are led, or a little
+/// below it. Containers that a pod makes are deeper. They may be nodes of a cluster with Services
+/// of its own at the same addresses.
 #[inline(never)]
 fn is_of_led_pod() -> bool {
     for level in 1..=PODS_DEPTH {
@@ -81,7 +87,8 @@ fn is_of_led_pod() -> bool {
 pub trait Family: Net {
     /// An address that no packet carries, for a network namespace where affinity is by address.
     fn of_netns(cookie: u64) -> Self;
-    /// Keeps with the socket of a call what it dials. Without memory for that, it is shown its backend.
+    /// Keeps with the socket of a call what it dials. Without memory for that, it is shown its
+    /// backend.
     fn keep_dialled(peer: Peer, dialled: &Dialled<Self>);
     /// Forgets what the socket of a call has dialled in this family.
     fn forget_dialled(peer: Peer);
@@ -116,7 +123,12 @@ impl Family for Addr6 {
     /// In ff00::/64.
     #[inline(always)]
     fn of_netns(cookie: u64) -> Self {
-        Self::from_wire([0xff00_0000_u32.to_be(), 0, ((cookie >> 32) as u32).to_be(), (cookie as u32).to_be()])
+        Self::from_wire([
+            0xff00_0000_u32.to_be(),
+            0,
+            ((cookie >> 32) as u32).to_be(),
+            (cookie as u32).to_be(),
+        ])
     }
 
     #[inline(always)]

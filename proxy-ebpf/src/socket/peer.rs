@@ -1,14 +1,14 @@
-//! The address in a call's hands, and the socket behind it. The verifier takes single words of the context only, and only
-//! those of the family that the hook is for. So every access is volatile, and of one field. Beside it all else that takes
-//! pointers and helpers.
+//! The address in a call's hands, and the socket behind it. The verifier takes single words of the
+//! context only, and only those of the family that the hook is for. So every access is volatile,
+//! and of one field. Beside it all else that takes pointers and helpers.
 
 use core::ptr::{read_volatile, write_volatile};
 
 use aya_ebpf::bindings::bpf_sock_addr;
 use aya_ebpf::btf_maps::SkStorage;
 use aya_ebpf::helpers::generated::{
-    bpf_get_current_ancestor_cgroup_id, bpf_get_current_comm, bpf_get_netns_cookie, bpf_get_socket_cookie,
-    bpf_set_retval,
+    bpf_get_current_ancestor_cgroup_id, bpf_get_current_comm, bpf_get_netns_cookie,
+    bpf_get_socket_cookie, bpf_set_retval,
 };
 use aya_ebpf::programs::SockAddrContext;
 use proxy_common::addr::{Addr4, Addr6, Port, Proto, SockAddr};
@@ -26,7 +26,8 @@ pub struct Peer(*mut bpf_sock_addr);
 /// Reads a field of the context, as one word.
 macro_rules! field {
     ($peer:ident.$($field:tt)+) => {
-        // SAFETY: the kernel lends the context for the program's whole run, and this is a field of it.
+        // SAFETY: the kernel lends the context for the program's whole run, and this is a field of
+        // it.
         unsafe { read_volatile(&raw const (*$peer.0).$($field)+) }
     };
 }
@@ -43,7 +44,8 @@ macro_rules! sock_field {
 /// Writes a field of the context that the kernel lets programs of this kind write.
 macro_rules! set_field {
     ($peer:ident.$($field:tt)+) => {
-        // SAFETY: the kernel lends the context for the program's whole run, and this is a field of it.
+        // SAFETY: the kernel lends the context for the program's whole run, and this is a field of
+        // it.
         |word: u32| unsafe { write_volatile(&raw mut (*$peer.0).$($field)+, word) }
     };
 }
@@ -58,7 +60,11 @@ impl Peer {
     pub fn proto(self) -> Proto {
         // The protocols that are asked for are below 256.
         let proto = field!(self.protocol);
-        if proto > 0xff { Proto::ANY } else { Proto(proto as u8) }
+        if proto > 0xff {
+            Proto::ANY
+        } else {
+            Proto(proto as u8)
+        }
     }
 
     /// Returns the kernel's number of the socket.
@@ -97,10 +103,12 @@ impl Peer {
     /// Writes into the socket's storage.
     #[inline(always)]
     pub fn store<T: Copy>(self, storage: &SkStorage<T>, value: &T) {
-        // SAFETY: the kernel lends context and socket for the whole call, in which it holds the socket's lock.
+        // SAFETY: the kernel lends context and socket for the whole call, in which it holds the
+        // socket's lock.
         let kept = unsafe { storage.get_or_insert_ptr_mut(&SockAddrContext::new(self.0), None) };
         if !kept.is_null() {
-            // SAFETY: the storage lives as long as the socket, and only a call under that lock writes it.
+            // SAFETY: the storage lives as long as the socket, and only a call under that lock
+            // writes it.
             unsafe { kept.write(*value) };
         }
     }
@@ -109,7 +117,8 @@ impl Peer {
     #[inline(always)]
     pub fn clear<T>(self, storage: &SkStorage<T>) {
         let sock = field!(self.__bindgen_anon_1.sk);
-        // SAFETY: the kernel lends the socket for the whole call. An error says that there is nothing to free.
+        // SAFETY: the kernel lends the socket for the whole call. An error says that there is
+        // nothing to free.
         let _cleared = unsafe { storage.delete(sock) };
     }
 
@@ -199,7 +208,8 @@ pub fn flags() -> u32 {
     SOCKET_FLAGS.get()
 }
 
-/// Returns the id of the calling thread's cgroup, or of one above it, so many levels below the root; 0 if it is not so deep.
+/// Returns the id of the calling thread's cgroup, or of one above it, so many levels below the
+/// root; 0 if it is not so deep.
 #[inline(always)]
 pub fn cgroup_at(level: u32) -> u64 {
     // SAFETY: the helper takes a number, and asks about the thread that makes this call.
@@ -213,9 +223,9 @@ pub fn fail(errno: i32) {
     let _set = unsafe { bpf_set_retval(-errno) };
 }
 
-/// Returns true if a worker of the kernel dials, for a file system on the network (NFS, Ceph, CIFS). Kernels before Linux 6.6 forget
-/// the address that it dialled, and go back to the same backend while the file system is mounted. A process of such a name is
-/// served by packets, too.
+/// Returns true if a worker of the kernel dials, for a file system on the network (NFS, Ceph,
+/// CIFS). Kernels before Linux 6.6 forget the address that it dialled, and go back to the same
+/// backend while the file system is mounted. A process of such a name is served by packets, too.
 #[inline(never)]
 pub fn is_worker() -> bool {
     if flags() & NAMES == 0 {

@@ -1,4 +1,5 @@
-//! A cluster for pods: the lab, with an API server that they reach as pods do, and a Service to be served.
+//! A cluster for pods: the lab, with an API server that they reach as pods do, and a Service to be
+//! served.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -44,17 +45,25 @@ impl Cluster {
         let service_account = base.lab.dir().join("service-account");
         fs::create_dir(&service_account)?;
         base.api().service_account(&service_account)?;
-        Ok(Self { service_account, base })
+        Ok(Self {
+            service_account,
+            base,
+        })
     }
 
-    /// Returns the files and names that pods of this cluster find. `API_SERVER` in a ConfigMap stands for the control plane's address.
+    /// Returns the files and names that pods of this cluster find. `API_SERVER` in a ConfigMap
+    /// stands for the control plane's address.
     pub(crate) fn supplies(&self, config_maps: &[&ConfigMap]) -> Supplies {
         let address = self.api().address().to_string();
         let files = |config_map: &ConfigMap| -> BTreeMap<String, String> {
             let data = config_map.data.clone().unwrap_or_default();
-            data.into_iter().map(|(name, text)| (name, text.replace("API_SERVER", &address))).collect()
+            data.into_iter()
+                .map(|(name, text)| (name, text.replace("API_SERVER", &address)))
+                .collect()
         };
-        let named = config_maps.iter().map(|map| (map.metadata.name.clone().unwrap_or_default(), files(map)));
+        let named = config_maps
+            .iter()
+            .map(|map| (map.metadata.name.clone().unwrap_or_default(), files(map)));
         Supplies {
             config_maps: named.collect(),
             service_account: self.service_account.clone(),
@@ -73,7 +82,8 @@ impl Cluster {
         Ok(web)
     }
 
-    /// A pod, and the node itself, reach that Service, which is made if it is missing, by either protocol and family.
+    /// A pod, and the node itself, reach that Service, which is made if it is missing, by either
+    /// protocol and family.
     pub(crate) fn serves(&self, node: &str) -> Result<()> {
         let pod = self.lab.host(node).name.replacen('n', "p", 1) + "a";
         self.is_served(&[&pod, node])
@@ -97,7 +107,11 @@ impl Cluster {
 
     /// Checks that no proxy serves that Service any more.
     pub(crate) fn serves_no_more(&self, node: &str) -> Result<()> {
-        self.everywhere(&Service::new("web", 10, &["p2a"], PORT), &[node], |result| Ok(result.is_err()))
+        self.everywhere(
+            &Service::new("web", 10, &["p2a"], PORT),
+            &[node],
+            |result| Ok(result.is_err()),
+        )
     }
 
     fn everywhere(
@@ -111,9 +125,11 @@ impl Cluster {
                 for family in Family::ALL {
                     let dial = Dial::new(protocol, service.frontend(family)).deadline(ANSWER);
                     let ns = &self.lab.host(client).ns;
-                    wait_until(DEADLINE, &format!("{client} by {protocol} {family}"), || {
-                        holds(dial.exchange(ns, b"hello").map(|answer| answer.backend))
-                    })?;
+                    wait_until(
+                        DEADLINE,
+                        &format!("{client} by {protocol} {family}"),
+                        || holds(dial.exchange(ns, b"hello").map(|answer| answer.backend)),
+                    )?;
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! kpx with the least privileges: three capabilities, no way to gain more, a read-only root file system, and a
-//! container runtime's default system calls.
+//! kpx with the least privileges: three capabilities, no way to gain more, a read-only root file
+//! system, and a container runtime's default system calls.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -17,7 +17,13 @@ fn a_node_is_served_by_either_way_to_attach() -> Result<()> {
 
 #[test]
 fn a_host_outside_is_served_by_either_way_to_attach() -> Result<()> {
-    is_served_confined(&["n1"], &[&["--mode=host", "--attach=tcx"], &["--mode=host", "--attach=clsact"]])
+    is_served_confined(
+        &["n1"],
+        &[
+            &["--mode=host", "--attach=tcx"],
+            &["--mode=host", "--attach=clsact"],
+        ],
+    )
 }
 
 /// Checks that kpx gives up by itself what root has beyond its needs.
@@ -27,10 +33,18 @@ fn kpx_gives_up_unneeded_capabilities() -> Result<()> {
     let objects = overlay("kind")?;
     let config = objects.config_map.context("a ConfigMap")?;
     let mut set = objects.daemon_set.context("a DaemonSet")?;
-    let security = container(&mut set)?.security_context.as_mut().context("a security context")?;
+    let security = container(&mut set)?
+        .security_context
+        .as_mut()
+        .context("a security context")?;
     security.privileged = Some(true);
     security.capabilities = None;
-    let kpx = Running::ready(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[&config]))?;
+    let kpx = Running::ready(
+        &cluster.lab,
+        &cluster.lab.n1,
+        &set,
+        &cluster.supplies(&[&config]),
+    )?;
     has_what_is_needed(&kpx)?;
     cluster.serves("n1").with_context(|| kpx.log())?;
     kpx.stop()
@@ -43,11 +57,25 @@ fn is_served_confined(clients: &[&str], ways: &[&[&str]]) -> Result<()> {
     let set = confined(objects.daemon_set.context("a DaemonSet")?)?;
     for args in ways {
         let mut set = set.clone();
-        container(&mut set)?.args.get_or_insert_default().extend(args.iter().map(|&arg| arg.to_owned()));
-        let kpx = Running::ready(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[&config]))?;
+        container(&mut set)?
+            .args
+            .get_or_insert_default()
+            .extend(args.iter().map(|&arg| arg.to_owned()));
+        let kpx = Running::ready(
+            &cluster.lab,
+            &cluster.lab.n1,
+            &set,
+            &cluster.supplies(&[&config]),
+        )?;
         has_what_is_needed(&kpx).with_context(|| format!("{args:?}"))?;
-        ensure!(kpx.process("Seccomp")? == "2", "no filter of system calls: {}", kpx.process("Seccomp")?);
-        cluster.is_served(clients).with_context(|| format!("{args:?}\n{}", kpx.log()))?;
+        ensure!(
+            kpx.process("Seccomp")? == "2",
+            "no filter of system calls: {}",
+            kpx.process("Seccomp")?
+        );
+        cluster
+            .is_served(clients)
+            .with_context(|| format!("{args:?}\n{}", kpx.log()))?;
         kpx.stop()?;
         if args.contains(&"--mode=host") {
             cluster.serves_no_more("n1")?;
@@ -58,20 +86,43 @@ fn is_served_confined(clients: &[&str], ways: &[&[&str]]) -> Result<()> {
     Ok(())
 }
 
-/// Without the one capability that it can do without, and with the runtime's own filter of system calls.
+/// Without the one capability that it can do without, and with the runtime's own filter of system
+/// calls.
 fn confined(mut set: DaemonSet) -> Result<DaemonSet> {
-    let security = container(&mut set)?.security_context.as_mut().context("a security context")?;
-    let capabilities = security.capabilities.as_mut().and_then(|capabilities| capabilities.add.as_mut());
-    *capabilities.context("added capabilities")? =
-        NEEDED.iter().map(|need| need.capability.to_string().replace("CAP_", "")).collect();
-    ensure!(security.read_only_root_filesystem == Some(true) && security.allow_privilege_escalation == Some(false));
-    security.seccomp_profile = Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), ..SeccompProfile::default() });
+    let security = container(&mut set)?
+        .security_context
+        .as_mut()
+        .context("a security context")?;
+    let capabilities = security
+        .capabilities
+        .as_mut()
+        .and_then(|capabilities| capabilities.add.as_mut());
+    *capabilities.context("added capabilities")? = NEEDED
+        .iter()
+        .map(|need| need.capability.to_string().replace("CAP_", ""))
+        .collect();
+    ensure!(
+        security.read_only_root_filesystem == Some(true)
+            && security.allow_privilege_escalation == Some(false)
+    );
+    security.seccomp_profile = Some(SeccompProfile {
+        type_: "RuntimeDefault".to_owned(),
+        ..SeccompProfile::default()
+    });
     Ok(set)
 }
 
 fn has_what_is_needed(kpx: &Running<'_>) -> Result<()> {
-    let needed = NEEDED.iter().fold(0, |mask, need| mask | need.capability.bitmask());
-    for (key, expected) in [("CapEff", needed), ("CapPrm", needed), ("CapBnd", needed), ("CapInh", 0), ("CapAmb", 0)] {
+    let needed = NEEDED
+        .iter()
+        .fold(0, |mask, need| mask | need.capability.bitmask());
+    for (key, expected) in [
+        ("CapEff", needed),
+        ("CapPrm", needed),
+        ("CapBnd", needed),
+        ("CapInh", 0),
+        ("CapAmb", 0),
+    ] {
         let mask = u64::from_str_radix(&kpx.process(key)?, 16)?;
         ensure!(mask == expected, "{key} is {mask:x}, not {expected:x}");
     }

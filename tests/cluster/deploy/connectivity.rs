@@ -18,7 +18,8 @@ use testbed::pod::Kubelets;
 use crate::deploy::cluster::Cluster;
 use crate::deploy::plugin::Nodes;
 
-/// The port of the guarded pod that the test's policy closes, and the first node port of the API server.
+/// The port of the guarded pod that the test's policy closes, and the first node port of the API
+/// server.
 const CLOSED: u16 = 18_481;
 const NODE_PORT: u16 = 30_000;
 
@@ -44,7 +45,9 @@ struct Test<'a> {
 
 impl Test<'_> {
     fn spawn(&self, arguments: &str) -> Result<Child> {
-        let mut command = self.nodes.command(&format!("connectivity-test {arguments}"));
+        let mut command = self
+            .nodes
+            .command(&format!("connectivity-test {arguments}"));
         let file = |name: &str| File::create(self.cluster.lab.dir().join(name));
         command.stdout(file("stdout")?).stderr(file("stderr")?);
         self.cluster.lab.fabric.ns.spawn(&mut command)
@@ -60,7 +63,11 @@ impl Test<'_> {
         })?;
         self.kubelets.sync(&self.cluster.api())?;
         let read = |name: &str| fs::read_to_string(self.cluster.lab.dir().join(name));
-        Ok(Ended { status: status.context("it has ended")?, text: read("stdout")?, words: read("stderr")? })
+        Ok(Ended {
+            status: status.context("it has ended")?,
+            text: read("stdout")?,
+            words: read("stderr")?,
+        })
     }
 
     fn run(&mut self, arguments: &str) -> Result<Ended> {
@@ -70,8 +77,11 @@ impl Test<'_> {
 
     fn namespaces(&self) -> Vec<String> {
         let names = self.cluster.api().list("namespaces").into_iter();
-        let names = names.filter_map(|namespace| Some(namespace["metadata"]["name"].as_str()?.to_owned()));
-        names.filter(|name| name.starts_with("kpx-connectivity-")).collect()
+        let names =
+            names.filter_map(|namespace| Some(namespace["metadata"]["name"].as_str()?.to_owned()));
+        names
+            .filter(|name| name.starts_with("kpx-connectivity-"))
+            .collect()
     }
 }
 
@@ -80,7 +90,10 @@ fn results(report: &Value) -> BTreeMap<String, &str> {
     let rows = report["rows"].as_array().into_iter().flatten();
     let word = |row: &Value, field: &str| row[field].as_str().unwrap_or_default().to_owned();
     rows.map(|row| {
-        (format!("{}, {}", word(row, "case"), word(row, "from")), row["result"].as_str().unwrap_or_default())
+        (
+            format!("{}, {}", word(row, "case"), word(row, "from")),
+            row["result"].as_str().unwrap_or_default(),
+        )
     })
     .collect()
 }
@@ -90,7 +103,11 @@ fn connectivity_test_passes_and_names_what_is_broken() -> Result<()> {
     let cluster = Cluster::start()?;
     let nodes = Nodes::start(&cluster)?;
     let kubelets = Kubelets::new(&cluster.lab, cluster.supplies(&[]));
-    let mut test = Test { cluster: &cluster, nodes, kubelets };
+    let mut test = Test {
+        cluster: &cluster,
+        nodes,
+        kubelets,
+    };
     works(&mut test)?;
     names_what_is_broken(&mut test)?;
     removes_all_after_a_signal(&mut test)
@@ -106,16 +123,30 @@ fn works(test: &mut Test) -> Result<()> {
         }}
         }}"
     ))?;
-    let flag =
-        |flag: &str, nth: u8| Family::ALL.map(|family| format!("--{flag} {}", EXTERNAL.host(nth).ip(family))).join(" ");
+    let flag = |flag: &str, nth: u8| {
+        Family::ALL
+            .map(|family| format!("--{flag} {}", EXTERNAL.host(nth).ip(family)))
+            .join(" ")
+    };
     let given = format!("{} {}", flag("load-balancer-ip", 7), flag("external-ip", 8));
     let ended = test.run(&format!("{given} -o json"))?;
     let report = ended.report()?;
-    ensure!(ended.status.success() && report["failed"] == 0, "{:#}\n{}", report, ended.words);
+    ensure!(
+        ended.status.success() && report["failed"] == 0,
+        "{:#}\n{}",
+        report,
+        ended.words
+    );
     let results = results(&report);
-    let left_out: Vec<_> =
-        results.iter().filter(|(_, result)| **result == "leftOut").map(|(row, _)| row.as_str()).collect();
-    ensure!(left_out == ["ClusterIP by name, pod", "headless Service by name, pod"], "{left_out:?}");
+    let left_out: Vec<_> = results
+        .iter()
+        .filter(|(_, result)| **result == "leftOut")
+        .map(|(row, _)| row.as_str())
+        .collect();
+    ensure!(
+        left_out == ["ClusterIP by name, pod", "headless Service by name, pod"],
+        "{left_out:?}"
+    );
     for row in [
         "ClusterIP, the client itself, backend",
         "ClusterIP, all backends, node",
@@ -130,11 +161,16 @@ fn works(test: &mut Test) -> Result<()> {
     ] {
         ensure!(results.get(row) == Some(&"passed"), "{row}: {results:#?}");
     }
-    ensure!(test.namespaces().is_empty() && test.kubelets.running() == 0, "{:?} are left", test.namespaces());
+    ensure!(
+        test.namespaces().is_empty() && test.kubelets.running() == 0,
+        "{:?} are left",
+        test.namespaces()
+    );
     Ok(())
 }
 
-/// Endpoints with a wrong port, a filter before a node port, a way between the nodes that loses long packets, and a policy that nothing enforces.
+/// Endpoints with a wrong port, a filter before a node port, a way between the nodes that loses
+/// long packets, and a policy that nothing enforces.
 fn names_what_is_broken(test: &mut Test) -> Result<()> {
     let lab = &test.cluster.lab;
     lab.n1.host.ns.nft("delete table inet netpol")?;
@@ -154,12 +190,22 @@ fn names_what_is_broken(test: &mut Test) -> Result<()> {
     let ended = test.run("--keep --settle 1")?;
     let text = &ended.text;
     ensure!(ended.status.code() == Some(1), "{text}\n{}", ended.words);
-    let failed: Vec<_> = text.lines().filter(|line| line.contains(" failed ")).collect();
+    let failed: Vec<_> = text
+        .lines()
+        .filter(|line| line.contains(" failed "))
+        .collect();
     let of = |line: &&str| {
-        [line.split("   ").next().unwrap_or_default(), line.split_whitespace().rev().nth(2).unwrap_or_default()]
-            .join(", ")
+        [
+            line.split("   ").next().unwrap_or_default(),
+            line.split_whitespace().rev().nth(2).unwrap_or_default(),
+        ]
+        .join(", ")
     };
-    let mut failed: Vec<_> = failed.iter().filter(|line| line.contains('/')).map(of).collect();
+    let mut failed: Vec<_> = failed
+        .iter()
+        .filter(|line| line.contains('/'))
+        .map(of)
+        .collect();
     failed.sort();
     let broken = [
         "ClusterIP, a backend of another node, node",
@@ -173,38 +219,70 @@ fn names_what_is_broken(test: &mut Test) -> Result<()> {
         "pod address, long messages, pod",
     ];
     ensure!(failed == broken, "{failed:#?}\n{text}");
-    ensure!(text.contains(": a refusal, not an answer of server-2; kpx there: forward to "), "{text}");
     ensure!(
-        text.contains(&format!("here: tcp 172.18.0.11:{NODE_PORT}: no answer, not an answer of server-1")),
+        text.contains(": a refusal, not an answer of server-2; kpx there: forward to "),
         "{text}"
     );
-    ensure!(text.contains(":18480: a connection, and then no answer (a hole in the path's MTU?)"), "{text}");
+    ensure!(
+        text.contains(&format!(
+            "here: tcp 172.18.0.11:{NODE_PORT}: no answer, not an answer of server-1"
+        )),
+        "{text}"
+    );
+    ensure!(
+        text.contains(":18480: a connection, and then no answer (a hole in the path's MTU?)"),
+        "{text}"
+    );
     ensure!(text.contains("not enforced: "), "{text}");
-    let invented: Vec<_> =
-        documented()?.into_iter().filter(|row| !text.lines().any(|line| form(line) == form(row))).collect();
-    ensure!(invented.is_empty(), "docs/kubectl.md shows {invented:#?}, and the test printed\n{text}");
+    let invented: Vec<_> = documented()?
+        .into_iter()
+        .filter(|row| !text.lines().any(|line| form(line) == form(row)))
+        .collect();
+    ensure!(
+        invented.is_empty(),
+        "docs/kubectl.md shows {invented:#?}, and the test printed\n{text}"
+    );
     test.kubelets.misdirected = None;
-    ensure!(test.namespaces().len() == 1 && test.kubelets.running() == 7, "{:?} are kept", test.namespaces());
-    test.cluster.lab.fabric.ns.nft("delete table inet broken\ndelete table bridge hole")
+    ensure!(
+        test.namespaces().len() == 1 && test.kubelets.running() == 7,
+        "{:?} are kept",
+        test.namespaces()
+    );
+    test.cluster
+        .lab
+        .fabric
+        .ns
+        .nft("delete table inet broken\ndelete table bridge hole")
 }
 
 /// Returns the rows of the sample in docs/kubectl.md, which is an output of this test.
 fn documented() -> Result<Vec<String>> {
     let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/kubectl.md"))?;
-    let (_, sample) = page.split_once("$ kubectl kpx connectivity-test\n").context("the sample")?;
-    let rows = sample.lines().take_while(|line| *line != "```").filter(|line| *line != "…");
+    let (_, sample) = page
+        .split_once("$ kubectl kpx connectivity-test\n")
+        .context("the sample")?;
+    let rows = sample
+        .lines()
+        .take_while(|line| *line != "```")
+        .filter(|line| *line != "…");
     Ok(rows.map(str::to_owned).collect())
 }
 
 /// Returns a row without widths and addresses, which depend on the rows beside it.
 fn form(row: &str) -> String {
     let is_number = |letter: char| letter.is_ascii_digit() || ".:".contains(letter);
-    let words =
-        row.split_whitespace().map(|word| if word.contains(['.', ':']) { word.trim_matches(is_number) } else { word });
+    let words = row.split_whitespace().map(|word| {
+        if word.contains(['.', ':']) {
+            word.trim_matches(is_number)
+        } else {
+            word
+        }
+    });
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// Ctrl-C ends a run whose pods do not come, and nothing stays of it, nor of the one before. Another person's run stays.
+/// Ctrl-C ends a run whose pods do not come, and nothing stays of it, nor of the one before.
+/// Another person's run stays.
 fn removes_all_after_a_signal(test: &mut Test) -> Result<()> {
     let other = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {
         "name": "kpx-connectivity-other",
@@ -215,19 +293,44 @@ fn removes_all_after_a_signal(test: &mut Test) -> Result<()> {
     let before = test.namespaces();
     let child = test.spawn("")?;
     wait_until(DEADLINE, "pods of this run are made", || {
-        let is_new = |name: &str| name.starts_with("kpx-connectivity-") && !before.iter().any(|known| known == name);
+        let is_new = |name: &str| {
+            name.starts_with("kpx-connectivity-") && !before.iter().any(|known| known == name)
+        };
         let pods = test.cluster.api().list("pods");
-        Ok(pods.iter().any(|pod| pod["metadata"]["namespace"].as_str().is_some_and(is_new)))
+        Ok(pods
+            .iter()
+            .any(|pod| pod["metadata"]["namespace"].as_str().is_some_and(is_new)))
     })?;
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT)?;
     let ended = test.wait(child)?;
-    ensure!(ended.status.code() == Some(1) && ended.words.contains("stopped by Ctrl-C"), "{}", ended.words);
-    ensure!(ended.words.contains("is left from an earlier test, and is removed"), "{}", ended.words);
-    ensure!(test.namespaces() == ["kpx-connectivity-other"], "{:?} are left", test.namespaces());
+    ensure!(
+        ended.status.code() == Some(1) && ended.words.contains("stopped by Ctrl-C"),
+        "{}",
+        ended.words
+    );
+    ensure!(
+        ended
+            .words
+            .contains("is left from an earlier test, and is removed"),
+        "{}",
+        ended.words
+    );
+    ensure!(
+        test.namespaces() == ["kpx-connectivity-other"],
+        "{:?} are left",
+        test.namespaces()
+    );
     ensure!(test.kubelets.running() == 0, "pods run on");
     let again = test.run("--test-namespace kpx-connectivity-other")?;
-    ensure!(again.status.code() == Some(1) && again.words.contains("already exists"), "{}", again.words);
-    ensure!(test.namespaces() == ["kpx-connectivity-other"], "a namespace of another is removed");
+    ensure!(
+        again.status.code() == Some(1) && again.words.contains("already exists"),
+        "{}",
+        again.words
+    );
+    ensure!(
+        test.namespaces() == ["kpx-connectivity-other"],
+        "a namespace of another is removed"
+    );
     Ok(())
 }
 
@@ -239,7 +342,8 @@ struct Apart {
 
 impl Apart {
     fn start() -> Result<Self> {
-        let (server, folder) = (ApiServer::start(Options::loopback()?)?, TempDir::new()?);
+        let server = ApiServer::start(Options::loopback()?)?;
+        let folder = TempDir::new()?;
         server.kubeconfig(&folder.path().join("kubeconfig"))?;
         symlink(binary()?, folder.path().join("kubectl-kpx"))?;
         let labels = json!({"app.kubernetes.io/name": "kpx"});
@@ -257,7 +361,9 @@ impl Apart {
     fn put(&self, name: &str, annotations: &Value) -> Result<()> {
         let labels = json!({"app.kubernetes.io/managed-by": "kpx-connectivity-test"});
         let metadata = json!({"name": name, "labels": labels, "annotations": annotations});
-        self.server.apply(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})).map(drop)
+        self.server
+            .apply(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}))
+            .map(drop)
     }
 
     fn has(&self, namespace: &str) -> bool {
@@ -267,8 +373,14 @@ impl Apart {
     fn spawn(&self, namespace: &str) -> Result<Child> {
         let mut command = Command::new(self.folder.path().join("kubectl-kpx"));
         command.args(["connectivity-test", "--test-namespace", namespace]);
-        command.env_clear().env("KUBECONFIG", self.folder.path().join("kubeconfig"));
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("start kubectl-kpx")
+        command
+            .env_clear()
+            .env("KUBECONFIG", self.folder.path().join("kubeconfig"));
+        command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("start kubectl-kpx")
     }
 
     /// Returns the words of a run that cannot work.
@@ -277,7 +389,12 @@ impl Apart {
     }
 
     /// Waits until something has happened, and returns the words of a run that Ctrl-C ends then.
-    fn interrupted(&self, child: Child, what: &str, mut happened: impl FnMut() -> bool) -> Result<String> {
+    fn interrupted(
+        &self,
+        child: Child,
+        what: &str,
+        mut happened: impl FnMut() -> bool,
+    ) -> Result<String> {
         wait_until(DEADLINE, what, || Ok(happened()))?;
         kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT)?;
         words(&child.wait_with_output()?)
@@ -293,13 +410,25 @@ fn words(output: &Output) -> Result<String> {
 fn connectivity_test_removes_only_the_namespace_that_it_made() -> Result<()> {
     let apart = Apart::start()?;
     let server = &apart.server;
-    apart.put("prod", &json!({"kpx.dev/ends-by": "2999-01-01T00:00:00Z", "kpx.dev/run": "another"}))?;
-    for (verb, resource, code) in [("list", "nodes", 403), ("create", "namespaces", 403), ("create", "namespaces", 500)]
-    {
+    apart.put(
+        "prod",
+        &json!({"kpx.dev/ends-by": "2999-01-01T00:00:00Z", "kpx.dev/run": "another"}),
+    )?;
+    for (verb, resource, code) in [
+        ("list", "nodes", 403),
+        ("create", "namespaces", 403),
+        ("create", "namespaces", 500),
+    ] {
         server.fail(verb, resource, code);
         let words = apart.fails("prod")?;
-        ensure!(words.contains("told to by a test"), "{verb} {resource}: {words}");
-        ensure!(apart.has("prod"), "{verb} {resource}, {code}: a namespace of another is removed");
+        ensure!(
+            words.contains("told to by a test"),
+            "{verb} {resource}: {words}"
+        );
+        ensure!(
+            apart.has("prod"),
+            "{verb} {resource}, {code}: a namespace of another is removed"
+        );
         server.heal();
     }
     // A person may give the label to a namespace too.
@@ -307,7 +436,9 @@ fn connectivity_test_removes_only_the_namespace_that_it_made() -> Result<()> {
     apart.put("garbled", &json!({"kpx.dev/ends-by": "tomorrow"}))?;
     let words = apart.fails("prod")?;
     for name in ["labelled", "garbled"] {
-        let told = words.contains(&format!("namespace {name} has the label of a test and no time in kpx.dev/ends-by"));
+        let told = words.contains(&format!(
+            "namespace {name} has the label of a test and no time in kpx.dev/ends-by"
+        ));
         ensure!(apart.has(name) && told, "{name}: {words}");
     }
     let deletions = || server.traffic().requests("delete", "namespaces");
@@ -315,23 +446,44 @@ fn connectivity_test_removes_only_the_namespace_that_it_made() -> Result<()> {
 
     // The run cannot know that the API server has made its namespace.
     server.swallow_answers("create", "namespaces");
-    let words = apart.interrupted(apart.spawn("own")?, "the namespace is made", || apart.has("own"))?;
-    ensure!(words.contains("stopped by Ctrl-C") && !apart.has("own"), "the run's own namespace is left: {words}");
-    ensure!(deletions() == 1, "{} namespaces were to be removed", deletions());
+    let words = apart.interrupted(apart.spawn("own")?, "the namespace is made", || {
+        apart.has("own")
+    })?;
+    ensure!(
+        words.contains("stopped by Ctrl-C") && !apart.has("own"),
+        "the run's own namespace is left: {words}"
+    );
+    ensure!(
+        deletions() == 1,
+        "{} namespaces were to be removed",
+        deletions()
+    );
     server.heal();
 
     // Another person removes the run's namespace, and makes one of the same name.
     let child = apart.spawn("own")?;
-    let pods = || server.list("pods").iter().filter(|pod| pod["metadata"]["namespace"] == "own").count();
+    let pods = || {
+        server
+            .list("pods")
+            .iter()
+            .filter(|pod| pod["metadata"]["namespace"] == "own")
+            .count()
+    };
     wait_until(DEADLINE, "all pods are made", || Ok(pods() == 5))?;
     server.delete("Namespace", "", "own")?;
     apart.put("own", &json!({}))?;
     apart.interrupted(child, "nothing more", || true)?;
-    ensure!(apart.has("own"), "a later namespace of the same name is removed");
+    ensure!(
+        apart.has("own"),
+        "a later namespace of the same name is removed"
+    );
 
     apart.put("ended", &json!({"kpx.dev/ends-by": "2001-01-01T00:00:00Z"}))?;
     let words = apart.fails("prod")?;
     let told = words.contains("namespace ended is left from an earlier test, and is removed");
-    ensure!(told && !apart.has("ended"), "a namespace of an earlier run is left: {words}");
+    ensure!(
+        told && !apart.has("ended"),
+        "a namespace of an earlier run is left: {words}"
+    );
     Ok(())
 }

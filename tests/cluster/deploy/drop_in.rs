@@ -12,7 +12,12 @@ use testbed::pod::{KUBE_PROXY, Running};
 fn kubeadms_daemon_set_runs_kpx_by_its_image_alone() -> Result<()> {
     let cluster = Cluster::start()?;
     let (set, config) = kubeadm()?;
-    let kpx = Running::ready(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[&config]))?;
+    let kpx = Running::ready(
+        &cluster.lab,
+        &cluster.lab.n1,
+        &set,
+        &cluster.supplies(&[&config]),
+    )?;
     cluster.serves("n1").with_context(|| kpx.log())?;
     kpx.stop()?;
     cluster.serves("n1").context("its programs stay")
@@ -26,7 +31,12 @@ fn a_role_without_service_cidrs_suffices() -> Result<()> {
         cluster.api().fail(verb, "servicecidrs", 403);
     }
     let (set, config) = kubeadm()?;
-    let kpx = Running::start(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[&config]))?;
+    let kpx = Running::start(
+        &cluster.lab,
+        &cluster.lab.n1,
+        &set,
+        &cluster.supplies(&[&config]),
+    )?;
     cluster.serves("n1").with_context(|| kpx.log())?;
     kpx.stop()
 }
@@ -34,5 +44,8 @@ fn a_role_without_service_cidrs_suffices() -> Result<()> {
 /// Returns the objects that a kubeadm cluster has for kube-proxy.
 pub(crate) fn kubeadm() -> Result<(DaemonSet, ConfigMap)> {
     let objects = Objects::read(KUBE_PROXY)?;
-    Ok((objects.daemon_set.context("a DaemonSet")?, objects.config_map.context("a ConfigMap")?))
+    Ok((
+        objects.daemon_set.context("a DaemonSet")?,
+        objects.config_map.context("a ConfigMap")?,
+    ))
 }

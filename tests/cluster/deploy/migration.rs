@@ -1,4 +1,5 @@
-//! From kube-proxy to kpx and back, on a node that has connections: what `docs/migration.md` promises of them.
+//! From kube-proxy to kpx and back, on a node that has connections: what `docs/migration.md`
+//! promises of them.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
@@ -56,25 +57,44 @@ fn a_node_is_kube_proxys_again_when_the_image_is_set_back() -> Result<()> {
 
     install_kube_proxy(&cluster, node, &web)?;
     let kube_proxy = KubeProxy::start(node, "1.7e+09")?;
-    wait_until(DEADLINE, "the drain begins", || Ok(way_back.log().contains("draining: ")))
-        .with_context(|| way_back.log())?;
-    // All that is new goes by kube-proxy's rules: they lead elsewhere by now, and no agent has told the programs.
+    wait_until(DEADLINE, "the drain begins", || {
+        Ok(way_back.log().contains("draining: "))
+    })
+    .with_context(|| way_back.log())?;
+    // All that is new goes by kube-proxy's rules: they lead elsewhere by now, and no agent has told
+    // the programs.
     remove_kube_proxy(node)?;
     install_kube_proxy(&cluster, node, &web.backed_by(&["p2b"]))?;
-    for (client, family) in ["p1a", "n1"].into_iter().flat_map(|client| Family::ALL.map(|family| (client, family))) {
+    for (client, family) in ["p1a", "n1"]
+        .into_iter()
+        .flat_map(|client| Family::ALL.map(|family| (client, family)))
+    {
         let dial = Dial::new(Protocol::Tcp, web.frontend(family));
-        let backend = dial.exchange(&cluster.lab.host(client).ns, b"hello")?.backend;
-        ensure!(backend == "p2b", "{client} by {family} is served by {backend}");
+        let backend = dial
+            .exchange(&cluster.lab.host(client).ns, b"hello")?
+            .backend;
+        ensure!(
+            backend == "p2b",
+            "{client} by {family} is served by {backend}"
+        );
     }
     all_answer(&mut kept).context("while it drains")?;
     drop(kept);
     let is_clean = || {
-        let links = node.host.ns.exec(Command::new("ip").args(["-brief", "link"]))?;
-        let filters = node.host.ns.exec(Command::new("tc").args(["filter", "show", "dev", "eth0", "ingress"]))?;
+        let links = node
+            .host
+            .ns
+            .exec(Command::new("ip").args(["-brief", "link"]))?;
+        let filters = node
+            .host
+            .ns
+            .exec(Command::new("tc").args(["filter", "show", "dev", "eth0", "ingress"]))?;
         Ok(!links.contains("kpx0") && !filters.contains("kpx_"))
     };
     wait_until(DEADLINE, "nothing of kpx is left", is_clean).with_context(|| way_back.log())?;
-    wait_until(DEADLINE, "it says so", || Ok(way_back.log().contains("removed the devices kpx0 and kpx1")))?;
+    wait_until(DEADLINE, "it says so", || {
+        Ok(way_back.log().contains("removed the devices kpx0 and kpx1"))
+    })?;
     ensure!(kube_proxy.times_asked() > 0, "kube-proxy was not asked");
     way_back.stop()
 }
@@ -91,7 +111,9 @@ fn a_kube_proxy_without_rules_takes_no_node() -> Result<()> {
     let way_back = stands_by(&cluster, "200ms")?;
     let kube_proxy = KubeProxy::start(node, "0")?;
     // Twice a look, and a look at least every 100 ms: far longer than it would have to serve.
-    wait_until(DEADLINE, "it is asked again and again", || Ok(kube_proxy.times_asked() > 20))?;
+    wait_until(DEADLINE, "it is asked again and again", || {
+        Ok(kube_proxy.times_asked() > 20)
+    })?;
     cluster.serves("n1")?;
     ensure!(!way_back.log().contains(REPLACED), "{}", way_back.log());
     way_back.stop()
@@ -102,12 +124,19 @@ const REPLACED: &str = "kube-proxy serves, and no kpx runs";
 
 /// A pod of `deploy/kubernetes/way-back`, to which kube-proxy has to have served for so long.
 fn stands_by<'a>(cluster: &'a Cluster, time: &str) -> Result<Running<'a>> {
-    let mut set = kustomize(&deploy_dir().join("kubernetes/way-back"))?.daemon_set.context("a DaemonSet")?;
+    let mut set = kustomize(&deploy_dir().join("kubernetes/way-back"))?
+        .daemon_set
+        .context("a DaemonSet")?;
     let args = container(&mut set)?.args.as_mut().context("arguments")?;
-    let stand_by = args.iter_mut().find(|arg| *arg == "--stand-by").context("the flag")?;
+    let stand_by = args
+        .iter_mut()
+        .find(|arg| *arg == "--stand-by")
+        .context("the flag")?;
     *stand_by = format!("--stand-by={time}");
     let running = Running::start(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[]))?;
-    wait_until(DEADLINE, "it stands by", || Ok(running.log().contains("standing by")))?;
+    wait_until(DEADLINE, "it stands by", || {
+        Ok(running.log().contains("standing by"))
+    })?;
     Ok(running)
 }
 
@@ -122,13 +151,19 @@ impl KubeProxy {
         let asked = Arc::new(AtomicU32::new(0));
         let metrics = format!("kubeproxy_sync_proxy_rules_last_timestamp_seconds {synced}\n");
         for (port, body) in [(10_256, String::new()), (10_249, metrics)] {
-            let listener = node.host.ns.run(|| TcpListener::bind(("127.0.0.1", port)))?;
+            let listener = node
+                .host
+                .ns
+                .run(|| TcpListener::bind(("127.0.0.1", port)))?;
             let asked = Arc::clone(&asked);
             thread::spawn(move || {
                 for mut stream in listener.incoming().map_while(Result::ok) {
                     asked.fetch_add(1, Ordering::Relaxed);
                     let _read = stream.read(&mut [0; 1024]);
-                    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close", body.len());
+                    let head = format!(
+                        "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close",
+                        body.len()
+                    );
                     let _said = write!(stream, "{head}\r\n\r\n{body}");
                 }
             });
@@ -155,19 +190,26 @@ fn install_kube_proxy(cluster: &Cluster, node: &Node, service: &Service) -> Resu
                 }}"
             )
         });
-        node.host.ns.nft(&format!("table {table} kube-proxy {{\n{}\n}}", chains.join("\n")))?;
+        node.host.ns.nft(&format!(
+            "table {table} kube-proxy {{\n{}\n}}",
+            chains.join("\n")
+        ))?;
     }
     Ok(())
 }
 
 /// Removes the rules, as `kube-proxy --cleanup` does.
 fn remove_kube_proxy(node: &Node) -> Result<()> {
-    node.host.ns.nft("delete table ip kube-proxy\ndelete table ip6 kube-proxy\n")
+    node.host
+        .ns
+        .nft("delete table ip kube-proxy\ndelete table ip6 kube-proxy\n")
 }
 
 /// From a pod and from the node, by both families.
 fn connections(cluster: &Cluster, service: &Service) -> Result<Vec<(String, Connection)>> {
-    let clients = ["p1a", "n1"].into_iter().flat_map(|client| Family::ALL.map(|family| (client, family)));
+    let clients = ["p1a", "n1"]
+        .into_iter()
+        .flat_map(|client| Family::ALL.map(|family| (client, family)));
     let connections = clients.map(|(client, family)| {
         let dial = Dial::new(Protocol::Tcp, service.frontend(family));
         let connection = dial.connect(&cluster.lab.host(client).ns);
@@ -181,7 +223,9 @@ fn connections(cluster: &Cluster, service: &Service) -> Result<Vec<(String, Conn
 
 fn all_answer(connections: &mut [(String, Connection)]) -> Result<()> {
     for (what, connection) in connections {
-        connection.exchange(b"hello").with_context(|| what.clone())?;
+        connection
+            .exchange(b"hello")
+            .with_context(|| what.clone())?;
     }
     Ok(())
 }

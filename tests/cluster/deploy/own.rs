@@ -1,4 +1,5 @@
-//! kpx in the pods of its own manifests: with no capability, no right and no writable file beyond what they grant.
+//! kpx in the pods of its own manifests: with no capability, no right and no writable file beyond
+//! what they grant.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -21,15 +22,26 @@ fn grants_of_the_manifests_suffice() -> Result<()> {
     let objects = overlay("kind")?;
     let set = objects.daemon_set.context("a DaemonSet")?;
     let config = objects.config_map.context("a ConfigMap")?;
-    let kpx = Running::ready(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[&config]))?;
+    let kpx = Running::ready(
+        &cluster.lab,
+        &cluster.lab.n1,
+        &set,
+        &cluster.supplies(&[&config]),
+    )?;
     cluster.serves("n1").with_context(|| kpx.log())?;
 
     let asked: BTreeSet<_> = cluster.api().traffic().kinds().collect();
     let role = objects.cluster_role.context("a ClusterRole")?;
     let granted = granted(&role);
     ensure!(!asked.is_empty(), "nothing was asked of the API server");
-    let refused: Vec<_> = asked.iter().filter(|asked| !granted.contains(*asked)).collect();
-    ensure!(refused.is_empty(), "the ClusterRole does not grant {refused:?}");
+    let refused: Vec<_> = asked
+        .iter()
+        .filter(|asked| !granted.contains(*asked))
+        .collect();
+    ensure!(
+        refused.is_empty(),
+        "the ClusterRole does not grant {refused:?}"
+    );
     let log = kpx.log();
     // The lab's nodes are namespaces, and this one limit is the machine's alone.
     let mut excused = vec!["nf_conntrack_max"];
@@ -38,19 +50,27 @@ fn grants_of_the_manifests_suffice() -> Result<()> {
         excused.push("oom score");
     }
     let is_excused = |line: &str| excused.iter().any(|what| line.contains(what));
-    let warned: Vec<_> = log.lines().filter(|line| line.contains(" WARN ") && !is_excused(line)).collect();
+    let warned: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains(" WARN ") && !is_excused(line))
+        .collect();
     ensure!(warned.is_empty(), "kpx lacks something: {warned:?}");
     kpx.stop()?;
     // Its programs stay, for the next pod.
     cluster.serves("n1")?;
     let pins = cluster.lab.n1.host.ns.bpf_dir();
-    ensure!(pins.join("kpx").exists(), "nothing is pinned in {}", pins.display());
+    ensure!(
+        pins.join("kpx").exists(),
+        "nothing is pinned in {}",
+        pins.display()
+    );
     drop(cluster);
     ensure!(!pins.exists(), "{} outlives its node", pins.display());
     Ok(())
 }
 
-/// kind's plugin is ptp. Its pods ask the cluster's DNS first, over UDP, and it may run beside them.
+/// kind's plugin is ptp. Its pods ask the cluster's DNS first, over UDP, and it may run beside
+/// them.
 #[test]
 fn pods_of_kind_reach_services_by_the_overlay() -> Result<()> {
     for backend in ["p2a", "p1b"] {
@@ -58,8 +78,15 @@ fn pods_of_kind_reach_services_by_the_overlay() -> Result<()> {
         let objects = overlay("kind")?;
         let set = objects.daemon_set.context("a DaemonSet")?;
         let config = objects.config_map.context("a ConfigMap")?;
-        let kpx = Running::ready(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[&config]))?;
-        cluster.is_served_by(backend, &["p1a", "p1b", "n1"]).with_context(|| kpx.log())?;
+        let kpx = Running::ready(
+            &cluster.lab,
+            &cluster.lab.n1,
+            &set,
+            &cluster.supplies(&[&config]),
+        )?;
+        cluster
+            .is_served_by(backend, &["p1a", "p1b", "n1"])
+            .with_context(|| kpx.log())?;
         kpx.stop()?;
     }
     Ok(())
@@ -71,16 +98,31 @@ fn the_kubelets_probe_is_answered() -> Result<()> {
     let objects = overlay("kind")?;
     let mut set = objects.daemon_set.context("a DaemonSet")?;
     let config = objects.config_map.context("a ConfigMap")?;
-    let kpx = Running::ready(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[&config]))?;
+    let kpx = Running::ready(
+        &cluster.lab,
+        &cluster.lab.n1,
+        &set,
+        &cluster.supplies(&[&config]),
+    )?;
     let container = container(&mut set)?;
-    let get =
-        container.readiness_probe.as_ref().and_then(|probe| probe.http_get.as_ref()).context("a probe by HTTP")?;
-    let named = |port: &&ContainerPort| port.name.clone().map(IntOrString::String).as_ref() == Some(&get.port);
+    let get = container
+        .readiness_probe
+        .as_ref()
+        .and_then(|probe| probe.http_get.as_ref())
+        .context("a probe by HTTP")?;
+    let named = |port: &&ContainerPort| {
+        port.name.clone().map(IntOrString::String).as_ref() == Some(&get.port)
+    };
     let port = container.ports.iter().flatten().find(named);
     let port = port.context("the probe's port")?.container_port;
     let path = get.path.as_deref().unwrap_or("/");
-    let status = kpx.probe(port, path).with_context(|| format!("{path} on port {port}"))?;
-    ensure!(status.starts_with("HTTP/1.1 200"), "{path} on port {port}: {status}");
+    let status = kpx
+        .probe(port, path)
+        .with_context(|| format!("{path} on port {port}"))?;
+    ensure!(
+        status.starts_with("HTTP/1.1 200"),
+        "{path} on port {port}: {status}"
+    );
     kpx.stop()
 }
 
@@ -88,8 +130,15 @@ fn the_kubelets_probe_is_answered() -> Result<()> {
 fn kubeadms_config_map_serves_our_daemon_set() -> Result<()> {
     let cluster = Cluster::start()?;
     let set = overlay("kubeadm")?.daemon_set.context("a DaemonSet")?;
-    let config: ConfigMap = Objects::read(KUBE_PROXY)?.config_map.context("a ConfigMap")?;
-    let kpx = Running::ready(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[&config]))?;
+    let config: ConfigMap = Objects::read(KUBE_PROXY)?
+        .config_map
+        .context("a ConfigMap")?;
+    let kpx = Running::ready(
+        &cluster.lab,
+        &cluster.lab.n1,
+        &set,
+        &cluster.supplies(&[&config]),
+    )?;
     cluster.serves("n1").with_context(|| kpx.log())?;
     kpx.stop()
 }
@@ -102,21 +151,38 @@ fn uninstall_waits_for_the_end_of_kpx_and_leaves_nothing() -> Result<()> {
     let set = objects.daemon_set.context("a DaemonSet")?;
     let config = objects.config_map.context("a ConfigMap")?;
     let supplies = cluster.supplies(&[&config]);
-    let mut uninstall = kustomize(&deploy_dir().join("kubernetes/uninstall"))?.daemon_set.context("a DaemonSet")?;
-    let pod = uninstall.spec.as_mut().and_then(|spec| spec.template.spec.as_mut()).context("a pod's spec")?;
+    let mut uninstall = kustomize(&deploy_dir().join("kubernetes/uninstall"))?
+        .daemon_set
+        .context("a DaemonSet")?;
+    let pod = uninstall
+        .spec
+        .as_mut()
+        .and_then(|spec| spec.template.spec.as_mut())
+        .context("a pod's spec")?;
     pod.containers = pod.init_containers.take().context("initial containers")?;
     let kpx = Running::ready(&cluster.lab, node, &set, &supplies)?;
     let mut early = Running::start(&cluster.lab, node, &uninstall, &supplies)?;
-    ensure!(!early.wait()?.success(), "it does not wait: {}", early.log());
+    ensure!(
+        !early.wait()?.success(),
+        "it does not wait: {}",
+        early.log()
+    );
     cluster.serves("n1").context("beside a running kpx")?;
     kpx.stop()?;
     cluster.serves("n1").context("the programs stay")?;
     let mut late = Running::start(&cluster.lab, node, &uninstall, &supplies)?;
     ensure!(late.wait()?.success(), "{}", late.log());
     cluster.serves_no_more("n1")?;
-    let links = node.host.ns.exec(Command::new("ip").args(["-brief", "link"]))?;
+    let links = node
+        .host
+        .ns
+        .exec(Command::new("ip").args(["-brief", "link"]))?;
     ensure!(!links.contains("kpx0"), "{links}");
-    ensure!(!node.host.ns.bpf_dir().join("kpx").exists(), "pins are left: {}", late.log());
+    ensure!(
+        !node.host.ns.bpf_dir().join("kpx").exists(),
+        "pins are left: {}",
+        late.log()
+    );
     Ok(())
 }
 
@@ -128,10 +194,21 @@ fn kpx_ends_and_names_a_missing_capability_with_its_purpose() -> Result<()> {
     let set = objects.daemon_set.context("a DaemonSet")?;
     for capability in ["BPF", "NET_ADMIN", "PERFMON"] {
         let set = without(&set, capability)?;
-        let mut kpx = Running::start(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[&config]))?;
-        let status = kpx.wait().with_context(|| format!("without {capability}\n{}", kpx.log()))?;
+        let mut kpx = Running::start(
+            &cluster.lab,
+            &cluster.lab.n1,
+            &set,
+            &cluster.supplies(&[&config]),
+        )?;
+        let status = kpx
+            .wait()
+            .with_context(|| format!("without {capability}\n{}", kpx.log()))?;
         ensure!(!status.success(), "without {capability}: {status}");
-        ensure!(kpx.log().contains(&format!("lacks CAP_{capability}, to ")), "without {capability}: {}", kpx.log());
+        ensure!(
+            kpx.log().contains(&format!("lacks CAP_{capability}, to ")),
+            "without {capability}: {}",
+            kpx.log()
+        );
     }
     Ok(())
 }
@@ -144,9 +221,19 @@ fn kpx_serves_without_sys_resource_and_names_it() -> Result<()> {
     let config = objects.config_map.context("a ConfigMap")?;
     let all = objects.daemon_set.context("a DaemonSet")?;
     let supplies = cluster.supplies(&[&config]);
-    let kpx = Running::ready(&cluster.lab, &cluster.lab.n1, &without(&all, "SYS_RESOURCE")?, &supplies)?;
+    let kpx = Running::ready(
+        &cluster.lab,
+        &cluster.lab.n1,
+        &without(&all, "SYS_RESOURCE")?,
+        &supplies,
+    )?;
     cluster.serves("n1").with_context(|| kpx.log())?;
-    ensure!(kpx.log().contains("oom score not adjusted: to lower it takes CAP_SYS_RESOURCE"), "{}", kpx.log());
+    ensure!(
+        kpx.log()
+            .contains("oom score not adjusted: to lower it takes CAP_SYS_RESOURCE"),
+        "{}",
+        kpx.log()
+    );
     kpx.stop()
 }
 
@@ -157,7 +244,10 @@ fn without(set: &DaemonSet, capability: &str) -> Result<DaemonSet> {
     let added = added.context("added capabilities")?;
     let before = added.len();
     added.retain(|name| name != capability);
-    ensure!(added.len() < before, "the manifests do not add {capability}");
+    ensure!(
+        added.len() < before,
+        "the manifests do not add {capability}"
+    );
     Ok(set)
 }
 
@@ -166,6 +256,10 @@ pub(crate) fn overlay(name: &str) -> Result<Objects> {
 }
 
 pub(crate) fn container(set: &mut DaemonSet) -> Result<&mut Container> {
-    let pod = set.spec.as_mut().and_then(|spec| spec.template.spec.as_mut()).context("a pod's spec")?;
+    let pod = set
+        .spec
+        .as_mut()
+        .and_then(|spec| spec.template.spec.as_mut())
+        .context("a pod's spec")?;
     pod.containers.first_mut().context("a container")
 }

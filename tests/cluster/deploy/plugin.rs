@@ -1,4 +1,5 @@
-//! `kubectl kpx`: the kpx of both nodes, in the pods of the DaemonSet, asked through the API server.
+//! `kubectl kpx`: the kpx of both nodes, in the pods of the DaemonSet, asked through the API
+//! server.
 
 mod events;
 
@@ -46,33 +47,55 @@ impl<'a> Nodes<'a> {
         for node in cluster.lab.nodes() {
             let kpx = Running::ready(&cluster.lab, node, &set, &supplies)?;
             cluster.put(&pod_of(&set, node)?)?;
-            cluster.api().reach("kube-system", &pod_name(node.host.name), Arc::new(kpx.inside()?));
+            cluster.api().reach(
+                "kube-system",
+                &pod_name(node.host.name),
+                Arc::new(kpx.inside()?),
+            );
             running.insert(node.host.name, kpx);
         }
-        Ok(Self { cluster, running, path })
+        Ok(Self {
+            cluster,
+            running,
+            path,
+        })
     }
 
     /// Returns the command `kubectl-kpx`, as kubectl starts it.
     pub(super) fn command(&self, arguments: &str) -> Command {
         let mut command = Command::new(self.path.join("kubectl-kpx"));
         command.args(arguments.split_whitespace());
-        command.env_clear().env("KUBECONFIG", &self.cluster.kubeconfig).env("PATH", &self.path);
+        command
+            .env_clear()
+            .env("KUBECONFIG", &self.cluster.kubeconfig)
+            .env("PATH", &self.path);
         command
     }
 
     /// Runs `kubectl-kpx` where the API server is.
     fn run(&self, arguments: &str) -> Result<Output> {
         let mut command = self.command(arguments);
-        self.cluster.lab.fabric.ns.run(|| command.output()).with_context(|| format!("run {command:?}"))
+        self.cluster
+            .lab
+            .fabric
+            .ns
+            .run(|| command.output())
+            .with_context(|| format!("run {command:?}"))
     }
 
     /// Returns what a command prints that ends well; a table fits a terminal.
     fn text(&self, arguments: &str) -> Result<String> {
         let output = self.run(arguments)?;
-        ensure!(output.status.success(), "{arguments}: {output:?}\n{}", self.logs());
+        ensure!(
+            output.status.success(),
+            "{arguments}: {output:?}\n{}",
+            self.logs()
+        );
         let text = String::from_utf8(output.stdout)?;
         let is_table = !arguments.contains("json") && !arguments.starts_with("trace");
-        let wide = text.lines().find(|line| is_table && line.chars().count() > COLUMNS);
+        let wide = text
+            .lines()
+            .find(|line| is_table && line.chars().count() > COLUMNS);
         ensure!(wide.is_none(), "{arguments}: {wide:?} is too wide");
         Ok(text)
     }
@@ -80,7 +103,10 @@ impl<'a> Nodes<'a> {
     /// Returns what each node answers, by name.
     fn json(&self, arguments: &str) -> Result<BTreeMap<String, Value>> {
         let nodes: Vec<Value> = serde_json::from_str(&self.text(&format!("{arguments} -o json"))?)?;
-        Ok(nodes.into_iter().map(|node| (node["node"].as_str().unwrap_or_default().to_owned(), node)).collect())
+        Ok(nodes
+            .into_iter()
+            .map(|node| (node["node"].as_str().unwrap_or_default().to_owned(), node))
+            .collect())
     }
 
     /// Opens a connection of a client to a Service, which its node's kpx follows.
@@ -92,7 +118,11 @@ impl<'a> Nodes<'a> {
     }
 
     fn logs(&self) -> String {
-        self.running.values().map(Running::log).collect::<Vec<_>>().join("\n")
+        self.running
+            .values()
+            .map(Running::log)
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 }
 
@@ -105,7 +135,10 @@ fn pod_of(set: &DaemonSet, node: &Node) -> Result<Object> {
     let template = &set.spec.as_ref().context("a spec")?.template;
     let mut spec = serde_json::to_value(template.spec.as_ref().context("a pod's spec")?)?;
     spec["nodeName"] = json!(node.host.name);
-    let labels = template.metadata.as_ref().and_then(|metadata| metadata.labels.clone());
+    let labels = template
+        .metadata
+        .as_ref()
+        .and_then(|metadata| metadata.labels.clone());
     Ok(Object(json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": pod_name(node.host.name), "namespace": "kube-system", "labels": labels},
@@ -120,20 +153,41 @@ fn plugin_of_kubectl_merges_the_answers_of_all_nodes() -> Result<()> {
     let nodes = Nodes::start(&cluster)?;
     cluster.serves("n1")?;
     cluster.serves("n2")?;
-    let (_one, _two) = (nodes.connect("p1a", &web)?, nodes.connect("p2b", &web)?);
+    let _one = nodes.connect("p1a", &web)?;
+    let _two = nodes.connect("p2b", &web)?;
 
     let status = nodes.text("status")?;
-    let rows: Vec<Vec<&str>> = status.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
-    ensure!(rows.len() == 2 && rows.iter().all(|row| row[1] == "healthy"), "{status}");
+    let rows: Vec<Vec<&str>> = status
+        .lines()
+        .skip(1)
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    ensure!(
+        rows.len() == 2 && rows.iter().all(|row| row[1] == "healthy"),
+        "{status}"
+    );
     ensure!([rows[0][0], rows[1][0]] == ["n1", "n2"], "{status}");
     let json = nodes.json("status")?;
-    ensure!(json["n1"]["answer"]["nodeName"] == "n1" && json["n2"]["answer"]["nodeName"] == "n2", "{json:?}");
-    ensure!(json["n1"]["pod"] == "kpx-n1" && json["n1"]["exitCode"] == 0, "{json:?}");
+    ensure!(
+        json["n1"]["answer"]["nodeName"] == "n1" && json["n2"]["answer"]["nodeName"] == "n2",
+        "{json:?}"
+    );
+    ensure!(
+        json["n1"]["pod"] == "kpx-n1" && json["n1"]["exitCode"] == 0,
+        "{json:?}"
+    );
 
     // One row, because both nodes serve it in the same way.
     let services = nodes.text("services default/web")?;
-    let rows: Vec<_> = services.lines().skip(1).filter(|line| line.contains("web")).collect();
-    ensure!(rows.len() == 1 && rows[0].starts_with("all 2 "), "{services}");
+    let rows: Vec<_> = services
+        .lines()
+        .skip(1)
+        .filter(|line| line.contains("web"))
+        .collect();
+    ensure!(
+        rows.len() == 1 && rows[0].starts_with("all 2 "),
+        "{services}"
+    );
     ensure!(nodes.run("services default/wbe")?.status.code() == Some(1));
 
     // Each node's row, and its row again when the Service changes.
@@ -142,45 +196,101 @@ fn plugin_of_kubectl_merges_the_answers_of_all_nodes() -> Result<()> {
     let mut lines = BufReader::new(watch.stdout.take().context("an output")?).lines();
     let mut next = || -> Result<String> { Ok(lines.next().context("a line")??) };
     let list = [next()?, next()?, next()?];
-    ensure!(list[0].starts_with("NODE") && list[1].starts_with("n1 ") && list[2].starts_with("n2 "), "{list:?}");
+    ensure!(
+        list[0].starts_with("NODE") && list[1].starts_with("n1 ") && list[2].starts_with("n2 "),
+        "{list:?}"
+    );
     cluster.put_service(&web.backed_by(&["p2a", "p1b"]).label("app", "web"))?;
     let rows = [next()?, next()?];
     let is_new = |row: &String| row.contains(" web ") && !list.contains(row);
-    ensure!(rows.iter().all(is_new) && rows[0].split(' ').next() != rows[1].split(' ').next(), "{rows:?}");
+    ensure!(
+        rows.iter().all(is_new) && rows[0].split(' ').next() != rows[1].split(' ').next(),
+        "{rows:?}"
+    );
     watch.kill()?;
     watch.wait()?;
     let labelled = nodes.text("services --service-selector app=web")?;
-    ensure!(labelled.lines().filter(|line| line.contains(" default ")).count() == 1, "{labelled}");
+    ensure!(
+        labelled
+            .lines()
+            .filter(|line| line.contains(" default "))
+            .count()
+            == 1,
+        "{labelled}"
+    );
 
     // A column for the node that was asked, and one for the backend's.
     let backends = nodes.text("backends default/web")?;
-    let rows: Vec<Vec<&str>> = backends.lines().map(|line| line.split_whitespace().collect()).collect();
-    ensure!(rows[0] == ["NODE", "SERVICE", "PORT", "ADDRESS", "POD", "ON", "STATE", "FLOWS"], "{backends}");
-    let of_p1b = rows.iter().filter(|row| row.contains(&"n1") && row[..3].join(" ") == "all 2 default/web");
-    ensure!(of_p1b.count() == rows[1..].len() / 2, "each node sees both pods:\n{backends}");
+    let rows: Vec<Vec<&str>> = backends
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    ensure!(
+        rows[0]
+            == [
+                "NODE", "SERVICE", "PORT", "ADDRESS", "POD", "ON", "STATE", "FLOWS"
+            ],
+        "{backends}"
+    );
+    let of_p1b = rows
+        .iter()
+        .filter(|row| row.contains(&"n1") && row[..3].join(" ") == "all 2 default/web");
+    ensure!(
+        of_p1b.count() == rows[1..].len() / 2,
+        "each node sees both pods:\n{backends}"
+    );
     let json = nodes.json("backends default/web")?;
-    ensure!(json["n2"]["answer"][0]["service"] == "web" && json["n2"]["answer"][0]["node"].is_string(), "{json:?}");
+    ensure!(
+        json["n2"]["answer"][0]["service"] == "web" && json["n2"]["answer"][0]["node"].is_string(),
+        "{json:?}"
+    );
     ensure!(nodes.run("backends default/wbe")?.status.code() == Some(1));
 
     let flows = nodes.text("flows --service default/web --state established")?;
     for (node, client) in [("n1", "p1a"), ("n2", "p2b")] {
         let client = cluster.lab.host(client).addrs.ip(Family::V4).to_string();
-        let is_row = |line: &str| line.starts_with(node) && line.contains(&client) && line.contains("default/web");
-        ensure!(flows.lines().any(is_row), "no flow of {client} on {node}:\n{flows}");
+        let is_row = |line: &str| {
+            line.starts_with(node) && line.contains(&client) && line.contains("default/web")
+        };
+        ensure!(
+            flows.lines().any(is_row),
+            "no flow of {client} on {node}:\n{flows}"
+        );
     }
     let of_one = nodes.text("flows --node n2")?;
-    ensure!(of_one.lines().skip(1).all(|line| line.starts_with("n2 ")), "{of_one}");
+    ensure!(
+        of_one.lines().skip(1).all(|line| line.starts_with("n2 ")),
+        "{of_one}"
+    );
     let limited = nodes.run("flows --limit 1")?;
-    ensure!(String::from_utf8_lossy(&limited.stderr).contains("n1: there may be more than --limit 1"), "{limited:?}");
+    ensure!(
+        String::from_utf8_lossy(&limited.stderr).contains("n1: there may be more than --limit 1"),
+        "{limited:?}"
+    );
     let top = nodes.text("top --interval 1 --by-node")?;
-    ensure!(top.lines().any(|line| line.starts_with("n1 ") && line.contains("default/web")), "{top}");
+    ensure!(
+        top.lines()
+            .any(|line| line.starts_with("n1 ") && line.contains("default/web")),
+        "{top}"
+    );
 
     let path = std::env::var("PATH").unwrap_or_default();
     let mut kubectl = Command::new("kubectl");
-    kubectl.args(["kpx", "status", "-A", "--namespace", "kube-system"]).env("KUBECONFIG", &cluster.kubeconfig);
-    kubectl.env("PATH", format!("{}:{path}", nodes.path.display())).env("HOME", cluster.lab.dir());
+    kubectl
+        .args(["kpx", "status", "-A", "--namespace", "kube-system"])
+        .env("KUBECONFIG", &cluster.kubeconfig);
+    kubectl
+        .env("PATH", format!("{}:{path}", nodes.path.display()))
+        .env("HOME", cluster.lab.dir());
     let by_kubectl = cluster.lab.fabric.ns.exec(&mut kubectl)?;
-    ensure!(by_kubectl.lines().filter(|line| line.contains(" healthy ")).count() == 2, "{by_kubectl}");
+    ensure!(
+        by_kubectl
+            .lines()
+            .filter(|line| line.contains(" healthy "))
+            .count()
+            == 2,
+        "{by_kubectl}"
+    );
     Ok(())
 }
 
@@ -198,14 +308,34 @@ fn trace_asks_the_node_of_the_client() -> Result<()> {
     })))?;
     let pod = nodes.text("trace --from pod/default/client --to svc/default/web --output json")?;
     let pod: Value = serde_json::from_str(&pod)?;
-    ensure!(pod["node"] == "n2" && pod["outcome"]["verdict"] == "forward", "{pod}");
+    ensure!(
+        pod["node"] == "n2" && pod["outcome"]["verdict"] == "forward",
+        "{pod}"
+    );
     ensure!(pod["outcome"]["origin"] == "pod", "{pod}");
-    ensure!(pod["packet"]["from"].as_str().is_some_and(|from| from.starts_with(&client.v4.to_string())), "{pod}");
-    let by_address = nodes.text(&format!("trace --from {} --to default/web -o json", client.v4))?;
-    ensure!(serde_json::from_str::<Value>(&by_address)?["node"] == "n2", "{by_address}");
+    ensure!(
+        pod["packet"]["from"]
+            .as_str()
+            .is_some_and(|from| from.starts_with(&client.v4.to_string())),
+        "{pod}"
+    );
+    let by_address = nodes.text(&format!(
+        "trace --from {} --to default/web -o json",
+        client.v4
+    ))?;
+    ensure!(
+        serde_json::from_str::<Value>(&by_address)?["node"] == "n2",
+        "{by_address}"
+    );
     // The API server selects pods by their first address alone, and this one is the second.
-    let by_second = nodes.text(&format!("trace --from {} --to default/web -o json", client.v6))?;
-    ensure!(serde_json::from_str::<Value>(&by_second)?["node"] == "n2", "{by_second}");
+    let by_second = nodes.text(&format!(
+        "trace --from {} --to default/web -o json",
+        client.v6
+    ))?;
+    ensure!(
+        serde_json::from_str::<Value>(&by_second)?["node"] == "n2",
+        "{by_second}"
+    );
     // Another pod may have the address of one that has ended.
     cluster.put(&Object(json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ended", "namespace": "default"},
@@ -213,13 +343,25 @@ fn trace_asks_the_node_of_the_client() -> Result<()> {
         "status": {"phase": "Succeeded", "podIP": "198.51.100.7", "podIPs": [{"ip": "198.51.100.7"}]},
     })))?;
     let of_node = nodes.text("trace --from node/n1 --to default/web")?;
-    ensure!(of_node.lines().next().is_some_and(|line| line.contains(" on n1, ")), "{of_node}");
+    ensure!(
+        of_node
+            .lines()
+            .next()
+            .is_some_and(|line| line.contains(" on n1, ")),
+        "{of_node}"
+    );
     let stranger = nodes.run("trace --from 198.51.100.7 --to default/web")?;
     let words = String::from_utf8_lossy(&stranger.stderr).into_owned();
-    ensure!(!stranger.status.success() && words.contains("--node names the node"), "{words}");
+    ensure!(
+        !stranger.status.success() && words.contains("--node names the node"),
+        "{words}"
+    );
     let unknown = nodes.run("trace --from pod/default/client --to default/wbe")?;
     let words = String::from_utf8_lossy(&unknown.stderr).into_owned();
-    ensure!(!unknown.status.success() && words.contains("did you mean default/web?"), "{words}");
+    ensure!(
+        !unknown.status.success() && words.contains("did you mean default/web?"),
+        "{words}"
+    );
     Ok(())
 }
 
@@ -231,38 +373,75 @@ fn node_that_does_not_answer_is_named() -> Result<()> {
     cluster.serves("n1")?;
     let _connection = nodes.connect("p1a", &web)?;
     let mut watch = nodes.command("status --watch");
-    let mut watch = Watched(cluster.lab.fabric.ns.spawn(watch.stdout(Stdio::piped()).stderr(Stdio::piped()))?);
+    let mut watch = Watched(
+        cluster
+            .lab
+            .fabric
+            .ns
+            .spawn(watch.stdout(Stdio::piped()).stderr(Stdio::piped()))?,
+    );
     let mut rows = BufReader::new(watch.0.stdout.take().context("an output")?).lines();
     let mut words = BufReader::new(watch.0.stderr.take().context("words")?).lines();
-    for (start, part) in [("NODE ", "PROBLEMS"), ("n1 ", "healthy"), ("n2 ", "healthy")] {
+    for (start, part) in [
+        ("NODE ", "PROBLEMS"),
+        ("n1 ", "healthy"),
+        ("n2 ", "healthy"),
+    ] {
         let row = rows.next().context("a row")??;
         ensure!(row.starts_with(start) && row.contains(part), "{row}");
     }
     nodes.running.remove("n2").context("a pod on n2")?.stop()?;
-    let told = [words.next().context("words")??, words.next().context("words")??];
-    ensure!(told[0] == "1 of 2 nodes did not answer:" && told[1].starts_with("  n2: "), "{told:?}");
+    let told = [
+        words.next().context("words")??,
+        words.next().context("words")??,
+    ];
+    ensure!(
+        told[0] == "1 of 2 nodes did not answer:" && told[1].starts_with("  n2: "),
+        "{told:?}"
+    );
     drop(watch);
 
-    let all = [("status", "healthy"), ("services", "default"), ("flows", "default/web"), ("backends", "default/web")];
+    let all = [
+        ("status", "healthy"),
+        ("services", "default"),
+        ("flows", "default/web"),
+        ("backends", "default/web"),
+    ];
     for (command, seen) in all.into_iter().chain([("events", "Starting")]) {
         let output = nodes.run(command)?;
-        let (text, words) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8_lossy(&output.stdout);
+        let words = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.code() == Some(1), "{command}: {output:?}");
-        ensure!(text.lines().any(|line| line.starts_with("n1 ") && line.contains(seen)), "{command}: {text}");
-        ensure!(words.contains("1 of 2 nodes did not answer:\n  n2: "), "{command}: {words}");
+        ensure!(
+            text.lines()
+                .any(|line| line.starts_with("n1 ") && line.contains(seen)),
+            "{command}: {text}"
+        );
+        ensure!(
+            words.contains("1 of 2 nodes did not answer:\n  n2: "),
+            "{command}: {words}"
+        );
     }
     let output = nodes.run("status -o json")?;
     let answers: Value = serde_json::from_slice(&output.stdout)?;
     ensure!(
-        answers[1]["node"] == "n2" && answers[1]["answer"].is_null() && answers[1]["error"].is_string(),
+        answers[1]["node"] == "n2"
+            && answers[1]["answer"].is_null()
+            && answers[1]["error"].is_string(),
         "{answers}"
     );
     // The node that answers is well, and the one that is not there is not asked.
     ensure!(nodes.run("status --node n1")?.status.success());
     let missing = nodes.run("status --node n3")?;
-    ensure!(String::from_utf8_lossy(&missing.stderr).contains("n3: no pod of kpx is on this node"), "{missing:?}");
+    ensure!(
+        String::from_utf8_lossy(&missing.stderr).contains("n3: no pod of kpx is on this node"),
+        "{missing:?}"
+    );
     let nowhere = nodes.run("status --namespace default")?;
-    ensure!(String::from_utf8_lossy(&nowhere.stderr).contains("--namespace and --selector"), "{nowhere:?}");
+    ensure!(
+        String::from_utf8_lossy(&nowhere.stderr).contains("--namespace and --selector"),
+        "{nowhere:?}"
+    );
     Ok(())
 }
 
@@ -279,48 +458,104 @@ fn sysdump_holds_the_parts_of_every_node_and_no_secret() -> Result<()> {
     let again = nodes.run(&format!("sysdump --output {}", archive.display()))?;
     ensure!(!again.status.success(), "an archive is written over");
     let partial = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().ends_with(".partial");
-    let left = fs::read_dir(cluster.lab.dir())?.filter_map(Result::ok).find(partial);
+    let left = fs::read_dir(cluster.lab.dir())?
+        .filter_map(Result::ok)
+        .find(partial);
     ensure!(left.is_none(), "{left:?} is left");
 
     let folder = cluster.lab.dir().join("dump");
     fs::create_dir(&folder)?;
-    let unpack = Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(&folder).status()?;
+    let unpack = Command::new("tar")
+        .arg("-xzf")
+        .arg(&archive)
+        .arg("-C")
+        .arg(&folder)
+        .status()?;
     ensure!(unpack.success(), "tar: {unpack}");
-    let read =
-        |name: &str| fs::read_to_string(folder.join(name)).with_context(|| format!("read {name} of the archive"));
+    let read = |name: &str| {
+        fs::read_to_string(folder.join(name)).with_context(|| format!("read {name} of the archive"))
+    };
     let contents = read("CONTENTS")?;
     for node in ["n1", "n2"] {
         let status: Value = serde_json::from_str(&read(&format!("nodes/{node}/status.json"))?)?;
-        ensure!(status["nodeName"] == node && status["mapFill"].is_object(), "{status}");
-        let parts = ["version.txt", "check.json", "backends.json", "config.json", "kernel.txt", "CONTENTS"];
+        ensure!(
+            status["nodeName"] == node && status["mapFill"].is_object(),
+            "{status}"
+        );
+        let parts = [
+            "version.txt",
+            "check.json",
+            "backends.json",
+            "config.json",
+            "kernel.txt",
+            "CONTENTS",
+        ];
         for part in parts {
-            ensure!(!read(&format!("nodes/{node}/{part}"))?.is_empty(), "{part} of {node} is empty");
+            ensure!(
+                !read(&format!("nodes/{node}/{part}"))?.is_empty(),
+                "{part} of {node} is empty"
+            );
         }
-        ensure!(!read(&format!("nodes/{node}/CONTENTS"))?.contains("/proc/cmdline"), "the boot line of {node} is in");
-        ensure!(read(&format!("nodes/{node}/metrics.txt"))?.contains("kpx_"), "metrics of {node}");
+        ensure!(
+            !read(&format!("nodes/{node}/CONTENTS"))?.contains("/proc/cmdline"),
+            "the boot line of {node} is in"
+        );
+        ensure!(
+            read(&format!("nodes/{node}/metrics.txt"))?.contains("kpx_"),
+            "metrics of {node}"
+        );
         // The image has no tool that lists them.
         let rules = read(&format!("nodes/{node}/netfilter.txt"))?;
-        let is_masqueraded = rules.contains("chain postrouting of table inet cni: hook postrouting, priority 100, nat");
-        ensure!(is_masqueraded && rules.contains("oifname == \"eth0\""), "{rules}");
-        ensure!(read(&format!("logs/{node}.txt"))?.contains("started"), "log of {node}");
+        let is_masqueraded = rules
+            .contains("chain postrouting of table inet cni: hook postrouting, priority 100, nat");
+        ensure!(
+            is_masqueraded && rules.contains("oifname == \"eth0\""),
+            "{rules}"
+        );
+        ensure!(
+            read(&format!("logs/{node}.txt"))?.contains("started"),
+            "log of {node}"
+        );
         ensure!(contents.contains(&format!("nodes/{node}/ ")), "{contents}");
-        ensure!(!folder.join(format!("nodes/{node}/flows.jsonl")).exists(), "clients are in the archive unasked");
+        ensure!(
+            !folder.join(format!("nodes/{node}/flows.jsonl")).exists(),
+            "clients are in the archive unasked"
+        );
     }
     let flows: Value = serde_json::from_str(&read("nodes/n1/flow-counts.json")?)?;
-    ensure!(flows["default/web TCP established"].as_u64() >= Some(1), "{flows}");
+    ensure!(
+        flows["default/web TCP established"].as_u64() >= Some(1),
+        "{flows}"
+    );
     let services = read("nodes/n2/services.json")?;
     ensure!(services.contains("\"web\""), "{services}");
     // The image has no tools, and the API server of this test no DaemonSets.
     let of_node = read("nodes/n1/CONTENTS")?;
-    let is_missing =
-        |contents: &str, part: &str| contents.lines().any(|line| line.starts_with(part) && line.contains(" missing "));
-    ensure!(is_missing(&of_node, "nft.txt") && is_missing(&contents, "daemonsets.json"), "{of_node}\n{contents}");
+    let is_missing = |contents: &str, part: &str| {
+        contents
+            .lines()
+            .any(|line| line.starts_with(part) && line.contains(" missing "))
+    };
+    ensure!(
+        is_missing(&of_node, "nft.txt") && is_missing(&contents, "daemonsets.json"),
+        "{of_node}\n{contents}"
+    );
     let pods = read("pods.json")?;
-    ensure!(pods.contains("kpx-n1") && pods.contains("<left out>") && !pods.contains("6443"), "{pods}");
+    ensure!(
+        pods.contains("kpx-n1") && pods.contains("<left out>") && !pods.contains("6443"),
+        "{pods}"
+    );
 
     let token = cluster.api().token().to_owned();
-    let dumped = Command::new("grep").args(["-rl", &token]).arg(&folder).output()?;
-    ensure!(dumped.stdout.is_empty(), "a token is in {}", String::from_utf8_lossy(&dumped.stdout));
+    let dumped = Command::new("grep")
+        .args(["-rl", &token])
+        .arg(&folder)
+        .output()?;
+    ensure!(
+        dumped.stdout.is_empty(),
+        "a token is in {}",
+        String::from_utf8_lossy(&dumped.stdout)
+    );
     Ok(())
 }
 
@@ -349,14 +584,22 @@ fn monitor_names_the_node_of_each_line() -> Result<()> {
         nodes.connect("p1a", &web)?;
         nodes.connect("p2b", &web)?;
         seen.extend(lines.try_iter());
-        let is_of = |node: &str| seen.iter().any(|line| line.starts_with(node) && line.contains("default/web"));
+        let is_of = |node: &str| {
+            seen.iter()
+                .any(|line| line.starts_with(node) && line.contains("default/web"))
+        };
         Ok(is_of("n1 ") && is_of("n2 "))
     })
     .with_context(|| format!("{seen:?}"))?;
     kill(Pid::from_raw(monitor.0.id().cast_signed()), Signal::SIGINT)?;
     let status = monitor.0.wait()?;
     let mut words = String::new();
-    monitor.0.stderr.take().context("words of monitor")?.read_to_string(&mut words)?;
+    monitor
+        .0
+        .stderr
+        .take()
+        .context("words of monitor")?
+        .read_to_string(&mut words)?;
     ensure!(status.success() && words.is_empty(), "{status}: {words}");
     Ok(())
 }

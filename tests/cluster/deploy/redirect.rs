@@ -10,10 +10,12 @@ use crate::deploy::render::deploy_dir;
 /// An API server drops fields that the schema lacks.
 #[test]
 fn the_kind_keeps_every_field_that_kpx_reads() -> Result<()> {
-    let path = deploy_dir().join("kubernetes/components/local-redirect/custom-resource-definition.yaml");
+    let path =
+        deploy_dir().join("kubernetes/components/local-redirect/custom-resource-definition.yaml");
     let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     let kind: Value = serde_saphyr::from_str(&text)?;
-    let (names, version) = (&kind["spec"]["names"], &kind["spec"]["versions"][0]);
+    let names = &kind["spec"]["names"];
+    let version = &kind["spec"]["versions"][0];
     let api_version = format!(
         "{}/{}",
         kind["spec"]["group"].as_str().unwrap_or_default(),
@@ -37,7 +39,8 @@ fn the_kind_keeps_every_field_that_kpx_reads() -> Result<()> {
         },
         "skipRedirectFromBackend": true,
     });
-    let read: LocalRedirect = serde_json::from_value(json!({ "metadata": {}, "spec": spec.clone() }))?;
+    let read: LocalRedirect =
+        serde_json::from_value(json!({ "metadata": {}, "spec": spec.clone() }))?;
     let written = serde_json::to_value(&read.spec)?;
     let schema = &version["schema"]["openAPIV3Schema"]["properties"]["spec"];
     for value in [&spec, &written] {
@@ -50,12 +53,20 @@ fn keeps(schema: &Value, value: &Value, path: &str) -> Result<()> {
     match value {
         Value::Object(fields) => fields.iter().try_for_each(|(name, value)| {
             let path = format!("{path}.{name}");
-            let field = schema["properties"].get(name).with_context(|| format!("the schema has no {path}"))?;
+            let field = schema["properties"]
+                .get(name)
+                .with_context(|| format!("the schema has no {path}"))?;
             keeps(field, value, &path)
         }),
-        Value::Array(items) => items.iter().try_for_each(|item| keeps(&schema["items"], item, path)),
+        Value::Array(items) => items
+            .iter()
+            .try_for_each(|item| keeps(&schema["items"], item, path)),
         _ => {
-            let type_ = if value.is_boolean() { "boolean" } else { "string" };
+            let type_ = if value.is_boolean() {
+                "boolean"
+            } else {
+                "string"
+            };
             ensure!(schema["type"] == type_, "{path}: {:?}", schema["type"]);
             Ok(())
         }

@@ -1,4 +1,5 @@
-//! Manifests as the tools of their users make them, decoded as an API server would: nothing unknown, nothing missing.
+//! Manifests as the tools of their users make them, decoded as an API server would: nothing
+//! unknown, nothing missing.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -28,7 +29,8 @@ pub(crate) fn kustomize(folder: &Path) -> Result<Objects> {
 /// The name of the image in the manifests, which is qualified: a node pulls it from nowhere.
 pub(crate) const IMAGE: &str = "localhost/kpx";
 
-/// `helm template` of the chart with a file of values. Where these leave the image to a registry, it is named as in the manifests.
+/// `helm template` of the chart with a file of values. Where these leave the image to a registry,
+/// it is named as in the manifests.
 pub(crate) fn helm(values: &Path) -> Result<Objects> {
     let mut args: Vec<OsString> = vec!["--values".into(), values.into()];
     if !std::fs::read_to_string(values)?.contains("repository: ") {
@@ -40,13 +42,22 @@ pub(crate) fn helm(values: &Path) -> Result<Objects> {
 pub(crate) fn helm_output(args: &[OsString]) -> Result<String> {
     // `cargo xtask test` installs it and says where.
     let mut helm = Command::new(std::env::var_os("HELM").unwrap_or_else(|| "helm".into()));
-    helm.args(["template", "kpx"]).arg(deploy_dir().join("helm/kpx")).args(["--namespace", "kube-system"]).args(args);
+    helm.args(["template", "kpx"])
+        .arg(deploy_dir().join("helm/kpx"))
+        .args(["--namespace", "kube-system"])
+        .args(args);
     output(helm).context("is helm installed? `cargo xtask setup` does it")
 }
 
 fn output(mut command: Command) -> Result<String> {
-    let output = command.output().with_context(|| format!("run {command:?}"))?;
-    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let output = command
+        .output()
+        .with_context(|| format!("run {command:?}"))?;
+    ensure!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).context("output in UTF-8")
 }
 

@@ -1,5 +1,5 @@
-//! kpx in kubeadm's DaemonSet for kube-proxy, whose container lacks the node's BPF file system. The tests check what
-//! stays on the node after its end, and which kpx finds it.
+//! kpx in kubeadm's DaemonSet for kube-proxy, whose container lacks the node's BPF file system. The
+//! tests check what stays on the node after its end, and which kpx finds it.
 
 use std::fs;
 use std::process::Command;
@@ -30,17 +30,24 @@ fn a_container_finds_what_the_one_before_has_left() -> Result<()> {
     let kpx = fixture.kpx(&[])?;
     fixture.is_kept_by(&kpx, "filters")?;
     let mut open = fixture.connections()?;
-    let (before, made) = (fixture.maps(&kpx)?, fixture.programs(&kpx)?);
+    let before = fixture.maps(&kpx)?;
+    let made = fixture.programs(&kpx)?;
     drop(kpx); // By SIGKILL.
     answer(&mut open).context("without an agent")?;
     fixture.cluster.serves("n1").context("without an agent")?;
     let mut while_dead = fixture.connections()?;
 
     let kpx = fixture.kpx(&[])?;
-    answer(&mut open).and(answer(&mut while_dead)).context("with the next agent")?;
-    let (after, now) = (fixture.maps(&kpx)?, fixture.programs(&kpx)?);
+    answer(&mut open)
+        .and(answer(&mut while_dead))
+        .context("with the next agent")?;
+    let after = fixture.maps(&kpx)?;
+    let now = fixture.programs(&kpx)?;
     let same = |name: &str| before[name] == after[name];
-    ensure!(same("FLOWS4") && same("FLOWS6") && same("SERVICES4") && same("NODE"), "{before}, then {after}");
+    ensure!(
+        same("FLOWS4") && same("FLOWS6") && same("SERVICES4") && same("NODE"),
+        "{before}, then {after}"
+    );
     ensure!(made != now, "the programs are the next agent's own: {now}");
     kpx.stop()?;
     answer(&mut open).context("after SIGTERM")
@@ -64,16 +71,22 @@ fn a_container_keeps_no_capability_for_which_it_looked_for_maps() -> Result<()> 
     let fixture = Fixture::start()?;
     fixture.kpx(&[])?.stop()?;
     let kpx = fixture.kpx(&[])?;
-    let needed = NEEDED.iter().fold(0, |mask, need| mask | need.capability.bitmask());
+    let needed = NEEDED
+        .iter()
+        .fold(0, |mask, need| mask | need.capability.bitmask());
     for thread in fs::read_dir(format!("/proc/{}/task", kpx.pid()))? {
         let text = fs::read_to_string(thread?.path().join("status"))?;
-        let mask = text.lines().find_map(|line| line.strip_prefix("CapEff:")).context("CapEff")?;
+        let mask = text
+            .lines()
+            .find_map(|line| line.strip_prefix("CapEff:"))
+            .context("CapEff")?;
         ensure!(u64::from_str_radix(mask.trim(), 16)? == needed, "{text}");
     }
     kpx.stop()
 }
 
-/// Checks that socket programs end with the container, and that packets of new sockets are translated.
+/// Checks that socket programs end with the container, and that packets of new sockets are
+/// translated.
 #[test]
 fn each_container_translates_sockets_again() -> Result<()> {
     let fixture = Fixture::start()?;
@@ -81,9 +94,13 @@ fn each_container_translates_sockets_again() -> Result<()> {
     fixture.is_kept_by(&kpx, "filters")?;
     let mut open = fixture.connections()?;
     drop(kpx);
-    answer(&mut open).and(fixture.cluster.serves("n1")).context("without an agent")?;
+    answer(&mut open)
+        .and(fixture.cluster.serves("n1"))
+        .context("without an agent")?;
     let kpx = fixture.kpx(&["--socket-lb=host"])?;
-    answer(&mut open).and(fixture.cluster.serves("n1")).context("with the next agent")?;
+    answer(&mut open)
+        .and(fixture.cluster.serves("n1"))
+        .context("with the next agent")?;
     kpx.stop()
 }
 
@@ -114,15 +131,36 @@ fn the_documented_patch_moves_all_into_the_nodes_file_system() -> Result<()> {
     fixture.kpx(&[])?.stop()?;
     let mut open = fixture.connections()?;
     let patched = patched(&fixture.set)?;
-    let kpx = Running::ready(&fixture.cluster.lab, &fixture.cluster.lab.n1, &patched, &fixture.supplies)?;
+    let kpx = Running::ready(
+        &fixture.cluster.lab,
+        &fixture.cluster.lab.n1,
+        &patched,
+        &fixture.supplies,
+    )?;
     fixture.is_kept_by(&kpx, "pins")?;
     answer(&mut open).context("with the node's BPF file system")?;
-    ensure!(fixture.cluster.lab.n1.host.ns.bpf_dir().join("kpx/v2/maps/FLOWS4").exists(), "nothing is pinned there");
+    ensure!(
+        fixture
+            .cluster
+            .lab
+            .n1
+            .host
+            .ns
+            .bpf_dir()
+            .join("kpx/v2/maps/FLOWS4")
+            .exists(),
+        "nothing is pinned there"
+    );
     kpx.stop()?;
     // From there kpx's own DaemonSet takes over, which may not look for maps by number.
     let objects = overlay("kubeadm")?;
     let own = objects.daemon_set.context("a DaemonSet")?;
-    let kpx = Running::ready(&fixture.cluster.lab, &fixture.cluster.lab.n1, &own, &fixture.supplies)?;
+    let kpx = Running::ready(
+        &fixture.cluster.lab,
+        &fixture.cluster.lab.n1,
+        &own,
+        &fixture.supplies,
+    )?;
     answer(&mut open).context("with kpx's own DaemonSet")?;
     kpx.stop()
 }
@@ -132,14 +170,26 @@ fn the_documented_patch_moves_all_into_the_nodes_file_system() -> Result<()> {
 fn bpf_file_system_of_a_container_alone_is_not_taken_for_the_nodes() -> Result<()> {
     const MOUNT: &str = r#"mount -t bpf -o mode=0700 bpf /sys/fs/bpf && exec "$0" "$@""#;
     let fixture = Fixture::start()?;
-    let (lab, n1) = (&fixture.cluster.lab, &fixture.cluster.lab.n1.host);
+    let lab = &fixture.cluster.lab;
+    let n1 = &fixture.cluster.lab.n1.host;
     let container = || {
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", MOUNT]);
-        Agent::launch_by(Some(command), lab, n1, Source::Kubeconfig(&fixture.cluster.kubeconfig), &[""; 0])?.healthy()
+        Agent::launch_by(
+            Some(command),
+            lab,
+            n1,
+            Source::Kubeconfig(&fixture.cluster.kubeconfig),
+            &[""; 0],
+        )?
+        .healthy()
     };
     let kpx = container()?;
-    ensure!(kpx.status()?["keptBy"] == "filters", "{}", kpx.status()?["keptBy"]);
+    ensure!(
+        kpx.status()?["keptBy"] == "filters",
+        "{}",
+        kpx.status()?["keptBy"]
+    );
     let mut open = fixture.connections()?;
     kpx.crash()?;
     answer(&mut open).context("without an agent")?;
@@ -152,10 +202,19 @@ fn bpf_file_system_of_a_container_alone_is_not_taken_for_the_nodes() -> Result<(
 fn a_container_that_does_not_see_another_ones_links_refuses_to_start() -> Result<()> {
     let fixture = Fixture::start()?;
     let own = overlay("kubeadm")?.daemon_set.context("a DaemonSet")?;
-    Running::ready(&fixture.cluster.lab, &fixture.cluster.lab.n1, &own, &fixture.supplies)?.stop()?;
+    Running::ready(
+        &fixture.cluster.lab,
+        &fixture.cluster.lab.n1,
+        &own,
+        &fixture.supplies,
+    )?
+    .stop()?;
     let mut open = fixture.connections()?;
     let said = fixture.is_refused()?;
-    ensure!(said.contains("by TCX links, and this container does not see their pins"), "{said}");
+    ensure!(
+        said.contains("by TCX links, and this container does not see their pins"),
+        "{said}"
+    );
     answer(&mut open).context("they serve on")
 }
 
@@ -165,8 +224,13 @@ fn one_of_two_containers_serves() -> Result<()> {
     let kpx = fixture.kpx(&[])?;
     let mut open = fixture.connections()?;
     let said = fixture.is_refused()?;
-    ensure!(said.contains("another kpx is running on this host"), "{said}");
-    answer(&mut open).and(fixture.cluster.serves("n1")).context("the first")?;
+    ensure!(
+        said.contains("another kpx is running on this host"),
+        "{said}"
+    );
+    answer(&mut open)
+        .and(fixture.cluster.serves("n1"))
+        .context("the first")?;
     kpx.stop()
 }
 
@@ -177,7 +241,10 @@ fn filters_of_another_layout_are_refused_with_a_remedy() -> Result<()> {
     fixture.foreign_filter(LAYOUT + 1)?;
     let said = fixture.is_refused()?;
     let theirs = format!("layout {}", LAYOUT + 1);
-    ensure!(said.contains("eth0 carries the filter") && said.contains(&theirs), "{said}");
+    ensure!(
+        said.contains("eth0 carries the filter") && said.contains(&theirs),
+        "{said}"
+    );
     ensure!(said.contains("kpx cleanup"), "{said}");
     fixture.has_no_anchor()
 }
@@ -189,7 +256,11 @@ fn a_filter_that_is_none_of_kpxs_hands_over_no_maps() -> Result<()> {
     fixture.tc("qdisc add dev eth0 clsact")?;
     fixture.foreign_filter(LAYOUT)?;
     let kpx = fixture.kpx(&[])?;
-    ensure!(kpx.log().contains("a foreign filter has kpx's place"), "{}", kpx.log());
+    ensure!(
+        kpx.log().contains("a foreign filter has kpx's place"),
+        "{}",
+        kpx.log()
+    );
     fixture.cluster.serves("n1")?;
     kpx.stop()
 }
@@ -200,7 +271,8 @@ fn kubeadms_patch_makes_what_the_documented_patch_makes() -> Result<()> {
     let (set, _) = swapped()?;
     let mut before = set.clone();
     container(&mut before)?.image = Some("registry.k8s.io/kube-proxy:v1.37.0".to_owned());
-    let (one, other) = (sorted(merged(&before)?)?, sorted(patched(&set)?)?);
+    let one = sorted(merged(&before)?)?;
+    let other = sorted(patched(&set)?)?;
     ensure!(one == other, "{one:#?}\n\n{other:#?}");
     Ok(())
 }
@@ -211,25 +283,46 @@ fn merged(set: &DaemonSet) -> Result<DaemonSet> {
     let file = folder.path().join("set.json");
     fs::write(&file, serde_json::to_vec(set)?)?;
     let mut kubectl = Command::new("kubectl");
-    kubectl.args(["patch", "--local", "--output", "json", "--filename"]).arg(file);
-    kubectl.arg("--patch-file").arg(deploy_dir().join("kubeadm/kubeproxydaemonset.yaml"));
+    kubectl
+        .args(["patch", "--local", "--output", "json", "--filename"])
+        .arg(file);
+    kubectl
+        .arg("--patch-file")
+        .arg(deploy_dir().join("kubeadm/kubeproxydaemonset.yaml"));
     let output = kubectl.output().context("run kubectl")?;
-    ensure!(output.status.success(), "{kubectl:?}: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "{kubectl:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 /// The order of lists is no part of the pod.
 fn sorted(mut set: DaemonSet) -> Result<DaemonSet> {
-    let mounts = container(&mut set)?.volume_mounts.as_mut().context("mounts")?;
+    let mounts = container(&mut set)?
+        .volume_mounts
+        .as_mut()
+        .context("mounts")?;
     mounts.sort_by(|one, other| one.name.cmp(&other.name));
-    let pod = set.spec.as_mut().and_then(|spec| spec.template.spec.as_mut()).context("a pod's spec")?;
-    pod.volumes.as_mut().context("volumes")?.sort_by(|one, other| one.name.cmp(&other.name));
+    let pod = set
+        .spec
+        .as_mut()
+        .and_then(|spec| spec.template.spec.as_mut())
+        .context("a pod's spec")?;
+    pod.volumes
+        .as_mut()
+        .context("volumes")?
+        .sort_by(|one, other| one.name.cmp(&other.name));
     Ok(set)
 }
 
 /// The DaemonSet as the patch in docs/migration.md makes it.
 fn patched(set: &DaemonSet) -> Result<DaemonSet> {
-    let patch = MIGRATION.split_once("--type json --patch '").context("a patch")?.1;
+    let patch = MIGRATION
+        .split_once("--type json --patch '")
+        .context("a patch")?
+        .1;
     let patch: Patch = serde_json::from_str(patch.split_once('\'').context("its end")?.0)?;
     let mut document = serde_json::to_value(set)?;
     json_patch::patch(&mut document, &patch)?;
@@ -249,28 +342,48 @@ impl Fixture {
         let (set, config) = swapped()?;
         let supplies = cluster.supplies(&[&config]);
         let web = cluster.web()?;
-        Ok(Self { set, supplies, web, cluster })
+        Ok(Self {
+            set,
+            supplies,
+            web,
+            cluster,
+        })
     }
 
     /// A filter at the place of kpx's own that have maps of this layout.
     fn foreign_filter(&self, layout: u32) -> Result<()> {
         let place = format!("ingress prio 19280 handle {layout} protocol all");
-        self.tc(&format!("filter add dev eth0 {place} bpf da bytecode 1,6|0|0|4294967295,"))
+        self.tc(&format!(
+            "filter add dev eth0 {place} bpf da bytecode 1,6|0|0|4294967295,"
+        ))
     }
 
     fn with(&self, args: &[&str]) -> Result<DaemonSet> {
         let mut set = self.set.clone();
-        container(&mut set)?.command.get_or_insert_default().extend(args.iter().map(|&arg| arg.to_owned()));
+        container(&mut set)?
+            .command
+            .get_or_insert_default()
+            .extend(args.iter().map(|&arg| arg.to_owned()));
         Ok(set)
     }
 
     fn kpx(&self, args: &[&str]) -> Result<Running<'_>> {
-        Running::ready(&self.cluster.lab, &self.cluster.lab.n1, &self.with(args)?, &self.supplies)
+        Running::ready(
+            &self.cluster.lab,
+            &self.cluster.lab.n1,
+            &self.with(args)?,
+            &self.supplies,
+        )
     }
 
     /// Returns the log of a kpx that does not start.
     fn is_refused(&self) -> Result<String> {
-        let mut kpx = Running::start(&self.cluster.lab, &self.cluster.lab.n1, &self.set, &self.supplies)?;
+        let mut kpx = Running::start(
+            &self.cluster.lab,
+            &self.cluster.lab.n1,
+            &self.set,
+            &self.supplies,
+        )?;
         let status = kpx.wait()?;
         ensure!(!status.success(), "it started: {}", kpx.log());
         Ok(kpx.log())
@@ -281,7 +394,10 @@ impl Fixture {
         ensure!(status["keptBy"] == what, "{}", status["keptBy"]);
         let metrics = http::ask(&self.cluster.lab.n1.host.ns, METRICS, "GET", "/metrics")?.body;
         let gap = format!("kpx_restart_gap {}", u8::from(what == "nothing"));
-        ensure!(metrics.lines().any(|line| line == gap), "no {gap} in {metrics}");
+        ensure!(
+            metrics.lines().any(|line| line == gap),
+            "no {gap} in {metrics}"
+        );
         Ok(())
     }
 
@@ -295,10 +411,13 @@ impl Fixture {
 
     /// Opens connections of a pod and of the node, by either family.
     fn connections(&self) -> Result<Vec<Connection>> {
-        let clients = ["p1a", "n1"].into_iter().flat_map(|client| Family::ALL.map(|family| (client, family)));
+        let clients = ["p1a", "n1"]
+            .into_iter()
+            .flat_map(|client| Family::ALL.map(|family| (client, family)));
         let dial = |(client, family)| {
             let dial = Dial::new(Protocol::Tcp, self.web.frontend(family));
-            dial.connect(&self.cluster.lab.host(client).ns).with_context(|| format!("{client} by {family}"))
+            dial.connect(&self.cluster.lab.host(client).ns)
+                .with_context(|| format!("{client} by {family}"))
         };
         let mut connections = clients.map(dial).collect::<Result<Vec<_>>>()?;
         answer(&mut connections)?;
@@ -307,17 +426,31 @@ impl Fixture {
 
     fn tc(&self, words: &str) -> Result<()> {
         let words = words.split(' ').map(|word| word.replace('|', " "));
-        self.cluster.lab.n1.host.ns.exec(Command::new("tc").args(words)).map(drop)
+        self.cluster
+            .lab
+            .n1
+            .host
+            .ns
+            .exec(Command::new("tc").args(words))
+            .map(drop)
     }
 
     fn has_no_anchor(&self) -> Result<()> {
         wait_until(DEADLINE, "kpx0 is gone", || {
-            let links = self.cluster.lab.n1.host.ns.exec(Command::new("ip").args(["-brief", "link"]))?;
+            let links = self
+                .cluster
+                .lab
+                .n1
+                .host
+                .ns
+                .exec(Command::new("ip").args(["-brief", "link"]))?;
             Ok(!links.contains("kpx0"))
         })
     }
 }
 
 fn answer(connections: &mut [Connection]) -> Result<()> {
-    connections.iter_mut().try_for_each(|connection| connection.exchange(b"hello").map(drop).map_err(Into::into))
+    connections
+        .iter_mut()
+        .try_for_each(|connection| connection.exchange(b"hello").map(drop).map_err(Into::into))
 }

@@ -1,4 +1,5 @@
-//! The remains of kube-proxy's rules in the kernel's table of connections, and the source ports that kpx draws.
+//! The remains of kube-proxy's rules in the kernel's table of connections, and the source ports
+//! that kpx draws.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -11,8 +12,10 @@ use testbed::netns::NetNs;
 
 use crate::events::fixture::{Fixture, service, slice};
 
-/// The rules of kube-proxy for the host's own packets: two services, and an address of no Service. What is in
-/// the table cni has nothing to do with it, and keeps netfilter tracking and translating when kube-proxy is gone.
+/// The rules of kube-proxy for the host's own packets: two services, and an address of no Service.
+/// What is in
+/// the table cni has nothing to do with it, and keeps netfilter tracking and translating when
+/// kube-proxy is gone.
 const RULES: &str = "
 table inet kube-proxy {
     chain output {
@@ -39,10 +42,16 @@ fn connections_of_kube_proxy_move_to_kpx() -> Result<()> {
         }
     }
     fixture.ns.nft(RULES)?;
-    let dials = [("10.96.0.10", 4001), ("fd00:96::a", 4002), ("198.51.100.7", 4003)];
+    let dials = [
+        ("10.96.0.10", 4001),
+        ("fd00:96::a", 4002),
+        ("198.51.100.7", 4003),
+    ];
     let answers = |(to, port): (&str, u16)| {
         let to = SocketAddr::new(to.parse()?, 53);
-        let dial = Dial::new(Protocol::Udp, to).source_port(port).deadline(Duration::from_millis(500));
+        let dial = Dial::new(Protocol::Udp, to)
+            .source_port(port)
+            .deadline(Duration::from_millis(500));
         match dial.exchange(&fixture.ns, b"hello") {
             Ok(answer) => Ok(answer.backend),
             Err(Fault::TimedOut(_) | Fault::Refused) => Ok(String::new()),
@@ -54,7 +63,11 @@ fn connections_of_kube_proxy_move_to_kpx() -> Result<()> {
     }
     fixture.ns.nft("delete table inet kube-proxy")?;
     for dial in dials {
-        assert_eq!(answers(dial)?, "old", "{dial:?} after kube-proxy, whose translation stays");
+        assert_eq!(
+            answers(dial)?,
+            "old",
+            "{dial:?} after kube-proxy, whose translation stays"
+        );
     }
 
     fixture.put(&service("dns", 10))?;
@@ -62,14 +75,24 @@ fn connections_of_kube_proxy_move_to_kpx() -> Result<()> {
     fixture.put(&slice("dns", "fd00::3"))?;
     let kpx = fixture.start_healthy("")?;
     for dial in &dials[..2] {
-        wait_until(DEADLINE, "the new backend answers", || Ok(answers(*dial)? == "new"))
-            .with_context(|| format!("{dial:?}: {}", fixture.log()))?;
+        wait_until(DEADLINE, "the new backend answers", || {
+            Ok(answers(*dial)? == "new")
+        })
+        .with_context(|| format!("{dial:?}: {}", fixture.log()))?;
     }
     for family in Family::ALL {
-        let deleted = format!("kubeproxy_conntrack_reconciler_deleted_entries_total{{ip_family=\"{family}\"}} 1\n");
-        wait_until(DEADLINE, &deleted, || Ok(fixture.metrics()?.contains(&deleted)))?;
+        let deleted = format!(
+            "kubeproxy_conntrack_reconciler_deleted_entries_total{{ip_family=\"{family}\"}} 1\n"
+        );
+        wait_until(DEADLINE, &deleted, || {
+            Ok(fixture.metrics()?.contains(&deleted))
+        })?;
     }
-    assert_eq!(answers(dials[2])?, "old", "kpx leaves alone an address that is no frontend");
+    assert_eq!(
+        answers(dials[2])?,
+        "old",
+        "kpx leaves alone an address that is no frontend"
+    );
     kpx.stop()
 }
 
@@ -78,7 +101,15 @@ fn source_ports_are_reserved_where_the_kernel_would_give_them() -> Result<()> {
     const RANGE: &str = "ipv4/ip_local_port_range";
     const RESERVED: &str = "ipv4/ip_local_reserved_ports";
     let fixture = Fixture::with_node()?;
-    let reserved = || Ok::<_, anyhow::Error>(fixture.ns.read(&format!("/proc/sys/net/{RESERVED}"))?.trim().to_owned());
+    let reserved = || {
+        Ok::<_, anyhow::Error>(
+            fixture
+                .ns
+                .read(&format!("/proc/sys/net/{RESERVED}"))?
+                .trim()
+                .to_owned(),
+        )
+    };
     fixture.ns.sysctl(RANGE, "32768 60999")?;
     let kpx = fixture.start_healthy("")?;
     assert_eq!(reserved()?, "", "nothing is given that must not be");
@@ -90,7 +121,11 @@ fn source_ports_are_reserved_where_the_kernel_would_give_them() -> Result<()> {
     assert_eq!(reserved()?, "8080,61000-65535");
     fixture.ns.sysctl(RESERVED, "8080,9999,61000-65535")?;
     kpx.stop()?;
-    assert_eq!(reserved()?, "8080,9999,62000", "what was reserved before, and by others meanwhile");
+    assert_eq!(
+        reserved()?,
+        "8080,9999,62000",
+        "what was reserved before, and by others meanwhile"
+    );
     Ok(())
 }
 
@@ -102,12 +137,22 @@ fn neighbour(node: &NetNs) -> Result<Host> {
         Family::ALL.map(|family| {
             let prefix = if family == Family::V4 { 24 } else { 64 };
             let nodad = if family == Family::V4 { "" } else { "nodad" };
-            format!("addr add {}/{prefix} dev wire {nodad}", address(family, last))
+            format!(
+                "addr add {}/{prefix} dev wire {nodad}",
+                address(family, last)
+            )
         })
     });
     ns.ip(&format!("link set wire up\n{}", addrs.concat().join("\n")))?;
-    let addrs = Dual { v4: "192.0.2.2".parse()?, v6: "fd00::2".parse()? };
-    Ok(Host { name: "wire", ns, addrs })
+    let addrs = Dual {
+        v4: "192.0.2.2".parse()?,
+        v6: "fd00::2".parse()?,
+    };
+    Ok(Host {
+        name: "wire",
+        ns,
+        addrs,
+    })
 }
 
 fn address(family: Family, last: u8) -> IpAddr {

@@ -25,7 +25,8 @@ impl Deref for Fixture {
 }
 
 impl Fixture {
-    /// A node of the name n1 at 192.0.2.1 and fd00::1, without an object as yet. `wire` is the other end of its eth0.
+    /// A node of the name n1 at 192.0.2.1 and fd00::1, without an object as yet. `wire` is the
+    /// other end of its eth0.
     pub(crate) fn new() -> Result<Self> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let ns = NetNs::machine(&format!("events{}", MADE.fetch_add(1, Ordering::Relaxed)))?;
@@ -58,9 +59,15 @@ impl Fixture {
 
     /// Waits until something is told for this reason, and that `holds`.
     pub(crate) fn told(&self, reason: &str, holds: impl Fn(&Value) -> bool) -> Result<Value> {
-        let find = || self.events().into_iter().find(|event| event["reason"] == reason && holds(event));
-        wait_until(DEADLINE, &format!("{reason} is told"), || Ok(find().is_some()))
-            .with_context(|| format!("told: {:#?}\n{}", self.events(), self.log()))?;
+        let find = || {
+            self.events()
+                .into_iter()
+                .find(|event| event["reason"] == reason && holds(event))
+        };
+        wait_until(DEADLINE, &format!("{reason} is told"), || {
+            Ok(find().is_some())
+        })
+        .with_context(|| format!("told: {:#?}\n{}", self.events(), self.log()))?;
         find().context("an event that stays")
     }
 
@@ -72,15 +79,23 @@ impl Fixture {
 
 /// Waits until the agent tells of a problem, in its status.
 pub(crate) fn wait_problem(kpx: &Agent, what: &str, why: &str) -> Result<()> {
-    let is_it =
-        |status: &Status| status.problems.iter().any(|problem| problem.what == what && problem.why.contains(why));
+    let is_it = |status: &Status| {
+        status
+            .problems
+            .iter()
+            .any(|problem| problem.what == what && problem.why.contains(why))
+    };
     kpx.wait(DEADLINE, why, is_it)
 }
 
 /// Waits until the agent ends by itself, with 1 and for this reason.
 pub(crate) fn fails(mut kpx: Agent, why: &str) -> Result<()> {
-    let (status, log) = (kpx.ended(DEADLINE)?, kpx.log());
-    ensure!(status.code() == Some(1) && log.contains(why), "{status}, and not {why:?}: {log}");
+    let status = kpx.ended(DEADLINE)?;
+    let log = kpx.log();
+    ensure!(
+        status.code() == Some(1) && log.contains(why),
+        "{status}, and not {why:?}: {log}"
+    );
     Ok(())
 }
 

@@ -1,4 +1,5 @@
-//! The Node object: waited for, and the end of kpx when it changes. `node_object` has what is served without it.
+//! The Node object: waited for, and the end of kpx when it changes. `node_object` has what is
+//! served without it.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -20,9 +21,15 @@ fn kpx_serves_nothing_before_the_node_has_addresses() -> Result<()> {
     wait_problem(&kpx, NODE_OBJECT, "n1 has no addresses yet")?;
     let status = kpx.typed_status()?;
     ensure!(!status.healthy && status.syncs == 0, "{status:?}");
-    ensure!(fixture.events().is_empty(), "told too early: {:?}", fixture.events());
+    ensure!(
+        fixture.events().is_empty(),
+        "told too early: {:?}",
+        fixture.events()
+    );
     fixture.put(&node(&["192.0.2.1"]))?;
-    kpx.wait(DEADLINE, "all is well", |status| status.healthy && status.tables["IPv4"].service_ports == 1)?;
+    kpx.wait(DEADLINE, "all is well", |status| {
+        status.healthy && status.tables["IPv4"].service_ports == 1
+    })?;
     kpx.stop()
 }
 
@@ -30,7 +37,10 @@ fn kpx_serves_nothing_before_the_node_has_addresses() -> Result<()> {
 fn pod_cidrs_that_do_not_come_are_given_up() -> Result<()> {
     let fixture = Fixture::with_node()?;
     let kpx = fixture.spawn("--node-timeout 1s --detect-local-mode NodeCIDR")?;
-    fails(kpx, "gave up after 1s: local pods: the Node object has no podCIDRs yet")
+    fails(
+        kpx,
+        "gave up after 1s: local pods: the Node object has no podCIDRs yet",
+    )
 }
 
 #[test]
@@ -49,7 +59,10 @@ fn new_addresses_end_kpx_unless_they_do_not_matter() -> Result<()> {
     let fixture = Fixture::with_node()?;
     let kpx = fixture.start_healthy("")?;
     fixture.put(&node(&["192.0.2.99", "fd00::1"]))?;
-    fails(kpx, "the addresses of the Node object n1 have changed from [192.0.2.1, fd00::1] to [192.0.2.99, fd00::1]")?;
+    fails(
+        kpx,
+        "the addresses of the Node object n1 have changed from [192.0.2.1, fd00::1] to [192.0.2.99, fd00::1]",
+    )?;
 
     let kpx = fixture.start_healthy("--node-ip 192.0.2.1,fd00::1")?;
     fixture.put(&node(&["192.0.2.1", "fd00::99"]))?;
@@ -58,7 +71,9 @@ fn new_addresses_end_kpx_unless_they_do_not_matter() -> Result<()> {
     labelled["metadata"]["labels"] = json!({ "a": "b" });
     fixture.put(&labelled)?;
     fixture.put(&service("web", 10))?;
-    kpx.wait(DEADLINE, "a service after it is served", |status| status.tables["IPv4"].service_ports == 1)?;
+    kpx.wait(DEADLINE, "a service after it is served", |status| {
+        status.tables["IPv4"].service_ports == 1
+    })?;
     fixture.api.delete("Node", "", "n1")?;
     fails(kpx, "the Node object n1 was deleted")
 }
@@ -71,7 +86,9 @@ fn a_server_that_tells_nothing_of_nodes_is_a_problem_and_no_more() -> Result<()>
         fixture.put(&service("web", 10))?;
         let kpx = fixture.start_healthy("--node-timeout 1s")?;
         wait_problem(&kpx, NODE_OBJECT, "serves no Nodes, or not to kpx")?;
-        kpx.wait(DEADLINE, "served all the same", |status| status.tables["IPv4"].service_ports == 1)?;
+        kpx.wait(DEADLINE, "served all the same", |status| {
+            status.tables["IPv4"].service_ports == 1
+        })?;
         kpx.stop()?;
     }
     Ok(())

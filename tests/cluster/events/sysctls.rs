@@ -35,13 +35,23 @@ fn settings_are_written_where_permitted_and_reported_elsewhere() -> Result<()> {
         queue.waiting()
     };
     assert_eq!(told(&settings), 0);
-    let values = ["tcp_timeout_established", "tcp_timeout_close_wait", "tcp_be_liberal", "udp_timeout_stream"];
+    let values = [
+        "tcp_timeout_established",
+        "tcp_timeout_close_wait",
+        "tcp_be_liberal",
+        "udp_timeout_stream",
+    ];
     let values = values.map(read).into_iter().collect::<Result<Vec<_>>>()?;
     assert_eq!(values, [86_400, 3_600, 1, 77]);
     assert_eq!(read("udp_timeout")?, udp_timeout, "0 leaves it as it is");
 
-    // Only the machine's own namespace may size the table, and a value that is right already is not written.
-    let sized = |min| Conntrack { max_per_core: Some(1), min: Some(min), ..Conntrack::default() };
+    // Only the machine's own namespace may size the table, and a value that is right already is not
+    // written.
+    let sized = |min| Conntrack {
+        max_per_core: Some(1),
+        min: Some(min),
+        ..Conntrack::default()
+    };
     assert_eq!(told(&sized(max)), 0);
     assert_eq!(told(&sized(max + 1)), 1);
     assert_eq!(read("max")?, max);

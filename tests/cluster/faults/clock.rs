@@ -1,4 +1,5 @@
-//! A wall clock that steps under a running kpx. The clocks of the kernel's programs and of timers do not step with it.
+//! A wall clock that steps under a running kpx. The clocks of the kernel's programs and of timers
+//! do not step with it.
 
 use std::time::Duration;
 
@@ -15,8 +16,12 @@ use crate::faults::fixture::{PORT, RECOVERY, Run};
 
 const DAY: i64 = 86_400;
 /// Seconds from the true time.
-const STEPS: [(&str, i64); 4] =
-    [("a day on", DAY), ("a day back", -DAY), ("ten years on", 3_652 * DAY), ("right again", 0)];
+const STEPS: [(&str, i64); 4] = [
+    ("a day on", DAY),
+    ("a day back", -DAY),
+    ("ten years on", 3_652 * DAY),
+    ("right again", 0),
+];
 
 #[test]
 fn steps_of_the_wall_clock_change_nothing() -> Result<()> {
@@ -26,11 +31,19 @@ fn steps_of_the_wall_clock_change_nothing() -> Result<()> {
     let sticky = Service::new("sticky", 30, &["p1b", "p2a", "p2b"], PORT).affinity(10_800);
     fixture.put_service(&sticky)?;
     run.recovers("a Service with affinity", RECOVERY)?;
-    let backends = || Family::ALL.into_iter().map(|family| ask(&run, &sticky, family)).collect::<Result<Vec<_>>>();
+    let backends = || {
+        Family::ALL
+            .into_iter()
+            .map(|family| ask(&run, &sticky, family))
+            .collect::<Result<Vec<_>>>()
+    };
     let before = backends()?;
     let steps = STEPS.into_iter().try_for_each(|(step, secs)| {
         clock.set(secs)?;
-        wait_until(DEADLINE, "kpx has that time", || Ok((agents_time(&run)? - secs).abs() < 60)).context(step)?;
+        wait_until(DEADLINE, "kpx has that time", || {
+            Ok((agents_time(&run)? - secs).abs() < 60)
+        })
+        .context(step)?;
         run.change()?;
         run.recovers(&format!("the clock is {step}"), RECOVERY)?;
         // Certificates are judged by the new time.
@@ -38,7 +51,10 @@ fn steps_of_the_wall_clock_change_nothing() -> Result<()> {
         run.change()?;
         run.recovers(&format!("new watches, the clock is {step}"), RECOVERY)?;
         run.pass(Duration::from_millis(500), |_| {
-            ensure!(backends()? == before, "the clock is {step}: affinity is lost");
+            ensure!(
+                backends()? == before,
+                "the clock is {step}: affinity is lost"
+            );
             Ok(())
         })?;
         run.is_well().context(step)
@@ -50,13 +66,19 @@ fn steps_of_the_wall_clock_change_nothing() -> Result<()> {
 fn ask(run: &Run, service: &Service, family: Family) -> Result<String> {
     let dial = Dial::new(Protocol::Tcp, service.frontend(family));
     let answer = dial.exchange(&run.fixture.lab.host("p1a").ns, b"hello");
-    Ok(answer.with_context(|| format!("{} by {family}", service.name))?.backend)
+    Ok(answer
+        .with_context(|| format!("{} by {family}", service.name))?
+        .backend)
 }
 
 /// Returns the agent's time less the true one, in seconds.
 fn agents_time(run: &Run) -> Result<i64> {
     let body = http::ask(&run.fixture.lab.n1.host.ns, HEALTH, "GET", "/healthz")?.body;
-    let answer: serde_json::Value = serde_json::from_str(&body).context("the answer of /healthz")?;
-    let time: Timestamp = answer["currentTime"].as_str().context("its time")?.parse()?;
+    let answer: serde_json::Value =
+        serde_json::from_str(&body).context("the answer of /healthz")?;
+    let time: Timestamp = answer["currentTime"]
+        .as_str()
+        .context("its time")?
+        .parse()?;
     Ok(time.as_second() - Timestamp::now().as_second())
 }

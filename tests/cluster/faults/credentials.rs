@@ -12,7 +12,10 @@ use crate::faults::fixture::{RECOVERY, Run};
 const REREAD: Duration = Duration::from_secs(3);
 
 pub(crate) fn expire_and_are_refused(run: &Run) -> Result<()> {
-    ensure!(run.log().contains("the API server refuses Events"), "events are forbidden, and the log does not say so");
+    ensure!(
+        run.log().contains("the API server refuses Events"),
+        "events are forbidden, and the log does not say so"
+    );
     partial_permissions(run)?;
     expired_server_certificate(run)?;
     refused_token(run)?;
@@ -20,18 +23,28 @@ pub(crate) fn expire_and_are_refused(run: &Run) -> Result<()> {
 }
 
 fn partial_permissions(run: &Run) -> Result<()> {
-    for (resource, what) in [("endpointslices", "EndpointSlice watch"), ("nodes", "Node watch")] {
+    for (resource, what) in [
+        ("endpointslices", "EndpointSlice watch"),
+        ("nodes", "Node watch"),
+    ] {
         for verb in ["list", "watch"] {
             run.api().fail(verb, resource, 403);
         }
         run.api().cut_watches();
         run.tells(DEADLINE, what, "403")?;
-        let before = run.api().traffic().requests("watch", resource) + run.api().traffic().requests("list", resource);
+        let before = run.api().traffic().requests("watch", resource)
+            + run.api().traffic().requests("list", resource);
         let since = Instant::now();
         run.change()?;
         run.pass(Duration::from_secs(2), |_| Ok(()))?;
-        let asked = run.api().traffic().requests("watch", resource) + run.api().traffic().requests("list", resource);
-        ensure!(asked - before <= 6, "{} requests in {:?}", asked - before, since.elapsed());
+        let asked = run.api().traffic().requests("watch", resource)
+            + run.api().traffic().requests("list", resource);
+        ensure!(
+            asked - before <= 6,
+            "{} requests in {:?}",
+            asked - before,
+            since.elapsed()
+        );
         run.api().heal();
         // No outage, and so it is the back-off's turn: up to 30 s, but the first waits are short.
         run.recovers(&format!("{resource} forbidden"), Duration::from_secs(7))?;
@@ -60,7 +73,11 @@ fn refused_token(run: &Run) -> Result<()> {
     let before = run.api().traffic().total();
     run.change()?;
     run.pass(Duration::from_secs(2), |_| Ok(()))?;
-    ensure!(run.api().traffic().total() - before <= 40, "{} requests", run.api().traffic().total() - before);
+    ensure!(
+        run.api().traffic().total() - before <= 40,
+        "{} requests",
+        run.api().traffic().total() - before
+    );
     login(run, Login::ShortClientCertificate(Duration::from_secs(6)))?;
     run.recovers("credentials rotated on disk", REREAD)?;
     run.is_well()
@@ -68,13 +85,17 @@ fn refused_token(run: &Run) -> Result<()> {
 
 /// Connections outlive it; the next one is refused.
 fn expired_client_certificate(run: &Run) -> Result<()> {
-    wait_until(DEADLINE, "the certificate has expired and is refused", || {
-        run.api().cut_watches();
-        run.fixture.api_mut().stop()?;
-        run.fixture.api_mut().start_again(History::Kept)?;
-        run.pass(Duration::from_millis(1500), |_| Ok(()))?;
-        Ok(run.tells(Duration::ZERO, "Service watch", "xpired").is_ok())
-    })?;
+    wait_until(
+        DEADLINE,
+        "the certificate has expired and is refused",
+        || {
+            run.api().cut_watches();
+            run.fixture.api_mut().stop()?;
+            run.fixture.api_mut().start_again(History::Kept)?;
+            run.pass(Duration::from_millis(1500), |_| Ok(()))?;
+            Ok(run.tells(Duration::ZERO, "Service watch", "xpired").is_ok())
+        },
+    )?;
     run.change()?;
     login(run, Login::ClientCertificate)?;
     run.recovers("expired client certificate", REREAD)?;
@@ -84,5 +105,6 @@ fn expired_client_certificate(run: &Run) -> Result<()> {
 
 fn login(run: &Run, login: Login) -> Result<()> {
     let url = run.api().url();
-    run.api().kubeconfig_for(&run.fixture.kubeconfig, &url, login)
+    run.api()
+        .kubeconfig_for(&run.fixture.kubeconfig, &url, login)
 }

@@ -1,4 +1,5 @@
-//! A lab with an API server in its fabric and a kpx on node n1, and the checks that must hold through every failure.
+//! A lab with an API server in its fabric and a kpx on node n1, and the checks that must hold
+//! through every failure.
 
 use std::cell::{Cell, RefCell};
 use std::process::Command;
@@ -43,7 +44,8 @@ impl<'a> Run<'a> {
         // kpx tells the cluster that it starts, and is not allowed to.
         fixture.api().fail("create", "events", 403);
         let host = &fixture.lab.n1.host;
-        let agent = Agent::launch_by(by, &fixture.lab, host, fixture.source(), &[""; 0])?.healthy()?;
+        let agent =
+            Agent::launch_by(by, &fixture.lab, host, fixture.source(), &[""; 0])?.healthy()?;
         fixture.put_service(&web())?;
         let client = &fixture.lab.host("p1a").ns;
         let mut open = None;
@@ -52,7 +54,13 @@ impl<'a> Run<'a> {
             Ok(open.is_some())
         })?;
         let open = RefCell::new(open.context("a connection")?);
-        Ok(Self { fixture, agent, open, late: Cell::new(false), changes: Cell::new(0) })
+        Ok(Self {
+            fixture,
+            agent,
+            open,
+            late: Cell::new(false),
+            changes: Cell::new(0),
+        })
     }
 
     pub(crate) fn stop(self) -> Result<()> {
@@ -76,14 +84,23 @@ impl<'a> Run<'a> {
 
     /// Packets go on: on a connection of before, and on new ones.
     pub(crate) fn serves(&self) -> Result<()> {
-        self.open.borrow_mut().exchange(b"still there").context("the open connection")?;
-        let answer = dial().exchange(&self.fixture.lab.host("p1a").ns, b"hello").context("a new connection")?;
+        self.open
+            .borrow_mut()
+            .exchange(b"still there")
+            .context("the open connection")?;
+        let answer = dial()
+            .exchange(&self.fixture.lab.host("p1a").ns, b"hello")
+            .context("a new connection")?;
         ensure!(answer.backend == "p1b", "{} answered", answer.backend);
         Ok(())
     }
 
     /// Lets time pass, in which packets go on and `happens` over and over again.
-    pub(crate) fn pass(&self, time: Duration, mut happens: impl FnMut(Duration) -> Result<()>) -> Result<()> {
+    pub(crate) fn pass(
+        &self,
+        time: Duration,
+        mut happens: impl FnMut(Duration) -> Result<()>,
+    ) -> Result<()> {
         let started = Instant::now();
         wait_until(DEADLINE, "time has passed", || {
             self.serves()?;
@@ -92,42 +109,71 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The problem is in the status, the log, /healthz and the metrics, and takes no traffic from the node.
+    /// The problem is in the status, the log, /healthz and the metrics, and takes no traffic from
+    /// the node.
     pub(crate) fn tells(&self, limit: Duration, what: &str, why: &str) -> Result<()> {
         let told = || -> Result<bool> {
             let status = self.agent.status()?;
             let problems = status["problems"].as_array().cloned().unwrap_or_default();
-            Ok(problems.iter().any(|p| p["what"] == what && p["why"].as_str().is_some_and(|text| text.contains(why))))
+            Ok(problems.iter().any(|p| {
+                p["what"] == what && p["why"].as_str().is_some_and(|text| text.contains(why))
+            }))
         };
-        wait_until(limit, &format!("{what}: {why}"), told)
-            .with_context(|| self.agent.status().map(|status| status["problems"].to_string()).unwrap_or_default())?;
+        wait_until(limit, &format!("{what}: {why}"), told).with_context(|| {
+            self.agent
+                .status()
+                .map(|status| status["problems"].to_string())
+                .unwrap_or_default()
+        })?;
         ensure!(self.agent.log().contains(why), "the log does not say {why}");
         let health = http::ask(&self.fixture.lab.n1.host.ns, HEALTH, "GET", "/healthz")?;
-        ensure!(health.code == 200 && health.body.contains(why), "{health:?}");
-        ensure!(self.metric("kpx_problems", "")? >= 1.0, "no problem in the metrics");
+        ensure!(
+            health.code == 200 && health.body.contains(why),
+            "{health:?}"
+        );
+        ensure!(
+            self.metric("kpx_problems", "")? >= 1.0,
+            "no problem in the metrics"
+        );
         Ok(())
     }
 
     /// Returns what `kpx status` prints, which ends well.
     pub(crate) fn status(&self) -> Result<String> {
-        let output = kpx(self.agent.ns(), &format!("status --run-dir {}", self.agent.run_dir().display()))?;
+        let output = kpx(
+            self.agent.ns(),
+            &format!("status --run-dir {}", self.agent.run_dir().display()),
+        )?;
         ensure!(output.status.success(), "{output:?}");
         Ok(String::from_utf8(output.stdout)?)
     }
 
     pub(crate) fn is_well(&self) -> Result<()> {
-        wait_until(DEADLINE, "nothing is wrong", || Ok(self.agent.status()?["problems"] == serde_json::json!([])))
-            .with_context(|| self.agent.status().map(|status| status["problems"].to_string()).unwrap_or_default())
+        wait_until(DEADLINE, "nothing is wrong", || {
+            Ok(self.agent.status()?["problems"] == serde_json::json!([]))
+        })
+        .with_context(|| {
+            self.agent
+                .status()
+                .map(|status| status["problems"].to_string())
+                .unwrap_or_default()
+        })
     }
 
     /// After `fault`, which is over now, the tables become what the objects ask for, in `limit`.
     pub(crate) fn recovers(&self, fault: &str, limit: Duration) -> Result<()> {
-        let (since, want) = (Instant::now(), self.fixture.wanted("n1")?);
-        let settled = wait_until(limit + LATE, "the tables are as wanted", || Ok(self.tables()? == want));
+        let since = Instant::now();
+        let want = self.fixture.wanted("n1")?;
+        let settled = wait_until(limit + LATE, "the tables are as wanted", || {
+            Ok(self.tables()? == want)
+        });
         let took = since.elapsed();
         println!("{fault}: {} ms", took.as_millis());
         settled.with_context(|| {
-            let found = self.tables().map(|tables| tables.to_string()).unwrap_or_default();
+            let found = self
+                .tables()
+                .map(|tables| tables.to_string())
+                .unwrap_or_default();
             format!("{fault}: wants\n{want}\nand has\n{found}")
         })?;
         let may_be = took < limit || !self.late.replace(true);
@@ -145,8 +191,13 @@ impl<'a> Run<'a> {
     /// The sum of a metric's samples that have `label` among their labels' values, or of all.
     pub(crate) fn metric(&self, name: &str, label: &str) -> Result<f64> {
         let metrics = http::scrape(&self.fixture.lab.n1.host.ns)?;
-        let samples = &metrics.get(name).with_context(|| format!("no metric {name}"))?.samples;
-        let meant = samples.iter().filter(|sample| label.is_empty() || sample.labels.values().any(|v| v == label));
+        let samples = &metrics
+            .get(name)
+            .with_context(|| format!("no metric {name}"))?
+            .samples;
+        let meant = samples
+            .iter()
+            .filter(|sample| label.is_empty() || sample.labels.values().any(|v| v == label));
         Ok(meant.map(|sample| sample.value).sum())
     }
 

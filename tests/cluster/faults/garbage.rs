@@ -21,7 +21,8 @@ pub(crate) fn is_sent(run: &Run) -> Result<()> {
     bytes_trickle(run)
 }
 
-/// By HTTP/2 a server says so with GOAWAY. kpx speaks HTTP/1.1, by which each watch has a connection of its own.
+/// By HTTP/2 a server says so with GOAWAY. kpx speaks HTTP/1.1, by which each watch has a
+/// connection of its own.
 fn connections_retire(run: &Run) -> Result<()> {
     run.change()?;
     run.recovers("a change", RECOVERY)?;
@@ -31,7 +32,8 @@ fn connections_retire(run: &Run) -> Result<()> {
         run.change()?;
         run.recovers("connections that end with their answer", RECOVERY)?;
     }
-    run.api().end_watches_after(Some(Duration::from_millis(300)));
+    run.api()
+        .end_watches_after(Some(Duration::from_millis(300)));
     run.api().cut_watches();
     run.pass(Duration::from_secs(2), |_| {
         run.api().retire_connections()?;
@@ -40,21 +42,31 @@ fn connections_retire(run: &Run) -> Result<()> {
     run.api().heal();
     run.recovers("watches and connections that end in good order", RECOVERY)?;
     ensure!(lists(run) == before, "a connection's end cost a list");
-    ensure!(run.api().traffic().by_http2() == 0, "kpx spoke HTTP/2: test GOAWAY");
+    ensure!(
+        run.api().traffic().by_http2() == 0,
+        "kpx spoke HTTP/2: test GOAWAY"
+    );
     run.is_well()
 }
 
 /// It costs no more memory than the longest line, and no other watch.
 fn line_never_ends(run: &Run) -> Result<()> {
     let before = peak_memory(run)?;
-    run.api().garble_watches("endpointslices", Garbage::EndlessLine);
+    run.api()
+        .garble_watches("endpointslices", Garbage::EndlessLine);
     run.api().cut_watches();
     run.tells(DEADLINE, "EndpointSlice watch", "an event of more than")?;
     is_learned(run, &Service::new("beside-endless", 40, &[], PORT))?;
     run.pass(Duration::from_secs(2), |_| Ok(()))?;
     let after = peak_memory(run)?;
-    println!("a line without end: {} MiB more at the peak", (after - before) >> 10);
-    ensure!(after - before < LINE_KIB, "memory grew from {before} to {after} KiB");
+    println!(
+        "a line without end: {} MiB more at the peak",
+        (after - before) >> 10
+    );
+    ensure!(
+        after - before < LINE_KIB,
+        "memory grew from {before} to {after} KiB"
+    );
     run.api().heal();
     run.change()?;
     // Each of these watches has cost a list, and lists have become rare.
@@ -83,7 +95,14 @@ fn bytes_trickle(run: &Run) -> Result<()> {
 fn is_learned(run: &Run, service: &Service) -> Result<()> {
     run.fixture.put_service(service)?;
     let ip = service.frontend(Family::V4).ip();
-    let is_there = || Ok(run.tables()?.v4.services.keys().any(|key| ip == key.addr.ip()));
+    let is_there = || {
+        Ok(run
+            .tables()?
+            .v4
+            .services
+            .keys()
+            .any(|key| ip == key.addr.ip()))
+    };
     wait_until(RECOVERY + DEADLINE / 10, "the Service is learned", is_there)
 }
 
@@ -91,6 +110,9 @@ fn is_learned(run: &Run, service: &Service) -> Result<()> {
 fn peak_memory(run: &Run) -> Result<u64> {
     let path = format!("/proc/{}/status", run.pid());
     let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .context("no VmHWM")?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }

@@ -33,10 +33,21 @@ fn nonsense(run: &Run) -> Result<()> {
     let name = |nth: usize| format!("bad-{nth:02}");
     for nth in 0..50 {
         let meta = json!({"name": name(nth), "namespace": "default"});
-        let shapeless = [json!({"ports": "eighty"}), json!(8), json!({"ports": [{"port": "http"}]})];
-        run.api().apply_as_is(&json!({"apiVersion": "v1", "kind": "Service", "metadata": meta,
-            "spec": shapeless[nth % shapeless.len()]}))?;
-        let endpoints = [json!(["nowhere"]), json!([]), json!(["0.0.0.0"]), json!(["127.0.0.1", "::1"])];
+        let shapeless = [
+            json!({"ports": "eighty"}),
+            json!(8),
+            json!({"ports": [{"port": "http"}]}),
+        ];
+        run.api().apply_as_is(
+            &json!({"apiVersion": "v1", "kind": "Service", "metadata": meta,
+            "spec": shapeless[nth % shapeless.len()]}),
+        )?;
+        let endpoints = [
+            json!(["nowhere"]),
+            json!([]),
+            json!(["0.0.0.0"]),
+            json!(["127.0.0.1", "::1"]),
+        ];
         let labels = json!({"kubernetes.io/service-name": "web"});
         run.api().apply_as_is(&json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
             "metadata": {"name": name(nth), "namespace": "default", "labels": labels}, "addressType": "IPv4",
@@ -46,11 +57,17 @@ fn nonsense(run: &Run) -> Result<()> {
     run.change()?;
     run.recovers("100 objects with nonsense", RECOVERY)?;
     run.tells(DEADLINE, "Service objects", "50 cannot be read")?;
-    ensure!(run.metric("kpx_unreadable_objects", "Service")? == 50.0, "not counted");
+    ensure!(
+        run.metric("kpx_unreadable_objects", "Service")? == 50.0,
+        "not counted"
+    );
 
     // One that was good stays as it was.
     let tables = run.tables()?;
-    let good = run.api().get("Service", "default", "web").unwrap_or_default();
+    let good = run
+        .api()
+        .get("Service", "default", "web")
+        .unwrap_or_default();
     let mut bad = good.clone();
     bad["spec"]["ports"] = json!("eighty");
     run.api().apply_as_is(&bad)?;
@@ -58,20 +75,27 @@ fn nonsense(run: &Run) -> Result<()> {
     run.api().cut_watches();
     run.tells(DEADLINE, "Service objects", "51 cannot be read")?;
     run.pass(Duration::from_secs(1), |_| Ok(()))?;
-    ensure!(run.tables()? == tables, "what cannot be read has changed the tables");
+    ensure!(
+        run.tables()? == tables,
+        "what cannot be read has changed the tables"
+    );
 
     run.api().apply_as_is(&good)?;
     for nth in 0..50 {
         run.api().delete_as_is("Service", "default", &name(nth))?;
-        run.api().delete_as_is("EndpointSlice", "default", &name(nth))?;
+        run.api()
+            .delete_as_is("EndpointSlice", "default", &name(nth))?;
     }
     run.recovers("no nonsense any more", RECOVERY)?;
     run.is_well()
 }
 
-/// Versions grow by what happens to other objects too; a watch that knows need not list when the old ones are forgotten.
+/// Versions grow by what happens to other objects too; a watch that knows need not list when the
+/// old ones are forgotten.
 fn bookmarks(run: &Run) -> Result<()> {
-    run.api().apply(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "elsewhere"}}))?;
+    run.api().apply(
+        &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "elsewhere"}}),
+    )?;
     run.api().compact();
     // Bookmarks come once a second.
     run.pass(Duration::from_millis(2200), |_| Ok(()))?;
@@ -79,6 +103,9 @@ fn bookmarks(run: &Run) -> Result<()> {
     run.api().cut_watches();
     run.change()?;
     run.recovers("history compacted behind a bookmark", RECOVERY)?;
-    ensure!(run.api().traffic().lists("services") == lists, "listed in spite of the bookmark");
+    ensure!(
+        run.api().traffic().lists("services") == lists,
+        "listed in spite of the bookmark"
+    );
     Ok(())
 }

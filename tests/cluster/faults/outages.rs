@@ -11,7 +11,8 @@ use crate::faults::fixture::{RECOVERY, Run};
 /// Watches of Services, EndpointSlices, ServiceCIDRs, Nodes and Pods.
 const WATCHES: f64 = 5.0;
 
-/// A process that is gone, with and without its history; data restored from a backup; a load balancer without servers.
+/// A process that is gone, with and without its history; data restored from a backup; a load
+/// balancer without servers.
 pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     let asked = |run: &Run| run.metric("rest_client_requests_total", "");
     let stop = |run: &Run| run.fixture.api_mut().stop();
@@ -21,23 +22,38 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
 
     stop(run)?;
     run.tells(DEADLINE, "Service watch", "refused")?;
-    ensure!(run.metric("kpx_watch_up", "Service")? == 0.0, "a watch is up without a server");
+    ensure!(
+        run.metric("kpx_watch_up", "Service")? == 0.0,
+        "a watch is up without a server"
+    );
     let status = run.status()?;
     ensure!(
-        status.starts_with("Health:") && status.contains("healthy; for ") && status.contains("no change of "),
+        status.starts_with("Health:")
+            && status.contains("healthy; for ")
+            && status.contains("no change of "),
         "{status}"
     );
-    let (before, since) = (asked(run)?, Instant::now());
+    let before = asked(run)?;
+    let since = Instant::now();
     run.change()?;
     run.pass(Duration::from_secs(6), |_| Ok(()))?;
     let rate = (asked(run)? - before) / since.elapsed().as_secs_f64();
     println!("server gone: {rate:.1} requests a second");
-    ensure!(rate < WATCHES * 1.25, "{rate} requests a second to a server that is gone");
+    ensure!(
+        rate < WATCHES * 1.25,
+        "{rate} requests a second to a server that is gone"
+    );
     start(run, History::Kept)?;
     run.recovers("server gone", RECOVERY)?;
     run.is_well()?;
-    ensure!(run.metric("kpx_watch_up", "Service")? == 1.0, "no watch is up");
-    ensure!(run.metric("kpx_watch_failures_total", "Service")? >= 1.0, "no failure was counted");
+    ensure!(
+        run.metric("kpx_watch_up", "Service")? == 1.0,
+        "no watch is up"
+    );
+    ensure!(
+        run.metric("kpx_watch_failures_total", "Service")? >= 1.0,
+        "no failure was counted"
+    );
 
     (0..6).try_for_each(|_| run.change())?;
     run.recovers("changes", RECOVERY)?;
@@ -46,7 +62,8 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     for nth in 0..6 {
         run.api().delete("Service", "default", &format!("s{nth}"))?;
         for family in ["ipv4", "ipv6"] {
-            run.api().delete("EndpointSlice", "default", &format!("s{nth}-{family}"))?;
+            run.api()
+                .delete("EndpointSlice", "default", &format!("s{nth}-{family}"))?;
         }
     }
     start(run, History::Lost)?;
@@ -57,7 +74,9 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
 }
 
 fn is_restored(run: &Run) -> Result<()> {
-    let lists = |run: &Run| ["services", "endpointslices"].map(|resource| run.api().traffic().lists(resource));
+    let lists = |run: &Run| {
+        ["services", "endpointslices"].map(|resource| run.api().traffic().lists(resource))
+    };
     let backup = run.api().backup();
     (0..6).try_for_each(|_| run.change())?;
     run.recovers("changes", RECOVERY)?;
@@ -70,15 +89,21 @@ fn is_restored(run: &Run) -> Result<()> {
     run.fixture.api_mut().start_again(History::Kept)?;
     // After an outage, looks at the server's history are spread over a second.
     run.recovers("data restored from a backup", 2 * RECOVERY)?;
-    // Each watch learns by a look of its own that versions went back, and hears of no change before that.
+    // Each watch learns by a look of its own that versions went back, and hears of no change before
+    // that.
     let relisted = || Ok(std::iter::zip(lists(run), before).all(|(now, before)| now > before));
-    wait_until(DEADLINE, "Services and EndpointSlices are listed again", relisted)?;
+    wait_until(
+        DEADLINE,
+        "Services and EndpointSlices are listed again",
+        relisted,
+    )?;
     run.change()?;
     run.recovers("a change after that", RECOVERY)?;
     run.is_well()
 }
 
-/// An API server authorizes by objects that it reads after its start, and until then denies everything.
+/// An API server authorizes by objects that it reads after its start, and until then denies
+/// everything.
 fn lets_nobody_in_at_first(run: &Run) -> Result<()> {
     /// After which the back-off has grown to 8 s and more.
     const AWAY: Duration = Duration::from_secs(14);
@@ -88,7 +113,10 @@ fn lets_nobody_in_at_first(run: &Run) -> Result<()> {
     run.tells(DEADLINE, "Service watch", "refused")?;
     run.change()?;
     run.pass(AWAY, |_| Ok(()))?;
-    for (verb, resource) in ["list", "watch"].into_iter().flat_map(|verb| resources.map(|resource| (verb, resource))) {
+    for (verb, resource) in ["list", "watch"]
+        .into_iter()
+        .flat_map(|verb| resources.map(|resource| (verb, resource)))
+    {
         run.api().fail(verb, resource, 403);
     }
     run.fixture.api_mut().start_again(History::Kept)?;
@@ -106,11 +134,15 @@ fn hides_behind_a_load_balancer(run: &Run) -> Result<()> {
         run.api().cut_watches();
         run.tells(DEADLINE, "Service watch", &code.to_string())?;
         run.change()?;
-        let (before, since) = (run.api().traffic().total(), Instant::now());
+        let before = run.api().traffic().total();
+        let since = Instant::now();
         run.pass(Duration::from_secs(3), |_| Ok(()))?;
         let rate = (run.api().traffic().total() - before) as f64 / since.elapsed().as_secs_f64();
         println!("{code}: {rate:.1} requests a second");
-        ensure!(rate < 5.0, "{rate} requests a second to a server that answers {code}");
+        ensure!(
+            rate < 5.0,
+            "{rate} requests a second to a server that answers {code}"
+        );
         run.api().heal();
         run.recovers(&format!("every answer {code}"), limit)?;
         run.is_well()?;
@@ -134,9 +166,13 @@ pub(crate) fn the_server_vanishes_without_a_word(run: &Run) -> Result<()> {
     run.change()?;
     let since = Instant::now();
     run.tells(NOTICED, "Service watch", "")?;
-    println!("half-open connection noticed after {:.1} s", since.elapsed().as_secs_f64());
+    println!(
+        "half-open connection noticed after {:.1} s",
+        since.elapsed().as_secs_f64()
+    );
     run.pass(Duration::from_secs(1), |_| Ok(()))?;
     fabric.nft("delete table inet silence")?;
-    run.recovers("silence", RECOVERY).context("the server speaks again")?;
+    run.recovers("silence", RECOVERY)
+        .context("the server speaks again")?;
     run.is_well()
 }

@@ -39,24 +39,35 @@ fn node_serves_again_after_its_start_from_nothing() -> Result<()> {
     );
     is_unserved(lab, &web).context("without kpx")?;
     let kpx = Agent::launch_by(None, lab, &lab.n1.host, fixture.source(), &[""; 0])?.answering()?;
-    kpx.wait(DEADLINE, "the API server is missed", |status| !status.problems.is_empty())?;
+    kpx.wait(DEADLINE, "the API server is missed", |status| {
+        !status.problems.is_empty()
+    })?;
     is_unserved(lab, &web).context("before anything is listed")?;
 
     fixture.api_mut().start_again(History::Kept)?;
     wait_until(DEADLINE, "all clients are served", || {
-        let served = each(lab, &web).into_iter().all(|(.., answer)| answer.is_ok_and(|backend| backend == "p2a"));
+        let served = each(lab, &web)
+            .into_iter()
+            .all(|(.., answer)| answer.is_ok_and(|backend| backend == "p2a"));
         Ok(served)
     })
     .with_context(|| kpx.log())?;
-    kpx.wait(DEADLINE, "nothing is wrong", |status| status.healthy && status.problems.is_empty())?;
+    kpx.wait(DEADLINE, "nothing is wrong", |status| {
+        status.healthy && status.problems.is_empty()
+    })?;
     // A pod ends with its node. A connection whose pod would live on belongs to no flow any more.
-    ensure!(pods.exchange(b"?").is_err(), "a connection of before goes on");
+    ensure!(
+        pods.exchange(b"?").is_err(),
+        "a connection of before goes on"
+    );
     kpx.stop()
 }
 
-/// Takes away what a reboot takes: processes, pins and with them programs, devices, routes, rules, files below /run.
+/// Takes away what a reboot takes: processes, pins and with them programs, devices, routes, rules,
+/// files below /run.
 fn lose_all(lab: &Lab, kpx: Agent<'_>) -> Result<()> {
-    let (node, run_dir) = (&lab.n1.host.ns, kpx.run_dir().to_owned());
+    let node = &lab.n1.host.ns;
+    let run_dir = kpx.run_dir().to_owned();
     kpx.crash()?;
     proxy_datapath::remove(&node.bpf_dir(), &mut |_| {})?;
     node.ip("link del kpx0")?;
@@ -84,9 +95,13 @@ fn is_unserved(lab: &Lab, web: &Service) -> Result<()> {
 
 /// Dials from each client, by both families.
 fn each(lab: &Lab, web: &Service) -> Vec<(&'static str, Family, Result<String, Fault>)> {
-    let clients = CLIENTS.into_iter().flat_map(|client| Family::ALL.map(|family| (client, family)));
+    let clients = CLIENTS
+        .into_iter()
+        .flat_map(|client| Family::ALL.map(|family| (client, family)));
     let ask = |((client, by_node_port), family)| {
-        let answer = dial(lab, web, by_node_port, family).deadline(SOON).exchange(&lab.host(client).ns, b"hello");
+        let answer = dial(lab, web, by_node_port, family)
+            .deadline(SOON)
+            .exchange(&lab.host(client).ns, b"hello");
         (client, family, answer.map(|answer| answer.backend))
     };
     clients.map(ask).collect()
@@ -102,8 +117,12 @@ fn dial(lab: &Lab, web: &Service, by_node_port: bool, family: Family) -> Dial {
 
 fn open(lab: &Lab, web: &Service, client: &str) -> Result<Connection> {
     let by_node_port = client == "x";
-    let connection = dial(lab, web, by_node_port, Family::V4).deadline(DEADLINE / 10).connect(&lab.host(client).ns);
+    let connection = dial(lab, web, by_node_port, Family::V4)
+        .deadline(DEADLINE / 10)
+        .connect(&lab.host(client).ns);
     let mut connection = connection.with_context(|| client.to_owned())?;
-    connection.exchange(b"hello").with_context(|| client.to_owned())?;
+    connection
+        .exchange(b"hello")
+        .with_context(|| client.to_owned())?;
     Ok(connection)
 }

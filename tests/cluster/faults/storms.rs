@@ -18,7 +18,8 @@ pub(crate) fn pass(run: &Run) -> Result<()> {
 }
 
 fn cut_every_second(run: &Run) -> Result<()> {
-    let (before, since) = (watches(run), Instant::now());
+    let before = watches(run);
+    let since = Instant::now();
     let mut cuts = 0;
     run.pass(Duration::from_secs(6), |passed| {
         if passed.as_secs() >= cuts {
@@ -74,14 +75,18 @@ fn disorder(run: &Run) -> Result<()> {
 /// A list counts when it is whole.
 fn slow_lists(run: &Run) -> Result<()> {
     const TIME: Duration = Duration::from_secs(3);
-    let (tables, before) = (run.tables()?, lists(run));
+    let tables = run.tables()?;
+    let before = lists(run);
     run.api().trickle_lists(TIME);
     run.api().compact();
     run.api().cut_watches();
     run.change()?;
     run.pass(TIME / 2, |_| Ok(()))?;
     ensure!(lists(run) > before, "nothing was listed");
-    ensure!(run.tables()? == tables, "half a list has changed the tables");
+    ensure!(
+        run.tables()? == tables,
+        "half a list has changed the tables"
+    );
     run.recovers("slow lists", 2 * TIME)?;
     run.api().heal();
     run.is_well()

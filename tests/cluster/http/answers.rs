@@ -15,21 +15,55 @@ fn health_is_answered_in_the_form_of_kube_proxy() -> Result<()> {
     let cluster = Fixture::start("health")?;
     let kpx = cluster.healthy_kpx("")?;
     for (path, keys) in [
-        ("/healthz", &["lastUpdated", "currentTime", "nodeEligible", "healthy", "status"][..]),
-        ("/livez", &["lastUpdated", "currentTime", "healthy", "status"]),
+        (
+            "/healthz",
+            &[
+                "lastUpdated",
+                "currentTime",
+                "nodeEligible",
+                "healthy",
+                "status",
+            ][..],
+        ),
+        (
+            "/livez",
+            &["lastUpdated", "currentTime", "healthy", "status"],
+        ),
     ] {
-        for (at, method) in [(HEALTH, "GET"), ("[::1]:10256", "GET"), (HEALTH, "POST"), (HEALTH, "DELETE")] {
+        for (at, method) in [
+            (HEALTH, "GET"),
+            ("[::1]:10256", "GET"),
+            (HEALTH, "POST"),
+            (HEALTH, "DELETE"),
+        ] {
             let answer = cluster.ask(at, method, path)?;
             ensure!(answer.code == 200, "{method} {path}: {answer:?}");
-            for header in ["Content-Type: application/json", "X-Content-Type-Options: nosniff"] {
-                ensure!(answer.headers.contains(&header.to_owned()), "{method} {path}: {answer:?}, no {header}");
+            for header in [
+                "Content-Type: application/json",
+                "X-Content-Type-Options: nosniff",
+            ] {
+                ensure!(
+                    answer.headers.contains(&header.to_owned()),
+                    "{method} {path}: {answer:?}, no {header}"
+                );
             }
             let body: Value = serde_json::from_str(&answer.body)?;
-            ensure!(in_order(&answer.body, keys) && body.as_object().is_some_and(|body| body.len() == keys.len()));
-            ensure!(body["healthy"] == true && body["lastUpdated"] == body["currentTime"], "{body}");
+            ensure!(
+                in_order(&answer.body, keys)
+                    && body
+                        .as_object()
+                        .is_some_and(|body| body.len() == keys.len())
+            );
+            ensure!(
+                body["healthy"] == true && body["lastUpdated"] == body["currentTime"],
+                "{body}"
+            );
             for family in ["IPv4", "IPv6"] {
                 ensure!(body["status"][family]["healthy"] == true, "{body}");
-                ensure!(body["status"][family]["lastUpdated"].as_str() < body["currentTime"].as_str(), "{body}");
+                ensure!(
+                    body["status"][family]["lastUpdated"].as_str() < body["currentTime"].as_str(),
+                    "{body}"
+                );
             }
         }
     }
@@ -37,7 +71,10 @@ fn health_is_answered_in_the_form_of_kube_proxy() -> Result<()> {
     ensure!(head.code == 200 && head.body.is_empty(), "{head:?}");
     for path in ["/", "/healthz/", "/metrics", "/status"] {
         let answer = cluster.get(HEALTH, path)?;
-        ensure!(answer.code == 404 && answer.body == "404 page not found\n", "{path}: {answer:?}");
+        ensure!(
+            answer.code == 404 && answer.body == "404 page not found\n",
+            "{path}: {answer:?}"
+        );
     }
     kpx.stop()
 }
@@ -46,27 +83,41 @@ fn health_is_answered_in_the_form_of_kube_proxy() -> Result<()> {
 #[test]
 fn healthz_gives_reasons_to_clients_on_the_node_alone() -> Result<()> {
     let cluster = Fixture::start("reasons")?;
-    cluster.ns.exec(Command::new("ip").args(["address", "add", "192.0.2.1/32", "dev", "lo"]))?;
+    cluster
+        .ns
+        .exec(Command::new("ip").args(["address", "add", "192.0.2.1/32", "dev", "lo"]))?;
     let kpx = cluster.healthy_kpx("--healthz-bind-address 0.0.0.0:10256")?;
     cluster.api.fail_all(503, None);
     cluster.api.cut_watches();
-    wait_until(DEADLINE, "the API server's failure is a problem", || Ok(kpx.problem("Service watch")?.is_some()))?;
+    wait_until(DEADLINE, "the API server's failure is a problem", || {
+        Ok(kpx.problem("Service watch")?.is_some())
+    })?;
     for path in ["/healthz", "/livez"] {
         for at in [HEALTH, "[::1]:10256"] {
             let body: Value = serde_json::from_str(&cluster.get(at, path)?.body)?;
-            ensure!(body["problems"]["Service watch"].as_str().is_some_and(|why| why.contains("503")), "{body}");
+            ensure!(
+                body["problems"]["Service watch"]
+                    .as_str()
+                    .is_some_and(|why| why.contains("503")),
+                "{body}"
+            );
         }
         let answer = cluster.get("192.0.2.1:10256", path)?;
         let body: Value = serde_json::from_str(&answer.body)?;
         ensure!(answer.code == 200 && body["healthy"] == true, "{body}");
-        ensure!(body.get("problems").is_none() && !answer.body.contains("watch"), "told to a stranger: {body}");
+        ensure!(
+            body.get("problems").is_none() && !answer.body.contains("watch"),
+            "told to a stranger: {body}"
+        );
     }
     kpx.stop()
 }
 
 fn in_order(body: &str, keys: &[&str]) -> bool {
     let places = keys.iter().map(|key| body.find(&format!("\"{key}\":")));
-    places.collect::<Option<Vec<_>>>().is_some_and(|places| places.is_sorted())
+    places
+        .collect::<Option<Vec<_>>>()
+        .is_some_and(|places| places.is_sorted())
 }
 
 #[test]
@@ -75,27 +126,49 @@ fn a_node_that_is_about_to_go_takes_no_new_traffic() -> Result<()> {
     let kpx = cluster.healthy_kpx("")?;
     ensure!(cluster.get(HEALTH, "/healthz")?.code == 200);
     let turns = |code: u16| {
-        wait_until(DEADLINE, &format!("/healthz answers {code}"), || Ok(cluster.get(HEALTH, "/healthz")?.code == code))
+        wait_until(DEADLINE, &format!("/healthz answers {code}"), || {
+            Ok(cluster.get(HEALTH, "/healthz")?.code == code)
+        })
     };
-    cluster.api.apply(&node(&json!([{ "key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule" }])))?;
+    cluster.api.apply(&node(
+        &json!([{ "key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule" }]),
+    ))?;
     turns(503)?;
     let body: Value = serde_json::from_str(&cluster.get(HEALTH, "/healthz")?.body)?;
-    ensure!(body["healthy"] == true && body["nodeEligible"] == false, "{body}");
-    ensure!(cluster.get(HEALTH, "/livez")?.code == 200, "the proxy itself is well");
-    cluster.api.apply(&node(&json!([{ "key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule" }])))?;
+    ensure!(
+        body["healthy"] == true && body["nodeEligible"] == false,
+        "{body}"
+    );
+    ensure!(
+        cluster.get(HEALTH, "/livez")?.code == 200,
+        "the proxy itself is well"
+    );
+    cluster.api.apply(&node(
+        &json!([{ "key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule" }]),
+    ))?;
     turns(200)?;
 
     let metrics = cluster.scrape()?;
     let counted = |metric: &str, code: &str| {
-        let samples = metrics.get(metric).map(|metric| metric.samples.as_slice()).unwrap_or_default();
-        samples.iter().filter(|sample| sample.labels.get("code").is_some_and(|is| is == code)).map(|s| s.value).sum()
+        let samples = metrics
+            .get(metric)
+            .map(|metric| metric.samples.as_slice())
+            .unwrap_or_default();
+        samples
+            .iter()
+            .filter(|sample| sample.labels.get("code").is_some_and(|is| is == code))
+            .map(|s| s.value)
+            .sum()
     };
     let [ok, unavailable, live]: [f64; 3] = [
         counted("kubeproxy_proxy_healthz_total", "200"),
         counted("kubeproxy_proxy_healthz_total", "503"),
         counted("kubeproxy_proxy_livez_total", "200"),
     ];
-    ensure!(ok >= 2.0 && unavailable >= 2.0 && live >= 1.0, "{ok} {unavailable} {live}");
+    ensure!(
+        ok >= 2.0 && unavailable >= 2.0 && live >= 1.0,
+        "{ok} {unavailable} {live}"
+    );
     kpx.stop()
 }
 
@@ -112,12 +185,29 @@ fn metrics_server_answers_the_paths_of_kube_proxy() -> Result<()> {
         ("/healthz?verbose", "[+]ping ok\nhealthz check passed\n"),
     ] {
         let answer = cluster.get(METRICS, path)?;
-        ensure!(answer.code == 200 && answer.body == body, "{path}: {answer:?}");
-        ensure!([PLAIN, NOSNIFF].iter().all(|h| answer.headers.contains(&(*h).to_owned())), "{path}: {answer:?}");
+        ensure!(
+            answer.code == 200 && answer.body == body,
+            "{path}: {answer:?}"
+        );
+        ensure!(
+            [PLAIN, NOSNIFF]
+                .iter()
+                .all(|h| answer.headers.contains(&(*h).to_owned())),
+            "{path}: {answer:?}"
+        );
     }
     let answer = cluster.get(METRICS, "/configz")?;
-    ensure!(answer.code == 200 && answer.headers.contains(&"Content-Type: application/json".to_owned()), "{answer:?}");
-    ensure!(serde_json::from_str::<Value>(&answer.body)?.is_object(), "{answer:?}");
+    ensure!(
+        answer.code == 200
+            && answer
+                .headers
+                .contains(&"Content-Type: application/json".to_owned()),
+        "{answer:?}"
+    );
+    ensure!(
+        serde_json::from_str::<Value>(&answer.body)?.is_object(),
+        "{answer:?}"
+    );
     for path in ["/", "/livez", "/proxymode", "/status"] {
         ensure!(cluster.get(METRICS, path)?.code == 404, "{path}");
     }
@@ -131,9 +221,11 @@ fn metrics_server_answers_the_paths_of_kube_proxy() -> Result<()> {
         );
     }
     let slis = cluster.get(METRICS, "/metrics/slis")?.body;
-    let checks = "kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 2\n";
+    let checks =
+        "kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 2\n";
     ensure!(
-        slis.contains("kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1\n") && slis.contains(checks),
+        slis.contains("kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1\n")
+            && slis.contains(checks),
         "{slis}"
     );
     kpx.stop()
@@ -144,11 +236,18 @@ fn the_run_directorys_socket_has_metrics_though_no_address_has() -> Result<()> {
     let cluster = Fixture::start("socket")?;
     let kpx = cluster.healthy_kpx("--healthz-bind-address= --metrics-bind-address=")?;
     for at in [HEALTH, METRICS] {
-        ensure!(cluster.get(at, "/healthz").is_err(), "something listens at {at}");
+        ensure!(
+            cluster.get(at, "/healthz").is_err(),
+            "something listens at {at}"
+        );
     }
     let answer = get_at_socket(&kpx.run_dir().join("kpx.sock"), "/metrics")?;
-    ensure!(answer.code == 200 && answer.body.contains("kpx_problems 0\n"), "{answer:?}");
-    let status: Status = serde_json::from_str(&get_at_socket(&kpx.run_dir().join("kpx.sock"), "/status")?.body)?;
+    ensure!(
+        answer.code == 200 && answer.body.contains("kpx_problems 0\n"),
+        "{answer:?}"
+    );
+    let status: Status =
+        serde_json::from_str(&get_at_socket(&kpx.run_dir().join("kpx.sock"), "/status")?.body)?;
     ensure!(status.healthy);
     kpx.stop()
 }

@@ -12,15 +12,19 @@ use testbed::http::{HEALTH, get_at_socket};
 
 use crate::http::fixture::{Fixture, service};
 
-/// The ordinary connections of three pods stand in the queue before a probe, while the agent has no time.
+/// The ordinary connections of three pods stand in the queue before a probe, while the agent has no
+/// time.
 #[test]
 fn probe_behind_connections_of_three_pods_is_answered() -> Result<()> {
     let cluster = Fixture::start("crowd")?;
     let kpx = cluster.healthy_kpx("")?;
     kill(kpx.pid(), Signal::SIGSTOP)?;
     let asked = (|| {
-        let pods: Vec<_> =
-            [2, 3, 4].repeat(300).iter().map(|host| connect(&cluster, *host, HEALTH)).collect::<Result<_>>()?;
+        let pods: Vec<_> = [2, 3, 4]
+            .repeat(300)
+            .iter()
+            .map(|host| connect(&cluster, *host, HEALTH))
+            .collect::<Result<_>>()?;
         let mut probe = connect(&cluster, 9, HEALTH)?;
         probe.write_all(b"GET /healthz HTTP/1.1\r\nHost: node\r\n\r\n")?;
         anyhow::Ok((pods, probe))
@@ -35,7 +39,8 @@ fn probe_behind_connections_of_three_pods_is_answered() -> Result<()> {
 
 /// The ports of health checks that the Services of one tenant have.
 const PORTS: [u16; 8] = [32100, 32101, 32102, 32103, 32104, 32105, 32106, 32107];
-/// What 1,280 connections with 16 KiB each may take, with as much again for their tasks and the allocator's slack.
+/// What 1,280 connections with 16 KiB each may take, with as much again for their tasks and the
+/// allocator's slack.
 const MEMORY_KIB: u64 = 48 << 10;
 /// As many connections as there may be, and some that are about to end.
 const FILES: usize = 256 + 1_024 + 64;
@@ -51,10 +56,18 @@ fn headers_without_end_take_neither_memory_nor_files() -> Result<()> {
         cluster.put(&service)?;
     }
     let kpx = cluster.healthy_kpx("")?;
-    let at: Vec<_> = PORTS.iter().map(|port| format!("127.0.0.1:{port}")).chain([HEALTH.to_owned()]).collect();
-    wait_until(DEADLINE, "all listen", || Ok(at.iter().all(|at| cluster.get(at, "/").is_ok())))?;
-    let (memory, files) = (kib(&kpx, "VmRSS:")?, open_files(&kpx)?);
-    let (mut held, mut most_files) = (Vec::new(), 0);
+    let at: Vec<_> = PORTS
+        .iter()
+        .map(|port| format!("127.0.0.1:{port}"))
+        .chain([HEALTH.to_owned()])
+        .collect();
+    wait_until(DEADLINE, "all listen", || {
+        Ok(at.iter().all(|at| cluster.get(at, "/").is_ok()))
+    })?;
+    let memory = kib(&kpx, "VmRSS:")?;
+    let files = open_files(&kpx)?;
+    let mut held = Vec::new();
+    let mut most_files = 0;
     for bytes in [15 << 10, 400 << 10] {
         let header = format!("GET / HTTP/1.1\r\nX: {}", "x".repeat(bytes));
         for at in &at {
@@ -81,9 +94,13 @@ fn headers_without_end_take_neither_memory_nor_files() -> Result<()> {
 /// Connects from 127.0.0.`host`.
 fn connect(cluster: &Fixture, host: u8, to: &str) -> Result<TcpStream> {
     let to: SocketAddr = to.parse()?;
-    let socket = cluster.ns.run(|| Socket::new(Domain::IPV4, Type::STREAM, None))?;
+    let socket = cluster
+        .ns
+        .run(|| Socket::new(Domain::IPV4, Type::STREAM, None))?;
     socket.bind(&SocketAddr::from((Ipv4Addr::new(127, 0, 0, host), 0)).into())?;
-    socket.connect_timeout(&to.into(), DEADLINE).with_context(|| format!("connect to {to}"))?;
+    socket
+        .connect_timeout(&to.into(), DEADLINE)
+        .with_context(|| format!("connect to {to}"))?;
     socket.set_read_timeout(Some(DEADLINE))?;
     Ok(socket.into())
 }
@@ -95,6 +112,9 @@ fn open_files(kpx: &Agent<'_>) -> Result<usize> {
 /// Returns a field of the agent's memory, in KiB.
 fn kib(kpx: &Agent<'_>, field: &str) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{}/status", kpx.pid()))?;
-    let line = text.lines().find_map(|line| line.strip_prefix(field)).with_context(|| format!("no {field}"))?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(field))
+        .with_context(|| format!("no {field}"))?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }

@@ -47,7 +47,8 @@ pub(crate) fn service(name: &str, nth: u8, local: bool) -> Value {
 /// An IPv4 slice with an endpoint on another node, `changed` at a time in RFC 3339.
 pub(crate) fn slice(service: &str, nth: u8, changed: &str) -> Value {
     let mut slice = watched_node::slice(service, &format!("10.244.1.{nth}"), "TCP", 8080);
-    slice["metadata"]["annotations"] = json!({ "endpoints.kubernetes.io/last-change-trigger-time": changed });
+    slice["metadata"]["annotations"] =
+        json!({ "endpoints.kubernetes.io/last-change-trigger-time": changed });
     slice["endpoints"][0]["nodeName"] = "n2".into();
     slice
 }

@@ -1,4 +1,5 @@
-//! ICMP errors in place of a backend's answer: they count where the backend's own packets would come from, and from no one else.
+//! ICMP errors in place of a backend's answer: they count where the backend's own packets would
+//! come from, and from no one else.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -23,7 +24,10 @@ fn connections_leave_backends_that_are_unreachable() -> Result<()> {
     let web = Service::new("web", 10, &["p1b", "p2a", "p2b"], PORT);
     base.put(&web)?;
     let agent = base.kpx(&["--backend-health=on"])?;
-    let lab = Lab { base: &base, agent: &agent };
+    let lab = Lab {
+        base: &base,
+        agent: &agent,
+    };
     lab.dial(&web, 6, Duration::from_secs(3))?;
     for refusing in ["p1b", "p2a"] {
         let refused = &base.lab.host(refusing).ns;
@@ -39,32 +43,41 @@ fn connections_leave_backends_that_are_unreachable() -> Result<()> {
             Ok(aside == lab.addresses(refusing))
         })
         .context(refusing)?;
-        lab.dial(&web, 12, Duration::from_millis(900)).with_context(|| format!("none goes to {refusing}"))?;
+        lab.dial(&web, 12, Duration::from_millis(900))
+            .with_context(|| format!("none goes to {refusing}"))?;
         refused.nft(HEAL)?;
         lab.comes_back(&web)?;
     }
     agent.stop()
 }
 
-/// Other pods know the ends of a connection that waits, and say in their own names that its backend is unreachable. Pods on a bridge or a
-/// macvlan share a device, and those of another node an uplink: there one can also send a RST in the backend's name.
+/// Other pods know the ends of a connection that waits, and say in their own names that its backend
+/// is unreachable. Pods on a bridge or a macvlan share a device, and those of another node an
+/// uplink: there one can also send a RST in the backend's name.
 #[test]
 fn no_pod_elsewhere_speaks_against_backend_by_errors() -> Result<()> {
     for layout in Layout::ALL {
         let base = ServedLab::with_manifests(layout)?.serve(&["p1b", "p2a"], PORT)?;
         let near = Service::new("near", 10, &["p1b"], PORT);
         let far = Service::new("far", 11, &["p2a"], PORT);
-        [&near, &far].into_iter().try_for_each(|service| base.put(service))?;
+        [&near, &far]
+            .into_iter()
+            .try_for_each(|service| base.put(service))?;
         // Only the programs judge.
         base.lab.set_rp_filter(0)?;
         let agent = base.kpx(&["--backend-health=on"])?;
-        let lab = Lab { base: &base, agent: &agent };
+        let lab = Lab {
+            base: &base,
+            agent: &agent,
+        };
         let is_shared = matches!(layout, Layout::Bridge | Layout::Vxlan | Layout::Macvlan);
         for family in Family::ALL {
             let tellers = [(CLIENTS[1], u64::from(is_shared)), ("p2a", 0), ("p1b", 1)];
-            lab.hears((CLIENTS[0], &near, "p1b"), family, &tellers).with_context(|| format!("{layout:?}"))?;
+            lab.hears((CLIENTS[0], &near, "p1b"), family, &tellers)
+                .with_context(|| format!("{layout:?}"))?;
             let tellers = [(CLIENTS[1], 0), ("p1b", 0), ("p2b", 1), ("p2a", 1)];
-            lab.hears((CLIENTS[0], &far, "p2a"), family, &tellers).with_context(|| format!("{layout:?}"))?;
+            lab.hears((CLIENTS[0], &far, "p2a"), family, &tellers)
+                .with_context(|| format!("{layout:?}"))?;
         }
         agent.stop()?;
     }
@@ -78,10 +91,17 @@ fn errors_count_on_device_that_does_not_forward() -> Result<()> {
     let far = Service::new("far", 11, &["p2a"], PORT);
     base.put(&far)?;
     for family in ["ipv4", "ipv6"] {
-        base.lab.n1.host.ns.sysctl(&format!("{family}/conf/eth0/forwarding"), "0")?;
+        base.lab
+            .n1
+            .host
+            .ns
+            .sysctl(&format!("{family}/conf/eth0/forwarding"), "0")?;
     }
     let agent = base.kpx(&["--backend-health=on"])?;
-    let lab = Lab { base: &base, agent: &agent };
+    let lab = Lab {
+        base: &base,
+        agent: &agent,
+    };
     for family in Family::ALL {
         lab.hears(("n1", &far, "p2a"), family, &[("p2b", 1), ("p2a", 1)])?;
     }
@@ -89,7 +109,8 @@ fn errors_count_on_device_that_does_not_forward() -> Result<()> {
 }
 
 impl Lab<'_> {
-    /// Has a client's SYN wait, and hosts tell that its backend is unreachable. Each one's word counts so often.
+    /// Has a client's SYN wait, and hosts tell that its backend is unreachable. Each one's word
+    /// counts so often.
     fn hears(
         &self,
         (client, service, backend): (&str, &Service, &str),
@@ -107,12 +128,21 @@ impl Lab<'_> {
         for (teller, counts) in tellers {
             let teller = base.lab.host(teller);
             let what = format!("{} of {} by {family}", teller.name, service.name);
-            let before = [counted(agent, "returned")?, counted(agent, "backend_failed")?];
+            let before = [
+                counted(agent, "returned")?,
+                counted(agent, "backend_failed")?,
+            ];
             Stranger::on(teller)?.send_unreachable(teller.addrs.ip(family), from, to)?;
-            wait_until(DEADLINE, "the error goes to the client", || Ok(counted(agent, "returned")? > before[0]))
-                .with_context(|| what.clone())?;
+            wait_until(DEADLINE, "the error goes to the client", || {
+                Ok(counted(agent, "returned")? > before[0])
+            })
+            .with_context(|| what.clone())?;
             let now = counted(agent, "backend_failed")?;
-            ensure!(now == before[1] + counts, "{what}: {now} failures, {} before", before[1]);
+            ensure!(
+                now == before[1] + counts,
+                "{what}: {now} failures, {} before",
+                before[1]
+            );
         }
         backend.ns.nft(HEAL)
     }
@@ -120,12 +150,18 @@ impl Lab<'_> {
     /// Returns the client as the backend sees it: the node's own connections get another port.
     fn source(&self, client: SocketAddr, backend: SocketAddr) -> Result<SocketAddr> {
         let run_dir = self.agent.run_dir().display();
-        let command = format!("flows --backend {} -o json --run-dir {run_dir}", backend.ip());
+        let command = format!(
+            "flows --backend {} -o json --run-dir {run_dir}",
+            backend.ip()
+        );
         let source = Cell::new(None);
         wait_until(DEADLINE, "the SYN has a flow", || {
             let listed = kpx(self.agent.ns(), &command)?;
-            let flows: Vec<FlowView> = serde_json::from_slice(&listed.stdout).with_context(|| format!("{listed:?}"))?;
-            let flow = flows.iter().find(|flow| flow.client == client && flow.backend == backend);
+            let flows: Vec<FlowView> =
+                serde_json::from_slice(&listed.stdout).with_context(|| format!("{listed:?}"))?;
+            let flow = flows
+                .iter()
+                .find(|flow| flow.client == client && flow.backend == backend);
             source.set(flow.map(|flow| flow.source));
             Ok(flow.is_some())
         })?;
@@ -135,5 +171,10 @@ impl Lab<'_> {
 
 /// Returns how often the programs have counted an event.
 fn counted(agent: &Agent, event: &str) -> Result<u64> {
-    agent.typed_status()?.events.get(event).copied().context("no such event")
+    agent
+        .typed_status()?
+        .events
+        .get(event)
+        .copied()
+        .context("no such event")
 }

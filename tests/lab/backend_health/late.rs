@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use etherparse::{SlicedPacket, TransportSlice};
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, recv, setsockopt, socket, sockopt};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockProtocol, SockType, recv, setsockopt, socket, sockopt,
+};
 use nix::sys::time::TimeVal;
 use testbed::lab::Host;
 use testbed::stranger::{self, Stranger};
@@ -37,33 +39,51 @@ impl<'a> Late<'a> {
         host.ns.nft(CUT)?;
         let stranger = Stranger::on(host)?;
         let socket = host.ns.run(|| -> Result<OwnedFd> {
-            let socket = socket(AddressFamily::Packet, SockType::Datagram, SockFlag::empty(), SockProtocol::EthAll)?;
+            let socket = socket(
+                AddressFamily::Packet,
+                SockType::Datagram,
+                SockFlag::empty(),
+                SockProtocol::EthAll,
+            )?;
             setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(0, 10_000))?;
             Ok(socket)
         });
-        let (socket, stop) = (socket.context("open a packet socket")?, Arc::new(AtomicBool::new(false)));
+        let socket = socket.context("open a packet socket")?;
+        let stop = Arc::new(AtomicBool::new(false));
         let until = Arc::clone(&stop);
-        let thread = host.ns.thread("late", move || answer(&socket, &stranger, delay, &until))?;
+        let thread = host
+            .ns
+            .thread("late", move || answer(&socket, &stranger, delay, &until))?;
         Ok(Self { host, stop, thread })
     }
 
     pub(super) fn stop(self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().map_err(|_| anyhow!("the late server has panicked"))??;
+        self.thread
+            .join()
+            .map_err(|_| anyhow!("the late server has panicked"))??;
         self.host.ns.nft(HEAL)
     }
 }
 
 fn answer(socket: &OwnedFd, stranger: &Stranger, delay: Duration, stop: &AtomicBool) -> Result<()> {
-    let (mut owed, mut buffer) = (Vec::new(), [0; 256]);
+    let mut owed = Vec::new();
+    let mut buffer = [0; 256];
     while !stop.load(Ordering::Relaxed) {
-        match recv(socket.as_raw_fd(), &mut buffer, nix::sys::socket::MsgFlags::empty()) {
+        match recv(
+            socket.as_raw_fd(),
+            &mut buffer,
+            nix::sys::socket::MsgFlags::empty(),
+        ) {
             Ok(length) => owed.extend(syn(&buffer[..length], Instant::now() + delay)),
             Err(Errno::EAGAIN | Errno::EINTR) => {}
             Err(errno) => return Err(errno).context("receive"),
         }
         let now = Instant::now();
-        for Owed { from, to, acked, .. } in owed.extract_if(.., |owed: &mut Owed| owed.due <= now) {
+        for Owed {
+            from, to, acked, ..
+        } in owed.extract_if(.., |owed: &mut Owed| owed.due <= now)
+        {
             stranger.send(stranger::tcp(from, to).syn().ack(acked), to.ip())?;
         }
     }
@@ -75,12 +95,26 @@ fn syn(packet: &[u8], due: Instant) -> Option<Owed> {
     let sliced = SlicedPacket::from_ip(packet).ok()?;
     let net = sliced.net?;
     let (src, dst) = match (net.ipv4_ref(), net.ipv6_ref()) {
-        (Some(ip), _) => (IpAddr::V4(ip.header().source_addr()), IpAddr::V4(ip.header().destination_addr())),
-        (_, Some(ip)) => (IpAddr::V6(ip.header().source_addr()), IpAddr::V6(ip.header().destination_addr())),
+        (Some(ip), _) => (
+            IpAddr::V4(ip.header().source_addr()),
+            IpAddr::V4(ip.header().destination_addr()),
+        ),
+        (_, Some(ip)) => (
+            IpAddr::V6(ip.header().source_addr()),
+            IpAddr::V6(ip.header().destination_addr()),
+        ),
         _ => return None,
     };
-    let Some(TransportSlice::Tcp(tcp)) = sliced.transport else { return None };
-    let (from, to) = (SocketAddr::new(dst, tcp.destination_port()), SocketAddr::new(src, tcp.source_port()));
+    let Some(TransportSlice::Tcp(tcp)) = sliced.transport else {
+        return None;
+    };
+    let from = SocketAddr::new(dst, tcp.destination_port());
+    let to = SocketAddr::new(src, tcp.source_port());
     let is_syn = tcp.syn() && !tcp.ack() && from.port() == PORT;
-    is_syn.then_some(Owed { due, from, to, acked: tcp.sequence_number().wrapping_add(1) })
+    is_syn.then_some(Owed {
+        due,
+        from,
+        to,
+        acked: tcp.sequence_number().wrapping_add(1),
+    })
 }

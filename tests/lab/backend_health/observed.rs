@@ -1,4 +1,5 @@
-//! What a node does with silent backends where its operator has set nothing: it tells of them, and they serve on.
+//! What a node does with silent backends where its operator has set nothing: it tells of them, and
+//! they serve on.
 
 use std::time::Duration;
 
@@ -15,16 +16,24 @@ use super::{CUT, HEAL, Lab, PORT};
 fn node_tells_of_silent_backends_and_leaves_them_in_use_by_default() -> Result<()> {
     let (base, [web, asks]) = served()?;
     let agent = base.kpx(&[])?;
-    let lab = Lab { base: &base, agent: &agent };
+    let lab = Lab {
+        base: &base,
+        agent: &agent,
+    };
     let silent = || counted(&agent);
     ensure!(silent()? == [0.0, 0.0]);
 
     base.lab.host("p2a").ns.nft(CUT)?;
-    lab.set_aside(&asks, &["p2a"]).context("a Service that asks for it")?;
+    lab.set_aside(&asks, &["p2a"])
+        .context("a Service that asks for it")?;
     lab.is_silent(&web, "p2a")?;
     ensure!(lab.aside(&web)?.is_empty(), "{:?}", lab.aside(&web)?);
-    wait_until(DEADLINE, "the metric has two backends in use and two set aside", || Ok(silent()? == [2.0, 2.0]))
-        .with_context(|| format!("{:?}", silent()))?;
+    wait_until(
+        DEADLINE,
+        "the metric has two backends in use and two set aside",
+        || Ok(silent()? == [2.0, 2.0]),
+    )
+    .with_context(|| format!("{:?}", silent()))?;
     let times = lab.dial(&web, 24, Duration::from_millis(2_500));
     ensure!(
         times.is_err() || times?.iter().any(|time| *time > Duration::from_millis(900)),
@@ -32,12 +41,15 @@ fn node_tells_of_silent_backends_and_leaves_them_in_use_by_default() -> Result<(
     );
     let api = base.cluster.api_server()?;
     let is_told = |reason: &str, service: &Service| {
-        let is_it = |event: &Value| event["reason"] == reason && event["regarding"]["name"] == service.name;
+        let is_it =
+            |event: &Value| event["reason"] == reason && event["regarding"]["name"] == service.name;
         api.list("events.events.k8s.io").iter().any(is_it)
     };
     for service in [&web, &asks] {
-        wait_until(DEADLINE, "an Event tells of the silent backend", || Ok(is_told("BackendsSilent", service)))
-            .with_context(|| format!("{:?}", api.list("events.events.k8s.io")))?;
+        wait_until(DEADLINE, "an Event tells of the silent backend", || {
+            Ok(is_told("BackendsSilent", service))
+        })
+        .with_context(|| format!("{:?}", api.list("events.events.k8s.io")))?;
     }
     ensure!(!is_told("BackendsAnswer", &web));
 
@@ -48,7 +60,9 @@ fn node_tells_of_silent_backends_and_leaves_them_in_use_by_default() -> Result<(
         }
         Ok(silent()? == [0.0, 0.0])
     })?;
-    wait_until(DEADLINE, "an Event tells of the answer", || Ok(is_told("BackendsAnswer", &web)))?;
+    wait_until(DEADLINE, "an Event tells of the answer", || {
+        Ok(is_told("BackendsAnswer", &web))
+    })?;
     agent.stop()
 }
 
@@ -58,16 +72,30 @@ fn served() -> Result<(ServedLab, [Service; 2])> {
     let base = ServedLab::with_api_server(Layout::Routed)?.serve(&backends, PORT)?;
     let web = Service::new("web", 10, &backends, PORT);
     let asks = Service::new("asks", 11, &backends, PORT).annotation("kpx.dev/backend-health", "on");
-    [&web, &asks].into_iter().try_for_each(|service| base.put(service))?;
+    [&web, &asks]
+        .into_iter()
+        .try_for_each(|service| base.put(service))?;
     Ok((base, [web, asks]))
 }
 
-/// Returns how many silent backends the metric has: those that serve on, and those that are set aside.
+/// Returns how many silent backends the metric has: those that serve on, and those that are set
+/// aside.
 fn counted(agent: &Agent<'_>) -> Result<[f64; 2]> {
     let metrics = scrape(agent.ns())?;
-    let samples = &metrics.get("kpx_silent_backends").context("no kpx_silent_backends")?.samples;
-    let of = |state: &str| samples.iter().find(|sample| sample.labels.get("state").is_some_and(|is| is == state));
-    let value = |state| of(state).map(|sample| sample.value).with_context(|| format!("no state {state}"));
+    let samples = &metrics
+        .get("kpx_silent_backends")
+        .context("no kpx_silent_backends")?
+        .samples;
+    let of = |state: &str| {
+        samples
+            .iter()
+            .find(|sample| sample.labels.get("state").is_some_and(|is| is == state))
+    };
+    let value = |state| {
+        of(state)
+            .map(|sample| sample.value)
+            .with_context(|| format!("no state {state}"))
+    };
     Ok([value("serving")?, value("set_aside")?])
 }
 
@@ -75,27 +103,44 @@ fn counted(agent: &Agent<'_>) -> Result<[f64; 2]> {
 fn node_in_mode_off_judges_backends_of_services_that_ask_alone() -> Result<()> {
     let (base, [web, asks]) = served()?;
     let agent = base.kpx(&["--backend-health=off"])?;
-    let lab = Lab { base: &base, agent: &agent };
+    let lab = Lab {
+        base: &base,
+        agent: &agent,
+    };
     base.lab.host("p2a").ns.nft(CUT)?;
     for _ in 0..3 {
         let _some_fail = lab.dial(&web, 24, Duration::from_millis(2_500));
     }
-    lab.set_aside(&asks, &["p2a"]).context("a Service that asks for it")?;
-    wait_until(DEADLINE, "the metric has those of one Service", || Ok(counted(&agent)? == [0.0, 2.0]))
-        .with_context(|| format!("{:?}", counted(&agent)))?;
+    lab.set_aside(&asks, &["p2a"])
+        .context("a Service that asks for it")?;
+    wait_until(DEADLINE, "the metric has those of one Service", || {
+        Ok(counted(&agent)? == [0.0, 2.0])
+    })
+    .with_context(|| format!("{:?}", counted(&agent)))?;
     let silent = agent.typed_status()?.silent_backends;
-    ensure!(silent.len() == 2 && silent.iter().all(|silent| silent.service == "default/asks"), "{silent:?}");
+    ensure!(
+        silent.len() == 2 && silent.iter().all(|silent| silent.service == "default/asks"),
+        "{silent:?}"
+    );
     base.lab.host("p2a").ns.nft(HEAL)?;
     let api = base.cluster.api_server()?;
     let told = |reason: &'static str| {
         let events = api.list("events.events.k8s.io").into_iter();
-        events.filter(move |event| event["reason"] == reason).collect::<Vec<_>>()
+        events
+            .filter(move |event| event["reason"] == reason)
+            .collect::<Vec<_>>()
     };
     wait_until(DEADLINE, "an Event tells that the backend answers", || {
         lab.dial(&asks, 12, Duration::from_secs(3))?;
         Ok(!told("BackendsAnswer").is_empty())
     })?;
     let told = told("BackendsSilent");
-    ensure!(!told.is_empty() && told.iter().all(|event| event["regarding"]["name"] == "asks"), "{told:?}");
+    ensure!(
+        !told.is_empty()
+            && told
+                .iter()
+                .all(|event| event["regarding"]["name"] == "asks"),
+        "{told:?}"
+    );
     agent.stop()
 }

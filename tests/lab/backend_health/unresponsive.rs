@@ -14,7 +14,8 @@ use super::{HEAL, Lab};
 
 /// The ports at which two pods serve: each is a backend.
 const PORTS: std::ops::Range<u16> = 9_000..9_030;
-const CUT: &str = "table inet cut { chain c { type filter hook input priority 0; tcp dport 9000-9029 drop; }; }";
+const CUT: &str =
+    "table inet cut { chain c { type filter hook input priority 0; tcp dport 9000-9029 drop; }; }";
 /// The same on the way out of the client's node.
 const PAUSE: &str = "table inet cut { chain c { type filter hook forward priority 0; tcp dport 9000-9029 drop; }; }";
 /// Connections of each family that begin together, and how often.
@@ -23,7 +24,11 @@ const TIMES: usize = 15;
 
 #[test]
 fn backends_of_cut_off_node_leave_before_each_has_failed() -> Result<()> {
-    for layout in [Layout::Routed, Layout::Vxlan, Layout::Tunnel(TunnelKind::Tun)] {
+    for layout in [
+        Layout::Routed,
+        Layout::Vxlan,
+        Layout::Tunnel(TunnelKind::Tun),
+    ] {
         backends_leave_together(layout).with_context(|| format!("{layout:?}"))?;
     }
     Ok(())
@@ -33,15 +38,21 @@ fn backends_leave_together(layout: Layout) -> Result<()> {
     let base = ServedLab::with_manifests(layout)?;
     let web = serve(&base)?;
     let agent = base.kpx(&["--backend-health=on"])?;
-    let lab = Lab { base: &base, agent: &agent };
+    let lab = Lab {
+        base: &base,
+        agent: &agent,
+    };
     lab.dial_each(&web)?;
     let node = base.lab.host("p2a");
     node.ns.nft(CUT)?;
-    // Each of the node's backends would need three failures of its own: three for every two connections.
+    // Each of the node's backends would need three failures of its own: three for every two
+    // connections.
     const { assert!(TIMES * TOGETHER < 3 * 2 * (PORTS.end - PORTS.start) as usize) };
     let mut of_node: Vec<_> = Family::ALL
         .into_iter()
-        .flat_map(|family| PORTS.map(move |port| SocketAddr::new(node.addrs.ip(family), port).to_string()))
+        .flat_map(|family| {
+            PORTS.map(move |port| SocketAddr::new(node.addrs.ip(family), port).to_string())
+        })
         .collect();
     of_node.sort_unstable();
     thread::scope(|scope| -> Result<()> {
@@ -54,7 +65,12 @@ fn backends_leave_together(layout: Layout) -> Result<()> {
             aside.sort_unstable();
             Ok(aside == of_node)
         })
-        .with_context(|| format!("{:?}", agent.typed_status().map(|status| status.silent_backends)))
+        .with_context(|| {
+            format!(
+                "{:?}",
+                agent.typed_status().map(|status| status.silent_backends)
+            )
+        })
     })?;
 
     node.ns.nft(HEAL)?;
@@ -70,13 +86,17 @@ fn backends_leave_together(layout: Layout) -> Result<()> {
     agent.stop()
 }
 
-/// All nodes fail at once, so the fault is this one's. It ends before clients send their second SYN.
+/// All nodes fail at once, so the fault is this one's. It ends before clients send their second
+/// SYN.
 #[test]
 fn pause_of_own_network_silences_no_node() -> Result<()> {
     let base = ServedLab::with_manifests(Layout::Routed)?;
     let web = serve(&base)?;
     let agent = base.kpx(&["--backend-health=on"])?;
-    let lab = Lab { base: &base, agent: &agent };
+    let lab = Lab {
+        base: &base,
+        agent: &agent,
+    };
     lab.dial_each(&web)?;
     let uplink = &base.lab.n1.host.ns;
     thread::scope(|scope| -> Result<()> {
@@ -88,7 +108,11 @@ fn pause_of_own_network_silences_no_node() -> Result<()> {
             }
             scope.spawn(|| lab.dial(&web, TOGETHER, Duration::from_secs(3)));
             idle(Duration::from_millis(100))?;
-            ensure!(lab.has_few_silent()?, "{nth}: {:?}", agent.typed_status()?.silent_backends);
+            ensure!(
+                lab.has_few_silent()?,
+                "{nth}: {:?}",
+                agent.typed_status()?.silent_backends
+            );
         }
         Ok(())
     })?;
@@ -98,23 +122,33 @@ fn pause_of_own_network_silences_no_node() -> Result<()> {
 /// Serves a Service with many backends on each of two nodes.
 fn serve(base: &ServedLab) -> Result<Service> {
     for host in ["p2a", "p2b"] {
-        PORTS.into_iter().try_for_each(|port| base.servers.serve(base.lab.host(host), port))?;
+        PORTS
+            .into_iter()
+            .try_for_each(|port| base.servers.serve(base.lab.host(host), port))?;
     }
     let web = Service::new("web", 10, &[], PORTS.start);
     base.cluster.put(&web.service())?;
-    Family::ALL.map(|family| slices(base, family)).into_iter().flatten().try_for_each(|it| base.cluster.put(&it))?;
+    Family::ALL
+        .map(|family| slices(base, family))
+        .into_iter()
+        .flatten()
+        .try_for_each(|it| base.cluster.put(&it))?;
     Ok(web)
 }
 
 impl Lab<'_> {
-    /// Returns true if no node's backends are silent together. Single ones may have failures of their own.
+    /// Returns true if no node's backends are silent together. Single ones may have failures of
+    /// their own.
     fn has_few_silent(&self) -> Result<bool> {
         Ok(self.agent.typed_status()?.silent_backends.len() < PORTS.len() / 2)
     }
 
     /// Dials until each backend has answered, as good as surely.
     fn dial_each(&self, web: &Service) -> Result<()> {
-        (0..4).try_for_each(|_| self.dial(web, PORTS.len() * 2, Duration::from_secs(3)).map(drop))
+        (0..4).try_for_each(|_| {
+            self.dial(web, PORTS.len() * 2, Duration::from_secs(3))
+                .map(drop)
+        })
     }
 }
 

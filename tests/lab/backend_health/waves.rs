@@ -1,4 +1,5 @@
-//! Backends that are late, that come and go, or are cut off with all others: they cost none but themselves anything.
+//! Backends that are late, that come and go, or are cut off with all others: they cost none but
+//! themselves anything.
 
 use std::net::TcpStream;
 use std::thread;
@@ -15,7 +16,8 @@ use super::{CLIENTS, CUT, HEAL, Lab, PORT, REFUSE};
 /// More than a connection takes, and less than a client waits with its second SYN.
 const PROMPT: Duration = Duration::from_millis(700);
 
-/// The changes of one backend that operators are told of in the time of the test: two, and two more after a back-off of five seconds.
+/// The changes of one backend that operators are told of in the time of the test: two, and two more
+/// after a back-off of five seconds.
 const TOLD: usize = 4;
 
 #[test]
@@ -25,17 +27,28 @@ fn late_flapping_and_cut_off_backends_take_no_others_down() -> Result<()> {
     let far = Service::new("far", 11, &["p2a", "p2b"], PORT);
     let single = Service::new("single", 12, &["p2a"], PORT);
     let calm = Service::new("calm", 13, &["p1b", "p2b"], PORT);
-    [&web, &far, &single, &calm].into_iter().try_for_each(|service| base.put(service))?;
+    [&web, &far, &single, &calm]
+        .into_iter()
+        .try_for_each(|service| base.put(service))?;
     let agent = base.kpx(&["--backend-health=on"])?;
-    let lab = Lab { base: &base, agent: &agent };
+    let lab = Lab {
+        base: &base,
+        agent: &agent,
+    };
 
     // Within the second of a client's timer: it serves, and is not told of.
     let late = Late::start(base.lab.host("p2b"), Duration::from_millis(600))?;
     for _ in 0..2 {
         let times = lab.connect(&web, 24)?;
-        let late = times.iter().filter(|time| **time >= Duration::from_millis(600)).count();
+        let late = times
+            .iter()
+            .filter(|time| **time >= Duration::from_millis(600))
+            .count();
         ensure!(late > 0 && late < times.len(), "{times:?}");
-        ensure!(times.iter().all(|time| *time < Duration::from_millis(990)), "no SYN came again: {times:?}");
+        ensure!(
+            times.iter().all(|time| *time < Duration::from_millis(990)),
+            "no SYN came again: {times:?}"
+        );
     }
     let silent = agent.typed_status()?.silent_backends;
     ensure!(silent.is_empty(), "{silent:?}");
@@ -45,16 +58,25 @@ fn late_flapping_and_cut_off_backends_take_no_others_down() -> Result<()> {
     let late = Late::start(base.lab.host("p2b"), Duration::from_millis(1_400))?;
     wait_until(DEADLINE, "the late backend is set aside", || {
         let times = lab.connect(&web, 24)?;
-        ensure!(times.iter().all(|time| *time < Duration::from_millis(2_600)), "{times:?}");
+        ensure!(
+            times
+                .iter()
+                .all(|time| *time < Duration::from_millis(2_600)),
+            "{times:?}"
+        );
         let mut aside = lab.aside(&web)?;
         aside.sort_unstable();
         Ok(aside == lab.addresses("p2b"))
     })?;
     let times = lab.connect(&web, 24)?;
-    ensure!(times.iter().all(|time| *time < PROMPT), "the others serve: {times:?}");
+    ensure!(
+        times.iter().all(|time| *time < PROMPT),
+        "the others serve: {times:?}"
+    );
     late.stop()?;
 
-    // The node is cut off from all others. Where that is more than half of a set, none is set aside.
+    // The node is cut off from all others. Where that is more than half of a set, none is set
+    // aside.
     let n1 = &base.lab.n1.host.ns;
     n1.nft(
         "table inet cut { chain c { type filter hook forward priority 0; oifname \"eth0\" tcp dport 8080 drop; }; }",
@@ -62,10 +84,16 @@ fn late_flapping_and_cut_off_backends_take_no_others_down() -> Result<()> {
     wait_until(DEADLINE, "all that are elsewhere are silent", || {
         let _fails = lab.dial(&far, 12, Duration::from_millis(2_500));
         let silent = agent.typed_status()?.silent_backends;
-        Ok(silent.iter().filter(|silent| silent.service == "default/far").count() == 4)
+        Ok(silent
+            .iter()
+            .filter(|silent| silent.service == "default/far")
+            .count()
+            == 4)
     })?;
     ensure!(lab.aside(&far)?.is_empty(), "{:?}", lab.aside(&far)?);
-    let times = lab.dial(&web, 12, Duration::from_secs(8)).context("the node's own pod serves on")?;
+    let times = lab
+        .dial(&web, 12, Duration::from_secs(8))
+        .context("the node's own pod serves on")?;
     ensure!(times.iter().any(|time| *time < PROMPT), "{times:?}");
     let waits = thread::scope(|scope| {
         let waits = scope.spawn(|| lab.dial(&far, 2, Duration::from_secs(20)));
@@ -74,9 +102,15 @@ fn late_flapping_and_cut_off_backends_take_no_others_down() -> Result<()> {
         waits.join().expect("no dial panics")
     })?;
     // Their SYNs come after 1, 3 and 7 s.
-    ensure!(waits.iter().all(|time| *time < Duration::from_secs(4)), "with the next SYN: {waits:?}");
+    ensure!(
+        waits.iter().all(|time| *time < Duration::from_secs(4)),
+        "with the next SYN: {waits:?}"
+    );
     let times = lab.dial(&far, 6, Duration::from_secs(3))?;
-    ensure!(times.iter().all(|time| *time < PROMPT), "new ones at once: {times:?}");
+    ensure!(
+        times.iter().all(|time| *time < PROMPT),
+        "new ones at once: {times:?}"
+    );
 
     lab.is_told_rarely(&single, &calm)?;
     lab.comes_back(&web)?;
@@ -87,41 +121,70 @@ fn late_flapping_and_cut_off_backends_take_no_others_down() -> Result<()> {
 fn waiting_connections_leave_silent_backends_by_tunnels_and_bridges() -> Result<()> {
     for layout in [Layout::Vxlan, Layout::Tunnel(TunnelKind::Tun)] {
         let base = ServedLab::with_manifests(layout)?.serve(&["p1b", "p2a"], PORT)?;
-        let web = Service::new("web", 10, &["p1b", "p2a"], PORT).annotation("kpx.dev/lb-algorithm", "round-robin");
+        let web = Service::new("web", 10, &["p1b", "p2a"], PORT)
+            .annotation("kpx.dev/lb-algorithm", "round-robin");
         base.put(&web)?;
         let agent = base.kpx(&["--backend-health=on"])?;
-        let lab = Lab { base: &base, agent: &agent };
+        let lab = Lab {
+            base: &base,
+            agent: &agent,
+        };
         let times = lab.dial(&web, 4, Duration::from_secs(3))?;
-        ensure!(times.iter().all(|time| *time < PROMPT), "{layout:?}: {times:?}");
+        ensure!(
+            times.iter().all(|time| *time < PROMPT),
+            "{layout:?}: {times:?}"
+        );
         base.lab.host("p2a").ns.nft(CUT)?;
-        let times = lab.dial(&web, 4, Duration::from_secs(3)).with_context(|| format!("{layout:?}"))?;
-        let moved = times.iter().filter(|time| **time > Duration::from_millis(900)).count();
-        ensure!(moved == 4, "half of either family, with the second SYN, in {layout:?}: {times:?}");
-        ensure!(times.iter().all(|time| *time < Duration::from_millis(1_900)), "{layout:?}: {times:?}");
+        let times = lab
+            .dial(&web, 4, Duration::from_secs(3))
+            .with_context(|| format!("{layout:?}"))?;
+        let moved = times
+            .iter()
+            .filter(|time| **time > Duration::from_millis(900))
+            .count();
+        ensure!(
+            moved == 4,
+            "half of either family, with the second SYN, in {layout:?}: {times:?}"
+        );
+        ensure!(
+            times
+                .iter()
+                .all(|time| *time < Duration::from_millis(1_900)),
+            "{layout:?}: {times:?}"
+        );
         agent.stop()?;
     }
     Ok(())
 }
 
 impl Lab<'_> {
-    /// Connects so many times in each family, by both clients and all at once. Returns the times that it took.
+    /// Connects so many times in each family, by both clients and all at once. Returns the times
+    /// that it took.
     fn connect(&self, service: &Service, count: usize) -> Result<Vec<Duration>> {
         let clients = (0..count).map(|nth| CLIENTS[nth % CLIENTS.len()]);
         let dials = clients.flat_map(|client| Family::ALL.map(|family| (client, family)));
         let times: Vec<_> = thread::scope(|scope| {
             let dials = dials.map(|(client, family)| {
-                let (ns, to) = (&self.base.lab.host(client).ns, service.frontend(family));
+                let ns = &self.base.lab.host(client).ns;
+                let to = service.frontend(family);
                 scope.spawn(move || {
                     ns.run(|| {
                         let started = Instant::now();
-                        TcpStream::connect_timeout(&to, Duration::from_secs(3)).map(|_| started.elapsed())
+                        TcpStream::connect_timeout(&to, Duration::from_secs(3))
+                            .map(|_| started.elapsed())
                     })
                 })
             });
             let dials: Vec<_> = dials.collect();
-            dials.into_iter().map(|dial| dial.join().expect("no dial panics")).collect()
+            dials
+                .into_iter()
+                .map(|dial| dial.join().expect("no dial panics"))
+                .collect()
         });
-        times.into_iter().map(|time| time.with_context(|| service.name)).collect()
+        times
+            .into_iter()
+            .map(|time| time.with_context(|| service.name))
+            .collect()
     }
 
     /// Returns the backends of a Service that are silent, set aside or not.
@@ -139,12 +202,18 @@ impl Lab<'_> {
         })
     }
 
-    /// Makes the backend of a Service come and go, as two pods can as fast as they like. The log has few lines of it, as the Events have, and
-    /// a Service with other backends serves all the time.
+    /// Makes the backend of a Service come and go, as two pods can as fast as they like. The log
+    /// has few lines of it, as the Events have, and a Service with other backends serves all the
+    /// time.
     fn is_told_rarely(&self, service: &Service, calm: &Service) -> Result<()> {
         let others_serve = || -> Result<()> {
-            let times = self.dial(calm, 6, Duration::from_secs(3)).context("a Service without the backend")?;
-            ensure!(times.iter().all(|time| *time < PROMPT), "the others serve: {times:?}");
+            let times = self
+                .dial(calm, 6, Duration::from_secs(3))
+                .context("a Service without the backend")?;
+            ensure!(
+                times.iter().all(|time| *time < PROMPT),
+                "the others serve: {times:?}"
+            );
             Ok(())
         };
         for _ in 0..6 {
@@ -162,9 +231,14 @@ impl Lab<'_> {
             })?;
         }
         let log = self.agent.log();
-        let told =
-            log.lines().filter(|line| line.contains("backends") && line.contains(&super::full_name(service))).count();
-        ensure!((2..=2 * TOLD).contains(&told), "{told} lines of two families\n{log}");
+        let told = log
+            .lines()
+            .filter(|line| line.contains("backends") && line.contains(&super::full_name(service)))
+            .count();
+        ensure!(
+            (2..=2 * TOLD).contains(&told),
+            "{told} lines of two families\n{log}"
+        );
         Ok(())
     }
 }

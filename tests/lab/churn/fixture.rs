@@ -39,7 +39,9 @@ impl Fixture {
 
     pub(crate) fn on(layout: Layout) -> Result<Self> {
         let base = ServedLab::with_manifests(layout)?.serve_all(PORT)?;
-        let web = Service::new("web", 10, &["p2a", "p1b"], PORT).node_port(NODE_PORT).external_ips(EXTERNAL.host(7));
+        let web = Service::new("web", 10, &["p2a", "p1b"], PORT)
+            .node_port(NODE_PORT)
+            .external_ips(EXTERNAL.host(7));
         base.put(&web)?;
         Ok(Self { base, web })
     }
@@ -50,7 +52,8 @@ impl Fixture {
 
     /// On n1, by one mechanism; it looks after its work once a second.
     pub(crate) fn kpx(&self, attach: &str) -> Result<Agent<'_>> {
-        self.base.kpx(&["--attach", attach, "--iptables-sync-period", "1s"])
+        self.base
+            .kpx(&["--attach", attach, "--iptables-sync-period", "1s"])
     }
 
     /// A connection from a host to the Service's ClusterIP, or from outside to its node port.
@@ -65,52 +68,73 @@ impl Fixture {
     pub(crate) fn connect(&self, client: &str, family: Family) -> Result<Connection> {
         let connection = self.dial(client, family).connect(&self.lab.host(client).ns);
         let mut connection = connection.with_context(|| format!("{client} by {family}"))?;
-        connection.exchange(b"hello").with_context(|| format!("{client} by {family}"))?;
+        connection
+            .exchange(b"hello")
+            .with_context(|| format!("{client} by {family}"))?;
         Ok(connection)
     }
 
     pub(crate) fn ask(&self, client: &str, family: Family) -> Result<Answer> {
-        let answer = self.dial(client, family).exchange(&self.lab.host(client).ns, b"hello");
+        let answer = self
+            .dial(client, family)
+            .exchange(&self.lab.host(client).ns, b"hello");
         answer.with_context(|| format!("{client} by {family}"))
     }
 
     pub(crate) fn all_served(&self, clients: &[&str]) -> Result<()> {
-        clients
-            .iter()
-            .try_for_each(|client| Family::ALL.iter().try_for_each(|family| self.ask(client, *family).map(drop)))
+        clients.iter().try_for_each(|client| {
+            Family::ALL
+                .iter()
+                .try_for_each(|family| self.ask(client, *family).map(drop))
+        })
     }
 
     /// Tells if new connections of these clients are served, by both families, and soon.
     pub(crate) fn serves(&self, clients: &[&str]) -> bool {
         let serves = |client: &str, family| {
-            self.dial(client, family).deadline(TRY).exchange(&self.lab.host(client).ns, b"hello").is_ok()
+            self.dial(client, family)
+                .deadline(TRY)
+                .exchange(&self.lab.host(client).ns, b"hello")
+                .is_ok()
         };
-        clients.iter().all(|client| Family::ALL.iter().all(|family| serves(client, *family)))
+        clients
+            .iter()
+            .all(|client| Family::ALL.iter().all(|family| serves(client, *family)))
     }
 
-    /// Until nothing is on its way any more: what passes a device while it has no program may cost its connection.
+    /// Until nothing is on its way any more: what passes a device while it has no program may cost
+    /// its connection.
     pub(crate) fn settles(&self) -> Result<()> {
         wait_until(PROMPT, "all is acknowledged", || {
             let sockets = |host: &Host| host.ns.exec(Command::new("ss").args(["-H", "-t", "-i"]));
-            self.lab.backends().try_fold(true, |settled, host| Ok(settled && !sockets(host)?.contains("unacked:")))
+            self.lab.backends().try_fold(true, |settled, host| {
+                Ok(settled && !sockets(host)?.contains("unacked:"))
+            })
         })
     }
 
     /// Opens the map of a node's devices.
     pub(crate) fn devices(&self) -> Result<HashMap<MapData, u32, Device>> {
-        let pin = self.node().bpf_dir().join(format!("v{LAYOUT}/maps/DEVICES"));
+        let pin = self
+            .node()
+            .bpf_dir()
+            .join(format!("v{LAYOUT}/maps/DEVICES"));
         Ok(Map::from_map_data(MapData::from_pin(&pin)?)?.try_into()?)
     }
 }
 
 pub(crate) fn ifindex(ns: &NetNs, device: &str) -> Result<u32> {
-    ns.run(|| if_nametoindex(device)).with_context(|| format!("no device {device}"))
+    ns.run(|| if_nametoindex(device))
+        .with_context(|| format!("no device {device}"))
 }
 
 /// Names of the TCX programs of a device, in the order in which packets meet them.
 pub(crate) fn tcx(ns: &NetNs, device: &str, direction: TcAttachType) -> Result<Vec<String>> {
     let (_, programs) = ns.run(|| SchedClassifier::query_tcx(device, direction))?;
-    Ok(programs.iter().map(|program| program.name_as_str().unwrap_or_default().to_owned()).collect())
+    Ok(programs
+        .iter()
+        .map(|program| program.name_as_str().unwrap_or_default().to_owned())
+        .collect())
 }
 
 /// A device carries its two programs, each once.
@@ -124,15 +148,27 @@ pub(crate) fn is_hooked_headerless(ns: &NetNs, attach: &str, device: &str) -> Re
 }
 
 fn carries(ns: &NetNs, attach: &str, device: &str, [ingress, egress]: [&str; 2]) -> Result<bool> {
-    let hooks = [("ingress", TcAttachType::Ingress, ingress), ("egress", TcAttachType::Egress, egress)];
+    let hooks = [
+        ("ingress", TcAttachType::Ingress, ingress),
+        ("egress", TcAttachType::Egress, egress),
+    ];
     for (hook, direction, program) in hooks {
         let is_there = match attach {
-            "tcx" => tcx(ns, device, direction)?.iter().filter(|name| *name == program).count() == 1,
+            "tcx" => {
+                tcx(ns, device, direction)?
+                    .iter()
+                    .filter(|name| *name == program)
+                    .count()
+                    == 1
+            }
             _ => {
                 let filters = tc(ns, &format!("filter show dev {device} {hook}"))?;
                 filters
                     .lines()
-                    .filter(|line| line.contains(&format!("{program} ")) || line.contains(&format!("{program}:")))
+                    .filter(|line| {
+                        line.contains(&format!("{program} "))
+                            || line.contains(&format!("{program}:"))
+                    })
                     .count()
                     == 1
             }

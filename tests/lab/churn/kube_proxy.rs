@@ -1,4 +1,5 @@
-//! kube-proxy, as far as packets can tell: the rules that it writes for a Service, in each of its modes.
+//! kube-proxy, as far as packets can tell: the rules that it writes for a Service, in each of its
+//! modes.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -9,7 +10,8 @@ use testbed::lab::{CLUSTER_PODS, Family, SERVICE_CIDR};
 
 use crate::churn::fixture::{Fixture, NODE_PORT, PORT};
 
-/// kube-proxy's endpoints are others than those that kpx knows, so that each answer tells who has led there.
+/// kube-proxy's endpoints are others than those that kpx knows, so that each answer tells who has
+/// led there.
 pub(crate) const BACKENDS: [&str; 2] = ["p2b", "p1c"];
 
 /// How kube-proxy writes its rules.
@@ -21,19 +23,29 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    pub(crate) const ALL: [Self; 3] = [Self::Nftables, Self::Iptables("nft"), Self::Iptables("legacy")];
+    pub(crate) const ALL: [Self; 3] = [
+        Self::Nftables,
+        Self::Iptables("nft"),
+        Self::Iptables("legacy"),
+    ];
 
     /// Makes the rules of both families on n1.
     pub(crate) fn install(self, fixture: &Fixture) -> Result<()> {
         for family in Family::ALL {
             match self {
-                Self::Nftables => {
-                    fixture.node().nft(&fill(fixture, family, include_str!("kube_proxy/nftables.nft")))?
-                }
+                Self::Nftables => fixture.node().nft(&fill(
+                    fixture,
+                    family,
+                    include_str!("kube_proxy/nftables.nft"),
+                ))?,
                 Self::Iptables(variant) => {
                     let six = if family == Family::V6 { "6" } else { "" };
                     let tool = format!("ip{six}tables-{variant}-restore");
-                    restore(fixture, &tool, &fill(fixture, family, include_str!("kube_proxy/iptables.txt")))?;
+                    restore(
+                        fixture,
+                        &tool,
+                        &fill(fixture, family, include_str!("kube_proxy/iptables.txt")),
+                    )?;
                 }
             }
         }
@@ -43,13 +55,21 @@ impl Mode {
 
 fn fill(fixture: &Fixture, family: Family, template: &str) -> String {
     let ip = |name: &str| fixture.lab.host(name).addrs.ip(family).to_string();
-    let endpoint = |name: &str| SocketAddr::new(fixture.lab.host(name).addrs.ip(family), PORT).to_string();
+    let endpoint =
+        |name: &str| SocketAddr::new(fixture.lab.host(name).addrs.ip(family), PORT).to_string();
     let [first, second] = BACKENDS;
-    let (table, addr_type) = if family == Family::V4 { ("ip", "ipv4_addr") } else { ("ip6", "ipv6_addr") };
+    let (table, addr_type) = if family == Family::V4 {
+        ("ip", "ipv4_addr")
+    } else {
+        ("ip6", "ipv6_addr")
+    };
     let values = [
         ("FAMILY", table.to_owned()),
         ("ADDR_TYPE", addr_type.to_owned()),
-        ("CLUSTER_IP", fixture.web.cluster_ip().ip(family).to_string()),
+        (
+            "CLUSTER_IP",
+            fixture.web.cluster_ip().ip(family).to_string(),
+        ),
         ("NODE_IP", ip("n1")),
         ("NODE_PORT", NODE_PORT.to_string()),
         ("SERVICE_CIDR", SERVICE_CIDR.cidr(family)),
@@ -59,15 +79,33 @@ fn fill(fixture: &Fixture, family: Family, template: &str) -> String {
         ("SECOND_IP", ip(second)),
         ("SECOND_ENDPOINT", endpoint(second)),
     ];
-    values.iter().fold(template.to_owned(), |text, (name, value)| text.replace(name, value))
+    values
+        .iter()
+        .fold(template.to_owned(), |text, (name, value)| {
+            text.replace(name, value)
+        })
 }
 
 fn restore(fixture: &Fixture, tool: &str, rules: &str) -> Result<()> {
     let mut command = Command::new(tool);
-    command.args(["--wait", "--noflush"]).stdin(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = fixture.node().spawn(&mut command).context("install iptables")?;
-    child.stdin.take().context("open standard input")?.write_all(rules.as_bytes())?;
+    command
+        .args(["--wait", "--noflush"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = fixture
+        .node()
+        .spawn(&mut command)
+        .context("install iptables")?;
+    child
+        .stdin
+        .take()
+        .context("open standard input")?
+        .write_all(rules.as_bytes())?;
     let output = child.wait_with_output()?;
-    ensure!(output.status.success(), "{tool}: {}\n{rules}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "{tool}: {}\n{rules}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(())
 }

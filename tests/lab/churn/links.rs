@@ -17,16 +17,26 @@ pub(crate) fn detach_all(pid: Pid, ifindex: u32, hook: &str) -> Result<()> {
     let mut detached = 0;
     for file in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
         // It may have been closed since.
-        let Ok(text) = fs::read_to_string(file?.path()) else { continue };
-        let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-        let is_it = field("attach_type:").is_some_and(|attach_type| attach_type.ends_with(&format!("{hook})")))
+        let Ok(text) = fs::read_to_string(file?.path()) else {
+            continue;
+        };
+        let field = |name: &str| {
+            text.lines()
+                .find_map(|line| line.strip_prefix(name))
+                .map(str::trim)
+        };
+        let is_it = field("attach_type:")
+            .is_some_and(|attach_type| attach_type.ends_with(&format!("{hook})")))
             && field("ifindex:") == Some(&ifindex.to_string());
         if let Some(id) = field("link_id:").filter(|_| is_it) {
             detach(id.parse()?)?;
             detached += 1;
         }
     }
-    ensure!(detached > 0, "no link on device {ifindex} is of process {pid}");
+    ensure!(
+        detached > 0,
+        "no link on device {ifindex} is of process {pid}"
+    );
     Ok(())
 }
 
@@ -38,7 +48,8 @@ fn detach(id: u32) -> Result<()> {
     };
     // SAFETY: the kernel has just given us this file descriptor.
     let link = unsafe { OwnedFd::from_raw_fd(fd) };
-    bpf(LINK_DETACH, link.as_raw_fd().cast_unsigned()).with_context(|| format!("detach link {id}"))?;
+    bpf(LINK_DETACH, link.as_raw_fd().cast_unsigned())
+        .with_context(|| format!("detach link {id}"))?;
     Ok(())
 }
 
@@ -46,7 +57,8 @@ fn detach(id: u32) -> Result<()> {
 fn bpf(command: i32, number: u32) -> Result<i32, Errno> {
     let attr = [number, 0, 0, 0];
     // SAFETY: the kernel reads `attr`, which lives that long, and no further than its size.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, attr.as_ptr(), size_of_val(&attr)) };
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, attr.as_ptr(), size_of_val(&attr)) };
     // A file descriptor, or 0.
     Errno::result(result).map(|fd| fd as i32)
 }

@@ -1,4 +1,5 @@
-//! From kube-proxy to kpx and back: connections of either proxy go on, and the proxy in charge serves new ones.
+//! From kube-proxy to kpx and back: connections of either proxy go on, and the proxy in charge
+//! serves new ones.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -30,7 +31,10 @@ fn connections_of_kube_proxy_go_on_and_new_ones_go_through_kpx() -> Result<()> {
             if !cni {
                 fixture.node().nft("delete table inet cni\n")?;
             }
-            let what = format!("{mode:?}, {} CNI's rules", if cni { "with" } else { "without" });
+            let what = format!(
+                "{mode:?}, {} CNI's rules",
+                if cni { "with" } else { "without" }
+            );
             forward(&fixture, mode).context(what)?;
         }
     }
@@ -45,14 +49,23 @@ fn forward(fixture: &Fixture, mode: Mode) -> Result<()> {
     served_by(fixture, &CLIENTS, Kpx).context("both are there")?;
 
     let said = cleanup(fixture, "--kube-proxy")?;
-    ensure!(said.contains("removed") && said.contains("kpx-keep"), "{said}");
-    ensure!(!said.contains("kpx0"), "a kpx that runs keeps what it has: {said}");
+    ensure!(
+        said.contains("removed") && said.contains("kpx-keep"),
+        "{said}"
+    );
+    ensure!(
+        !said.contains("kpx0"),
+        "a kpx that runs keeps what it has: {said}"
+    );
     kept.go_on().context("kpx alone")?;
     served_by(fixture, &CLIENTS, Kpx).context("kpx alone")?;
     kpx.stop()?;
     kept.go_on().context("without an agent")?;
     let said = cleanup(fixture, "")?;
-    ensure!(said.contains("kpx-keep") && said.contains("kpx0"), "all goes in the end: {said}");
+    ensure!(
+        said.contains("kpx-keep") && said.contains("kpx0"),
+        "all goes in the end: {said}"
+    );
     ensure!(cleanup(fixture, "")? == "nothing to remove\n");
     Ok(())
 }
@@ -64,14 +77,20 @@ fn rules_of_kube_proxy_refuse_newer_services_and_kpx_says_so() -> Result<()> {
     Mode::Nftables.install(&fixture)?;
     let kpx = fixture.kpx("tcx")?;
     let is_told = || -> Result<bool> {
-        Ok(kpx.typed_status()?.notices.iter().any(|notice| notice.contains("kube-proxy's nftables rules")))
+        Ok(kpx
+            .typed_status()?
+            .notices
+            .iter()
+            .any(|notice| notice.contains("kube-proxy's nftables rules")))
     };
     wait_until(PROMPT, "kpx tells of the rules", is_told)?;
     let newer = Service::new("newer", 20, &["p1b"], PORT);
     fixture.base.put(&newer)?;
     let reaches = |client: &str| {
         let dial = Dial::new(Protocol::Udp, newer.frontend(Family::V4)).deadline(TRY);
-        Ok(dial.exchange(&fixture.lab.host(client).ns, b"hello").is_ok())
+        Ok(dial
+            .exchange(&fixture.lab.host(client).ns, b"hello")
+            .is_ok())
     };
     wait_until(PROMPT, "a pod reaches the newer Service", || reaches("p1a"))?;
     ensure!(!reaches("n1")?, "the node reaches it in spite of the rules");
@@ -101,16 +120,26 @@ fn backward(fixture: &Fixture, mode: Mode) -> Result<()> {
     let mut drain = Drain::start(fixture, "5m")?;
     let line = drain.line()?;
     ensure!(line.starts_with("draining: "), "{line}");
-    wait_until(PROMPT, "kube-proxy serves", || Ok(served_by(fixture, &CLIENTS, KubeProxy).is_ok()))?;
+    wait_until(PROMPT, "kube-proxy serves", || {
+        Ok(served_by(fixture, &CLIENTS, KubeProxy).is_ok())
+    })?;
     for _ in 0..5 {
         served_by(fixture, &CLIENTS, KubeProxy).context("draining")?;
         kept.go_on().context("draining")?;
     }
-    ensure!(drain.child.try_wait()?.is_none(), "it does not wait for what is open");
+    ensure!(
+        drain.child.try_wait()?.is_none(),
+        "it does not wait for what is open"
+    );
     kept.end()?;
     drain.ended()?;
-    let links = fixture.node().exec(Command::new("ip").args(["-brief", "link"]))?;
-    ensure!(!links.contains("kpx") && !fixture.node().bpf_dir().exists(), "kpx has left something: {links}");
+    let links = fixture
+        .node()
+        .exec(Command::new("ip").args(["-brief", "link"]))?;
+    ensure!(
+        !links.contains("kpx") && !fixture.node().bpf_dir().exists(),
+        "kpx has left something: {links}"
+    );
     served_by(fixture, &CLIENTS, KubeProxy).context("kube-proxy alone")
 }
 
@@ -139,10 +168,14 @@ fn ports_of_ended_connections_are_free_for_the_next_proxy() -> Result<()> {
         let pod = (fixture.lab.host("p1b").addrs.ip(family), PORT).into();
         for port in ports {
             let dial = Dial::new(Protocol::Tcp, pod).source_port(port);
-            dial.exchange(client, b"again").with_context(|| format!("from {port} by {family}"))?;
+            dial.exchange(client, b"again")
+                .with_context(|| format!("from {port} by {family}"))?;
         }
     }
-    ensure!(drain.child.try_wait()?.is_none(), "the programs are gone already");
+    ensure!(
+        drain.child.try_wait()?.is_none(),
+        "the programs are gone already"
+    );
     kept.end()?;
     drain.ended()
 }
@@ -151,15 +184,25 @@ fn ports_of_ended_connections_are_free_for_the_next_proxy() -> Result<()> {
 fn a_drain_ends_with_its_time_and_with_the_next_kpx() -> Result<()> {
     let fixture = Fixture::new()?;
     let kpx = fixture.kpx("clsact")?;
-    let refused = cleanup(&fixture, "--drain").err().context("a kpx that runs would go on serving")?;
-    ensure!(format!("{refused:#}").contains("another kpx is running"), "{refused:#}");
+    let refused = cleanup(&fixture, "--drain")
+        .err()
+        .context("a kpx that runs would go on serving")?;
+    ensure!(
+        format!("{refused:#}").contains("another kpx is running"),
+        "{refused:#}"
+    );
     let mut kept = Kept::open(&fixture, Kpx)?;
     kpx.stop()?;
     let mut drain = Drain::start(&fixture, "5m")?;
     drain.line()?;
     ensure!(!fixture.serves(&["p1a"]), "no other proxy serves");
-    let refused = cleanup(&fixture, "--drain").err().context("a drain keeps every kpx away, and every other drain")?;
-    ensure!(format!("{refused:#}").contains("another kpx is running"), "{refused:#}");
+    let refused = cleanup(&fixture, "--drain")
+        .err()
+        .context("a drain keeps every kpx away, and every other drain")?;
+    ensure!(
+        format!("{refused:#}").contains("another kpx is running"),
+        "{refused:#}"
+    );
     // An operator who changes their mind ends it, and starts kpx again.
     drain.child.kill()?;
     drain.child.wait()?;
@@ -183,7 +226,10 @@ impl Kept {
             for family in Family::ALL {
                 let mut connection = fixture.connect(client, family)?;
                 let backend = connection.exchange(b"who?")?.backend;
-                ensure!(proxy(&backend) == by, "{client} by {family} is served by {backend}");
+                ensure!(
+                    proxy(&backend) == by,
+                    "{client} by {family} is served by {backend}"
+                );
                 kept.push((format!("{client} by {family}"), connection));
             }
         }
@@ -192,7 +238,9 @@ impl Kept {
 
     fn go_on(&mut self) -> Result<()> {
         for (what, connection) in &mut self.0 {
-            connection.exchange(&[7; 10_000]).with_context(|| what.clone())?;
+            connection
+                .exchange(&[7; 10_000])
+                .with_context(|| what.clone())?;
         }
         Ok(())
     }
@@ -210,14 +258,21 @@ fn served_by(fixture: &Fixture, clients: &[&str], by: Proxy) -> Result<()> {
     for client in clients {
         for family in Family::ALL {
             let backend = fixture.ask(client, family)?.backend;
-            ensure!(proxy(&backend) == by, "{client} by {family} is served by {backend}");
+            ensure!(
+                proxy(&backend) == by,
+                "{client} by {family} is served by {backend}"
+            );
         }
     }
     Ok(())
 }
 
 fn proxy(backend: &str) -> Proxy {
-    if BACKENDS.contains(&backend) { KubeProxy } else { Kpx }
+    if BACKENDS.contains(&backend) {
+        KubeProxy
+    } else {
+        Kpx
+    }
 }
 
 fn command(fixture: &Fixture, arguments: &str) -> Result<Command> {
@@ -245,7 +300,9 @@ struct Drain {
 impl Drain {
     fn start(fixture: &Fixture, timeout: &str) -> Result<Self> {
         let mut command = command(fixture, &format!("--drain --timeout {timeout}"))?;
-        let mut child = fixture.node().spawn(command.stdout(Stdio::null()).stderr(Stdio::piped()))?;
+        let mut child = fixture
+            .node()
+            .spawn(command.stdout(Stdio::null()).stderr(Stdio::piped()))?;
         let said = BufReader::new(child.stderr.take().context("no standard error")?);
         Ok(Self { child, said })
     }

@@ -15,13 +15,20 @@ fn device_names_may_move_between_devices() -> Result<()> {
     let mut kept = fixture.connect("p1a", Family::V4)?;
     // Two pods' devices swap their names.
     for _ in 0..5 {
-        fixture.node().ip("link set p1a name swap\nlink set p1c name p1a\nlink set swap name p1c")?;
+        fixture
+            .node()
+            .ip("link set p1a name swap\nlink set p1c name p1a\nlink set swap name p1c")?;
         kept.exchange(b"under another name")?;
     }
-    fixture.node().ip("link set p1a name swap\nlink set p1c name p1a\nlink set swap name p1c")?;
-    fixture.all_served(&["p1a", "p1c", "n1"]).context("all are served under their own names again")?;
+    fixture
+        .node()
+        .ip("link set p1a name swap\nlink set p1c name p1a\nlink set swap name p1c")?;
+    fixture
+        .all_served(&["p1a", "p1c", "n1"])
+        .context("all are served under their own names again")?;
 
-    // CNI plugins make a device under one name and rename it at once, while the next one takes the first name.
+    // CNI plugins make a device under one name and rename it at once, while the next one takes the
+    // first name.
     let pods = NetNs::create(format!("{}-names", fixture.node().name()))?;
     let lines: Vec<String> = (0..40)
         .map(|n| {
@@ -34,11 +41,16 @@ fn device_names_may_move_between_devices() -> Result<()> {
     fixture.node().ip(&lines.join("\n"))?;
     for n in 0..40 {
         let device = format!("veth{n}");
-        wait_until(PROMPT, "each has its programs, once", || is_hooked(fixture.node(), "tcx", &device))
-            .context(device)?;
+        wait_until(PROMPT, "each has its programs, once", || {
+            is_hooked(fixture.node(), "tcx", &device)
+        })
+        .context(device)?;
     }
     let status = kpx.status()?;
-    ensure!(status["problems"].as_array().is_some_and(Vec::is_empty), "{status}");
+    ensure!(
+        status["problems"].as_array().is_some_and(Vec::is_empty),
+        "{status}"
+    );
     kept.exchange(b"after all that")?;
     kpx.stop()
 }
@@ -52,9 +64,16 @@ fn devices_that_are_gone_again_are_no_problem() -> Result<()> {
         .collect();
     fixture.node().ip(&lines.join("\n"))?;
     // Events come in their order.
-    fixture.node().ip("link add last type veth peer name peer\nlink set last up")?;
-    wait_until(PROMPT, "the last device has its programs", || is_hooked(fixture.node(), "tcx", "last"))?;
+    fixture
+        .node()
+        .ip("link add last type veth peer name peer\nlink set last up")?;
+    wait_until(PROMPT, "the last device has its programs", || {
+        is_hooked(fixture.node(), "tcx", "last")
+    })?;
     let events = get_at_socket(&proxy_view::socket(kpx.run_dir()), "/events")?.body;
-    ensure!(!events.contains("device gone") && !events.contains("device peer"), "{events}");
+    ensure!(
+        !events.contains("device gone") && !events.contains("device peer"),
+        "{events}"
+    );
     kpx.stop()
 }

@@ -19,8 +19,10 @@ use crate::churn::fixture::{Fixture, NODE_PORT, PROMPT, ifindex, is_hooked, repa
 use crate::churn::links;
 use crate::tables::alone;
 
-const HOOKS: [(TcAttachType, &str, &str); 2] =
-    [(TcAttachType::Ingress, "ingress", "kpx_ingress"), (TcAttachType::Egress, "egress", "kpx_egress")];
+const HOOKS: [(TcAttachType, &str, &str); 2] = [
+    (TcAttachType::Ingress, "ingress", "kpx_ingress"),
+    (TcAttachType::Egress, "egress", "kpx_egress"),
+];
 
 #[test]
 fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
@@ -32,24 +34,38 @@ fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
     // One program hangs on a hook once.
     let mut others = [other()?, other()?];
     for (other, order) in others.iter_mut().zip([LinkOrder::first, LinkOrder::last]) {
-        let passes: &mut SchedClassifier = other.program_mut(EMPTY).context("no empty program")?.try_into()?;
+        let passes: &mut SchedClassifier = other
+            .program_mut(EMPTY)
+            .context("no empty program")?
+            .try_into()?;
         verifier::load(|| passes.load())?;
         for (direction, _, _) in HOOKS {
-            node.run(|| passes.attach_with_options("p1a", direction, TcAttachOptions::TcxOrder(order())))?;
+            node.run(|| {
+                passes.attach_with_options("p1a", direction, TcAttachOptions::TcxOrder(order()))
+            })?;
         }
     }
     for (direction, _, ours) in HOOKS {
         ensure!(tcx(node, "p1a", direction)? == [EMPTY, ours, EMPTY]);
     }
-    fixture.all_served(&["p1a", "n1", "x"]).context("with others around")?;
+    fixture
+        .all_served(&["p1a", "n1", "x"])
+        .context("with others around")?;
     kept.exchange(b"with others around")?;
 
     links::detach_all(kpx.pid(), ifindex(node, "p1a")?, "gress")?;
-    wait_until(PROMPT, "ours are back", || Ok(repairs(&kpx, "program")? > 0.0 && is_hooked(node, "tcx", "p1a")?))?;
+    wait_until(PROMPT, "ours are back", || {
+        Ok(repairs(&kpx, "program")? > 0.0 && is_hooked(node, "tcx", "p1a")?)
+    })?;
     for (direction, _, ours) in HOOKS {
-        ensure!(tcx(node, "p1a", direction)? == [EMPTY, EMPTY, ours], "others' programs stay");
+        ensure!(
+            tcx(node, "p1a", direction)? == [EMPTY, EMPTY, ours],
+            "others' programs stay"
+        );
     }
-    fixture.all_served(&["p1a", "n1", "x"]).context("behind others")?;
+    fixture
+        .all_served(&["p1a", "n1", "x"])
+        .context("behind others")?;
     kept.exchange(b"behind others")?;
     kpx.stop()
 }
@@ -69,22 +85,40 @@ fn others_filters_before_and_after_ours_change_nothing() -> Result<()> {
     let node = fixture.node();
     let kpx = fixture.kpx("clsact")?;
     let mut kept = fixture.connect("p1a", Family::V4)?;
-    for (prio, (_, hook, _)) in HOOKS.into_iter().flat_map(|hook| [("1", hook), ("60000", hook)]) {
+    for (prio, (_, hook, _)) in HOOKS
+        .into_iter()
+        .flat_map(|hook| [("1", hook), ("60000", hook)])
+    {
         // TC_ACT_UNSPEC: on to the next.
         add_filter(node, &format!("p1a {hook} prio {prio}"), &["da"])?;
     }
-    fixture.all_served(&["p1a", "n1", "x"]).context("with others around")?;
+    fixture
+        .all_served(&["p1a", "n1", "x"])
+        .context("with others around")?;
     kept.exchange(b"with others around")?;
     fixture.settles()?;
     for (_, hook, _) in HOOKS {
-        tc(node, &format!("filter del dev p1a {hook} prio {}", proxy_net::filter::PRIORITY))?;
+        tc(
+            node,
+            &format!(
+                "filter del dev p1a {hook} prio {}",
+                proxy_net::filter::PRIORITY
+            ),
+        )?;
     }
-    wait_until(PROMPT, "ours are back", || Ok(repairs(&kpx, "program")? > 0.0 && is_hooked(node, "clsact", "p1a")?))?;
+    wait_until(PROMPT, "ours are back", || {
+        Ok(repairs(&kpx, "program")? > 0.0 && is_hooked(node, "clsact", "p1a")?)
+    })?;
     for (_, hook, _) in HOOKS {
         let filters = tc(node, &format!("filter show dev p1a {hook}"))?;
-        ensure!(filters.contains("pref 1 ") && filters.contains("pref 60000 "), "others' filters are gone: {filters}");
+        ensure!(
+            filters.contains("pref 1 ") && filters.contains("pref 60000 "),
+            "others' filters are gone: {filters}"
+        );
     }
-    fixture.all_served(&["p1a", "n1", "x"]).context("put back among others")?;
+    fixture
+        .all_served(&["p1a", "n1", "x"])
+        .context("put back among others")?;
     kept.exchange(b"put back among others")?;
     kpx.stop()
 }
@@ -111,18 +145,28 @@ fn a_class_of_anothers_filter_changes_nothing() -> Result<()> {
     )?;
     for attach in ["tcx", "clsact"] {
         let kpx = fixture.kpx(attach)?;
-        wait_until(PROMPT, "eth0 has its programs", || is_hooked(node, attach, "eth0"))?;
+        wait_until(PROMPT, "eth0 has its programs", || {
+            is_hooked(node, attach, "eth0")
+        })?;
         if attach == "tcx" {
             tc(node, "qdisc add dev eth0 clsact")?;
         }
         for class in CLASSES {
             // TC_ACT_OK: no filter behind it has its turn.
             add_filter(node, "eth0 ingress prio 60000", class)?;
-            wait_until(PROMPT, "kpx knows of the filter", || is_filtered(&fixture, "eth0"))?;
-            let serves = || fixture.all_served(&["p1a", "n1", "x"]).and_then(|()| serves_fragments(&fixture));
+            wait_until(PROMPT, "kpx knows of the filter", || {
+                is_filtered(&fixture, "eth0")
+            })?;
+            let serves = || {
+                fixture
+                    .all_served(&["p1a", "n1", "x"])
+                    .and_then(|()| serves_fragments(&fixture))
+            };
             serves().with_context(|| format!("by {attach}, with {class:?}"))?;
             tc(node, "filter del dev eth0 ingress prio 60000")?;
-            wait_until(PROMPT, "kpx knows that the filter is gone", || Ok(!is_filtered(&fixture, "eth0")?))?;
+            wait_until(PROMPT, "kpx knows that the filter is gone", || {
+                Ok(!is_filtered(&fixture, "eth0")?)
+            })?;
         }
         tc(node, "qdisc del dev eth0 clsact")?;
         kpx.stop()?;
@@ -132,24 +176,39 @@ fn a_class_of_anothers_filter_changes_nothing() -> Result<()> {
 
 /// Returns true if the programs know that another's filter may meet what comes in by a device.
 fn is_filtered(fixture: &Fixture, device: &str) -> Result<bool> {
-    let row = fixture.devices()?.get(&ifindex(fixture.node(), device)?, 0)?;
+    let row = fixture
+        .devices()?
+        .get(&ifindex(fixture.node(), device)?, 0)?;
     Ok(row.flags() & Device::FILTERED != 0)
 }
 
-/// Sends a masqueraded client's datagram in fragments, by both families, and hears it back in fragments.
+/// Sends a masqueraded client's datagram in fragments, by both families, and hears it back in
+/// fragments.
 fn serves_fragments(fixture: &Fixture) -> Result<()> {
     const LONG: usize = 4_000;
     let x = &fixture.lab.host("x").ns;
     Family::ALL.into_iter().try_for_each(|family| {
         let to = (fixture.lab.n1.host.addrs.ip(family), NODE_PORT).into();
-        let answer = Dial::new(Protocol::Udp, to).fragments().exchange(x, &pattern(LONG));
-        answer.map(drop).with_context(|| format!("fragments by {family}"))
+        let answer = Dial::new(Protocol::Udp, to)
+            .fragments()
+            .exchange(x, &pattern(LONG));
+        answer
+            .map(drop)
+            .with_context(|| format!("fragments by {family}"))
     })
 }
 
 /// Adds a filter of another program for all packets, at a device, a hook and a priority.
 fn add_filter(node: &NetNs, place: &str, result: &[&str]) -> Result<()> {
     let mut command = Command::new("tc");
-    command.args(["filter", "add", "dev"]).args(place.split_whitespace()).args(["protocol", "all", "bpf"]);
-    node.exec(command.args(["bytecode", "1,6 0 0 4294967295,"]).args(result)).map(drop)
+    command
+        .args(["filter", "add", "dev"])
+        .args(place.split_whitespace())
+        .args(["protocol", "all", "bpf"]);
+    node.exec(
+        command
+            .args(["bytecode", "1,6 0 0 4294967295,"])
+            .args(result),
+    )
+    .map(drop)
 }

@@ -23,9 +23,15 @@ const DEADLINE: Duration = Duration::from_secs(30);
 fn a_thousand_pods_leave_nothing_behind() -> Result<()> {
     let fixture = Fixture::new()?;
     let kpx = fixture.kpx("tcx")?;
-    let mut kept = [fixture.connect("p1a", Family::V4)?, fixture.connect("n1", Family::V6)?];
+    let mut kept = [
+        fixture.connect("p1a", Family::V4)?,
+        fixture.connect("n1", Family::V6)?,
+    ];
     let pods = || -> Result<usize> {
-        let devices = fixture.devices()?.iter().collect::<Result<Vec<(u32, Device)>, _>>()?;
+        let devices = fixture
+            .devices()?
+            .iter()
+            .collect::<Result<Vec<(u32, Device)>, _>>()?;
         Ok(devices.iter().filter(|(_, device)| device.is_pod()).count())
     };
     wait_until(PROMPT, "the lab's pods are known", || Ok(pods()? == 3))?;
@@ -35,51 +41,79 @@ fn a_thousand_pods_leave_nothing_behind() -> Result<()> {
         let mut lines = String::new();
         for pod in 0..PODS {
             let name = format!("veth{round}x{pod}");
-            writeln!(lines, "link add {name} type veth peer name eth{pod} netns {}\nlink set {name} up", ns.name())?;
+            writeln!(
+                lines,
+                "link add {name} type veth peer name eth{pod} netns {}\nlink set {name} up",
+                ns.name()
+            )?;
         }
         fixture.node().ip(&lines)?;
         wait_until(DEADLINE, "all pods are known", || Ok(pods()? == 3 + PODS))?;
         let last = format!("veth{round}x{}", PODS - 1);
-        wait_until(DEADLINE, "the last has its programs", || is_hooked(fixture.node(), "tcx", &last))?;
+        wait_until(DEADLINE, "the last has its programs", || {
+            is_hooked(fixture.node(), "tcx", &last)
+        })?;
         for connection in &mut kept {
-            connection.exchange(b"while pods come").context("while pods come")?;
+            connection
+                .exchange(b"while pods come")
+                .context("while pods come")?;
         }
         drop(ns); // And with the namespace all that is in it.
         wait_until(DEADLINE, "all pods are forgotten", || Ok(pods()? == 3))?;
         for connection in &mut kept {
-            connection.exchange(b"while pods go").context("while pods go")?;
+            connection
+                .exchange(b"while pods go")
+                .context("while pods go")?;
         }
     }
-    wait_until(PROMPT, "nothing is left", || Ok(held(kpx.pid(), &fixture)? == before))
-        .with_context(|| format!("before {before:?}, now {:?}", held(kpx.pid(), &fixture)))?;
+    wait_until(PROMPT, "nothing is left", || {
+        Ok(held(kpx.pid(), &fixture)? == before)
+    })
+    .with_context(|| format!("before {before:?}, now {:?}", held(kpx.pid(), &fixture)))?;
     kpx.stop()
 }
 
-/// Pods that fail at once: their devices get other names and go while programs are attached to them.
+/// Pods that fail at once: their devices get other names and go while programs are attached to
+/// them.
 #[test]
 fn namespaces_may_go_while_programs_are_attached() -> Result<()> {
     for attach in ["tcx", "clsact"] {
         let fixture = Fixture::new()?;
         let kpx = fixture.kpx(attach)?;
-        let mut kept = [fixture.connect("p1a", Family::V4)?, fixture.connect("n1", Family::V6)?];
+        let mut kept = [
+            fixture.connect("p1a", Family::V4)?,
+            fixture.connect("n1", Family::V6)?,
+        ];
         let before = held(kpx.pid(), &fixture)?;
         for round in 0..2 {
             let ns = NetNs::create(format!("{}-short{round}", fixture.node().name()))?;
             let mut lines = String::new();
             for pod in 0..60 {
-                writeln!(lines, "link add tmp type veth peer name eth{pod} netns {}\nlink set tmp up", ns.name())?;
+                writeln!(
+                    lines,
+                    "link add tmp type veth peer name eth{pod} netns {}\nlink set tmp up",
+                    ns.name()
+                )?;
                 writeln!(lines, "link set tmp name short{round}x{pod}")?;
             }
             fixture.node().ip(&lines)?;
             drop(ns);
             for connection in &mut kept {
-                connection.exchange(b"while pods fail").context("while pods fail")?;
+                connection
+                    .exchange(b"while pods fail")
+                    .context("while pods fail")?;
             }
         }
-        wait_until(PROMPT, "nothing is left", || Ok(held(kpx.pid(), &fixture)? == before))
-            .with_context(|| format!("before {before:?}, now {:?}", held(kpx.pid(), &fixture)))?;
-        kpx.wait(PROMPT, "nothing is wrong", |status| status.healthy && status.problems.is_empty())?;
-        fixture.all_served(&["p1a", "n1", "x"]).with_context(|| attach.to_owned())?;
+        wait_until(PROMPT, "nothing is left", || {
+            Ok(held(kpx.pid(), &fixture)? == before)
+        })
+        .with_context(|| format!("before {before:?}, now {:?}", held(kpx.pid(), &fixture)))?;
+        kpx.wait(PROMPT, "nothing is wrong", |status| {
+            status.healthy && status.problems.is_empty()
+        })?;
+        fixture
+            .all_served(&["p1a", "n1", "x"])
+            .with_context(|| attach.to_owned())?;
         kpx.stop()?;
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! Another program takes away what kpx put onto a node: kpx notices within the sync period, and puts it back.
+//! Another program takes away what kpx put onto a node: kpx notices within the sync period, and
+//! puts it back.
 
 use std::path::Path;
 use std::process::Command;
@@ -21,10 +22,18 @@ const RESERVED: &str = "61000-61500";
 fn programs_routes_anchor_and_parameters_are_restored() -> Result<()> {
     for attach in ["tcx", "clsact"] {
         let fixture = Fixture::new()?;
-        fixture.node().sysctl("ipv4/ip_local_port_range", PORT_RANGE)?;
+        fixture
+            .node()
+            .sysctl("ipv4/ip_local_port_range", PORT_RANGE)?;
         let kpx = fixture.kpx(attach)?;
-        let mut kept = vec![fixture.connect("p1a", Family::V4)?, fixture.connect("n1", Family::V4)?];
-        kept.extend([fixture.connect("x", Family::V6)?, fixture.connect("p1a", Family::V6)?]);
+        let mut kept = vec![
+            fixture.connect("p1a", Family::V4)?,
+            fixture.connect("n1", Family::V4)?,
+        ];
+        kept.extend([
+            fixture.connect("x", Family::V6)?,
+            fixture.connect("p1a", Family::V6)?,
+        ]);
 
         unhook(&fixture, &kpx, attach).with_context(|| format!("programs, by {attach}"))?;
         anchor(&fixture, &kpx).with_context(|| format!("anchor, by {attach}"))?;
@@ -32,33 +41,47 @@ fn programs_routes_anchor_and_parameters_are_restored() -> Result<()> {
         parameters(&fixture, &kpx).with_context(|| format!("parameters, by {attach}"))?;
 
         for connection in &mut kept {
-            connection.exchange(b"still there?").context("a connection of before")?;
+            connection
+                .exchange(b"still there?")
+                .context("a connection of before")?;
         }
         kpx.stop()?;
     }
     Ok(())
 }
 
-/// The qdisc of another program, in whose place clsact would be. Its one hook took the filter of either of ours.
+/// The qdisc of another program, in whose place clsact would be. Its one hook took the filter of
+/// either of ours.
 #[test]
 fn older_qdisc_in_the_place_of_clsact_is_a_problem_and_half_serves_no_device() -> Result<()> {
     let fixture = Fixture::new()?;
     let node = fixture.node();
     tc(node, "qdisc add dev eth0 ingress")?;
     let args = ["--attach", "clsact", "--iptables-sync-period", "1s"];
-    let kpx = Agent::launch_by(None, &fixture.lab, &fixture.lab.n1.host, fixture.cluster.source(), &args)?;
+    let kpx = Agent::launch_by(
+        None,
+        &fixture.lab,
+        &fixture.lab.n1.host,
+        fixture.cluster.source(),
+        &args,
+    )?;
     let kpx = kpx.having("complete")?;
     let is_named = || -> Result<bool> {
         let problem = kpx.problem("device eth0")?.unwrap_or_default();
-        let filters = tc(node, "filter show dev eth0 ingress")? + &tc(node, "filter show dev eth0 egress")?;
+        let filters =
+            tc(node, "filter show dev eth0 ingress")? + &tc(node, "filter show dev eth0 egress")?;
         Ok(problem.contains("tc qdisc add dev eth0 clsact") && !filters.contains("kpx_"))
     };
     wait_until(PROMPT, "the qdisc is named", is_named)?;
-    wait_until(PROMPT, "others are served", || Ok(fixture.serves(&["p1a", "n1"])))?;
+    wait_until(PROMPT, "others are served", || {
+        Ok(fixture.serves(&["p1a", "n1"]))
+    })?;
     for _ in 0..2 {
         tc(node, "qdisc del dev eth0 ingress")?;
         wait_until(PROMPT, "the device is served", || {
-            Ok(is_hooked(node, "clsact", "eth0")? && fixture.serves(&["x"]) && kpx.problem("device eth0")?.is_none())
+            Ok(is_hooked(node, "clsact", "eth0")?
+                && fixture.serves(&["x"])
+                && kpx.problem("device eth0")?.is_none())
         })?;
         tc(node, "qdisc del dev eth0 clsact")?;
         // The agent may have been quicker.
@@ -70,7 +93,9 @@ fn older_qdisc_in_the_place_of_clsact_is_a_problem_and_half_serves_no_device() -
     kpx.stop()?;
     // TCX needs no qdisc.
     let kpx = fixture.kpx("tcx")?;
-    wait_until(PROMPT, "the device is served", || Ok(is_hooked(node, "tcx", "eth0")? && fixture.serves(&["x"])))?;
+    wait_until(PROMPT, "the device is served", || {
+        Ok(is_hooked(node, "tcx", "eth0")? && fixture.serves(&["x"]))
+    })?;
     kpx.stop()
 }
 
@@ -86,13 +111,24 @@ fn repair_that_another_program_undoes_each_time_is_a_problem() -> Result<()> {
         let _removed = tc(node, "filter del dev p1a egress");
         has(programs)
     })?;
-    ensure!(kpx.log().matches("the program was removed, reattaching").count() == 3, "{}", kpx.log());
-    wait_until(PROMPT, "the programs stay", || Ok(!has(programs)? && is_hooked(node, "clsact", "p1a")?))?;
+    ensure!(
+        kpx.log()
+            .matches("the program was removed, reattaching")
+            .count()
+            == 3,
+        "{}",
+        kpx.log()
+    );
+    wait_until(PROMPT, "the programs stay", || {
+        Ok(!has(programs)? && is_hooked(node, "clsact", "p1a")?)
+    })?;
     wait_until(PROMPT, "the routes are a problem", || {
         node.exec(Command::new("ip").args(["route", "flush", "table", "all", "proto", "75"]))?;
         has("repairs of route")
     })?;
-    wait_until(PROMPT, "the routes stay", || Ok(!has("repairs of route")? && fixture.serves(&["n1"])))?;
+    wait_until(PROMPT, "the routes stay", || {
+        Ok(!has("repairs of route")? && fixture.serves(&["n1"]))
+    })?;
     kpx.stop()
 }
 
@@ -116,25 +152,39 @@ fn unhook(fixture: &Fixture, kpx: &Agent<'_>, attach: &str) -> Result<()> {
         let before = repairs(kpx, "program")?;
         links::detach_all(kpx.pid(), ifindex(node, "kpx0")?, "egress")?;
         wait_until(PROMPT, "the anchor's program is back", || {
-            Ok(repairs(kpx, "program")? > before && tcx(node, "kpx0", TcAttachType::Egress)? == ["kpx_anchor"])
+            Ok(repairs(kpx, "program")? > before
+                && tcx(node, "kpx0", TcAttachType::Egress)? == ["kpx_anchor"])
         })?;
-        let pin = node.bpf_dir().join(format!("v2/links/{}-ingress", ifindex(node, "p1a")?));
+        let pin = node
+            .bpf_dir()
+            .join(format!("v2/links/{}-ingress", ifindex(node, "p1a")?));
         fs::remove_file(&pin)?;
         wait_until(PROMPT, "the pin is back", || Ok(pin.exists()))?;
     }
-    wait_until(PROMPT, "all are served", || Ok(fixture.serves(&["p1a", "n1", "x"])))?;
-    ensure!(kpx.log().contains("was removed, reattaching"), "{}", kpx.log());
+    wait_until(PROMPT, "all are served", || {
+        Ok(fixture.serves(&["p1a", "n1", "x"]))
+    })?;
+    ensure!(
+        kpx.log().contains("was removed, reattaching"),
+        "{}",
+        kpx.log()
+    );
     Ok(())
 }
 
 fn anchor(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
-    for (times, undo) in
-        [(1.0, "link del kpx0"), (2.0, "link set kpx0 down"), (3.0, "link set kpx1 down"), (4.0, "link del kpx1")]
-    {
+    for (times, undo) in [
+        (1.0, "link del kpx0"),
+        (2.0, "link set kpx0 down"),
+        (3.0, "link set kpx1 down"),
+        (4.0, "link del kpx1"),
+    ] {
         fixture.node().ip(undo)?;
-        wait_until(PROMPT, &format!("the node is served after `{undo}`"), || {
-            Ok(repairs(kpx, "anchor")? >= times && fixture.serves(&["n1"]))
-        })?;
+        wait_until(
+            PROMPT,
+            &format!("the node is served after `{undo}`"),
+            || Ok(repairs(kpx, "anchor")? >= times && fixture.serves(&["n1"])),
+        )?;
         ensure!(repairs(kpx, "anchor")? == times, "each is counted once");
     }
     Ok(())
@@ -143,9 +193,13 @@ fn anchor(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
 fn ways(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
     let before = (repairs(kpx, "route")?, repairs(kpx, "rule")?);
     for family in ["-4", "-6"] {
-        fixture.node().exec(Command::new("ip").args([family, "route", "flush", "table", "all", "proto", "75"]))?;
+        fixture.node().exec(
+            Command::new("ip").args([family, "route", "flush", "table", "all", "proto", "75"]),
+        )?;
     }
-    fixture.node().ip("rule flush\nrule add lookup main pref 32766\nrule add lookup default pref 32767")?;
+    fixture
+        .node()
+        .ip("rule flush\nrule add lookup main pref 32766\nrule add lookup default pref 32767")?;
     wait_until(PROMPT, "the ways are back", || {
         let rules = fixture.node().exec(Command::new("ip").arg("rule"))?;
         let after = (repairs(kpx, "route")?, repairs(kpx, "rule")?);
@@ -156,7 +210,15 @@ fn ways(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
 
 /// Changes parameters as systemd-sysctl does, with files of the distribution.
 fn parameters(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
-    let read = |key: &str| anyhow::Ok(fixture.node().read(&format!("/proc/sys/net/{key}"))?.trim().to_owned());
+    let read = |key: &str| {
+        anyhow::Ok(
+            fixture
+                .node()
+                .read(&format!("/proc/sys/net/{key}"))?
+                .trim()
+                .to_owned(),
+        )
+    };
     ensure!(read("ipv4/ip_local_reserved_ports")? == RESERVED);
     let wanted = [
         ("ipv4/conf/lo/accept_local", "0", "1"),
@@ -170,12 +232,17 @@ fn parameters(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
         fixture.node().sysctl(key, other)?;
     }
     wait_until(PROMPT, "the parameters are back", || {
-        wanted.iter().try_fold(true, |all, (key, _, value)| anyhow::Ok(all && read(key)? == *value))
+        wanted.iter().try_fold(true, |all, (key, _, value)| {
+            anyhow::Ok(all && read(key)? == *value)
+        })
     })?;
-    wait_until(PROMPT, "kpx counts them", || Ok(repairs(kpx, "sysctl")? >= before + 5.0))
+    wait_until(PROMPT, "kpx counts them", || {
+        Ok(repairs(kpx, "sysctl")? >= before + 5.0)
+    })
 }
 
-/// The value comes back once for each repair, and is changed again at once: so kpx finds it changed as often as it looks at all.
+/// The value comes back once for each repair, and is changed again at once: so kpx finds it changed
+/// as often as it looks at all.
 #[test]
 fn every_repair_of_a_parameter_is_counted() -> Result<()> {
     const REPAIRS: u32 = 6;
@@ -198,6 +265,8 @@ fn every_repair_of_a_parameter_is_counted() -> Result<()> {
     })?;
     ensure!(repaired == REPAIRS, "{repaired} repairs");
     // And the last change.
-    wait_until(PROMPT, "kpx counts them", || Ok(repairs(&kpx, "sysctl")? == before + f64::from(REPAIRS + 1)))?;
+    wait_until(PROMPT, "kpx counts them", || {
+        Ok(repairs(&kpx, "sysctl")? == before + f64::from(REPAIRS + 1))
+    })?;
     kpx.stop()
 }

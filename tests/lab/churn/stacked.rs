@@ -21,20 +21,33 @@ fn a_macvlan_on_a_device_with_programs_serves_too() -> Result<()> {
         node.ip(&format!(
             "link add link eth1 name top type macvlan mode bridge\nlink set top up\naddr add {ON_TOP}/24 dev top"
         ))?;
-        wait_until(PROMPT, "it has its programs", || is_hooked(node, attach, "top"))?;
+        wait_until(PROMPT, "it has its programs", || {
+            is_hooked(node, attach, "top")
+        })?;
         let to: IpAddr = ON_TOP.parse()?;
         let dial = Dial::new(Protocol::Tcp, SocketAddr::new(to, NODE_PORT));
         // The kernel tells of a device and of its address apart.
-        let is_served = || Ok(dial.deadline(TRY).exchange(&fixture.lab.xl.ns, b"hello").is_ok());
+        let is_served = || {
+            Ok(dial
+                .deadline(TRY)
+                .exchange(&fixture.lab.xl.ns, b"hello")
+                .is_ok())
+        };
         wait_until(PROMPT, "its address is the node's", is_served)?;
         for payload in [100, 100_000] {
             let answer = dial.exchange(&fixture.lab.xl.ns, &vec![7; payload]);
-            let answer = answer.with_context(|| format!("{payload} bytes through a macvlan, by {attach}"))?;
-            ensure!(["p1b", "p2a"].contains(&answer.backend.as_str()), "{answer:?}");
+            let answer = answer
+                .with_context(|| format!("{payload} bytes through a macvlan, by {attach}"))?;
+            ensure!(
+                ["p1b", "p2a"].contains(&answer.backend.as_str()),
+                "{answer:?}"
+            );
         }
         fixture.all_served(&["p1a", "n1", "x"])?;
         node.ip("link del top")?;
-        wait_until(PROMPT, "it is forgotten", || Ok(!kpx.status()?["devices"].to_string().contains("\"top\"")))?;
+        wait_until(PROMPT, "it is forgotten", || {
+            Ok(!kpx.status()?["devices"].to_string().contains("\"top\""))
+        })?;
         kpx.stop()?;
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! A device without Ethernet headers: the clients behind it, and the connections through it while kpx starts again.
+//! A device without Ethernet headers: the clients behind it, and the connections through it while
+//! kpx starts again.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,7 +9,9 @@ use testbed::agent::{Service, kpx as kpx_in, wait_until};
 use testbed::echo::{Dial, Fault, Protocol, pattern};
 use testbed::lab::{Family, Layout, TunnelKind};
 
-use crate::churn::fixture::{Fixture, NODE_PORT, PORT, PROMPT, TRY, ifindex, is_hooked_headerless, tc, tcx};
+use crate::churn::fixture::{
+    Fixture, NODE_PORT, PORT, PROMPT, TRY, ifindex, is_hooked_headerless, tc, tcx,
+};
 use crate::churn::links::detach_all;
 
 const DEVICE: &str = "tun0";
@@ -19,14 +22,21 @@ const NONE: u16 = 30_083;
 #[test]
 fn a_peer_behind_a_tunnel_is_served_as_strangers_are() -> Result<()> {
     let fixture = Fixture::on(Layout::Tunnel(TunnelKind::Tun))?;
-    for (name, nth, backends, node_port) in
-        [("near", 21, &["p1b"][..], NEAR), ("far", 22, &["p2a"], FAR), ("none", 23, &[], NONE)]
-    {
+    for (name, nth, backends, node_port) in [
+        ("near", 21, &["p1b"][..], NEAR),
+        ("far", 22, &["p2a"], FAR),
+        ("none", 23, &[], NONE),
+    ] {
         fixture.put(&Service::new(name, nth, backends, PORT).node_port(node_port))?;
     }
-    for (attach, flag) in [("tcx", "--cluster-ip-external=false"), ("clsact", "--cluster-ip-external=true")] {
+    for (attach, flag) in [
+        ("tcx", "--cluster-ip-external=false"),
+        ("clsact", "--cluster-ip-external=true"),
+    ] {
         let kpx = fixture.base.kpx(&["--attach", attach, flag])?;
-        wait_until(PROMPT, "the tunnel has its programs", || is_hooked_headerless(fixture.node(), attach, DEVICE))?;
+        wait_until(PROMPT, "the tunnel has its programs", || {
+            is_hooked_headerless(fixture.node(), attach, DEVICE)
+        })?;
         for family in Family::ALL {
             let node = fixture.lab.n1.pod_net.host(0).ip(family);
             let peer = fixture.lab.n2.pod_net.host(0).ip(family);
@@ -45,12 +55,25 @@ fn a_peer_behind_a_tunnel_is_served_as_strangers_are() -> Result<()> {
                     }
                 }
                 let refused = dial(NONE).exchange(&fixture.lab.n2.host.ns, b"hello");
-                ensure!(matches!(refused, Err(Fault::Refused)), "{what}: {refused:?}");
+                ensure!(
+                    matches!(refused, Err(Fault::Refused)),
+                    "{what}: {refused:?}"
+                );
             }
             let to = fixture.web.frontend(family);
-            fixture.lab.n2.host.ns.ip(&format!("route replace {} dev {DEVICE}", to.ip()))?;
-            let by_cluster_ip = Dial::new(Protocol::Tcp, to).deadline(TRY).exchange(&fixture.lab.n2.host.ns, b"hello");
-            ensure!(by_cluster_ip.is_ok() == (flag == "--cluster-ip-external=true"), "{flag}: {by_cluster_ip:?}");
+            fixture
+                .lab
+                .n2
+                .host
+                .ns
+                .ip(&format!("route replace {} dev {DEVICE}", to.ip()))?;
+            let by_cluster_ip = Dial::new(Protocol::Tcp, to)
+                .deadline(TRY)
+                .exchange(&fixture.lab.n2.host.ns, b"hello");
+            ensure!(
+                by_cluster_ip.is_ok() == (flag == "--cluster-ip-external=true"),
+                "{flag}: {by_cluster_ip:?}"
+            );
         }
         kpx.stop()?;
     }
@@ -64,22 +87,49 @@ fn a_peer_behind_a_tunnel_cannot_speak_for_a_pod() -> Result<()> {
     fixture.lab.set_rp_filter(0)?;
     let kpx = fixture.kpx("tcx")?;
     let peer = &fixture.lab.n2.host.ns;
-    let forged = || anyhow::Ok(kpx.status()?["reasons"]["forged"].as_u64().context("no such reason")?);
+    let forged = || {
+        anyhow::Ok(
+            kpx.status()?["reasons"]["forged"]
+                .as_u64()
+                .context("no such reason")?,
+        )
+    };
     for family in Family::ALL {
         let pod = fixture.lab.host("p1a").addrs.ip(family);
         let own = fixture.lab.n2.pod_net.host(0).ip(family);
-        peer.ip(&format!("addr add {pod} dev lo{}", if pod.is_ipv6() { " nodad" } else { "" }))?;
+        peer.ip(&format!(
+            "addr add {pod} dev lo{}",
+            if pod.is_ipv6() { " nodad" } else { "" }
+        ))?;
         let before = forged()?;
         let to = SocketAddr::new(fixture.lab.n1.pod_net.host(0).ip(family), NODE_PORT);
-        let dial = |from| Dial::new(Protocol::Tcp, to).source_ip(from).deadline(TRY).exchange(peer, b"hello");
-        ensure!(dial(pod).is_err(), "the peer is answered in the pod's name, {family}");
-        wait_until(PROMPT, "the packet counts as forged", || Ok(forged()? > before))?;
+        let dial = |from| {
+            Dial::new(Protocol::Tcp, to)
+                .source_ip(from)
+                .deadline(TRY)
+                .exchange(peer, b"hello")
+        };
+        ensure!(
+            dial(pod).is_err(),
+            "the peer is answered in the pod's name, {family}"
+        );
+        wait_until(PROMPT, "the packet counts as forged", || {
+            Ok(forged()? > before)
+        })?;
         // The peer's flow in its own name shows that this one would be listed.
         dial(own).with_context(|| format!("in its own name, {family}"))?;
-        let flows = kpx_in(fixture.node(), &format!("flows --run-dir {}", kpx.run_dir().display()))?;
+        let flows = kpx_in(
+            fixture.node(),
+            &format!("flows --run-dir {}", kpx.run_dir().display()),
+        )?;
         let listed = String::from_utf8_lossy(&flows.stdout);
-        let names = |client: IpAddr| listed.contains(SocketAddr::new(client, 0).to_string().trim_end_matches('0'));
-        ensure!(flows.status.success() && names(own) && !names(pod), "{family}: {flows:?}");
+        let names = |client: IpAddr| {
+            listed.contains(SocketAddr::new(client, 0).to_string().trim_end_matches('0'))
+        };
+        ensure!(
+            flows.status.success() && names(own) && !names(pod),
+            "{family}: {flows:?}"
+        );
     }
     kpx.stop()
 }
@@ -90,25 +140,38 @@ fn connections_through_a_tunnel_survive_restarts() -> Result<()> {
     fixture.put(&fixture.web.backed_by(&["p2a"]))?;
     for attach in ["tcx", "clsact"] {
         let kpx = fixture.kpx(attach)?;
-        wait_until(PROMPT, "the tunnel has its programs", || is_hooked_headerless(fixture.node(), attach, DEVICE))?;
-        let clients = ["p1a", "n1", "x"].into_iter().flat_map(|client| Family::ALL.map(|family| (client, family)));
-        let connections = clients.map(|(client, family)| Ok((client, family, fixture.connect(client, family)?)));
+        wait_until(PROMPT, "the tunnel has its programs", || {
+            is_hooked_headerless(fixture.node(), attach, DEVICE)
+        })?;
+        let clients = ["p1a", "n1", "x"]
+            .into_iter()
+            .flat_map(|client| Family::ALL.map(|family| (client, family)));
+        let connections =
+            clients.map(|(client, family)| Ok((client, family, fixture.connect(client, family)?)));
         let mut connections: Vec<_> = connections.collect::<Result<_>>()?;
         let mut all_go_on = |when: &str| {
-            connections.iter_mut().try_for_each(|(client, family, connection)| {
-                let answer = connection.exchange(b"hello").map(drop);
-                answer.with_context(|| format!("{when}: {client} by {family}, {attach}"))
-            })
+            connections
+                .iter_mut()
+                .try_for_each(|(client, family, connection)| {
+                    let answer = connection.exchange(b"hello").map(drop);
+                    answer.with_context(|| format!("{when}: {client} by {family}, {attach}"))
+                })
         };
         kpx.crash()?;
         all_go_on("while no agent runs")?;
         let kpx = fixture.kpx(attach)?;
         all_go_on("with another agent")?;
-        ensure!(is_hooked_headerless(fixture.node(), attach, DEVICE)?, "{attach}: the tunnel lost a program");
+        ensure!(
+            is_hooked_headerless(fixture.node(), attach, DEVICE)?,
+            "{attach}: the tunnel lost a program"
+        );
         // Put back as on any device.
         if attach == "tcx" {
             detach_all(kpx.pid(), ifindex(fixture.node(), DEVICE)?, "ingress")?;
-            ensure!(tcx(fixture.node(), DEVICE, TcAttachType::Ingress)?.is_empty(), "a program is left");
+            ensure!(
+                tcx(fixture.node(), DEVICE, TcAttachType::Ingress)?.is_empty(),
+                "a program is left"
+            );
         } else {
             tc(fixture.node(), &format!("filter del dev {DEVICE} ingress"))?;
         }
@@ -117,11 +180,19 @@ fn connections_through_a_tunnel_survive_restarts() -> Result<()> {
         fixture.all_served(&["p1a", "n1", "x"])?;
         for client in Family::ALL.map(|family| fixture.lab.host("p2a").addrs.ip(family)) {
             let run_dir = kpx.run_dir().display();
-            let to = fixture.web.frontend(if client.is_ipv4() { Family::V4 } else { Family::V6 });
-            let trace = format!("trace --from {client} --to {to} --in-device {DEVICE} --run-dir {run_dir}");
+            let to = fixture.web.frontend(if client.is_ipv4() {
+                Family::V4
+            } else {
+                Family::V6
+            });
+            let trace =
+                format!("trace --from {client} --to {to} --in-device {DEVICE} --run-dir {run_dir}");
             let refused = kpx_in(fixture.node(), &trace)?;
             let why = String::from_utf8_lossy(&refused.stderr);
-            ensure!(!refused.status.success() && why.contains("have no Ethernet header"), "{refused:?}");
+            ensure!(
+                !refused.status.success() && why.contains("have no Ethernet header"),
+                "{refused:?}"
+            );
         }
         kpx.stop()?;
     }

@@ -18,13 +18,15 @@ const BANNED: &str = "p1a";
 const OTHER: &str = "p1c";
 /// The time for one exchange.
 const SOON: Duration = Duration::from_millis(300);
-/// The time in which the other pod's connections are used beside a ban: longer than netfilter's rules would need to meet all of their packets.
+/// The time in which the other pod's connections are used beside a ban: longer than netfilter's
+/// rules would need to meet all of their packets.
 const BESIDE: Duration = Duration::from_secs(2);
 
 /// The ways in which an operator bans a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ban {
-    /// Before any rule that accepts established connections; behind it what conntrack has not seen from the start is dropped.
+    /// Before any rule that accepts established connections; behind it what conntrack has not seen
+    /// from the start is dropped.
     Forward,
     /// Before conntrack.
     Raw,
@@ -41,7 +43,8 @@ impl Ban {
 
     fn come(self, node: &NetNs, pod: &Host) -> Result<()> {
         let ends = Family::ALL.map(|family| {
-            let (words, addr) = (if family == Family::V4 { "ip" } else { "ip6" }, pod.addrs.ip(family));
+            let words = if family == Family::V4 { "ip" } else { "ip6" };
+            let addr = pod.addrs.ip(family);
             format!("{words} saddr {addr} drop\n{words} daddr {addr} drop\n")
         });
         let stateful = "ct state established,related accept\nct state invalid drop\n\
@@ -52,7 +55,10 @@ impl Ban {
             ))
         };
         match self {
-            Self::Forward => table("forward priority filter", &format!("{}{stateful}", ends.concat())),
+            Self::Forward => table(
+                "forward priority filter",
+                &format!("{}{stateful}", ends.concat()),
+            ),
             Self::Raw => table("prerouting priority -300", &ends.concat()),
             Self::Legacy => legacy(node, "-I", pod),
         }
@@ -67,7 +73,10 @@ impl Ban {
 }
 
 fn legacy(node: &NetNs, verb: &str, pod: &Host) -> Result<()> {
-    for (family, tool) in [(Family::V4, "iptables-legacy"), (Family::V6, "ip6tables-legacy")] {
+    for (family, tool) in [
+        (Family::V4, "iptables-legacy"),
+        (Family::V6, "ip6tables-legacy"),
+    ] {
         for end in ["-s", "-d"] {
             let addr = pod.addrs.ip(family).to_string();
             node.exec(Command::new(tool).args(["-w", verb, "FORWARD", end, &addr, "-j", "DROP"]))?;
@@ -79,10 +88,15 @@ fn legacy(node: &NetNs, verb: &str, pod: &Host) -> Result<()> {
 /// Opens a connection of a pod to the Service of this number.
 fn dial(fixture: &Fixture, client: &str, service: u8, family: Family) -> Result<Connection> {
     let to = Service::new("", service, &[], fixture.port()).frontend(family);
-    said(Dial::new(Protocol::Tcp, to).deadline(SOON).connect(&fixture.lab.host(client).ns))
+    said(
+        Dial::new(Protocol::Tcp, to)
+            .deadline(SOON)
+            .connect(&fixture.lab.host(client).ns),
+    )
 }
 
-/// Uses all connections until none goes on. Returns when the last exchange began that got no answer.
+/// Uses all connections until none goes on. Returns when the last exchange began that got no
+/// answer.
 fn until_met(connections: &mut [Connection]) -> Result<Instant> {
     let last = |one: &mut Connection| -> Result<Instant> {
         let mut began = Instant::now();
@@ -93,53 +107,80 @@ fn until_met(connections: &mut [Connection]) -> Result<Instant> {
         Ok(began)
     };
     thread::scope(|scope| {
-        let threads: Vec<_> = connections.iter_mut().map(|one| scope.spawn(|| last(one))).collect();
-        let met = threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?);
-        met.collect::<Result<Vec<_>>>()?.into_iter().max().context("no connection")
+        let threads: Vec<_> = connections
+            .iter_mut()
+            .map(|one| scope.spawn(|| last(one)))
+            .collect();
+        let met = threads
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?);
+        met.collect::<Result<Vec<_>>>()?
+            .into_iter()
+            .max()
+            .context("no connection")
     })
 }
 
 /// Bans the pod in each way while both pods have connections to the Service, and watches them.
-fn bans_end_connections_of_their_pod_alone(fixture: &Fixture, agent: &Agent, path: Path) -> Result<()> {
+fn bans_end_connections_of_their_pod_alone(
+    fixture: &Fixture,
+    agent: &Agent,
+    path: Path,
+) -> Result<()> {
     let service = if path == Path::Local { 10 } else { 11 };
     let node = &fixture.lab.n1.host.ns;
     for ban in Ban::ALL {
-        let (mut banned, mut others) = (Vec::new(), Vec::new());
+        let mut banned = Vec::new();
+        let mut others = Vec::new();
         for family in Family::ALL {
             for (client, connections) in [(BANNED, &mut banned), (OTHER, &mut others)] {
                 // The stack asks for link addresses that the node does not know yet.
-                wait_until(DEADLINE, "a connection skips the stack from its opening on", || {
-                    let before = fixture.passed(agent)?.forwarded;
-                    let mut one = dial(fixture, client, service, family)?;
-                    exchange(&mut one, 5, 100)?;
-                    let is_whole = fixture.passed(agent)?.forwarded == before;
-                    connections.extend(is_whole.then_some(one));
-                    Ok(is_whole)
-                })?;
+                wait_until(
+                    DEADLINE,
+                    "a connection skips the stack from its opening on",
+                    || {
+                        let before = fixture.passed(agent)?.forwarded;
+                        let mut one = dial(fixture, client, service, family)?;
+                        exchange(&mut one, 5, 100)?;
+                        let is_whole = fixture.passed(agent)?.forwarded == before;
+                        connections.extend(is_whole.then_some(one));
+                        Ok(is_whole)
+                    },
+                )?;
             }
         }
         ban.come(node, fixture.lab.host(BANNED))?;
         let came = Instant::now();
         let met = until_met(&mut banned)?.duration_since(came);
-        ensure!(met <= ban.deadline(), "{ban:?}, {path:?}: met after {met:?}: {}", agent.log());
+        ensure!(
+            met <= ban.deadline(),
+            "{ban:?}, {path:?}: met after {met:?}: {}",
+            agent.log()
+        );
         println!("{ban:?}, {path:?}: met after {met:?}");
         let since = Instant::now();
         while since.elapsed() < BESIDE {
             for one in &mut others {
-                exchange(one, 5, 1_000)
-                    .with_context(|| format!("another pod's connection beside {ban:?}, {path:?}"))?;
+                exchange(one, 5, 1_000).with_context(|| {
+                    format!("another pod's connection beside {ban:?}, {path:?}")
+                })?;
             }
         }
         for one in &mut banned {
-            let end =
-                exchange(one, 1, 300).err().with_context(|| format!("{ban:?}, {path:?}: the banned pod goes on"))?;
-            ensure!(format!("{end:#}").contains("timed out"), "{ban:?}, {path:?}: {end:#}");
+            let end = exchange(one, 1, 300)
+                .err()
+                .with_context(|| format!("{ban:?}, {path:?}: the banned pod goes on"))?;
+            ensure!(
+                format!("{end:#}").contains("timed out"),
+                "{ban:?}, {path:?}: {end:#}"
+            );
         }
         says(agent, "because ")?;
         ban.go(node, fixture.lab.host(BANNED))?;
         says(agent, "; whole connections")?;
         for one in &mut others {
-            exchange(one, 5, 1_000).with_context(|| format!("another pod's connection after {ban:?}, {path:?}"))?;
+            exchange(one, 5, 1_000)
+                .with_context(|| format!("another pod's connection after {ban:?}, {path:?}"))?;
         }
     }
     Ok(())
@@ -161,9 +202,14 @@ fn ban_of_a_pod_ends_its_whole_connections_alone() -> Result<()> {
 fn ban_of_a_pod_ends_its_whole_connections_to_other_nodes_alone() -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.watch()?;
-    let networks = Family::ALL.map(|family| CLUSTER_PODS.cidr(family)).join(",");
+    let networks = Family::ALL
+        .map(|family| CLUSTER_PODS.cidr(family))
+        .join(",");
     let agent = fixture.kpx(&["--cluster-cidr", &networks])?;
-    says(&agent, "whole connections of this node's pods to pods with addresses of the cluster's networks")?;
+    says(
+        &agent,
+        "whole connections of this node's pods to pods with addresses of the cluster's networks",
+    )?;
     bans_end_connections_of_their_pod_alone(&fixture, &agent, Path::Remote)?;
     agent.stop()
 }
@@ -183,10 +229,17 @@ fn ban_that_came_without_an_agent_ends_connections_once_one_runs() -> Result<()>
     Ban::Forward.come(&fixture.lab.n1.host.ns, fixture.lab.host(BANNED))?;
     let agent = fixture.start("auto")?;
     for [banned, other] in open {
-        let (mut banned, mut other) = (banned?, other?);
-        wait_until(DEADLINE, "the open connection meets the ban", || Ok(exchange(&mut banned, 1, 100).is_err()))?;
+        let mut banned = banned?;
+        let mut other = other?;
+        wait_until(DEADLINE, "the open connection meets the ban", || {
+            Ok(exchange(&mut banned, 1, 100).is_err())
+        })?;
         exchange(&mut other, 5, 1_000)?;
     }
-    ensure!(agent.log().contains("opened past the stack take it now"), "{}", agent.log());
+    ensure!(
+        agent.log().contains("opened past the stack take it now"),
+        "{}",
+        agent.log()
+    );
     agent.stop()
 }

@@ -19,7 +19,8 @@ use crate::churn::neighbours::other;
 use crate::forbid;
 use crate::tables::alone;
 
-/// A connection that was opened past the stack, and datagrams, which are not sent again if one is lost.
+/// A connection that was opened past the stack, and datagrams, which are not sent again if one is
+/// lost.
 #[test]
 fn rules_come_and_go_under_load_and_nothing_is_lost() -> Result<()> {
     const ROUNDS: usize = 5;
@@ -32,30 +33,47 @@ fn rules_come_and_go_under_load_and_nothing_is_lost() -> Result<()> {
             kept.push(fixture.dial(Path::Local, protocol, family)?);
         }
     }
-    let (done, exchanged, opened) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    let done = AtomicBool::new(false);
+    let exchanged = AtomicU64::new(0);
+    let opened = AtomicU64::new(0);
     let node = &fixture.lab.n1.host.ns;
     thread::scope(|scope| {
         let exchange_all = || kept.iter_mut().try_for_each(|one| exchange(one, 1, 1_000));
         let exchanges = scope.spawn(|| repeat(&done, &exchanged, exchange_all));
         let openings = scope.spawn(|| {
             let open = |family| {
-                fixture.dial(Path::Local, Protocol::Tcp, family).and_then(|mut one| exchange(&mut one, 1, 100))
+                fixture
+                    .dial(Path::Local, Protocol::Tcp, family)
+                    .and_then(|mut one| exchange(&mut one, 1, 100))
             };
-            repeat(&done, &opened, || Family::ALL.into_iter().try_for_each(open))
+            repeat(&done, &opened, || {
+                Family::ALL.into_iter().try_for_each(open)
+            })
         });
         // A connection that only waits for the rules to go does not.
         let goes_on = || {
             let before = [&exchanged, &opened].map(|count| count.load(Ordering::Relaxed));
             wait_until(DEADLINE, "connections go on and are opened", || {
                 let now = [&exchanged, &opened].map(|count| count.load(Ordering::Relaxed));
-                Ok(exchanges.is_finished() || now.iter().zip(before).all(|(now, before)| *now > before + 2))
+                Ok(exchanges.is_finished()
+                    || now
+                        .iter()
+                        .zip(before)
+                        .all(|(now, before)| *now > before + 2))
             })
         };
         let come_and_go = || {
             for _ in 0..ROUNDS {
-                // Conntrack has not seen the kept connections from their start, and must meet none of their packets.
-                forbid(node, "ct state invalid drop\ntcp flags & (syn | ack) == ack ct state new drop\ncounter")?;
-                says(&agent, "because rule 2 of chain forward of table inet netpol may drop the packet")?;
+                // Conntrack has not seen the kept connections from their start, and must meet none
+                // of their packets.
+                forbid(
+                    node,
+                    "ct state invalid drop\ntcp flags & (syn | ack) == ack ct state new drop\ncounter",
+                )?;
+                says(
+                    &agent,
+                    "because rule 2 of chain forward of table inet netpol may drop the packet",
+                )?;
                 goes_on()?;
                 node.nft("delete table inet netpol")?;
                 says(&agent, "; whole connections between")?;
@@ -66,7 +84,9 @@ fn rules_come_and_go_under_load_and_nothing_is_lost() -> Result<()> {
         let came_and_went = come_and_go();
         done.store(true, Ordering::Relaxed);
         let joined = |thread: thread::ScopedJoinHandle<'_, Result<()>>| {
-            thread.join().map_err(|_| anyhow!("a thread of the load panicked"))?
+            thread
+                .join()
+                .map_err(|_| anyhow!("a thread of the load panicked"))?
         };
         joined(exchanges).context("connections that stay")?;
         joined(openings).context("connections that are opened")?;
@@ -89,7 +109,10 @@ fn filters_of_other_programs_meet_whole_connections() -> Result<()> {
     let fixture = Fixture::new()?;
     let agent = fixture.start("auto")?;
     let node = &fixture.lab.n1.host.ns;
-    let tc = |words: String, more: &[&str]| node.exec(Command::new("tc").args(words.split(' ')).args(more)).map(drop);
+    let tc = |words: String, more: &[&str]| {
+        node.exec(Command::new("tc").args(words.split(' ')).args(more))
+            .map(drop)
+    };
     for (device, hook) in [("p1a", "egress"), ("p1b", "egress"), ("p1b", "ingress")] {
         // Where kpx attaches by TCX, the device has no such qdisc.
         let _there = tc(format!("qdisc add dev {device} clsact"), &[]);
@@ -98,10 +121,15 @@ fn filters_of_other_programs_meet_whole_connections() -> Result<()> {
             until_whole(&fixture, &agent, family)?;
             // Drops TCP, in the words of classic BPF.
             let program = format!("4,48 0 0 {at},21 0 1 6,6 0 0 2,6 0 0 4294967295");
-            tc(format!("filter add dev {device} {hook} prio 5"), &["bpf", "da", "bytecode", &program])?;
-            wait_until(DEADLINE, &format!("the filter at {hook} of {device} decides about {family}"), || {
-                Ok(fixture.is_blocked(family))
-            })?;
+            tc(
+                format!("filter add dev {device} {hook} prio 5"),
+                &["bpf", "da", "bytecode", &program],
+            )?;
+            wait_until(
+                DEADLINE,
+                &format!("the filter at {hook} of {device} decides about {family}"),
+                || Ok(fixture.is_blocked(family)),
+            )?;
             tc(format!("filter del dev {device} {hook} prio 5"), &[])?;
         }
     }
@@ -113,22 +141,49 @@ fn filters_of_other_programs_meet_whole_connections() -> Result<()> {
 fn programs_of_others_meet_whole_connections() -> Result<()> {
     let _alone = alone();
     let fixture = Fixture::new()?;
-    let agent = fixture.kpx(&["--fast-path", "auto", "--attach", "tcx", "--iptables-sync-period", "1s"])?;
+    let agent = fixture.kpx(&[
+        "--fast-path",
+        "auto",
+        "--attach",
+        "tcx",
+        "--iptables-sync-period",
+        "1s",
+    ])?;
     let node = &fixture.lab.n1.host.ns;
-    for (device, direction) in [("p1a", TcAttachType::Ingress), ("p1b", TcAttachType::Egress)] {
+    for (device, direction) in [
+        ("p1a", TcAttachType::Ingress),
+        ("p1b", TcAttachType::Egress),
+    ] {
         for family in Family::ALL {
             until_whole(&fixture, &agent, family)?;
         }
         let mut other = other()?;
-        let program: &mut SchedClassifier = other.program_mut(EMPTY).context("no empty program")?.try_into()?;
+        let program: &mut SchedClassifier = other
+            .program_mut(EMPTY)
+            .context("no empty program")?
+            .try_into()?;
         verifier::load(|| program.load())?;
-        node.run(|| program.attach_with_options(device, direction, TcAttachOptions::TcxOrder(LinkOrder::first())))?;
+        node.run(|| {
+            program.attach_with_options(
+                device,
+                direction,
+                TcAttachOptions::TcxOrder(LinkOrder::first()),
+            )
+        })?;
         for family in Family::ALL {
-            wait_until(DEADLINE, &format!("connections meet the program at {device}"), || {
-                let before = fixture.stack_saw(&agent)?;
-                exchange(&mut fixture.dial(Path::Local, Protocol::Tcp, family)?, 1, 100)?;
-                Ok(fixture.stack_saw(&agent)? > before)
-            })?;
+            wait_until(
+                DEADLINE,
+                &format!("connections meet the program at {device}"),
+                || {
+                    let before = fixture.stack_saw(&agent)?;
+                    exchange(
+                        &mut fixture.dial(Path::Local, Protocol::Tcp, family)?,
+                        1,
+                        100,
+                    )?;
+                    Ok(fixture.stack_saw(&agent)? > before)
+                },
+            )?;
         }
         drop(other);
     }
@@ -144,12 +199,25 @@ fn ipsec_policies_for_forwarded_packets_hold_for_whole_connections() -> Result<(
     let agent = fixture.start("auto")?;
     for family in Family::ALL {
         until_whole(&fixture, &agent, family)?;
-        let (pod, len) = (fixture.lab.host("p1a").addrs.ip(family), if family == Family::V4 { 32 } else { 128 });
+        let pod = fixture.lab.host("p1a").addrs.ip(family);
+        let len = if family == Family::V4 { 32 } else { 128 };
         let packets = format!("src {pod}/{len} dst {} dir fwd", CLUSTER_PODS.cidr(family));
-        fixture.lab.n1.host.ns.ip(&format!("xfrm policy add {packets} action block"))?;
-        wait_until(DEADLINE, "the policy decides", || Ok(fixture.is_blocked(family)))?;
+        fixture
+            .lab
+            .n1
+            .host
+            .ns
+            .ip(&format!("xfrm policy add {packets} action block"))?;
+        wait_until(DEADLINE, "the policy decides", || {
+            Ok(fixture.is_blocked(family))
+        })?;
         says(&agent, "auto: off, because 1 IPsec policies")?;
-        fixture.lab.n1.host.ns.ip(&format!("xfrm policy delete {packets}"))?;
+        fixture
+            .lab
+            .n1
+            .host
+            .ns
+            .ip(&format!("xfrm policy delete {packets}"))?;
     }
     agent.stop()
 }

@@ -18,26 +18,44 @@ const SOON: Duration = Duration::from_millis(500);
 
 fn dial(fixture: &Fixture, client: &str, protocol: Protocol, family: Family) -> Result<Connection> {
     let to = Service::new("", 10, &[], fixture.port()).frontend(family);
-    said(Dial::new(protocol, to).deadline(SOON).connect(&fixture.lab.host(client).ns))
+    said(
+        Dial::new(protocol, to)
+            .deadline(SOON)
+            .connect(&fixture.lab.host(client).ns),
+    )
 }
 
 /// Runs `kpx flows` with these flags, and returns what it prints.
 fn flows(agent: &Agent, flags: &str) -> Result<String> {
-    let output = agent::kpx(agent.ns(), &format!("flows {flags} --run-dir {}", agent.run_dir().display()))?;
+    let output = agent::kpx(
+        agent.ns(),
+        &format!("flows {flags} --run-dir {}", agent.run_dir().display()),
+    )?;
     ensure!(output.status.success(), "kpx flows {flags}: {output:?}");
     Ok(String::from_utf8(output.stdout)?)
 }
 
 fn count(agent: &Agent, flags: &str) -> Result<usize> {
-    Ok(flows(agent, &format!("--no-headers {flags}"))?.lines().count())
+    Ok(flows(agent, &format!("--no-headers {flags}"))?
+        .lines()
+        .count())
 }
 
 /// Returns the packets to the Service so far.
 fn sent(agent: &Agent) -> Result<u64> {
-    let output = agent::kpx(agent.ns(), &format!("services -o json --run-dir {}", agent.run_dir().display()))?;
+    let output = agent::kpx(
+        agent.ns(),
+        &format!("services -o json --run-dir {}", agent.run_dir().display()),
+    )?;
     let services: Value = serde_json::from_slice(&output.stdout)?;
-    let local = services.as_array().into_iter().flatten().find(|service| service["name"] == "local");
-    local.and_then(|service| service["ports"][0]["counts"]["packets"].as_u64()).context("no count of packets")
+    let local = services
+        .as_array()
+        .into_iter()
+        .flatten()
+        .find(|service| service["name"] == "local");
+    local
+        .and_then(|service| service["ports"][0]["counts"]["packets"].as_u64())
+        .context("no count of packets")
 }
 
 /// Of two pods' connections one is ended. It never comes back, and its client dials anew.
@@ -61,13 +79,28 @@ fn one_of_two_is_ended(
         ensure!(there >= 1, "{family}: no flow of the client");
         let told = flows(agent, &format!("{selected} --end"))?;
         ensure!(told == format!("{there} flows ended\n"), "{family}: {told}");
-        ensure!(count(agent, &selected)? == 0, "{family}: flows are there yet");
-        ensure!(exchange(&mut open[0], 1, 100).is_err(), "{family}: the connection goes on");
-        exchange(&mut open[1], 5, 1_000).with_context(|| format!("{family}: the other pod's connection"))?;
-        exchange(&mut datagrams, 1, 100).with_context(|| format!("{family}: the next datagram opens a flow"))?;
+        ensure!(
+            count(agent, &selected)? == 0,
+            "{family}: flows are there yet"
+        );
+        ensure!(
+            exchange(&mut open[0], 1, 100).is_err(),
+            "{family}: the connection goes on"
+        );
+        exchange(&mut open[1], 5, 1_000)
+            .with_context(|| format!("{family}: the other pod's connection"))?;
+        exchange(&mut datagrams, 1, 100)
+            .with_context(|| format!("{family}: the next datagram opens a flow"))?;
         exchange(&mut dial(fixture, "p1a", Protocol::Tcp, family)?, 5, 1_000)?;
-        wait_until(DEADLINE, "the packets of ended flows and of new ones count", || Ok(sent(agent)? > before))?;
-        ensure!(exchange(&mut open[0], 1, 100).is_err(), "{family}: the connection has come back");
+        wait_until(
+            DEADLINE,
+            "the packets of ended flows and of new ones count",
+            || Ok(sent(agent)? > before),
+        )?;
+        ensure!(
+            exchange(&mut open[0], 1, 100).is_err(),
+            "{family}: the connection has come back"
+        );
     }
     Ok(())
 }
@@ -91,9 +124,14 @@ fn operator_ends_one_of_two_connections_that_conntrack_tolerates() -> Result<()>
     let fixture = Fixture::new()?;
     let agent = fixture.start("auto")?;
     Shape::Calico.load(&fixture)?;
-    says(&agent, "connections are opened through the stack, because rule")?;
+    says(
+        &agent,
+        "connections are opened through the stack, because rule",
+    )?;
     says(&agent, "open connections between this node's pods")?;
-    one_of_two_is_ended(&fixture, &agent, |open| until_open_ones_skip(&fixture, &agent, open))?;
+    one_of_two_is_ended(&fixture, &agent, |open| {
+        until_open_ones_skip(&fixture, &agent, open)
+    })?;
     agent.stop()
 }
 
@@ -102,20 +140,33 @@ fn operator_ends_one_of_two_connections_that_conntrack_tolerates() -> Result<()>
 fn operator_ends_connections_on_the_stack() -> Result<()> {
     let fixture = Fixture::new()?;
     let agent = fixture.start("off")?;
-    one_of_two_is_ended(&fixture, &agent, |open| open.iter_mut().try_for_each(|one| exchange(one, 5, 1_000)))?;
+    one_of_two_is_ended(&fixture, &agent, |open| {
+        open.iter_mut().try_for_each(|one| exchange(one, 5, 1_000))
+    })?;
     let to = |nth| Service::new("", nth, &[], fixture.port()).frontend(Family::V4);
     let node_port = SocketAddr::new(fixture.lab.n1.host.addrs.ip(Family::V4), 30_082);
-    let dial =
-        |client: &str, to| said(Dial::new(Protocol::Tcp, to).deadline(SOON).connect(&fixture.lab.host(client).ns));
+    let dial = |client: &str, to| {
+        said(
+            Dial::new(Protocol::Tcp, to)
+                .deadline(SOON)
+                .connect(&fixture.lab.host(client).ns),
+        )
+    };
     let mut ended = vec![dial("p1a", to(11))?, dial("x", node_port)?];
-    let mut kept = vec![dial("p1a", to(10))?, fixture.dial(Path::NodePortLocal, Protocol::Tcp, Family::V4)?];
+    let mut kept = vec![
+        dial("p1a", to(10))?,
+        fixture.dial(Path::NodePortLocal, Protocol::Tcp, Family::V4)?,
+    ];
     for one in ended.iter_mut().chain(&mut kept) {
         exchange(one, 5, 100)?;
     }
     let there = count(&agent, "--service remote --state established")?;
     ensure!(there == 2, "{there} flows of the Service");
     let told = flows(&agent, "--service remote --state established --end -o json")?;
-    ensure!(serde_json::from_str::<Value>(&told)?["ended"] == 2, "{told}");
+    ensure!(
+        serde_json::from_str::<Value>(&told)?["ended"] == 2,
+        "{told}"
+    );
     for one in &mut ended {
         ensure!(exchange(one, 1, 100).is_err(), "the connection goes on");
     }
@@ -124,8 +175,10 @@ fn operator_ends_connections_on_the_stack() -> Result<()> {
     for one in &mut kept {
         ensure!(exchange(one, 1, 100).is_err(), "the connection goes on");
     }
-    wait_until(DEADLINE, "no flow is left but those of ended connections", || {
-        Ok(count(&agent, "--state established")? == 0)
-    })?;
+    wait_until(
+        DEADLINE,
+        "no flow is left but those of ended connections",
+        || Ok(count(&agent, "--state established")? == 0),
+    )?;
     agent.stop()
 }

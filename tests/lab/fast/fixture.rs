@@ -34,8 +34,14 @@ pub(crate) enum Path {
 }
 
 impl Path {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Local, Self::Remote, Self::Hairpin, Self::NodePortLocal, Self::NodePortRemote, Self::Masqueraded];
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Local,
+        Self::Remote,
+        Self::Hairpin,
+        Self::NodePortLocal,
+        Self::NodePortRemote,
+        Self::Masqueraded,
+    ];
 
     pub(crate) fn is_fast(self) -> bool {
         self != Self::Masqueraded
@@ -67,7 +73,8 @@ impl Fixture {
     }
 
     pub(crate) fn of(layout: Layout) -> Result<Self> {
-        let base = ServedLab::with_manifests(layout)?.serve(&["p1b", "p1c", "p2a", "p2b", "ext"], PORT)?;
+        let base =
+            ServedLab::with_manifests(layout)?.serve(&["p1b", "p1c", "p2a", "p2b", "ext"], PORT)?;
         let fixture = Self { base };
         fixture.put_services(&[["p1b"], ["p2a"], ["ext"]])?;
         Ok(fixture)
@@ -75,7 +82,8 @@ impl Fixture {
 
     fn put_services(&self, backends: &[[&'static str; 1]; 3]) -> Result<()> {
         for (n, backends) in backends.iter().enumerate() {
-            let service = Service::new(["local", "remote", "away"][n], 10 + n as u8, backends, PORT);
+            let service =
+                Service::new(["local", "remote", "away"][n], 10 + n as u8, backends, PORT);
             self.base.put(&service.node_port(NODE_PORTS[n]))?;
         }
         Ok(())
@@ -91,13 +99,20 @@ impl Fixture {
         self.kpx(&["--fast-path", fast_path, "--iptables-sync-period", "1s"])
     }
 
-    pub(crate) fn dial(&self, path: Path, protocol: Protocol, family: Family) -> Result<Connection> {
+    pub(crate) fn dial(
+        &self,
+        path: Path,
+        protocol: Protocol,
+        family: Family,
+    ) -> Result<Connection> {
         self.dial_within(Duration::from_secs(5), path, protocol, family)
     }
 
-    /// Returns whether a new connection to a pod of the same node fails: something drops its packets.
+    /// Returns whether a new connection to a pod of the same node fails: something drops its
+    /// packets.
     pub(crate) fn is_blocked(&self, family: Family) -> bool {
-        self.dial_within(UNANSWERED, Path::Local, Protocol::Tcp, family).is_err()
+        self.dial_within(UNANSWERED, Path::Local, Protocol::Tcp, family)
+            .is_err()
     }
 
     pub(crate) fn dial_within(
@@ -108,7 +123,8 @@ impl Fixture {
         family: Family,
     ) -> Result<Connection> {
         let service = |nth| Service::new("", nth, &[], PORT).frontend(family);
-        let node_port = |nth: usize| SocketAddr::new(self.lab.n1.host.addrs.ip(family), NODE_PORTS[nth]);
+        let node_port =
+            |nth: usize| SocketAddr::new(self.lab.n1.host.addrs.ip(family), NODE_PORTS[nth]);
         let (client, to) = match path {
             Path::Local => ("p1a", service(10)),
             Path::Remote => ("p1a", service(11)),
@@ -117,7 +133,11 @@ impl Fixture {
             Path::NodePortRemote => ("x", node_port(1)),
             Path::Masqueraded => ("p1a", service(12)),
         };
-        said(Dial::new(protocol, to).deadline(deadline).connect(&self.lab.host(client).ns))
+        said(
+            Dial::new(protocol, to)
+                .deadline(deadline)
+                .connect(&self.lab.host(client).ns),
+        )
     }
 
     /// Returns the port of every server.
@@ -138,7 +158,8 @@ impl Fixture {
         ))
     }
 
-    /// Has the node drop what it forwards to a pod, in table `inet far`. `what` narrows that down in words of nft.
+    /// Has the node drop what it forwards to a pod, in table `inet far`. `what` narrows that down
+    /// in words of nft.
     pub(crate) fn drop_towards(&self, pod: &str, what: &str) -> Result<()> {
         let pod = self.lab.host(pod).addrs;
         self.lab.n1.host.ns.nft(&format!(
@@ -155,30 +176,50 @@ impl Fixture {
 
     /// Takes [`Self::watch`].
     pub(crate) fn passed(&self, agent: &Agent) -> Result<Passed> {
-        Ok(Passed { fast: self.fast(agent)?, forwarded: counter(&self.lab.n1.host, TABLE, "forwarded")? })
+        Ok(Passed {
+            fast: self.fast(agent)?,
+            forwarded: counter(&self.lab.n1.host, TABLE, "forwarded")?,
+        })
     }
 
     pub(crate) fn fast(&self, agent: &Agent) -> Result<u64> {
         let status = agent.status()?;
-        let of = |name: &str| status["events"][name].as_u64().with_context(|| format!("no event {name}"));
+        let of = |name: &str| {
+            status["events"][name]
+                .as_u64()
+                .with_context(|| format!("no event {name}"))
+        };
         Ok(of("fast_local")? + of("fast_remote")?)
     }
 
-    /// Returns the number of packets to services and back that the stack has seen. A packet that skips it counts as fast, and as
-    /// forwarded or returned as well.
+    /// Returns the number of packets to services and back that the stack has seen. A packet that
+    /// skips it counts as fast, and as forwarded or returned as well.
     pub(crate) fn stack_saw(&self, agent: &Agent) -> Result<u64> {
         let status = agent.status()?;
-        let of = |name: &str| status["events"][name].as_u64().with_context(|| format!("no event {name}"));
+        let of = |name: &str| {
+            status["events"][name]
+                .as_u64()
+                .with_context(|| format!("no event {name}"))
+        };
         Ok(of("forwarded")? + of("returned")? - of("fast_local")?)
     }
 
     /// TCP connections of the servers that the node's conntrack knows in a state.
     pub(crate) fn tracked(&self, state: &str) -> Result<usize> {
-        let entries = self.lab.n1.host.ns.read("/proc/thread-self/net/nf_conntrack")?;
-        Ok(entries.lines().filter(|entry| entry.contains(state) && entry.contains(&format!("dport={PORT} "))).count())
+        let entries = self
+            .lab
+            .n1
+            .host
+            .ns
+            .read("/proc/thread-self/net/nf_conntrack")?;
+        Ok(entries
+            .lines()
+            .filter(|entry| entry.contains(state) && entry.contains(&format!("dport={PORT} ")))
+            .count())
     }
 
-    /// Counts from now on what pods receive, by the hops that it has behind it, and what they are told about their own.
+    /// Counts from now on what pods receive, by the hops that it has behind it, and what they are
+    /// told about their own.
     pub(crate) fn count_hops(&self) -> Result<()> {
         self.lab.host("p1b").ns.nft(&format!(
             "table inet {TABLE} {{
@@ -219,8 +260,12 @@ impl Fixture {
 
     /// Makes the way to the backend take packets of so many bytes.
     pub(crate) fn narrow(&self, family: Family, mtu: u32) -> Result<()> {
-        let (pod, bits) = (self.lab.host("p1b"), if family == Family::V4 { 32 } else { 128 });
-        self.lab.n1.host.ns.ip(&format!("route replace {}/{bits} dev p1b mtu lock {mtu}", pod.addrs.ip(family)))
+        let pod = self.lab.host("p1b");
+        let bits = if family == Family::V4 { 32 } else { 128 };
+        self.lab.n1.host.ns.ip(&format!(
+            "route replace {}/{bits} dev p1b mtu lock {mtu}",
+            pod.addrs.ip(family)
+        ))
     }
 
     /// Sends datagrams of an open flow with no hop to go, until the client is told so.
@@ -240,21 +285,34 @@ impl Fixture {
             Family::V4 => socket.set_ttl_v4(1)?,
             Family::V6 => socket.set_unicast_hops_v6(1)?,
         }
-        // The node may have told the client something else just now: such messages are limited to one a second.
+        // The node may have told the client something else just now: such messages are limited to
+        // one a second.
         let before = counter(client, TABLE, "expired")?;
-        wait_until(Duration::from_secs(5), "the client is told that a packet has no hop left", || {
-            socket.send(b"hop")?;
-            Ok(counter(client, TABLE, "expired")? > before)
-        })
+        wait_until(
+            Duration::from_secs(5),
+            "the client is told that a packet has no hop left",
+            || {
+                socket.send(b"hop")?;
+                Ok(counter(client, TABLE, "expired")? > before)
+            },
+        )
     }
 }
 
 /// Returns the packets that a counter of a table of family `inet` has counted.
 pub(crate) fn counter(host: &Host, table: &str, name: &str) -> Result<u64> {
-    let text = host.ns.exec(Command::new("nft").args(["-j", "list", "counter", "inet", table, name]))?;
+    let text = host
+        .ns
+        .exec(Command::new("nft").args(["-j", "list", "counter", "inet", table, name]))?;
     let list: Value = serde_json::from_str(&text).with_context(|| format!("parse {text}"))?;
-    let counter = list["nftables"].as_array().into_iter().flatten().find_map(|item| item.get("counter"));
-    counter.and_then(|counter| counter["packets"].as_u64()).with_context(|| format!("no packets in {text}"))
+    let counter = list["nftables"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .find_map(|item| item.get("counter"));
+    counter
+        .and_then(|counter| counter["packets"].as_u64())
+        .with_context(|| format!("no packets in {text}"))
 }
 
 /// A fault as an error.

@@ -1,4 +1,5 @@
-//! Tables of legacy iptables, which any program makes that asks for one, and whose changes nobody tells.
+//! Tables of legacy iptables, which any program makes that asks for one, and whose changes nobody
+//! tells.
 
 use std::process::Command;
 
@@ -26,14 +27,30 @@ fn legacy_tables_speak_against_whole_connections_by_their_rules_and_policies_alo
         for table in ["filter", "nat", "mangle", "raw", "security"] {
             run(&format!("-t {table} -L"))?;
         }
-        ensure!(node.read(list)?.lines().count() == 5, "{}", node.read(list)?);
+        ensure!(
+            node.read(list)?.lines().count() == 5,
+            "{}",
+            node.read(list)?
+        );
         // A chain for the host alone, as the kubelet has one, and one that nothing calls.
         run("-A INPUT -j ACCEPT")?;
         run("-t mangle -N KUBE-KUBELET-CANARY")?;
         let cases = [
-            ("-P FORWARD DROP", "-P FORWARD ACCEPT", format!("chain FORWARD of table filter of {tool}")),
-            ("-A FORWARD -j ACCEPT", "-F FORWARD", format!("because table filter of {tool}")),
-            ("-t nat -A POSTROUTING -j RETURN", "-t nat -F", format!("because table nat of {tool}")),
+            (
+                "-P FORWARD DROP",
+                "-P FORWARD ACCEPT",
+                format!("chain FORWARD of table filter of {tool}"),
+            ),
+            (
+                "-A FORWARD -j ACCEPT",
+                "-F FORWARD",
+                format!("because table filter of {tool}"),
+            ),
+            (
+                "-t nat -A POSTROUTING -j RETURN",
+                "-t nat -F",
+                format!("because table nat of {tool}"),
+            ),
         ];
         for (comes, goes, said) in cases {
             run(comes)?;
@@ -44,8 +61,15 @@ fn legacy_tables_speak_against_whole_connections_by_their_rules_and_policies_alo
         for family in Family::ALL {
             until_whole(&fixture, &agent, family)?;
             let before = fixture.stack_saw(&agent)?;
-            exchange(&mut fixture.dial(Path::Local, Protocol::Tcp, family)?, 50, 1_000)?;
-            ensure!(fixture.stack_saw(&agent)? == before, "{tool}, {family}: the stack saw packets");
+            exchange(
+                &mut fixture.dial(Path::Local, Protocol::Tcp, family)?,
+                50,
+                1_000,
+            )?;
+            ensure!(
+                fixture.stack_saw(&agent)? == before,
+                "{tool}, {family}: the stack saw packets"
+            );
         }
     }
     agent.stop()
@@ -56,17 +80,27 @@ fn legacy_tables_speak_against_whole_connections_by_their_rules_and_policies_alo
 fn kpx_makes_no_tables_of_legacy_iptables() -> Result<()> {
     let fixture = Fixture::new()?;
     let node = &fixture.lab.n1.host.ns;
-    let lists = || -> Result<Vec<String>> { TOOLS.iter().map(|(_, list)| node.read(list)).collect() };
+    let lists =
+        || -> Result<Vec<String>> { TOOLS.iter().map(|(_, list)| node.read(list)).collect() };
     let asks = || -> Result<()> {
         let agent = fixture.start("auto")?;
         says(&agent, "whole connections")?;
         agent::kpx(node, "check")?;
         agent.stop()?;
         for arguments in ["cleanup --kube-proxy --force", "cleanup --drain", "cleanup"] {
-            let (run_dir, bpf_dir) = (fixture.lab.dir().join("n1-run"), node.bpf_dir());
-            let dirs = format!("--run-dir {} --bpf-dir {}", run_dir.display(), bpf_dir.display());
+            let run_dir = fixture.lab.dir().join("n1-run");
+            let bpf_dir = node.bpf_dir();
+            let dirs = format!(
+                "--run-dir {} --bpf-dir {}",
+                run_dir.display(),
+                bpf_dir.display()
+            );
             let output = agent::kpx(node, &format!("{arguments} {dirs}"))?;
-            ensure!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+            ensure!(
+                output.status.success(),
+                "{arguments}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
         }
         Ok(())
     };

@@ -42,16 +42,22 @@ impl Shape {
             Self::KubeRouter => kube_router(fixture),
         };
         let table = "table inet policies";
-        fixture.lab.n1.host.ns.nft(&format!("{table}\ndelete {table}\n{table} {{\ncounter invalid {{ }}\n{chains}}}"))
+        fixture.lab.n1.host.ns.nft(&format!(
+            "{table}\ndelete {table}\n{table} {{\ncounter invalid {{ }}\n{chains}}}"
+        ))
     }
 }
 
-const JUDGE: &str = "ct state invalid counter name invalid drop\nct state established,related counter accept\n";
+const JUDGE: &str =
+    "ct state invalid counter name invalid drop\nct state established,related counter accept\n";
 
 fn calico() -> String {
     let mut text = String::new();
     for pod in PODS {
-        let _ = writeln!(text, "chain of-{pod} {{\n{JUDGE}meta mark set meta mark | 0x10000\ncounter return\n}}");
+        let _ = writeln!(
+            text,
+            "chain of-{pod} {{\n{JUDGE}meta mark set meta mark | 0x10000\ncounter return\n}}"
+        );
     }
     for (way, device) in [("from", "iifname"), ("to", "oifname")] {
         let _ = writeln!(text, "chain {way}-workload {{");
@@ -72,13 +78,19 @@ fn calico() -> String {
 fn kube_router(fixture: &Fixture) -> String {
     let mut text = String::new();
     for pod in PODS {
-        let _ = writeln!(text, "chain of-{pod} {{\n{JUDGE}counter meta mark set meta mark | 0x20000\n}}");
+        let _ = writeln!(
+            text,
+            "chain of-{pod} {{\n{JUDGE}counter meta mark set meta mark | 0x20000\n}}"
+        );
     }
     text += "chain forward {\ntype filter hook forward priority filter; policy accept\n";
     for (pod, way) in PODS.iter().flat_map(|pod| [(pod, "saddr"), (pod, "daddr")]) {
         let addrs = fixture.lab.host(pod).addrs;
-        let _ =
-            writeln!(text, "ip {way} {} counter jump of-{pod}\nip6 {way} {} counter jump of-{pod}", addrs.v4, addrs.v6);
+        let _ = writeln!(
+            text,
+            "ip {way} {} counter jump of-{pod}\nip6 {way} {} counter jump of-{pod}",
+            addrs.v4, addrs.v6
+        );
     }
     text + "meta mark & 0x20000 == 0x20000 counter accept\n}\n"
 }
@@ -89,7 +101,11 @@ pub(super) fn invalid(fixture: &Fixture) -> Result<u64> {
 }
 
 /// Uses connections until packets of each skip the stack.
-pub(super) fn until_open_ones_skip(fixture: &Fixture, agent: &Agent, connections: &mut [Connection]) -> Result<()> {
+pub(super) fn until_open_ones_skip(
+    fixture: &Fixture,
+    agent: &Agent,
+    connections: &mut [Connection],
+) -> Result<()> {
     for connection in connections {
         wait_until(DEADLINE, "an open connection skips the stack", || {
             let before = fixture.stack_saw(agent)?;
@@ -101,8 +117,12 @@ pub(super) fn until_open_ones_skip(fixture: &Fixture, agent: &Agent, connections
 }
 
 fn dial_all(fixture: &Fixture) -> Result<Vec<Connection>> {
-    let kinds = Family::ALL.into_iter().flat_map(|family| Protocol::COMMON.map(|protocol| (family, protocol)));
-    kinds.map(|(family, protocol)| fixture.dial(Path::Local, protocol, family)).collect()
+    let kinds = Family::ALL
+        .into_iter()
+        .flat_map(|family| Protocol::COMMON.map(|protocol| (family, protocol)));
+    kinds
+        .map(|(family, protocol)| fixture.dial(Path::Local, protocol, family))
+        .collect()
 }
 
 #[test]
@@ -112,31 +132,51 @@ fn open_connections_skip_the_chains_of_policies() -> Result<()> {
     for shape in Shape::ALL {
         shape.load(&fixture)?;
         let done = || -> Result<()> {
-            says(&agent, "connections are opened through the stack, because rule")?;
+            says(
+                &agent,
+                "connections are opened through the stack, because rule",
+            )?;
             says(&agent, OPEN_ONES)?;
             let mut connections = dial_all(&fixture)?;
             until_open_ones_skip(&fixture, &agent, &mut connections)?;
-            let liberal = fixture.lab.n1.host.ns.read("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")?;
+            let liberal = fixture
+                .lab
+                .n1
+                .host
+                .ns
+                .read("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")?;
             ensure!(liberal.trim() == "0", "conntrack is liberal as a whole");
             for (nth, family) in Family::ALL.into_iter().enumerate() {
                 let mut stream = connections.remove(nth);
                 // Of a silent connection, the first second takes the stack.
                 until_open_ones_skip(&fixture, &agent, std::slice::from_mut(&mut stream))?;
                 // One second of sixteen takes the stack, and a transfer may fall into it.
-                wait_until(DEADLINE, &format!("a transfer over {family} skips the stack"), || {
-                    let before = fixture.fast(&agent)?;
-                    exchange(&mut stream, 2, 4 << 20)?;
-                    Ok(fixture.fast(&agent)? > before + 100)
-                })?;
+                wait_until(
+                    DEADLINE,
+                    &format!("a transfer over {family} skips the stack"),
+                    || {
+                        let before = fixture.fast(&agent)?;
+                        exchange(&mut stream, 2, 4 << 20)?;
+                        Ok(fixture.fast(&agent)? > before + 100)
+                    },
+                )?;
                 // Then a silence, in which the transfer is long over.
                 let_seconds_pass(4)?;
                 exchange(&mut stream, 3, 100)?;
                 let before = fixture.tracked("ESTABLISHED")?;
                 said(stream.exchange_last(&pattern(1_000)))?;
-                wait_until(DEADLINE, "conntrack has seen the end", || Ok(fixture.tracked("ESTABLISHED")? < before))?;
+                wait_until(DEADLINE, "conntrack has seen the end", || {
+                    Ok(fixture.tracked("ESTABLISHED")? < before)
+                })?;
             }
-            connections.iter_mut().try_for_each(|one| exchange(one, 3, 100))?;
-            ensure!(invalid(&fixture)? == 0, "{} packets were invalid to conntrack", invalid(&fixture)?);
+            connections
+                .iter_mut()
+                .try_for_each(|one| exchange(one, 3, 100))?;
+            ensure!(
+                invalid(&fixture)? == 0,
+                "{} packets were invalid to conntrack",
+                invalid(&fixture)?
+            );
             Ok(())
         };
         done().with_context(|| format!("{shape:?}"))?;
@@ -161,11 +201,21 @@ fn conntrack_sees_the_reset_of_a_connection_that_skipped_the_stack() -> Result<(
             exchange(&mut connections[0], EXCHANGES, 1_000)?;
         }
         let ends = said(connections[0].ends())?;
-        fixture.lab.host("p1a").ns.exec(Command::new("ss").args(["-K", "dst", &ends[1].to_string()]))?;
-        wait_until(DEADLINE, "conntrack has seen the reset", || Ok(fixture.tracked("ESTABLISHED")? == 0))
-            .with_context(|| family.to_string())?;
+        fixture.lab.host("p1a").ns.exec(Command::new("ss").args([
+            "-K",
+            "dst",
+            &ends[1].to_string(),
+        ]))?;
+        wait_until(DEADLINE, "conntrack has seen the reset", || {
+            Ok(fixture.tracked("ESTABLISHED")? == 0)
+        })
+        .with_context(|| family.to_string())?;
     }
-    ensure!(invalid(&fixture)? == 0, "{} packets were invalid to conntrack", invalid(&fixture)?);
+    ensure!(
+        invalid(&fixture)? == 0,
+        "{} packets were invalid to conntrack",
+        invalid(&fixture)?
+    );
     agent.stop()
 }
 
@@ -194,14 +244,28 @@ fn open_connections_meet_a_rule_before_established_within_a_second() -> Result<(
         let added = Instant::now();
         let met = || counter(&fixture.lab.n1.host, "strict", "met");
         thread::scope(|scope| -> Result<()> {
-            let blocked = connections.iter_mut().map(|one| scope.spawn(|| exchange(one, 20_000, 1_000).is_err()));
+            let blocked = connections
+                .iter_mut()
+                .map(|one| scope.spawn(|| exchange(one, 20_000, 1_000).is_err()));
             let blocked: Vec<_> = blocked.collect();
-            wait_until(Duration::from_secs(1), "the rule meets packets of open connections", || Ok(met()? > 1))?;
-            wait_until(DEADLINE, "a second has gone by", || Ok(added.elapsed() > Duration::from_millis(1_200)))?;
+            wait_until(
+                Duration::from_secs(1),
+                "the rule meets packets of open connections",
+                || Ok(met()? > 1),
+            )?;
+            wait_until(DEADLINE, "a second has gone by", || {
+                Ok(added.elapsed() > Duration::from_millis(1_200))
+            })?;
             let before = fixture.fast(&agent)?;
             let_seconds_pass(1)?;
-            ensure!(fixture.fast(&agent)? == before, "{protocol}: packets skip the rule");
-            says(&agent, "rule 1 of chain forward of table inet strict may drop the packet")?;
+            ensure!(
+                fixture.fast(&agent)? == before,
+                "{protocol}: packets skip the rule"
+            );
+            says(
+                &agent,
+                "rule 1 of chain forward of table inet strict may drop the packet",
+            )?;
             node.nft("delete table inet strict")?;
             drop(blocked);
             Ok(())
@@ -220,12 +284,15 @@ fn open_connections_come_and_go_past_the_stack_under_load_and_lose_nothing() -> 
     says(&agent, OPEN_ONES)?;
     let mut connections = dial_all(&fixture)?;
     until_open_ones_skip(&fixture, &agent, &mut connections)?;
-    let (done, exchanged) = (AtomicBool::new(false), AtomicU64::new(0));
+    let done = AtomicBool::new(false);
+    let exchanged = AtomicU64::new(0);
     let node = &fixture.lab.n1.host.ns;
     thread::scope(|scope| {
         let exchanges = scope.spawn(|| -> Result<()> {
             while !done.load(Ordering::Relaxed) {
-                connections.iter_mut().try_for_each(|one| exchange(one, 5, 10_000))?;
+                connections
+                    .iter_mut()
+                    .try_for_each(|one| exchange(one, 5, 10_000))?;
                 exchanged.fetch_add(1, Ordering::Relaxed);
             }
             Ok(())
@@ -234,8 +301,11 @@ fn open_connections_come_and_go_past_the_stack_under_load_and_lose_nothing() -> 
             wait_until(DEADLINE, "connections go on as the rules ask", || {
                 let before = (fixture.fast(&agent)?, exchanged.load(Ordering::Relaxed));
                 let_seconds_pass(1)?;
-                let is_done = exchanges.is_finished() || exchanged.load(Ordering::Relaxed) > before.1;
-                Ok(is_done && (exchanges.is_finished() || (fixture.fast(&agent)? > before.0 + 20) == is_fast))
+                let is_done =
+                    exchanges.is_finished() || exchanged.load(Ordering::Relaxed) > before.1;
+                Ok(is_done
+                    && (exchanges.is_finished()
+                        || (fixture.fast(&agent)? > before.0 + 20) == is_fast))
             })
         };
         let come_and_go = || {
@@ -257,26 +327,39 @@ fn open_connections_come_and_go_past_the_stack_under_load_and_lose_nothing() -> 
         };
         let came_and_went = come_and_go();
         done.store(true, Ordering::Relaxed);
-        exchanges.join().map_err(|_| anyhow!("the load panicked"))?.context("connections that stay")?;
+        exchanges
+            .join()
+            .map_err(|_| anyhow!("the load panicked"))?
+            .context("connections that stay")?;
         came_and_went
     })?;
-    ensure!(invalid(&fixture)? == 0, "{} packets were invalid to conntrack", invalid(&fixture)?);
+    ensure!(
+        invalid(&fixture)? == 0,
+        "{} packets were invalid to conntrack",
+        invalid(&fixture)?
+    );
     // Without an agent connections take the stack, and conntrack takes all packets for theirs.
     let mut connections = dial_all(&fixture)?;
     until_open_ones_skip(&fixture, &agent, &mut connections)?;
     agent.stop()?;
     let until = Instant::now() + Duration::from_secs(4);
     while Instant::now() < until {
-        connections.iter_mut().try_for_each(|one| exchange(one, 20, 10_000))?;
+        connections
+            .iter_mut()
+            .try_for_each(|one| exchange(one, 20, 10_000))?;
     }
-    ensure!(invalid(&fixture)? == 0, "{} packets were invalid to conntrack", invalid(&fixture)?);
+    ensure!(
+        invalid(&fixture)? == 0,
+        "{} packets were invalid to conntrack",
+        invalid(&fixture)?
+    );
     let agent = fixture.start("auto")?;
     until_open_ones_skip(&fixture, &agent, &mut connections)?;
     agent.stop()
 }
 
-/// A stranger on the node's own network that speaks for both pods, with the addresses and ports of each side of the hooks. No router lies
-/// between, because that may know no way to pods.
+/// A stranger on the node's own network that speaks for both pods, with the addresses and ports of
+/// each side of the hooks. No router lies between, because that may know no way to pods.
 #[test]
 fn no_stranger_ends_a_silent_connection_that_conntrack_is_liberal_with() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -293,12 +376,24 @@ fn no_stranger_ends_a_silent_connection_that_conntrack_is_liberal_with() -> Resu
     let established = fixture.tracked("ESTABLISHED")?;
     let stranger = Stranger::on(&fixture.lab.n2.host)?;
     let until = Instant::now() + Duration::from_secs(3);
-    let ends = connections.iter_mut().map(|one| said(one.ends())).collect::<Result<Vec<_>>>()?;
+    let ends = connections
+        .iter_mut()
+        .map(|one| said(one.ends()))
+        .collect::<Result<Vec<_>>>()?;
     while Instant::now() < until {
         for [client, frontend] in &ends {
-            let family = if client.is_ipv4() { Family::V4 } else { Family::V6 };
+            let family = if client.is_ipv4() {
+                Family::V4
+            } else {
+                Family::V6
+            };
             let backend = SocketAddr::new(fixture.lab.host("p1b").addrs.ip(family), fixture.port());
-            for (from, to) in [(*client, *frontend), (*client, backend), (backend, *client), (*frontend, *client)] {
+            for (from, to) in [
+                (*client, *frontend),
+                (*client, backend),
+                (backend, *client),
+                (*frontend, *client),
+            ] {
                 stranger.send(stranger::end(from, to), to.ip())?;
                 // Conntrack finds the ends of these as well.
                 stranger.send_hidden(stranger::end(from, to), to.ip())?;
@@ -306,8 +401,14 @@ fn no_stranger_ends_a_silent_connection_that_conntrack_is_liberal_with() -> Resu
         }
     }
     let now = fixture.tracked("ESTABLISHED")?;
-    ensure!(now == established, "of {established} connections conntrack knows {now}");
-    connections.iter_mut().try_for_each(|one| exchange(one, 3, 100)).context("after the flood")?;
+    ensure!(
+        now == established,
+        "of {established} connections conntrack knows {now}"
+    );
+    connections
+        .iter_mut()
+        .try_for_each(|one| exchange(one, 3, 100))
+        .context("after the flood")?;
     let forged = agent.status()?["reasons"]["forged"].as_u64().unwrap_or(0);
     ensure!(forged > 0, "the stranger's packets did not arrive");
     agent.stop()

@@ -1,4 +1,5 @@
-//! Open UDP exchanges of clients outside with pods of this node, beside conntrack and chains of a network policy.
+//! Open UDP exchanges of clients outside with pods of this node, beside conntrack and chains of a
+//! network policy.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -29,7 +30,9 @@ fn skips(fixture: &Fixture, agent: &Agent, connection: &mut Connection) -> Resul
 }
 
 fn until_skips(fixture: &Fixture, agent: &Agent, connection: &mut Connection) -> Result<()> {
-    wait_until(DEADLINE, "an exchange from outside skips the stack", || skips(fixture, agent, connection))
+    wait_until(DEADLINE, "an exchange from outside skips the stack", || {
+        skips(fixture, agent, connection)
+    })
 }
 
 fn dial(fixture: &Fixture, family: Family) -> Result<Connection> {
@@ -44,32 +47,63 @@ fn open_exchanges_from_outside_skip_the_chains_of_policies() -> Result<()> {
     for shape in Shape::ALL {
         shape.load(&fixture)?;
         says(&agent, OUTSIDE).with_context(|| format!("{shape:?}"))?;
-        let mut connections =
-            Family::ALL.into_iter().map(|family| dial(&fixture, family)).collect::<Result<Vec<_>>>()?;
+        let mut connections = Family::ALL
+            .into_iter()
+            .map(|family| dial(&fixture, family))
+            .collect::<Result<Vec<_>>>()?;
         // All of them ask at the same time.
-        wait_until(DEADLINE, &format!("open exchanges from outside skip the stack: {shape:?}"), || {
-            let skipping = connections.iter_mut().map(|one| skips(&fixture, &agent, one));
-            Ok(skipping.collect::<Result<Vec<_>>>()?.into_iter().all(|skips| skips))
-        })?;
+        wait_until(
+            DEADLINE,
+            &format!("open exchanges from outside skip the stack: {shape:?}"),
+            || {
+                let skipping = connections
+                    .iter_mut()
+                    .map(|one| skips(&fixture, &agent, one));
+                Ok(skipping
+                    .collect::<Result<Vec<_>>>()?
+                    .into_iter()
+                    .all(|skips| skips))
+            },
+        )?;
         let answer = said(connections[0].exchange(&pattern(1_000)))?;
-        ensure!(answer.source.ip() == fixture.lab.host("x").addrs.v4, "the server sees {}", answer.source);
+        ensure!(
+            answer.source.ip() == fixture.lab.host("x").addrs.v4,
+            "the server sees {}",
+            answer.source
+        );
     }
-    // These have no leave to ask. A stranger may end TCP in a client's name, and other nodes see the node's address.
-    let others = [(Path::NodePortLocal, Protocol::Tcp), (Path::NodePortRemote, Protocol::Udp)];
-    let families = others.into_iter().flat_map(|other| Family::ALL.map(|family| (other, family)));
+    // These have no leave to ask. A stranger may end TCP in a client's name, and other nodes see
+    // the node's address.
+    let others = [
+        (Path::NodePortLocal, Protocol::Tcp),
+        (Path::NodePortRemote, Protocol::Udp),
+    ];
+    let families = others
+        .into_iter()
+        .flat_map(|other| Family::ALL.map(|family| (other, family)));
     let dial = |((path, protocol), family)| fixture.dial(path, protocol, family);
     let mut others = families.map(dial).collect::<Result<Vec<_>>>()?;
     let before = fixture.fast(&agent)?;
     for _ in 0..4 {
-        others.iter_mut().try_for_each(|one| exchange(one, EXCHANGES, 1_000))?;
+        others
+            .iter_mut()
+            .try_for_each(|one| exchange(one, EXCHANGES, 1_000))?;
         let_seconds_pass(1)?;
     }
-    ensure!(fixture.fast(&agent)? == before, "others have skipped the stack");
-    ensure!(invalid(&fixture)? == 0, "{} packets were invalid to conntrack", invalid(&fixture)?);
+    ensure!(
+        fixture.fast(&agent)? == before,
+        "others have skipped the stack"
+    );
+    ensure!(
+        invalid(&fixture)? == 0,
+        "{} packets were invalid to conntrack",
+        invalid(&fixture)?
+    );
     agent.stop()
 }
 
-/// Puts a filter of another program at a hook, and takes it away once it has seen the packets of a connection.
+/// Puts a filter of another program at a hook, and takes it away once it has seen the packets of a
+/// connection.
 fn is_seen_by_filter(
     fixture: &Fixture,
     agent: &Agent,
@@ -82,16 +116,25 @@ fn is_seen_by_filter(
     let program = ["bpf", "da", "bytecode", "1,6 0 0 4294967295"];
     // Where kpx attaches by TCX, the device has no such qdisc.
     let _there = tc(&["qdisc", "add", "dev", device, "clsact"]);
-    tc(&[&["filter", "add", "dev", device, side, "prio", "5"], &program[..]].concat())?;
-    wait_until(DEADLINE, &format!("a filter at {side} of {device} sees the packets"), || {
-        let before = fixture.passed(agent)?;
-        exchange(connection, EXCHANGES, 1_000)?;
-        Ok(fixture.passed(agent)?.since(before).1 >= 2 * EXCHANGES as u64)
-    })?;
+    tc(&[
+        &["filter", "add", "dev", device, side, "prio", "5"],
+        &program[..],
+    ]
+    .concat())?;
+    wait_until(
+        DEADLINE,
+        &format!("a filter at {side} of {device} sees the packets"),
+        || {
+            let before = fixture.passed(agent)?;
+            exchange(connection, EXCHANGES, 1_000)?;
+            Ok(fixture.passed(agent)?.since(before).1 >= 2 * EXCHANGES as u64)
+        },
+    )?;
     tc(&["filter", "del", "dev", device, side, "prio", "5"])
 }
 
-/// The stack takes each datagram for one of the exchange, however it comes back there: no answer gets another source.
+/// The stack takes each datagram for one of the exchange, however it comes back there: no answer
+/// gets another source.
 #[test]
 fn open_exchange_from_outside_goes_on_through_the_stack() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -122,14 +165,24 @@ fn open_exchange_from_outside_goes_on_through_the_stack() -> Result<()> {
     let_seconds_pass(1)?;
     says(&agent, OUTSIDE)?;
     until_skips(&fixture, &agent, &mut connection)?;
-    node.nft(&format!("add rule inet strict forward ip saddr {client} log prefix lab"))?;
+    node.nft(&format!(
+        "add rule inet strict forward ip saddr {client} log prefix lab"
+    ))?;
     let added = Instant::now();
-    wait_until(DEADLINE, "a rule meets packets of the open exchange", || {
-        let before = met()?;
-        exchange(&mut connection, EXCHANGES, 1_000)?;
-        Ok(met()? >= before + EXCHANGES as u64)
-    })?;
-    ensure!(added.elapsed() < Duration::from_secs(3), "it took {:?}", added.elapsed());
+    wait_until(
+        DEADLINE,
+        "a rule meets packets of the open exchange",
+        || {
+            let before = met()?;
+            exchange(&mut connection, EXCHANGES, 1_000)?;
+            Ok(met()? >= before + EXCHANGES as u64)
+        },
+    )?;
+    ensure!(
+        added.elapsed() < Duration::from_secs(3),
+        "it took {:?}",
+        added.elapsed()
+    );
     says(&agent, NOT_OUTSIDE)?;
     node.nft("delete table inet strict")?;
     // No agent looks for rules any more.
@@ -139,7 +192,14 @@ fn open_exchange_from_outside_goes_on_through_the_stack() -> Result<()> {
     let before = counter(&fixture.lab.n1.host, "fast", "forwarded")?;
     exchange(&mut connection, EXCHANGES, 1_000)?;
     let forwarded = counter(&fixture.lab.n1.host, "fast", "forwarded")? - before;
-    ensure!(forwarded >= 2 * EXCHANGES as u64, "{forwarded} packets by the stack without an agent");
-    ensure!(invalid(&fixture)? == 0, "{} packets were invalid to conntrack", invalid(&fixture)?);
+    ensure!(
+        forwarded >= 2 * EXCHANGES as u64,
+        "{forwarded} packets by the stack without an agent"
+    );
+    ensure!(
+        invalid(&fixture)? == 0,
+        "{} packets were invalid to conntrack",
+        invalid(&fixture)?
+    );
     Ok(())
 }

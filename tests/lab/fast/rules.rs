@@ -15,7 +15,10 @@ use super::{EXCHANGES, exchange, says, until_whole};
 
 /// Loads rules as flannel has them, on a node that drops what no rule accepts.
 fn add_flannel(fixture: &Fixture) -> Result<()> {
-    for (family, tool) in [(Family::V4, "iptables-nft-restore"), (Family::V6, "ip6tables-nft-restore")] {
+    for (family, tool) in [
+        (Family::V4, "iptables-nft-restore"),
+        (Family::V6, "ip6tables-nft-restore"),
+    ] {
         let pods = CLUSTER_PODS.cidr(family);
         let rules = format!(
             "*filter\n:FORWARD DROP\n:FLANNEL-FWD -\n\
@@ -25,10 +28,24 @@ fn add_flannel(fixture: &Fixture) -> Result<()> {
         );
         let mut command = Command::new(tool);
         command.stdin(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = fixture.lab.n1.host.ns.spawn(&mut command).with_context(|| format!("run {tool}"))?;
-        child.stdin.take().context("open standard input")?.write_all(rules.as_bytes())?;
+        let mut child = fixture
+            .lab
+            .n1
+            .host
+            .ns
+            .spawn(&mut command)
+            .with_context(|| format!("run {tool}"))?;
+        child
+            .stdin
+            .take()
+            .context("open standard input")?
+            .write_all(rules.as_bytes())?;
         let output = child.wait_with_output()?;
-        ensure!(output.status.success(), "{tool}: {}", String::from_utf8_lossy(&output.stderr));
+        ensure!(
+            output.status.success(),
+            "{tool}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
     Ok(())
 }
@@ -38,28 +55,61 @@ fn whole_connections_skip_rules_that_accept_them_and_meet_a_rule_that_drops_them
     let fixture = Fixture::new()?;
     add_flannel(&fixture)?;
     let agent = fixture.start("auto")?;
-    says(&agent, "whole connections between this node's pods with addresses of its podCIDRs")?;
-    says(&agent, "chain FORWARD of table ip filter, chain FORWARD of table ip6 filter")?;
+    says(
+        &agent,
+        "whole connections between this node's pods with addresses of its podCIDRs",
+    )?;
+    says(
+        &agent,
+        "chain FORWARD of table ip filter, chain FORWARD of table ip6 filter",
+    )?;
     for (family, tool) in [(Family::V4, "iptables-nft"), (Family::V6, "ip6tables-nft")] {
         until_whole(&fixture, &agent, family)?;
         let before = fixture.stack_saw(&agent)?;
-        exchange(&mut fixture.dial(Path::Local, Protocol::Tcp, family)?, EXCHANGES, 1_000)?;
-        ensure!(fixture.stack_saw(&agent)? == before, "{family}: the stack has seen the connection");
+        exchange(
+            &mut fixture.dial(Path::Local, Protocol::Tcp, family)?,
+            EXCHANGES,
+            1_000,
+        )?;
+        ensure!(
+            fixture.stack_saw(&agent)? == before,
+            "{family}: the stack has seen the connection"
+        );
         let rule = |verb: &str| {
             let client = fixture.lab.host("p1a").addrs.ip(family).to_string();
             let place = if verb == "-I" { &["1"][..] } else { &[] };
             let match_ = ["-s", &client, "-p", "tcp", "-j", "DROP"];
-            fixture.lab.n1.host.ns.exec(Command::new(tool).args([verb, "FORWARD"]).args(place).args(match_)).map(drop)
+            fixture
+                .lab
+                .n1
+                .host
+                .ns
+                .exec(
+                    Command::new(tool)
+                        .args([verb, "FORWARD"])
+                        .args(place)
+                        .args(match_),
+                )
+                .map(drop)
         };
         rule("-I")?;
         let soon = Duration::from_millis(300);
-        wait_until(Duration::from_secs(1), "new connections meet the rule", || {
-            Ok(fixture.dial_within(soon, Path::Local, Protocol::Tcp, family).is_err())
-        })
+        wait_until(
+            Duration::from_secs(1),
+            "new connections meet the rule",
+            || {
+                Ok(fixture
+                    .dial_within(soon, Path::Local, Protocol::Tcp, family)
+                    .is_err())
+            },
+        )
         .with_context(|| family.to_string())?;
         says(&agent, "because rule 1 of chain FORWARD of table ip")?;
         rule("-D")?;
-        says(&agent, "whole connections between this node's pods with addresses of its podCIDRs")?;
+        says(
+            &agent,
+            "whole connections between this node's pods with addresses of its podCIDRs",
+        )?;
     }
     agent.stop()
 }
@@ -69,38 +119,75 @@ fn whole_connections_skip_rules_that_accept_them_and_meet_a_rule_that_drops_them
 fn whole_connections_to_other_nodes_skip_the_stack_until_a_rule_is_about_them() -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.watch()?;
-    let networks = Family::ALL.map(|family| CLUSTER_PODS.cidr(family)).join(",");
+    let networks = Family::ALL
+        .map(|family| CLUSTER_PODS.cidr(family))
+        .join(",");
     let agent = fixture.kpx(&["--cluster-cidr", &networks])?;
-    says(&agent, "whole connections of this node's pods to pods with addresses of the cluster's networks")?;
-    for (family, protocol) in Family::ALL.into_iter().flat_map(|family| Protocol::COMMON.map(|one| (family, one))) {
-        let reach = || exchange(&mut fixture.dial(Path::Remote, protocol, family)?, EXCHANGES, 1_000);
-        wait_until(DEADLINE, "the link address of the other node is known", || {
-            let before = fixture.passed(&agent)?;
-            reach()?;
-            Ok(fixture.passed(&agent)?.since(before).1 == 0)
-        })
+    says(
+        &agent,
+        "whole connections of this node's pods to pods with addresses of the cluster's networks",
+    )?;
+    for (family, protocol) in Family::ALL
+        .into_iter()
+        .flat_map(|family| Protocol::COMMON.map(|one| (family, one)))
+    {
+        let reach = || {
+            exchange(
+                &mut fixture.dial(Path::Remote, protocol, family)?,
+                EXCHANGES,
+                1_000,
+            )
+        };
+        wait_until(
+            DEADLINE,
+            "the link address of the other node is known",
+            || {
+                let before = fixture.passed(&agent)?;
+                reach()?;
+                Ok(fixture.passed(&agent)?.since(before).1 == 0)
+            },
+        )
         .with_context(|| format!("{protocol} by {family}"))?;
         let before = fixture.passed(&agent)?;
         reach().with_context(|| format!("{protocol} by {family}"))?;
         let (fast, forwarded) = fixture.passed(&agent)?.since(before);
-        ensure!(forwarded == 0, "{protocol} by {family}: the stack has forwarded {forwarded} packets");
-        ensure!(fast >= 2 * EXCHANGES as u64, "{protocol} by {family}: {fast} packets have skipped the stack");
+        ensure!(
+            forwarded == 0,
+            "{protocol} by {family}: the stack has forwarded {forwarded} packets"
+        );
+        ensure!(
+            fast >= 2 * EXCHANGES as u64,
+            "{protocol} by {family}: {fast} packets have skipped the stack"
+        );
     }
 
     fixture.drop_towards("p2a", "tcp dport 8080")?;
     let soon = Duration::from_millis(300);
     for family in Family::ALL {
-        wait_until(Duration::from_secs(1), "new connections meet the rule", || {
-            Ok(fixture.dial_within(soon, Path::Remote, Protocol::Tcp, family).is_err())
-        })?;
+        wait_until(
+            Duration::from_secs(1),
+            "new connections meet the rule",
+            || {
+                Ok(fixture
+                    .dial_within(soon, Path::Remote, Protocol::Tcp, family)
+                    .is_err())
+            },
+        )?;
         until_whole(&fixture, &agent, family)?;
     }
-    says(&agent, "whole connections between this node's pods with addresses of its podCIDRs")?;
-    says(&agent, "those to other nodes take the stack, because rule 1 of chain forward of table inet far")?;
+    says(
+        &agent,
+        "whole connections between this node's pods with addresses of its podCIDRs",
+    )?;
+    says(
+        &agent,
+        "those to other nodes take the stack, because rule 1 of chain forward of table inet far",
+    )?;
     agent.stop()
 }
 
-/// A name is a bridge's as long as there is the bridge. No list of devices comes within the time of this test.
+/// A name is a bridge's as long as there is the bridge. No list of devices comes within the time of
+/// this test.
 #[test]
 fn a_rule_for_a_bridge_counts_once_the_bridge_has_gone() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -118,11 +205,15 @@ fn a_rule_for_a_bridge_counts_once_the_bridge_has_gone() -> Result<()> {
     says(&agent, "chain forward of table inet docker")?;
     until_whole(&fixture, &agent, Family::V4)?;
     node.ip("link del docker0")?;
-    says(&agent, "because rule 1 of chain forward of table inet docker may drop the packet")?;
+    says(
+        &agent,
+        "because rule 1 of chain forward of table inet docker may drop the packet",
+    )?;
     agent.stop()
 }
 
-/// Conntrack does not know the connection that the error is about, and would call the error invalid.
+/// Conntrack does not know the connection that the error is about, and would call the error
+/// invalid.
 #[test]
 fn errors_about_connections_miss_a_rule_for_invalid_packets() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -130,7 +221,10 @@ fn errors_about_connections_miss_a_rule_for_invalid_packets() -> Result<()> {
     let agent = fixture.start("auto")?;
     for family in Family::ALL {
         until_whole(&fixture, &agent, family)?;
-        ensure!(is_refused(&fixture, family)?, "{family}: an error does not pass without the rule");
+        ensure!(
+            is_refused(&fixture, family)?,
+            "{family}: an error does not pass without the rule"
+        );
     }
     // The rules that kube-proxy leaves behind.
     fixture.lab.n1.host.ns.nft(
@@ -141,10 +235,16 @@ fn errors_about_connections_miss_a_rule_for_invalid_packets() -> Result<()> {
             }
         }",
     )?;
-    says(&agent, "chain forward of table inet invalid; those to other nodes")?;
+    says(
+        &agent,
+        "chain forward of table inet invalid; those to other nodes",
+    )?;
     for family in Family::ALL {
         until_whole(&fixture, &agent, family)?;
-        ensure!(is_refused(&fixture, family)?, "{family}: the rule drops an error");
+        ensure!(
+            is_refused(&fixture, family)?,
+            "{family}: the rule drops an error"
+        );
     }
     agent.stop()
 }
@@ -152,7 +252,9 @@ fn errors_about_connections_miss_a_rule_for_invalid_packets() -> Result<()> {
 /// Returns true if a client is told that nothing serves the port of the pod.
 fn is_refused(fixture: &Fixture, family: Family) -> Result<bool> {
     let client = fixture.lab.host("p1a");
-    let socket = client.ns.run(|| UdpSocket::bind(SocketAddr::new(client.addrs.ip(family), 0)))?;
+    let socket = client
+        .ns
+        .run(|| UdpSocket::bind(SocketAddr::new(client.addrs.ip(family), 0)))?;
     socket.set_read_timeout(Some(Duration::from_secs(2)))?;
     socket.connect(Service::new("", 13, &[], 9).frontend(family))?;
     socket.send(b"hello")?;

@@ -34,12 +34,16 @@ fn takes_stack(layout: Layout, path: Path) -> Result<()> {
             for _ in 0..2 {
                 let connection = fixture.dial(path, protocol, family);
                 let what = || format!("{layout:?}, {protocol} over {family}");
-                exchange(&mut connection.with_context(what)?, EXCHANGES, 1_000).with_context(what)?;
+                exchange(&mut connection.with_context(what)?, EXCHANGES, 1_000)
+                    .with_context(what)?;
             }
         }
     }
     let fast = fixture.fast(&agent)? - before;
-    ensure!(fast == 0, "{layout:?}: {fast} packets have skipped the stack");
+    ensure!(
+        fast == 0,
+        "{layout:?}: {fast} packets have skipped the stack"
+    );
     agent.stop()
 }
 
@@ -50,16 +54,29 @@ fn open_connections_skip_the_stack_of_a_node_without_conntrack() -> Result<()> {
     fixture.lab.n1.host.ns.nft("flush ruleset")?;
     let agent = fixture.start("auto")?;
     says(&agent, "whole connections of this node's pods to pods")?;
-    ensure!(!agent.status()?["options"]["fastPath"].to_string().contains("conntrack"), "conntrack follows connections");
+    ensure!(
+        !agent.status()?["options"]["fastPath"]
+            .to_string()
+            .contains("conntrack"),
+        "conntrack follows connections"
+    );
     for family in Family::ALL {
         until_whole(&fixture, &agent, family)?;
-        for path in [Path::Remote, Path::Hairpin, Path::NodePortLocal, Path::NodePortRemote] {
+        for path in [
+            Path::Remote,
+            Path::Hairpin,
+            Path::NodePortLocal,
+            Path::NodePortRemote,
+        ] {
             let mut connection = fixture.dial(path, Protocol::Tcp, family)?;
             exchange(&mut connection, 3, 100)?;
             let before = fixture.fast(&agent)?;
             exchange(&mut connection, EXCHANGES, 1_000)?;
             let fast = fixture.fast(&agent)? - before;
-            ensure!(fast >= EXCHANGES as u64, "{family}, {path:?}: {fast} packets have skipped the stack");
+            ensure!(
+                fast >= EXCHANGES as u64,
+                "{family}, {path:?}: {fast} packets have skipped the stack"
+            );
         }
     }
     agent.stop()

@@ -1,4 +1,5 @@
-//! The ways of whole connections to other nodes, and what becomes of them when ways, rules and devices change.
+//! The ways of whole connections to other nodes, and what becomes of them when ways, rules and
+//! devices change.
 
 use std::process::Command;
 use std::time::Duration;
@@ -18,30 +19,45 @@ const NEAR: &str = "those to other nodes take the stack, because rule";
 
 /// Starts kpx, which knows the cluster's networks.
 fn start<'a>(fixture: &'a Fixture, args: &[&str]) -> Result<Agent<'a>> {
-    let networks = Family::ALL.map(|family| CLUSTER_PODS.cidr(family)).join(",");
+    let networks = Family::ALL
+        .map(|family| CLUSTER_PODS.cidr(family))
+        .join(",");
     fixture.kpx(&[&["--cluster-cidr", &networks], args].concat())
 }
 
 /// Waits until connections to the other node skip the stack.
 fn until_far(fixture: &Fixture, agent: &Agent, family: Family) -> Result<()> {
     says(agent, FAR)?;
-    wait_until(DEADLINE, "connections to the other node skip the stack", || {
-        let before = fixture.passed(agent)?;
-        exchange(&mut fixture.dial(Path::Remote, Protocol::Udp, family)?, 5, 100)?;
-        Ok(fixture.passed(agent)?.since(before).1 == 0)
-    })
+    wait_until(
+        DEADLINE,
+        "connections to the other node skip the stack",
+        || {
+            let before = fixture.passed(agent)?;
+            exchange(
+                &mut fixture.dial(Path::Remote, Protocol::Udp, family)?,
+                5,
+                100,
+            )?;
+            Ok(fixture.passed(agent)?.since(before).1 == 0)
+        },
+    )
 }
 
 fn set(node: &NetNs, devices: &[&str], rp_filter: u8) -> Result<()> {
     devices.iter().try_for_each(|device| {
         let key = format!("net.ipv4.conf.{device}.rp_filter={rp_filter}");
-        node.exec(Command::new("sysctl").args(["-w", &key])).map(drop)
+        node.exec(Command::new("sysctl").args(["-w", &key]))
+            .map(drop)
     })
 }
 
 /// Opens a connection to the other node, and exchanges some bytes.
 fn reach(fixture: &Fixture, protocol: Protocol) -> Result<()> {
-    exchange(&mut fixture.dial_within(SOON, Path::Remote, protocol, Family::V4)?, 3, 100)
+    exchange(
+        &mut fixture.dial_within(SOON, Path::Remote, protocol, Family::V4)?,
+        3,
+        100,
+    )
 }
 
 /// Whole connections between pods of this node are still opened then.
@@ -60,7 +76,9 @@ fn datagrams_of_whole_flows_meet_a_rule_about_other_nodes() -> Result<()> {
     fixture.drop_towards("p2a", "")?;
     says(&agent, NEAR)?;
     for one in &mut open {
-        wait_until(Duration::from_secs(4), "datagrams meet the rule", || Ok(exchange(one, 1, 100).is_err()))?;
+        wait_until(Duration::from_secs(4), "datagrams meet the rule", || {
+            Ok(exchange(one, 1, 100).is_err())
+        })?;
     }
     agent.stop()
 }
@@ -80,17 +98,25 @@ fn rules_that_name_the_device_of_answers_are_heeded() -> Result<()> {
         }",
     )?;
     let agent = start(&fixture, &[])?;
-    says(&agent, "those to other nodes take the stack, because rule 1 of chain forward of table inet spoof")?;
+    says(
+        &agent,
+        "those to other nodes take the stack, because rule 1 of chain forward of table inet spoof",
+    )?;
     agent.stop()
 }
 
-/// Conntrack has to know a connection whose answers come by a device without Ethernet headers, where they take the stack.
+/// Conntrack has to know a connection whose answers come by a device without Ethernet headers,
+/// where they take the stack.
 #[test]
 fn answers_by_a_tunnel_pass_a_rule_for_established_connections() -> Result<()> {
     let fixture = Fixture::of(Layout::Tunnel(TunnelKind::Tun))?;
     let node = &fixture.lab.n1.host.ns;
     let route = node.exec(Command::new("ip").args(["-4", "route", "show", "10.244.2.0/24"]))?;
-    let device = route.split("dev ").nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap_or_default();
+    let device = route
+        .split("dev ")
+        .nth(1)
+        .and_then(|rest| rest.split_whitespace().next())
+        .unwrap_or_default();
     for host in [&fixture.lab.n1.host, &fixture.lab.n2.host] {
         set(&host.ns, &["all", "eth0", device], 0)?;
     }
@@ -107,7 +133,9 @@ fn answers_by_a_tunnel_pass_a_rule_for_established_connections() -> Result<()> {
     let agent = start(&fixture, &[])?;
     says(&agent, "whole connections")?;
     for _ in 0..2 {
-        Protocol::COMMON.into_iter().try_for_each(|protocol| reach(&fixture, protocol))?;
+        Protocol::COMMON
+            .into_iter()
+            .try_for_each(|protocol| reach(&fixture, protocol))?;
     }
     agent.stop()
 }
@@ -123,10 +151,18 @@ fn whole_connection_leaves_by_no_device_that_it_was_not_opened_for() -> Result<(
     exchange(&mut open, 3, 100)?;
     let remote = || Ok::<_, anyhow::Error>(agent.status()?["events"]["fast_remote"].as_u64());
     let before = remote()?;
-    node.ip(&format!("route del {}/32 dev p1b", fixture.lab.host("p1b").addrs.v4))?;
+    node.ip(&format!(
+        "route del {}/32 dev p1b",
+        fixture.lab.host("p1b").addrs.v4
+    ))?;
     // The programs hear of it within moments.
-    wait_until(DEADLINE, "there is no way to the pod", || Ok(exchange(&mut open, 1, 3_000).is_err()))?;
-    ensure!(remote()? == before, "packets have left by another device, past the stack");
+    wait_until(DEADLINE, "there is no way to the pod", || {
+        Ok(exchange(&mut open, 1, 3_000).is_err())
+    })?;
+    ensure!(
+        remote()? == before,
+        "packets have left by another device, past the stack"
+    );
     agent.stop()
 }
 
@@ -135,12 +171,18 @@ fn whole_connection_leaves_by_no_device_that_it_was_not_opened_for() -> Result<(
 fn port_that_becomes_a_way_is_judged_before_it_is_one() -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.watch()?;
-    for (host, [own, other]) in [(&fixture.lab.n1.host, [11, 12]), (&fixture.lab.n2.host, [12, 11])] {
+    for (host, [own, other]) in [
+        (&fixture.lab.n1.host, [11, 12]),
+        (&fixture.lab.n2.host, [12, 11]),
+    ] {
         let link = format!("local 172.18.0.{own} remote 172.18.0.{other} dev eth0 dstport 4790");
-        host.ns.ip(&format!("link add up0 type vxlan id 5 {link}\nlink set up0 up"))?;
+        host.ns.ip(&format!(
+            "link add up0 type vxlan id 5 {link}\nlink set up0 up"
+        ))?;
         set(&host.ns, &["all", "eth0", "up0"], 0)?;
     }
-    let (node, far) = (&fixture.lab.n1.host.ns, &fixture.lab.n2.host.ns);
+    let node = &fixture.lab.n1.host.ns;
+    let far = &fixture.lab.n2.host.ns;
     far.ip("addr add 192.0.2.2/24 dev up0")?;
     node.ip("link add br9 type bridge\nlink set br9 up\nlink set up0 master br9")?;
     node.nft(
@@ -154,20 +196,30 @@ fn port_that_becomes_a_way_is_judged_before_it_is_one() -> Result<()> {
     let agent = start(&fixture, &["--iptables-sync-period", "10m"])?;
     until_far(&fixture, &agent, Family::V4)?;
     node.ip("link set up0 nomaster\naddr add 192.0.2.1/24 dev up0\nroute replace 10.244.2.0/24 via 192.0.2.2 dev up0")?;
-    says(&agent, "those to other nodes take the stack, because rule 1 of chain forward of table inet up")?;
-    ensure!(reach(&fixture, Protocol::Tcp).is_err(), "the rule was passed by");
+    says(
+        &agent,
+        "those to other nodes take the stack, because rule 1 of chain forward of table inet up",
+    )?;
+    ensure!(
+        reach(&fixture, Protocol::Tcp).is_err(),
+        "the rule was passed by"
+    );
     agent.stop()
 }
 
 /// The programs cannot tell where a kernel is strict once a route has several next hops.
 #[test]
 fn answers_that_a_strict_kernel_drops_do_not_pass_by_it() -> Result<()> {
-    strict_kernel_is_obeyed("route add 203.0.113.0/24 nexthop via 172.18.0.1 dev eth0 nexthop via 172.19.0.12 dev eth1")
+    strict_kernel_is_obeyed(
+        "route add 203.0.113.0/24 nexthop via 172.18.0.1 dev eth0 nexthop via 172.19.0.12 dev eth1",
+    )
 }
 
-/// The kernel asks for the way back with the device of the pod, and the programs with that by which the answer came.
+/// The kernel asks for the way back with the device of the pod, and the programs with that by which
+/// the answer came.
 #[test]
-fn answers_that_a_strict_kernel_drops_in_spite_of_a_rule_by_device_do_not_pass_by_it() -> Result<()> {
+fn answers_that_a_strict_kernel_drops_in_spite_of_a_rule_by_device_do_not_pass_by_it() -> Result<()>
+{
     strict_kernel_is_obeyed(
         "rule add pref 100 iif eth1 lookup 101\nroute add 10.244.2.0/24 via 172.19.0.12 dev eth1 table 101",
     )
@@ -177,7 +229,8 @@ fn answers_that_a_strict_kernel_drops_in_spite_of_a_rule_by_device_do_not_pass_b
 fn strict_kernel_is_obeyed(routing: &str) -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.watch()?;
-    let (node, far) = (&fixture.lab.n1.host.ns, &fixture.lab.n2.host.ns);
+    let node = &fixture.lab.n1.host.ns;
+    let far = &fixture.lab.n2.host.ns;
     set(node, &["all", "eth1"], 1)?;
     node.ip(routing)?;
     let agent = start(&fixture, &[])?;
@@ -186,7 +239,10 @@ fn strict_kernel_is_obeyed(routing: &str) -> Result<()> {
     set(far, &["all", "eth0"], 0)?;
     far.ip("route replace 10.244.1.0/24 via 172.19.0.11 dev eth1")?;
     for protocol in Protocol::COMMON {
-        ensure!(reach(&fixture, protocol).is_err(), "{protocol}: an answer has passed by the kernel");
+        ensure!(
+            reach(&fixture, protocol).is_err(),
+            "{protocol}: an answer has passed by the kernel"
+        );
     }
     agent.stop()
 }

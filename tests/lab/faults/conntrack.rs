@@ -1,4 +1,5 @@
-//! A full connection table of netfilter. Each network namespace has its own, up to the machine's limit.
+//! A full connection table of netfilter. Each network namespace has its own, up to the machine's
+//! limit.
 
 use anyhow::{Context, Result, ensure};
 use testbed::agent::wait_until;
@@ -17,33 +18,57 @@ const TRACKING: &str = "table inet tracking {
 
 #[test]
 fn full_connection_table_costs_no_open_connection() -> Result<()> {
-    ["off", "on"].iter().try_for_each(|fast_path| survives(fast_path).with_context(|| format!("fast path {fast_path}")))
+    ["off", "on"].iter().try_for_each(|fast_path| {
+        survives(fast_path).with_context(|| format!("fast path {fast_path}"))
+    })
 }
 
 fn survives(fast_path: &str) -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.node().nft(TRACKING)?;
-    let kpx = fixture.base.kpx(&["--fast-path", fast_path, "--iptables-sync-period", "1s"])?;
-    let both = CLIENTS.iter().flat_map(|client| Family::ALL.map(|family| (*client, family)));
-    let mut kept = both.map(|(client, family)| fixture.connect(client, family)).collect::<Result<Vec<_>>>()?;
+    let kpx = fixture
+        .base
+        .kpx(&["--fast-path", fast_path, "--iptables-sync-period", "1s"])?;
+    let both = CLIENTS
+        .iter()
+        .flat_map(|client| Family::ALL.map(|family| (*client, family)));
+    let mut kept = both
+        .map(|(client, family)| fixture.connect(client, family))
+        .collect::<Result<Vec<_>>>()?;
     let table = ConnectionTable::of(fixture.node())?;
     table.fill()?;
-    // The stack takes no new connection, with a Service or without. On the fast path one between two pods of the node needs
-    // no place in the table; one of a client outside does.
-    let direct = Dial::new(Protocol::Tcp, (fixture.lab.host("p2a").addrs.ip(Family::V4), PORT).into()).deadline(TRY);
-    ensure!(direct.exchange(&fixture.lab.host("p1a").ns, b"hello").is_err(), "there is room without a Service");
+    // The stack takes no new connection, with a Service or without. On the fast path one between
+    // two pods of the node needs no place in the table; one of a client outside does.
+    let direct = Dial::new(
+        Protocol::Tcp,
+        (fixture.lab.host("p2a").addrs.ip(Family::V4), PORT).into(),
+    )
+    .deadline(TRY);
+    ensure!(
+        direct
+            .exchange(&fixture.lab.host("p1a").ns, b"hello")
+            .is_err(),
+        "there is room without a Service"
+    );
     for family in Family::ALL {
-        let outside = fixture.dial("x", family).deadline(TRY).exchange(&fixture.lab.host("x").ns, b"hello");
+        let outside = fixture
+            .dial("x", family)
+            .deadline(TRY)
+            .exchange(&fixture.lab.host("x").ns, b"hello");
         ensure!(outside.is_err(), "there is room for a Service by {family}");
     }
     for connection in &mut kept {
-        connection.exchange(b"while the table is full").context("an open connection")?;
+        connection
+            .exchange(b"while the table is full")
+            .context("an open connection")?;
     }
     ensure!(kpx.status()?["healthy"] == true, "{}", kpx.status()?);
     table.flush()?;
     wait_until(PROMPT, "all are served", || Ok(fixture.serves(&CLIENTS)))?;
     for connection in &mut kept {
-        connection.exchange(b"after that").context("an open connection")?;
+        connection
+            .exchange(b"after that")
+            .context("an open connection")?;
     }
     kpx.stop()
 }

@@ -22,7 +22,10 @@ fn unmounted_bpf_file_system_costs_no_connection_while_the_agent_runs() -> Resul
     thread::scope(|scope| {
         let runs = ["tcx", "clsact"].map(|attach| (attach, scope.spawn(move || survives(attach))));
         runs.into_iter().try_for_each(|(attach, run)| {
-            run.join().map_err(|_| anyhow!("it panicked")).flatten().with_context(|| format!("by {attach}"))
+            run.join()
+                .map_err(|_| anyhow!("it panicked"))
+                .flatten()
+                .with_context(|| format!("by {attach}"))
         })
     })
 }
@@ -33,16 +36,27 @@ fn survives(attach: &str) -> Result<()> {
     let kpx = start(&mounts, &fixture, attach)?;
     let mut kept = fixture.connect("p1a", Family::V4)?;
     let told = |kpx: &Agent<'_>| {
-        kpx.wait(PROMPT, "it is told", |status| status.problems.iter().any(|p| p.why.contains("was unmounted")))
+        kpx.wait(PROMPT, "it is told", |status| {
+            status
+                .problems
+                .iter()
+                .any(|p| p.why.contains("was unmounted"))
+        })
     };
     mounts.sh(UNMOUNT)?;
     told(&kpx)?;
     serves_for(LOOKS, &fixture).context("without a BPF file system")?;
     kept.exchange(b"without a BPF file system")?;
-    ensure!(repairs(&kpx, "program")? == 0.0, "a program was taken off:\n{}", kpx.log());
+    ensure!(
+        repairs(&kpx, "program")? == 0.0,
+        "a program was taken off:\n{}",
+        kpx.log()
+    );
 
     mounts.sh(MOUNT_BPF)?;
-    kpx.wait(PROMPT, "nothing is wrong", |status| status.healthy && status.problems.is_empty())?;
+    kpx.wait(PROMPT, "nothing is wrong", |status| {
+        status.healthy && status.problems.is_empty()
+    })?;
     kpx.crash()?;
     kept.exchange(b"without an agent")?;
     fixture.all_served(&CLIENTS).context("without an agent")?;
@@ -54,16 +68,31 @@ fn survives(attach: &str) -> Result<()> {
     told(&kpx)?;
     kpx.crash()?;
     let stays = attach == "clsact";
-    wait_until(PROMPT, "programs go or stay", || Ok(fixture.serves(&["p1a"]) == stays))?;
+    wait_until(PROMPT, "programs go or stay", || {
+        Ok(fixture.serves(&["p1a"]) == stays)
+    })?;
     mounts.sh(MOUNT_BPF)?;
     let kpx = start(&mounts, &fixture, attach)?;
-    fixture.all_served(&CLIENTS).context("with a new BPF file system")?;
-    ensure!(kept.exchange(b"after all that").is_ok() == stays, "the old connection");
+    fixture
+        .all_served(&CLIENTS)
+        .context("with a new BPF file system")?;
+    ensure!(
+        kept.exchange(b"after all that").is_ok() == stays,
+        "the old connection"
+    );
     kpx.stop()
 }
 
 /// Starts kpx there, as [`Fixture::kpx`] does.
 fn start<'a>(mounts: &Mounts, fixture: &'a Fixture, attach: &str) -> Result<Agent<'a>> {
-    let (source, args) = (fixture.cluster.source(), ["--attach", attach, "--iptables-sync-period", "1s"]);
-    Agent::launch_by(Some(mounts.enter()), &fixture.lab, &fixture.lab.n1.host, source, &args)?.healthy()
+    let source = fixture.cluster.source();
+    let args = ["--attach", attach, "--iptables-sync-period", "1s"];
+    Agent::launch_by(
+        Some(mounts.enter()),
+        &fixture.lab,
+        &fixture.lab.n1.host,
+        source,
+        &args,
+    )?
+    .healthy()
 }

@@ -26,9 +26,14 @@ fn stopped_agent_keeps_serving_and_catches_up() -> Result<()> {
     fixture.put(&late())?;
     serves_for(STILL, &fixture).context("while the agent stands still")?;
     kept.exchange(b"while the agent stands still")?;
-    ensure!(!serves_late(&fixture), "no agent can have written the new Service");
+    ensure!(
+        !serves_late(&fixture),
+        "no agent can have written the new Service"
+    );
     kill(kpx.pid(), Signal::SIGCONT)?;
-    wait_until(PROMPT, "the new Service is served", || Ok(serves_late(&fixture)))?;
+    wait_until(PROMPT, "the new Service is served", || {
+        Ok(serves_late(&fixture))
+    })?;
     kpx.wait(PROMPT, "healthy", |status| status.healthy)?;
     kept.exchange(b"after that")?;
     kpx.stop()
@@ -42,9 +47,13 @@ fn starved_agent_keeps_serving_and_follows_late() -> Result<()> {
     // A hundredth of a core.
     let starved = Limits::around(kpx.pid(), &CPU, 1_000)?;
     fixture.put(&late())?;
-    fixture.all_served(&CLIENTS).context("while the agent starves")?;
+    fixture
+        .all_served(&CLIENTS)
+        .context("while the agent starves")?;
     kept.exchange(b"while the agent starves")?;
-    wait_until(Duration::from_secs(60), "the new Service is served", || Ok(serves_late(&fixture)))?;
+    wait_until(Duration::from_secs(60), "the new Service is served", || {
+        Ok(serves_late(&fixture))
+    })?;
     drop(starved);
     kpx.wait(PROMPT, "healthy", |status| status.healthy)?;
     kpx.stop()
@@ -66,7 +75,9 @@ fn agent_killed_for_its_memory_costs_no_connection() -> Result<()> {
     let next = fixture.kpx("tcx")?;
     kept.exchange(b"with the next")?;
     fixture.all_served(&CLIENTS).context("with the next")?;
-    wait_until(PROMPT, "the new Service is served", || Ok(serves_late(&fixture)))?;
+    wait_until(PROMPT, "the new Service is served", || {
+        Ok(serves_late(&fixture))
+    })?;
     next.stop()
 }
 
@@ -82,8 +93,9 @@ pub(crate) fn serves_for(time: Duration, fixture: &Fixture) -> Result<()> {
 /// Gives the agent more Services than it has memory for.
 pub(crate) fn grow(fixture: &Fixture) -> Result<()> {
     (0..20).try_for_each(|nth| {
-        let ports: Vec<_> =
-            (1..1_000).map(|n| json!({ "name": format!("p{n}"), "port": n, "protocol": "TCP" })).collect();
+        let ports: Vec<_> = (1..1_000)
+            .map(|n| json!({ "name": format!("p{n}"), "port": n, "protocol": "TCP" }))
+            .collect();
         let ip = format!("10.96.9.{nth}");
         fixture.cluster.put(&Object(json!({
             "apiVersion": "v1",

@@ -21,20 +21,34 @@ fn endpoints_change_while_the_work_on_devices_waits() -> Result<()> {
     let kpx = fixture.kpx("tcx")?;
     let mut devices = String::new();
     for nth in 0..DEVICES {
-        writeln!(devices, "link add burst{nth} type veth peer name away{nth}\nlink set burst{nth} up")?;
+        writeln!(
+            devices,
+            "link add burst{nth} type veth peer name away{nth}\nlink set burst{nth} up"
+        )?;
     }
     thread::scope(|scope| {
         let making = scope.spawn(|| fixture.node().ip(&devices));
-        wait_until(PROMPT, "the first devices are attached", || Ok(attached(&kpx) > 5))?;
+        wait_until(PROMPT, "the first devices are attached", || {
+            Ok(attached(&kpx) > 5)
+        })?;
         let held = HeldRtnl::hold(kpx.run_dir())?;
         let before = attached(&kpx);
         change_backends(&fixture, held_secs()?)?;
-        ensure!(attached(&kpx) <= before + 1 && before < DEVICES, "RTNL kept the agent from nothing");
+        ensure!(
+            attached(&kpx) <= before + 1 && before < DEVICES,
+            "RTNL kept the agent from nothing"
+        );
         held.release()?;
-        making.join().map_err(|_| anyhow!("the thread that makes devices panicked"))?
+        making
+            .join()
+            .map_err(|_| anyhow!("the thread that makes devices panicked"))?
     })?;
-    wait_until(PROMPT, "all devices are attached", || Ok(attached(&kpx) >= DEVICES))?;
-    kpx.wait(PROMPT, "nothing is wrong", |status| status.healthy && status.problems.is_empty())?;
+    wait_until(PROMPT, "all devices are attached", || {
+        Ok(attached(&kpx) >= DEVICES)
+    })?;
+    kpx.wait(PROMPT, "nothing is wrong", |status| {
+        status.healthy && status.problems.is_empty()
+    })?;
 
     // This Service needs rules of the host, which the kernel changes only afterwards.
     let held = HeldRtnl::hold(kpx.run_dir())?;
@@ -51,35 +65,54 @@ fn endpoints_change_while_the_work_on_devices_waits() -> Result<()> {
     kpx.stop()
 }
 
-/// Returns the time for which RTNL is held in the middle of the work on devices: as long as three changes take, or `KPX_RTNL_SECS`.
+/// Returns the time for which RTNL is held in the middle of the work on devices: as long as three
+/// changes take, or `KPX_RTNL_SECS`.
 fn held_secs() -> Result<Duration> {
     let secs = std::env::var("KPX_RTNL_SECS").map_or(Ok(0), |secs| secs.parse());
     secs.map(Duration::from_secs).context("KPX_RTNL_SECS")
 }
 
-/// Gives the Service one backend after the other, and waits for each: three, and as many as there is time for.
+/// Gives the Service one backend after the other, and waits for each: three, and as many as there
+/// is time for.
 fn change_backends(fixture: &Fixture, time: Duration) -> Result<()> {
-    let (started, mut changes, mut slowest) = (Instant::now(), 0, Duration::ZERO);
+    let started = Instant::now();
+    let mut changes = 0;
+    let mut slowest = Duration::ZERO;
     for backend in ["p1b", "p2a", "n1"].into_iter().cycle() {
         if changes >= 3 && started.elapsed() >= time {
             break;
         }
         let changed = Instant::now();
         fixture.put(&fixture.web.backed_by(&[backend]))?;
-        let serves = || Ok(Family::ALL.into_iter().all(|family| is_served_by(fixture, family, backend)));
-        wait_until(PROMPT / 5, &format!("{backend} serves"), serves).context("while RTNL is held")?;
+        let serves = || {
+            Ok(Family::ALL
+                .into_iter()
+                .all(|family| is_served_by(fixture, family, backend)))
+        };
+        wait_until(PROMPT / 5, &format!("{backend} serves"), serves)
+            .context("while RTNL is held")?;
         (changes, slowest) = (changes + 1, slowest.max(changed.elapsed()));
     }
-    println!("RTNL held for {:.1?}: {changes} changes, served within {slowest:.1?}", started.elapsed());
+    println!(
+        "RTNL held for {:.1?}: {changes} changes, served within {slowest:.1?}",
+        started.elapsed()
+    );
     Ok(())
 }
 
-/// Returns how many of the new devices have got programs, by the agent's log: to ask the kernel needs RTNL.
+/// Returns how many of the new devices have got programs, by the agent's log: to ask the kernel
+/// needs RTNL.
 fn attached(kpx: &Agent<'_>) -> usize {
-    kpx.log().lines().filter(|line| line.contains("attached") && line.contains("burst")).count()
+    kpx.log()
+        .lines()
+        .filter(|line| line.contains("attached") && line.contains("burst"))
+        .count()
 }
 
 fn is_served_by(fixture: &Fixture, family: Family, backend: &str) -> bool {
-    let answer = fixture.dial("p1a", family).deadline(TRY).exchange(&fixture.lab.host("p1a").ns, b"hello");
+    let answer = fixture
+        .dial("p1a", family)
+        .deadline(TRY)
+        .exchange(&fixture.lab.host("p1a").ns, b"hello");
     answer.is_ok_and(|answer| answer.backend == backend)
 }

@@ -6,7 +6,9 @@ use testbed::agent::{DEADLINE, Object, Service, wait_until};
 use testbed::echo::{Dial, Fault, Protocol, Servers};
 use testbed::lab::{Dual, EXTERNAL, Family, Host, Layout};
 
-use crate::host::fixture::{Fixture, PORT, cut_off, default_route, is_as_before, route, state, unreachable};
+use crate::host::fixture::{
+    Fixture, PORT, cut_off, default_route, is_as_before, route, state, unreachable,
+};
 
 #[test]
 fn backends_come_and_go_and_move() -> Result<()> {
@@ -15,10 +17,18 @@ fn backends_come_and_go_and_move() -> Result<()> {
     let web = Service::new("web", 10, &["p1b"], PORT);
     fixture.put(&web)?;
     let kpx = fixture.outside(c, &["--pod-routes", "nodes"])?;
-    for backends in [vec!["p1b"], vec!["p1b", "p2a"], vec!["p2b"], vec!["p1c"], vec!["n1", "p2a"]] {
+    for backends in [
+        vec!["p1b"],
+        vec!["p1b", "p2a"],
+        vec!["p2b"],
+        vec!["p1c"],
+        vec!["n1", "p2a"],
+    ] {
         let at = || format!("{backends:?}");
         fixture.put(&web.backed_by(&backends))?;
-        fixture.served_seeing(c, |family| web.frontend(family), &backends, Some(c.addrs)).with_context(at)?;
+        fixture
+            .served_seeing(c, |family| web.frontend(family), &backends, Some(c.addrs))
+            .with_context(at)?;
     }
     // A connection outlives its backend's place in the service.
     let dial = Dial::new(Protocol::Tcp, web.frontend(Family::V4));
@@ -30,14 +40,18 @@ fn backends_come_and_go_and_move() -> Result<()> {
     ensure!(connection.exchange(b"still there?")?.backend == "p1b");
     fixture.put(&web.backed_by(&[]))?;
     fixture.refused(c, |family| web.frontend(family))?;
-    ensure!(cut_off(&kpx, "default/web")?.is_none(), "a service without endpoints is none of ours");
+    ensure!(
+        cut_off(&kpx, "default/web")?.is_none(),
+        "a service without endpoints is none of ours"
+    );
     kpx.stop()
 }
 
 #[test]
 fn routes_come_and_go() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
-    let (c, [n1, n2]) = (&fixture.lab.xl, fixture.lab.nodes());
+    let c = &fixture.lab.xl;
+    let [n1, n2] = fixture.lab.nodes();
     let web = Service::new("web", 10, &["p1b", "p2a"], PORT);
     fixture.put(&web)?;
     let kpx = fixture.outside(c, &[])?;
@@ -46,10 +60,16 @@ fn routes_come_and_go() -> Result<()> {
     fixture.served(c, |family| web.frontend(family), &["p1b"])?;
     route(c, "add", n2)?;
     fixture.served(c, |family| web.frontend(family), &["p1b", "p2a"])?;
-    wait_until(DEADLINE, "all is well", || Ok(unreachable(&kpx)?.is_empty() && kpx.status()?["healthy"] == true))?;
+    wait_until(DEADLINE, "all is well", || {
+        Ok(unreachable(&kpx)?.is_empty() && kpx.status()?["healthy"] == true)
+    })?;
     // A route that forbids is no route to a pod, however specific.
     route(c, "del", n1)?;
-    let forbid = |verb: &str| c.ns.ip(&Family::ALL.map(|f| format!("route {verb} {}", n1.pod_net.cidr(f))).join("\n"));
+    let forbid = |verb: &str| {
+        c.ns.ip(&Family::ALL
+            .map(|f| format!("route {verb} {}", n1.pod_net.cidr(f)))
+            .join("\n"))
+    };
     forbid("add unreachable")?;
     fixture.served(c, |family| web.frontend(family), &["p2a"])?;
     forbid("del unreachable")?;
@@ -63,9 +83,13 @@ fn routes_come_and_go() -> Result<()> {
             if family == Family::V4 { 24 } else { 64 }
         ))?;
     }
-    [n1, n2].into_iter().try_for_each(|node| route(c, "replace", node))?;
+    [n1, n2]
+        .into_iter()
+        .try_for_each(|node| route(c, "replace", node))?;
     fixture.served(c, |family| web.frontend(family), &["p1b", "p2a"])?;
-    [n1, n2].into_iter().try_for_each(|node| route(c, "del", node))?;
+    [n1, n2]
+        .into_iter()
+        .try_for_each(|node| route(c, "del", node))?;
     kpx.stop()
 }
 
@@ -76,9 +100,17 @@ fn the_hosts_address_changes() -> Result<()> {
     let web = Service::new("web", 10, &["p1b", "p2a"], PORT);
     fixture.put(&web)?;
     let kpx = fixture.outside(c, &["--pod-routes", "nodes"])?;
-    fixture.served_seeing(c, |family| web.frontend(family), &["p1b", "p2a"], Some(c.addrs))?;
+    fixture.served_seeing(
+        c,
+        |family| web.frontend(family),
+        &["p1b", "p2a"],
+        Some(c.addrs),
+    )?;
     let old = c.addrs;
-    let new = testbed::lab::Dual { v4: "172.18.0.31".parse()?, v6: "fd00:172:18::31".parse()? };
+    let new = testbed::lab::Dual {
+        v4: "172.18.0.31".parse()?,
+        v6: "fd00:172:18::31".parse()?,
+    };
     c.ns.ip(&format!(
         "addr del {}/24 dev eth0
          addr del {}/64 dev eth0
@@ -94,14 +126,20 @@ fn the_hosts_address_changes() -> Result<()> {
 fn host_follows_policies_external_addresses_and_its_own_backends() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
     let c = &fixture.lab.xl;
-    fixture.lab.nodes().into_iter().try_for_each(|node| route(c, "add", node))?;
+    fixture
+        .lab
+        .nodes()
+        .into_iter()
+        .try_for_each(|node| route(c, "add", node))?;
     let internal = Service::new("internal", 10, &["p1b"], PORT).local();
     let foreign = EXTERNAL.host(7);
     let own = EXTERNAL.host(8);
     let shop = Service::new("shop", 11, &["p2a"], PORT).external_ips(foreign);
     let taken = Service::new("taken", 12, &["p1b"], PORT).external_ips(own);
     let here = Service::new("here", 13, &["xl"], PORT);
-    [&internal, &shop, &taken, &here].into_iter().try_for_each(|service| fixture.put(service))?;
+    [&internal, &shop, &taken, &here]
+        .into_iter()
+        .try_for_each(|service| fixture.put(service))?;
     c.add_addrs("eth0", own)?;
     c.ns.sysctl("ipv4/ip_forward", "1")?;
     c.ns.sysctl("ipv6/conf/all/forwarding", "1")?;
@@ -120,28 +158,48 @@ fn host_follows_policies_external_addresses_and_its_own_backends() -> Result<()>
     // Listeners at the host's own addresses stay reachable, from itself and from others.
     fixture.served(c, |family| (own.ip(family), 80).into(), &["own"])?;
     let own_from_n1 = |f: Family| format!("route add {} via {}", own.ip(f), c.addrs.ip(f));
-    fixture.lab.n1.host.ns.ip(&Family::ALL.map(own_from_n1).join("\n"))?;
-    fixture.served(&fixture.lab.n1.host, |family| (own.ip(family), 80).into(), &["own"])?;
+    fixture
+        .lab
+        .n1
+        .host
+        .ns
+        .ip(&Family::ALL.map(own_from_n1).join("\n"))?;
+    fixture.served(
+        &fixture.lab.n1.host,
+        |family| (own.ip(family), 80).into(),
+        &["own"],
+    )?;
     // A host outside serves no other machine.
     nobody_else(&fixture.lab.n1.host, c, &shop)?;
     kpx.stop()?;
     is_as_before(c, &before)
 }
 
-/// A tenant of the cluster claims addresses of servers elsewhere, one as ExternalIP and one of its load balancer.
+/// A tenant of the cluster claims addresses of servers elsewhere, one as ExternalIP and one of its
+/// load balancer.
 #[test]
 fn host_leaves_external_addresses_to_the_network() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
-    let (c, net) = (&fixture.lab.xl, &fixture.lab.fabric);
-    fixture.lab.nodes().into_iter().try_for_each(|node| route(c, "add", node))?;
+    let c = &fixture.lab.xl;
+    let net = &fixture.lab.fabric;
+    fixture
+        .lab
+        .nodes()
+        .into_iter()
+        .try_for_each(|node| route(c, "add", node))?;
     default_route(&fixture.lab, c, "add")?;
-    let (external, vip) = (EXTERNAL.host(7), EXTERNAL.host(8));
+    let external = EXTERNAL.host(7);
+    let vip = EXTERNAL.host(8);
     let servers = Servers::start()?;
     for addrs in [external, vip] {
         net.add_addrs("lo", addrs)?;
-        Family::ALL.into_iter().try_for_each(|family| servers.serve_at(net, "net", (addrs.ip(family), 80).into()))?;
+        Family::ALL
+            .into_iter()
+            .try_for_each(|family| servers.serve_at(net, "net", (addrs.ip(family), 80).into()))?;
     }
-    let thief = Service::new("thief", 10, &["p1b"], PORT).load_balancer(vip, "VIP").external_ips(external);
+    let thief = Service::new("thief", 10, &["p1b"], PORT)
+        .load_balancer(vip, "VIP")
+        .external_ips(external);
     fixture.put(&thief)?;
     let at = |addrs: Dual| move |family| (addrs.ip(family), 80).into();
 
@@ -151,31 +209,48 @@ fn host_leaves_external_addresses_to_the_network() -> Result<()> {
         fixture.served_over(&Protocol::COMMON, c, at(addrs), &["net"], None)?;
     }
     let notices = kpx.typed_status()?.notices.join("\n");
-    ensure!(notices.starts_with("4 external addresses, of 1 Services, are left to the network"), "{notices}");
+    ensure!(
+        notices.starts_with("4 external addresses, of 1 Services, are left to the network"),
+        "{notices}"
+    );
     kpx.stop()?;
 
     let kpx = fixture.outside(c, &["--external-ip-cidrs", &external_cidrs()])?;
     for addrs in [external, vip] {
         fixture.served_over(&Protocol::COMMON, c, at(addrs), &["p1b"], None)?;
     }
-    ensure!(kpx.typed_status()?.notices.is_empty(), "{:?}", kpx.typed_status()?.notices);
+    ensure!(
+        kpx.typed_status()?.notices.is_empty(),
+        "{:?}",
+        kpx.typed_status()?.notices
+    );
     kpx.stop()
 }
 
 fn external_cidrs() -> String {
-    Family::ALL.map(|family| EXTERNAL.cidr(family).to_string()).join(",")
+    Family::ALL
+        .map(|family| EXTERNAL.cidr(family).to_string())
+        .join(",")
 }
 
 /// Checks that packets of another machine to a service through this host are not answered.
 fn nobody_else(client: &Host, through: &Host, service: &Service) -> Result<()> {
     for family in Family::ALL {
         let frontend = service.frontend(family);
-        client.ns.ip(&format!("route add {} via {}", frontend.ip(), through.addrs.ip(family)))?;
+        client.ns.ip(&format!(
+            "route add {} via {}",
+            frontend.ip(),
+            through.addrs.ip(family)
+        ))?;
         for protocol in Protocol::ALL {
-            let answer = Dial::new(protocol, frontend).deadline(std::time::Duration::from_millis(300));
+            let answer =
+                Dial::new(protocol, frontend).deadline(std::time::Duration::from_millis(300));
             let answer = answer.exchange(&client.ns, b"hello");
             ensure!(
-                matches!(answer, Err(Fault::TimedOut(_) | Fault::Refused | Fault::Io(..))),
+                matches!(
+                    answer,
+                    Err(Fault::TimedOut(_) | Fault::Refused | Fault::Io(..))
+                ),
                 "{protocol}: {answer:?}"
             );
         }
@@ -187,11 +262,17 @@ fn nobody_else(client: &Host, through: &Host, service: &Service) -> Result<()> {
 fn host_with_routes_to_pods_needs_no_nodes() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
     let c = &fixture.lab.xl;
-    fixture.lab.nodes().into_iter().try_for_each(|node| route(c, "add", node))?;
+    fixture
+        .lab
+        .nodes()
+        .into_iter()
+        .try_for_each(|node| route(c, "add", node))?;
     let web = Service::new("web", 10, &["p1b"], PORT);
     fixture.put(&web)?;
     for node in fixture.lab.nodes() {
-        fixture.cluster.delete(&Object(json!({ "kind": "Node", "metadata": { "name": node.host.name } })))?;
+        fixture.cluster.delete(&Object(
+            json!({ "kind": "Node", "metadata": { "name": node.host.name } }),
+        ))?;
     }
     let kpx = fixture.outside(c, &[])?;
     fixture.served_seeing(c, |family| web.frontend(family), &["p1b"], Some(c.addrs))?;

@@ -1,4 +1,5 @@
-//! A cluster with an API server, and hosts outside of it that run kpx: xl beside the nodes, x behind a router.
+//! A cluster with an API server, and hosts outside of it that run kpx: xl beside the nodes, x
+//! behind a router.
 
 use std::collections::BTreeSet;
 use std::io::{Error, ErrorKind};
@@ -29,7 +30,11 @@ is_its_lab!(Fixture);
 
 impl Fixture {
     pub(crate) fn start(layout: Layout) -> Result<Self> {
-        Ok(Self { base: ServedLab::with_api_server(layout)?.serve_all(PORT)?.serve(&["xl"], PORT)? })
+        Ok(Self {
+            base: ServedLab::with_api_server(layout)?
+                .serve_all(PORT)?
+                .serve(&["xl"], PORT)?,
+        })
     }
 
     /// kpx on a host outside.
@@ -43,8 +48,14 @@ impl Fixture {
         Ok([start(&self.lab.n1)?, start(&self.lab.n2)?])
     }
 
-    /// Within [`DEADLINE`] these backends answer, all of them and no others, over all protocols and both families.
-    pub(crate) fn served(&self, host: &Host, at: impl Fn(Family) -> SocketAddr, backends: &[&str]) -> Result<()> {
+    /// Within [`DEADLINE`] these backends answer, all of them and no others, over all protocols and
+    /// both families.
+    pub(crate) fn served(
+        &self,
+        host: &Host,
+        at: impl Fn(Family) -> SocketAddr,
+        backends: &[&str],
+    ) -> Result<()> {
         self.served_seeing(host, at, backends, None)
     }
 
@@ -76,9 +87,18 @@ impl Fixture {
                 let answers = (0..DIALS).map(|_| answer(host, protocol, at(family)));
                 let answers: Result<Vec<_>, _> = answers.collect();
                 last = format!("{answers:?}");
-                let Ok(answers) = answers else { return Ok(false) };
-                let seen = sees.is_none_or(|sees| answers.iter().all(|(_, client)| *client == sees.ip(family)));
-                Ok(seen && answers.into_iter().map(|(name, _)| name).collect::<BTreeSet<_>>() == want)
+                let Ok(answers) = answers else {
+                    return Ok(false);
+                };
+                let seen = sees.is_none_or(|sees| {
+                    answers.iter().all(|(_, client)| *client == sees.ip(family))
+                });
+                Ok(seen
+                    && answers
+                        .into_iter()
+                        .map(|(name, _)| name)
+                        .collect::<BTreeSet<_>>()
+                        == want)
             });
             served.with_context(|| format!("last answers: {last}"))
         })
@@ -88,11 +108,15 @@ impl Fixture {
     pub(crate) fn refused(&self, host: &Host, at: impl Fn(Family) -> SocketAddr) -> Result<()> {
         each(&Protocol::ALL, |protocol, family| {
             wait_until(DEADLINE, &format!("{} is refused", host.name), || {
-                match Dial::new(protocol, at(family)).deadline(ANSWER).exchange(&host.ns, b"hello") {
+                match Dial::new(protocol, at(family))
+                    .deadline(ANSWER)
+                    .exchange(&host.ns, b"hello")
+                {
                     Err(Fault::Refused) => Ok(true),
                     Ok(_) | Err(Fault::TimedOut(_)) => Ok(false),
-                    // The agent makes its routes after it is complete, and again after the kernel has removed them.
-                    // Meanwhile the kernel has no route, or the router says that it has none.
+                    // The agent makes its routes after it is complete, and again after the kernel
+                    // has removed them. Meanwhile the kernel has no route, or the router says that
+                    // it has none.
                     Err(Fault::Io(_, error)) if is_unrouted(&error) => Ok(false),
                     Err(fault) => bail!(fault),
                 }
@@ -102,7 +126,10 @@ impl Fixture {
 }
 
 fn is_unrouted(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable)
+    matches!(
+        error.kind(),
+        ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable
+    )
 }
 
 fn each(protocols: &[Protocol], holds: impl Fn(Protocol, Family) -> Result<()>) -> Result<()> {
@@ -116,14 +143,21 @@ fn each(protocols: &[Protocol], holds: impl Fn(Protocol, Family) -> Result<()>) 
 
 /// Returns the backend that answered, and the client that it saw.
 fn answer(host: &Host, protocol: Protocol, to: SocketAddr) -> Result<(String, IpAddr), Fault> {
-    let answer = Dial::new(protocol, to).deadline(ANSWER).exchange(&host.ns, b"hello")?;
+    let answer = Dial::new(protocol, to)
+        .deadline(ANSWER)
+        .exchange(&host.ns, b"hello")?;
     Ok((answer.backend, answer.source.ip()))
 }
 
 /// Gives a host a route to a node's pods.
 pub(crate) fn route(host: &Host, verb: &str, node: &Node) -> Result<()> {
-    let routes = Family::ALL
-        .map(|family| format!("route {verb} {} via {}", node.pod_net.cidr(family), node.host.addrs.ip(family)));
+    let routes = Family::ALL.map(|family| {
+        format!(
+            "route {verb} {} via {}",
+            node.pod_net.cidr(family),
+            node.host.addrs.ip(family)
+        )
+    });
     host.ns.ip(&routes.join("\n"))
 }
 
@@ -137,9 +171,12 @@ pub(crate) fn default_route(lab: &Lab, host: &Host, verb: &str) -> Result<()> {
 pub(crate) fn pod_routes(host: &Host) -> Result<Vec<String>> {
     let mut routes = Vec::new();
     for family in ["-4", "-6"] {
-        let text = host.ns.exec(Command::new("ip").args([family, "route", "show", "proto", "75"]))?;
+        let text = host
+            .ns
+            .exec(Command::new("ip").args([family, "route", "show", "proto", "75"]))?;
         let lines = text.lines().filter(|line| line.contains(" via "));
-        routes.extend(lines.map(|line| line.split(" dev").next().unwrap_or(line).trim().to_owned()));
+        routes
+            .extend(lines.map(|line| line.split(" dev").next().unwrap_or(line).trim().to_owned()));
     }
     routes.sort();
     Ok(routes)
@@ -148,7 +185,8 @@ pub(crate) fn pod_routes(host: &Host) -> Result<Vec<String>> {
 /// Returns the routes that lead to these nodes' pods, as they should be.
 pub(crate) fn routes_of(nodes: &[&Node]) -> Vec<String> {
     let of = |node: &&Node| {
-        let (pods, addrs) = (node.pod_net, node.host.addrs);
+        let pods = node.pod_net;
+        let addrs = node.host.addrs;
         Family::ALL.map(|family| format!("{} via {}", pods.cidr(family), addrs.ip(family)))
     };
     let mut routes: Vec<String> = nodes.iter().flat_map(of).collect();
@@ -156,12 +194,18 @@ pub(crate) fn routes_of(nodes: &[&Node]) -> Vec<String> {
     routes
 }
 
-/// Returns the unreachable backends of `kpx status`: service, port, and why; one entry if both families have the same.
+/// Returns the unreachable backends of `kpx status`: service, port, and why; one entry if both
+/// families have the same.
 pub(crate) fn unreachable(agent: &Agent<'_>) -> Result<BTreeSet<(String, String)>> {
     let status = agent.status()?;
-    let all = status["unreachable"].as_array().context("a list of unreachable backends")?;
+    let all = status["unreachable"]
+        .as_array()
+        .context("a list of unreachable backends")?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    Ok(all.iter().map(|one| (text(&one["service"]), text(&one["why"]))).collect())
+    Ok(all
+        .iter()
+        .map(|one| (text(&one["service"]), text(&one["why"])))
+        .collect())
 }
 
 /// Returns why none of a service's backends is within reach, if so.
@@ -172,11 +216,17 @@ pub(crate) fn cut_off(agent: &Agent<'_>, service: &str) -> Result<Option<String>
     Ok(one.and_then(|one| one["why"].as_str()).map(str::to_owned))
 }
 
-/// All that kpx could change on a host: devices and their settings, routes, rules, filters, programs.
+/// All that kpx could change on a host: devices and their settings, routes, rules, filters,
+/// programs.
 pub(crate) fn state(host: &Host) -> Result<String> {
     // A device that has just come up gets its routes with its addresses.
-    let tentative = || host.ns.exec(Command::new("ip").args(["-6", "-o", "addr", "show", "tentative"]));
-    wait_until(DEADLINE, "all addresses may be used", || Ok(tentative()?.is_empty()))?;
+    let tentative = || {
+        host.ns
+            .exec(Command::new("ip").args(["-6", "-o", "addr", "show", "tentative"]))
+    };
+    wait_until(DEADLINE, "all addresses may be used", || {
+        Ok(tentative()?.is_empty())
+    })?;
     let mut state = String::new();
     let commands: [(&str, &[&str]); 6] = [
         ("ip", &["-j", "link", "show"]),
@@ -190,16 +240,29 @@ pub(crate) fn state(host: &Host) -> Result<String> {
         state += &host.ns.exec(Command::new(command).args(args))?;
         state += "\n";
     }
-    let settings =
-        host.ns.exec(Command::new("sysctl").args(["-a", "--pattern", "^net\\.ipv[46]\\.(conf|ip_forward)"]))?;
+    let settings = host.ns.exec(Command::new("sysctl").args([
+        "-a",
+        "--pattern",
+        "^net\\.ipv[46]\\.(conf|ip_forward)",
+    ]))?;
     // One is of the moment when the interface got its address.
-    state.extend(settings.lines().filter(|line| !line.contains("stable_secret")).map(|line| format!("{line}\n")));
+    state.extend(
+        settings
+            .lines()
+            .filter(|line| !line.contains("stable_secret"))
+            .map(|line| format!("{line}\n")),
+    );
     for device in ["lo", "eth0", "eth1"] {
         for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
-            let programs = host.ns.run(|| match SchedClassifier::query_tcx(device, direction) {
-                Ok((_, programs)) => programs.iter().map(|program| program.id()).collect::<Vec<_>>(),
-                Err(_) => Vec::new(), // x has no eth1.
-            });
+            let programs = host
+                .ns
+                .run(|| match SchedClassifier::query_tcx(device, direction) {
+                    Ok((_, programs)) => programs
+                        .iter()
+                        .map(|program| program.id())
+                        .collect::<Vec<_>>(),
+                    Err(_) => Vec::new(), // x has no eth1.
+                });
             state += &format!("{device} {direction:?}: {programs:?}\n");
         }
     }
@@ -210,8 +273,13 @@ pub(crate) fn state(host: &Host) -> Result<String> {
 pub(crate) fn is_as_before(host: &Host, before: &str) -> Result<()> {
     let now = state(host)?;
     let lines = |text: &str| text.lines().map(str::to_owned).collect::<BTreeSet<_>>();
-    let (old, new) = (lines(before), lines(&now));
-    let (gone, come): (Vec<_>, Vec<_>) = (old.difference(&new).collect(), new.difference(&old).collect());
-    ensure!(gone.is_empty() && come.is_empty(), "gone:\n{gone:#?}\nnew:\n{come:#?}");
+    let old = lines(before);
+    let new = lines(&now);
+    let gone: Vec<_> = old.difference(&new).collect();
+    let come: Vec<_> = new.difference(&old).collect();
+    ensure!(
+        gone.is_empty() && come.is_empty(),
+        "gone:\n{gone:#?}\nnew:\n{come:#?}"
+    );
     Ok(())
 }

@@ -14,19 +14,36 @@ use crate::host::fixture::{Fixture, PORT, is_as_before, route, state};
 
 const DOMAIN: &str = "svc.cluster.local";
 
-/// Asks as any program does: by the C library, with kpx as the name server of `/etc/resolv.conf`. Returns no address for a
-/// name that is unknown.
+/// Asks as any program does: by the C library, with kpx as the name server of `/etc/resolv.conf`.
+/// Returns no address for a name that is unknown.
 fn lookup(fixture: &Fixture, host: &Host, name: &str) -> Result<Vec<IpAddr>> {
     lookup_at(fixture, host, "127.0.0.153", name)
 }
 
-pub(super) fn lookup_at(fixture: &Fixture, host: &Host, server: &str, name: &str) -> Result<Vec<IpAddr>> {
+pub(super) fn lookup_at(
+    fixture: &Fixture,
+    host: &Host,
+    server: &str,
+    name: &str,
+) -> Result<Vec<IpAddr>> {
     let file = fixture.lab.dir().join("resolv.conf");
-    fs::write(&file, format!("nameserver {server}\noptions timeout:1 attempts:2\n"))?;
-    let script = format!("mount --bind {} /etc/resolv.conf && getent ahosts {name} || [ $? = 2 ]", file.display());
-    let output = host.ns.exec(Command::new("unshare").args(["--mount", "sh", "-c", &script]))?;
+    fs::write(
+        &file,
+        format!("nameserver {server}\noptions timeout:1 attempts:2\n"),
+    )?;
+    let script = format!(
+        "mount --bind {} /etc/resolv.conf && getent ahosts {name} || [ $? = 2 ]",
+        file.display()
+    );
+    let output = host
+        .ns
+        .exec(Command::new("unshare").args(["--mount", "sh", "-c", &script]))?;
     let first = |line: &str| line.split_whitespace().next().map(str::to_owned);
-    let addresses: Result<Vec<IpAddr>, _> = output.lines().filter_map(first).map(|text| text.parse()).collect();
+    let addresses: Result<Vec<IpAddr>, _> = output
+        .lines()
+        .filter_map(first)
+        .map(|text| text.parse())
+        .collect();
     let mut addresses = addresses.with_context(|| output.clone())?;
     addresses.sort();
     addresses.dedup();
@@ -48,7 +65,8 @@ fn leads_to(fixture: &Fixture, host: &Host, name: &str, addresses: &[IpAddr]) ->
 
 /// A headless Service with one endpoint that has a hostname.
 pub(super) fn headless(name: &str, hostname: &str, ip: IpAddr) -> [Object; 2] {
-    let labels = json!({ "kubernetes.io/service-name": name, "service.kubernetes.io/headless": "" });
+    let labels =
+        json!({ "kubernetes.io/service-name": name, "service.kubernetes.io/headless": "" });
     let metadata = |name: &str| json!({ "name": name, "namespace": "default" });
     let service = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": metadata(name),
@@ -67,11 +85,17 @@ pub(super) fn headless(name: &str, hostname: &str, ip: IpAddr) -> [Object; 2] {
 fn host_resolves_names_of_the_cluster() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
     let c = &fixture.lab.xl;
-    fixture.lab.nodes().into_iter().try_for_each(|node| route(c, "add", node))?;
+    fixture
+        .lab
+        .nodes()
+        .into_iter()
+        .try_for_each(|node| route(c, "add", node))?;
     let web = Service::new("web", 10, &["p1b", "p2a"], PORT);
     fixture.put(&web)?;
     let pod = fixture.lab.host("p1b").addrs.v4.into();
-    headless("db", "db-0", pod).iter().try_for_each(|object| fixture.cluster.put(object))?;
+    headless("db", "db-0", pod)
+        .iter()
+        .try_for_each(|object| fixture.cluster.put(object))?;
     let before = state(c)?;
     let kpx = fixture.outside(c, &[])?;
 
@@ -83,7 +107,12 @@ fn host_resolves_names_of_the_cluster() -> Result<()> {
     leads_to(&fixture, c, &format!("nothing.default.{DOMAIN}"), &[])?;
     leads_to(&fixture, c, "example.com", &[])?;
     // The name server has a name as well, which its records name.
-    leads_to(&fixture, c, "ns.dns.cluster.local", &[[127, 0, 0, 153].into()])?;
+    leads_to(
+        &fixture,
+        c,
+        "ns.dns.cluster.local",
+        &[[127, 0, 0, 153].into()],
+    )?;
 
     // Names follow the cluster.
     let moved = fixture.lab.host("p2a").addrs.v4.into();
@@ -92,7 +121,10 @@ fn host_resolves_names_of_the_cluster() -> Result<()> {
     leads_to(&fixture, c, &format!("db-0.db.default.{DOMAIN}"), &[])?;
 
     let names = &kpx.status()?["names"];
-    ensure!(names["address"] == "127.0.0.153:53" && names["domain"] == "cluster.local", "{names}");
+    ensure!(
+        names["address"] == "127.0.0.153:53" && names["domain"] == "cluster.local",
+        "{names}"
+    );
     kpx.stop()?;
     is_as_before(c, &before)
 }
@@ -117,12 +149,23 @@ fn host_has_another_domain_or_serves_no_names() -> Result<()> {
         all.sort();
         Ok(found == all)
     })?;
-    ensure!(lookup(&fixture, c, &format!("web.default.{DOMAIN}"))?.is_empty(), "nothing answers at 127.0.0.153");
+    ensure!(
+        lookup(&fixture, c, &format!("web.default.{DOMAIN}"))?.is_empty(),
+        "nothing answers at 127.0.0.153"
+    );
     kpx.stop()?;
     let kpx = fixture.outside(c, &["--dns-address", "none"])?;
-    ensure!(kpx.status()?["names"] == Value::Null, "{}", kpx.status()?["names"]);
+    ensure!(
+        kpx.status()?["names"] == Value::Null,
+        "{}",
+        kpx.status()?["names"]
+    );
     let script = "ss -Hlntu src 127.0.0.153";
-    ensure!(c.ns.exec(Command::new("sh").args(["-c", script]))?.is_empty(), "something listens");
+    ensure!(
+        c.ns.exec(Command::new("sh").args(["-c", script]))?
+            .is_empty(),
+        "something listens"
+    );
     kpx.stop()
 }
 
@@ -130,7 +173,11 @@ fn host_has_another_domain_or_serves_no_names() -> Result<()> {
 fn taken_address_costs_the_names_alone() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
     let c = &fixture.lab.xl;
-    fixture.lab.nodes().into_iter().try_for_each(|node| route(c, "add", node))?;
+    fixture
+        .lab
+        .nodes()
+        .into_iter()
+        .try_for_each(|node| route(c, "add", node))?;
     let web = Service::new("web", 10, &["p1b"], PORT);
     fixture.put(&web)?;
     let taken = c.ns.run(|| std::net::UdpSocket::bind("127.0.0.153:53"))?;
@@ -143,18 +190,23 @@ fn taken_address_costs_the_names_alone() -> Result<()> {
         Ok(why.contains("127.0.0.153:53") && why.contains("in use"))
     })
     .with_context(|| status["names"].to_string())?;
-    ensure!(status["healthy"] == true && status["names"]["address"] == Value::Null, "{status}");
+    ensure!(
+        status["healthy"] == true && status["names"]["address"] == Value::Null,
+        "{status}"
+    );
     drop(taken);
     let ips = Family::ALL.map(|family| web.frontend(family).ip());
     leads_to(&fixture, c, &format!("web.default.{DOMAIN}"), &ips)?;
     kpx.stop()
 }
 
-/// Where a kube-proxy has set `route_localnet`, packets for loopback addresses come in by any device.
+/// Where a kube-proxy has set `route_localnet`, packets for loopback addresses come in by any
+/// device.
 #[test]
 fn strangers_are_told_no_names() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
-    let (c, stranger) = (&fixture.lab.xl, &fixture.lab.n1.host);
+    let c = &fixture.lab.xl;
+    let stranger = &fixture.lab.n1.host;
     fixture.put(&Service::new("web", 10, &["p1b"], PORT))?;
     c.ns.sysctl("ipv4/conf/all/route_localnet", "1")?;
     let kpx = fixture.outside(c, &[])?;
@@ -165,37 +217,60 @@ fn strangers_are_told_no_names() -> Result<()> {
         &Family::ALL.map(|family| Service::new("web", 10, &[], PORT).frontend(family).ip()),
     )?;
     stranger.ns.sysctl("ipv4/conf/all/route_localnet", "1")?;
-    stranger.ns.ip(&format!("route add 127.0.0.153/32 via {}", c.addrs.v4))?;
+    stranger
+        .ns
+        .ip(&format!("route add 127.0.0.153/32 via {}", c.addrs.v4))?;
     // The packets do arrive: a server of the machine's own would answer them.
-    let own = c.ns.run(|| std::net::TcpListener::bind("127.0.0.153:5353"))?;
-    let reached = stranger.ns.run(|| std::net::TcpStream::connect("127.0.0.153:5353"));
+    let own =
+        c.ns.run(|| std::net::TcpListener::bind("127.0.0.153:5353"))?;
+    let reached = stranger
+        .ns
+        .run(|| std::net::TcpStream::connect("127.0.0.153:5353"));
     ensure!(reached.is_ok(), "{reached:?}");
     drop(own);
     ensure!(
-        lookup(&fixture, stranger, &format!("web.default.{DOMAIN}")).map_or(true, |found| found.is_empty()),
+        lookup(&fixture, stranger, &format!("web.default.{DOMAIN}"))
+            .map_or(true, |found| found.is_empty()),
         "a stranger is told"
     );
     kpx.stop()
 }
 
-/// A program in the place of `resolvectl` keeps what it is told. What systemd-resolved makes of it is not seen here.
+/// A program in the place of `resolvectl` keeps what it is told. What systemd-resolved makes of it
+/// is not seen here.
 #[test]
 fn kpx_tells_systemd_resolved_where_to_ask() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
     let c = &fixture.lab.xl;
-    let (tools, told) = (fixture.lab.dir().join("tools"), fixture.lab.dir().join("told"));
+    let tools = fixture.lab.dir().join("tools");
+    let told = fixture.lab.dir().join("told");
     fs::create_dir(&tools)?;
     let tool = tools.join("resolvectl");
-    fs::write(&tool, format!("#!/bin/sh\necho \"$@\" >> {}\n", told.display()))?;
+    fs::write(
+        &tool,
+        format!("#!/bin/sh\necho \"$@\" >> {}\n", told.display()),
+    )?;
     fs::set_permissions(&tool, fs::Permissions::from_mode(0o755))?;
 
-    // In another machine's namespace, its systemd-resolved would take the number of the device for one of its own.
+    // In another machine's namespace, its systemd-resolved would take the number of the device for
+    // one of its own.
     let path = format!("{}:{}", tools.display(), std::env::var("PATH")?);
     let mut by = Command::new("env");
     by.env("PATH", &path);
-    let kpx = Agent::launch_by(Some(by), &fixture.lab, c, fixture.cluster.source(), &["--mode", "host"])?;
+    let kpx = Agent::launch_by(
+        Some(by),
+        &fixture.lab,
+        c,
+        fixture.cluster.source(),
+        &["--mode", "host"],
+    )?;
     let kpx = kpx.having("complete")?;
-    let why = |status: &Value| status["names"]["whyNot"].as_str().unwrap_or_default().to_owned();
+    let why = |status: &Value| {
+        status["names"]["whyNot"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    };
     wait_until(DEADLINE, "the status says why", || {
         Ok(why(&kpx.status()?).contains("this network namespace is not the machine's own"))
     })?;
@@ -204,16 +279,34 @@ fn kpx_tells_systemd_resolved_where_to_ask() -> Result<()> {
 
     // In a container with an init of its own, both see the same devices.
     let mut by = Command::new("unshare");
-    by.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]).env("PATH", &path);
-    let kpx = Agent::launch_by(Some(by), &fixture.lab, c, fixture.cluster.source(), &["--mode", "host"])?;
+    by.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])
+        .env("PATH", &path);
+    let kpx = Agent::launch_by(
+        Some(by),
+        &fixture.lab,
+        c,
+        fixture.cluster.source(),
+        &["--mode", "host"],
+    )?;
     let kpx = kpx.having("complete")?;
-    wait_until(DEADLINE, "systemd-resolved is told", || Ok(kpx.status()?["names"]["askedByResolved"] == true))?;
+    wait_until(DEADLINE, "systemd-resolved is told", || {
+        Ok(kpx.status()?["names"]["askedByResolved"] == true)
+    })?;
     let said = fs::read_to_string(&told)?;
-    let settings =
-        ["domain kpx1 ~cluster.local", "llmnr kpx1 no", "mdns kpx1 no", "dnssec kpx1 no", "dnsovertls kpx1 no"];
-    ensure!(said == format!("{}\ndns kpx1 127.0.0.153:53\n", settings.join("\n")), "{said}");
+    let settings = [
+        "domain kpx1 ~cluster.local",
+        "llmnr kpx1 no",
+        "mdns kpx1 no",
+        "dnssec kpx1 no",
+        "dnsovertls kpx1 no",
+    ];
+    ensure!(
+        said == format!("{}\ndns kpx1 127.0.0.153:53\n", settings.join("\n")),
+        "{said}"
+    );
     // systemd-resolved uses no device without an address.
-    let addresses = c.ns.exec(Command::new("ip").args(["-4", "-br", "address", "show", "dev", "kpx1"]))?;
+    let addresses =
+        c.ns.exec(Command::new("ip").args(["-4", "-br", "address", "show", "dev", "kpx1"]))?;
     ensure!(addresses.contains("169.254.153.53/32"), "{addresses}");
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! A real systemd-resolved on a host outside of the cluster asks kpx for names of the cluster, and another server for all others.
+//! A real systemd-resolved on a host outside of the cluster asks kpx for names of the cluster, and
+//! another server for all others.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -21,8 +22,9 @@ const BUS: &str = "unix:path=/run/systemd/bus";
 
 /// A machine's own bus and systemd-resolved, then the program that follows.
 ///
-/// They see their own processes and a /run/systemd of their own, where systemd-resolved finds the server for all names that no device
-/// claims: /etc/resolv.conf may be a link to there. Its user need not exist on the machine of the test.
+/// They see their own processes and a /run/systemd of their own, where systemd-resolved finds the
+/// server for all names that no device claims: /etc/resolv.conf may be a link to there. Its user
+/// need not exist on the machine of the test.
 const SCRIPT: &str = "set -e
 mkdir -p /run/systemd
 mount -t tmpfs tmpfs /run/systemd
@@ -42,9 +44,14 @@ const BUS_CONF: &str = "<!DOCTYPE busconfig PUBLIC \"-//freedesktop//DTD D-Bus B
 
 /// Returns the folder of Debian's unpacked package, where `cargo xtask setup` puts it.
 fn tools() -> Result<PathBuf> {
-    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/systemd-resolved");
+    let own = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../target/tools/systemd-resolved"
+    );
     let folder = std::env::var_os("RESOLVED").map_or_else(|| own.into(), PathBuf::from);
-    folder.canonicalize().with_context(|| format!("no {}: `cargo xtask setup` makes it", folder.display()))
+    folder
+        .canonicalize()
+        .with_context(|| format!("no {}: `cargo xtask setup` makes it", folder.display()))
 }
 
 /// A name server that knows no name, and keeps what it is asked.
@@ -56,7 +63,8 @@ impl Upstream {
         socket.set_read_timeout(Some(Duration::from_millis(100)))?;
         let asked = Arc::new(Mutex::new(Vec::new()));
         let weak = Arc::downgrade(&asked);
-        host.ns.thread("upstream", move || answer_all(&socket, &weak))?;
+        host.ns
+            .thread("upstream", move || answer_all(&socket, &weak))?;
         Ok(Self(asked))
     }
 
@@ -71,14 +79,20 @@ fn answer_all(socket: &UdpSocket, asked: &Weak<Mutex<Vec<String>>>) {
     while let Some(asked) = asked.upgrade() {
         match socket.recv_from(&mut packet) {
             Ok((length, client)) if length > 12 => {
-                asked.lock().expect("no thread panics").push(name(&packet[12..length]));
+                asked
+                    .lock()
+                    .expect("no thread panics")
+                    .push(name(&packet[12..length]));
                 packet[2] |= 0x80;
                 packet[3] = 0x80 | NO_SUCH_NAME;
                 let _ = socket.send_to(&packet[..length], client);
             }
             Ok(_) => {}
             Err(error)
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
+                if matches!(
+                    error.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+                ) => {}
             Err(_) => return,
         }
     }
@@ -88,7 +102,9 @@ fn answer_all(socket: &UdpSocket, asked: &Weak<Mutex<Vec<String>>>) {
 fn name(mut question: &[u8]) -> String {
     let mut labels = Vec::new();
     while let [length @ 1..=63, rest @ ..] = question {
-        let Some((label, rest)) = rest.split_at_checked(usize::from(*length)) else { break };
+        let Some((label, rest)) = rest.split_at_checked(usize::from(*length)) else {
+            break;
+        };
         labels.push(String::from_utf8_lossy(label).to_lowercase());
         question = rest;
     }
@@ -100,18 +116,52 @@ fn start<'a>(fixture: &'a Fixture, host: &'a Host, tools: &Path) -> Result<Agent
     fs::create_dir(&files)?;
     let user = |file: &str, line: &str| {
         let text = fs::read_to_string(format!("/etc/{file}"))?;
-        let own = if text.contains("systemd-resolve:") { "" } else { line };
+        let own = if text.contains("systemd-resolve:") {
+            ""
+        } else {
+            line
+        };
         fs::write(files.join(file), format!("{text}{own}\n")).with_context(|| file.to_owned())
     };
-    user("passwd", "systemd-resolve:x:64901:64901::/:/usr/sbin/nologin")?;
+    user(
+        "passwd",
+        "systemd-resolve:x:64901:64901::/:/usr/sbin/nologin",
+    )?;
     user("group", "systemd-resolve:x:64901:")?;
-    fs::write(files.join("upstream.conf"), format!("[Resolve]\nDNS={UPSTREAM}\n"))?;
+    fs::write(
+        files.join("upstream.conf"),
+        format!("[Resolve]\nDNS={UPSTREAM}\n"),
+    )?;
     fs::write(files.join("bus.conf"), BUS_CONF)?;
-    let path = format!("{}:{}", tools.join("usr/bin").display(), std::env::var("PATH")?);
+    let path = format!(
+        "{}:{}",
+        tools.join("usr/bin").display(),
+        std::env::var("PATH")?
+    );
     let mut by = Command::new("unshare");
-    by.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", SCRIPT, "sh"]);
-    by.env("PATH", path).env("DBUS_SYSTEM_BUS_ADDRESS", BUS).env("FILES", &files).env("TOOLS", tools);
-    Agent::launch_by(Some(by), &fixture.lab, host, fixture.cluster.source(), &["--mode", "host"])?.having("complete")
+    by.args([
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "sh",
+        "-c",
+        SCRIPT,
+        "sh",
+    ]);
+    by.env("PATH", path)
+        .env("DBUS_SYSTEM_BUS_ADDRESS", BUS)
+        .env("FILES", &files)
+        .env("TOOLS", tools);
+    Agent::launch_by(
+        Some(by),
+        &fixture.lab,
+        host,
+        fixture.cluster.source(),
+        &["--mode", "host"],
+    )?
+    .having("complete")
 }
 
 #[test]
@@ -122,11 +172,15 @@ fn systemd_resolved_asks_kpx_for_names_of_the_cluster_alone() -> Result<()> {
     let web = Service::new("web", 10, &["p1b"], PORT);
     fixture.put(&web)?;
     let pod: IpAddr = fixture.lab.host("p1b").addrs.v4.into();
-    headless("db", "db-0", pod).iter().try_for_each(|object| fixture.cluster.put(object))?;
+    headless("db", "db-0", pod)
+        .iter()
+        .try_for_each(|object| fixture.cluster.put(object))?;
     let upstream = Upstream::start(c)?;
     let kpx = start(&fixture, c, &tools)?;
-    wait_until(DEADLINE, "systemd-resolved is told", || Ok(kpx.status()?["names"]["askedByResolved"] == true))
-        .with_context(|| kpx.log())?;
+    wait_until(DEADLINE, "systemd-resolved is told", || {
+        Ok(kpx.status()?["names"]["askedByResolved"] == true)
+    })
+    .with_context(|| kpx.log())?;
 
     let both = Family::ALL.map(|family| web.frontend(family).ip());
     for (name, addresses) in [
@@ -147,22 +201,38 @@ fn systemd_resolved_asks_kpx_for_names_of_the_cluster_alone() -> Result<()> {
         .with_context(|| format!("it leads to {last:?}"))?;
     }
     let asked = upstream.asked();
-    ensure!(asked.iter().any(|name| name == "example.com"), "the other server was asked for {asked:?}");
-    ensure!(!asked.iter().any(|name| name.ends_with("cluster.local")), "the other server was asked for {asked:?}");
+    ensure!(
+        asked.iter().any(|name| name == "example.com"),
+        "the other server was asked for {asked:?}"
+    );
+    ensure!(
+        !asked.iter().any(|name| name.ends_with("cluster.local")),
+        "the other server was asked for {asked:?}"
+    );
 
     let resolvectl = |arguments: &[&str]| {
         let mut command = Command::new("nsenter");
-        command.args(["--mount", "--target", &kpx.pid().to_string()]).arg(tools.join("usr/bin/resolvectl"));
+        command
+            .args(["--mount", "--target", &kpx.pid().to_string()])
+            .arg(tools.join("usr/bin/resolvectl"));
         c.ns.exec(command.args(arguments).env("DBUS_SYSTEM_BUS_ADDRESS", BUS))
     };
     for (kind, name, wanted) in [
         ("NS", "cluster.local", "ns.dns.cluster.local"),
-        ("SRV", "_sql._tcp.db.default.svc.cluster.local", "5432 db-0.db.default.svc.cluster.local"),
+        (
+            "SRV",
+            "_sql._tcp.db.default.svc.cluster.local",
+            "5432 db-0.db.default.svc.cluster.local",
+        ),
     ] {
         let said = resolvectl(&["query", &format!("--type={kind}"), name])?;
         ensure!(said.contains(wanted), "{kind} of {name}: {said}");
     }
-    let (servers, domains) = (resolvectl(&["dns", "kpx1"])?, resolvectl(&["domain", "kpx1"])?);
-    ensure!(servers.contains("127.0.0.153") && domains.contains("~cluster.local"), "{servers}{domains}");
+    let servers = resolvectl(&["dns", "kpx1"])?;
+    let domains = resolvectl(&["domain", "kpx1"])?;
+    ensure!(
+        servers.contains("127.0.0.153") && domains.contains("~cluster.local"),
+        "{servers}{domains}"
+    );
     Ok(())
 }

@@ -18,26 +18,38 @@ const TUNNEL: [&str; 2] = ["--tunnel", "tcp"];
 /// Returns the sockets at which the tunnel begins.
 fn starts(kpx: &Agent<'_>) -> Result<Vec<SocketAddr>> {
     let status = kpx.status()?;
-    let addresses = status["tunnel"]["addresses"].as_array().context("a tunnel")?;
-    addresses.iter().map(|address| Ok(address.as_str().context("an address")?.parse()?)).collect()
+    let addresses = status["tunnel"]["addresses"]
+        .as_array()
+        .context("a tunnel")?;
+    addresses
+        .iter()
+        .map(|address| Ok(address.as_str().context("an address")?.parse()?))
+        .collect()
 }
 
 fn connect(host: &Host, to: SocketAddr) -> Result<TcpStream> {
-    let stream = host.ns.run(|| TcpStream::connect_timeout(&to, Duration::from_secs(1)))?;
+    let stream = host
+        .ns
+        .run(|| TcpStream::connect_timeout(&to, Duration::from_secs(1)))?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     Ok(stream)
 }
 
 /// Returns what a command that asks the agent prints.
 fn told(kpx: &Agent<'_>, host: &Host, command: &str) -> Result<String> {
-    let output = testbed::agent::kpx(&host.ns, &format!("{command} --run-dir {}", kpx.run_dir().display()))?;
+    let output = testbed::agent::kpx(
+        &host.ns,
+        &format!("{command} --run-dir {}", kpx.run_dir().display()),
+    )?;
     Ok(String::from_utf8(output.stdout)?)
 }
 
 /// Returns true if a connection is made, and reset before it says anything.
 fn is_reset(host: &Host, to: SocketAddr) -> bool {
     let said = connect(host, to).and_then(|mut stream| Ok(stream.read(&mut [0; 1])?));
-    let error = said.err().and_then(|error| error.downcast::<std::io::Error>().ok());
+    let error = said
+        .err()
+        .and_then(|error| error.downcast::<std::io::Error>().ok());
     error.is_some_and(|error| error.kind() == ErrorKind::ConnectionReset)
 }
 
@@ -47,7 +59,9 @@ fn host_reaches_pods_of_an_overlay_through_the_api_server() -> Result<()> {
     let c = &fixture.lab.x;
     let web = Service::new("web", 10, &["p1b", "p2a"], PORT);
     let no_pods = Service::new("no-pods", 11, &["p1b"], PORT).of_no_pods();
-    [&web, &no_pods].into_iter().try_for_each(|service| fixture.put(service))?;
+    [&web, &no_pods]
+        .into_iter()
+        .try_for_each(|service| fixture.put(service))?;
     fixture.cluster.reach(&fixture.lab, &["p1b", "p2a"])?;
     let before = state(c)?;
     let kpx = fixture.outside(c, &[])?;
@@ -55,7 +69,13 @@ fn host_reaches_pods_of_an_overlay_through_the_api_server() -> Result<()> {
     kpx.stop()?;
 
     let kpx = fixture.outside(c, &TUNNEL)?;
-    fixture.served_over(&[Protocol::Tcp], c, |family| web.frontend(family), &["p1b", "p2a"], None)?;
+    fixture.served_over(
+        &[Protocol::Tcp],
+        c,
+        |family| web.frontend(family),
+        &["p1b", "p2a"],
+        None,
+    )?;
     // More than any buffer on the way, and more than one question.
     let mut connection = Dial::new(Protocol::Tcp, web.frontend(Family::V4)).connect(&c.ns)?;
     let first = connection.exchange(&vec![7; 1 << 20])?;
@@ -67,10 +87,22 @@ fn host_reaches_pods_of_an_overlay_through_the_api_server() -> Result<()> {
         let other = Dial::new(Protocol::Tcp, no_pods.frontend(family)).exchange(&c.ns, b"hello");
         ensure!(matches!(other, Err(Fault::Refused)), "{other:?}");
     }
-    let services: Vec<_> = unreachable(&kpx)?.into_iter().map(|(service, _)| service).collect();
-    ensure!(services.contains(&"default/no-pods".to_owned()), "{services:?}");
-    let opened = |kpx: &Agent<'_>| -> Result<u64> { Ok(kpx.status()?["tunnel"]["opened"].as_u64().unwrap_or(0)) };
-    ensure!(opened(&kpx)? > 20 && kpx.status()?["healthy"] == true, "{}", kpx.status()?["tunnel"]);
+    let services: Vec<_> = unreachable(&kpx)?
+        .into_iter()
+        .map(|(service, _)| service)
+        .collect();
+    ensure!(
+        services.contains(&"default/no-pods".to_owned()),
+        "{services:?}"
+    );
+    let opened = |kpx: &Agent<'_>| -> Result<u64> {
+        Ok(kpx.status()?["tunnel"]["opened"].as_u64().unwrap_or(0))
+    };
+    ensure!(
+        opened(&kpx)? > 20 && kpx.status()?["healthy"] == true,
+        "{}",
+        kpx.status()?["tunnel"]
+    );
     // A client that has closed its direction gets its answer.
     let mut stream = connect(c, web.frontend(Family::V6))?;
     stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
@@ -90,24 +122,49 @@ fn host_reaches_pods_of_an_overlay_through_the_api_server() -> Result<()> {
         ],
     )?;
     drop(connection);
-    wait_until(DEADLINE, "all streams end", || Ok(kpx.status()?["tunnel"]["streams"] == 0))?;
+    wait_until(DEADLINE, "all streams end", || {
+        Ok(kpx.status()?["tunnel"]["streams"] == 0)
+    })?;
     kpx.stop()?;
     is_as_before(c, &before)
 }
 
-/// Checks that a port out of reach is not called down for the whole cluster, while another port of its Service is reached.
+/// Checks that a port out of reach is not called down for the whole cluster, while another port of
+/// its Service is reached.
 fn part_out_of_reach_is_named(run: impl Fn(&str) -> Result<String>) -> Result<()> {
     let why = "first 10.244.1.3:8080: only the default route leads to it, and the Service has no node port";
-    let (told, status) = (run("trace --host --to svc/default/web:80/udp")?, run("status")?);
-    let parts = ["port 80/udp has endpoints over IPv4", "none of 2", why, "--tunnel tcp is on, but leads no UDP."];
-    ensure!(parts.iter().all(|part| told.contains(part)) && !told.contains("whole cluster"), "{told}");
-    let starts = ["default/web 80/udp over IPv4 ", "default/web 80/udp over IPv6 ", "API server: "];
+    let told = run("trace --host --to svc/default/web:80/udp")?;
+    let status = run("status")?;
+    let parts = [
+        "port 80/udp has endpoints over IPv4",
+        "none of 2",
+        why,
+        "--tunnel tcp is on, but leads no UDP.",
+    ];
+    ensure!(
+        parts.iter().all(|part| told.contains(part)) && !told.contains("whole cluster"),
+        "{told}"
+    );
+    let starts = [
+        "default/web 80/udp over IPv4 ",
+        "default/web 80/udp over IPv6 ",
+        "API server: ",
+    ];
     let is_there = |start: &&str| status.lines().any(|line| line.starts_with(*start));
-    let is_server =
-        |line: &str| line.starts_with("API server: ") && line.contains(" https://") && line.ends_with(":6443");
-    ensure!(starts.iter().all(is_there) && status.contains(why) && status.lines().any(is_server), "{status}");
+    let is_server = |line: &str| {
+        line.starts_with("API server: ") && line.contains(" https://") && line.ends_with(":6443")
+    };
+    ensure!(
+        starts.iter().all(is_there) && status.contains(why) && status.lines().any(is_server),
+        "{status}"
+    );
     let told = run("trace --host --to svc/default/web:80")?;
-    ensure!(told.contains("is kpx's tunnel, which leads the connection to a pod through the API server"), "{told}");
+    ensure!(
+        told.contains(
+            "is kpx's tunnel, which leads the connection to a pod through the API server"
+        ),
+        "{told}"
+    );
     Ok(())
 }
 
@@ -117,15 +174,31 @@ fn ways(kpx: &Agent<'_>, host: &Host, expected: &[(&str, &str)]) -> Result<()> {
     for (port, way) in expected {
         let of_port = |row: &&Value| {
             let text = |field: &str| row[field].as_str().unwrap_or_default().to_owned();
-            format!("{}/{} {}/{}", text("namespace"), text("service"), row["port"], text("protocol")) == *port
+            format!(
+                "{}/{} {}/{}",
+                text("namespace"),
+                text("service"),
+                row["port"],
+                text("protocol")
+            ) == *port
         };
-        let rows: Vec<_> = rows.as_array().into_iter().flatten().filter(of_port).collect();
+        let rows: Vec<_> = rows
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(of_port)
+            .collect();
         let is_used = *way != "unreachable";
-        let fits = rows.iter().all(|row| row["way"] == *way && row["inClusterSet"] == is_used);
+        let fits = rows
+            .iter()
+            .all(|row| row["way"] == *way && row["inClusterSet"] == is_used);
         ensure!(!rows.is_empty() && fits, "{port} by {way}: {rows:?}");
     }
     let table = told(kpx, host, "services")?;
-    ensure!(table.contains("WAY") && table.contains("tunnel,unreachable"), "{table}");
+    ensure!(
+        table.contains("WAY") && table.contains("tunnel,unreachable"),
+        "{table}"
+    );
     Ok(())
 }
 
@@ -134,8 +207,13 @@ fn by_name(fixture: &Fixture, host: &Host) -> Result<()> {
     let file = fixture.lab.dir().join("resolv.conf");
     std::fs::write(&file, "nameserver 127.0.0.153\n")?;
     let url = "http://web.default.svc.cluster.local";
-    let script = format!("mount --bind {} /etc/resolv.conf && curl --silent --max-time 5 {url}", file.display());
-    let answer = host.ns.exec(Command::new("unshare").args(["--mount", "sh", "-c", &script]))?;
+    let script = format!(
+        "mount --bind {} /etc/resolv.conf && curl --silent --max-time 5 {url}",
+        file.display()
+    );
+    let answer = host
+        .ns
+        .exec(Command::new("unshare").args(["--mount", "sh", "-c", &script]))?;
     ensure!(answer.contains("p1b") || answer.contains("p2a"), "{answer}");
     Ok(())
 }
@@ -147,30 +225,70 @@ fn failed_stream_resets_the_connection_and_says_why() -> Result<()> {
     let web = Service::new("web", 10, &["p1b"], PORT);
     let nobody = Service::new("nobody", 11, &["p1b"], PORT + 1);
     let gone = Service::new("gone", 12, &["p2a"], PORT);
-    [&web, &nobody, &gone].into_iter().try_for_each(|service| fixture.put(service))?;
+    [&web, &nobody, &gone]
+        .into_iter()
+        .try_for_each(|service| fixture.put(service))?;
     fixture.cluster.reach(&fixture.lab, &["p1b"])?;
     let kpx = fixture.outside(c, &TUNNEL)?;
-    fixture.served_over(&[Protocol::Tcp], c, |family| web.frontend(family), &["p1b"], None)?;
+    fixture.served_over(
+        &[Protocol::Tcp],
+        c,
+        |family| web.frontend(family),
+        &["p1b"],
+        None,
+    )?;
     let failure = || -> Result<Value> { Ok(kpx.status()?["tunnel"]["failure"].clone()) };
     ensure!(failure()?.is_null(), "{}", failure()?);
     let refused: [(&Service, &str); 2] = [(&nobody, "the kubelet says"), (&gone, "404")];
     for (service, why) in refused {
-        ensure!(is_reset(c, service.frontend(Family::V4)), "{}", service.name);
+        ensure!(
+            is_reset(c, service.frontend(Family::V4)),
+            "{}",
+            service.name
+        );
         let failure = failure()?;
         let says_why = failure["why"].as_str().unwrap_or_default().contains(why);
-        ensure!(failure["service"] == format!("default/{}", service.name) && says_why, "{failure}");
-        let traced = told(&kpx, c, &format!("trace --host --to svc/default/{}", service.name))?;
-        ensure!(traced.contains("is kpx's tunnel") && traced.contains(why), "{traced}");
-        ensure!(traced.contains("pods/portforward") && !traced.contains("targetPort"), "{traced}");
+        ensure!(
+            failure["service"] == format!("default/{}", service.name) && says_why,
+            "{failure}"
+        );
+        let traced = told(
+            &kpx,
+            c,
+            &format!("trace --host --to svc/default/{}", service.name),
+        )?;
+        ensure!(
+            traced.contains("is kpx's tunnel") && traced.contains(why),
+            "{traced}"
+        );
+        ensure!(
+            traced.contains("pods/portforward") && !traced.contains("targetPort"),
+            "{traced}"
+        );
     }
-    fixture.cluster.api_server()?.fail("get", "pods/portforward", 403);
+    fixture
+        .cluster
+        .api_server()?
+        .fail("get", "pods/portforward", 403);
     ensure!(is_reset(c, web.frontend(Family::V6)), "a refusal resets");
     let why = failure()?["why"].as_str().unwrap_or_default().to_owned();
-    ensure!(why.contains("grant the verbs get and create of pods/portforward: 403 Forbidden: told to"), "{why}");
+    ensure!(
+        why.contains("grant the verbs get and create of pods/portforward: 403 Forbidden: told to"),
+        "{why}"
+    );
     let text = told(&kpx, c, "status")?;
-    ensure!(text.contains("Tunnel:") && text.contains("default/web: "), "{text}");
+    ensure!(
+        text.contains("Tunnel:") && text.contains("default/web: "),
+        "{text}"
+    );
     fixture.cluster.api_server()?.heal();
-    fixture.served_over(&[Protocol::Tcp], c, |family| web.frontend(family), &["p1b"], None)?;
+    fixture.served_over(
+        &[Protocol::Tcp],
+        c,
+        |family| web.frontend(family),
+        &["p1b"],
+        None,
+    )?;
     wait_until(DEADLINE, "all is well again", || Ok(failure()?.is_null()))?;
     kpx.stop()
 }
@@ -179,15 +297,26 @@ fn failed_stream_resets_the_connection_and_says_why() -> Result<()> {
 #[test]
 fn tunnel_is_closed_to_strangers() -> Result<()> {
     let fixture = Fixture::start(Layout::Vxlan)?;
-    let (c, stranger) = (&fixture.lab.x, &fixture.lab.fabric);
+    let c = &fixture.lab.x;
+    let stranger = &fixture.lab.fabric;
     let web = Service::new("web", 10, &["p1b"], PORT);
     fixture.put(&web)?;
     fixture.cluster.reach(&fixture.lab, &["p1b"])?;
-    for key in ["ipv4/ip_forward", "ipv4/conf/all/route_localnet", "ipv6/conf/all/forwarding"] {
+    for key in [
+        "ipv4/ip_forward",
+        "ipv4/conf/all/route_localnet",
+        "ipv6/conf/all/forwarding",
+    ] {
         c.ns.sysctl(key, "1")?;
     }
     let kpx = fixture.outside(c, &TUNNEL)?;
-    fixture.served_over(&[Protocol::Tcp], c, |family| web.frontend(family), &["p1b"], None)?;
+    fixture.served_over(
+        &[Protocol::Tcp],
+        c,
+        |family| web.frontend(family),
+        &["p1b"],
+        None,
+    )?;
     let starts = starts(&kpx)?;
     ensure!(starts.len() == 2, "{starts:?}");
     let opened = || -> Result<Value> { Ok(kpx.status()?["tunnel"]["opened"].clone()) };
@@ -195,9 +324,15 @@ fn tunnel_is_closed_to_strangers() -> Result<()> {
     for start in &starts {
         // A program of this machine that dials the tunnel itself has named no Service.
         ensure!(is_reset(c, *start), "{start}");
-        let family = if start.is_ipv4() { Family::V4 } else { Family::V6 };
+        let family = if start.is_ipv4() {
+            Family::V4
+        } else {
+            Family::V6
+        };
         let via = c.addrs.ip(family);
-        stranger.ns.ip(&format!("route add {} via {via}", start.ip()))?;
+        stranger
+            .ns
+            .ip(&format!("route add {} via {via}", start.ip()))?;
         // The packets do arrive: a server without the filter answers them.
         let own = c.ns.run(|| TcpListener::bind((start.ip(), 5353)))?;
         connect(stranger, (start.ip(), 5353).into()).context("the way to the address")?;
@@ -207,9 +342,14 @@ fn tunnel_is_closed_to_strangers() -> Result<()> {
     }
     for family in Family::ALL {
         let frontend = web.frontend(family);
-        stranger.ns.ip(&format!("route replace {} via {}", frontend.ip(), c.addrs.ip(family)))?;
-        let answer =
-            Dial::new(Protocol::Tcp, frontend).deadline(Duration::from_millis(300)).exchange(&stranger.ns, b"hi");
+        stranger.ns.ip(&format!(
+            "route replace {} via {}",
+            frontend.ip(),
+            c.addrs.ip(family)
+        ))?;
+        let answer = Dial::new(Protocol::Tcp, frontend)
+            .deadline(Duration::from_millis(300))
+            .exchange(&stranger.ns, b"hi");
         ensure!(answer.is_err(), "{answer:?}");
     }
     ensure!(opened()? == before, "a stranger opened a stream");

@@ -22,7 +22,10 @@ pub(crate) struct Selector {
 
 /// Returns the selectors of a query of Grafana's, where variables stand for anything.
 pub(crate) fn selectors(text: &str) -> Result<Vec<Selector>> {
-    let text = text.replace("$__rate_interval", "5m").replace("$job", ".*").replace("$instance", ".*");
+    let text = text
+        .replace("$__rate_interval", "5m")
+        .replace("$job", ".*")
+        .replace("$instance", ".*");
     ensure!(!text.contains('$'), "a variable without a value");
     let expr = parser::parse(&text).map_err(|error| anyhow!(error))?;
     let mut found = Vec::new();
@@ -33,23 +36,42 @@ pub(crate) fn selectors(text: &str) -> Result<Vec<Selector>> {
 
 /// The scrape must have the metric, its series the labels; one of them must match.
 pub(crate) fn check(selector: &Selector, metrics: &Exposition) -> Result<()> {
-    let Selector { name, matchers, labels } = selector;
+    let Selector {
+        name,
+        matchers,
+        labels,
+    } = selector;
     if name == UP {
         return Ok(());
     }
-    let samples: Vec<&Sample> =
-        metrics.values().flat_map(|m| &m.samples).filter(|sample| sample.name == *name).collect();
+    let samples: Vec<&Sample> = metrics
+        .values()
+        .flat_map(|m| &m.samples)
+        .filter(|sample| sample.name == *name)
+        .collect();
     ensure!(!samples.is_empty(), "/metrics has no {name}");
     let matched = matchers.iter().map(|matcher| &matcher.name);
-    let wanted = labels.iter().chain(matched).filter(|label| !TARGET_LABELS.contains(&label.as_str()));
+    let wanted = labels
+        .iter()
+        .chain(matched)
+        .filter(|label| !TARGET_LABELS.contains(&label.as_str()));
     for label in wanted {
-        ensure!(samples.iter().all(|sample| sample.labels.contains_key(label)), "{name} has no label {label}");
+        ensure!(
+            samples
+                .iter()
+                .all(|sample| sample.labels.contains_key(label)),
+            "{name} has no label {label}"
+        );
     }
     // Codes of HTTP come with what has happened.
-    let told =
-        matchers.iter().filter(|matcher| matcher.name != "code" && !TARGET_LABELS.contains(&matcher.name.as_str()));
+    let told = matchers.iter().filter(|matcher| {
+        matcher.name != "code" && !TARGET_LABELS.contains(&matcher.name.as_str())
+    });
     let told: Vec<_> = told.collect();
-    let any = samples.iter().any(|sample| told.iter().all(|matcher| is_match(matcher, &sample.labels[&matcher.name])));
+    let any = samples.iter().any(|sample| {
+        told.iter()
+            .all(|matcher| is_match(matcher, &sample.labels[&matcher.name]))
+    });
     ensure!(any, "no series of {name} has {told:?}");
     Ok(())
 }
@@ -68,20 +90,35 @@ fn walk(expr: &Expr, labels: &BTreeSet<String>, found: &mut Vec<Selector>) -> Re
     match expr {
         Expr::VectorSelector(selector) => {
             let name = selector.name.clone().context("a selector without a name")?;
-            ensure!(selector.matchers.or_matchers.is_empty(), "`or` between matchers");
-            found.push(Selector { name, matchers: selector.matchers.matchers.clone(), labels: labels.clone() });
+            ensure!(
+                selector.matchers.or_matchers.is_empty(),
+                "`or` between matchers"
+            );
+            found.push(Selector {
+                name,
+                matchers: selector.matchers.matchers.clone(),
+                labels: labels.clone(),
+            });
         }
-        Expr::MatrixSelector(matrix) => walk(&Expr::VectorSelector(matrix.vs.clone()), labels, found)?,
+        Expr::MatrixSelector(matrix) => {
+            walk(&Expr::VectorSelector(matrix.vs.clone()), labels, found)?
+        }
         Expr::Aggregate(AggregateExpr { expr, modifier, .. }) => {
             let by = match modifier {
                 Some(LabelModifier::Include(by)) => by.labels.iter().cloned().collect(),
-                Some(LabelModifier::Exclude(_)) => return Err(anyhow!("`without` leaves open which labels there are")),
+                Some(LabelModifier::Exclude(_)) => {
+                    return Err(anyhow!("`without` leaves open which labels there are"));
+                }
                 None => BTreeSet::new(),
             };
             walk(expr, &by, found)?;
         }
-        Expr::Binary(BinaryExpr { lhs, rhs, modifier, .. }) => {
-            let on = modifier.as_ref().and_then(|modifier| modifier.matching.as_ref());
+        Expr::Binary(BinaryExpr {
+            lhs, rhs, modifier, ..
+        }) => {
+            let on = modifier
+                .as_ref()
+                .and_then(|modifier| modifier.matching.as_ref());
             let mut labels = labels.clone();
             if let Some(LabelModifier::Include(on)) = on {
                 labels.extend(on.labels.iter().cloned());
@@ -91,7 +128,11 @@ fn walk(expr: &Expr, labels: &BTreeSet<String>, found: &mut Vec<Selector>) -> Re
             let right = if on.is_some() { on_labels(on) } else { labels };
             walk(rhs, &right, found)?;
         }
-        Expr::Call(call) => call.args.args.iter().try_for_each(|arg| walk(arg, labels, found))?,
+        Expr::Call(call) => call
+            .args
+            .args
+            .iter()
+            .try_for_each(|arg| walk(arg, labels, found))?,
         Expr::Paren(paren) => walk(&paren.expr, labels, found)?,
         Expr::Unary(unary) => walk(&unary.expr, labels, found)?,
         Expr::Subquery(subquery) => walk(&subquery.expr, labels, found)?,
@@ -113,10 +154,19 @@ fn check_finds_queries_of_missing_series() {
     let metrics = "# HELP a_total A.\n# TYPE a_total counter\na_total{reason=\"x\"} 1\n";
     let metrics = testbed::exposition::parse(metrics).unwrap();
     let outcome = |query: &str| {
-        let all = selectors(query).and_then(|found| found.iter().try_for_each(|selector| check(selector, &metrics)));
-        all.err().map_or_else(|| "ok".to_owned(), |error| error.to_string())
+        let all = selectors(query).and_then(|found| {
+            found
+                .iter()
+                .try_for_each(|selector| check(selector, &metrics))
+        });
+        all.err()
+            .map_or_else(|| "ok".to_owned(), |error| error.to_string())
     };
-    for query in ["a_total", "sum by (reason, job) (rate(a_total{job=~\"$job\"}[$__rate_interval]))", "up == 0"] {
+    for query in [
+        "a_total",
+        "sum by (reason, job) (rate(a_total{job=~\"$job\"}[$__rate_interval]))",
+        "up == 0",
+    ] {
         assert_eq!(outcome(query), "ok", "{query}");
     }
     for (query, fault) in [

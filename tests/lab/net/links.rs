@@ -37,38 +37,64 @@ fn changes_of_devices_are_reported_at_once() {
             delays.push(start.elapsed());
             if n > 0 {
                 ip(&format!("link del v{n}")).await?;
-                devices.until("no veth", |d| !d.has(&format!("v{n}"))).await?;
+                devices
+                    .until("no veth", |d| !d.has(&format!("v{n}")))
+                    .await?;
             }
         }
         println!("veths were reported {delays:?} after `ip` was started");
-        ensure!(delays.iter().min() < Some(&LATENCY), "veths were reported {delays:?} after `ip` was started");
+        ensure!(
+            delays.iter().min() < Some(&LATENCY),
+            "veths were reported {delays:?} after `ip` was started"
+        );
         let v0 = devices["v0"].clone();
         ensure!(
-            (v0.kind, v0.header, v0.up, v0.peer_netns) == (LinkKind::Veth, LinkHeader::Ethernet, false, false),
+            (v0.kind, v0.header, v0.up, v0.peer_netns)
+                == (LinkKind::Veth, LinkHeader::Ethernet, false, false),
             "{v0:?}"
         );
         ensure!(v0.mac.is_some() && v0.mtu == 1500, "{v0:?}");
 
         ip("link set v0 up mtu 1400").await?;
-        devices.until("up, with its MTU", |d| d["v0"].up && d["v0"].mtu == 1400).await?;
+        devices
+            .until("up, with its MTU", |d| d["v0"].up && d["v0"].mtu == 1400)
+            .await?;
         ip("addr add 192.0.2.1/24 dev v0").await?;
-        devices.until("an address", |d| d.addrs("v0") == ["192.0.2.1/24"]).await?;
+        devices
+            .until("an address", |d| d.addrs("v0") == ["192.0.2.1/24"])
+            .await?;
         ip("addr add fd00::1/64 dev v0 nodad").await?;
-        devices.until("an IPv6 address", |d| d.addrs("v0") == ["192.0.2.1/24", "fd00::1/64"]).await?;
+        devices
+            .until("an IPv6 address", |d| {
+                d.addrs("v0") == ["192.0.2.1/24", "fd00::1/64"]
+            })
+            .await?;
         ip("addr del 192.0.2.1/24 dev v0").await?;
-        devices.until("an address less", |d| d.addrs("v0") == ["fd00::1/64"]).await?;
+        devices
+            .until("an address less", |d| d.addrs("v0") == ["fd00::1/64"])
+            .await?;
 
         ip("link set v0 name w0").await?;
         devices.until("a new name", |d| d.has("w0")).await?;
-        ensure!(devices["w0"].index == v0.index && devices.addrs("w0") == ["fd00::1/64"], "{:?}", devices["w0"]);
+        ensure!(
+            devices["w0"].index == v0.index && devices.addrs("w0") == ["fd00::1/64"],
+            "{:?}",
+            devices["w0"]
+        );
 
         ip("link set w0 master br0").await?;
-        devices.until("enslaved", |d| d["w0"].master == Some(d["br0"].index)).await?;
+        devices
+            .until("enslaved", |d| d["w0"].master == Some(d["br0"].index))
+            .await?;
         ip("link set w0 nomaster").await?;
-        devices.until("free, not gone", |d| d["w0"].master.is_none()).await?;
+        devices
+            .until("free, not gone", |d| d["w0"].master.is_none())
+            .await?;
 
         ip("link del w0").await?;
-        devices.until("both ends gone", |d| d.names() == ["br0", "lo"]).await
+        devices
+            .until("both ends gone", |d| d.names() == ["br0", "lo"])
+            .await
     });
 }
 
@@ -79,13 +105,21 @@ fn a_veth_becomes_a_pods_when_its_other_end_leaves() {
         let mut devices = Devices::watch().await?;
         ip("link add br0 type bridge").await?;
         ip("link add v0 master br0 type veth peer name v1").await?;
-        devices.until("a port", |d| d.has("v0") && d.role("v0") == Role::Ignored("its bridge is served")).await?;
+        devices
+            .until("a port", |d| {
+                d.has("v0") && d.role("v0") == Role::Ignored("its bridge is served")
+            })
+            .await?;
         // The other end stays down: the kernel has no reason yet to say anything of this one.
         ip(&format!("link set v1 netns {}", pod.tid)).await?;
         let apart = Role::Ignored("the node is not on its bridge");
-        devices.until("a port of others", |d| d.role("v0") == apart).await?;
+        devices
+            .until("a port of others", |d| d.role("v0") == apart)
+            .await?;
         ip("addr add 10.244.1.1/24 dev br0").await?;
-        devices.until("a pod", |d| d.role("v0") == Role::Device { pod: true }).await
+        devices
+            .until("a pod", |d| d.role("v0") == Role::Device { pod: true })
+            .await
     });
 }
 
@@ -95,18 +129,33 @@ fn routes_tell_whether_a_pod_is_behind_a_veth_with_an_address() {
         let pod = Netns::new();
         ip("link set lo up").await?;
         let mut devices = Devices::watch().await?;
-        ip(&format!("link add v0 type veth peer name eth0 netns {}", pod.tid)).await?;
-        devices.until("a pod's, without an address", |d| d.has("v0") && d.is_pod("v0")).await?;
+        ip(&format!(
+            "link add v0 type veth peer name eth0 netns {}",
+            pod.tid
+        ))
+        .await?;
+        devices
+            .until("a pod's, without an address", |d| {
+                d.has("v0") && d.is_pod("v0")
+            })
+            .await?;
         ip("link set v0 up").await?;
         ip("addr add 10.244.1.1/32 dev v0").await?;
         ip("addr add fd00::1/128 dev v0 nodad").await?;
-        devices.until("none with an address alone", |d| d.addrs("v0").len() == 2 && !d.is_pod("v0")).await?;
+        devices
+            .until("none with an address alone", |d| {
+                d.addrs("v0").len() == 2 && !d.is_pod("v0")
+            })
+            .await?;
         // Its plugin adds the route last.
         for (change, is_pod) in [
             ("route add 10.244.1.2/32 dev v0", true),
             ("route add 10.9.0.0/24 dev v0", false),
             ("route del 10.9.0.0/24 dev v0", true),
-            ("route add 10.9.0.0/24 via 10.244.1.2 dev v0 onlink table 100", false),
+            (
+                "route add 10.9.0.0/24 via 10.244.1.2 dev v0 onlink table 100",
+                false,
+            ),
             ("route del 10.9.0.0/24 table 100", true),
             ("route add 10.244.1.3/32 dev v0 table 100", true),
             ("route del 10.244.1.2/32 dev v0", true),
@@ -123,7 +172,9 @@ fn routes_tell_whether_a_pod_is_behind_a_veth_with_an_address() {
         ip("route add 10.244.1.2/32 dev v0").await?;
         devices.until("a pod's again", |d| d.is_pod("v0")).await?;
         ip("link set v0 down").await?;
-        devices.until("none without its route", |d| !d["v0"].up && !d.is_pod("v0")).await
+        devices
+            .until("none without its route", |d| !d["v0"].up && !d.is_pod("v0"))
+            .await
     });
 }
 
@@ -141,14 +192,21 @@ fn hundreds_of_pods_with_gateways_are_told_apart_as_they_come() {
                 pods.tid
             )
         };
-        let mut batch = tokio::process::Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn()?;
+        let mut batch = tokio::process::Command::new("ip")
+            .args(["-batch", "-"])
+            .stdin(Stdio::piped())
+            .spawn()?;
         let lines: String = (0..PODS).map(line).collect();
         let mut stdin = batch.stdin.take().context("no pipe")?;
         let feed = tokio::spawn(async move { stdin.write_all(lines.as_bytes()).await });
         feed.await??;
         ensure!(batch.wait().await?.success(), "ip -batch failed");
         let is_pod = |d: &Devices, link: &Link| role(link, &d.links) == Role::Device { pod: true };
-        devices.until("all pods", |d| d.links.values().filter(|link| is_pod(d, link)).count() == PODS).await?;
+        devices
+            .until("all pods", |d| {
+                d.links.values().filter(|link| is_pod(d, link)).count() == PODS
+            })
+            .await?;
         let took = Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?);
         println!("{PODS} pods came; the watch and this test took {took:?}");
         Ok(())
@@ -165,9 +223,20 @@ fn an_address_counts_only_after_duplicate_address_detection() {
         ip("addr add fd00::1/64 dev v0").await?;
         // Comes after the address, so that one's absence means something.
         ip("addr add fd00::2/64 dev v0 nodad").await?;
-        devices.until("the unchecked one", |d| d.addrs("v0").contains(&"fd00::2/64".into())).await?;
-        ensure!(devices.addrs("v0") == ["fd00::2/64"], "a tentative address counts");
-        devices.until("the checked one", |d| d.addrs("v0") == ["fd00::1/64", "fd00::2/64"]).await
+        devices
+            .until("the unchecked one", |d| {
+                d.addrs("v0").contains(&"fd00::2/64".into())
+            })
+            .await?;
+        ensure!(
+            devices.addrs("v0") == ["fd00::2/64"],
+            "a tentative address counts"
+        );
+        devices
+            .until("the checked one", |d| {
+                d.addrs("v0") == ["fd00::1/64", "fd00::2/64"]
+            })
+            .await
     });
 }
 
@@ -177,29 +246,50 @@ fn lost_events_lead_to_a_new_list() {
         let mut devices = Devices::watch().await?;
         ip("link add v0 type veth peer name v1").await?;
         devices.until("a veth", |d| d.has("v0")).await?;
-        // More than the socket's buffer takes, while this thread, and with it the watch, does nothing else.
-        let changes: String = (0..12_000).map(|i| format!("link set v0 mtu {}\n", 1400 + i % 2)).collect();
-        let mut batch = std::process::Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn()?;
-        std::io::Write::write_all(&mut batch.stdin.take().context("no pipe")?, changes.as_bytes())?;
+        // More than the socket's buffer takes, while this thread, and with it the watch, does
+        // nothing else.
+        let changes: String = (0..12_000)
+            .map(|i| format!("link set v0 mtu {}\n", 1400 + i % 2))
+            .collect();
+        let mut batch = std::process::Command::new("ip")
+            .args(["-batch", "-"])
+            .stdin(Stdio::piped())
+            .spawn()?;
+        std::io::Write::write_all(
+            &mut batch.stdin.take().context("no pipe")?,
+            changes.as_bytes(),
+        )?;
         ensure!(batch.wait()?.success(), "ip -batch failed");
         ip("link set v0 mtu 1402").await?;
         let lists = devices.lists;
-        devices.until("a new list", |d| d.lists > lists && d["v0"].mtu == 1402).await
+        devices
+            .until("a new list", |d| d.lists > lists && d["v0"].mtu == 1402)
+            .await
     });
 }
 
 #[test]
 fn real_devices_have_their_roles() {
     in_netns(async {
-        let (outside, pods) = (Netns::new(), Netns::new());
+        let outside = Netns::new();
+        let pods = Netns::new();
         for command in [
             "link set lo up",
-            &format!("link add uplink type veth peer name eth0 netns {}", outside.tid),
+            &format!(
+                "link add uplink type veth peer name eth0 netns {}",
+                outside.tid
+            ),
             "addr add 192.0.2.1/24 dev uplink",
-            &format!("link add cali0 type veth peer name cali0 netns {}", pods.tid),
+            &format!(
+                "link add cali0 type veth peer name cali0 netns {}",
+                pods.tid
+            ),
             "link add cni0 type bridge",
             "addr add 10.244.0.1/24 dev cni0",
-            &format!("link add veth0 master cni0 type veth peer name veth0 netns {}", pods.tid),
+            &format!(
+                "link add veth0 master cni0 type veth peer name veth0 netns {}",
+                pods.tid
+            ),
             "tuntap add tap0 mode tap",
             "tuntap add tap1 mode tap",
             "link set tap1 master cni0",
@@ -221,7 +311,9 @@ fn real_devices_have_their_roles() {
         }
         let mut devices = Devices::watch().await?;
         anchor::ensure(&handle()?, 1500).await?;
-        devices.until("the anchor", |d| d.has("kpx0") && d.has("kpx1")).await?;
+        devices
+            .until("the anchor", |d| d.has("kpx0") && d.has("kpx1"))
+            .await?;
         let device = Role::Device { pod: false };
         let pod = Role::Device { pod: true };
         for (name, want) in [
@@ -235,15 +327,27 @@ fn real_devices_have_their_roles() {
             ("tap0", device),
             ("tap1", Role::Ignored("its bridge is served")),
             ("tun0", device),
-            ("ifb7", Role::Ignored("an ifb only shapes what other devices receive")),
+            (
+                "ifb7",
+                Role::Ignored("an ifb only shapes what other devices receive"),
+            ),
             ("vxlan0", device),
             ("ptp0", pod),
             ("ptp1", pod),
         ] {
-            ensure!(devices.role(name) == want, "{:?}: {:?}", devices.role(name), devices[name]);
+            ensure!(
+                devices.role(name) == want,
+                "{:?}: {:?}",
+                devices.role(name),
+                devices[name]
+            );
         }
         ensure!(devices["vxlan0"].kind == LinkKind::Overlay);
-        ensure!(headerless()? == ["tun0".to_owned()].into(), "{:?}", headerless()?);
+        ensure!(
+            headerless()? == ["tun0".to_owned()].into(),
+            "{:?}",
+            headerless()?
+        );
         Ok(())
     });
 }
@@ -260,7 +364,11 @@ impl Devices {
     async fn watch() -> Result<Self> {
         let (sender, events) = mpsc::channel(64);
         tokio::spawn(watch(sender, DEADLINE));
-        let mut devices = Self { events, links: BTreeMap::new(), lists: 0 };
+        let mut devices = Self {
+            events,
+            links: BTreeMap::new(),
+            lists: 0,
+        };
         devices.next().await?;
         ensure!(devices.lists == 1, "the first event is not the list");
         Ok(devices)
@@ -315,6 +423,9 @@ impl Index<&str> for Devices {
     type Output = Link;
 
     fn index(&self, name: &str) -> &Link {
-        self.links.values().find(|link| link.name == name).unwrap_or_else(|| panic!("no device {name}"))
+        self.links
+            .values()
+            .find(|link| link.name == name)
+            .unwrap_or_else(|| panic!("no device {name}"))
     }
 }

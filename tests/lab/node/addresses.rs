@@ -1,5 +1,5 @@
-//! Addresses that Linux takes for unicast, and other programs do not: pods and ClusterIPs in 240.0.0.0/4, clients in 169.254.0.0/16
-//! and 0.0.0.0/8.
+//! Addresses that Linux takes for unicast, and other programs do not: pods and ClusterIPs in
+//! 240.0.0.0/4, clients in 169.254.0.0/16 and 0.0.0.0/8.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -27,7 +27,13 @@ struct Machines {
 #[test]
 fn pods_and_cluster_ips_in_240_are_reached() -> Result<()> {
     let servers = Servers::start()?;
-    for (nth, (pods, services)) in [("240.10", "10.96"), ("10.244", "241.96"), ("255.255", "254.96")].iter().enumerate()
+    for (nth, (pods, services)) in [
+        ("240.10", "10.96"),
+        ("10.244", "241.96"),
+        ("255.255", "254.96"),
+    ]
+    .iter()
+    .enumerate()
     {
         let machines = Machines::make(&format!("class-e{nth}"), pods, &servers)?;
         for socket_lb in ["off", "auto"] {
@@ -41,7 +47,8 @@ fn pods_and_cluster_ips_in_240_are_reached() -> Result<()> {
                 ("the node", &machines.node, cluster_ip),
                 ("outside", &machines.outside, node_port),
             ] {
-                is_answered(from, to, None).with_context(|| format!("{what} dials {to}; {told}"))?;
+                is_answered(from, to, None)
+                    .with_context(|| format!("{what} dials {to}; {told}"))?;
             }
             ensure!(kpx.typed_status()?.skipped.is_empty());
             kpx.stop()?;
@@ -54,11 +61,19 @@ fn pods_and_cluster_ips_in_240_are_reached() -> Result<()> {
 fn clients_at_link_local_addresses_and_in_net_0_are_answered() -> Result<()> {
     let servers = Servers::start()?;
     let machines = Machines::make("link-local", "10.244", &servers)?;
-    machines.node.ip(&format!("addr add {BESIDE}/24 dev eth0\nroute add 0.1.2.3/32 dev eth0"))?;
-    machines.outside.ip("addr add 169.254.7.7/24 dev eth0\naddr add 0.1.2.3/32 dev eth0")?;
+    machines.node.ip(&format!(
+        "addr add {BESIDE}/24 dev eth0\nroute add 0.1.2.3/32 dev eth0"
+    ))?;
+    machines
+        .outside
+        .ip("addr add 169.254.7.7/24 dev eth0\naddr add 0.1.2.3/32 dev eth0")?;
     for masquerade in ["default", "compat"] {
         let kpx = machines.start("10.96", &format!("--masquerade {masquerade}"))?;
-        for (from, to) in [("169.254.7.7", NODE), ("169.254.7.7", BESIDE), ("0.1.2.3", NODE)] {
+        for (from, to) in [
+            ("169.254.7.7", NODE),
+            ("169.254.7.7", BESIDE),
+            ("0.1.2.3", NODE),
+        ] {
             let to = SocketAddr::new(to.parse()?, NODE_PORT);
             let answered = is_answered(&machines.outside, to, Some(from.parse()?));
             answered.with_context(|| format!("{from} dials {to}, --masquerade {masquerade}"))?;
@@ -71,10 +86,15 @@ fn clients_at_link_local_addresses_and_in_net_0_are_answered() -> Result<()> {
 /// Dials several times, so that later packets of a flow take the ways that are theirs.
 fn is_answered(from: &NetNs, to: SocketAddr, source: Option<IpAddr>) -> Result<()> {
     for protocol in Protocol::COMMON {
-        let dial = Dial { source_ip: source, ..Dial::new(protocol, to) };
+        let dial = Dial {
+            source_ip: source,
+            ..Dial::new(protocol, to)
+        };
         let mut connection = dial.connect(from).with_context(|| format!("{protocol}"))?;
         for _ in 0..3 {
-            let answer = connection.exchange(b"hello").with_context(|| format!("{protocol}"))?;
+            let answer = connection
+                .exchange(b"hello")
+                .with_context(|| format!("{protocol}"))?;
             ensure!(answer.backend == "server", "{answer:?}");
         }
     }
@@ -85,8 +105,14 @@ impl Machines {
     /// `net` is the first half of the pods' addresses.
     fn make(name: &str, net: &str, servers: &Servers) -> Result<Self> {
         let ns = |role: &str| NetNs::create(format!("kpx-{}-{name}-{role}", std::process::id()));
-        let (node, outside, client, server) = (ns("n")?, ns("x")?, ns("a")?, ns("b")?);
-        let pods = [format!("{net}.1.10").parse()?, format!("{net}.1.11").parse()?];
+        let node = ns("n")?;
+        let outside = ns("x")?;
+        let client = ns("a")?;
+        let server = ns("b")?;
+        let pods = [
+            format!("{net}.1.10").parse()?,
+            format!("{net}.1.11").parse()?,
+        ];
         node.sysctl("ipv4/ip_forward", "1")?;
         node.ip(&format!(
             "link add eth0 type veth peer name eth0 netns {}
@@ -114,15 +140,32 @@ impl Machines {
             ))?;
         }
         let [_, at] = pods;
-        let IpAddr::V4(v4) = at else { anyhow::bail!("{at} is of IPv6") };
-        let server = Host { name: "server", ns: server, addrs: Dual { v4, v6: std::net::Ipv6Addr::UNSPECIFIED } };
+        let IpAddr::V4(v4) = at else {
+            anyhow::bail!("{at} is of IPv6")
+        };
+        let server = Host {
+            name: "server",
+            ns: server,
+            addrs: Dual {
+                v4,
+                v6: std::net::Ipv6Addr::UNSPECIFIED,
+            },
+        };
         servers.serve_at(&server, "server", SocketAddr::new(at, PORT))?;
-        Ok(Self { node, outside, client, server, pods })
+        Ok(Self {
+            node,
+            outside,
+            client,
+            server,
+            pods,
+        })
     }
 
     /// Starts kpx with a Service of the second pod. `net` is the first half of ClusterIPs.
     fn start(&self, net: &str, arguments: &str) -> Result<Agent<'_>> {
-        let objects = OBJECTS.replace("BACKEND", &self.pods[1].to_string()).replace("SERVICES", net);
+        let objects = OBJECTS
+            .replace("BACKEND", &self.pods[1].to_string())
+            .replace("SERVICES", net);
         let [pod, _] = self.pods.map(|pod| pod.to_string());
         let objects = objects.replace("POD_CIDR", &format!("{}0/24", pod.trim_end_matches("10")));
         Agent::start_alone(&self.node, &[("objects", &objects)], arguments)?.healthy()

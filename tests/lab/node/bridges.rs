@@ -13,10 +13,19 @@ const CIDRS: &str = "--service-cidr 10.96.0.0/16,fd00:96::/112";
 #[test]
 fn bridge_that_the_node_is_not_on_is_left_alone() -> Result<()> {
     let node = NetNs::machine("apart")?;
-    let [one, other] = neighbours(&node, ["10.96.200.1/24", "10.96.200.2/24"], ["fd00:96::a1/112", "fd00:96::a2/112"])?;
+    let [one, other] = neighbours(
+        &node,
+        ["10.96.200.1/24", "10.96.200.2/24"],
+        ["fd00:96::a1/112", "fd00:96::a2/112"],
+    )?;
     let kpx = Agent::start_alone(&node, &[("shop", SHOP)], CIDRS)?.healthy()?;
     // One of these has the address of a frontend, and the others no Service.
-    for to in ["10.96.200.2:80", "[fd00:96::a2]:80", "10.96.200.2:81", "[fd00:96::a2]:81"] {
+    for to in [
+        "10.96.200.2:80",
+        "[fd00:96::a2]:80",
+        "10.96.200.2:81",
+        "[fd00:96::a2]:81",
+    ] {
         talks(&one, &other, to)?;
     }
     kpx.stop()
@@ -26,11 +35,18 @@ fn bridge_that_the_node_is_not_on_is_left_alone() -> Result<()> {
 #[test]
 fn neighbours_on_a_bridge_within_the_service_cidr_reach_each_other() -> Result<()> {
     let node = NetNs::machine("docker")?;
-    let [one, other] = neighbours(&node, ["10.96.201.2/24", "10.96.201.3/24"], ["fd00:96::b2/112", "fd00:96::b3/112"])?;
+    let [one, other] = neighbours(
+        &node,
+        ["10.96.201.2/24", "10.96.201.3/24"],
+        ["fd00:96::b2/112", "fd00:96::b3/112"],
+    )?;
     node.ip("addr add 10.96.201.1/24 dev br0\naddr add fd00:96::b1/112 dev br0 nodad")?;
     let kpx = Agent::start_alone(&node, &[("shop", SHOP)], CIDRS)?;
     kpx.wait(DEADLINE, "the overlap is a problem", |status| {
-        status.problems.iter().any(|problem| problem.what == "ranges of ClusterIPs")
+        status
+            .problems
+            .iter()
+            .any(|problem| problem.what == "ranges of ClusterIPs")
     })?;
     for to in ["10.96.201.3:80", "[fd00:96::b3]:80"] {
         talks(&one, &other, to)?;
@@ -47,7 +63,10 @@ fn neighbours(node: &NetNs, v4: [&str; 2], v6: [&str; 2]) -> Result<[NetNs; 2]> 
             "link add port{n} type veth peer name eth0 netns {}\nlink set port{n} master br0 up",
             ns.name()
         ))?;
-        ns.ip(&format!("link set eth0 up\naddr add {} dev eth0\naddr add {} dev eth0 nodad", v4[n], v6[n]))?;
+        ns.ip(&format!(
+            "link set eth0 up\naddr add {} dev eth0\naddr add {} dev eth0 nodad",
+            v4[n], v6[n]
+        ))?;
         Ok::<_, anyhow::Error>(ns)
     };
     Ok([make(0)?, make(1)?])
@@ -55,8 +74,14 @@ fn neighbours(node: &NetNs, v4: [&str; 2], v6: [&str; 2]) -> Result<[NetNs; 2]> 
 
 /// Lets the server greet a client.
 fn talks(client: &NetNs, server: &NetNs, to: &str) -> Result<()> {
-    let listener = server.run(|| TcpListener::bind(to)).with_context(|| format!("listen on {to}"))?;
-    let greets = thread::spawn(move || listener.accept().and_then(|(mut stream, _)| stream.write_all(b"hello")));
+    let listener = server
+        .run(|| TcpListener::bind(to))
+        .with_context(|| format!("listen on {to}"))?;
+    let greets = thread::spawn(move || {
+        listener
+            .accept()
+            .and_then(|(mut stream, _)| stream.write_all(b"hello"))
+    });
     let mut greeting = String::new();
     let to_addr = to.parse()?;
     let dial = || client.run(|| TcpStream::connect_timeout(&to_addr, DEADLINE / 10));
@@ -65,7 +90,9 @@ fn talks(client: &NetNs, server: &NetNs, to: &str) -> Result<()> {
         stream = dial().ok();
         Ok(stream.is_some())
     })?;
-    stream.context("a connection")?.read_to_string(&mut greeting)?;
+    stream
+        .context("a connection")?
+        .read_to_string(&mut greeting)?;
     greets.join().map_err(|_| anyhow::anyhow!("panicked"))??;
     ensure!(greeting == "hello", "{to}: {greeting}");
     Ok(())

@@ -16,14 +16,19 @@ fn neighbours_syn_through_service_leaves_direct_connection_alone() -> Result<()>
     for layout in [Layout::Bridge, Layout::Vxlan] {
         let base = ServedLab::with_manifests(layout)?.serve_all(PORT)?;
         // The backends: a pod on the same bridge, and one of another node.
-        let services =
-            [("p1c", Service::new("near", 10, &["p1c"], PORT)), ("p2a", Service::new("far", 11, &["p2a"], PORT))];
-        services.iter().try_for_each(|(_, service)| base.put(service))?;
+        let services = [
+            ("p1c", Service::new("near", 10, &["p1c"], PORT)),
+            ("p2a", Service::new("far", 11, &["p2a"], PORT)),
+        ];
+        services
+            .iter()
+            .try_for_each(|(_, service)| base.put(service))?;
         let kpx = base.kpx(&[])?;
         let stranger = Stranger::on(base.lab.host("p1a"))?;
         let victim = base.lab.host("p1b");
-        for (family, (name, service)) in
-            Family::ALL.into_iter().flat_map(|family| services.iter().map(move |row| (family, row)))
+        for (family, (name, service)) in Family::ALL
+            .into_iter()
+            .flat_map(|family| services.iter().map(move |row| (family, row)))
         {
             let what = || format!("{layout:?}, {family}, {name}");
             let client = SocketAddr::new(victim.addrs.ip(family), 45_000);
@@ -34,8 +39,10 @@ fn neighbours_syn_through_service_leaves_direct_connection_alone() -> Result<()>
             let opened = counted(&kpx, "flow_opened")?;
             let frontend = service.frontend(family);
             stranger.send(stranger::tcp(client, frontend).syn(), frontend.ip())?;
-            wait_until(DEADLINE, "the SYN opens a flow", || Ok(counted(&kpx, "flow_opened")? > opened))
-                .with_context(what)?;
+            wait_until(DEADLINE, "the SYN opens a flow", || {
+                Ok(counted(&kpx, "flow_opened")? > opened)
+            })
+            .with_context(what)?;
             for _ in 0..3 {
                 direct.exchange(b"after").with_context(what)?;
             }
@@ -55,23 +62,38 @@ fn pod_reaches_service_from_port_of_its_direct_connection() -> Result<()> {
         (Layout::Vxlan, &[]),
     ] {
         let base = ServedLab::with_manifests(layout)?.serve_all(PORT)?;
-        let services =
-            [("p1c", Service::new("near", 10, &["p1c"], PORT)), ("p2a", Service::new("far", 11, &["p2a"], PORT))];
-        services.iter().try_for_each(|(_, service)| base.put(service))?;
+        let services = [
+            ("p1c", Service::new("near", 10, &["p1c"], PORT)),
+            ("p2a", Service::new("far", 11, &["p2a"], PORT)),
+        ];
+        services
+            .iter()
+            .try_for_each(|(_, service)| base.put(service))?;
         let kpx = base.kpx(args)?;
         let client = base.lab.host("p1b");
-        for (family, (name, service)) in
-            Family::ALL.into_iter().flat_map(|family| services.iter().map(move |row| (family, row)))
+        for (family, (name, service)) in Family::ALL
+            .into_iter()
+            .flat_map(|family| services.iter().map(move |row| (family, row)))
         {
             let what = || format!("{layout:?} {args:?}, {family}, {name}");
             let backend = SocketAddr::new(base.lab.host(name).addrs.ip(family), PORT);
-            let from = |to| Dial::new(Protocol::Tcp, to).source_port(45_001).deadline(DEADLINE);
+            let from = |to| {
+                Dial::new(Protocol::Tcp, to)
+                    .source_port(45_001)
+                    .deadline(DEADLINE)
+            };
             let mut direct = from(backend).connect(&client.ns).with_context(what)?;
             direct.exchange(b"before").with_context(what)?;
             // The SYN comes again after a second, and gets another port then.
-            let mut served = from(service.frontend(family)).connect(&client.ns).with_context(what)?;
+            let mut served = from(service.frontend(family))
+                .connect(&client.ns)
+                .with_context(what)?;
             let answer = served.exchange(b"served").with_context(what)?;
-            ensure!(answer.backend == *name && answer.source.port() != 45_001, "{}: {answer:?}", what());
+            ensure!(
+                answer.backend == *name && answer.source.port() != 45_001,
+                "{}: {answer:?}",
+                what()
+            );
             direct.exchange(b"after").with_context(what)?;
             served.exchange(b"served").with_context(what)?;
             direct.reset()?;
@@ -84,5 +106,9 @@ fn pod_reaches_service_from_port_of_its_direct_connection() -> Result<()> {
 
 /// Returns how often the programs have counted an event.
 fn counted(kpx: &Agent, event: &str) -> Result<u64> {
-    kpx.typed_status()?.events.get(event).copied().context("no such event")
+    kpx.typed_status()?
+        .events
+        .get(event)
+        .copied()
+        .context("no such event")
 }

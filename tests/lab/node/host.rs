@@ -10,13 +10,24 @@ use testbed::netns::NetNs;
 #[test]
 fn the_hosts_routes_follow_objects_and_addresses() -> Result<()> {
     let node = NetNs::machine("way")?;
-    node.ip("rule add pref 75 to 203.0.113.9 lookup 99\nrule add pref 100 from 192.0.2.99 lookup 99")?;
+    node.ip(
+        "rule add pref 75 to 203.0.113.9 lookup 99\nrule add pref 100 from 192.0.2.99 lookup 99",
+    )?;
     let before = state(&node)?;
     let kpx = Agent::start_alone(&node, &[("shop", SHOP)], "--cleanup-on-exit")?.healthy()?;
-    let are = |want: &[&str]| wait_until(DEADLINE, &format!("rules {want:?}"), || Ok(frontends(&node)? == want));
+    let are = |want: &[&str]| {
+        wait_until(DEADLINE, &format!("rules {want:?}"), || {
+            Ok(frontends(&node)? == want)
+        })
+    };
     are(&SHOP_FRONTENDS)?;
-    ensure!(way(&node, "203.0.113.7", "tcp", 443)?.contains("dev kpx0 table 7041144 src 192.0.2.1"));
-    ensure!(way(&node, "203.0.113.7", "tcp", 80)?.contains("dev eth0"), "everything else goes where it went");
+    ensure!(
+        way(&node, "203.0.113.7", "tcp", 443)?.contains("dev kpx0 table 7041144 src 192.0.2.1")
+    );
+    ensure!(
+        way(&node, "203.0.113.7", "tcp", 80)?.contains("dev eth0"),
+        "everything else goes where it went"
+    );
     ensure!(way(&node, "2001:db8::7", "tcp", 443)?.contains("dev kpx0 table 7041144"));
 
     // The host's own address needs no rule, for as long as it is.
@@ -32,13 +43,22 @@ fn the_hosts_routes_follow_objects_and_addresses() -> Result<()> {
     node.ip("addr add 192.0.2.1/24 dev eth0\naddr del 192.0.2.2/32 dev eth0\nroute replace default via 192.0.2.254")?;
 
     kpx.put("shop", &SHOP.replace("port: 443", "port: 444"))?;
-    are(&["2001:db8::7 tcp 444", "2001:db8::7 udp 53", "203.0.113.7 tcp 444", "203.0.113.7 udp 53"])?;
+    are(&[
+        "2001:db8::7 tcp 444",
+        "2001:db8::7 udp 53",
+        "203.0.113.7 tcp 444",
+        "203.0.113.7 udp 53",
+    ])?;
     kpx.delete("shop")?;
     are(&[])?;
     kpx.put("shop", SHOP)?;
     are(&SHOP_FRONTENDS)?;
     kpx.stop()?;
-    ensure!(state(&node)? == before, "before\n{before}\nafter\n{}", state(&node)?);
+    ensure!(
+        state(&node)? == before,
+        "before\n{before}\nafter\n{}",
+        state(&node)?
+    );
     Ok(())
 }
 
@@ -46,14 +66,28 @@ fn the_hosts_routes_follow_objects_and_addresses() -> Result<()> {
 fn rules_of_a_killed_kpx_are_adopted_and_removed_at_the_end() -> Result<()> {
     let node = NetNs::machine("left")?;
     let before = state(&node)?;
-    Agent::start_alone(&node, &[("shop", SHOP)], "")?.healthy()?.crash()?;
-    ensure!(frontends(&node)? == SHOP_FRONTENDS, "{:?}", frontends(&node)?);
-    let kpx = Agent::start_alone(&node, &[("shop", &SHOP.replace("port: 53", "port: 54"))], "--cleanup-on-exit")?
-        .healthy()?;
+    Agent::start_alone(&node, &[("shop", SHOP)], "")?
+        .healthy()?
+        .crash()?;
+    ensure!(
+        frontends(&node)? == SHOP_FRONTENDS,
+        "{:?}",
+        frontends(&node)?
+    );
+    let kpx = Agent::start_alone(
+        &node,
+        &[("shop", &SHOP.replace("port: 53", "port: 54"))],
+        "--cleanup-on-exit",
+    )?
+    .healthy()?;
     let want = SHOP_FRONTENDS.map(|frontend| frontend.replace("udp 53", "udp 54"));
     ensure!(frontends(&node)? == want, "{:?}", frontends(&node)?);
     kpx.stop()?;
-    ensure!(state(&node)? == before, "before\n{before}\nafter\n{}", state(&node)?);
+    ensure!(
+        state(&node)? == before,
+        "before\n{before}\nafter\n{}",
+        state(&node)?
+    );
     Ok(())
 }
 
@@ -61,20 +95,36 @@ fn rules_of_a_killed_kpx_are_adopted_and_removed_at_the_end() -> Result<()> {
 fn more_frontends_than_rules_are_said_of_their_service_and_how_many() -> Result<()> {
     let node = NetNs::machine("many")?;
     let addrs: Vec<String> = (0..30).map(|n| format!("198.51.100.{n}")).collect();
-    let ports: Vec<String> = (1..=10).map(|n| format!("{{ name: p{n}, port: {n} }}")).collect();
-    let many = WITH_EXTERNAL_IPS.replace("IPS", &addrs.join(", ")).replace("PORTS", &ports.join(", "));
+    let ports: Vec<String> = (1..=10)
+        .map(|n| format!("{{ name: p{n}, port: {n} }}"))
+        .collect();
+    let many = WITH_EXTERNAL_IPS
+        .replace("IPS", &addrs.join(", "))
+        .replace("PORTS", &ports.join(", "));
     let kpx = Agent::start_alone(&node, &[("many", &many)], "")?;
     wait_until(DEADLINE, "kpx says it", || {
         let status = kpx.typed_status()?;
-        let is_said =
-            |said: &String| said.contains("default/many") && said.contains("reach 44 external frontends only");
+        let is_said = |said: &String| {
+            said.contains("default/many") && said.contains("reach 44 external frontends only")
+        };
         Ok(status.healthy && status.skipped.iter().any(is_said))
     })?;
-    ensure!(frontends(&node)?.len() == 256, "{}", frontends(&node)?.len());
-    kpx.put("many", &WITH_EXTERNAL_IPS.replace("IPS", "198.51.100.1").replace("PORTS", "{ port: 80 }"))?;
+    ensure!(
+        frontends(&node)?.len() == 256,
+        "{}",
+        frontends(&node)?.len()
+    );
+    kpx.put(
+        "many",
+        &WITH_EXTERNAL_IPS
+            .replace("IPS", "198.51.100.1")
+            .replace("PORTS", "{ port: 80 }"),
+    )?;
     wait_until(DEADLINE, "it is over", || {
         let status = kpx.typed_status()?;
-        Ok(status.healthy && status.skipped.is_empty() && frontends(&node)? == ["198.51.100.1 tcp 80"])
+        Ok(status.healthy
+            && status.skipped.is_empty()
+            && frontends(&node)? == ["198.51.100.1 tcp 80"])
     })?;
     kpx.stop()
 }
@@ -88,16 +138,26 @@ fn kpx_works_without_ipv6() -> Result<()> {
     node.wire()?;
     node.ip("addr add 192.0.2.1/24 dev eth0")?;
     let kpx = Agent::start_alone(&node, &[("shop", SHOP)], "")?.healthy()?;
-    ensure!(frontends(&node)?.contains(&"203.0.113.7 tcp 443".to_owned()), "{:?}", frontends(&node)?);
-    wait_until(DEADLINE, "the health check answers", || Ok(ask(&node, "192.0.2.1:32100").is_ok()))?;
+    ensure!(
+        frontends(&node)?.contains(&"203.0.113.7 tcp 443".to_owned()),
+        "{:?}",
+        frontends(&node)?
+    );
+    wait_until(DEADLINE, "the health check answers", || {
+        Ok(ask(&node, "192.0.2.1:32100").is_ok())
+    })?;
     kpx.stop()
 }
 
 #[test]
 fn a_health_check_is_served_as_long_as_it_is_asked_for() -> Result<()> {
     let node = NetNs::machine("check")?;
-    let kpx =
-        Agent::start_alone(&node, &[("shop", SHOP)], "--nodeport-addresses 192.0.2.0/24,2001:db8::/32")?.healthy()?;
+    let kpx = Agent::start_alone(
+        &node,
+        &[("shop", SHOP)],
+        "--nodeport-addresses 192.0.2.0/24,2001:db8::/32",
+    )?
+    .healthy()?;
     let answers = |code: u16, want: &str| {
         wait_until(DEADLINE, want, || {
             let answer = ask(&node, "192.0.2.1:32100")?;
@@ -111,9 +171,19 @@ fn a_health_check_is_served_as_long_as_it_is_asked_for() -> Result<()> {
 
     // It listens where node ports are taken, also at addresses that come later.
     node.ip("addr add 192.0.2.2/24 dev eth0")?;
-    wait_until(DEADLINE, "the new address answers", || Ok(ask(&node, "192.0.2.2:32100").is_ok()))?;
-    kpx.put("shop", &SHOP.replace("externalTrafficPolicy: Local", "externalTrafficPolicy: Cluster"))?;
-    wait_until(DEADLINE, "the port is closed", || Ok(ask(&node, "192.0.2.1:32100").is_err()))?;
+    wait_until(DEADLINE, "the new address answers", || {
+        Ok(ask(&node, "192.0.2.2:32100").is_ok())
+    })?;
+    kpx.put(
+        "shop",
+        &SHOP.replace(
+            "externalTrafficPolicy: Local",
+            "externalTrafficPolicy: Cluster",
+        ),
+    )?;
+    wait_until(DEADLINE, "the port is closed", || {
+        Ok(ask(&node, "192.0.2.1:32100").is_err())
+    })?;
     kpx.stop()
 }
 
@@ -125,10 +195,18 @@ fn ask(node: &NetNs, to: &str) -> Result<Answer> {
 fn frontends(node: &NetNs) -> Result<Vec<String>> {
     let mut frontends = Vec::new();
     let rules = rules(node)?;
-    let ours = rules.lines().filter(|line| line.ends_with("lookup 7041144 proto 75"));
+    let ours = rules
+        .lines()
+        .filter(|line| line.ends_with("lookup 7041144 proto 75"));
     for line in ours.filter(|line| !line.contains("fwmark")) {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let after = |word| words.iter().position(|w| *w == word).and_then(|at| words.get(at + 1)).copied();
+        let after = |word| {
+            words
+                .iter()
+                .position(|w| *w == word)
+                .and_then(|at| words.get(at + 1))
+                .copied()
+        };
         let parts = [after("to"), after("ipproto"), after("dport")];
         frontends.push(parts.map(|part| part.unwrap_or("-")).join(" "));
     }
@@ -141,13 +219,16 @@ fn rules(node: &NetNs) -> Result<String> {
     Ok(show("-4")? + &show("-6")?)
 }
 
-/// All that kpx changes on a node for the host's own packets: rules, and routes but those that the kernel itself makes
-/// of addresses.
+/// All that kpx changes on a node for the host's own packets: rules, and routes but those that the
+/// kernel itself makes of addresses.
 fn state(node: &NetNs) -> Result<String> {
     let mut state = rules(node)?;
     for family in ["-4", "-6"] {
-        let routes = node.exec(Command::new("ip").args([family, "route", "show", "table", "all"]))?;
-        let made = routes.lines().filter(|line| !line.contains("table local") && !line.contains("proto kernel"));
+        let routes =
+            node.exec(Command::new("ip").args([family, "route", "show", "table", "all"]))?;
+        let made = routes
+            .lines()
+            .filter(|line| !line.contains("table local") && !line.contains("proto kernel"));
         state.extend(made.map(|line| format!("{line}\n")));
     }
     Ok(state)
@@ -176,8 +257,12 @@ spec:
 status: { loadBalancer: { ingress: [{ ip: 203.0.113.7 }, { ip: \"2001:db8::7\" }] } }
 ";
 
-const SHOP_FRONTENDS: [&str; 4] =
-    ["2001:db8::7 tcp 443", "2001:db8::7 udp 53", "203.0.113.7 tcp 443", "203.0.113.7 udp 53"];
+const SHOP_FRONTENDS: [&str; 4] = [
+    "2001:db8::7 tcp 443",
+    "2001:db8::7 udp 53",
+    "203.0.113.7 tcp 443",
+    "203.0.113.7 udp 53",
+];
 
 const SLICE: &str = "
 apiVersion: discovery.k8s.io/v1

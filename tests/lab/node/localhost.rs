@@ -1,4 +1,5 @@
-//! Node ports at 127.0.0.1 and ::1 (KEP-6032): the host's own programs are served, and nothing else is.
+//! Node ports at 127.0.0.1 and ::1 (KEP-6032): the host's own programs are served, and nothing else
+//! is.
 
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::thread;
@@ -13,7 +14,8 @@ use super::reach::{answer, dial_within, is_refused, pod};
 /// Time in which an answer would come.
 const SOON: Duration = Duration::from_millis(700);
 const ROUTE_LOCALNET: &str = "/proc/sys/net/ipv4/conf/";
-const NFTABLES: &str = "--proxy-mode nftables --nodeport-addresses primary,localhost --socket-lb off";
+const NFTABLES: &str =
+    "--proxy-mode nftables --nodeport-addresses primary,localhost --socket-lb off";
 
 #[test]
 fn the_host_alone_reaches_node_ports_at_its_loopback_addresses() -> Result<()> {
@@ -35,36 +37,65 @@ fn the_host_alone_reaches_node_ports_at_its_loopback_addresses() -> Result<()> {
         ("[::1]:30444", "fd00::1"),
         ("192.0.2.1:30443", "192.0.2.1"),
     ] {
-        ensure!(by_tcp(&node, to).with_context(|| format!("TCP, {to}"))? == seen, "TCP, {to}");
-        ensure!(by_udp(&node, to).with_context(|| format!("UDP, {to}"))? == seen, "UDP, {to}");
+        ensure!(
+            by_tcp(&node, to).with_context(|| format!("TCP, {to}"))? == seen,
+            "TCP, {to}"
+        );
+        ensure!(
+            by_udp(&node, to).with_context(|| format!("UDP, {to}"))? == seen,
+            "UDP, {to}"
+        );
     }
     // As the KEP has it. In mode iptables the node itself needs no endpoint of its own.
-    for to in ["127.0.0.1:30445", "[::1]:30445", "127.0.0.1:30446", "127.0.0.2:30443"] {
+    for to in [
+        "127.0.0.1:30445",
+        "[::1]:30445",
+        "127.0.0.1:30446",
+        "127.0.0.2:30443",
+    ] {
         ensure!(is_refused(to), "{to} is refused");
     }
     let localnet = |device: &str| node.read(&format!("{ROUTE_LOCALNET}{device}/route_localnet"));
     ensure!(
-        [localnet("lo")?, localnet("all")?, localnet("eth0")?].map(|value| value.trim().to_owned()) == ["1", "0", "0"]
+        [localnet("lo")?, localnet("all")?, localnet("eth0")?].map(|value| value.trim().to_owned())
+            == ["1", "0", "0"]
     );
 
-    // Neither a pod nor a machine behind an uplink gets in by that, even where a kube-proxy has opened all devices.
+    // Neither a pod nor a machine behind an uplink gets in by that, even where a kube-proxy has
+    // opened all devices.
     lead_out(&pod)?;
     let resets = own_resets(&node)?;
-    ensure!(!is_answered(&pod, "127.0.0.1:30443") && own_resets(&node)? == resets, "the kernel drops a martian");
+    ensure!(
+        !is_answered(&pod, "127.0.0.1:30443") && own_resets(&node)? == resets,
+        "the kernel drops a martian"
+    );
     node.sysctl("ipv4/conf/all/route_localnet", "1")?;
     node.sysctl("ipv4/conf/all/rp_filter", "0")?;
-    ensure!(!is_answered(&pod, "127.0.0.1:30443"), "a pod is served at the node's loopback address");
-    ensure!(own_resets(&node)? > resets, "the packet comes to the node's stack, which refuses it");
+    ensure!(
+        !is_answered(&pod, "127.0.0.1:30443"),
+        "a pod is served at the node's loopback address"
+    );
+    ensure!(
+        own_resets(&node)? > resets,
+        "the packet comes to the node's stack, which refuses it"
+    );
     node.sysctl("ipv4/conf/all/route_localnet", "0")?;
     kpx.stop()?;
 
-    let kpx = Agent::start_alone(&node, &objects, "--proxy-mode nftables --socket-lb off")?.healthy()?;
-    ensure!(is_refused("127.0.0.1:30443") && is_refused("[::1]:30443"), "they are not named any more");
+    let kpx =
+        Agent::start_alone(&node, &objects, "--proxy-mode nftables --socket-lb off")?.healthy()?;
+    ensure!(
+        is_refused("127.0.0.1:30443") && is_refused("[::1]:30443"),
+        "they are not named any more"
+    );
     ensure!(localnet("lo")?.trim() == "0", "the switch is as it was");
     kpx.stop()?;
 
     let kpx = Agent::start_alone(&node, &objects, "--socket-lb off")?.healthy()?;
-    ensure!(by_tcp(&node, "127.0.0.1:30443")? == "192.0.2.1" && is_refused("[::1]:30443"), "mode iptables");
+    ensure!(
+        by_tcp(&node, "127.0.0.1:30443")? == "192.0.2.1" && is_refused("[::1]:30443"),
+        "mode iptables"
+    );
     kpx.stop()
 }
 
@@ -81,7 +112,9 @@ fn lead_out(pod: &NetNs) -> Result<()> {
 fn serve(ns: &NetNs, addrs: &[&str]) -> Result<()> {
     for addr in addrs {
         answer(ns, addr, |from| from.ip().to_string())?;
-        let socket = ns.run(|| UdpSocket::bind(addr)).with_context(|| format!("bind {addr}"))?;
+        let socket = ns
+            .run(|| UdpSocket::bind(addr))
+            .with_context(|| format!("bind {addr}"))?;
         thread::spawn(move || {
             while let Ok((_, from)) = socket.recv_from(&mut [0; 9]) {
                 let _sent = socket.send_to(from.ip().to_string().as_bytes(), from);
@@ -120,10 +153,15 @@ fn is_answered(ns: &NetNs, to: &str) -> bool {
 /// Returns the number of connections that the host's own stack has reset.
 fn own_resets(ns: &NetNs) -> Result<u64> {
     let counters = ns.read("/proc/thread-self/net/snmp")?;
-    let mut lines = counters.lines().filter_map(|line| line.strip_prefix("Tcp: "));
-    let (names, values) = (lines.next().context("the names")?, lines.next().context("the values")?);
+    let mut lines = counters
+        .lines()
+        .filter_map(|line| line.strip_prefix("Tcp: "));
+    let names = lines.next().context("the names")?;
+    let values = lines.next().context("the values")?;
     let mut pairs = names.split(' ').zip(values.split(' '));
-    let (_, resets) = pairs.find(|(name, _)| *name == "OutRsts").context("OutRsts")?;
+    let (_, resets) = pairs
+        .find(|(name, _)| *name == "OutRsts")
+        .context("OutRsts")?;
     Ok(resets.parse()?)
 }
 

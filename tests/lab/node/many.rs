@@ -15,13 +15,30 @@ fn cli_lists_each_of_many_services_once() -> Result<()> {
     let node = NetNs::machine("parts")?;
     let agent = Agent::start_alone(&node, &[("many", &services()?)], "")?.healthy()?;
     wait_until(DEADLINE, "all Services are in force", || {
-        Ok(agent.typed_status()?.tables.get("IPv4").is_some_and(|table| table.services == SERVICES))
+        Ok(agent
+            .typed_status()?
+            .tables
+            .get("IPv4")
+            .is_some_and(|table| table.services == SERVICES))
     })?;
-    let listed = kpx(agent.ns(), &format!("services -A -o json --run-dir {}", agent.run_dir().display()))?;
-    let rows: Vec<Value> = serde_json::from_slice(&listed.stdout).with_context(|| format!("{listed:?}"))?;
+    let listed = kpx(
+        agent.ns(),
+        &format!(
+            "services -A -o json --run-dir {}",
+            agent.run_dir().display()
+        ),
+    )?;
+    let rows: Vec<Value> =
+        serde_json::from_slice(&listed.stdout).with_context(|| format!("{listed:?}"))?;
     let names: Vec<_> = rows
         .iter()
-        .filter_map(|row| Some(format!("{}/{}", row["namespace"].as_str()?, row["name"].as_str()?)))
+        .filter_map(|row| {
+            Some(format!(
+                "{}/{}",
+                row["namespace"].as_str()?,
+                row["name"].as_str()?
+            ))
+        })
         .collect();
     let mut expected: Vec<_> = (0..SERVICES).map(name).collect();
     expected.sort_unstable();
@@ -37,7 +54,8 @@ fn name(nth: usize) -> String {
 fn services() -> Result<String> {
     let mut text = String::new();
     for nth in 0..SERVICES {
-        let (full, ip) = (name(nth), format!("10.96.{}.{}", 1 + nth / 250, 1 + nth % 250));
+        let full = name(nth);
+        let ip = format!("10.96.{}.{}", 1 + nth / 250, 1 + nth % 250);
         let (namespace, name) = full.split_once('/').context("a namespace")?;
         write!(
             text,

@@ -13,9 +13,19 @@ use testbed::agent::Agent;
 
 /// Returns the node's own addresses; `*` marks an address that takes node ports.
 pub(crate) fn own_addresses(kpx: &Agent) -> Result<Vec<String>> {
-    let shown = |(addr, own): (String, OwnAddr)| if own.takes_node_ports() { addr + "*" } else { addr };
-    let v4 = hash::<Addr4, OwnAddr>(open(kpx, "ADDRS4")?)?.into_iter().map(text);
-    let v6 = hash::<Addr6, OwnAddr>(open(kpx, "ADDRS6")?)?.into_iter().map(text);
+    let shown = |(addr, own): (String, OwnAddr)| {
+        if own.takes_node_ports() {
+            addr + "*"
+        } else {
+            addr
+        }
+    };
+    let v4 = hash::<Addr4, OwnAddr>(open(kpx, "ADDRS4")?)?
+        .into_iter()
+        .map(text);
+    let v6 = hash::<Addr6, OwnAddr>(open(kpx, "ADDRS6")?)?
+        .into_iter()
+        .map(text);
     Ok(v4.chain(v6).map(shown).collect())
 }
 
@@ -36,16 +46,27 @@ pub(crate) fn flags<const N: usize>(kpx: &Agent, flags: [u32; N]) -> Result<[boo
 /// Returns the names of the devices that lead to detected pods.
 pub(crate) fn detected(kpx: &Agent) -> Result<Vec<String>> {
     let devices = hash::<u32, Device>(open(kpx, "DEVICES")?)?;
-    let names = kpx.typed_status()?.devices.into_iter().map(|device| (device.ifindex, device.name));
+    let names = kpx
+        .typed_status()?
+        .devices
+        .into_iter()
+        .map(|device| (device.ifindex, device.name));
     let names: BTreeMap<u32, String> = names.collect();
-    let detected = devices.iter().filter(|(_, device)| device.is_detected()).map(|(ifindex, _)| names.get(ifindex));
+    let detected = devices
+        .iter()
+        .filter(|(_, device)| device.is_detected())
+        .map(|(ifindex, _)| names.get(ifindex));
     let mut detected: Vec<String> = detected.flatten().cloned().collect();
     detected.sort();
     Ok(detected)
 }
 
 fn open(kpx: &Agent, name: &str) -> Result<Map> {
-    let id = *kpx.typed_status()?.maps.get(name).with_context(|| format!("no map {name}"))?;
+    let id = *kpx
+        .typed_status()?
+        .maps
+        .get(name)
+        .with_context(|| format!("no map {name}"))?;
     Ok(Map::from_map_data(MapData::from_id(id)?)?)
 }
 
@@ -63,7 +84,9 @@ fn family_nets<A: Addr + Pod>(map: Map) -> Result<Vec<String>> {
     let rows = map.iter().collect::<Result<Vec<_>, _>>()?;
     // Other bits belong to networks that are known for another reason.
     let counted = rows.iter().filter(|(_, value)| value & 1 != 0);
-    let mut nets: Vec<_> = counted.map(|(key, _)| format!("{}/{}", key.data().ip(), key.prefix_len())).collect();
+    let mut nets: Vec<_> = counted
+        .map(|(key, _)| format!("{}/{}", key.data().ip(), key.prefix_len()))
+        .collect();
     nets.sort();
     Ok(nets)
 }

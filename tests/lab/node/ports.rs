@@ -1,5 +1,5 @@
-//! Source ports that two programs use towards one backend: kpx for a client that it masquerades, and netfilter or a node's own
-//! process.
+//! Source ports that two programs use towards one backend: kpx for a client that it masquerades,
+//! and netfilter or a node's own process.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -29,9 +29,18 @@ fn port_that_netfilter_keeps_for_a_pod_is_no_silent_flows_any_longer() -> Result
         idle(SILENT)?;
         // Netfilter masquerades the pod towards n2's own network, and keeps its port.
         let answer = dial(pod, web.frontend(family), masqueraded.source.port())?;
-        ensure!(answer.source == masqueraded.source, "{family}: n2 sees {}, not {}", answer.source, masqueraded.source);
+        ensure!(
+            answer.source == masqueraded.source,
+            "{family}: n2 sees {}, not {}",
+            answer.source,
+            masqueraded.source
+        );
         let again = dial(x, node_port, 20_000)?;
-        ensure!(again.source != masqueraded.source, "{family}: two conversations are {}", again.source);
+        ensure!(
+            again.source != masqueraded.source,
+            "{family}: two conversations are {}",
+            again.source
+        );
         dial(pod, web.frontend(family), masqueraded.source.port()).context("the pod goes on")?;
     }
     kpx.stop()
@@ -50,18 +59,34 @@ fn node_that_dials_a_pod_beside_its_flow_through_a_node_port_hears_both() -> Res
             let dial = |to| Dial::new(protocol, to).source_port(port);
             let mut through = dial(node_port).connect(&n2.ns)?;
             let by_node_port = through.exchange(b"through")?;
-            ensure!(by_node_port.source.port() == port, "{protocol} {family}: {by_node_port:?}");
-            let mut direct = dial(pod).connect(&n2.ns).with_context(|| format!("dial {pod} by {protocol}"))?;
-            let moved = direct.exchange(b"direct").with_context(|| format!("{pod} by {protocol}"))?;
-            ensure!(moved.source != by_node_port.source, "{protocol} {family}: two conversations are {}", moved.source);
-            through.exchange(b"through again").context("the first conversation")?;
-            direct.exchange(b"direct again").context("the second conversation")?;
+            ensure!(
+                by_node_port.source.port() == port,
+                "{protocol} {family}: {by_node_port:?}"
+            );
+            let mut direct = dial(pod)
+                .connect(&n2.ns)
+                .with_context(|| format!("dial {pod} by {protocol}"))?;
+            let moved = direct
+                .exchange(b"direct")
+                .with_context(|| format!("{pod} by {protocol}"))?;
+            ensure!(
+                moved.source != by_node_port.source,
+                "{protocol} {family}: two conversations are {}",
+                moved.source
+            );
+            through
+                .exchange(b"through again")
+                .context("the first conversation")?;
+            direct
+                .exchange(b"direct again")
+                .context("the second conversation")?;
         }
     }
     kpx.stop()
 }
 
-/// A pod of another node has a connection that its own node led to the backend, and dials this node from the same port.
+/// A pod of another node has a connection that its own node led to the backend, and dials this node
+/// from the same port.
 #[test]
 fn connection_of_a_pod_elsewhere_outlives_its_dial_of_a_node_port() -> Result<()> {
     for layout in [Layout::Routed, Layout::Bridge] {
@@ -76,7 +101,8 @@ fn connection_of_a_pod_elsewhere_outlives_its_dial_of_a_node_port() -> Result<()
             lab.put(policy)?;
             for family in Family::ALL {
                 let port = 20_010 + nth;
-                held_and_new(&lab, "p2a", family, port).with_context(|| format!("{layout:?} {family} {nth}"))?;
+                held_and_new(&lab, "p2a", family, port)
+                    .with_context(|| format!("{layout:?} {family} {nth}"))?;
             }
         }
         kpx.stop()?;
@@ -85,7 +111,9 @@ fn connection_of_a_pod_elsewhere_outlives_its_dial_of_a_node_port() -> Result<()
 }
 
 fn cidrs() -> String {
-    Family::ALL.map(|family| CLUSTER_PODS.cidr(family)).join(",")
+    Family::ALL
+        .map(|family| CLUSTER_PODS.cidr(family))
+        .join(",")
 }
 
 /// Dials the node port from the port of a connection to its backend, and uses both.
@@ -93,13 +121,23 @@ fn held_and_new(lab: &ServedLab, client: &str, family: Family, port: u16) -> Res
     let client = lab.lab.host(client);
     let node_port = SocketAddr::new(lab.lab.n1.host.addrs.ip(family), NODE_PORT);
     let pod = SocketAddr::new(lab.lab.host("p1b").addrs.ip(family), PORT);
-    let dial = |to| Dial::new(Protocol::Tcp, to).source_port(port).deadline(DEADLINE);
+    let dial = |to| {
+        Dial::new(Protocol::Tcp, to)
+            .source_port(port)
+            .deadline(DEADLINE)
+    };
     let mut held = dial(pod).connect(&client.ns).context("dial the backend")?;
     held.exchange(b"held")?;
-    let mut new = dial(node_port).connect(&client.ns).context("dial the node port")?;
+    let mut new = dial(node_port)
+        .connect(&client.ns)
+        .context("dial the node port")?;
     let seen = new.exchange(b"new").context("by the node port")?.source;
-    ensure!(seen.ip() == client.addrs.ip(family) && seen.port() != port, "the backend sees {seen}");
-    held.exchange(b"still held").context("the connection that was there before")?;
+    ensure!(
+        seen.ip() == client.addrs.ip(family) && seen.port() != port,
+        "the backend sees {seen}"
+    );
+    held.exchange(b"still held")
+        .context("the connection that was there before")?;
     new.exchange(b"still new").context("the new connection")?;
     held.reset()?;
     Ok(new.reset()?)
@@ -107,7 +145,9 @@ fn held_and_new(lab: &ServedLab, client: &str, family: Family, port: u16) -> Res
 
 /// Asks by UDP from a port until an answer comes.
 fn dial(client: &Host, to: SocketAddr, port: u16) -> Result<Answer> {
-    let dial = Dial::new(Protocol::Udp, to).source_port(port).deadline(Duration::from_millis(500));
+    let dial = Dial::new(Protocol::Udp, to)
+        .source_port(port)
+        .deadline(Duration::from_millis(500));
     let mut answer = None;
     wait_until(DEADLINE, &format!("{to} answers {}", client.name), || {
         answer = dial.exchange(&client.ns, b"hello").ok();

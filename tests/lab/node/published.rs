@@ -1,4 +1,5 @@
-//! Backends at the node's own address that netfilter leads to a container, as Docker does without its proxy, and the CNI plugin portmap.
+//! Backends at the node's own address that netfilter leads to a container, as Docker does without
+//! its proxy, and the CNI plugin portmap.
 
 use std::net::SocketAddr;
 
@@ -16,11 +17,16 @@ const NODE_PORT: u16 = 30_085;
 
 #[test]
 fn container_behind_published_port_is_a_backend() -> Result<()> {
-    for (layout, args) in [(Layout::Ptp, &[][..]), (Layout::Bridge, &[]), (Layout::Bridge, &["--fast-path", "off"])] {
+    for (layout, args) in [
+        (Layout::Ptp, &[][..]),
+        (Layout::Bridge, &[]),
+        (Layout::Bridge, &["--fast-path", "off"]),
+    ] {
         let base = ServedLab::with_manifests(layout)?.serve_all(PORT)?;
         let service = Service::new("published", 10, &["n1"], PUBLISHED).node_port(NODE_PORT);
         base.put(&service)?;
-        let (node, container) = (&base.lab.n1.host, base.lab.host("p1b"));
+        let node = &base.lab.n1.host;
+        let container = base.lab.host("p1b");
         node.ns.nft(&format!(
             "table inet published {{ chain lead {{ type nat hook prerouting priority dstnat
                 ip daddr {} meta l4proto {{ tcp, udp }} th dport {PUBLISHED} dnat ip to {}:{PORT}
@@ -29,13 +35,20 @@ fn container_behind_published_port_is_a_backend() -> Result<()> {
             node.addrs.v4, container.addrs.v4, node.addrs.v6, container.addrs.v6
         ))?;
         let kpx = base.kpx(args)?;
-        for (family, protocol) in
-            Family::ALL.into_iter().flat_map(|family| Protocol::COMMON.map(|protocol| (family, protocol)))
+        for (family, protocol) in Family::ALL
+            .into_iter()
+            .flat_map(|family| Protocol::COMMON.map(|protocol| (family, protocol)))
         {
             let node_port = SocketAddr::new(node.addrs.ip(family), NODE_PORT);
-            for (client, to) in [("p1a", service.frontend(family)), ("p1a", node_port), ("x", node_port)] {
+            for (client, to) in [
+                ("p1a", service.frontend(family)),
+                ("p1a", node_port),
+                ("x", node_port),
+            ] {
                 let what = || format!("{layout:?} {args:?}: {client} to {to} by {protocol:?}");
-                let mut connection = Dial::new(protocol, to).connect(&base.lab.host(client).ns).with_context(what)?;
+                let mut connection = Dial::new(protocol, to)
+                    .connect(&base.lab.host(client).ns)
+                    .with_context(what)?;
                 for _ in 0..3 {
                     let answer = connection.exchange(b"published").with_context(what)?;
                     ensure!(answer.backend == container.name, "{}: {answer:?}", what());
@@ -50,22 +63,30 @@ fn container_behind_published_port_is_a_backend() -> Result<()> {
 #[test]
 fn nobody_speaks_for_backend_at_nodes_address() -> Result<()> {
     // Where the kernel takes the node's own addresses for sources, and where it does not.
-    for (layout, accept_local) in [(Layout::Ptp, "0"), (Layout::Ptp, "1"), (Layout::Bridge, "1")] {
+    for (layout, accept_local) in [
+        (Layout::Ptp, "0"),
+        (Layout::Ptp, "1"),
+        (Layout::Bridge, "1"),
+    ] {
         let base = ServedLab::with_manifests(layout)?.serve_all(PORT)?;
         let service = Service::new("own", 10, &["n1"], PORT);
         base.put(&service)?;
-        let (node, client) = (&base.lab.n1.host, base.lab.host("p1a"));
+        let node = &base.lab.n1.host;
+        let client = base.lab.host("p1a");
         node.ns.sysctl("ipv4/conf/all/accept_local", accept_local)?;
         let kpx = base.kpx(&[])?;
         for family in Family::ALL {
-            let [from, to] =
-                [(node, PORT), (client, 45_002)].map(|(host, port)| SocketAddr::new(host.addrs.ip(family), port));
+            let [from, to] = [(node, PORT), (client, 45_002)]
+                .map(|(host, port)| SocketAddr::new(host.addrs.ip(family), port));
             let dial = Dial::new(Protocol::Tcp, service.frontend(family)).source_port(to.port());
             let mut connection = dial.connect(&client.ns)?;
             connection.exchange(b"before")?;
             for name in ["p1b", "n2"] {
-                let what = || format!("{layout:?}, accept_local {accept_local}: {name} in the name of {from}");
-                let (forged, stranger) = (forged(&kpx)?, Stranger::on(base.lab.host(name))?);
+                let what = || {
+                    format!("{layout:?}, accept_local {accept_local}: {name} in the name of {from}")
+                };
+                let forged = forged(&kpx)?;
+                let stranger = Stranger::on(base.lab.host(name))?;
                 for packet in [
                     stranger::tcp(from, to).rst(),
                     stranger::tcp(from, to).syn().ack(1),
@@ -73,8 +94,10 @@ fn nobody_speaks_for_backend_at_nodes_address() -> Result<()> {
                 ] {
                     stranger.send(packet, to.ip())?;
                 }
-                wait_until(DEADLINE, "all three are dropped", || Ok(self::forged(&kpx)? >= forged + 3))
-                    .with_context(what)?;
+                wait_until(DEADLINE, "all three are dropped", || {
+                    Ok(self::forged(&kpx)? >= forged + 3)
+                })
+                .with_context(what)?;
                 connection.exchange(b"after").with_context(what)?;
             }
         }
@@ -85,5 +108,9 @@ fn nobody_speaks_for_backend_at_nodes_address() -> Result<()> {
 
 /// Returns how many packets the programs have dropped because their senders are elsewhere.
 fn forged(kpx: &Agent) -> Result<u64> {
-    kpx.typed_status()?.reasons.get("forged").copied().context("no such reason")
+    kpx.typed_status()?
+        .reasons
+        .get("forged")
+        .copied()
+        .context("no such reason")
 }

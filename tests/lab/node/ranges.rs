@@ -1,4 +1,5 @@
-//! Ranges of ClusterIPs that have in them what is not for Services: pods, and networks to which the node has routes.
+//! Ranges of ClusterIPs that have in them what is not for Services: pods, and networks to which the
+//! node has routes.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -20,7 +21,10 @@ fn a_range_over_pods_and_routes_drops_none_of_their_packets() -> Result<()> {
     let [own, far] = ["p1b", "p2a"].map(|name| lab.host(name).addrs);
     for (ranges, services) in [
         // Pods of both nodes, and ClusterIPs beside them.
-        ("10.244.0.0/16, \"fd00:10:244::/48\"", ["10.244.200.20", "fd00:10:244:200::20"]),
+        (
+            "10.244.0.0/16, \"fd00:10:244::/48\"",
+            ["10.244.200.20", "fd00:10:244:200::20"],
+        ),
         ("0.0.0.0/0, \"::/0\"", ["10.96.0.20", "fd00:10:96::20"]),
     ] {
         let [v4, v6] = services;
@@ -35,19 +39,28 @@ fn a_range_over_pods_and_routes_drops_none_of_their_packets() -> Result<()> {
             .replace("SERVICE6", v6)
             .replace("ENDPOINTS4", &endpoints(own.v4.into(), far.v4.into()))
             .replace("ENDPOINTS6", &endpoints(own.v6.into(), far.v6.into()));
-        let agent = Agent::start_alone(&lab.n1.host.ns, &[("objects", &objects)], "--socket-lb off")?;
+        let agent =
+            Agent::start_alone(&lab.n1.host.ns, &[("objects", &objects)], "--socket-lb off")?;
         wait_until(DEADLINE, "the overlap is a problem", || {
-            Ok(agent.problem(PROBLEM)?.is_some_and(|why| why.contains("10.244.") || why.contains("0.0.0.0/0")))
+            Ok(agent
+                .problem(PROBLEM)?
+                .is_some_and(|why| why.contains("10.244.") || why.contains("0.0.0.0/0")))
         })
         .with_context(|| agent.log())?;
-        ensure!(agent.typed_status()?.skipped.is_empty(), "{:?}", agent.typed_status()?.skipped);
+        ensure!(
+            agent.typed_status()?.skipped.is_empty(),
+            "{:?}",
+            agent.typed_status()?.skipped
+        );
         for (family, service) in Family::ALL.into_iter().zip(services) {
-            let direct = ["p1b", "p2a", "x"].map(|name| (name, SocketAddr::new(lab.host(name).addrs.ip(family), PORT)));
+            let direct = ["p1b", "p2a", "x"]
+                .map(|name| (name, SocketAddr::new(lab.host(name).addrs.ip(family), PORT)));
             let cluster_ip = ("a Service", SocketAddr::new(service.parse()?, 80));
             for (what, to) in direct.into_iter().chain([cluster_ip]) {
                 for protocol in Protocol::COMMON {
                     let answer = Dial::new(protocol, to).exchange(&lab.host("p1a").ns, b"hello");
-                    answer.with_context(|| format!("{what} at {to}, {protocol}, ranges {ranges}"))?;
+                    answer
+                        .with_context(|| format!("{what} at {to}, {protocol}, ranges {ranges}"))?;
                 }
             }
         }
@@ -60,12 +73,16 @@ fn a_range_over_pods_and_routes_drops_none_of_their_packets() -> Result<()> {
 fn a_route_into_a_range_is_told_and_the_rest_of_the_range_is_for_services() -> Result<()> {
     let lab = Lab::start(Layout::Routed)?;
     let servers = Servers::start()?;
-    // A network of another program within the range, as Docker's default is within some clusters' ranges.
+    // A network of another program within the range, as Docker's default is within some clusters'
+    // ranges.
     let n1 = &lab.n1.host;
     let beyond: SocketAddr = "10.96.7.2:8080".parse()?;
     lab.n2.host.ns.ip("addr add 10.96.7.2/32 dev lo")?;
     servers.serve_at(&lab.n2.host, "beyond", beyond)?;
-    n1.ns.ip(&format!("route add 10.96.7.0/24 via {}", lab.n2.host.addrs.v4))?;
+    n1.ns.ip(&format!(
+        "route add 10.96.7.0/24 via {}",
+        lab.n2.host.addrs.v4
+    ))?;
     let objects = OBJECTS
         .replace("RANGES", "10.96.0.0/16")
         .replace("SERVICE4", "10.96.0.20")
@@ -81,16 +98,35 @@ fn a_route_into_a_range_is_told_and_the_rest_of_the_range_is_for_services() -> R
     })
     .with_context(|| agent.log())?;
     let p1a = &lab.host("p1a").ns;
-    Dial::new(Protocol::Tcp, beyond).exchange(p1a, b"hello").context("the network within the range")?;
+    Dial::new(Protocol::Tcp, beyond)
+        .exchange(p1a, b"hello")
+        .context("the network within the range")?;
 
-    let dropped = || Ok::<_, anyhow::Error>(agent.status()?["reasons"]["unallocated"].as_u64().unwrap_or_default());
+    let dropped = || {
+        Ok::<_, anyhow::Error>(
+            agent.status()?["reasons"]["unallocated"]
+                .as_u64()
+                .unwrap_or_default(),
+        )
+    };
     let before = dropped()?;
-    ensure!(Dial::new(Protocol::Udp, "10.96.9.9:80".parse()?).connect(p1a)?.exchange(b"hello").is_err());
-    ensure!(dropped()? > before, "no Service has this address, and no route leads there");
+    ensure!(
+        Dial::new(Protocol::Udp, "10.96.9.9:80".parse()?)
+            .connect(p1a)?
+            .exchange(b"hello")
+            .is_err()
+    );
+    ensure!(
+        dropped()? > before,
+        "no Service has this address, and no route leads there"
+    );
 
     let told = kpx(&n1.ns, "check --service-cidr 10.96.0.0/16")?;
     let told = String::from_utf8(told.stdout)?;
-    ensure!(told.contains("10.96.0.0/16 have in them routes of this node's to 10.96.7.0/24"), "{told}");
+    ensure!(
+        told.contains("10.96.0.0/16 have in them routes of this node's to 10.96.7.0/24"),
+        "{told}"
+    );
     agent.stop()
 }
 

@@ -1,5 +1,6 @@
-//! The host's own sockets reach external frontends under every rp_filter, although no route leads to these addresses.
-//! Where a device of the host has a ClusterIP, packets to it stay with the host.
+//! The host's own sockets reach external frontends under every rp_filter, although no route leads
+//! to these addresses. Where a device of the host has a ClusterIP, packets to it stay with the
+//! host.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -20,9 +21,16 @@ fn external_frontends_are_reached_under_every_rp_filter() -> Result<()> {
         // Without a default route, rp_filter finds an address only behind our rules.
         node.ip("route del default via 192.0.2.254\nroute del default via fd00::fe")?;
         let pod = pod(&node)?;
-        let kpx = Agent::start_alone(&node, &[("shop", SHOP), ("slices", SLICES)], "")?.healthy()?;
+        let kpx =
+            Agent::start_alone(&node, &[("shop", SHOP), ("slices", SLICES)], "")?.healthy()?;
         serve(&pod, &["10.244.1.5:8443", "[fd00:1::5]:8443"], "hello")?;
-        for to in ["10.96.0.20:443", "203.0.113.7:443", "[2001:db8::7]:443", "192.0.2.1:30443", "[fd00::1]:30443"] {
+        for to in [
+            "10.96.0.20:443",
+            "203.0.113.7:443",
+            "[2001:db8::7]:443",
+            "192.0.2.1:30443",
+            "[fd00::1]:30443",
+        ] {
             let answer = dial(&node, to).with_context(|| format!("rp_filter {rp_filter}, {to}"))?;
             ensure!(answer == "hello", "{to}: {answer}");
         }
@@ -30,7 +38,9 @@ fn external_frontends_are_reached_under_every_rp_filter() -> Result<()> {
         // Without endpoints it is refused, and at once: so the answer is let in as well.
         kpx.delete("slices")?;
         for to in ["203.0.113.7:443", "[2001:db8::7]:443"] {
-            wait_until(DEADLINE, &format!("{to} is refused"), || Ok(is_refused(dial(&node, to))))?;
+            wait_until(DEADLINE, &format!("{to} is refused"), || {
+                Ok(is_refused(dial(&node, to)))
+            })?;
         }
         kpx.stop()?;
     }
@@ -46,17 +56,30 @@ fn a_cluster_ip_on_a_device_that_leads_nowhere_stays_with_the_host() -> Result<(
     serve(&pod, &["10.244.1.5:8443"], "hello")?;
     serve(&node, &["0.0.0.0:443"], "local")?;
     let answers = |from: &NetNs, want: &str| {
-        wait_until(DEADLINE, want, || Ok(dial(from, "10.96.0.20:443").is_ok_and(|answer| answer == want)))
+        wait_until(DEADLINE, want, || {
+            Ok(dial(from, "10.96.0.20:443").is_ok_and(|answer| answer == want))
+        })
     };
     for round in ["first", "second"] {
-        answers(&pod, "hello").and(answers(&node, "hello")).context(round)?;
+        answers(&pod, "hello")
+            .and(answers(&node, "hello"))
+            .context(round)?;
         // Like NodeLocal DNSCache's dummy device, which not every kernel has: it is never set up.
         node.ip("link add nodelocaldns type bridge\naddr add 10.96.0.20/32 dev nodelocaldns")?;
-        answers(&pod, "local").and(answers(&node, "local")).context(round)?;
-        ensure!(dial(&pod, "192.0.2.1:30443")? == "hello", "node ports are served");
+        answers(&pod, "local")
+            .and(answers(&node, "local"))
+            .context(round)?;
+        ensure!(
+            dial(&pod, "192.0.2.1:30443")? == "hello",
+            "node ports are served"
+        );
         let status = kpx.typed_status()?;
         let why = "Service default/shop spec.clusterIP: 10.96.0.20 is an address of device nodelocaldns: packets to it stay with the host";
-        ensure!(status.healthy && status.skipped == [why], "{:?}", status.skipped);
+        ensure!(
+            status.healthy && status.skipped == [why],
+            "{:?}",
+            status.skipped
+        );
         node.ip("link del nodelocaldns")?;
     }
     kpx.stop()
@@ -86,12 +109,20 @@ pub(super) fn pod(node: &NetNs) -> Result<NetNs> {
 
 /// Greets each client until the test process ends.
 fn serve(ns: &NetNs, addrs: &[&str], greeting: &'static str) -> Result<()> {
-    addrs.iter().try_for_each(|addr| answer(ns, addr, |_| greeting.to_owned()))
+    addrs
+        .iter()
+        .try_for_each(|addr| answer(ns, addr, |_| greeting.to_owned()))
 }
 
 /// Writes `words` to each client that connects, until the test process ends.
-pub(super) fn answer(ns: &NetNs, addr: &str, words: impl Fn(SocketAddr) -> String + Send + 'static) -> Result<()> {
-    let listener = ns.run(|| TcpListener::bind(addr)).with_context(|| format!("listen on {addr}"))?;
+pub(super) fn answer(
+    ns: &NetNs,
+    addr: &str,
+    words: impl Fn(SocketAddr) -> String + Send + 'static,
+) -> Result<()> {
+    let listener = ns
+        .run(|| TcpListener::bind(addr))
+        .with_context(|| format!("listen on {addr}"))?;
     thread::spawn(move || {
         while let Ok((mut stream, from)) = listener.accept() {
             // A client that has gone has seen enough.
@@ -109,7 +140,11 @@ fn dial(ns: &NetNs, to: &str) -> Result<String> {
 pub(super) fn dial_within(ns: &NetNs, to: &str, limit: Duration) -> Result<String> {
     let to: SocketAddr = to.parse()?;
     let mut stream = ns.run(|| TcpStream::connect_timeout(&to, limit))?;
-    ensure!(stream.peer_addr()? == to, "the client sees {}", stream.peer_addr()?);
+    ensure!(
+        stream.peer_addr()? == to,
+        "the client sees {}",
+        stream.peer_addr()?
+    );
     stream.set_read_timeout(Some(DEADLINE))?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
@@ -118,7 +153,9 @@ pub(super) fn dial_within(ns: &NetNs, to: &str, limit: Duration) -> Result<Strin
 
 /// Returns true if a dial was refused at once.
 pub(super) fn is_refused<T>(dialled: Result<T>) -> bool {
-    let error = dialled.err().and_then(|error| error.downcast::<std::io::Error>().ok());
+    let error = dialled
+        .err()
+        .and_then(|error| error.downcast::<std::io::Error>().ok());
     error.is_some_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 

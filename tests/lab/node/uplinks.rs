@@ -1,5 +1,6 @@
-//! Nodes with several next hops to the pods of others, and with an address that is on no uplink: what the host sends to Services takes the way
-//! and the source that the kernel would choose for the same packet to the backend.
+//! Nodes with several next hops to the pods of others, and with an address that is on no uplink:
+//! what the host sends to Services takes the way and the source that the kernel would choose for
+//! the same packet to the backend.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -17,7 +18,8 @@ const BACKENDS: u8 = 8;
 /// A client outside, beyond the uplinks.
 const OUTSIDE: [&str; 2] = ["198.51.100.9", "fd00:198::9"];
 
-/// A node with two uplinks, and the machine at their other ends, which has the backends' addresses on lo.
+/// A node with two uplinks, and the machine at their other ends, which has the backends' addresses
+/// on lo.
 struct Machines {
     node: NetNs,
     far: Host,
@@ -53,8 +55,13 @@ fn host_reaches_services_by_several_next_hops() -> Result<()> {
 fn host_speaks_with_the_source_that_the_route_names() -> Result<()> {
     let servers = Servers::start()?;
     let machines = Machines::make("source", ["192.0.2.1", "fd00::1"], &servers)?;
-    machines.node.ip("addr add 192.0.2.1/32 dev lo\naddr add fd00::1/128 dev lo nodad")?;
-    machines.far.ns.ip("route add 192.0.2.1 via 10.1.0.1\nroute add fd00::1 via fd00:c1::1")?;
+    machines
+        .node
+        .ip("addr add 192.0.2.1/32 dev lo\naddr add fd00::1/128 dev lo nodad")?;
+    machines
+        .far
+        .ns
+        .ip("route add 192.0.2.1 via 10.1.0.1\nroute add fd00::1 via fd00:c1::1")?;
     // The network beyond the next router has no route to the links between routers.
     machines.far.ns.nft(
         "table inet far { chain input { type filter hook prerouting priority raw
@@ -78,11 +85,14 @@ impl Machines {
     /// `addrs` are the node's.
     fn make(name: &str, addrs: [&'static str; 2], servers: &Servers) -> Result<Self> {
         let ns = |role: &str| NetNs::create(format!("kpx-{}-{name}-{role}", std::process::id()));
-        let (node, far) = (ns("n")?, ns("r")?);
+        let node = ns("n")?;
+        let far = ns("r")?;
         for ns in [&node, &far] {
-            for (key, value) in
-                [("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1"), ("ipv4/conf/default/rp_filter", "0")]
-            {
+            for (key, value) in [
+                ("ipv4/ip_forward", "1"),
+                ("ipv6/conf/all/forwarding", "1"),
+                ("ipv4/conf/default/rp_filter", "0"),
+            ] {
                 ns.sysctl(key, value)?;
             }
         }
@@ -101,10 +111,21 @@ impl Machines {
             ))?;
         }
         let [v4, v6] = OUTSIDE;
-        far.ip(&format!("addr add {v4}/32 dev lo\naddr add {v6}/128 dev lo nodad"))?;
-        node.ip(&format!("route add {v4} via 10.1.0.2\nroute add {v6} via fd00:c1::2"))?;
-        let unspecified = Dual { v4: [0; 4].into(), v6: [0; 16].into() };
-        let far = Host { name: "far", ns: far, addrs: unspecified };
+        far.ip(&format!(
+            "addr add {v4}/32 dev lo\naddr add {v6}/128 dev lo nodad"
+        ))?;
+        node.ip(&format!(
+            "route add {v4} via 10.1.0.2\nroute add {v6} via fd00:c1::2"
+        ))?;
+        let unspecified = Dual {
+            v4: [0; 4].into(),
+            v6: [0; 16].into(),
+        };
+        let far = Host {
+            name: "far",
+            ns: far,
+            addrs: unspecified,
+        };
         for backend in backends().into_iter().flatten() {
             let bits = if backend.is_ipv4() { 32 } else { 128 };
             far.ns.ip(&format!("addr add {backend}/{bits} dev lo"))?;
@@ -117,11 +138,15 @@ impl Machines {
         Ok(Self { node, far, addrs })
     }
 
-    /// Dials often enough that both next hops are met, at a ClusterIP and, of a node, at its own node port, also from outside.
+    /// Dials often enough that both next hops are met, at a ClusterIP and, of a node, at its own
+    /// node port, also from outside.
     fn serves(&self, arguments: &str, is_node: bool) -> Result<()> {
         let [v4, v6] = self.addrs;
-        let slices: String =
-            backends().iter().zip(["IPv4", "IPv6"]).map(|(addrs, family)| slice(addrs, family)).collect();
+        let slices: String = backends()
+            .iter()
+            .zip(["IPv4", "IPv6"])
+            .map(|(addrs, family)| slice(addrs, family))
+            .collect();
         let objects = OBJECTS.replace("NODE4", v4).replace("NODE6", v6) + &slices;
         let kpx = Agent::start_alone(&self.node, &[("objects", &objects)], arguments)?.healthy()?;
         for (family, service) in ["10.96.0.50", "fd00:96::50"].into_iter().enumerate() {
@@ -135,10 +160,20 @@ impl Machines {
                 };
                 let told = |to: SocketAddr| format!("{protocol} to {to}, {arguments}");
                 let faults = failed(&self.node, Dial::new(protocol, cluster_ip));
-                ensure!(faults.is_empty(), "{} of {DIALS}: {faults:?}, {}", faults.len(), told(cluster_ip));
+                ensure!(
+                    faults.is_empty(),
+                    "{} of {DIALS}: {faults:?}, {}",
+                    faults.len(),
+                    told(cluster_ip)
+                );
                 if is_node {
                     let faults = failed(&self.node, Dial::new(protocol, node_port));
-                    ensure!(faults.is_empty(), "{} of {DIALS}: {faults:?}, {}", faults.len(), told(node_port));
+                    ensure!(
+                        faults.is_empty(),
+                        "{} of {DIALS}: {faults:?}, {}",
+                        faults.len(),
+                        told(node_port)
+                    );
                     let dial = Dial::new(protocol, node_port).source_ip(outside);
                     let faults = failed(&self.far.ns, dial);
                     ensure!(
@@ -157,11 +192,17 @@ impl Machines {
 fn backends() -> [Vec<IpAddr>; 2] {
     let nth = 10..10 + BACKENDS;
     let v6 = |n: u8| IpAddr::from([0xfd00, 0x244, 2, 0, 0, 0, 0, u16::from(n)]);
-    [nth.clone().map(|n| IpAddr::from([10, 244, 2, n])).collect(), nth.map(v6).collect()]
+    [
+        nth.clone().map(|n| IpAddr::from([10, 244, 2, n])).collect(),
+        nth.map(v6).collect(),
+    ]
 }
 
 fn slice(addrs: &[IpAddr], family: &str) -> String {
-    let endpoints: Vec<_> = addrs.iter().map(|addr| format!("{{ addresses: [\"{addr}\"], nodeName: n2 }}")).collect();
+    let endpoints: Vec<_> = addrs
+        .iter()
+        .map(|addr| format!("{{ addresses: [\"{addr}\"], nodeName: n2 }}"))
+        .collect();
     format!(
         "
 ---

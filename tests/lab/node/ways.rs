@@ -17,14 +17,17 @@ const PACKETS: [&str; 2] = ["--socket-lb", "off"];
 /// The default period, in which kpx looks at everything, is longer than any wait here.
 const PERIOD: Duration = Duration::from_secs(30);
 
-/// Networks that are no Service's, with routes in the main table that are narrower than the ranges of ClusterIPs.
+/// Networks that are no Service's, with routes in the main table that are narrower than the ranges
+/// of ClusterIPs.
 const ELSEWHERE: [&str; 2] = ["198.18.5.0/24", "2001:db8:5::/120"];
 
-/// A node with a table beside the main one that has the routes to pods, and leads all else to the fabric.
+/// A node with a table beside the main one that has the routes to pods, and leads all else to the
+/// fabric.
 fn multi_homed() -> Result<ServedLab> {
     let base = ServedLab::with_manifests(Layout::Routed)?.serve_all(PORT)?;
     base.put(&web())?;
-    let (n1, fabric) = (&base.lab.n1.host, base.lab.fabric.addrs);
+    let n1 = &base.lab.n1.host;
+    let fabric = base.lab.fabric.addrs;
     ip(
         &n1.ns,
         &format!(
@@ -39,7 +42,9 @@ fn multi_homed() -> Result<ServedLab> {
         ),
     )?;
     for (family, pods) in [("-4", "10.244."), ("-6", "fd00:10:244:")] {
-        let main = n1.ns.exec(Command::new("ip").args([family, "route", "show"]))?;
+        let main = n1
+            .ns
+            .exec(Command::new("ip").args([family, "route", "show"]))?;
         for route in main.lines().filter(|route| route.starts_with(pods)) {
             ip(&n1.ns, &format!("{family} route add {route} table 77"))?;
         }
@@ -51,7 +56,8 @@ fn multi_homed() -> Result<ServedLab> {
 fn rules_of_others_take_no_packet_of_the_host_from_cluster_ips() -> Result<()> {
     let base = multi_homed()?;
     let n1 = &base.lab.n1.host;
-    let (v4, v6) = (n1.addrs.v4, n1.addrs.v6);
+    let v4 = n1.addrs.v4;
+    let v6 = n1.addrs.v6;
     let rules = [
         // Of hosts with several networks.
         (format!("rule add from {v4} lookup 77 pref 100"), format!("-6 rule add from {v6} lookup 77 pref 100")),
@@ -69,20 +75,39 @@ fn rules_of_others_take_no_packet_of_the_host_from_cluster_ips() -> Result<()> {
         let before = rules_of(&n1.ns)?;
         let all = format!("{of_v4}\n{of_v6}");
         for comes_first in [true, false] {
-            let told = || format!("{all}, {}", if comes_first { "before kpx" } else { "after kpx" });
+            let told = || {
+                format!(
+                    "{all}, {}",
+                    if comes_first {
+                        "before kpx"
+                    } else {
+                        "after kpx"
+                    }
+                )
+            };
             if comes_first {
                 ip(&n1.ns, &all)?;
             }
             let before_kpx = way_elsewhere(n1)?;
             let agent = base.kpx(&[&PACKETS[..], &["--cleanup-on-exit"]].concat())?;
             if comes_first {
-                ensure!(way_elsewhere(n1)? == before_kpx, "{}: {}", told(), way_elsewhere(n1)?);
+                ensure!(
+                    way_elsewhere(n1)? == before_kpx,
+                    "{}: {}",
+                    told(),
+                    way_elsewhere(n1)?
+                );
             } else {
                 ip(&n1.ns, &all)?;
-                wait_until(DEADLINE, "kpx's rules come first", || is_first(&n1.ns)).with_context(told)?;
+                wait_until(DEADLINE, "kpx's rules come first", || is_first(&n1.ns))
+                    .with_context(told)?;
             }
             serves(n1, &web(), "").with_context(told)?;
-            ensure!(agent.typed_status()?.healthy, "{:?}", agent.typed_status()?.problems);
+            ensure!(
+                agent.typed_status()?.healthy,
+                "{:?}",
+                agent.typed_status()?.problems
+            );
             agent.stop()?;
             ip(&n1.ns, &all.replace(" add ", " del "))?;
             ensure!(rules_of(&n1.ns)? == before, "{}", rules_of(&n1.ns)?);
@@ -96,9 +121,14 @@ fn way_elsewhere(n1: &Host) -> Result<String> {
     let way = |(net, family): (&str, Family)| {
         let to = net.split('/').next().context("an address")?;
         let from = n1.addrs.ip(family).to_string();
-        n1.ns.exec(Command::new("ip").args(["-o", "route", "get", to, "from", &from]))
+        n1.ns
+            .exec(Command::new("ip").args(["-o", "route", "get", to, "from", &from]))
     };
-    Ok([way((ELSEWHERE[0], Family::V4))?, way((ELSEWHERE[1], Family::V6))?].concat())
+    Ok([
+        way((ELSEWHERE[0], Family::V4))?,
+        way((ELSEWHERE[1], Family::V6))?,
+    ]
+    .concat())
 }
 
 #[test]
@@ -108,12 +138,24 @@ fn rule_that_stays_before_those_of_kpx_is_a_problem() -> Result<()> {
     let agent = base.kpx(&PACKETS)?;
     ip(&n1.ns, "rule add to 10.96.0.0/24 lookup 77 pref 20")?;
     let told = "before those of kpx come ip -4 rule 20 to 10.96.0.0/24:";
-    wait_until(DEADLINE, "it is told", || Ok(agent.problem("rules")?.is_some_and(|why| why.starts_with(told))))?;
-    let trace = kpx(&n1.ns, &format!("trace --run-dir {} --host --to 10.96.0.10:80", agent.run_dir().display()))?;
+    wait_until(DEADLINE, "it is told", || {
+        Ok(agent
+            .problem("rules")?
+            .is_some_and(|why| why.starts_with(told)))
+    })?;
+    let trace = kpx(
+        &n1.ns,
+        &format!(
+            "trace --run-dir {} --host --to 10.96.0.10:80",
+            agent.run_dir().display()
+        ),
+    )?;
     let trace = String::from_utf8(trace.stdout)?;
     ensure!(trace.contains(told), "{trace}");
     ip(&n1.ns, "rule del to 10.96.0.0/24 lookup 77 pref 20")?;
-    wait_until(DEADLINE, "it is over", || Ok(agent.problem("rules")?.is_none()))?;
+    wait_until(DEADLINE, "it is over", || {
+        Ok(agent.problem("rules")?.is_none())
+    })?;
     // Of others' packets, and of other addresses.
     ip(
         &n1.ns,
@@ -122,7 +164,11 @@ fn rule_that_stays_before_those_of_kpx_is_a_problem() -> Result<()> {
          rule add iif eth1 lookup 77 pref 21",
     )?;
     serves(n1, &web(), "with rules for other packets")?;
-    ensure!(agent.problem("rules")?.is_none() && is_at(&n1.ns, 75)?, "{}", rules_of(&n1.ns)?);
+    ensure!(
+        agent.problem("rules")?.is_none() && is_at(&n1.ns, 75)?,
+        "{}",
+        rules_of(&n1.ns)?
+    );
     agent.stop()
 }
 
@@ -200,7 +246,9 @@ fn route_of_an_older_kpx_leaves_the_main_table() -> Result<()> {
     )?;
     let agent = base.kpx(&PACKETS)?;
     for family in ["-4", "-6"] {
-        let main = n1.ns.exec(Command::new("ip").args([family, "route", "show", "proto", "75"]))?;
+        let main = n1
+            .ns
+            .exec(Command::new("ip").args([family, "route", "show", "proto", "75"]))?;
         ensure!(main.is_empty(), "{main}");
     }
     serves(n1, &web(), "after the upgrade")?;
@@ -216,7 +264,11 @@ fn network_within_the_range_and_cluster_ips_in_it_are_reached() -> Result<()> {
     base.put(&beside)?;
     let n1 = &base.lab.n1.host;
     let before = state(&n1.ns)?;
-    let container = containers(&n1.ns, ["10.96.0.1/25", "fd00:10:96::1/120"], ["10.96.0.5/25", "fd00:10:96::5/120"])?;
+    let container = containers(
+        &n1.ns,
+        ["10.96.0.1/25", "fd00:10:96::1/120"],
+        ["10.96.0.5/25", "fd00:10:96::5/120"],
+    )?;
     let directly: [SocketAddr; 2] = ["10.96.0.5:8080".parse()?, "[fd00:10:96::5]:8080".parse()?];
     for to in directly {
         base.servers.serve_at(&container, "container", to)?;
@@ -227,7 +279,8 @@ fn network_within_the_range_and_cluster_ips_in_it_are_reached() -> Result<()> {
         for to in directly {
             for protocol in Protocol::COMMON {
                 let answer = Dial::new(protocol, to).exchange(&n1.ns, b"hello");
-                let answer = answer.with_context(|| format!("{protocol} to the container at {to}, {told}"))?;
+                let answer = answer
+                    .with_context(|| format!("{protocol} to the container at {to}, {told}"))?;
                 ensure!(answer.backend == "container");
             }
         }
@@ -246,19 +299,30 @@ fn network_within_the_range_and_cluster_ips_in_it_are_reached() -> Result<()> {
     // A Service that comes later.
     let later = Service::new("later", 11, &["p1b"], PORT);
     base.put(&later)?;
-    wait_until(DEADLINE, "the new ClusterIP has a route", || Ok(state(&n1.ns)?.contains("10.96.0.11 dev kpx0")))?;
+    wait_until(DEADLINE, "the new ClusterIP has a route", || {
+        Ok(state(&n1.ns)?.contains("10.96.0.11 dev kpx0"))
+    })?;
     serves(n1, &later, "a new Service within the network")?;
     ip(&n1.ns, "link del br-abc")?;
-    wait_until(PERIOD * 2, "the range is for Services alone", || Ok(!state(&n1.ns)?.contains("10.96.0.10 dev kpx0")))?;
+    wait_until(PERIOD * 2, "the range is for Services alone", || {
+        Ok(!state(&n1.ns)?.contains("10.96.0.10 dev kpx0"))
+    })?;
     serves(n1, &later, "the network is gone")?;
-    ip(&n1.ns, "link add br-abc type bridge\nlink set br-abc up\naddr add 10.96.0.1/25 dev br-abc")?;
+    ip(
+        &n1.ns,
+        "link add br-abc type bridge\nlink set br-abc up\naddr add 10.96.0.1/25 dev br-abc",
+    )?;
     let since = Instant::now();
     wait_until(DEADLINE, "the network is left to its route", within)?;
     ensure!(since.elapsed() < PERIOD / 3, "after {:?}", since.elapsed());
     serves(n1, &later, "the network is back")?;
     ip(&n1.ns, "link del br-abc")?;
     agent.stop()?;
-    ensure!(state(&n1.ns)? == before, "before\n{before}\nafter\n{}", state(&n1.ns)?);
+    ensure!(
+        state(&n1.ns)? == before,
+        "before\n{before}\nafter\n{}",
+        state(&n1.ns)?
+    );
     Ok(())
 }
 
@@ -267,21 +331,42 @@ fn network_within_the_range_and_cluster_ips_in_it_are_reached() -> Result<()> {
 fn network_with_the_ranges_prefix_is_reached_from_a_host_outside() -> Result<()> {
     let base = ServedLab::with_manifests(Layout::Routed)?.serve_all(PORT)?;
     base.put(&web())?;
-    let (xl, n2) = (&base.lab.xl, &base.lab.n2);
-    let routes =
-        Family::ALL.map(|family| format!("route add {} via {}", n2.pod_net.cidr(family), n2.host.addrs.ip(family)));
+    let xl = &base.lab.xl;
+    let n2 = &base.lab.n2;
+    let routes = Family::ALL.map(|family| {
+        format!(
+            "route add {} via {}",
+            n2.pod_net.cidr(family),
+            n2.host.addrs.ip(family)
+        )
+    });
     ip(&xl.ns, &routes.join("\n"))?;
     for comes_first in [false, true] {
-        let make = || containers(&xl.ns, ["10.96.0.1/16", "fd00:10:96::1/112"], ["10.96.0.5/16", "fd00:10:96::5/112"]);
+        let make = || {
+            containers(
+                &xl.ns,
+                ["10.96.0.1/16", "fd00:10:96::1/112"],
+                ["10.96.0.5/16", "fd00:10:96::5/112"],
+            )
+        };
         let early = if comes_first { Some(make()?) } else { None };
         let agent = Agent::start_outside(&base.lab, xl, base.cluster.source(), &[])?;
         let container = early.map_or_else(make, Ok)?;
         let within = || -> Result<bool> { Ok(state(&xl.ns)?.contains("10.96.0.10 dev kpx0")) };
         wait_until(DEADLINE, "the ClusterIP has a route of its own", within)?;
-        let told = if comes_first { "the network came first" } else { "the network came later" };
-        wait_until(DEADLINE, "the Service is in reach", || Ok(serves(xl, &web(), told).is_ok()))?;
+        let told = if comes_first {
+            "the network came first"
+        } else {
+            "the network came later"
+        };
+        wait_until(DEADLINE, "the Service is in reach", || {
+            Ok(serves(xl, &web(), told).is_ok())
+        })?;
         serves(xl, &web(), told)?;
-        for to in ["10.96.0.5:8080".parse::<SocketAddr>()?, "[fd00:10:96::5]:8080".parse()?] {
+        for to in [
+            "10.96.0.5:8080".parse::<SocketAddr>()?,
+            "[fd00:10:96::5]:8080".parse()?,
+        ] {
             base.servers.serve_at(&container, "container", to)?;
             for protocol in Protocol::COMMON {
                 let answer = Dial::new(protocol, to).exchange(&xl.ns, b"hello");
@@ -299,14 +384,23 @@ fn web() -> Service {
     Service::new("web", 10, &["p1b", "p2a"], PORT)
 }
 
-/// Dials a Service from a host's sockets: those that choose no address, and those that are bound to the host's.
+/// Dials a Service from a host's sockets: those that choose no address, and those that are bound to
+/// the host's.
 fn serves(host: &Host, service: &Service, told: &str) -> Result<()> {
     for family in Family::ALL {
         for protocol in Protocol::COMMON {
             let dial = Dial::new(protocol, service.frontend(family));
-            for (what, dial) in [("any address", dial), ("its address", dial.source_ip(host.addrs.ip(family)))] {
+            for (what, dial) in [
+                ("any address", dial),
+                ("its address", dial.source_ip(host.addrs.ip(family))),
+            ] {
                 let answer = dial.exchange(&host.ns, b"hello");
-                answer.with_context(|| format!("{protocol} over {family} from {what} to {}, {told}", service.name))?;
+                answer.with_context(|| {
+                    format!(
+                        "{protocol} over {family} from {what} to {}, {told}",
+                        service.name
+                    )
+                })?;
             }
         }
     }
@@ -316,7 +410,8 @@ fn serves(host: &Host, service: &Service, told: &str) -> Result<()> {
 /// Makes a bridge of containers with addresses for both families, and a container in it.
 fn containers(node: &NetNs, addrs: [&str; 2], container: [&str; 2]) -> Result<Host> {
     let ns = NetNs::create(format!("{}-box", node.name()))?;
-    let ([v4, v6], [inner4, inner6]) = (addrs, container);
+    let [v4, v6] = addrs;
+    let [inner4, inner6] = container;
     ip(
         node,
         &format!(
@@ -330,27 +425,46 @@ fn containers(node: &NetNs, addrs: [&str; 2], container: [&str; 2]) -> Result<Ho
     )?;
     ip(
         &ns,
-        &format!("link set lo up\nlink set eth0 up\naddr add {inner4} dev eth0\naddr add {inner6} dev eth0 nodad"),
+        &format!(
+            "link set lo up\nlink set eth0 up\naddr add {inner4} dev eth0\naddr add {inner6} dev eth0 nodad"
+        ),
     )?;
-    ip(node, &format!("addr add {v4} dev br-abc\naddr add {v6} dev br-abc nodad"))?;
+    ip(
+        node,
+        &format!("addr add {v4} dev br-abc\naddr add {v6} dev br-abc nodad"),
+    )?;
     ns.settle()?;
     node.settle()?;
     let of = |text: &str| text.split('/').next().unwrap_or_default().to_owned();
-    Ok(Host { name: "box", ns, addrs: testbed::lab::Dual { v4: of(inner4).parse()?, v6: of(inner6).parse()? } })
+    Ok(Host {
+        name: "box",
+        ns,
+        addrs: testbed::lab::Dual {
+            v4: of(inner4).parse()?,
+            v6: of(inner6).parse()?,
+        },
+    })
 }
 
-/// Returns true if kpx's rules for the host's own packets come right behind the local table's, in both families.
+/// Returns true if kpx's rules for the host's own packets come right behind the local table's, in
+/// both families.
 fn is_first(node: &NetNs) -> Result<bool> {
     let is = |family: &str| -> Result<bool> {
         let rules = node.exec(Command::new("ip").args([family, "rule", "show"]))?;
-        Ok(rules.lines().nth(1).is_some_and(|second| second.contains("iif lo lookup 7041145 proto 75")))
+        Ok(rules
+            .lines()
+            .nth(1)
+            .is_some_and(|second| second.contains("iif lo lookup 7041145 proto 75")))
     };
     Ok(is("-4")? && is("-6")?)
 }
 
 /// Runs lines of `ip` commands one by one: those of a batch have no options.
 fn ip(node: &NetNs, lines: &str) -> Result<()> {
-    lines.lines().try_for_each(|line| node.exec(Command::new("ip").args(line.split_whitespace())).map(drop))
+    lines.lines().try_for_each(|line| {
+        node.exec(Command::new("ip").args(line.split_whitespace()))
+            .map(drop)
+    })
 }
 
 fn is_at(node: &NetNs, preference: u32) -> Result<bool> {
@@ -364,12 +478,16 @@ fn rules_of(node: &NetNs) -> Result<String> {
     Ok(show("-4")? + &show("-6")?)
 }
 
-/// All that kpx changes for the host's own packets: rules, and routes but those that the kernel itself makes of addresses.
+/// All that kpx changes for the host's own packets: rules, and routes but those that the kernel
+/// itself makes of addresses.
 fn state(node: &NetNs) -> Result<String> {
     let mut state = rules_of(node)?;
     for family in ["-4", "-6"] {
-        let routes = node.exec(Command::new("ip").args([family, "route", "show", "table", "all"]))?;
-        let made = routes.lines().filter(|line| !line.contains("table local") && !line.contains("proto kernel"));
+        let routes =
+            node.exec(Command::new("ip").args([family, "route", "show", "table", "all"]))?;
+        let made = routes
+            .lines()
+            .filter(|line| !line.contains("table local") && !line.contains("proto kernel"));
         state.extend(made.map(|line| format!("{line}\n")));
     }
     Ok(state)

@@ -45,9 +45,13 @@ impl Fixture {
 
     /// New connections find their backend.
     pub(crate) fn serves(&self) -> Result<()> {
-        for (client, family) in ["p1a", NODE].into_iter().flat_map(|client| Family::ALL.map(|family| (client, family)))
+        for (client, family) in ["p1a", NODE]
+            .into_iter()
+            .flat_map(|client| Family::ALL.map(|family| (client, family)))
         {
-            let answer = self.dial(family).exchange(&self.lab.host(client).ns, b"hello");
+            let answer = self
+                .dial(family)
+                .exchange(&self.lab.host(client).ns, b"hello");
             answer.with_context(|| format!("{client} by {family}"))?;
         }
         Ok(())
@@ -57,7 +61,10 @@ impl Fixture {
     pub(crate) fn carry_only(&self, ids: &[u64]) -> Result<()> {
         for device in ["eth0", "lo", "kpx0"] {
             for found in self.carried(device)? {
-                ensure!(ids.contains(&found), "{device} carries program {found}, and {ids:?} run");
+                ensure!(
+                    ids.contains(&found),
+                    "{device} carries program {found}, and {ids:?} run"
+                );
             }
         }
         Ok(())
@@ -70,8 +77,9 @@ impl Fixture {
             let (_, programs) = node.run(|| SchedClassifier::query_tcx(device, hook))?;
             ids.extend(programs.iter().map(|program| u64::from(program.id())));
         }
-        let text = ["ingress", "egress"]
-            .map(|hook| node.exec(Command::new("tc").args(["filter", "show", "dev", device, hook])));
+        let text = ["ingress", "egress"].map(|hook| {
+            node.exec(Command::new("tc").args(["filter", "show", "dev", device, hook]))
+        });
         for line in text.into_iter().collect::<Result<String>>()?.lines() {
             let mut words = line.split(' ').skip_while(|word| *word != "id").skip(1);
             ids.extend(words.next().map(str::parse::<u64>).transpose()?);
@@ -84,7 +92,13 @@ impl Fixture {
     pub(crate) fn state(&self) -> Result<String> {
         let node = &self.lab.n1.host.ns;
         let mut text = String::new();
-        for words in ["link show", "route show table all", "-6 route show table all", "rule show", "-6 rule show"] {
+        for words in [
+            "link show",
+            "route show table all",
+            "-6 route show table all",
+            "rule show",
+            "-6 rule show",
+        ] {
             text += &node.exec(Command::new("ip").args(["-brief"]).args(words.split(' ')))?;
         }
         text += &node.exec(Command::new("tc").args(["qdisc", "show"]))?;
@@ -107,7 +121,9 @@ impl Fixture {
         // The kernel lets go of links a moment after their pins.
         wait_until(DEADLINE, "no program is left", || {
             let devices = ["eth0", "lo"].into_iter();
-            Ok(devices.map(|device| self.carried(device)).all(|carried| carried.is_err()))
+            Ok(devices
+                .map(|device| self.carried(device))
+                .all(|carried| carried.is_err()))
         })
     }
 }
@@ -119,10 +135,16 @@ pub(crate) fn map_ids(dir: &Path) -> Result<BTreeMap<String, u32>> {
 
 /// Returns the ids of the pinned links, by the names of their pins.
 pub(crate) fn link_ids(dir: &Path) -> Result<BTreeMap<String, u32>> {
-    pins(dir, "links", |path| Ok(FdLink::from(PinnedLink::from_pin(path)?).info()?.id()))
+    pins(dir, "links", |path| {
+        Ok(FdLink::from(PinnedLink::from_pin(path)?).info()?.id())
+    })
 }
 
-fn pins(dir: &Path, what: &str, id: impl Fn(&Path) -> Result<u32>) -> Result<BTreeMap<String, u32>> {
+fn pins(
+    dir: &Path,
+    what: &str,
+    id: impl Fn(&Path) -> Result<u32>,
+) -> Result<BTreeMap<String, u32>> {
     let dir = dir.join("v2").join(what);
     let entries = std::fs::read_dir(&dir).with_context(|| format!("list {}", dir.display()))?;
     let pins = entries.map(|entry| {
@@ -137,5 +159,8 @@ fn pins(dir: &Path, what: &str, id: impl Fn(&Path) -> Result<u32>) -> Result<BTr
 pub(crate) fn program_ids(agent: &Agent) -> Result<Vec<u64>> {
     let status = agent.status()?;
     let programs = status["programs"].as_object().context("programs")?;
-    programs.values().map(|program| program["id"].as_u64().context("an id")).collect()
+    programs
+        .values()
+        .map(|program| program["id"].as_u64().context("an id"))
+        .collect()
 }

@@ -19,11 +19,18 @@ use crate::pins::fixture::{Fixture, link_ids, map_ids, program_ids};
 fn start_refuses_pins_that_it_cannot_take_over() -> Result<()> {
     let fixture = Fixture::start()?;
     drop(fixture.kpx(&[])?);
-    let (dir, names) = (fixture.dir(), map_ids(&fixture.dir())?);
+    let dir = fixture.dir();
+    let names = map_ids(&fixture.dir())?;
 
     fs::create_dir(dir.join("v0"))?;
-    refused(&fixture, "v0 is of another version of kpx, and this one takes over v2 only")?;
-    refused(&fixture, &format!("`kpx cleanup --bpf-dir {}`", dir.display()))?;
+    refused(
+        &fixture,
+        "v0 is of another version of kpx, and this one takes over v2 only",
+    )?;
+    refused(
+        &fixture,
+        &format!("`kpx cleanup --bpf-dir {}`", dir.display()),
+    )?;
     fs::remove_dir(dir.join("v0"))?;
 
     // Under the name of one map, another.
@@ -44,25 +51,38 @@ fn start_refuses_pins_that_it_cannot_take_over() -> Result<()> {
     Ok(())
 }
 
-/// As after a downgrade: the newer kpx has left its maps, with flows open, under a number that this one does not know.
+/// As after a downgrade: the newer kpx has left its maps, with flows open, under a number that this
+/// one does not know.
 #[test]
 fn older_kpx_touches_nothing_of_a_newer_one() -> Result<()> {
     for how in ["tcx", "clsact"] {
         let fixture = Fixture::start()?;
         let agent = fixture.kpx(&["--attach", how])?;
-        let (mut open, programs) = (fixture.connections()?, program_ids(&agent)?);
+        let mut open = fixture.connections()?;
+        let programs = program_ids(&agent)?;
         drop(agent);
-        let [own, newer] = [LAYOUT, LAYOUT + 1].map(|layout| fixture.dir().join(format!("v{layout}")));
+        let [own, newer] =
+            [LAYOUT, LAYOUT + 1].map(|layout| fixture.dir().join(format!("v{layout}")));
         fs::rename(&own, &newer)?;
         let before = (fixture.state()?, pinned(&newer)?);
-        refused(&fixture, &format!("v{} is of another version of kpx", LAYOUT + 1))?;
+        refused(
+            &fixture,
+            &format!("v{} is of another version of kpx", LAYOUT + 1),
+        )?;
         refused(&fixture, "start that version again")?;
-        ensure!((fixture.state()?, pinned(&newer)?) == before && !own.exists(), "{how}: something has changed");
+        ensure!(
+            (fixture.state()?, pinned(&newer)?) == before && !own.exists(),
+            "{how}: something has changed"
+        );
         fixture.carry_only(&programs)?;
-        open.answer().and(fixture.serves()).with_context(|| format!("{how}: the older kpx is refused"))?;
+        open.answer()
+            .and(fixture.serves())
+            .with_context(|| format!("{how}: the older kpx is refused"))?;
         fs::rename(&newer, &own)?;
         let _newer = fixture.kpx(&["--attach", how])?;
-        open.answer().and(fixture.serves()).with_context(|| format!("{how}: the newer kpx is back"))?;
+        open.answer()
+            .and(fixture.serves())
+            .with_context(|| format!("{how}: the newer kpx is back"))?;
     }
     Ok(())
 }
@@ -85,30 +105,57 @@ fn two_agents_are_kept_apart() -> Result<()> {
     let fixture = Fixture::start()?;
     let agent = fixture.kpx(&[])?;
     let dir = fixture.dir();
-    let elsewhere = || run(&fixture, &fixture.lab.n2.host.ns, &["--bpf-dir", dir.to_str().context("a path in UTF-8")?]);
-    ensure!(elsewhere()?.contains(&format!("another kpx is using {}", dir.display())), "{}", elsewhere()?);
+    let elsewhere = || {
+        run(
+            &fixture,
+            &fixture.lab.n2.host.ns,
+            &["--bpf-dir", dir.to_str().context("a path in UTF-8")?],
+        )
+    };
+    ensure!(
+        elsewhere()?.contains(&format!("another kpx is using {}", dir.display())),
+        "{}",
+        elsewhere()?
+    );
     let own = PathBuf::from(format!("{}-own", dir.display()));
-    let beside = run(&fixture, &fixture.lab.n1.host.ns, &["--bpf-dir", own.to_str().context("a path in UTF-8")?])?;
-    ensure!(beside.contains("another kpx is running on this host") && !own.exists(), "{beside}");
+    let beside = run(
+        &fixture,
+        &fixture.lab.n1.host.ns,
+        &["--bpf-dir", own.to_str().context("a path in UTF-8")?],
+    )?;
+    ensure!(
+        beside.contains("another kpx is running on this host") && !own.exists(),
+        "{beside}"
+    );
     ensure!(agent.status()?["healthy"] == true);
     drop(agent);
-    ensure!(elsewhere()?.contains("v2 serves another network namespace, net:["), "{}", elsewhere()?);
+    ensure!(
+        elsewhere()?.contains("v2 serves another network namespace, net:["),
+        "{}",
+        elsewhere()?
+    );
     fixture.serves()
 }
 
-/// An earlier kpx of the same layout had one half-open queue for all CPUs, and an interrupted one left a second.
+/// An earlier kpx of the same layout had one half-open queue for all CPUs, and an interrupted one
+/// left a second.
 #[test]
 fn start_removes_the_maps_that_only_an_earlier_kpx_used() -> Result<()> {
     let fixture = Fixture::start()?;
     drop(fixture.kpx(&[])?);
-    let (dir, maps) = (fixture.dir(), map_ids(&fixture.dir())?);
+    let dir = fixture.dir();
+    let maps = map_ids(&fixture.dir())?;
     for name in ["HALF_OPEN4", "HALF_OPEN6-65536", "NURSERY4"] {
         MapData::from_pin(dir.join("v2/maps/FRAGMENTS4"))?.pin(dir.join("v2/maps").join(name))?;
     }
     // Without the rings, an earlier kpx knew nothing of them.
     fs::remove_file(dir.join("v2/maps/HALF_OPEN_RING4"))?;
     let _agent = fixture.kpx(&[])?;
-    ensure!(map_ids(&dir)?.keys().eq(maps.keys()), "{:?}, not {maps:?}", map_ids(&dir)?);
+    ensure!(
+        map_ids(&dir)?.keys().eq(maps.keys()),
+        "{:?}, not {maps:?}",
+        map_ids(&dir)?
+    );
     fixture.serves()
 }
 
@@ -117,24 +164,43 @@ fn start_removes_the_maps_that_only_an_earlier_kpx_used() -> Result<()> {
 fn kpx_completes_an_interrupted_start() -> Result<()> {
     let fixture = Fixture::start()?;
     drop(fixture.kpx(&[])?);
-    let (dir, maps, links) = (fixture.dir(), map_ids(&fixture.dir())?, link_ids(&fixture.dir())?);
-    let ingress = links.keys().find(|pin| pin.ends_with("-ingress")).context("a link")?;
+    let dir = fixture.dir();
+    let maps = map_ids(&fixture.dir())?;
+    let links = link_ids(&fixture.dir())?;
+    let ingress = links
+        .keys()
+        .find(|pin| pin.ends_with("-ingress"))
+        .context("a link")?;
     fs::remove_file(dir.join("v2/links").join(ingress))?;
     fs::remove_file(dir.join("v2/maps/AFFINITY4"))?;
     fs::remove_file(dir.join("v2/netns"))?;
     // Before the old table of flows was dropped.
     MapData::from_pin(dir.join("v2/maps/FLOWS4"))?.pin(dir.join("v2/maps/FLOWS4-9"))?;
     let agent = fixture.kpx(&[])?;
-    ensure!(map_ids(&dir)?.keys().eq(maps.keys()), "{:?}", map_ids(&dir)?);
-    ensure!(link_ids(&dir)?.keys().eq(links.keys()), "{:?}", link_ids(&dir)?);
+    ensure!(
+        map_ids(&dir)?.keys().eq(maps.keys()),
+        "{:?}",
+        map_ids(&dir)?
+    );
+    ensure!(
+        link_ids(&dir)?.keys().eq(links.keys()),
+        "{:?}",
+        link_ids(&dir)?
+    );
     fixture.serves()?;
     drop(agent);
     fixture.serves()
 }
 
 fn refused(fixture: &Fixture, why: &str) -> Result<()> {
-    let said =
-        run(fixture, &fixture.lab.n1.host.ns, &["--bpf-dir", fixture.dir().to_str().context("a path in UTF-8")?])?;
+    let said = run(
+        fixture,
+        &fixture.lab.n1.host.ns,
+        &[
+            "--bpf-dir",
+            fixture.dir().to_str().context("a path in UTF-8")?,
+        ],
+    )?;
     ensure!(said.contains(why), "{said}");
     Ok(())
 }
@@ -142,27 +208,46 @@ fn refused(fixture: &Fixture, why: &str) -> Result<()> {
 /// Returns the error of a kpx that ends at once.
 fn run(fixture: &Fixture, ns: &testbed::netns::NetNs, args: &[&str]) -> Result<String> {
     let mut command = Command::new(binary()?);
-    command.args(["run", "--node-name", "other", "--manifests"]).arg(fixture.lab.dir());
-    command.arg("--run-dir").arg(fixture.lab.dir().join("other")).args(args);
+    command
+        .args(["run", "--node-name", "other", "--manifests"])
+        .arg(fixture.lab.dir());
+    command
+        .arg("--run-dir")
+        .arg(fixture.lab.dir().join("other"))
+        .args(args);
     let output = ns.run(|| command.output())?;
     ensure!(!output.status.success(), "it was not refused: {output:?}");
     Ok(String::from_utf8(output.stderr)?)
 }
 
-/// Checks that maps change only together with the number of the layout: programs of another build read them.
+/// Checks that maps change only together with the number of the layout: programs of another build
+/// read them.
 #[test]
 fn the_pinned_maps_are_those_of_this_layout() -> Result<()> {
     // With an API server there are Pods, whose sockets have a map.
-    let (lab, cgroup) = (ServedLab::with_api_server(Layout::Routed)?, Cgroup::enter()?);
-    drop(lab.kpx(&["--socket-lb-udp", "--cgroup-root", &cgroup.path().display().to_string()])?);
+    let lab = ServedLab::with_api_server(Layout::Routed)?;
+    let cgroup = Cgroup::enter()?;
+    drop(lab.kpx(&[
+        "--socket-lb-udp",
+        "--cgroup-root",
+        &cgroup.path().display().to_string(),
+    ])?);
     let dir = lab.lab.n1.host.ns.bpf_dir();
     let mut text = format!("layout {LAYOUT}\n");
     for name in map_ids(&dir)?.keys() {
         let map = MapInfo::from_pin(dir.join(format!("v{LAYOUT}/maps")).join(name))?;
-        let (key, value, flags) = (map.key_size(), map.value_size(), map.map_flags());
-        text += &format!("{name} {:?} key {key} value {value} flags {flags:#x}\n", map.map_type()?);
+        let key = map.key_size();
+        let value = map.value_size();
+        let flags = map.map_flags();
+        text += &format!(
+            "{name} {:?} key {key} value {value} flags {flags:#x}\n",
+            map.map_type()?
+        );
     }
     let want = include_str!("../../../proxy-common/src/layout/v2-maps.txt");
-    ensure!(text == want, "a changed map needs another LAYOUT, and a new map a line in the file:\n{text}");
+    ensure!(
+        text == want,
+        "a changed map needs another LAYOUT, and a new map a line in the file:\n{text}"
+    );
     Ok(())
 }

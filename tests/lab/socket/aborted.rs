@@ -12,7 +12,9 @@ use testbed::netns::NetNs;
 fn a_connected_socket_is_listed_and_aborted() -> Result<()> {
     let ns = NetNs::create(format!("kpx-aborted-{}", std::process::id()))?;
     ns.run(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
         runtime.block_on(async {
             let (connection, handle) = connect()?;
             tokio::select! {
@@ -29,11 +31,17 @@ async fn sockets(handle: &Handle) -> Result<()> {
     let by_v4 = UdpSocket::bind("127.0.0.1:0")?;
     by_v4.connect(at)?;
     let by_v6 = UdpSocket::bind("[::]:0")?;
-    by_v6.connect(SocketAddr::new(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(), at.port()))?;
+    by_v6.connect(SocketAddr::new(
+        Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(),
+        at.port(),
+    ))?;
     for socket in [by_v4, by_v6] {
         let cookie = SockRef::from(&socket).cookie()?;
         let listed = handle.list().await?;
-        let found = listed.iter().find(|listed| listed.cookie() == cookie).context("it is connected")?;
+        let found = listed
+            .iter()
+            .find(|listed| listed.cookie() == cookie)
+            .context("it is connected")?;
         ensure!(found.peer() == at, "{found:?}");
         ensure!(handle.abort(found).await?, "it was there");
         let error = socket.recv(&mut [0]).err().context("it is aborted")?;
@@ -42,8 +50,12 @@ async fn sockets(handle: &Handle) -> Result<()> {
     }
     let server = TcpListener::bind("127.0.0.1:0")?;
     let mut client = TcpStream::connect(server.local_addr()?)?;
-    let (local, peer) = (client.local_addr()?, client.peer_addr()?);
-    ensure!(!handle.abort_tcp(local, local).await?, "no socket has these ends");
+    let local = client.local_addr()?;
+    let peer = client.peer_addr()?;
+    ensure!(
+        !handle.abort_tcp(local, local).await?,
+        "no socket has these ends"
+    );
     ensure!(handle.abort_tcp(local, peer).await?, "it was there");
     let error = client.read(&mut [0]).err().context("it is aborted")?;
     ensure!(error.kind() == ErrorKind::ConnectionAborted, "{error}");

@@ -30,8 +30,9 @@ is_its_lab!(Fixture);
 /// The outcome of a connection.
 pub(crate) struct Reached {
     pub(crate) backend: String,
-    /// Its packets were the backend's from the start: the backend knows the client by the address and port that the
-    /// client's socket has. (The packet path always takes another port for the host's flows.)
+    /// Its packets were the backend's from the start: the backend knows the client by the address
+    /// and port that the client's socket has. (The packet path always takes another port for the
+    /// host's flows.)
     pub(crate) is_translated: bool,
     pub(crate) connection: Connection,
 }
@@ -74,19 +75,41 @@ impl Fixture {
         self.kpx(&[&["--socket-lb", scope, "--cgroup-root", &cgroup], args].concat())
     }
 
-    /// Dials from a host, gets an answer, and looks at the socket's peer: it must be who was dialled.
-    pub(crate) fn reach(&self, client: &str, protocol: Protocol, to: SocketAddr) -> Result<Reached> {
+    /// Dials from a host, gets an answer, and looks at the socket's peer: it must be who was
+    /// dialled.
+    pub(crate) fn reach(
+        &self,
+        client: &str,
+        protocol: Protocol,
+        to: SocketAddr,
+    ) -> Result<Reached> {
         let connection = Dial::new(protocol, to).connect(&self.lab.host(client).ns);
-        let mut connection = connection.with_context(|| format!("{client} connects to {to} by {protocol}"))?;
-        let answer = connection.exchange(b"hello").with_context(|| format!("{client} to {to} by {protocol}"))?;
+        let mut connection =
+            connection.with_context(|| format!("{client} connects to {to} by {protocol}"))?;
+        let answer = connection
+            .exchange(b"hello")
+            .with_context(|| format!("{client} to {to} by {protocol}"))?;
         let [local, peer] = connection.ends()?;
-        ensure!(peer == to, "{client} has dialled {to} by {protocol}, and its peer is {peer}");
+        ensure!(
+            peer == to,
+            "{client} has dialled {to} by {protocol}, and its peer is {peer}"
+        );
         let local = SocketAddr::new(local.ip().to_canonical(), local.port());
-        Ok(Reached { backend: answer.backend, is_translated: answer.source == local, connection })
+        Ok(Reached {
+            backend: answer.backend,
+            is_translated: answer.source == local,
+            connection,
+        })
     }
 
     /// The same, led or not as `want` says.
-    pub(crate) fn reaches(&self, client: &str, protocol: Protocol, to: SocketAddr, want: bool) -> Result<Reached> {
+    pub(crate) fn reaches(
+        &self,
+        client: &str,
+        protocol: Protocol,
+        to: SocketAddr,
+        want: bool,
+    ) -> Result<Reached> {
         let reached = self.reach(client, protocol, to)?;
         ensure!(
             reached.is_translated == want,
@@ -99,8 +122,13 @@ impl Fixture {
     /// Returns the notes of `kpx trace` on a packet from a client to the frontend of [`web`].
     pub(crate) fn notes(&self, agent: &Agent, from: &[&str], proto: &str) -> Result<Vec<String>> {
         let mut command = Command::new(binary()?);
-        command.args(["trace", "--output", "json", "--run-dir"]).arg(agent.run_dir()).args(from);
-        command.arg("--to").arg(format!("{}/{proto}", web().frontend(Family::V4)));
+        command
+            .args(["trace", "--output", "json", "--run-dir"])
+            .arg(agent.run_dir())
+            .args(from);
+        command
+            .arg("--to")
+            .arg(format!("{}/{proto}", web().frontend(Family::V4)));
         let trace: Value = serde_json::from_str(&self.lab.host(NODE).ns.exec(&mut command)?)?;
         Ok(serde_json::from_value(trace["notes"].clone())?)
     }

@@ -9,7 +9,9 @@ use testbed::lab::Family;
 
 use crate::socket::fixture::{Fixture, NODE, web};
 
-const ALL: [&str; 8] = ["connect4", "connect6", "getpeer4", "getpeer6", "recvmsg4", "recvmsg6", "sendmsg4", "sendmsg6"];
+const ALL: [&str; 8] = [
+    "connect4", "connect6", "getpeer4", "getpeer6", "recvmsg4", "recvmsg6", "sendmsg4", "sendmsg6",
+];
 
 #[test]
 fn sockets_are_served_without_an_agent_and_by_the_next_until_reconfigured() -> Result<()> {
@@ -26,7 +28,10 @@ fn sockets_are_served_without_an_agent_and_by_the_next_until_reconfigured() -> R
     dial(true).context("the next runs")?;
     open.connection.exchange(b"still there?")?;
     let [_, peer] = open.connection.ends()?;
-    ensure!(peer == web().frontend(Family::V4), "of an earlier agent's: {peer}");
+    ensure!(
+        peer == web().frontend(Family::V4),
+        "of an earlier agent's: {peer}"
+    );
     drop(agent);
 
     let agent = fixture.kpx(&["--socket-lb", "off"])?;
@@ -41,7 +46,12 @@ fn sockets_are_served_without_an_agent_and_by_the_next_until_reconfigured() -> R
     drop(agent);
     let node = &fixture.lab.host(NODE).ns;
     let mut cleanup = Command::new(binary()?);
-    cleanup.arg("cleanup").arg("--run-dir").arg(&run_dir).arg("--bpf-dir").arg(node.bpf_dir());
+    cleanup
+        .arg("cleanup")
+        .arg("--run-dir")
+        .arg(&run_dir)
+        .arg("--bpf-dir")
+        .arg(node.bpf_dir());
     let mut said = String::new();
     wait_until(DEADLINE, "the dead agent's lock is gone", || {
         said = node.exec(&mut cleanup).unwrap_or_default();
@@ -57,8 +67,21 @@ fn sockets_are_served_without_an_agent_and_by_the_next_until_reconfigured() -> R
 #[test]
 fn socket_programs_come_back_after_a_detach() -> Result<()> {
     let fixture = Fixture::start()?;
-    let _agent = fixture.agent("host", &["--iptables-sync-period", "1s", "--iptables-min-sync-period", "0s"])?;
-    let pin = fixture.lab.host(NODE).ns.bpf_dir().join("v2/links/socket-connect4");
+    let _agent = fixture.agent(
+        "host",
+        &[
+            "--iptables-sync-period",
+            "1s",
+            "--iptables-min-sync-period",
+            "0s",
+        ],
+    )?;
+    let pin = fixture
+        .lab
+        .host(NODE)
+        .ns
+        .bpf_dir()
+        .join("v2/links/socket-connect4");
     std::fs::remove_file(&pin)?;
     wait_until(DEADLINE, "it is pinned again", || Ok(pin.exists()))?;
     fixture.reaches(NODE, Protocol::Tcp, web().frontend(Family::V4), true)?;
@@ -69,10 +92,13 @@ impl Fixture {
     /// Returns the pins of links to cgroups, by the calls that they meet.
     pub(crate) fn pins(&self) -> Result<Vec<String>> {
         let dir = self.lab.host(NODE).ns.bpf_dir().join("v2/links");
-        let names = std::fs::read_dir(&dir)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        let names = std::fs::read_dir(&dir)?
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
         let names = names.collect::<Result<Vec<_>>>()?;
-        let mut calls: Vec<_> =
-            names.iter().filter_map(|name| Some(name.strip_prefix("socket-")?.to_owned())).collect();
+        let mut calls: Vec<_> = names
+            .iter()
+            .filter_map(|name| Some(name.strip_prefix("socket-")?.to_owned()))
+            .collect();
         calls.sort();
         Ok(calls)
     }

@@ -28,16 +28,22 @@ struct Cluster {
 impl Cluster {
     fn start() -> Result<Self> {
         let fixture = Fixture::with_api_server(Layout::Routed)?;
-        Ok(Self { kubepods: Kubepods::make(&fixture.cgroup)?, fixture })
+        Ok(Self {
+            kubepods: Kubepods::make(&fixture.cgroup)?,
+            fixture,
+        })
     }
 
     fn agent(&self, args: &[&str]) -> Result<Agent<'_>> {
-        self.fixture.agent("auto", &[&["--iptables-sync-period", "1s"], args].concat())
+        self.fixture
+            .agent("auto", &[&["--iptables-sync-period", "1s"], args].concat())
     }
 
     /// Creates a Pod of this node with these annotations, or replaces it.
     fn put(&self, name: &str, annotations: Value, spec: Value) -> Result<()> {
-        self.fixture.cluster.put_as_is(&pod(name, annotations, spec))
+        self.fixture
+            .cluster
+            .put_as_is(&pod(name, annotations, spec))
     }
 
     /// Makes the cgroup of a Pod that the API server has.
@@ -47,15 +53,21 @@ impl Cluster {
 
     /// Dials from a cgroup, and is led or not.
     fn reaches(&self, cgroup: &Visited, want: bool) -> Result<()> {
-        Family::ALL.into_iter().try_for_each(|family| cgroup.visit(|| self.dial(family, want).map(drop))?)
+        Family::ALL
+            .into_iter()
+            .try_for_each(|family| cgroup.visit(|| self.dial(family, want).map(drop))?)
     }
 
-    /// Waits until dialling from a cgroup is led, or is not. Programs hear of a change a moment after the status tells it.
+    /// Waits until dialling from a cgroup is led, or is not. Programs hear of a change a moment
+    /// after the status tells it.
     fn eventually(&self, cgroup: &Visited, want: bool) -> Result<()> {
-        wait_until(DEADLINE, &format!("sockets are led: {want}"), || Ok(self.reaches(cgroup, want).is_ok()))
+        wait_until(DEADLINE, &format!("sockets are led: {want}"), || {
+            Ok(self.reaches(cgroup, want).is_ok())
+        })
     }
 
-    /// Dials from where this process is. A socket that is led has another peer to the kernel than the one that it is shown.
+    /// Dials from where this process is. A socket that is led has another peer to the kernel than
+    /// the one that it is shown.
     fn dial(&self, family: Family, want: bool) -> Result<Connection> {
         let to = web().frontend(family);
         let connection = self.fixture.reach("p1a", TCP, to)?.connection;
@@ -66,14 +78,19 @@ impl Cluster {
         let sockets = self.fixture.lab.host("p1a").ns.exec(&mut list)?;
         ensure!(!sockets.trim().is_empty(), "no socket at {port}");
         let is_led = !sockets.contains(&to.to_string());
-        ensure!(is_led == want, "p1a to {to}: led: {is_led}, not {want}: {sockets}");
+        ensure!(
+            is_led == want,
+            "p1a to {to}: led: {is_led}, not {want}: {sockets}"
+        );
         Ok(connection)
     }
 }
 
 /// Returns a uid that a name stands for.
 fn uid(name: &str) -> String {
-    let sum = name.bytes().fold(0_u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+    let sum = name.bytes().fold(0_u64, |sum, byte| {
+        sum.wrapping_mul(31).wrapping_add(byte.into())
+    });
     format!("00000000-0000-4000-8000-{sum:012x}")
 }
 
@@ -86,22 +103,39 @@ fn pod(name: &str, annotations: Value, spec: Value) -> Object {
         "status": { "phase": "Running" },
     });
     let fields = spec.as_object().cloned().unwrap_or_default();
-    object["spec"].as_object_mut().expect("an object").extend(fields);
+    object["spec"]
+        .as_object_mut()
+        .expect("an object")
+        .extend(fields);
     Object(object)
 }
 
 /// Returns the pods of `kpx status` by their names.
 fn pods(agent: &Agent) -> Result<BTreeMap<String, PodStatus>> {
     let pods = agent.typed_status()?.pods.context("pods are chosen")?;
-    Ok(pods.pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect())
+    Ok(pods
+        .pods
+        .into_iter()
+        .map(|pod| (pod.name.clone(), pod))
+        .collect())
 }
 
 /// Waits until a pod takes this way for this reason.
 fn waits(agent: &Agent, name: &str, way: &str, why: &str) -> Result<()> {
-    let seen = || Ok::<_, anyhow::Error>(pods(agent)?.get(name).map(|pod| (pod.way.clone(), pod.why.clone())));
-    let is_so = |(has, reason): (String, Option<String>)| has == way && reason.unwrap_or_default().contains(why);
-    wait_until(DEADLINE, &format!("{name} is {way}: {why}"), || Ok(seen()?.is_some_and(is_so)))
-        .with_context(|| format!("{:?}\n{}", seen(), agent.log()))
+    let seen = || {
+        Ok::<_, anyhow::Error>(
+            pods(agent)?
+                .get(name)
+                .map(|pod| (pod.way.clone(), pod.why.clone())),
+        )
+    };
+    let is_so = |(has, reason): (String, Option<String>)| {
+        has == way && reason.unwrap_or_default().contains(why)
+    };
+    wait_until(DEADLINE, &format!("{name} is {way}: {why}"), || {
+        Ok(seen()?.is_some_and(is_so))
+    })
+    .with_context(|| format!("{:?}\n{}", seen(), agent.log()))
 }
 
 #[test]
@@ -111,12 +145,48 @@ fn a_pods_sockets_are_led_unless_something_speaks_against_it() -> Result<()> {
     let mesh = json!({ "sidecar.istio.io/status": "{}" });
     let rows = [
         ("plain", json!({}), json!({}), "led", ""),
-        ("mesh", mesh, json!({}), "packets", "it is in a mesh: annotation sidecar.istio.io/status"),
-        ("out", json!({ CHOICE: "off" }), json!({}), "packets", "its annotation kpx.dev/socket-lb is off"),
-        ("wrong", json!({ CHOICE: "maybe" }), json!({}), "packets", "\"maybe\", which is neither on nor off"),
-        ("kata", json!({}), json!({ "runtimeClassName": "kata" }), "packets", "its runtime class is kata"),
-        ("brave", json!({ CHOICE: "on" }), json!({ "runtimeClassName": "kata" }), "led", ""),
-        ("own", json!({}), json!({ "hostNetwork": true }), "host", "its sockets are the host's"),
+        (
+            "mesh",
+            mesh,
+            json!({}),
+            "packets",
+            "it is in a mesh: annotation sidecar.istio.io/status",
+        ),
+        (
+            "out",
+            json!({ CHOICE: "off" }),
+            json!({}),
+            "packets",
+            "its annotation kpx.dev/socket-lb is off",
+        ),
+        (
+            "wrong",
+            json!({ CHOICE: "maybe" }),
+            json!({}),
+            "packets",
+            "\"maybe\", which is neither on nor off",
+        ),
+        (
+            "kata",
+            json!({}),
+            json!({ "runtimeClassName": "kata" }),
+            "packets",
+            "its runtime class is kata",
+        ),
+        (
+            "brave",
+            json!({ CHOICE: "on" }),
+            json!({ "runtimeClassName": "kata" }),
+            "led",
+            "",
+        ),
+        (
+            "own",
+            json!({}),
+            json!({ "hostNetwork": true }),
+            "host",
+            "its sockets are the host's",
+        ),
     ];
     let mut cgroups = BTreeMap::new();
     for (name, annotations, spec, _, _) in &rows {
@@ -125,33 +195,72 @@ fn a_pods_sockets_are_led_unless_something_speaks_against_it() -> Result<()> {
     }
     for (name, _, _, way, why) in &rows {
         waits(&agent, name, way, why)?;
-        cluster.reaches(&cgroups[name], *way == "led").with_context(|| format!("from the cgroup of {name}"))?;
+        cluster
+            .reaches(&cgroups[name], *way == "led")
+            .with_context(|| format!("from the cgroup of {name}"))?;
     }
     let status = agent.typed_status()?;
-    ensure!(status.healthy && status.options.socket_lb == "auto: host and pods", "{status:?}");
-    ensure!(status.pods.as_ref().is_some_and(|pods| pods.led == 2), "{:?}", status.pods);
-    let wrong = status.skipped.iter().find(|skipped| skipped.contains("Pod default/wrong"));
-    ensure!(wrong.is_some_and(|wrong| wrong.contains(CHOICE)), "{:?}", status.skipped);
+    ensure!(
+        status.healthy && status.options.socket_lb == "auto: host and pods",
+        "{status:?}"
+    );
+    ensure!(
+        status.pods.as_ref().is_some_and(|pods| pods.led == 2),
+        "{:?}",
+        status.pods
+    );
+    let wrong = status
+        .skipped
+        .iter()
+        .find(|skipped| skipped.contains("Pod default/wrong"));
+    ensure!(
+        wrong.is_some_and(|wrong| wrong.contains(CHOICE)),
+        "{:?}",
+        status.skipped
+    );
 
     // A container's cgroup is below its pod's, and so is what a pod makes there under any name.
     let within = |pod: &str, name: &str| cgroups[pod].within(name);
-    cluster.reaches(&within("plain", "container")?, true).context("a container")?;
-    cluster.reaches(&within("plain", "container/container")?, true).context("a container of crun")?;
+    cluster
+        .reaches(&within("plain", "container")?, true)
+        .context("a container")?;
+    cluster
+        .reaches(&within("plain", "container/container")?, true)
+        .context("a container of crun")?;
     // Such containers may be nodes of a cluster whose Services have the same addresses.
-    cluster.reaches(&within("plain", "container/docker/node")?, false).context("a container's own container")?;
-    cluster.reaches(&within("plain", &format!("pod{}", uid("mesh")))?, true).context("another name")?;
-    cluster.reaches(&within("mesh", &format!("kubepods/pod{}", uid("plain")))?, false).context("a forged name")?;
+    cluster
+        .reaches(&within("plain", "container/docker/node")?, false)
+        .context("a container's own container")?;
+    cluster
+        .reaches(&within("plain", &format!("pod{}", uid("mesh")))?, true)
+        .context("another name")?;
+    cluster
+        .reaches(
+            &within("mesh", &format!("kubepods/pod{}", uid("plain")))?,
+            false,
+        )
+        .context("a forged name")?;
 
     // A process of no pod, in a pod's network namespace.
-    cluster.dial(Family::V4, false).context("an unknown cgroup")?;
+    cluster
+        .dial(Family::V4, false)
+        .context("an unknown cgroup")?;
 
     // UDP of pods is for packets: their stale sockets could not be ended.
     drop(agent);
     let agent = cluster.agent(&["--fast-path", "off", "--socket-lb-udp"])?;
     waits(&agent, "plain", "led", "")?;
     let before = count(&agent, "events", "socket_translated")?;
-    cgroups["plain"].visit(|| cluster.fixture.reach("p1a", Protocol::Udp, web().frontend(Family::V4)).map(drop))??;
-    ensure!(count(&agent, "events", "socket_translated")? == before, "datagrams of a pod");
+    cgroups["plain"].visit(|| {
+        cluster
+            .fixture
+            .reach("p1a", Protocol::Udp, web().frontend(Family::V4))
+            .map(drop)
+    })??;
+    ensure!(
+        count(&agent, "events", "socket_translated")? == before,
+        "datagrams of a pod"
+    );
     cluster.reaches(&cgroups["plain"], true)
 }
 
@@ -160,7 +269,12 @@ fn pods_change_their_ways_and_open_connections_go_on() -> Result<()> {
     let cluster = Cluster::start()?;
     let agent = cluster.agent(&STACK)?;
     cluster.put("late", json!({}), json!({}))?;
-    waits(&agent, "late", "packets", "kubelet's folders have no cgroup of it")?;
+    waits(
+        &agent,
+        "late",
+        "packets",
+        "kubelet's folders have no cgroup of it",
+    )?;
     let cgroup = cluster.cgroup("late")?;
     waits(&agent, "late", "led", "")?;
     let mut open = cgroup.visit(|| cluster.dial(Family::V4, true))??;
@@ -175,8 +289,13 @@ fn pods_change_their_ways_and_open_connections_go_on() -> Result<()> {
     waits(&agent, "late", "led", "")?;
     cluster.reaches(&cgroup, true)?;
 
-    cluster.fixture.cluster.delete(&pod("late", json!({}), json!({})))?;
-    wait_until(DEADLINE, "the pod is forgotten", || Ok(pods(&agent)?.is_empty()))?;
+    cluster
+        .fixture
+        .cluster
+        .delete(&pod("late", json!({}), json!({})))?;
+    wait_until(DEADLINE, "the pod is forgotten", || {
+        Ok(pods(&agent)?.is_empty())
+    })?;
     cluster.eventually(&cgroup, false)?;
     open.exchange(b"still there?")?;
     Ok(())
@@ -197,14 +316,22 @@ fn packets_serve_a_pods_services_with_affinity() -> Result<()> {
         let to = sticky.frontend(family);
         let by_packets = cluster.fixture.reach("p1a", TCP, to)?.backend;
         for _ in 0..8 {
-            let backend = cgroup.visit(|| cluster.fixture.reach("p1a", TCP, to))??.backend;
+            let backend = cgroup
+                .visit(|| cluster.fixture.reach("p1a", TCP, to))??
+                .backend;
             ensure!(backend == by_packets, "{backend}, not {by_packets}");
         }
     }
-    ensure!(count(&agent, "events", "socket_translated")? == before, "sockets were led");
+    ensure!(
+        count(&agent, "events", "socket_translated")? == before,
+        "sockets were led"
+    );
     cluster.reaches(&cgroup, true)?;
     // All sockets of the host are one client.
-    cluster.fixture.reaches(NODE, TCP, sticky.frontend(Family::V4), true).map(drop)
+    cluster
+        .fixture
+        .reaches(NODE, TCP, sticky.frontend(Family::V4), true)
+        .map(drop)
 }
 
 /// Checks that packets serve a socket that names its device: the backend may be behind another one.
@@ -219,9 +346,15 @@ fn packets_serve_a_pods_sockets_of_one_device() -> Result<()> {
     let before = count(&agent, "events", "socket_translated")?;
     for family in Family::ALL {
         let dial = Dial::new(TCP, web().frontend(family)).device("eth0");
-        cgroup.visit(|| dial.exchange(&cluster.fixture.lab.host("p1a").ns, b"hello").map(drop))??;
+        cgroup.visit(|| {
+            dial.exchange(&cluster.fixture.lab.host("p1a").ns, b"hello")
+                .map(drop)
+        })??;
     }
-    ensure!(count(&agent, "events", "socket_translated")? == before, "the socket was led");
+    ensure!(
+        count(&agent, "events", "socket_translated")? == before,
+        "the socket was led"
+    );
     Ok(())
 }
 
@@ -241,7 +374,10 @@ fn pods_are_led_only_where_no_whole_connections_are_opened() -> Result<()> {
         let before = count(&agent, "events", "socket_translated")?;
         cluster.reaches(&cgroup, false)?;
         ensure!(count(&agent, "events", "socket_translated")? == before);
-        forbid(node, "ct state invalid drop\ntcp flags & (syn | ack) == ack ct state new drop")?;
+        forbid(
+            node,
+            "ct state invalid drop\ntcp flags & (syn | ack) == ack ct state new drop",
+        )?;
         waits(&agent, "plain", "led", "")?;
         cluster.eventually(&cgroup, true)?;
         cluster.reaches(&cgroup, true)?;
@@ -256,7 +392,10 @@ fn pods_are_led_only_where_no_whole_connections_are_opened() -> Result<()> {
 #[test]
 fn pods_on_a_bridge_are_led() -> Result<()> {
     let fixture = Fixture::with_api_server(Layout::Bridge)?;
-    let cluster = Cluster { kubepods: Kubepods::make(&fixture.cgroup)?, fixture };
+    let cluster = Cluster {
+        kubepods: Kubepods::make(&fixture.cgroup)?,
+        fixture,
+    };
     let agent = cluster.agent(&[])?;
     let cgroup = cluster.cgroup("plain")?;
     cluster.put("plain", json!({}), json!({}))?;
@@ -268,7 +407,8 @@ fn pods_on_a_bridge_are_led() -> Result<()> {
 fn pods_are_led_without_an_agent_and_the_next_one_agrees_with_their_objects() -> Result<()> {
     let cluster = Cluster::start()?;
     let agent = cluster.agent(&STACK)?;
-    let (stays, goes) = (cluster.cgroup("stays")?, cluster.cgroup("goes")?);
+    let stays = cluster.cgroup("stays")?;
+    let goes = cluster.cgroup("goes")?;
     for name in ["stays", "goes"] {
         cluster.put(name, json!({}), json!({}))?;
         waits(&agent, name, "led", "")?;
@@ -278,12 +418,20 @@ fn pods_are_led_without_an_agent_and_the_next_one_agrees_with_their_objects() ->
     cluster.put("goes", json!({ CHOICE: "off" }), json!({}))?;
     let new = cluster.cgroup("new")?;
     cluster.put("new", json!({}), json!({}))?;
-    cluster.reaches(&new, false).context("a new pod has no row")?;
+    cluster
+        .reaches(&new, false)
+        .context("a new pod has no row")?;
 
     let agent = cluster.agent(&STACK)?;
-    for (name, cgroup, way) in [("stays", &stays, "led"), ("goes", &goes, "packets"), ("new", &new, "led")] {
+    for (name, cgroup, way) in [
+        ("stays", &stays, "led"),
+        ("goes", &goes, "packets"),
+        ("new", &new, "led"),
+    ] {
         waits(&agent, name, way, "")?;
-        cluster.eventually(cgroup, way == "led").with_context(|| format!("{name}, the next agent runs"))?;
+        cluster
+            .eventually(cgroup, way == "led")
+            .with_context(|| format!("{name}, the next agent runs"))?;
     }
     drop(agent);
 
@@ -292,7 +440,9 @@ fn pods_are_led_without_an_agent_and_the_next_one_agrees_with_their_objects() ->
     cluster.reaches(&stays, false).context("host alone")?;
     drop(agent);
     let _agent = cluster.agent(&["--fast-path", "off", "--masquerade", "compat"])?;
-    cluster.reaches(&stays, false).context("addresses decide whom to masquerade")
+    cluster
+        .reaches(&stays, false)
+        .context("addresses decide whom to masquerade")
 }
 
 /// Checks an agent that may not list Pods, as with the rights of kube-proxy.
@@ -307,12 +457,23 @@ fn without_the_right_to_list_pods_packets_serve_them() -> Result<()> {
     let agent = cluster.agent(&STACK)?;
     let why = "the API server does not let kpx list and watch Pods";
     agent.wait(DEADLINE, "the reason is told", |status| {
-        status.pods.as_ref().and_then(|pods| pods.why_none.as_deref()) == Some(why)
+        status
+            .pods
+            .as_ref()
+            .and_then(|pods| pods.why_none.as_deref())
+            == Some(why)
     })?;
     let status = agent.typed_status()?;
-    ensure!(status.healthy && status.problems.is_empty(), "{:?}", status.problems);
+    ensure!(
+        status.healthy && status.problems.is_empty(),
+        "{:?}",
+        status.problems
+    );
     cluster.reaches(&cgroup, false)?;
-    cluster.fixture.reaches(NODE, TCP, web().frontend(Family::V4), true).context("the host's own")?;
+    cluster
+        .fixture
+        .reaches(NODE, TCP, web().frontend(Family::V4), true)
+        .context("the host's own")?;
     Ok(())
 }
 
@@ -328,13 +489,24 @@ fn a_full_table_leaves_more_pods_to_packets() -> Result<()> {
         cluster.put(&name, json!({}), json!({}))?;
     }
     let agent = cluster.agent(&STACK)?;
-    agent
-        .wait(DEADLINE, "the table is full", |status| status.pods.as_ref().is_some_and(|all| all.led == pods - MORE))?;
+    agent.wait(DEADLINE, "the table is full", |status| {
+        status
+            .pods
+            .as_ref()
+            .is_some_and(|all| all.led == pods - MORE)
+    })?;
     let all = agent.typed_status()?.pods.context("pods")?;
-    let left = all.pods.iter().filter(|pod| pod.why.as_deref() == Some("the table of pods is full")).count();
+    let left = all
+        .pods
+        .iter()
+        .filter(|pod| pod.why.as_deref() == Some("the table of pods is full"))
+        .count();
     ensure!(left == MORE, "{left}");
     ensure!(agent.typed_status()?.healthy);
     let is_led = |cgroup: &Visited| cluster.reaches(cgroup, true).is_ok();
-    ensure!(cgroups.iter().take(MORE + 1).any(is_led), "of so many one has a row");
+    ensure!(
+        cgroups.iter().take(MORE + 1).any(is_led),
+        "of so many one has a row"
+    );
     Ok(())
 }

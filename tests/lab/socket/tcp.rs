@@ -22,38 +22,85 @@ fn the_hosts_connections_are_translated_to_backends() -> Result<()> {
     let empty = Service::new("empty", 12, &[], PORT);
     let local = Service::new("local", 13, &["p2a"], PORT).local();
     let own = Service::new("own", 14, &[NODE], PORT);
-    let counting = Service::new("counting", 15, &["p1b"], PORT).annotation("kpx.dev/lb-algorithm", "least-connections");
+    let counting = Service::new("counting", 15, &["p1b"], PORT)
+        .annotation("kpx.dev/lb-algorithm", "least-connections");
     let closed = Service::new("closed", 16, &["p1b"], PORT);
-    let closed = closed.load_balancer(EXTERNAL.host(7), "VIP").source_ranges(&["198.51.100.0/24".to_owned()]);
+    let closed = closed
+        .load_balancer(EXTERNAL.host(7), "VIP")
+        .source_ranges(&["198.51.100.0/24".to_owned()]);
     for service in [&sticky, &empty, &local, &own, &counting, &closed] {
         fixture.put(service)?;
     }
     let agent = fixture.agent("host", &[])?;
     for family in Family::ALL {
         // The anchor has nothing to do, with any backend.
-        let backends: Result<BTreeSet<String>> =
-            (0..32).map(|_| Ok(fixture.reaches(NODE, TCP, web().frontend(family), true)?.backend)).collect();
-        ensure!(backends? == ["p1b", "p2a"].map(str::to_owned).into(), "all backends serve");
-        fixture.reaches(NODE, TCP, fixture.node_at(family, NODE_PORT), true).context("a node port of its own")?;
-        fixture.reaches(NODE, TCP, own.frontend(family), true).context("a backend of its own")?;
-        let stuck: Result<BTreeSet<String>> =
-            (0..16).map(|_| Ok(fixture.reaches(NODE, TCP, sticky.frontend(family), true)?.backend)).collect();
+        let backends: Result<BTreeSet<String>> = (0..32)
+            .map(|_| {
+                Ok(fixture
+                    .reaches(NODE, TCP, web().frontend(family), true)?
+                    .backend)
+            })
+            .collect();
+        ensure!(
+            backends? == ["p1b", "p2a"].map(str::to_owned).into(),
+            "all backends serve"
+        );
+        fixture
+            .reaches(NODE, TCP, fixture.node_at(family, NODE_PORT), true)
+            .context("a node port of its own")?;
+        fixture
+            .reaches(NODE, TCP, own.frontend(family), true)
+            .context("a backend of its own")?;
+        let stuck: Result<BTreeSet<String>> = (0..16)
+            .map(|_| {
+                Ok(fixture
+                    .reaches(NODE, TCP, sticky.frontend(family), true)?
+                    .backend)
+            })
+            .collect();
         ensure!(stuck?.len() == 1, "affinity");
-        ensure!(count(&agent, "events", "forwarded")? == 0, "{}", agent.status()?);
-        fixture.refused(empty.frontend(family)).context("without endpoints")?;
-        fixture.refused((web().cluster_ip().ip(family), 81).into()).context("another port")?;
-        ensure!(count(&agent, "events", "rejected")? == 0, "no packet was refused, nor any answered");
+        ensure!(
+            count(&agent, "events", "forwarded")? == 0,
+            "{}",
+            agent.status()?
+        );
+        fixture
+            .refused(empty.frontend(family))
+            .context("without endpoints")?;
+        fixture
+            .refused((web().cluster_ip().ip(family), 81).into())
+            .context("another port")?;
+        ensure!(
+            count(&agent, "events", "rejected")? == 0,
+            "no packet was refused, nor any answered"
+        );
     }
-    ensure!(count(&agent, "reasons", "no_endpoints")? == 2 && count(&agent, "reasons", "unknown_port")? == 2);
+    ensure!(
+        count(&agent, "reasons", "no_endpoints")? == 2
+            && count(&agent, "reasons", "unknown_port")? == 2
+    );
     ensure!(count(&agent, "events", "socket_translated")? == 2 * (32 + 2 + 16));
 
     // A socket of IPv6 may speak IPv4.
-    let SocketAddr::V4(v4) = web().frontend(Family::V4) else { unreachable!("of this family") };
-    fixture.reaches(NODE, TCP, SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()), true).context("mapped")?;
-    fixture.reaches(NODE, TCP, (Ipv4Addr::LOCALHOST, NODE_PORT).into(), true).context("a node port at 127.0.0.1")?;
+    let SocketAddr::V4(v4) = web().frontend(Family::V4) else {
+        unreachable!("of this family")
+    };
+    fixture
+        .reaches(
+            NODE,
+            TCP,
+            SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
+            true,
+        )
+        .context("mapped")?;
+    fixture
+        .reaches(NODE, TCP, (Ipv4Addr::LOCALHOST, NODE_PORT).into(), true)
+        .context("a node port at 127.0.0.1")?;
 
     // The packet path serves what the socket programs leave out.
-    fixture.reaches(NODE, TCP, counting.frontend(Family::V4), false).context("flows that are counted")?;
+    fixture
+        .reaches(NODE, TCP, counting.frontend(Family::V4), false)
+        .context("flows that are counted")?;
     let unheard = |to: SocketAddr| match Dial::new(TCP, to)
         .deadline(crate::socket::fixture::SILENCE)
         .connect(&fixture.lab.host(NODE).ns)
@@ -63,10 +110,17 @@ fn the_hosts_connections_are_translated_to_backends() -> Result<()> {
     };
     unheard(local.frontend(Family::V4)).context("endpoints elsewhere only")?;
     unheard((EXTERNAL.host(7).v4, SERVICE_PORT).into()).context("not in the source ranges")?;
-    ensure!(count(&agent, "reasons", "no_local_endpoints")? > 0 && count(&agent, "reasons", "source_range")? > 0);
+    ensure!(
+        count(&agent, "reasons", "no_local_endpoints")? > 0
+            && count(&agent, "reasons", "source_range")? > 0
+    );
     // The kernel's own workers have such names.
     let worker = thread::Builder::new().name("kworker/u4:1".to_owned());
-    let dials = || fixture.reaches(NODE, TCP, web().frontend(Family::V4), false).map(drop);
+    let dials = || {
+        fixture
+            .reaches(NODE, TCP, web().frontend(Family::V4), false)
+            .map(drop)
+    };
     thread::scope(|scope| Ok::<_, io::Error>(worker.spawn_scoped(scope, dials)?.join()))?
         .expect("no panic")
         .context("a worker")?;
@@ -74,7 +128,11 @@ fn the_hosts_connections_are_translated_to_backends() -> Result<()> {
         .reaches(NODE, Protocol::Udp, web().frontend(Family::V4), false)
         .context("datagrams, without --socket-lb-udp")?;
     let pod = fixture.reach("p1a", TCP, web().frontend(Family::V4))?;
-    ensure!(count(&agent, "events", "forwarded")? > 0, "{} serves a pod by packets", pod.backend);
+    ensure!(
+        count(&agent, "events", "forwarded")? > 0,
+        "{} serves a pod by packets",
+        pod.backend
+    );
     Ok(())
 }
 
@@ -82,29 +140,44 @@ fn the_hosts_connections_are_translated_to_backends() -> Result<()> {
 #[test]
 fn source_ranges_are_for_packets() -> Result<()> {
     let fixture = Fixture::start()?;
-    let external =
-        |nth: u8, name| Service::new(name, 10 + nth, &["p1b"], PORT).load_balancer(EXTERNAL.host(nth), "VIP");
+    let external = |nth: u8, name| {
+        Service::new(name, 10 + nth, &["p1b"], PORT).load_balancer(EXTERNAL.host(nth), "VIP")
+    };
     let node = fixture.lab.host(NODE).addrs;
     let ranges = [format!("{}/32", node.v4), format!("{}/128", node.v6)];
-    let (open, fenced) = (external(8, "open"), external(9, "fenced").source_ranges(&ranges));
+    let open = external(8, "open");
+    let fenced = external(9, "fenced").source_ranges(&ranges);
     for service in [&open, &fenced] {
         fixture.put(service)?;
     }
     let agent = fixture.agent("host", &["--socket-lb-udp"])?;
-    for (family, protocol) in Family::ALL.into_iter().flat_map(|family| Protocol::COMMON.map(|one| (family, one))) {
+    for (family, protocol) in Family::ALL
+        .into_iter()
+        .flat_map(|family| Protocol::COMMON.map(|one| (family, one)))
+    {
         let at = |host| SocketAddr::new(EXTERNAL.host(host).ip(family), SERVICE_PORT);
-        fixture.reaches(NODE, protocol, at(8), true).context("for everybody")?;
-        fixture.reaches(NODE, protocol, at(9), false).context("for this node")?;
-        fixture.reaches(NODE, protocol, fenced.frontend(family), true).context("a ClusterIP has no ranges")?;
+        fixture
+            .reaches(NODE, protocol, at(8), true)
+            .context("for everybody")?;
+        fixture
+            .reaches(NODE, protocol, at(9), false)
+            .context("for this node")?;
+        fixture
+            .reaches(NODE, protocol, fenced.frontend(family), true)
+            .context("a ClusterIP has no ranges")?;
     }
 
     // A trace notes that sockets do not send such packets.
     let pod = fixture.lab.host("p1a").addrs.v4.to_string();
-    for (from, proto, is_translated) in
-        [(["--host"].as_slice(), "tcp", true), (&["--host"], "sctp", false), (&["--from", &pod], "tcp", false)]
-    {
+    for (from, proto, is_translated) in [
+        (["--host"].as_slice(), "tcp", true),
+        (&["--host"], "sctp", false),
+        (&["--from", &pod], "tcp", false),
+    ] {
         let notes = fixture.notes(&agent, from, proto)?;
-        let is_noted = notes.iter().any(|note| note.contains("--socket-lb host: sockets of the node"));
+        let is_noted = notes
+            .iter()
+            .any(|note| note.contains("--socket-lb host: sockets of the node"));
         ensure!(is_noted == is_translated, "{from:?} by {proto}: {notes:?}");
     }
     Ok(())
@@ -121,7 +194,11 @@ fn packets_are_translated_without_socket_lb() -> Result<()> {
     let programs = status["programs"].as_object().context("programs")?;
     ensure!(programs.len() == 4, "{programs:?}");
     for map in ["UDP_SOCKETS4", "UDP_SOCKETS6"] {
-        ensure!(status["mapFill"][map]["maxEntries"] == 1, "{map}: {}", status["mapFill"]);
+        ensure!(
+            status["mapFill"][map]["maxEntries"] == 1,
+            "{map}: {}",
+            status["mapFill"]
+        );
     }
     ensure!(fixture.pins()?.is_empty(), "{:?}", fixture.pins()?);
     Ok(())
@@ -138,23 +215,40 @@ fn pods_are_translated_where_all_sockets_are() -> Result<()> {
             fixture.reaches(client, TCP, web().frontend(family), true)?;
             fixture.reaches(client, TCP, fixture.node_at(family, NODE_PORT), true)?;
         }
-        fixture.reaches("p1a", TCP, itself.frontend(family), true).context("its own backend")?;
+        fixture
+            .reaches("p1a", TCP, itself.frontend(family), true)
+            .context("its own backend")?;
     }
-    ensure!(count(&agent, "events", "forwarded")? == 0, "{}", agent.status()?);
+    ensure!(
+        count(&agent, "events", "forwarded")? == 0,
+        "{}",
+        agent.status()?
+    );
     let pod = fixture.lab.host("p1a").addrs.v4.to_string();
-    for (from, who) in
-        [(["--from", &pod], "this pod"), (["--from", &fixture.lab.host(NODE).addrs.v4.to_string()], "the node")]
-    {
+    for (from, who) in [
+        (["--from", &pod], "this pod"),
+        (
+            ["--from", &fixture.lab.host(NODE).addrs.v4.to_string()],
+            "the node",
+        ),
+    ] {
         let notes = fixture.notes(&agent, &from, "tcp")?;
-        ensure!(notes.iter().any(|note| note.contains(&format!("--socket-lb all: sockets of {who}"))), "{notes:?}");
+        ensure!(
+            notes
+                .iter()
+                .any(|note| note.contains(&format!("--socket-lb all: sockets of {who}"))),
+            "{notes:?}"
+        );
     }
     // Its loopback address is no address of the node's.
-    let own = Dial::new(TCP, (Ipv4Addr::LOCALHOST, NODE_PORT).into()).connect(&fixture.lab.host("p1a").ns);
+    let own = Dial::new(TCP, (Ipv4Addr::LOCALHOST, NODE_PORT).into())
+        .connect(&fixture.lab.host("p1a").ns);
     ensure!(matches!(own, Err(Fault::Refused)), "{own:?}");
     Ok(())
 }
 
-/// Checks what a user gets who sets nothing, and what one gets whose host has no place for the programs.
+/// Checks what a user gets who sets nothing, and what one gets whose host has no place for the
+/// programs.
 #[test]
 fn node_serves_its_own_sockets_where_it_can() -> Result<()> {
     let fixture = Fixture::start()?;
@@ -163,7 +257,11 @@ fn node_serves_its_own_sockets_where_it_can() -> Result<()> {
         fixture.reaches(NODE, TCP, web().frontend(family), true)?;
         fixture.reaches(NODE, Protocol::Udp, web().frontend(family), false)?;
         let pod = fixture.reach("p1a", TCP, web().frontend(family))?;
-        ensure!(count(&agent, "events", "forwarded")? > 0, "{} serves a pod by packets", pod.backend);
+        ensure!(
+            count(&agent, "events", "forwarded")? > 0,
+            "{} serves a pod by packets",
+            pod.backend
+        );
     }
     ensure!(agent.typed_status()?.options.socket_lb == "auto: host");
     ensure!(fixture.pins()?.len() == 4, "{:?}", fixture.pins()?);
@@ -173,7 +271,10 @@ fn node_serves_its_own_sockets_where_it_can() -> Result<()> {
     let agent = fixture.kpx(&["--cgroup-root", "/proc"])?;
     let status = agent.typed_status()?;
     let said = &status.options.socket_lb;
-    ensure!(said == "auto: off, because /proc is not a cgroup of version 2", "{said}");
+    ensure!(
+        said == "auto: off, because /proc is not a cgroup of version 2",
+        "{said}"
+    );
     ensure!(status.healthy && status.sockets.is_none(), "{status:?}");
     ensure!(fixture.pins()?.is_empty(), "{:?}", fixture.pins()?);
     for family in Family::ALL {
@@ -182,7 +283,8 @@ fn node_serves_its_own_sockets_where_it_can() -> Result<()> {
     Ok(())
 }
 
-/// Checks a node whose overlay has an address of its own: answers to the node's other address do not come back through it.
+/// Checks a node whose overlay has an address of its own: answers to the node's other address do
+/// not come back through it.
 #[test]
 fn packets_serve_sockets_that_have_an_address() -> Result<()> {
     let fixture = Fixture::of(Layout::Vxlan)?;
@@ -193,15 +295,23 @@ fn packets_serve_sockets_that_have_an_address() -> Result<()> {
         let to = far.frontend(family);
         let led = count(&agent, "events", "socket_translated")?;
         let own = fixture.lab.host(NODE).addrs.ip(family);
-        let mut bound = Dial::new(TCP, to).source_ip(own).connect(&fixture.lab.host(NODE).ns)?;
-        bound.exchange(b"hello").with_context(|| format!("from {own} to {to}"))?;
-        ensure!(count(&agent, "events", "socket_translated")? == led, "the socket has a source of its own");
+        let mut bound = Dial::new(TCP, to)
+            .source_ip(own)
+            .connect(&fixture.lab.host(NODE).ns)?;
+        bound
+            .exchange(b"hello")
+            .with_context(|| format!("from {own} to {to}"))?;
+        ensure!(
+            count(&agent, "events", "socket_translated")? == led,
+            "the socket has a source of its own"
+        );
         fixture.reaches(NODE, TCP, to, true)?;
     }
     Ok(())
 }
 
-/// Checks that a socket that is bound to a device reaches what lies behind that device: no route of kpx's takes its packets to the anchor.
+/// Checks that a socket that is bound to a device reaches what lies behind that device: no route of
+/// kpx's takes its packets to the anchor.
 #[test]
 fn sockets_of_one_device_get_a_backend() -> Result<()> {
     let fixture = Fixture::start()?;
@@ -213,36 +323,66 @@ fn sockets_of_one_device_get_a_backend() -> Result<()> {
             let led = count(&agent, "events", "socket_translated")?;
             let dial = Dial::new(protocol, far.frontend(family)).device("eth0");
             let answer = dial.exchange(&fixture.lab.host(NODE).ns, b"hello");
-            ensure!(answer.with_context(|| format!("{protocol} over {family} by eth0"))?.backend == "p2a");
-            ensure!(count(&agent, "events", "socket_translated")? > led, "the socket was not led");
+            ensure!(
+                answer
+                    .with_context(|| format!("{protocol} over {family} by eth0"))?
+                    .backend
+                    == "p2a"
+            );
+            ensure!(
+                count(&agent, "events", "socket_translated")? > led,
+                "the socket was not led"
+            );
             // The anchor's own hook serves this one.
             let dial = Dial::new(protocol, far.frontend(family)).device("kpx0");
             let answer = dial.exchange(&fixture.lab.host(NODE).ns, b"hello");
-            ensure!(answer.with_context(|| format!("{protocol} over {family} by kpx0"))?.backend == "p2a");
+            ensure!(
+                answer
+                    .with_context(|| format!("{protocol} over {family} by kpx0"))?
+                    .backend
+                    == "p2a"
+            );
         }
     }
     Ok(())
 }
 
-/// Checks that `auto` costs nothing but the programs. The cgroup goes while kpx runs, so they cannot come back.
+/// Checks that `auto` costs nothing but the programs. The cgroup goes while kpx runs, so they
+/// cannot come back.
 #[test]
 fn packets_serve_sockets_once_the_programs_cannot_come_back() -> Result<()> {
     let fixture = Fixture::start()?;
     let cgroup = fixture.cgroup.path().join("short-lived");
     fs::create_dir(&cgroup)?;
     let cgroup_root = cgroup.display().to_string();
-    let agent = fixture.kpx(&["--cgroup-root", &cgroup_root, "--iptables-sync-period", "1s"])?;
+    let agent = fixture.kpx(&[
+        "--cgroup-root",
+        &cgroup_root,
+        "--iptables-sync-period",
+        "1s",
+    ])?;
     ensure!(agent.typed_status()?.options.socket_lb == "auto: host");
     fs::remove_dir(&cgroup)?;
-    let gone = || Ok(agent.typed_status()?.options.socket_lb.starts_with("auto: off, because"));
+    let gone = || {
+        Ok(agent
+            .typed_status()?
+            .options
+            .socket_lb
+            .starts_with("auto: off, because"))
+    };
     wait_until(DEADLINE, "packets serve sockets", gone)?;
-    ensure!(agent.typed_status()?.healthy, "{:?}", agent.typed_status()?.problems);
+    ensure!(
+        agent.typed_status()?.healthy,
+        "{:?}",
+        agent.typed_status()?.problems
+    );
     ensure!(fixture.pins()?.is_empty(), "{:?}", fixture.pins()?);
     fixture.reaches(NODE, TCP, web().frontend(Family::V4), false)?;
     Ok(())
 }
 
-/// Checks that sockets reach the backends that packets reach, where a backend's address is a frontend of another Service or a node port.
+/// Checks that sockets reach the backends that packets reach, where a backend's address is a
+/// frontend of another Service or a node port.
 #[test]
 fn socket_is_translated_once() -> Result<()> {
     let fixture = Fixture::start()?;
@@ -260,29 +400,47 @@ fn socket_is_translated_once() -> Result<()> {
             "off" => fixture.kpx(&["--socket-lb", "off"])?,
             scope => fixture.agent(scope, &["--socket-lb-udp"])?,
         };
-        for (family, protocol) in Family::ALL.into_iter().flat_map(|family| Protocol::COMMON.map(|one| (family, one))) {
+        for (family, protocol) in Family::ALL
+            .into_iter()
+            .flat_map(|family| Protocol::COMMON.map(|one| (family, one)))
+        {
             for client in [NODE, "p1a"] {
                 let what = || format!("--socket-lb {scope}: {client} by {protocol} over {family}");
-                let reached = fixture.reach(client, protocol, victim.frontend(family)).with_context(what)?;
+                let reached = fixture
+                    .reach(client, protocol, victim.frontend(family))
+                    .with_context(what)?;
                 ensure!(reached.backend == "p1b", "{}: {}", what(), reached.backend);
-                let direct = fixture.reach(client, protocol, (pod.addrs.ip(family), SERVICE_PORT).into())?;
-                ensure!(direct.backend == "p2a", "{}: {} has the address", what(), direct.backend);
+                let direct = fixture.reach(
+                    client,
+                    protocol,
+                    (pod.addrs.ip(family), SERVICE_PORT).into(),
+                )?;
+                ensure!(
+                    direct.backend == "p2a",
+                    "{}: {} has the address",
+                    what(),
+                    direct.backend
+                );
             }
         }
         for family in Family::ALL {
-            fixture.refused(knot.frontend(family)).with_context(|| format!("--socket-lb {scope}: a node port"))?;
+            fixture
+                .refused(knot.frontend(family))
+                .with_context(|| format!("--socket-lb {scope}: a node port"))?;
         }
         drop(agent);
     }
     Ok(())
 }
 
-/// Checks that a socket shows the peer of its last call: the frontend that it dialled, or the backend that it dialled for itself.
+/// Checks that a socket shows the peer of its last call: the frontend that it dialled, or the
+/// backend that it dialled for itself.
 #[test]
 fn socket_shows_what_it_dialled_last() -> Result<()> {
     let fixture = Fixture::start()?;
     let one = |name, nth| Service::new(name, nth, &["p1b"], PORT);
-    let (first, second) = (one("first", 18), one("second", 19));
+    let first = one("first", 18);
+    let second = one("second", 19);
     for service in [&first, &second] {
         fixture.put(service)?;
     }
@@ -292,9 +450,15 @@ fn socket_shows_what_it_dialled_last() -> Result<()> {
         let frontends = [first.frontend(family), second.frontend(family)];
         let backend = SocketAddr::new(fixture.lab.host("p1b").addrs.ip(family), PORT);
         let before = count(&agent, "events", "socket_translated")?;
-        for dials in [vec![frontends[0], frontends[1]], vec![frontends[0], backend]] {
+        for dials in [
+            vec![frontends[0], frontends[1]],
+            vec![frontends[0], backend],
+        ] {
             let shown = node.run(|| redialled(&dials))?;
-            ensure!(dials.ends_with(&[shown]), "{dials:?} were dialled, and {shown} is shown");
+            ensure!(
+                dials.ends_with(&[shown]),
+                "{dials:?} were dialled, and {shown} is shown"
+            );
         }
         ensure!(count(&agent, "events", "socket_translated")? == before + 3);
     }
@@ -303,7 +467,11 @@ fn socket_shows_what_it_dialled_last() -> Result<()> {
 
 /// Connects one socket to one address after the other. Returns the last peer.
 fn redialled(dials: &[SocketAddr]) -> io::Result<SocketAddr> {
-    let family = if dials[0].is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let family = if dials[0].is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
     let socket = net::socket(family, SocketType::STREAM, None)?;
     for dial in dials {
         net::connect_unspec(&socket)?;

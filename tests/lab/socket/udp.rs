@@ -19,24 +19,36 @@ fn datagrams_are_translated_to_serving_backends() -> Result<()> {
     let empty = Service::new("empty", 12, &[], PORT);
     fixture.put(&empty)?;
     let agent = fixture.agent("host", &["--socket-lb-udp"])?;
-    let (mut connected, mut loose) = (Vec::new(), Vec::new());
+    let mut connected = Vec::new();
+    let mut loose = Vec::new();
     for family in Family::ALL {
         let to = web().frontend(family);
-        let backends: Result<BTreeSet<String>> =
-            (0..32).map(|_| Ok(fixture.reaches(NODE, UDP, to, true)?.backend)).collect();
-        ensure!(backends? == ["p1b", "p2a"].map(str::to_owned).into(), "all backends serve");
+        let backends: Result<BTreeSet<String>> = (0..32)
+            .map(|_| Ok(fixture.reaches(NODE, UDP, to, true)?.backend))
+            .collect();
+        ensure!(
+            backends? == ["p1b", "p2a"].map(str::to_owned).into(),
+            "all backends serve"
+        );
         connected.push((to, fixture.reaches(NODE, UDP, to, true)?));
         loose.push(fixture.loose(to)?);
-        // A connected socket that also names its peer takes answers from the backend that it was connected to.
+        // A connected socket that also names its peer takes answers from the backend that it was
+        // connected to.
         for _ in 0..16 {
             let named = fixture.loose(to)?;
             named.socket.connect(to)?;
             named.ask().context("connected, and named")?;
         }
-        let error = fixture.loose(empty.frontend(family))?.ask().err().context("no backend serves")?;
+        let error = fixture
+            .loose(empty.frontend(family))?
+            .ask()
+            .err()
+            .context("no backend serves")?;
         ensure!(error.kind() == ErrorKind::ConnectionRefused, "{error}");
     }
-    let SocketAddr::V4(v4) = web().frontend(Family::V4) else { unreachable!("of this family") };
+    let SocketAddr::V4(v4) = web().frontend(Family::V4) else {
+        unreachable!("of this family")
+    };
     let mapped = SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port());
     fixture.reaches(NODE, UDP, mapped, true)?;
     loose.push(fixture.loose(mapped)?);
@@ -44,24 +56,36 @@ fn datagrams_are_translated_to_serving_backends() -> Result<()> {
     for client in &loose {
         let first = client.ask()?;
         for _ in 0..8 {
-            ensure!(client.ask()? == first, "it has left {first} for another backend, which both serve");
+            ensure!(
+                client.ask()? == first,
+                "it has left {first} for another backend, which both serve"
+            );
         }
         before.push(first);
     }
-    ensure!(count(&agent, "events", "forwarded")? == 0, "{}", agent.status()?);
+    ensure!(
+        count(&agent, "events", "forwarded")? == 0,
+        "{}",
+        agent.status()?
+    );
 
     // Only the clients of p1b must get another backend.
     fixture.put(&web().backed_by(&["p2a"]))?;
     for (client, before) in loose.iter().zip(before) {
-        wait_until(DEADLINE, "p2a serves", || Ok(client.ask()? == "p2a")).with_context(|| format!("from {before}"))?;
+        wait_until(DEADLINE, "p2a serves", || Ok(client.ask()? == "p2a"))
+            .with_context(|| format!("from {before}"))?;
     }
     for (dialled, reached) in connected {
         let mut connection = reached.connection;
         let moves = reached.backend == "p1b";
         if moves {
-            wait_until(DEADLINE, "it is aborted", || Ok(connection.exchange(b"hello").is_err()))?;
+            wait_until(DEADLINE, "it is aborted", || {
+                Ok(connection.exchange(b"hello").is_err())
+            })?;
         } else {
-            connection.exchange(b"hello").context("its backend serves on")?;
+            connection
+                .exchange(b"hello")
+                .context("its backend serves on")?;
         }
         // The families' endpoints come one after the other.
         let moved = || Ok(fixture.reaches(NODE, UDP, dialled, true)?.backend == "p2a");
@@ -78,7 +102,11 @@ struct Loose {
 
 impl Fixture {
     fn loose(&self, to: SocketAddr) -> Result<Loose> {
-        let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let any: IpAddr = if to.is_ipv4() {
+            Ipv4Addr::UNSPECIFIED.into()
+        } else {
+            Ipv6Addr::UNSPECIFIED.into()
+        };
         let socket = self.lab.host(NODE).ns.run(|| UdpSocket::bind((any, 0)))?;
         socket.set_read_timeout(Some(Dial::new(UDP, to).deadline))?;
         Ok(Loose { socket, to })
@@ -86,7 +114,8 @@ impl Fixture {
 }
 
 impl Loose {
-    /// Returns the backend that answers. The answer must come from the peer and go to the socket's own port.
+    /// Returns the backend that answers. The answer must come from the peer and go to the socket's
+    /// own port.
     fn ask(&self) -> io::Result<String> {
         self.socket.send_to(b"who?", self.to)?;
         let mut greeting = [0; 256];
@@ -95,7 +124,10 @@ impl Loose {
         let (backend, seen) = text.split_once(' ').unwrap_or_default();
         let port = self.socket.local_addr()?.port();
         if from != self.to || !seen.ends_with(&format!(":{port}")) {
-            return Err(io::Error::other(format!("asked {} at port {port}, answered by {from}: {text}", self.to)));
+            return Err(io::Error::other(format!(
+                "asked {} at port {port}, answered by {from}: {text}",
+                self.to
+            )));
         }
         Ok(backend.to_owned())
     }

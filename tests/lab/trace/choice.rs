@@ -10,7 +10,12 @@ use crate::trace::manifests::{check, json};
 
 #[test]
 fn options_of_the_node_decide_as_in_kpx_run() -> Result<()> {
-    let compat = ["--masquerade", "compat", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48"];
+    let compat = [
+        "--masquerade",
+        "compat",
+        "--cluster-cidr",
+        "10.244.0.0/16,fd00:10:244::/48",
+    ];
     check(
         "p1a",
         "port:80",
@@ -69,15 +74,39 @@ fn options_of_the_node_decide_as_in_kpx_run() -> Result<()> {
 fn trace_follows_the_algorithms() -> Result<()> {
     let folder = Folder::create()?;
     let tally = |algorithm, from| -> Result<Vec<(u32, Option<String>)>> {
-        let trace = json(&folder, Family::V4, from, "many:80", &["--count", "100", "--lb-algorithm", algorithm])?;
-        Ok(trace.tally.into_iter().map(|row| (row.packets, row.backend)).collect())
+        let trace = json(
+            &folder,
+            Family::V4,
+            from,
+            "many:80",
+            &["--count", "100", "--lb-algorithm", algorithm],
+        )?;
+        Ok(trace
+            .tally
+            .into_iter()
+            .map(|row| (row.packets, row.backend))
+            .collect())
     };
-    let even = |tally: &[(u32, _)]| tally.iter().map(|(packets, _)| *packets).collect::<Vec<_>>() == [50, 50];
+    let even = |tally: &[(u32, _)]| {
+        tally
+            .iter()
+            .map(|(packets, _)| *packets)
+            .collect::<Vec<_>>()
+            == [50, 50]
+    };
     assert!(even(&tally("round-robin", "p1a")?));
     // Flows stay open, so that of two backends the other one has fewer.
     assert!(even(&tally("least-connections", "p1a")?));
-    assert_eq!(tally("maglev", "p1a")?, tally("maglev", "p1a")?, "by address and port alone");
-    assert_ne!(tally("maglev", "p1a:1000")?, tally("maglev", "p1a:2000")?, "other clients, other backends");
+    assert_eq!(
+        tally("maglev", "p1a")?,
+        tally("maglev", "p1a")?,
+        "by address and port alone"
+    );
+    assert_ne!(
+        tally("maglev", "p1a:1000")?,
+        tally("maglev", "p1a:2000")?,
+        "other clients, other backends"
+    );
     Ok(())
 }
 
@@ -86,7 +115,11 @@ fn packets_are_counted_by_fate() -> Result<()> {
     let folder = Folder::create()?;
     for family in Family::ALL {
         let trace = json(&folder, family, "p1a", "many:80", &["--count", "200"])?;
-        let backends: Vec<_> = trace.tally.iter().map(|row| (row.verdict, row.backend.is_some())).collect();
+        let backends: Vec<_> = trace
+            .tally
+            .iter()
+            .map(|row| (row.verdict, row.backend.is_some()))
+            .collect();
         assert_eq!(backends, [(Verdict::Forward, true); 2], "{trace:?}");
         assert_eq!(trace.tally.iter().map(|row| row.packets).sum::<u32>(), 200);
         // At random: 12 standard deviations from even.
@@ -99,9 +132,18 @@ fn packets_are_counted_by_fate() -> Result<()> {
 fn a_client_with_affinity_keeps_its_backend() -> Result<()> {
     let folder = Folder::create()?;
     for family in Family::ALL {
-        let trace = json(&folder, family, "stranger", "external:80", &["--count", "50"])?;
+        let trace = json(
+            &folder,
+            family,
+            "stranger",
+            "external:80",
+            &["--count", "50"],
+        )?;
         assert_eq!(trace.tally.len(), 1, "{trace:?}");
-        assert_eq!(trace.outcome.set.and_then(|set| set.affinity_seconds), Some(60));
+        assert_eq!(
+            trace.outcome.set.and_then(|set| set.affinity_seconds),
+            Some(60)
+        );
     }
     Ok(())
 }

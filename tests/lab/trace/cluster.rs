@@ -16,16 +16,30 @@ impl Folder {
     pub(crate) fn create() -> Result<Self> {
         let folder = Self(tempfile::tempdir()?);
         let nodes = ["n1", "n2"].map(node);
-        let services = SERVICES.iter().enumerate().flat_map(|(n, service)| service.objects(n));
-        for (n, object) in nodes.into_iter().chain(services).chain([service_cidr()]).enumerate() {
-            fs::write(folder.0.path().join(format!("{n}.yaml")), serde_saphyr::to_string(&object)?)?;
+        let services = SERVICES
+            .iter()
+            .enumerate()
+            .flat_map(|(n, service)| service.objects(n));
+        for (n, object) in nodes
+            .into_iter()
+            .chain(services)
+            .chain([service_cidr()])
+            .enumerate()
+        {
+            fs::write(
+                folder.0.path().join(format!("{n}.yaml")),
+                serde_saphyr::to_string(&object)?,
+            )?;
         }
         Ok(folder)
     }
 
     /// One more object.
     pub(crate) fn put(&self, name: &str, object: &Value) -> Result<()> {
-        Ok(fs::write(self.0.path().join(format!("{name}.yaml")), serde_saphyr::to_string(object)?)?)
+        Ok(fs::write(
+            self.0.path().join(format!("{name}.yaml")),
+            serde_saphyr::to_string(object)?,
+        )?)
     }
 
     pub(crate) fn path(&self) -> &str {
@@ -33,7 +47,8 @@ impl Folder {
     }
 }
 
-/// Pods p1a and p1b on node n1, p2a on n2; each Service's ClusterIP is called like it; `vip` is a load balancer's.
+/// Pods p1a and p1b on node n1, p2a on n2; each Service's ClusterIP is called like it; `vip` is a
+/// load balancer's.
 pub(crate) fn names(family: Family) -> Names {
     let hosts = [
         ("p1a", "10.244.1.10", "fd00:10:244:1::10"),
@@ -50,7 +65,12 @@ pub(crate) fn names(family: Family) -> Names {
     ];
     let hosts = hosts.map(|(name, v4, v6)| (name, of(family, v4, v6).parse().expect("an address")));
     let services = SERVICES.iter().enumerate();
-    let services = services.map(|(n, service)| (service.name, cluster_ip(family, n).parse().expect("an address")));
+    let services = services.map(|(n, service)| {
+        (
+            service.name,
+            cluster_ip(family, n).parse().expect("an address"),
+        )
+    });
     Names::new(hosts.into_iter().chain(services))
 }
 
@@ -64,14 +84,41 @@ struct Service {
     status: fn() -> Value,
 }
 
-const PLAIN: Service = Service { name: "", backends: &[], spec: || json!({}), status: || json!({}) };
+const PLAIN: Service = Service {
+    name: "",
+    backends: &[],
+    spec: || json!({}),
+    status: || json!({}),
+};
 
 const SERVICES: [Service; 9] = [
-    Service { name: "web", backends: &["p2a"], ..PLAIN },
-    Service { name: "many", backends: &["p1b", "p2a"], ..PLAIN },
-    Service { name: "itself", backends: &["p1a"], ..PLAIN },
-    Service { name: "empty", backends: &[], spec: || json!({ "type": "NodePort" }), ..PLAIN },
-    Service { name: "port", backends: &["p2a"], spec: || json!({ "type": "NodePort" }), ..PLAIN },
+    Service {
+        name: "web",
+        backends: &["p2a"],
+        ..PLAIN
+    },
+    Service {
+        name: "many",
+        backends: &["p1b", "p2a"],
+        ..PLAIN
+    },
+    Service {
+        name: "itself",
+        backends: &["p1a"],
+        ..PLAIN
+    },
+    Service {
+        name: "empty",
+        backends: &[],
+        spec: || json!({ "type": "NodePort" }),
+        ..PLAIN
+    },
+    Service {
+        name: "port",
+        backends: &["p2a"],
+        spec: || json!({ "type": "NodePort" }),
+        ..PLAIN
+    },
     Service {
         name: "near",
         backends: &["p2a"],
@@ -101,7 +148,11 @@ const SERVICES: [Service; 9] = [
         },
         ..PLAIN
     },
-    Service { name: "host", backends: &["n1"], ..PLAIN },
+    Service {
+        name: "host",
+        backends: &["n1"],
+        ..PLAIN
+    },
 ];
 
 impl Service {
@@ -113,10 +164,17 @@ impl Service {
             port["nodePort"] = (30_000 + n).into();
         }
         spec["clusterIP"] = cluster_ip(Family::V4, n).into();
-        spec["clusterIPs"] = Family::ALL.map(|family| cluster_ip(family, n)).into_iter().collect();
-        spec["ipFamilies"] = Family::ALL.map(|family| family.to_string()).into_iter().collect();
+        spec["clusterIPs"] = Family::ALL
+            .map(|family| cluster_ip(family, n))
+            .into_iter()
+            .collect();
+        spec["ipFamilies"] = Family::ALL
+            .map(|family| family.to_string())
+            .into_iter()
+            .collect();
         let others = [("dns", 53, "UDP"), ("sigtran", 2905, "SCTP")];
-        let others = others.map(|(name, port, proto)| json!({ "name": name, "port": port, "protocol": proto }));
+        let others = others
+            .map(|(name, port, proto)| json!({ "name": name, "port": port, "protocol": proto }));
         spec["ports"] = [port].into_iter().chain(others).collect();
         let service = json!({
             "apiVersion": "v1",
@@ -125,16 +183,24 @@ impl Service {
             "spec": spec,
             "status": (self.status)(),
         });
-        [service].into_iter().chain(Family::ALL.map(|family| self.slice(family))).collect()
+        [service]
+            .into_iter()
+            .chain(Family::ALL.map(|family| self.slice(family)))
+            .collect()
     }
 
     fn slice(&self, family: Family) -> Value {
         let endpoint = |name: &&str| {
             let address = names(family).resolve(name).expect("a name of this cluster");
-            let node = if name.starts_with("p2") || *name == "n2" { "n2" } else { "n1" };
+            let node = if name.starts_with("p2") || *name == "n2" {
+                "n2"
+            } else {
+                "n1"
+            };
             let mut endpoint = json!({ "addresses": [address], "nodeName": node, "conditions": { "ready": true } });
             if name.starts_with('p') {
-                endpoint["targetRef"] = json!({ "kind": "Pod", "namespace": "default", "name": name });
+                endpoint["targetRef"] =
+                    json!({ "kind": "Pod", "namespace": "default", "name": name });
             }
             endpoint
         };
@@ -157,7 +223,12 @@ impl Service {
 }
 
 fn cluster_ip(family: Family, n: usize) -> String {
-    of(family, &format!("10.96.0.{}", 10 + n), &format!("fd00:10:96::{}", 10 + n)).to_owned()
+    of(
+        family,
+        &format!("10.96.0.{}", 10 + n),
+        &format!("fd00:10:96::{}", 10 + n),
+    )
+    .to_owned()
 }
 
 fn node(name: &str) -> Value {

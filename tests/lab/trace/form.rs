@@ -99,7 +99,13 @@ fn trace_shows_a_rejected_packet() -> Result<()> {
 
 fn check(to: &str, expected: &Expect) -> Result<()> {
     let folder = Folder::create()?;
-    let text = kpx(&mut command(&folder, Family::V4, "stranger", to, &["--output", "json"])?)?;
+    let text = kpx(&mut command(
+        &folder,
+        Family::V4,
+        "stranger",
+        to,
+        &["--output", "json"],
+    )?)?;
     let lines = lines("", &serde_json::from_str(&text)?).join("\n") + "\n";
     expected.assert_eq(&names(Family::V4).replace(&lines));
     Ok(())
@@ -108,12 +114,15 @@ fn check(to: &str, expected: &Expect) -> Result<()> {
 /// `outcome.backend.local true` for each value.
 fn lines(path: &str, value: &Value) -> Vec<String> {
     match value {
-        Value::Object(fields) => {
-            fields.iter().flat_map(|(name, value)| lines(&format!("{path}.{name}"), value)).collect()
-        }
-        Value::Array(items) if !items.is_empty() => {
-            items.iter().enumerate().flat_map(|(n, value)| lines(&format!("{path}[{n}]"), value)).collect()
-        }
+        Value::Object(fields) => fields
+            .iter()
+            .flat_map(|(name, value)| lines(&format!("{path}.{name}"), value))
+            .collect(),
+        Value::Array(items) if !items.is_empty() => items
+            .iter()
+            .enumerate()
+            .flat_map(|(n, value)| lines(&format!("{path}[{n}]"), value))
+            .collect(),
         leaf => vec![format!("{} {leaf}", path.trim_start_matches('.'))],
     }
 }
@@ -123,13 +132,33 @@ fn trace_refuses_what_it_cannot_follow() -> Result<()> {
     let folder = Folder::create()?;
     let v4 = names(Family::V4);
     let mut mixed = trace_command()?;
-    mixed.args(["--manifests", folder.path(), "--node", "n1", "--from", "fd00::1", "--to", &v4.resolve("web:80")?]);
+    mixed.args([
+        "--manifests",
+        folder.path(),
+        "--node",
+        "n1",
+        "--from",
+        "fd00::1",
+        "--to",
+        &v4.resolve("web:80")?,
+    ]);
     let error = kpx(&mut mixed).err().context("families do not mix")?;
-    expect!["kpx: fd00::1 and 10.96.0.10 are of different families"].assert_eq(&format!("{error:#}"));
+    expect!["kpx: fd00::1 and 10.96.0.10 are of different families"]
+        .assert_eq(&format!("{error:#}"));
     let mut nowhere = trace_command()?;
-    nowhere.args(["--manifests", "/nonexistent", "--node", "n1", "--from", "10.0.0.1", "--to", "10.0.0.2:80"]);
+    nowhere.args([
+        "--manifests",
+        "/nonexistent",
+        "--node",
+        "n1",
+        "--from",
+        "10.0.0.1",
+        "--to",
+        "10.0.0.2:80",
+    ]);
     let error = kpx(&mut nowhere).err().context("there is no such folder")?;
-    expect!["kpx: read folder /nonexistent: No such file or directory (os error 2)"].assert_eq(&format!("{error:#}"));
+    expect!["kpx: read folder /nonexistent: No such file or directory (os error 2)"]
+        .assert_eq(&format!("{error:#}"));
     Ok(())
 }
 
@@ -138,12 +167,26 @@ fn trace_refuses_what_it_cannot_follow() -> Result<()> {
 fn trace_takes_names_for_addresses() -> Result<()> {
     let folder = Folder::create()?;
     let by_name = |from: &str, to: &str| {
-        kpx(trace_command()?.args(["--manifests", folder.path(), "--node", "n1", "--from", from, "--to", to]))
+        kpx(trace_command()?.args([
+            "--manifests",
+            folder.path(),
+            "--node",
+            "n1",
+            "--from",
+            from,
+            "--to",
+            to,
+        ]))
     };
     let cases = [
         ("pod/default/p1a", "svc/default/web:http", "p1a", "web:80"),
         ("pod/p1a", "many:dns", "p1a", "many:53/udp"),
-        ("node/n1", "web.default.svc.cluster.local:80", "n1", "web:80"),
+        (
+            "node/n1",
+            "web.default.svc.cluster.local:80",
+            "n1",
+            "web:80",
+        ),
         ("pod/p1b", "pod/p2a:8080", "p1b", "p2a:8080"),
     ];
     for (from, to, from_addr, to_addr) in cases {
@@ -154,7 +197,11 @@ fn trace_takes_names_for_addresses() -> Result<()> {
         assert_eq!(replaced(by_name(from, to)?), replaced(want), "{from} {to}");
     }
     let wrong = [
-        ("pod/p1a", "default/wbe:80", "kpx: kpx serves no Service default/wbe; did you mean default/web?"),
+        (
+            "pod/p1a",
+            "default/wbe:80",
+            "kpx: kpx serves no Service default/wbe; did you mean default/web?",
+        ),
         (
             "pod/p2a",
             "web:80",
@@ -174,7 +221,16 @@ fn trace_notes_a_missing_node_object() -> Result<()> {
     let trace: Trace = json(&folder, Family::V4, "p2a", "web:80", &[])?;
     assert_eq!(trace.notes, Vec::<String>::new());
     let mut command = trace_command()?;
-    command.args(["--manifests", folder.path(), "--node", "n9", "--from", "10.244.1.10", "--to", "10.96.0.10:80"]);
+    command.args([
+        "--manifests",
+        folder.path(),
+        "--node",
+        "n9",
+        "--from",
+        "10.244.1.10",
+        "--to",
+        "10.96.0.10:80",
+    ]);
     let text = names(Family::V4).replace(&kpx(&mut command)?);
     expect![[r#"
         p1a:32768 > web:80/tcp on n9, met by kpx_ingress at eth0

@@ -56,7 +56,9 @@ fn agree(layout: Layout) -> Result<()> {
     let sticky = Service::new("sticky", 17, &["p1b", "p2a"], PORT);
     let mut known = sticky.objects(&lab);
     known[0].0["spec"]["sessionAffinity"] = "ClientIP".into();
-    open.iter().chain(&known).try_for_each(|object| cluster.put(object))?;
+    open.iter()
+        .chain(&known)
+        .try_for_each(|object| cluster.put(object))?;
     for object in services.iter().flat_map(|service| service.objects(&lab)) {
         cluster.put(&object)?;
     }
@@ -96,7 +98,8 @@ fn agree(layout: Layout) -> Result<()> {
     agents.into_iter().try_for_each(Agent::stop)
 }
 
-/// Where a client was served before, there a trace of it goes as well; tracing others does not change that.
+/// Where a client was served before, there a trace of it goes as well; tracing others does not
+/// change that.
 fn known_client(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     let family = Family::of(frontend.ip());
     let known = lab.host("p1a");
@@ -105,22 +108,52 @@ fn known_client(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     for (client, is_known) in [("p1a", true), ("n1", false)] {
         let from = lab.host(client).addrs.ip(family).to_string();
         let trace = trace(lab, agent.run_dir(), &from, frontend, &[])?;
-        ensure!(trace.outcome.affinity_hit == is_known, "{client}: {trace:?}");
-        let backend = trace.outcome.backend.context("a packet that is forwarded has a backend")?;
+        ensure!(
+            trace.outcome.affinity_hit == is_known,
+            "{client}: {trace:?}"
+        );
+        let backend = trace
+            .outcome
+            .backend
+            .context("a packet that is forwarded has a backend")?;
         let expected = SocketAddr::new(lab.host(&before).addrs.ip(family), PORT).to_string();
-        ensure!(!is_known || backend.at == expected, "{} was said, {expected} serves", backend.at);
+        ensure!(
+            !is_known || backend.at == expected,
+            "{} was said, {expected} serves",
+            backend.at
+        );
     }
-    ensure!(dial.exchange(&known.ns, b"here I am again")?.backend == before, "tracing moved a client");
+    ensure!(
+        dial.exchange(&known.ns, b"here I am again")?.backend == before,
+        "tracing moved a client"
+    );
     Ok(())
 }
 
 /// A packet of p1a that came in from outside would be a stranger's.
 fn in_device(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     let from = lab.host("p1a").addrs.v4.to_string();
-    let trace = trace(lab, agent.run_dir(), &from, frontend, &["--in-device", "eth0"])?;
+    let trace = trace(
+        lab,
+        agent.run_dir(),
+        &from,
+        frontend,
+        &["--in-device", "eth0"],
+    )?;
     ensure!(trace.hook.device == "eth0", "{trace:?}");
-    ensure!(trace.outcome.reason.as_deref() == Some(Reason::Forged.name()), "{trace:?}");
-    let error = self::trace(lab, agent.run_dir(), &from, frontend, &["--in-device", "lo"]).err().context("lo")?;
+    ensure!(
+        trace.outcome.reason.as_deref() == Some(Reason::Forged.name()),
+        "{trace:?}"
+    );
+    let error = self::trace(
+        lab,
+        agent.run_dir(),
+        &from,
+        frontend,
+        &["--in-device", "lo"],
+    )
+    .err()
+    .context("lo")?;
     expect!["kpx: kpx has no ingress program on lo"].assert_eq(&error.to_string());
     Ok(())
 }
@@ -128,13 +161,29 @@ fn in_device(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
 /// Such a packet never comes to the anchor.
 fn to_loopback(lab: &Lab, agent: &Agent) -> Result<()> {
     // As kube-proxy has it by default: that one address alone.
-    for (to, wanted) in [("127.0.0.1", Verdict::Forward), ("127.1.2.3", Verdict::Pass), ("::1", Verdict::Pass)] {
+    for (to, wanted) in [
+        ("127.0.0.1", Verdict::Forward),
+        ("127.1.2.3", Verdict::Pass),
+        ("::1", Verdict::Pass),
+    ] {
         let to = SocketAddr::new(to.parse()?, NODE_PORT);
         let mut command = trace_command()?;
-        command.args(["--host", "--to", &to.to_string(), "--output", "json", "--run-dir"]).arg(agent.run_dir());
+        command
+            .args([
+                "--host",
+                "--to",
+                &to.to_string(),
+                "--output",
+                "json",
+                "--run-dir",
+            ])
+            .arg(agent.run_dir());
         let text = lab.n1.host.ns.run(|| kpx(&mut command))?;
         let trace: Trace = serde_json::from_str(&text)?;
-        ensure!((trace.hook.program.as_str(), trace.hook.device.as_str()) == (LO, "lo"), "{to}: {trace:?}");
+        ensure!(
+            (trace.hook.program.as_str(), trace.hook.device.as_str()) == (LO, "lo"),
+            "{to}: {trace:?}"
+        );
         ensure!(trace.outcome.verdict == wanted, "{to}: {trace:?}");
     }
     Ok(())
@@ -143,11 +192,23 @@ fn to_loopback(lab: &Lab, agent: &Agent) -> Result<()> {
 /// Devices and routes there are not those that the agent serves.
 fn from_another_namespace(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     let mut command = trace_command()?;
-    command.arg("--run-dir").arg(agent.run_dir()).args(["--from", "10.244.1.2", "--to", &frontend.to_string()]);
-    let error =
-        lab.host("p1a").ns.run(|| kpx(&mut command)).err().context("a pod's namespace is taken for the node's")?;
+    command.arg("--run-dir").arg(agent.run_dir()).args([
+        "--from",
+        "10.244.1.2",
+        "--to",
+        &frontend.to_string(),
+    ]);
+    let error = lab
+        .host("p1a")
+        .ns
+        .run(|| kpx(&mut command))
+        .err()
+        .context("a pod's namespace is taken for the node's")?;
     let error = error.to_string();
-    ensure!(error.contains("serves another network namespace, net:[") && error.contains("trace there"), "{error}");
+    ensure!(
+        error.contains("serves another network namespace, net:[") && error.contains("trace there"),
+        "{error}"
+    );
     Ok(())
 }
 
@@ -155,21 +216,37 @@ fn from_another_namespace(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Res
 fn a_pod_with_a_network(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     let from = lab.host("p1a").addrs.v4.to_string();
     let role = |wanted: &str| {
-        wait_until(PROMPT, &format!("p1a's device counts as a {wanted}"), || {
-            let status = agent.status()?;
-            let devices = status["devices"].as_array().context("devices")?.iter();
-            Ok(devices.filter(|device| device["name"] == "p1a").any(|device| device["role"] == wanted))
-        })
+        wait_until(
+            PROMPT,
+            &format!("p1a's device counts as a {wanted}"),
+            || {
+                let status = agent.status()?;
+                let devices = status["devices"].as_array().context("devices")?.iter();
+                Ok(devices
+                    .filter(|device| device["name"] == "p1a")
+                    .any(|device| device["role"] == wanted))
+            },
+        )
     };
     for (change, wanted) in [("add", "device"), ("del", "pod")] {
-        lab.n1.host.ns.ip(&format!("addr {change} 10.9.0.1/24 dev p1a"))?;
+        lab.n1
+            .host
+            .ns
+            .ip(&format!("addr {change} 10.9.0.1/24 dev p1a"))?;
         role(wanted)?;
         let trace = trace(lab, agent.run_dir(), &from, frontend, &[])?;
-        let origin = trace.outcome.origin.context("a client that opens a flow has an origin")?;
+        let origin = trace
+            .outcome
+            .origin
+            .context("a client that opens a flow has an origin")?;
         ensure!((origin == Origin::Pod) == (wanted == "pod"), "{trace:?}");
         let why = "p1a has an address and a network of its own (10.9.0.0/24), so it counts as a router's; if it leads to \
                    a pod, give it host routes alone, or set --cluster-cidr or --detect-local-mode";
-        let notes = if wanted == "pod" { Vec::new() } else { vec![why.to_owned()] };
+        let notes = if wanted == "pod" {
+            Vec::new()
+        } else {
+            vec![why.to_owned()]
+        };
         ensure!(trace.notes == notes, "{:?}", trace.notes);
     }
     Ok(())
@@ -178,18 +255,29 @@ fn a_pod_with_a_network(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Resul
 /// An agent that runs programs of another build is played by its status, with another tag.
 fn other_programs(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     let mut status = agent.status()?;
-    let tag = std::mem::replace(&mut status["programs"][INGRESS]["tag"], "0123456789abcdef".into());
+    let tag = std::mem::replace(
+        &mut status["programs"][INGRESS]["tag"],
+        "0123456789abcdef".into(),
+    );
     let dir = tempfile::tempdir()?;
     let listener = UnixListener::bind(dir.path().join("kpx.sock"))?;
     let from = lab.host("p1a").addrs.v4.to_string();
     let error = thread::scope(|scope| {
         let (status, maps) = (status.to_string(), status["maps"].to_string());
-        let answer = scope.spawn(move || [&status, &maps, "[]"].iter().try_for_each(|json| answer(&listener, json)));
+        let answer = scope.spawn(move || {
+            [&status, &maps, "[]"]
+                .iter()
+                .try_for_each(|json| answer(&listener, json))
+        });
         let traced = trace(lab, dir.path(), &from, frontend, &[]);
-        answer.join().map_err(|_| anyhow!("the status panicked"))??;
+        answer
+            .join()
+            .map_err(|_| anyhow!("the status panicked"))??;
         traced.err().context("other programs run")
     })?;
-    let error = error.to_string().replace(tag.as_str().context("a tag is text")?, "TAG");
+    let error = error
+        .to_string()
+        .replace(tag.as_str().context("a tag is text")?, "TAG");
     expect!["kpx: the running kpx 0.1.0 has another kpx_ingress than this one (0123456789abcdef, not TAG): trace with the binary that runs"].assert_eq(&error);
     Ok(())
 }
@@ -199,13 +287,24 @@ fn answer(listener: &UnixListener, json: &str) -> std::io::Result<()> {
     let (mut stream, _) = listener.accept()?;
     let mut head = [0; 1024];
     let _ = stream.read(&mut head)?;
-    write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{json}", json.len())
+    write!(
+        stream,
+        "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{json}",
+        json.len()
+    )
 }
 
 #[test]
 fn trace_needs_an_agent_or_manifests() -> Result<()> {
     let mut command = trace_command()?;
-    command.args(["--run-dir", "/nonexistent", "--from", "10.0.0.1", "--to", "10.0.0.2:80"]);
+    command.args([
+        "--run-dir",
+        "/nonexistent",
+        "--from",
+        "10.0.0.1",
+        "--to",
+        "10.0.0.2:80",
+    ]);
     let error = kpx(&mut command).err().context("no agent runs there")?;
     expect![
         "kpx: no kpx answers at /nonexistent/kpx.sock: is `kpx run` running?: No such file or directory (os error 2)"
@@ -220,16 +319,39 @@ fn agrees(lab: &Lab, agent: &Agent, client: &Host, frontend: SocketAddr) -> Resu
     let dial = Dial::new(Protocol::Tcp, frontend);
     let real = dial.exchange(&client.ns, b"which way?");
     let flows = flows(agent)?;
-    let trace = trace(lab, agent.run_dir(), &from.to_string(), frontend, &["--count", "100"])?;
+    let trace = trace(
+        lab,
+        agent.run_dir(),
+        &from.to_string(),
+        frontend,
+        &["--count", "100"],
+    )?;
     // Ended flows may have been swept.
     ensure!(self::flows(agent)?.is_subset(&flows), "tracing left flows");
     match (trace.outcome.verdict, real) {
         (Verdict::Forward, Ok(answer)) => {
-            let backend = trace.outcome.backend.context("a packet that is forwarded has a backend")?;
-            let expected = SocketAddr::new(lab.host(&answer.backend).addrs.ip(Family::of(frontend.ip())), PORT);
-            ensure!(backend.at == expected.to_string(), "{} was said, {} answered", backend.at, answer.backend);
+            let backend = trace
+                .outcome
+                .backend
+                .context("a packet that is forwarded has a backend")?;
+            let expected = SocketAddr::new(
+                lab.host(&answer.backend)
+                    .addrs
+                    .ip(Family::of(frontend.ip())),
+                PORT,
+            );
+            ensure!(
+                backend.at == expected.to_string(),
+                "{} was said, {} answered",
+                backend.at,
+                answer.backend
+            );
             let source: SocketAddr = trace.outcome.source.context("and a source")?.at.parse()?;
-            ensure!(source.ip() == answer.source.ip(), "{source} was said, {} was seen", answer.source);
+            ensure!(
+                source.ip() == answer.source.ip(),
+                "{source} was said, {} was seen",
+                answer.source
+            );
         }
         (Verdict::Reject, Err(Fault::Refused)) => {}
         (verdict, real) => ensure!(false, "{verdict:?} was said, but {real:?}"),
@@ -246,15 +368,32 @@ fn by_name(lab: &Lab, agent: &Agent, service: &Service) -> Result<()> {
         "--to",
         &format!("default/{}", service.name),
     ]);
-    let text = lab.n1.host.ns.run(|| kpx(command.args(["--output", "json"])))?;
+    let text = lab
+        .n1
+        .host
+        .ns
+        .run(|| kpx(command.args(["--output", "json"])))?;
     let trace: Trace = serde_json::from_str(&text).with_context(|| text)?;
     assert_eq!(trace.packet.to, service.frontend(Family::V4).to_string());
     Ok(())
 }
 
-fn trace(lab: &Lab, run_dir: &Path, from: &str, to: SocketAddr, arguments: &[&str]) -> Result<Trace> {
+fn trace(
+    lab: &Lab,
+    run_dir: &Path,
+    from: &str,
+    to: SocketAddr,
+    arguments: &[&str],
+) -> Result<Trace> {
     let mut command = trace_command()?;
-    command.arg("--run-dir").arg(run_dir).args(["--from", from, "--to", &to.to_string(), "--output", "json"]);
+    command.arg("--run-dir").arg(run_dir).args([
+        "--from",
+        from,
+        "--to",
+        &to.to_string(),
+        "--output",
+        "json",
+    ]);
     let text = lab.n1.host.ns.run(|| kpx(command.args(arguments)))?;
     serde_json::from_str(&text).with_context(|| text)
 }
@@ -263,11 +402,14 @@ fn trace(lab: &Lab, run_dir: &Path, from: &str, to: SocketAddr, arguments: &[&st
 fn flows(agent: &Agent) -> Result<BTreeSet<String>> {
     let status = agent.status()?;
     let open = |name: &str| {
-        let id = status["maps"][name].as_u64().with_context(|| format!("no map {name} in the status"))?;
+        let id = status["maps"][name]
+            .as_u64()
+            .with_context(|| format!("no map {name} in the status"))?;
         Ok::<_, anyhow::Error>(Map::from_map_data(MapData::from_id(u32::try_from(id)?)?)?)
     };
     let v4: HashMap<MapData, FlowKey<Addr4>, Flow<Addr4>> = open(IPV4.flows)?.try_into()?;
     let v6: HashMap<MapData, FlowKey<Addr6>, Flow<Addr6>> = open(IPV6.flows)?.try_into()?;
     let v4 = v4.keys().map(|key| Ok(format!("{:?}", key?)));
-    v4.chain(v6.keys().map(|key| Ok(format!("{:?}", key?)))).collect()
+    v4.chain(v6.keys().map(|key| Ok(format!("{:?}", key?))))
+        .collect()
 }

@@ -10,8 +10,8 @@ use testbed::lab::Family;
 use crate::trace::cluster::{Folder, names};
 use crate::trace::{kpx, trace_command};
 
-/// Checks what is said, alike in both families, of a packet from one name to another on node n1. Where a Service has one backend, the
-/// four lines that name it are one: `only`.
+/// Checks what is said, alike in both families, of a packet from one name to another on node n1.
+/// Where a Service has one backend, the four lines that name it are one: `only`.
 pub(crate) fn check(from: &str, to: &str, arguments: &[&str], expected: &Expect) -> Result<()> {
     expected.assert_eq(&folded(&said(from, to, arguments)?));
     Ok(())
@@ -31,8 +31,12 @@ fn said(from: &str, to: &str, arguments: &[&str]) -> Result<String> {
 
 fn folded(text: &str) -> String {
     let lines: Vec<_> = text.lines().collect();
-    let place = lines.iter().position(|line| *line == "  backends   1 in the cluster set");
-    let backend = place.and_then(|place| lines.get(place + 1)).map(|line| line.trim());
+    let place = lines
+        .iter()
+        .position(|line| *line == "  backends   1 in the cluster set");
+    let backend = place
+        .and_then(|place| lines.get(place + 1))
+        .map(|line| line.trim());
     backend.map_or_else(
         || text.to_owned(),
         |backend| text.replacen(&of_only(backend), &format!("  only       {backend}\n"), 1),
@@ -45,10 +49,23 @@ fn of_only(backend: &str) -> String {
     )
 }
 
-pub(crate) fn command(folder: &Folder, family: Family, from: &str, to: &str, arguments: &[&str]) -> Result<Command> {
+pub(crate) fn command(
+    folder: &Folder,
+    family: Family,
+    from: &str,
+    to: &str,
+    arguments: &[&str],
+) -> Result<Command> {
     let names = names(family);
     let mut command = trace_command()?;
-    command.args(["--manifests", folder.path(), "--node", "n1", "--from", &names.resolve(from)?]);
+    command.args([
+        "--manifests",
+        folder.path(),
+        "--node",
+        "n1",
+        "--from",
+        &names.resolve(from)?,
+    ]);
     command.args(["--to", &names.resolve(to)?]).args(arguments);
     Ok(command)
 }
@@ -287,7 +304,12 @@ fn the_host_dials_its_loopback_address() -> Result<()> {
                      from or to a multicast, broadcast, loopback or unspecified address, or one of fe80::/10
     "#]];
     check("n1", "loopback:30004", PRIMARY, &said)?;
-    check("n1", "loopback:30004", &[PRIMARY, &["--host"]].concat(), &said)?;
+    check(
+        "n1",
+        "loopback:30004",
+        &[PRIMARY, &["--host"]].concat(),
+        &said,
+    )?;
     check(
         "loopback",
         "n1:30004",
@@ -381,7 +403,13 @@ fn the_host_dials_no_service() -> Result<()> {
     )
 }
 
-pub(crate) fn json(folder: &Folder, family: Family, from: &str, to: &str, arguments: &[&str]) -> Result<Trace> {
+pub(crate) fn json(
+    folder: &Folder,
+    family: Family,
+    from: &str,
+    to: &str,
+    arguments: &[&str],
+) -> Result<Trace> {
     let text = kpx(command(folder, family, from, to, arguments)?.args(["--output", "json"]))?;
     serde_json::from_str(&text).with_context(|| text)
 }

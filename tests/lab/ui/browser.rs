@@ -31,7 +31,8 @@ const FLAGS: [&str; 10] = [
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ];
 
-/// The flag that has each thread's tasks traced. Chromium itself knows no such flag, and ignores it.
+/// The flag that has each thread's tasks traced. Chromium itself knows no such flag, and ignores
+/// it.
 pub(crate) const TRACING: &str = "--kpx-tracing";
 const TRACED: &str = "devtools.timeline,disabled-by-default-devtools.timeline,blink.user_timing";
 
@@ -57,24 +58,37 @@ impl<'a> Browser<'a> {
             "prefs": { "profile.default_content_setting_values.javascript": allowed },
         } });
         if flags.contains(&TRACING) {
-            let traced = json!({ "enableNetwork": false, "enablePage": false, "traceCategories": TRACED });
+            let traced =
+                json!({ "enableNetwork": false, "enablePage": false, "traceCategories": TRACED });
             capabilities["goog:chromeOptions"]["perfLoggingPrefs"] = traced;
             capabilities["goog:loggingPrefs"] = json!({ "performance": "ALL" });
         }
-        // A socket belongs to the namespace of the thread that makes it: everything runs on the caller's.
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let session =
-            ns.run(|| runtime.block_on(Session::start(driver.addr, &capabilities))).context("start Chromium")?;
-        Ok(Self { ns, runtime, session, _driver: driver, _profile: profile })
+        // A socket belongs to the namespace of the thread that makes it: everything runs on the
+        // caller's.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let session = ns
+            .run(|| runtime.block_on(Session::start(driver.addr, &capabilities)))
+            .context("start Chromium")?;
+        Ok(Self {
+            ns,
+            runtime,
+            session,
+            _driver: driver,
+            _profile: profile,
+        })
     }
 
     pub(crate) fn open(&self, url: &str) -> Result<()> {
-        self.drive(self.session.open(url)).with_context(|| format!("open {url}"))
+        self.drive(self.session.open(url))
+            .with_context(|| format!("open {url}"))
     }
 
     /// Returns the result of the body of a JavaScript function.
     pub(crate) fn eval(&self, body: &str) -> Result<Value> {
-        self.drive(self.session.eval(body)).with_context(|| format!("run {body}"))
+        self.drive(self.session.eval(body))
+            .with_context(|| format!("run {body}"))
     }
 
     pub(crate) fn strings(&self, body: &str) -> Result<Vec<String>> {
@@ -95,8 +109,13 @@ impl<'a> Browser<'a> {
     }
 
     pub(crate) fn click(&self, selector: &str) -> Result<()> {
-        let click = async { self.session.click(&self.session.find(selector).await?).await };
-        self.drive(click).with_context(|| format!("click {selector}"))
+        let click = async {
+            self.session
+                .click(&self.session.find(selector).await?)
+                .await
+        };
+        self.drive(click)
+            .with_context(|| format!("click {selector}"))
     }
 
     /// Presses keys in the element that has the focus.
@@ -113,17 +132,27 @@ impl<'a> Browser<'a> {
 
     /// Returns the seconds of processor time that the page's thread has worked since it was opened.
     pub(crate) fn worked(&self) -> Result<f64> {
-        self.drive(self.session.devtools("Performance.enable", json!({ "timeDomain": "threadTicks" })))?;
+        self.drive(
+            self.session
+                .devtools("Performance.enable", json!({ "timeDomain": "threadTicks" })),
+        )?;
         let metrics = self.drive(self.session.devtools("Performance.getMetrics", json!({})))?;
         let mut metrics = metrics["metrics"].as_array().into_iter().flatten();
-        let work = metrics.find(|metric| metric["name"] == "TaskDuration").context("no TaskDuration")?;
+        let work = metrics
+            .find(|metric| metric["name"] == "TaskDuration")
+            .context("no TaskDuration")?;
         work["value"].as_f64().context("TaskDuration is no number")
     }
 
-    /// Returns events of the trace that no earlier call has returned. The last ones may come with a later call.
+    /// Returns events of the trace that no earlier call has returned. The last ones may come with a
+    /// later call.
     pub(crate) fn trace(&self) -> Result<Vec<Value>> {
-        let messages = self.drive(self.session.performance()).context("read the trace")?;
-        let traced = messages.into_iter().filter(|message| message["method"] == "Tracing.dataCollected");
+        let messages = self
+            .drive(self.session.performance())
+            .context("read the trace")?;
+        let traced = messages
+            .into_iter()
+            .filter(|message| message["method"] == "Tracing.dataCollected");
         Ok(traced.map(|mut message| message["params"].take()).collect())
     }
 
@@ -141,14 +170,28 @@ struct Driver {
 impl Driver {
     fn start(ns: &NetNs) -> Result<Self> {
         let mut command = Command::new("unshare");
-        command.args(["--pid", "--fork", "--kill-child", "--mount-proc", "chromedriver", "--port=0"]);
+        command.args([
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "chromedriver",
+            "--port=0",
+        ]);
         let process = ns.spawn(command.stdout(Stdio::piped()).stderr(Stdio::null()))?;
-        let mut driver = Self { process, addr: ([127, 0, 0, 1], 0).into() };
+        let mut driver = Self {
+            process,
+            addr: ([127, 0, 0, 1], 0).into(),
+        };
         let output = driver.process.stdout.take().context("it is piped")?;
         for line in BufReader::new(output).lines() {
             let line = line?;
             if let Some((_, port)) = line.split_once("started successfully on port ") {
-                driver.addr.set_port(port.trim_end_matches('.').parse().with_context(|| line.clone())?);
+                driver.addr.set_port(
+                    port.trim_end_matches('.')
+                        .parse()
+                        .with_context(|| line.clone())?,
+                );
                 return Ok(driver);
             }
         }
@@ -160,6 +203,9 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         // It may have ended already.
-        let _ended = self.process.kill().and_then(|()| self.process.wait().map(drop));
+        let _ended = self
+            .process
+            .kill()
+            .and_then(|()| self.process.wait().map(drop));
     }
 }

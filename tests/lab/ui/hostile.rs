@@ -12,11 +12,19 @@ const MARKUP: &str = "<img src=x onerror=\"window.harmed=1\"><script>window.harm
 #[test]
 fn text_of_objects_stays_text() -> Result<()> {
     let fixture = Fixture::build()?;
-    hostile().iter().try_for_each(|object| fixture.base.cluster.put(object))?;
+    hostile()
+        .iter()
+        .try_for_each(|object| fixture.base.cluster.put(object))?;
     let agent = fixture.serve()?;
     let browser = Browser::start(fixture.ns(), &[], true)?;
-    for place in ["", "#/services/default/hostile", "#/node", "#/drops", "#/devices", &format!("#/services/{MARKUP}/x")]
-    {
+    for place in [
+        "",
+        "#/services/default/hostile",
+        "#/node",
+        "#/drops",
+        "#/devices",
+        &format!("#/services/{MARKUP}/x"),
+    ] {
         // Another address first: a change of the fragment alone loads nothing.
         browser.open("about:blank")?;
         browser.open(&url(place))?;
@@ -24,11 +32,16 @@ fn text_of_objects_stays_text() -> Result<()> {
         if place.ends_with("hostile") {
             browser.wait("document.querySelectorAll('[data-zone]').length === 1")?;
             let text = browser.text("#view")?;
-            ensure!(text.matches(MARKUP).count() >= 3, "port, zone and node are shown as they are: {text}");
+            ensure!(
+                text.matches(MARKUP).count() >= 3,
+                "port, zone and node are shown as they are: {text}"
+            );
         }
-        let lives =
-            "return document.querySelectorAll('#view :is(img, script, iframe), #notices img, #tiles img').length";
-        ensure!(browser.eval(lives)? == 0 && browser.eval("return window.harmed ?? 0")? == 0, "{place}");
+        let lives = "return document.querySelectorAll('#view :is(img, script, iframe), #notices img, #tiles img').length";
+        ensure!(
+            browser.eval(lives)? == 0 && browser.eval("return window.harmed ?? 0")? == 0,
+            "{place}"
+        );
     }
     // Even if the page tried.
     for attempt in [
@@ -36,8 +49,9 @@ fn text_of_objects_stays_text() -> Result<()> {
         "const script = document.createElement('script'); script.text = 'window.harmed = 1'; document.head.append(script)",
         "document.write('<b>bold</b>')",
     ] {
-        let outcome =
-            browser.eval(&format!("try {{ {attempt}; return 'done' }} catch (error) {{ return error.name }}"))?;
+        let outcome = browser.eval(&format!(
+            "try {{ {attempt}; return 'done' }} catch (error) {{ return error.name }}"
+        ))?;
         ensure!(outcome != "done", "{attempt}: {outcome}");
     }
     agent.stop()
@@ -74,34 +88,63 @@ fn page_sends_nothing_and_admits_no_other_origin() -> Result<()> {
     )?;
     browser.open(&url(""))?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
-    let requests = browser.strings("return performance.getEntriesByType('resource').map((entry) => entry.name)")?;
-    ensure!(requests.iter().any(|request| request.ends_with("/ui/api/rows")), "{requests:?}");
-    ensure!(requests.iter().all(|request| request.starts_with(&format!("{ORIGIN}/ui/"))), "{requests:?}");
-    let fetched = "return fetch('http://127.0.0.2:10249/').then(() => 'sent', (error) => error.name)";
-    ensure!(browser.eval(fetched)? == "TypeError", "the policy lets requests out");
+    let requests = browser
+        .strings("return performance.getEntriesByType('resource').map((entry) => entry.name)")?;
+    ensure!(
+        requests
+            .iter()
+            .any(|request| request.ends_with("/ui/api/rows")),
+        "{requests:?}"
+    );
+    ensure!(
+        requests
+            .iter()
+            .all(|request| request.starts_with(&format!("{ORIGIN}/ui/"))),
+        "{requests:?}"
+    );
+    let fetched =
+        "return fetch('http://127.0.0.2:10249/').then(() => 'sent', (error) => error.name)";
+    ensure!(
+        browser.eval(fetched)? == "TypeError",
+        "the policy lets requests out"
+    );
 
     // A name of somebody else's that leads here.
     for path in ["", "api/status", "api/services"] {
         browser.open(&format!("http://evil.example:10249/ui/{path}"))?;
         let text = browser.text("body")?;
-        ensure!(text.starts_with("ask by IP address, as localhost or as n1"), "{text}");
+        ensure!(
+            text.starts_with("ask by IP address, as localhost or as n1"),
+            "{text}"
+        );
     }
     // Another fixture's script: what listens at another port is another origin.
-    let server = fixture.ns().run(|| std::net::TcpListener::bind("127.0.0.1:0"))?;
+    let server = fixture
+        .ns()
+        .run(|| std::net::TcpListener::bind("127.0.0.1:0"))?;
     let other = server.local_addr()?;
     let page = std::thread::spawn(move || serve_once(&server));
     browser.open(&format!("http://{other}/"))?;
     page.join().ok().context("the other fixture")??;
-    let stolen =
-        format!("return fetch('{ORIGIN}/ui/api/services').then((answer) => answer.text(), (error) => error.name)");
-    ensure!(browser.eval(&stolen)? == "TypeError", "another origin reads");
-    // Nor does it make the agent work: the header of the page's own requests needs a leave that no other origin gets.
+    let stolen = format!(
+        "return fetch('{ORIGIN}/ui/api/services').then((answer) => answer.text(), (error) => error.name)"
+    );
+    ensure!(
+        browser.eval(&stolen)? == "TypeError",
+        "another origin reads"
+    );
+    // Nor does it make the agent work: the header of the page's own requests needs a leave that no
+    // other origin gets.
     let work = format!(
         "const path = '{ORIGIN}/ui/api/trace?to=10.96.0.10:80';
          return Promise.all([{{ headers: {{ 'kpx-page': '1' }} }}, {{ mode: 'no-cors', headers: {{ 'kpx-page': '1' }} }}].map((how) =>
              fetch(path, how).then((answer) => answer.type, (error) => error.name)))"
     );
-    ensure!(browser.eval(&work)? == json!(["TypeError", "TypeError"]), "{}", browser.eval(&work)?);
+    ensure!(
+        browser.eval(&work)? == json!(["TypeError", "TypeError"]),
+        "{}",
+        browser.eval(&work)?
+    );
     let framed = format!(
         "const frame = document.createElement('iframe'); frame.src = '{ORIGIN}/ui/'; document.body.append(frame);
          return new Promise((done) => {{ frame.onload = () => {{
@@ -131,17 +174,26 @@ fn page_without_javascript_names_alternatives() -> Result<()> {
     let browser = Browser::start(fixture.ns(), &[], false)?;
     browser.open(&url(""))?;
     let text = browser.text("body")?;
-    ensure!(text.contains("This page needs JavaScript") && text.contains("kpx status"), "{text}");
+    ensure!(
+        text.contains("This page needs JavaScript") && text.contains("kpx status"),
+        "{text}"
+    );
     agent.stop()
 }
 
 #[test]
 fn page_is_off_by_default() -> Result<()> {
     let fixture = Fixture::build()?;
-    let agent = testbed::agent::Agent::start(&fixture.base.lab, &fixture.base.lab.n1, fixture.base.cluster.source())?;
+    let agent = testbed::agent::Agent::start(
+        &fixture.base.lab,
+        &fixture.base.lab.n1,
+        fixture.base.cluster.source(),
+    )?;
     let browser = Browser::start(fixture.ns(), &[], true)?;
     // Either no server listens there, or it has no such page.
     let opened = browser.open(&url(""));
-    ensure!(opened.is_err() || browser.eval("return document.getElementById('view') === null")? == true);
+    ensure!(
+        opened.is_err() || browser.eval("return document.getElementById('view') === null")? == true
+    );
     agent.stop()
 }

@@ -12,7 +12,8 @@ use crate::ui::browser::{Browser, TRACING};
 use crate::ui::webdriver::key;
 use crate::ui::{Fixture, TARGET, address, frames, url, web};
 
-const NAMES: &str = "return [...document.querySelectorAll('#services td.name a')].map((link) => link.textContent)";
+const NAMES: &str =
+    "return [...document.querySelectorAll('#services td.name a')].map((link) => link.textContent)";
 
 #[test]
 fn services_are_listed_filtered_and_sorted() -> Result<()> {
@@ -22,19 +23,34 @@ fn services_are_listed_filtered_and_sorted() -> Result<()> {
     browser.open(&url(""))?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
     ensure!(browser.text("h1")?.contains("n1") && browser.text("[data-health]")? == "healthy");
-    ensure!(browser.text("[data-tile=backends]")?.contains("for 3 services"));
+    ensure!(
+        browser
+            .text("[data-tile=backends]")?
+            .contains("for 3 services")
+    );
     let cells = browser.strings(
         "return [...document.querySelectorAll('[data-service=\"default/web\"] td')].map((cell) => cell.textContent)",
     )?;
     let web = web();
-    for (cell, text) in [(0, "none"), (1, "default"), (2, "web"), (3, "NodePort"), (5, "80→30080/TCP"), (6, "3/3")] {
+    for (cell, text) in [
+        (0, "none"),
+        (1, "default"),
+        (2, "web"),
+        (3, "NodePort"),
+        (5, "80→30080/TCP"),
+        (6, "3/3"),
+    ] {
         ensure!(cells[cell].contains(text), "{text:?} is not in {cells:?}");
     }
     ensure!(cells[4].contains(&address(&web)), "{cells:?}");
     ensure!(browser.strings(NAMES)? == ["empty", "local", "web"]);
 
     browser.click("[data-sort=ready]")?;
-    ensure!(browser.strings(NAMES)? == ["web", "local", "empty"], "{:?}", browser.strings(NAMES)?);
+    ensure!(
+        browser.strings(NAMES)? == ["web", "local", "empty"],
+        "{:?}",
+        browser.strings(NAMES)?
+    );
     ensure!(browser.eval("return document.querySelector('th.ready').ariaSort")? == "descending");
     browser.click("[data-sort=ready]")?;
     ensure!(browser.strings(NAMES)? == ["empty", "local", "web"]);
@@ -50,7 +66,10 @@ fn services_are_listed_filtered_and_sorted() -> Result<()> {
     let shown = "document.querySelector('.who').textContent";
     let before = browser.eval(&format!("return {shown}"))?;
     browser.wait(&format!("{shown} !== {before}"))?;
-    ensure!(browser.eval("return document.activeElement.value")? == format!("{} nodeport", address(&web)));
+    ensure!(
+        browser.eval("return document.activeElement.value")?
+            == format!("{} nodeport", address(&web))
+    );
     browser.press(" nobody")?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 0")?;
     agent.stop()
@@ -71,17 +90,31 @@ fn a_service_opens_with_its_backends_by_zone_and_node() -> Result<()> {
         browser.wait(&format!("document.activeElement.textContent === {name:?}"))?;
     }
     browser.press(key::ENTER)?;
-    browser.wait("location.hash === '#/services/default/web' && document.querySelector('[data-zone]')")?;
+    browser.wait(
+        "location.hash === '#/services/default/web' && document.querySelector('[data-zone]')",
+    )?;
     let port = ".port[data-port='80']";
     let zones = browser.strings(&format!("return [...document.querySelector(\"{port}\").querySelectorAll('[data-zone]')].map((zone) => zone.dataset.zone + ' ' + zone.querySelector('[data-node]').dataset.node)"))?;
     ensure!(zones == ["zone-n1 n1", "zone-n2 n2"], "{zones:?}");
     let text = browser.text(port)?;
-    let [p1a, p2a] =
-        ["p1a", "p2a"].map(|name| format!("{}:{TARGET}", fixture.base.lab.host(name).addrs.ip(Family::V4)));
-    for text_wanted in
-        [p1a.as_str(), &p2a, "this node", "takes flows", "3 of 3 ready", &format!("{}:80", address(&web()))]
-    {
-        ensure!(text.contains(text_wanted), "{text_wanted:?} is not in {text}");
+    let [p1a, p2a] = ["p1a", "p2a"].map(|name| {
+        format!(
+            "{}:{TARGET}",
+            fixture.base.lab.host(name).addrs.ip(Family::V4)
+        )
+    });
+    for text_wanted in [
+        p1a.as_str(),
+        &p2a,
+        "this node",
+        "takes flows",
+        "3 of 3 ready",
+        &format!("{}:80", address(&web())),
+    ] {
+        ensure!(
+            text.contains(text_wanted),
+            "{text_wanted:?} is not in {text}"
+        );
     }
 
     fixture.put(&web().terminating(&["p2a"]))?;
@@ -91,7 +124,9 @@ fn a_service_opens_with_its_backends_by_zone_and_node() -> Result<()> {
     browser.press(key::ESCAPE)?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
     browser.open(&url("#/services/default/nobody"))?;
-    browser.wait("document.querySelector('.nothing')?.textContent.includes('no service default/nobody')")?;
+    browser.wait(
+        "document.querySelector('.nothing')?.textContent.includes('no service default/nobody')",
+    )?;
     agent.stop()
 }
 
@@ -99,25 +134,37 @@ fn a_service_opens_with_its_backends_by_zone_and_node() -> Result<()> {
 fn rates_move_when_packets_flow() -> Result<()> {
     let fixture = Fixture::build()?;
     let servers = Servers::start()?;
-    fixture.base.lab.backends().try_for_each(|host| servers.serve(host, TARGET))?;
+    fixture
+        .base
+        .lab
+        .backends()
+        .try_for_each(|host| servers.serve(host, TARGET))?;
     let agent = fixture.serve()?;
     let browser = Browser::start(fixture.ns(), &[], true)?;
     browser.open(&url(""))?;
     let tile = |id: &str| format!("document.querySelector('[data-tile={id}] dd').textContent");
     let [connections, packets, drops] = ["connections", "packets", "drops"].map(tile);
-    browser.wait(&format!("[{connections}, {packets}, {drops}].every((rate) => rate === '0/s')"))?;
+    browser.wait(&format!(
+        "[{connections}, {packets}, {drops}].every((rate) => rate === '0/s')"
+    ))?;
 
     let client = &fixture.base.lab.host("p1b").ns;
     let dial = Dial::new(Protocol::Tcp, web().frontend(Family::V4));
-    let refused = Dial::new(Protocol::Tcp, Service::new("empty", 13, &[], TARGET).frontend(Family::V4));
+    let refused = Dial::new(
+        Protocol::Tcp,
+        Service::new("empty", 13, &[], TARGET).frontend(Family::V4),
+    );
     wait_until(DEADLINE, "the rates are shown", || {
         dial.exchange(client, b"hello")?;
         ensure!(refused.exchange(client, b"hello").is_err());
-        let moved = format!("return [{connections}, {packets}, {drops}].every((rate) => parseFloat(rate) > 0)");
+        let moved = format!(
+            "return [{connections}, {packets}, {drops}].every((rate) => parseFloat(rate) > 0)"
+        );
         Ok(browser.eval(&moved)? == true)
     })?;
-    let row =
-        |name: &str, id: &str| format!("document.querySelector('[data-service=\"default/{name}\"] .{id}').textContent");
+    let row = |name: &str, id: &str| {
+        format!("document.querySelector('[data-service=\"default/{name}\"] .{id}').textContent")
+    };
     let opened = format!("parseFloat({}) > 0", row("web", "opened"));
     let dropped = format!("parseFloat({}) > 0", row("empty", "refused"));
     wait_until(DEADLINE, "the rates of services are shown", || {
@@ -135,7 +182,11 @@ fn rates_move_when_packets_flow() -> Result<()> {
     ensure!(browser.text("#drops [data-reason=no_endpoints] .verdict")? == "reject");
     browser.open(&url("#/devices"))?;
     let roles = browser.strings("return [...document.querySelectorAll('[data-device]')].map((row) => row.dataset.device + ' ' + row.querySelector('.role').textContent)")?;
-    ensure!(roles.contains(&"lo loopback".to_owned()) && roles.iter().any(|role| role.ends_with(" pod")), "{roles:?}");
+    ensure!(
+        roles.contains(&"lo loopback".to_owned())
+            && roles.iter().any(|role| role.ends_with(" pod")),
+        "{roles:?}"
+    );
     agent.stop()
 }
 
@@ -149,20 +200,39 @@ fn page_shows_problems() -> Result<()> {
     ensure!(browser.text("#notices")?.is_empty());
 
     // kpx cannot serve a health check at a port that is taken.
-    let taken = fixture.ns().run(|| std::net::TcpListener::bind(("0.0.0.0", 0)))?;
+    let taken = fixture
+        .ns()
+        .run(|| std::net::TcpListener::bind(("0.0.0.0", 0)))?;
     let number = taken.local_addr()?.port();
     let checked = Service::new("checked", 14, &["p1a"], TARGET).external_local();
-    let checked = checked.load_balancer(fixture.base.lab.x.addrs, "VIP").health_check_node_port(number);
-    fixture.put(&checked.clone().annotation("kpx.dev/lb-algorithm", "fastest"))?;
+    let checked = checked
+        .load_balancer(fixture.base.lab.x.addrs, "VIP")
+        .health_check_node_port(number);
+    fixture.put(
+        &checked
+            .clone()
+            .annotation("kpx.dev/lb-algorithm", "fastest"),
+    )?;
     browser.wait("document.querySelector('[data-health=bad]')?.textContent === 'unhealthy'")?;
-    ensure!(browser.text("#notices")?.contains(&number.to_string()), "{}", browser.text("#notices")?);
-    ensure!(browser.eval("return document.title")?.as_str().is_some_and(|title| title.starts_with('⚠')));
+    ensure!(
+        browser.text("#notices")?.contains(&number.to_string()),
+        "{}",
+        browser.text("#notices")?
+    );
+    ensure!(
+        browser
+            .eval("return document.title")?
+            .as_str()
+            .is_some_and(|title| title.starts_with('⚠'))
+    );
     browser.open(&url("#/node"))?;
     browser.wait("document.querySelector('#skipped')?.textContent.includes('fastest')")?;
 
     drop(taken);
     fixture.put(&checked)?;
-    browser.wait("document.querySelector('[data-health=good]') && !document.querySelector('#skipped')")?;
+    browser.wait(
+        "document.querySelector('[data-health=good]') && !document.querySelector('#skipped')",
+    )?;
     agent.stop()?;
     browser.wait("document.querySelector('[data-health=unknown]')")?;
     ensure!(browser.text("#notices")?.contains("does not answer"));
@@ -177,7 +247,8 @@ fn thousands_of_services_stay_fluid() -> Result<()> {
     let fixture = Fixture::build()?;
     for n in 0..number {
         let ip = format!("10.97.{}.{}", n / 250, 1 + n % 250);
-        let metadata = json!({ "name": format!("s{n:05}"), "namespace": format!("many-{:03}", n / 20) });
+        let metadata =
+            json!({ "name": format!("s{n:05}"), "namespace": format!("many-{:03}", n / 20) });
         fixture.base.cluster.put(&Object(json!({
             "apiVersion": "v1", "kind": "Service", "metadata": metadata,
             "spec": { "clusterIP": ip, "ports": [{ "port": 80 }] },
@@ -189,15 +260,23 @@ fn thousands_of_services_stay_fluid() -> Result<()> {
     let rows_in = "return new Promise((done) => { const look = () => document.querySelector('tr[data-service]')
         ? done(performance.now()) : setTimeout(look, 5); look() })";
     let rows_in = browser.eval(rows_in)?.as_f64().context("a time")?;
-    let painted = browser.eval("return performance.getEntriesByName('first-contentful-paint')[0].startTime")?;
+    let painted = browser
+        .eval("return performance.getEntriesByName('first-contentful-paint')[0].startTime")?;
     let painted = painted.as_f64().context("a time")?;
     let all = number + 3;
-    browser.wait(&format!("document.querySelector('#shown')?.textContent.replace(',', '') === '{all} services'"))?;
+    browser.wait(&format!(
+        "document.querySelector('#shown')?.textContent.replace(',', '') === '{all} services'"
+    ))?;
     println!("{all} Services: painted after {painted:.0} ms, rows after {rows_in:.0} ms");
     browser.eval("scrollTo(0, document.body.scrollHeight)")?;
-    browser
-        .wait(&format!("[...document.querySelectorAll('td.name a')].at(-1).textContent === 's{:05}'", number - 1))?;
-    ensure!(browser.eval("return document.querySelector('#services').ariaRowCount")? == (all + 1).to_string());
+    browser.wait(&format!(
+        "[...document.querySelectorAll('td.name a')].at(-1).textContent === 's{:05}'",
+        number - 1
+    ))?;
+    ensure!(
+        browser.eval("return document.querySelector('#services').ariaRowCount")?
+            == (all + 1).to_string()
+    );
     browser.press("/")?;
     browser.wait("document.activeElement.id === 'filter'")?;
     browser.press("s00999")?;
@@ -209,44 +288,73 @@ fn thousands_of_services_stay_fluid() -> Result<()> {
     agent.stop()
 }
 
-/// Scrolls under a link with the focus: elements are for other rows then, but not the one that the reader is at.
+/// Scrolls under a link with the focus: elements are for other rows then, but not the one that the
+/// reader is at.
 fn focus_stays_with_its_row(browser: &Browser) -> Result<()> {
     browser.eval("scrollTo(0, 4400)")?;
     let row = "[...document.querySelectorAll('tr[data-service]')].find((row) => row.getBoundingClientRect().top > 600)";
     browser.wait(row)?;
-    let name =
-        browser.eval(&format!("const link = {row}.querySelector('a'); link.focus(); return link.textContent"))?;
+    let name = browser.eval(&format!(
+        "const link = {row}.querySelector('a'); link.focus(); return link.textContent"
+    ))?;
     browser.eval("scrollBy(0, 400); return new Promise((done) => setTimeout(done, 200))")?;
-    ensure!(browser.eval("return document.activeElement.textContent")? == name, "the focus left {name}");
+    ensure!(
+        browser.eval("return document.activeElement.textContent")? == name,
+        "the focus left {name}"
+    );
     browser.eval("scrollBy(0, 40000)")?;
     browser.wait("document.activeElement === document.body")
 }
 
-/// Prints the work of three readings, while the reader does nothing, scrolls, and types. Only the rows in sight may be elements.
+/// Prints the work of three readings, while the reader does nothing, scrolls, and types. Only the
+/// rows in sight may be elements.
 fn measure_readings(browser: &Browser) -> Result<()> {
-    let readings =
-        "return performance.getEntriesByType('resource').filter((entry) => entry.name.endsWith('rows')).length";
-    let count = || browser.eval(readings)?.as_f64().context("a number of readings");
+    let readings = "return performance.getEntriesByType('resource').filter((entry) => entry.name.endsWith('rows')).length";
+    let count = || {
+        browser
+            .eval(readings)?
+            .as_f64()
+            .context("a number of readings")
+    };
     let mut keys = KEYS.iter().cycle();
     for what in ["reading", "scrolling", "typing"] {
         frames::print(browser, what, || {
-            let (first, before) = (count()?, browser.worked()?);
+            let first = count()?;
+            let before = browser.worked()?;
             wait_until(DEADLINE, "three readings", || {
                 act(browser, what, &mut keys)?;
-                let rows = browser.eval("return document.querySelectorAll('tr[data-service]').length")?;
-                ensure!(rows.as_u64().is_some_and(|rows| (10..60).contains(&rows)), "{rows} rows while {what}");
+                let rows =
+                    browser.eval("return document.querySelectorAll('tr[data-service]').length")?;
+                ensure!(
+                    rows.as_u64().is_some_and(|rows| (10..60).contains(&rows)),
+                    "{rows} rows while {what}"
+                );
                 Ok(count()? >= first + 3.0)
             })?;
-            println!("{what}: {:.0} ms of work a reading", (browser.worked()? - before) * 1e3 / (count()? - first));
+            println!(
+                "{what}: {:.0} ms of work a reading",
+                (browser.worked()? - before) * 1e3 / (count()? - first)
+            );
             Ok(())
         })?;
     }
     Ok(())
 }
 
-const KEYS: [&str; 6] = ["s", "0", "0", key::BACKSPACE, key::BACKSPACE, key::BACKSPACE];
+const KEYS: [&str; 6] = [
+    "s",
+    "0",
+    "0",
+    key::BACKSPACE,
+    key::BACKSPACE,
+    key::BACKSPACE,
+];
 
-fn act<'a>(browser: &Browser, what: &str, keys: &mut impl Iterator<Item = &'a &'a str>) -> Result<()> {
+fn act<'a>(
+    browser: &Browser,
+    what: &str,
+    keys: &mut impl Iterator<Item = &'a &'a str>,
+) -> Result<()> {
     match what {
         "scrolling" => browser.eval("scrollBy(0, 700)").map(drop),
         "typing" => browser.press(keys.next().context("a key")?),
@@ -254,9 +362,13 @@ fn act<'a>(browser: &Browser, what: &str, keys: &mut impl Iterator<Item = &'a &'
     }
 }
 
-/// Prints what the same costs on a page as high as `rows` rows with nothing but a field: the part of the browser and of its driver.
+/// Prints what the same costs on a page as high as `rows` rows with nothing but a field: the part
+/// of the browser and of its driver.
 fn measure_blank(browser: &Browser, rows: u32) -> Result<()> {
-    browser.open(&format!("data:text/html,<body style='height: {}px'><input id=filter>", rows * 44))?;
+    browser.open(&format!(
+        "data:text/html,<body style='height: {}px'><input id=filter>",
+        rows * 44
+    ))?;
     browser.eval("document.getElementById('filter').focus()")?;
     let mut keys = KEYS.iter().cycle();
     for what in ["scrolling", "typing"] {

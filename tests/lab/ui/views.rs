@@ -1,4 +1,5 @@
-//! The views that answer "what is wrong, and why": problems, live packets, map and trace; and who can read them.
+//! The views that answer "what is wrong, and why": problems, live packets, map and trace; and who
+//! can read them.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -24,9 +25,17 @@ struct Clients<'a> {
 
 impl<'a> Clients<'a> {
     fn start(fixture: &'a Fixture) -> Result<Self> {
-        fixture.base.lab.backends().try_for_each(|host| fixture.base.servers.serve(host, TARGET))?;
+        fixture
+            .base
+            .lab
+            .backends()
+            .try_for_each(|host| fixture.base.servers.serve(host, TARGET))?;
         let dial = |service: &Service| Dial::new(Protocol::Tcp, service.frontend(Family::V4));
-        Ok(Self { fixture, dial: dial(&web()), refused: dial(&zero()) })
+        Ok(Self {
+            fixture,
+            dial: dial(&web()),
+            refused: dial(&zero()),
+        })
     }
 
     /// Dials for a while, some times a second.
@@ -49,7 +58,12 @@ impl<'a> Clients<'a> {
             ensure!(self.refused.exchange(client, b"hello").is_err());
             Ok(browser.eval(&body)? == true)
         })
-        .with_context(|| format!("the page shows: {}", browser.text("body").unwrap_or_default()))
+        .with_context(|| {
+            format!(
+                "the page shows: {}",
+                browser.text("body").unwrap_or_default()
+            )
+        })
     }
 }
 
@@ -96,13 +110,32 @@ fn page_leads_from_problem_to_reason() -> Result<()> {
 /// Shows refused packets as they come, and what their reason means.
 fn live(browser: &Browser, clients: &Clients) -> Result<()> {
     browser.open(&url("#/live?kind=unserved"))?;
-    clients.until(browser, "document.querySelectorAll('[data-event=reject]').length > 2")?;
-    let shown =
-        browser.strings("return [...document.querySelectorAll('[data-event]')].map((row) => row.dataset.event)")?;
-    ensure!(shown.iter().all(|event| event == "reject"), "only the unserved: {shown:?}");
+    clients.until(
+        browser,
+        "document.querySelectorAll('[data-event=reject]').length > 2",
+    )?;
+    let shown = browser.strings(
+        "return [...document.querySelectorAll('[data-event]')].map((row) => row.dataset.event)",
+    )?;
+    ensure!(
+        shown.iter().all(|event| event == "reject"),
+        "only the unserved: {shown:?}"
+    );
     let row = browser.text("[data-event=reject]")?;
-    let client = clients.fixture.base.lab.host("p1b").addrs.ip(Family::V4).to_string();
-    for wanted in [client.as_str(), &format!("{}:80", address(&zero())), "default/zero", "no_endpoints"] {
+    let client = clients
+        .fixture
+        .base
+        .lab
+        .host("p1b")
+        .addrs
+        .ip(Family::V4)
+        .to_string();
+    for wanted in [
+        client.as_str(),
+        &format!("{}:80", address(&zero())),
+        "default/zero",
+        "no_endpoints",
+    ] {
         ensure!(row.contains(wanted), "{wanted:?} is not in {row}");
     }
     browser.click("#pause")?;
@@ -113,9 +146,15 @@ fn live(browser: &Browser, clients: &Clients) -> Result<()> {
     )?;
     accept(browser, "live")?;
     browser.click("[data-event=reject] a[href*=drops]")?;
-    browser.wait("location.hash === '#/drops/no_endpoints' && document.querySelector('#explanation')")?;
+    browser.wait(
+        "location.hash === '#/drops/no_endpoints' && document.querySelector('#explanation')",
+    )?;
     let text = browser.text("#explanation")?;
-    for wanted in ["no endpoint that serves", "What to do", "kpx explain no_endpoints"] {
+    for wanted in [
+        "no endpoint that serves",
+        "What to do",
+        "kpx explain no_endpoints",
+    ] {
         ensure!(text.contains(wanted), "{wanted:?} is not in {text}");
     }
     accept(browser, "reason")
@@ -142,26 +181,41 @@ fn map(browser: &Browser, clients: &Clients) -> Result<()> {
             .as_str()
             .is_some_and(|text| text.contains("no_endpoints"))
     );
-    browser.wait("document.querySelector('.map svg[role=img]').querySelectorAll('.edge.bad').length === 2")?;
+    browser.wait(
+        "document.querySelector('.map svg[role=img]').querySelectorAll('.edge.bad').length === 2",
+    )?;
     accept(browser, "map")
 }
 
 /// Traces a packet that is refused and one that is not, as the form asks.
 fn trace(browser: &Browser, fixture: &Fixture) -> Result<()> {
     let from = fixture.base.lab.host("p1b").addrs.ip(Family::V4);
-    browser.open(&url(&format!("#/trace?from={from}&to=default/zero&port=80")))?;
+    browser.open(&url(&format!(
+        "#/trace?from={from}&to=default/zero&port=80"
+    )))?;
     browser.wait("document.getElementById('field-to').value === 'default/zero'")?;
     browser.click("#trace .primary")?;
     browser.wait("document.querySelector('#traced[data-verdict=reject]')")?;
     let text = browser.text("#traced")?;
-    for wanted in ["no_endpoints", "kpx backends default/zero shows the endpoints.", "pod", "default/zero"] {
+    for wanted in [
+        "no_endpoints",
+        "kpx backends default/zero shows the endpoints.",
+        "pod",
+        "default/zero",
+    ] {
         ensure!(text.contains(wanted), "{wanted:?} is not in {text}");
     }
     accept(browser, "trace")?;
     browser.eval("const to = document.getElementById('field-to'); to.value = 'default/web'; to.dispatchEvent(new Event('input', { bubbles: true }))")?;
     browser.click("#trace .primary")?;
     browser.wait("document.querySelector('#traced[data-verdict=forward]')")?;
-    ensure!(browser.text("#traced")?.contains("3 backends in the cluster set"), "{}", browser.text("#traced")?);
+    ensure!(
+        browser
+            .text("#traced")?
+            .contains("3 backends in the cluster set"),
+        "{}",
+        browser.text("#traced")?
+    );
     // The agent's words come to the reader.
     browser.eval("const to = document.getElementById('field-to'); to.value = 'default/nobody'; to.dispatchEvent(new Event('input', { bubbles: true }))")?;
     browser.click("#trace .primary")?;
@@ -187,11 +241,16 @@ fn choices_survive_reload_and_back() -> Result<()> {
         "{names} === 'web,local,empty' && document.getElementById('filter').value === 'def' && document.getElementById('field-namespace').value === 'default'"
     );
     browser.wait(&kept)?;
-    ensure!(browser.eval("return location.hash")? == "#/services?filter=def&sort=-name&namespace=default");
+    ensure!(
+        browser.eval("return location.hash")?
+            == "#/services?filter=def&sort=-name&namespace=default"
+    );
     browser.eval("location.reload()")?;
     browser.wait(&kept)?;
     browser.click("[data-service='default/web'] a")?;
-    browser.wait("location.hash.startsWith('#/services/default/web?') && document.querySelector('.port')")?;
+    browser.wait(
+        "location.hash.startsWith('#/services/default/web?') && document.querySelector('.port')",
+    )?;
     // Values of a chart by keyboard.
     browser.eval("document.querySelector('#timeline [data-plot]').focus()")?;
     let value = "document.activeElement.ariaValueText";
@@ -200,14 +259,17 @@ fn choices_survive_reload_and_back() -> Result<()> {
     browser.wait("document.activeElement.querySelector('.value')")?;
     browser.eval("history.back()")?;
     browser.wait(&kept)?;
-    browser.eval("document.getElementById('theme').click(); document.getElementById('theme').click()")?;
+    browser.eval(
+        "document.getElementById('theme').click(); document.getElementById('theme').click()",
+    )?;
     browser.wait("getComputedStyle(document.documentElement).colorScheme === 'dark'")?;
     agent.stop()
 }
 
 /// Fails if axe-core finds a fault of accessibility, and takes a picture for the docs if asked to.
 fn accept(browser: &Browser, name: &str) -> Result<()> {
-    let axe = std::fs::read_to_string(axe()).context("read axe-core: `cargo xtask setup` installs it")?;
+    let axe =
+        std::fs::read_to_string(axe()).context("read axe-core: `cargo xtask setup` installs it")?;
     let run =
         "return axe.run(document, { resultTypes: ['violations'] }).then(({ violations }) => violations.map((found) =>
         found.id + ': ' + found.nodes.map((node) => node.target + ' ' + node.failureSummary).join('; ')))";
@@ -226,6 +288,9 @@ fn pictures() -> Option<PathBuf> {
 
 /// Returns the file of axe-core, where `cargo xtask setup` puts it.
 fn axe() -> PathBuf {
-    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/axe-core@4.14.1/package/axe.min.js");
+    let own = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../target/tools/axe-core@4.14.1/package/axe.min.js"
+    );
     std::env::var_os("AXE").map_or_else(|| own.into(), PathBuf::from)
 }

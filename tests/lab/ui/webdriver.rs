@@ -32,10 +32,15 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) async fn start(driver: SocketAddr, capabilities: &Value) -> Result<Self> {
         let client = Client::builder(TokioExecutor::new()).build_http();
-        let mut session = Self { client, url: format!("http://{driver}/session") };
+        let mut session = Self {
+            client,
+            url: format!("http://{driver}/session"),
+        };
         let body = json!({ "capabilities": { "alwaysMatch": capabilities } });
         let answer = session.send(Method::POST, "", Some(&body)).await?;
-        let id = answer["sessionId"].as_str().context("the driver names no session")?;
+        let id = answer["sessionId"]
+            .as_str()
+            .context("the driver names no session")?;
         session.url = format!("{}/{id}", session.url);
         Ok(session)
     }
@@ -46,12 +51,20 @@ impl Session {
 
     /// Runs the body of a JavaScript function and returns its value.
     pub(crate) async fn eval(&self, body: &str) -> Result<Value> {
-        self.post("/execute/sync", json!({ "script": body, "args": [] })).await
+        self.post("/execute/sync", json!({ "script": body, "args": [] }))
+            .await
     }
 
     /// Returns the path of the first element that matches a CSS selector.
     pub(crate) async fn find(&self, selector: &str) -> Result<String> {
-        element(&self.post("/element", json!({ "using": "css selector", "value": selector })).await?)
+        element(
+            &self
+                .post(
+                    "/element",
+                    json!({ "using": "css selector", "value": selector }),
+                )
+                .await?,
+        )
     }
 
     /// Returns the path of the element that has the focus.
@@ -60,34 +73,60 @@ impl Session {
     }
 
     pub(crate) async fn text(&self, element: &str) -> Result<String> {
-        let text = self.send(Method::GET, &format!("{element}/text"), None).await?;
+        let text = self
+            .send(Method::GET, &format!("{element}/text"), None)
+            .await?;
         Ok(text.as_str().context("the text is no string")?.to_owned())
     }
 
     pub(crate) async fn click(&self, element: &str) -> Result<()> {
-        self.post(&format!("{element}/click"), json!({})).await.map(drop)
+        self.post(&format!("{element}/click"), json!({}))
+            .await
+            .map(drop)
     }
 
     /// Returns the window as it looks, as PNG in base64.
     pub(crate) async fn picture(&self) -> Result<String> {
         let picture = self.send(Method::GET, "/screenshot", None).await?;
-        Ok(picture.as_str().context("the picture is no text")?.to_owned())
+        Ok(picture
+            .as_str()
+            .context("the picture is no text")?
+            .to_owned())
     }
 
     /// Runs a command of Chromium's DevTools protocol.
     pub(crate) async fn devtools(&self, command: &str, params: Value) -> Result<Value> {
-        self.send(Method::POST, "/goog/cdp/execute", Some(&json!({ "cmd": command, "params": params }))).await
+        self.send(
+            Method::POST,
+            "/goog/cdp/execute",
+            Some(&json!({ "cmd": command, "params": params })),
+        )
+        .await
     }
 
     /// Returns the messages of the browser's log of performance since the last call.
     pub(crate) async fn performance(&self) -> Result<Vec<Value>> {
-        let entries = self.send(Method::POST, "/se/log", Some(&json!({ "type": "performance" }))).await?;
-        let texts = entries.as_array().into_iter().flatten().filter_map(|entry| entry["message"].as_str());
-        texts.map(|text| Ok(serde_json::from_str::<Value>(text)?["message"].take())).collect()
+        let entries = self
+            .send(
+                Method::POST,
+                "/se/log",
+                Some(&json!({ "type": "performance" })),
+            )
+            .await?;
+        let texts = entries
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| entry["message"].as_str());
+        texts
+            .map(|text| Ok(serde_json::from_str::<Value>(text)?["message"].take()))
+            .collect()
     }
 
     pub(crate) async fn press(&self, element: &str, keys: &str) -> Result<()> {
-        self.post(&format!("{element}/value"), json!({ "text": keys })).await.map(drop)
+        self.post(&format!("{element}/value"), json!({ "text": keys }))
+            .await
+            .map(drop)
     }
 
     async fn post(&self, command: &str, body: Value) -> Result<Value> {
@@ -96,17 +135,28 @@ impl Session {
 
     async fn send(&self, method: Method, command: &str, body: Option<&Value>) -> Result<Value> {
         let body = body.map(Value::to_string).unwrap_or_default();
-        let request = Request::builder().method(method).uri(format!("{}{command}", self.url));
-        let request = request.header("content-type", "application/json").body(Full::from(body))?;
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("{}{command}", self.url));
+        let request = request
+            .header("content-type", "application/json")
+            .body(Full::from(body))?;
         let (head, body) = self.client.request(request).await?.into_parts();
         let mut answer: Value = serde_json::from_slice(&body.collect().await?.to_bytes())?;
         let value = answer["value"].take();
-        ensure!(head.status.is_success(), "{}: {}", value["error"], value["message"]);
+        ensure!(
+            head.status.is_success(),
+            "{}: {}",
+            value["error"],
+            value["message"]
+        );
         Ok(value)
     }
 }
 
 fn element(answer: &Value) -> Result<String> {
-    let id = answer[ELEMENT].as_str().context("the answer names no element")?;
+    let id = answer[ELEMENT]
+        .as_str()
+        .context("the answer names no element")?;
     Ok(format!("/element/{id}"))
 }

@@ -18,7 +18,8 @@ use crate::services::{external_ip, frontend, health_check_port, index, node_port
 
 /// From a new address to the first answer.
 const PROMPT: Duration = Duration::from_secs(10);
-/// A host that dials an address of its own learns the MTU of the way only when it has sent several times.
+/// A host that dials an address of its own learns the MTU of the way only when it has sent several
+/// times.
 const LEARNT: Duration = Duration::from_secs(10);
 /// A fault of the socket itself, or none.
 const SOON: Duration = Duration::from_millis(400);
@@ -34,24 +35,39 @@ pub(super) fn bound(fixture: &Fixture, protocol: Protocol, family: Family) -> Re
 }
 
 pub(super) fn comes_and_goes(fixture: &Fixture) -> Result<()> {
-    let (n1, addrs) = (&fixture.lab.n1.host, spare(1));
+    let n1 = &fixture.lab.n1.host;
+    let addrs = spare(1);
     let to = |family| SocketAddr::new(addrs.ip(family), node_port(index("p1b")));
     let dial = |protocol, family| Dial::new(protocol, to(family)).deadline(SOON);
     for (protocol, family) in combinations() {
-        fixture.is_silent("x", dial(protocol, family)).context("before")?;
+        fixture
+            .is_silent("x", dial(protocol, family))
+            .context("before")?;
     }
     n1.add_addrs("eth0", addrs)?;
     let started = Instant::now();
     for (protocol, family) in combinations() {
-        wait_until(PROMPT.saturating_sub(started.elapsed()), &format!("{} answers, {protocol}", to(family)), || {
-            Ok(dial(protocol, family).exchange(&fixture.lab.x.ns, b"?").is_ok_and(|answer| answer.backend == "p1b"))
-        })?;
+        wait_until(
+            PROMPT.saturating_sub(started.elapsed()),
+            &format!("{} answers, {protocol}", to(family)),
+            || {
+                Ok(dial(protocol, family)
+                    .exchange(&fixture.lab.x.ns, b"?")
+                    .is_ok_and(|answer| answer.backend == "p1b"))
+            },
+        )?;
     }
     n1.del_addrs("eth0", addrs)?;
     for (protocol, family) in combinations() {
-        wait_until(PROMPT, &format!("{} is silent again, {protocol}", to(family)), || {
-            Ok(dial(protocol, family).exchange(&fixture.lab.x.ns, b"?").is_err())
-        })?;
+        wait_until(
+            PROMPT,
+            &format!("{} is silent again, {protocol}", to(family)),
+            || {
+                Ok(dial(protocol, family)
+                    .exchange(&fixture.lab.x.ns, b"?")
+                    .is_err())
+            },
+        )?;
     }
     Ok(())
 }
@@ -63,17 +79,24 @@ pub(super) fn stays(fixture: &Fixture) -> Result<()> {
         for (protocol, family) in combinations() {
             for addrs in [vip(index(service)), external_ip(index(service))] {
                 for client in ["p1a", "n1"] {
-                    fixture.dial(client, Dial::new(protocol, (addrs.ip(family), SERVICE_PORT).into()))?;
+                    fixture.dial(
+                        client,
+                        Dial::new(protocol, (addrs.ip(family), SERVICE_PORT).into()),
+                    )?;
                 }
             }
         }
     }
     let packets = capture.stop(Checksums::MayBePending)?;
     for service in ["p1b", "p2a", "p2a-local"].map(index) {
-        for (family, addrs) in
-            Family::ALL.into_iter().flat_map(|f| [vip(service), external_ip(service)].map(|a| (f, a)))
+        for (family, addrs) in Family::ALL
+            .into_iter()
+            .flat_map(|f| [vip(service), external_ip(service)].map(|a| (f, a)))
         {
-            if let Some(packet) = packets.iter().find(|packet| packet.dst.ip() == addrs.ip(family)) {
+            if let Some(packet) = packets
+                .iter()
+                .find(|packet| packet.dst.ip() == addrs.ip(family))
+            {
                 bail!("it leaves the node: {packet}");
             }
         }
@@ -99,27 +122,55 @@ pub(super) fn health_check(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn is_health(fixture: &Fixture, service: &str, node: &Node, family: Family, local: u64) -> Result<()> {
-    let to = SocketAddr::new(node.host.addrs.ip(family), health_check_port(index(service)));
+fn is_health(
+    fixture: &Fixture,
+    service: &str,
+    node: &Node,
+    family: Family,
+    local: u64,
+) -> Result<()> {
+    let to = SocketAddr::new(
+        node.host.addrs.ip(family),
+        health_check_port(index(service)),
+    );
     let answer = fixture.lab.x.ns.run(|| -> Result<String> {
         let mut stream = TcpStream::connect_timeout(&to, PROMPT)?;
         stream.set_read_timeout(Some(PROMPT))?;
-        write!(stream, "GET /healthz HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n")?;
+        write!(
+            stream,
+            "GET /healthz HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n"
+        )?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         Ok(answer)
     })?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("an answer has a head and a body")?;
+    let (head, body) = answer
+        .split_once("\r\n\r\n")
+        .context("an answer has a head and a body")?;
     let head = head.to_lowercase();
-    ensure!(head.starts_with(if local > 0 { "http/1.1 200" } else { "http/1.1 503" }), "{head}");
-    ensure!(head.contains(&format!("x-load-balancing-endpoint-weight: {local}")), "{head}");
+    ensure!(
+        head.starts_with(if local > 0 {
+            "http/1.1 200"
+        } else {
+            "http/1.1 503"
+        }),
+        "{head}"
+    );
+    ensure!(
+        head.contains(&format!("x-load-balancing-endpoint-weight: {local}")),
+        "{head}"
+    );
     let body: Value = serde_json::from_str(body).with_context(|| format!("body {body:?}"))?;
     ensure!(body["localEndpoints"] == local, "{body}");
-    ensure!(body["service"]["name"] == service && body["service"]["namespace"] == "default", "{body}");
+    ensure!(
+        body["service"]["name"] == service && body["service"]["namespace"] == "default",
+        "{body}"
+    );
     Ok(())
 }
 
-/// 1 MB to and fro; who sends too much learns it by an ICMP error that names addresses of the other side of kpx.
+/// 1 MB to and fro; who sends too much learns it by an ICMP error that names addresses of the other
+/// side of kpx.
 pub(super) fn narrow(fixture: &Fixture) -> Result<()> {
     let frontends = [
         ("x", To::LoadBalancer, "p1b"),
@@ -139,20 +190,29 @@ pub(super) fn narrow(fixture: &Fixture) -> Result<()> {
     ];
     let transfer = |client: &'static str, to: To, service: &'static str, family| -> Result<()> {
         let to = same("L15", client, to, service, Expect::Silence).addr(fixture.lab, family);
-        let answer =
-            Dial::new(Protocol::Tcp, to).deadline(LEARNT).exchange(&fixture.lab.host(client).ns, &pattern(1 << 20));
-        answer.with_context(|| format!("{client} dials {service} at {to}")).map(drop)
+        let answer = Dial::new(Protocol::Tcp, to)
+            .deadline(LEARNT)
+            .exchange(&fixture.lab.host(client).ns, &pattern(1 << 20));
+        answer
+            .with_context(|| format!("{client} dials {service} at {to}"))
+            .map(drop)
     };
-    let checked = frontends.into_iter().try_for_each(|(client, to, service)| -> Result<()> {
-        fixture.lab.set_narrow(true)?; // Makes all forget what the last transfers taught them.
-        // The families learn apart.
-        let [v4, v6] = thread::scope(|scope| {
-            Family::ALL
-                .map(|family| scope.spawn(move || transfer(client, to, service, family)))
-                .map(|transfer| transfer.join().unwrap_or_else(|_| Err(anyhow!("the thread of a transfer panicked"))))
+    let checked = frontends
+        .into_iter()
+        .try_for_each(|(client, to, service)| -> Result<()> {
+            fixture.lab.set_narrow(true)?; // Makes all forget what the last transfers taught them.
+            // The families learn apart.
+            let [v4, v6] = thread::scope(|scope| {
+                Family::ALL
+                    .map(|family| scope.spawn(move || transfer(client, to, service, family)))
+                    .map(|transfer| {
+                        transfer
+                            .join()
+                            .unwrap_or_else(|_| Err(anyhow!("the thread of a transfer panicked")))
+                    })
+            });
+            v4.and(v6)
         });
-        v4.and(v6)
-    });
     fixture.lab.set_narrow(false)?;
     checked
 }

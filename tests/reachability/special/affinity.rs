@@ -13,37 +13,63 @@ use crate::services::PORT;
 
 const BACKENDS: [&str; 4] = ["p1b", "p1c", "p2a", "p2b"];
 
-/// Others may go, and it may not be the first any more; only when it goes itself is there another, for good. A service for
-/// each protocol and family, as their clients go by what they got.
+/// Others may go, and it may not be the first any more; only when it goes itself is there another,
+/// for good. A service for each protocol and family, as their clients go by what they got.
 pub(super) fn sticks(fixture: &Fixture) -> Result<()> {
-    const NAMES: [&str; 6] = ["sticky-1", "sticky-2", "sticky-3", "sticky-4", "sticky-5", "sticky-6"];
+    const NAMES: [&str; 6] = [
+        "sticky-1", "sticky-2", "sticky-3", "sticky-4", "sticky-5", "sticky-6",
+    ];
     let service = |(name, nth)| Service::new(name, nth, &BACKENDS, PORT).affinity(60);
     let services: Vec<Service> = NAMES.into_iter().zip(80..).map(service).collect();
     let put = |backends: &[Vec<&'static str>]| {
         let mut all = services.iter().zip(backends);
-        fixture.settle(|| all.try_for_each(|(service, backends)| fixture.put(&service.clone().backends(backends))))
+        fixture.settle(|| {
+            all.try_for_each(|(service, backends)| fixture.put(&service.clone().backends(backends)))
+        })
     };
     put(&vec![BACKENDS.to_vec(); NAMES.len()])?;
     let chosen = || -> Result<Vec<String>> {
         let the_one = |(service, (protocol, family)): (&Service, (Protocol, Family))| {
-            let answered = fixture.answering("p1a", Dial::new(protocol, service.frontend(family)), 20)?;
-            ensure!(answered.len() == 1, "{answered:?} answer one client, {protocol} {family}");
+            let answered =
+                fixture.answering("p1a", Dial::new(protocol, service.frontend(family)), 20)?;
+            ensure!(
+                answered.len() == 1,
+                "{answered:?} answer one client, {protocol} {family}"
+            );
             answered.into_iter().next().context("somebody answers")
         };
         services.iter().zip(combinations()).map(the_one).collect()
     };
-    let without = |gone: &str| BACKENDS.into_iter().filter(|backend| *backend != gone).collect::<Vec<_>>();
+    let without = |gone: &str| {
+        BACKENDS
+            .into_iter()
+            .filter(|backend| *backend != gone)
+            .collect::<Vec<_>>()
+    };
     let firsts = chosen()?;
     let others: Vec<_> = firsts.iter().map(|first| without(first)).collect();
 
-    put(&others.iter().map(|others| without(others[0])).collect::<Vec<_>>())?;
-    ensure!(chosen()? == firsts, "another backend went, and {firsts:?} do not answer any more");
+    put(&others
+        .iter()
+        .map(|others| without(others[0]))
+        .collect::<Vec<_>>())?;
+    ensure!(
+        chosen()? == firsts,
+        "another backend went, and {firsts:?} do not answer any more"
+    );
 
     put(&others)?;
     let seconds = chosen()?;
     put(&vec![BACKENDS.to_vec(); NAMES.len()])?;
-    ensure!(chosen()? == seconds, "the first backend came back, and {seconds:?} do not answer any more");
-    fixture.settle(|| services.iter().try_for_each(|service| fixture.delete(service)))
+    ensure!(
+        chosen()? == seconds,
+        "the first backend came back, and {seconds:?} do not answer any more"
+    );
+    fixture.settle(|| {
+        services
+            .iter()
+            .try_for_each(|service| fixture.delete(service))
+    })
 }
 
 /// Each protocol and family remembers by itself, so that chance can hardly choose all as before.
@@ -61,7 +87,10 @@ pub(super) fn expires(fixture: &Fixture) -> Result<()> {
     let first = choices(fixture)?;
     for _ in 0..5 {
         idle(Duration::from_secs(1))?; // 5 s in all.
-        ensure!(choices(fixture)? == first, "use does not keep the choices {first:?}");
+        ensure!(
+            choices(fixture)? == first,
+            "use does not keep the choices {first:?}"
+        );
     }
     for _ in 0..3 {
         idle(Duration::from_secs(u64::from(timeout_secs) + 1))?;

@@ -17,7 +17,8 @@ const NTH: u8 = 70;
 
 /// Checks that both nodes choose the same backend for a client: a packet may come over either node.
 pub(super) fn maglev(fixture: &Fixture) -> Result<()> {
-    let service = Service::new("maglev", NTH, &["p1b", "p1c", "p2a", "p2b"], PORT).annotation(ALGORITHM, "maglev");
+    let service = Service::new("maglev", NTH, &["p1b", "p1c", "p2a", "p2b"], PORT)
+        .annotation(ALGORITHM, "maglev");
     let service = service.load_balancer(vip(NTH), "VIP").without_node_ports();
     fixture.start(&service)?;
     each(|protocol, family| {
@@ -32,20 +33,29 @@ pub(super) fn maglev(fixture: &Fixture) -> Result<()> {
                 connection.reset()?;
                 anyhow::Ok(answer.backend)
             };
-            (ports..ports + 24).map(dial).collect::<Result<Vec<_>>>().with_context(|| format!("by {}", node.host.name))
+            (ports..ports + 24)
+                .map(dial)
+                .collect::<Result<Vec<_>>>()
+                .with_context(|| format!("by {}", node.host.name))
         });
         fixture.lab.set_external_route(&fixture.lab.n1)?;
         let [by_n1, by_n2] = chosen;
-        let (by_n1, by_n2) = (by_n1?, by_n2?);
+        let by_n1 = by_n1?;
+        let by_n2 = by_n2?;
         ensure!(by_n1 == by_n2, "by n1 {by_n1:?}, by n2 {by_n2:?}");
-        ensure!(by_n1.iter().any(|backend| *backend != by_n1[0]), "24 clients, and only {} answers", by_n1[0]);
+        ensure!(
+            by_n1.iter().any(|backend| *backend != by_n1[0]),
+            "24 clients, and only {} answers",
+            by_n1[0]
+        );
         Ok(())
     })?;
     fixture.end(&service)
 }
 
 pub(super) fn round_robin(fixture: &Fixture) -> Result<()> {
-    let service = Service::new("turns", NTH + 1, &["p1b", "p1c", "p2a"], PORT).annotation(ALGORITHM, "round-robin");
+    let service = Service::new("turns", NTH + 1, &["p1b", "p1c", "p2a"], PORT)
+        .annotation(ALGORITHM, "round-robin");
     fixture.start(&service)?;
     each(|protocol, family| {
         let mut counts = BTreeMap::new();
@@ -60,7 +70,8 @@ pub(super) fn round_robin(fixture: &Fixture) -> Result<()> {
 }
 
 pub(super) fn least_connections(fixture: &Fixture) -> Result<()> {
-    let service = Service::new("least", NTH + 2, &["p1b"], PORT).annotation(ALGORITHM, "least-connections");
+    let service =
+        Service::new("least", NTH + 2, &["p1b"], PORT).annotation(ALGORITHM, "least-connections");
     fixture.start(&service)?;
     let open = |protocol, family| -> Result<(Connection, String)> {
         let dial = from_unused_port(Dial::new(protocol, service.frontend(family)));
@@ -69,20 +80,29 @@ pub(super) fn least_connections(fixture: &Fixture) -> Result<()> {
         Ok((connection, backend))
     };
     let mut loaded = Vec::new();
-    each(|protocol, family| (0..6).try_for_each(|_| open(protocol, family).map(|connection| loaded.push(connection))))?;
+    each(|protocol, family| {
+        (0..6).try_for_each(|_| open(protocol, family).map(|connection| loaded.push(connection)))
+    })?;
     fixture.settle(|| fixture.put(&service.clone().backends(&["p1b", "p1c"])))?;
     each(|protocol, family| {
-        let later: Vec<_> = (0..4).map(|_| open(protocol, family)).collect::<Result<_>>()?;
+        let later: Vec<_> = (0..4)
+            .map(|_| open(protocol, family))
+            .collect::<Result<_>>()?;
         let backends: Vec<_> = later.iter().map(|(_, backend)| backend.as_str()).collect();
-        ensure!(backends == ["p1c"; 4], "6 are open to p1b, and {backends:?} answer");
+        ensure!(
+            backends == ["p1c"; 4],
+            "6 are open to p1b, and {backends:?} answer"
+        );
         Ok(())
     })?;
     fixture.end(&service)
 }
 
-/// Checks that backends are chosen by their weights, and that one of weight 0 keeps what is open and gets no more.
+/// Checks that backends are chosen by their weights, and that one of weight 0 keeps what is open
+/// and gets no more.
 pub(super) fn weights(fixture: &Fixture) -> Result<()> {
-    let service = Service::new("weights", NTH + 3, &["p1b", "p1c", "p2a"], PORT).annotation(WEIGHTS, "p1b=3,p1c=1");
+    let service = Service::new("weights", NTH + 3, &["p1b", "p1c", "p2a"], PORT)
+        .annotation(WEIGHTS, "p1b=3,p1c=1");
     fixture.start(&service.clone().annotation(ALGORITHM, "round-robin"))?;
     let open = |protocol, family| -> Result<(Connection, String)> {
         let dial = from_unused_port(Dial::new(protocol, service.frontend(family)));
@@ -92,52 +112,86 @@ pub(super) fn weights(fixture: &Fixture) -> Result<()> {
     };
     let mut drained = Vec::new();
     each(|protocol, family| {
-        let first: Vec<_> = (0..8).map(|_| open(protocol, family)).collect::<Result<_>>()?;
-        let to_p2a = first.into_iter().find(|(_, backend)| backend == "p2a").context("no turn of p2a among eight")?;
+        let first: Vec<_> = (0..8)
+            .map(|_| open(protocol, family))
+            .collect::<Result<_>>()?;
+        let to_p2a = first
+            .into_iter()
+            .find(|(_, backend)| backend == "p2a")
+            .context("no turn of p2a among eight")?;
         drained.push(to_p2a.0);
         Ok(())
     })?;
-    // Without weights half of them would go to p1b. Less than one run in 1,000 is as far from what is expected by chance.
+    // Without weights half of them would go to p1b. Less than one run in 1,000 is as far from what
+    // is expected by chance.
     for (algorithm, of_p1b, count, to_p1b) in [
         ("round-robin", 3, 16, 11..=13),
         ("random", 15, 48, 36..=48),
         ("least-connections", 3, 32, 21..=28),
         ("maglev", 15, 48, 36..=48),
     ] {
-        let drains = service.clone().annotation(WEIGHTS, &format!("p1b={of_p1b},p1c=1,p2a=0"));
+        let drains = service
+            .clone()
+            .annotation(WEIGHTS, &format!("p1b={of_p1b},p1c=1,p2a=0"));
         fixture.settle(|| fixture.put(&drains.annotation(ALGORITHM, algorithm)))?;
         each(|protocol, family| {
-            let opened: Vec<_> = (0..count).map(|_| open(protocol, family)).collect::<Result<_>>()?;
+            let opened: Vec<_> = (0..count)
+                .map(|_| open(protocol, family))
+                .collect::<Result<_>>()?;
             let to = |name| opened.iter().filter(|(_, backend)| backend == name).count();
-            ensure!(to_p1b.contains(&to("p1b")) && to("p2a") == 0, "{algorithm}: {} of {count} to p1b", to("p1b"));
+            ensure!(
+                to_p1b.contains(&to("p1b")) && to("p2a") == 0,
+                "{algorithm}: {} of {count} to p1b",
+                to("p1b")
+            );
             Ok(())
         })?;
     }
     for mut connection in drained {
-        ensure!(connection.exchange(b"?")?.backend == "p2a", "an open connection is not answered by p2a");
+        ensure!(
+            connection.exchange(b"?")?.backend == "p2a",
+            "an open connection is not answered by p2a"
+        );
     }
     fixture.end(&service)
 }
 
 /// Checks that the weight of a slice is that of each of its endpoints.
 pub(super) fn slice_weight(fixture: &Fixture) -> Result<()> {
-    let service = Service::new("sliced", NTH + 4, &["p1b"], PORT).annotation(ALGORITHM, "round-robin");
+    let service =
+        Service::new("sliced", NTH + 4, &["p1b"], PORT).annotation(ALGORITHM, "round-robin");
     fixture.start(&service)?;
     let heavy = |mut slice: Object| {
-        slice.0["metadata"]["name"] = format!("{}-heavy", slice.0["metadata"]["name"].as_str()?).into();
+        slice.0["metadata"]["name"] =
+            format!("{}-heavy", slice.0["metadata"]["name"].as_str()?).into();
         slice.0["metadata"]["annotations"] = json!({ "kpx.dev/weight": "3" });
         Some(slice)
     };
-    let slices: Vec<_> =
-        service.backed_by(&["p1c"]).objects(fixture.lab).into_iter().skip(1).filter_map(heavy).collect();
-    fixture.settle(|| slices.iter().try_for_each(|slice| fixture.cluster.put(slice)))?;
+    let slices: Vec<_> = service
+        .backed_by(&["p1c"])
+        .objects(fixture.lab)
+        .into_iter()
+        .skip(1)
+        .filter_map(heavy)
+        .collect();
+    fixture.settle(|| {
+        slices
+            .iter()
+            .try_for_each(|slice| fixture.cluster.put(slice))
+    })?;
     each(|protocol, family| {
-        let dial = |_| Ok(fixture.dial("p1a", Dial::new(protocol, service.frontend(family)))?.backend);
+        let dial = |_| {
+            Ok(fixture
+                .dial("p1a", Dial::new(protocol, service.frontend(family)))?
+                .backend)
+        };
         let backends: Vec<_> = (0..16).map(dial).collect::<Result<_>>()?;
         let to_p1c = backends.iter().filter(|backend| *backend == "p1c").count();
         ensure!((11..=13).contains(&to_p1c), "{to_p1c} of 16 to p1c");
         Ok(())
     })?;
-    slices.iter().try_for_each(|slice| fixture.cluster.delete(slice))?;
+    slices
+        .iter()
+        .try_for_each(|slice| fixture.cluster.delete(slice))?;
     fixture.end(&service)
 }

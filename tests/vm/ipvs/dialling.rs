@@ -12,14 +12,17 @@ use testbed::agent::{DEADLINE, wait_until};
 use testbed::echo::{Dial, Fault, Protocol};
 use testbed::lab::Host;
 
-/// The time between two connections of a client. There are four clients, and a guest's one processor has an agent to start as well.
+/// The time between two connections of a client. There are four clients, and a guest's one
+/// processor has an agent to start as well.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The time for each step of a connection: shorter than a second, after which a client of TCP sends a lost SYN again.
+/// The time for each step of a connection: shorter than a second, after which a client of TCP sends
+/// a lost SYN again.
 const STEP: Duration = Duration::from_millis(900);
-/// The time for each step where the kernel drops packets itself: one SYN may be lost, and no second one.
+/// The time for each step where the kernel drops packets itself: one SYN may be lost, and no second
+/// one.
 const STEP_BY_CLSACT: Duration = Duration::from_millis(1_900);
-/// The first kernel with TCX. An older one drops what a device is to send at the moment at which a clsact qdisc comes or goes (`qdisc_graft`
-/// in net/sched/sch_api.c).
+/// The first kernel with TCX. An older one drops what a device is to send at the moment at which a
+/// clsact qdisc comes or goes (`qdisc_graft` in net/sched/sch_api.c).
 const HAS_TCX: (u32, u32) = (6, 6);
 /// The connections of each kind that a phase takes at least.
 const EACH: usize = 5;
@@ -52,16 +55,25 @@ struct Account {
 }
 
 impl Dialling {
-    /// Has clients dial until `work` ends. Returns a line about the connections; no connection was lost.
+    /// Has clients dial until `work` ends. Returns a line about the connections; no connection was
+    /// lost.
     pub(super) fn during(
         clients: &[Client],
         backends: &[&str],
         work: impl FnOnce(&Self) -> Result<()>,
     ) -> Result<String> {
-        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").context("read the kernel's release")?;
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease")
+            .context("read the kernel's release")?;
         let drops = version(&release).is_some_and(|version| version < HAS_TCX);
-        let dialling = Self { account: Mutex::default(), drops };
-        dialling.account().answered = clients.iter().flat_map(Client::names).map(|name| (name, 0)).collect();
+        let dialling = Self {
+            account: Mutex::default(),
+            drops,
+        };
+        dialling.account().answered = clients
+            .iter()
+            .flat_map(Client::names)
+            .map(|name| (name, 0))
+            .collect();
         let result = thread::scope(|scope| {
             // A client ends with its sender.
             let _senders: Vec<_> = clients
@@ -75,18 +87,34 @@ impl Dialling {
                 .collect();
             work(&dialling)
         });
-        let Account { answered, asked_again, slow, lost, .. } =
-            dialling.account.into_inner().unwrap_or_else(PoisonError::into_inner);
-        ensure!(lost.is_empty(), "lost connections:\n{}\n{result:?}", lost.join("\n"));
+        let Account {
+            answered,
+            asked_again,
+            slow,
+            lost,
+            ..
+        } = dialling
+            .account
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        ensure!(
+            lost.is_empty(),
+            "lost connections:\n{}\n{result:?}",
+            lost.join("\n")
+        );
         result?;
         let number: usize = answered.values().sum();
-        ensure!(slow * 100 <= number, "{slow} of {number} connections took more than one SYN");
+        ensure!(
+            slow * 100 <= number,
+            "{slow} of {number} connections took more than one SYN"
+        );
         Ok(format!(
             "{number} connections, none lost; {asked_again} datagrams were sent again, and {slow} connections took two SYNs"
         ))
     }
 
-    /// Enters a phase, and waits until each client has been answered in it some times by each of its ways.
+    /// Enters a phase, and waits until each client has been answered in it some times by each of
+    /// its ways.
     pub(super) fn enter(&self, phase: &'static str) -> Result<()> {
         let before = {
             let mut account = self.account();
@@ -96,7 +124,9 @@ impl Dialling {
         wait_until(DEADLINE, phase, || {
             let account = self.account();
             // One more, which the phase before may have begun.
-            let is_dialled = |(who, count): (&String, &usize)| *count > before.get(who).copied().unwrap_or(0) + EACH;
+            let is_dialled = |(who, count): (&String, &usize)| {
+                *count > before.get(who).copied().unwrap_or(0) + EACH
+            };
             Ok(!account.lost.is_empty() || account.answered.iter().all(is_dialled))
         })?;
         let lost = self.account().lost.join("\n");
@@ -127,7 +157,9 @@ impl Dialling {
                     *account.answered.entry(name).or_default() += 1;
                     account.slow += usize::from(is_slow);
                 }
-                Ok(answer) => account.lost.push(format!("{name} while {phase}: {}", answer.backend)),
+                Ok(answer) => account
+                    .lost
+                    .push(format!("{name} while {phase}: {}", answer.backend)),
                 Err(fault) => account.lost.push(format!("{name} while {phase}: {fault}")),
             }
         }
@@ -140,6 +172,8 @@ impl Dialling {
 
 impl Client<'_> {
     fn names(&self) -> impl Iterator<Item = String> + Clone {
-        self.dials.iter().map(|dial| format!("{} to {}/{}", self.host.name, dial.to, dial.protocol))
+        self.dials
+            .iter()
+            .map(|dial| format!("{} to {}/{}", self.host.name, dial.to, dial.protocol))
     }
 }

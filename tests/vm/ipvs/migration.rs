@@ -1,5 +1,5 @@
-//! From kube-proxy's mode ipvs to kpx and back, while clients dial: the commands of `docs/migration.md`, and what it promises of
-//! new connections.
+//! From kube-proxy's mode ipvs to kpx and back, while clients dial: the commands of
+//! `docs/migration.md`, and what it promises of new connections.
 
 use std::process::Command;
 
@@ -37,13 +37,21 @@ fn clients<'a>(lab: &'a Lab, web: &Service) -> [Client<'a>; 4] {
             .flat_map(|protocol| Family::ALL.map(|family| Dial::new(*protocol, to(family))))
             .collect::<Vec<_>>()
     };
-    let client = |name, dials| Client { host: lab.host(name), dials, asks_again: false };
+    let client = |name, dials| Client {
+        host: lab.host(name),
+        dials,
+        asks_again: false,
+    };
     let cluster_ip = |family| web.frontend(family);
     [
         client("p1a", dials(&Protocol::COMMON, &cluster_ip)),
         client("n1", dials(&[Protocol::Tcp], &cluster_ip)),
-        // The node's own datagrams meet IPVS while its servers are there, and one on its way then is lost with them.
-        Client { asks_again: true, ..client("n1", dials(&[Protocol::Udp], &cluster_ip)) },
+        // The node's own datagrams meet IPVS while its servers are there, and one on its way then
+        // is lost with them.
+        Client {
+            asks_again: true,
+            ..client("n1", dials(&[Protocol::Udp], &cluster_ip))
+        },
         client("x", dials(&Protocol::COMMON, &node_port)),
     ]
 }
@@ -59,18 +67,35 @@ fn walk(base: &ServedLab, web: &Service, dialling: &Dialling) -> Result<()> {
 
     let agent = base.kpx(&["--proxy-mode=ipvs", "--ipvs-scheduler=wlc"])?;
     let status = agent.typed_status()?;
-    ensure!(status.options.algorithm == "least-connections", "{status:?}");
-    ensure!(status.notices.iter().any(|notice| notice.starts_with("ipvs.scheduler wlc: ")), "{status:?}");
+    ensure!(
+        status.options.algorithm == "least-connections",
+        "{status:?}"
+    );
+    ensure!(
+        status
+            .notices
+            .iter()
+            .any(|notice| notice.starts_with("ipvs.scheduler wlc: ")),
+        "{status:?}"
+    );
     dialling.enter("kpx serves beside IPVS")?;
     for (what, connection) in &mut kept {
-        connection.exchange(b"still?").with_context(|| format!("{what}: IPVS's connection beside kpx"))?;
+        connection
+            .exchange(b"still?")
+            .with_context(|| format!("{what}: IPVS's connection beside kpx"))?;
     }
-    same(&of_ipvs, &state(ns)?, "kpx beside kube-proxy changes nothing of it")?;
+    same(
+        &of_ipvs,
+        &state(ns)?,
+        "kpx beside kube-proxy changes nothing of it",
+    )?;
     for (what, connection) in kept {
         connection.exchange_last(b"bye").context(what)?;
     }
     wait_until(DEADLINE, "the connections of IPVS have ended", || {
-        Ok(!ns.read("/proc/thread-self/net/ip_vs_conn")?.contains("ESTABLISHED"))
+        Ok(!ns
+            .read("/proc/thread-self/net/ip_vs_conn")?
+            .contains("ESTABLISHED"))
     })?;
 
     let run_dir = agent.run_dir().display().to_string();
@@ -100,18 +125,42 @@ fn walk(base: &ServedLab, web: &Service, dialling: &Dialling) -> Result<()> {
     agent.stop()?;
     dialling.enter("the agent has ended")?;
     let bpf_dir = ns.bpf_dir();
-    let drain = format!("cleanup --drain --timeout 1s --run-dir {run_dir} --bpf-dir {}", bpf_dir.display());
+    let drain = format!(
+        "cleanup --drain --timeout 1s --run-dir {run_dir} --bpf-dir {}",
+        bpf_dir.display()
+    );
     let removed = said(ns, &drain)?;
-    ensure!(removed.contains("removed the devices kpx0 and kpx1"), "{removed}");
-    ensure!(!ns.exec(Command::new("ip").args(["-brief", "link"]))?.contains("kpx0"), "kpx0 is left");
-    ensure!(!ns.exec(&mut Command::new("iptables-nft-save"))?.contains("kpx-keep"), "kpx-keep is left");
+    ensure!(
+        removed.contains("removed the devices kpx0 and kpx1"),
+        "{removed}"
+    );
+    ensure!(
+        !ns.exec(Command::new("ip").args(["-brief", "link"]))?
+            .contains("kpx0"),
+        "kpx0 is left"
+    );
+    ensure!(
+        !ns.exec(&mut Command::new("iptables-nft-save"))?
+            .contains("kpx-keep"),
+        "kpx-keep is left"
+    );
     dialling.enter("IPVS serves alone again")?;
-    same(&of_ipvs, &state(ns)?, "kpx has taken nothing of kube-proxy's with it")
+    same(
+        &of_ipvs,
+        &state(ns)?,
+        "kpx has taken nothing of kube-proxy's with it",
+    )
 }
 
-fn open(base: &ServedLab, web: &Service, client: &str, family: Family) -> Result<(String, Connection)> {
+fn open(
+    base: &ServedLab,
+    web: &Service,
+    client: &str,
+    family: Family,
+) -> Result<(String, Connection)> {
     let what = format!("{client} by {family}");
-    let connection = Dial::new(Protocol::Tcp, web.frontend(family)).connect(&base.lab.host(client).ns);
+    let connection =
+        Dial::new(Protocol::Tcp, web.frontend(family)).connect(&base.lab.host(client).ns);
     Ok((what.clone(), connection.context(what)?))
 }
 

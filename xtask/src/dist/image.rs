@@ -1,5 +1,5 @@
-//! Writes a container image without a container engine: an OCI layout of one layer in a tar file. Docker's own list of
-//! contents is in it as well, for tools that read only that.
+//! Writes a container image without a container engine: an OCI layout of one layer in a tar file.
+//! Docker's own list of contents is in it as well, for tools that read only that.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -21,30 +21,41 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
-/// The name of the image, which is qualified: no registry answers for it, so no node pulls a stranger's image.
+/// The name of the image, which is qualified: no registry answers for it, so no node pulls a
+/// stranger's image.
 const NAME: &str = "localhost/kpx";
 
-/// Returns an image called `localhost/kpx:VERSION` for each of the architectures, with the content of its root.
+/// Returns an image called `localhost/kpx:VERSION` for each of the architectures, with the content
+/// of its root.
 pub(super) fn oci(roots: &[(Arch, Files)], version: &str, time: u64) -> Result<Vec<u8>> {
     let mut blobs = Blobs::default();
-    let images = roots.iter().map(|(arch, root)| manifest(&mut blobs, *arch, root, version, time));
+    let images = roots
+        .iter()
+        .map(|(arch, root)| manifest(&mut blobs, *arch, root, version, time));
     let images = images.collect::<Result<Vec<_>>>()?;
     let of_one = <[(Value, Value); 1]>::try_from(images.clone()).ok();
-    // Several images have an index of their own, which has the name: a node takes the one of its architecture.
+    // Several images have an index of their own, which has the name: a node takes the one of its
+    // architecture.
     let mut named = match &of_one {
         Some([(manifest, _)]) => manifest.clone(),
         None => {
             let manifests: Vec<_> = images.into_iter().map(|(manifest, _)| manifest).collect();
             blobs.add(
                 INDEX,
-                serde_json::to_vec(&json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests }))?,
+                serde_json::to_vec(
+                    &json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests }),
+                )?,
             )
         }
     };
     let name = format!("{NAME}:{version}");
-    named["annotations"] = json!({ "org.opencontainers.image.ref.name": version, "io.containerd.image.name": name });
+    named["annotations"] =
+        json!({ "org.opencontainers.image.ref.name": version, "io.containerd.image.name": name });
     let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": [named] });
-    let mut documents = vec![("oci-layout", json!({ "imageLayoutVersion": "1.0.0" })), ("index.json", index)];
+    let mut documents = vec![
+        ("oci-layout", json!({ "imageLayoutVersion": "1.0.0" })),
+        ("index.json", index),
+    ];
     if let Some([(_, docker)]) = of_one {
         let mut docker = docker;
         docker["RepoTags"] = json!([name]);
@@ -57,8 +68,15 @@ pub(super) fn oci(roots: &[(Arch, Files)], version: &str, time: u64) -> Result<V
     files.tar(time)
 }
 
-/// Adds the image of an architecture. Returns its descriptor, and its entry in Docker's own list of contents.
-fn manifest(blobs: &mut Blobs, arch: Arch, root: &Files, version: &str, time: u64) -> Result<(Value, Value)> {
+/// Adds the image of an architecture. Returns its descriptor, and its entry in Docker's own list of
+/// contents.
+fn manifest(
+    blobs: &mut Blobs,
+    arch: Arch,
+    root: &Files,
+    version: &str,
+    time: u64,
+) -> Result<(Value, Value)> {
     let created = Timestamp::from_second(time.try_into()?)?.to_string();
     let tar = root.tar(time)?;
     let layer = blobs.add(LAYER, gzip(&tar)?);
@@ -76,33 +94,50 @@ fn manifest(blobs: &mut Blobs, arch: Arch, root: &Files, version: &str, time: u6
         "history": [{ "created": created, "created_by": "cargo xtask dist" }],
     });
     let config = blobs.add(CONFIG, serde_json::to_vec(&config)?);
-    let manifest = json!({ "schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer] });
+    let manifest =
+        json!({ "schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer] });
     let mut manifest = blobs.add(MANIFEST, serde_json::to_vec(&manifest)?);
     manifest["platform"] = json!({ "architecture": arch.go_name(), "os": "linux" });
-    Ok((manifest, json!({ "Config": blob_path(&config), "Layers": [blob_path(&layer)] })))
+    Ok((
+        manifest,
+        json!({ "Config": blob_path(&config), "Layers": [blob_path(&layer)] }),
+    ))
 }
 
-/// Unpacks an image as a container engine would, and runs kpx in it by both of its names; this needs root.
+/// Unpacks an image as a container engine would, and runs kpx in it by both of its names; this
+/// needs root.
 pub(super) fn try_out(image: &Path, arch: Arch) -> Result<()> {
     let folder = tempfile::tempdir().context("make a folder")?;
-    let (layout, root) = (folder.path().join("layout"), folder.path().join("root"));
-    Archive::new(File::open(image)?).unpack(&layout).context("unpack the image")?;
+    let layout = folder.path().join("layout");
+    let root = folder.path().join("root");
+    Archive::new(File::open(image)?)
+        .unpack(&layout)
+        .context("unpack the image")?;
     unpack_layers(&layout, &root, arch)?;
     let prefix = shell::root_prefix()?;
     // An emulator is static too, so it runs in the image.
     let emulator = arch.emulator();
     if let Some(emulator) = &emulator {
         let path = shell::which(emulator).with_context(|| format!("find {emulator}"))?;
-        fs::copy(&path, root.join("emulator")).with_context(|| format!("copy {}", path.display()))?;
+        fs::copy(&path, root.join("emulator"))
+            .with_context(|| format!("copy {}", path.display()))?;
     }
     for name in ["kpx", "kube-proxy"] {
         let words = [prefix, &["env", "--ignore-environment", "/usr/sbin/chroot"]].concat();
         let mut command = Command::new(words[0]);
-        command.args(&words[1..]).arg(&root).args(emulator.iter().map(|_| "/emulator"));
+        command
+            .args(&words[1..])
+            .arg(&root)
+            .args(emulator.iter().map(|_| "/emulator"));
         command.args([&format!("/usr/local/bin/{name}"), "--version"]);
-        let output = command.output().with_context(|| format!("run {name} in the image"))?;
+        let output = command
+            .output()
+            .with_context(|| format!("run {name} in the image"))?;
         let said = String::from_utf8_lossy(&output.stdout);
-        ensure!(output.status.success() && !said.is_empty(), "{name} --version in the image: {output:?}");
+        ensure!(
+            output.status.success() && !said.is_empty(),
+            "{name} --version in the image: {output:?}"
+        );
     }
     Ok(())
 }
@@ -117,12 +152,21 @@ fn unpack_layers(layout: &Path, root: &Path, arch: Arch) -> Result<()> {
         index = document(&blob_path(&index["manifests"][0]))?;
     }
     let images = index["manifests"].as_array().context("manifests")?;
-    let image = images.iter().find(|image| image["platform"]["architecture"] == arch.go_name());
-    let manifest = document(&blob_path(image.with_context(|| format!("no image for {}", arch.go_name()))?))?;
+    let image = images
+        .iter()
+        .find(|image| image["platform"]["architecture"] == arch.go_name());
+    let manifest = document(&blob_path(
+        image.with_context(|| format!("no image for {}", arch.go_name()))?,
+    ))?;
     for layer in manifest["layers"].as_array().context("layers")? {
         let bytes = fs::read(layout.join(blob_path(layer)))?;
-        ensure!(layer["digest"] == format!("sha256:{}", sha256(&bytes)), "a layer is not what its digest says");
-        Archive::new(GzDecoder::new(bytes.as_slice())).unpack(root).context("unpack a layer")?;
+        ensure!(
+            layer["digest"] == format!("sha256:{}", sha256(&bytes)),
+            "a layer is not what its digest says"
+        );
+        Archive::new(GzDecoder::new(bytes.as_slice()))
+            .unpack(root)
+            .context("unpack a layer")?;
     }
     Ok(())
 }
@@ -147,5 +191,8 @@ fn blob_path(descriptor: &Value) -> String {
 }
 
 fn file(content: Vec<u8>) -> Entry {
-    Entry::File { content, executable: false }
+    Entry::File {
+        content,
+        executable: false,
+    }
 }

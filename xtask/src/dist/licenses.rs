@@ -25,12 +25,16 @@ pub(super) const NO_TEXT: &str = " (the crate brings no text)";
 pub(super) fn texts(metadata: &Value) -> Result<String> {
     let linked = Linked::of(metadata)?;
     let is_of_others = |package: &&&Value| !package["source"].is_null();
-    let (mut list, mut numbers, mut texts) = (PREFACE.to_owned(), BTreeMap::new(), String::new());
+    let mut list = PREFACE.to_owned();
+    let mut numbers = BTreeMap::new();
+    let mut texts = String::new();
     let mut packages: Vec<_> = linked.packages.values().filter(is_of_others).collect();
     packages.sort_by_key(|package| (package["name"].as_str(), package["version"].as_str()));
     for package in packages {
         let text = |field: &str| package[field].as_str().unwrap_or_default();
-        let folder = Path::new(text("manifest_path")).parent().context("a manifest is in a folder")?;
+        let folder = Path::new(text("manifest_path"))
+            .parent()
+            .context("a manifest is in a folder")?;
         let mut marks = String::new();
         for found in files(folder)? {
             let next = numbers.len() + 1;
@@ -43,22 +47,40 @@ pub(super) fn texts(metadata: &Value) -> Result<String> {
         if marks.is_empty() {
             marks.push_str(NO_TEXT);
         }
-        write!(list, "\n{} {}: {}{marks}", text("name"), text("version"), text("license"))?;
+        write!(
+            list,
+            "\n{} {}: {}{marks}",
+            text("name"),
+            text("version"),
+            text("license")
+        )?;
     }
     Ok(list + "\n" + &texts)
 }
 
-/// Returns the texts of a crate's license files, by the files' names. They may be in a folder `LICENSES`.
+/// Returns the texts of a crate's license files, by the files' names. They may be in a folder
+/// `LICENSES`.
 fn files(folder: &Path) -> Result<Vec<String>> {
     const BEGINNINGS: [&str; 5] = ["license", "licence", "copying", "copyright", "notice"];
     let entries = |folder: &Path| -> Result<Vec<PathBuf>> {
         let entries = fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))?;
-        Ok(entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?)
+        Ok(entries
+            .map(|entry| entry.map(|entry| entry.path()))
+            .collect::<Result<_, _>>()?)
     };
-    let (mut paths, below) = (Vec::new(), folder.join("LICENSES"));
+    let mut paths = Vec::new();
+    let below = folder.join("LICENSES");
     for path in entries(folder)? {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-        if path.is_file() && BEGINNINGS.iter().any(|beginning| name.starts_with(beginning)) {
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .to_lowercase();
+        if path.is_file()
+            && BEGINNINGS
+                .iter()
+                .any(|beginning| name.starts_with(beginning))
+        {
             paths.push(path);
         }
     }

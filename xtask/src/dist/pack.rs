@@ -28,7 +28,13 @@ impl Files {
     pub(super) fn add_file(&mut self, from: &Path, path: &str) -> Result<()> {
         let content = fs::read(from).with_context(|| format!("read {}", from.display()))?;
         let executable = fs::metadata(from)?.permissions().mode() & 0o111 != 0;
-        self.add(path, Entry::File { content, executable });
+        self.add(
+            path,
+            Entry::File {
+                content,
+                executable,
+            },
+        );
         Ok(())
     }
 
@@ -37,10 +43,17 @@ impl Files {
         for entry in fs::read_dir(from).with_context(|| format!("list {}", from.display()))? {
             let entry = entry?;
             let name = entry.file_name();
-            let name = name.to_str().with_context(|| format!("{} is not UTF-8", entry.path().display()))?;
-            let path = if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
+            let name = name
+                .to_str()
+                .with_context(|| format!("{} is not UTF-8", entry.path().display()))?;
+            let path = if path.is_empty() {
+                name.to_owned()
+            } else {
+                format!("{path}/{name}")
+            };
             if entry.file_type()?.is_symlink() {
-                let target = fs::read_link(entry.path()).with_context(|| format!("read {}", entry.path().display()))?;
+                let target = fs::read_link(entry.path())
+                    .with_context(|| format!("read {}", entry.path().display()))?;
                 self.add(&path, Entry::Link(target.to_string_lossy().into_owned()));
             } else if entry.file_type()?.is_dir() {
                 self.add_folder(&entry.path(), &path)?;
@@ -58,7 +71,12 @@ impl Files {
 
     /// Moves all entries into a folder.
     pub(super) fn below(self, folder: &str) -> Self {
-        Self(self.0.into_iter().map(|(path, entry)| (format!("{folder}/{path}"), entry)).collect())
+        Self(
+            self.0
+                .into_iter()
+                .map(|(path, entry)| (format!("{folder}/{path}"), entry))
+                .collect(),
+        )
     }
 
     /// Makes a tar archive; `time` is in seconds since 1970.
@@ -70,13 +88,20 @@ impl Files {
         }
         for (path, entry) in &self.0 {
             match entry {
-                Entry::File { content, executable } => {
+                Entry::File {
+                    content,
+                    executable,
+                } => {
                     let mode = if *executable { 0o755 } else { 0o644 };
                     let mut header = header(EntryType::Regular, mode, content.len() as u64, time);
                     tar.append_data(&mut header, path, content.as_slice())?;
                 }
                 Entry::Link(target) => {
-                    tar.append_link(&mut header(EntryType::Symlink, 0o777, 0, time), path, target)?;
+                    tar.append_link(
+                        &mut header(EntryType::Symlink, 0o777, 0, time),
+                        path,
+                        target,
+                    )?;
                 }
             }
         }
@@ -89,9 +114,19 @@ impl Files {
 
     /// Returns the folders above the files, each after its parent.
     fn folders(&self) -> Vec<String> {
-        let above = |path: &String| Path::new(path).ancestors().skip(1).map(Path::to_path_buf).collect::<Vec<_>>();
-        let mut folders: Vec<_> =
-            self.0.keys().flat_map(above).map(|path| path.to_string_lossy().into_owned()).collect();
+        let above = |path: &String| {
+            Path::new(path)
+                .ancestors()
+                .skip(1)
+                .map(Path::to_path_buf)
+                .collect::<Vec<_>>()
+        };
+        let mut folders: Vec<_> = self
+            .0
+            .keys()
+            .flat_map(above)
+            .map(|path| path.to_string_lossy().into_owned())
+            .collect();
         folders.retain(|folder| !folder.is_empty());
         folders.sort();
         folders.dedup();
@@ -113,7 +148,9 @@ fn header(kind: EntryType, mode: u32, size: u64, time: u64) -> Header {
 /// Compresses without a name and a time.
 pub(super) fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
     const UNKNOWN_SYSTEM: u8 = 255;
-    let mut gzip = GzBuilder::new().operating_system(UNKNOWN_SYSTEM).write(Vec::new(), Compression::best());
+    let mut gzip = GzBuilder::new()
+        .operating_system(UNKNOWN_SYSTEM)
+        .write(Vec::new(), Compression::best());
     gzip.write_all(bytes)?;
     gzip.finish().context("compress")
 }

@@ -10,7 +10,10 @@ const NAME: &str = "SHA256SUMS";
 
 /// Returns the digest in lower-case hexadecimal digits.
 pub(super) fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    Sha256::digest(bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 pub(super) fn write(folder: &Path, names: &[String]) -> Result<()> {
@@ -20,14 +23,17 @@ pub(super) fn write(folder: &Path, names: &[String]) -> Result<()> {
         let bytes = fs::read(folder.join(name)).with_context(|| format!("read {name}"))?;
         Ok(format!("{}  {name}\n", sha256(&bytes)))
     });
-    fs::write(folder.join(NAME), lines.collect::<Result<String>>()?).with_context(|| format!("write {NAME}"))
+    fs::write(folder.join(NAME), lines.collect::<Result<String>>()?)
+        .with_context(|| format!("write {NAME}"))
 }
 
 /// Reads all files again, and returns their names and sizes in bytes.
 pub(super) fn verify(folder: &Path) -> Result<Vec<(String, usize)>> {
     let text = fs::read_to_string(folder.join(NAME)).with_context(|| format!("read {NAME}"))?;
     let lines = text.lines().map(|line| {
-        let (sum, name) = line.split_once("  ").with_context(|| format!("{NAME}: {line:?}"))?;
+        let (sum, name) = line
+            .split_once("  ")
+            .with_context(|| format!("{NAME}: {line:?}"))?;
         let bytes = fs::read(folder.join(name)).with_context(|| format!("read {name}"))?;
         ensure!(sha256(&bytes) == sum, "{name} is not what {NAME} says");
         Ok((name.to_owned(), bytes.len()))

@@ -12,7 +12,8 @@ use crate::shell;
 pub(crate) struct TestCounts {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
-    /// Tests that failed beside others, and passed alone. They have neither passed nor failed: each has a cause that is to be found.
+    /// Tests that failed beside others, and passed alone. They have neither passed nor failed: each
+    /// has a cause that is to be found.
     pub(crate) alone: u64,
 }
 
@@ -66,7 +67,10 @@ impl Outcome {
     /// Runs a `cargo test`, and shows its output as it comes.
     pub(super) fn of(cargo: &mut Command, out: &mut impl Write) -> Result<Self> {
         let name = shell::show(cargo);
-        let mut child = cargo.stdout(Stdio::piped()).spawn().with_context(|| format!("run `{name}`"))?;
+        let mut child = cargo
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("run `{name}`"))?;
         let mut outcome = Self::default();
         for line in BufReader::new(child.stdout.take().expect("it is piped")).split(b'\n') {
             let line = line?;
@@ -76,19 +80,27 @@ impl Outcome {
         }
         let status = child.wait()?;
         if !status.success() && outcome.counts.failed == 0 {
-            eprintln!("`{name}` failed ({status}) without a failed test: it did not compile, or it crashed");
+            eprintln!(
+                "`{name}` failed ({status}) without a failed test: it did not compile, or it crashed"
+            );
             outcome.counts.failed += 1;
         }
         Ok(outcome)
     }
 
-    /// Counts a line such as `test result: FAILED. 3 passed; 1 failed; 0 ignored; …`, and notes one such as
-    /// `test pins::renamed ... FAILED`.
+    /// Counts a line such as `test result: FAILED. 3 passed; 1 failed; 0 ignored; …`, and notes one
+    /// such as `test pins::renamed ... FAILED`.
     fn count(&mut self, line: &str) {
-        if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
+        if let Some(name) = line
+            .strip_prefix("test ")
+            .and_then(|rest| rest.strip_suffix(" ... FAILED"))
+        {
             self.failed.push(name.to_owned());
         }
-        let Some((_, result)) = line.strip_prefix("test result: ").and_then(|result| result.split_once(". ")) else {
+        let Some((_, result)) = line
+            .strip_prefix("test result: ")
+            .and_then(|result| result.split_once(". "))
+        else {
             return;
         };
         for part in result.split("; ") {
@@ -105,7 +117,12 @@ impl Outcome {
         let alone = again.counts.passed.min(self.counts.failed);
         self.counts.failed -= alone;
         self.counts.alone += alone;
-        self.alone = self.failed.iter().filter(|name| !again.failed.contains(name)).cloned().collect();
+        self.alone = self
+            .failed
+            .iter()
+            .filter(|name| !again.failed.contains(name))
+            .cloned()
+            .collect();
         self.failed.clone_from(&again.failed);
     }
 }
@@ -120,25 +137,40 @@ mod tests {
         shell.args(["-c", script]);
         let mut shown = Vec::new();
         let outcome = Outcome::of(&mut shell, &mut shown).unwrap();
-        assert_eq!(shown.iter().filter(|&&byte| byte == b'\n').count(), script.matches("echo").count());
+        assert_eq!(
+            shown.iter().filter(|&&byte| byte == b'\n').count(),
+            script.matches("echo").count()
+        );
         outcome
     }
 
     fn counts(passed: u64, failed: u64) -> TestCounts {
-        TestCounts { passed, failed, alone: 0 }
+        TestCounts {
+            passed,
+            failed,
+            alone: 0,
+        }
     }
 
-    const GOOD: &str =
-        "echo 'test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 3 filtered out; finished in 0.1s'";
+    const GOOD: &str = "echo 'test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 3 filtered out; finished in 0.1s'";
     const BAD: &str = "echo 'test a::b ... FAILED'; echo 'test c ... FAILED'; \
                        echo 'test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out'";
 
     #[test]
     fn results_add_up() {
-        assert_eq!(outcome(&format!("echo 'test a ... ok'; {GOOD}; {GOOD}")).counts, counts(24, 0));
+        assert_eq!(
+            outcome(&format!("echo 'test a ... ok'; {GOOD}; {GOOD}")).counts,
+            counts(24, 0)
+        );
         let bad = outcome(&format!("{GOOD}; {BAD}; exit 101"));
-        assert_eq!((bad.counts, bad.failed), (counts(15, 2), vec!["a::b".to_owned(), "c".to_owned()]));
-        assert_eq!(outcome("echo 'a test result: ok. 12 passed; 1 failed'"), Outcome::default());
+        assert_eq!(
+            (bad.counts, bad.failed),
+            (counts(15, 2), vec!["a::b".to_owned(), "c".to_owned()])
+        );
+        assert_eq!(
+            outcome("echo 'a test result: ok. 12 passed; 1 failed'"),
+            Outcome::default()
+        );
     }
 
     #[test]
@@ -149,10 +181,25 @@ mod tests {
     #[test]
     fn second_try_alone_counts_and_is_told() {
         let mut first = outcome(&format!("{GOOD}; {BAD}; exit 101"));
-        first.settle(&outcome("echo 'test c ... FAILED'; echo 'test result: FAILED. 1 passed; 1 failed; 0 ignored'"));
-        assert_eq!(first.counts, TestCounts { passed: 15, failed: 1, alone: 1 });
-        assert_eq!(first.counts.to_string(), "1 failed beside others and passed alone; 15 passed, 1 failed");
-        assert_eq!((first.alone, first.failed), (vec!["a::b".to_owned()], vec!["c".to_owned()]));
+        first.settle(&outcome(
+            "echo 'test c ... FAILED'; echo 'test result: FAILED. 1 passed; 1 failed; 0 ignored'",
+        ));
+        assert_eq!(
+            first.counts,
+            TestCounts {
+                passed: 15,
+                failed: 1,
+                alone: 1
+            }
+        );
+        assert_eq!(
+            first.counts.to_string(),
+            "1 failed beside others and passed alone; 15 passed, 1 failed"
+        );
+        assert_eq!(
+            (first.alone, first.failed),
+            (vec!["a::b".to_owned()], vec!["c".to_owned()])
+        );
         let mut first = outcome(&format!("{BAD}; exit 101"));
         first.settle(&outcome("exit 101"));
         assert_eq!(first.counts, counts(3, 2));

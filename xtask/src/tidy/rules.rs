@@ -5,57 +5,141 @@ use super::source::{File, Mention, Tree};
 
 /// The modules (paths without `.rs`) that may contain `unsafe`.
 const UNSAFE: &[(&str, &str)] = &[
-    ("proxy-common/src/layout/tests", "shows the bytes of the shared types, which have no padding"),
-    ("proxy-common/src/pod", "promises aya that the shared types are plain bytes"),
-    ("proxy-datapath/src/sys/map_walk", "reads and writes maps in batches, which no crate has calls for"),
     (
-        "proxy-datapath/src/sys/netns_cookie",
+        "proxy-common/src/layout/tests",
+        "shows the bytes of the shared types, which have no padding",
+    ),
+    (
+        "proxy-common/src/pod",
+        "promises aya that the shared types are plain bytes",
+    ),
+    (
+        "crates/datapath/src/sys/map_walk",
+        "reads and writes maps in batches, which no crate has calls for",
+    ),
+    (
+        "crates/datapath/src/sys/netns_cookie",
         "asks for the number of a network namespace, which no crate has a call for",
     ),
-    ("proxy-datapath/src/sys/tcx_query", "lists programs by their ids, for which no crate has a call"),
-    ("proxy-ebpf/src/checksum", "checksums come from a helper that takes pointers"),
+    (
+        "crates/datapath/src/sys/tcx_query",
+        "lists programs by their ids, for which no crate has a call",
+    ),
+    (
+        "proxy-ebpf/src/checksum",
+        "checksums come from a helper that takes pointers",
+    ),
     ("proxy-ebpf/src/clock", "asks the kernel for the time"),
-    ("proxy-ebpf/src/global_fn", "exports functions by name, so that the verifier follows them apart"),
-    ("proxy-ebpf/src/random", "asks the kernel for a random number"),
-    ("proxy-ebpf/src/ring", "asks the kernel for the number of this CPU"),
-    ("proxy-ebpf/src/main", "names the licence's section, which the kernel reads"),
-    ("proxy-ebpf/src/maps", "a lookup in a map is a pointer into the kernel"),
-    ("proxy-ebpf/src/net", "routes come from helpers that take pointers"),
-    ("proxy-ebpf/src/redirect/fib", "routes come from helpers that take pointers, and go into others"),
-    ("proxy-ebpf/src/setting", "what the loader sets is read as it is, and found by its name"),
-    ("proxy-ebpf/src/skb", "packets are reached through pointers and helpers"),
-    ("proxy-ebpf/src/socket/peer", "a call's address and its socket are reached through pointers and helpers"),
-    ("proxy-net/src/netfilter/legacy/ask", "asks for tables of legacy iptables, which no crate has a call for"),
-    ("tests/lab/churn/links", "detaches links of others, which no crate has a call for"),
-    ("testbed/src/apiserver/listen", "asks for the namespace of a socket, which no crate has a call for"),
-    ("testbed/src/kept_lines", "asks the kernel for the lines of a program, which no crate has a call for"),
+    (
+        "proxy-ebpf/src/global_fn",
+        "exports functions by name, so that the verifier follows them apart",
+    ),
+    (
+        "proxy-ebpf/src/random",
+        "asks the kernel for a random number",
+    ),
+    (
+        "proxy-ebpf/src/ring",
+        "asks the kernel for the number of this CPU",
+    ),
+    (
+        "proxy-ebpf/src/main",
+        "names the licence's section, which the kernel reads",
+    ),
+    (
+        "proxy-ebpf/src/maps",
+        "a lookup in a map is a pointer into the kernel",
+    ),
+    (
+        "proxy-ebpf/src/net",
+        "routes come from helpers that take pointers",
+    ),
+    (
+        "proxy-ebpf/src/redirect/fib",
+        "routes come from helpers that take pointers, and go into others",
+    ),
+    (
+        "proxy-ebpf/src/setting",
+        "what the loader sets is read as it is, and found by its name",
+    ),
+    (
+        "proxy-ebpf/src/skb",
+        "packets are reached through pointers and helpers",
+    ),
+    (
+        "proxy-ebpf/src/socket/peer",
+        "a call's address and its socket are reached through pointers and helpers",
+    ),
+    (
+        "crates/net/src/netfilter/legacy/ask",
+        "asks for tables of legacy iptables, which no crate has a call for",
+    ),
+    (
+        "tests/lab/churn/links",
+        "detaches links of others, which no crate has a call for",
+    ),
+    (
+        "crates/testbed/src/apiserver/listen",
+        "asks for the namespace of a socket, which no crate has a call for",
+    ),
+    (
+        "crates/testbed/src/kept_lines",
+        "asks the kernel for the lines of a program, which no crate has a call for",
+    ),
 ];
 
 /// The modules whose tests may wait without a condition.
 const SLEEP: &[(&str, &str)] = &[
-    ("proxy-source/src/kubernetes/watch/tests", "a sleep moves the paused clock"),
-    ("tests/cluster/apiserver_faults", "polls a server's counters, bounded by `timeout`"),
-    ("testbed/src/agent", "polls in `wait_until`, bounded by a deadline"),
-    ("testbed/src/apiserver/http", "a fault: a list that comes late"),
-    ("testbed/src/apiserver/real", "polls a server that does not answer yet, bounded by a deadline"),
-    ("testbed/src/apiserver/watch", "a watch ends when its client said, as on any server"),
-    ("lab-tools/src/control", "changes at a rate, and measures for a time"),
-    ("lab-tools/src/load", "sends at a rate"),
-    ("lab-tools/src/scale", "dials at a rate, and measures for a time"),
-    ("lab-tools/src/soak", "the length of a fault is tested"),
+    (
+        "crates/source/src/kubernetes/watch/tests",
+        "a sleep moves the paused clock",
+    ),
+    (
+        "tests/cluster/apiserver_faults",
+        "polls a server's counters, bounded by `timeout`",
+    ),
+    (
+        "crates/testbed/src/agent",
+        "polls in `wait_until`, bounded by a deadline",
+    ),
+    (
+        "crates/testbed/src/apiserver/http",
+        "a fault: a list that comes late",
+    ),
+    (
+        "crates/testbed/src/apiserver/real",
+        "polls a server that does not answer yet, bounded by a deadline",
+    ),
+    (
+        "crates/testbed/src/apiserver/watch",
+        "a watch ends when its client said, as on any server",
+    ),
+    (
+        "crates/tools/src/control",
+        "changes at a rate, and measures for a time",
+    ),
+    ("crates/tools/src/load", "sends at a rate"),
+    (
+        "crates/tools/src/scale",
+        "dials at a rate, and measures for a time",
+    ),
+    ("crates/tools/src/soak", "the length of a fault is tested"),
 ];
 
 /// The reasons that no packet table can produce.
 const NO_ROW: &[(&str, &str)] = &[
-    ("Vlan", "a device takes the tag off, which BPF_PROG_TEST_RUN cannot: see tests/lab/devices.rs"),
+    (
+        "Vlan",
+        "a device takes the tag off, which BPF_PROG_TEST_RUN cannot: see tests/lab/devices.rs",
+    ),
     ("SeenBefore", "takes two devices: see tests/lab/devices.rs"),
 ];
 
 /// The pure modules: values in, values out.
-const PURE: &[&str] = &["proxy-common/src", "proxy-core/src"];
+const PURE: &[&str] = &["proxy-common/src", "crates/core/src"];
 
-/// The names that pure modules must not mention, and that cargo does not keep from them: clocks, threads, sockets,
-/// files.
+/// The names that pure modules must not mention, and that cargo does not keep from them: clocks,
+/// threads, sockets, files.
 const IMPURE: &[&str] = &[
     "aya",
     "std::env",
@@ -89,8 +173,12 @@ fn check_file(file: &File) -> Vec<Violation> {
     }
     if !file.is_in("proxy-ebpf/src/maps") {
         let why = "one file owns the maps, and the lifetime of values read from them";
-        violations.extend(find(file, &["#", "[", "map", "]"]).map(|line| broken(file, line, "#[map]", why)));
-        violations.extend(find(file, &["#", "[", "map", "("]).map(|line| broken(file, line, "#[map(…)]", why)));
+        violations.extend(
+            find(file, &["#", "[", "map", "]"]).map(|line| broken(file, line, "#[map]", why)),
+        );
+        violations.extend(
+            find(file, &["#", "[", "map", "("]).map(|line| broken(file, line, "#[map(…)]", why)),
+        );
     }
     let mentions = file.paths();
     violations.extend(impure(file, &mentions));
@@ -106,8 +194,12 @@ fn impure(file: &File, mentions: &[Mention]) -> Vec<Violation> {
     }
     let why = "this module is pure: values in, values out, nothing to mock";
     let is_value = |text: &str| text == "std::time::Duration";
-    let named = mentions.iter().filter(|m| !m.test && is_under(&m.text, IMPURE) && !is_value(&m.text));
-    named.map(|mention| broken(file, mention.line, &mention.text, why)).collect()
+    let named = mentions
+        .iter()
+        .filter(|m| !m.test && is_under(&m.text, IMPURE) && !is_value(&m.text));
+    named
+        .map(|mention| broken(file, mention.line, &mention.text, why))
+        .collect()
 }
 
 fn sleeps(file: &File, mentions: &[Mention]) -> Vec<Violation> {
@@ -116,9 +208,17 @@ fn sleeps(file: &File, mentions: &[Mention]) -> Vec<Violation> {
     }
     let why = "a test waits for a condition, bounded by a deadline";
     let sleeps = ["thread::sleep", "time::sleep", "time::sleep_until"];
-    let ends = |text: &str| sleeps.iter().any(|sleep| text == *sleep || text.ends_with(&format!("::{sleep}")));
-    let named = mentions.iter().filter(|mention| mention.test && ends(&mention.text));
-    named.map(|mention| broken(file, mention.line, &mention.text, why)).collect()
+    let ends = |text: &str| {
+        sleeps
+            .iter()
+            .any(|sleep| text == *sleep || text.ends_with(&format!("::{sleep}")))
+    };
+    let named = mentions
+        .iter()
+        .filter(|mention| mention.test && ends(&mention.text));
+    named
+        .map(|mention| broken(file, mention.line, &mention.text, why))
+        .collect()
 }
 
 fn ignored_tests(file: &File) -> Vec<Violation> {
@@ -126,30 +226,44 @@ fn ignored_tests(file: &File) -> Vec<Violation> {
     let ignoring = attributes.filter(|&at| {
         let inside = &file.tokens[at + 2..file.tokens[at + 1].partner];
         let name = inside.first().map(|token| token.text.as_str());
-        name == Some("ignore") || name == Some("cfg_attr") && inside.iter().any(|token| token.text == "ignore")
+        name == Some("ignore")
+            || name == Some("cfg_attr") && inside.iter().any(|token| token.text == "ignore")
     });
     let why = "a test that does not run says nothing";
-    ignoring.map(|at| broken(file, file.tokens[at].line, "#[ignore]", why)).collect()
+    ignoring
+        .map(|at| broken(file, file.tokens[at].line, "#[ignore]", why))
+        .collect()
 }
 
-/// Every `Reason` must be counted by some row in the files of `tests/datapath/rows`, or in Rust beside them.
+/// Every `Reason` must be counted by some row in the files of `tests/kernel/rows`, or in Rust
+/// beside them.
 fn uncovered_reasons(tree: &Tree) -> Vec<Violation> {
     let Some(file) = tree.file("proxy-common/src/counter.rs") else {
         return Vec::new();
     };
-    let in_rows = tree.packet_rows.iter().filter(|(path, _)| path.starts_with("tests/datapath/"));
+    let in_rows = tree
+        .packet_rows
+        .iter()
+        .filter(|(path, _)| path.starts_with("tests/kernel/"));
     let in_rows = in_rows.filter_map(|(_, row)| Some(row.rsplit_once('|')?.1.trim()));
-    let counts: Vec<_> = in_rows.chain(tree.module("tests/datapath").flat_map(last_columns)).collect();
-    let why = "every reason is the outcome of a packet in tests/datapath";
+    let counts: Vec<_> = in_rows
+        .chain(tree.module("tests/kernel").flat_map(last_columns))
+        .collect();
+    let why = "every reason is the outcome of a packet in tests/kernel";
     let uncovered = variants(file, "Reason").into_iter().filter(|(variant, _)| {
         let name = counter_name(file, variant);
         !NO_ROW.iter().any(|(exempt, _)| exempt == variant)
-            && !counts.iter().any(|counts| counts.split(' ').any(|count| Some(count) == name))
+            && !counts
+                .iter()
+                .any(|counts| counts.split(' ').any(|count| Some(count) == name))
     });
-    uncovered.map(|(variant, line)| broken(file, line, &format!("Reason::{variant} has no row"), why)).collect()
+    uncovered
+        .map(|(variant, line)| broken(file, line, &format!("Reason::{variant} has no row"), why))
+        .collect()
 }
 
-/// Returns the strings that end a tuple, `(…, "malformed")`, or stand alone, `get("flows_full")`: the names of counters.
+/// Returns the strings that end a tuple, `(…, "malformed")`, or stand alone, `get("flows_full")`:
+/// the names of counters.
 fn last_columns(file: &File) -> impl Iterator<Item = &str> {
     let follows = |at: usize| file.has(at - 1, &[","]) || file.has(at - 1, &["("]);
     let ends_row = |at: usize| file.has(at + 1, &[")"]) || file.has(at + 1, &[",", ")"]);
@@ -159,8 +273,16 @@ fn last_columns(file: &File) -> impl Iterator<Item = &str> {
 
 /// Returns the name from the match arm of a variant: `Self::NotIp => "not_ip"`.
 fn counter_name<'a>(file: &'a File, variant: &str) -> Option<&'a str> {
-    let arm = (0..file.tokens.len()).filter(|&at| file.has(at, &["Self", ":", ":", variant, "=", ">"]));
-    arm.filter_map(|at| file.tokens.get(at + 6)?.text.strip_prefix('"')?.strip_suffix('"')).next()
+    let arm =
+        (0..file.tokens.len()).filter(|&at| file.has(at, &["Self", ":", ":", variant, "=", ">"]));
+    arm.filter_map(|at| {
+        file.tokens
+            .get(at + 6)?
+            .text
+            .strip_prefix('"')?
+            .strip_suffix('"')
+    })
+    .next()
 }
 
 /// Returns the variants of an enum, with their lines.
@@ -190,10 +312,13 @@ fn exempt(file: &File, exemptions: &[(&str, &str)]) -> bool {
 
 /// Returns the lines on which these tokens begin.
 fn find(file: &File, texts: &[&str]) -> impl Iterator<Item = usize> {
-    (0..file.tokens.len()).filter(move |&at| file.has(at, texts)).map(|at| file.tokens[at].line)
+    (0..file.tokens.len())
+        .filter(move |&at| file.has(at, texts))
+        .map(|at| file.tokens[at].line)
 }
 
-/// Returns true if the text is one of these paths, or below one. The name of a crate alone may also be a variable.
+/// Returns true if the text is one of these paths, or below one. The name of a crate alone may also
+/// be a variable.
 fn is_under(text: &str, paths: &[&str]) -> bool {
     paths.iter().any(|path| match text.strip_prefix(path) {
         Some("") => path.contains("::"),
@@ -203,5 +328,10 @@ fn is_under(text: &str, paths: &[&str]) -> bool {
 }
 
 fn broken(file: &File, line: usize, what: &str, why: &'static str) -> Violation {
-    Violation { path: file.path.clone(), line, what: what.to_owned(), why }
+    Violation {
+        path: file.path.clone(),
+        line,
+        what: what.to_owned(),
+        why,
+    }
 }

@@ -1,5 +1,5 @@
-//! Reads Rust files as flat lists of tokens. Comments are dropped and strings are one token, so that rules see only
-//! code.
+//! Reads Rust files as flat lists of tokens. Comments are dropped and strings are one token, so
+//! that rules see only code.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The folders of what is only there for tests.
-pub(super) const TESTS: [&str; 3] = ["lab-tools", "testbed", "tests"];
+pub(super) const TESTS: [&str; 3] = ["crates/tools", "crates/testbed", "tests"];
 
 pub(super) struct Tree {
     /// The files, sorted by path.
@@ -20,7 +20,6 @@ pub(super) struct Tree {
 pub(super) struct File {
     /// The path from the top of the workspace, with `/`.
     pub(super) path: String,
-    pub(super) lines: usize,
     pub(super) tokens: Vec<Token>,
 }
 
@@ -34,7 +33,8 @@ pub(super) struct Token {
     pub(super) test: bool,
 }
 
-/// A path as written, or as a tree of `use` spells it: `use a::{b, c::d};` has `a::b` and `a::c::d`.
+/// A path as written, or as a tree of `use` spells it: `use a::{b, c::d};` has `a::b` and
+/// `a::c::d`.
 pub(super) struct Mention {
     pub(super) text: String,
     pub(super) line: usize,
@@ -46,8 +46,12 @@ impl Tree {
         let mut paths = Vec::new();
         find(root, &mut paths)?;
         let texts = paths.iter().map(|path| {
-            let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
-            Ok((path.strip_prefix(root)?.to_string_lossy().into_owned(), text))
+            let text =
+                fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+            Ok((
+                path.strip_prefix(root)?.to_string_lossy().into_owned(),
+                text,
+            ))
         });
         Self::parse(texts.collect::<Result<_>>()?)
     }
@@ -55,13 +59,20 @@ impl Tree {
     /// Parses texts, which come with their paths.
     pub(super) fn parse(mut texts: Vec<(String, String)>) -> Result<Self> {
         texts.sort();
-        let (texts, tables): (Vec<_>, Vec<_>) = texts.into_iter().partition(|(path, _)| path.ends_with(".rs"));
+        let (texts, tables): (Vec<_>, Vec<_>) = texts
+            .into_iter()
+            .partition(|(path, _)| path.ends_with(".rs"));
         let rows = tables.iter().flat_map(|(path, text)| {
-            let rows = text.lines().filter(|line| line.contains('|') && !line.starts_with('#'));
+            let rows = text
+                .lines()
+                .filter(|line| line.contains('|') && !line.starts_with('#'));
             rows.map(|row| (path.clone(), row.to_owned()))
         });
         let packet_rows = rows.collect();
-        let mut files = texts.iter().map(|(path, text)| File::parse(path, text)).collect::<Result<Vec<_>>>()?;
+        let mut files = texts
+            .iter()
+            .map(|(path, text)| File::parse(path, text))
+            .collect::<Result<Vec<_>>>()?;
         let mut modules: Vec<_> = files.iter().flat_map(File::test_modules).collect();
         modules.extend(TESTS.map(str::to_owned));
         for file in &mut files {
@@ -82,7 +93,8 @@ impl Tree {
     }
 }
 
-/// Finds every Rust file and every file of packet rows below, except build products and hidden directories.
+/// Finds every Rust file and every file of packet rows below, except build products and hidden
+/// directories.
 fn find(dir: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))? {
         let entry = entry?;
@@ -92,7 +104,10 @@ fn find(dir: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
             if !hidden && name != "target" {
                 find(&entry.path(), paths)?;
             }
-        } else if [".rs", ".packets"].iter().any(|end| name.to_string_lossy().ends_with(end)) {
+        } else if [".rs", ".packets"]
+            .iter()
+            .any(|end| name.to_string_lossy().ends_with(end))
+        {
             paths.push(entry.path());
         }
     }
@@ -101,14 +116,21 @@ fn find(dir: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
 
 impl File {
     fn parse(path: &str, text: &str) -> Result<Self> {
-        let stream: TokenStream = text.parse().map_err(|error| anyhow!("read {path}: {error}"))?;
+        let stream: TokenStream = text
+            .parse()
+            .map_err(|error| anyhow!("read {path}: {error}"))?;
         let mut tokens = Vec::new();
         flatten(stream, &mut tokens);
-        let mut file = Self { path: path.to_owned(), lines: text.lines().count(), tokens };
+        let mut file = Self {
+            path: path.to_owned(),
+            tokens,
+        };
         for start in 0..file.tokens.len() {
             if file.has(start, &["#", "[", "cfg", "(", "test", ")", "]"]) {
                 let end = file.item_end(start);
-                file.tokens[start..=end].iter_mut().for_each(|token| token.test = true);
+                file.tokens[start..=end]
+                    .iter_mut()
+                    .for_each(|token| token.test = true);
             }
         }
         Ok(file)
@@ -116,39 +138,25 @@ impl File {
 
     /// Returns true if this is the module's file, or below it. A module is its path without `.rs`.
     pub(super) fn is_in(&self, module: &str) -> bool {
-        self.path.strip_prefix(module).is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
+        self.path
+            .strip_prefix(module)
+            .is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
     }
 
     /// Returns true if these tokens begin at `at`.
     pub(super) fn has(&self, at: usize, texts: &[&str]) -> bool {
-        self.tokens.get(at..at + texts.len()).is_some_and(|there| there.iter().map(|t| &t.text).eq(texts))
+        self.tokens
+            .get(at..at + texts.len())
+            .is_some_and(|there| there.iter().map(|t| &t.text).eq(texts))
     }
 
     pub(super) fn paths(&self) -> Vec<Mention> {
-        self.paths_in(0, self.tokens.len())
-    }
-
-    /// Returns what `use` declarations name: those that pass names on, or the others.
-    pub(super) fn imports(&self, public: bool) -> Vec<Mention> {
-        let starts = (0..self.tokens.len()).filter(|&at| self.has(at, &["use"]) && !self.has(at + 1, &["<"]));
-        let starts = starts.filter(|&at| self.is_public(at) == public);
-        let end = |start: usize| (start..self.tokens.len()).find(|&end| self.has(end, &[";"])).unwrap_or(start);
-        starts.flat_map(|at| self.paths_in(at + 1, end(at))).collect()
-    }
-
-    /// Returns true behind `pub` or `pub(…)`.
-    fn is_public(&self, at: usize) -> bool {
-        let Some(before) = at.checked_sub(1) else { return false };
-        let before = if self.has(before, &[")"]) { self.tokens[before].partner.saturating_sub(1) } else { before };
-        self.has(before, &["pub"])
-    }
-
-    fn paths_in(&self, start: usize, end: usize) -> Vec<Mention> {
         let mut paths = Vec::new();
-        // The prefix of each open brace as in `a::b::{`; None if the brace does not belong to a tree of `use`.
+        // The prefix of each open brace as in `a::b::{`; None if the brace does not belong to a
+        // tree of `use`.
         let mut prefixes: Vec<Option<String>> = Vec::new();
-        let mut at = start;
-        while let Some(token) = self.tokens.get(at).filter(|_| at < end) {
+        let mut at = 0;
+        while let Some(token) = self.tokens.get(at) {
             match token.text.as_str() {
                 "{" => prefixes.push(None),
                 "}" => drop(prefixes.pop()),
@@ -159,7 +167,10 @@ impl File {
                         _ => text.to_owned(),
                     };
                     while self.has(at + 1, &[":", ":"])
-                        && self.tokens.get(at + 3).is_some_and(|next| is_ident(&next.text) || next.text == "*")
+                        && self
+                            .tokens
+                            .get(at + 3)
+                            .is_some_and(|next| is_ident(&next.text) || next.text == "*")
                     {
                         at += 3;
                         path = format!("{path}::{}", self.tokens[at].text);
@@ -168,7 +179,11 @@ impl File {
                         at += 3;
                         prefixes.push(Some(path));
                     } else {
-                        paths.push(Mention { text: path, line: token.line, test: token.test });
+                        paths.push(Mention {
+                            text: path,
+                            line: token.line,
+                            test: token.test,
+                        });
                     }
                 }
                 _ => {}
@@ -178,13 +193,8 @@ impl File {
         paths
     }
 
-    /// Returns the names of the functions.
-    pub(super) fn functions(&self) -> impl Iterator<Item = &str> {
-        let starts = (0..self.tokens.len()).filter(|&at| self.has(at, &["fn"]));
-        starts.filter_map(|at| self.tokens.get(at + 1)).map(|name| name.text.as_str()).filter(|name| is_ident(name))
-    }
-
-    /// Returns the last token of the item that begins at `start`: its closing brace or its semicolon.
+    /// Returns the last token of the item that begins at `start`: its closing brace or its
+    /// semicolon.
     fn item_end(&self, start: usize) -> usize {
         let mut at = start;
         while let Some(token) = self.tokens.get(at) {
@@ -200,19 +210,30 @@ impl File {
         self.tokens.len() - 1
     }
 
-    /// Returns the modules that this file declares for tests alone and keeps in files of their own, as paths without
-    /// `.rs`.
+    /// Returns the modules that this file declares for tests alone and keeps in files of their own,
+    /// as paths without `.rs`.
     fn test_modules(&self) -> Vec<String> {
         let (dir, name) = self.path.rsplit_once('/').unwrap_or(("", &self.path));
         let stem = name.trim_end_matches(".rs");
-        let below = if ["lib", "main", "mod"].contains(&stem) { dir.to_owned() } else { format!("{dir}/{stem}") };
+        let below = if ["lib", "main", "mod"].contains(&stem) {
+            dir.to_owned()
+        } else {
+            format!("{dir}/{stem}")
+        };
         let declared = (0..self.tokens.len()).filter(|&at| {
-            self.tokens[at].test && self.has(at, &["mod"]) && self.tokens.get(at + 2).is_some_and(|t| t.text == ";")
+            self.tokens[at].test
+                && self.has(at, &["mod"])
+                && self.tokens.get(at + 2).is_some_and(|t| t.text == ";")
         });
         let module = |at: usize| {
-            let attribute = at.checked_sub(6).filter(|&start| self.has(start, &["#", "[", "path", "="]));
+            let attribute = at
+                .checked_sub(6)
+                .filter(|&start| self.has(start, &["#", "[", "path", "="]));
             match attribute.and_then(|start| self.tokens.get(start + 4)) {
-                Some(path) => format!("{dir}/{}", path.text.trim_matches('"').trim_end_matches(".rs")),
+                Some(path) => format!(
+                    "{dir}/{}",
+                    path.text.trim_matches('"').trim_end_matches(".rs")
+                ),
                 None => format!("{below}/{}", self.tokens[at + 1].text),
             }
         };
@@ -224,7 +245,12 @@ fn flatten(stream: TokenStream, tokens: &mut Vec<Token>) {
     for tree in stream {
         let line = tree.span().start().line;
         let TokenTree::Group(group) = tree else {
-            tokens.push(Token { text: tree.to_string(), line, partner: tokens.len(), test: false });
+            tokens.push(Token {
+                text: tree.to_string(),
+                line,
+                partner: tokens.len(),
+                test: false,
+            });
             continue;
         };
         let (open, close) = match group.delimiter() {
@@ -234,11 +260,21 @@ fn flatten(stream: TokenStream, tokens: &mut Vec<Token>) {
             Delimiter::None => ("", ""),
         };
         let start = tokens.len();
-        tokens.push(Token { text: open.to_owned(), line, partner: start, test: false });
+        tokens.push(Token {
+            text: open.to_owned(),
+            line,
+            partner: start,
+            test: false,
+        });
         flatten(group.stream(), tokens);
         let line = group.span_close().start().line;
         tokens[start].partner = tokens.len();
-        tokens.push(Token { text: close.to_owned(), line, partner: start, test: false });
+        tokens.push(Token {
+            text: close.to_owned(),
+            line,
+            partner: start,
+            test: false,
+        });
     }
 }
 

@@ -1,6 +1,6 @@
-//! Finds ways by which a program comes back to earlier instructions. Kernels up to 6.1 at least allow only jumps for
-//! that, and check it before they follow the program. Newer kernels allow any way, so loading a program there does not
-//! show the problem.
+//! Finds ways by which a program comes back to earlier instructions. Kernels up to 6.1 at least
+//! allow only jumps for that, and check it before they follow the program. Newer kernels allow any
+//! way, so loading a program there does not show the problem.
 
 use std::collections::HashSet;
 
@@ -20,15 +20,29 @@ const CALL_LOCAL: u8 = 1;
 
 /// Fails with each place where a program comes back without a jump.
 pub(super) fn check(object: &mut Object) -> Result<()> {
-    let sections: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
+    let sections: HashSet<usize> = object
+        .functions
+        .keys()
+        .map(|(section, _)| *section)
+        .collect();
     object.relocate_calls(&sections)?;
     let mut bad = Vec::new();
     for (name, program) in &object.programs {
-        let function = object.functions.get(&program.function_key()).with_context(|| format!("{name} has no code"))?;
+        let function = object
+            .functions
+            .get(&program.function_key())
+            .with_context(|| format!("{name} has no code"))?;
         let ways = without_jump(&function.instructions);
-        bad.extend(ways.into_iter().map(|(from, to)| format!("{name} comes from instruction {from} back to {to}")));
+        bad.extend(
+            ways.into_iter()
+                .map(|(from, to)| format!("{name} comes from instruction {from} back to {to}")),
+        );
     }
-    ensure!(bad.is_empty(), "old kernels refuse ways back without a jump: {}", bad.join(", "));
+    ensure!(
+        bad.is_empty(),
+        "old kernels refuse ways back without a jump: {}",
+        bad.join(", ")
+    );
     Ok(())
 }
 
@@ -57,8 +71,8 @@ fn without_jump(program: &[bpf_insn]) -> Vec<(usize, usize)> {
         match states.get(to) {
             Some(State::New) => way.push((to, 0)),
             Some(State::Open) if !is_jump(program[from]) => found.push((from, to)),
-            // The instruction was passed on another way, or is behind the end of a program, which the kernel refuses
-            // anyway.
+            // The instruction was passed on another way, or is behind the end of a program, which
+            // the kernel refuses anyway.
             _ => {}
         }
     }
@@ -80,7 +94,8 @@ fn successors(program: &[bpf_insn], at: usize) -> Vec<usize> {
     }
 }
 
-/// Returns true for a jump. A call is not a jump: the next instruction is reached as after any other instruction.
+/// Returns true for a jump. A call is not a jump: the next instruction is reached as after any
+/// other instruction.
 fn is_jump(insn: bpf_insn) -> bool {
     matches!(insn.code & CLASS, JUMP | JUMP32) && insn.code & OPERATION != CALL
 }
@@ -93,13 +108,23 @@ mod tests {
     const IF_LESS: u8 = 0xa5;
 
     fn insn(code: u8, src: u8, off: i16, imm: i32) -> bpf_insn {
-        bpf_insn { code, _bitfield_align_1: [], _bitfield_1: bpf_insn::new_bitfield_1(0, src), off, imm }
+        bpf_insn {
+            code,
+            _bitfield_align_1: [],
+            _bitfield_1: bpf_insn::new_bitfield_1(0, src),
+            off,
+            imm,
+        }
     }
 
     #[test]
     fn jump_may_go_back() {
-        let program =
-            [insn(ADD, 0, 0, 1), insn(JUMP | IF_LESS, 0, -2, 9), insn(JUMP, 0, -3, 0), insn(JUMP | EXIT, 0, 0, 0)];
+        let program = [
+            insn(ADD, 0, 0, 1),
+            insn(JUMP | IF_LESS, 0, -2, 9),
+            insn(JUMP, 0, -3, 0),
+            insn(JUMP | EXIT, 0, 0, 0),
+        ];
         assert_eq!(without_jump(&program), []);
     }
 
@@ -107,9 +132,15 @@ mod tests {
     fn other_instruction_must_not_go_back() {
         let add = insn(ADD, 0, 0, 1);
         for last in [add, insn(JUMP | CALL, 0, 0, 5)] {
-            // The way in jumps over the instruction before the loop's start: 0, 2, 3, then 1, and 2 again.
-            let program =
-                [insn(JUMP, 0, 1, 0), last, insn(JUMP | IF_LESS, 0, 1, 9), insn(JUMP, 0, -3, 0), insn(0x95, 0, 0, 0)];
+            // The way in jumps over the instruction before the loop's start: 0, 2, 3, then 1, and 2
+            // again.
+            let program = [
+                insn(JUMP, 0, 1, 0),
+                last,
+                insn(JUMP | IF_LESS, 0, 1, 9),
+                insn(JUMP, 0, -3, 0),
+                insn(0x95, 0, 0, 0),
+            ];
             assert_eq!(without_jump(&program), [(1, 2)]);
         }
     }

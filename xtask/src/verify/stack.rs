@@ -1,5 +1,5 @@
-//! Computes the stack that a program needs. The kernel tells it only in the verifier's log. This module reads the
-//! instructions: every access to the stack has an offset from the frame pointer.
+//! Computes the stack that a program needs. The kernel tells it only in the verifier's log. This
+//! module reads the instructions: every access to the stack has an offset from the frame pointer.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -9,11 +9,13 @@ use aya_obj::generated::bpf_insn;
 
 /// The limit for a program with all called functions.
 pub(super) const LIMIT: u32 = 512;
-/// The unit of a frame's size; no frame is empty (`check_max_stack_depth` in kernel/bpf/verifier.c).
+/// The unit of a frame's size; no frame is empty (`check_max_stack_depth` in
+/// kernel/bpf/verifier.c).
 const FRAME: u32 = 32;
 
 const FRAME_POINTER: u8 = 10;
-/// The codes of register moves, additions of a number, and calls of other functions (RFC 9669 §4.1, §4.3).
+/// The codes of register moves, additions of a number, and calls of other functions (RFC 9669 §4.1,
+/// §4.3).
 const MOVE: u8 = 0xbf;
 const ADD: u8 = 0x07;
 const CALL: u8 = 0x85;
@@ -25,29 +27,51 @@ const STORE: u8 = 0x03;
 
 /// Returns each program's stack in bytes.
 pub(super) fn bytes(object: &mut Object) -> Result<BTreeMap<String, u32>> {
-    let sections: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
+    let sections: HashSet<usize> = object
+        .functions
+        .keys()
+        .map(|(section, _)| *section)
+        .collect();
     object.relocate_calls(&sections)?;
     let programs = object.programs.iter().map(|(name, program)| {
-        let function = object.functions.get(&program.function_key()).context("a program without instructions")?;
+        let function = object
+            .functions
+            .get(&program.function_key())
+            .context("a program without instructions")?;
         Ok((name.clone(), deepest(&function.instructions, 0)))
     });
     programs.collect()
 }
 
-/// Returns the stack of the function that starts at `start`, with its called functions. Recursion does not occur,
-/// because the kernel refuses it.
+/// Returns the stack of the function that starts at `start`, with its called functions. Recursion
+/// does not occur, because the kernel refuses it.
 fn deepest(program: &[bpf_insn], start: usize) -> u32 {
     let starts: HashSet<usize> = calls(program, 0).map(|(_, target)| target).collect();
-    let len = (start + 1..program.len()).find(|at| starts.contains(at)).unwrap_or(program.len()) - start;
+    let len = (start + 1..program.len())
+        .find(|at| starts.contains(at))
+        .unwrap_or(program.len())
+        - start;
     let body = &program[start..start + len];
-    let called = calls(body, start).map(|(_, target)| deepest(program, target)).max().unwrap_or(0);
+    let called = calls(body, start)
+        .map(|(_, target)| deepest(program, target))
+        .max()
+        .unwrap_or(0);
     frame(body).max(1).next_multiple_of(FRAME) + called
 }
 
-/// Returns the calls of other functions among `instructions`, as pairs of places. The first instruction is at `start`.
+/// Returns the calls of other functions among `instructions`, as pairs of places. The first
+/// instruction is at `start`.
 fn calls(instructions: &[bpf_insn], start: usize) -> impl Iterator<Item = (usize, usize)> {
-    let calls = instructions.iter().enumerate().filter(|(_, insn)| insn.code == CALL && insn.src_reg() == CALL_LOCAL);
-    calls.map(move |(n, insn)| (start + n, (start + n + 1).wrapping_add_signed(insn.imm as isize)))
+    let calls = instructions
+        .iter()
+        .enumerate()
+        .filter(|(_, insn)| insn.code == CALL && insn.src_reg() == CALL_LOCAL);
+    calls.map(move |(n, insn)| {
+        (
+            start + n,
+            (start + n + 1).wrapping_add_signed(insn.imm as isize),
+        )
+    })
 }
 
 /// Returns the lowest offset below the frame pointer that a function's instructions form.
@@ -64,7 +88,9 @@ fn frame(body: &[bpf_insn]) -> u32 {
         };
         lowest = lowest.min(offset);
         let is_copy = insn.code == MOVE && insn.src_reg() == FRAME_POINTER;
-        pointer = is_copy.then_some(insn.dst_reg()).or(pointer.filter(|register| *register != insn.dst_reg()));
+        pointer = is_copy
+            .then_some(insn.dst_reg())
+            .or(pointer.filter(|register| *register != insn.dst_reg()));
     }
     lowest.unsigned_abs()
 }
@@ -74,13 +100,22 @@ mod tests {
     use super::*;
 
     fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> bpf_insn {
-        bpf_insn { code, _bitfield_align_1: [], _bitfield_1: bpf_insn::new_bitfield_1(dst, src), off, imm }
+        bpf_insn {
+            code,
+            _bitfield_align_1: [],
+            _bitfield_1: bpf_insn::new_bitfield_1(dst, src),
+            off,
+            imm,
+        }
     }
 
     #[test]
     fn frame_reaches_to_its_lowest_access() {
         const STORE_DOUBLE: u8 = 0x7b;
-        let mut body = vec![insn(STORE_DOUBLE, FRAME_POINTER, 1, -16, 0), insn(STORE_DOUBLE, 2, 1, -80, 0)];
+        let mut body = vec![
+            insn(STORE_DOUBLE, FRAME_POINTER, 1, -16, 0),
+            insn(STORE_DOUBLE, 2, 1, -80, 0),
+        ];
         assert_eq!(frame(&body), 16, "the second is not on the stack");
         body.extend([insn(MOVE, 2, FRAME_POINTER, 0, 0), insn(ADD, 2, 0, 0, -40)]);
         assert_eq!(frame(&body), 40);

@@ -1,5 +1,6 @@
-//! Writes an initial RAM file system: a cpio archive in the form "newc" (the kernel's initramfs/buffer-format.rst), as
-//! the kernel unpacks it. Folders above a file are made with it; root owns everything.
+//! Writes an initial RAM file system: a cpio archive in the form "newc" (the kernel's
+//! initramfs/buffer-format.rst), as the kernel unpacks it. Folders above a file are made with it;
+//! root owns everything.
 
 use std::collections::BTreeSet;
 
@@ -51,11 +52,29 @@ impl Archive {
         self.entries += 1;
         let size = u32::try_from(content.len()).expect("files of an initramfs are far below 4 GiB");
         let name_size = u32::try_from(path.len() + 1).expect("paths are short");
-        // The fields are number, mode, user, group, links, time, size, device (2), device it is (2), size of the name,
-        // checksum.
-        let fields = [self.entries, mode, 0, 0, 1, 0, size, 0, 0, device.0, device.1, name_size, 0];
+        // The fields are number, mode, user, group, links, time, size, device (2), device it is
+        // (2), size of the name, checksum.
+        let fields = [
+            self.entries,
+            mode,
+            0,
+            0,
+            1,
+            0,
+            size,
+            0,
+            0,
+            device.0,
+            device.1,
+            name_size,
+            0,
+        ];
         self.bytes.extend(b"070701");
-        self.bytes.extend(fields.iter().flat_map(|field| format!("{field:08x}").into_bytes()));
+        self.bytes.extend(
+            fields
+                .iter()
+                .flat_map(|field| format!("{field:08x}").into_bytes()),
+        );
         self.bytes.extend(path.as_bytes());
         self.bytes.push(0);
         self.pad();
@@ -83,10 +102,19 @@ mod tests {
                 let digits = std::str::from_utf8(&bytes[6 + nth * 8..][..8]).unwrap();
                 u32::from_str_radix(digits, 16).unwrap()
             };
-            let (name_size, size) = (field(11) as usize, field(6) as usize);
+            let name_size = field(11) as usize;
+            let size = field(6) as usize;
             let start = (110 + name_size).next_multiple_of(4);
-            let name = std::str::from_utf8(&bytes[110..][..name_size]).unwrap().trim_end_matches('\0').to_owned();
-            entries.push((name, field(1), (field(9), field(10)), bytes[start..][..size].to_vec()));
+            let name = std::str::from_utf8(&bytes[110..][..name_size])
+                .unwrap()
+                .trim_end_matches('\0')
+                .to_owned();
+            entries.push((
+                name,
+                field(1),
+                (field(9), field(10)),
+                bytes[start..][..size].to_vec(),
+            ));
             bytes = &bytes[(start + size).next_multiple_of(4)..];
         }
         entries
@@ -109,7 +137,8 @@ mod tests {
             ("lib/modules/veth.ko", PROGRAM, none, "odd"),
             ("TRAILER!!!", 0, none, ""),
         ];
-        let expected = expected.map(|(path, mode, device, content)| (path.to_owned(), mode, device, content.into()));
+        let expected = expected
+            .map(|(path, mode, device, content)| (path.to_owned(), mode, device, content.into()));
         assert_eq!(read(&archive.finish()), expected);
     }
 }

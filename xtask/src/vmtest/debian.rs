@@ -1,7 +1,8 @@
-//! Fetches from Debian: kernels, the emulator, and tools for the guest. All of it is kept below a folder of the user's
-//! cache.
+//! Fetches from Debian: kernels, the emulator, and tools for the guest. All of it is kept below a
+//! folder of the user's cache.
 //!
-//! The lists of packages are private, so that the machine's own sources are neither used nor changed.
+//! The lists of packages are private, so that the machine's own sources are neither used nor
+//! changed.
 
 use std::cmp::Reverse;
 use std::fs;
@@ -15,15 +16,30 @@ use crate::{shell, workspace};
 
 /// The word for the newest kernel, in place of a series.
 pub(super) const NEWEST: &str = "newest";
-/// The suites, newest first. No suite has an expired release file, and each kernel series is in one of the suites.
-const KERNEL_SUITES: &[&str] =
-    &["trixie-backports", "trixie-security", "bookworm-backports", "bookworm-security", "bullseye-security"];
-/// The packages of the emulator. Each package is named explicitly, so that apt changes nothing else.
-const QEMU_PACKAGES: &[&str] = &["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"];
+/// The suites, newest first. No suite has an expired release file, and each kernel series is in one
+/// of the suites.
+const KERNEL_SUITES: &[&str] = &[
+    "trixie-backports",
+    "trixie-security",
+    "bookworm-backports",
+    "bookworm-security",
+    "bullseye-security",
+];
+/// The packages of the emulator. Each package is named explicitly, so that apt changes nothing
+/// else.
+const QEMU_PACKAGES: &[&str] = &[
+    "qemu-system-x86",
+    "qemu-system-common",
+    "qemu-system-data",
+    "seabios",
+];
 pub(super) const QEMU: &str = "qemu-system-x86_64";
 /// A program for guests, and its packages.
 pub(super) type Package = (&'static str, &'static [&'static str]);
-pub(super) const IPVSADM: Package = ("sbin/ipvsadm", &["ipvsadm", "libnl-3-200", "libnl-genl-3-200", "libpopt0"]);
+pub(super) const IPVSADM: Package = (
+    "sbin/ipvsadm",
+    &["ipvsadm", "libnl-3-200", "libnl-genl-3-200", "libpopt0"],
+);
 pub(super) const WIREGUARD: Package = ("usr/bin/wg", &["wireguard-tools"]);
 pub(super) const IPSET: Package = ("usr/sbin/ipset", &["ipset", "libipset13", "libmnl0"]);
 
@@ -50,7 +66,9 @@ impl Debian {
     pub(super) fn new() -> Result<Self> {
         let home = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
         let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
-        let cache = home.context("neither XDG_CACHE_HOME nor HOME says where to keep kernels")?.join("kpx/vmtest");
+        let cache = home
+            .context("neither XDG_CACHE_HOME nor HOME says where to keep kernels")?
+            .join("kpx/vmtest");
         fs::create_dir_all(&cache).with_context(|| format!("create {}", cache.display()))?;
         Ok(Self { cache })
     }
@@ -62,13 +80,32 @@ impl Debian {
         }
         let apt = self.tools()?;
         // Bookworm's own emulator conflicts with the tools for disk images from its backports.
-        let from = if codename()? == "bookworm" { "/bookworm-backports" } else { "" };
-        let packages = QEMU_PACKAGES.iter().map(|name| format!("{name}{from}")).collect::<Vec<_>>();
+        let from = if codename()? == "bookworm" {
+            "/bookworm-backports"
+        } else {
+            ""
+        };
+        let packages = QEMU_PACKAGES
+            .iter()
+            .map(|name| format!("{name}{from}"))
+            .collect::<Vec<_>>();
         let prefix = shell::root_prefix()?;
-        let words = [prefix, &["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"]].concat();
+        let words = [
+            prefix,
+            &["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"],
+        ]
+        .concat();
         let mut install = Command::new(words[0]);
         install.args(&words[1..]).arg("-c").arg(&apt.config);
-        install.args(["install", "-y", "--no-install-recommends", "--no-remove", "--no-upgrade"]).args(packages);
+        install
+            .args([
+                "install",
+                "-y",
+                "--no-install-recommends",
+                "--no-remove",
+                "--no-upgrade",
+            ])
+            .args(packages);
         quiet("install QEMU", [install])
     }
 
@@ -79,11 +116,16 @@ impl Debian {
             let apt = self.tools()?;
             unpack(&folder, |part| apt.download(packages, part))?;
         }
-        let libraries = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"].map(|libs| folder.join(libs));
-        Ok(Tool { program: folder.join(file), libraries: libraries.to_vec() })
+        let libraries =
+            ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"].map(|libs| folder.join(libs));
+        Ok(Tool {
+            program: folder.join(file),
+            libraries: libraries.to_vec(),
+        })
     }
 
-    /// Returns the newest kernel of a series (`6.1`), or of all ([`NEWEST`]). The cache is used unless `renew` is set.
+    /// Returns the newest kernel of a series (`6.1`), or of all ([`NEWEST`]). The cache is used
+    /// unless `renew` is set.
     pub(super) fn kernel(&self, name: &str, renew: bool) -> Result<Kernel> {
         let series = (name != NEWEST).then_some(name);
         let folder = self.cache.join("kernels").join(name);
@@ -96,9 +138,16 @@ impl Debian {
 
     fn fetch(&self, apt: &Apt, series: Option<&str>, folder: &Path) -> Result<()> {
         let names = apt.kernels()?;
-        let mut versions: Vec<&str> = names.iter().filter_map(|name| version(name, series)).collect();
+        let mut versions: Vec<&str> = names
+            .iter()
+            .filter_map(|name| version(name, series))
+            .collect();
         versions.sort_by_key(|version| Reverse(numbers(version)));
-        ensure!(!versions.is_empty(), "the suites {} have none", KERNEL_SUITES.join(", "));
+        ensure!(
+            !versions.is_empty(),
+            "the suites {} have none",
+            KERNEL_SUITES.join(", ")
+        );
         // A list may name packages that are no longer in the archive.
         let mut errors = Vec::new();
         for version in versions.iter().take(3) {
@@ -121,7 +170,8 @@ impl Debian {
 
     fn tools(&self) -> Result<Apt> {
         let codename = codename()?;
-        let suites = ["", "-updates", "-security", "-backports"].map(|ending| format!("{codename}{ending}"));
+        let suites =
+            ["", "-updates", "-security", "-backports"].map(|ending| format!("{codename}{ending}"));
         self.apt("tools", &suites.each_ref().map(String::as_str))
     }
 
@@ -132,7 +182,11 @@ impl Debian {
             fs::create_dir_all(folder.join(below))?;
         }
         let sources = suites.iter().map(|suite| {
-            let archive = if suite.ends_with("-security") { "debian-security" } else { "debian" };
+            let archive = if suite.ends_with("-security") {
+                "debian-security"
+            } else {
+                "debian"
+            };
             format!("deb http://deb.debian.org/{archive} {suite} main\n")
         });
         fs::write(folder.join("sources.list"), sources.collect::<String>())?;
@@ -152,7 +206,10 @@ impl Debian {
             ),
         )?;
         let apt = Apt { config };
-        quiet(&format!("fetch Debian's lists for {name}"), [apt.command("apt-get", &["update"])])?;
+        quiet(
+            &format!("fetch Debian's lists for {name}"),
+            [apt.command("apt-get", &["update"])],
+        )?;
         Ok(apt)
     }
 }
@@ -164,8 +221,14 @@ struct Apt {
 impl Apt {
     /// Returns the names of kernel packages.
     fn kernels(&self) -> Result<Vec<String>> {
-        let output = self.command("apt-cache", &["pkgnames", "linux-image-"]).output().context("run apt-cache")?;
-        Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
+        let output = self
+            .command("apt-cache", &["pkgnames", "linux-image-"])
+            .output()
+            .context("run apt-cache")?;
+        Ok(String::from_utf8_lossy(&output.stdout)
+            .lines()
+            .map(str::to_owned)
+            .collect())
     }
 
     /// Downloads packages, and unpacks them into a folder.
@@ -206,23 +269,40 @@ fn unpack(folder: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
 impl Kernel {
     fn find(folder: &Path) -> Result<Self> {
         let below = |path: &str| {
-            let entries = fs::read_dir(folder.join(path)).into_iter().flatten().flatten();
+            let entries = fs::read_dir(folder.join(path))
+                .into_iter()
+                .flatten()
+                .flatten();
             entries.map(|entry| entry.path()).collect::<Vec<_>>()
         };
-        let mut modules = ["lib/modules", "usr/lib/modules"].into_iter().flat_map(below);
+        let mut modules = ["lib/modules", "usr/lib/modules"]
+            .into_iter()
+            .flat_map(below);
         let modules = modules.find(|path| path.join("kernel").is_dir());
         let modules = modules.with_context(|| format!("no modules in {}", folder.display()))?;
-        let release = modules.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let images = [folder.join(format!("boot/vmlinuz-{release}")), modules.join("vmlinuz")];
+        let release = modules
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default();
+        let images = [
+            folder.join(format!("boot/vmlinuz-{release}")),
+            modules.join("vmlinuz"),
+        ];
         let image = images.into_iter().find(|image| image.exists());
         let image = image.with_context(|| format!("no kernel in {}", folder.display()))?;
-        Ok(Self { release, image, modules })
+        Ok(Self {
+            release,
+            image,
+            modules,
+        })
     }
 }
 
 /// Returns the version in a package's name, if it is a kernel of that series for virtual machines.
 fn version<'a>(package: &'a str, series: Option<&str>) -> Option<&'a str> {
-    let version = package.strip_prefix("linux-image-")?.strip_suffix("-cloud-amd64")?;
+    let version = package
+        .strip_prefix("linux-image-")?
+        .strip_suffix("-cloud-amd64")?;
     // A name without a patch level belongs to a package that only points to a kernel.
     let in_series = match series {
         Some(series) => version.strip_prefix(series)?.starts_with('.'),
@@ -232,13 +312,21 @@ fn version<'a>(package: &'a str, series: Option<&str>) -> Option<&'a str> {
 }
 
 fn numbers(version: &str) -> Vec<u32> {
-    version.split(|letter: char| !letter.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
+    version
+        .split(|letter: char| !letter.is_ascii_digit())
+        .filter_map(|number| number.parse().ok())
+        .collect()
 }
 
 fn codename() -> Result<String> {
     let text = fs::read_to_string("/etc/os-release").context("read /etc/os-release")?;
-    let codename = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
-    ensure!(text.lines().any(|line| line == "ID=debian"), "this is no Debian: install {QEMU} by hand");
+    let codename = text
+        .lines()
+        .find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    ensure!(
+        text.lines().any(|line| line == "ID=debian"),
+        "this is no Debian: install {QEMU} by hand"
+    );
     Ok(codename.context("this Debian has no name")?.to_owned())
 }
 
@@ -258,7 +346,12 @@ mod tests {
             "linux-image-6.12.9+deb13-cloud-amd64",
             "linux-image-cloud-amd64",
         ];
-        let newest = |series| packages.iter().filter_map(|name| version(name, series)).max_by_key(|v| numbers(v));
+        let newest = |series| {
+            packages
+                .iter()
+                .filter_map(|name| version(name, series))
+                .max_by_key(|v| numbers(v))
+        };
         assert_eq!(newest(Some("6.1")), Some("6.1.0-56"));
         assert_eq!(newest(Some("6.12")), Some("6.12.117+deb13"));
         assert_eq!(newest(Some("5.15")), None);

@@ -1,7 +1,7 @@
 //! Counts what Services cost in instructions: `cargo xtask bench icount`.
 //!
-//! One guest under software emulation, whose clock advances by a nanosecond with each instruction, runs the benchmark's own
-//! labs (`lab-tools/src/bin/bench/icount.rs`) and prints its results.
+//! One guest under software emulation, whose clock advances by a nanosecond with each instruction,
+//! runs the benchmark's own labs (`crates/tools/src/bin/bench/icount.rs`) and prints its results.
 
 use std::fs;
 use std::path::PathBuf;
@@ -20,15 +20,20 @@ use crate::setup::{self, Need};
 use crate::step::step;
 use crate::{build, workspace};
 
-/// The programs that the guest runs. The programs are optimised, because a client's own instructions count as well.
+/// The programs that the guest runs. The programs are optimised, because a client's own
+/// instructions count as well.
 const PROGRAMS: &[Program] = &[
-    ("init", "lab-tools", "", "--bin", "kpx-guest"),
+    ("init", "tools", "", "--bin", "kpx-guest"),
     ("bin/kpx", "proxy-agent", "", "--bin", "kpx"),
-    ("bin/bench", "lab-tools", "bench", "--bin", "kpx-bench"),
+    ("bin/bench", "tools", "bench", "--bin", "kpx-bench"),
 ];
 const SUITE: &str = "icount";
 /// The tools of this machine, beside those of every guest.
-const TOOLS: &[&str] = &["iptables", "iptables-legacy-restore", "iptables-nft-restore"];
+const TOOLS: &[&str] = &[
+    "iptables",
+    "iptables-legacy-restore",
+    "iptables-nft-restore",
+];
 /// The matches and targets of iptables that kube-proxy's rules need.
 const EXTENSIONS: &[&str] = &[
     "ipt_REJECT",
@@ -47,7 +52,10 @@ const EXTENSIONS: &[&str] = &[
 ];
 
 #[derive(Parser)]
-#[command(name = "cargo xtask bench icount", about = "Count what Services cost in instructions, in a virtual machine")]
+#[command(
+    name = "cargo xtask bench icount",
+    about = "Count what Services cost in instructions, in a virtual machine"
+)]
 pub(crate) struct Options {
     /// Series of Debian's kernel, or `newest`
     #[arg(long, default_value = "6.12")]
@@ -97,16 +105,31 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
         Err(error) => return Ok(Outcome::NotRun(format!("{error:#}"))),
     };
     let programs = programs(options.no_build, options.release())?;
-    let guest =
-        Guest { kernel, tools, programs, suite: options.suite(), name: SUITE.to_owned(), memory_gib: MEMORY_GIB };
-    let report = step(&format!("count instructions on {}", guest.kernel.release), || {
-        // Only software emulation has a clock that counts instructions.
-        guest.boot(Accelerator::Tcg, Duration::from_secs(options.limit))
-    })?;
+    let guest = Guest {
+        kernel,
+        tools,
+        programs,
+        suite: options.suite(),
+        name: SUITE.to_owned(),
+        memory_gib: MEMORY_GIB,
+    };
+    let report = step(
+        &format!("count instructions on {}", guest.kernel.release),
+        || {
+            // Only software emulation has a clock that counts instructions.
+            guest.boot(Accelerator::Tcg, Duration::from_secs(options.limit))
+        },
+    )?;
     if !report.is_good() {
         bail!("{report}");
     }
-    Ok(Outcome::Counted(report.suites.into_iter().flat_map(|suite| suite.results).collect()))
+    Ok(Outcome::Counted(
+        report
+            .suites
+            .into_iter()
+            .flat_map(|suite| suite.results)
+            .collect(),
+    ))
 }
 
 /// A guest that runs the benchmark, with the tools of kube-proxy beside it.
@@ -128,9 +151,18 @@ impl Guest {
         userland.add_iptables(TOOLS, EXTENSIONS)?;
         let plan = Modules::find(&self.kernel.modules)?
             .plan(&[modules::WANTED, modules::FOR_IPTABLES, modules::FOR_RULES].concat())?;
-        let [initramfs, log] = ["cpio", "log"].map(|ending| folder.join(format!("{}.{ending}", self.name)));
-        fs::write(&initramfs, userland.pack(&plan)?).with_context(|| format!("write {}", initramfs.display()))?;
-        qemu::boot(accelerator, self.memory_gib, &self.kernel.image, &initramfs, &log, limit)
+        let [initramfs, log] =
+            ["cpio", "log"].map(|ending| folder.join(format!("{}.{ending}", self.name)));
+        fs::write(&initramfs, userland.pack(&plan)?)
+            .with_context(|| format!("write {}", initramfs.display()))?;
+        qemu::boot(
+            accelerator,
+            self.memory_gib,
+            &self.kernel.image,
+            &initramfs,
+            &log,
+            limit,
+        )
     }
 }
 
@@ -150,7 +182,9 @@ pub(super) fn programs(no_build: bool, release: bool) -> Result<Vec<(&'static st
         // Other builds overwrite cargo's own copy.
         let kept = folder.join(format!("{SUITE}-{name}"));
         if !no_build {
-            let built = step(&format!("build {name}"), || link(package, features, kind, name, release))?;
+            let built = step(&format!("build {name}"), || {
+                link(package, features, kind, name, release)
+            })?;
             fs::copy(&built, &kept).with_context(|| format!("copy {}", built.display()))?;
         }
         Ok((*at, kept))
@@ -161,7 +195,9 @@ pub(super) fn programs(no_build: bool, release: bool) -> Result<Vec<(&'static st
 pub(super) fn fetch(series: &str) -> Result<(Kernel, [Tool; 2])> {
     let debian = Debian::new()?;
     debian.ensure_qemu()?;
-    let kernel = debian.kernel(series, false).with_context(|| format!("kernel {series}"))?;
+    let kernel = debian
+        .kernel(series, false)
+        .with_context(|| format!("kernel {series}"))?;
     Ok((kernel, [debian.tool(IPVSADM)?, debian.tool(IPSET)?]))
 }
 
@@ -177,12 +213,31 @@ impl Options {
 
     fn suite(&self) -> String {
         let Self { rounds, slice, .. } = self;
-        let services = self.services.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-        let only: String = self.variants.iter().map(|variant| format!(" --variants {variant}")).collect();
-        let path: String = self.path.iter().map(|path| format!(" --path {path}")).collect();
+        let services = self
+            .services
+            .iter()
+            .map(usize::to_string)
+            .collect::<Vec<_>>()
+            .join(",");
+        let only: String = self
+            .variants
+            .iter()
+            .map(|variant| format!(" --variants {variant}"))
+            .collect();
+        let path: String = self
+            .path
+            .iter()
+            .map(|path| format!(" --path {path}"))
+            .collect();
         let flowtable = if self.flowtable { " --flowtable" } else { "" };
-        let health: String = self.backend_health.iter().map(|mode| format!(" --backend-health {mode}")).collect();
-        let options = format!("--services {services} --rounds {rounds} --slice {slice}{only}{path}{flowtable}{health}");
+        let health: String = self
+            .backend_health
+            .iter()
+            .map(|mode| format!(" --backend-health {mode}"))
+            .collect();
+        let options = format!(
+            "--services {services} --rounds {rounds} --slice {slice}{only}{path}{flowtable}{health}"
+        );
         format!("{SUITE} - /bin/bench icount {options}\n")
     }
 }

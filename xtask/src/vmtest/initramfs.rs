@@ -1,4 +1,5 @@
-//! Builds the guest's initial file system: the tests, kpx, a few tools with their libraries, and modules.
+//! Builds the guest's initial file system: the tests, kpx, a few tools with their libraries, and
+//! modules.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,11 +28,20 @@ pub(super) struct Userland {
 impl Userland {
     /// Collects static programs by their names in the guest, tools, and the suites.
     pub(super) fn new(programs: &[(&str, PathBuf)], tools: &[Tool], suites: &str) -> Result<Self> {
-        let files = programs.iter().map(|(name, path)| ((*name).to_owned(), path.clone())).collect();
-        let mut userland = Self { files, suites: suites.to_owned() };
+        let files = programs
+            .iter()
+            .map(|(name, path)| ((*name).to_owned(), path.clone()))
+            .collect();
+        let mut userland = Self {
+            files,
+            suites: suites.to_owned(),
+        };
         userland.add_own_tools(TOOLS)?;
         for Tool { program, libraries } in tools {
-            let name = program.file_name().context("a tool has a name")?.to_string_lossy();
+            let name = program
+                .file_name()
+                .context("a tool has a name")?
+                .to_string_lossy();
             userland.add(&format!("bin/{name}"), program, libraries)?;
         }
         Ok(userland)
@@ -81,7 +91,10 @@ impl Userland {
         // The first process writes to the console before anything is mounted.
         archive.device("dev/console", 5, 1);
         for (at, path) in &self.files {
-            archive.file(at, &fs::read(path).with_context(|| format!("read {}", path.display()))?);
+            archive.file(
+                at,
+                &fs::read(path).with_context(|| format!("read {}", path.display()))?,
+            );
         }
         archive.file("etc/protocols", PROTOCOLS);
         archive.file("etc/suites", self.suites.as_bytes());
@@ -96,22 +109,27 @@ impl Userland {
     }
 }
 
-/// Returns the loader by its path and the libraries by their names, with their paths here; libraries of libraries are
-/// included.
+/// Returns the loader by its path and the libraries by their names, with their paths here;
+/// libraries of libraries are included.
 fn libraries_of(program: &Path, folders: &[PathBuf]) -> Result<Vec<(String, PathBuf)>> {
     let mut ldd = Command::new("ldd");
-    ldd.arg(program).env("LD_LIBRARY_PATH", std::env::join_paths(folders)?);
+    ldd.arg(program)
+        .env("LD_LIBRARY_PATH", std::env::join_paths(folders)?);
     let output = ldd.output().context("run ldd")?;
     ensure!(output.status.success(), "`{}` failed", shell::show(&ldd));
     let found = parse(&String::from_utf8_lossy(&output.stdout));
     found.with_context(|| format!("libraries of {}", program.display()))
 }
 
-/// Parses lines such as `libc.so.6 => /lib/libc.so.6 (0x…)`, `/lib64/ld-linux-x86-64.so.2 (0x…)` and `linux-vdso.so.1
-/// (0x…)`.
+/// Parses lines such as `libc.so.6 => /lib/libc.so.6 (0x…)`, `/lib64/ld-linux-x86-64.so.2 (0x…)`
+/// and `linux-vdso.so.1 (0x…)`.
 fn parse(listed: &str) -> Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
-    for line in listed.lines().map(str::trim).filter(|line| !line.starts_with("linux-vdso")) {
+    for line in listed
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.starts_with("linux-vdso"))
+    {
         let (name, path) = line.split_once(" => ").unwrap_or((line, line));
         ensure!(!path.starts_with("not found"), "{name} is not there");
         let bare = |text: &str| text.split(" (").next().unwrap_or_default().to_owned();
@@ -133,7 +151,10 @@ mod tests {
             ("libelf.so.1", "/lib/x86_64-linux-gnu/libelf.so.1"),
             ("/lib64/ld-linux-x86-64.so.2", "/lib64/ld-linux-x86-64.so.2"),
         ];
-        assert_eq!(parse(listed).unwrap(), expected.map(|(name, path)| (name.to_owned(), PathBuf::from(path))));
+        assert_eq!(
+            parse(listed).unwrap(),
+            expected.map(|(name, path)| (name.to_owned(), PathBuf::from(path)))
+        );
         assert!(parse("\tlibnl-3.so.200 => not found\n").is_err());
     }
 }

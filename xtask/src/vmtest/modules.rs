@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-/// The modules that the tests use, and that the packages' kernels do not have built in. The guest is told of a missing
-/// one.
+/// The modules that the tests use, and that the packages' kernels do not have built in. The guest
+/// is told of a missing one.
 pub(super) const WANTED: &[&str] = &[
     // Devices and hooks.
     "veth",
@@ -98,11 +98,16 @@ impl Modules {
         let mut modules = BTreeMap::new();
         let mut folders = vec![folder.to_owned()];
         while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))? {
+            for entry in
+                fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))?
+            {
                 let path = entry?.path();
                 if path.is_dir() && !path.is_symlink() {
                     folders.push(path);
-                } else if let Some(name) = path.file_name().and_then(|name| module_name(name.to_str()?)) {
+                } else if let Some(name) = path
+                    .file_name()
+                    .and_then(|name| module_name(name.to_str()?))
+                {
                     modules.insert(name, path);
                 }
             }
@@ -112,17 +117,22 @@ impl Modules {
     }
 
     pub(super) fn plan(&self, wanted: &[&str]) -> Result<Plan> {
-        plan(wanted, |name| self.0.get(name).map(|path| read(path)).transpose())
+        plan(wanted, |name| {
+            self.0.get(name).map(|path| read(path)).transpose()
+        })
     }
 }
 
 /// Returns the module of a file: `veth` of `veth.ko`, `br_netfilter` of `br-netfilter.ko.xz`.
 fn module_name(file: &str) -> Option<String> {
     let (name, ending) = file.split_once(".ko")?;
-    ["", ".xz", ".zst"].contains(&ending).then(|| name.replace('-', "_"))
+    ["", ".xz", ".zst"]
+        .contains(&ending)
+        .then(|| name.replace('-', "_"))
 }
 
-/// Orders modules after their dependencies, each once. `read` gives a module's bytes, if there is one of that name.
+/// Orders modules after their dependencies, each once. `read` gives a module's bytes, if there is
+/// one of that name.
 fn plan(wanted: &[&str], read: impl Fn(&str) -> Result<Option<Vec<u8>>>) -> Result<Plan> {
     fn visit(
         name: &str,
@@ -143,20 +153,34 @@ fn plan(wanted: &[&str], read: impl Fn(&str) -> Result<Option<Vec<u8>>>) -> Resu
         plan.load.push((name.to_owned(), module));
         Ok(())
     }
-    let (mut plan, mut seen) = (Plan::default(), BTreeSet::new());
-    wanted.iter().try_for_each(|name| visit(name, &read, &mut seen, &mut plan))?;
+    let mut plan = Plan::default();
+    let mut seen = BTreeSet::new();
+    wanted
+        .iter()
+        .try_for_each(|name| visit(name, &read, &mut seen, &mut plan))?;
     Ok(plan)
 }
 
-/// Reads the dependencies from the section `.modinfo`: `depends=` and names with commas between, ended by a NUL.
+/// Reads the dependencies from the section `.modinfo`: `depends=` and names with commas between,
+/// ended by a NUL.
 fn dependencies(module: &[u8]) -> Result<Vec<String>> {
     const KEY: &[u8] = b"depends=";
     let starts_string = |at: usize| at == 0 || !module[at - 1].is_ascii_graphic();
-    let mut found = module.windows(KEY.len()).enumerate().filter(|(at, window)| *window == KEY && starts_string(*at));
+    let mut found = module
+        .windows(KEY.len())
+        .enumerate()
+        .filter(|(at, window)| *window == KEY && starts_string(*at));
     let (at, _) = found.next().context("no dependencies field in .modinfo")?;
-    let value = module[at + KEY.len()..].split(|byte| *byte == 0).next().unwrap_or_default();
+    let value = module[at + KEY.len()..]
+        .split(|byte| *byte == 0)
+        .next()
+        .unwrap_or_default();
     let names = std::str::from_utf8(value).context("the dependencies are not UTF-8")?;
-    Ok(names.split(',').filter(|name| !name.is_empty()).map(|name| name.replace('-', "_")).collect())
+    Ok(names
+        .split(',')
+        .filter(|name| !name.is_empty())
+        .map(|name| name.replace('-', "_"))
+        .collect())
 }
 
 /// Reads a module's bytes, unpacked by the tool that packed it.
@@ -166,9 +190,17 @@ fn read(path: &Path) -> Result<Vec<u8>> {
         Some("zst") => "zstd",
         _ => return fs::read(path).with_context(|| format!("read {}", path.display())),
     };
-    let output = Command::new(tool).arg("-dc").arg(path).stdin(Stdio::null()).output();
+    let output = Command::new(tool)
+        .arg("-dc")
+        .arg(path)
+        .stdin(Stdio::null())
+        .output();
     let output = output.with_context(|| format!("run {tool}"))?;
-    ensure!(output.status.success(), "{tool} cannot unpack {}", path.display());
+    ensure!(
+        output.status.success(),
+        "{tool} cannot unpack {}",
+        path.display()
+    );
     Ok(output.stdout)
 }
 
@@ -179,7 +211,10 @@ mod tests {
     #[test]
     fn modules_are_named_after_their_files() {
         assert_eq!(module_name("veth.ko").as_deref(), Some("veth"));
-        assert_eq!(module_name("crc32c-intel.ko.xz").as_deref(), Some("crc32c_intel"));
+        assert_eq!(
+            module_name("crc32c-intel.ko.xz").as_deref(),
+            Some("crc32c_intel")
+        );
         assert_eq!(module_name("sctp.ko.zst").as_deref(), Some("sctp"));
         assert_eq!(module_name("modules.order"), None);
         assert_eq!(module_name("veth.kom"), None);
@@ -188,7 +223,10 @@ mod tests {
     #[test]
     fn modules_load_after_their_dependencies() {
         let modules = BTreeMap::from([
-            ("nat", "\u{7f}ELF\0license=GPL\0xdepends=no\0depends=conntrack,nf-defrag\0name=nat\0"),
+            (
+                "nat",
+                "\u{7f}ELF\0license=GPL\0xdepends=no\0depends=conntrack,nf-defrag\0name=nat\0",
+            ),
             ("conntrack", "depends=nf-defrag\0"),
             ("nf_defrag", "license=GPL\0depends=\0"),
         ]);
@@ -202,6 +240,9 @@ mod tests {
     #[test]
     fn module_without_dependencies_field_is_refused() {
         let error = plan(&["veth"], |_| Ok(Some(b"no module".to_vec()))).unwrap_err();
-        assert!(format!("{error:#}").contains("module veth: no dependencies field"), "{error:#}");
+        assert!(
+            format!("{error:#}").contains("module veth: no dependencies field"),
+            "{error:#}"
+        );
     }
 }

@@ -17,11 +17,11 @@ use super::report::{Guest, Report};
 /// The number of console lines that are shown if a guest does not come to its end.
 const TAIL: usize = 40;
 /// The kernel's command line, without features that take time.
-const COMMAND_LINE: &str =
-    "console=ttyS0 loglevel=1 panic=-1 mitigations=off nokaslr tsc=reliable no_timer_check net.ifnames=0";
+const COMMAND_LINE: &str = "console=ttyS0 loglevel=1 panic=-1 mitigations=off nokaslr tsc=reliable no_timer_check net.ifnames=0";
 
-/// The processor, without the flags for copying and clearing memory with one instruction. Emulated byte by byte, such
-/// instructions took three quarters of the time of a guest that loads the kernel programs.
+/// The processor, without the flags for copying and clearing memory with one instruction. Emulated
+/// byte by byte, such instructions took three quarters of the time of a guest that loads the kernel
+/// programs.
 const PROCESSOR: [&str; 2] = ["-cpu", "max,-erms,-fsrm,-fsrs,-fsrc,-fzrm"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -33,24 +33,44 @@ pub(super) enum Accelerator {
 }
 
 impl Accelerator {
-    /// Chooses KVM only on a processor that supports it. Elsewhere KVM may start without an error, and then no guest
-    /// runs.
+    /// Chooses KVM only on a processor that supports it. Elsewhere KVM may start without an error,
+    /// and then no guest runs.
     pub(super) fn best() -> Self {
         let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let has =
-            |flag| flags.lines().any(|line| line.starts_with("flags") && line.split(' ').any(|word| word == flag));
-        let usable = fs::File::options().read(true).write(true).open("/dev/kvm").is_ok();
-        if usable && (has("vmx") || has("svm")) { Self::Kvm } else { Self::Tcg }
+        let has = |flag| {
+            flags
+                .lines()
+                .any(|line| line.starts_with("flags") && line.split(' ').any(|word| word == flag))
+        };
+        let usable = fs::File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/kvm")
+            .is_ok();
+        if usable && (has("vmx") || has("svm")) {
+            Self::Kvm
+        } else {
+            Self::Tcg
+        }
     }
 
-    /// Returns the emulator's arguments. Software emulation is slow, and slower on a busy machine. The guest's clock
-    /// therefore counts instructions, one per nanosecond, and jumps over idle time: a busy machine lets no deadline of
-    /// a test pass.
+    /// Returns the emulator's arguments. Software emulation is slow, and slower on a busy machine.
+    /// The guest's clock therefore counts instructions, one per nanosecond, and jumps over idle
+    /// time: a busy machine lets no deadline of a test pass.
     fn arguments(self) -> Vec<&'static str> {
         match self {
-            Self::Tcg => {
-                [&["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off", "-smp", "1"], &PROCESSOR[..]].concat()
-            }
+            Self::Tcg => [
+                &[
+                    "-accel",
+                    "tcg,thread=single",
+                    "-icount",
+                    "shift=0,sleep=off",
+                    "-smp",
+                    "1",
+                ],
+                &PROCESSOR[..],
+            ]
+            .concat(),
             Self::Kvm => vec!["-accel", "kvm", "-cpu", "host", "-smp", "2"],
         }
     }
@@ -69,21 +89,38 @@ pub(super) fn boot(
     limit: Duration,
 ) -> Result<Report> {
     let mut command = Command::new(QEMU);
-    command.args(accelerator.arguments()).args(["-m", &format!("{memory_gib}G"), "-nodefaults", "-display", "none"]);
+    command.args(accelerator.arguments()).args([
+        "-m",
+        &format!("{memory_gib}G"),
+        "-nodefaults",
+        "-display",
+        "none",
+    ]);
     command.args(["-no-reboot", "-serial", "stdio", "-append", COMMAND_LINE]);
-    command.arg("-kernel").arg(kernel).arg("-initrd").arg(initramfs);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .arg("-kernel")
+        .arg(kernel)
+        .arg("-initrd")
+        .arg(initramfs);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let started = Instant::now();
     let mut child = command.spawn().with_context(|| format!("run {QEMU}"))?;
     let (sender, lines) = mpsc::channel();
     let console = child.stdout.take().context("the console is piped")?;
-    let errors = child.stderr.take().context("the emulator's errors are piped")?;
+    let errors = child
+        .stderr
+        .take()
+        .context("the emulator's errors are piped")?;
     let mut kept = fs::File::create(log).with_context(|| format!("create {}", log.display()))?;
     thread::scope(|scope| {
         let readers = sender.clone();
         scope.spawn(move || send_lines(console, &readers));
         scope.spawn(move || send_lines(errors, &sender));
-        let (mut guest, mut tail) = (Guest::default(), VecDeque::new());
+        let mut guest = Guest::default();
+        let mut tail = VecDeque::new();
         let mut trouble = None;
         loop {
             match lines.recv_timeout(limit.saturating_sub(started.elapsed())) {
@@ -110,7 +147,9 @@ pub(super) fn boot(
 
 fn send_lines(from: impl std::io::Read, to: &mpsc::Sender<String>) {
     for line in BufReader::new(from).split(b'\n').map_while(Result::ok) {
-        let line = String::from_utf8_lossy(&line).trim_end_matches('\r').to_owned();
+        let line = String::from_utf8_lossy(&line)
+            .trim_end_matches('\r')
+            .to_owned();
         if to.send(line).is_err() {
             return; // The reader has ended.
         }

@@ -64,13 +64,21 @@ impl Guest {
                 self.booted = Some(at);
             }
             "suite" => {
-                self.suites.push(Suite { name: rest.to_owned(), ..Suite::default() });
+                self.suites.push(Suite {
+                    name: rest.to_owned(),
+                    ..Suite::default()
+                });
                 self.running = Some(at);
             }
             "skipped" => {
                 let (name, reason) = rest.split_once(' ').unwrap_or((rest, ""));
                 let skipped = vec![reason.to_owned()];
-                self.suites.push(Suite { name: name.to_owned(), skipped, code: Some(0), ..Suite::default() });
+                self.suites.push(Suite {
+                    name: name.to_owned(),
+                    skipped,
+                    code: Some(0),
+                    ..Suite::default()
+                });
             }
             "ended" => {
                 if let (Some(suite), Some(since)) = (self.suites.last_mut(), self.running.take()) {
@@ -88,12 +96,24 @@ impl Guest {
         let mut all = Vec::from_iter(trouble);
         if !self.ended {
             let console = tail.join("\n    ");
-            all.push(format!("the guest did not come to its end; the end of its console:\n    {console}"));
+            all.push(format!(
+                "the guest did not come to its end; the end of its console:\n    {console}"
+            ));
         }
-        all.extend(self.complaints.iter().map(|complaint| format!("the kernel complains: {complaint}")));
+        all.extend(
+            self.complaints
+                .iter()
+                .map(|complaint| format!("the kernel complains: {complaint}")),
+        );
         all.extend(self.suites.iter().filter_map(Suite::trouble));
         let kernel = self.kernel.unwrap_or_default();
-        Report { kernel, booted: self.booted.unwrap_or_default(), took, suites: self.suites, trouble: all }
+        Report {
+            kernel,
+            booted: self.booted.unwrap_or_default(),
+            took,
+            suites: self.suites,
+            trouble: all,
+        }
     }
 }
 
@@ -104,7 +124,10 @@ impl Suite {
         if line.starts_with('{') {
             self.results.push(line.to_owned());
         }
-        let Some((name, outcome)) = line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... ")) else {
+        let Some((name, outcome)) = line
+            .strip_prefix("test ")
+            .and_then(|rest| rest.split_once(" ... "))
+        else {
             return;
         };
         let name = name.split(" - should panic").next().unwrap_or_default();
@@ -125,13 +148,21 @@ impl Suite {
             Some(0) if self.failed.is_empty() => return None,
             Some(code) => format!("ended with {code}"),
         };
-        Some(format!("{} {what}:\n    {}", self.name, self.output.join("\n    ")))
+        Some(format!(
+            "{} {what}:\n    {}",
+            self.name,
+            self.output.join("\n    ")
+        ))
     }
 }
 
 impl Report {
     pub(super) fn is_good(&self) -> bool {
-        self.trouble.is_empty() && self.suites.iter().any(|suite| suite.passed + suite.results.len() > 0)
+        self.trouble.is_empty()
+            && self
+                .suites
+                .iter()
+                .any(|suite| suite.passed + suite.results.len() > 0)
     }
 
     pub(super) fn passed(&self) -> usize {
@@ -145,9 +176,22 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (booted, took) = (seconds(self.booted), seconds(self.took));
-        writeln!(f, "{}: first process after {booted}, power off after {took}", self.kernel)?;
-        for Suite { name, passed, failed, skipped, took, .. } in &self.suites {
+        let booted = seconds(self.booted);
+        let took = seconds(self.took);
+        writeln!(
+            f,
+            "{}: first process after {booted}, power off after {took}",
+            self.kernel
+        )?;
+        for Suite {
+            name,
+            passed,
+            failed,
+            skipped,
+            took,
+            ..
+        } in &self.suites
+        {
             let mut line = format!("  {name:<22} {passed:>3} passed, {} failed", failed.len());
             if passed + failed.len() > 0 {
                 let _written = write!(line, ", {}", seconds(*took));
@@ -196,23 +240,41 @@ mod tests {
 
     #[test]
     fn results_are_kept_unchanged() {
-        let console =
-            "kpx-guest: suite icount\n6 lines of progress\n{\"sample\":1}\nkpx-guest: ended 0\nkpx-guest: end";
+        let console = "kpx-guest: suite icount\n6 lines of progress\n{\"sample\":1}\nkpx-guest: ended 0\nkpx-guest: end";
         let good = report(console);
         assert!(good.is_good(), "{good}");
         assert_eq!(good.suites[0].results, [r#"{"sample":1}"#]);
         let silent = report(&console.replace("{", ""));
-        assert!(!silent.is_good() && silent.to_string().contains("icount ran nothing"), "{silent}");
+        assert!(
+            !silent.is_good() && silent.to_string().contains("icount ran nothing"),
+            "{silent}"
+        );
     }
 
     #[test]
     fn missing_line_is_a_failure() {
         for (from, to, why) in [
-            ("kpx-guest: end\n", "Kernel panic - not syncing\n", "Kernel panic - not syncing"),
-            ("flows::a ... ok", "flows::a ... FAILED", "datapath ended with 101"),
+            (
+                "kpx-guest: end\n",
+                "Kernel panic - not syncing\n",
+                "Kernel panic - not syncing",
+            ),
+            (
+                "flows::a ... ok",
+                "flows::a ... FAILED",
+                "datapath ended with 101",
+            ),
             ("ended 0", "ended 101", "datapath ended with 101"),
-            ("kpx-guest: end\n", "kpx-guest: complaint WARNING: at net\nkpx-guest: end\n", "complains: WARNING"),
-            ("test flows::a ... ok\ntest flows::b ... ignored, takes long\n", "", "datapath ran nothing"),
+            (
+                "kpx-guest: end\n",
+                "kpx-guest: complaint WARNING: at net\nkpx-guest: end\n",
+                "complains: WARNING",
+            ),
+            (
+                "test flows::a ... ok\ntest flows::b ... ignored, takes long\n",
+                "",
+                "datapath ran nothing",
+            ),
             ("kpx-guest: ended 0\n", "", "datapath did not end"),
         ] {
             let mut console = format!("{GOOD}\n").replace(from, to);
@@ -220,7 +282,10 @@ mod tests {
                 console = console.replace("ended 0", "ended 101");
             }
             let report = report(&console);
-            assert!(!report.is_good() && report.to_string().contains(why), "{why}: {report}");
+            assert!(
+                !report.is_good() && report.to_string().contains(why),
+                "{why}: {report}"
+            );
         }
         assert!(!report("kpx-guest: end").is_good(), "nothing ran");
     }

@@ -1,7 +1,7 @@
 //! Measures large clusters on other kernels: `cargo xtask bench scale --kernel`.
 //!
-//! Guests run the section `scale` of the benchmark, by default without the first packets and without the counts of the
-//! API server.
+//! Guests run the section `scale` of the benchmark, by default without the first packets and
+//! without the counts of the API server.
 
 use std::time::Duration;
 
@@ -14,7 +14,10 @@ use super::qemu::{Accelerator, MEMORY_GIB};
 use crate::step::step;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask bench scale", about = "Measure large clusters on other kernels, in virtual machines")]
+#[command(
+    name = "cargo xtask bench scale",
+    about = "Measure large clusters on other kernels, in virtual machines"
+)]
 pub(crate) struct Options {
     /// Series of Debian's kernels
     #[arg(long = "kernel", value_delimiter = ',')]
@@ -66,19 +69,43 @@ pub(crate) fn run(options: &Options, mut keep: impl FnMut(Measured) -> Result<()
     let accelerator = options.accel.unwrap_or_else(Accelerator::best);
     let mut measure = |series: &String| {
         let (kernel, tools) = icount::fetch(series)?;
-        let Options { sizes, beside, only, first, connections, rate, tool_limit, .. } = options;
-        let &Options { limit, memory_gib, .. } = options;
+        let Options {
+            sizes,
+            beside,
+            only,
+            first,
+            connections,
+            rate,
+            tool_limit,
+            ..
+        } = options;
+        let &Options {
+            limit, memory_gib, ..
+        } = options;
         let only = only.join(",");
         let suite = format!(
             "scale - /bin/bench scale --guest --only {only} --sizes {sizes} --beside {beside} --first {first} \
              --connections {connections} --rate {rate} --limit {tool_limit}\n"
         );
-        let (programs, name) = (programs.clone(), format!("scale-{series}"));
-        let guest = Guest { kernel, tools, programs, suite, name, memory_gib };
-        let report = step(&format!("measure large clusters on {}", guest.kernel.release), || {
-            guest.boot(accelerator, Duration::from_secs(limit))
-        })?;
-        let mut lines: Vec<String> = report.suites.iter().flat_map(|suite| suite.results.clone()).collect();
+        let programs = programs.clone();
+        let name = format!("scale-{series}");
+        let guest = Guest {
+            kernel,
+            tools,
+            programs,
+            suite,
+            name,
+            memory_gib,
+        };
+        let report = step(
+            &format!("measure large clusters on {}", guest.kernel.release),
+            || guest.boot(accelerator, Duration::from_secs(limit)),
+        )?;
+        let mut lines: Vec<String> = report
+            .suites
+            .iter()
+            .flat_map(|suite| suite.results.clone())
+            .collect();
         ensure!(!lines.is_empty(), "nothing was measured: {report}");
         if accelerator == Accelerator::Tcg {
             let note = "The guest ran in software emulation: its clock counts an instruction as a nanosecond.";
@@ -86,10 +113,17 @@ pub(crate) fn run(options: &Options, mut keep: impl FnMut(Measured) -> Result<()
         }
         if !report.is_good() {
             eprintln!("{report}");
-            let note = format!("The guest was ended at its limit of {limit} s, or its kernel complained.");
+            let note =
+                format!("The guest was ended at its limit of {limit} s, or its kernel complained.");
             lines.push(json!({ "note": note }).to_string());
         }
-        keep(Measured { series: series.clone(), lines })
+        keep(Measured {
+            series: series.clone(),
+            lines,
+        })
     };
-    options.kernels.iter().try_for_each(|series| measure(series).with_context(|| format!("kernel {series}")))
+    options
+        .kernels
+        .iter()
+        .try_for_each(|series| measure(series).with_context(|| format!("kernel {series}")))
 }

@@ -13,14 +13,17 @@ use proxy_net::{Handle, filter};
 /// The time between two counts of the flows.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// Drains, and prints each change of the number of open flows to standard error. Returns true if no flow is left.
+/// Drains, and prints each change of the number of open flows to standard error. Returns true if no
+/// flow is left.
 pub(super) async fn drain(bpf_dir: &Path, timeout: Duration, handle: &Handle) -> Result<bool> {
     let drain = match Drain::open(bpf_dir)? {
         // The pins went with a container, and the filters are still attached.
         None => Drain::of(find(object::embedded()?, &filter::ours(handle).await?)?)?,
         drain => drain,
     };
-    let Some(mut drain) = drain else { return Ok(true) };
+    let Some(mut drain) = drain else {
+        return Ok(true);
+    };
     drain.begin()?;
     let end = Instant::now() + timeout;
     let mut period = interval(PERIOD);

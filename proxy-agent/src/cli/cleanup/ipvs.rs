@@ -1,4 +1,5 @@
-//! Removes what kube-proxy made for its mode ipvs, beside rules: virtual servers, a device, ipsets, settings.
+//! Removes what kube-proxy made for its mode ipvs, beside rules: virtual servers, a device, ipsets,
+//! settings.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,8 +18,8 @@ use proxy_net::{Handle, ipset, sysctl};
 
 use super::Removed;
 
-/// The ipsets of kube-proxy without `KUBE-`. Those for IPv6 have `6-` there, and lose letters beyond the kernel's length.
-/// kube-router and k3s have other sets with that beginning.
+/// The ipsets of kube-proxy without `KUBE-`. Those for IPv6 have `6-` there, and lose letters
+/// beyond the kernel's length. kube-router and k3s have other sets with that beginning.
 const SETS: [&str; 17] = [
     "LOOP-BACK",
     "CLUSTER-IP",
@@ -44,7 +45,8 @@ const NODE_PORT_SCTP: &str = "NODE-PORT-SCTP-HASH";
 /// The longest name of an ipset in letters.
 const NAME_MAX: usize = 31;
 
-/// The times that a set is tried, and the pause between: the kernel lets go of a removed rule's set a moment later.
+/// The times that a set is tried, and the pause between: the kernel lets go of a removed rule's set
+/// a moment later.
 const TRIES: u32 = 40;
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -52,19 +54,33 @@ const PAUSE: Duration = Duration::from_millis(50);
 const NAMED: usize = 4;
 
 /// The settings of `strictARP`, and the kernel's own values.
-const STRICT_ARP: [(&str, &str, &str); 2] =
-    [("ipv4/conf/all/arp_ignore", "1", "0"), ("ipv4/conf/all/arp_announce", "2", "0")];
+const STRICT_ARP: [(&str, &str, &str); 2] = [
+    ("ipv4/conf/all/arp_ignore", "1", "0"),
+    ("ipv4/conf/all/arp_announce", "2", "0"),
+];
 /// The places where an operator asks for settings at boot.
-const SYSCTL_FOLDERS: [&str; 4] = ["/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d"];
+const SYSCTL_FOLDERS: [&str; 4] = [
+    "/etc/sysctl.d",
+    "/run/sysctl.d",
+    "/usr/local/lib/sysctl.d",
+    "/usr/lib/sysctl.d",
+];
 
-/// Removes the virtual servers of kube-proxy outside of the excluded networks, and the device. Without the servers the host's own
-/// packets meet kpx. The device goes last, because its addresses show which servers are kube-proxy's.
-pub(super) async fn remove_servers(handle: &Handle, excluded: &[IpNet], removed: &mut Removed) -> Result<()> {
+/// Removes the virtual servers of kube-proxy outside of the excluded networks, and the device.
+/// Without the servers the host's own packets meet kpx. The device goes last, because its addresses
+/// show which servers are kube-proxy's.
+pub(super) async fn remove_servers(
+    handle: &Handle,
+    excluded: &[IpNet],
+    removed: &mut Removed,
+) -> Result<()> {
     let device = if_nametoindex(KUBE_IPVS0).ok();
     let (own, others): (Vec<_>, Vec<_>) = {
         let is_proxys = proxys(device.is_some()).await?;
         let servers = ipvs::virtual_servers().await?.into_iter();
-        servers.partition(|one| is_proxys(one) && !excluded.iter().any(|net| net.contains(&one.at.ip())))
+        servers.partition(|one| {
+            is_proxys(one) && !excluded.iter().any(|net| net.contains(&one.at.ip()))
+        })
     };
     if !own.is_empty() {
         let (deleted, result) = ipvs::delete(&own).await;
@@ -76,7 +92,10 @@ pub(super) async fn remove_servers(handle: &Handle, excluded: &[IpNet], removed:
             Some(_) => "not at addresses of kube-proxy, or excluded",
             None => "without kube-ipvs0 nothing shows whose they are",
         };
-        removed.note(format!("left as they are: virtual servers of IPVS at {}: {why}", places(others)));
+        removed.note(format!(
+            "left as they are: virtual servers of IPVS at {}: {why}",
+            places(others)
+        ));
     }
     if let Some(ifindex) = device {
         let deleted = handle.link().del(ifindex).execute().await;
@@ -90,7 +109,11 @@ pub(super) async fn remove_servers(handle: &Handle, excluded: &[IpNet], removed:
 /// Names virtual servers in their order, and counts those beyond some.
 fn places(mut servers: Vec<VirtualServer>) -> String {
     servers.sort();
-    let mut places: Vec<_> = servers.iter().take(NAMED).map(ToString::to_string).collect();
+    let mut places: Vec<_> = servers
+        .iter()
+        .take(NAMED)
+        .map(ToString::to_string)
+        .collect();
     if servers.len() > NAMED {
         places.push(format!("and {} more", servers.len() - NAMED));
     }
@@ -99,15 +122,31 @@ fn places(mut servers: Vec<VirtualServer>) -> String {
 
 /// Removes the ipsets, which no rule may name any more.
 pub(super) async fn remove_sets(removed: &mut Removed) -> Result<()> {
-    let ours: BTreeSet<_> = SETS.into_iter().flat_map(|set| [name("", set), name("6-", set)]).collect();
-    let (mut destroyed, mut failure) = (0, None);
-    for name in ipset::names().await?.iter().filter(|name| ours.contains(*name)) {
+    let ours: BTreeSet<_> = SETS
+        .into_iter()
+        .flat_map(|set| [name("", set), name("6-", set)])
+        .collect();
+    let mut destroyed = 0;
+    let mut failure = None;
+    for name in ipset::names()
+        .await?
+        .iter()
+        .filter(|name| ours.contains(*name))
+    {
         // The first failure has waited long enough for the kernel.
-        let result = if failure.is_none() { destroy(name).await } else { ipset::destroy(name).await };
+        let result = if failure.is_none() {
+            destroy(name).await
+        } else {
+            ipset::destroy(name).await
+        };
         match result {
             Ok(is_destroyed) => destroyed += usize::from(is_destroyed),
             // A rule of another program may name one of them: the others go all the same.
-            Err(error) => failure = failure.or(Some(anyhow!(error).context(format!("destroy the ipset {name}")))),
+            Err(error) => {
+                failure = failure.or(Some(
+                    anyhow!(error).context(format!("destroy the ipset {name}")),
+                ))
+            }
         }
     }
     removed.count(destroyed, "ipsets");
@@ -117,7 +156,9 @@ pub(super) async fn remove_sets(removed: &mut Removed) -> Result<()> {
 async fn destroy(name: &str) -> std::io::Result<bool> {
     for _ in 1..TRIES {
         match ipset::destroy(name).await {
-            Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => tokio::time::sleep(PAUSE).await,
+            Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {
+                tokio::time::sleep(PAUSE).await
+            }
             result => return result,
         }
     }
@@ -125,17 +166,31 @@ async fn destroy(name: &str) -> std::io::Result<bool> {
 }
 
 fn name(infix: &str, set: &str) -> String {
-    format!("KUBE-{infix}{set}").chars().take(NAME_MAX).collect()
+    format!("KUBE-{infix}{set}")
+        .chars()
+        .take(NAME_MAX)
+        .collect()
 }
 
-/// Returns a test whether kube-proxy made a virtual server: at an address of its device, or a node port at an address of the host.
+/// Returns a test whether kube-proxy made a virtual server: at an address of its device, or a node
+/// port at an address of the host.
 async fn proxys(has_device: bool) -> Result<impl Fn(&VirtualServer) -> bool> {
     let mut node_ports = BTreeSet::new();
-    for (proto, set) in [(Proto::TCP, NODE_PORT_TCP), (Proto::UDP, NODE_PORT_UDP), (Proto::SCTP, NODE_PORT_SCTP)] {
+    for (proto, set) in [
+        (Proto::TCP, NODE_PORT_TCP),
+        (Proto::UDP, NODE_PORT_UDP),
+        (Proto::SCTP, NODE_PORT_SCTP),
+    ] {
         for (is_ipv4, infix) in [(true, ""), (false, "6-")] {
-            let (name, there) = (name(infix, set), ipset::names().await?);
+            let name = name(infix, set);
+            let there = ipset::names().await?;
             if has_device && there.contains(&name) {
-                node_ports.extend(ipset::ports(&name).await?.into_iter().map(|port| (proto, is_ipv4, port)));
+                node_ports.extend(
+                    ipset::ports(&name)
+                        .await?
+                        .into_iter()
+                        .map(|port| (proto, is_ipv4, port)),
+                );
             }
         }
     }
@@ -144,8 +199,12 @@ async fn proxys(has_device: bool) -> Result<impl Fn(&VirtualServer) -> bool> {
         .filter_map(|one| Some((one.interface_name, ip(&one.address?)?)))
         .collect();
     Ok(move |server: &VirtualServer| {
-        let (ip, port) = (server.at.ip(), server.at.port());
-        let mut devices = addresses.iter().filter(|(_, address)| *address == ip).map(|(device, _)| device);
+        let ip = server.at.ip();
+        let port = server.at.port();
+        let mut devices = addresses
+            .iter()
+            .filter(|(_, address)| *address == ip)
+            .map(|(device, _)| device);
         let is_node_port = node_ports.contains(&(server.proto, ip.is_ipv4(), port));
         devices.any(|device| device == KUBE_IPVS0 || is_node_port)
     })
@@ -156,35 +215,55 @@ fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
     v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
 }
 
-/// Changes back the settings of `strictARP`, where exactly these are set and no file asks for them at boot.
+/// Changes back the settings of `strictARP`, where exactly these are set and no file asks for them
+/// at boot.
 fn relax_arp(removed: &mut Removed) -> Result<()> {
-    let has = |(key, strict, _): &(&str, &str, &str)| Ok(sysctl::read(key)?.as_deref() == Some(*strict));
+    let has =
+        |(key, strict, _): &(&str, &str, &str)| Ok(sysctl::read(key)?.as_deref() == Some(*strict));
     let are_set: Vec<bool> = STRICT_ARP.iter().map(has).collect::<Result<_>>()?;
     if !are_set.iter().all(|is_set| *is_set) {
         return Ok(());
     }
     if are_wanted() {
-        removed.note("left as they are: arp_ignore and arp_announce, which a file of this host sets".to_owned());
+        removed.note(
+            "left as they are: arp_ignore and arp_announce, which a file of this host sets"
+                .to_owned(),
+        );
         return Ok(());
     }
     for (key, strict, relaxed) in STRICT_ARP {
         sysctl::set(key, relaxed)?;
-        removed.add(format!("the setting {} = {strict} of strictARP", key.replace('/', ".")));
+        removed.add(format!(
+            "the setting {} = {strict} of strictARP",
+            key.replace('/', ".")
+        ));
     }
     Ok(())
 }
 
-/// Returns true if a file for the host's boot names one of the settings. A container sees the host's below its first process.
+/// Returns true if a file for the host's boot names one of the settings. A container sees the
+/// host's below its first process.
 fn are_wanted() -> bool {
     let roots = ["", "/proc/1/root"];
-    let folders = roots.iter().flat_map(|root| SYSCTL_FOLDERS.map(|folder| format!("{root}{folder}")));
-    let files = folders.filter_map(|folder| fs::read_dir(folder).ok()).flatten();
+    let folders = roots
+        .iter()
+        .flat_map(|root| SYSCTL_FOLDERS.map(|folder| format!("{root}{folder}")));
+    let files = folders
+        .filter_map(|folder| fs::read_dir(folder).ok())
+        .flatten();
     let files = files.filter_map(|file| fs::read_to_string(file.ok()?.path()).ok());
-    let files = files.chain(roots.iter().filter_map(|root| fs::read_to_string(format!("{root}/etc/sysctl.conf")).ok()));
-    files.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).any(|line| {
-        let line = line.trim_start();
-        !line.starts_with(['#', ';']) && (line.contains("arp_ignore") || line.contains("arp_announce"))
-    })
+    let files = files.chain(
+        roots
+            .iter()
+            .filter_map(|root| fs::read_to_string(format!("{root}/etc/sysctl.conf")).ok()),
+    );
+    files
+        .flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
+        .any(|line| {
+            let line = line.trim_start();
+            !line.starts_with(['#', ';'])
+                && (line.contains("arp_ignore") || line.contains("arp_announce"))
+        })
 }
 
 #[cfg(test)]
@@ -193,8 +272,14 @@ mod tests {
 
     #[test]
     fn a_note_names_some_servers_and_counts_the_others() {
-        let server = |port| VirtualServer { proto: Proto::TCP, at: ([192, 0, 2, 1], port).into() };
-        assert_eq!(places(vec![server(2), server(1)]), "192.0.2.1:1/tcp, 192.0.2.1:2/tcp");
+        let server = |port| VirtualServer {
+            proto: Proto::TCP,
+            at: ([192, 0, 2, 1], port).into(),
+        };
+        assert_eq!(
+            places(vec![server(2), server(1)]),
+            "192.0.2.1:1/tcp, 192.0.2.1:2/tcp"
+        );
         let many = (1..=6).map(server).collect();
         assert!(places(many).ends_with("192.0.2.1:4/tcp, and 2 more"));
     }
@@ -202,7 +287,13 @@ mod tests {
     #[test]
     fn names_of_sets_are_those_of_kube_proxy() {
         assert_eq!(name("", NODE_PORT_TCP), "KUBE-NODE-PORT-TCP");
-        assert_eq!(name("6-", "LOAD-BALANCER-SOURCE-CIDR"), "KUBE-6-LOAD-BALANCER-SOURCE-CID");
-        assert_eq!(name("6-", "NODE-PORT-LOCAL-SCTP-HASH"), "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS");
+        assert_eq!(
+            name("6-", "LOAD-BALANCER-SOURCE-CIDR"),
+            "KUBE-6-LOAD-BALANCER-SOURCE-CID"
+        );
+        assert_eq!(
+            name("6-", "NODE-PORT-LOCAL-SCTP-HASH"),
+            "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"
+        );
     }
 }

@@ -1,6 +1,6 @@
-//! Keeps the connections that kube-proxy opened when its rules are removed. The kernel goes on translating them only while
-//! some rule of the same tool wants NAT and connection tracking. On a node where kube-proxy had the only such rules, the
-//! kernel would cut all of them.
+//! Keeps the connections that kube-proxy opened when its rules are removed. The kernel goes on
+//! translating them only while some rule of the same tool wants NAT and connection tracking. On a
+//! node where kube-proxy had the only such rules, the kernel would cut all of them.
 
 use std::process::Command;
 
@@ -22,13 +22,27 @@ const TOOLS: [(&str, &str); 4] = [
     ("ip6tables-nft-save", "ip6tables-nft"),
 ];
 
-/// Makes an nftables table that changes nothing: new connections pass its chain, and open ones never reach it.
+/// Makes an nftables table that changes nothing: new connections pass its chain, and open ones
+/// never reach it.
 pub(super) fn keep_by_nft(family: &str) -> Result<()> {
     let chain = "{ type nat hook postrouting priority 300 ; }";
     run("nft", &["add", "table", family, KEEP])?;
     run("nft", &["flush", "table", family, KEEP])?;
     run("nft", &["add", "chain", family, KEEP, "nat", chain])?;
-    run("nft", &["add", "rule", family, KEEP, "nat", "ct", "state", "established", "return"])
+    run(
+        "nft",
+        &[
+            "add",
+            "rule",
+            family,
+            KEEP,
+            "nat",
+            "ct",
+            "state",
+            "established",
+            "return",
+        ],
+    )
 }
 
 /// Makes an iptables rule with the same effect.
@@ -46,29 +60,41 @@ pub(super) fn remove(removed: &mut Removed) -> Result<()> {
     for (tool, rule) in rules() {
         let rule = words(&rule);
         let rule = rule.iter().skip(1).map(String::as_str);
-        run(tool, &["-w", "-t", "nat", "-D"].into_iter().chain(rule).collect::<Vec<_>>())?;
+        run(
+            tool,
+            &["-w", "-t", "nat", "-D"]
+                .into_iter()
+                .chain(rule)
+                .collect::<Vec<_>>(),
+        )?;
         removed.add(format!("{tool}'s rule {KEEP}"));
     }
     Ok(())
 }
 
-/// Removes these tables and rules once kube-proxy's own rules want NAT again. Until then the tables and rules stay, and
-/// a note says so.
+/// Removes these tables and rules once kube-proxy's own rules want NAT again. Until then the tables
+/// and rules stay, and a note says so.
 pub(super) fn remove_if_superfluous(removed: &mut Removed) -> Result<()> {
     let found = KubeProxyRules::find()?;
     if found.chains.iter().any(|chains| chains.table == "nat")
-        || found.tables.iter().any(|family| translates(family, "kube-proxy"))
+        || found
+            .tables
+            .iter()
+            .any(|family| translates(family, "kube-proxy"))
     {
         return remove(removed);
     }
     let tables = tables().map(|family| format!("the nftables table {family} {KEEP}"));
     for what in tables.chain(rules().map(|(tool, _)| format!("{tool}'s rule {KEEP}"))) {
-        removed.note(format!("{what} stays, because kube-proxy's connections may need it: kpx cleanup removes it"));
+        removed.note(format!(
+            "{what} stays, because kube-proxy's connections may need it: kpx cleanup removes it"
+        ));
     }
     Ok(())
 }
 
-/// Names the tables and rules that are left because the tool that removes them is not installed here, as in kpx's image.
+/// Names the tables and rules that are left because the tool that removes them is not installed
+/// here, as in kpx's image.
 pub(super) async fn name_left(removed: &mut Removed) -> Result<()> {
     if removed.notes(KEEP) {
         return Ok(());
@@ -87,22 +113,32 @@ pub(super) async fn name_left(removed: &mut Removed) -> Result<()> {
 
 /// Returns the families that have our table.
 fn tables() -> impl Iterator<Item = &'static str> {
-    ["ip", "ip6"].into_iter().filter(|family| output("nft", &["list", "table", family, KEEP]).is_some())
+    ["ip", "ip6"]
+        .into_iter()
+        .filter(|family| output("nft", &["list", "table", family, KEEP]).is_some())
 }
 
-/// Returns our rules that exist, each with the tool that removes it. A tool that is asked for all tables makes none.
+/// Returns our rules that exist, each with the tool that removes it. A tool that is asked for all
+/// tables makes none.
 fn rules() -> impl Iterator<Item = (&'static str, String)> {
     TOOLS.into_iter().flat_map(|(save, tool)| {
         let saved = output(save, &[]).unwrap_or_default();
-        let rules = saved.lines().filter(|line| line.starts_with("-A ") && line.contains(KEEP));
-        rules.map(|rule| (tool, rule.to_owned())).collect::<Vec<_>>()
+        let rules = saved
+            .lines()
+            .filter(|line| line.starts_with("-A ") && line.contains(KEEP));
+        rules
+            .map(|rule| (tool, rule.to_owned()))
+            .collect::<Vec<_>>()
     })
 }
 
 /// Returns the output of a tool; None if the tool is not installed, or fails.
 fn output(tool: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(tool).args(arguments).output().ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    output
+        .status
+        .success()
+        .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Returns true if one of kube-proxy's tables translates anything.

@@ -1,4 +1,5 @@
-//! Removes the leftovers of kube-proxy, as `kube-proxy --cleanup` does: rules with the tools that made them.
+//! Removes the leftovers of kube-proxy, as `kube-proxy --cleanup` does: rules with the tools that
+//! made them.
 
 use std::process::Command;
 
@@ -9,10 +10,18 @@ use super::{Removed, ipvs, keep};
 use proxy_check::{Chains, KubeProxyRules};
 use proxy_net::Handle;
 
-pub(super) async fn remove(handle: &Handle, excluded: &[IpNet], removed: &mut Removed) -> Result<()> {
+pub(super) async fn remove(
+    handle: &Handle,
+    excluded: &[IpNet],
+    removed: &mut Removed,
+) -> Result<()> {
     let rules = KubeProxyRules::find()?;
-    ensure!(!rules.unknown, "neither nft nor iptables is installed to look for kube-proxy's rules");
-    // Without the rules that masquerade, the servers would lead the host's own packets to backends that cannot answer.
+    ensure!(
+        !rules.unknown,
+        "neither nft nor iptables is installed to look for kube-proxy's rules"
+    );
+    // Without the rules that masquerade, the servers would lead the host's own packets to backends
+    // that cannot answer.
     ipvs::remove_servers(handle, excluded, removed).await?;
     for family in &rules.tables {
         if keep::translates(family, "kube-proxy") {
@@ -28,19 +37,36 @@ pub(super) async fn remove(handle: &Handle, excluded: &[IpNet], removed: &mut Re
             removed.keep(&format!("{}'s rule kpx-keep", chains.tool));
         }
         remove_chains(chains)?;
-        removed.add(format!("{} chains of {}'s table {}", chains.names.len(), chains.tool, chains.table));
+        removed.add(format!(
+            "{} chains of {}'s table {}",
+            chains.names.len(),
+            chains.tool,
+            chains.table
+        ));
     }
     // A set that a rule names cannot go before it.
     ipvs::remove_sets(removed).await
 }
 
-/// Removes chains: first the jumps to them, then their rules, which may jump to one another, then the chains.
+/// Removes chains: first the jumps to them, then their rules, which may jump to one another, then
+/// the chains.
 fn remove_chains(chains: &Chains) -> Result<()> {
-    let Chains { tool, table, names, jumps } = chains;
+    let Chains {
+        tool,
+        table,
+        names,
+        jumps,
+    } = chains;
     for jump in jumps {
         let words = words(jump);
         let rule = words.iter().skip(1).map(String::as_str);
-        run(tool, &["-w", "-t", table, "-D"].into_iter().chain(rule).collect::<Vec<_>>())?;
+        run(
+            tool,
+            &["-w", "-t", table, "-D"]
+                .into_iter()
+                .chain(rule)
+                .collect::<Vec<_>>(),
+        )?;
     }
     for verb in ["-F", "-X"] {
         for name in names {
@@ -51,16 +77,25 @@ fn remove_chains(chains: &Chains) -> Result<()> {
 }
 
 pub(super) fn run(tool: &str, arguments: &[&str]) -> Result<()> {
-    let output = Command::new(tool).args(arguments).output().with_context(|| format!("run {tool}"))?;
+    let output = Command::new(tool)
+        .args(arguments)
+        .output()
+        .with_context(|| format!("run {tool}"))?;
     let error = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{tool} {}: {}", arguments.join(" "), error.trim());
+    ensure!(
+        output.status.success(),
+        "{tool} {}: {}",
+        arguments.join(" "),
+        error.trim()
+    );
     Ok(())
 }
 
 /// Splits a rule as `iptables-save` prints it: words with blanks are in quotation marks.
 pub(super) fn words(rule: &str) -> Vec<String> {
     let mut words = vec![String::new()];
-    let (mut quoted, mut escaped) = (false, false);
+    let mut quoted = false;
+    let mut escaped = false;
     for letter in rule.chars() {
         let last = words.last_mut().expect("there is always a word");
         match letter {
@@ -84,7 +119,16 @@ mod tests {
     #[test]
     fn quoted_words_stay_together() {
         let rule = r#"-A PREROUTING -m comment --comment "service \"portals\"" -j KUBE-SERVICES"#;
-        let expected = ["-A", "PREROUTING", "-m", "comment", "--comment", "service \"portals\"", "-j", "KUBE-SERVICES"];
+        let expected = [
+            "-A",
+            "PREROUTING",
+            "-m",
+            "comment",
+            "--comment",
+            "service \"portals\"",
+            "-j",
+            "KUBE-SERVICES",
+        ];
         assert_eq!(words(rule), expected);
     }
 }

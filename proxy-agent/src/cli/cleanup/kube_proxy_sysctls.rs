@@ -1,4 +1,5 @@
-//! Finds what a kube-proxy on this node is configured to do: kernel parameters that kpx must not change back, and IPVS.
+//! Finds what a kube-proxy on this node is configured to do: kernel parameters that kpx must not
+//! change back, and IPVS.
 
 use std::fs;
 
@@ -10,11 +11,12 @@ use proxy_check::{KubeProxyRules, kube_proxies};
 use proxy_net::changes::Wanted;
 
 /// The configuration of kube-proxy that leaves everything at its default.
-const DEFAULTS: &str = "{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration}";
+const DEFAULTS: &str =
+    "{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration}";
 
-/// Returns the parameters of connection tracking that the kube-proxy of this node sets; none without a kube-proxy. The
-/// parameters come from kube-proxy's own configuration if that can be read. If not, or if only kube-proxy's rules are
-/// left, the defaults count.
+/// Returns the parameters of connection tracking that the kube-proxy of this node sets; none
+/// without a kube-proxy. The parameters come from kube-proxy's own configuration if that can be
+/// read. If not, or if only kube-proxy's rules are left, the defaults count.
 pub(crate) fn kube_proxys_sysctls() -> Wanted {
     let running = kube_proxies().unwrap_or_default();
     let has_rules = || KubeProxyRules::find().is_ok_and(|rules| !rules.is_empty());
@@ -24,14 +26,25 @@ pub(crate) fn kube_proxys_sysctls() -> Wanted {
     let own = running.into_iter().find_map(configuration);
     let text = own.as_deref().unwrap_or(DEFAULTS);
     let settings = Configuration::parse(text).and_then(|configuration| configuration.settings());
-    settings.map(|settings| conntrack::sysctl::wanted(&settings.conntrack)).unwrap_or_default()
+    settings
+        .map(|settings| conntrack::sysctl::wanted(&settings.conntrack))
+        .unwrap_or_default()
 }
 
 /// Returns the networks that a kube-proxy on this node excludes from what it does with IPVS.
 pub(crate) fn kube_proxys_excluded() -> Vec<IpNet> {
-    let own = kube_proxies().unwrap_or_default().into_iter().find_map(configuration);
-    let settings = own.and_then(|text| Configuration::parse(&text).and_then(|read| read.settings()).ok());
-    settings.map(|settings| settings.ipvs_excluded).unwrap_or_default()
+    let own = kube_proxies()
+        .unwrap_or_default()
+        .into_iter()
+        .find_map(configuration);
+    let settings = own.and_then(|text| {
+        Configuration::parse(&text)
+            .and_then(|read| read.settings())
+            .ok()
+    });
+    settings
+        .map(|settings| settings.ipvs_excluded)
+        .unwrap_or_default()
 }
 
 /// Reads the `--config` file of a process, below the root directory of that process.
@@ -41,7 +54,8 @@ fn configuration(process: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{process}/root/{path}")).ok()
 }
 
-/// Finds the value of `--config` in a command line as the kernel shows it. Other flags begin with the same letters.
+/// Finds the value of `--config` in a command line as the kernel shows it. Other flags begin with
+/// the same letters.
 fn config_path(line: &str) -> Option<&str> {
     let mut words = line.split('\0');
     let value = words.find_map(|word| {
@@ -63,7 +77,10 @@ mod tests {
         for (line, path) in [
             ("kube-proxy\0--config=/c.conf\0", Some("/c.conf")),
             ("kube-proxy\0-config\0/c.conf\0", Some("/c.conf")),
-            ("kube-proxy\0--config-sync-period=15m\0--config=/c.conf\0", Some("/c.conf")),
+            (
+                "kube-proxy\0--config-sync-period=15m\0--config=/c.conf\0",
+                Some("/c.conf"),
+            ),
             ("kube-proxy\0--config-sync-period\x0015m\0", None),
             ("kube-proxy\0", None),
         ] {

@@ -1,5 +1,6 @@
-//! `kpx cleanup --drain --stand-by`: the way back to kube-proxy for a whole cluster. The image of kube-proxy's DaemonSet
-//! was replaced by kpx's, and is changed back. kpx's programs then stay on each node, without an agent to update them.
+//! `kpx cleanup --drain --stand-by`: the way back to kube-proxy for a whole cluster. The image of
+//! kube-proxy's DaemonSet was replaced by kpx's, and is changed back. kpx's programs then stay on
+//! each node, without an agent to update them.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixListener;
@@ -46,15 +47,20 @@ pub(super) async fn stand_by(args: &CleanupArgs, time: Duration, handle: &Handle
     }
 }
 
-/// Waits until kpx left state here, no kpx runs, and kube-proxy has served for `time`. Returns kpx's lock, which keeps
-/// kpx from starting.
+/// Waits until kpx left state here, no kpx runs, and kube-proxy has served for `time`. Returns
+/// kpx's lock, which keeps kpx from starting.
 async fn replaced(time: Duration, handle: &Handle) -> Result<UnixListener> {
     let period = PERIOD.min(time / 2).max(Duration::from_millis(100));
     let mut since: Option<Instant> = None;
     loop {
         let kpx_runs = holds_lock()?;
         // The list of sockets is long on a busy node, so a kpx that runs is looked for less often.
-        sleep(if kpx_runs { period.max(time / 6) } else { period }).await;
+        sleep(if kpx_runs {
+            period.max(time / 6)
+        } else {
+            period
+        })
+        .await;
         let is_replaced = !kpx_runs && is_left(handle).await? && kube_proxy_serves().await;
         since = is_replaced.then(|| since.unwrap_or_else(Instant::now));
         // A kpx may start at this very moment.
@@ -71,11 +77,17 @@ async fn is_left(handle: &Handle) -> Result<bool> {
     Ok(anchor::exists(handle).await? || !filter::ours(handle).await?.is_empty())
 }
 
-/// Returns true if kube-proxy says that it is healthy and has written rules. Health alone is not enough, because
-/// kube-proxy is healthy from its start. If its metrics are elsewhere, health must do.
+/// Returns true if kube-proxy says that it is healthy and has written rules. Health alone is not
+/// enough, because kube-proxy is healthy from its start. If its metrics are elsewhere, health must
+/// do.
 async fn kube_proxy_serves() -> bool {
-    let is_healthy = get(HEALTHZ, "/healthz").await.is_ok_and(|(status, _)| status.is_success());
-    is_healthy && get(METRICS, "/metrics").await.map_or(true, |(_, text)| has_synced(&text))
+    let is_healthy = get(HEALTHZ, "/healthz")
+        .await
+        .is_ok_and(|(status, _)| status.is_success());
+    is_healthy
+        && get(METRICS, "/metrics")
+            .await
+            .map_or(true, |(_, text)| has_synced(&text))
 }
 
 /// Returns true if kube-proxy has written rules of any family.
@@ -83,7 +95,9 @@ fn has_synced(metrics: &str) -> bool {
     let samples = metrics.lines().filter(|line| line.starts_with(LAST_SYNC));
     let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
     values
-        .fold(None, |most: Option<f64>, value| Some(most.map_or(value, |most| most.max(value))))
+        .fold(None, |most: Option<f64>, value| {
+            Some(most.map_or(value, |most| most.max(value)))
+        })
         .is_none_or(|at| at > 0.0)
 }
 
@@ -91,7 +105,9 @@ async fn get(port: u16, path: &str) -> Result<(StatusCode, String)> {
     let answer = async {
         let stream = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        let request = Request::get(path).header("host", "localhost").body(Empty::<Bytes>::new())?;
+        let request = Request::get(path)
+            .header("host", "localhost")
+            .body(Empty::<Bytes>::new())?;
         let answer = async move {
             let response = sender.send_request(request).await?;
             let status = response.status();
@@ -101,7 +117,9 @@ async fn get(port: u16, path: &str) -> Result<(StatusCode, String)> {
         let (status, body) = answer?;
         anyhow::Ok((status, String::from_utf8_lossy(&body).into_owned()))
     };
-    timeout(TIMEOUT, answer).await.with_context(|| format!("no answer at port {port} within {TIMEOUT:?}"))?
+    timeout(TIMEOUT, answer)
+        .await
+        .with_context(|| format!("no answer at port {port} within {TIMEOUT:?}"))?
 }
 
 #[cfg(test)]
@@ -110,7 +128,8 @@ mod tests {
 
     #[test]
     fn unsynced_kube_proxy_does_not_serve() {
-        let sample = |family: &str, value: &str| format!("{LAST_SYNC}{{ip_family=\"{family}\"}} {value}\n");
+        let sample =
+            |family: &str, value: &str| format!("{LAST_SYNC}{{ip_family=\"{family}\"}} {value}\n");
         let cases = [
             (String::new(), true),
             (format!("# TYPE {LAST_SYNC} gauge\n{LAST_SYNC} 0\n"), false),

@@ -32,8 +32,11 @@ impl FromArgMatches for RunArgs {
 
 impl Args for NodeArgs {
     fn augment_args(command: Command) -> Command {
-        command
-            .args(node_flags().map(Flag::arg).map(|arg| arg.help_heading("Of the node of --manifests, as of kpx run")))
+        command.args(
+            node_flags()
+                .map(Flag::arg)
+                .map(|arg| arg.help_heading("Of the node of --manifests, as of kpx run")),
+        )
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -54,7 +57,11 @@ impl FromArgMatches for NodeArgs {
 
 impl Args for CheckFlags {
     fn augment_args(command: Command) -> Command {
-        command.args(check_flags().map(Flag::arg).map(|arg| arg.help_heading("As of kpx run")))
+        command.args(
+            check_flags()
+                .map(Flag::arg)
+                .map(|arg| arg.help_heading("As of kpx run")),
+        )
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -92,18 +99,33 @@ fn given(matches: &ArgMatches, flags: impl Iterator<Item = &'static Flag>) -> Fl
 
 impl Flag {
     fn arg(&self) -> Arg {
-        let arg = Arg::new(self.name).long(self.name).value_parser(self.kind.parser()).help(self.help);
-        let arg = self.aliases.iter().fold(arg, |arg, alias| match alias.as_bytes() {
-            [letter] => arg.short(char::from(*letter)),
-            _ => arg.visible_alias(*alias),
-        });
-        let arg = arg.value_name(self.kind.value_name()).value_hint(self.kind.hint());
+        let arg = Arg::new(self.name)
+            .long(self.name)
+            .value_parser(self.kind.parser())
+            .help(self.help);
+        let arg = self
+            .aliases
+            .iter()
+            .fold(arg, |arg, alias| match alias.as_bytes() {
+                [letter] => arg.short(char::from(*letter)),
+                _ => arg.visible_alias(*alias),
+            });
+        let arg = arg
+            .value_name(self.kind.value_name())
+            .value_hint(self.kind.hint());
         let arg = match self.kind {
-            Kind::Switch | Kind::Version => {
-                arg.num_args(0..=1).require_equals(true).default_missing_value("true").hide_possible_values(true)
-            }
-            Kind::IntegerOr(value) => arg.num_args(0..=1).require_equals(true).default_missing_value(value),
-            _ => arg.num_args(1).allow_hyphen_values(matches!(self.kind, Kind::Integer | Kind::Number)),
+            Kind::Switch | Kind::Version => arg
+                .num_args(0..=1)
+                .require_equals(true)
+                .default_missing_value("true")
+                .hide_possible_values(true),
+            Kind::IntegerOr(value) => arg
+                .num_args(0..=1)
+                .require_equals(true)
+                .default_missing_value(value),
+            _ => arg
+                .num_args(1)
+                .allow_hyphen_values(matches!(self.kind, Kind::Integer | Kind::Number)),
         };
         // A repeated list is continued; any other repeated flag replaces the earlier value.
         let arg = match self.kind {
@@ -116,7 +138,9 @@ impl Flag {
             Effect::Command => "Deeds and files",
             _ => "As of kube-proxy",
         };
-        arg.help_heading(heading).hide_short_help(!self.is_obeyed).hide(self.effect == Effect::Development)
+        arg.help_heading(heading)
+            .hide_short_help(!self.is_obeyed)
+            .hide(self.effect == Effect::Development)
     }
 }
 
@@ -149,41 +173,62 @@ impl Kind {
         match self {
             Self::OneOf(values) => one_of(values.iter().map(PossibleValue::new)),
             Self::Choice(values) => one_of(values().into_iter()),
-            Self::Version => {
-                PossibleValuesParser::new(["true", "false", "raw"]).map(|text| Value::from(text != "false")).into()
-            }
+            Self::Version => PossibleValuesParser::new(["true", "false", "raw"])
+                .map(|text| Value::from(text != "false"))
+                .into(),
             _ => ValueParser::new(move |text: &str| self.parse(text)),
         }
     }
 
     fn parse(self, text: &str) -> Result<Value, String> {
-        let items = || text.split(',').map(str::trim).filter(|item| !item.is_empty());
+        let items = || {
+            text.split(',')
+                .map(str::trim)
+                .filter(|item| !item.is_empty())
+        };
         match self {
             Self::Switch => switch(text).map(Value::from),
-            Self::Integer | Self::IntegerOr(_) => {
-                text.parse::<i64>().map(Value::from).map_err(|_| "must be an integer".to_owned())
-            }
-            Self::Number => text.parse::<f64>().map(Value::from).map_err(|_| "must be a number".to_owned()),
+            Self::Integer | Self::IntegerOr(_) => text
+                .parse::<i64>()
+                .map(Value::from)
+                .map_err(|_| "must be an integer".to_owned()),
+            Self::Number => text
+                .parse::<f64>()
+                .map(Value::from)
+                .map_err(|_| "must be a number".to_owned()),
             Self::List => Ok(items().map(Value::from).collect()),
             Self::Gates => {
                 let gate = |item: &str| {
-                    let (name, value) =
-                        item.split_once('=').ok_or_else(|| format!("{item:?} is not NAME=true|false"))?;
+                    let (name, value) = item
+                        .split_once('=')
+                        .ok_or_else(|| format!("{item:?} is not NAME=true|false"))?;
                     Ok((name.trim().to_owned(), Value::from(switch(value.trim())?)))
                 };
-                items().map(gate).collect::<Result<Map<_, _>, String>>().map(Value::Object)
+                items()
+                    .map(gate)
+                    .collect::<Result<Map<_, _>, String>>()
+                    .map(Value::Object)
             }
-            Self::Duration => text.parse::<GoDuration>().map(|_| Value::from(text)).map_err(|error| error.to_string()),
-            Self::Text | Self::File | Self::Dir | Self::OneOf(_) | Self::Choice(_) | Self::Version => {
-                Ok(Value::from(text))
-            }
+            Self::Duration => text
+                .parse::<GoDuration>()
+                .map(|_| Value::from(text))
+                .map_err(|error| error.to_string()),
+            Self::Text
+            | Self::File
+            | Self::Dir
+            | Self::OneOf(_)
+            | Self::Choice(_)
+            | Self::Version => Ok(Value::from(text)),
         }
     }
 }
 
-/// Returns a parser of closed choices. An empty value is taken as well, and means the same as no flag.
+/// Returns a parser of closed choices. An empty value is taken as well, and means the same as no
+/// flag.
 fn one_of(values: impl Iterator<Item = PossibleValue>) -> ValueParser {
-    PossibleValuesParser::new(values.chain([PossibleValue::new("").hide(true)])).map(Value::from).into()
+    PossibleValuesParser::new(values.chain([PossibleValue::new("").hide(true)]))
+        .map(Value::from)
+        .into()
 }
 
 /// Parses a boolean as Go's `strconv.ParseBool` does.

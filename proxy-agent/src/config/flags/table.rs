@@ -6,7 +6,10 @@ use crate::config::ipvs;
 use crate::node::{FastPath, Masquerade};
 use crate::settings::{Mode, PodRoutes, SocketLb, Tunnel};
 use Effect::{Command, Development, Kpx, KubeProxy, KubeProxyOver, Nothing, Port};
-use Kind::{Choice, Dir, Duration, File, Gates, Integer, IntegerOr, List, Number, OneOf, Switch, Text, Version};
+use Kind::{
+    Choice, Dir, Duration, File, Gates, Integer, IntegerOr, List, Number, OneOf, Switch, Text,
+    Version,
+};
 use proxy_datapath::Mechanism;
 
 /// The flags that `kpx trace` takes as well.
@@ -38,7 +41,12 @@ pub(super) const OF_A_CHECK: [&str; 11] = [
     "cluster-cidr",
 ];
 
-const LOCAL_MODES: &[&str] = &["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"];
+const LOCAL_MODES: &[&str] = &[
+    "ClusterCIDR",
+    "NodeCIDR",
+    "BridgeInterface",
+    "InterfaceNamePrefix",
+];
 
 #[rustfmt::skip]
 pub(in crate::config) const FLAGS: &[Flag] = &[
@@ -153,18 +161,34 @@ const LOG: &str = "kpx does not buffer its log";
 const WINDOWS: &str = "kpx does not run on Windows";
 
 const fn flag(name: &'static str, kind: Kind, effect: Effect, help: &'static str) -> Flag {
-    Flag { name, aliases: &[], kind, effect, is_obeyed: true, help }
+    Flag {
+        name,
+        aliases: &[],
+        kind,
+        effect,
+        is_obeyed: true,
+        help,
+    }
 }
 
 /// `help` says why.
 const fn ignored(name: &'static str, kind: Kind, effect: Effect, help: &'static str) -> Flag {
-    Flag { is_obeyed: false, ..flag(name, kind, effect, help) }
+    Flag {
+        is_obeyed: false,
+        ..flag(name, kind, effect, help)
+    }
 }
 
 /// Fields without a flag, and why kpx does nothing with them.
 #[cfg(test)]
 pub(in crate::config) const FIELDS_WITHOUT_FLAG: &[(&str, &str)] = &[
-    ("clientConnection.acceptContentTypes", "kpx speaks JSON with the API server"),
-    ("logging.vmodule", "RUST_LOG does the same for kpx's modules"),
+    (
+        "clientConnection.acceptContentTypes",
+        "kpx speaks JSON with the API server",
+    ),
+    (
+        "logging.vmodule",
+        "RUST_LOG does the same for kpx's modules",
+    ),
     ("logging.options", LOG),
 ];

@@ -1,9 +1,11 @@
-//! The defaults: kube-proxy's values, except for `minSyncPeriod`, because kpx has no reason to wait.
+//! The defaults: kube-proxy's values, except for `minSyncPeriod`, because kpx has no reason to
+//! wait.
 
 use std::collections::BTreeMap;
 
 use super::{
-    ClientConnection, Conntrack, DetectLocal, Iptables, Ipvs, KubeProxyConfiguration, Logging, Nftables, Winkernel,
+    ClientConnection, Conntrack, DetectLocal, Iptables, Ipvs, KubeProxyConfiguration, Logging,
+    Nftables, Winkernel,
 };
 use proxy_versions::duration::GoDuration;
 

@@ -11,7 +11,9 @@ struct Check {
 }
 
 fn setting(line: &str) -> anyhow::Result<Setting> {
-    Check::try_parse_from(["kpx"].into_iter().chain(line.split_whitespace()))?.flags.setting()
+    Check::try_parse_from(["kpx"].into_iter().chain(line.split_whitespace()))?
+        .flags
+        .setting()
 }
 
 #[test]
@@ -19,9 +21,15 @@ fn check_goes_by_the_settings_of_the_run() {
     let file = ConfigFile::new(
         &include_str!("../../../../deploy/systemd/host.yaml")
             .replace("#tunnel: off", "tunnel: tcp")
-            .replace("#clusterDomain: cluster.local", "clusterDomain: corp.example"),
+            .replace(
+                "#clusterDomain: cluster.local",
+                "clusterDomain: corp.example",
+            ),
     );
-    let by_file = format!("--config={} --context two --service-cidr 10.0.0.0/16", file.path.display());
+    let by_file = format!(
+        "--config={} --context two --service-cidr 10.0.0.0/16",
+        file.path.display()
+    );
     for line in [
         "",
         "--kubeconfig /k --context two",
@@ -29,16 +37,32 @@ fn check_goes_by_the_settings_of_the_run() {
         "--mode host --dns-address none",
         &by_file,
     ] {
-        let (check, run) = (setting(line).unwrap(), settings(&format!("--socket-lb off {line}")));
+        let check = setting(line).unwrap();
+        let run = settings(&format!("--socket-lb off {line}"));
         assert_eq!((check.mode, check.source), (run.mode, run.source), "{line}");
-        assert_eq!(check.names, run.names.as_ref().map(|names| names.address), "{line}");
-        assert!(run.names.is_none_or(|names| names.zone.to_string() == check.cluster_domain), "{line}");
-        assert_eq!((check.has_tunnel, check.service_cidrs), (run.tunnel.is_some(), run.node.service_cidrs), "{line}");
+        assert_eq!(
+            check.names,
+            run.names.as_ref().map(|names| names.address),
+            "{line}"
+        );
+        assert!(
+            run.names
+                .is_none_or(|names| names.zone.to_string() == check.cluster_domain),
+            "{line}"
+        );
+        assert_eq!(
+            (check.has_tunnel, check.service_cidrs),
+            (run.tunnel.is_some(), run.node.service_cidrs),
+            "{line}"
+        );
     }
 }
 
 #[test]
 fn check_refuses_what_the_run_refuses() {
     let error = setting("--tunnel tcp").unwrap_err().to_string();
-    assert!(error.contains("(--tunnel)") && error.contains("is for mode host"), "{error}");
+    assert!(
+        error.contains("(--tunnel)") && error.contains("is for mode host"),
+        "{error}"
+    );
 }

@@ -1,4 +1,5 @@
-//! Compares the table of `docs/configuration.md` with the code. `UPDATE_EXPECT=1` rewrites the table.
+//! Compares the table of `docs/configuration.md` with the code. `UPDATE_EXPECT=1` rewrites the
+//! table.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,8 +15,7 @@ use crate::config::{KpxConfiguration, KubeProxyConfiguration};
 use proxy_versions::tree;
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
-const BEGIN: &str =
-    "| flag | field | default | with `--config` | what kpx does with it |\n| --- | --- | --- | --- | --- |\n";
+const BEGIN: &str = "| flag | field | default | with `--config` | what kpx does with it |\n| --- | --- | --- | --- | --- |\n";
 
 #[test]
 fn document_has_the_table_of_the_code() {
@@ -28,7 +28,10 @@ fn document_has_the_table_of_the_code() {
 #[test]
 fn clap_knows_the_flags_of_the_table_and_no_others() {
     let command = Run::command();
-    let known: BTreeSet<_> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
+    let known: BTreeSet<_> = command
+        .get_arguments()
+        .filter_map(|arg| arg.get_long())
+        .collect();
     assert_eq!(known, FLAGS.iter().map(|flag| flag.name).collect());
     assert!(command.get_arguments().all(|arg| !arg.is_positional()));
 }
@@ -38,15 +41,25 @@ fn every_field_is_in_the_table() {
     let defaults = Defaults::new();
     let fields = |kind: &'static str, value: &Value| -> BTreeSet<(&'static str, String)> {
         let leaves = tree::leaves(value).into_iter().map(|(path, _)| path);
-        leaves.filter(|path| !matches!(path.as_str(), "apiVersion" | "kind")).map(|path| (kind, path)).collect()
+        leaves
+            .filter(|path| !matches!(path.as_str(), "apiVersion" | "kind"))
+            .map(|path| (kind, path))
+            .collect()
     };
     let kube_proxy = fields(KubeProxyConfiguration::KIND, &defaults.kube_proxy);
-    let all: BTreeSet<_> = kube_proxy.into_iter().chain(fields(KpxConfiguration::KIND, &defaults.kpx)).collect();
+    let all: BTreeSet<_> = kube_proxy
+        .into_iter()
+        .chain(fields(KpxConfiguration::KIND, &defaults.kpx))
+        .collect();
     let by_flag = FLAGS.iter().flat_map(|flag| {
         let (kind, fields) = flag.effect.fields();
-        fields.into_iter().map(move |field| (kind, field.to_owned()))
+        fields
+            .into_iter()
+            .map(move |field| (kind, field.to_owned()))
     });
-    let others = FIELDS_WITHOUT_FLAG.iter().map(|(field, _)| (KubeProxyConfiguration::KIND, (*field).to_owned()));
+    let others = FIELDS_WITHOUT_FLAG
+        .iter()
+        .map(|(field, _)| (KubeProxyConfiguration::KIND, (*field).to_owned()));
     assert_eq!(by_flag.chain(others).collect::<BTreeSet<_>>(), all);
 }
 
@@ -60,11 +73,18 @@ impl Defaults {
     fn new() -> Self {
         let configuration = load("").unwrap();
         let kube_proxy = serde_json::to_value(configuration.kube_proxy).unwrap();
-        Self { kube_proxy, kpx: serde_json::to_value(configuration.kpx).unwrap() }
+        Self {
+            kube_proxy,
+            kpx: serde_json::to_value(configuration.kpx).unwrap(),
+        }
     }
 
     fn of(&self, kind: &str, field: &str) -> String {
-        let document = if kind == KpxConfiguration::KIND { &self.kpx } else { &self.kube_proxy };
+        let document = if kind == KpxConfiguration::KIND {
+            &self.kpx
+        } else {
+            &self.kube_proxy
+        };
         match tree::get(document, field).unwrap_or_else(|| panic!("{kind}.{field}")) {
             Value::String(text) if text.is_empty() => "none".to_owned(),
             Value::String(text) => format!("`{text}`"),
@@ -77,7 +97,9 @@ impl Defaults {
 
 fn table() -> String {
     let defaults = Defaults::new();
-    let shown = FLAGS.iter().filter(|flag| flag.effect != Effect::Development);
+    let shown = FLAGS
+        .iter()
+        .filter(|flag| flag.effect != Effect::Development);
     let flags = shown.map(|flag| row(flag, &defaults));
     let others = FIELDS_WITHOUT_FLAG.iter().map(|(field, why)| {
         let default = defaults.of(KubeProxyConfiguration::KIND, field);
@@ -92,8 +114,15 @@ fn row(flag: &Flag, defaults: &Defaults) -> String {
         Effect::Port(_) | Effect::Command | Effect::Development | Effect::Nothing => String::new(),
         _ => defaults.of(kind, fields[0]),
     };
-    let owner = if kind == KpxConfiguration::KIND { "kpx: " } else { "" };
-    let fields: Vec<_> = fields.iter().map(|field| format!("{owner}`{field}`")).collect();
+    let owner = if kind == KpxConfiguration::KIND {
+        "kpx: "
+    } else {
+        ""
+    };
+    let fields: Vec<_> = fields
+        .iter()
+        .map(|field| format!("{owner}`{field}`"))
+        .collect();
     let with_config = match flag.effect {
         Effect::KubeProxy(_) | Effect::Port(_) => "the file counts",
         Effect::KubeProxyOver(_) | Effect::Kpx(_) => "the flag goes before",
@@ -103,7 +132,18 @@ fn row(flag: &Flag, defaults: &Defaults) -> String {
         1 => format!(", `-{alias}`"),
         _ => format!(", `--{alias}`"),
     });
-    let names: String = [format!("`--{}`", flag.name)].into_iter().chain(aliases).collect();
-    let what = if flag.is_obeyed { flag.help.to_owned() } else { format!("ignored: {}", flag.help) };
-    format!("| {names} | {} | {default} | {with_config} | {} |\n", fields.join(", "), what.replace('|', "\\|"))
+    let names: String = [format!("`--{}`", flag.name)]
+        .into_iter()
+        .chain(aliases)
+        .collect();
+    let what = if flag.is_obeyed {
+        flag.help.to_owned()
+    } else {
+        format!("ignored: {}", flag.help)
+    };
+    format!(
+        "| {names} | {} | {default} | {with_config} | {} |\n",
+        fields.join(", "),
+        what.replace('|', "\\|")
+    )
 }

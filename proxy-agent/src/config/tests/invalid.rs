@@ -33,19 +33,34 @@ const CASES: &[(&str, &str)] = &[
         "mode: nftables\nnftables: {syncPeriod: 1s, minSyncPeriod: 2s}",
         "nftables.syncPeriod: Invalid value: 1s: must be greater than or equal to nftables.minSyncPeriod",
     ),
-    ("iptables: {masqueradeBit: 32}", "iptables.masqueradeBit: Invalid value: 32: must be within the range [0, 31]"),
+    (
+        "iptables: {masqueradeBit: 32}",
+        "iptables.masqueradeBit: Invalid value: 32: must be within the range [0, 31]",
+    ),
     (
         "mode: ipvs\nipvs: {scheduler: best}",
         r#"ipvs.scheduler: Invalid value: "best": must be one of rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq, mh, ovf, fo"#,
     ),
-    ("mode: ipvs\nipvs: {tcpTimeout: -1s}", "ipvs.tcpTimeout: Invalid value: -1s: must be greater than or equal to 0"),
+    (
+        "mode: ipvs\nipvs: {tcpTimeout: -1s}",
+        "ipvs.tcpTimeout: Invalid value: -1s: must be greater than or equal to 0",
+    ),
     (
         "mode: ipvs\nipvs: {excludeCIDRs: [10.0.0.0/8, x]}",
         r#"ipvs.excludeCIDRs[1]: Invalid value: "x": must be a CIDR"#,
     ),
-    ("oomScoreAdj: 1001", "oomScoreAdj: Invalid value: 1001: must be within the range [-1000, 1000]"),
-    ("configSyncPeriod: -1s", "configSyncPeriod: Invalid value: -1s: must be greater than 0"),
-    ("clientConnection: {burst: -1}", "clientConnection.burst: Invalid value: -1: must be greater than or equal to 0"),
+    (
+        "oomScoreAdj: 1001",
+        "oomScoreAdj: Invalid value: 1001: must be within the range [-1000, 1000]",
+    ),
+    (
+        "configSyncPeriod: -1s",
+        "configSyncPeriod: Invalid value: -1s: must be greater than 0",
+    ),
+    (
+        "clientConnection: {burst: -1}",
+        "clientConnection.burst: Invalid value: -1: must be greater than or equal to 0",
+    ),
     (
         "clusterCIDR: 10.0.0.0",
         r#"clusterCIDR: Invalid value: "10.0.0.0": must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48)"#,
@@ -54,7 +69,10 @@ const CASES: &[(&str, &str)] = &[
         "clusterCIDR: 10.0.0.0/16,10.1.0.0/16",
         r#"clusterCIDR: Invalid value: "10.0.0.0/16,10.1.0.0/16": must be a CIDR of each family at most (e.g. 10.100.0.0/16,fde4:8dba:82e1::/48)"#,
     ),
-    ("conntrack: {min: -1}", "conntrack.min: Invalid value: -1: must be greater than or equal to 0"),
+    (
+        "conntrack: {min: -1}",
+        "conntrack.min: Invalid value: -1: must be greater than or equal to 0",
+    ),
     (
         "conntrack: {udpStreamTimeout: -5s}",
         "conntrack.udpStreamTimeout: Invalid value: -5s: must be greater than or equal to 0",
@@ -83,7 +101,10 @@ const CASES: &[(&str, &str)] = &[
         "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: abcdefghijklmnop}",
         r#"detectLocal.interfaceNamePrefix: Invalid value: "abcdefghijklmnop": must be the name of a device, of 1 to 15 bytes, in this detectLocalMode"#,
     ),
-    ("logging: {format: xml}", r#"logging.format: Invalid value: "xml": must be text or json"#),
+    (
+        "logging: {format: xml}",
+        r#"logging.format: Invalid value: "xml": must be text or json"#,
+    ),
 ];
 
 #[test]
@@ -100,35 +121,66 @@ fn every_wrong_field_is_named() {
 #[test]
 fn every_wrong_field_of_kpx_is_named() {
     let cases = [
-        ("masquerade: some", r#"masquerade: Invalid value: "some": must be one of default, compat"#),
+        (
+            "masquerade: some",
+            r#"masquerade: Invalid value: "some": must be one of default, compat"#,
+        ),
         (
             "lbAlgorithm: fair",
             r#"lbAlgorithm: Invalid value: "fair": must be one of random, maglev, round-robin, least-connections"#,
         ),
-        ("mode: guest", r#"mode: Invalid value: "guest": must be one of node, host"#),
-        ("socketLB: pods", r#"socketLB: Invalid value: "pods": must be one of off, auto, host, all"#),
-        ("socketLB: 'off'\nsocketLBUDP: true", "socketLBUDP: Invalid value: true: is not for socketLB off"),
+        (
+            "mode: guest",
+            r#"mode: Invalid value: "guest": must be one of node, host"#,
+        ),
+        (
+            "socketLB: pods",
+            r#"socketLB: Invalid value: "pods": must be one of off, auto, host, all"#,
+        ),
+        (
+            "socketLB: 'off'\nsocketLBUDP: true",
+            "socketLBUDP: Invalid value: true: is not for socketLB off",
+        ),
         (
             "mode: host\ncgroupRoot: /sys/fs/cgroup",
             r#"cgroupRoot: Invalid value: "/sys/fs/cgroup": needs socketLB host or all in mode host"#,
         ),
-        ("socketLB: host\ncgroupRoot: here", r#"cgroupRoot: Invalid value: "here": must be the full path of a folder"#),
-        ("attach: nail", r#"attach: Invalid value: "nail": must be one of tcx, clsact"#),
-        ("nodeIPs: [10.0.0.1/8]", r#"nodeIPs[0]: Invalid value: "10.0.0.1/8": must be an IP address"#),
-        ("serviceCIDRs: ['::/0', x]", r#"serviceCIDRs[1]: Invalid value: "x": must be a CIDR"#),
+        (
+            "socketLB: host\ncgroupRoot: here",
+            r#"cgroupRoot: Invalid value: "here": must be the full path of a folder"#,
+        ),
+        (
+            "attach: nail",
+            r#"attach: Invalid value: "nail": must be one of tcx, clsact"#,
+        ),
+        (
+            "nodeIPs: [10.0.0.1/8]",
+            r#"nodeIPs[0]: Invalid value: "10.0.0.1/8": must be an IP address"#,
+        ),
+        (
+            "serviceCIDRs: ['::/0', x]",
+            r#"serviceCIDRs[1]: Invalid value: "x": must be a CIDR"#,
+        ),
         (
             "kubernetesVersion: latest",
             r#"kubernetesVersion: Invalid value: "latest": must be a version of Kubernetes (e.g. 1.38)"#,
         ),
-        ("runDir: ''", r#"runDir: Invalid value: "": must be a folder"#),
+        (
+            "runDir: ''",
+            r#"runDir: Invalid value: "": must be a folder"#,
+        ),
         (
             "manifests: /m\ncontext: c",
             r#"manifests: Invalid value: "/m": cannot be used with an API server: a kubeconfig, a context of one, or a master"#,
         ),
     ];
     for (fields, want) in cases {
-        let file = ConfigFile::new(&format!("apiVersion: kpx.dev/v1alpha1\nkind: KpxConfiguration\n{fields}\n"));
-        let error = load(&format!("--kpx-config {}", file.path.display())).map(|_| ()).unwrap_err();
+        let file = ConfigFile::new(&format!(
+            "apiVersion: kpx.dev/v1alpha1\nkind: KpxConfiguration\n{fields}\n"
+        ));
+        let error = load(&format!("--kpx-config {}", file.path.display()))
+            .map(|_| ())
+            .unwrap_err();
         assert_eq!(format!("{error:#}"), format!("KpxConfiguration.{want}"));
     }
 }
@@ -147,19 +199,31 @@ fn all_errors_are_listed_with_their_flags() {
   KpxConfiguration.nodeIPs[0] (--node-ip): Invalid value: "1.2.3": must be an IP address"#
     );
     let file = ConfigFile::kube_proxy("mode: x\n").error("--proxy-mode=y --v=1");
-    assert!(file.starts_with(r#"KubeProxyConfiguration.mode: Invalid value: "x""#), "the flag does not count: {file}");
-    let large = load("--conntrack-min=99999999999").map(|_| ()).unwrap_err();
-    let want =
-        "KubeProxyConfiguration.conntrack.min (--conntrack-min): invalid value: integer `99999999999`, expected i32";
-    assert_eq!(format!("{large:#}"), want);
-    let port = format!("{:#}", load("--healthz-port=70000").map(|_| ()).unwrap_err());
     assert!(
-        port.starts_with(r#"KubeProxyConfiguration.healthzBindAddress (--healthz-port): Invalid value: ":70000""#),
+        file.starts_with(r#"KubeProxyConfiguration.mode: Invalid value: "x""#),
+        "the flag does not count: {file}"
+    );
+    let large = load("--conntrack-min=99999999999").map(|_| ()).unwrap_err();
+    let want = "KubeProxyConfiguration.conntrack.min (--conntrack-min): invalid value: integer `99999999999`, expected i32";
+    assert_eq!(format!("{large:#}"), want);
+    let port = format!(
+        "{:#}",
+        load("--healthz-port=70000").map(|_| ()).unwrap_err()
+    );
+    assert!(
+        port.starts_with(
+            r#"KubeProxyConfiguration.healthzBindAddress (--healthz-port): Invalid value: ":70000""#
+        ),
         "{port}"
     );
-    let args = Trace::try_parse_from(["trace", "--nodeport-addresses", "x"]).unwrap().args;
+    let args = Trace::try_parse_from(["trace", "--nodeport-addresses", "x"])
+        .unwrap()
+        .args;
     let trace = format!("{:#}", args.options().unwrap_err());
-    assert!(trace.starts_with("KubeProxyConfiguration.nodePortAddresses[0] (--nodeport-addresses): "), "{trace}");
+    assert!(
+        trace.starts_with("KubeProxyConfiguration.nodePortAddresses[0] (--nodeport-addresses): "),
+        "{trace}"
+    );
 }
 
 #[test]
@@ -190,9 +254,18 @@ fn wrong_types_and_documents_are_named_with_their_lines() {
             "kind: KubeProxyConfiguration\n".into(),
             r#"config.conf:1: no kind "KubeProxyConfiguration" of apiVersion "" is known, but KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 or kubeproxy.config.k8s.io/v1alpha2 and KpxConfiguration of kpx.dev/v1alpha1"#,
         ),
-        (format!("{kind}---\n{kind}"), "config.conf:5: a second KubeProxyConfiguration"),
-        (format!("{kind}---\na: [\n"), "config.conf:4: unclosed bracket '['"),
-        ("# nothing\n".into(), "config.conf: has no KubeProxyConfiguration: --kpx-config takes files without"),
+        (
+            format!("{kind}---\n{kind}"),
+            "config.conf:5: a second KubeProxyConfiguration",
+        ),
+        (
+            format!("{kind}---\na: [\n"),
+            "config.conf:4: unclosed bracket '['",
+        ),
+        (
+            "# nothing\n".into(),
+            "config.conf: has no KubeProxyConfiguration: --kpx-config takes files without",
+        ),
         (
             "- 1\n".into(),
             r#"config.conf:1: no kind "" of apiVersion "" is known, but KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 or kubeproxy.config.k8s.io/v1alpha2 and KpxConfiguration of kpx.dev/v1alpha1"#,
@@ -202,8 +275,13 @@ fn wrong_types_and_documents_are_named_with_their_lines() {
         assert_eq!(ConfigFile::new(&text).error(""), want, "{text}");
     }
     let file = ConfigFile::kube_proxy("");
-    let error = load(&format!("--kpx-config {}", file.path.display())).map(|_| ()).unwrap_err();
-    assert!(format!("{error:#}").ends_with("a KubeProxyConfiguration belongs to --config"), "{error:#}");
+    let error = load(&format!("--kpx-config {}", file.path.display()))
+        .map(|_| ())
+        .unwrap_err();
+    assert!(
+        format!("{error:#}").ends_with("a KubeProxyConfiguration belongs to --config"),
+        "{error:#}"
+    );
     let missing = format!("{:#}", load("--config /nowhere/x").map(|_| ()).unwrap_err());
     assert!(missing.starts_with("read /nowhere/x: "), "{missing}");
 }

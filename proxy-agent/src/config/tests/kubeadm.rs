@@ -1,4 +1,5 @@
-//! Tests of the ConfigMap kube-proxy as kubeadm writes it: it has every field of the API, nearly all of them empty.
+//! Tests of the ConfigMap kube-proxy as kubeadm writes it: it has every field of the API, nearly
+//! all of them empty.
 
 use std::time::Duration;
 
@@ -83,21 +84,45 @@ winkernel:
 fn kubeadms_configuration_means_defaults() {
     let file = ConfigFile::new(CONFIG);
     let configuration = file.load("--hostname-override=Node-1 -v=2").unwrap();
-    let remarks = Remarks { awaits_mode: true, ..Remarks::default() };
+    let remarks = Remarks {
+        awaits_mode: true,
+        ..Remarks::default()
+    };
     assert_eq!(configuration.remarks, remarks, "nothing in it is doubtful");
     let settings = configuration.settings().unwrap();
 
     assert_eq!(settings.node_name, "node-1");
     assert_eq!(settings.mode, Mode::Node);
     let detector = Detector::ClusterCidr(vec!["10.244.0.0/16".parse().unwrap()]);
-    assert_eq!(settings.node, NodeOptions { detector, localhost: Localhost::Included, ..NodeOptions::default() });
+    assert_eq!(
+        settings.node,
+        NodeOptions {
+            detector,
+            localhost: Localhost::Included,
+            ..NodeOptions::default()
+        }
+    );
     let kubeconfig = Some("/var/lib/kube-proxy/kubeconfig.conf".into());
     let rate = kubernetes::Rate::new(5.0, 10);
-    let source = kubernetes::Options { kubeconfig, rate, pods: true, ..kubernetes::Options::default() };
+    let source = kubernetes::Options {
+        kubeconfig,
+        rate,
+        pods: true,
+        ..kubernetes::Options::default()
+    };
     assert_eq!(settings.source, Source::Kubernetes(source));
-    assert_eq!(settings.healthz_address, Some("0.0.0.0:10256".parse().unwrap()));
-    assert_eq!(settings.metrics_address, Some("127.0.0.1:10249".parse().unwrap()));
-    assert_eq!([settings.sync_period, settings.min_sync_period], [Duration::from_secs(30), Duration::ZERO]);
+    assert_eq!(
+        settings.healthz_address,
+        Some("0.0.0.0:10256".parse().unwrap())
+    );
+    assert_eq!(
+        settings.metrics_address,
+        Some("127.0.0.1:10249".parse().unwrap())
+    );
+    assert_eq!(
+        [settings.sync_period, settings.min_sync_period],
+        [Duration::from_secs(30), Duration::ZERO]
+    );
     assert_eq!(settings.oom_score_adj, Some(-999));
     let conntrack = Conntrack {
         max_per_core: Some(32_768),
@@ -108,8 +133,14 @@ fn kubeadms_configuration_means_defaults() {
     };
     assert_eq!(settings.conntrack, conntrack);
     let configz = &settings.configz["kubeproxy.config.k8s.io"];
-    assert_eq!(configz["Linux"]["Conntrack"]["TCPEstablishedTimeout"], "24h0m0s");
-    assert_eq!(configz["ClientConnection"]["ContentType"], "application/vnd.kubernetes.protobuf");
+    assert_eq!(
+        configz["Linux"]["Conntrack"]["TCPEstablishedTimeout"],
+        "24h0m0s"
+    );
+    assert_eq!(
+        configz["ClientConnection"]["ContentType"],
+        "application/vnd.kubernetes.protobuf"
+    );
     assert_eq!(configz["Logging"]["verbosity"], 2);
     assert_eq!(settings.configz["kpx.dev"]["masquerade"], "default");
 }

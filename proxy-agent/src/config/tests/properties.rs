@@ -8,11 +8,24 @@ use crate::config::flags::FlagValues;
 use crate::config::{Configuration, KubeProxyConfiguration};
 
 fn duration() -> impl Strategy<Value = Value> {
-    prop_oneof![Just(json!(null)), (0_u32..100_000).prop_map(|secs| json!(format!("{secs}s"))), Just(json!("1h2m3.5s"))]
+    prop_oneof![
+        Just(json!(null)),
+        (0_u32..100_000).prop_map(|secs| json!(format!("{secs}s"))),
+        Just(json!("1h2m3.5s"))
+    ]
 }
 
 fn address() -> impl Strategy<Value = Value> {
-    let texts = ["", "0.0.0.0", "192.0.2.1:0", "192.0.2.1:9", "::", "[::1]:80", "[fd00::1]", ":77"];
+    let texts = [
+        "",
+        "0.0.0.0",
+        "192.0.2.1:0",
+        "192.0.2.1:9",
+        "::",
+        "[::1]:80",
+        "[fd00::1]",
+        ":77",
+    ];
     proptest::sample::select(texts.to_vec()).prop_map(Value::from)
 }
 
@@ -55,9 +68,12 @@ prop_compose! {
 
 fn resolve(text: &str) -> Configuration {
     let mut from_files = FileConfig::default();
-    from_files.read("config".as_ref(), text).unwrap_or_else(|error| panic!("{error:#}\n{text}"));
+    from_files
+        .read("config".as_ref(), text)
+        .unwrap_or_else(|error| panic!("{error:#}\n{text}"));
     assert!(from_files.doubtful.is_empty(), "{:?}", from_files.doubtful);
-    Configuration::resolve(&FlagValues::default(), from_files, true).unwrap_or_else(|error| panic!("{error:#}\n{text}"))
+    Configuration::resolve(&FlagValues::default(), from_files, true)
+        .unwrap_or_else(|error| panic!("{error:#}\n{text}"))
 }
 
 proptest! {

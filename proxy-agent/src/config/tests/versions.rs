@@ -1,24 +1,39 @@
-//! Tests of what Kubernetes' versions mean: feature gates, the default mode, the newer form of the file.
+//! Tests of what Kubernetes' versions mean: feature gates, the default mode, the newer form of the
+//! file.
 
 use super::{ConfigFile, load, settings};
 use proxy_versions::node_ports::{Localhost, NodePortAddresses};
 
-const V1ALPHA2: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha2\nkind: KubeProxyConfiguration\n";
+const V1ALPHA2: &str =
+    "apiVersion: kubeproxy.config.k8s.io/v1alpha2\nkind: KubeProxyConfiguration\n";
 
 fn node_ports(items: &[&str]) -> NodePortAddresses {
     let mut addresses = NodePortAddresses::default();
-    items.iter().for_each(|item| assert!(addresses.add(item), "{item}"));
+    items
+        .iter()
+        .for_each(|item| assert!(addresses.add(item), "{item}"));
     addresses
 }
 
 /// KEP-6032.
 #[test]
 fn node_port_addresses_take_keywords_in_every_mixture() {
-    for items in
-        ["localhost", "all", "primary,localhost", "localhost,10.0.0.0/8,primary", "all,localhost", "primary,::1/128"]
-    {
+    for items in [
+        "localhost",
+        "all",
+        "primary,localhost",
+        "localhost,10.0.0.0/8,primary",
+        "all,localhost",
+        "primary,::1/128",
+    ] {
         let want = node_ports(&items.split(',').collect::<Vec<_>>());
-        assert_eq!(settings(&format!("--nodeport-addresses={items}")).node.node_ports, want, "{items}");
+        assert_eq!(
+            settings(&format!("--nodeport-addresses={items}"))
+                .node
+                .node_ports,
+            want,
+            "{items}"
+        );
         let file = ConfigFile::kube_proxy(&format!(
             "mode: nftables\nnodePortAddresses: [{}]",
             items.replace("::1/128", "'::1/128'")
@@ -38,9 +53,18 @@ fn mode_and_gate_decide_about_loopback_addresses() {
         ("--iptables-localhost-nodeports=false", Localhost::Off),
         ("--proxy-mode=ipvs", Localhost::Named),
         ("--proxy-mode=nftables", Localhost::Named),
-        ("--proxy-mode=nftables --iptables-localhost-nodeports=false", Localhost::Named),
-        (&format!("--proxy-mode=nftables {gate}=true"), Localhost::Named),
-        (&format!("--proxy-mode=nftables {gate}=false"), Localhost::Off),
+        (
+            "--proxy-mode=nftables --iptables-localhost-nodeports=false",
+            Localhost::Named,
+        ),
+        (
+            &format!("--proxy-mode=nftables {gate}=true"),
+            Localhost::Named,
+        ),
+        (
+            &format!("--proxy-mode=nftables {gate}=false"),
+            Localhost::Off,
+        ),
         (&format!("{gate}=false"), Localhost::Included),
         ("--mode=host", Localhost::Off),
     ] {
@@ -59,7 +83,11 @@ fn gate_and_version_decide_about_external_ips() {
         (format!("{gate}=false"), true),
         (format!("{gate}=true --kubernetes-version=1.40"), false),
     ] {
-        assert_eq!(settings(&line).model.ignores_external_ips, ignored, "{line}");
+        assert_eq!(
+            settings(&line).model.ignores_external_ips,
+            ignored,
+            "{line}"
+        );
     }
 }
 
@@ -70,18 +98,34 @@ fn version_decides_about_the_mode_of_a_configuration_without() {
         ("", ""),
         ("--kubernetes-version=1.39", ""),
         ("--kubernetes-version=1.40", "nftables"),
-        ("--kubernetes-version=1.40 --proxy-mode=iptables", "iptables"),
+        (
+            "--kubernetes-version=1.40 --proxy-mode=iptables",
+            "iptables",
+        ),
         ("--kubernetes-version=1.40 --proxy-mode=ipvs", "ipvs"),
     ] {
         let configuration = load(&format!("--node-name n1 {line}")).unwrap();
         assert_eq!(configuration.kube_proxy.mode, mode, "{line}");
         let node = configuration.settings().unwrap().node;
         let is_nftables = mode == "nftables";
-        assert_eq!(node.node_ports, node_ports(if is_nftables { &["primary"] } else { &[] }), "{line}");
-        assert_eq!(node.localhost == Localhost::Included, !is_nftables && mode != "ipvs", "{line}");
-        assert_eq!(configuration.checked.common.section, if mode.is_empty() { "iptables" } else { mode }, "{line}");
+        assert_eq!(
+            node.node_ports,
+            node_ports(if is_nftables { &["primary"] } else { &[] }),
+            "{line}"
+        );
+        assert_eq!(
+            node.localhost == Localhost::Included,
+            !is_nftables && mode != "ipvs",
+            "{line}"
+        );
+        assert_eq!(
+            configuration.checked.common.section,
+            if mode.is_empty() { "iptables" } else { mode },
+            "{line}"
+        );
     }
-    let file = "kind: KpxConfiguration\napiVersion: kpx.dev/v1alpha1\nkubernetesVersion: '1.40'\n---\n";
+    let file =
+        "kind: KpxConfiguration\napiVersion: kpx.dev/v1alpha1\nkubernetesVersion: '1.40'\n---\n";
     let file = ConfigFile::new(&format!("{file}{V1ALPHA2}"));
     assert_eq!(file.load("").unwrap().kube_proxy.mode, "nftables");
 }
@@ -90,8 +134,14 @@ fn version_decides_about_the_mode_of_a_configuration_without() {
 #[test]
 fn both_forms_of_a_file_mean_the_same() {
     let pairs = [
-        ("", "iptables: {localhostNodePorts: false}\nbindAddressHardFail: true"),
-        ("iptables: {localhostNodePorts: true}\nbindAddressHardFail: false", ""),
+        (
+            "",
+            "iptables: {localhostNodePorts: false}\nbindAddressHardFail: true",
+        ),
+        (
+            "iptables: {localhostNodePorts: true}\nbindAddressHardFail: false",
+            "",
+        ),
         (
             "mode: nftables\nsyncPeriod: 40s\nminSyncPeriod: 2s\nlinux: {masqueradeAll: true, oomScoreAdj: 1, conntrack: {min: 7}}",
             "mode: nftables\nnftables: {syncPeriod: 40s, minSyncPeriod: 2s, masqueradeAll: true}\noomScoreAdj: 1\nconntrack: {min: 7}\n\
@@ -104,16 +154,41 @@ fn both_forms_of_a_file_mean_the_same() {
         ),
     ];
     for (new, old) in pairs {
-        let [new, old] = [ConfigFile::new(&format!("{V1ALPHA2}{new}\n")), ConfigFile::kube_proxy(old)];
+        let [new, old] = [
+            ConfigFile::new(&format!("{V1ALPHA2}{new}\n")),
+            ConfigFile::kube_proxy(old),
+        ];
         let [got, want] = [new.settings(""), old.settings("")];
         let files = want.files.clone();
         let configz = want.configz["kubeproxy.config.k8s.io"].clone();
-        assert_eq!(got.configz["kubeproxy.config.k8s.io"]["SyncPeriod"], configz["SyncPeriod"]);
-        let (configz, zpages) = (want.configz.clone(), want.zpages.clone());
-        assert_eq!(crate::settings::Settings { files, configz, zpages, ..got }, want);
+        assert_eq!(
+            got.configz["kubeproxy.config.k8s.io"]["SyncPeriod"],
+            configz["SyncPeriod"]
+        );
+        let configz = want.configz.clone();
+        let zpages = want.zpages.clone();
+        assert_eq!(
+            crate::settings::Settings {
+                files,
+                configz,
+                zpages,
+                ..got
+            },
+            want
+        );
     }
-    let ips = ConfigFile::new(&format!("{V1ALPHA2}nodeIPOverride: ['2001:db8::1', 192.0.2.1]\n")).settings("");
-    assert_eq!(ips.node.node_ips.iter().map(ToString::to_string).collect::<Vec<_>>(), ["2001:db8::1", "192.0.2.1"]);
+    let ips = ConfigFile::new(&format!(
+        "{V1ALPHA2}nodeIPOverride: ['2001:db8::1', 192.0.2.1]\n"
+    ))
+    .settings("");
+    assert_eq!(
+        ips.node
+            .node_ips
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>(),
+        ["2001:db8::1", "192.0.2.1"]
+    );
     assert_eq!(ips.healthz_address, Some("[::]:10256".parse().unwrap()));
 }
 
@@ -121,8 +196,14 @@ fn both_forms_of_a_file_mean_the_same() {
 #[test]
 fn newer_form_is_strict_unless_it_says_otherwise() {
     for (fields, want) in [
-        ("future: 1", "configHardFail: KubeProxyConfiguration.future (config.conf:3): unknown field"),
-        ("linux:\n  future: 1", "configHardFail: KubeProxyConfiguration.linux.future (config.conf:4): unknown field"),
+        (
+            "future: 1",
+            "configHardFail: KubeProxyConfiguration.future (config.conf:3): unknown field",
+        ),
+        (
+            "linux:\n  future: 1",
+            "configHardFail: KubeProxyConfiguration.linux.future (config.conf:4): unknown field",
+        ),
         (
             "mode: ipvs\nconntrack: {min: 1}",
             "configHardFail: KubeProxyConfiguration.conntrack (config.conf:4): unknown field, linux.conntrack stands for it",
@@ -139,7 +220,10 @@ fn newer_form_is_strict_unless_it_says_otherwise() {
             "linux:\n  conntrack: {min: many}",
             "config.conf:4: KubeProxyConfiguration.linux.conntrack.min: invalid type: string \"many\", expected i32",
         ),
-        ("nodeIPOverride: 192.0.2.1", "config.conf:3: KubeProxyConfiguration.nodeIPOverride: must be a list of texts"),
+        (
+            "nodeIPOverride: 192.0.2.1",
+            "config.conf:3: KubeProxyConfiguration.nodeIPOverride: must be a list of texts",
+        ),
         (
             "linux: {oomScoreAdj: 5000}",
             "KubeProxyConfiguration.linux.oomScoreAdj: Invalid value: 5000: must be within the range [-1000, 1000]",
@@ -153,9 +237,21 @@ fn newer_form_is_strict_unless_it_says_otherwise() {
             "KubeProxyConfiguration.syncPeriod: Invalid value: 1s: must be greater than or equal to minSyncPeriod",
         ),
     ] {
-        assert_eq!(ConfigFile::new(&format!("{V1ALPHA2}{fields}\n")).error(""), want, "{fields}");
+        assert_eq!(
+            ConfigFile::new(&format!("{V1ALPHA2}{fields}\n")).error(""),
+            want,
+            "{fields}"
+        );
     }
-    let lenient = ConfigFile::new(&format!("{V1ALPHA2}configHardFail: false\nfuture: 1\nmode: nftables\n"));
+    let lenient = ConfigFile::new(&format!(
+        "{V1ALPHA2}configHardFail: false\nfuture: 1\nmode: nftables\n"
+    ));
     let configuration = lenient.load("").unwrap();
-    assert_eq!((configuration.remarks.doubtful_fields.len(), configuration.kube_proxy.mode.as_str()), (1, "nftables"));
+    assert_eq!(
+        (
+            configuration.remarks.doubtful_fields.len(),
+            configuration.kube_proxy.mode.as_str()
+        ),
+        (1, "nftables")
+    );
 }

@@ -9,7 +9,8 @@ use crate::settings::Settings;
 fn check(settings: Settings, want: &[(&str, Value)]) {
     let flags = settings.zpages.flags.unwrap();
     assert_eq!(flags.len(), FLAGS.len());
-    want.iter().for_each(|(flag, value)| assert_eq!(flags[flag], *value, "{flag}"));
+    want.iter()
+        .for_each(|(flag, value)| assert_eq!(flags[flag], *value, "{flag}"));
 }
 
 #[test]
@@ -53,7 +54,10 @@ fn gates_and_version_take_pages_away() {
     let told = |line: &str| settings(line).zpages;
     assert_eq!(told("").kubernetes_version.as_deref(), Some("1.37"));
     let old = told("--kubernetes-version=1.35 --feature-gates=ComponentStatusz=true");
-    assert_eq!((old.kubernetes_version.as_deref(), old.flags), (Some("1.35"), None));
+    assert_eq!(
+        (old.kubernetes_version.as_deref(), old.flags),
+        (Some("1.35"), None)
+    );
     let off = told("--feature-gates=ComponentStatusz=false");
     assert!(off.kubernetes_version.is_none() && off.flags.is_some());
 }

@@ -9,11 +9,27 @@ fn list(rules: &[&str]) -> Vec<String> {
 
 #[test]
 fn rules_decide_which_packets_skip_the_stack() {
-    let (none, all) = (|why: &[&str]| Whole::None(list(why)), Whole::Some { among: Among::All, not_far: None });
+    let none = |why: &[&str]| Whole::None(list(why));
+    let all = Whole::Some {
+        among: Among::All,
+        not_far: None,
+    };
     let cases = [
         (FastPath::Off, Some(list(&[])), all.clone(), false, "off"),
-        (FastPath::On, None, none(&[]), false, "off until the devices are known"),
-        (FastPath::On, Some(list(&[])), all.clone(), true, "on; whole connections of this node's pods to pods"),
+        (
+            FastPath::On,
+            None,
+            none(&[]),
+            false,
+            "off until the devices are known",
+        ),
+        (
+            FastPath::On,
+            Some(list(&[])),
+            all.clone(),
+            true,
+            "on; whole connections of this node's pods to pods",
+        ),
         (
             FastPath::On,
             Some(list(&["chain a"])),
@@ -24,12 +40,21 @@ fn rules_decide_which_packets_skip_the_stack() {
         (
             FastPath::On,
             Some(list(&["chain a"])),
-            Whole::Some { among: Among::PodCidrs(Vec::new()), not_far: Some("rule 3".to_owned()) },
+            Whole::Some {
+                among: Among::PodCidrs(Vec::new()),
+                not_far: Some("rule 3".to_owned()),
+            },
             true,
             "on, past chain a; whole connections between this node's pods with addresses of its podCIDRs; those to other \
              nodes take the stack, because rule 3",
         ),
-        (FastPath::Auto, None, none(&[]), false, "off until the devices are known"),
+        (
+            FastPath::Auto,
+            None,
+            none(&[]),
+            false,
+            "off until the devices are known",
+        ),
         (
             FastPath::Auto,
             Some(list(&[])),
@@ -53,13 +78,25 @@ fn rules_decide_which_packets_skip_the_stack() {
         ),
     ];
     for (asked, rules, whole, is_on, text) in cases {
-        let state = FastPathState { rules, whole, tracks: false, ..FastPathState::new(asked, false) };
+        let state = FastPathState {
+            rules,
+            whole,
+            tracks: false,
+            ..FastPathState::new(asked, false)
+        };
         assert_eq!((state.is_on(), state.to_string().as_str()), (is_on, text));
     }
     for asked in [FastPath::Auto, FastPath::On] {
         let obstacle = Some("it is read-only".to_owned());
-        let state = FastPathState { rules: Some(list(&[])), obstacle, ..FastPathState::new(asked, false) };
-        assert_eq!((state.is_on(), state.to_string().as_str()), (false, "off, because it is read-only"));
+        let state = FastPathState {
+            rules: Some(list(&[])),
+            obstacle,
+            ..FastPathState::new(asked, false)
+        };
+        assert_eq!(
+            (state.is_on(), state.to_string().as_str()),
+            (false, "off, because it is read-only")
+        );
     }
 }
 
@@ -70,7 +107,10 @@ fn conntrack_leaves_whole_connections_to_auto() {
     let pass = ", which these rules let pass: chain a, chain b";
     let cases = [
         (
-            Whole::Some { among: Among::All, not_far: Some("rule 3".to_owned()) },
+            Whole::Some {
+                among: Among::All,
+                not_far: Some("rule 3".to_owned()),
+            },
             Node::FAST_OPEN,
             format!(
                 "auto: on; whole connections between this node's pods{pass}; those to other nodes take the stack, \
@@ -78,14 +118,21 @@ fn conntrack_leaves_whole_connections_to_auto() {
             ),
         ),
         (
-            Whole::Some { among: Among::Cluster(Vec::new()), not_far: None },
+            Whole::Some {
+                among: Among::Cluster(Vec::new()),
+                not_far: None,
+            },
             Node::FAST_OPEN | Node::FAST_OPEN_PODS | Node::FAST_OPEN_FAR,
             format!(
                 "auto: on; whole connections of this node's pods to pods with addresses of the cluster's \
                  networks{pass}{others}"
             ),
         ),
-        (Whole::None(list(&["rule 1"])), 0, "auto: off, because rule 1".to_owned()),
+        (
+            Whole::None(list(&["rule 1"])),
+            0,
+            "auto: off, because rule 1".to_owned(),
+        ),
     ];
     for (whole, flag, text) in cases {
         let state = FastPathState {
@@ -110,28 +157,51 @@ fn open_connections_skip_the_stack_beside_conntrack_where_rules_let_them() {
     };
     let cases = [
         (
-            Opened::Some { among: Among::All, not_outside: None },
+            Opened::Some {
+                among: Among::All,
+                not_outside: None,
+            },
             Node::FAST_OPENED | Node::FAST_OPENED_OUTSIDE,
             pods("", ", and UDP exchanges of clients outside with them"),
         ),
         (
-            Opened::Some { among: Among::Cluster(Vec::new()), not_outside: Some("rule 3".to_owned()) },
+            Opened::Some {
+                among: Among::Cluster(Vec::new()),
+                not_outside: Some("rule 3".to_owned()),
+            },
             Node::FAST_OPENED | Node::FAST_OPEN_PODS,
             pods(
                 " with addresses of the cluster's networks",
                 "; UDP exchanges of clients outside take the stack, because rule 3",
             ),
         ),
-        (Opened::None(list(&["rule 2"])), 0, "auto: off, because rule 1".to_owned()),
+        (
+            Opened::None(list(&["rule 2"])),
+            0,
+            "auto: off, because rule 1".to_owned(),
+        ),
     ];
     for (opened, flag, text) in cases {
-        let (rules, whole) = (Some(list(&["rule 2"])), Whole::None(list(&["rule 1"])));
-        let mut state = FastPathState { rules, whole, opened, ..FastPathState::new(FastPath::Auto, false) };
+        let rules = Some(list(&["rule 2"]));
+        let whole = Whole::None(list(&["rule 1"]));
+        let mut state = FastPathState {
+            rules,
+            whole,
+            opened,
+            ..FastPathState::new(FastPath::Auto, false)
+        };
         assert_eq!((state.flag(), state.to_string()), (flag, text));
         state.forget_pods();
         assert_eq!(state.flag(), 0);
-        let on = FastPathState { asked: FastPath::On, ..state };
-        assert_eq!(on.flag(), Node::FAST_PATH, "conntrack is liberal as a whole");
+        let on = FastPathState {
+            asked: FastPath::On,
+            ..state
+        };
+        assert_eq!(
+            on.flag(),
+            Node::FAST_PATH,
+            "conntrack is liberal as a whole"
+        );
     }
 }
 
@@ -139,39 +209,83 @@ fn open_connections_skip_the_stack_beside_conntrack_where_rules_let_them() {
 fn whole_connections_are_kept_while_there_are_any() {
     let mut state = FastPathState::new(FastPath::Auto, true);
     state.rules = Some(vec!["chain a".to_owned()]);
-    let left = |whole| Remaining { whole, tolerated: 0 };
+    let left = |whole| Remaining {
+        whole,
+        tolerated: 0,
+    };
     state.keep(left(1));
     assert_eq!(state.flag(), device::Node::FAST_KEEP);
     state.keep(left(0));
     state.keep(left(1));
     state.keep(left(0));
-    assert_eq!(state.flag(), device::Node::FAST_KEEP, "one sweep may have missed it");
-    assert!(state.to_string().ends_with("; connections that were opened past the stack go on past it"));
+    assert_eq!(
+        state.flag(),
+        device::Node::FAST_KEEP,
+        "one sweep may have missed it"
+    );
+    assert!(
+        state
+            .to_string()
+            .ends_with("; connections that were opened past the stack go on past it")
+    );
     state.keep(left(0));
     assert_eq!(state.flag(), 0);
-    let mut guards = FastPathState { rules: Some(list(&["chain a"])), ..FastPathState::new(FastPath::Auto, true) };
-    (0..3).for_each(|_| assert!(!guards.keep(Remaining { whole: 0, tolerated: 1 })));
-    assert_eq!(guards.flag(), device::Node::FAST_KEEP, "ends of open connections are guarded");
+    let mut guards = FastPathState {
+        rules: Some(list(&["chain a"])),
+        ..FastPathState::new(FastPath::Auto, true)
+    };
+    (0..3).for_each(|_| {
+        assert!(!guards.keep(Remaining {
+            whole: 0,
+            tolerated: 1
+        }))
+    });
+    assert_eq!(
+        guards.flag(),
+        device::Node::FAST_KEEP,
+        "ends of open connections are guarded"
+    );
     (0..2).for_each(|_| assert!(!guards.keep(left(0))));
     assert_eq!(guards.flag(), 0);
-    assert_eq!(FastPathState::new(FastPath::Off, true).flag(), 0, "its programs are not loaded");
+    assert_eq!(
+        FastPathState::new(FastPath::Off, true).flag(),
+        0,
+        "its programs are not loaded"
+    );
 }
 
 #[test]
 fn whole_connections_take_the_stack_once_for_each_judgement_against_them() {
-    let mut state = FastPathState { rules: Some(list(&["rule 1"])), ..FastPathState::new(FastPath::Auto, true) };
-    assert_eq!(state.staying(), None, "no rule speaks against established packets");
+    let mut state = FastPathState {
+        rules: Some(list(&["rule 1"])),
+        ..FastPathState::new(FastPath::Auto, true)
+    };
+    assert_eq!(
+        state.staying(),
+        None,
+        "no rule speaks against established packets"
+    );
     state.staying = Staying::none();
     assert_eq!(state.staying(), Some(&Staying::none()));
-    state.note_left(Left { connections: 2, unknown: Some((1, "its table is full".to_owned())) });
+    state.note_left(Left {
+        connections: 2,
+        unknown: Some((1, "its table is full".to_owned())),
+    });
     assert_eq!((state.staying(), state.whole_ones.are_there), (None, false));
-    let unknown = "; conntrack does not know 1 connection that takes the stack now: its table is full";
+    let unknown =
+        "; conntrack does not know 1 connection that takes the stack now: its table is full";
     assert!(state.to_string().ends_with(unknown), "{state}");
     assert_eq!(
         state.flag() & device::Node::FAST_KEEP,
         device::Node::FAST_KEEP,
         "conntrack is liberal with the other one"
     );
-    assert!(state.keep(Remaining { whole: 1, tolerated: 0 }), "one was opened meanwhile");
+    assert!(
+        state.keep(Remaining {
+            whole: 1,
+            tolerated: 0
+        }),
+        "one was opened meanwhile"
+    );
     assert_eq!(state.staying(), Some(&Staying::none()));
 }

@@ -1,4 +1,5 @@
-//! Tests of the answers that cost more than a look at the agent's state: who gets them, and how many at a time.
+//! Tests of the answers that cost more than a look at the agent's state: who gets them, and how
+//! many at a time.
 
 use std::time::Duration;
 
@@ -8,12 +9,22 @@ use super::*;
 use crate::http_server::Client;
 use crate::monitor::Event;
 
-const COSTLY: [&str; 3] = ["/ui/api/events", "/ui/api/map?namespace=shop", "/ui/api/trace?to=10.96.0.10:80"];
+const COSTLY: [&str; 3] = [
+    "/ui/api/events",
+    "/ui/api/map?namespace=shop",
+    "/ui/api/trace?to=10.96.0.10:80",
+];
 const OF_PAGE: [(&str, &str); 2] = [("host", "127.0.0.1:10249"), ("kpx-page", "1")];
 
 /// Asks as a client on this host would.
 async fn ask_here(router: &Router, path: &str, headers: &[(&str, &str)]) -> Response {
-    send(&router.clone().layer(Extension(Client::OnHost)), Method::GET, path, headers).await
+    send(
+        &router.clone().layer(Extension(Client::OnHost)),
+        Method::GET,
+        path,
+        headers,
+    )
+    .await
 }
 
 #[tokio::test]
@@ -24,22 +35,56 @@ async fn only_page_on_this_host_gets_costly_answers() {
         for (client, headers) in [
             (Client::Elsewhere, &[host, page][..]),
             (Client::OnHost, &[host]),
-            (Client::OnHost, &[host, ("origin", "http://evil.example"), ("sec-fetch-site", "cross-site")]),
+            (
+                Client::OnHost,
+                &[
+                    host,
+                    ("origin", "http://evil.example"),
+                    ("sec-fetch-site", "cross-site"),
+                ],
+            ),
         ] {
-            let response = send(&router.clone().layer(Extension(client)), Method::GET, path, headers).await;
-            assert_eq!(response.status(), StatusCode::FORBIDDEN, "{path} for {client:?} with {headers:?}");
+            let response = send(
+                &router.clone().layer(Extension(client)),
+                Method::GET,
+                path,
+                headers,
+            )
+            .await;
+            assert_eq!(
+                response.status(),
+                StatusCode::FORBIDDEN,
+                "{path} for {client:?} with {headers:?}"
+            );
             assert!(response.headers().contains_key("content-security-policy"));
         }
-        assert_eq!(send(&router, Method::GET, path, &OF_PAGE).await.status(), StatusCode::FORBIDDEN, "unknown client");
+        assert_eq!(
+            send(&router, Method::GET, path, &OF_PAGE).await.status(),
+            StatusCode::FORBIDDEN,
+            "unknown client"
+        );
         let foreign = ask_here(&router, path, &[("host", "evil.example"), page]).await;
         assert_eq!(foreign.status(), StatusCode::MISDIRECTED_REQUEST, "{path}");
-        assert_ne!(ask_here(&router, path, &OF_PAGE).await.status(), StatusCode::FORBIDDEN, "{path}");
+        assert_ne!(
+            ask_here(&router, path, &OF_PAGE).await.status(),
+            StatusCode::FORBIDDEN,
+            "{path}"
+        );
         // A browser asks before it sends the header for another site, and gets no leave.
         for method in [Method::OPTIONS, Method::POST, Method::PUT, Method::DELETE] {
             let asked = router.clone().layer(Extension(Client::OnHost));
             let response = send(&asked, method.clone(), path, &OF_PAGE).await;
-            assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
-            assert!(!response.headers().keys().any(|name| name.as_str().starts_with("access-control")));
+            assert_eq!(
+                response.status(),
+                StatusCode::METHOD_NOT_ALLOWED,
+                "{method} {path}"
+            );
+            assert!(
+                !response
+                    .headers()
+                    .keys()
+                    .any(|name| name.as_str().starts_with("access-control"))
+            );
         }
     }
 }
@@ -49,7 +94,11 @@ async fn events_are_filtered_and_end_with_their_reader() {
     let sources = sources();
     let router = router(sources.clone(), "n1");
     let mut all = open(&router, "/ui/api/events").await;
-    let mut refused = open(&router, "/ui/api/events?kind=unserved&reason=no_endpoints&client=10.1.0.1").await;
+    let mut refused = open(
+        &router,
+        "/ui/api/events?kind=unserved&reason=no_endpoints&client=10.1.0.1",
+    )
+    .await;
     assert_eq!(sources.watchers.number(), 2);
     for (what, reason, client) in [
         ("decision", None, "10.1.0.1:1"),
@@ -70,7 +119,11 @@ async fn events_are_filtered_and_end_with_their_reader() {
     }
     assert_eq!(client_port(&next(&mut refused).await), 4);
     drop(all);
-    assert_eq!(sources.watchers.number(), 1, "recording goes on for the other reader");
+    assert_eq!(
+        sources.watchers.number(),
+        1,
+        "recording goes on for the other reader"
+    );
     drop(refused);
     assert_eq!(sources.watchers.number(), 0, "recording stops");
 }
@@ -95,7 +148,11 @@ async fn flood_of_events_is_cut_and_counted() {
     let mut stream = open(&router(sources.clone(), "n1"), "/ui/api/events").await;
     let tell = |number: u16| {
         let client = Some(([10, 1, 0, 1], number).into());
-        sources.watchers.tell(Event { what: "decision".to_owned(), client, ..Event::lost(0) });
+        sources.watchers.tell(Event {
+            what: "decision".to_owned(),
+            client,
+            ..Event::lost(0)
+        });
     };
     (1..=1_000).for_each(tell);
     for number in 1..=100 {
@@ -120,7 +177,10 @@ async fn streams_at_a_time_are_bounded() {
     }
     let ninth = ask_here(&router, "/ui/api/events", &OF_PAGE).await;
     assert_eq!(ninth.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(text(ninth).await, "as many streams as are allowed at a time are open: 8\n");
+    assert_eq!(
+        text(ninth).await,
+        "as many streams as are allowed at a time are open: 8\n"
+    );
     streams.pop();
     drop(open(&router, "/ui/api/events").await);
 }
@@ -131,14 +191,20 @@ async fn wrong_questions_are_named() {
     let long = format!("/ui/api/trace?to={}", "a".repeat(301));
     for (path, why) in [
         ("/ui/api/events?client=web", "client \"web\" is no address"),
-        ("/ui/api/events?reason=bored", "there is no reason \"bored\""),
+        (
+            "/ui/api/events?reason=bored",
+            "there is no reason \"bored\"",
+        ),
         ("/ui/api/events?kind=all", "kind \"all\" is neither"),
         ("/ui/api/events?service=a/b/c", "is no name"),
         ("/ui/api/events?verdict=drop", "unknown field `verdict`"),
         ("/ui/api/map", "missing field `namespace`"),
         ("/ui/api/trace?from=10.1.0.1", "missing field `to`"),
         ("/ui/api/trace?to=10.96.0.10", "is not IP:PORT"),
-        ("/ui/api/trace?from=--manifests&to=10.96.0.10:80", "\"--manifests\" is not IP"),
+        (
+            "/ui/api/trace?from=--manifests&to=10.96.0.10:80",
+            "\"--manifests\" is not IP",
+        ),
         (&long, "longer than 300"),
     ] {
         let response = ask_here(&router, path, &OF_PAGE).await;
@@ -150,7 +216,10 @@ async fn wrong_questions_are_named() {
     let response = ask_here(&router, "/ui/api/trace?to=10.96.0.10:80", &OF_PAGE).await;
     assert_eq!(response.status(), StatusCode::UNPROCESSABLE_ENTITY);
     let text = text(response).await;
-    assert!(text.contains("no kpx answers at /nonexistent/kpx.sock") || text.contains("takes root"), "{text}");
+    assert!(
+        text.contains("no kpx answers at /nonexistent/kpx.sock") || text.contains("takes root"),
+        "{text}"
+    );
 }
 
 /// Opens a stream, and reads what it begins with.
@@ -169,6 +238,14 @@ async fn next(body: &mut Body) -> String {
 }
 
 fn client_port(text: &str) -> u16 {
-    let event: serde_json::Value = serde_json::from_str(text.strip_prefix("data: ").unwrap()).unwrap();
-    event["client"].as_str().unwrap().rsplit(':').next().unwrap().parse().unwrap()
+    let event: serde_json::Value =
+        serde_json::from_str(text.strip_prefix("data: ").unwrap()).unwrap();
+    event["client"]
+        .as_str()
+        .unwrap()
+        .rsplit(':')
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap()
 }

@@ -1,0 +1,59 @@
+//! A finding: what was looked at, what was found, and how to mend it.
+
+use serde::Serialize;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Finding {
+    pub(crate) level: Level,
+    /// The name of the checked item.
+    pub(crate) what: &'static str,
+    pub(crate) found: String,
+    /// The advice on how to mend it; null if nothing is wrong.
+    pub(crate) fix: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Level {
+    Ok,
+    /// The finding that leaves kpx working, but deserves the operator's attention.
+    Warn,
+    /// The finding that keeps kpx from working, at least in part.
+    Fail,
+}
+
+pub(crate) fn ok(what: &'static str, found: impl Into<String>) -> Finding {
+    Finding {
+        level: Level::Ok,
+        what,
+        found: found.into(),
+        fix: None,
+    }
+}
+
+pub(crate) fn warn(
+    what: &'static str,
+    found: impl Into<String>,
+    fix: impl Into<String>,
+) -> Finding {
+    Finding {
+        level: Level::Warn,
+        what,
+        found: found.into(),
+        fix: Some(fix.into()),
+    }
+}
+
+pub(crate) fn fail(
+    what: &'static str,
+    found: impl Into<String>,
+    fix: impl Into<String>,
+) -> Finding {
+    Finding {
+        level: Level::Fail,
+        what,
+        found: found.into(),
+        fix: Some(fix.into()),
+    }
+}

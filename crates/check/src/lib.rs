@@ -1,0 +1,103 @@
+//! `kpx check`: is this host fit for kpx? Collecting facts ([`facts`]) and judging them ([`judge`])
+//! are separate. The agent and `kpx cleanup` share three parts: the needed capabilities,
+//! kube-proxy's processes, kube-proxy's rules.
+#![forbid(unsafe_code)]
+
+mod facts;
+mod finding;
+mod judge;
+mod needs;
+mod outside;
+mod probe;
+mod processes;
+mod rules;
+mod setting;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use comfy_table::Cell;
+use serde::Serialize;
+
+use proxy_view::Mode;
+use proxy_view::output::{Form, OutputArgs, cell, green, red, yellow};
+
+use finding::{Finding, Level};
+
+pub use judge::{past_ipsec, unheard_probes};
+pub use needs::{NEEDED, Need, is_part_of_sys_admin, missing};
+pub use processes::{holds_lock, kube_proxies};
+pub use rules::{Chains, KubeProxyRules};
+pub use setting::{RunFlags, Setting};
+
+/// Check whether this host is fit for kpx, and say how to mend it. Needs root.
+///
+/// Loads the kernel programs and attaches them in a network namespace of their own; nothing on the
+/// host is changed. Give the flags of kpx run, so that the check is of that run. In mode node a
+/// kubeconfig is only read; in mode host the API server is asked what it grants, and this host's
+/// networks are compared with those of Services.
+/// Ends with 1 if something keeps kpx from working.
+#[derive(Args, Debug)]
+pub struct CheckArgs<R: RunFlags> {
+    #[command(flatten)]
+    run: R,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// The report. Its form is stable: fields may be added, and no field is renamed or removed.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Report {
+    /// True if no finding keeps kpx from working.
+    fit: bool,
+    findings: Vec<Finding>,
+}
+
+pub async fn check<R: RunFlags>(args: &CheckArgs<R>) -> Result<ExitCode> {
+    let setting = args.run.setting()?;
+    let facts = facts::gather(&setting).await?;
+    let findings = match setting.mode {
+        Mode::Node => judge::judge(&facts),
+        Mode::Host => {
+            let outside = outside::gather(&setting, &facts::links().await?).await?;
+            judge::of_host(&facts)
+                .into_iter()
+                .chain(outside::judge(&setting, &outside))
+                .collect()
+        }
+    };
+    let report = Report {
+        fit: findings.iter().all(|finding| finding.level != Level::Fail),
+        findings,
+    };
+    args.output.print(&report, |form| text(&report, form))?;
+    Ok(if report.fit {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn text(report: &Report, form: Form) -> String {
+    form.sentences(&["LEVEL", "WHAT", "FOUND"], report.findings.iter().map(row))
+}
+
+fn row(finding: &Finding) -> Vec<Cell> {
+    let level = match finding.level {
+        Level::Ok => green("ok"),
+        Level::Warn => yellow("warn"),
+        Level::Fail => red("fail"),
+    };
+    let fix = finding
+        .fix
+        .as_ref()
+        .map(|fix| format!(" — {fix}"))
+        .unwrap_or_default();
+    vec![
+        level,
+        cell(finding.what),
+        cell(finding.found.clone() + &fix),
+    ]
+}

@@ -1,0 +1,119 @@
+//! `kubectl kpx connectivity-test`: servers and clients of its own in the cluster, and who of them
+//! reaches what.
+
+mod cases;
+mod namespace;
+mod objects;
+mod report;
+mod run;
+mod stage;
+
+use std::net::IpAddr;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::Args;
+use proxy_view::output::OutputArgs;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::timeout;
+
+use crate::connect::ConnectArgs;
+use crate::pods;
+use cases::Plan;
+use report::Report;
+use stage::{DIALS, Stage, TIMEOUT};
+
+/// The nodes of a test that names none.
+const NODES: usize = 2;
+
+/// Try every kind of Service in the cluster, with pods of the test's own, and show what works.
+///
+/// Makes a namespace with servers, clients and Services on two nodes, dials from pods, from nodes
+/// and from here, and removes all of it, also after Ctrl-C. The pods run kpx's own image. Case by
+/// case a row has passed, has failed, or was left out with the reason.
+///
+/// Ends with 0 if nothing failed, else with 1.
+#[derive(Args, Debug)]
+pub(crate) struct ConnectivityArgs {
+    /// The image of the test's pods, which has kpx at /usr/local/bin/kpx; by default that of kpx's
+    /// own pod.
+    #[arg(long, value_name = "IMAGE")]
+    image: Option<String>,
+    /// The namespace of the test, which must not exist yet; by default kpx-connectivity- with a
+    /// number.
+    #[arg(long, value_name = "NAMESPACE")]
+    test_namespace: Option<String>,
+    /// An address for a Service of type LoadBalancer, one for each family. It must be unused, and
+    /// lead to a node for those outside.
+    #[arg(long, value_name = "IP")]
+    load_balancer_ip: Vec<IpAddr>,
+    /// An ExternalIP for a Service, one for each family. It must be unused, and lead to a node for
+    /// those outside.
+    #[arg(long, value_name = "IP")]
+    external_ip: Vec<IpAddr>,
+    /// The seconds in which all must be in force; what fails then has failed.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=60))]
+    settle: u64,
+    /// Leave the namespace and its pods. The next run removes them.
+    #[arg(long)]
+    keep: bool,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+pub(crate) async fn connectivity_test(
+    connect: &ConnectArgs,
+    args: &ConnectivityArgs,
+) -> Result<ExitCode> {
+    let client = connect.client().await?;
+    let mut kpx = pods::find(&client, connect, &connect.node).await?;
+    if let Some((at, absent)) = kpx
+        .iter()
+        .find_map(|at| Some((at, at.absent.as_ref()?)))
+        .filter(|_| !connect.node.is_empty())
+    {
+        bail!("{}: {absent}", at.node);
+    }
+    kpx.retain(|at| at.absent.is_none());
+    if connect.node.is_empty() && !connect.all_nodes {
+        kpx.truncate(NODES);
+    }
+    ensure!(!kpx.is_empty(), "kpx runs on no node");
+    let namespace = args.test_namespace.clone().unwrap_or_else(fresh_name);
+    let mut stage = Stage::new(client, connect, kpx, namespace)?;
+    stage.remove_leftovers().await?;
+    // Both are taken before there is anything to remove.
+    let mut term = signal(SignalKind::terminate())?;
+    let mut int = signal(SignalKind::interrupt())?;
+    let limit = connect.timeout(TIMEOUT) + Duration::from_secs(DIALS);
+    let report = tokio::select! {
+        done = timeout(limit, work(&mut stage, args)) => {
+            done.map_err(|_| anyhow!("the test has no end after {} s", limit.as_secs())).flatten()
+        }
+        _ = term.recv() => Err(anyhow!("stopped by SIGTERM")),
+        _ = int.recv() => Err(anyhow!("stopped by Ctrl-C")),
+    };
+    let removed = stage.close(args.keep).await;
+    let code = report.and_then(|report| report.print(&args.output));
+    match (code, removed) {
+        (Err(error), Err(left)) => Err(error.context(format!("{left:#}"))),
+        (Ok(_), Err(left)) => Err(left).context("the test is over, and its namespace is not gone"),
+        (code, Ok(())) => code,
+    }
+}
+
+async fn work(stage: &mut Stage<'_>, args: &ConnectivityArgs) -> Result<Report> {
+    stage.build(args).await?;
+    let plan = Plan::of(stage);
+    let judged = run::run(stage, &plan.dials, Duration::from_secs(args.settle)).await;
+    Ok(Report::of(stage, plan, judged).await)
+}
+
+/// Makes up a name that no other run has.
+fn fresh_name() -> String {
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    format!("kpx-connectivity-{:x}", now.as_micros() & 0xffff_ffff)
+}

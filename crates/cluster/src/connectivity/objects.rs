@@ -1,0 +1,246 @@
+//! The objects of the test.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+/// The label of the test's namespaces.
+pub(super) const LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", "kpx-connectivity-test");
+/// The time until which a run may need its namespace.
+pub(super) const ENDS_BY: &str = "kpx.dev/ends-by";
+/// The random word of the run that made the namespace.
+pub(super) const RUN: &str = "kpx.dev/run";
+const ROLE: &str = "kpx.dev/test-role";
+const SERVER: &str = "kpx.dev/test-server";
+/// The port of servers.
+pub(super) const SERVED: u16 = 18_480;
+/// The port of the guarded server that the policy closes.
+pub(super) const CLOSED: u16 = 18_481;
+/// The port of Services.
+pub(super) const PORT: u16 = 80;
+/// The Service's port before the closed one.
+pub(super) const CLOSED_PORT: u16 = 81;
+/// The ports that no Service of the test offers.
+pub(super) const NO_PORT: u16 = 82;
+/// The user of the containers, which needs no right.
+const NOBODY: u32 = 65_534;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Client,
+    /// A client in its node's own network.
+    Host,
+    Server,
+    /// A server whose policy lets clients in at one of its two ports.
+    Guarded,
+}
+
+impl Role {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Host => "host",
+            Self::Server => "server",
+            Self::Guarded => "guarded",
+        }
+    }
+
+    fn ports(self) -> &'static [u16] {
+        match self {
+            Self::Client | Self::Host => &[],
+            Self::Server => &[SERVED],
+            Self::Guarded => &[SERVED, CLOSED],
+        }
+    }
+}
+
+/// A pod of the test.
+#[derive(Clone, Debug)]
+pub(super) struct TestPod {
+    pub(super) name: String,
+    pub(super) node: String,
+    pub(super) role: Role,
+    /// Its addresses, once it runs.
+    pub(super) ips: Vec<IpAddr>,
+}
+
+/// Lists the pods for these nodes: two servers and a guarded one on the first two, clients on all.
+pub(super) fn pods_for(nodes: &[String]) -> Vec<TestPod> {
+    let pod = |role: Role, number: usize, node: &str| TestPod {
+        name: format!("{}-{number}", role.name()),
+        node: node.to_owned(),
+        role,
+        ips: Vec::new(),
+    };
+    let first = nodes.first().map(String::as_str).unwrap_or_default();
+    let second = nodes.get(1).map_or(first, String::as_str);
+    let mut pods = vec![
+        pod(Role::Server, 1, first),
+        pod(Role::Server, 2, second),
+        pod(Role::Guarded, 1, first),
+    ];
+    for (node, number) in nodes.iter().zip(1..) {
+        pods.extend([
+            pod(Role::Client, number, node),
+            pod(Role::Host, number, node),
+        ]);
+    }
+    pods
+}
+
+pub(super) fn namespace(name: &str, run: &str, ends_by: &str) -> Result<Namespace> {
+    object(json!({"metadata": {
+        "name": name,
+        // Pods in their node's network are what the level `privileged` alone lets in.
+        "labels": {LABEL.0: LABEL.1, "pod-security.kubernetes.io/enforce": "privileged"},
+        "annotations": {ENDS_BY: ends_by, RUN: run},
+    }}))
+}
+
+/// Makes the manifest of a pod, which ends by itself after so many seconds.
+pub(super) fn pod(pod: &TestPod, image: &str, seconds: u64) -> Result<Pod> {
+    let mut command = vec![
+        crate::exec::KPX.to_owned(),
+        "probe".to_owned(),
+        "serve".to_owned(),
+    ];
+    command.push(format!("--name={}", pod.name));
+    command.extend(pod.role.ports().iter().map(|port| format!("--port={port}")));
+    let host = pod.role == Role::Host;
+    object(json!({
+        "metadata": {"name": pod.name, "labels": {LABEL.0: LABEL.1, ROLE: pod.role.name(), SERVER: pod.name}},
+        "spec": {
+            "nodeName": pod.node,
+            "hostNetwork": host,
+            "dnsPolicy": if host { "ClusterFirstWithHostNet" } else { "ClusterFirst" },
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": seconds,
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": false,
+            "enableServiceLinks": false,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{
+                "name": CONTAINER,
+                "image": image,
+                "imagePullPolicy": "IfNotPresent",
+                "command": command,
+                "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
+                "securityContext": {
+                    "runAsUser": NOBODY,
+                    "runAsNonRoot": true,
+                    "allowPrivilegeEscalation": false,
+                    "readOnlyRootFilesystem": true,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+            }],
+        },
+    }))
+}
+
+/// The name of the one container of each pod.
+pub(super) const CONTAINER: &str = "probe";
+
+/// Lists the Services that every cluster can have.
+pub(super) fn services() -> Result<Vec<Service>> {
+    let one = json!({SERVER: "server-1"});
+    let all = json!({ROLE: "server"});
+    let node_port = |local: &str| json!({"type": "NodePort", "externalTrafficPolicy": local});
+    let services = [
+        ("first", one.clone(), json!({})),
+        ("second", json!({SERVER: "server-2"}), json!({})),
+        ("both", all.clone(), json!({})),
+        (
+            "sticky",
+            all.clone(),
+            json!({"sessionAffinity": "ClientIP"}),
+        ),
+        ("nowhere", json!({SERVER: "none"}), json!({})),
+        (
+            "internal",
+            one.clone(),
+            json!({"internalTrafficPolicy": "Local"}),
+        ),
+        ("node-port", all.clone(), node_port("Cluster")),
+        ("node-port-local", one, node_port("Local")),
+        ("headless", all, json!({"clusterIP": "None"})),
+    ];
+    let mut services: Vec<_> = services
+        .into_iter()
+        .map(|(name, pods, more)| service(name, &pods, more))
+        .collect();
+    services.push(guarded());
+    services.into_iter().collect()
+}
+
+/// Makes the Service at addresses that an operator gave.
+pub(super) fn external_ip(addresses: &[IpAddr]) -> Result<Service> {
+    service(
+        "external-ip",
+        &json!({ROLE: "server"}),
+        json!({"externalIPs": addresses}),
+    )
+}
+
+/// Makes a Service of type LoadBalancer. No controller serves its class, so its address is the one
+/// that the test writes.
+pub(super) fn load_balancer() -> Result<Service> {
+    let class = json!({"type": "LoadBalancer", "loadBalancerClass": "kpx.dev/connectivity-test"});
+    service("load-balancer", &json!({ROLE: "server"}), class)
+}
+
+/// Makes the status that has these addresses.
+pub(super) fn load_balancer_status(addresses: &[IpAddr]) -> Value {
+    let ingress: Vec<_> = addresses
+        .iter()
+        .map(|ip| json!({"ip": ip, "ipMode": "VIP"}))
+        .collect();
+    json!({"status": {"loadBalancer": {"ingress": ingress}}})
+}
+
+fn service(name: &str, pods: &Value, more: Value) -> Result<Service> {
+    let ports = ["TCP", "UDP"].map(|protocol| port(protocol, PORT, SERVED));
+    let mut spec = json!({"selector": pods, "ipFamilyPolicy": "PreferDualStack", "ports": ports});
+    for (field, value) in more.as_object().into_iter().flatten() {
+        spec[field] = value.clone();
+    }
+    object(json!({"metadata": {"name": name}, "spec": spec}))
+}
+
+fn guarded() -> Result<Service> {
+    let ports = [
+        ("TCP", PORT, SERVED),
+        ("UDP", PORT, SERVED),
+        ("TCP", CLOSED_PORT, CLOSED),
+        ("UDP", CLOSED_PORT, CLOSED),
+    ];
+    let ports = ports.map(|(protocol, number, target)| port(protocol, number, target));
+    service(
+        "guarded",
+        &json!({ROLE: "guarded"}),
+        json!({"ports": ports}),
+    )
+}
+
+fn port(protocol: &str, number: u16, target: u16) -> Value {
+    let name = format!("{}-{number}", protocol.to_lowercase());
+    json!({"name": name, "protocol": protocol, "port": number, "targetPort": target})
+}
+
+/// Lets clients in at one port of the guarded pod, and nothing else.
+pub(super) fn policy() -> Result<NetworkPolicy> {
+    let ports = ["TCP", "UDP"].map(|protocol| json!({"protocol": protocol, "port": SERVED}));
+    let clients =
+        json!({"from": [{"podSelector": {"matchLabels": {ROLE: "client"}}}], "ports": ports});
+    object(json!({
+        "metadata": {"name": "guarded"},
+        "spec": {"podSelector": {"matchLabels": {ROLE: "guarded"}}, "policyTypes": ["Ingress"], "ingress": [clients]},
+    }))
+}
+
+fn object<K: DeserializeOwned>(value: Value) -> Result<K> {
+    serde_json::from_value(value).context("an object of the test")
+}

@@ -1,0 +1,204 @@
+//! Dials from the pods and from here, until all is as it must be or the time is over.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use futures::future::join_all;
+use serde_json::Value;
+
+use super::cases::{Dial, Expect, From};
+use super::objects::CONTAINER;
+use super::stage::Stage;
+use crate::exec::{self, Answer};
+use crate::pods::NodePod;
+use crate::probe::{Outcome, Protocol, Reply, Target, dial_all};
+
+/// The time for one answer.
+const ANSWER: Duration = Duration::from_secs(2);
+/// The time for an answer that must not come.
+const SILENCE: Duration = Duration::from_secs(1);
+/// The destinations of one command: they must fit into a URL.
+const PER_COMMAND: usize = 50;
+/// The time for one command: it dials them together, and one of them up to 24 times.
+const COMMAND: Duration = Duration::from_secs(90);
+/// The most bytes of a command's answer.
+const LONGEST: u64 = 4 << 20;
+/// The port of kpx's health, by which this process learns if it reaches a node.
+const HEALTH: u16 = 10_256;
+
+/// The result of a dial: what came back instead of what must.
+pub(super) type Judged = Result<(), String>;
+
+/// Dials until all dials are right or `settle` is over, and then each once more: that one counts.
+pub(super) async fn run(stage: &Stage<'_>, dials: &[Dial], settle: Duration) -> Vec<Judged> {
+    let until = Instant::now() + settle;
+    let mut open: Vec<usize> = (0..dials.len()).collect();
+    loop {
+        let judged = round(stage, dials, &open).await;
+        open = open
+            .into_iter()
+            .zip(judged)
+            .filter_map(|(index, judged)| judged.is_err().then_some(index))
+            .collect();
+        if open.is_empty() || Instant::now() >= until {
+            break;
+        }
+    }
+    round(stage, dials, &(0..dials.len()).collect::<Vec<_>>()).await
+}
+
+/// Dials these once. Each client dials its destinations at the same time as the others.
+async fn round(stage: &Stage<'_>, dials: &[Dial], wanted: &[usize]) -> Vec<Judged> {
+    let mut by_client: BTreeMap<(Option<usize>, bool), Vec<usize>> = BTreeMap::new();
+    for index in wanted {
+        let dial = &dials[*index];
+        by_client
+            .entry((dial.client, dial.expect.is_answered()))
+            .or_default()
+            .push(*index);
+    }
+    let commands = by_client
+        .iter()
+        .flat_map(|(key, indices)| indices.chunks(PER_COMMAND).map(move |part| (key, part)));
+    let runs = commands.map(|((client, is_answered), part)| async move {
+        let targets: Vec<Target> = part
+            .iter()
+            .map(|index| dials[*index].target.clone())
+            .collect();
+        let limit = if *is_answered { ANSWER } else { SILENCE };
+        let replies = match client {
+            Some(pod) => dial_in(stage, *pod, &targets, limit)
+                .await
+                .map_err(|error| format!("{error:#}")),
+            None => Ok(dial_all(&targets, limit).await),
+        };
+        let judge = |(place, index): (usize, &usize)| {
+            let judged = replies
+                .as_ref()
+                .map_err(Clone::clone)
+                .and_then(|all| dials[*index].expect.judge(&all[place]));
+            (*index, judged)
+        };
+        part.iter().enumerate().map(judge).collect::<Vec<_>>()
+    });
+    let judged: BTreeMap<usize, Judged> = join_all(runs).await.into_iter().flatten().collect();
+    wanted
+        .iter()
+        .map(|index| {
+            judged
+                .get(index)
+                .cloned()
+                .unwrap_or_else(|| Err("not dialled".to_owned()))
+        })
+        .collect()
+}
+
+/// Dials from a pod, by a command in it.
+async fn dial_in(
+    stage: &Stage<'_>,
+    pod: usize,
+    targets: &[Target],
+    limit: Duration,
+) -> Result<Vec<Vec<Reply>>> {
+    let pod = &stage.pods[pod];
+    let at = NodePod {
+        node: pod.node.clone(),
+        namespace: stage.namespace.clone(),
+        pod: pod.name.clone(),
+        container: Some(CONTAINER.to_owned()),
+        image: None,
+        absent: None,
+    };
+    let mut arguments = vec![
+        "probe".to_owned(),
+        "dial".to_owned(),
+        format!("--millis={}", limit.as_millis()),
+    ];
+    arguments.extend(targets.iter().map(ToString::to_string));
+    let Answer {
+        code,
+        stdout,
+        stderr,
+    } = exec::run(&stage.client, &at, &arguments, COMMAND, LONGEST).await?;
+    ensure!(code == 0, "kpx probe ended with {code}: {}", stderr.trim());
+    let replies: Vec<Vec<Reply>> =
+        serde_json::from_slice(&stdout).context("the pod's kpx answers in another form")?;
+    ensure!(
+        replies.len() == targets.len(),
+        "the pod's kpx has {} of {} replies",
+        replies.len(),
+        targets.len()
+    );
+    Ok(replies)
+}
+
+/// Returns the addresses that this process does not reach at all: neither an answer nor a refusal
+/// comes from there.
+pub(super) async fn unreached(dials: &[Dial]) -> Vec<IpAddr> {
+    let outside = dials
+        .iter()
+        .filter(|dial| dial.from == From::Outside)
+        .filter_map(|dial| dial.target.ip());
+    let mut addresses: Vec<_> = outside.collect();
+    addresses.sort();
+    addresses.dedup();
+    let targets = addresses
+        .iter()
+        .map(|ip| Target::new(Protocol::Tcp, std::net::SocketAddr::new(*ip, HEALTH)));
+    let replies = dial_all(&targets.collect::<Vec<_>>(), ANSWER).await;
+    let is_unreached = |replies: &Vec<Reply>| {
+        replies
+            .iter()
+            .all(|reply| matches!(reply.outcome, Outcome::Silent | Outcome::Unreachable))
+    };
+    addresses
+        .into_iter()
+        .zip(&replies)
+        .filter(|(_, replies)| is_unreached(replies))
+        .map(|(ip, _)| ip)
+        .collect()
+}
+
+/// Asks the kpx of the client's node what it does with such a packet.
+pub(super) async fn decision(stage: &Stage<'_>, dial: &Dial) -> Option<String> {
+    let pod = &stage.pods[dial.client?];
+    let to = dial.target.ip()?;
+    let from = match dial.from {
+        From::Node => format!("node/{}", pod.node),
+        _ => pod
+            .ips
+            .iter()
+            .find(|ip| ip.is_ipv4() == to.is_ipv4())?
+            .to_string(),
+    };
+    let at = stage.kpx.iter().find(|at| at.node == pod.node)?;
+    let to = format!("--to={}/{}", dial.target.to, dial.target.protocol);
+    let arguments = [
+        "trace".to_owned(),
+        format!("--from={from}"),
+        to,
+        "--output=json".to_owned(),
+    ];
+    let answer = exec::run(&stage.client, at, &arguments, COMMAND, LONGEST).await;
+    let Ok(Answer {
+        code: 0, stdout, ..
+    }) = answer
+    else {
+        return None;
+    };
+    let trace: Value = serde_json::from_slice(&stdout).ok()?;
+    let outcome = &trace["outcome"];
+    let word = |field: &str| outcome[field].as_str().unwrap_or_default();
+    Some(match (outcome["backend"]["at"].as_str(), word("reason")) {
+        (Some(backend), _) => format!("{} to {backend}", word("verdict")),
+        (None, reason) => format!("{} ({reason}): {}", word("verdict"), word("explanation")),
+    })
+}
+
+impl Expect {
+    fn is_answered(self) -> bool {
+        !matches!(self, Self::Silent | Self::Closed)
+    }
+}

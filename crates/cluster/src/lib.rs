@@ -1,0 +1,90 @@
+//! `kubectl kpx`, `kpx cluster`: asks the kpx of every node from one place, by the API server.
+//! `kpx sysdump`: gathers what a bug report needs.
+#![forbid(unsafe_code)]
+
+mod answers;
+mod backends;
+mod connect;
+mod connectivity;
+mod events;
+mod examples;
+mod exec;
+mod flows;
+mod monitor;
+mod pods;
+mod probe;
+mod select;
+mod services;
+mod status;
+mod sysdump;
+mod top;
+mod trace;
+mod watch;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Subcommand, ValueEnum};
+
+use connect::ConnectArgs;
+pub use examples::EXAMPLES;
+pub use probe::{ProbeArgs, probe};
+pub use sysdump::{SysdumpArgs, sysdump};
+
+/// The name of the program by which kubectl runs it as `kubectl kpx`.
+pub const PLUGIN: &str = "kubectl-kpx";
+
+/// Ask the kpx of every node from one place, by the API server. `kubectl kpx` is the same.
+///
+/// Runs `kpx` in the pod of each node, with the rights of your kubeconfig: list pods, get and
+/// create pods/exec in kpx's namespace.
+///
+/// Ends with 0 if every node answered and is well, with 1 if a node did not answer or is not well,
+/// with 2 if it was called wrongly. Nodes that did not answer are named with the reason on standard
+/// error.
+#[derive(Args, Debug)]
+pub struct ClusterArgs {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    connect: ConnectArgs,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    Status(status::StatusArgs),
+    Services(services::ServicesArgs),
+    Backends(backends::BackendsArgs),
+    Flows(flows::FlowsArgs),
+    Events(events::EventsArgs),
+    Top(top::TopArgs),
+    Monitor(monitor::MonitorArgs),
+    Trace(trace::TraceArgs),
+    ConnectivityTest(connectivity::ConnectivityArgs),
+    Sysdump(sysdump::ClusterSysdumpArgs),
+}
+
+/// The form of what commands print that have no table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    #[default]
+    Text,
+    Json,
+}
+
+/// Runs a command for the whole cluster.
+pub async fn cluster(args: ClusterArgs) -> Result<ExitCode> {
+    let connect = &args.connect;
+    match &args.command {
+        Command::Status(args) => status::status(connect, args).await,
+        Command::Services(args) => services::services(connect, args).await,
+        Command::Backends(args) => backends::backends(connect, args).await,
+        Command::Flows(args) => flows::flows(connect, args).await,
+        Command::Events(args) => events::events(connect, args).await,
+        Command::Top(args) => top::top(connect, args).await,
+        Command::Monitor(args) => monitor::monitor(connect, args).await,
+        Command::Trace(args) => trace::trace(connect, args).await,
+        Command::ConnectivityTest(args) => connectivity::connectivity_test(connect, args).await,
+        Command::Sysdump(args) => sysdump::of_cluster(connect, args).await,
+    }
+}

@@ -1,0 +1,89 @@
+//! The flags that select the Services of a command. kubectl's own names for them are about kpx's
+//! pods here.
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use proxy_view::object_name::ServiceName;
+use proxy_view::{Selector, ServiceView};
+
+#[derive(Args, Debug)]
+pub(crate) struct SelectArgs {
+    /// Show only this Service; put its namespace and a slash in front if several Services share the
+    /// name.
+    #[arg(value_name = "[svc/][NAMESPACE/]NAME")]
+    pub(crate) service: Option<ServiceName>,
+    /// Show only Services of this namespace.
+    #[arg(long, value_name = "NAMESPACE")]
+    service_namespace: Option<String>,
+    /// Show only Services with these labels, in kubectl's form: app=web,tier!=db,env in (a,b),!old.
+    #[arg(long, value_name = "LABELS", conflicts_with = "service")]
+    service_selector: Option<Selector>,
+}
+
+impl SelectArgs {
+    /// Returns the arguments of a command of kpx that selects the same Services on a node. The name
+    /// is left out: its answer would be an error on each node that does not know it.
+    pub(crate) fn arguments(&self, command: &str) -> Vec<String> {
+        let mut arguments = vec![command.to_owned()];
+        arguments.extend(in_namespace(&self.service_namespace));
+        arguments.extend(
+            self.service_selector
+                .iter()
+                .map(|selector| format!("--selector={selector}")),
+        );
+        arguments
+    }
+
+    /// Returns true for the Service that is named, or for all.
+    pub(crate) fn names(&self, namespace: &str, service: &str) -> bool {
+        self.service
+            .as_ref()
+            .is_none_or(|name| name.matches(namespace, service))
+    }
+
+    /// Fails if a Service is named that none of the nodes knows, as each of them knows all
+    /// Services.
+    pub(crate) fn check<'a>(&self, known: impl Iterator<Item = &'a ServiceView>) -> Result<()> {
+        let Some(name) = &self.service else {
+            return Ok(());
+        };
+        let known: Vec<_> = known.cloned().collect();
+        let is_known = known.iter().any(|service| name.is(service));
+        ensure!(known.is_empty() || is_known, name.unknown(&known));
+        Ok(())
+    }
+}
+
+/// Returns the argument of kpx that names the namespace of Services.
+pub(crate) fn in_namespace(namespace: &Option<String>) -> Option<String> {
+    namespace
+        .as_ref()
+        .map(|namespace| format!("--namespace={namespace}"))
+}
+
+/// Names nodes in a narrow column: all, up to two of them, or their number.
+pub(crate) fn nodes(nodes: &[&str], all: usize) -> String {
+    match nodes {
+        [one] => (*one).to_owned(),
+        nodes if nodes.len() == all => format!("all {all}"),
+        [one, two] => format!("{one},{two}"),
+        [one, rest @ ..] => format!("{one} and {} more", rest.len()),
+        [] => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn column_of_nodes_stays_narrow() {
+        let texts = [
+            nodes(&["n1"], 2),
+            nodes(&["n1", "n2"], 2),
+            nodes(&["a", "b"], 3),
+            nodes(&["a", "b", "c"], 4),
+        ];
+        assert_eq!(texts, ["n1", "all 2", "a,b", "a and 2 more"]);
+    }
+}

@@ -1,0 +1,356 @@
+//! `kubectl kpx trace`: finds the node that meets the client's packets, and asks its kpx.
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::ListParams;
+use kube::{Api, Client};
+use proxy_view::output::{Data, escaped, escaped_json, print, yaml};
+use serde_json::Value;
+
+use crate::answers::{LONGEST, name_failed};
+use crate::connect::ConnectArgs;
+use crate::exec::{self, Answer};
+use crate::pods::{self, NodePod};
+
+/// The seconds in which a node must answer: it loads a copy of the programs.
+const TIMEOUT: u64 = 60;
+
+/// Show what kpx does with a packet, and why, on the node that meets it.
+#[derive(Args, Debug)]
+pub(crate) struct TraceArgs {
+    /// The client: pod/[NAMESPACE/]NAME, a workload as deploy/[NAMESPACE/]NAME, node/NAME for a
+    /// process of the node, or an address. A client outside the cluster needs --node, the node that
+    /// its packets come to.
+    #[arg(long, value_name = "CLIENT")]
+    from: String,
+    /// The destination: IP:PORT, a Service as [svc/][NAMESPACE/]NAME[:PORT] or by its DNS name, a
+    /// pod as pod/[NAMESPACE/]NAME[:PORT], or node/NAME:PORT. Behind it may stand /tcp, /udp or
+    /// /sctp; the default is tcp.
+    #[arg(long, value_name = "DESTINATION")]
+    to: String,
+    /// Send so many packets, each from the next source port, and count the results.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    count: u32,
+    /// Print text, or data in a stable form: fields may be added, and no field is renamed or
+    /// removed.
+    #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
+    output: Data,
+}
+
+/// A client, as its node's kpx takes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Origin {
+    node: String,
+    /// The values of --from, of which the first counts that fits the destination.
+    from: Vec<String>,
+}
+
+pub(crate) async fn trace(connect: &ConnectArgs, args: &TraceArgs) -> Result<ExitCode> {
+    let client = connect.client().await?;
+    let origin = origin(&client, connect, args).await?;
+    let at = pods::find(&client, connect, std::slice::from_ref(&origin.node)).await?;
+    let at = at.first().context("a node to ask")?;
+    match ask(&client, connect, args, at, &origin).await {
+        Ok(Answer {
+            code: 0, stdout, ..
+        }) => {
+            let shown = String::from_utf8_lossy(&stdout);
+            print(&match args.output {
+                Data::Text => escaped(&shown),
+                Data::Json => escaped_json(&shown),
+                Data::Yaml => {
+                    yaml(&serde_json::from_str::<Value>(&shown).context("the trace of the node")?)?
+                }
+            })?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Ok(Answer { stderr, .. }) => {
+            bail!(
+                "{}: {}",
+                origin.node,
+                escaped(stderr.trim().trim_start_matches("kpx: ")).replace('\n', " ")
+            )
+        }
+        Err(error) => {
+            name_failed(1, &[(&origin.node, &error)]);
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+/// Asks with each address of the client, until one is of the destination's family.
+async fn ask(
+    client: &Client,
+    connect: &ConnectArgs,
+    args: &TraceArgs,
+    at: &NodePod,
+    origin: &Origin,
+) -> Result<Answer> {
+    let mut last = Answer::default();
+    for from in &origin.from {
+        let output = if args.output == Data::Text {
+            "text"
+        } else {
+            "json"
+        };
+        let arguments = [
+            "trace".to_owned(),
+            format!("--from={from}"),
+            format!("--to={}", args.to),
+            format!("--count={}", args.count),
+            format!("--output={output}"),
+        ];
+        last = exec::run(client, at, &arguments, connect.timeout(TIMEOUT), LONGEST).await?;
+        if last.code == 0 || !last.stderr.contains("different families") {
+            break;
+        }
+    }
+    Ok(last)
+}
+
+async fn origin(client: &Client, connect: &ConnectArgs, args: &TraceArgs) -> Result<Origin> {
+    ensure!(
+        connect.node.len() <= 1,
+        "a packet comes to one node: name one --node"
+    );
+    let given = connect.node.first().cloned();
+    let whole = args.from.parse::<SocketAddr>().ok().map(|at| at.ip());
+    if let Some(address) = whole.or_else(|| args.from.parse().ok()) {
+        let node = match given {
+            Some(node) => node,
+            None => node_of_address(client, connect, address).await?,
+        };
+        return Ok(Origin {
+            node,
+            from: vec![args.from.clone()],
+        });
+    }
+    let (kind, name) = args
+        .from
+        .split_once('/')
+        .with_context(|| format!("{:?} is neither an address nor KIND/NAME", args.from))?;
+    if ["node", "no", "nodes"].contains(&kind) {
+        return Ok(Origin {
+            node: name.to_owned(),
+            from: vec![args.from.clone()],
+        });
+    }
+    let (namespace, name) = name
+        .split_once('/')
+        .unwrap_or((client.default_namespace(), name));
+    let pod = find_pod(client, connect, kind, namespace, name).await?;
+    ensure!(
+        is_running(&pod),
+        "pod {namespace}/{} does not run, and sends no packets",
+        name_of(&pod)
+    );
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+    let node =
+        node.with_context(|| format!("pod {namespace}/{} has no node yet", name_of(&pod)))?;
+    if pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true) {
+        return Ok(Origin {
+            from: vec![format!("node/{node}")],
+            node,
+        });
+    }
+    let mut from: Vec<_> = addresses(&pod).iter().map(IpAddr::to_string).collect();
+    ensure!(
+        !from.is_empty(),
+        "pod {namespace}/{} has no address yet",
+        name_of(&pod)
+    );
+    // A name of the destination says no family; kpx tells which of the client's addresses fits.
+    let to = args
+        .to
+        .split('/')
+        .next()
+        .and_then(|to| to.parse::<SocketAddr>().ok());
+    from.retain(|address| to.is_none_or(|to| address.contains(':') == to.is_ipv6()));
+    ensure!(
+        !from.is_empty(),
+        "pod {namespace}/{} has no address of the family of {}",
+        name_of(&pod),
+        args.to
+    );
+    Ok(Origin { node, from })
+}
+
+/// Finds the pod, or the first running pod of a workload.
+async fn find_pod(
+    client: &Client,
+    connect: &ConnectArgs,
+    kind: &str,
+    namespace: &str,
+    name: &str,
+) -> Result<Pod> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    if ["pod", "po", "pods"].contains(&kind) {
+        return connect
+            .call(
+                TIMEOUT,
+                format!("find pod {namespace}/{name}"),
+                pods.get(name),
+            )
+            .await;
+    }
+    let what = format!("list the pods of {namespace}");
+    let listed = connect
+        .call(TIMEOUT, what, pods.list(&ListParams::default()))
+        .await?;
+    let is_client =
+        |pod: &Pod| is_of(pod, kind, name) && is_running(pod) && !addresses(pod).is_empty();
+    let found = listed.items.into_iter().find(is_client);
+    found.with_context(|| format!("no running pod of {kind}/{namespace}/{name}"))
+}
+
+/// Returns true while the pod runs. Another pod may have the address of one that has ended.
+fn is_running(pod: &Pod) -> bool {
+    pod.status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        == Some("Running")
+}
+
+/// Returns true if the workload made the pod. A Deployment's ReplicaSets have the hash of a
+/// template in their name.
+fn is_of(pod: &Pod, kind: &str, name: &str) -> bool {
+    pod.metadata
+        .owner_references
+        .iter()
+        .flatten()
+        .any(|owner| match (kind, owner.kind.as_str()) {
+            ("deploy" | "deployment" | "deployments", "ReplicaSet") => owner
+                .name
+                .rsplit_once('-')
+                .is_some_and(|(deployment, _)| deployment == name),
+            ("rs" | "replicaset" | "replicasets", "ReplicaSet")
+            | ("sts" | "statefulset" | "statefulsets", "StatefulSet")
+            | ("ds" | "daemonset" | "daemonsets", "DaemonSet")
+            | ("job" | "jobs", "Job") => owner.name == name,
+            _ => false,
+        })
+}
+
+fn name_of(pod: &Pod) -> &str {
+    pod.metadata.name.as_deref().unwrap_or_default()
+}
+
+fn addresses(pod: &Pod) -> Vec<IpAddr> {
+    let ips = pod
+        .status
+        .iter()
+        .flat_map(|status| status.pod_ips.iter().flatten());
+    ips.filter_map(|ip| ip.ip.parse().ok()).collect()
+}
+
+/// Finds the node that has this address, or whose pod has it.
+async fn node_of_address(
+    client: &Client,
+    connect: &ConnectArgs,
+    address: IpAddr,
+) -> Result<String> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let nodes = connect
+        .call(
+            TIMEOUT,
+            "list the nodes",
+            nodes.list(&ListParams::default()),
+        )
+        .await?;
+    let has = |node: &Node| {
+        let addresses = node
+            .status
+            .iter()
+            .flat_map(|status| status.addresses.iter().flatten());
+        addresses
+            .filter_map(|own| own.address.parse::<IpAddr>().ok())
+            .any(|own| own == address)
+    };
+    if let Some(node) = nodes.items.into_iter().find(has) {
+        return node.metadata.name.context("a node has a name");
+    }
+    let pods: Api<Pod> = Api::all(client.clone());
+    // The API server selects by a pod's first address alone, so the second list has the pods of
+    // another family.
+    for selector in [
+        format!("status.podIP={address}"),
+        "status.phase=Running".to_owned(),
+    ] {
+        let params = ListParams::default().fields(&selector);
+        let listed = connect
+            .call(TIMEOUT, "list the pods of the cluster", pods.list(&params))
+            .await?;
+        let found = listed
+            .items
+            .into_iter()
+            .find(|pod| has_address(pod, address));
+        if let Some(node) = found.and_then(|pod| pod.spec?.node_name) {
+            return Ok(node);
+        }
+    }
+    bail!(
+        "{address} is neither a pod's nor a node's: --node names the node that its packets come to"
+    )
+}
+
+/// Returns true if the pod runs and the address is its own, and not its node's.
+fn has_address(pod: &Pod, address: IpAddr) -> bool {
+    let is_node = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
+    is_running(pod) && !is_node && addresses(pod).contains(&address)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn workload_owns_its_pods_alone() {
+        let pod = |kind: &str, name: &str| -> Pod {
+            let owner = json!({"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": "1"});
+            serde_json::from_value(json!({"metadata": {"name": "a", "ownerReferences": [owner]}}))
+                .unwrap()
+        };
+        let cases = [
+            ("ReplicaSet", "web-5d4f", "deploy", "web", true),
+            ("ReplicaSet", "web-front-5d4f", "deploy", "web", false),
+            ("ReplicaSet", "web-5d4f", "rs", "web-5d4f", true),
+            ("StatefulSet", "db", "sts", "db", true),
+            ("StatefulSet", "db", "deploy", "db", false),
+        ];
+        for (owner, owner_name, kind, name, is) in cases {
+            assert_eq!(
+                is_of(&pod(owner, owner_name), kind, name),
+                is,
+                "{owner}/{owner_name} {kind}/{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn address_is_of_a_running_pod_with_its_own_network() {
+        let pod = |phase: &str, host_network: bool| -> Pod {
+            let spec = json!({"containers": [], "nodeName": "n1", "hostNetwork": host_network});
+            let ips = json!([{"ip": "10.0.0.1"}, {"ip": "fd00::1"}]);
+            let status = json!({"phase": phase, "podIP": "10.0.0.1", "podIPs": ips});
+            serde_json::from_value(
+                json!({"metadata": {"name": "a"}, "spec": spec, "status": status}),
+            )
+            .unwrap()
+        };
+        for address in ["10.0.0.1", "fd00::1"].map(|ip| ip.parse().unwrap()) {
+            assert!(has_address(&pod("Running", false), address), "{address}");
+            assert!(!has_address(&pod("Succeeded", false), address), "{address}");
+            assert!(!has_address(&pod("Running", true), address), "{address}");
+        }
+        assert!(!has_address(
+            &pod("Running", false),
+            "10.0.0.2".parse().unwrap()
+        ));
+    }
+}

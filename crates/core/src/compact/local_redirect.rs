@@ -1,0 +1,162 @@
+//! The custom resource LocalRedirect, in the shape of Cilium's CiliumLocalRedirectPolicy. The CRD's
+//! schema is in `deploy/`.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::{ListableResource, Metadata, NamespaceResourceScope, Resource};
+use serde::{Deserialize, Serialize};
+
+use super::{Compact, Needed, Service, ServicePort, needed};
+use crate::input::ObjectName;
+
+/// The first part of the name under which the model has an object of an address. A Service's name
+/// is one label, without a dot.
+pub(crate) const STAND_IN: &str = "localredirect.";
+
+/// An object as the API has it. A field that is missing is empty: only the model judges.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct LocalRedirect {
+    pub metadata: ObjectMeta,
+    pub spec: LocalRedirectSpec,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct LocalRedirectSpec {
+    pub redirect_frontend: RedirectFrontend,
+    pub redirect_backend: RedirectBackend,
+    pub skip_redirect_from_backend: bool,
+}
+
+/// The packets that are redirected: one of the two.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct RedirectFrontend {
+    pub address_matcher: Option<AddressMatcher>,
+    pub service_matcher: Option<ServiceMatcher>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct AddressMatcher {
+    pub ip: String,
+    pub to_ports: Vec<PortInfo>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ServiceMatcher {
+    pub service_name: String,
+    pub namespace: String,
+    /// The ports of the Service; empty: all.
+    pub to_ports: Vec<PortInfo>,
+}
+
+/// The pods that answer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct RedirectBackend {
+    pub local_endpoint_selector: LabelSelector,
+    pub to_ports: Vec<PortInfo>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PortInfo {
+    pub name: String,
+    /// The number, as a text.
+    pub port: String,
+    pub protocol: String,
+}
+
+impl LocalRedirect {
+    /// Returns the Service that the object names, in its own namespace or another one, and whether
+    /// it may or not. One of an address names the Service that stands for it in the model.
+    pub(crate) fn service(&self) -> Option<ObjectName> {
+        let RedirectFrontend {
+            service_matcher,
+            address_matcher,
+        } = &self.spec.redirect_frontend;
+        match (service_matcher, address_matcher) {
+            // No Service has such a name: it is another object's.
+            (Some(matcher), None) if matcher.service_name.starts_with(STAND_IN) => None,
+            (Some(matcher), None) => Some(ObjectName::new(
+                matcher.namespace.as_str(),
+                matcher.service_name.as_str(),
+            )),
+            (None, Some(_)) => Some(self.stand_in()),
+            _ => None,
+        }
+    }
+
+    /// Returns the name of the Service that stands for an object of an address in the model.
+    pub(crate) fn stand_in(&self) -> ObjectName {
+        let own = Compact::name(self);
+        ObjectName::new(&*own.namespace, format!("{STAND_IN}{}", own.name))
+    }
+
+    /// Returns that Service. A port that is no number becomes 0, which no port is.
+    pub(crate) fn service_of_address(&self) -> Option<Service> {
+        let matcher = self.spec.redirect_frontend.address_matcher.as_ref()?;
+        let port = |port: &PortInfo| ServicePort {
+            name: Some(port.name.to_ascii_lowercase().as_str().into()),
+            protocol: Some(port.protocol.as_str().into()),
+            port: port.port.parse().unwrap_or_default(),
+            node_port: None,
+            target_port: None,
+        };
+        Some(Service {
+            name: self.stand_in(),
+            uid: self.uid().into(),
+            created: self.metadata.creation_timestamp.as_ref().map(|time| time.0),
+            is_redirected_address: true,
+            type_: Some("ClusterIP".into()),
+            cluster_ip: Some(matcher.ip.as_str().into()),
+            ports: matcher.to_ports.iter().map(port).collect(),
+            ..Service::default()
+        })
+    }
+}
+
+impl Resource for LocalRedirect {
+    const API_VERSION: &'static str = "kpx.dev/v1alpha1";
+    const GROUP: &'static str = "kpx.dev";
+    const KIND: &'static str = "LocalRedirect";
+    const VERSION: &'static str = "v1alpha1";
+    const URL_PATH_SEGMENT: &'static str = "localredirects";
+    type Scope = NamespaceResourceScope;
+}
+
+impl ListableResource for LocalRedirect {
+    const LIST_KIND: &'static str = "LocalRedirectList";
+}
+
+impl Metadata for LocalRedirect {
+    type Ty = ObjectMeta;
+
+    fn metadata(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn metadata_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+impl Compact for LocalRedirect {
+    type Object = Self;
+
+    const NEEDED: Needed = needed::LOCAL_REDIRECT_OBJECT;
+
+    fn compact(redirect: Self) -> Self {
+        redirect
+    }
+
+    fn name(&self) -> ObjectName {
+        ObjectName::from(&self.metadata)
+    }
+
+    fn uid(&self) -> &str {
+        self.metadata.uid.as_deref().unwrap_or_default()
+    }
+}

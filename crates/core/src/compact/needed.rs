@@ -1,0 +1,114 @@
+//! The fields of each kind that kpx reads. A source hands no other field on, so that none can make
+//! an object unreadable.
+
+use super::service::{ALGORITHM, BACKEND_HEALTH, LOCAL_REDIRECT, RESET_ON_NODE_LOSS, WEIGHTS};
+use super::slice::{HEADLESS, LAST_CHANGE_TRIGGER_TIME, SERVICE_NAME, WEIGHT};
+
+/// The fields of an object that are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needed {
+    /// Everything: a value, or a map or list of values.
+    All,
+    /// These fields. Of a list, each item's.
+    Fields(&'static [(&'static str, Needed)]),
+}
+
+impl Needed {
+    /// Returns what is read of a field, or None for a field that is not read.
+    pub fn of(self, field: &str) -> Option<Self> {
+        match self {
+            Self::All => Some(Self::All),
+            Self::Fields(fields) => fields
+                .iter()
+                .find(|(name, _)| *name == field)
+                .map(|(_, needed)| *needed),
+        }
+    }
+}
+
+/// Writes a tree of fields: `name`, `name { field … }`, or a constant in parentheses.
+macro_rules! fields {
+    (@list [$($done:expr,)*]) => { Needed::Fields(&[$($done,)*]) };
+    (@list [$($done:expr,)*] ($name:expr) $($rest:tt)*) => { fields!(@list [$($done,)* ($name, Needed::All),] $($rest)*) };
+    (@list [$($done:expr,)*] $name:ident { $($inner:tt)* } $($rest:tt)*) => {
+        fields!(@list [$($done,)* (stringify!($name), fields!($($inner)*)),] $($rest)*)
+    };
+    (@list [$($done:expr,)*] $name:ident $($rest:tt)*) => {
+        fields!(@list [$($done,)* (stringify!($name), Needed::All),] $($rest)*)
+    };
+    ($($all:tt)+) => { fields!(@list [] $($all)+) };
+}
+
+/// The name and version of any object, also of one that cannot be read.
+pub const NAMED: Needed = fields! { metadata { namespace name uid resourceVersion } };
+
+/// What a bookmark of a watch says.
+pub const MARK: Needed = fields! { metadata { resourceVersion annotations } };
+
+pub(super) const SERVICE: Needed = fields! {
+    metadata {
+        namespace name uid resourceVersion creationTimestamp labels
+        annotations { (ALGORITHM) (LOCAL_REDIRECT) (WEIGHTS) (BACKEND_HEALTH) (RESET_ON_NODE_LOSS) }
+    }
+    spec {
+        type clusterIP clusterIPs externalName ipFamilies
+        ports { name protocol port nodePort targetPort }
+        externalIPs internalTrafficPolicy externalTrafficPolicy sessionAffinity
+        sessionAffinityConfig { clientIP { timeoutSeconds } }
+        healthCheckNodePort loadBalancerSourceRanges
+    }
+    status { loadBalancer { ingress { ip ipMode } } }
+};
+
+pub(super) const SLICE: Needed = fields! {
+    metadata {
+        namespace name uid resourceVersion
+        labels { (SERVICE_NAME) (HEADLESS) }
+        annotations { (LAST_CHANGE_TRIGGER_TIME) (WEIGHT) }
+    }
+    addressType
+    ports { name protocol port }
+    endpoints {
+        addresses
+        conditions { ready serving terminating }
+        hostname nodeName zone
+        hints { forNodes { name } forZones { name } }
+        targetRef { kind namespace name }
+    }
+};
+
+pub(super) const NODE: Needed = fields! {
+    metadata { name uid resourceVersion deletionTimestamp labels }
+    spec { podCIDR podCIDRs taints { key } }
+    status { addresses { type address } conditions { type status } }
+};
+
+pub(super) const SERVICE_CIDR: Needed = fields! {
+    metadata { name uid resourceVersion }
+    spec { cidrs }
+};
+
+pub(super) const POD: Needed = fields! {
+    metadata { namespace name uid resourceVersion deletionTimestamp labels annotations }
+    spec {
+        hostNetwork runtimeClassName
+        containers { name ports { name protocol containerPort } }
+        initContainers { name ports { name protocol containerPort } }
+    }
+    status { phase conditions { type status } podIP podIPs { ip } }
+};
+
+pub(super) const LOCAL_REDIRECT_OBJECT: Needed = fields! {
+    metadata { namespace name uid resourceVersion creationTimestamp }
+    spec {
+        redirectFrontend {
+            addressMatcher { ip toPorts { name port protocol } }
+            serviceMatcher { serviceName namespace toPorts { name port protocol } }
+        }
+        redirectBackend {
+            localEndpointSelector { matchLabels matchExpressions { key operator values } }
+            toPorts { name port protocol }
+        }
+        skipRedirectFromBackend
+    }
+};

@@ -1,0 +1,106 @@
+//! Keeps back what follows from a Service's rows until they are in the tables: health checks, and
+//! the times of changes.
+
+use std::collections::BTreeMap;
+
+use super::Desired;
+use crate::input::{ObjectName, Trigger};
+use crate::model::HealthCheck;
+
+#[derive(Debug, Default)]
+pub(super) struct Followers {
+    /// The changes of endpoints whose Services are not read yet.
+    unread: Vec<Trigger>,
+    /// The others, each with the pass that has read its Service.
+    read: Vec<(u64, Trigger)>,
+    /// The health checks of the Services that were read.
+    checks: BTreeMap<ObjectName, Checks>,
+}
+
+/// The health checks of a Service, each with the pass that has read it: the first one that waits,
+/// and the last one.
+#[derive(Debug)]
+struct Checks {
+    first: (u64, Option<HealthCheck>),
+    last: Option<(u64, Option<HealthCheck>)>,
+}
+
+impl Followers {
+    pub(super) fn triggered(&mut self, triggers: Vec<Trigger>) {
+        self.unread.extend(triggers);
+    }
+
+    /// Takes in the health check of a Service that `pass` reads.
+    pub(super) fn read(&mut self, service: &ObjectName, pass: u64, check: Option<HealthCheck>) {
+        if let Some(checks) = self.checks.get_mut(service) {
+            checks.last = Some((pass, check));
+        } else {
+            self.checks.insert(
+                service.clone(),
+                Checks {
+                    first: (pass, check),
+                    last: None,
+                },
+            );
+        }
+    }
+
+    /// Takes the triggers of Services that are in the tables; `waits` says whether one waits since
+    /// that pass or before.
+    fn take_due(&mut self, waits: impl Fn(&ObjectName, u64) -> bool) -> Vec<Trigger> {
+        let (waiting, due): (Vec<_>, Vec<_>) = std::mem::take(&mut self.read)
+            .into_iter()
+            .partition(|(pass, trigger)| waits(&trigger.service, *pass));
+        self.read = waiting;
+        due.into_iter().map(|(_, trigger)| trigger).collect()
+    }
+}
+
+impl Desired {
+    /// Brings the health checks up to date with the tables. Returns the changes of endpoints that
+    /// are in the tables.
+    pub(super) fn follow_up(&mut self) -> Vec<Trigger> {
+        let Self {
+            followers,
+            dirty,
+            v4,
+            v6,
+            health_checks,
+            passes,
+            ..
+        } = self;
+        let (unread, read): (Vec<_>, Vec<_>) = std::mem::take(&mut followers.unread)
+            .into_iter()
+            .partition(|trigger| dirty.contains(&trigger.service));
+        followers.unread = unread;
+        followers
+            .read
+            .extend(read.into_iter().map(|trigger| (*passes, trigger)));
+        if followers.read.is_empty() && followers.checks.is_empty() {
+            return Vec::new();
+        }
+        let waiting = [v4.waiting(), v6.waiting()];
+        // A Service that changes in each pass may always wait, though not for what the pass before
+        // has changed.
+        let waits = |service: &ObjectName, pass: u64| {
+            waiting
+                .iter()
+                .filter_map(|waiting| waiting.get(service))
+                .any(|since| *since <= pass)
+        };
+        followers.checks.retain(|service, checks| {
+            while !waits(service, checks.first.0) {
+                match checks.first.1.take() {
+                    Some(check) => health_checks.insert(service.clone(), check),
+                    None => health_checks.remove(service),
+                };
+                let Some(next) = checks.last.take() else {
+                    return false;
+                };
+                checks.first = next;
+            }
+            true
+        });
+        followers.take_due(waits)
+    }
+}

@@ -1,0 +1,118 @@
+//! The state that others are shown, handed out without a copy of the objects.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use proxy_common::addr::{Addr4, Addr6};
+use proxy_common::frontend::FrontendKey;
+
+use super::Desired;
+use crate::compact::{EndpointSlice, Service};
+use crate::input::ObjectName;
+use crate::model::{FamilyModel, NodeModel, Skipped};
+
+/// All Services that are served, each as of its part: see [`Desired::snapshot_part`]. The rest is
+/// as of the last part.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    pub node: NodeModel,
+    pub services: Vec<ServiceSnapshot>,
+    pub conflicts4: BTreeMap<FrontendKey<Addr4>, Vec<Skipped>>,
+    pub conflicts6: BTreeMap<FrontendKey<Addr6>, Vec<Skipped>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct ServiceSnapshot {
+    pub object: Arc<Service>,
+    pub slices: Vec<Arc<EndpointSlice>>,
+    pub v4: Option<Arc<FamilyModel<Addr4>>>,
+    pub v6: Option<Arc<FamilyModel<Addr6>>>,
+    pub health_check_node_port: Option<u16>,
+}
+
+/// Some of the Services, in the order of names.
+#[derive(Clone, Debug)]
+pub struct Part {
+    services: Vec<ServiceSnapshot>,
+    rest: Rest,
+}
+
+/// What follows a part.
+#[derive(Clone, Debug)]
+enum Rest {
+    /// The Services after this one.
+    After(ObjectName),
+    /// Nothing: all but the Services comes with the last ones.
+    End(Box<Snapshot>),
+}
+
+impl Snapshot {
+    /// Takes in the next part. Returns the name after which another one begins; None after the
+    /// last.
+    pub fn take(&mut self, part: Part) -> Option<ObjectName> {
+        self.services.extend(part.services);
+        match part.rest {
+            Rest::After(name) => Some(name),
+            Rest::End(rest) => {
+                let services = std::mem::take(&mut self.services);
+                *self = Self { services, ..*rest };
+                None
+            }
+        }
+    }
+}
+
+impl Desired {
+    /// Returns all that is served. In a large cluster that takes a while: see
+    /// [`Self::snapshot_part`].
+    pub fn snapshot(&self) -> Snapshot {
+        let mut snapshot = Snapshot::default();
+        let rest = snapshot.take(self.snapshot_part(None, usize::MAX));
+        debug_assert!(rest.is_none(), "one part has all");
+        snapshot
+    }
+
+    /// Returns what is served of the next Services after that name, or of the first ones. They and
+    /// their slices are about `limit`.
+    ///
+    /// Changes may come between two parts. A Service that stays is in one part, and is as of that
+    /// part. Before the first sync there is one part, without Services.
+    pub fn snapshot_part(&self, after: Option<&ObjectName>, limit: usize) -> Part {
+        let mut services = Vec::new();
+        let mut left = limit;
+        let mut last = None;
+        let is_synced = self.passes > 0;
+        for (name, object) in self.store.services_after(after).filter(|_| is_synced) {
+            let service = self.served(name, object);
+            left =
+                left.saturating_sub(1 + service.as_ref().map_or(0, |service| service.slices.len()));
+            services.extend(service);
+            if left == 0 {
+                last = Some(name);
+                break;
+            }
+        }
+        let rest = match last {
+            Some(name) => Rest::After(name.clone()),
+            None => Rest::End(Box::new(Snapshot {
+                node: self.node.clone(),
+                services: Vec::new(),
+                conflicts4: self.v4.conflicts_by_frontend(),
+                conflicts6: self.v6.conflicts_by_frontend(),
+            })),
+        };
+        Part { services, rest }
+    }
+
+    fn served(&self, name: &ObjectName, object: &Arc<Service>) -> Option<ServiceSnapshot> {
+        let v4 = self.v4.model(name).cloned();
+        let v6 = self.v6.model(name).cloned();
+        (v4.is_some() || v6.is_some()).then(|| ServiceSnapshot {
+            object: Arc::clone(object),
+            slices: self.store.slices_of(name).cloned().collect(),
+            v4,
+            v6,
+            health_check_node_port: self.health_checks.get(name).map(|check| check.port),
+        })
+    }
+}

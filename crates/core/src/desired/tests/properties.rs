@@ -1,0 +1,228 @@
+//! Tests properties of every history of a cluster.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use proptest::bool::weighted;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proxy_common::addr::{Addr, Proto};
+use proxy_common::frontend::FrontendKind;
+
+use crate::builders::listed;
+use crate::desired::{Desired, Snapshot};
+use crate::diff::Change;
+use crate::input::{Input, Update};
+use crate::model::Skipped;
+use crate::random;
+use crate::shares::Room;
+use crate::tables::{FamilyTables, Tables};
+
+/// Returns the state of an empty cluster in which redirects are permitted.
+fn desired() -> Desired {
+    let mut desired = Desired::with_options("here", random::options());
+    let of_pods = [
+        Input::Pod(Update::All(Vec::new())),
+        Input::LocalRedirect(Update::All(Vec::new())),
+    ];
+    listed()
+        .into_iter()
+        .chain(of_pods)
+        .for_each(|input| desired.apply(input));
+    desired
+}
+
+/// Returns true if each frontend of a portion has come with its service port.
+fn leads_to_service_ports<A: Addr>(tables: &FamilyTables<A>) -> bool {
+    let mut ports = tables
+        .frontends
+        .values()
+        .filter(|frontend| frontend.kind != FrontendKind::ADDRESS);
+    ports.all(|frontend| tables.services.contains_key(&frontend.service))
+}
+
+/// Maps that refuse writes on demand, but carry out some of the refused ones.
+struct FaultyMaps {
+    tables: Tables,
+    refusals: Box<dyn Iterator<Item = (bool, bool)>>,
+}
+
+impl FaultyMaps {
+    fn apply(&mut self, changes: &[Change]) -> Result<(), ()> {
+        for change in changes {
+            let (refused, done) = self.refusals.next().expect("an endless supply");
+            if !refused || done {
+                self.tables.apply(change);
+            }
+            if refused {
+                return Err(());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the frontends of these kinds.
+fn frontends(tables: &Tables, kinds: &[FrontendKind]) -> BTreeSet<(IpAddr, Proto, u16)> {
+    fn of<A: Addr>(tables: &FamilyTables<A>, kinds: &[FrontendKind]) -> Vec<(IpAddr, Proto, u16)> {
+        let of_kinds = tables
+            .frontends
+            .iter()
+            .filter(|(_, frontend)| kinds.contains(&frontend.kind));
+        of_kinds
+            .map(|(key, _)| (key.addr.ip(), key.proto, key.port.get()))
+            .collect()
+    }
+    of(&tables.v4, kinds)
+        .into_iter()
+        .chain(of(&tables.v6, kinds))
+        .collect()
+}
+
+proptest! {
+    #[test]
+    fn incremental_tables_equal_tables_from_scratch(
+        batches in vec(random::inputs(0..6), 1..12),
+        room in prop_oneof![Just(usize::MAX), 0..12_usize],
+    ) {
+        let room = Room::of_rows(room);
+        let mut desired = desired().within(room);
+        let mut now = Tables::default();
+        for input in batches {
+            for input in input {
+                desired.apply(input);
+            }
+            for change in desired.sync().changes {
+                now.apply(&change);
+            }
+            let scratch = Tables::within(room, &desired.store, &desired.options);
+            prop_assert_eq!(desired.tables(), &scratch, "kept:\n{}from scratch:\n{}", desired.tables(), scratch);
+            prop_assert_eq!(&now, &scratch, "the changes lead elsewhere");
+            prop_assert_eq!(desired.sync().changes, vec![], "nothing happened in between");
+            let externals: BTreeSet<_> = desired.external_frontends().collect();
+            let kinds = [FrontendKind::EXTERNAL_IP, FrontendKind::LOAD_BALANCER];
+            prop_assert_eq!(externals, frontends(&scratch, &kinds));
+            let addresses = frontends(&scratch, &[FrontendKind::ADDRESS]).into_iter().map(|(addr, ..)| addr);
+            prop_assert_eq!(desired.service_addresses_apart(&[], &[]), addresses.collect());
+        }
+    }
+
+    /// Each pass takes in a part of what is there, while objects go on changing.
+    #[test]
+    fn passes_in_turn_lead_to_the_tables_from_scratch(
+        batches in vec(random::inputs(0..6), 1..12),
+        room in prop_oneof![Just(usize::MAX), 0..12_usize],
+        rows in 1..20_usize,
+    ) {
+        let room = Room::of_rows(room);
+        let mut desired = desired().within(room);
+        let mut now = Tables::default();
+        let mut pass = |desired: &mut Desired| {
+            desired.read_in_turn(rows).sync().changes.iter().for_each(|change| now.apply(change));
+            let holds = [now.v4.rows(), now.v6.rows()].iter().all(|rows| room.holds(rows));
+            desired.tables() == &now && holds && leads_to_service_ports(&now.v4) && leads_to_service_ports(&now.v6)
+        };
+        for input in batches.into_iter().flatten() {
+            desired.apply(input);
+            prop_assert!(pass(&mut desired));
+        }
+        let passes = (0..1_000).take_while(|_| desired.is_dirty() && pass(&mut desired)).count();
+        prop_assert!(!desired.is_dirty(), "not even after {} passes", passes);
+        prop_assert_eq!(desired.pending(), Default::default());
+        prop_assert_eq!(desired.tables(), &Tables::within(room, &desired.store, &desired.options));
+    }
+
+    /// Each object has a history and a last version; histories of different objects arrive
+    /// interleaved in any way.
+    #[test]
+    fn tables_depend_on_the_last_versions_alone(
+        events in vec((random::input_but_lists(), any::<u32>(), any::<u32>()), 0..24),
+        syncs in vec(any::<bool>(), 24),
+    ) {
+        let mut orders = [events.clone(), events];
+        orders[0].sort_by_key(|(_, at, _)| *at);
+        orders[1].sort_by_key(|(_, _, at)| *at);
+        let [first, mut second] = orders.map(|events| events.into_iter().map(|(input, ..)| input).collect::<Vec<_>>());
+        // Only the order within the history of one object has a meaning: give both the first one's
+        // order.
+        for place in 0..second.len() {
+            let object = random::object(&second[place]);
+            let version = second[..place].iter().filter(|input| random::object(input) == object).count();
+            let mut history = first.iter().filter(|input| random::object(input) == object);
+            second[place] = history.nth(version).expect("as many versions in the first").clone();
+        }
+        let [first, second] = [first, second].map(|inputs| {
+            let mut desired = desired();
+            for (input, sync) in inputs.into_iter().zip(&syncs) {
+                desired.apply(input);
+                if *sync {
+                    desired.sync();
+                }
+            }
+            desired.sync();
+            desired
+        });
+        prop_assert_eq!(first.tables(), second.tables());
+        prop_assert_eq!(first.skipped().collect::<Vec<_>>(), second.skipped().collect::<Vec<_>>());
+        prop_assert_eq!(first.counts(), second.counts());
+        let mut parts = Snapshot::default();
+        let mut after = parts.take(first.snapshot_part(None, 2));
+        while let Some(name) = after {
+            after = parts.take(first.snapshot_part(Some(&name), 2));
+        }
+        prop_assert_eq!(format!("{parts:?}"), format!("{:?}", first.snapshot()));
+        // A source that lists only the remaining objects leads to the same tables.
+        let mut listed = Desired::with_options("here", random::options());
+        for input in first.store.lists() {
+            listed.apply(input);
+        }
+        listed.sync();
+        prop_assert_eq!(first.tables(), listed.tables());
+    }
+
+    #[test]
+    fn reports_add_up_to_the_skipped_objects(batches in vec(random::inputs(0..6), 1..12)) {
+        let mut desired = desired();
+        let mut before = Vec::new();
+        for input in batches {
+            for input in input {
+                desired.apply(input);
+            }
+            let mut reported = desired.sync().skipped;
+            let now: Vec<_> = desired.skipped().cloned().collect();
+            let mut news: Vec<_> = now.iter().filter(|skipped| !before.contains(*skipped)).cloned().collect();
+            // A slice that passes to another Service is reported again.
+            let is_passed_on = |skipped: &Skipped| skipped.object.kind == "EndpointSlice" && before.contains(skipped);
+            prop_assert!(reported.iter().all(|skipped| now.contains(skipped)));
+            reported.retain(|skipped| !is_passed_on(skipped));
+            reported.sort();
+            news.sort();
+            prop_assert_eq!(reported, news);
+            before = now;
+        }
+    }
+
+    #[test]
+    fn maps_that_refuse_one_write_in_four_converge(
+        (leftover, _) in random::old_and_new(),
+        batches in vec(random::inputs(0..6), 1..12),
+        refusals in vec((weighted(0.25), any::<bool>()), 64),
+    ) {
+        let mut maps = FaultyMaps { tables: leftover, refusals: Box::new(refusals.into_iter().cycle()) };
+        let mut desired = desired();
+        let mut sync = desired.sync_from(&maps.tables);
+        for batch in batches {
+            for _ in 0..1_000 {
+                if maps.apply(&sync.changes).is_ok() {
+                    break;
+                }
+                sync = desired.sync_from(&maps.tables);
+            }
+            prop_assert_eq!(&maps.tables, desired.tables());
+            for input in batch {
+                desired.apply(input);
+            }
+            sync = desired.sync();
+        }
+    }
+}

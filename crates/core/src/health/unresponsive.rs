@@ -1,0 +1,298 @@
+//! Finds the nodes that do not respond, by the SYNs that their backends owe an answer.
+//!
+//! Evidence against each of a node's ten backends takes ten times as long as evidence against the
+//! node. An endpoint's node is only what its EndpointSlice says, so each service port is judged by
+//! its own connections.
+
+use proxy_common::connect::{Asked, DialTime};
+
+/// What a backend owes to SYNs of late.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owed {
+    /// [`Asked::NOTHING`] if the backend has answered since the last one.
+    pub asked: Asked,
+    /// The last one after which the backend was heard of, be it by a refusal; [`DialTime::UNKNOWN`]
+    /// if there is none.
+    pub heard: DialTime,
+    /// The backend has answered, and hardly ever late.
+    pub is_prompt: bool,
+}
+
+impl Owed {
+    /// Returns true if a prompt backend is late.
+    pub fn is_late(&self, boot_ns: u64) -> bool {
+        self.is_prompt && self.asked.is_late(boot_ns)
+    }
+
+    fn was_heard_since(&self, since: DialTime) -> bool {
+        self.heard != DialTime::UNKNOWN && !self.heard.is_before(since)
+    }
+}
+
+/// The backends of one node, with what they owe; None if a backend was sent no SYN of late.
+pub(crate) struct NodeOwes {
+    pub(crate) backends: Vec<Option<Owed>>,
+    /// This node itself: it answers without a network, so it is no witness.
+    pub(crate) is_here: bool,
+}
+
+/// The late backends that speak for all of their node.
+const LATE: usize = 3;
+/// The late backends for which each of two clients must wait. A single lost SYN is no evidence.
+const FOR_EACH_CLIENT: usize = 2;
+const CLIENTS: usize = 2;
+/// The backends of other nodes that have answered meanwhile. Without them the fault may be this
+/// node's, or the network's.
+const WITNESSES: usize = 2;
+
+impl NodeOwes {
+    fn owed(&self) -> impl Iterator<Item = &Owed> {
+        self.backends.iter().flatten()
+    }
+
+    fn late(&self, boot_ns: u64) -> impl Iterator<Item = &Owed> {
+        self.owed().filter(move |owed| owed.is_late(boot_ns))
+    }
+}
+
+/// Returns the places of the nodes that do not respond, at a time in nanoseconds since boot.
+///
+/// Each one has several late backends, for which two clients wait. Not one of its backends was
+/// heard of since the first of these SYNs. Backends of other nodes have answered SYNs from between
+/// the first and the last.
+pub(crate) fn unresponsive(nodes: &[NodeOwes], boot_ns: u64) -> Vec<usize> {
+    let all_late: usize = nodes.iter().map(|node| node.late(boot_ns).count()).sum();
+    let is_unresponsive = |(place, node): &(usize, &NodeOwes)| {
+        let late: Vec<_> = node.late(boot_ns).collect();
+        let by_age = |owed: &&&Owed| owed.asked.since().units_until(boot_ns);
+        let [Some(first), Some(last)] = [
+            late.iter().max_by_key(by_age),
+            late.iter().min_by_key(by_age),
+        ]
+        .map(|owed| owed.map(|it| it.asked.since())) else {
+            return false;
+        };
+        let waits = |client: u32| {
+            late.iter()
+                .filter(|owed| owed.asked.votes().places() & 1 << client != 0)
+                .count()
+        };
+        let clients = (0..u32::BITS)
+            .filter(|client| waits(*client) >= FOR_EACH_CLIENT)
+            .count();
+        let others = nodes
+            .iter()
+            .enumerate()
+            .filter(|(other, node)| other != place && !node.is_here);
+        let is_witness = |owed: &&Owed| owed.was_heard_since(first) && !last.is_before(owed.heard);
+        let witnesses = others
+            .flat_map(|(_, node)| node.owed())
+            .filter(is_witness)
+            .count();
+        late.len() >= node.backends.len().clamp(FOR_EACH_CLIENT, LATE)
+            && clients >= CLIENTS
+            && !node.owed().any(|owed| owed.was_heard_since(first))
+            && witnesses >= WITNESSES.max(all_late - late.len() + 1)
+    };
+    nodes
+        .iter()
+        .enumerate()
+        .filter(is_unresponsive)
+        .map(|(place, _)| place)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy_common::connect::Voter;
+
+    use super::*;
+
+    const NOW_MS: u64 = 70_000;
+    const NOW: u64 = NOW_MS * 1_000_000;
+
+    fn ago(ms: u64) -> DialTime {
+        DialTime::at((NOW_MS - ms) * 1_000_000)
+    }
+
+    /// A backend that owes an answer to SYNs of so many milliseconds ago, each with its client. It
+    /// was heard of three seconds ago.
+    fn owes(syns: &[(u64, u8)]) -> Option<Owed> {
+        let add = |asked: Asked, (ms, client): &(u64, u8)| {
+            asked.with(Voter(*client), (NOW_MS - ms) * 1_000_000)
+        };
+        Some(Owed {
+            asked: syns.iter().fold(Asked::NOTHING, add),
+            heard: ago(3_000),
+            is_prompt: true,
+        })
+    }
+
+    /// A backend that has answered the SYN of so many milliseconds ago.
+    fn answered(ms: u64) -> Option<Owed> {
+        Some(Owed {
+            asked: Asked::NOTHING,
+            heard: ago(ms),
+            is_prompt: true,
+        })
+    }
+
+    /// Three backends for which two clients wait, of ten.
+    fn cut_off() -> Vec<Option<Owed>> {
+        let late = [
+            owes(&[(400, 1), (390, 2)]),
+            owes(&[(380, 2), (370, 1)]),
+            owes(&[(360, 1)]),
+        ];
+        [&late[..], &[None; 7]].concat()
+    }
+
+    fn witnesses() -> Vec<Option<Owed>> {
+        vec![answered(370), answered(380), answered(20), None]
+    }
+
+    /// Judges a node with these backends beside one with those.
+    fn judge(backends: &[Option<Owed>], others: &[Option<Owed>]) -> bool {
+        let node = |backends: &[_]| NodeOwes {
+            backends: backends.to_vec(),
+            is_here: false,
+        };
+        unresponsive(&[node(others), node(backends)], NOW).contains(&1)
+    }
+
+    fn with(change: impl Fn(&mut Vec<Option<Owed>>)) -> bool {
+        let mut backends = cut_off();
+        change(&mut backends);
+        judge(&backends, &witnesses())
+    }
+
+    #[test]
+    fn three_late_backends_and_two_clients_speak_for_all_of_a_node() {
+        assert!(with(|_| ()));
+        assert!(
+            with(|backends| backends[4] = owes(&[(10, 1)])),
+            "another one may answer yet"
+        );
+        assert!(!with(|backends| backends[0] = None), "two of ten");
+        assert!(
+            !with(|backends| backends[2] = owes(&[(290, 2)])),
+            "the third may answer yet"
+        );
+        assert!(
+            !with(|backends| backends[2] = owes(&[(2_600, 2)])),
+            "the third is old"
+        );
+        assert!(!with(|backends| backends[2] =
+            owes(&[(360, 1)]).map(|owed| Owed {
+                is_prompt: false,
+                ..owed
+            })));
+        assert!(
+            !with(|backends| backends[1] = owes(&[(380, 1)])),
+            "one SYN of the other client may be lost"
+        );
+    }
+
+    #[test]
+    fn backend_that_is_heard_of_speaks_for_its_node() {
+        for (ms, is_unresponsive) in [
+            (0, false),
+            (300, false),
+            (389, false),
+            (391, true),
+            (2_000, true),
+        ] {
+            assert_eq!(
+                with(|backends| backends[5] = answered(ms)),
+                is_unresponsive,
+                "{ms}"
+            );
+            let again = owes(&[(5, 1)]).map(|owed| Owed {
+                heard: ago(ms),
+                ..owed
+            });
+            assert_eq!(
+                with(|backends| backends[5] = again),
+                is_unresponsive,
+                "{ms}, and a SYN after that"
+            );
+        }
+    }
+
+    #[test]
+    fn other_nodes_must_have_answered_meanwhile() {
+        for (others, is_unresponsive, why) in [
+            (vec![], false, "there is no other one"),
+            (vec![answered(370)], false, "one"),
+            (
+                vec![answered(20), answered(30)],
+                false,
+                "after the last late SYN",
+            ),
+            (
+                vec![answered(500), answered(370)],
+                false,
+                "before the first",
+            ),
+            (vec![answered(370), answered(380)], true, "two"),
+            (
+                vec![answered(370), answered(380), owes(&[(400, 1)])],
+                true,
+                "more than are late",
+            ),
+            (
+                vec![
+                    answered(370),
+                    answered(380),
+                    owes(&[(400, 1)]),
+                    owes(&[(400, 1)]),
+                ],
+                false,
+                "as many are late",
+            ),
+        ] {
+            assert_eq!(judge(&cut_off(), &others), is_unresponsive, "{why}");
+        }
+        let here = NodeOwes {
+            backends: witnesses(),
+            is_here: true,
+        };
+        let there = || NodeOwes {
+            backends: cut_off(),
+            is_here: false,
+        };
+        assert_eq!(
+            unresponsive(&[here, there()], NOW),
+            [0; 0],
+            "this node answers without a network"
+        );
+        let [one, other] = [
+            there(),
+            NodeOwes {
+                backends: vec![answered(370); 5],
+                is_here: false,
+            },
+        ];
+        assert_eq!(
+            unresponsive(&[one, other, there()], NOW),
+            [0, 2],
+            "two of three"
+        );
+    }
+
+    #[test]
+    fn node_with_few_backends_needs_all_of_them() {
+        let two = [owes(&[(400, 1), (395, 2)]), owes(&[(350, 2), (345, 1)])];
+        assert!(judge(&two, &witnesses()));
+        assert!(
+            !judge(&two[..1], &witnesses()),
+            "a single one has evidence of its own"
+        );
+        assert!(!judge(&[two[0], None], &witnesses()));
+        assert!(
+            !judge(&[two[0], owes(&[(350, 2)])], &witnesses()),
+            "one client waits for one of them"
+        );
+        assert!(!judge(&[], &witnesses()));
+    }
+}

@@ -1,0 +1,572 @@
+//! Models the meaning of the objects. All of kube-proxy's semantics live here, as a function of one
+//! Service, its slices and this node. Each IP family stands alone.
+
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
+use proxy_common::frontend::{Frontend, FrontendKey, FrontendKind, Namespace};
+
+use crate::compact::{self, EndpointSlice, Flat, Shared};
+use crate::health::ServiceHealth;
+use crate::input::ObjectName;
+use crate::room::{Rows, add};
+use crate::store::Store;
+
+mod cost;
+mod endpoints;
+mod external;
+mod guard;
+mod host_mode;
+mod node;
+mod places;
+mod policy;
+mod port;
+mod ranges;
+mod read;
+mod redirect;
+mod weights;
+
+pub(crate) use cost::rows_at_most;
+use cost::{TABLES_OF_SERVICE, tell_without_tables};
+pub use endpoints::{Endpoint, Slice, join};
+use endpoints::{Joined, NodePortFallback, WithinReach};
+use external::{External, externals, source_ranges};
+pub use external::{Range, not_taken};
+pub use guard::concerns as concerns_guard;
+pub use guard::{Guard, PodsOfOthers};
+pub use host_mode::{
+    ClusterRoute, HostMode, HostRoutes, RemoteNode, TunnelledPod, Unreachable, UnreachableReason,
+    endpoint_addresses,
+};
+pub use node::{
+    ModelOptions, NodeModel, is_node_eligible, is_node_lost, node_addresses, pod_cidrs,
+};
+use policy::Policy;
+pub use policy::{ALGORITHMS, algorithm_name};
+use port::PortPolicy;
+pub use port::ServicePort;
+pub use ranges::SharedNetworks;
+pub(crate) use read::ip_of;
+pub use read::{Cause, ObjectRef, Skipped};
+use read::{Reader, addr, port_number, protocol};
+pub use read::{cidr, ip};
+pub use redirect::Redirect;
+pub(crate) use redirect::address::{claimant, tell_of_object};
+pub(crate) use redirect::{redirected_by, redirected_to, skipped_redirects};
+pub use weights::{WEIGHT_MAX, Weights};
+
+/// The frontends and ports of one Service, in each family in which it has a ClusterIP.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceModel {
+    pub v4: Option<FamilyModel<Addr4>>,
+    pub v6: Option<FamilyModel<Addr6>>,
+    pub health_check: Option<HealthCheck>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FamilyModel<A: Addr> {
+    pub claim: Claim,
+    /// Set if a device of the host has the ClusterIP, and the host keeps the packets to it. The
+    /// frontends there are claimed, so that no other Service gets them, and not in force.
+    pub is_kept_by_host: bool,
+    /// The addresses that clients may dial. Other Services may claim the same frontend, so some may
+    /// not be in force.
+    pub frontends: Flat<FrontendKey<A>, ClaimedFrontend<A>>,
+    /// The ports, by their ClusterIP frontends.
+    pub ports: Flat<FrontendKey<A>, ServicePort<A>>,
+    /// The ports without room in any case, because those before them have more backends than the
+    /// maps have room for. The model has no backends for them.
+    pub without_room: BTreeSet<FrontendKey<A>>,
+    /// The ranges of clients that may dial the LoadBalancer frontends; empty if every client may.
+    pub source_ranges: BTreeSet<Range<A>>,
+    /// The number of ready addresses on this node, over all ports.
+    pub local_ready: usize,
+    /// The backends left out in host mode because this host does not reach them.
+    pub unreachable: Vec<Unreachable>,
+    /// The pods that take the connections of a port through the tunnel, where that is their only
+    /// way.
+    pub tunnelled: BTreeMap<FrontendKey<A>, Vec<TunnelledPod>>,
+    /// The pods of this node that answer for a port in a local redirect, in the order of its set
+    /// `local`.
+    pub redirected: BTreeMap<FrontendKey<A>, Vec<ObjectName>>,
+}
+
+/// A frontend that a Service claims.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimedFrontend<A: Addr> {
+    pub frontend: Frontend<A>,
+    /// The field of the Service with the address, for reports.
+    pub field: Shared,
+}
+
+/// A Service that claims a frontend. The least claim, which is the oldest Service's, holds the
+/// frontend.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Claim {
+    /// Set for a redirected address, which any Service takes.
+    pub(crate) yields: bool,
+    created: Timestamp,
+    pub service: ObjectName,
+}
+
+/// The answer to load balancers at `spec.healthCheckNodePort`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    pub port: u16,
+    /// The number of addresses of ready endpoints on this node, of both families.
+    pub local_endpoints: usize,
+}
+
+/// The parts shared by both families of a Service.
+struct Parts<'a> {
+    claim: Claim,
+    service: &'a compact::Service,
+    policy: Policy,
+    weights: Weights,
+    slices: Vec<&'a EndpointSlice>,
+    redirect: Option<Redirect<'a>>,
+    around: &'a Surroundings,
+    node: &'a NodeModel,
+}
+
+/// The rest of the cluster, as far as it matters to one Service.
+#[derive(Clone, Debug, Default)]
+pub struct Surroundings {
+    /// The number of the Service's namespace.
+    pub namespace: Namespace,
+    pub pods_of_others: PodsOfOthers,
+}
+
+impl ServiceModel {
+    pub fn new<'a>(
+        name: &ObjectName,
+        service: &compact::Service,
+        slices: impl Iterator<Item = &'a EndpointSlice>,
+        redirect: Option<Redirect<'a>>,
+        around: &Surroundings,
+        node: &NodeModel,
+    ) -> (Self, Vec<Skipped>) {
+        let mut skipped = Vec::new();
+        let parts = Parts {
+            claim: Claim::new(name, service),
+            service,
+            policy: Policy::new(
+                &mut Reader::new("Service", name, &mut skipped),
+                service,
+                node,
+            ),
+            weights: Weights::of(service, &mut skipped),
+            slices: slices.filter(|slice| !slice.is_headless).collect(),
+            redirect,
+            around,
+            node,
+        };
+        let v4 = FamilyModel::new(&parts, &mut skipped);
+        let v6 = FamilyModel::new(&parts, &mut skipped);
+        // A pod of both families is one endpoint to a load balancer.
+        let local_endpoints = v4
+            .as_ref()
+            .map_or(0, |v4| v4.local_ready)
+            .max(v6.as_ref().map_or(0, |v6| v6.local_ready));
+        let health_check = parts
+            .policy
+            .health_check_port
+            .filter(|_| (v4.is_some() || v6.is_some()) && node.host_mode.is_none());
+        let health_check = health_check.map(|port| HealthCheck {
+            port,
+            local_endpoints,
+        });
+        // Both families read the same fields.
+        skipped.sort_unstable();
+        skipped.dedup();
+        (
+            Self {
+                v4,
+                v6,
+                health_check,
+            },
+            skipped,
+        )
+    }
+
+    /// Models a Service as the store has it now. The model is empty if the store has no such
+    /// Service.
+    pub fn of(store: &Store, name: &ObjectName, node: &NodeModel) -> (Self, Vec<Skipped>) {
+        let is_served =
+            |service: &&Arc<_>| is_proxied(service) && redirect::is_served(store, name, service);
+        let Some(service) = store.service(name).filter(is_served) else {
+            return Default::default();
+        };
+        let mut of_redirect = Vec::new();
+        let redirect = Redirect::of(store, name, service, node.has_redirects, &mut of_redirect);
+        let slices = store.slices_of(name).map(Arc::as_ref);
+        // A redirected address is no Service's, and so no namespace's.
+        let namespace = match service.is_redirected_address {
+            true => Namespace::NONE,
+            false => store.namespace_number(&name.namespace),
+        };
+        let around = Surroundings {
+            namespace,
+            pods_of_others: PodsOfOthers::of(store, name, service),
+        };
+        let (model, mut skipped) = Self::new(name, service, slices, redirect, &around, node);
+        skipped.extend(of_redirect);
+        skipped.iter_mut().for_each(tell_of_object);
+        (model, skipped)
+    }
+}
+
+/// Returns true if the Service has a ClusterIP that kpx must serve.
+fn is_proxied(service: &compact::Service) -> bool {
+    let cluster_ip = service.cluster_ip.as_deref().unwrap_or_default();
+    !service.is_of_other_proxy
+        && !matches!(cluster_ip, "" | "None")
+        && service.type_.as_deref() != Some("ExternalName")
+}
+
+impl<A: Addr> FamilyModel<A> {
+    fn new(parts: &Parts<'_>, skipped: &mut Vec<Skipped>) -> Option<Self> {
+        let name = &parts.claim.service;
+        let cluster_ip: A = cluster_ip(parts.service, &mut Reader::new("Service", name, skipped))?;
+        let slice = |slice| Slice::new(slice, parts.node, &parts.weights, skipped);
+        let slices: Vec<_> = parts.slices.iter().copied().filter_map(slice).collect();
+
+        let mut reader = Reader::new("Service", name, skipped);
+        if !parts
+            .node
+            .guard
+            .leaves_address(&mut reader, parts.service, cluster_ip.ip())
+        {
+            return None;
+        }
+        let is_kept_by_host = parts.node.keeps(&mut reader, cluster_ip.ip());
+        let externals = externals(&mut reader, parts.service, cluster_ip, &parts.node.guard);
+        let source_ranges = source_ranges(&mut reader, parts.service, &externals, parts.node);
+        let mut frontends = ClaimedFrontends::of(parts.service, cluster_ip, parts.around.namespace);
+        let mut ports = BTreeMap::new();
+        let mut used = Rows::default();
+        let mut without_room = BTreeSet::new();
+        let mut local_ready = BTreeSet::new();
+        let mut unreachable = Vec::new();
+        let mut tunnelled = BTreeMap::new();
+        let mut redirected_ports = BTreeMap::new();
+        let mut of_redirect = Vec::new();
+        let mut without_tables = 0;
+        for (index, port) in parts.service.ports.iter().enumerate() {
+            let Some((number, proto)) = read_port(&mut reader, index, port) else {
+                continue;
+            };
+            let key = FrontendKey::new(cluster_ip, number, proto);
+            if ports.contains_key(&key) {
+                reader.skip(
+                    format_args!("spec.ports[{index}]"),
+                    format!("{key:?} is listed before"),
+                );
+                continue;
+            }
+            if !parts
+                .node
+                .guard
+                .leaves_port(&mut reader, (parts.service, index), key)
+            {
+                continue;
+            }
+            let node_port = parts.policy.node_port(&mut reader, index, port);
+            let own_node_port = node_port.filter(|_| parts.node.host_mode.is_none());
+            let own_node_port = own_node_port.filter(|node_port| {
+                let admitted = parts.node.guard.admit_node_port(*node_port, proto);
+                reader.admit(format_args!("spec.ports[{index}].nodePort"), admitted)
+            });
+            let is_external = own_node_port.is_some() || !externals.is_empty();
+            frontends.add_port(&mut reader, index, key, own_node_port);
+            for external in &externals {
+                let admitted = parts.admit_external_port(external, number, proto);
+                if reader.admit(format_args!("{}", external.field), admitted) {
+                    frontends.add_external(key, external);
+                }
+            }
+            let has_room = parts.node.room.holds(&used);
+            let endpoints = match has_room {
+                true => join(&slices, port.name.as_deref().unwrap_or_default(), proto),
+                false => Joined::none(),
+            };
+            without_room.extend((!has_room).then_some(key));
+            let (endpoints, pods, left_out) =
+                parts.within_reach(key, node_port, is_external, endpoints);
+            unreachable.extend(left_out);
+            tunnelled.extend((!pods.is_empty()).then_some((key, pods)));
+            local_ready.extend(endpoints.local_ready());
+            let has_tables = parts.node.room.holds_tables(&used, TABLES_OF_SERVICE);
+            let of_port = parts
+                .policy
+                .port_policy(proto, is_external, !source_ranges.is_empty());
+            let port_policy = PortPolicy {
+                has_tables,
+                ..of_port
+            };
+            let redirected = parts.redirect.as_ref().filter(|_| has_room);
+            let admit = |ip| parts.node.guard.admit_endpoint(ip);
+            let redirected =
+                redirected.and_then(|to| to.port(port, (number, proto), admit, &mut of_redirect));
+            let health = ServiceHealth::new(parts.policy.backend_health, key, &parts.node.aside);
+            let port = ServicePort::new(
+                &mut reader,
+                index,
+                port_policy,
+                &endpoints,
+                redirected.as_ref(),
+                health,
+            );
+            add(&mut used, &port.rows());
+            without_tables += usize::from(port.lacks_tables);
+            ports.insert(key, port);
+            redirected_ports.extend(redirected.map(|redirected| (key, redirected.pods)));
+        }
+        tell_without_tables(&mut reader, without_tables);
+        skipped.extend(of_redirect);
+        let frontends = frontends.frontends.into();
+        let ports = ports.into();
+        Some(Self {
+            claim: parts.claim.clone(),
+            is_kept_by_host,
+            frontends,
+            ports,
+            without_room,
+            source_ranges,
+            local_ready: local_ready.len(),
+            unreachable,
+            tunnelled,
+            redirected: redirected_ports,
+        })
+    }
+
+    /// Returns true if the packets to this frontend stay with the host.
+    pub(crate) fn is_kept(&self, frontend: &Frontend<A>) -> bool {
+        self.is_kept_by_host && !frontend.kind.is_external()
+    }
+}
+
+impl Parts<'_> {
+    /// Checks whether the Service may be dialled at a port of an external address.
+    fn admit_external_port<A: Addr>(
+        &self,
+        external: &External<A>,
+        port: Port,
+        proto: Proto,
+    ) -> Result<(), String> {
+        self.node.guard.admit_port(external.addr, port, proto)?;
+        match external.kind == FrontendKind::EXTERNAL_IP {
+            // Pods in the host's network share the node's addresses with Services.
+            true if self.node.guard.is_own(external.addr.ip()) => Ok(()),
+            true => self
+                .around
+                .pods_of_others
+                .admit(external.addr.ip(), port, proto),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the endpoints of a port as this host reaches them, the pods behind the tunnel, and
+    /// the endpoints out of reach.
+    fn within_reach<'a, A: Addr>(
+        &self,
+        key: FrontendKey<A>,
+        node_port: Option<Port>,
+        is_external: bool,
+        endpoints: Joined<'a, A>,
+    ) -> (Joined<'a, A>, Vec<TunnelledPod>, Vec<Unreachable>) {
+        let Some(host_mode) = &self.node.host_mode else {
+            return (endpoints, Vec::new(), Vec::new());
+        };
+        if self.policy.internal_local && !is_external {
+            return (Joined::none(), Vec::new(), Vec::new()); // No endpoint is ever local, so there is nothing to wait for.
+        }
+        let external_local = self.policy.external_local;
+        let proto = key.proto;
+        let namespace = &self.claim.service.namespace;
+        let WithinReach {
+            joined,
+            tunnelled,
+            stranded,
+        } = endpoints.with_node_ports(NodePortFallback {
+            host_mode,
+            node_port,
+            external_local,
+            proto,
+            namespace,
+        });
+        let unreachable = stranded.into_iter().map(|(at, reason)| Unreachable {
+            port: key.port.get(),
+            proto: key.proto,
+            backend: (at.addr.ip(), at.port.get()).into(),
+            reason,
+            has_node_port: node_port.is_some(),
+        });
+        (joined, tunnelled, unreachable.collect())
+    }
+}
+
+/// Returns all ClusterIPs of a Service, as far as they can be read.
+pub(crate) fn cluster_ips(service: &compact::Service) -> impl Iterator<Item = IpAddr> {
+    let texts = service.cluster_ip.iter().chain(&service.cluster_ips);
+    texts
+        .filter_map(|text| ip(text).ok())
+        .filter(|ip| !ip.is_unspecified())
+}
+
+/// Returns the ClusterIP of one family. `clusterIPs` is in the order of `ipFamilies`, and
+/// `clusterIP` is its first element.
+fn cluster_ip<A: Addr>(service: &compact::Service, reader: &mut Reader<'_>) -> Option<A> {
+    let primary = service.cluster_ip.as_deref()?;
+    let families = &service.ip_families;
+    if families.is_empty() {
+        let other_family = ip(primary).is_ok_and(|ip| A::from_ip(ip).is_none());
+        return if other_family {
+            None
+        } else {
+            reader.take(format_args!("spec.clusterIP"), addr(primary))
+        };
+    }
+    let index = families.iter().position(|family| **family == *A::FAMILY)?;
+    // Only a manifest that never passed an API server leaves `clusterIPs` out.
+    let text = service
+        .cluster_ips
+        .get(index)
+        .map(AsRef::as_ref)
+        .or((index == 0).then_some(primary))?;
+    reader.take(format_args!("spec.clusterIPs[{index}]"), addr(text))
+}
+
+fn read_port(
+    reader: &mut Reader<'_>,
+    index: usize,
+    port: &compact::ServicePort,
+) -> Option<(Port, Proto)> {
+    let number = reader.take(
+        format_args!("spec.ports[{index}].port"),
+        port_number(port.port),
+    )?;
+    let proto = reader.take(
+        format_args!("spec.ports[{index}].protocol"),
+        protocol(port.protocol.as_deref()),
+    )?;
+    Some((number, proto))
+}
+
+/// The frontends that one Service claims. Without the row that stands for a whole address, other
+/// ports of it are left alone.
+struct ClaimedFrontends<A: Addr> {
+    frontends: BTreeMap<FrontendKey<A>, ClaimedFrontend<A>>,
+    namespace: Namespace,
+}
+
+impl<A: Addr> ClaimedFrontends<A> {
+    fn of(service: &compact::Service, cluster_ip: A, namespace: Namespace) -> Self {
+        let mut frontends = Self {
+            frontends: BTreeMap::new(),
+            namespace,
+        };
+        let key = FrontendKey::address(cluster_ip);
+        if !service.is_redirected_address {
+            frontends.add(
+                key,
+                Frontend::new(key, FrontendKind::ADDRESS),
+                "spec.clusterIP".to_owned(),
+            );
+        }
+        frontends
+    }
+
+    /// Adds the frontends of one port at the ClusterIP and the node's addresses.
+    fn add_port(
+        &mut self,
+        reader: &mut Reader<'_>,
+        index: usize,
+        service: FrontendKey<A>,
+        node_port: Option<Port>,
+    ) {
+        self.add(
+            service,
+            Frontend::new(service, FrontendKind::CLUSTER_IP),
+            format!("spec.ports[{index}]"),
+        );
+        if let Some(node_port) = node_port {
+            let key = FrontendKey::node_port(node_port, service.proto);
+            let field = format!("spec.ports[{index}].nodePort");
+            if !self.add(key, Frontend::new(service, FrontendKind::NODE_PORT), field) {
+                reader.skip(
+                    format_args!("spec.ports[{index}].nodePort"),
+                    format!("{key:?} is listed before"),
+                );
+            }
+        }
+    }
+
+    /// Adds the frontend of one port at an external address. The first listing of an address
+    /// counts.
+    fn add_external(&mut self, service: FrontendKey<A>, external: &External<A>) {
+        let key = FrontendKey::new(external.addr, service.port, service.proto);
+        self.add(
+            key,
+            Frontend::new(service, external.kind),
+            external.field.clone(),
+        );
+    }
+
+    /// Adds a frontend. Returns true if it is new.
+    fn add(&mut self, key: FrontendKey<A>, frontend: Frontend<A>, field: String) -> bool {
+        let frontend = frontend.in_namespace(self.namespace);
+        match self.frontends.entry(key) {
+            Entry::Vacant(entry) => {
+                entry.insert(ClaimedFrontend {
+                    frontend,
+                    field: field.into(),
+                });
+                true
+            }
+            Entry::Occupied(_) => false,
+        }
+    }
+}
+
+impl Claim {
+    /// Returns the Service's claim. A Service without an age, which never passed an API server,
+    /// counts as the youngest.
+    fn new(name: &ObjectName, service: &compact::Service) -> Self {
+        Self {
+            yields: service.is_redirected_address,
+            created: service.created.unwrap_or(Timestamp::MAX),
+            service: name.clone(),
+        }
+    }
+}
+
+/// Returns the ranges of ClusterIPs, sorted.
+pub fn service_cidrs<'a>(
+    objects: impl Iterator<Item = &'a ServiceCIDR>,
+) -> (Vec<ipnet::IpNet>, Vec<Skipped>) {
+    let mut cidrs = Vec::new();
+    let mut skipped = Vec::new();
+    for object in objects {
+        let name = ObjectName::from(&object.metadata);
+        let mut reader = Reader::new("ServiceCIDR", &name, &mut skipped);
+        let texts = object
+            .spec
+            .iter()
+            .flat_map(|spec| spec.cidrs.iter().flatten());
+        for (index, text) in texts.enumerate() {
+            cidrs.extend(reader.take(format_args!("spec.cidrs[{index}]"), cidr(text)));
+        }
+    }
+    cidrs.sort_unstable();
+    cidrs.dedup();
+    (cidrs, skipped)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

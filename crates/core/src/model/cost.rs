@@ -1,0 +1,88 @@
+//! Bounds what one Service may cost a pass, and estimates it from the sizes of its objects alone.
+
+use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::frontend::Algorithm;
+
+use super::policy::algorithm;
+use super::read::Reader;
+use super::{ModelOptions, cluster_ips};
+use crate::compact::{Service, WEIGHTS};
+use crate::input::ObjectName;
+use crate::store::Store;
+
+/// The most frontends at external addresses that a Service may have. A namespace writes 60,000
+/// addresses into one object, and each port multiplies them.
+const EXTERNALS: usize = 8_192;
+/// The most tables of places that a Service may have in a family.
+pub(super) const TABLES_OF_SERVICE: usize = 2_048;
+
+/// What a frontend at an external address and a table of places cost, in slots.
+const EXTERNAL: usize = 8;
+const TABLE: usize = 32;
+
+/// Returns the most external addresses of a Service.
+pub(super) fn externals_of(service: &Service) -> usize {
+    EXTERNALS / service.ports.len().max(1)
+}
+
+/// Tells a Service that it has more external addresses than that.
+pub(super) fn tell_externals(reader: &mut Reader<'_>, service: &Service) {
+    let given = service.ingress.len() + service.external_ips.len();
+    let most = externals_of(service);
+    if given > most {
+        let ports = service.ports.len();
+        let why = format!(
+            "of {given} external addresses only the first {most} are served: with {ports} ports a Service has no more"
+        );
+        reader.no_room(format_args!("spec.externalIPs"), why);
+    }
+}
+
+/// Tells a Service how many of its ports have no tables of places.
+pub(super) fn tell_without_tables(reader: &mut Reader<'_>, ports: usize) {
+    if ports > 0 {
+        let why = format!(
+            "{ports} ports are served without weights and Maglev tables, of which a Service has {TABLES_OF_SERVICE} at most"
+        );
+        reader.no_room(format_args!("metadata.annotations[{WEIGHTS}]"), why);
+    }
+}
+
+/// Returns the most rows that a Service may have in both families, in slots.
+pub(crate) fn rows_at_most(store: &Store, name: &ObjectName, options: &ModelOptions) -> usize {
+    let room = options.room.slots();
+    let Some(service) = store.service(name) else {
+        return 0;
+    };
+    let ports = service.ports.len();
+    let given = service.ingress.len() + service.external_ips.len();
+    let externals = ports * given.min(externals_of(service));
+    let ranges = ports
+        .saturating_mul(service.load_balancer_source_ranges.len())
+        .min(room);
+    let asked = service
+        .algorithm
+        .as_deref()
+        .and_then(|name| algorithm(name).ok());
+    let is_weighted =
+        service.weights.is_some() || store.slices_of(name).any(|slice| slice.weight.is_some());
+    let has_tables = is_weighted || asked.unwrap_or(options.algorithm) == Algorithm::MAGLEV;
+    let tables = if has_tables {
+        (2 * ports).min(TABLES_OF_SERVICE) * cluster_ips(service).count()
+    } else {
+        0
+    };
+    let slots = |family: &str| {
+        let slices = store
+            .slices_of(name)
+            .filter(|slice| *slice.address_type == *family);
+        let endpoints: usize = slices.map(|slice| slice.endpoints.len()).sum();
+        endpoints + ports.saturating_mul(endpoints).min(room)
+    };
+    ports
+        + externals * EXTERNAL
+        + ranges
+        + tables * TABLE
+        + slots(Addr4::FAMILY)
+        + slots(Addr6::FAMILY)
+}

@@ -1,0 +1,143 @@
+//! Reads the addresses beside the ClusterIP at which a Service is dialled, and the clients that may
+//! dial them.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use proxy_common::addr::Addr;
+use proxy_common::frontend::FrontendKind;
+
+use super::cost::{externals_of, tell_externals};
+use super::guard::Guard;
+use super::node::NodeModel;
+use super::read::{Reader, addr, cidr, ip};
+use crate::compact::Service;
+
+/// An address at which all ports of a Service are dialled.
+pub(super) struct External<A: Addr> {
+    pub(super) addr: A,
+    pub(super) kind: FrontendKind,
+    /// The field of the Service with the address.
+    pub(super) field: String,
+}
+
+/// Returns the external addresses of the family. An address that is also a load balancer's counts
+/// as the load balancer's, whose rules are stricter.
+pub(super) fn externals<A: Addr>(
+    reader: &mut Reader<'_>,
+    service: &Service,
+    cluster_ip: A,
+    guard: &Guard,
+) -> Vec<External<A>> {
+    let mut externals = Vec::new();
+    let mut read = |kind, field: String, text: &str| {
+        if let Some(addr) = of_family(text) {
+            let own = || format!("{text:?} is the Service's own ClusterIP");
+            let addr = addr.and_then(|addr| {
+                if addr == cluster_ip {
+                    Err(own())
+                } else {
+                    Ok(addr)
+                }
+            });
+            let addr = reader.take(format_args!("{field}"), addr);
+            let addr = addr.filter(|addr| {
+                reader.admit(format_args!("{field}"), guard.admit_address(*addr, kind))
+            });
+            let addr = addr.filter(|addr: &A| {
+                reader.take_address(format_args!("{field}"), guard.takes(addr.ip()))
+            });
+            externals.extend(addr.map(|addr| External { addr, kind, field }));
+        }
+    };
+    let most = externals_of(service);
+    for (index, ingress) in service.ingress.iter().enumerate().take(most) {
+        // In mode `Proxy` the load balancer must see all traffic, including traffic from inside the
+        // cluster.
+        let is_ours = matches!(ingress.ip_mode.as_deref(), None | Some("VIP"));
+        if let Some(text) = ingress.ip.as_deref().filter(|ip| is_ours && !ip.is_empty()) {
+            read(
+                FrontendKind::LOAD_BALANCER,
+                format!("status.loadBalancer.ingress[{index}].ip"),
+                text,
+            );
+        }
+    }
+    let left = most.saturating_sub(service.ingress.len());
+    for (index, text) in service.external_ips.iter().enumerate().take(left) {
+        read(
+            FrontendKind::EXTERNAL_IP,
+            format!("spec.externalIPs[{index}]"),
+            text,
+        );
+    }
+    tell_externals(reader, service);
+    externals
+}
+
+/// Returns the external addresses of a Service that this machine leaves to the network, in mode
+/// host, with the reasons.
+pub fn not_taken<'a>(
+    service: &'a Service,
+    node: &'a NodeModel,
+) -> impl Iterator<Item = (IpAddr, String)> + 'a {
+    let ingress = service
+        .ingress
+        .iter()
+        .filter_map(|ingress| ingress.ip.as_deref());
+    let texts = ingress.chain(service.external_ips.iter().map(AsRef::as_ref));
+    texts
+        .filter_map(|text| ip(text).ok())
+        .filter_map(|ip| Some((ip, node.guard.takes(ip).err()?)))
+}
+
+/// Returns `None` for an address of the other family.
+fn of_family<A: Addr>(text: &str) -> Option<Result<A, String>> {
+    let other = ip(text).is_ok_and(|ip| A::from_ip(ip).is_none());
+    (!other).then(|| addr(text))
+}
+
+/// A range of addresses, and the length of its prefix in bits.
+pub type Range<A> = (A, u8);
+
+/// Returns the ranges from which the Service's load balancer addresses may be dialled; empty if
+/// from everywhere.
+pub(super) fn source_ranges<A: Addr>(
+    reader: &mut Reader<'_>,
+    service: &Service,
+    externals: &[External<A>],
+    node: &NodeModel,
+) -> BTreeSet<Range<A>> {
+    let texts = service.load_balancer_source_ranges.iter().enumerate();
+    // The API server accepts blanks here.
+    let nets = texts.filter_map(|(index, text)| {
+        reader.take(
+            format_args!("spec.loadBalancerSourceRanges[{index}]"),
+            cidr(text.trim()),
+        )
+    });
+    let nets: Vec<IpNet> = nets
+        .filter(|net| A::from_ip(net.addr()).is_some())
+        .collect();
+    let vips = externals
+        .iter()
+        .filter(|external| external.kind == FrontendKind::LOAD_BALANCER);
+    let vips: Vec<A> = vips.map(|external| external.addr).collect();
+    if vips.is_empty() || nets.is_empty() {
+        return BTreeSet::new();
+    }
+    let mut ranges: BTreeSet<Range<A>> = nets
+        .iter()
+        .filter_map(|net| Some((A::from_ip(net.addr())?, net.prefix_len())))
+        .collect();
+    // The node may dial an address that it carries itself, and then that address is the source.
+    if nets
+        .iter()
+        .any(|net| node.primary.iter().any(|ip| net.contains(ip)))
+    {
+        let bits = (size_of::<A>() * 8).try_into().unwrap_or(u8::MAX);
+        ranges.extend(vips.into_iter().map(|vip| (vip, bits)));
+    }
+    ranges
+}

@@ -1,0 +1,261 @@
+//! Models one port of a Service: the backends of its packets.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use proxy_common::addr::{Addr, Port, SockAddr};
+use proxy_common::frontend::{Algorithm, Backend, Endpoint, MAGLEV_PLACES, Maglev, Service, Set};
+
+use super::endpoints::{Joined, UsedSets};
+use super::places;
+use super::read::Reader;
+use super::redirect::RedirectedPort;
+use crate::compact::WEIGHTS;
+use crate::health::{HealthMode, ServiceHealth};
+use crate::loss::Placed;
+use crate::room::Rows;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort<A: Addr> {
+    pub service: Service,
+    /// The backends of each set, by address and port, at most as many as `service` can count. Empty
+    /// if no frontend chooses from the set.
+    pub cluster: Vec<Backend<A>>,
+    pub local: Vec<Backend<A>>,
+    pub health: HealthMode,
+    /// The backends that a set goes without, because they are silent.
+    pub aside: Vec<SockAddr<A>>,
+    /// The tables of the sets that are not empty, under the algorithm Maglev or where backends
+    /// differ in weight.
+    pub maglev: Vec<(Set, Arc<Maglev>)>,
+    /// True if there is no room for these tables.
+    pub lacks_tables: bool,
+    /// The serving endpoints, if they matter after a flow has begun.
+    pub endpoints: Vec<(SockAddr<A>, Endpoint)>,
+    /// The endpoints of other nodes, if connections to lost nodes are ended.
+    pub placed: Option<PlacedEndpoints<A>>,
+}
+
+/// Endpoints by address and port, each with its node and its standing.
+pub(super) type PlacedEndpoints<A> = Box<[(SockAddr<A>, Placed)]>;
+
+/// The terms that a Service sets for one of its ports.
+#[derive(Clone, Copy)]
+pub(super) struct PortPolicy {
+    /// The service without its backends.
+    pub(super) service: Service,
+    pub(super) used_sets: UsedSets,
+    /// Set if the endpoints are looked up again after a flow has begun.
+    pub(super) remembers: bool,
+    /// Set if connections to lost nodes are ended.
+    pub(super) resets: bool,
+    /// Set if there is room for its tables of places.
+    pub(super) has_tables: bool,
+}
+
+/// The number of slots that a `Service` can count.
+pub(super) const SLOTS_MAX: usize = u16::MAX as usize;
+
+impl<A: Addr> ServicePort<A> {
+    pub(super) fn new(
+        reader: &mut Reader<'_>,
+        index: usize,
+        port_policy: PortPolicy,
+        endpoints: &Joined<'_, A>,
+        redirected: Option<&RedirectedPort<A>>,
+        health: ServiceHealth<'_>,
+    ) -> Self {
+        let PortPolicy {
+            service,
+            used_sets,
+            remembers,
+            resets,
+            has_tables,
+        } = port_policy;
+        let mut sets = endpoints.select(used_sets);
+        if let Some(redirected) = redirected {
+            // No policy of the Service uses this set: see `Redirect::of`.
+            (sets.local, sets.has_endpoints) = (redirected.backends.clone(), true);
+        }
+        let most = if service.algorithm == Algorithm::MAGLEV {
+            MAGLEV_PLACES
+        } else {
+            SLOTS_MAX
+        };
+        for (name, set) in [("cluster", &mut sets.cluster), ("local", &mut sets.local)] {
+            if set.len() > most {
+                let why = format!(
+                    "of {} backends in the {name} set only the first {most} serve",
+                    set.len()
+                );
+                reader.skip(format_args!("spec.ports[{index}]"), why);
+                set.truncate(most);
+            }
+        }
+        let fails_over = health.fails_over(&sets.cluster, &sets.local);
+        let mut aside = health.take_silent(&mut sets.cluster);
+        // The pods of a redirect are all of this node, and stay.
+        if redirected.is_none() {
+            aside.extend(health.take_silent(&mut sets.local));
+        }
+        // One that another set keeps takes flows still.
+        let place = |backend: &Backend<A>| SockAddr::new(backend.addr, backend.port);
+        aside.retain(|at| {
+            [&sets.cluster, &sets.local]
+                .iter()
+                .all(|set| set.binary_search_by_key(at, place).is_err())
+        });
+        aside.sort_unstable();
+        aside.dedup();
+        let count = |set: &[Backend<A>]| u16::try_from(set.len()).expect("cut to 65,535 above");
+        let is_weighted = settle_weights(reader, [&mut sets.cluster, &mut sets.local]);
+        // Without this flag a flow of datagrams would stay with a pod that has gone, as no endpoint
+        // could take it over.
+        let has_endpoints = sets.has_endpoints || service.has(Service::ELSE_PASSES);
+        let flags = service.flags()
+            | flag(has_endpoints, Service::HAS_ENDPOINTS)
+            | flag(is_weighted, Service::WEIGHTED)
+            | flag(fails_over, Service::FAILS_OVER)
+            | flag(resets, Service::ENDS_LOST)
+            | redirected.map_or(0, |redirected| redirected.flags);
+        let mut port = Self {
+            service: Service::new(count(&sets.cluster), count(&sets.local), flags)
+                .with_algorithm(service.algorithm)
+                .with_affinity(service.affinity_secs),
+            cluster: sets.cluster,
+            local: sets.local,
+            health: health.mode,
+            aside,
+            maglev: Vec::new(),
+            lacks_tables: false,
+            endpoints: Vec::new(),
+            placed: resets.then(|| endpoints.placed().collect()),
+        };
+        if service.algorithm == Algorithm::MAGLEV || is_weighted {
+            if has_tables {
+                let table = |set| {
+                    Some((
+                        set,
+                        Arc::new(places::table(service.algorithm, port.backends(set))?),
+                    ))
+                };
+                port.maglev = Set::ALL.into_iter().filter_map(table).collect();
+            } else {
+                (port.service, port.lacks_tables) = (port.plain(), true);
+            }
+        }
+        // Most ports keep these lists for a long time.
+        port.cluster.shrink_to_fit();
+        port.local.shrink_to_fit();
+        if remembers {
+            port.endpoints = endpoints
+                .serving()
+                .map(|(at, local)| (at, port.endpoint(at, local)))
+                .collect();
+        }
+        if let Some(redirected) = redirected {
+            port.endpoints = port.with_redirected(remembers, &redirected.spared);
+        }
+        port
+    }
+
+    /// Returns the rows of the endpoints with those of a redirect, which need not be endpoints of
+    /// the Service.
+    fn with_redirected(
+        &self,
+        remembers: bool,
+        spared: &BTreeSet<A>,
+    ) -> Vec<(SockAddr<A>, Endpoint)> {
+        let backends = self
+            .local
+            .iter()
+            .filter(|_| remembers)
+            .map(|backend| SockAddr::new(backend.addr, backend.port));
+        let backends = backends.map(|at| (at, self.endpoint(at, true)));
+        // The address alone: see `EndpointKey::spared`.
+        let spared = spared.iter().map(|pod| {
+            (
+                SockAddr::new(*pod, Port::ANY),
+                Endpoint::new(Endpoint::LOCAL),
+            )
+        });
+        let rows: BTreeMap<_, _> = self
+            .endpoints
+            .iter()
+            .copied()
+            .chain(backends)
+            .chain(spared)
+            .collect();
+        rows.into_iter().collect()
+    }
+
+    /// Returns the service as it is served without tables of places: with equal weights, and at
+    /// random in place of Maglev.
+    pub(crate) fn plain(&self) -> Service {
+        let Service {
+            algorithm,
+            affinity_secs,
+            ..
+        } = self.service;
+        let counts = [Set::CLUSTER, Set::LOCAL].map(|set| self.service.count(set));
+        let algorithm = if algorithm == Algorithm::MAGLEV {
+            Algorithm::RANDOM
+        } else {
+            algorithm
+        };
+        Service::new(
+            counts[0],
+            counts[1],
+            self.service.flags() & !Service::WEIGHTED,
+        )
+        .with_algorithm(algorithm)
+        .with_affinity(affinity_secs)
+    }
+
+    /// Returns the rows of the port, without its frontends and the source ranges of its Service.
+    pub(crate) fn rows(&self) -> Rows {
+        let slots = self.cluster.len() + self.local.len();
+        [0, 1, slots, self.endpoints.len(), self.maglev.len(), 0]
+    }
+
+    pub fn backends(&self, set: Set) -> &[Backend<A>] {
+        if set == Set::LOCAL {
+            &self.local
+        } else {
+            &self.cluster
+        }
+    }
+
+    fn endpoint(&self, at: SockAddr<A>, local: bool) -> Endpoint {
+        let place = |backend: &Backend<A>| SockAddr::new(backend.addr, backend.port);
+        let is_in = |set| self.backends(set).binary_search_by_key(&at, place).is_ok();
+        Endpoint::new(
+            flag(is_in(Set::CLUSTER), Endpoint::IN_CLUSTER_SET)
+                | flag(is_in(Set::LOCAL), Endpoint::IN_LOCAL_SET)
+                | flag(local, Endpoint::LOCAL),
+        )
+    }
+}
+
+fn flag<T: Default>(is_set: bool, flag: T) -> T {
+    if is_set { flag } else { T::default() }
+}
+
+/// Returns true if backends of a set differ in weight. Takes the weights away where all are alike,
+/// or where there are more backends than places.
+fn settle_weights<A: Addr>(reader: &mut Reader<'_>, sets: [&mut Vec<Backend<A>>; 2]) -> bool {
+    let differ = |set: &[Backend<A>]| set.windows(2).any(|two| two[0].weight() != two[1].weight());
+    let is_weighted = sets.iter().any(|set| differ(set));
+    let most = sets.iter().map(|set| set.len()).max().unwrap_or_default();
+    if is_weighted && most > MAGLEV_PLACES {
+        let why = format!("{most} backends serve alike: weights are for at most {MAGLEV_PLACES}");
+        reader.skip(format_args!("metadata.annotations[{WEIGHTS}]"), why);
+    }
+    let counts = is_weighted && most <= MAGLEV_PLACES;
+    if !counts {
+        sets.into_iter()
+            .flatten()
+            .for_each(|backend| *backend = backend.with_weight(1));
+    }
+    counts
+}

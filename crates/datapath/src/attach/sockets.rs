@@ -1,0 +1,97 @@
+//! The programs for sockets among the attached programs. Where they are optional, packets serve
+//! sockets without them.
+
+use anyhow::{Context, Result};
+use tracing::warn;
+
+use super::Attachments;
+use crate::persistence::Persistence;
+use crate::sockets::{
+    Cgroup, PodRows, PodSockets, SocketOptions, Sockets, SocketsStatus, remove_unused,
+};
+
+impl Attachments {
+    /// Attaches the programs for sockets to a cgroup if they were loaded, and lets go of those of a
+    /// predecessor.
+    pub fn attach_sockets(&mut self, cgroup: Cgroup, options: SocketOptions) -> Result<()> {
+        if self.sockets_left.is_some() {
+            return Ok(());
+        }
+        let Persistence { pins, .. } = self
+            .persistence
+            .as_ref()
+            .context("programs on sockets are pinned, and there is no place for that")?;
+        match Sockets::attach(&mut self.ebpf, pins, cgroup, options) {
+            Err(error) if options.is_optional => self.leave_sockets_to_packets(&error)?,
+            attached => self.sockets = Some(attached?),
+        }
+        Ok(())
+    }
+
+    /// Lets go of sockets, which packets serve from now on.
+    fn leave_sockets_to_packets(&mut self, why: &anyhow::Error) -> Result<()> {
+        if let Some(sockets) = self.sockets.take() {
+            sockets.detach();
+        }
+        if let Some(Persistence { pins, .. }) = &self.persistence {
+            remove_unused(pins, None)?;
+            // Otherwise the removed pins would be missed.
+            self.keep_maps()?;
+        }
+        self.leave_sockets(format!("{why:#}"));
+        Ok(())
+    }
+
+    /// Leaves sockets to packets, for this reason.
+    pub fn leave_sockets(&mut self, why: String) {
+        warn!(why, "packets serve the sockets of this host");
+        self.note_sockets_left(Some(why));
+    }
+
+    pub(crate) fn note_sockets_left(&mut self, why: Option<String>) {
+        self.sockets_left = why;
+    }
+
+    /// Returns why packets serve sockets that programs should have served.
+    pub fn sockets_left(&self) -> Option<&str> {
+        self.sockets_left.as_deref()
+    }
+
+    /// Returns which sockets programs serve, and why if that differs from the options: `off`,
+    /// `host`, `all`, `auto: …`.
+    pub fn socket_lb(&self) -> String {
+        match (&self.sockets, &self.sockets_left) {
+            (Some(sockets), _) => sockets.served(),
+            (None, Some(why)) => format!("auto: off, because {why}"),
+            (None, None) => "off".to_owned(),
+        }
+    }
+
+    /// Returns the means to choose pods whose sockets are led, where that was asked for and the
+    /// programs are attached.
+    pub fn pod_sockets(&self, rows: Option<PodRows>) -> Result<Option<PodSockets>> {
+        let (Some(sockets), Some(rows)) = (&self.sockets, rows) else {
+            return Ok(None);
+        };
+        Ok(Some(PodSockets::new(rows, sockets.cgroup()?)))
+    }
+
+    pub fn sockets_status(&self) -> Option<SocketsStatus> {
+        self.sockets.as_ref().map(Sockets::status)
+    }
+
+    /// Attaches socket programs again that were taken off, and returns their number.
+    pub fn repair_sockets(&mut self) -> Result<u64> {
+        match (&mut self.sockets, &self.persistence) {
+            (Some(sockets), Some(Persistence { pins, .. })) => {
+                match sockets.repair(&mut self.ebpf, pins) {
+                    Err(error) if sockets.is_optional() => {
+                        self.leave_sockets_to_packets(&error).map(|()| 0)
+                    }
+                    repaired => repaired,
+                }
+            }
+            _ => Ok(0),
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Reads and tidies what the programs count of TCP connections, for each service port and backend.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use aya::Ebpf;
+use aya::maps::{HashMap, Map, MapData};
+use proxy_common::addr::{Port, SockAddr};
+use proxy_common::connect::{Asked, Connects};
+use proxy_common::flow::Flow;
+use proxy_common::frontend::{EndpointKey, FrontendKey};
+
+use super::counts::FamilyCounts;
+use super::flows::{read, remove};
+use super::maps::{FamilyNames, take};
+use crate::sys::map_walk::Walk;
+
+/// The number of rows in one read.
+const BATCH: usize = 256;
+
+/// The time without a client after which the counts of a backend go to the row of its service port.
+const SILENCE_SECS: u32 = 3_600;
+/// The same while the map is more than three quarters full.
+const SILENCE_SECS_WHEN_FULL: u32 = 60;
+
+/// The rows of each service port.
+type Rows<A> = BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, Connects>>;
+
+/// The map of connections.
+pub(super) struct ConnectLedger<A: FamilyNames> {
+    map: HashMap<MapData, EndpointKey<A>, Connects>,
+    walk: Walk<EndpointKey<A>, Connects>,
+    max_entries: usize,
+    /// The connections whose flows the agent has swept before a backend answered.
+    unanswered: BTreeMap<(FrontendKey<A>, SockAddr<A>), u64>,
+}
+
+impl<A: FamilyNames> ConnectLedger<A> {
+    pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
+        let name = A::MAPS.connects;
+        let Some(Map::HashMap(data)) = ebpf.map(name) else {
+            anyhow::bail!("no hash map {name} in the BPF object")
+        };
+        let walk = Walk::new(data, BATCH).with_context(|| format!("walk through {name}"))?;
+        let info = data
+            .info()
+            .with_context(|| format!("ask the kernel about map {name}"))?;
+        let max_entries = info.max_entries() as usize;
+        Ok(Self {
+            map: take(ebpf, name)?,
+            walk,
+            max_entries,
+            unanswered: BTreeMap::new(),
+        })
+    }
+
+    pub(super) fn read(&mut self) -> Result<Rows<A>> {
+        let mut rows = Rows::new();
+        self.walk.restart();
+        while let Some(batch) = self
+            .walk
+            .next_batch()
+            .with_context(|| format!("read {}", A::MAPS.connects))?
+        {
+            for (EndpointKey { service, at }, connects) in batch {
+                rows.entry(service).or_default().insert(at, connects);
+            }
+        }
+        Ok(rows)
+    }
+
+    pub(super) fn close_unanswered(&mut self, flow: &Flow<A>) {
+        if !flow.service.addr.is_unspecified() {
+            let at = SockAddr::new(flow.backend.addr, flow.backend.port);
+            *self.unanswered.entry((flow.service, at)).or_default() += 1;
+        }
+    }
+
+    /// Writes the agent's own counts, and takes the rows of silent backends together. A count that
+    /// a program adds in the same instant is lost. Without room in the map, the agent's counts are
+    /// lost as well.
+    pub(super) fn settle(&mut self, rows: &Rows<A>, now_secs: u32) -> Result<()> {
+        for ((service, at), unanswered) in std::mem::take(&mut self.unanswered) {
+            let mut more = Connects::NOTHING;
+            (more.unanswered, more.last_secs) = (unanswered, now_secs);
+            let _lost = self.add(service, at, more);
+        }
+        let number: usize = rows.values().map(BTreeMap::len).sum();
+        let is_full = number > self.max_entries / 4 * 3;
+        let silence_secs = if is_full {
+            SILENCE_SECS_WHEN_FULL
+        } else {
+            SILENCE_SECS
+        };
+        for (service, backends) in rows {
+            let is_silent =
+                |connects: &Connects| now_secs.saturating_sub(connects.last_secs) > silence_secs;
+            for (at, _) in backends
+                .iter()
+                .filter(|(at, connects)| !at.addr.is_unspecified() && is_silent(connects))
+            {
+                let key = EndpointKey::new(*service, *at);
+                // It may have been dialled since.
+                if let Some(connects) = read(&self.map, &key)?.filter(is_silent) {
+                    let rest = SockAddr::new(A::UNSPECIFIED, Port::ANY);
+                    let add = |ledger: &mut Self| ledger.add(*service, rest, connects);
+                    move_counts(self, add, |ledger| remove(&mut ledger.map, &key).map(drop))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, service: FrontendKey<A>, at: SockAddr<A>, more: Connects) -> Result<()> {
+        let key = EndpointKey::new(service, at);
+        let mut connects = read(&self.map, &key)?.unwrap_or_default();
+        connects += more;
+        self.map.insert(key, connects, 0).map_err(Into::into)
+    }
+
+    /// Forgets service ports that are gone with all their flows, and SYNs that no backend owes an
+    /// answer any more.
+    pub(super) fn prune(
+        &mut self,
+        found: &mut FamilyCounts<A>,
+        now_secs: u32,
+        exists: impl Fn(&FrontendKey<A>) -> Result<bool>,
+    ) -> Result<()> {
+        for (service, backends) in found
+            .connects
+            .extract_if(.., |service, _| service.proto == Asked::PROTO)
+        {
+            let is_old =
+                |asked: &Connects| now_secs.saturating_sub(asked.last_secs) > Asked::OLD_SECS;
+            for (at, _) in backends.into_iter().filter(|(_, asked)| is_old(asked)) {
+                let key = EndpointKey::new(service, at);
+                // It may have been asked since.
+                if read(&self.map, &key)?.as_ref().is_some_and(is_old) {
+                    remove(&mut self.map, &key)?;
+                }
+            }
+        }
+        for service in found.connects.keys().copied().collect::<Vec<_>>() {
+            if !found.flows.contains_key(&service) && !exists(&service)? {
+                for at in found
+                    .connects
+                    .remove(&service)
+                    .into_iter()
+                    .flat_map(BTreeMap::into_keys)
+                {
+                    remove(&mut self.map, &EndpointKey::new(service, at))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Adds counts to another row, and removes theirs after that: an agent that ends in between has
+/// counted twice, and lost nothing.
+fn move_counts<T>(
+    map: &mut T,
+    mut add: impl FnMut(&mut T) -> Result<()>,
+    remove: impl FnOnce(&mut T) -> Result<()>,
+) -> Result<()> {
+    let is_added = add(map).is_ok();
+    remove(map)?;
+    if !is_added {
+        // A full map has room for a new row once the old one is gone.
+        let _lost = add(map);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::ensure;
+
+    use super::*;
+
+    #[test]
+    fn counts_are_in_the_other_row_before_their_own_goes() {
+        for (capacity, expected) in [(2, "+rest -own"), (1, "-own +rest")] {
+            let mut rows = vec!["own"];
+            let mut done = Vec::new();
+            let mut map = (&mut rows, &mut done);
+            let add = |(rows, done): &mut (&mut Vec<&str>, &mut Vec<&str>)| {
+                ensure!(rows.len() < capacity, "full");
+                rows.push("rest");
+                done.push("+rest");
+                Ok(())
+            };
+            let remove = |(rows, done): &mut (&mut Vec<&str>, &mut Vec<&str>)| {
+                rows.retain(|row| *row != "own");
+                done.push("-own");
+                Ok(())
+            };
+            move_counts(&mut map, add, remove).unwrap();
+            assert_eq!((done.join(" ").as_str(), rows), (expected, vec!["rest"]));
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Counts the traffic of each service port, and the flows of each backend. A count adds up the
+//! flows' own counters and the counters of removed flows.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use aya::Ebpf;
+use aya::maps::{HashMap, MapData};
+use proxy_common::addr::{Addr, Addr4, Addr6, SockAddr};
+use proxy_common::connect::Connects;
+use proxy_common::flow::{EntryKind, Flow};
+use proxy_common::frontend::{FrontendKey, Service};
+use proxy_common::service_counts::{Passed, ServiceCounts};
+
+use super::connects::ConnectLedger;
+use super::flows::{read, remove};
+use super::maps::{FamilyNames, lend, take};
+
+/// The counts of both families.
+#[derive(Clone, Debug, Default)]
+pub struct Counts {
+    pub v4: FamilyCounts<Addr4>,
+    pub v6: FamilyCounts<Addr6>,
+}
+
+#[derive(Clone, Debug)]
+pub struct FamilyCounts<A: Addr> {
+    /// The totals since the programs were loaded. No number in them ever decreases.
+    pub ports: BTreeMap<FrontendKey<A>, Totals>,
+    /// The open flows from a service port to each backend.
+    pub flows: BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, u64>>,
+    /// What became of the connections from a service port to each backend that was dialled of late.
+    /// The backend without address has the counts of the others.
+    pub connects: BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, Connects>>,
+}
+
+impl<A: Addr> Default for FamilyCounts<A> {
+    fn default() -> Self {
+        Self {
+            ports: BTreeMap::new(),
+            flows: BTreeMap::new(),
+            connects: BTreeMap::new(),
+        }
+    }
+}
+
+impl<A: Addr> FamilyCounts<A> {
+    /// Returns what became of the connections of a service port.
+    pub fn connects_of(&self, service: &FrontendKey<A>) -> Connects {
+        let backends = self
+            .connects
+            .get(service)
+            .into_iter()
+            .flat_map(BTreeMap::values);
+        backends.fold(Connects::NOTHING, |mut sum, connects| {
+            sum += *connects;
+            sum
+        })
+    }
+
+    /// Adds the counters of an entry.
+    pub(super) fn add(&mut self, flow: &Flow<A>) {
+        if flow.service.addr.is_unspecified() {
+            return;
+        }
+        match flow.kind.known() {
+            Some(EntryKind::Dnat) => {
+                self.ports.entry(flow.service).or_default().sent += flow.passed;
+                if !flow.state().is_terminal() {
+                    *self
+                        .flows
+                        .entry(flow.service)
+                        .or_default()
+                        .entry(flow.backend)
+                        .or_default() += 1;
+                }
+            }
+            Some(EntryKind::Undnat) => {
+                self.ports.entry(flow.service).or_default().returned += flow.passed
+            }
+            // Both directions pass one of the above as well.
+            Some(EntryKind::Snat | EntryKind::Unsnat) | None => {}
+        }
+    }
+}
+
+/// The traffic of one service port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// The number of opened flows.
+    pub opened: u64,
+    /// The number of packets that would have opened a flow and were dropped.
+    pub dropped: u64,
+    pub rejected: u64,
+    /// The traffic towards backends (`sent`) and back to clients (`returned`).
+    pub sent: Passed,
+    pub returned: Passed,
+}
+
+impl Totals {
+    fn at_least(&mut self, other: &Self) {
+        let passed = |to: &mut Passed, other: Passed| {
+            to.packets = to.packets.max(other.packets);
+            to.bytes = to.bytes.max(other.bytes);
+        };
+        self.opened = self.opened.max(other.opened);
+        self.dropped = self.dropped.max(other.dropped);
+        self.rejected = self.rejected.max(other.rejected);
+        passed(&mut self.sent, other.sent);
+        passed(&mut self.returned, other.returned);
+    }
+}
+
+impl From<ServiceCounts> for Totals {
+    fn from(counts: ServiceCounts) -> Self {
+        let ServiceCounts {
+            opened,
+            dropped,
+            rejected,
+            sent,
+            returned,
+        } = counts;
+        Self {
+            opened,
+            dropped,
+            rejected,
+            sent,
+            returned,
+        }
+    }
+}
+
+/// The counters of a family's service ports beside their flows.
+pub(super) struct Ledger<A: FamilyNames> {
+    /// The counters that the programs keep.
+    counts: HashMap<MapData, FrontendKey<A>, ServiceCounts>,
+    /// A second handle on the services, which tells which service ports exist.
+    services: HashMap<MapData, FrontendKey<A>, Service>,
+    /// The traffic of swept flows: sent, and returned.
+    swept: BTreeMap<FrontendKey<A>, (Passed, Passed)>,
+    connects: ConnectLedger<A>,
+    /// The result of the last walk. A walk does not meet a flow that a program closes meanwhile.
+    last: BTreeMap<FrontendKey<A>, Totals>,
+}
+
+impl<A: FamilyNames> Ledger<A> {
+    /// Opens the maps. Call this before `SERVICES` is taken out of `ebpf`.
+    pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
+        let services = lend(ebpf, A::MAPS.services)?;
+        let counts = take(ebpf, A::MAPS.service_counts)?;
+        let connects = ConnectLedger::new(ebpf)?;
+        Ok(Self {
+            counts,
+            services,
+            swept: BTreeMap::new(),
+            connects,
+            last: BTreeMap::new(),
+        })
+    }
+
+    /// Keeps the counters of a TCP flow that was removed before its backend had sent a packet.
+    pub(super) fn close_unanswered(&mut self, flow: &Flow<A>) {
+        self.connects.close_unanswered(flow);
+    }
+
+    /// Keeps the counters of a flow whose opener's entry was removed.
+    pub(super) fn close(&mut self, service: FrontendKey<A>, sent: Passed, returned: Passed) {
+        if !service.addr.is_unspecified() {
+            let (to_sent, to_returned) = self.swept.entry(service).or_default();
+            *to_sent += sent;
+            *to_returned += returned;
+        }
+    }
+
+    /// Returns the counters kept beside the flows. Call this before the flows are added: otherwise
+    /// a flow that a program closes meanwhile would be counted twice.
+    pub(super) fn begin(&mut self) -> Result<FamilyCounts<A>> {
+        let mut found = FamilyCounts {
+            connects: self.connects.read()?,
+            ..FamilyCounts::default()
+        };
+        for row in &self.counts {
+            let (service, counts) =
+                row.with_context(|| format!("read {}", A::MAPS.service_counts))?;
+            found.ports.insert(service, counts.into());
+        }
+        for (service, (sent, returned)) in &self.swept {
+            let totals = found.ports.entry(*service).or_default();
+            totals.sent += *sent;
+            totals.returned += *returned;
+        }
+        Ok(found)
+    }
+
+    /// Makes sure that no number decreases. Only a table at rest is counted exactly.
+    pub(super) fn end(&mut self, found: &mut FamilyCounts<A>) {
+        for (service, totals) in &mut found.ports {
+            if let Some(last) = self.last.get(service) {
+                totals.at_least(last);
+            }
+        }
+        self.last.clone_from(&found.ports);
+    }
+
+    /// Adds the counters of swept flows to the programs' counters, which outlive the agent. A count
+    /// that a program adds in the same instant is lost, as where two programs meet. Without room in
+    /// the map, the counters stay here.
+    pub(super) fn settle(&mut self, found: &FamilyCounts<A>, now_secs: u32) -> Result<()> {
+        self.connects.settle(&found.connects, now_secs)?;
+        for (service, (sent, returned)) in std::mem::take(&mut self.swept) {
+            let mut counts = read(&self.counts, &service)?.unwrap_or(ServiceCounts::NOTHING);
+            counts.sent += sent;
+            counts.returned += returned;
+            if self.counts.insert(service, counts, 0).is_err() {
+                self.swept.insert(service, (sent, returned));
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets the service ports that are gone with all their flows.
+    pub(super) fn prune(&mut self, found: &mut FamilyCounts<A>, now_secs: u32) -> Result<()> {
+        for service in found.ports.keys().copied().collect::<Vec<_>>() {
+            if !found.flows.contains_key(&service) && read(&self.services, &service)?.is_none() {
+                remove(&mut self.counts, &service)?;
+                self.swept.remove(&service);
+                self.last.remove(&service);
+                found.ports.remove(&service);
+            }
+        }
+        let Self {
+            connects, services, ..
+        } = self;
+        connects.prune(found, now_secs, |service| {
+            Ok(read(services, service)?.is_some())
+        })
+    }
+}

@@ -1,0 +1,325 @@
+//! The kernel side of a node: loads programs, takes maps, attaches to devices.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use aya::Ebpf;
+use aya::util::nr_cpus;
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use proxy_common::flow::Timeouts;
+use proxy_common::half_open::{Rings, all_places};
+use proxy_common::hook::PacketHook;
+use proxy_common::maps::FLOWS;
+use proxy_common::names::{self, FamilyMaps};
+use tokio::sync::Notify;
+use tracing::debug;
+
+use crate::attach::{Attachments, Mechanism};
+use crate::counters::Counters;
+use crate::flows::FlowMaps;
+use crate::loaded::Loaded;
+use crate::monitor::Monitor;
+use crate::node::NodeMaps;
+use crate::persistence::Persistence;
+use crate::pins::{PinPath, Resize, retired};
+use crate::sizes::{MapSize, Sizes, half_open_places};
+use crate::sockets::{self, PodRows, SocketOptions, StaleSockets};
+use crate::tables::KernelTables;
+use crate::tolerated::ToleratedFlows;
+use crate::verifier;
+use crate::vote_reader::VoteReader;
+use crate::ways::FastPathWays;
+
+/// The loaded programs, and their maps.
+pub struct Datapath {
+    /// The maps that hold the agent's tables.
+    pub tables: KernelTables,
+    pub flows: FlowMaps,
+    pub votes: VoteReader,
+    pub node: NodeMaps,
+    /// The state that the agent tells the fast path from moment to moment.
+    pub ways: FastPathWays,
+    /// The flows that could skip the stack beside conntrack.
+    pub tolerated: ToleratedFlows,
+    pub counters: Counters,
+    pub monitor: Monitor,
+    pub attachments: Attachments,
+    pub loaded: Loaded,
+    /// The task that aborts stale UDP sockets, where UDP sockets are translated.
+    pub stale_sockets: Option<StaleSockets>,
+    /// The table of the pods whose sockets are led, where pods are chosen.
+    pub pod_rows: Option<PodRows>,
+}
+
+/// The options of a load; an unset option means the default.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// The mechanism to attach with; by default each device is tried with TCX first.
+    pub mechanism: Option<Mechanism>,
+    pub sizes: Sizes,
+    /// The options of socket translation. If unset, sockets send packets to the services.
+    pub sockets: Option<SocketOptions>,
+    /// Set to load the programs that redirect packets past the stack. [`NodeMaps::set_node`] then
+    /// switches them on and off.
+    pub fast_path: bool,
+    /// The times for which flows may be silent.
+    pub timeouts: Timeouts,
+    /// Set to keep the hooks' packet marks where BPF_PROG_TEST_RUN shows them, for tests of more
+    /// than one hook.
+    pub exposes_packet_mark: bool,
+    /// The number of packets that each CPU may answer in a second, in place of the object's value;
+    /// for tests.
+    pub answers_per_sec: Option<u32>,
+    /// The flow entries by which clients' shares are measured, in place of the table's size; for
+    /// tests.
+    pub flow_room: Option<u32>,
+    /// The number of rings of the half-open queue, in place of one for each CPU; for tests.
+    pub half_open_rings: Option<u32>,
+}
+
+impl Datapath {
+    /// Loads the programs of `object` into the kernel. Nothing is attached yet, and nothing
+    /// outlives the result.
+    pub fn load(object: &[u8], mut options: Options) -> Result<Self> {
+        let (ebpf, unfit) = load_fitting(object, &mut options, &[])?;
+        let mut this = Self::new(ebpf, options, None)?;
+        this.attachments
+            .note_sockets_left(unfit.map(|why| format!("{why:#}")));
+        Ok(this)
+    }
+
+    /// Loads the programs of `object` over the maps of a predecessor, if there are any, and
+    /// replaces its programs. Maps and programs outlive the result.
+    pub fn take_over(
+        object: &[u8],
+        mut options: Options,
+        persistence: Persistence,
+    ) -> Result<Self> {
+        let mut pins = persistence.pins.plan(object, &options.map_sizes())?;
+        let maps = persistence.pins.maps();
+        sockets::remove_unused(&persistence.pins, options.sockets)?;
+        let unused = sockets::unused_maps(options.sockets);
+        pins.retain(|pin| !unused.contains(&pin.name.as_str()));
+        let (ebpf, unfit) = load_fitting(object, &mut options, &pins)?;
+        if unfit.is_some() {
+            sockets::remove_unused(&persistence.pins, None)?;
+        }
+        let resize = Resize::new(pins);
+        resize.copy()?;
+        let mut this = Self::new(ebpf, options, Some(persistence))?;
+        if !this.attachments.adopt()? {
+            this.flows.share();
+        }
+        if let Some(why) = unfit {
+            this.attachments.leave_sockets(format!("{why:#}"));
+        }
+        // Packets have changed entries since the first copy.
+        resize.copy()?;
+        resize.finish()?;
+        retired::remove(&maps)?;
+        this.attachments.keep_maps()?;
+        // A predecessor may have ended between an endpoint's removal and this step.
+        this.tables.begin_generation()?;
+        Ok(this)
+    }
+
+    fn new(mut ebpf: Ebpf, options: Options, persistence: Option<Persistence>) -> Result<Self> {
+        let endpoints_removed = Arc::new(Notify::new());
+        let leads_udp = options.sockets.is_some_and(|sockets| sockets.udp);
+        let stale_sockets =
+            leads_udp.then(|| StaleSockets::new(&ebpf, Arc::clone(&endpoints_removed)));
+        let leads_pods = options.sockets.is_some_and(|sockets| sockets.pods);
+        let loaded = Loaded::of(&ebpf, &options.programs())?;
+        // Each looks into maps that the next one takes.
+        let tolerated = ToleratedFlows::new(&mut ebpf)?;
+        let votes = VoteReader::new(&ebpf)?;
+        let flows = FlowMaps::new(&mut ebpf, options.timeouts)?;
+        let ways = FastPathWays::new(&mut ebpf)?;
+        Ok(Self {
+            pod_rows: leads_pods
+                .then(|| sockets::pods::rows(&mut ebpf))
+                .transpose()?,
+            stale_sockets: stale_sockets.transpose()?,
+            loaded,
+            tolerated,
+            votes,
+            flows,
+            tables: KernelTables::new(&mut ebpf, endpoints_removed)?,
+            node: NodeMaps::new(&mut ebpf, ways.clone())?,
+            ways,
+            counters: Counters::new(&mut ebpf)?,
+            monitor: Monitor::new(&mut ebpf)?,
+            attachments: Attachments::new(ebpf, options.mechanism, persistence),
+        })
+    }
+}
+
+impl Options {
+    /// Returns the names of the programs that are loaded at the start.
+    fn programs(&self) -> Vec<&'static str> {
+        PacketHook::common_programs()
+            .chain(self.sockets.into_iter().flat_map(sockets::programs))
+            .collect()
+    }
+
+    /// Returns the room of each map that differs from the object's value.
+    fn map_sizes(&self) -> BTreeMap<&'static str, MapSize> {
+        let mut sizes = self.sizes.map_sizes();
+        // A map that no program uses takes no room.
+        sizes.extend(sockets::unused_tables(self.sockets).map(|name| (name, MapSize::exactly(1))));
+        sizes
+    }
+
+    /// Returns the entries that a map has or gets, of the two families the fewer. A map that is
+    /// there may be larger than wanted.
+    fn room(&self, map: fn(&FamilyMaps) -> &'static str, of_object: u32, pins: &[PinPath]) -> u32 {
+        let sizes = self.map_sizes();
+        let of_family = |names: &FamilyMaps| {
+            let pinned = pins
+                .iter()
+                .find(|pin| pin.name == map(names))
+                .map(|pin| pin.entries);
+            pinned
+                .or_else(|| sizes.get(map(names)).map(|size| size.entries))
+                .unwrap_or(of_object)
+        };
+        of_family(&names::IPV4).min(of_family(&names::IPV6))
+    }
+
+    /// Divides the half-open queue among the CPUs.
+    fn rings(&self, flows: u32, pins: &[PinPath]) -> Result<Rings> {
+        let waiting = half_open_places(flows);
+        let all = self.room(|names| names.half_open, all_places(FLOWS / 4), pins);
+        // The rings may be older than a larger table, or younger.
+        let places = waiting
+            .min((u64::from(waiting) * u64::from(all) / u64::from(all_places(waiting))) as u32);
+        let cpus = || {
+            nr_cpus()
+                .map_err(|(file, error)| anyhow::Error::from(error).context(format!("read {file}")))
+        };
+        let rings = self
+            .half_open_rings
+            .map_or_else(cpus, |rings| Ok(rings as usize))?;
+        Ok(Rings::new(places, u32::try_from(rings).unwrap_or(u32::MAX)))
+    }
+}
+
+/// Marks an error of what only sockets need.
+#[derive(Debug)]
+struct OfSockets;
+
+impl fmt::Display for OfSockets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the programs for sockets")
+    }
+}
+
+/// Loads the object. If the kernel refuses optional programs, loads it without them, and returns
+/// its reason as well.
+fn load_fitting(
+    object: &[u8],
+    options: &mut Options,
+    pins: &[PinPath],
+) -> Result<(Ebpf, Option<anyhow::Error>)> {
+    match load(object, *options, pins) {
+        Err(error)
+            if error.is::<OfSockets>()
+                && options.sockets.is_some_and(|sockets| sockets.is_optional) =>
+        {
+            options.sockets = None;
+            Ok((load(object, *options, pins)?, Some(error)))
+        }
+        loaded => Ok((loaded?, None)),
+    }
+}
+
+/// Loads the object, with the maps of `pins` pinned there.
+fn load(object: &[u8], options: Options, pins: &[PinPath]) -> Result<Ebpf> {
+    raise_memlock();
+    let mut loader = verifier::loader();
+    for (name, size) in options.map_sizes() {
+        loader.map_max_entries(name, size.entries);
+    }
+    for pin in pins {
+        loader.map_pin_path(&pin.name, pin.target.as_path());
+    }
+    if options.fast_path {
+        loader.override_global(names::FAST_PATH, &1_u32, true);
+    }
+    let socket_globals = options
+        .sockets
+        .map(sockets::SocketGlobals::of)
+        .transpose()
+        .context(OfSockets)?;
+    if let Some(socket_globals) = &socket_globals {
+        socket_globals.set(&mut loader);
+    }
+    if let Some(answers) = &options.answers_per_sec {
+        loader.override_global(names::ANSWERS_PER_SEC, answers, true);
+    }
+    for (name, secs) in [
+        (
+            names::TCP_ESTABLISHED_SECS,
+            &options.timeouts.tcp_established,
+        ),
+        (
+            names::TCP_HALF_CLOSED_SECS,
+            &options.timeouts.tcp_half_closed,
+        ),
+        (names::UDP_SECS, &options.timeouts.udp),
+        (names::UDP_STREAM_SECS, &options.timeouts.udp_stream),
+    ] {
+        loader.override_global(name, secs, true);
+    }
+    let flows = options.room(|names| names.flows, FLOWS, pins);
+    let room = options.flow_room.unwrap_or(flows);
+    loader.override_global(names::FLOW_ROOM, &room, true);
+    let rings = options.rings(flows, pins)?;
+    loader.override_global(names::HALF_OPEN_RINGS, &rings.count, true);
+    loader.override_global(names::HALF_OPEN_PLACES, &rings.places, true);
+    if options.exposes_packet_mark {
+        loader.override_global(names::EXPOSES_PACKET_MARK, &1_u32, true);
+    }
+    let mut ebpf = loader.load(object).context("load the BPF object")?;
+    verifier::load_all(
+        &mut ebpf,
+        &PacketHook::common_programs().collect::<Vec<_>>(),
+    )?;
+    if let Some(options) = options.sockets {
+        sockets::load(&mut ebpf, options).context(OfSockets)?;
+    }
+    #[cfg(feature = "log")]
+    log_packets(&mut ebpf)?;
+    Ok(ebpf)
+}
+
+/// Raises the limit on locked memory. Before Linux 5.11 maps and programs count as locked memory,
+/// and the default limit is low. Later kernels do not check, so a failure is ignored: the kernel
+/// reports too low a limit when it makes a map.
+fn raise_memlock() {
+    if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
+        debug!(%error, "the limit on locked memory stays");
+    }
+}
+
+/// Hands the programs' log lines about single packets to the agent's own log.
+#[cfg(feature = "log")]
+fn log_packets(ebpf: &mut Ebpf) -> Result<()> {
+    let logger = aya_log::EbpfLogger::init(ebpf)
+        .context("the BPF object was built without its feature `log`")?;
+    #[expect(
+        deprecated,
+        reason = "its successor is unsafe, for descriptors that change: the logger keeps its own"
+    )]
+    let mut logger =
+        tokio::io::unix::AsyncFd::with_interest(logger, tokio::io::Interest::READABLE)?;
+    tokio::spawn(async move {
+        while let Ok(mut guard) = logger.readable_mut().await {
+            guard.get_inner_mut().flush();
+            guard.clear_ready();
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! A walk through the flow tables for readers: beside the sweep, and without its lock.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result};
+use proxy_common::addr::{Addr4, Addr6, Proto};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind, State, Timeouts};
+
+use crate::clock::boot_secs;
+use crate::maps::FamilyNames;
+use crate::sys::map_walk::Walk;
+
+/// A flow that a client has opened to a frontend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedFlow {
+    pub proto: Proto,
+    pub client: SocketAddr,
+    pub frontend: SocketAddr,
+    pub backend: SocketAddr,
+    /// The client as the backend sees it.
+    pub source: SocketAddr,
+    /// The source has another address than the client.
+    pub masqueraded: bool,
+    /// A socket of this node opened it.
+    pub from_node: bool,
+    pub state: State,
+    /// The seconds since a packet of the client passed.
+    pub idle_secs: u32,
+    /// The seconds of silence after which it is forgotten in this state.
+    pub timeout_secs: u32,
+}
+
+/// A reader of both families' flows. It takes the memory of one batch, however many flows there
+/// are.
+#[derive(Debug)]
+pub struct FlowReader {
+    timeouts: Timeouts,
+    v4: Walk<FlowKey<Addr4>, Flow<Addr4>>,
+    v6: Walk<FlowKey<Addr6>, Flow<Addr6>>,
+}
+
+impl FlowReader {
+    pub(super) fn new(
+        timeouts: Timeouts,
+        v4: Walk<FlowKey<Addr4>, Flow<Addr4>>,
+        v6: Walk<FlowKey<Addr6>, Flow<Addr6>>,
+    ) -> Self {
+        Self { timeouts, v4, v6 }
+    }
+
+    /// Returns the flows of the next batch, which may be none; None after the last batch.
+    pub fn next_batch(&mut self) -> Result<Option<Vec<ListedFlow>>> {
+        let times = (boot_secs()?, self.timeouts);
+        match listed(&mut self.v4, times)? {
+            None => listed(&mut self.v6, times),
+            some => Ok(some),
+        }
+    }
+}
+
+fn listed<A: FamilyNames>(
+    walk: &mut Walk<FlowKey<A>, Flow<A>>,
+    times: (u32, Timeouts),
+) -> Result<Option<Vec<ListedFlow>>> {
+    let batch = walk
+        .next_batch()
+        .with_context(|| format!("read {}", A::MAPS.flows))?;
+    let listed = |(key, flow): (FlowKey<A>, Flow<A>)| {
+        is_opener(&key, &flow).then(|| ListedFlow::of(key, &flow, times))
+    };
+    Ok(batch.map(|entries| entries.filter_map(listed).collect()))
+}
+
+/// Returns true for the entry by which a flow is listed. Each flow has one opener's entry among its
+/// two or four; an opener at egress belongs to another program.
+pub(super) fn is_opener<A: FamilyNames>(key: &FlowKey<A>, flow: &Flow<A>) -> bool {
+    flow.kind == Kind::DNAT && key.hook() != Hook::EGRESS
+}
+
+impl ListedFlow {
+    pub(super) fn of<A: FamilyNames>(
+        key: FlowKey<A>,
+        flow: &Flow<A>,
+        (now_secs, timeouts): (u32, Timeouts),
+    ) -> Self {
+        Self {
+            proto: key.proto(),
+            client: flow.client.socket_addr(),
+            frontend: flow.frontend.socket_addr(),
+            backend: flow.backend.socket_addr(),
+            source: flow.source.socket_addr(),
+            masqueraded: flow.is_snat(),
+            from_node: flow.has(Flow::<A>::HOST),
+            state: flow.state(),
+            idle_secs: flow.idle_secs(now_secs),
+            timeout_secs: flow.state().timeout_secs(key.proto(), timeouts),
+        }
+    }
+}

@@ -1,0 +1,580 @@
+//! Counts and sweeps the flow table for the agent. The agent's count for each backend is exact, and
+//! the programs' own counts are corrected to it.
+//!
+//! Both take one walk through the table, in batches: little memory for a table of any size, and no
+//! more than half of a CPU.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::sys::map_walk::{Rows, Walk};
+use anyhow::{Context, Result};
+use aya::maps::{HashMap, MapData, MapError};
+use aya::{Ebpf, Pod};
+use proxy_common::addr::{Addr, Addr4, Addr6, Proto};
+use proxy_common::flow::{Flow, FlowKey, Kind, Seen, Timeouts};
+use proxy_common::frontend::FrontendKey;
+use proxy_common::service_counts::Passed;
+
+use super::clock::boot_secs;
+use super::counts::{Counts, FamilyCounts, Ledger};
+use super::ends::Ends;
+use super::flow_reader::{FlowReader, ListedFlow, is_opener};
+use super::host_flows::HostFlows;
+use super::maps::{FamilyNames, flow_table, take};
+use super::pressure::Pressure;
+use super::shares::{Held, Shares};
+
+/// The number of entries in one read, which takes a fraction of a millisecond.
+pub(super) const BATCH: usize = 1_024;
+/// The idle time after which an entry without its opener is removed. The programs make the entry
+/// before the opener.
+const ORPHAN_SECS: u32 = 30;
+/// The time within which a count is reused, because a walk through a large table takes a while.
+const COUNT_PERIOD: Duration = Duration::from_millis(500);
+
+/// The flow tables of both families, and the counters of services. Clones are handles on the same
+/// tables; one handle at a time sweeps or counts.
+#[derive(Clone)]
+pub struct FlowMaps {
+    families: Arc<Mutex<Families>>,
+    /// Other handles of the tables: a reader waits for no sweep.
+    pub(super) tables: Arc<Tables>,
+    timeouts: Timeouts,
+}
+
+pub(super) struct Tables {
+    pub(super) v4: Rows<FlowKey<Addr4>, Flow<Addr4>>,
+    pub(super) v6: Rows<FlowKey<Addr6>, Flow<Addr6>>,
+}
+
+struct Families {
+    v4: Family<Addr4>,
+    v6: Family<Addr6>,
+    ends: Ends,
+    counted: Option<(Instant, Arc<Counts>)>,
+}
+
+struct Family<A: FamilyNames> {
+    flows: HashMap<MapData, FlowKey<A>, Flow<A>>,
+    /// A walk through the same table.
+    walk: Walk<FlowKey<A>, Flow<A>>,
+    max_entries: u32,
+    pressure: Pressure,
+    timeouts: Timeouts,
+    /// The number of open flows of a backend. The key names the backend as if it were a frontend.
+    connections: HashMap<MapData, FrontendKey<A>, u32>,
+    shares: Shares<A>,
+    ledger: Ledger<A>,
+    /// The holders of flows that were ended since the last sweep.
+    ended: Held<A>,
+}
+
+/// The result of a sweep.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Swept {
+    /// The remaining entries: two or four for each flow.
+    pub entries: usize,
+    /// The remaining flows.
+    pub flows: usize,
+    /// The remaining half-open flows, which make room for others.
+    pub half_open: usize,
+    /// The remaining flows that the fast path has to know.
+    #[serde(skip)]
+    pub fast: Remaining,
+    /// The expired flows that the sweep removed.
+    pub expired: usize,
+    /// The entries without a flow that the sweep removed.
+    pub orphans: usize,
+    /// The fill of the table with flows that make no room for others.
+    pub pressure: Pressure,
+}
+
+/// Flows that a sweep has left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Remaining {
+    /// Flows that were opened past the stack.
+    pub whole: usize,
+    /// Flows with which conntrack may be liberal.
+    pub tolerated: usize,
+}
+
+/// The result of a walk.
+struct Found<A: FamilyNames> {
+    swept: Swept,
+    /// The entries of flows that make no room for others.
+    lasting: u32,
+    held: Held<A>,
+    counts: FamilyCounts<A>,
+    /// The flows of each backend that count for it.
+    open: BTreeMap<FrontendKey<A>, u32>,
+}
+
+impl FlowMaps {
+    pub(super) fn new(ebpf: &mut Ebpf, timeouts: Timeouts) -> Result<Self> {
+        // Before the families take the maps out of `ebpf`.
+        let tables = Tables {
+            v4: rows(ebpf)?,
+            v6: rows(ebpf)?,
+        };
+        let ends = Ends::new(ebpf)?;
+        let families = Families {
+            v4: Family::new(ebpf, timeouts)?,
+            v6: Family::new(ebpf, timeouts)?,
+            ends,
+            counted: None,
+        };
+        Ok(Self {
+            families: Arc::new(Mutex::new(families)),
+            tables: Arc::new(tables),
+            timeouts,
+        })
+    }
+
+    /// Tells that programs of another load may open flows as well.
+    pub(super) fn share(&self) {
+        self.lock().ends.share();
+    }
+
+    /// Has packets of every end ask for flows from now on, for an agent of another version that
+    /// comes next. It waits for a sweep to end.
+    pub fn leave(&self) -> Result<()> {
+        self.lock().ends.leave()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Families> {
+        self.families.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a reader of single flows, which has no part in a sweep either.
+    pub fn host_flows(&self) -> Result<HostFlows> {
+        let Tables { v4, v6 } = &*self.tables;
+        HostFlows::new(v4.map()?, v6.map()?)
+    }
+
+    /// Returns a reader of all flows that are in the tables.
+    pub fn reader(&self) -> Result<FlowReader> {
+        let Tables { v4, v6 } = &*self.tables;
+        let open = |name: &str| format!("walk through {name}");
+        let v4 = v4.walk(BATCH).with_context(|| open(Addr4::MAPS.flows))?;
+        Ok(FlowReader::new(
+            self.timeouts,
+            v4,
+            v6.walk(BATCH).with_context(|| open(Addr6::MAPS.flows))?,
+        ))
+    }
+
+    /// Removes flows whose idle time exceeds their state's limit, and corrects each backend's count
+    /// of flows.
+    pub fn sweep(&self) -> Result<BTreeMap<&'static str, Swept>> {
+        self.sweep_at(boot_secs()?)
+    }
+
+    /// Sweeps as if `now_secs` seconds had passed since the host's start.
+    pub fn sweep_at(&self, now_secs: u32) -> Result<BTreeMap<&'static str, Swept>> {
+        let Families {
+            v4,
+            v6,
+            ends,
+            counted,
+        } = &mut *self.lock();
+        ends.begin()?;
+        let (swept4, counts4) = v4.sweep(now_secs, ends)?;
+        let (swept6, counts6) = v6.sweep(now_secs, ends)?;
+        ends.end()?;
+        // The walk did not meet every entry that was removed.
+        let is_whole = [&swept4, &swept6]
+            .iter()
+            .all(|swept| swept.expired == 0 && swept.orphans == 0);
+        *counted = is_whole.then(|| {
+            (
+                Instant::now(),
+                Arc::new(Counts {
+                    v4: counts4,
+                    v6: counts6,
+                }),
+            )
+        });
+        Ok(BTreeMap::from([
+            (Addr4::FAMILY, swept4),
+            (Addr6::FAMILY, swept6),
+        ]))
+    }
+
+    /// Ends the flows that a test picks, whichever way their packets take, and returns their
+    /// number. It waits for a sweep to end.
+    pub fn end(&self, picks: impl Fn(&ListedFlow) -> bool) -> Result<usize> {
+        let times = (boot_secs()?, self.timeouts);
+        let Families {
+            v4, v6, counted, ..
+        } = &mut *self.lock();
+        *counted = None;
+        Ok(v4.end(&picks, times)? + v6.end(&picks, times)?)
+    }
+
+    /// Returns the services' traffic up to now. The count takes time: do not call it in the agent's
+    /// loop.
+    pub fn counts(&self) -> Result<Arc<Counts>> {
+        self.counts_since(Duration::ZERO).map(|(_, counts)| counts)
+    }
+
+    /// Returns the services' traffic up to now, or up to a moment ago if it was counted then.
+    pub fn recent_counts(&self) -> Result<Arc<Counts>> {
+        self.counts_since(COUNT_PERIOD).map(|(_, counts)| counts)
+    }
+
+    /// Returns the services' traffic, counted no longer ago than `age`, and the moment of that
+    /// count. A sweep counts as well.
+    pub fn counts_since(&self, age: Duration) -> Result<(Instant, Arc<Counts>)> {
+        let Families {
+            v4, v6, counted, ..
+        } = &mut *self.lock();
+        if let Some((at, counts)) = counted
+            && at.elapsed() < age
+        {
+            return Ok((*at, Arc::clone(counts)));
+        }
+        let at = Instant::now();
+        let counts = Arc::new(Counts {
+            v4: v4.count()?,
+            v6: v6.count()?,
+        });
+        *counted = Some((at, Arc::clone(&counts)));
+        Ok((at, counts))
+    }
+}
+
+impl fmt::Debug for FlowMaps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FlowMaps")
+    }
+}
+
+fn rows<A: FamilyNames>(ebpf: &Ebpf) -> Result<Rows<FlowKey<A>, Flow<A>>> {
+    Rows::new(flow_table::<A>(ebpf)?).with_context(|| format!("open {}", A::MAPS.flows))
+}
+
+impl<A: FamilyNames> Family<A> {
+    fn new(ebpf: &mut Ebpf, timeouts: Timeouts) -> Result<Self> {
+        let name = A::MAPS.flows;
+        let data = flow_table::<A>(ebpf)?;
+        let max_entries = data
+            .info()
+            .with_context(|| format!("ask the kernel about map {name}"))?
+            .max_entries();
+        let walk = Walk::new(data, BATCH).with_context(|| format!("walk through {name}"))?;
+        let flows = take(ebpf, name)?;
+        let connections = take(ebpf, A::MAPS.connections)?;
+        let shares = Shares::new(ebpf)?;
+        let ledger = Ledger::new(ebpf)?;
+        let ended = Held::new();
+        let pressure = Pressure::default();
+        Ok(Self {
+            flows,
+            walk,
+            max_entries,
+            pressure,
+            timeouts,
+            connections,
+            shares,
+            ledger,
+            ended,
+        })
+    }
+
+    fn end(
+        &mut self,
+        picks: impl Fn(&ListedFlow) -> bool,
+        times: (u32, Timeouts),
+    ) -> Result<usize> {
+        let picked = |key: &FlowKey<A>, flow: &Flow<A>| {
+            is_opener(key, flow) && picks(&ListedFlow::of(*key, flow, times))
+        };
+        let mut keys = Vec::new();
+        let mut ended = 0;
+        self.walk.restart();
+        while let Some(batch) = self
+            .walk
+            .next_batch()
+            .with_context(|| format!("read {}", A::MAPS.flows))?
+        {
+            keys.extend(
+                batch
+                    .filter(|(key, flow)| picked(key, flow))
+                    .map(|(key, _)| key),
+            );
+        }
+        for key in keys {
+            // The client may have dialled another backend since the walk met its flow.
+            let Some(flow) = read(&self.flows, &key)?.filter(|flow| picked(&key, flow)) else {
+                continue;
+            };
+            if close(&mut self.flows, &key, flow, &mut self.ledger)? {
+                self.ended.swept(&flow);
+                ended += 1;
+            }
+        }
+        Ok(ended)
+    }
+
+    fn count(&mut self) -> Result<FamilyCounts<A>> {
+        let mut counts = self.ledger.begin()?;
+        self.walk.restart();
+        while let Some(batch) = self
+            .walk
+            .next_batch()
+            .with_context(|| format!("read {}", A::MAPS.flows))?
+        {
+            batch.for_each(|(_, flow)| counts.add(&flow));
+        }
+        self.ledger.end(&mut counts);
+        Ok(counts)
+    }
+
+    /// Sweeps the table. A table that turns out to be nearly full is swept again at once, with
+    /// shorter timeouts.
+    fn sweep(&mut self, now_secs: u32, ends: &mut Ends) -> Result<(Swept, FamilyCounts<A>)> {
+        let (swept, counts) = self.sweep_once(now_secs, ends)?;
+        let before = std::mem::replace(&mut self.pressure, swept.pressure);
+        if swept.pressure != Pressure::Emergency || before == Pressure::Emergency {
+            return Ok((swept, counts));
+        }
+        let (again, counts) = self.sweep_once(now_secs, ends)?;
+        self.pressure = again.pressure;
+        let expired = swept.expired + again.expired;
+        let orphans = swept.orphans + again.orphans;
+        Ok((
+            Swept {
+                expired,
+                orphans,
+                ..again
+            },
+            counts,
+        ))
+    }
+
+    fn sweep_once(&mut self, now_secs: u32, ends: &mut Ends) -> Result<(Swept, FamilyCounts<A>)> {
+        let counted = self.connections()?;
+        let found = self
+            .walk(now_secs, ends)
+            .with_context(|| format!("sweep {}", A::MAPS.flows))?;
+        let Found {
+            swept,
+            mut counts,
+            open,
+            held,
+            ..
+        } = found;
+        self.shares.correct(held, self.max_entries)?;
+        self.correct_connections(&counted, &open)
+            .with_context(|| format!("correct {}", A::MAPS.connections))?;
+        self.ledger.end(&mut counts);
+        self.ledger.settle(&counts, now_secs)?;
+        self.ledger.prune(&mut counts, now_secs)?;
+        Ok((swept, counts))
+    }
+
+    /// Walks through the table. Between two batches the walk rests for as long as the last batch
+    /// took, except in an emergency.
+    fn walk(&mut self, now_secs: u32, ends: &mut Ends) -> Result<Found<A>> {
+        let counts = self.ledger.begin()?;
+        let held = std::mem::replace(&mut self.ended, Held::new());
+        let mut found = Found {
+            swept: Swept::default(),
+            lasting: 0,
+            held,
+            counts,
+            open: BTreeMap::new(),
+        };
+        let limits = (self.pressure, self.timeouts);
+        self.walk.restart();
+        loop {
+            let started = Instant::now();
+            let Some(batch) = self.walk.next_batch()? else {
+                break;
+            };
+            let flows = &mut self.flows;
+            let ledger = &mut self.ledger;
+            let mut batch = batch.inspect(|(key, flow)| ends.meet(key, flow));
+            batch.try_for_each(|entry| found.meet(entry, flows, ledger, limits, now_secs))?;
+            if self.pressure != Pressure::Emergency {
+                thread::sleep(started.elapsed());
+            }
+        }
+        found.swept.pressure = Pressure::of(found.lasting, self.max_entries);
+        Ok(found)
+    }
+
+    fn connections(&self) -> Result<BTreeMap<FrontendKey<A>, u32>> {
+        self.connections
+            .iter()
+            .collect::<Result<_, _>>()
+            .with_context(|| format!("read {}", A::MAPS.connections))
+    }
+
+    /// Takes the error out of the counts: the difference between the old count `counted` and the
+    /// walk's count `open`. Writing `open` itself would lose the flows that programs opened during
+    /// the sweep.
+    fn correct_connections(
+        &mut self,
+        counted: &BTreeMap<FrontendKey<A>, u32>,
+        open: &BTreeMap<FrontendKey<A>, u32>,
+    ) -> Result<()> {
+        let now = self.connections()?;
+        let number = |counts: &BTreeMap<FrontendKey<A>, u32>, backend| {
+            counts.get(backend).copied().unwrap_or(0)
+        };
+        for backend in counted
+            .keys()
+            .chain(open.keys().filter(|backend| !counted.contains_key(backend)))
+        {
+            let was = number(counted, backend);
+            let is = number(open, backend);
+            let right = (number(&now, backend) + is).saturating_sub(was);
+            if right == 0 {
+                remove(&mut self.connections, backend)?;
+            } else if was != is {
+                self.connections.insert(backend, right, 0)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<A: FamilyNames> Found<A> {
+    /// Counts an entry, or removes it with its flow.
+    fn meet(
+        &mut self,
+        (key, flow): (FlowKey<A>, Flow<A>),
+        map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
+        ledger: &mut Ledger<A>,
+        limits: (Pressure, Timeouts),
+        now_secs: u32,
+    ) -> Result<()> {
+        let is_over = |flow: &Flow<A>| is_over(flow, &key, limits, now_secs);
+        self.counts.add(&flow);
+        self.swept.fast.tolerated +=
+            usize::from(flow.kind == Kind::UNDNAT && flow.tx.has(Seen::LIBERAL));
+        if flow.kind == Kind::DNAT {
+            // A packet may have passed since the flow was read.
+            if is_over(&flow) && read(map, &key)?.is_some_and(|flow| is_over(&flow)) {
+                self.swept.expired += 1;
+                if close(map, &key, flow, ledger)? {
+                    self.held.swept(&flow);
+                }
+            } else {
+                self.remains(&key, &flow);
+            }
+        } else if flow.idle_secs(now_secs) > ORPHAN_SECS && !has_opener(map, &key, &flow)? {
+            // The entry may also have been removed with its flow since it was read.
+            if remove(map, &key)? {
+                self.swept.orphans += 1;
+                if flow.kind == Kind::UNDNAT {
+                    ledger.close(flow.service, Passed::NOTHING, flow.passed);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn remains(&mut self, key: &FlowKey<A>, opener: &Flow<A>) {
+        let entries = opener.kinds().len();
+        self.swept.flows += 1;
+        self.swept.entries += entries;
+        self.swept.fast.whole += usize::from(opener.rx.has(Seen::WHOLE));
+        if opener.is_half_open(key.proto()) {
+            self.swept.half_open += 1;
+        } else {
+            self.lasting += entries as u32;
+            self.held.add(opener, key.proto());
+        }
+        if is_counted(opener) {
+            let backend = FrontendKey::new(opener.backend.addr, opener.backend.port, key.proto());
+            *self.open.entry(backend).or_default() += 1;
+        }
+    }
+}
+
+pub(super) fn is_over<A: Addr>(
+    opener: &Flow<A>,
+    key: &FlowKey<A>,
+    (pressure, timeouts): (Pressure, Timeouts),
+    now_secs: u32,
+) -> bool {
+    opener.idle_secs(now_secs) > pressure.timeout_secs(opener.state(), key.proto(), timeouts)
+}
+
+/// Returns true if the flow counts for its backend. As in the programs, a flow stops counting when
+/// both sides have closed it, or when one has reset it.
+fn is_counted<A: Addr>(opener: &Flow<A>) -> bool {
+    opener.has(Flow::<A>::COUNTED) && !opener.state().is_terminal()
+}
+
+fn has_opener<A: FamilyNames>(
+    map: &HashMap<MapData, FlowKey<A>, Flow<A>>,
+    key: &FlowKey<A>,
+    flow: &Flow<A>,
+) -> Result<bool> {
+    let opener = read(map, &flow.opener_key(key.proto()))?;
+    // The opener may have been replaced since, with another backend or from another port.
+    Ok(opener.is_some_and(|opener| opener.backend == flow.backend && opener.source == flow.source))
+}
+
+/// Removes a flow, and keeps its counters. Returns false if a program has removed it.
+fn close<A: FamilyNames>(
+    map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
+    key: &FlowKey<A>,
+    flow: Flow<A>,
+    ledger: &mut Ledger<A>,
+) -> Result<bool> {
+    let returned =
+        read(map, &flow.undnat_key(key.proto()))?.map_or(Passed::NOTHING, |undnat| undnat.passed);
+    let is_removed = remove_flow(map, key, flow)?;
+    if is_removed {
+        ledger.close(flow.service, flow.passed, returned);
+        if key.proto() == Proto::TCP && !flow.rx.has(Seen::PACKET) {
+            ledger.close_unanswered(&flow);
+        }
+    }
+    Ok(is_removed)
+}
+
+/// Removes a flow's entries in the order of their creation, the opener's last: while the opener's
+/// entry stands, the programs take the flow for complete. Returns true if the opener's entry was
+/// still there.
+fn remove_flow<A: FamilyNames>(
+    map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
+    key: &FlowKey<A>,
+    flow: Flow<A>,
+) -> Result<bool> {
+    let mut opener = false;
+    for kind in flow.kinds() {
+        opener = remove(map, &flow.key_as(*kind, key.proto()))?;
+    }
+    Ok(opener)
+}
+
+pub(super) fn read<K: Pod, V: Pod>(map: &HashMap<MapData, K, V>, key: &K) -> Result<Option<V>> {
+    match map.get(key, 0) {
+        Ok(value) => Ok(Some(value)),
+        Err(MapError::KeyNotFound) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Removes a row. Returns false if it was gone.
+pub(super) fn remove<K: Pod, V: Pod>(map: &mut HashMap<MapData, K, V>, key: &K) -> Result<bool> {
+    match map.remove(key) {
+        Ok(()) => Ok(true),
+        Err(MapError::KeyNotFound) => Ok(false),
+        Err(MapError::SyscallError(error))
+            if error.io_error.kind() == std::io::ErrorKind::NotFound =>
+        {
+            Ok(false)
+        }
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,92 @@
+//! Looks up the flows of this host's sockets to backends that are sockets of this host as well.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use anyhow::{Context, Result};
+use aya::maps::{HashMap, Map, MapData};
+use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind};
+
+use crate::flows::read;
+use crate::maps::FamilyNames;
+
+/// A reader of the flow tables of both families, for one flow at a time.
+pub struct HostFlows {
+    v4: HashMap<MapData, FlowKey<Addr4>, Flow<Addr4>>,
+    v6: HashMap<MapData, FlowKey<Addr6>, Flow<Addr6>>,
+}
+
+impl HostFlows {
+    pub(super) fn new(v4: OwnedFd, v6: OwnedFd) -> Result<Self> {
+        Ok(Self {
+            v4: table(v4)?,
+            v6: table(v6)?,
+        })
+    }
+
+    /// Returns how a socket of this host came to open a TCP connection to `backend`, a socket of
+    /// this host. `source` is the client as that sees it. None if no flow led it there.
+    pub fn find(&self, source: SocketAddr, backend: SocketAddr) -> Result<Option<Led>> {
+        if let Some(ends) = Ends::<Addr4>::of(source, backend) {
+            return ends.led(&self.v4);
+        }
+        Ends::<Addr6>::of(source, backend).map_or(Ok(None), |ends| ends.led(&self.v6))
+    }
+}
+
+/// A connection that a flow leads to a socket of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Led {
+    /// The ends as the client's socket has them.
+    pub client: SocketAddr,
+    pub frontend: SocketAddr,
+    /// The ClusterIP and port of the Service.
+    pub service: SocketAddr,
+}
+
+/// The ends of a connection.
+struct Ends<A: Addr> {
+    source: SockAddr<A>,
+    backend: SockAddr<A>,
+}
+
+impl<A: FamilyNames> Ends<A> {
+    fn of(source: SocketAddr, backend: SocketAddr) -> Option<Self> {
+        let end = |at: SocketAddr| Some(SockAddr::new(A::from_ip(at.ip())?, Port::new(at.port())));
+        Some(Self {
+            source: end(source)?,
+            backend: end(backend)?,
+        })
+    }
+
+    fn led(&self, flows: &HashMap<MapData, FlowKey<A>, Flow<A>>) -> Result<Option<Led>> {
+        let key = FlowKey::new(Hook::EGRESS, Proto::TCP, self.backend, self.source);
+        let flow = read(flows, &key).with_context(|| format!("look into {}", A::MAPS.flows))?;
+        let flow = flow.filter(|flow| {
+            flow.has(Flow::<A>::HOST)
+                && flow.has(Flow::<A>::HOST_BACKEND)
+                && flow.kind == Kind::UNDNAT
+        });
+        Ok(flow.map(
+            |Flow {
+                 client,
+                 frontend,
+                 service,
+                 ..
+             }| Led {
+                client: client.socket_addr(),
+                frontend: frontend.socket_addr(),
+                service: service.socket_addr(),
+            },
+        ))
+    }
+}
+
+fn table<A: FamilyNames>(map: OwnedFd) -> Result<HashMap<MapData, FlowKey<A>, Flow<A>>> {
+    let what = || format!("open {}", A::MAPS.flows);
+    let map = MapData::from_fd(map)
+        .and_then(Map::from_map_data)
+        .with_context(what)?;
+    HashMap::try_from(map).with_context(what)
+}

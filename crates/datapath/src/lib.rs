@@ -1,0 +1,75 @@
+//! The kernel programs and their maps. Modules in reading order.
+#![deny(unsafe_code)]
+
+// The object, and how it gets into the kernel.
+mod datapath;
+mod loaded;
+pub mod object;
+mod shares;
+mod sizes;
+mod sys;
+pub mod test_run;
+pub mod verifier;
+
+// The hooks that its programs are on.
+mod adopt;
+mod attach;
+mod attached;
+mod links;
+mod sockets;
+mod verify;
+
+// The maps that outlive the process.
+mod drain;
+mod persistence;
+mod pins;
+
+// The maps, by what they hold.
+mod clock;
+mod connects;
+mod counters;
+mod counts;
+mod ends;
+mod flow_reader;
+mod flows;
+mod host_flows;
+mod lost_flows;
+mod maps;
+mod monitor;
+mod node;
+mod pressure;
+mod tables;
+mod tolerated;
+mod vote_reader;
+mod ways;
+mod whole_flows;
+
+pub use attach::{Attachments, Mechanism};
+pub use attached::Attached;
+pub use counters::Counters;
+pub use counts::{Counts, FamilyCounts, Totals};
+pub use datapath::{Datapath, Options};
+pub use drain::Drain;
+pub use flow_reader::{FlowReader, ListedFlow};
+pub use flows::{FlowMaps, Remaining, Swept};
+pub use host_flows::{HostFlows, Led};
+pub use loaded::{Loaded, LoadedProgram, may_open_by_id, open, open_or_pinned};
+pub use lost_flows::{EndedFlow, Found, LostFlows, abort_sockets};
+pub use maps::FamilyNames;
+pub use monitor::{AnyRecord, Monitor};
+pub use node::NodeMaps;
+pub use persistence::{Persistence, PersistenceKind};
+pub use pins::orphans::{Orphan, ensure_no_hidden_links, find, serves};
+pub use pins::{BPF_DIR, BpfFs, Pins, check_netns, ensure_bpf_fs, lock_if_there, remove};
+pub use pressure::Pressure;
+pub use sizes::Sizes;
+pub use sockets::{
+    Cgroup, PodRow, PodRows, PodSockets, SocketOptions, SocketsStatus, StaleSockets,
+};
+pub use sys::netns_cookie::is_first_namespace;
+pub use tables::{KernelTables, Maps};
+pub use tolerated::{OpenFlow, ToleratedFlows};
+pub use verify::MissingProgram;
+pub use vote_reader::VoteReader;
+pub use ways::FastPathWays;
+pub use whole_flows::{WholeFlow, WholeFlows};

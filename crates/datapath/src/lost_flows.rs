@@ -1,0 +1,240 @@
+//! Ends TCP flows to backends that have gone with their nodes: the programs answer the client's
+//! next packet with a RST. A SYN that comes again opens another flow instead, so a flow that waits
+//! for its first answer is marked as well.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, bail};
+use aya::maps::{HashMap, Map, MapData};
+use proxy_common::addr::{Addr4, Addr6, Proto};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen};
+use proxy_core::health::Path;
+use proxy_net::sock_diag;
+
+use crate::clock::boot_secs;
+use crate::flows::{BATCH, FlowMaps, read};
+use crate::maps::FamilyNames;
+use crate::sys::map_walk::{Rows, Walk};
+
+/// A backend that was heard of within so many seconds is not gone, even if the cluster has lost its
+/// node.
+const HEARD_SECS: u32 = 3;
+
+/// The flag of linux/bpf.h for a row that must be there: no flow comes back that a program has
+/// closed meanwhile.
+pub(crate) const BPF_EXIST: u64 = 2;
+
+/// A walk through the flow tables for the flows of some backends.
+pub struct LostFlows {
+    v4: Family<Addr4>,
+    v6: Family<Addr6>,
+}
+
+/// The flow table of a family, to walk through and to change.
+pub(crate) struct Family<A: FamilyNames> {
+    pub(crate) walk: Walk<FlowKey<A>, Flow<A>>,
+    pub(crate) flows: HashMap<MapData, FlowKey<A>, Flow<A>>,
+}
+
+/// The suspect backends to which this node has connections.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// The suspects with flows that have not been ended.
+    pub open: BTreeSet<Path>,
+    /// The backends that were just heard of, over any Service.
+    pub heard: BTreeSet<SocketAddr>,
+}
+
+/// A connection that was ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndedFlow {
+    pub path: Path,
+    pub client: SocketAddr,
+    pub frontend: SocketAddr,
+    /// A socket of this node opened it.
+    pub is_hosts: bool,
+    /// It was not open yet: its client dials on, and reaches another backend.
+    pub is_half_open: bool,
+}
+
+impl FlowMaps {
+    /// Returns a walk that ends flows, which has no part in a sweep.
+    pub fn lost(&self) -> Result<LostFlows> {
+        Ok(LostFlows {
+            v4: Family::new(&self.tables.v4)?,
+            v6: Family::new(&self.tables.v6)?,
+        })
+    }
+}
+
+impl LostFlows {
+    /// Looks for connections to these backends.
+    pub fn find(&mut self, suspects: &BTreeSet<Path>) -> Result<Found> {
+        let now_secs = boot_secs()?;
+        let mut found = Found::default();
+        self.v4.find(suspects, now_secs, &mut found)?;
+        self.v6.find(suspects, now_secs, &mut found)?;
+        Ok(found)
+    }
+
+    /// Ends all flows to these backends, and returns them.
+    pub fn end(&mut self, lost: &BTreeSet<Path>) -> Result<Vec<EndedFlow>> {
+        let mut ended = self.v4.end(lost)?;
+        ended.extend(self.v6.end(lost)?);
+        Ok(ended)
+    }
+
+    /// Takes the end back from all flows to these backends, which have not gone.
+    pub fn spare(&mut self, back: &BTreeSet<Path>) -> Result<()> {
+        self.v4.spare(back)?;
+        self.v6.spare(back)
+    }
+}
+
+impl<A: FamilyNames> Family<A> {
+    pub(crate) fn new(rows: &Rows<FlowKey<A>, Flow<A>>) -> Result<Self> {
+        let opened = || {
+            let map = Map::from_map_data(MapData::from_fd(rows.map()?)?)?;
+            anyhow::Ok(Self {
+                walk: rows.walk(BATCH)?,
+                flows: HashMap::try_from(map)?,
+            })
+        };
+        opened().with_context(|| format!("open {}", A::MAPS.flows))
+    }
+
+    fn find(&mut self, suspects: &BTreeSet<Path>, now_secs: u32, found: &mut Found) -> Result<()> {
+        let backends: BTreeSet<_> = suspects.iter().map(|path| path.backend).collect();
+        self.walk.restart();
+        while let Some(batch) = self
+            .walk
+            .next_batch()
+            .with_context(|| format!("read {}", A::MAPS.flows))?
+        {
+            for (key, flow) in batch.filter(|(key, _)| key.proto() == Proto::TCP) {
+                let backend = flow.backend.socket_addr();
+                let has_spoken = flow.kind == Kind::UNDNAT && flow.rx.has(Seen::PACKET);
+                if has_spoken
+                    && flow.idle_secs(now_secs) < HEARD_SECS
+                    && backends.contains(&backend)
+                {
+                    found.heard.insert(backend);
+                }
+                if is_live(&key, &flow) && suspects.contains(&path(&flow)) {
+                    found.open.insert(path(&flow));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, lost: &BTreeSet<Path>) -> Result<Vec<EndedFlow>> {
+        let is_ended =
+            |key: &FlowKey<A>, flow: &Flow<A>| is_live(key, flow) && lost.contains(&path(flow));
+        let mark = |flow: &mut Flow<A>| {
+            flow.rx = flow.rx.with(Seen::LOST);
+            // The short ways leave the first packet of a second to the long way, which looks at the
+            // mark.
+            flow.last_secs = flow.last_secs.saturating_sub(1);
+        };
+        let ended = |flow: Flow<A>| {
+            let client = flow.client.socket_addr();
+            let frontend = flow.frontend.socket_addr();
+            let is_half_open = flow.is_half_open(Proto::TCP);
+            EndedFlow {
+                path: path(&flow),
+                client,
+                frontend,
+                is_hosts: flow.has(Flow::<A>::HOST),
+                is_half_open,
+            }
+        };
+        Ok(self
+            .change(is_ended, mark)?
+            .into_iter()
+            .map(ended)
+            .collect())
+    }
+
+    fn spare(&mut self, back: &BTreeSet<Path>) -> Result<()> {
+        let is_spared = |key: &FlowKey<A>, flow: &Flow<A>| {
+            key.hook() != Hook::EGRESS && flow.is_lost() && back.contains(&path(flow))
+        };
+        self.change(is_spared, |flow| flow.rx = flow.rx.without(Seen::LOST))
+            .map(drop)
+    }
+
+    /// Changes the entries that a test picks, and returns them. A program that changes an entry in
+    /// this very moment may lose its change: a count, or an acknowledged number.
+    fn change(
+        &mut self,
+        picks: impl Fn(&FlowKey<A>, &Flow<A>) -> bool,
+        change: impl Fn(&mut Flow<A>),
+    ) -> Result<Vec<Flow<A>>> {
+        let mut keys = Vec::new();
+        self.walk.restart();
+        while let Some(batch) = self
+            .walk
+            .next_batch()
+            .with_context(|| format!("read {}", A::MAPS.flows))?
+        {
+            keys.extend(
+                batch
+                    .filter(|(key, flow)| picks(key, flow))
+                    .map(|(key, _)| key),
+            );
+        }
+        let mut changed = Vec::new();
+        for key in keys {
+            // The client may have dialled another backend since the walk met its flow.
+            let Some(mut flow) = read(&self.flows, &key)?.filter(|flow| picks(&key, flow)) else {
+                continue;
+            };
+            change(&mut flow);
+            if self.flows.insert(key, flow, BPF_EXIST).is_ok() {
+                changed.push(flow);
+            }
+        }
+        Ok(changed)
+    }
+}
+
+/// Returns true for the opener's entry of a TCP flow that neither its peers nor the agent have
+/// ended.
+fn is_live<A: FamilyNames>(key: &FlowKey<A>, flow: &Flow<A>) -> bool {
+    let is_opener =
+        key.proto() == Proto::TCP && key.hook() != Hook::EGRESS && flow.kind == Kind::DNAT;
+    is_opener && !flow.state().is_terminal() && !flow.is_lost()
+}
+
+fn path<A: FamilyNames>(flow: &Flow<A>) -> Path {
+    Path::new(&flow.service, &flow.backend)
+}
+
+/// Aborts the sockets of this host among the clients, which may be waiting. Without this they hear
+/// it when they send. Those that dial are left.
+pub async fn abort_sockets(ended: &[EndedFlow]) -> Result<()> {
+    let of_host: Vec<_> = ended
+        .iter()
+        .filter(|flow| flow.is_hosts && !flow.is_half_open)
+        .collect();
+    if of_host.is_empty() {
+        return Ok(());
+    }
+    let (connection, handle) = sock_diag::connect().context("open a netlink socket")?;
+    let work = async {
+        for EndedFlow {
+            client, frontend, ..
+        } in of_host
+        {
+            let aborted = handle.abort_tcp(*client, *frontend).await;
+            aborted.with_context(|| format!("abort the socket of {client} to {frontend}"))?;
+        }
+        Ok(())
+    };
+    tokio::select! {
+        aborted = work => aborted,
+        () = connection => bail!("the netlink socket has failed"),
+    }
+}

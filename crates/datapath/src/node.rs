@@ -1,0 +1,205 @@
+//! Writes the maps that tell the programs about this node.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+use aya::maps::lpm_trie::{Key, LpmTrie};
+use aya::maps::{Array, HashMap, MapData, MapError};
+use aya::{Ebpf, Pod};
+use ipnet::IpNet;
+use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::device::{Device, Node, OwnAddr, pod_net};
+use proxy_common::frontend::service_net;
+use proxy_common::names;
+
+use super::maps::{FamilyNames, take};
+use super::ways::FastPathWays;
+
+/// The maps about this node.
+pub struct NodeMaps {
+    node: Array<MapData, Node>,
+    devices: HashMap<MapData, u32, Device>,
+    v4: Family<Addr4>,
+    v6: Family<Addr6>,
+    ways: FastPathWays,
+}
+
+struct Family<A: FamilyNames> {
+    addrs: HashMap<MapData, A, OwnAddr>,
+    pods: LpmTrie<MapData, A, u32>,
+    service_cidrs: LpmTrie<MapData, A, u32>,
+}
+
+impl NodeMaps {
+    pub(super) fn new(ebpf: &mut Ebpf, ways: FastPathWays) -> Result<Self> {
+        let node = take(ebpf, names::NODE)?;
+        let devices = take(ebpf, names::DEVICES)?;
+        Ok(Self {
+            node,
+            devices,
+            v4: Family::new(ebpf)?,
+            v6: Family::new(ebpf)?,
+            ways,
+        })
+    }
+
+    /// Returns the predecessor's node, or None if there was none or it did not write one.
+    pub fn node(&self) -> Result<Option<Node>> {
+        let node = self
+            .node
+            .get(&0, 0)
+            .with_context(|| format!("read {}", names::NODE))?;
+        Ok(Some(node)
+            .filter(|node| node.addr4 != Addr4::UNSPECIFIED || node.addr6 != Addr6::UNSPECIFIED))
+    }
+
+    pub fn set_node(&mut self, node: Node) -> Result<()> {
+        self.node.set(0, node, 0).context("write NODE")
+    }
+
+    /// Makes the kernel's devices equal to `want`.
+    pub fn set_devices(&mut self, want: &BTreeMap<u32, Device>) -> Result<()> {
+        replace(&mut self.devices, want, names::DEVICES)
+    }
+
+    /// Makes the kernel's list of the node's own addresses, each with its device, equal to `want`.
+    pub fn set_addrs(&mut self, want: &BTreeMap<IpAddr, OwnAddr>) -> Result<()> {
+        replace(&mut self.v4.addrs, &of_family(want), names::IPV4.addrs)?;
+        replace(&mut self.v6.addrs, &of_family(want), names::IPV6.addrs)
+    }
+
+    /// Makes the kernel's list of pod networks equal to the three given ones: the networks that
+    /// detection goes by, the Node object's podCIDRs, and the networks whose packets among
+    /// themselves the stack leaves as they are. Flows that skip the stack are judged again.
+    pub fn set_pods(
+        &mut self,
+        detected: &[IpNet],
+        node_cidrs: &[IpNet],
+        unchanged: &[IpNet],
+    ) -> Result<()> {
+        let flags = |net: &IpNet| {
+            let is_in = |nets: &[IpNet]| nets.iter().any(|other| other.contains(net));
+            let of = |is_set, flag| if is_set { flag } else { 0 };
+            of(is_in(detected), pod_net::DETECTED)
+                | of(is_in(node_cidrs), pod_net::NODE_CIDR)
+                | of(is_in(unchanged), pod_net::UNCHANGED)
+        };
+        let want = detected
+            .iter()
+            .chain(node_cidrs)
+            .chain(unchanged)
+            .map(|net| (*net, flags(net)))
+            .collect();
+        let written = replace_nets(&mut self.v4.pods, &want, names::IPV4.pods)
+            .and_then(|()| replace_nets(&mut self.v6.pods, &want, names::IPV6.pods));
+        // A part may be written: flows were judged by other networks in this second.
+        let begun = self.ways.begin_epoch();
+        written.and(begun)
+    }
+
+    /// Makes the kernel's list of the ranges of ClusterIPs equal to `want`. From then on the
+    /// programs drop packets to an address in a range that is no frontend.
+    pub fn set_service_cidrs(&mut self, want: &[IpNet]) -> Result<()> {
+        self.set_service_nets(want, &[], &BTreeSet::new())
+    }
+
+    /// Sets the ranges, except for the networks in them that are not for Services alone, and for
+    /// the ClusterIPs of Services that other proxies serve. The programs leave packets to those
+    /// alone, as far as no frontend is there.
+    pub fn set_service_nets(
+        &mut self,
+        cidrs: &[IpNet],
+        shared: &[IpNet],
+        of_other_proxies: &BTreeSet<IpAddr>,
+    ) -> Result<()> {
+        let ranges = cidrs.iter().map(|net| (*net, service_net::RANGE));
+        let shared = shared.iter().map(|net| (*net, service_net::SHARED));
+        let others = of_other_proxies
+            .iter()
+            .map(|addr| (IpNet::from(*addr), service_net::OF_OTHER_PROXY));
+        let want: BTreeMap<IpNet, u32> = ranges.chain(shared).chain(others).collect();
+        replace_nets(&mut self.v4.service_cidrs, &want, names::IPV4.service_cidrs)?;
+        replace_nets(&mut self.v6.service_cidrs, &want, names::IPV6.service_cidrs)
+    }
+}
+
+impl<A: FamilyNames> Family<A> {
+    fn new(ebpf: &mut Ebpf) -> Result<Self> {
+        Ok(Self {
+            addrs: take(ebpf, A::MAPS.addrs)?,
+            pods: take(ebpf, A::MAPS.pods)?,
+            service_cidrs: take(ebpf, A::MAPS.service_cidrs)?,
+        })
+    }
+}
+
+fn of_family<A: Addr>(addrs: &BTreeMap<IpAddr, OwnAddr>) -> BTreeMap<A, OwnAddr> {
+    addrs
+        .iter()
+        .filter_map(|(addr, own)| Some((A::from_ip(*addr)?, *own)))
+        .collect()
+}
+
+/// Writes the differences, puts first: no known row is missing for a moment.
+fn replace<K, V>(map: &mut HashMap<MapData, K, V>, want: &BTreeMap<K, V>, name: &str) -> Result<()>
+where
+    K: Pod + Ord,
+    V: Pod + PartialEq,
+{
+    let now: BTreeMap<K, V> = map
+        .iter()
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("read {name}"))?;
+    for (key, value) in want
+        .iter()
+        .filter(|(key, value)| now.get(key) != Some(value))
+    {
+        map.insert(key, value, 0)
+            .with_context(|| format!("write {name}"))?;
+    }
+    for key in now.keys().filter(|key| !want.contains_key(key)) {
+        map.remove(key)
+            .with_context(|| format!("delete from {name}"))?;
+    }
+    Ok(())
+}
+
+/// Replaces the rows of a map of networks like [`replace`], and skips networks of the other family.
+/// The longest prefix is put first and removed last, because it is an exception to a wider one.
+fn replace_nets<A: FamilyNames>(
+    map: &mut LpmTrie<MapData, A, u32>,
+    want: &BTreeMap<IpNet, u32>,
+    name: &str,
+) -> Result<()> {
+    let rows = map
+        .iter()
+        .collect::<Result<Vec<(Key<A>, u32)>, MapError>>()
+        .with_context(|| format!("read {name}"))?;
+    let now: BTreeMap<(u32, A), u32> = rows
+        .into_iter()
+        .map(|(key, value)| ((key.prefix_len(), key.data()), value))
+        .collect();
+    let want: BTreeMap<(u32, A), u32> = want
+        .iter()
+        .filter_map(|(net, value)| {
+            Some((
+                (u32::from(net.prefix_len()), A::from_ip(net.network())?),
+                *value,
+            ))
+        })
+        .collect();
+    for ((bits, addr), value) in want
+        .iter()
+        .rev()
+        .filter(|(net, value)| now.get(net) != Some(value))
+    {
+        map.insert(&Key::new(*bits, *addr), value, 0)
+            .with_context(|| format!("write {name}"))?;
+    }
+    for (bits, addr) in now.keys().filter(|net| !want.contains_key(net)) {
+        map.remove(&Key::new(*bits, *addr))
+            .with_context(|| format!("delete from {name}"))?;
+    }
+    Ok(())
+}

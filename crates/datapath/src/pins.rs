@@ -1,0 +1,409 @@
+//! Keeps maps and links in a folder of a BPF file system beyond the agent's end. Packets find their
+//! way while no agent runs, and the next agent takes over what it finds. The folder has this
+//! content for each layout of the maps:
+//!
+//! ```text
+//!   v2/netns                        -> net:[…], the network namespace that all this serves
+//!   v2/maps/<name>
+//!   v2/maps/<name>-<max entries>    a map that is about to replace <name>: see `resize`
+//!   v2/links/<ifindex>-<hook>       TCX only: a filter of clsact stays with its qdisc
+//!   v2/links/socket-<call>          of the cgroup's root
+//! ```
+//!
+//! In a container without the host's BPF file system the folder goes with the container: see
+//! `orphans`.
+
+mod bpf_fs;
+mod kept;
+pub(crate) mod orphans;
+mod resize;
+pub(crate) mod retired;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, Permissions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use aya::maps::MapInfo;
+use aya_obj::{EbpfSectionKind, Object};
+use nix::fcntl::{Flock, FlockArg};
+use nix::unistd::geteuid;
+use proxy_common::layout::LAYOUT;
+use proxy_common::names;
+
+use super::loaded::may_open_by_id;
+use super::sizes::MapSize;
+use super::sockets::translates;
+use bpf_fs::is_on_bpf_fs;
+pub use bpf_fs::{BpfFs, ensure_bpf_fs};
+pub(crate) use kept::KeptMaps;
+use proxy_net as net;
+pub(super) use resize::Resize;
+
+/// The folder of pins, unless the operator names another.
+pub const BPF_DIR: &str = "/sys/fs/bpf/kpx";
+
+/// The name of the file with the network namespace, beside maps and links.
+const NETNS: &str = "netns";
+
+/// The folder of pins, locked by this process while the value lives.
+#[derive(Debug)]
+pub struct Pins {
+    dir: PathBuf,
+    bpf_fs: BpfFs,
+    may_open_by_id: bool,
+    _lock: Flock<File>,
+}
+
+impl Pins {
+    /// Opens the folder, or makes it. Returns an error if another kpx uses the folder, or if its
+    /// content cannot be taken over. `bpf_fs` is the result of [`ensure_bpf_fs`].
+    pub fn open(root: &Path, bpf_fs: BpfFs) -> Result<Self> {
+        fs::create_dir_all(root).with_context(|| format!("create {}", root.display()))?;
+        trust(root)?;
+        let dir = root.join(format!("v{LAYOUT}"));
+        let this = Self {
+            _lock: lock(root)?,
+            dir,
+            bpf_fs,
+            may_open_by_id: may_open_by_id(),
+        };
+        let foreign = names(root)?
+            .into_iter()
+            .find(|name| Some(name.as_ref()) != this.dir.file_name());
+        if let Some(name) = foreign {
+            ensure!(
+                is_layout(&name),
+                "{}/{name} is not kpx's: give kpx a --bpf-dir of its own",
+                root.display()
+            );
+            bail!(
+                "{}/{name} is of another version of kpx, and this one takes over v{LAYOUT} only: start that version \
+                 again, or end what it left by `kpx cleanup --bpf-dir {}`",
+                root.display(),
+                root.display()
+            );
+        }
+        // A process that can open the folder can lock it. The folder is closed only after it is
+        // known to be ours.
+        let closed = fs::set_permissions(root, Permissions::from_mode(0o700));
+        closed.with_context(|| format!("close {} to others", root.display()))?;
+        for dir in [this.maps(), this.links()] {
+            fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+        }
+        this.check_netns()?;
+        Ok(this)
+    }
+
+    /// Returns true if no other process sees the folder and it goes with this process: in a
+    /// container without the host's BPF file system.
+    pub fn is_ours_alone(&self) -> bool {
+        self.bpf_fs == BpfFs::Container
+    }
+
+    /// Returns true if the folder may go with this container or not.
+    pub(super) fn is_of_unknown_owner(&self) -> bool {
+        self.bpf_fs == BpfFs::Unknown
+    }
+
+    /// Returns true if this process could open objects by id when it opened the folder: privileges
+    /// are given up later. The next start has the same privileges, because it is started in the
+    /// same way.
+    pub fn may_open_by_id(&self) -> bool {
+        self.may_open_by_id
+    }
+
+    /// Returns the folder of the maps' pins below the root.
+    pub fn maps_in(root: &Path) -> PathBuf {
+        root.join(format!("v{LAYOUT}")).join("maps")
+    }
+
+    pub(super) fn links(&self) -> PathBuf {
+        self.dir.join("links")
+    }
+
+    pub(super) fn maps(&self) -> PathBuf {
+        self.dir.join("maps")
+    }
+
+    /// Checks the network namespace: interface indexes mean nothing in another one.
+    fn check_netns(&self) -> Result<()> {
+        let ours = net::namespace()?;
+        let path = self.dir.join(NETNS);
+        match fs::read_link(&path) {
+            Ok(theirs) => ensure!(
+                ours == theirs,
+                "{} serves another network namespace, {}: give this kpx a --bpf-dir of its own",
+                self.dir.display(),
+                theirs.display()
+            ),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                symlink(&ours, &path).with_context(|| format!("create {}", path.display()))?;
+            }
+            Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
+        }
+        Ok(())
+    }
+
+    /// Plans where each map of an object that outlives the agent is opened or made. Returns an
+    /// error if an existing map cannot be one of ours. `size` overrides the object's sizes.
+    pub(super) fn plan(
+        &self,
+        object: &[u8],
+        sizes: &BTreeMap<&str, MapSize>,
+    ) -> Result<Vec<PinPath>> {
+        let pin_path = |want: Definition| {
+            let size = sizes.get(want.name.as_str()).copied();
+            self.pin_path(&want, size.unwrap_or(MapSize::exactly(want.max_entries)))
+        };
+        definitions(object)?.into_iter().map(pin_path).collect()
+    }
+
+    fn pin_path(&self, want: &Definition, size: MapSize) -> Result<PinPath> {
+        let path = self.maps().join(&want.name);
+        let mut there = Vec::new();
+        for name in names(&self.maps())? {
+            if name.split('-').next() != Some(&want.name) {
+                continue;
+            }
+            let found = self.maps().join(name);
+            let is = Definition::of_pin(&want.name, &found)?;
+            ensure!(
+                is.fits(want),
+                "{} is not a map of this kpx: {is} instead of {want}. `kpx cleanup` removes it, with all flows",
+                found.display()
+            );
+            there.push((is.max_entries, found));
+        }
+        let entries = size.beside(there.iter().map(|(entries, _)| *entries));
+        let fits = there
+            .iter()
+            .position(|(has, _)| *has == entries)
+            .map(|at| there.remove(at).1);
+        let target = match fits {
+            Some(fits) => fits,
+            None if there.is_empty() => path.clone(),
+            None => self.maps().join(format!("{}-{entries}", want.name)),
+        };
+        let sources = there.into_iter().map(|(_, found)| found).collect();
+        Ok(PinPath {
+            name: want.name.clone(),
+            entries,
+            path,
+            target,
+            sources,
+        })
+    }
+}
+
+/// The path at which a map is pinned.
+#[derive(Debug)]
+pub(super) struct PinPath {
+    pub(super) name: String,
+    /// The entries that it has or gets.
+    pub(super) entries: u32,
+    path: PathBuf,
+    /// The path at which the map is now, or is to be made.
+    pub(super) target: PathBuf,
+    /// The maps of another size whose entries it takes over.
+    sources: Vec<PathBuf>,
+}
+
+/// The properties of a map that programs were built for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Definition {
+    name: String,
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    flags: u32,
+    max_entries: u32,
+}
+
+impl Definition {
+    fn of_pin(name: &str, path: &Path) -> Result<Self> {
+        let info = MapInfo::from_pin(path)
+            .with_context(|| format!("open the pinned map {}", path.display()))?;
+        Self::of_map(name, &info).with_context(|| format!("map {}", path.display()))
+    }
+
+    fn of_map(name: &str, info: &MapInfo) -> Result<Self> {
+        Ok(Self {
+            name: name.to_owned(),
+            map_type: info.map_type().context("read its type")? as u32,
+            key_size: info.key_size(),
+            value_size: info.value_size(),
+            flags: info.map_flags(),
+            max_entries: info.max_entries(),
+        })
+    }
+
+    /// Returns true if all but the size is equal.
+    fn fits(&self, want: &Self) -> bool {
+        Self {
+            max_entries: want.max_entries,
+            ..self.clone()
+        } == *want
+    }
+}
+
+impl std::fmt::Display for Definition {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            map_type,
+            key_size,
+            value_size,
+            flags,
+            ..
+        } = self;
+        write!(
+            f,
+            "type {map_type}, {key_size} bytes of key, {value_size} of value, flags {flags:#x}"
+        )
+    }
+}
+
+/// Returns the maps of an object that outlive the agent, by name.
+pub(super) fn definitions(object: &[u8]) -> Result<Vec<Definition>> {
+    let object = Object::parse(object).context("read the BPF object")?;
+    let of_programs = object.maps.iter().filter(|(_, map)| {
+        !matches!(
+            map.section_kind(),
+            EbpfSectionKind::Data | EbpfSectionKind::Rodata | EbpfSectionKind::Bss
+        )
+    });
+    let mut found: Vec<_> = of_programs
+        .filter(|(name, _)| !names::is_per_load(name))
+        .map(|(name, map)| Definition {
+            name: name.clone(),
+            map_type: map.map_type(),
+            key_size: map.key_size(),
+            value_size: map.value_size(),
+            flags: map.map_flags(),
+            max_entries: map.max_entries(),
+        })
+        .collect();
+    found.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(found)
+}
+
+/// Removes the pins of every layout: links first, so that no program is left with half of its maps.
+/// Reports each removed pin, even if the next removal fails. Kernel objects in use live on until
+/// their last user ends.
+pub fn remove(root: &Path, removed: &mut dyn FnMut(String)) -> Result<()> {
+    if !root.exists() {
+        return Ok(());
+    }
+    trust(root)?;
+    let (layouts, others): (Vec<_>, Vec<_>) =
+        names(root)?.into_iter().partition(|name| is_layout(name));
+    for layout in layouts {
+        let dir = root.join(&layout);
+        // Ingress goes before egress: a flow must not be opened whose replies no program
+        // translates.
+        let mut links = names(&dir.join("links"))?;
+        // The same goes for sockets that connect.
+        links.sort_by_key(|name| !name.ends_with("ingress") && !translates(name));
+        for link in links {
+            remove_pin(&dir.join("links").join(&link))?;
+            removed(format!("the link {link}, pinned in {}", dir.display()));
+        }
+        let maps = names(&dir.join("maps"))?;
+        maps.iter()
+            .try_for_each(|name| remove_pin(&dir.join("maps").join(name)))?;
+        if !maps.is_empty() {
+            removed(format!("{} maps pinned in {}", maps.len(), dir.display()));
+        }
+        fs::remove_dir_all(&dir).with_context(|| format!("remove {}", dir.display()))?;
+    }
+    if !others.is_empty() {
+        return Ok(());
+    }
+    match fs::remove_dir(root) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("remove {}", root.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns true for the folder of a layout. Other content is not ours to remove.
+fn is_layout(name: &str) -> bool {
+    name.strip_prefix('v')
+        .is_some_and(|number| number.parse::<u32>().is_ok())
+}
+
+pub(super) fn remove_pin(path: &Path) -> Result<()> {
+    fs::remove_file(path).with_context(|| format!("remove the pin {}", path.display()))
+}
+
+/// Locks a folder of pins against every other kpx for as long as the result lives. Returns None if
+/// there is no such folder.
+pub fn lock_if_there(root: &Path) -> Result<Option<Flock<File>>> {
+    if !root.exists() {
+        return Ok(None);
+    }
+    trust(root)?;
+    lock(root).map(Some)
+}
+
+/// Returns an error unless only this user can have put anything into the folder. If a BPF file
+/// system was mounted without a mode, any user may have made the folder, with links to other places
+/// in it. The operator may also have named another folder.
+fn trust(root: &Path) -> Result<()> {
+    let metadata =
+        fs::symlink_metadata(root).with_context(|| format!("look at {}", root.display()))?;
+    ensure!(
+        metadata.is_dir() && metadata.uid() == geteuid().as_raw() && metadata.mode() & 0o022 == 0,
+        "{} is not a folder that only this user may write",
+        root.display()
+    );
+    ensure!(
+        is_on_bpf_fs(root)?,
+        "{} is not in a BPF file system",
+        root.display()
+    );
+    Ok(())
+}
+
+fn lock(root: &Path) -> Result<Flock<File>> {
+    let file = File::open(root).with_context(|| format!("open {}", root.display()))?;
+    let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno);
+    lock.with_context(|| format!("another kpx is using {}", root.display()))
+}
+
+/// Returns an error if a folder of pins serves another network namespace, where its other objects
+/// are.
+pub fn check_netns(root: &Path) -> Result<()> {
+    let ours = net::namespace()?;
+    for layout in names(root)? {
+        let dir = root.join(layout);
+        // An interrupted start leaves no such link.
+        let Ok(theirs) = fs::read_link(dir.join(NETNS)) else {
+            continue;
+        };
+        ensure!(
+            ours == theirs,
+            "{} serves another network namespace, {}: clean up there, or use --force if that namespace is gone",
+            dir.display(),
+            theirs.display()
+        );
+    }
+    Ok(())
+}
+
+/// Returns the names in a folder, sorted, or nothing if there is no folder.
+pub(super) fn names(dir: &Path) -> Result<Vec<String>> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.with_context(|| format!("list {}", dir.display()))?,
+    };
+    let mut names = entries
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<Result<Vec<_>>>()
+        .with_context(|| format!("list {}", dir.display()))?;
+    names.sort();
+    Ok(names)
+}

@@ -1,0 +1,70 @@
+//! The maps behind the pins, held open. Another program may remove pins, or unmount their file
+//! system, and only what is pinned outlives the agent.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use aya::maps::MapData;
+
+use super::bpf_fs::{MOUNT_POINT, is_on_bpf_fs};
+use super::{Pins, names, trust};
+
+/// The pinned maps, each with its path.
+pub(crate) struct KeptMaps(Vec<(PathBuf, MapData)>);
+
+impl KeptMaps {
+    pub(crate) fn open(pins: &Pins) -> Result<Self> {
+        let open = |name: String| {
+            let path = pins.maps().join(name);
+            let map = MapData::from_pin(&path)
+                .with_context(|| format!("open the pinned map {}", path.display()))?;
+            Ok((path, map))
+        };
+        Ok(Self(
+            names(&pins.maps())?
+                .into_iter()
+                .map(open)
+                .collect::<Result<_>>()?,
+        ))
+    }
+
+    /// Makes the pins again that are gone. Returns their number.
+    pub(crate) fn restore(&self) -> Result<u64> {
+        let gone: Vec<_> = self.0.iter().filter(|(path, _)| !path.exists()).collect();
+        if gone.is_empty() {
+            return Ok(0);
+        }
+        for (path, map) in &gone {
+            map.pin(path)
+                .with_context(|| format!("pin the map {}", path.display()))?;
+        }
+        Ok(gone.len() as u64)
+    }
+}
+
+impl Pins {
+    /// Makes the folders again that are gone. Returns an error if the place has no BPF file system
+    /// any more.
+    pub(crate) fn reopen(&self) -> Result<()> {
+        if self.maps().exists() && self.links().exists() {
+            return Ok(());
+        }
+        let root = self.dir.parent().context("a folder of layouts")?;
+        ensure!(
+            is_on_bpf_fs(root)?,
+            "the BPF file system with {} was unmounted: programs and maps go with this agent, and with them open \
+             connections. `mount -t bpf -o mode=0700 bpf {MOUNT_POINT}` lets it pin them again",
+            root.display()
+        );
+        fs::create_dir_all(root).with_context(|| format!("create {}", root.display()))?;
+        trust(root)?;
+        fs::set_permissions(root, Permissions::from_mode(0o700))
+            .with_context(|| format!("close {}", root.display()))?;
+        for dir in [self.maps(), self.links()] {
+            fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+        }
+        self.check_netns()
+    }
+}

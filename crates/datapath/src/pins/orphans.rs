@@ -1,0 +1,271 @@
+//! Finds maps without a pin. A filter of clsact holds its program, and the program its maps. If the
+//! pins went with a container, the next start finds the maps through the filters, and pins them
+//! again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use aya::maps::{Array, HashMap, Map, MapData};
+use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, loaded_programs};
+use aya_obj::generated::bpf_prog_type;
+use nix::net::if_::if_nameindex;
+use nix::unistd::geteuid;
+use proxy_common::addr::{Addr4, Addr6};
+use proxy_common::device::Node;
+use proxy_common::frontend::{Frontend, FrontendKey};
+use proxy_common::layout::LAYOUT;
+use proxy_common::names;
+use tracing::{info, warn};
+
+use super::{Definition, Pins, definitions};
+use crate::adopt::is_program_at;
+use crate::loaded::may_open_by_id;
+use proxy_net::anchor;
+use proxy_net::filter::{Filter, HANDLE, Hook};
+
+/// The number of bytes of a name that the kernel keeps.
+const NAME_BYTES: usize = 15;
+
+/// A map that our programs use.
+pub struct Orphan {
+    pub name: String,
+    max_entries: u32,
+    pub map: MapData,
+}
+
+/// Returns the maps of the programs that `filters` hold, each filter with its device's name. An
+/// interrupted resize leaves two maps of a name. Of two maps with the same name and size, the
+/// younger program's counts.
+///
+/// A filter is ours by its priority and its handle, on a device of this network namespace, where
+/// adding a filter takes CAP_NET_ADMIN. Its program must have the name, type and loader of ours at
+/// that hook, and its maps those of `object`.
+pub fn find(object: &[u8], filters: &[(String, Filter)]) -> Result<Vec<Orphan>> {
+    maps_of(object, &programs(filters)?)
+}
+
+/// Returns true if the anchor's programs have Services in their tables and still open flows, with
+/// or without an agent.
+pub fn serves(object: &[u8], filters: &[(String, Filter)]) -> Result<bool> {
+    let at_anchor: Vec<_> = filters
+        .iter()
+        .filter(|(device, _)| device == anchor::NAME)
+        .cloned()
+        .collect();
+    let mut programs = programs(&at_anchor)?;
+    // A kernel without TCX has no links there, and neither has a missing device.
+    let (_, linked) =
+        SchedClassifier::query_tcx(anchor::NAME, TcAttachType::Egress).unwrap_or_default();
+    programs.extend(
+        linked
+            .into_iter()
+            .filter(|program| is_ours(program, names::ANCHOR)),
+    );
+    let mut opens = false;
+    let mut has_services = false;
+    for Orphan { name, map, .. } in maps_of(object, &programs)? {
+        let map = Map::from_map_data(map).with_context(|| format!("open {name}"))?;
+        if name == names::NODE {
+            let node: Array<_, Node> = map.try_into()?;
+            opens = !node.get(&0, 0).context("read NODE")?.has(Node::DRAINING);
+        } else if name == names::IPV4.frontends {
+            has_services |= !is_empty::<FrontendKey<Addr4>, Frontend<Addr4>>(map)?;
+        } else if name == names::IPV6.frontends {
+            has_services |= !is_empty::<FrontendKey<Addr6>, Frontend<Addr6>>(map)?;
+        }
+    }
+    Ok(opens && has_services)
+}
+
+fn is_empty<K: aya::Pod, V: aya::Pod>(map: Map) -> Result<bool> {
+    let map: HashMap<_, K, V> = map.try_into()?;
+    Ok(map
+        .keys()
+        .next()
+        .transpose()
+        .context("read the frontends")?
+        .is_none())
+}
+
+fn maps_of(object: &[u8], programs: &[ProgramInfo]) -> Result<Vec<Orphan>> {
+    let wanted = definitions(object)?;
+    let mut found = BTreeMap::new();
+    for program in programs {
+        for id in program
+            .map_ids()
+            .context("ask for a program's maps")?
+            .unwrap_or_default()
+        {
+            let map = MapData::from_id(id).with_context(|| format!("open map {id}"))?;
+            let info = map
+                .info()
+                .with_context(|| format!("ask the kernel about map {id}"))?;
+            let name = info.name_as_str().unwrap_or_default();
+            let Some(want) = wanted.iter().find(|want| kernel_name(&want.name) == name) else {
+                continue;
+            };
+            let is = Definition::of_map(&want.name, &info).with_context(|| format!("map {id}"))?;
+            ensure!(
+                is.fits(want),
+                "map {id} of the programs on this node is not the {name} of this kpx: {is} instead of {want}. Start the \
+                 version that made it, or end what it left by `kpx cleanup`, with all flows"
+            );
+            let max_entries = is.max_entries;
+            found.insert(
+                (want.name.clone(), max_entries),
+                Orphan {
+                    name: want.name.clone(),
+                    max_entries,
+                    map,
+                },
+            );
+        }
+    }
+    Ok(found.into_values().collect())
+}
+
+/// Returns the programs from the eldest to the youngest.
+fn programs(filters: &[(String, Filter)]) -> Result<Vec<ProgramInfo>> {
+    ensure!(
+        filters.is_empty() || may_open_by_id(),
+        "finding the maps of programs by id takes CAP_SYS_ADMIN"
+    );
+    let mut wanted = BTreeMap::new();
+    for (device, filter) in filters {
+        ensure!(
+            filter.layout() == HANDLE,
+            "{device} carries the filter {} of another version of kpx, whose maps have layout {}, and this one takes \
+             over layout {LAYOUT} only: start that version again, or end what it left by `kpx cleanup`",
+            filter.name,
+            filter.layout()
+        );
+        let attach_type = match filter.hook {
+            Hook::Ingress => TcAttachType::Ingress,
+            Hook::Egress => TcAttachType::Egress,
+        };
+        match filter
+            .program
+            .filter(|_| is_program_at(device, attach_type, &filter.name))
+        {
+            Some(id) => drop(wanted.insert(id, filter.name.as_str())),
+            None => warn!(
+                device,
+                filter = filter.name,
+                "a foreign filter has kpx's place"
+            ),
+        }
+    }
+    let mut programs = Vec::new();
+    // A program that vanishes meanwhile is not held by a filter.
+    for program in loaded_programs().flatten() {
+        let Some(name) = wanted.get(&program.id()) else {
+            continue;
+        };
+        if is_ours(&program, name) {
+            programs.push(program);
+        } else {
+            warn!(
+                program = program.id(),
+                name, "a foreign program has the name of a kpx program"
+            );
+        }
+    }
+    programs.sort_by_key(ProgramInfo::id);
+    Ok(programs)
+}
+
+fn is_ours(program: &ProgramInfo, name: &str) -> bool {
+    program.program_type() == bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS
+        && program.name_as_str() == Some(name)
+        && program
+            .created_by_uid()
+            .is_none_or(|uid| uid == geteuid().as_raw())
+}
+
+fn kernel_name(name: &str) -> &str {
+    &name[..name.len().min(NAME_BYTES)]
+}
+
+/// Returns an error if a kpx whose pins are out of sight has TCX links here: both would translate.
+pub fn ensure_no_hidden_links() -> Result<()> {
+    for device in if_nameindex().context("list the devices")?.iter() {
+        let name = device.name().to_string_lossy();
+        for attach_type in [TcAttachType::Ingress, TcAttachType::Egress] {
+            // A kernel without TCX has no links there.
+            let (_, programs) = SchedClassifier::query_tcx(&name, attach_type).unwrap_or_default();
+            let is_ours = |program: &ProgramInfo| {
+                program
+                    .name_as_str()
+                    .is_some_and(|program| is_program_at(&name, attach_type, program))
+            };
+            ensure!(
+                !programs.iter().any(is_ours),
+                "a kpx has left its programs on {name} by TCX links, and this container does not see their pins: give it \
+                 the node's /sys/fs/bpf (docs/migration.md), or run `kpx cleanup` on the node"
+            );
+        }
+    }
+    Ok(())
+}
+
+impl Pins {
+    /// Pins the maps of the programs that `filters` hold, in one step. No map may be pinned yet.
+    pub fn recover(&self, object: &[u8], filters: &[(String, Filter)]) -> Result<()> {
+        if filters.is_empty() {
+            return Ok(());
+        }
+        let found = find(object, filters)?;
+        let new = self.dir.join("found");
+        if new.exists() {
+            fs::remove_dir_all(&new).with_context(|| format!("remove {}", new.display()))?;
+        }
+        fs::create_dir(&new).with_context(|| format!("create {}", new.display()))?;
+        let mut taken = BTreeSet::new();
+        for Orphan {
+            name,
+            max_entries,
+            map,
+        } in &found
+        {
+            let file = if taken.insert(name) {
+                name.clone()
+            } else {
+                format!("{name}-{max_entries}")
+            };
+            map.pin(new.join(&file))
+                .with_context(|| format!("pin {file}"))?;
+        }
+        fs::rename(&new, self.maps()).with_context(|| format!("rename {}", new.display()))?;
+        info!(
+            maps = found.len(),
+            filters = filters.len(),
+            "found the maps of a kpx whose pins are gone"
+        );
+        Ok(())
+    }
+
+    pub fn has_maps(&self) -> Result<bool> {
+        Ok(!super::names(&self.maps())?.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_names_distinguish_the_maps() {
+        let maps = include_str!("../../../../proxy-common/src/layout/v2-maps.txt");
+        let names: Vec<_> = maps
+            .lines()
+            .skip(1)
+            .filter_map(|line| line.split_whitespace().next())
+            .collect();
+        let short: BTreeSet<_> = names.iter().map(|name| kernel_name(name)).collect();
+        assert!(
+            short.contains("FLOWS4") && short.len() == names.len(),
+            "{names:?}"
+        );
+    }
+}

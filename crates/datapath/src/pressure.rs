@@ -1,0 +1,75 @@
+//! Decides how long flows may be idle, by the fill of the flow table.
+
+use proxy_common::addr::Proto;
+use proxy_common::flow::{State, Timeouts};
+
+/// The fill of a flow table with flows that make no room for others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+pub enum Pressure {
+    #[default]
+    None,
+    /// Four fifths: flows may be idle for half as long, a TCP connection for 67 minutes at the
+    /// most.
+    High,
+    /// A fill of 19 in 20: flows may be idle for a quarter as long, a TCP connection for 33 minutes
+    /// at the most, and sweeps follow each other without rest.
+    Emergency,
+}
+
+impl Pressure {
+    pub(super) fn of(entries: u32, max_entries: u32) -> Self {
+        let entries = u64::from(entries);
+        let room = u64::from(max_entries);
+        if entries * 20 >= room * 19 {
+            Self::Emergency
+        } else if entries * 5 >= room * 4 {
+            Self::High
+        } else {
+            Self::None
+        }
+    }
+
+    /// Returns the time that a flow may be idle in this state before it is forgotten.
+    pub(super) fn timeout_secs(self, state: State, proto: Proto, timeouts: Timeouts) -> u32 {
+        match self {
+            Self::None => state.timeout_secs(proto, timeouts),
+            Self::High => state.timeout_secs(proto, at_most(timeouts)) / 2,
+            Self::Emergency => state.timeout_secs(proto, at_most(timeouts)) / 4,
+        }
+    }
+}
+
+/// Returns times that let a full table drain within the hour: a day is the operator's while there
+/// is room. An established connection is kept for longer than the 2 h after which keep-alives start
+/// (RFC 9293 §3.8.4).
+fn at_most(timeouts: Timeouts) -> Timeouts {
+    Timeouts {
+        tcp_established: timeouts.tcp_established.min(8_100),
+        tcp_half_closed: timeouts.tcp_half_closed.min(120),
+        ..timeouts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fuller_table_waits_less() {
+        let timeouts = |entries| {
+            let pressure = Pressure::of(entries, 1_000);
+            let states = [
+                State::New,
+                State::Answered,
+                State::Established,
+                State::Closed,
+            ];
+            states.map(|state| pressure.timeout_secs(state, Proto::TCP, Timeouts::DEFAULT))
+        };
+        assert_eq!(timeouts(799), [30, 60, 86_400, 60]);
+        assert_eq!(timeouts(800), [15, 30, 4_050, 30]);
+        assert_eq!(timeouts(949), [15, 30, 4_050, 30]);
+        assert_eq!(timeouts(950), [7, 15, 2_025, 15]);
+        assert_eq!(timeouts(1_000), [7, 15, 2_025, 15]);
+    }
+}

@@ -1,0 +1,358 @@
+//! Attaches, keeps and removes the cgroup programs that translate sockets which dial services
+//! (`--socket-lb`).
+
+mod cgroup;
+mod kubepods;
+pub(crate) mod pods;
+mod stale;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::{fs, iter};
+
+use anyhow::{Context, Result, ensure};
+use aya::programs::cgroup_sock_addr::CgroupSockAddrLinkId;
+use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, ProgramType};
+use aya::sys::{BpfHelper, is_helper_supported};
+use aya::{Ebpf, EbpfLoader};
+use proxy_common::{names, socket};
+use serde::{Deserialize, Serialize};
+use tracing::{debug, info, warn};
+
+use super::links::open_links;
+use super::pins::{self, Pins, remove_pin};
+use super::verifier;
+
+pub use cgroup::Cgroup;
+pub use pods::{PodRow, PodRows, PodSockets};
+pub use stale::StaleSockets;
+
+/// The sockets that the programs translate. An unset option excludes its sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketOptions {
+    /// Set for the sockets of all network namespaces, instead of this one alone.
+    pub everywhere: bool,
+    /// Set for the TCP sockets of chosen pods, beside those of this network namespace: see
+    /// [`PodSockets`].
+    pub pods: bool,
+    /// Set for UDP sockets as well as TCP sockets.
+    pub udp: bool,
+    /// Set where nothing depends on it: packets serve the sockets if these programs cannot.
+    pub is_optional: bool,
+}
+
+/// The globals of the programs, set at load.
+pub(super) struct SocketGlobals {
+    netns: u64,
+    flags: u32,
+}
+
+impl SocketGlobals {
+    pub(super) fn of(options: SocketOptions) -> Result<Self> {
+        let SocketOptions {
+            everywhere,
+            pods,
+            udp,
+            is_optional,
+        } = options;
+        let netns = crate::sys::netns_cookie::netns_cookie().context(
+            "read this network namespace's number, by which --socket-lb recognizes the host's sockets: \
+             kernels before Linux 5.14 do not have it",
+        )?;
+        let refuses = is_supported(BpfHelper::BPF_FUNC_set_retval)?;
+        let names = is_supported(BpfHelper::BPF_FUNC_get_current_comm)?;
+        debug!(netns, refuses, names, "sockets");
+        ensure!(
+            refuses || !is_optional,
+            "this kernel has no bpf_set_retval: connects to Services without endpoints would time out"
+        );
+        ensure!(
+            names || !is_optional,
+            "this kernel does not tell its own workers from other tasks: their mounts would stay with one backend"
+        );
+        let flags = [
+            (everywhere, socket::EVERYWHERE),
+            (pods, socket::PODS),
+            (udp, socket::UDP),
+            (refuses, socket::REFUSES),
+            (names, socket::NAMES),
+        ];
+        Ok(Self {
+            netns,
+            flags: flags
+                .into_iter()
+                .filter(|(is_set, _)| *is_set)
+                .fold(0, |all, (_, flag)| all | flag),
+        })
+    }
+
+    pub(super) fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
+        loader.override_global(names::SOCKET_NETNS, &self.netns, true);
+        loader.override_global(names::SOCKET_FLAGS, &self.flags, true);
+    }
+}
+
+fn is_supported(helper: BpfHelper) -> Result<bool> {
+    is_helper_supported(ProgramType::CgroupSockAddr, helper)
+        .with_context(|| format!("ask whether the kernel has {helper:?} for sockets"))
+}
+
+/// Returns the names of the requested programs. The programs that show the dialled address come
+/// first: a translated socket must always find one.
+pub(super) fn programs(options: SocketOptions) -> Vec<&'static str> {
+    let all = names::SOCKETS
+        .into_iter()
+        .chain(names::DATAGRAMS.into_iter().filter(|_| options.udp));
+    let (translating, showing): (Vec<_>, Vec<_>) = all.partition(|name| translates(name));
+    showing.into_iter().chain(translating).collect()
+}
+
+pub(super) fn load(ebpf: &mut Ebpf, options: SocketOptions) -> Result<()> {
+    verifier::load_all(ebpf, &programs(options))
+}
+
+fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut CgroupSockAddr> {
+    let program = ebpf
+        .program_mut(name)
+        .with_context(|| format!("no program {name} in the BPF object"))?;
+    program
+        .try_into()
+        .with_context(|| format!("program {name}"))
+}
+
+/// Returns the maps that these programs do not use. They get no pins.
+pub(super) fn unused_maps(options: Option<SocketOptions>) -> Vec<&'static str> {
+    let dialled = names::DIALLED.into_iter().filter(|_| options.is_none());
+    dialled.chain(unused_tables(options)).collect()
+}
+
+/// Returns the tables among them, which get no room.
+pub(super) fn unused_tables(options: Option<SocketOptions>) -> impl Iterator<Item = &'static str> {
+    let (has_udp, has_pods) = options.map_or((false, false), |options| (options.udp, options.pods));
+    let udp = [names::IPV4.udp_sockets, names::IPV6.udp_sockets]
+        .into_iter()
+        .filter(move |_| !has_udp);
+    udp.chain(iter::once(names::SOCKET_PODS).filter(move |_| !has_pods))
+}
+
+/// How sockets are led, for `kpx status`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SocketsStatus {
+    /// The scope: `host` or `all`.
+    pub scope: String,
+    pub udp: bool,
+    /// True if chosen pods are served as well: see `pods` of the agent's status.
+    #[serde(default)]
+    pub pods: bool,
+    /// The cgroup below which sockets are translated.
+    pub cgroup: String,
+}
+
+/// The attached programs.
+pub(super) struct Sockets {
+    cgroup: Cgroup,
+    options: SocketOptions,
+    /// The links, by program.
+    links: BTreeMap<&'static str, PinnedLink>,
+}
+
+impl Sockets {
+    /// Attaches the loaded programs to a cgroup, and removes a predecessor's. Each program is
+    /// attached before its predecessor is removed, so no call goes without a program. A socket that
+    /// the first program has translated is left alone by the second.
+    pub(super) fn attach(
+        ebpf: &mut Ebpf,
+        pins: &Pins,
+        cgroup: Cgroup,
+        options: SocketOptions,
+    ) -> Result<Self> {
+        let names = programs(options);
+        let mut sockets = Self {
+            cgroup,
+            options,
+            links: BTreeMap::new(),
+        };
+        names
+            .iter()
+            .try_for_each(|name| sockets.attach_program(ebpf, pins, name))?;
+        let keeps: BTreeSet<_> = names.into_iter().map(pin_name).collect();
+        remove_links(pins, |pin| keeps.contains(pin))?;
+        info!(cgroup = %sockets.cgroup, programs = sockets.links.len(), "serving sockets");
+        Ok(sockets)
+    }
+
+    pub(super) fn status(&self) -> SocketsStatus {
+        let Self {
+            cgroup, options, ..
+        } = self;
+        SocketsStatus {
+            scope: self.scope().to_owned(),
+            udp: options.udp,
+            pods: options.pods,
+            cgroup: cgroup.to_string(),
+        }
+    }
+
+    /// Returns the sockets that are served, in the words of `--socket-lb`.
+    pub(super) fn served(&self) -> String {
+        let auto = if self.options.is_optional {
+            "auto: "
+        } else {
+            ""
+        };
+        let pods = if self.options.pods { " and pods" } else { "" };
+        format!("{auto}{}{pods}", self.scope())
+    }
+
+    pub(super) fn is_optional(&self) -> bool {
+        self.options.is_optional
+    }
+
+    /// Opens the cgroup once more.
+    pub(super) fn cgroup(&self) -> Result<Cgroup> {
+        self.cgroup.try_clone()
+    }
+
+    fn scope(&self) -> &'static str {
+        if self.options.everywhere {
+            "all"
+        } else {
+            "host"
+        }
+    }
+
+    /// Attaches programs again that were taken off, and returns their number.
+    pub(super) fn repair(&mut self, ebpf: &mut Ebpf, pins: &Pins) -> Result<u64> {
+        let attached = attached()?;
+        let mut missing = Vec::new();
+        for name in self.links.keys() {
+            let id = program(ebpf, name)?.info()?.id();
+            if !attached.contains(&id) || !pins.links().join(pin_name(name)).exists() {
+                missing.push(*name);
+            }
+        }
+        for name in &missing {
+            warn!(
+                program = name,
+                "the program was removed from its cgroup, reattaching"
+            );
+            self.attach_program(ebpf, pins, name)?;
+        }
+        Ok(missing.len() as u64)
+    }
+
+    /// Detaches the programs. Connected sockets stay as they are: their connections know their
+    /// backends.
+    pub(super) fn detach(self) {
+        for (_, link) in self.links {
+            if let Err(error) = link.unpin() {
+                debug!(%error, "a link's pin was gone");
+            }
+        }
+    }
+
+    fn attach_program(&mut self, ebpf: &mut Ebpf, pins: &Pins, name: &'static str) -> Result<()> {
+        let Self { cgroup, links, .. } = self;
+        let program = program(ebpf, name)?;
+        let id = attach_beside_others(program, cgroup);
+        let id = id.with_context(|| format!("attach {name} to the cgroup {cgroup}"))?;
+        let link = program
+            .take_link(id)
+            .with_context(|| format!("take the link of {name}"))?;
+        let link = FdLink::try_from(link).context("a cgroup's link")?;
+        fs::create_dir_all(pins.links())
+            .with_context(|| format!("create {}", pins.links().display()))?;
+        let path = pins.links().join(pin_name(name));
+        let next = pins.links().join(format!("{}-next", pin_name(name)));
+        if next.exists() {
+            remove_pin(&next)?; // A predecessor was killed at this point.
+        }
+        link.pin(&next)
+            .with_context(|| format!("pin the link of {name}"))?;
+        // The predecessor's link goes with the pin that this rename replaces.
+        fs::rename(&next, &path).with_context(|| format!("rename {}", next.display()))?;
+        let pinned = PinnedLink::from_pin(&path)
+            .with_context(|| format!("open the pin {}", path.display()))?;
+        links.insert(name, pinned);
+        Ok(())
+    }
+}
+
+/// Attaches beside other programs. Up to Linux 7.2 a link always means that, and the kernel refuses
+/// the flag (EINVAL). Later kernels require the flag.
+fn attach_beside_others(
+    program: &mut CgroupSockAddr,
+    cgroup: &Cgroup,
+) -> Result<CgroupSockAddrLinkId, ProgramError> {
+    match program.attach(cgroup, CgroupAttachMode::AllowMultiple) {
+        Err(ProgramError::SyscallError(error)) if error.io_error.raw_os_error() == Some(EINVAL) => {
+            program.attach(cgroup, CgroupAttachMode::Single)
+        }
+        attached => attached,
+    }
+}
+
+const EINVAL: i32 = 22;
+
+/// Removes a predecessor's links and maps for sockets that these options do not use. (Links of
+/// single programs go when the remaining programs are attached.)
+pub(super) fn remove_unused(pins: &Pins, options: Option<SocketOptions>) -> Result<()> {
+    if options.is_none() {
+        remove_links(pins, |_| false)?;
+    }
+    let unused = unused_maps(options);
+    let maps = pins::names(&pins.maps())?;
+    let is_unused = |pin: &&String| {
+        pin.split('-')
+            .next()
+            .is_some_and(|name| unused.contains(&name))
+    };
+    maps.iter()
+        .filter(is_unused)
+        .try_for_each(|pin| remove_pin(&pins.maps().join(pin)))
+}
+
+/// Removes links. The translating programs go first: see [`programs`].
+fn remove_links(pins: &Pins, keeps: impl Fn(&str) -> bool) -> Result<()> {
+    let mut links = pins::names(&pins.links())?;
+    links.retain(|pin| is_pin(pin) && !keeps(pin));
+    links.sort_by_key(|pin| !translates(pin));
+    links
+        .iter()
+        .map(|pin| pins.links().join(pin))
+        .try_for_each(|pin| {
+            info!(pin = %pin.display(), "sockets are no longer translated: removed a link");
+            remove_pin(&pin)
+        })
+}
+
+/// Returns true for the programs that translate, and their pins. The others show what was dialled.
+pub(super) fn translates(name: &str) -> bool {
+    name.contains("connect") || name.contains("send")
+}
+
+/// Returns the name of a program's pin among the pinned links.
+fn pin_name(program: &str) -> String {
+    format!("{PREFIX}{}", program.trim_start_matches("kpx_"))
+}
+
+/// Returns true for the pin of a link to a cgroup.
+pub(super) fn is_pin(name: &str) -> bool {
+    name.starts_with(PREFIX)
+}
+
+const PREFIX: &str = "socket-";
+
+/// Returns the programs of the links to cgroups that this process holds. A detached link, or one
+/// whose cgroup is gone, has no cgroup id.
+fn attached() -> Result<BTreeSet<u32>> {
+    let links = open_links()?;
+    let held = links
+        .iter()
+        .filter(|fields| fields.get("link_type").is_some_and(|kind| kind == "cgroup"));
+    let held = held.filter(|fields| fields.get("cgroup_id").is_some_and(|id| id != "0"));
+    Ok(held
+        .filter_map(|fields| fields.get("prog_id")?.parse().ok())
+        .collect())
+}

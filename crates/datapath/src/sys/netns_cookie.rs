@@ -1,0 +1,55 @@
+//! Reads the kernel's number of a network namespace, which is never given twice (`SO_NETNS_COOKIE`,
+//! Linux 5.14). BPF programs read the number of a socket's namespace with `bpf_get_netns_cookie`.
+
+use std::io::{Error, Result};
+use std::mem::size_of;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixDatagram;
+
+use anyhow::Context;
+
+/// The option's number in include/uapi/asm-generic/socket.h.
+const SO_NETNS_COOKIE: libc::c_int = 71;
+
+/// Returns the number of this thread's network namespace.
+pub(crate) fn netns_cookie() -> Result<u64> {
+    // Any socket tells the number of its namespace.
+    let socket = UnixDatagram::unbound()?;
+    let mut cookie = 0_u64;
+    let mut len = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `cookie`, and both variables outlive the
+    // call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut len,
+        )
+    };
+    if result == 0 {
+        Ok(cookie)
+    } else {
+        Err(Error::last_os_error())
+    }
+}
+
+/// Returns true if this thread is in the network namespace that the kernel has made first: all
+/// processes of a machine without containers are there.
+pub fn is_first_namespace() -> anyhow::Result<bool> {
+    // Cookies are given in turn (net/core/net_namespace.c).
+    Ok(netns_cookie().context("ask for the number of this network namespace")? == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_has_a_cookie() {
+        let cookie = netns_cookie().unwrap();
+        assert_ne!(cookie, 0);
+        assert_eq!(netns_cookie().unwrap(), cookie);
+    }
+}

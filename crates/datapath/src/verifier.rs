@@ -1,0 +1,132 @@
+//! Loads programs past the verifier: several at once, and even while signals arrive.
+
+use std::collections::BTreeMap;
+use std::num::NonZero;
+use std::sync::{Mutex, PoisonError};
+use std::{iter, thread};
+
+use anyhow::{Context, Result, bail};
+use aya::programs::{Program, ProgramError};
+use aya::{Ebpf, EbpfLoader, VerifierLogLevel};
+use nix::libc::EAGAIN;
+
+/// The number of attempts, as in libbpf (`PROG_LOAD_ATTEMPTS`). aya makes two of each.
+const ATTEMPTS: usize = 5;
+
+/// Returns a loader for programs as long as kpx's.
+#[must_use]
+pub fn loader<'a>() -> EbpfLoader<'a> {
+    let mut loader = EbpfLoader::new();
+    // aya loads a refused program again with a log. A log of every step grows to megabytes,
+    // although an operator reads only its last line. Such a log would also make a program that only
+    // a signal had stopped take several times as long. STATS logs that last line only.
+    // (`cargo xtask verify` shows all steps.)
+    loader.verifier_log_level(VerifierLogLevel::STATS);
+    loader
+}
+
+/// Calls a program's `load`, and repeats the call if a signal interrupted it. The verifier gives up
+/// with EAGAIN as soon as a signal is pending (`do_check` in kernel/bpf/verifier.c).
+pub fn load(mut program: impl FnMut() -> Result<(), ProgramError>) -> Result<(), ProgramError> {
+    let mut attempts = iter::repeat_with(&mut program).take(ATTEMPTS);
+    let mut result = attempts.next().expect("there are several");
+    while let Err(ProgramError::LoadError { io_error, .. }) = &result
+        && io_error.raw_os_error() == Some(EAGAIN)
+        && let Some(next) = attempts.next()
+    {
+        result = next;
+    }
+    result
+}
+
+/// The programs that are verified at once. The largest one takes half of the time, so more would
+/// gain little, and each takes the verifier's memory, which counts as the container's.
+const LOADERS: usize = 2;
+
+/// Loads programs by name, several at once. The verifier takes most of a start, and holds no lock
+/// for those who may load programs.
+pub(crate) fn load_all(ebpf: &mut Ebpf, names: &[&str]) -> Result<()> {
+    let mut programs: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
+    let wanted = names.iter().map(|&name| {
+        let program = programs
+            .remove(name)
+            .with_context(|| format!("no program {name} in the BPF object"))?;
+        Ok((name, program))
+    });
+    let waiting = Mutex::new(wanted.collect::<Result<Vec<_>>>()?.into_iter());
+    // The lock is free again before the program is loaded.
+    let next = || {
+        waiting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .next()
+    };
+    let work = || iter::from_fn(next).try_for_each(|(name, program)| load_named(name, program));
+    let others = thread::available_parallelism()
+        .map_or(1, NonZero::get)
+        .min(names.len())
+        .min(LOADERS)
+        .saturating_sub(1);
+    thread::scope(|scope| {
+        // Where no thread can be made, this one loads all.
+        let spawn = || thread::Builder::new().spawn_scoped(scope, work).ok();
+        let others: Vec<_> = iter::repeat_with(spawn).take(others).flatten().collect();
+        let here = work();
+        let ended = others.into_iter().map(|other| {
+            other
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        iter::once(here).chain(ended).collect()
+    })
+}
+
+fn load_named(name: &str, program: &mut Program) -> Result<()> {
+    let loaded = match program {
+        Program::SchedClassifier(program) => load(|| program.load()),
+        Program::CgroupSockAddr(program) => load(|| program.load()),
+        _ => bail!("{name} is a program for neither devices nor sockets"),
+    };
+    loaded.with_context(|| format!("load program {name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use aya_obj::VerifierLog;
+    use nix::libc::EINVAL;
+
+    use super::*;
+
+    /// Loads a program that the kernel refuses with one errno after the other. Returns the last
+    /// errno and the number of attempts.
+    fn refused(errnos: &[i32]) -> (Option<i32>, usize) {
+        let mut tried = 0;
+        let result = load(|| {
+            let errno = errnos.get(tried);
+            tried += 1;
+            let refusal = |&errno| ProgramError::LoadError {
+                io_error: io::Error::from_raw_os_error(errno),
+                verifier_log: VerifierLog::new(String::new()),
+            };
+            errno.map_or(Ok(()), |errno| Err(refusal(errno)))
+        });
+        let errno = result.err().map(|error| match error {
+            ProgramError::LoadError { io_error, .. } => {
+                io_error.raw_os_error().expect("it was made of one")
+            }
+            other => panic!("{other}"),
+        });
+        (errno, tried)
+    }
+
+    #[test]
+    fn a_signal_does_not_refuse_a_program() {
+        assert_eq!(refused(&[]), (None, 1));
+        assert_eq!(refused(&[EAGAIN, EAGAIN]), (None, 3));
+        assert_eq!(refused(&[EAGAIN, EINVAL]), (Some(EINVAL), 2));
+        assert_eq!(refused(&[EINVAL]), (Some(EINVAL), 1));
+        assert_eq!(refused(&[EAGAIN; 9]), (Some(EAGAIN), ATTEMPTS));
+    }
+}

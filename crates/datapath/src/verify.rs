@@ -1,0 +1,115 @@
+//! Checks that devices still carry their programs. Any privileged process may delete a qdisc or a
+//! filter, detach a link.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Result;
+use proxy_common::hook::{Direction, PacketHook};
+
+use super::attach::Mechanism;
+use super::attached::Attached;
+use super::links::{Fields, open_links};
+use proxy_net::Handle;
+use proxy_net::filter::{self, Filter, Hook};
+
+/// A device that does not carry a program that it was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MissingProgram {
+    pub ifindex: u32,
+    pub hook: Hook,
+}
+
+/// A TCX link: interface index, hook, program id.
+type TcxLink = (u32, Hook, u32);
+
+/// Asks the kernel which of our programs somebody has taken off. Each device with clsact costs two
+/// requests. All devices with TCX cost one read of our own files, which takes no privilege, while a
+/// query about a device takes `CAP_SYS_ADMIN`. `id` gives a program's, if it is loaded.
+pub(super) async fn missing(
+    handle: &Handle,
+    devices: &BTreeMap<u32, Attached>,
+    id: impl Fn(&str) -> Result<Option<u32>>,
+) -> Result<Vec<MissingProgram>> {
+    let programs = BTreeMap::from([
+        (
+            Hook::Ingress,
+            PacketHook::programs_at(Direction::Ingress).collect::<Vec<_>>(),
+        ),
+        (
+            Hook::Egress,
+            PacketHook::programs_at(Direction::Egress).collect(),
+        ),
+    ]);
+    let links = tcx_links()?;
+    let mut missing = Vec::new();
+    for (&ifindex, attached) in devices {
+        let filters = match attached.mechanism {
+            Mechanism::Tcx => Vec::new(),
+            Mechanism::Clsact => filter::list(handle, ifindex).await?,
+        };
+        for hook in Hook::ALL.into_iter().filter(|hook| attached.has(*hook)) {
+            let programs = &programs[&hook];
+            let is_there = match attached.mechanism {
+                Mechanism::Tcx => {
+                    let ids = programs.iter().filter_map(|name| id(name).transpose());
+                    let ids = ids.collect::<Result<Vec<u32>>>()?;
+                    ids.iter().any(|id| links.contains(&(ifindex, hook, *id)))
+                }
+                Mechanism::Clsact => {
+                    let is_it = |filter: &Filter| filter.is_ours() && filter.hook == hook;
+                    filters
+                        .iter()
+                        .any(|filter| is_it(filter) && programs.contains(&filter.name.as_str()))
+                }
+            };
+            missing.extend((!is_there).then_some(MissingProgram { ifindex, hook }));
+        }
+    }
+    Ok(missing)
+}
+
+/// Where this process's TCX links hang. One that was detached, or whose device is gone, has the
+/// interface index 0.
+fn tcx_links() -> Result<BTreeSet<TcxLink>> {
+    Ok(open_links()?.iter().filter_map(tcx_link).collect())
+}
+
+fn tcx_link(fields: &Fields) -> Option<TcxLink> {
+    if fields.get("link_type")? != "tcx" {
+        return None;
+    }
+    // The field reads `46 (ingress)`, with other words on other kernels: BPF_TCX_INGRESS and
+    // BPF_TCX_EGRESS of linux/bpf.h.
+    let hook = match fields.get("attach_type")?.split(' ').next()? {
+        "46" => Hook::Ingress,
+        "47" => Hook::Egress,
+        _ => return None,
+    };
+    Some((
+        fields.get("ifindex")?.parse().ok()?,
+        hook,
+        fields.get("prog_id")?.parse().ok()?,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::links::fields;
+    use super::*;
+
+    #[test]
+    fn links_are_told_from_other_files() {
+        let tcx = "pos:\t0\nflags:\t02000002\nmnt_id:\t17\nino:\t1057\nlink_type:\ttcx\nlink_id:\t12\nprog_tag:\tb0d59a\n\
+                   prog_id:\t340\nifindex:\t7\nattach_type:\t46 (ingress)\n";
+        assert_eq!(tcx_link(&fields(tcx)), Some((7, Hook::Ingress, 340)));
+        let detached = tcx
+            .replace("ifindex:\t7", "ifindex:\t0")
+            .replace("46 (ingress)", "47 (egress)");
+        assert_eq!(tcx_link(&fields(&detached)), Some((0, Hook::Egress, 340)));
+        assert_eq!(tcx_link(&fields(&tcx.replace("\ttcx", "\txdp"))), None);
+        assert_eq!(
+            tcx_link(&fields("pos:\t0\nflags:\t02\nmnt_id:\t15\nino:\t3\n")),
+            None
+        );
+    }
+}

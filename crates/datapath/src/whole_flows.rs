@@ -1,0 +1,115 @@
+//! Has TCP flows that were opened past the stack take it.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result};
+use proxy_common::addr::{Addr4, Addr6, Proto};
+use proxy_common::flow::{Flow, FlowKey, Kind, Seen, State};
+
+use crate::flows::{FlowMaps, read};
+use crate::lost_flows::{BPF_EXIST, Family};
+use crate::maps::FamilyNames;
+
+/// A walk through the flow tables for TCP flows that were opened past the stack.
+pub struct WholeFlows {
+    v4: Family<Addr4>,
+    v6: Family<Addr6>,
+}
+
+/// A TCP flow that was opened past the stack, by its opener's entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WholeFlow {
+    pub client: SocketAddr,
+    pub backend: SocketAddr,
+    /// The backend is a pod of another node.
+    pub is_far: bool,
+    pub state: State,
+    key: Key,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Key {
+    V4(FlowKey<Addr4>),
+    V6(FlowKey<Addr6>),
+}
+
+impl FlowMaps {
+    /// Returns a walk through whole flows, which has no part in a sweep.
+    pub fn whole(&self) -> Result<WholeFlows> {
+        Ok(WholeFlows {
+            v4: Family::new(&self.tables.v4)?,
+            v6: Family::new(&self.tables.v6)?,
+        })
+    }
+}
+
+impl WholeFlows {
+    /// Returns the whole flows that a test picks.
+    pub fn find(&mut self, picks: impl Fn(&WholeFlow) -> bool) -> Result<Vec<WholeFlow>> {
+        let mut found = Vec::new();
+        self.v4.find_whole(Key::V4, &picks, &mut found)?;
+        self.v6.find_whole(Key::V6, &picks, &mut found)?;
+        Ok(found)
+    }
+
+    /// Has a whole flow take the stack from now on. A program that changes an entry in this very
+    /// moment may lose its change, or undo this one: so walk again.
+    pub fn leave(&mut self, flow: &WholeFlow) -> Result<()> {
+        match &flow.key {
+            Key::V4(key) => self.v4.leave(key),
+            Key::V6(key) => self.v6.leave(key),
+        }
+    }
+}
+
+impl<A: FamilyNames> Family<A> {
+    fn find_whole(
+        &mut self,
+        of: impl Fn(FlowKey<A>) -> Key,
+        picks: impl Fn(&WholeFlow) -> bool,
+        found: &mut Vec<WholeFlow>,
+    ) -> Result<()> {
+        self.walk.restart();
+        while let Some(batch) = self
+            .walk
+            .next_batch()
+            .with_context(|| format!("read {}", A::MAPS.flows))?
+        {
+            let is_whole = |key: &FlowKey<A>, flow: &Flow<A>| {
+                key.proto() == Proto::TCP && flow.kind == Kind::DNAT && flow.rx.has(Seen::WHOLE)
+            };
+            let flows = batch
+                .filter(|(key, flow)| is_whole(key, flow))
+                .map(|(key, flow)| WholeFlow {
+                    client: flow.client_between().socket_addr(),
+                    backend: flow.backend.socket_addr(),
+                    is_far: flow.is_whole_far(),
+                    state: flow.state(),
+                    key: of(key),
+                });
+            found.extend(flows.filter(&picks));
+        }
+        Ok(())
+    }
+
+    /// Changes the reply's entry first, from which programs renew the opener's.
+    fn leave(&mut self, key: &FlowKey<A>) -> Result<()> {
+        let Some(opener) = self.read(key)? else {
+            return Ok(());
+        };
+        for kind in [Kind::UNDNAT, Kind::DNAT] {
+            let key = opener.key_as(kind, Proto::TCP);
+            let Some(mut entry) = self.read(&key)?.filter(|entry| entry.rx.has(Seen::WHOLE)) else {
+                continue;
+            };
+            entry.leave_to_stack();
+            // A program may have closed the flow meanwhile.
+            let _there = self.flows.insert(key, entry, BPF_EXIST);
+        }
+        Ok(())
+    }
+
+    fn read(&self, key: &FlowKey<A>) -> Result<Option<Flow<A>>> {
+        read(&self.flows, key).with_context(|| format!("read {}", A::MAPS.flows))
+    }
+}

@@ -1,0 +1,172 @@
+//! Checks docs/alerts.md: it names what the code has, and all of it where it promises a whole list.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use proxy_common::counter::{Event, Reason, Verdict};
+use proxy_source::health::Problem;
+
+fn read(path: &str) -> Result<String> {
+    fs::read_to_string(
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../..")
+            .join(path),
+    )
+    .with_context(|| format!("read {path}"))
+}
+
+/// Returns the texts between backticks.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+/// Returns the part of the page below a heading.
+fn section<'a>(page: &'a str, heading: &str) -> Result<&'a str> {
+    let (_, rest) = page
+        .split_once(&format!("\n## {heading}\n"))
+        .with_context(|| format!("no section {heading}"))?;
+    Ok(rest.split("\n## ").next().unwrap_or(rest))
+}
+
+/// Returns the names in the first column of a table.
+fn first_column(section: &str) -> BTreeSet<&str> {
+    let cells = section
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .filter_map(|line| line.split('|').nth(1));
+    cells.flat_map(quoted).collect()
+}
+
+/// Returns true if docs/metrics.md, which a test compares with a running kpx, lists the metric with
+/// the label.
+fn has_metric(metrics: &str, name: &str, label: Option<&str>) -> bool {
+    metrics
+        .lines()
+        .filter_map(|line| line.strip_prefix(&format!("| `{name}` |")))
+        .any(|row| {
+            let labels = row.split('|').nth(1).unwrap_or_default();
+            label.is_none_or(|label| quoted(labels).any(|known| known == label))
+        })
+}
+
+#[test]
+fn page_lists_each_reason_that_drops_or_rejects() -> Result<()> {
+    let page = read("docs/alerts.md")?;
+    let listed = first_column(section(&page, "KpxDropsHigh")?);
+    let refusing = Reason::ALL
+        .into_iter()
+        .filter(|reason| reason.verdict() != Verdict::Pass);
+    let refusing: BTreeSet<_> = refusing.map(Reason::name).collect();
+    let unknown = &listed - &refusing;
+    let missing = &refusing - &listed;
+    ensure!(
+        unknown.is_empty(),
+        "docs/alerts.md lists reasons that no dropped packet has: {unknown:?}"
+    );
+    ensure!(
+        missing.is_empty(),
+        "docs/alerts.md does not list {missing:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn page_names_metrics_labels_and_alerts_that_exist() -> Result<()> {
+    let page = read("docs/alerts.md")?;
+    let metrics = read("docs/metrics.md")?;
+    let events = Event::ALL.map(Event::name);
+    let mut named = 0;
+    for text in quoted(&page).filter(|text| text.starts_with("kpx_")) {
+        named += 1;
+        let (name, label) = text
+            .split_once('{')
+            .map_or((text, None), |(name, label)| (name, Some(label)));
+        let label = label.map(|label| {
+            label
+                .trim_end_matches('}')
+                .split_once('=')
+                .context("a label with a value")
+        });
+        let label = label.transpose()?;
+        ensure!(
+            has_metric(&metrics, name, label.map(|(key, _)| key)),
+            "no metric {text}"
+        );
+        if let Some(("event", value)) = label {
+            ensure!(events.contains(&value.trim_matches('"')), "no event {text}");
+        }
+    }
+    ensure!(
+        named >= 2,
+        "the page names {named} metrics: are they in backticks?"
+    );
+    let headings: BTreeSet<_> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("## "))
+        .collect();
+    for target in page
+        .split("](#")
+        .skip(1)
+        .filter_map(|rest| rest.split(')').next())
+    {
+        ensure!(
+            headings
+                .iter()
+                .any(|heading| heading.to_lowercase() == *target),
+            "no section #{target}"
+        );
+    }
+    for word in page
+        .split(|letter: char| !letter.is_alphanumeric())
+        .filter(|word| word.starts_with("Kpx"))
+    {
+        ensure!(headings.contains(word), "no alert {word}");
+    }
+    Ok(())
+}
+
+#[test]
+fn page_names_problems_as_the_status_does() -> Result<()> {
+    let page = read("docs/alerts.md")?;
+    let kind = || "Service".to_owned();
+    let problems = [
+        Problem::Watch(kind()),
+        Problem::History(kind()),
+        Problem::Objects(kind()),
+    ];
+    let of_kinds = problems.map(|problem| problem.to_string().replace("Service", "…"));
+    let ends: BTreeSet<_> = quoted(&page)
+        .filter(|text| text.starts_with("… "))
+        .collect();
+    ensure!(
+        ends == of_kinds.iter().map(String::as_str).collect(),
+        "{ends:?} are not {of_kinds:?}"
+    );
+    ensure!(
+        quoted(&page).any(|text| text == Problem::Maps.to_string()),
+        "the problem of the maps has another name"
+    );
+    Ok(())
+}
+
+#[test]
+fn page_quotes_warnings_that_the_agent_logs() -> Result<()> {
+    let page = read("docs/alerts.md")?;
+    let code = read("proxy-agent/src/node.rs")? + &read("proxy-agent/src/node/programs.rs")?;
+    let quoted: Vec<_> = section(&page, "KpxUndone")?
+        .split('*')
+        .skip(1)
+        .step_by(2)
+        .map(|text| text.replace('\n', " "))
+        .collect();
+    ensure!(!quoted.is_empty(), "the section quotes no warning");
+    for warning in quoted {
+        ensure!(
+            code.contains(&format!("\"{warning}\"")),
+            "no warning {warning:?}"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,248 @@
+//! Records changes to this host that neither vanish with a device of kpx nor show their owner. A
+//! change is written to a file in the run directory before it is made, so that a later kpx can
+//! revert it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use super::{ports, sysctl};
+
+/// A list of changes, in a file.
+#[derive(Clone, Debug)]
+pub struct Changes {
+    path: PathBuf,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct List {
+    /// The id of the boot. A list from an earlier boot has no meaning.
+    boot_id: String,
+    /// The sysctls, by path below `/proc/sys/net`.
+    sysctls: BTreeMap<String, Sysctl>,
+    /// The source ports that were not reserved before, in the kernel's format.
+    reserved_ports: String,
+    /// The interface indexes of the devices that got a clsact qdisc.
+    qdiscs: BTreeSet<u32>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Sysctl {
+    before: String,
+    set: String,
+}
+
+/// The kernel parameters that another program wants: values by path below `/proc/sys/net`.
+pub type Wanted = BTreeMap<&'static str, String>;
+
+/// The result of reverting one change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Undo {
+    Removed(String),
+    /// The change, with the reason to keep it.
+    Left(String),
+}
+
+impl Changes {
+    pub fn new(run_dir: &Path) -> Self {
+        Self {
+            path: run_dir.join("changes.json"),
+        }
+    }
+
+    /// Sets a kernel parameter, if it is different.
+    pub fn set_sysctl(&self, key: &str, value: &str) -> Result<()> {
+        let now =
+            sysctl::read(key)?.with_context(|| format!("the kernel has no sysctl net/{key}"))?;
+        if now == value {
+            return Ok(());
+        }
+        let earlier = self.read()?.sysctls.remove(key);
+        // The recorded value is older than the first change by any kpx.
+        let before = earlier
+            .as_ref()
+            .map_or(now, |earlier| earlier.before.clone());
+        self.note_sysctl(
+            key,
+            Some(Sysctl {
+                before,
+                set: value.to_owned(),
+            }),
+        )?;
+        let written = sysctl::write(key, value);
+        if written.is_err() {
+            self.note_sysctl(key, earlier)?;
+        }
+        written
+    }
+
+    fn note_sysctl(&self, key: &str, sysctl: Option<Sysctl>) -> Result<()> {
+        self.update(|list| {
+            list.sysctls.remove(key);
+            list.sysctls
+                .extend(sysctl.map(|sysctl| (key.to_owned(), sysctl)));
+        })
+    }
+
+    /// Keeps the kernel from giving sockets the source ports that the programs draw. Returns false
+    /// if the ports were reserved already.
+    pub fn reserve_ports(&self) -> Result<bool> {
+        let missing = ports::missing()?;
+        if missing.is_empty() {
+            return Ok(false);
+        }
+        let earlier = self.read()?.reserved_ports;
+        let all = ports::parse(&earlier)?.union(&missing).copied().collect();
+        self.update(|list| list.reserved_ports = ports::text(&all))?;
+        ports::reserve(&missing).map(|()| true)
+    }
+
+    /// Records a qdisc. Call this before a device gets a clsact qdisc. Returns false if the device
+    /// is recorded already.
+    pub fn begin_qdisc(&self, ifindex: u32) -> Result<bool> {
+        let mut is_new = false;
+        if !self.read()?.qdiscs.contains(&ifindex) {
+            self.update(|list| is_new = list.qdiscs.insert(ifindex))?;
+        }
+        Ok(is_new)
+    }
+
+    /// Forgets a device that had a qdisc before.
+    pub fn forget_qdisc(&self, ifindex: u32) -> Result<()> {
+        self.update(|list| {
+            list.qdiscs.remove(&ifindex);
+        })
+    }
+
+    /// Forgets the qdiscs of devices that are gone.
+    pub fn keep_qdiscs(&self, is_there: impl Fn(u32) -> bool) -> Result<()> {
+        let gone: Vec<u32> = self
+            .read()?
+            .qdiscs
+            .into_iter()
+            .filter(|ifindex| !is_there(*ifindex))
+            .collect();
+        if gone.is_empty() {
+            return Ok(());
+        }
+        self.update(|list| list.qdiscs.retain(|ifindex| !gone.contains(ifindex)))
+    }
+
+    /// Returns the devices that got a clsact qdisc.
+    pub fn qdiscs(&self) -> Result<BTreeSet<u32>> {
+        Ok(self.read()?.qdiscs)
+    }
+
+    /// Reverts the parameters that still have the value set here, and empties the list. Reports
+    /// each. A value that another program of this host wants stays: `wanted` has its values by key.
+    pub fn undo(&self, wanted: &Wanted, done: &mut dyn FnMut(Undo)) -> Result<()> {
+        let list = self.read()?;
+        for (key, Sysctl { before, set }) in &list.sysctls {
+            if sysctl::read(key)?.as_ref() != Some(set) {
+                continue;
+            }
+            if wanted.get(key.as_str()) == Some(set) {
+                done(Undo::Left(format!(
+                    "sysctl net/{key} is {set}, as kube-proxy wants it"
+                )));
+                continue;
+            }
+            sysctl::write(key, before)?;
+            done(Undo::Removed(format!(
+                "the value {set} of sysctl net/{key}, which is {before} again"
+            )));
+        }
+        let ours = ports::parse(&list.reserved_ports)?;
+        if !ours.is_empty() {
+            ports::release(&ours)?;
+            done(Undo::Removed(format!(
+                "{} from the reserved ports",
+                list.reserved_ports
+            )));
+        }
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("remove {}", self.path.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn read(&self) -> Result<List> {
+        let boot_id = boot_id()?;
+        let list = match fs::read(&self.path) {
+            Ok(text) => serde_json::from_slice(&text)
+                .with_context(|| format!("read {}", self.path.display()))?,
+            Err(error) if error.kind() == ErrorKind::NotFound => List::default(),
+            Err(error) => {
+                return Err(error).with_context(|| format!("read {}", self.path.display()));
+            }
+        };
+        Ok(if list.boot_id == boot_id {
+            list
+        } else {
+            List {
+                boot_id,
+                ..List::default()
+            }
+        })
+    }
+
+    /// Replaces the file in one step: a crash leaves the old list or the new one.
+    fn update(&self, change: impl FnOnce(&mut List)) -> Result<()> {
+        let mut list = self.read()?;
+        change(&mut list);
+        let new = self.path.with_extension("json.new");
+        let text = serde_json::to_vec_pretty(&list).context("write the list of changes")?;
+        fs::write(&new, text).with_context(|| format!("write {}", new.display()))?;
+        fs::rename(&new, &self.path).with_context(|| format!("write {}", self.path.display()))
+    }
+}
+
+fn boot_id() -> Result<String> {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").context("read the boot's id")?;
+    Ok(id.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_reverts_no_file_outside_sysctls() {
+        let dir = tempfile::tempdir().unwrap();
+        let victim = dir.path().join("victim");
+        fs::write(&victim, "kept").unwrap();
+        let to_root = "../".repeat(4);
+        for key in [
+            victim.display().to_string(),
+            format!("{to_root}{}", victim.display()),
+        ] {
+            let changes = Changes::new(dir.path());
+            let sysctl = Sysctl {
+                before: "lost".to_owned(),
+                set: "kept".to_owned(),
+            };
+            changes.note_sysctl(&key, Some(sysctl)).unwrap();
+            let mut done = Vec::new();
+            let error = changes
+                .undo(&Wanted::new(), &mut |undo| done.push(undo))
+                .unwrap_err();
+            assert!(
+                error.to_string().contains("is no sysctl below net"),
+                "{error:#}"
+            );
+            assert_eq!(
+                (fs::read_to_string(&victim).unwrap().as_str(), done),
+                ("kept", vec![]),
+                "{key}"
+            );
+            fs::remove_file(dir.path().join("changes.json")).unwrap();
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! Asks the kernel where it would send a packet, with the route that it uses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::IpAddr;
+
+use anyhow::{Context, bail};
+use futures::StreamExt;
+use ipnet::IpNet;
+use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::route::{
+    RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteType,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use super::netlink::{Handle, dump};
+use super::route::{PROTOCOL, address, family, ip};
+use super::sysctl;
+
+/// The prefix length below which a route leads everywhere: the default route, and the two halves
+/// that VPNs put in its place. The widest networks for pods are the private ones, 10.0.0.0/8 and
+/// fc00::/7.
+const WIDEST4: u8 = 8;
+const WIDEST6: u8 = 7;
+
+/// The class of the route by which packets to an address go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RouteClass {
+    /// The address is the host's own.
+    Own,
+    /// The address is a neighbour's, through this device (interface index).
+    OnLink(u32),
+    /// A route to the address's network.
+    Routed,
+    /// A route to everything.
+    Default,
+    /// No route, in the kernel's words.
+    Nowhere(String),
+}
+
+/// Asks the kernel where packets to these addresses go. Those into the anchor, whose interface
+/// index is given, go nowhere.
+pub async fn route_classes(
+    handle: &Handle,
+    addrs: &BTreeSet<IpAddr>,
+    anchor: u32,
+) -> anyhow::Result<BTreeMap<IpAddr, RouteClass>> {
+    let mut classes = BTreeMap::new();
+    for addr in addrs {
+        let class = route_class(handle, *addr, anchor)
+            .await
+            .with_context(|| format!("ask for the route to {addr}"))?;
+        classes.insert(*addr, class);
+    }
+    Ok(classes)
+}
+
+/// Returns true if a route to such a network leads everywhere.
+pub fn is_default(ipv4: bool, prefix_len: u8) -> bool {
+    prefix_len < if ipv4 { WIDEST4 } else { WIDEST6 }
+}
+
+/// Returns true if some IPv4 route of the main table has several next hops. A packet takes one of
+/// them.
+pub async fn has_many_ways(handle: &Handle) -> anyhow::Result<bool> {
+    let mut request = RouteMessage::default();
+    request.header.address_family = AddressFamily::Inet;
+    request.header.table = RouteHeader::RT_TABLE_MAIN;
+    let routes = dump(
+        handle,
+        RouteNetlinkMessage::GetRoute(request),
+        |message| match message {
+            RouteNetlinkMessage::NewRoute(route) => {
+                let is_many =
+                    |attribute: &RouteAttribute| matches!(attribute, RouteAttribute::MultiPath(_));
+                route.attributes.iter().any(is_many).then_some(())
+            }
+            _ => None,
+        },
+    );
+    match routes.await {
+        // A namespace without any route has no table.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        routes => Ok(!routes.context("list the routes")?.is_empty()),
+    }
+}
+
+/// Returns the networks within `ranges` to which other programs' routes of any table lead packets
+/// on.
+pub async fn networks_within(handle: &Handle, ranges: &[IpNet]) -> anyhow::Result<Vec<IpNet>> {
+    let mut found = Vec::new();
+    for is_ipv4 in [true, false] {
+        if !ranges.iter().any(|range| range.addr().is_ipv4() == is_ipv4)
+            || !is_ipv4 && !sysctl::has_ipv6()
+        {
+            continue;
+        }
+        let mut request = RouteMessage::default();
+        request.header.address_family = if is_ipv4 {
+            AddressFamily::Inet
+        } else {
+            AddressFamily::Inet6
+        };
+        let routes = dump(
+            handle,
+            RouteNetlinkMessage::GetRoute(request),
+            |message| match message {
+                RouteNetlinkMessage::NewRoute(route) => {
+                    others(&route).filter(|net| ranges.iter().any(|range| range.contains(net)))
+                }
+                _ => None,
+            },
+        );
+        match routes.await {
+            // A namespace without any route has no table.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            routes => found.extend(routes.context("list the routes")?),
+        }
+    }
+    found.sort_unstable();
+    found.dedup();
+    Ok(found)
+}
+
+/// Returns the network of another program's route by which packets leave.
+fn others(route: &RouteMessage) -> Option<IpNet> {
+    let header = &route.header;
+    if header.kind != RouteType::Unicast || header.protocol == RouteProtocol::Other(PROTOCOL) {
+        return None;
+    }
+    let to = route
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            RouteAttribute::Destination(addr) => ip(addr),
+            _ => None,
+        });
+    let everywhere = || match header.address_family {
+        AddressFamily::Inet => IpAddr::from([0; 4]),
+        _ => IpAddr::from([0; 16]),
+    };
+    IpNet::new(
+        to.unwrap_or_else(everywhere),
+        header.destination_prefix_length,
+    )
+    .ok()
+}
+
+async fn route_class(handle: &Handle, addr: IpAddr, anchor: u32) -> anyhow::Result<RouteClass> {
+    let mut message = NetlinkMessage::from(RouteNetlinkMessage::GetRoute(question(addr)));
+    message.header.flags = NLM_F_REQUEST;
+    let mut answers = handle.clone().request(message)?;
+    let answer = answers.next().await.context("the netlink socket closed")?;
+    match answer.payload {
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRoute(route)) => {
+            Ok(parse(&route, anchor))
+        }
+        NetlinkPayload::Error(error) => Ok(RouteClass::Nowhere(error.to_io().to_string())),
+        other => bail!("unexpected answer {other:?}"),
+    }
+}
+
+fn question(addr: IpAddr) -> RouteMessage {
+    let mut message = RouteMessage::default();
+    message.header.address_family = family(addr);
+    message.header.destination_prefix_length = if addr.is_ipv4() { 32 } else { 128 };
+    // The flag asks for the matching route, not for its result.
+    message.header.flags = RouteFlags::FibMatch;
+    message
+        .attributes
+        .push(RouteAttribute::Destination(address(addr)));
+    message
+}
+
+fn parse(route: &RouteMessage, anchor: u32) -> RouteClass {
+    let header = &route.header;
+    match header.kind {
+        RouteType::Local => return RouteClass::Own,
+        RouteType::Unicast => {}
+        kind => return RouteClass::Nowhere(format!("the route is of type {kind:?}")),
+    }
+    let mut device = None;
+    let mut gateway = false;
+    for attribute in &route.attributes {
+        match attribute {
+            RouteAttribute::Oif(index) => device = Some(*index),
+            RouteAttribute::Gateway(_) | RouteAttribute::Via(_) | RouteAttribute::MultiPath(_) => {
+                gateway = true
+            }
+            _ => {}
+        }
+    }
+    if device == Some(anchor) {
+        return RouteClass::Nowhere("it is a service's address".to_owned());
+    }
+    let ipv4 = header.address_family == netlink_packet_route::AddressFamily::Inet;
+    match device {
+        _ if is_default(ipv4, header.destination_prefix_length) => RouteClass::Default,
+        Some(device) if !gateway => RouteClass::OnLink(device),
+        _ => RouteClass::Routed,
+    }
+}
+
+/// Returns the network of a route by which packets leave, unless the route leads everywhere.
+pub(super) fn specific(route: &RouteMessage) -> Option<IpNet> {
+    let header = &route.header;
+    let to = route
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            RouteAttribute::Destination(addr) => ip(addr),
+            _ => None,
+        })?;
+    let is_specific = header.kind == RouteType::Unicast
+        && !is_default(to.is_ipv4(), header.destination_prefix_length);
+    if is_specific {
+        IpNet::new(to, header.destination_prefix_length).ok()
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::AddressFamily;
+
+    use super::*;
+
+    const ANCHOR: u32 = 9;
+
+    #[test]
+    fn a_route_classifies_an_address() {
+        let via = || {
+            vec![
+                RouteAttribute::Oif(2),
+                RouteAttribute::Gateway(address("192.0.2.1".parse().unwrap())),
+            ]
+        };
+        let dev = |index| vec![RouteAttribute::Oif(index)];
+        let cases: [(&str, RouteMessage, RouteClass); 10] = [
+            (
+                "a static route",
+                route(16, RouteType::Unicast, via()),
+                RouteClass::Routed,
+            ),
+            (
+                "several ways",
+                route(
+                    16,
+                    RouteType::Unicast,
+                    vec![RouteAttribute::MultiPath(vec![])],
+                ),
+                RouteClass::Routed,
+            ),
+            (
+                "a neighbour",
+                route(24, RouteType::Unicast, dev(2)),
+                RouteClass::OnLink(2),
+            ),
+            (
+                "the widest private network",
+                route(8, RouteType::Unicast, via()),
+                RouteClass::Routed,
+            ),
+            (
+                "the default route",
+                route(0, RouteType::Unicast, via()),
+                RouteClass::Default,
+            ),
+            (
+                "a default route without a gateway",
+                route(0, RouteType::Unicast, dev(2)),
+                RouteClass::Default,
+            ),
+            (
+                "half of everything, as VPNs have it",
+                route(1, RouteType::Unicast, via()),
+                RouteClass::Default,
+            ),
+            (
+                "its own",
+                route(32, RouteType::Local, dev(1)),
+                RouteClass::Own,
+            ),
+            (
+                "nothing",
+                route(8, RouteType::BlackHole, vec![]),
+                nowhere("the route is of type BlackHole"),
+            ),
+            (
+                "the anchor",
+                route(12, RouteType::Unicast, dev(ANCHOR)),
+                nowhere("it is a service's address"),
+            ),
+        ];
+        for (name, route, lead) in cases {
+            assert_eq!(parse(&route, ANCHOR), lead, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_specific_route_names_its_network() {
+        for (net, kind, is_specific) in [
+            ("10.0.0.0/8", RouteType::Unicast, true),
+            ("fc00::/7", RouteType::Unicast, true),
+            ("2000::/3", RouteType::Unicast, false),
+            ("128.0.0.0/1", RouteType::Unicast, false),
+            ("10.244.0.0/16", RouteType::Unreachable, false),
+        ] {
+            let net: ipnet::IpNet = net.parse().unwrap();
+            let mut message = route(
+                net.prefix_len(),
+                kind,
+                vec![RouteAttribute::Destination(address(net.addr()))],
+            );
+            message.header.address_family = family(net.addr());
+            assert_eq!(specific(&message), is_specific.then_some(net));
+        }
+    }
+
+    fn route(prefix_len: u8, kind: RouteType, attributes: Vec<RouteAttribute>) -> RouteMessage {
+        let mut route = RouteMessage::default();
+        route.header.address_family = AddressFamily::Inet;
+        route.header.destination_prefix_length = prefix_len;
+        route.header.kind = kind;
+        route.attributes = attributes;
+        route
+    }
+
+    fn nowhere(why: &str) -> RouteClass {
+        RouteClass::Nowhere(why.to_owned())
+    }
+}

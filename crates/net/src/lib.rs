@@ -1,0 +1,52 @@
+//! The node's network as the kernel has it: devices, routes, rules, filters, sockets, parameters.
+//! Modules in reading order; none knows of Services.
+#![deny(unsafe_code)]
+
+// The sockets and files by which the kernel is asked.
+pub mod kernel;
+pub mod lock;
+mod netlink;
+mod raw;
+pub mod sysctl;
+
+// Devices.
+mod far_end;
+pub mod link;
+pub mod role;
+mod watch;
+mod way_watch;
+
+// The anchor, the device that takes what the node itself sends to Services.
+pub mod addr;
+pub mod anchor;
+
+// Routes and rules.
+pub mod fib;
+pub mod foreign_rule;
+pub mod next_hop;
+pub mod pod_route;
+pub mod route;
+mod route_watch;
+pub mod rule;
+mod rule_news;
+mod rule_watch;
+
+// Netfilter, filters, sockets.
+pub mod conntrack;
+pub mod filter;
+pub mod ipset;
+pub mod ipvs;
+pub mod listeners;
+pub mod netfilter;
+pub mod sock_diag;
+pub mod xfrm;
+
+// The list of changes to the host.
+pub mod changes;
+mod ports;
+
+pub use netlink::{Handle, connect, namespace, on_own_thread};
+pub use route_watch::{WatchedNets, watch_routes};
+pub use rule_watch::{JudgedRules, RuleState, watch_rules};
+pub use watch::{LinkEvent, watch};
+pub use way_watch::watch_ways;

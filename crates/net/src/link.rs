@@ -1,0 +1,322 @@
+//! Reads a network device from the kernel's description.
+
+use std::collections::{BTreeSet, HashSet};
+use std::net::IpAddr;
+use std::sync::LazyLock;
+
+use anyhow::Context;
+use futures::StreamExt;
+use ipnet::IpNet;
+use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::address::{
+    AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope,
+};
+use netlink_packet_route::link::{
+    InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use nix::ifaddrs::getifaddrs;
+use nix::sys::utsname::uname;
+
+use super::kernel;
+use super::netlink::Handle;
+use super::role::FarEnd;
+
+/// The device of kube-proxy's mode ipvs, which has every ClusterIP.
+pub const KUBE_IPVS0: &str = "kube-ipvs0";
+
+/// A device and its addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    pub index: u32,
+    pub name: String,
+    /// The MAC address. None if the device has none, or one of another length than Ethernet's.
+    pub mac: Option<[u8; 6]>,
+    /// The MTU in bytes, without the link header.
+    pub mtu: u32,
+    pub kind: LinkKind,
+    pub header: LinkHeader,
+    /// The interface index of the bridge, bond, ... that the device is enslaved to.
+    pub master: Option<u32>,
+    /// Set if the linked device (a veth's other end, a VLAN's parent) is in another network
+    /// namespace.
+    pub peer_netns: bool,
+    /// Set if outgoing packets wait in a queue, or are shaped (any queueing discipline but
+    /// `noqueue`).
+    pub queues: bool,
+    /// Set if the device is administratively up (`IFF_UP`), with or without carrier.
+    pub up: bool,
+    /// The usable addresses of global scope: neither under duplicate address detection nor found to
+    /// be duplicates.
+    pub addrs: BTreeSet<IpNet>,
+    /// The hosts behind the device, as far as they decide its role: see
+    /// [`Link::is_told_by_routes`].
+    pub far_end: FarEnd,
+    /// Set if a filter of another program may meet what comes in here.
+    pub filtered: bool,
+    /// A clsact filter of another program may meet what goes out.
+    pub filtered_out: bool,
+    /// A qdisc of another program has the place of clsact, and has no hook for what goes out.
+    pub lacks_egress: bool,
+}
+
+/// The header in front of the IP header of a device's packets, by its hardware type
+/// (linux/if_arp.h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkHeader {
+    /// `ARPHRD_ETHER`.
+    Ethernet,
+    /// Packets start with their IP header: tun, WireGuard, IPIP, SIT, PPP, raw IP.
+    None,
+    /// Any other.
+    Other,
+}
+
+impl LinkHeader {
+    fn of(kind: LinkLayerType) -> Self {
+        match kind {
+            LinkLayerType::Ether => Self::Ethernet,
+            LinkLayerType::None | LinkLayerType::Ppp | LinkLayerType::Rawip => Self::None,
+            LinkLayerType::Tunnel | LinkLayerType::Tunnel6 | LinkLayerType::Sit
+                if tunnels_hide_outer_headers() =>
+            {
+                Self::None
+            }
+            // GRE among them, which has a header of its own if its other end is not configured.
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Returns true if what comes in by an IP tunnel starts with the inner header: from Linux 5.14 on.
+fn tunnels_hide_outer_headers() -> bool {
+    static FROM_5_14: LazyLock<bool> = LazyLock::new(|| {
+        let release = uname()
+            .map(|uname| uname.release().to_string_lossy().into_owned())
+            .unwrap_or_default();
+        kernel::version(&release).is_none_or(|version| version >= (5, 14))
+    });
+    *FROM_5_14
+}
+
+/// Returns the names of this network namespace's devices whose packets start with their IP header.
+///
+/// Devices without a link address (a CAN bus) are among them: the list that this asks for does not
+/// tell those apart.
+pub fn headerless() -> anyhow::Result<HashSet<String>> {
+    let mut names = HashSet::new();
+    let mut others = HashSet::new();
+    for entry in getifaddrs().context("list the devices and their addresses")? {
+        let address = entry
+            .address
+            .as_ref()
+            .and_then(|address| address.as_link_addr());
+        if address
+            .is_some_and(|address| LinkHeader::of(address.hatype().into()) != LinkHeader::None)
+        {
+            others.insert(entry.interface_name.clone());
+        }
+        names.insert(entry.interface_name);
+    }
+    Ok(names.difference(&others).cloned().collect())
+}
+
+/// The kind of a device, as far as kpx distinguishes kinds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkKind {
+    Loopback,
+    /// A network card, or a hypervisor's imitation of one.
+    Physical,
+    Veth,
+    /// A pair like veth, made for containers.
+    Netkit,
+    /// A bridge, or a device of Open vSwitch.
+    Bridge,
+    /// A bond, or a device of the team driver.
+    Bond,
+    Vlan,
+    /// A VXLAN or GENEVE device.
+    Overlay,
+    /// A macvlan, with a link address of its own above a device that receives its frames first.
+    Macvlan,
+    /// An IPsec interface (xfrm, VTI). The kernel puts the outer link header in front of what it
+    /// has decrypted.
+    Ipsec,
+    Dummy,
+    Ifb,
+    Nlmon,
+    Other,
+}
+
+impl Link {
+    /// Reads a device without addresses, which have their own messages. Returns None if the message
+    /// is about another aspect, such as the device's role as a port of a bridge.
+    pub(super) fn from_message(message: &LinkMessage) -> Option<Self> {
+        if message.header.interface_family != AddressFamily::Unspec {
+            return None;
+        }
+        let mut link = Self {
+            index: message.header.index,
+            name: String::new(),
+            mac: None,
+            mtu: 0,
+            kind: match message.header.link_layer_type {
+                LinkLayerType::Loopback => LinkKind::Loopback,
+                LinkLayerType::Ether => LinkKind::Physical,
+                _ => LinkKind::Other,
+            },
+            header: LinkHeader::of(message.header.link_layer_type),
+            master: None,
+            peer_netns: false,
+            queues: false,
+            up: message.header.flags.contains(LinkFlags::Up),
+            addrs: BTreeSet::new(),
+            far_end: FarEnd::Nothing,
+            filtered: false,
+            filtered_out: false,
+            lacks_egress: false,
+        };
+        for attribute in &message.attributes {
+            match attribute {
+                LinkAttribute::IfName(name) => link.name.clone_from(name),
+                LinkAttribute::Address(mac) => link.mac = mac.as_slice().try_into().ok(),
+                LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
+                LinkAttribute::Controller(master) => {
+                    link.master = Some(*master).filter(|&master| master != 0)
+                }
+                LinkAttribute::LinkNetNsId(_) => link.peer_netns = true,
+                LinkAttribute::Qdisc(name) => link.queues = name != "noqueue",
+                LinkAttribute::LinkInfo(infos) => {
+                    link.kind = infos.iter().find_map(kind).unwrap_or(link.kind)
+                }
+                _ => {}
+            }
+        }
+        Some(link).filter(|link| !link.name.is_empty())
+    }
+
+    /// Returns true for one end of a pair whose other end is in another namespace.
+    pub fn leads_elsewhere(&self) -> bool {
+        matches!(self.kind, LinkKind::Veth | LinkKind::Netkit) && self.peer_netns
+    }
+
+    /// Returns true if only routes tell whether pods or a router are at the other end.
+    pub fn is_told_by_routes(&self) -> bool {
+        let may_be_pods = self.leads_elsewhere() || self.kind == LinkKind::Macvlan;
+        may_be_pods && !self.addrs.is_empty() || self.kind == LinkKind::Bridge
+    }
+
+    /// Returns true for one end of a veth pair whose other end is in another namespace, if nothing
+    /// delays or changes packets on the way.
+    pub fn is_plain_pair(&self) -> bool {
+        self.kind == LinkKind::Veth && self.peer_netns && !self.queues
+    }
+
+    pub fn has(&self, addr: IpAddr) -> bool {
+        self.addrs.iter().any(|net| net.addr() == addr)
+    }
+}
+
+fn kind(info: &LinkInfo) -> Option<LinkKind> {
+    let LinkInfo::Kind(kind) = info else {
+        return None;
+    };
+    Some(match kind {
+        InfoKind::Veth => LinkKind::Veth,
+        InfoKind::Netkit => LinkKind::Netkit,
+        InfoKind::Bridge => LinkKind::Bridge,
+        InfoKind::Bond | InfoKind::Team => LinkKind::Bond,
+        InfoKind::Vlan => LinkKind::Vlan,
+        InfoKind::MacVlan => LinkKind::Macvlan,
+        InfoKind::Vxlan | InfoKind::Geneve => LinkKind::Overlay,
+        InfoKind::Xfrm | InfoKind::Vti | InfoKind::Vti6 => LinkKind::Ipsec,
+        InfoKind::Dummy => LinkKind::Dummy,
+        InfoKind::Ifb => LinkKind::Ifb,
+        InfoKind::Nlmon => LinkKind::Nlmon,
+        InfoKind::Other(kind) if kind == "openvswitch" => LinkKind::Bridge,
+        _ => LinkKind::Other,
+    })
+}
+
+/// Returns the device and the address of global scope in a message, and whether the address may be
+/// used.
+pub(super) fn address(message: &AddressMessage) -> Option<(u32, IpNet, bool)> {
+    if message.header.scope != AddressScope::Universe {
+        return None;
+    }
+    // On a point-to-point device IFA_ADDRESS is the far end's; elsewhere IPv6 has no IFA_LOCAL.
+    let local = message
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            AddressAttribute::Local(addr) => Some(*addr),
+            _ => None,
+        });
+    let addr = local.or_else(|| {
+        message
+            .attributes
+            .iter()
+            .find_map(|attribute| match attribute {
+                AddressAttribute::Address(addr) => Some(*addr),
+                _ => None,
+            })
+    })?;
+    let flags = message.header.flags;
+    let waits = flags.contains(AddressHeaderFlags::Tentative)
+        && !flags.contains(AddressHeaderFlags::Optimistic);
+    let usable = !waits && !flags.contains(AddressHeaderFlags::Dadfailed);
+    Some((
+        message.header.index,
+        IpNet::new(addr, message.header.prefix_len).ok()?,
+        usable,
+    ))
+}
+
+/// Returns the request for all devices, without their statistics.
+pub(super) fn get_all() -> RouteNetlinkMessage {
+    let mut message = LinkMessage::default();
+    message
+        .attributes
+        .push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+    RouteNetlinkMessage::GetLink(message)
+}
+
+/// Returns the kernel's message about one device, or None if there is no such device.
+pub(super) async fn get(
+    handle: &Handle,
+    mut which: LinkMessage,
+) -> anyhow::Result<Option<LinkMessage>> {
+    which
+        .attributes
+        .push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+    let mut request = NetlinkMessage::from(RouteNetlinkMessage::GetLink(which));
+    request.header.flags = NLM_F_REQUEST;
+    match handle
+        .clone()
+        .request(request)?
+        .next()
+        .await
+        .map(|answer| answer.payload)
+    {
+        Some(NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(message))) => {
+            Ok(Some(message))
+        }
+        Some(NetlinkPayload::Error(error)) if error.raw_code() == -nix::libc::ENODEV => Ok(None),
+        Some(NetlinkPayload::Error(error)) => Err(error.to_io().into()),
+        answer => anyhow::bail!("unexpected answer to a request for a device: {answer:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_differ_in_their_link_headers() {
+        let of = |kind: u16| LinkHeader::of(kind.into());
+        // linux/if_arp.h: Ethernet, none, PPP, GRE, InfiniBand, CAN.
+        let kinds = [1, 0xfffe, 512, 778, 32, 280].map(of);
+        let [ethernet, none, other] = [LinkHeader::Ethernet, LinkHeader::None, LinkHeader::Other];
+        assert_eq!(kinds, [ethernet, none, none, other, other, other]);
+    }
+}

@@ -1,0 +1,79 @@
+//! The lock by which one kpx at most changes a network namespace.
+
+use std::io::{self, Read};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::unistd::Uid;
+
+/// The name of the abstract socket that is the lock. `/proc/net/unix` shows it behind an `@`.
+pub const NAME: &str = "kpx";
+
+/// Takes the lock of this network namespace, which holds as long as the result lives.
+///
+/// The lock is an abstract socket. An abstract socket belongs to the network namespace, and the
+/// kernel
+/// releases it when its process ends for any reason.
+pub fn take() -> Result<UnixListener> {
+    let name = SocketAddr::from_abstract_name(NAME).context("name the lock")?;
+    UnixListener::bind_addr(&name).context(
+        "another kpx is running on this host, or another program holds the abstract socket @kpx",
+    )
+}
+
+/// The name of the abstract socket at which one that has the lock, and only waits, is asked to
+/// leave.
+const LEAVES: &str = "kpx-leaves";
+/// The longest wait for it to leave: it may be at its last step.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Takes the lock as [`take`] does, also from one that leaves for a successor.
+pub fn take_over() -> Result<UnixListener> {
+    let taken = take();
+    let Err(error) = taken else { return taken };
+    let name = SocketAddr::from_abstract_name(LEAVES).context("name the lock")?;
+    let Ok(mut stream) = UnixStream::connect_addr(&name) else {
+        return Err(error);
+    };
+    stream
+        .set_read_timeout(Some(PATIENCE))
+        .context("wait for the lock")?;
+    // It writes nothing, and closes the connection behind the lock.
+    let _closed = stream.read(&mut [0]);
+    take()
+}
+
+/// The place at which a successor asks for the lock. Drop it behind the lock.
+#[derive(Debug)]
+pub struct Leaving {
+    listener: tokio::net::UnixListener,
+    successors: Vec<tokio::net::UnixStream>,
+}
+
+impl Leaving {
+    pub fn listen() -> io::Result<Self> {
+        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(LEAVES)?)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self {
+            listener: tokio::net::UnixListener::from_std(listener)?,
+            successors: Vec::new(),
+        })
+    }
+
+    /// Waits until a process of this user, who is root, asks for the lock: any process may connect.
+    /// The future may be cancelled.
+    pub async fn asked(&mut self) -> io::Result<()> {
+        loop {
+            let (stream, _) = self.listener.accept().await?;
+            if getsockopt(&stream, PeerCredentials)
+                .is_ok_and(|peer| peer.uid() == Uid::effective().as_raw())
+            {
+                self.successors.push(stream);
+                return Ok(());
+            }
+        }
+    }
+}

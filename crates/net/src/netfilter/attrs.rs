@@ -1,0 +1,75 @@
+//! The attributes of a netlink message, found by their numbers.
+
+use std::str;
+
+use anyhow::{Context, Result, bail};
+
+/// The length of an attribute's head, which its length includes.
+const HEAD_LEN: usize = 4;
+/// The bits of a kind that are no flags (linux/netlink.h).
+const NLA_TYPE_MASK: u16 = 0x3fff;
+
+/// The attributes at one level of a message.
+#[derive(Debug, Default)]
+pub(crate) struct Attrs<'a>(Vec<(u16, &'a [u8])>);
+
+impl<'a> Attrs<'a> {
+    /// Splits attributes: length, kind, value, and padding to four bytes.
+    pub(crate) fn parse(mut bytes: &'a [u8]) -> Result<Self> {
+        let mut attributes = Vec::new();
+        while !bytes.is_empty() {
+            let [len0, len1, kind0, kind1, ..] = *bytes else {
+                bail!("an attribute of netfilter is cut off")
+            };
+            let len = usize::from(u16::from_ne_bytes([len0, len1]));
+            let value = bytes
+                .get(HEAD_LEN..len)
+                .context("an attribute of netfilter has a wrong length")?;
+            attributes.push((u16::from_ne_bytes([kind0, kind1]) & NLA_TYPE_MASK, value));
+            bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
+        }
+        Ok(Self(attributes))
+    }
+
+    /// Returns the values of a list, whose elements all have one number.
+    pub(crate) fn all(&self, kind: u16) -> impl Iterator<Item = &'a [u8]> {
+        self.0
+            .iter()
+            .filter(move |(found, _)| *found == kind)
+            .map(|(_, value)| *value)
+    }
+
+    pub(crate) fn get(&self, kind: u16) -> Option<&'a [u8]> {
+        self.all(kind).next()
+    }
+
+    pub(crate) fn has(&self, kind: u16) -> bool {
+        self.get(kind).is_some()
+    }
+
+    /// Returns true if there are attributes with other numbers.
+    pub(crate) fn has_others(&self, kind: u16) -> bool {
+        self.0.iter().any(|(found, _)| *found != kind)
+    }
+
+    /// Returns true if there are attributes with none of these numbers.
+    pub(crate) fn has_others_than(&self, kinds: &[u16]) -> bool {
+        self.0.iter().any(|(found, _)| !kinds.contains(found))
+    }
+
+    /// Returns a number, which netfilter sends in the order of the network.
+    pub(crate) fn u32(&self, kind: u16) -> Option<u32> {
+        Some(u32::from_be_bytes(self.get(kind)?.try_into().ok()?))
+    }
+
+    pub(crate) fn text(&self, kind: u16) -> Option<&'a str> {
+        let text = str::from_utf8(self.get(kind)?).ok()?;
+        Some(text.trim_end_matches('\0'))
+    }
+
+    /// Returns the attributes inside an attribute. A missing attribute has none inside.
+    pub(crate) fn inside(&self, kind: u16) -> Result<Self> {
+        self.get(kind)
+            .map_or_else(|| Ok(Self::default()), Self::parse)
+    }
+}

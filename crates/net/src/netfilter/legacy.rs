@@ -1,0 +1,353 @@
+//! The tables of legacy iptables, as far as forwarded packets meet them, and the state of
+//! conntrack.
+
+mod ask;
+
+use std::fmt;
+use std::fs;
+use std::io::ErrorKind;
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::libc;
+use tracing::debug;
+
+use self::ask::{Asker, GET_ENTRIES, GET_INFO};
+use super::TRIES;
+use super::packet::Family;
+use crate::sysctl;
+
+/// The parameter that counts the connections that conntrack follows.
+const TRACKED: &str = "netfilter/nf_conntrack_count";
+/// The kind of chain, and the table of iptables, that changes addresses; only a connection's first
+/// packet passes it.
+pub(super) const NAT: &str = "nat";
+
+/// The files that list the tables there are, by family. The kernel makes a table that a program
+/// asks for.
+const LISTS: [(Family, &str); 2] = [
+    (Family::V4, "/proc/thread-self/net/ip_tables_names"),
+    (Family::V6, "/proc/thread-self/net/ip6_tables_names"),
+];
+
+/// The length of a table's name, with which each question begins.
+const NAME_LEN: usize = 32;
+/// The places in `struct ipt_getinfo`: the hooks that have a chain, as bits; for each hook where
+/// its chain begins among the entries, and where the chain's policy is; the number of entries, and
+/// their bytes.
+const HOOKS_AT: usize = 32;
+const BEGINNINGS_AT: usize = 36;
+const POLICIES_AT: usize = 56;
+const NUMBER_AT: usize = 76;
+const SIZE_AT: usize = 80;
+const INFO_LEN: usize = 84;
+/// The place of the entries in `struct ipt_get_entries`: behind name, size and padding.
+const ENTRIES_AT: usize = 40;
+/// The length of `struct xt_entry_target`, behind which a verdict stands, and the verdict of a
+/// policy that accepts.
+const TARGET_LEN: usize = 32;
+const ACCEPT: i32 = -2;
+
+/// The chains by the numbers of their hooks. Forwarded packets meet three of them.
+const CHAINS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
+const FORWARDED: [usize; 3] = [0, 2, 4];
+pub(super) const INPUT: usize = 1;
+pub(super) const FORWARD: usize = 2;
+
+/// The most bytes of entries that are read for the policies: at each look for changes (once a
+/// second), and when rules are judged.
+const MOST_OFTEN: usize = 1 << 16;
+const MOST_ONCE: usize = 1 << 26;
+
+/// A table of legacy iptables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Table {
+    family: Family,
+    name: String,
+    /// Some chain has a rule.
+    has_rules: bool,
+    /// So has one that forwarded packets meet, and that rule may do anything.
+    has_rules_for_forwarded: bool,
+    /// The hooks whose chains drop what their rules do not accept; None if they were not read.
+    dropping: Option<Vec<usize>>,
+}
+
+/// The answer about a table (`struct ipt_getinfo`).
+struct Info(Vec<u8>);
+
+impl Table {
+    /// Reads a table. Returns None if it has gone since it was listed.
+    fn read(asker: &Asker, family: Family, name: &str, is_often: bool) -> Result<Option<Self>> {
+        let of = |info: &Info, dropping| {
+            let has_rules = info.has_rules();
+            let has_rules_for_forwarded = info.has_rules_for_forwarded();
+            Some(Self {
+                family,
+                name: name.to_owned(),
+                has_rules,
+                has_rules_for_forwarded,
+                dropping,
+            })
+        };
+        for _ in 0..TRIES {
+            let mut info = question(name, INFO_LEN)?;
+            match asker.ask(GET_INFO, &mut info) {
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+                answer => answer.with_context(|| format!("ask for table {name}"))?,
+            }
+            let info = Info(info);
+            let most = if is_often { MOST_OFTEN } else { MOST_ONCE };
+            if is_often && info.has_rules_for_forwarded() || info.size() > most {
+                return Ok(of(&info, None));
+            }
+            let mut entries = question(name, ENTRIES_AT + info.size())?;
+            entries[NAME_LEN..][..4].copy_from_slice(&info.0[SIZE_AT..]);
+            match asker.ask(GET_ENTRIES, &mut entries) {
+                // The table has changed meanwhile.
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
+                answer => {
+                    answer.with_context(|| format!("ask for the entries of table {name}"))?;
+                    return Ok(of(&info, info.dropping(family, &entries[ENTRIES_AT..])));
+                }
+            }
+        }
+        bail!("other programs change table {name} all the time")
+    }
+
+    /// A table about which the kernel does not tell.
+    fn unread(family: Family, name: &str) -> Self {
+        let name = name.to_owned();
+        Self {
+            family,
+            name,
+            has_rules: true,
+            has_rules_for_forwarded: true,
+            dropping: None,
+        }
+    }
+
+    /// Says what the table may do to forwarded packets, if anything.
+    fn obstacles(&self) -> Vec<String> {
+        match &self.dropping {
+            Some(dropping) if !self.has_rules_for_forwarded => {
+                let dropping = dropping.iter().filter(|hook| FORWARDED.contains(*hook));
+                dropping.map(|hook| self.policy(*hook)).collect()
+            }
+            _ => vec![self.to_string()],
+        }
+    }
+
+    fn policy(&self, hook: usize) -> String {
+        format!(
+            "chain {} of {self} drops what its rules do not accept",
+            CHAINS[hook]
+        )
+    }
+
+    /// Returns the tool that changes the table.
+    pub(super) fn tool(&self) -> &'static str {
+        if self.family == Family::V4 {
+            "iptables-legacy"
+        } else {
+            "ip6tables-legacy"
+        }
+    }
+}
+
+impl Info {
+    /// Reads a number: one of a list, where the places of hooks are asked for.
+    fn number(&self, at: usize, nth: usize) -> u32 {
+        let at = at + 4 * nth;
+        u32::from_ne_bytes([self.0[at], self.0[at + 1], self.0[at + 2], self.0[at + 3]])
+    }
+
+    fn size(&self) -> usize {
+        self.number(SIZE_AT, 0) as usize
+    }
+
+    /// Returns the hooks that have a chain.
+    fn hooks(&self) -> impl Iterator<Item = usize> {
+        let hooks = self.number(HOOKS_AT, 0);
+        (0..CHAINS.len()).filter(move |hook| hooks & 1 << hook != 0)
+    }
+
+    /// Returns true if a chain that forwarded packets meet has more than its policy. No other chain
+    /// is called without.
+    fn has_rules_for_forwarded(&self) -> bool {
+        let mut forwarded = self.hooks().filter(|hook| FORWARDED.contains(hook));
+        forwarded.any(|hook| self.number(BEGINNINGS_AT, hook) != self.number(POLICIES_AT, hook))
+    }
+
+    /// Returns true if there is more than the policies and the entry that ends each table.
+    fn has_rules(&self) -> bool {
+        self.number(NUMBER_AT, 0) != self.number(HOOKS_AT, 0).count_ones() + 1
+    }
+
+    /// Finds the hooks whose chains drop. Returns None if a policy cannot be read.
+    fn dropping(&self, family: Family, entries: &[u8]) -> Option<Vec<usize>> {
+        let policy = |hook| {
+            Some((
+                hook,
+                policy(family, entries, self.number(POLICIES_AT, hook) as usize)?,
+            ))
+        };
+        let policies: Option<Vec<_>> = self.hooks().map(policy).collect();
+        Some(
+            policies?
+                .into_iter()
+                .filter(|(_, verdict)| *verdict != ACCEPT)
+                .map(|(hook, _)| hook)
+                .collect(),
+        )
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "table {} of {}", self.name, self.tool())
+    }
+}
+
+/// Reads the verdict of the entry at this place (`struct ipt_entry`, `struct ip6t_entry`).
+fn policy(family: Family, entries: &[u8], at: usize) -> Option<i32> {
+    let target_at = match family {
+        Family::V4 => 88,
+        Family::V6 => 140,
+    };
+    let entry = entries.get(at..)?;
+    let target = usize::from(u16::from_ne_bytes(
+        entry.get(target_at..target_at + 2)?.try_into().ok()?,
+    ));
+    let verdict = entry.get(target + TARGET_LEN..)?.get(..4)?;
+    Some(i32::from_ne_bytes(verdict.try_into().ok()?))
+}
+
+/// Returns a buffer that begins with a table's name.
+fn question(name: &str, len: usize) -> Result<Vec<u8>> {
+    ensure!(
+        name.len() < NAME_LEN,
+        "the name of table {name} is too long"
+    );
+    let mut bytes = name.as_bytes().to_vec();
+    bytes.resize(len, 0);
+    Ok(bytes)
+}
+
+/// A chain that drops what its rules do not accept.
+pub(super) struct Dropping {
+    pub(super) tool: &'static str,
+    pub(super) chain: &'static str,
+    /// That in words.
+    pub(super) why: String,
+    pub(super) has_rules: bool,
+}
+
+/// The tables of both families.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Legacy(Vec<Table>);
+
+impl Legacy {
+    /// Reads the tables that there are, and makes none. `is_often` spares the kernel what costs
+    /// much.
+    pub(crate) fn read(is_often: bool) -> Result<Self> {
+        let mut tables = Vec::new();
+        for (family, path) in LISTS {
+            let names = names(path)?;
+            if names.is_empty() {
+                continue;
+            }
+            let asker = Asker::new(family)
+                .context("open a socket that asks for tables of legacy iptables")?;
+            for name in names.lines() {
+                tables.extend(Table::read(&asker, family, name, is_often).unwrap_or_else(
+                    |error| {
+                        debug!("legacy iptables: {error:#}");
+                        Some(Table::unread(family, name))
+                    },
+                ));
+            }
+        }
+        Ok(Self(tables))
+    }
+
+    #[cfg(test)]
+    pub(super) fn of(tables: [&str; 2]) -> Self {
+        let of = |(family, names): (Family, &str)| {
+            names
+                .lines()
+                .map(move |name| Table::unread(family, name))
+                .collect::<Vec<_>>()
+        };
+        Self(
+            [Family::V4, Family::V6]
+                .into_iter()
+                .zip(tables)
+                .flat_map(of)
+                .collect(),
+        )
+    }
+
+    /// Returns true if a rule of whichever chain may have connections followed.
+    pub(super) fn has_rules(&self) -> bool {
+        self.0.iter().any(|table| table.has_rules)
+    }
+
+    /// Returns the chains of a family at a hook that drop what their rules do not accept.
+    pub(super) fn dropping(&self, family: Family, hook: usize) -> impl Iterator<Item = Dropping> {
+        let drops = move |table: &&Table| {
+            table.family == family
+                && table
+                    .dropping
+                    .as_ref()
+                    .is_some_and(|hooks| hooks.contains(&hook))
+        };
+        self.0.iter().filter(drops).map(move |table| Dropping {
+            tool: table.tool(),
+            chain: CHAINS[hook],
+            why: table.policy(hook),
+            has_rules: table.has_rules_for_forwarded,
+        })
+    }
+
+    /// Says what the tables of a family may do to forwarded packets.
+    pub(super) fn obstacles(&self, family: Family, is_met: impl Fn(&str) -> bool) -> Vec<String> {
+        let met = self
+            .0
+            .iter()
+            .filter(|table| table.family == family && is_met(&table.name));
+        met.flat_map(Table::obstacles).collect()
+    }
+}
+
+/// Returns the names in a list, one on each line. A kernel without such tables has no list.
+fn names(path: &str) -> Result<String> {
+    match fs::read_to_string(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
+        names => names.with_context(|| format!("read {path}")),
+    }
+}
+
+/// Returns true if conntrack follows a connection.
+pub(crate) fn follows_connections() -> Result<bool> {
+    Ok(sysctl::read(TRACKED)?.is_some_and(|number| number != "0"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_unread_table_counts() {
+        let legacy = Legacy::of(["filter\nnat\n", "mangle\n"]);
+        let all = [
+            "table filter of iptables-legacy",
+            "table nat of iptables-legacy",
+        ];
+        assert_eq!(legacy.obstacles(Family::V4, |_| true), all);
+        assert_eq!(legacy.obstacles(Family::V4, |table| table != NAT), all[..1]);
+        assert_eq!(
+            legacy.obstacles(Family::V6, |_| true),
+            ["table mangle of ip6tables-legacy"]
+        );
+        assert_eq!(Legacy::default().obstacles(Family::V4, |_| true), [""; 0]);
+    }
+}

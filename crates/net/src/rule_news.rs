@@ -1,0 +1,152 @@
+//! Hears of changes to rules: those of nftables, IPsec's policies, and the routing rules.
+//!
+//! News make a look come at once. Looks come from time to time without them, because legacy
+//! iptables tells nothing, and the kernel may have no memory for a message.
+
+use std::future::pending;
+
+use anyhow::{Context, Result, bail};
+use futures::channel::mpsc::UnboundedReceiver;
+use futures::future::select_all;
+use futures::{FutureExt, StreamExt};
+use netlink_packet_core::NetlinkMessage;
+use rtnetlink::proto::{Connection, new_connection};
+use rtnetlink::sys::protocols::{NETLINK_NETFILTER, NETLINK_ROUTE, NETLINK_XFRM};
+use rtnetlink::sys::{AsyncSocket, SocketAddr};
+use socket2::{SockFilter, SockRef};
+use tracing::debug;
+
+use super::raw::Message;
+
+/// The families of messages, with the groups of each (linux/netfilter/nfnetlink.h, linux/xfrm.h,
+/// linux/rtnetlink.h).
+const GROUPS: [(isize, &[u32]); 3] = [
+    (NETLINK_NETFILTER, &[NFNLGRP_NFTABLES]),
+    (NETLINK_XFRM, &[XFRMNLGRP_POLICY]),
+    (NETLINK_ROUTE, &[RTNLGRP_IPV4_RULE, RTNLGRP_IPV6_RULE]),
+];
+const NFNLGRP_NFTABLES: u32 = 7;
+const XFRMNLGRP_POLICY: u32 = 4;
+const RTNLGRP_IPV4_RULE: u32 = 8;
+const RTNLGRP_IPV6_RULE: u32 = 19;
+
+/// The message with which nftables ends each change. The others carry every rule of the change.
+const NFT_MSG_NEWGEN: u16 = 0x0a0f;
+
+/// The sockets that hear of changes.
+pub(crate) struct RuleNews(Vec<Heard>);
+
+struct Heard {
+    connection: Connection<Message>,
+    messages: UnboundedReceiver<(NetlinkMessage<Message>, SocketAddr)>,
+}
+
+impl RuleNews {
+    /// Subscribes, as far as this kernel tells of changes.
+    pub(crate) fn subscribe() -> Self {
+        let heard = GROUPS.iter().filter_map(|(protocol, groups)| {
+            let heard = Heard::open(*protocol, groups);
+            heard
+                .inspect_err(|error| debug!("no news of rules, protocol {protocol}: {error:#}"))
+                .ok()
+        });
+        Self(heard.collect())
+    }
+
+    /// Waits until some rule has changed. The future may be cancelled.
+    pub(crate) async fn next(&mut self) {
+        if self.0.is_empty() {
+            return pending().await;
+        }
+        let (heard, nth, _) = select_all(self.0.iter_mut().map(|heard| heard.next().boxed())).await;
+        if let Err(error) = heard {
+            debug!("no more news of rules: {error:#}");
+            self.0.remove(nth);
+        }
+    }
+}
+
+impl Heard {
+    fn open(protocol: isize, groups: &[u32]) -> Result<Self> {
+        let (mut connection, _, messages) =
+            new_connection(protocol).context("open a netlink socket")?;
+        let socket = connection.socket_mut().socket_mut();
+        if protocol == NETLINK_NETFILTER {
+            SockRef::from(&*socket)
+                .attach_filter(&only(NFT_MSG_NEWGEN))
+                .context("attach a filter")?;
+        }
+        // The kernel sends no group's news to a socket without an address. This one never sends,
+        // which would give it one, and an address that comes later takes the groups away.
+        socket.bind_auto().context("get an address")?;
+        groups
+            .iter()
+            .try_for_each(|group| socket.add_membership(*group))
+            .context("subscribe")?;
+        Ok(Self {
+            connection,
+            messages,
+        })
+    }
+
+    /// Waits for messages, and takes all that have come.
+    async fn next(&mut self) -> Result<()> {
+        tokio::select! {
+            message = self.messages.next() => drop(message.context("the socket has closed")?),
+            () = &mut self.connection => bail!("the socket has failed"),
+        }
+        while let Some(Some(_)) = self.messages.next().now_or_never() {}
+        Ok(())
+    }
+}
+
+/// Returns a filter that lets a socket hear netlink messages of one type only. The type stands
+/// behind the length, which has four bytes; the filter reads it as a number in network byte order
+/// (linux/filter.h).
+fn only(kind: u16) -> [SockFilter; 4] {
+    const LOAD_HALF_WORD: u16 = 0x28;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    let as_read = u16::from_be_bytes(kind.to_ne_bytes());
+    [
+        SockFilter::new(LOAD_HALF_WORD, 0, 0, 4),
+        SockFilter::new(JUMP_IF_EQUAL, 0, 1, as_read.into()),
+        SockFilter::new(RETURN, 0, 0, u32::MAX),
+        SockFilter::new(RETURN, 0, 0, 0),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// The kernel's list has a line for each socket: its family, its address, and the first 32 of
+    /// its groups.
+    #[tokio::test]
+    async fn sockets_have_address_and_groups() {
+        let mut news = RuleNews::subscribe();
+        assert!(!news.0.is_empty(), "every kernel tells of routing rules");
+        let list = fs::read_to_string("/proc/thread-self/net/netlink").unwrap();
+        for heard in &mut news.0 {
+            let mut address = SocketAddr::new(0, 0);
+            heard
+                .connection
+                .socket_mut()
+                .socket_mut()
+                .get_address(&mut address)
+                .unwrap();
+            let address = address.port_number().to_string();
+            let is_own = |line: &&str| line.split_whitespace().nth(2) == Some(&address);
+            let own: Vec<_> = list.lines().filter(is_own).collect();
+            assert!(
+                address != "0"
+                    && own
+                        .iter()
+                        .any(|line| line.split_whitespace().nth(3) != Some("00000000")),
+                "{own:?}"
+            );
+        }
+    }
+}

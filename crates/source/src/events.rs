@@ -1,0 +1,524 @@
+//! Events about objects of the cluster, as kube-proxy sends them: `kubectl describe` shows them
+//! beside the object.
+//!
+//! Sending never blocks. Events go through a queue to the recorder
+//! (`source/kubernetes/recorder.rs`). Events that do not fit are counted and dropped. Without an
+//! API server all events are dropped.
+
+pub(crate) mod history;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::Error;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+
+use crate::journal::{Entry, Journal};
+use proxy_core::input::ObjectName;
+use proxy_core::model::{Cause, ObjectRef, Skipped};
+
+/// The number of events that may wait to be sent.
+const QUEUE: usize = 1_000;
+/// The longest time that an ending agent waits until its events are sent.
+const FLUSH: Duration = Duration::from_secs(2);
+
+/// An event. Equal events are counted.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Event {
+    pub regarding: Regarding,
+    pub severity: Severity,
+    pub reason: &'static str,
+    pub action: &'static str,
+    pub note: String,
+}
+
+/// The object that an event is about.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Regarding {
+    pub object: ObjectRef,
+    /// The uid of the object, or the text that kube-proxy puts there.
+    pub uid: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    Normal,
+    Warning,
+}
+
+/// The sending end of the queue, for those parts of the agent that report events.
+#[derive(Clone, Debug)]
+pub struct Events {
+    node_name: Arc<str>,
+    sender: mpsc::Sender<Event>,
+    /// The number of events that are neither sent nor given up.
+    pending: watch::Sender<usize>,
+    dropped: Arc<AtomicU64>,
+    journal: Journal,
+}
+
+impl Events {
+    /// Makes both ends of the queue. `node_name` is the reporting node.
+    pub fn new(node_name: &str) -> (Self, Queue) {
+        Self::telling(node_name, &Journal::default())
+    }
+
+    /// Makes the same, which tells each Event to the journal as well, whether it is sent or not.
+    pub fn telling(node_name: &str, journal: &Journal) -> (Self, Queue) {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let pending = watch::Sender::new(0);
+        let queue = Queue {
+            receiver,
+            pending: pending.clone(),
+        };
+        (
+            Self {
+                node_name: node_name.into(),
+                sender,
+                pending,
+                dropped: Arc::default(),
+                journal: journal.clone(),
+            },
+            queue,
+        )
+    }
+
+    /// Reports that the agent begins to serve.
+    pub fn starting(&self) {
+        self.node(Severity::Normal, "Starting", START, String::new());
+    }
+
+    /// Reports that the server of `/healthz` failed to start, which ends the agent.
+    pub fn healthz_failed(&self, why: &Error) {
+        self.node(
+            Severity::Warning,
+            "FailedToStartProxierHealthcheck",
+            START,
+            format!("health server: {why:#}"),
+        );
+    }
+
+    /// Reports that the server of `/metrics` failed to start, which ends the agent.
+    pub fn metrics_failed(&self, why: &Error) {
+        self.node(
+            Severity::Warning,
+            "FailedToStartMetricServer",
+            START,
+            format!("metrics server: {why:#}"),
+        );
+    }
+
+    /// Reports that the limits of connection tracking cannot be set.
+    pub fn sysctls_read_only(&self, why: &Error) {
+        self.node(
+            Severity::Warning,
+            "readOnlySysFS",
+            START,
+            format!("cannot set the limits of conntrack: {why:#}"),
+        );
+    }
+
+    /// Reports that the agent ends because of its Node object.
+    pub fn node_changed(&self, why: &Error) {
+        self.node(
+            Severity::Warning,
+            "NodeChanged",
+            "StopKubeProxy",
+            format!("{why:#}"),
+        );
+    }
+
+    /// Reports that addresses of this node's pods are taken for clients outside the cluster.
+    pub fn undetected_pods(&self, why: &str) {
+        self.node(
+            Severity::Warning,
+            "PodsTakenForOutside",
+            "Sync",
+            why.to_owned(),
+        );
+    }
+
+    /// Reports that the agent cannot listen on a healthCheckNodePort.
+    pub fn health_check_failed(&self, service: &ObjectName, port: u16, why: &Error) {
+        let node = &self.node_name;
+        self.tell(Event {
+            regarding: Regarding {
+                object: ObjectRef {
+                    kind: "Service",
+                    name: service.clone(),
+                },
+                uid: Some(service.to_string()),
+            },
+            severity: Severity::Warning,
+            reason: "FailedToStartServiceHealthcheck",
+            action: "Listen",
+            note: format!(
+                "node {node} cannot serve the health check of {service} at port {port}: {why:#}"
+            ),
+        });
+    }
+
+    /// Reports that a part of an object has no effect. `uid` is the object's; `concerned` are
+    /// Services that it is about.
+    pub fn skipped(&self, skipped: &Skipped, uid: Option<&str>, concerned: &[ObjectName]) {
+        let Skipped {
+            object,
+            field,
+            why,
+            cause,
+        } = skipped;
+        let event = Event {
+            regarding: Regarding {
+                object: object.clone(),
+                uid: uid.map(str::to_owned),
+            },
+            severity: if *cause == Cause::KeptByHost {
+                Severity::Normal
+            } else {
+                Severity::Warning
+            },
+            reason: match cause {
+                Cause::Invalid => "InvalidField",
+                Cause::Conflict => "FrontendConflict",
+                Cause::Refused | Cause::NotTaken => "FrontendRefused",
+                Cause::NoRoom => "ShareExceeded",
+                Cause::KeptByHost => "FrontendKeptByHost",
+            },
+            action: "Sync",
+            note: format!("{field}: {why}"),
+        };
+        self.tell_about(event, concerned);
+    }
+
+    /// Reports that an endpoint has no effect, because no Service may have it. `uid` is the
+    /// Service's.
+    pub fn endpoint_refused(&self, service: ObjectRef, uid: Option<&str>, skipped: &Skipped) {
+        let regarding = Regarding {
+            object: service,
+            uid: uid.map(str::to_owned),
+        };
+        let severity = Severity::Warning;
+        self.tell(Event {
+            regarding,
+            severity,
+            reason: "EndpointRefused",
+            action: "Sync",
+            note: skipped.to_string(),
+        });
+    }
+
+    /// Reports that a Service takes the packets of an address and port from a process of this node.
+    /// `uid` is the Service's.
+    pub fn port_conflict(&self, service: &ObjectRef, uid: Option<&str>, note: String) {
+        self.tell(Event {
+            regarding: Regarding {
+                object: service.clone(),
+                uid: uid.map(str::to_owned),
+            },
+            severity: Severity::Warning,
+            reason: "FrontendShadowsHost",
+            action: "Sync",
+            note: format!("node {}: {note}", self.node_name),
+        });
+    }
+
+    /// Reports that backends of a port of a Service are silent, or answer again. `uid` is the
+    /// Service's.
+    pub fn backends_changed(
+        &self,
+        service: &ObjectRef,
+        uid: Option<&str>,
+        (port, is_silent): (u16, bool),
+        backends: &[String],
+    ) {
+        let what = if is_silent {
+            "give no answer"
+        } else {
+            "answer again"
+        };
+        let node = &self.node_name;
+        let number = backends.len();
+        let some = named(backends.iter().map(String::as_str), number);
+        self.tell(Event {
+            regarding: Regarding {
+                object: service.clone(),
+                uid: uid.map(str::to_owned),
+            },
+            severity: if is_silent {
+                Severity::Warning
+            } else {
+                Severity::Normal
+            },
+            reason: if is_silent {
+                "BackendsSilent"
+            } else {
+                "BackendsAnswer"
+            },
+            action: "Connect",
+            note: format!("node {node}: {number} backends of port {port} {what}: {some}"),
+        });
+    }
+
+    /// Reports that connections of a port of a Service were ended, because their backends have gone
+    /// with their node. `uid` is the Service's.
+    pub fn connections_ended(
+        &self,
+        service: &ObjectRef,
+        uid: Option<&str>,
+        (port, lost, count): (u16, &str, usize),
+        backends: &BTreeSet<String>,
+    ) {
+        let node = &self.node_name;
+        let some = named(backends.iter().map(String::as_str), backends.len());
+        self.tell(Event {
+            regarding: Regarding { object: service.clone(), uid: uid.map(str::to_owned) },
+            severity: Severity::Warning,
+            reason: "ConnectionsEnded",
+            action: "Connect",
+            note: format!(
+                "node {node}: {count} connections of port {port} end with node {lost}, which is lost: {some}"
+            ),
+        });
+    }
+
+    /// Waits until all events are sent. The wait is short, because the caller is about to end.
+    pub async fn flushed(&self) {
+        let mut pending = self.pending.subscribe();
+        let _in_time = timeout(FLUSH, pending.wait_for(|pending| *pending == 0)).await;
+    }
+
+    /// Returns the number of events that were dropped because the queue was full.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Reports an event about this node. The uid is the node's name, as in kube-proxy's events:
+    /// `kubectl describe node` asks for that.
+    fn node(&self, severity: Severity, reason: &'static str, action: &'static str, note: String) {
+        let name = self.node_name.to_string();
+        let object = ObjectRef {
+            kind: "Node",
+            name: ObjectName::new("", &name),
+        };
+        self.tell(Event {
+            regarding: Regarding {
+                object,
+                uid: Some(name),
+            },
+            severity,
+            reason,
+            action,
+            note,
+        });
+    }
+
+    fn tell(&self, event: Event) {
+        self.tell_about(event, &[]);
+    }
+
+    fn tell_about(&self, event: Event, services: &[ObjectName]) {
+        self.journal.tell(entry(&event, services));
+        self.pending.send_modify(|pending| *pending += 1);
+        let Err(refused) = self.sender.try_send(event) else {
+            return;
+        };
+        self.pending
+            .send_modify(|pending| *pending = pending.saturating_sub(1));
+        if matches!(refused, TrySendError::Full(_)) {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn entry(event: &Event, services: &[ObjectName]) -> Entry {
+    let ObjectRef {
+        kind,
+        name: ObjectName { namespace, name },
+    } = &event.regarding.object;
+    Entry {
+        is_warning: event.severity == Severity::Warning,
+        reason: event.reason,
+        kind,
+        namespace: (**namespace).into(),
+        name: (**name).into(),
+        note: event.note.as_str().into(),
+        services: services.into(),
+    }
+}
+
+const START: &str = "StartKubeProxy";
+
+/// The number of backends that an Event names.
+const NAMED_BACKENDS: usize = 5;
+
+fn named<'a>(backends: impl Iterator<Item = &'a str>, number: usize) -> String {
+    let some = backends.take(NAMED_BACKENDS).collect::<Vec<_>>().join(", ");
+    if number > NAMED_BACKENDS {
+        format!("{some}, …")
+    } else {
+        some
+    }
+}
+
+/// The receiving end of the queue. Without it events are dropped.
+#[derive(Debug)]
+pub struct Queue {
+    receiver: mpsc::Receiver<Event>,
+    pending: watch::Sender<usize>,
+}
+
+impl Queue {
+    /// Makes a queue that never gets an event.
+    pub fn none() -> Self {
+        Events::new("").1
+    }
+
+    /// Returns the queue itself if a recorder will take its events, else a queue that never gets
+    /// any.
+    pub fn only_if(self, taken: bool) -> Self {
+        if taken { self } else { Self::none() }
+    }
+
+    /// Takes the next event; the caller must call [`Queue::done`] after it.
+    pub(crate) async fn next(&mut self) -> Event {
+        match self.receiver.recv().await {
+            Some(event) => event,
+            // All senders have gone.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Returns the number of events that wait.
+    pub fn waiting(&self) -> usize {
+        self.receiver.len()
+    }
+
+    /// Counts one event as sent or given up.
+    pub(crate) fn done(&self) {
+        self.pending
+            .send_modify(|pending| *pending = pending.saturating_sub(1));
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.receiver.close();
+        self.pending.send_replace(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn full_queue_drops_counts_and_never_blocks() {
+        let (events, mut queue) = Events::new("n1");
+        for _ in 0..QUEUE + 3 {
+            events.starting();
+        }
+        assert_eq!(events.dropped(), 3);
+        let started = tokio::time::Instant::now();
+        events.flushed().await;
+        assert_eq!(
+            started.elapsed(),
+            FLUSH,
+            "without a sender the wait still ends"
+        );
+        while events.pending.borrow().gt(&0) {
+            queue.next().await;
+            queue.done();
+        }
+        let started = tokio::time::Instant::now();
+        events.flushed().await;
+        assert_eq!(started.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn flush_returns_at_once_without_api_server() {
+        let journal = Journal::default();
+        let (events, queue) = Events::telling("n1", &journal);
+        events.starting();
+        drop(queue);
+        events.starting();
+        let told: Vec<_> = journal
+            .all()
+            .iter()
+            .map(|told| (told.entry.reason, &*told.entry.name == "n1", told.count))
+            .collect();
+        assert_eq!(
+            told,
+            [("Starting", true, 2)],
+            "the journal has what is not sent"
+        );
+        let started = tokio::time::Instant::now();
+        events.flushed().await;
+        assert_eq!((started.elapsed(), events.dropped()), (Duration::ZERO, 0));
+    }
+
+    #[tokio::test]
+    async fn events_have_their_fields() {
+        let (events, mut queue) = Events::new("n1");
+        let why = anyhow::anyhow!("in use").context("listen on 0.0.0.0:30000");
+        let web = ObjectName::new("default", "web");
+        let skipped = |cause| Skipped {
+            object: ObjectRef {
+                kind: "EndpointSlice",
+                name: ObjectName::new("default", "web-1"),
+            },
+            field: "ports[0]".to_owned(),
+            why: "port 0".to_owned(),
+            cause,
+        };
+        events.starting();
+        events.healthz_failed(&why);
+        events.metrics_failed(&why);
+        events.sysctls_read_only(&why);
+        events.node_changed(&why);
+        events.health_check_failed(&web, 30000, &why);
+        events.skipped(&skipped(Cause::Invalid), Some("1234"), &[]);
+        events.skipped(&skipped(Cause::Conflict), None, &[]);
+        events.skipped(&skipped(Cause::Refused), None, &[]);
+        events.skipped(&skipped(Cause::KeptByHost), None, &[]);
+        let service = ObjectRef {
+            kind: "Service",
+            name: web.clone(),
+        };
+        events.endpoint_refused(service, Some("5678"), &skipped(Cause::Refused));
+        let rows = [
+            "Node n1 Some(\"n1\") Normal Starting StartKubeProxy: ",
+            "Node n1 Some(\"n1\") Warning FailedToStartProxierHealthcheck StartKubeProxy: \
+             health server: listen on 0.0.0.0:30000: in use",
+            "Node n1 Some(\"n1\") Warning FailedToStartMetricServer StartKubeProxy: \
+             metrics server: listen on 0.0.0.0:30000: in use",
+            "Node n1 Some(\"n1\") Warning readOnlySysFS StartKubeProxy: \
+             cannot set the limits of conntrack: listen on 0.0.0.0:30000: in use",
+            "Node n1 Some(\"n1\") Warning NodeChanged StopKubeProxy: listen on 0.0.0.0:30000: in use",
+            "Service default/web Some(\"default/web\") Warning FailedToStartServiceHealthcheck Listen: \
+             node n1 cannot serve the health check of default/web at port 30000: listen on 0.0.0.0:30000: in use",
+            "EndpointSlice default/web-1 Some(\"1234\") Warning InvalidField Sync: ports[0]: port 0",
+            "EndpointSlice default/web-1 None Warning FrontendConflict Sync: ports[0]: port 0",
+            "EndpointSlice default/web-1 None Warning FrontendRefused Sync: ports[0]: port 0",
+            "EndpointSlice default/web-1 None Normal FrontendKeptByHost Sync: ports[0]: port 0",
+            "Service default/web Some(\"5678\") Warning EndpointRefused Sync: EndpointSlice default/web-1 ports[0]: port 0",
+        ];
+        for row in rows {
+            let Event {
+                regarding,
+                severity,
+                reason,
+                action,
+                note,
+            } = queue.next().await;
+            let Regarding { object, uid } = regarding;
+            assert_eq!(
+                format!("{object} {uid:?} {severity:?} {reason} {action}: {note}"),
+                row
+            );
+        }
+    }
+}

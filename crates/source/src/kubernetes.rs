@@ -1,0 +1,286 @@
+//! Reads objects from an API server.
+
+use std::future::pending;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::bail;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use leaky_bucket::RateLimiter;
+use tokio::sync::mpsc::Sender;
+use tracing::info;
+
+use self::client::{Clients, Connection};
+use self::credentials::Files;
+use self::outage::Outage;
+use self::recorder::Recorder;
+use self::watch::{Watch, WatchExit};
+use crate::events;
+use crate::health::{Health, Problem};
+use crate::nodes::NodeQuestions;
+use proxy_core::compact::{EndpointSlice, LocalPod, LocalRedirect, Service};
+use proxy_core::input::Input;
+
+mod api_server_addrs;
+mod client;
+mod cluster;
+mod context;
+mod credentials;
+mod errors;
+mod forward;
+mod forward_stream;
+mod granted;
+mod node_states;
+mod outage;
+mod recorder;
+mod watch;
+
+pub use client::without_credentials;
+pub use context::{configured, kubeconfig};
+pub use errors::{Fault, Told};
+pub use forward::Forwarder;
+pub use forward_stream::PodStream;
+pub use granted::{Granted, NotGranted, Streams};
+
+/// The options for reaching the API server. Without a kubeconfig kpx uses the service account of
+/// its pod, or else the files that `kubectl` would use (`KUBECONFIG`, `~/.kube/config`).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Options {
+    pub kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig, other than its current one.
+    pub context: Option<String>,
+    /// The URL of the API server, in place of the configuration's.
+    pub master: Option<String>,
+    /// The limit on requests; None: unlimited.
+    pub rate: Option<Rate>,
+    /// True if the Pods of the node are wanted as well.
+    pub pods: bool,
+    /// True if the LocalRedirects are wanted as well.
+    pub redirects: bool,
+    /// True if headless Services are wanted as well, for their names.
+    pub headless: bool,
+}
+
+impl Options {
+    /// Returns the kubeconfigs that may be read, if they exist.
+    pub fn kubeconfigs(&self) -> Vec<PathBuf> {
+        let named =
+            std::env::var_os("KUBECONFIG").map(|paths| std::env::split_paths(&paths).collect());
+        let usual = || {
+            std::env::home_dir()
+                .into_iter()
+                .map(|home| home.join(".kube/config"))
+                .collect()
+        };
+        self.kubeconfig
+            .clone()
+            .map(|path| vec![path])
+            .or(named)
+            .unwrap_or_else(usual)
+    }
+}
+
+/// The rate of requests, limited as in client-go: by a bucket of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// The number of requests that may come at once.
+    burst: usize,
+    /// The time after which one more request may come.
+    every: Duration,
+}
+
+impl Rate {
+    /// Allows `qps` requests a second, and `burst` at once. Returns None for negative numbers. Zero
+    /// means the default, as everywhere in Kubernetes.
+    pub fn new(qps: f32, burst: i32) -> Option<Self> {
+        let qps = if qps == 0.0 { 5.0 } else { qps };
+        let burst = usize::try_from(burst)
+            .ok()
+            .filter(|burst| *burst > 0)
+            .unwrap_or(10);
+        let every = Duration::try_from_secs_f32(1.0 / qps).ok()?;
+        Some(Self { burst, every })
+    }
+
+    fn bucket(self) -> RateLimiter {
+        RateLimiter::builder()
+            .max(self.burst)
+            .initial(self.burst)
+            .interval(self.every)
+            .build()
+    }
+}
+
+pub(super) async fn run(
+    options: &Options,
+    node_name: Option<&str>,
+    inputs: &Sender<Input>,
+    health: &Health,
+    (events, mut questions): (events::Queue, NodeQuestions),
+) -> anyhow::Result<()> {
+    let mut recorder = Recorder::new(node_name.unwrap_or_default(), events);
+    let mut watches = Watches::new(node_name, options);
+    let outage = Outage::new();
+    // An unreadable file at the start is the operator's mistake.
+    let mut files = options.files();
+    let Connection {
+        mut clients,
+        mut addrs,
+        mut cluster,
+    } = options.connect(&outage).await?;
+    loop {
+        let until = clients.limited.valid_until().as_ref().copied();
+        // The address comes before any Service, so that no Service takes it.
+        addrs.send_new(inputs).await;
+        tokio::select! {
+            () = inputs.closed() => return Ok(()),
+            never = addrs.watch(inputs) => never,
+            ended = watches.run(&clients, inputs, health, &outage) => match ended {
+                WatchExit::ReceiverGone => return Ok(()),
+                WatchExit::Unauthorized => info!("credentials are refused, reading them again"),
+            },
+            never = recorder.run(&clients.limited) => never,
+            never = node_states::answer(&mut questions, &clients.limited) => never,
+            never = outage.probe(&clients.paced) => never,
+            () = files.changed(health) => info!("credentials have changed, reading them again"),
+            () = passed(until) => info!("credentials expire, asking for new ones"),
+        }
+        let next = tokio::select! {
+            () = inputs.closed() => return Ok(()),
+            next = options.connect_again(&mut files, &outage, health) => next,
+        };
+        // The objects and versions that kpx knows mean nothing there. A start takes over what is in
+        // force, and changes nothing before all of the other cluster is listed.
+        if let Some(change) = cluster.change(&next.cluster) {
+            bail!(
+                "the credentials are no longer those for {cluster}: {change}; kpx ends, to be started again there"
+            );
+        }
+        Connection {
+            clients,
+            addrs,
+            cluster,
+        } = next;
+    }
+}
+
+/// The time between attempts to read credentials that were readable before.
+const CREDENTIALS_RETRY: Duration = Duration::from_secs(1);
+
+impl Options {
+    /// Makes clients with the current credentials. The credentials were valid once, so the attempts
+    /// go on until they are again. The last state stays in force meanwhile.
+    async fn connect_again(
+        &self,
+        files: &mut Files,
+        outage: &Outage,
+        health: &Health,
+    ) -> Connection {
+        loop {
+            *files = self.files();
+            match self.connect(outage).await {
+                Ok(connection) => {
+                    health.end(&Problem::Credentials);
+                    return connection;
+                }
+                Err(error) => {
+                    health.begin(&Problem::Credentials, format!("{error:#}"));
+                }
+            }
+            tokio::time::sleep(CREDENTIALS_RETRY).await;
+        }
+    }
+}
+
+/// The watches, which outlive clients: new credentials cost no new lists.
+struct Watches {
+    services: Watch<Service>,
+    slices: Watch<EndpointSlice>,
+    node: Watch<Node>,
+    service_cidrs: Watch<ServiceCIDR>,
+    /// None if no Pods are wanted.
+    pods: Option<Watch<LocalPod>>,
+    /// None if no LocalRedirects are wanted.
+    redirects: Option<Watch<LocalRedirect>>,
+}
+
+impl Watches {
+    /// Creates the watches. They have kube-proxy's selectors, except that Services of other proxies
+    /// are included, for their ClusterIPs.
+    fn new(node_name: Option<&str>, options: &Options) -> Self {
+        let services = Watch::new(Input::Service);
+        let slices = Watch::new(Input::EndpointSlice);
+        let (services, slices) = match options.headless {
+            false => (
+                services.fields("spec.clusterIP!=None"),
+                slices.labels("!service.kubernetes.io/headless"),
+            ),
+            true => (services, slices),
+        };
+        let node = Watch::new(Input::Node).dispensable();
+        let node = match node_name {
+            Some(name) => node.named(name),
+            None => node,
+        };
+        // API servers have an index of Pods by their node, in their caches alone.
+        let pods_of = |name: &str| {
+            Watch::new(Input::Pod)
+                .fields(&format!("spec.nodeName={name}"))
+                .cached()
+                .optional()
+        };
+        let pods = node_name.filter(|_| options.pods).map(pods_of);
+        let redirects = options
+            .redirects
+            .then(|| Watch::new(Input::LocalRedirect).cached().optional());
+        Self {
+            services,
+            slices,
+            node,
+            service_cidrs: Watch::new(Input::ServiceCidr).dispensable(),
+            pods,
+            redirects,
+        }
+    }
+
+    /// Runs until one of the watches ends.
+    async fn run(
+        &mut self,
+        clients: &Clients,
+        inputs: &Sender<Input>,
+        health: &Health,
+        outage: &Outage,
+    ) -> WatchExit {
+        let pods = async {
+            match &mut self.pods {
+                Some(pods) => pods.run(clients, inputs, health, outage).await,
+                None => pending().await,
+            }
+        };
+        let redirects = async {
+            match &mut self.redirects {
+                Some(redirects) => redirects.run(clients, inputs, health, outage).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            ended = self.services.run(clients, inputs, health, outage) => ended,
+            ended = self.slices.run(clients, inputs, health, outage) => ended,
+            ended = self.node.run(clients, inputs, health, outage) => ended,
+            ended = self.service_cidrs.run(clients, inputs, health, outage) => ended,
+            ended = pods => ended,
+            ended = redirects => ended,
+        }
+    }
+}
+
+async fn passed(until: Option<Timestamp>) {
+    let Some(until) = until else {
+        return std::future::pending().await;
+    };
+    let left = Duration::try_from(until.duration_since(Timestamp::now())).unwrap_or_default();
+    // Without a minimum, an expired credential would be renewed in a tight loop.
+    tokio::time::sleep(left.max(Duration::from_secs(10))).await;
+}

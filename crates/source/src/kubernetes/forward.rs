@@ -1,0 +1,80 @@
+//! Opens streams to ports of pods through the API server, as `kubectl port-forward` does.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use http::Request;
+use kube::Client;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+use super::Options;
+use super::errors::Told;
+use super::forward_stream::PodStream;
+
+/// The longest wait for the API server and the pod's kubelet to open a stream.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Opens streams with the credentials of a source. Credentials are read again after each refusal of
+/// them.
+pub struct Forwarder {
+    options: Options,
+    client: Mutex<Option<Client>>,
+}
+
+impl Forwarder {
+    pub fn new(options: Options) -> Self {
+        Self {
+            options,
+            client: Mutex::new(None),
+        }
+    }
+
+    /// Opens a stream to a port of a pod. Nothing listens at that port for certain: a refusal comes
+    /// by the stream.
+    pub async fn open(&self, namespace: &str, pod: &str, port: u16) -> Result<PodStream> {
+        timeout(OPEN_TIMEOUT, self.try_open(namespace, pod, port))
+            .await
+            .context("the API server does not answer")?
+    }
+
+    async fn try_open(&self, namespace: &str, pod: &str, port: u16) -> Result<PodStream> {
+        for part in [namespace, pod] {
+            // Names come from objects, and become part of a path.
+            if part.is_empty()
+                || !part
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte))
+            {
+                bail!("{namespace}/{pod} is no name of a pod");
+            }
+        }
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}/portforward?ports={port}");
+        let request = Request::get(path)
+            .body(Vec::new())
+            .context("make a request")?;
+        match self.client().await?.connect(request).await {
+            Ok(connection) => Ok(PodStream::new(connection.into_stream(), port)),
+            Err(error) => {
+                let told = Told::from(error);
+                if told.code == Some(403) {
+                    let what = "the API server refuses: grant the verbs get and create of pods/portforward";
+                    return Err(anyhow!(told).context(what));
+                }
+                // The credentials may have changed, and so may the server.
+                if told.code.is_none_or(|code| code == 401) {
+                    *self.client.lock().await = None;
+                }
+                Err(anyhow!(told).context("ask the API server for a stream"))
+            }
+        }
+    }
+
+    async fn client(&self) -> Result<Client> {
+        let mut client = self.client.lock().await;
+        match &*client {
+            Some(client) => Ok(client.clone()),
+            None => Ok(client.insert(self.options.stream_client().await?).clone()),
+        }
+    }
+}

@@ -1,0 +1,482 @@
+//! Lists and watches one kind of object until the receiver is gone.
+//!
+//! The module does the same as kube's `watcher`, and three things that a proxy needs beyond it. A
+//! bad object costs only itself, the position outlives the client, and gaps between events are
+//! noticed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, ErrorKind};
+use std::pin::pin;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::{AsyncBufRead, FutureExt as _, TryStreamExt as _};
+use kube::{Client, Resource as _};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout};
+
+use self::backoff::Backoff;
+use self::comparisons::{Comparisons, compare, disorder};
+use self::event::{Event, ParsedObject};
+use self::failure::{StreamEnd, WatchEnd, is_lost};
+use self::lines::lines;
+use self::list::{Listed, Lister};
+use self::marks::Sent;
+use self::selection::{PAGE, Selection};
+use self::watch_health::WatchHealth;
+use super::client::{Clients, READ_TIMEOUT};
+use super::errors::explain;
+use super::outage::Outage;
+use crate::health::Health;
+use crate::watches::Watches;
+use proxy_core::compact::Compact;
+use proxy_core::input::{Input, ObjectName, Update};
+
+mod backoff;
+mod comparisons;
+pub(super) mod event;
+pub(super) mod failure;
+mod lines;
+mod list;
+mod marks;
+mod selection;
+mod watch_health;
+
+/// A watch on one kind of object, with its input variant and its position.
+pub(super) struct Watch<K> {
+    input: fn(Update<K>) -> Input,
+    selection: Selection,
+    lister: Lister,
+    dispensable: bool,
+    optional: bool,
+    backoff: Backoff,
+    /// The version up to which everything was sent. None: a new list is needed.
+    position: Option<String>,
+    /// Set if the server says that it no longer knows the position.
+    expired: bool,
+    /// Set after a list was sent, or its refusal.
+    delivered: bool,
+    /// The objects of the wrong shape, with the errors. The last readable version stays in force.
+    unreadable: BTreeMap<ObjectName, String>,
+    sent: Sent,
+    comparisons: Comparisons,
+}
+
+/// The reason why a run ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum WatchExit {
+    ReceiverGone,
+    /// The credentials are refused, and old enough to be read again.
+    Unauthorized,
+}
+
+/// The time until a kind that the API server does not serve is asked for again.
+const UNSERVED_RETRY: Duration = Duration::from_secs(300);
+/// The time that a watch must hold to count: a watch that breaks at once does not.
+const SETTLED: Duration = Duration::from_secs(2);
+/// The age before which credentials are not read again, unless their files have changed.
+const CREDENTIALS_AGE: Duration = Duration::from_secs(60);
+
+impl<K> Watch<K> {
+    /// Creates a watch on every object of a kind, listed consistently.
+    pub(super) fn new(input: fn(Update<K>) -> Input) -> Self {
+        Self {
+            input,
+            selection: Selection::default(),
+            lister: Lister::default(),
+            dispensable: false,
+            optional: false,
+            backoff: Backoff::default(),
+            position: None,
+            expired: false,
+            delivered: false,
+            unreadable: BTreeMap::new(),
+            sent: Sent::default(),
+            comparisons: Comparisons::default(),
+        }
+    }
+
+    pub(super) fn labels(self, selector: &str) -> Self {
+        Self {
+            selection: self.selection.labels(selector),
+            ..self
+        }
+    }
+
+    pub(super) fn fields(self, selector: &str) -> Self {
+        Self {
+            selection: self.selection.fields(selector),
+            ..self
+        }
+    }
+
+    /// Lists from the server's cache, where a somewhat older state does no harm. Otherwise servers
+    /// before Kubernetes 1.31 read all objects of the kind from their database.
+    pub(super) fn cached(self) -> Self {
+        Self {
+            selection: self.selection.cached(),
+            ..self
+        }
+    }
+
+    /// Restricts the watch to the one object of that name.
+    pub(super) fn named(self, name: &str) -> Self {
+        Self {
+            selection: self.selection.named(name),
+            ..self
+        }
+    }
+
+    /// Marks a kind that kpx can do without: until the server serves and allows it, the list is
+    /// empty.
+    pub(super) fn dispensable(self) -> Self {
+        Self {
+            dispensable: true,
+            ..self
+        }
+    }
+
+    /// Marks a kind that an operator may withhold: a denial is no problem either.
+    pub(super) fn optional(self) -> Self {
+        Self {
+            dispensable: true,
+            optional: true,
+            ..self
+        }
+    }
+}
+
+impl<K> Watch<K>
+where
+    K: Compact + Clone + Send + 'static,
+{
+    /// Runs until the end. The future may be cancelled and go on with another client: a list begins
+    /// again.
+    pub(super) async fn run(
+        &mut self,
+        clients: &Clients,
+        inputs: &mpsc::Sender<Input>,
+        health: &Health,
+        outage: &Outage,
+    ) -> WatchExit {
+        let began = Instant::now();
+        self.lister = Lister::default();
+        let mut watch_health = WatchHealth::new(K::Object::kind(&()).into_owned(), health);
+        loop {
+            let mut is_of_list = false;
+            let end = match self.position.clone() {
+                Some(position) if !(self.expired && self.backoff.may_list()) => {
+                    self.follow(&clients.paced, inputs, outage, &position, &mut watch_health)
+                        .await
+                }
+                None if !self.backoff.may_list() => {
+                    WatchEnd::Lost("waiting for the next list".to_owned())
+                }
+                _ => match self.list(&clients.limited, inputs, &mut watch_health).await {
+                    Ok(()) => continue,
+                    Err(end) => {
+                        is_of_list = true;
+                        end
+                    }
+                },
+            };
+            // A denial after a list is a fault: what was listed stays in force, and grows old.
+            let withheld = self.optional && self.position.is_none() && end.code() == Some(403);
+            let unserved = self.dispensable && end.code() == Some(404) || withheld;
+            let pause = match &end {
+                WatchEnd::ReceiverGone => return WatchExit::ReceiverGone,
+                WatchEnd::Failed(_) | WatchEnd::Late if unserved => UNSERVED_RETRY,
+                WatchEnd::Failed(_) | WatchEnd::Late => self.pause_after(&end),
+                WatchEnd::Lost(_) if is_of_list => self.backoff.after_failure(),
+                WatchEnd::Closed(_) | WatchEnd::Lost(_) => self.pause_after(&end),
+            };
+            watch_health.ended(&end, unserved, self.backoff.ends());
+            if self.dispensable
+                && matches!(end.code(), Some(403 | 404))
+                && !std::mem::replace(&mut self.delivered, true)
+                && inputs.send((self.input)(Update::Refused)).await.is_err()
+            {
+                return WatchExit::ReceiverGone;
+            }
+            if outage.wait(pause, end.is_outage()).await {
+                self.backoff.back();
+            }
+            if end.code() == Some(401) && began.elapsed() > CREDENTIALS_AGE {
+                return WatchExit::Unauthorized;
+            }
+        }
+    }
+
+    /// Sends a list when it is complete, or not at all.
+    async fn list(
+        &mut self,
+        client: &Client,
+        inputs: &mpsc::Sender<Input>,
+        watch_health: &mut WatchHealth<'_>,
+    ) -> Result<(), WatchEnd> {
+        let began = Instant::now();
+        let Listed {
+            objects,
+            unreadable,
+            marks,
+            version,
+            ..
+        } = self.lister.list(client, &self.selection).await?;
+        let objects = objects.into_values().collect();
+        let update = match unreadable.is_empty() {
+            true => Update::All(objects),
+            false => Update::AllBut(objects, unreadable.keys().cloned().collect::<BTreeSet<_>>()),
+        };
+        inputs
+            .send((self.input)(update))
+            .await
+            .map_err(|_| WatchEnd::ReceiverGone)?;
+        self.backoff.listed(began);
+        self.sent.list(marks, &version);
+        (self.position, self.expired, self.delivered, self.unreadable) =
+            (Some(version), false, true, unreadable);
+        watch_health.listed(self.backoff.ends());
+        watch_health.unreadable(&self.unreadable);
+        Ok(())
+    }
+
+    /// Sends the events after `position`.
+    async fn follow(
+        &mut self,
+        client: &Client,
+        inputs: &mpsc::Sender<Input>,
+        outage: &Outage,
+        position: &str,
+        watch_health: &mut WatchHealth<'_>,
+    ) -> WatchEnd {
+        let began = Instant::now();
+        let mut lines = match self.begin(client, position).await {
+            Ok(answer) => pin!(lines(answer)),
+            Err(end) => return self.record(end),
+        };
+        // The connection's own timeout does not see a line that comes byte by byte.
+        let mut stalled = pin!(sleep(READ_TIMEOUT));
+        let _open = Watches::of_process().open(&K::Object::kind(&()));
+        let mut settled = pin!(sleep(SETTLED));
+        let mut holds = false;
+        let delay = self
+            .comparisons
+            .delay(watch_health.comparison_delay(self.sent.objects()));
+        let mut comparison = self.compare(client, outage, (delay, false));
+        loop {
+            let line = tokio::select! {
+                line = lines.try_next() => {
+                    stalled.as_mut().reset(Instant::now() + READ_TIMEOUT);
+                    line
+                }
+                () = &mut stalled => {
+                    let why = format!("no event was complete within {} s", READ_TIMEOUT.as_secs());
+                    return WatchEnd::Closed(StreamEnd::Broken(why));
+                }
+                () = &mut settled, if !holds => {
+                    (holds, self.expired) = (true, false);
+                    self.backoff.settled();
+                    watch_health.clear();
+                    continue;
+                }
+                found = &mut comparison => {
+                    let next = match found {
+                        Ok(None) => {
+                            watch_health.history_is_known();
+                            (self.comparisons.done(), false)
+                        }
+                        Ok(Some(why)) => {
+                            let _next = self.comparisons.done();
+                            let end = self.lose(why);
+                            return self.record(end);
+                        }
+                        Err(end) => {
+                            watch_health.comparison_failed(&end);
+                            (self.pause_after(&end), end.is_outage())
+                        }
+                    };
+                    comparison = self.compare(client, outage, next);
+                    continue;
+                }
+            };
+            let taken = match self.event(line, began) {
+                Ok(event) => self.take(event, inputs, watch_health).await,
+                Err(end) => Err(end),
+            };
+            if let Err(end) = taken {
+                return self.record(end);
+            }
+        }
+    }
+
+    /// Asks for the events after `position`. Returns an error unless the answer begins in time.
+    async fn begin(
+        &self,
+        client: &Client,
+        position: &str,
+    ) -> Result<impl AsyncBufRead + use<K>, WatchEnd> {
+        let request = self
+            .selection
+            .watch_request::<K>(&self.selection.watch, position);
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        Ok(timeout(PAGE, client.request_stream(request)).await??)
+    }
+
+    /// Returns the event of a line, or the end of the watch. `began` is the start of the watch.
+    fn event(
+        &mut self,
+        line: io::Result<Option<String>>,
+        began: Instant,
+    ) -> Result<Event<K>, WatchEnd> {
+        match line {
+            Ok(Some(line)) => match Event::read(&line) {
+                Ok(Some(event)) => Ok(event),
+                Ok(None) => Err(WatchEnd::Closed(StreamEnd::Broken(
+                    "an event was cut off".to_owned(),
+                ))),
+                Err(error) => Err(self.lose(format!("unreadable event: {error}"))),
+            },
+            Ok(None) if began.elapsed() < self.life() => Err(WatchEnd::Closed(StreamEnd::Early)),
+            Ok(None) => Err(WatchEnd::Closed(StreamEnd::InTime)),
+            // The next watch from the same position would begin with the same line.
+            Err(error) if error.kind() == ErrorKind::InvalidData => {
+                Err(self.lose(format!("unreadable event: {error}")))
+            }
+            Err(error) => Err(WatchEnd::Closed(StreamEnd::Broken(error.to_string()))),
+        }
+    }
+
+    /// Returns the wait before the next attempt.
+    fn pause_after(&mut self, end: &WatchEnd) -> Duration {
+        // Where servers stand in for each other, the next one may have just started.
+        if end.is_outage()
+            || matches!(
+                end,
+                WatchEnd::Closed(StreamEnd::Early | StreamEnd::Broken(_))
+            )
+        {
+            self.backoff.away();
+        }
+        match end {
+            WatchEnd::Closed(_) | WatchEnd::Lost(_) => self.backoff.after_end(),
+            _ if end.is_denial() => self.backoff.after_denial(),
+            _ => self.backoff.after_failure(),
+        }
+    }
+
+    /// Notes a lost position for the next attempt.
+    fn record(&mut self, end: WatchEnd) -> WatchEnd {
+        self.expired |= matches!(end, WatchEnd::Lost(_));
+        end
+    }
+
+    /// Forgets the position. Only a new list can tell what is missing.
+    fn lose(&mut self, why: String) -> WatchEnd {
+        self.position = None;
+        WatchEnd::Lost(why)
+    }
+
+    async fn take(
+        &mut self,
+        event: Event<K>,
+        inputs: &mpsc::Sender<Input>,
+        watch_health: &WatchHealth<'_>,
+    ) -> Result<(), WatchEnd> {
+        let (object, gone) = match event {
+            Event::Put(object) => (object, false),
+            Event::Gone(object) => (object, true),
+            Event::Bookmark(version) | Event::Listed(version) => return self.advance(version),
+            // The server may know the version again later: asking again is cheap.
+            Event::Error(status) if is_lost(&status) => {
+                return Err(WatchEnd::Lost(explain(&kube::Error::Api(status))));
+            }
+            Event::Error(status) => return Err(self.lose(explain(&kube::Error::Api(status)))),
+        };
+        let ParsedObject {
+            name,
+            uid,
+            version,
+            object,
+        } = object;
+        self.check_order(&version)?;
+        self.sent.event(&name, (!gone).then_some((&uid, &version)));
+        let update = match object {
+            _ if gone => Some(Update::Del(name.clone())),
+            Ok(object) => Some(Update::Put(Box::new(object))),
+            Err(why) => {
+                self.unreadable.insert(name.clone(), why);
+                None
+            }
+        };
+        let is_news = match update {
+            Some(update) => {
+                inputs
+                    .send((self.input)(update))
+                    .await
+                    .map_err(|_| WatchEnd::ReceiverGone)?;
+                self.unreadable.remove(&name).is_some()
+            }
+            None => true,
+        };
+        if is_news {
+            watch_health.unreadable(&self.unreadable);
+        }
+        self.advance(version)
+    }
+
+    fn advance(&mut self, version: String) -> Result<(), WatchEnd> {
+        self.check_order(&version)?;
+        self.sent.advance(&version);
+        self.position = Some(version);
+        Ok(())
+    }
+
+    /// Checks that versions of a kind grow (KEP-5504). Otherwise events are missing, or the
+    /// server's data are older than ours.
+    fn check_order(&mut self, version: &str) -> Result<(), WatchEnd> {
+        match self
+            .position
+            .as_deref()
+            .and_then(|position| disorder(version, position))
+        {
+            Some(why) => Err(self.lose(why)),
+            None => Ok(()),
+        }
+    }
+
+    /// Compares, after a wait, what was sent with the server's metadata. Returns the contradiction,
+    /// if there is one.
+    fn compare(
+        &self,
+        client: &Client,
+        outage: &Outage,
+        wait: (Duration, bool),
+    ) -> BoxFuture<'static, Result<Option<String>, WatchEnd>> {
+        let client = client.clone();
+        let outage = outage.clone();
+        let sent = self.sent.clone();
+        compare::<K>(
+            client,
+            outage,
+            wait,
+            (sent, self.selection.clone(), self.lister.clone()),
+        )
+        .boxed()
+    }
+
+    /// Returns the shortest life of a watch that is not interrupted. The margin allows for
+    /// different clocks.
+    fn life(&self) -> Duration {
+        Duration::from_secs(
+            self.selection
+                .watch
+                .timeout
+                .unwrap_or_default()
+                .saturating_sub(1)
+                .into(),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+//! Compares what was sent with a list of the server's metadata: after each end of a server that is
+//! in doubt, and once in hours. A comparison costs a list, so few of them follow each other.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use kube::{Client, Resource as _};
+use proxy_core::compact::Compact;
+use tokio::time::{Instant, sleep};
+use tracing::{debug, warn};
+
+use super::failure::WatchEnd;
+use super::list::{Listed, Lister};
+use super::marks::{Meta, Sent};
+use super::selection::Selection;
+use crate::kubernetes::outage::Outage;
+
+/// The time in which an event arrives that the server has sent.
+const ON_THE_WAY: Duration = Duration::from_millis(500);
+
+/// The number of comparisons in [`SPAN`] from which on the next one waits.
+const MOST: usize = 6;
+const SPAN: Duration = Duration::from_secs(720);
+/// The time after which all is compared without a doubt, in seconds. Random, so that nodes do so at
+/// different times.
+const REGULAR: std::ops::Range<u64> = 3 * 3_600..6 * 3_600;
+
+#[derive(Debug)]
+pub(super) struct Comparisons {
+    /// The times of the last ones.
+    last: VecDeque<Instant>,
+    regular: Instant,
+}
+
+impl Default for Comparisons {
+    fn default() -> Self {
+        Self {
+            last: VecDeque::new(),
+            regular: regular(),
+        }
+    }
+}
+
+impl Comparisons {
+    /// Returns the wait before the next comparison, which a doubt asks for within `doubt`.
+    pub(super) fn delay(&self, doubt: Option<Duration>) -> Duration {
+        let allowed = self
+            .last
+            .front()
+            .filter(|_| self.last.len() >= MOST)
+            .map(|first| *first + SPAN);
+        let allowed = allowed.map_or(Duration::ZERO, |at| {
+            at.saturating_duration_since(Instant::now())
+        });
+        doubt
+            .unwrap_or_else(|| self.regular.saturating_duration_since(Instant::now()))
+            .max(allowed)
+    }
+
+    /// Notes a comparison. Returns the wait before the next one without a doubt.
+    pub(super) fn done(&mut self) -> Duration {
+        if self.last.len() >= MOST {
+            self.last.pop_front();
+        }
+        self.last.push_back(Instant::now());
+        self.regular = regular();
+        self.delay(None)
+    }
+}
+
+fn regular() -> Instant {
+    Instant::now() + Duration::from_secs(rand::random_range(REGULAR))
+}
+
+/// Compares after a wait. After the server was away, its data may have been restored from a backup.
+/// A watch from a version that is yet to come is granted and silent; one from a version that
+/// others' writes have passed lacks what happened before that. Returns the contradiction, if there
+/// is one.
+pub(super) async fn compare<K: Compact + Clone>(
+    client: Client,
+    outage: Outage,
+    (delay, may_be_outage): (Duration, bool),
+    (sent, selection, mut lister): (Sent, Selection, Lister),
+) -> Result<Option<String>, WatchEnd> {
+    outage.wait(delay, may_be_outage).await;
+    let comparison = sent.begin();
+    let kind = K::Object::kind(&());
+    let version = &comparison.version;
+    let listed: Listed<Meta<K>> = lister
+        .list(&client, &selection.metadata_at(version))
+        .await?;
+    debug!(%kind, version, now = listed.version, "listed metadata");
+    if let Some(why) = disorder(&listed.version, version) {
+        return Ok(Some(why));
+    }
+    if comparison.differences(&listed.marks) == 0 {
+        return Ok(None);
+    }
+    sleep(ON_THE_WAY).await;
+    let objects = comparison.differences(&listed.marks);
+    if objects == 0 {
+        return Ok(None);
+    }
+    warn!(%kind, objects, "the server has other objects than its watch has told of, as after a restored backup");
+    Ok(Some(format!(
+        "{objects} objects are not as the server has them"
+    )))
+}
+
+/// Describes a version that is older than an earlier one. Other servers than Kubernetes' own may
+/// have versions that are no numbers.
+pub(super) fn disorder(version: &str, after: &str) -> Option<String> {
+    let is_older = matches!((version.parse::<u64>(), after.parse::<u64>()), (Ok(version), Ok(after)) if version < after);
+    is_older.then(|| format!("version {version} after {after}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn doubts_in_a_row_wait_and_regular_comparisons_go_on() {
+        let mut comparisons = Comparisons::default();
+        let soon = Duration::from_secs(1);
+        for _ in 0..MOST {
+            assert_eq!(comparisons.delay(Some(soon)), soon);
+            comparisons.done();
+        }
+        assert_eq!(comparisons.delay(Some(soon)), SPAN);
+        advance(SPAN).await;
+        assert_eq!(comparisons.delay(Some(soon)), soon);
+        let regular = comparisons.delay(None).as_secs();
+        assert!(
+            (REGULAR.start - SPAN.as_secs()..REGULAR.end).contains(&regular),
+            "{regular}"
+        );
+    }
+}

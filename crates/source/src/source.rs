@@ -1,0 +1,78 @@
+//! Reads objects from a source: an API server's watches, or a folder of manifests.
+
+use std::path::PathBuf;
+
+use tokio::sync::mpsc::Sender;
+
+use crate::health::Health;
+use crate::nodes::NodeQuestions;
+use crate::{events, kubernetes, manifests};
+use proxy_core::input::Input;
+
+/// The source of objects.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Source {
+    Kubernetes(kubernetes::Options),
+    /// A folder of YAML and JSON files, applied as `kubectl apply -f` would, with kpx as the API
+    /// server.
+    Manifests(PathBuf),
+}
+
+impl Source {
+    /// Returns the operator's files and folders that are read again and again.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Kubernetes(options) => options.paths(),
+            Self::Manifests(folder) => vec![folder.clone()],
+        }
+    }
+
+    /// Checks that the files on the way to the objects can be read and used. The check asks the API
+    /// server nothing, and runs no credential plugin.
+    pub async fn check(&self) -> anyhow::Result<()> {
+        match self {
+            Self::Kubernetes(options) => options.check().await,
+            Self::Manifests(folder) => manifests::check(folder),
+        }
+    }
+
+    /// Returns the URL of the API server, without credentials. None if there is none.
+    pub async fn server(&self) -> anyhow::Result<Option<String>> {
+        match self {
+            Self::Kubernetes(options) => options.server().await.map(Some),
+            Self::Manifests(_) => Ok(None),
+        }
+    }
+
+    /// Feeds `inputs` until its receiver is gone, which is `Ok`. The first input of every kind is
+    /// `Update::All`, or `Update::Refused`.
+    ///
+    /// `node_name` selects the Node that is sent; without it all are. `events` are sent to the
+    /// source if it is an API server, and only that answers `questions`. An error is one that
+    /// waiting does not cure; all others are in `health` while the source keeps trying.
+    pub async fn run(
+        self,
+        node_name: Option<String>,
+        inputs: Sender<Input>,
+        health: Health,
+        events: events::Queue,
+        questions: NodeQuestions,
+    ) -> anyhow::Result<()> {
+        match self {
+            Self::Kubernetes(options) => {
+                kubernetes::run(
+                    &options,
+                    node_name.as_deref(),
+                    &inputs,
+                    &health,
+                    (events, questions),
+                )
+                .await
+            }
+            Self::Manifests(folder) => {
+                drop((events, questions));
+                manifests::run(folder, node_name, inputs, health).await
+            }
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Asks HTTP servers: one request, one connection, one answer.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::agent::DEADLINE;
+use crate::exposition::{self, Exposition};
+use crate::netns::NetNs;
+
+/// The health check and the metrics of an agent, where it has them unless told otherwise.
+pub const HEALTH: &str = "127.0.0.1:10256";
+pub const METRICS: &str = "127.0.0.1:10249";
+
+/// The longest wait for an answer at a socket in the file system, as that of `kpx status`.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// An answer by HTTP.
+#[derive(Debug)]
+pub struct Answer {
+    pub code: u16,
+    /// The headers as they were sent, without `Date`.
+    pub headers: Vec<String>,
+    pub body: String,
+}
+
+/// Asks `at`, an address and a port, from inside a namespace.
+pub fn ask(ns: &NetNs, at: &str, method: &str, path: &str) -> Result<Answer> {
+    ask_with(ns, at, method, path, "")
+}
+
+/// Asks as [`ask`] does, with more headers, each with its line end.
+pub fn ask_with(ns: &NetNs, at: &str, method: &str, path: &str, headers: &str) -> Result<Answer> {
+    let to: SocketAddr = at.parse().with_context(|| at.to_owned())?;
+    let stream = ns
+        .run(|| TcpStream::connect_timeout(&to, DEADLINE))
+        .with_context(|| at.to_owned())?;
+    stream.set_read_timeout(Some(DEADLINE))?;
+    converse(stream, method, path, headers).with_context(|| format!("{method} {at}{path}"))
+}
+
+/// Gets a path at a socket in the file system.
+pub fn get_at_socket(socket: &Path, path: &str) -> Result<Answer> {
+    let stream = UnixStream::connect(socket).with_context(|| socket.display().to_string())?;
+    // An agent that starts has its socket before it answers.
+    stream.set_read_timeout(Some(ANSWER))?;
+    converse(stream, "GET", path, "").with_context(|| format!("GET {path} of {}", socket.display()))
+}
+
+/// Returns the metrics of the agent in a namespace.
+pub fn scrape(ns: &NetNs) -> Result<Exposition> {
+    let answer = ask(ns, METRICS, "GET", "/metrics")?;
+    ensure!(answer.code == 200, "{answer:?}");
+    exposition::parse(&answer.body)
+}
+
+fn converse(
+    mut stream: impl Read + Write,
+    method: &str,
+    path: &str,
+    headers: &str,
+) -> Result<Answer> {
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n{headers}\r\n"
+    )?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, body) = answer
+        .split_once("\r\n\r\n")
+        .with_context(|| format!("no end of the header: {answer}"))?;
+    let mut lines = head.split("\r\n");
+    let status = lines
+        .next()
+        .and_then(|line| line.split(' ').nth(1))
+        .context("no status line")?;
+    let headers = lines
+        .filter(|line| !line.starts_with("Date: "))
+        .map(str::to_owned)
+        .collect();
+    Ok(Answer {
+        code: status.parse()?,
+        headers,
+        body: body.to_owned(),
+    })
+}

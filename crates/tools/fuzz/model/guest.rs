@@ -1,0 +1,153 @@
+//! Connections of other programs that leave with an address of the node's and one of kpx's ports.
+
+use anyhow::{Result, ensure};
+use proxy_common::addr::Proto;
+use proxy_common::counter::Event;
+use proxy_common::guest::{self, Guest};
+use testbed::reference::{model as reference, place};
+
+use super::flow::{Leg, Table};
+use super::open::{CLIENT_PORTS, Chosen, SOURCE_PORT_FIRST};
+use super::wire::{TCP, UDP};
+use super::{At, Got, Model, Packet, Sent, TRANSLATED, open};
+
+impl Model {
+    /// The flow with which a packet leaves that belongs to none: another flow has its tuple.
+    pub(super) fn meet_guest(
+        &mut self,
+        sent: &Sent,
+        got: &Got,
+        packet: &Packet,
+        now_secs: u32,
+        chosen: Chosen<'_>,
+    ) -> Result<Option<u64>> {
+        let (src, dst) = packet.peers();
+        if sent.mark & TRANSLATED != 0 || self.remember_guest(packet, now_secs, false).is_none() {
+            return Ok(None);
+        }
+        let mut flow = self.blank(sent, packet, now_secs);
+        flow.is_guest = true;
+        let (backend, source) = self.observe(sent, got, packet, chosen)?;
+        ensure!(
+            backend == dst,
+            "another program's connection was led to {backend}"
+        );
+        self.take_port(&mut flow, src.ip(), source.port(), false)?;
+        self.guests.remove(&(packet.proto, dst, src));
+        *self.counts.events.entry(Event::PortMoved).or_default() += 1;
+        Ok(Some(self.insert(flow)))
+    }
+
+    /// A packet to a backend that netfilter has masqueraded: a flow that has its tuple makes way if
+    /// it is silent.
+    pub(super) fn learn_guest(
+        &mut self,
+        packet: &Packet,
+        now_secs: u32,
+        chosen: Chosen<'_>,
+    ) -> Result<()> {
+        let Some(id) = self.remember_guest(packet, now_secs, true) else {
+            return Ok(());
+        };
+        let flow = &self.flows[&id];
+        let (opener, _) = flow.legs()[0];
+        let (table, proto, src, dst) = opener;
+        if chosen(table, proto, src, dst).is_err() {
+            ensure!(
+                flow.proto == UDP || !flow.assured,
+                "a flow that lasts was forgotten for another program's"
+            );
+            ensure!(
+                now_secs > flow.last_secs,
+                "a flow that was just heard was forgotten for another program's"
+            );
+            self.close(id);
+            *self.counts.events.entry(Event::FlowForgotten).or_default() += 1;
+        }
+        Ok(())
+    }
+
+    /// Remembers another program's connection. Returns the flow that has its tuple, if the packet
+    /// opens it.
+    fn remember_guest(
+        &mut self,
+        packet: &Packet,
+        now_secs: u32,
+        is_masqueraded: bool,
+    ) -> Option<u64> {
+        let (src, dst) = packet.peers();
+        if !place::is_own(src.ip()) || !packet.may_be_guests() && !self.leaves_from_frontend(packet)
+        {
+            return None;
+        }
+        let opens = packet.says(|transport| transport.opens);
+        let is_seen_alone =
+            packet.proto == TCP && (is_masqueraded || CLIENT_PORTS.contains(&src.port()));
+        let told = guest::Packet {
+            opens: opens && packet.proto != UDP,
+            ends: packet.says(|transport| transport.ends),
+            resets: packet.says(|transport| transport.resets),
+            is_seen_alone,
+        };
+        let known = self
+            .guests
+            .entry((packet.proto, dst, src))
+            .or_insert(Guest::NONE);
+        let before = *known;
+        let after = Guest::after(before, told, Proto(packet.proto), now_secs);
+        let is_anothers = before != Guest::NONE || opens || !is_seen_alone;
+        if is_anothers && after.differs_from(&before) {
+            *known = after;
+        }
+        if !opens || (packet.proto == UDP && before.is_there(now_secs)) {
+            return None;
+        }
+        let taken = self
+            .index
+            .get(&(Table::Arriving, packet.proto, dst, src))
+            .copied();
+        let (id, Leg::FromNode | Leg::ToClient) = taken? else {
+            return None;
+        };
+        if self.flows[&id].is_over(now_secs) {
+            self.close(id);
+            return None;
+        }
+        Some(id)
+    }
+}
+
+impl Model {
+    /// Has a datagram a frontend as its source?
+    fn leaves_from_frontend(&self, packet: &Packet) -> bool {
+        let (src, dst) = packet.peers();
+        let question = open::question(At::Anchor, packet.proto, dst, src);
+        packet.proto == UDP && reference::service_port(&self.cluster, &question).is_some()
+    }
+
+    /// Does a datagram answer another program's that has left?
+    pub(super) fn is_answer_to_guest(&self, packet: &Packet, now_secs: u32) -> bool {
+        let (src, dst) = packet.peers();
+        packet.proto == UDP
+            && self
+                .guests
+                .get(&(UDP, src, dst))
+                .is_some_and(|guest| guest.is_there(now_secs))
+    }
+}
+
+impl Packet {
+    /// May it have a port that counts?
+    fn may_be_guests(&self) -> bool {
+        let port = self.peers().0.port();
+        port >= SOURCE_PORT_FIRST || CLIENT_PORTS.contains(&port) && self.shows_port()
+    }
+
+    /// Is it no packet of the middle of a TCP connection? A server's packets would pay for nothing.
+    pub(super) fn shows_port(&self) -> bool {
+        self.proto != TCP
+            || self.says(|transport| {
+                transport.opens || transport.ends || transport.resets || transport.answer.is_some()
+            })
+    }
+}

@@ -1,0 +1,49 @@
+//! The agent's answers to flows that ask whether they may skip the stack beside conntrack: always
+//! yes.
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
+use aya::maps::HashMap;
+use proxy_common::addr::{Addr, SockAddr};
+use proxy_common::flow::{AnyKey, FlowKey};
+use proxy_common::names::{INGRESS, TOLERATED};
+
+use crate::fixture::{Fixture, clear};
+
+/// A protocol, and the ends of a flow as its client sees them.
+pub(crate) type Opener = (u8, SocketAddr, SocketAddr);
+
+impl Fixture {
+    /// Answers all that have asked, and returns them.
+    pub(crate) fn answer(&mut self) -> Result<Vec<Opener>> {
+        let tolerated = &mut self.node.bench.datapath.tolerated;
+        let mut openers = Vec::new();
+        while let Some(offer) = tolerated.offered()? {
+            if tolerated.open_flow(&offer.key)?.is_some() {
+                tolerated.tolerate(&offer)?;
+                openers.extend(opener(&offer.key));
+            }
+        }
+        Ok(openers)
+    }
+
+    /// Takes all answers back, and forgets what was asked meanwhile.
+    pub(crate) fn take_answers_back(&mut self) -> Result<()> {
+        while self.node.bench.datapath.tolerated.offered()?.is_some() {}
+        let mut rows: HashMap<_, AnyKey, u32> =
+            self.node.bench.map(INGRESS, TOLERATED)?.try_into()?;
+        clear(&mut rows)
+    }
+}
+
+fn opener(key: &AnyKey) -> Option<Opener> {
+    key.v4()
+        .map(|key| ends(&key))
+        .or_else(|| key.v6().map(|key| ends(&key)))
+}
+
+fn ends<A: Addr>(key: &FlowKey<A>) -> Opener {
+    let at = |at: SockAddr<A>| SocketAddr::new(at.addr.ip(), at.port.get());
+    (key.proto().0, at(key.src()), at(key.dst()))
+}

@@ -1,0 +1,36 @@
+//! Measures the cost of Services for packets, between clients and servers in network namespaces.
+//! Each is compared with a run without Services, and with kube-proxy's rules.
+//!
+//! Every figure is a ratio to [`Variant::Direct`] of the same round, because a machine is never as
+//! fast as a moment ago.
+
+mod cell;
+mod counters;
+mod cpu;
+mod datagrams;
+mod fixture;
+pub(crate) mod kube_proxy;
+mod latency;
+mod limit;
+mod many;
+mod open;
+mod order;
+mod plan;
+mod policies;
+mod proof;
+mod rounds;
+mod services;
+mod summary;
+mod traffic;
+
+pub use self::cell::{Mode, Path, Variant};
+pub use self::counters::EVENTS;
+pub use self::fixture::Fixture;
+pub use self::kube_proxy::{NFTABLES_SINCE, minor};
+pub use self::latency::Latency;
+pub(crate) use self::order::Order;
+pub use self::plan::{MANY_SERVICES, Selection};
+pub use self::rounds::{Listener, Options, Sample, Skipped, run};
+pub use self::summary::{Key, Spread, Summary, summarise};
+pub use self::traffic::{Slice, Work};
+pub(crate) use self::traffic::{echo, exchange, pin, pinned, swallow, write_block};

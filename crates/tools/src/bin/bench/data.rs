@@ -1,0 +1,139 @@
+//! The section `data`: what Services cost on the way of packets.
+
+use std::path::{Path as FilePath, PathBuf};
+use std::time::Duration;
+
+use anyhow::Result;
+use tools::bench::{
+    self, Listener, Mode, Options, Path, Sample, Selection, Skipped, Summary, Variant, summarise,
+};
+
+use crate::record::{Record, Run, Writer};
+
+const ROUNDS: usize = 41;
+const QUICK_ROUNDS: usize = 31;
+/// kpx asks about a connection in a second after its first one, and heeds the answer from a later
+/// one.
+const AGE: Duration = Duration::from_secs(5);
+
+#[derive(clap::Parser)]
+pub(crate) struct Args {
+    /// Rounds; each measures every variant once in every mode [default: 41, 31 with --quick]
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// How long each is measured in each round, in milliseconds
+    #[arg(long, default_value_t = 20)]
+    slice: u64,
+    /// Only the cells of the first table, in fewer rounds
+    #[arg(long)]
+    quick: bool,
+    /// Decides in which order variants take their turns
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Only with so many Services
+    #[arg(long, value_delimiter = ',')]
+    services: Vec<usize>,
+    /// Only these paths
+    #[arg(long, value_delimiter = ',')]
+    path: Vec<Path>,
+    /// Only these modes
+    #[arg(long, value_delimiter = ',')]
+    mode: Vec<Mode>,
+    /// Only these variants, beside direct
+    #[arg(long, value_delimiter = ',')]
+    variant: Vec<Variant>,
+    /// A kube-proxy, to be measured as well; 1.31 or later has the mode nftables
+    #[arg(long)]
+    kube_proxy: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &Args, results: &FilePath) -> Result<()> {
+    let selection = Selection {
+        is_quick: args.quick,
+        services: args.services.clone(),
+        paths: args.path.clone(),
+        modes: args.mode.clone(),
+        variants: args.variant.clone(),
+    };
+    let rounds = args
+        .rounds
+        .unwrap_or(if args.quick { QUICK_ROUNDS } else { ROUNDS });
+    let run = Run {
+        is_quick: args.quick,
+        rounds,
+        slice_ms: args.slice,
+        seed: args.seed,
+    };
+    let slice = Duration::from_millis(args.slice);
+    let options = Options {
+        selection,
+        rounds,
+        slice,
+        age: AGE,
+        seed: args.seed,
+        kube_proxy: args.kube_proxy.clone(),
+    };
+    let mut writer = Writer::create(results, "data")?;
+    eprintln!("{run}");
+    writer.write(&Record::Run(run))?;
+    let mut listener = Keeper {
+        writer,
+        samples: Vec::new(),
+    };
+    bench::run(&options, &mut listener)?;
+    listener.writer.finish()?;
+    print(&listener.samples);
+    Ok(())
+}
+
+struct Keeper {
+    writer: Writer,
+    samples: Vec<Sample>,
+}
+
+impl Listener for Keeper {
+    fn sample(&mut self, sample: Sample) -> Result<()> {
+        self.samples.push(sample.clone());
+        self.writer.write(&Record::Sample(sample))
+    }
+
+    fn skipped(&mut self, skipped: Skipped) -> Result<()> {
+        eprintln!("not run: {}: {}", skipped.variant, skipped.why);
+        self.writer.write(&Record::Skipped(skipped))
+    }
+
+    fn progress(&mut self, what: &str) {
+        eprintln!("{what}");
+    }
+}
+
+fn print(samples: &[Sample]) {
+    for (key, cell) in summarise(samples) {
+        println!(
+            "{:>6} {:<28} {:<29} {:<20} {:>12.0}/s  {:.3} ({:.3}..{:.3})  {:>9.2} us{}",
+            key.services,
+            key.path,
+            key.mode,
+            key.variant,
+            cell.rate.median,
+            cell.ratio.median,
+            cell.ratio.low,
+            cell.ratio.high,
+            cell.cpu * 1e6,
+            latency(&cell)
+        );
+    }
+}
+
+/// Writes the median and the 99th percentile of one operation.
+fn latency(cell: &Summary) -> String {
+    let micros = |share| {
+        cell.latency
+            .quantile(share)
+            .map(|time| time.as_secs_f64() * 1e6)
+    };
+    let both = micros(0.5).zip(micros(0.99));
+    both.map_or_else(String::new, |(half, most)| {
+        format!("  p50 {half:.1} p99 {most:.1} us")
+    })
+}

@@ -1,0 +1,176 @@
+//! Results as they are kept: a file of JSON lines for each section.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use comfy_table::CellAlignment;
+use serde::{Deserialize, Serialize};
+use tools::bench::{Sample, Skipped};
+use tools::dead_backends::Row;
+use tools::scale::Figure;
+use tools::tunnel::Found;
+
+use crate::machine::Machine;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Record {
+    /// Where the section was run: the first of each file, and in the section `scale` of each run.
+    Machine(Machine),
+    Run(Run),
+    Sample(Sample),
+    Skipped(Skipped),
+    /// A note for readers of the section's figures, such as why there are none.
+    Note(String),
+    Table(Table),
+    /// A figure of the section `scale`.
+    Figure(Figure),
+    /// What the section `tunnel` found.
+    Tunnel(Found),
+    /// A row of the section `dead-backends`.
+    DeadBackends(Row),
+}
+
+/// How the cells of the section `data` were measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Run {
+    /// Only the cells of the first table were measured.
+    pub(crate) is_quick: bool,
+    pub(crate) rounds: usize,
+    pub(crate) slice_ms: u64,
+    pub(crate) seed: u64,
+}
+
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            is_quick,
+            rounds,
+            slice_ms,
+            seed,
+        } = self;
+        let kind = if *is_quick {
+            "A quick run"
+        } else {
+            "A whole run"
+        };
+        write!(
+            f,
+            "{kind}: {rounds} rounds, slices of {slice_ms} ms, seed {seed}"
+        )
+    }
+}
+
+/// Figures that are shown as they are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Table {
+    pub(crate) header: Vec<String>,
+    pub(crate) rows: Vec<Vec<String>>,
+}
+
+#[expect(
+    clippy::print_stdout,
+    reason = "the result of a benchmark is what it prints"
+)]
+pub(crate) fn show(figures: &Table) {
+    let mut table = comfy_table::Table::new();
+    table.set_header(&figures.header).add_rows(&figures.rows);
+    table
+        .column_iter_mut()
+        .skip(1)
+        .for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    println!("{table}");
+}
+
+/// Replaces a section's file once all is in it.
+pub(crate) struct Writer {
+    file: BufWriter<File>,
+    path: PathBuf,
+}
+
+impl Writer {
+    pub(crate) fn create(results: &Path, section: &str) -> Result<Self> {
+        let mut writer = Self::after(&[], results, section)?;
+        writer.write(&Record::Machine(Machine::read()?))?;
+        Ok(writer)
+    }
+
+    /// Begins a run after those that the file has. What an older benchmark wrote is given up.
+    pub(crate) fn add(results: &Path, section: &str) -> Result<Self> {
+        let earlier = read(results, section).unwrap_or_else(|error| {
+            eprintln!("the figures of earlier runs are given up: {error:#}");
+            Vec::new()
+        });
+        let mut writer = Self::after(&earlier, results, section)?;
+        writer.write(&Record::Machine(Machine::read()?))?;
+        Ok(writer)
+    }
+
+    fn after(earlier: &[Record], results: &Path, section: &str) -> Result<Self> {
+        fs::create_dir_all(results).with_context(|| format!("create {}", results.display()))?;
+        let path = path(results, section);
+        let new = path.with_extension("new");
+        let file = File::create(&new).with_context(|| format!("create {}", new.display()))?;
+        let mut writer = Self {
+            file: BufWriter::new(file),
+            path,
+        };
+        earlier.iter().try_for_each(|record| writer.write(record))?;
+        Ok(writer)
+    }
+
+    pub(crate) fn write(&mut self, record: &Record) -> Result<()> {
+        let line = serde_json::to_string(record)?;
+        writeln!(self.file, "{line}").with_context(|| format!("write {}", self.path.display()))
+    }
+
+    pub(crate) fn finish(mut self) -> Result<()> {
+        self.file
+            .flush()
+            .with_context(|| format!("write {}", self.path.display()))?;
+        let new = self.path.with_extension("new");
+        fs::rename(&new, &self.path).with_context(|| format!("rename to {}", self.path.display()))
+    }
+}
+
+/// Nothing if the section was never run.
+pub(crate) fn read(results: &Path, section: &str) -> Result<Vec<Record>> {
+    let path = path(results, section);
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
+    };
+    text.lines()
+        .map(|line| {
+            serde_json::from_str(line).with_context(|| format!("{}: {line}", path.display()))
+        })
+        .collect()
+}
+
+fn path(results: &Path, section: &str) -> PathBuf {
+    results.join(format!("{section}.jsonl"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn added_run_keeps_the_records_of_earlier_ones() {
+        let folder = tempfile::tempdir().unwrap();
+        let note = |text: &str| Record::Note(text.to_owned());
+        let write = |earlier: &[Record], text| {
+            let mut writer = Writer::after(earlier, folder.path(), "scale").unwrap();
+            writer.write(&note(text)).unwrap();
+            writer.finish().unwrap();
+            read(folder.path(), "scale").unwrap()
+        };
+        let first = write(&[], "first");
+        assert_eq!(write(&first, "second"), [note("first"), note("second")]);
+        assert_eq!(write(&[], "third"), [note("third")]);
+    }
+}

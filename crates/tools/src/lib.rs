@@ -1,0 +1,23 @@
+//! Benchmarks and long runs in the lab, as functions: the programs of this crate run them, and its
+//! tests do in short.
+
+#[cfg(feature = "bench")]
+pub mod bench;
+#[cfg(feature = "bench")]
+pub mod control;
+#[cfg(feature = "bench")]
+pub mod dead_backends;
+#[cfg(feature = "bench")]
+pub mod kube_rules;
+#[cfg(feature = "soak")]
+pub mod load;
+#[cfg(feature = "bench")]
+pub mod openers;
+#[cfg(feature = "bench")]
+pub mod programs;
+#[cfg(feature = "bench")]
+pub mod scale;
+#[cfg(feature = "soak")]
+pub mod soak;
+#[cfg(feature = "bench")]
+pub mod tunnel;

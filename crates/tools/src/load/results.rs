@@ -1,0 +1,147 @@
+//! How the connections of a dialer went.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+
+use super::dialer::Exchange;
+
+/// The number of faults that are described; all are counted.
+const TOLD: usize = 12;
+
+/// Why a connection counts as failed.
+#[derive(Debug)]
+pub(super) enum Fault {
+    Io(io::Error),
+    /// At which step.
+    Late(&'static str),
+    /// By FIN, before the answer was complete.
+    Closed,
+    /// Another answer than what was asked for.
+    Corrupt,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(error) => match error.raw_os_error() {
+                Some(number) => write!(f, "{:?}", Errno::from_raw(number)),
+                None => write!(f, "{error}"),
+            },
+            Self::Late(step) => f.write_str(step),
+            Self::Closed => f.write_str("closed early"),
+            Self::Corrupt => f.write_str("corrupt answer"),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Results {
+    started: Instant,
+    /// How long there was dialling.
+    pub lasted: Duration,
+    pub dialled: u64,
+    pub ok: u64,
+    /// By reason: an errno's name, or words.
+    pub failed: BTreeMap<String, u64>,
+    /// Answered by a backend that was none of those that might.
+    pub wrong: u64,
+    pub by_backend: BTreeMap<String, u64>,
+    /// How far the dialler was behind its rate at worst: the machine had no time for it.
+    pub behind: Duration,
+    /// The first faults, with the time since the start.
+    pub told: Vec<String>,
+    /// From dialling to the complete answer, in microseconds.
+    times: Vec<u32>,
+}
+
+impl Results {
+    pub(super) fn new(started: Instant) -> Self {
+        Self {
+            started,
+            lasted: Duration::ZERO,
+            dialled: 0,
+            ok: 0,
+            failed: BTreeMap::new(),
+            wrong: 0,
+            by_backend: BTreeMap::new(),
+            behind: Duration::ZERO,
+            told: Vec::new(),
+            times: Vec::new(),
+        }
+    }
+
+    pub(super) fn succeed(&mut self, exchange: &Exchange, allowed: bool) {
+        self.ok += 1;
+        let took = exchange.answered - exchange.dialled;
+        self.times
+            .push(u32::try_from(took.as_micros()).unwrap_or(u32::MAX));
+        match self.by_backend.get_mut(exchange.backend) {
+            Some(count) => *count += 1,
+            None => drop(self.by_backend.insert(exchange.backend.to_owned(), 1)),
+        }
+        if !allowed {
+            self.wrong += 1;
+            self.tell(
+                exchange.target,
+                exchange.dialled,
+                &format!("answered by {}", exchange.backend),
+            );
+        }
+    }
+
+    pub(super) fn fail(&mut self, target: SocketAddr, dialled: Instant, fault: &Fault) {
+        let reason = fault.to_string();
+        self.tell(target, dialled, &reason);
+        *self.failed.entry(reason).or_default() += 1;
+    }
+
+    fn tell(&mut self, target: SocketAddr, dialled: Instant, what: &str) {
+        if self.told.len() < TOLD {
+            let since = dialled - self.started;
+            let took = dialled.elapsed();
+            self.told.push(format!(
+                "{what}: {target}, dialled at {since:.3?}, after {took:.3?}"
+            ));
+        }
+    }
+
+    /// All but the answered ones.
+    pub fn failures(&self) -> u64 {
+        self.failed.values().sum()
+    }
+
+    /// By RST: of those that stood (`ECONNRESET`), and in place of an answer to SYN
+    /// (`ECONNREFUSED`).
+    pub fn resets(&self) -> u64 {
+        ["ECONNRESET", "ECONNREFUSED"]
+            .iter()
+            .filter_map(|reason| self.failed.get(*reason))
+            .sum()
+    }
+
+    /// Answered, but so much later than others that one of their packets must have been lost and
+    /// sent again.
+    pub fn slow(&self, threshold: Duration) -> u64 {
+        let limit = self.time(0.5) + threshold;
+        self.times
+            .iter()
+            .filter(|micros| Duration::from_micros(u64::from(**micros)) > limit)
+            .count() as u64
+    }
+
+    /// Within which that part of the exchanges was over: 0.5 for the median, 1.0 for the slowest.
+    pub fn time(&self, part: f64) -> Duration {
+        let mut times = self.times.clone();
+        if times.is_empty() {
+            return Duration::ZERO;
+        }
+        let nth = ((times.len() - 1) as f64 * part) as usize;
+        let (_, time, _) = times.select_nth_unstable(nth);
+        Duration::from_micros(u64::from(*time))
+    }
+}

@@ -1,0 +1,148 @@
+//! The backends of one Service, as two samples of an agent show them. Pure.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use proxy_view::object_name::full_name;
+use proxy_view::{BackendView, ConnectView, PortView, ServiceView};
+
+use crate::rows::{Connect, Sample, number, seconds};
+use crate::table::{aligned_table, connect_cells};
+
+const COLUMNS: [&str; 10] = [
+    "BACKEND",
+    "POD",
+    "PORT",
+    "STATE",
+    "CONNECTS/S",
+    "CONN-P50",
+    "CONN-P99",
+    "REFUSED/S",
+    "SILENT/S",
+    "FLOWS",
+];
+/// The columns before this one are words, and the others are numbers.
+const NUMBERS: usize = 4;
+
+/// The backends of a Service, in the order of ports and addresses.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Backends {
+    /// The Service as `namespace/name`.
+    pub(crate) service: String,
+    /// None if the agent serves no such Service any more.
+    pub(crate) rows: Option<Vec<Row>>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Row {
+    /// The name and protocol of the port: `http/TCP`.
+    pub(crate) port: String,
+    pub(crate) backend: BackendView,
+    /// The connections between the samples.
+    pub(crate) connect: Connect,
+}
+
+/// Computes the connections of a Service's backends between two samples.
+pub(crate) fn backends(before: &Sample, now: &Sample, service: &str) -> Backends {
+    let secs = seconds(before, now);
+    let old: BTreeMap<_, _> = find(before, service)
+        .into_iter()
+        .flat_map(of_ports)
+        .collect();
+    let row = |(key, backend): ((String, SocketAddr), &BackendView)| {
+        let nothing = ConnectView::default();
+        let change = backend
+            .connect
+            .since(old.get(&key).map_or(&nothing, |old| &old.connect));
+        Row {
+            port: key.0,
+            backend: backend.clone(),
+            connect: Connect::of(&change, secs),
+        }
+    };
+    let rows = find(now, service).map(|found| of_ports(found).map(row).collect());
+    Backends {
+        service: service.to_owned(),
+        rows,
+    }
+}
+
+fn find<'a>(sample: &'a Sample, service: &str) -> Option<&'a ServiceView> {
+    sample.services.iter().find(|one| full_name(one) == service)
+}
+
+/// Returns the backends by port and address.
+fn of_ports(service: &ServiceView) -> impl Iterator<Item = ((String, SocketAddr), &BackendView)> {
+    let name = |port: &PortView| {
+        if port.name.is_empty() {
+            port.port.to_string()
+        } else {
+            port.name.clone()
+        }
+    };
+    service.ports.iter().flat_map(move |port| {
+        let name = format!("{}/{}", name(port), port.protocol);
+        port.backends
+            .iter()
+            .map(move |backend| ((name.clone(), backend.address), backend))
+    })
+}
+
+pub(crate) fn text(backends: &Backends) -> String {
+    let Some(rows) = &backends.rows else {
+        return format!("kpx serves no Service {}\n", backends.service);
+    };
+    if rows.is_empty() {
+        return format!("Service {} has no endpoints\n", backends.service);
+    }
+    aligned_table(&COLUMNS, NUMBERS, rows.iter().map(cells))
+}
+
+fn cells(
+    Row {
+        port,
+        backend,
+        connect,
+    }: &Row,
+) -> Vec<String> {
+    let pod = backend.pod.clone().unwrap_or_else(|| "-".to_owned());
+    let [p50, p99, refused, silent] = connect_cells(connect);
+    let connects = number(connect.per_sec);
+    let words = [
+        backend.address.to_string(),
+        pod,
+        port.clone(),
+        state(backend).to_owned(),
+    ];
+    words
+        .into_iter()
+        .chain([
+            connects,
+            p50,
+            p99,
+            refused,
+            silent,
+            backend.flows.to_string(),
+        ])
+        .collect()
+}
+
+/// Returns what the backend is used for: `in use`, or why not. The words are those of
+/// `kpx backends`.
+fn state(backend: &BackendView) -> &'static str {
+    if backend.set_aside {
+        return "set aside";
+    }
+    if backend.silent {
+        return "silent";
+    }
+    let is_used = backend.in_cluster_set || backend.in_local_set || backend.in_redirect_set;
+    match (is_used, backend.terminating, backend.ready) {
+        (true, true, _) => "terminating",
+        (true, false, _) => "in use",
+        (false, true, _) => "terminated",
+        (false, false, true) if backend.weight == 0 => "drained",
+        (false, false, true) => "not in use",
+        (false, false, false) => "unready",
+    }
+}

@@ -1,0 +1,263 @@
+//! `kpx trace`: sends a packet through a copy of the kernel programs, and explains their decision.
+//! `kpx explain`: the same words without a packet.
+#![forbid(unsafe_code)]
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use nix::unistd::Uid;
+use proxy_common::addr::{Addr4, Addr6};
+use proxy_common::frontend::FrontendKey;
+
+use proxy_datapath::object;
+use proxy_view::RUN_DIR;
+use proxy_view::client::WAITS;
+use proxy_view::object_name::canonical_node_name;
+use proxy_view::output::{Data, json, print, yaml};
+
+mod answered;
+mod explain;
+mod explain_command;
+mod input;
+mod live;
+mod manifests;
+mod name;
+mod namespace;
+mod node;
+mod outside;
+mod packet;
+mod programs;
+mod redirected;
+pub mod report;
+mod resolve;
+mod target;
+mod text;
+
+use input::{Family, TraceInput};
+use live::{Live, PacketArgs};
+use manifests::Folder;
+use name::{From, To};
+use programs::{Programs, sock_addr};
+use report::{Hook, Packet, TablesOf, Trace};
+use resolve::{Ends, Known, has_names};
+use target::Target;
+
+pub use explain::{explain as meaning, remedy};
+pub use explain_command::{ExplainArgs, explain};
+pub use node::{NodeFlags, NodeRules};
+
+/// Show what kpx does with a packet, and why. Needs root.
+///
+/// The packet opens a flow: a TCP SYN, a UDP datagram or an SCTP INIT. The packet runs through a
+/// copy of the kernel programs with tables of its own: no traffic is touched, and no packet is
+/// sent.
+#[derive(Args, Debug)]
+pub struct TraceArgs<N: NodeFlags> {
+    /// The client: an address, pod/[NAMESPACE/]NAME, a workload as deploy/[NAMESPACE/]NAME, or
+    /// node/NAME for a process of this node. The default port is 32768.
+    #[arg(long, value_name = "CLIENT", required_unless_present = "host")]
+    from: Option<From>,
+    /// The destination: IP:PORT, a Service as [svc/][NAMESPACE/]NAME[:PORT] or by its DNS name, a
+    /// pod as pod/[NAMESPACE/]NAME[:PORT], or node/NAME:PORT. A port is a number or a name. Behind
+    /// it may stand /tcp, /udp or /sctp; the default is tcp.
+    #[arg(long, value_name = "DESTINATION")]
+    to: To,
+    /// Treat the client as a process of the node, even if --from is not an address of the node.
+    #[arg(long)]
+    host: bool,
+    /// The device through which the packet arrives; by default the device through which the kernel
+    /// reaches the client.
+    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["host", "manifests"])]
+    in_device: Option<String>,
+    /// The run directory of the agent whose tables are used.
+    #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
+    run_dir: PathBuf,
+    /// Use the objects of a folder instead of an agent's tables, for a node that need not exist.
+    #[arg(
+        long,
+        value_name = "DIR",
+        requires = "node",
+        conflicts_with = "run_dir"
+    )]
+    manifests: Option<PathBuf>,
+    /// The name of the node of --manifests.
+    #[arg(long, value_name = "NAME", requires = "manifests")]
+    node: Option<String>,
+    /// Send so many packets, each from the next source port, and count the results.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    count: u32,
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Data,
+    #[command(flatten)]
+    services: N,
+}
+
+/// Runs the trace and prints it.
+pub async fn trace<N: NodeFlags + Send + 'static>(args: TraceArgs<N>) -> Result<()> {
+    let output = args.output;
+    let trace = run(args)?;
+    let text = match output {
+        Data::Text => trace.to_string(),
+        Data::Json => json(&trace)?,
+        Data::Yaml => yaml(&trace)?,
+    };
+    print(&text)
+}
+
+/// Runs the trace. This blocks for as long as the kernel verifies a copy of the programs.
+pub fn run<N: NodeFlags + Send + 'static>(args: TraceArgs<N>) -> Result<Trace> {
+    ensure!(
+        Uid::effective().is_root(),
+        "kpx trace loads a copy of the kernel programs, which takes root"
+    );
+    // The trace runs on a thread of its own, which may leave the network namespace, and then ends.
+    thread::spawn(move || on_own_thread(&args))
+        .join()
+        .map_err(|_| anyhow::anyhow!("the trace panicked"))?
+}
+
+fn on_own_thread<N: NodeFlags>(args: &TraceArgs<N>) -> Result<Trace> {
+    if args.manifests.is_some() {
+        namespace::leave()?;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start a runtime")?;
+    runtime.block_on(async {
+        let tables = Tables::open(args).await?;
+        let known = if has_names(args.from.as_ref(), &args.to) {
+            tables.known().await?
+        } else {
+            Known::default()
+        };
+        let ends = known.resolve(args.from.as_ref(), &args.to);
+        let ends = if tables.waits() {
+            ends.context(WAITS)?
+        } else {
+            ends?
+        };
+        match ends.to.addr {
+            SocketAddr::V4(_) => of_family::<Addr4, N>(tables, ends, args).await,
+            SocketAddr::V6(_) => of_family::<Addr6, N>(tables, ends, args).await,
+        }
+    })
+}
+
+/// The origin of the tables that decide.
+enum Tables<R> {
+    Folder(Box<Folder<R>>),
+    Live(Box<Live>),
+}
+
+impl<R: NodeRules> Tables<R> {
+    async fn open<N: NodeFlags<Rules = R>>(args: &TraceArgs<N>) -> Result<Self> {
+        if let (Some(dir), Some(node)) = (&args.manifests, &args.node) {
+            return Ok(Self::Folder(Box::new(
+                Folder::read(dir, &canonical_node_name(node), &args.services).await?,
+            )));
+        }
+        let none_given = args.services.is_empty();
+        ensure!(
+            none_given,
+            "the running agent has its own options: those of a node go with --manifests"
+        );
+        Ok(Self::Live(Box::new(Live::query(&args.run_dir).await?)))
+    }
+
+    /// Returns true if the agent has not got its first lists, and knows no names.
+    fn waits(&self) -> bool {
+        matches!(self, Self::Live(live) if live.waits())
+    }
+
+    /// Returns what may be named.
+    async fn known(&self) -> Result<Known> {
+        match self {
+            Self::Folder(folder) => Ok(folder.known()),
+            Self::Live(live) => live.known().await,
+        }
+    }
+}
+
+async fn of_family<A: Family, N: NodeFlags>(
+    tables: Tables<N::Rules>,
+    Ends { from, to }: Ends,
+    args: &TraceArgs<N>,
+) -> Result<Trace> {
+    let object = object::embedded()?;
+    match tables {
+        Tables::Folder(folder) => {
+            let (input, from) = folder.input::<A>(from, args.host, &to).await?;
+            let programs = Programs::load(object, &input, args.count)?;
+            send(programs, input, (from, to), args)
+        }
+        Tables::Live(live) => {
+            let packet_args = PacketArgs {
+                from,
+                host: args.host,
+                in_device: args.in_device.as_deref(),
+            };
+            let (input, from) = live.input::<A>(&packet_args, &to).await?;
+            let programs = Programs::load(object, &input, args.count)?;
+            live.check_tag(input.entry.program, &programs.tag()?)?;
+            let mut trace = send(programs, input, (from, to), args)?;
+            trace.notes.extend(answered::notes(&live, &trace).await);
+            Ok(trace)
+        }
+    }
+}
+
+/// Runs packets through the programs, and explains the first one.
+fn send<A: Family, N: NodeFlags>(
+    mut programs: Programs<A>,
+    input: TraceInput<A>,
+    (from, to): (SocketAddr, Target),
+    args: &TraceArgs<N>,
+) -> Result<Trace> {
+    let count = args.count;
+    let mut clients = clients(from).take(count as usize);
+    let runs = clients.try_fold(Vec::new(), |mut runs, client| {
+        runs.push(programs.run(client, to.addr, to.proto)?);
+        anyhow::Ok(runs)
+    })?;
+    let first = runs.first().context("at least one packet was sent")?;
+    let dialled = sock_addr(to.addr)?;
+    let outcome = explain::outcome(
+        &input,
+        &FrontendKey::new(dialled.addr, dialled.port, to.proto),
+        first,
+    );
+    let external_client = input
+        .external_client_note
+        .filter(|_| outcome.origin == Some(report::Origin::Outside));
+    Ok(Trace {
+        node: input.node_name.clone(),
+        tables: if args.manifests.is_some() {
+            TablesOf::Manifests
+        } else {
+            TablesOf::Agent
+        },
+        packet: Packet {
+            from: from.to_string(),
+            to: to.addr.to_string(),
+            protocol: to.proto.to_string(),
+            count,
+        },
+        hook: Hook {
+            program: input.entry.program.to_owned(),
+            device: input.entry.device.clone(),
+        },
+        outcome,
+        tally: explain::tally(&runs),
+        notes: input.notes.into_iter().chain(external_client).collect(),
+    })
+}
+
+/// Returns one client address with all its ports in turn.
+fn clients(first: SocketAddr) -> impl Iterator<Item = SocketAddr> {
+    let ports = (first.port()..=u16::MAX).chain(1..first.port());
+    ports.map(move |port| SocketAddr::new(first.ip(), port))
+}

@@ -1,0 +1,406 @@
+//! Builds a scene from a running agent: the rows of its maps, and the hook that meets the packet
+//! first.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use aya::Pod;
+use aya::maps::lpm_trie::{Key, LpmTrie};
+use aya::maps::{Array, HashMap, Map, MapData, MapError};
+use nix::net::if_::{if_indextoname, if_nametoindex};
+use proxy_common::addr::Proto;
+use proxy_common::balance::{Affinity, AffinityKey};
+use proxy_common::device::pod_net;
+use proxy_common::frontend::{FrontendKey, Maglev, Service, Set, SetKey, SlotKey, SourceRange};
+use proxy_common::names;
+
+use crate::input::{Entry, Family, Net, TraceInput, port_names};
+use crate::outside::Outside;
+use crate::programs::LO;
+use crate::resolve::Known;
+use crate::target::{CLIENT_PORT, Target};
+use proxy_core::tables::{FamilyTables, RangeKey};
+use proxy_datapath as datapath;
+use proxy_net::next_hop::{NextHop, next_hop};
+use proxy_net::role::TELL_PODS;
+use proxy_net::{self as net, anchor};
+use proxy_source::health::Problem;
+use proxy_view::Names;
+use proxy_view::client::Client;
+use proxy_view::status::Status;
+
+/// The packet's origin from the command line.
+pub(crate) struct PacketArgs<'a> {
+    /// The client's address; None for a packet of the host, from any of its addresses.
+    pub(crate) from: Option<SocketAddr>,
+    pub(crate) host: bool,
+    pub(crate) in_device: Option<&'a str>,
+}
+
+/// The state of a running agent.
+pub(crate) struct Live {
+    pub(crate) client: Client,
+    pub(crate) status: Status,
+    /// The kernel's ids, by name.
+    maps: BTreeMap<String, u32>,
+    /// The folder of their pins; None if an older agent does not tell.
+    pins: Option<PathBuf>,
+    names: Names,
+}
+
+impl Live {
+    pub(crate) async fn query(run_dir: &Path) -> Result<Self> {
+        let client = Client::new(run_dir);
+        let status = client.status().await?;
+        check_namespace(&status, run_dir)?;
+        let maps = client.maps().await?;
+        let names = client.names().await?;
+        let pins = client.get("/pins").await.ok();
+        Ok(Self {
+            client,
+            status,
+            maps,
+            pins,
+            names,
+        })
+    }
+
+    /// Returns what may be named: this node, and the Services that the agent serves.
+    pub(crate) async fn known(&self) -> Result<Known> {
+        let Status {
+            node_name,
+            node_addresses,
+            ..
+        } = self.status.clone();
+        Ok(Known {
+            services: self.client.services().await?,
+            node_name,
+            node_addresses,
+        })
+    }
+
+    /// Fails unless the running programs have the same tag: the copy must do what they do.
+    pub(crate) fn check_tag(&self, program: &str, tag: &str) -> Result<()> {
+        let running = self.status.programs.get(program);
+        let running = running.with_context(|| {
+            format!(
+                "the running kpx {} has no program {program}",
+                self.status.version
+            )
+        })?;
+        ensure!(
+            running.tag == tag,
+            "the running kpx {} has another {program} than this one ({}, not {tag}): trace with the binary that runs",
+            self.status.version,
+            running.tag,
+        );
+        Ok(())
+    }
+
+    /// Returns the rows of the maps with the packet's entry, and the packet's source.
+    pub(crate) async fn input<A: Family>(
+        &self,
+        packet_args: &PacketArgs<'_>,
+        to: &Target,
+    ) -> Result<(TraceInput<A>, SocketAddr)> {
+        let maps = A::MAPS;
+        let from = match packet_args.from {
+            Some(from) => from,
+            None => SocketAddr::new(source_to(to.addr.ip()).await?, CLIENT_PORT),
+        };
+        let mut affinity: BTreeMap<AffinityKey<A>, Affinity<A>> = self.rows(maps.new_affinity)?;
+        affinity.extend(self.rows::<AffinityKey<A>, Affinity<A>>(maps.affinity)?);
+        affinity.retain(|key, _| key.client.ip() == from.ip());
+        let nowhere = Entry {
+            program: names::INGRESS,
+            device: String::new(),
+            ifindex: 0,
+        };
+        let tables = self.tables()?;
+        let mut input = TraceInput {
+            node_name: self.status.node_name.clone(),
+            names: port_names(&self.names, &tables),
+            tables,
+            node: self.single(names::NODE)?,
+            devices: self.rows(names::DEVICES)?,
+            addrs: self.rows(maps.addrs)?,
+            pods: self.detected_nets(maps.pods)?,
+            service_nets: self.valued_nets(maps.service_cidrs)?,
+            generation: self.single(names::GENERATION)?,
+            affinity,
+            connections: self.rows(maps.connections)?,
+            entry: nowhere,
+            notes: Vec::new(),
+            external_client_note: None,
+            outside: Outside::of(&self.status),
+        };
+        if !self.status.healthy {
+            input.notes.push(
+                "the agent is not healthy (see kpx status): its tables may be out of date"
+                    .to_owned(),
+            );
+        }
+        input.entry = entry(&input, from.ip(), packet_args, to).await?;
+        if input.entry.program == names::ANCHOR {
+            let rules = self
+                .status
+                .problems
+                .iter()
+                .filter(|problem| problem.what == Problem::Rules.to_string());
+            input.notes.extend(rules.map(|problem| problem.why.clone()));
+        }
+        input.notes.extend(self.of_sockets(&input, to));
+        let device = self
+            .status
+            .devices
+            .iter()
+            .find(|device| device.ifindex == input.entry.ifindex);
+        input.external_client_note = device.and_then(|device| device.no_pod.as_ref()).map(|why| {
+            format!("{why}; if it leads to a pod, give it host routes alone, or set {TELL_PODS}")
+        });
+        Ok((input, from))
+    }
+
+    /// Returns true until the agent has got its first lists.
+    pub(crate) fn waits(&self) -> bool {
+        !self.status.complete
+    }
+
+    /// Returns a note for clients whose sockets are translated before they send a packet.
+    fn of_sockets<A: Family>(&self, input: &TraceInput<A>, to: &Target) -> Option<String> {
+        let sockets = self.status.sockets.as_ref()?;
+        let is_translated = to.proto == Proto::TCP || to.proto == Proto::UDP && sockets.udp;
+        let is_host = input.entry.program != names::INGRESS;
+        let is_pod = input
+            .devices
+            .get(&input.entry.ifindex)
+            .is_some_and(|device| device.is_pod());
+        let client = match (is_host, sockets.scope.as_str()) {
+            _ if !is_translated => return None,
+            (true, _) => "the node",
+            (false, "all") if is_pod => "this pod",
+            (false, _) if is_pod && sockets.pods && to.proto == Proto::TCP => {
+                "led pods (kpx status -o wide lists them)"
+            }
+            _ => return None,
+        };
+        let call = if to.proto == Proto::TCP {
+            "connect()"
+        } else {
+            "connect() or sendmsg()"
+        };
+        let setting = socket_setting(&self.status.options.socket_lb, &sockets.scope);
+        Some(format!(
+            "--socket-lb {setting}: sockets of {client} get a backend at {call} already. Such a packet comes from one \
+             that gets none (docs/socket-lb.md lists them), or that was open before"
+        ))
+    }
+
+    /// Reads the tables. If the agent wrote at the same time and the parts do not fit, they are
+    /// read again.
+    fn tables<A: Family>(&self) -> Result<FamilyTables<A>> {
+        const TRIES: usize = 5;
+        let maps = A::MAPS;
+        for _ in 0..TRIES {
+            let maglev: BTreeMap<SetKey<A>, Maglev> = self.rows(maps.maglev)?;
+            let ranges: Vec<Key<SourceRange<A>>> = self.keys(maps.source_ranges)?;
+            let ranges = ranges.into_iter().map(|key| RangeKey {
+                range: key.data(),
+                bits: key.prefix_len(),
+            });
+            let tables = FamilyTables {
+                frontends: self.rows(maps.frontends)?,
+                services: self.rows(maps.services)?,
+                slots: self.rows(maps.slots)?,
+                endpoints: self.rows(maps.endpoints)?,
+                maglev: maglev
+                    .into_iter()
+                    .map(|(key, table)| (key, Arc::new(table)))
+                    .collect(),
+                source_ranges: ranges.collect::<BTreeSet<_>>(),
+            };
+            if is_whole(&tables) {
+                return Ok(tables);
+            }
+        }
+        bail!("the agent's tables change faster than they can be read")
+    }
+
+    fn map<M: TryFrom<Map, Error = MapError>>(&self, name: &str) -> Result<M> {
+        datapath::open_or_pinned(&self.maps, self.pins.as_deref(), name)
+    }
+
+    fn rows<K: Pod + Ord, V: Pod>(&self, name: &str) -> Result<BTreeMap<K, V>> {
+        let map: HashMap<MapData, K, V> = self.map(name)?;
+        map.iter()
+            .collect::<Result<_, _>>()
+            .with_context(|| format!("read {name}"))
+    }
+
+    fn keys<K: Pod>(&self, name: &str) -> Result<Vec<Key<K>>> {
+        let map: LpmTrie<MapData, K, u32> = self.map(name)?;
+        map.keys()
+            .collect::<Result<_, _>>()
+            .with_context(|| format!("read {name}"))
+    }
+
+    /// Returns those pod networks that detection uses.
+    fn detected_nets<A: Family>(&self, name: &str) -> Result<Vec<Net<A>>> {
+        let rows = self.valued_nets(name)?.into_iter();
+        Ok(rows
+            .filter(|(_, flags)| flags & pod_net::DETECTED != 0)
+            .map(|(net, _)| net)
+            .collect())
+    }
+
+    fn valued_nets<A: Family>(&self, name: &str) -> Result<Vec<(Net<A>, u32)>> {
+        let map: LpmTrie<MapData, A, u32> = self.map(name)?;
+        let rows = map
+            .iter()
+            .map(|row| row.map(|(key, value)| ((key.prefix_len(), key.data()), value)));
+        rows.collect::<Result<_, _>>()
+            .with_context(|| format!("read {name}"))
+    }
+
+    fn single<V: Pod>(&self, name: &str) -> Result<V> {
+        let map: Array<MapData, V> = self.map(name)?;
+        map.get(&0, 0).with_context(|| format!("read {name}"))
+    }
+}
+
+/// Returns the operator's setting from what is served: `auto` of `auto: host and pods`. Agents of
+/// earlier versions tell only the scope.
+fn socket_setting<'a>(served: &'a str, scope: &'a str) -> &'a str {
+    let setting = served.split([':', ' ']).next().unwrap_or_default();
+    if setting.is_empty() { scope } else { setting }
+}
+
+/// Fails in another network namespace than the agent's, because devices and routes would be
+/// different.
+fn check_namespace(status: &Status, run_dir: &Path) -> Result<()> {
+    let Some(theirs) = &status.network_namespace else {
+        return Ok(());
+    };
+    let ours = net::namespace()?.display().to_string();
+    ensure!(
+        ours == *theirs,
+        "the kpx of {} serves another network namespace, {theirs}, and this is {ours}: trace there (`nsenter --net`, \
+         `ip netns exec`)",
+        run_dir.display(),
+    );
+    Ok(())
+}
+
+/// Returns true if every frontend refers to a service port, and every count has its slots.
+fn is_whole<A: Family>(tables: &FamilyTables<A>) -> bool {
+    let leads =
+        |service| tables.services.contains_key(service) || tables.frontends.contains_key(service);
+    let counted = |(key, service): (&FrontendKey<A>, &Service)| {
+        Set::ALL.iter().all(|set| {
+            let mut indexes = 0..service.count(*set);
+            indexes.all(|index| tables.slots.contains_key(&SlotKey::new(*key, *set, index)))
+        })
+    };
+    tables
+        .frontends
+        .values()
+        .all(|frontend| leads(&frontend.service))
+        && tables.services.iter().all(counted)
+}
+
+/// Returns the address from which the host would dial.
+async fn source_to(target: IpAddr) -> Result<IpAddr> {
+    let NextHop { source, .. } = next_hop(target).await?;
+    source.with_context(|| format!("the host has no address to reach {target} from: pass --from"))
+}
+
+async fn entry<A: Family>(
+    input: &TraceInput<A>,
+    from: IpAddr,
+    packet_args: &PacketArgs<'_>,
+    to: &Target,
+) -> Result<Entry> {
+    if let Some(device) = packet_args.in_device {
+        let ifindex =
+            if_nametoindex(device).with_context(|| format!("look for device {device}"))?;
+        return at_device(input, device.to_owned(), ifindex);
+    }
+    let is_own = |addr: IpAddr| {
+        addr.is_loopback() || A::from_ip(addr).is_some_and(|addr| input.addrs.contains_key(&addr))
+    };
+    if !packet_args.host && !is_own(from) {
+        let ifindex = device_of(input, from).await?;
+        let device =
+            if_indextoname(ifindex).with_context(|| format!("look for device {ifindex}"))?;
+        return at_device(input, device.to_string_lossy().into_owned(), ifindex);
+    }
+    // Packets to the host's own addresses, such as all of 127.0.0.0/8, never reach a route of ours.
+    let to = to.addr.ip();
+    if is_own(to) || next_hop(to).await.is_ok_and(|hop| hop.device == LO) {
+        return Ok(Entry {
+            program: names::LO,
+            device: "lo".to_owned(),
+            ifindex: LO,
+        });
+    }
+    let ifindex = input.node.anchor_ifindex;
+    Ok(Entry {
+        program: names::ANCHOR,
+        device: anchor::NAME.to_owned(),
+        ifindex,
+    })
+}
+
+fn at_device<A: Family>(input: &TraceInput<A>, device: String, ifindex: u32) -> Result<Entry> {
+    let row = input
+        .devices
+        .get(&ifindex)
+        .with_context(|| format!("kpx has no ingress program on {device}"))?;
+    ensure!(
+        !row.is_headerless(),
+        "packets that come in by {device} have no Ethernet header, and trace makes none like that"
+    );
+    Ok(Entry {
+        program: names::INGRESS,
+        device,
+        ifindex,
+    })
+}
+
+/// Returns the device through which packets of `client` arrive: the device of the route to the
+/// client. On a bridge it is the port behind which the bridge has seen the client.
+async fn device_of<A: Family>(input: &TraceInput<A>, client: IpAddr) -> Result<u32> {
+    let hop = next_hop(client)
+        .await
+        .with_context(|| format!("find the device of {client}; --in-device names it"))?;
+    if let Some(port) = hop.port {
+        return Ok(port);
+    }
+    let pods = hop.ports.iter().any(|port| {
+        input
+            .devices
+            .get(port)
+            .is_some_and(|device| device.is_pod())
+    });
+    ensure!(
+        !pods,
+        "{client} may be a pod on a bridge, but its port is unknown: pass --in-device"
+    );
+    Ok(hop.device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn note_on_sockets_names_the_setting_and_not_its_effect() {
+        assert_eq!(socket_setting("auto: host and pods", "host"), "auto");
+        assert_eq!(socket_setting("host", "host"), "host");
+        assert_eq!(socket_setting("all", "all"), "all");
+        assert_eq!(socket_setting("", "host"), "host");
+    }
+}

@@ -1,0 +1,296 @@
+//! Explains what a machine outside of the cluster sees: which ports it does not reach, why, and
+//! what makes them reachable.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use proxy_common::addr::Proto;
+use proxy_common::counter::Reason;
+use proxy_view::Mode;
+use proxy_view::status::{Status, UnreachableStatus};
+
+use crate::explain::ANY_SERVICE;
+
+/// The backends that a machine outside does not reach, and the ways to pods that it has.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outside {
+    unreachable: Vec<UnreachableStatus>,
+    /// The Services that this machine does not reach at all.
+    cut_off: BTreeSet<String>,
+    /// True if the tunnel through the API server is on.
+    has_tunnel: bool,
+    /// The value of `--pod-routes`.
+    pod_routes: String,
+}
+
+/// The port that a client dials.
+pub(crate) struct DialledPort<'a> {
+    /// The Service as `namespace/name`, if it is known.
+    pub(crate) service: Option<&'a str>,
+    pub(crate) port: (u16, Proto),
+    pub(crate) family: &'static str,
+}
+
+impl Outside {
+    /// Returns the view of a machine outside; None on a node.
+    pub(crate) fn of(status: &Status) -> Option<Self> {
+        (status.mode == Mode::Host.to_string()).then(|| Self {
+            unreachable: status.unreachable.clone(),
+            cut_off: status
+                .cut_off
+                .iter()
+                .map(|one| one.service.clone())
+                .collect(),
+            has_tunnel: status.tunnel.is_some(),
+            pod_routes: status.options.pod_routes.clone().unwrap_or_default(),
+        })
+    }
+
+    /// Says what the machine's owner sees and can do, who may know no pods and no probes. None
+    /// where that is the same as on a node.
+    pub(crate) fn seen(
+        &self,
+        reason: Reason,
+        dialled: &DialledPort<'_>,
+    ) -> Option<(String, Vec<String>)> {
+        let name = dialled.service.unwrap_or(ANY_SERVICE);
+        let backends = format!("kpx backends {name} shows the endpoints.");
+        match reason {
+            Reason::NoEndpoints => {
+                let left_out = self.left_out(dialled);
+                Some(match left_out.first() {
+                    Some(first) => (self.out_of_reach(dialled, &left_out, first), self.ways(backends, dialled, first)),
+                    None => (none_serves(dialled), vec![backends, is_down(dialled), NONE_IS_LOCAL.to_owned()]),
+                })
+            }
+            Reason::NoLocalEndpoints => Some((
+                "the traffic policy Local lets only nodes with an endpoint in, and this machine is none".to_owned(),
+                vec![backends],
+            )),
+            _ => None,
+        }
+    }
+
+    /// Returns the backends of the port and family that are out of reach.
+    fn left_out(&self, dialled: &DialledPort<'_>) -> Vec<&UnreachableStatus> {
+        let port = dialled.port();
+        let is_v6 = dialled.family == "IPv6";
+        let is_one = |one: &&UnreachableStatus| {
+            Some(one.service.as_str()) == dialled.service
+                && one.port == port
+                && one.backend.is_ipv6() == is_v6
+        };
+        self.unreachable.iter().filter(is_one).collect()
+    }
+
+    fn out_of_reach(
+        &self,
+        dialled: &DialledPort<'_>,
+        all: &[&UnreachableStatus],
+        first: &UnreachableStatus,
+    ) -> String {
+        let backends: BTreeSet<IpAddr> = all.iter().map(|one| one.backend.ip()).collect();
+        let rest = match dialled
+            .service
+            .is_some_and(|service| self.cut_off.contains(service))
+        {
+            true => "",
+            false => "; another port or family of the Service is within reach",
+        };
+        format!(
+            "port {} has endpoints over {}, but this machine reaches none of {}, first {}: {}{rest}",
+            dialled.port(),
+            dialled.family,
+            backends.len(),
+            first.backend,
+            first.why
+        )
+    }
+
+    /// Returns the ways that would make the port reachable, as far as this machine does not use
+    /// them yet.
+    fn ways(
+        &self,
+        backends: String,
+        dialled: &DialledPort<'_>,
+        first: &UnreachableStatus,
+    ) -> Vec<String> {
+        let mut ways = vec![backends];
+        match (self.has_tunnel, dialled.port.1 == Proto::TCP) {
+            (false, true) => ways
+                .push("kpx run --tunnel tcp leads TCP to endpoints that are pods, through the API server.".to_owned()),
+            (true, true) => {
+                ways.push("--tunnel tcp is on, but leads to pods alone: these endpoints are none.".to_owned())
+            }
+            (true, false) => ways.push(format!("--tunnel tcp is on, but leads no {}.", dialled.protocol())),
+            (false, false) => {}
+        }
+        if first.why.contains("only the default route") {
+            ways.push(
+                "If the default gateway knows the way to pods, --pod-routes default lets its route count.".to_owned(),
+            );
+        }
+        ways.push(match self.pod_routes.as_str() {
+            "nodes" => "--pod-routes nodes is on, and makes routes to nodes with podCIDRs on this machine's own segment alone.",
+            _ => "If nodes on this machine's segment route their podCIDRs, --pod-routes nodes makes routes to pods.",
+        }.to_owned());
+        ways.push(
+            match first.why.contains("no node port") {
+                true => "Or give the machine a route to the pods, or the Service a node port (docs/host-mode.md).",
+                false => {
+                    "Or give the machine a route to the pods, or to a ready node for the node port (docs/host-mode.md)."
+                }
+            }
+            .to_owned(),
+        );
+        ways
+    }
+}
+
+impl DialledPort<'_> {
+    /// Returns number and protocol as the agent's status has them: `80/tcp`.
+    fn port(&self) -> String {
+        format!("{}/{}", self.port.0, self.port.1)
+    }
+
+    fn protocol(&self) -> String {
+        self.port.1.to_string().to_uppercase()
+    }
+}
+
+const NONE_IS_LOCAL: &str = "If one is ready, the internalTrafficPolicy is Local, under which no machine outside is served.";
+
+fn none_serves(dialled: &DialledPort<'_>) -> String {
+    format!(
+        "port {} has no endpoint that serves over {}",
+        dialled.port(),
+        dialled.family
+    )
+}
+
+fn is_down(dialled: &DialledPort<'_>) -> String {
+    let port = dialled.port();
+    let family = dialled.family;
+    format!("If none is ready over {family}, port {port} is down there for the whole cluster.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NO_NODE_PORT: &str =
+        "only the default route leads to it, and the Service has no node port";
+
+    fn outside(cut_off: &[&str], unreachable: &[(&str, &str)]) -> Outside {
+        let unreachable = unreachable.iter().map(|(port, backend)| UnreachableStatus {
+            service: "shop/web".to_owned(),
+            port: (*port).to_owned(),
+            backend: backend.parse().unwrap(),
+            why: NO_NODE_PORT.to_owned(),
+        });
+        let cut_off = cut_off.iter().map(|name| (*name).to_owned()).collect();
+        Outside {
+            unreachable: unreachable.collect(),
+            cut_off,
+            has_tunnel: false,
+            pod_routes: "off".to_owned(),
+        }
+    }
+
+    fn seen(outside: &Outside, port: (u16, Proto), family: &'static str) -> (String, String) {
+        let dialled = DialledPort {
+            service: Some("shop/web"),
+            port,
+            family,
+        };
+        let (explanation, remedy) = outside.seen(Reason::NoEndpoints, &dialled).unwrap();
+        assert!(
+            remedy
+                .iter()
+                .all(|step| step.ends_with('.') && step.len() < 110),
+            "{remedy:?}"
+        );
+        (explanation, remedy.join(" "))
+    }
+
+    #[test]
+    fn port_out_of_reach_of_this_machine_is_not_called_down() {
+        let part = outside(
+            &[],
+            &[
+                ("53/udp", "10.244.1.3:53"),
+                ("53/udp", "10.244.1.4:53"),
+                ("80/tcp", "[fd00::3]:80"),
+            ],
+        );
+        let (explanation, remedy) = seen(&part, (53, Proto::UDP), "IPv4");
+        let expected = format!(
+            "port 53/udp has endpoints over IPv4, but this machine reaches none of 2, first 10.244.1.3:53: {NO_NODE_PORT}; \
+             another port or family of the Service is within reach"
+        );
+        assert_eq!(explanation, expected);
+        assert!(
+            !remedy.contains("whole cluster") && remedy.contains("docs/host-mode.md"),
+            "{remedy}"
+        );
+        let (explanation, remedy) = seen(&part, (80, Proto::TCP), "IPv6");
+        assert!(
+            explanation.contains("none of 1, first [fd00::3]:80")
+                && !remedy.contains("whole cluster"),
+            "{explanation}"
+        );
+        let (explanation, remedy) = seen(&part, (80, Proto::TCP), "IPv4");
+        assert_eq!(
+            explanation,
+            "port 80/tcp has no endpoint that serves over IPv4"
+        );
+        assert!(
+            remedy.contains("port 80/tcp is down there for the whole cluster."),
+            "{remedy}"
+        );
+        let (explanation, _) = seen(
+            &outside(&["shop/web"], &[("80/tcp", "10.244.1.3:80")]),
+            (80, Proto::TCP),
+            "IPv4",
+        );
+        assert!(!explanation.contains("another port"), "{explanation}");
+    }
+
+    #[test]
+    fn advice_names_the_ways_that_would_help() {
+        let off = outside(
+            &[],
+            &[("80/tcp", "10.244.1.3:80"), ("53/udp", "10.244.1.3:53")],
+        );
+        let (_, tcp) = seen(&off, (80, Proto::TCP), "IPv4");
+        for way in [
+            "--tunnel tcp leads TCP",
+            "--pod-routes default",
+            "--pod-routes nodes makes",
+            "a node port",
+        ] {
+            assert!(tcp.contains(way), "{way}: {tcp}");
+        }
+        let (_, udp) = seen(&off, (53, Proto::UDP), "IPv4");
+        assert!(
+            !udp.contains("--tunnel") && udp.contains("--pod-routes nodes makes"),
+            "{udp}"
+        );
+        let on = Outside {
+            has_tunnel: true,
+            pod_routes: "nodes".to_owned(),
+            ..off
+        };
+        let (_, tcp) = seen(&on, (80, Proto::TCP), "IPv4");
+        assert!(
+            tcp.contains("--tunnel tcp is on, but leads to pods alone"),
+            "{tcp}"
+        );
+        assert!(tcp.contains("--pod-routes nodes is on"), "{tcp}");
+        let (_, udp) = seen(&on, (53, Proto::UDP), "IPv4");
+        assert!(
+            udp.contains("--tunnel tcp is on, but leads no UDP."),
+            "{udp}"
+        );
+    }
+}

@@ -1,0 +1,337 @@
+//! A copy of the kernel programs with maps of its own, which affects no traffic.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, bail};
+use aya::maps::lpm_trie::{Key, LpmTrie};
+use aya::maps::{Array, HashMap, MapData, MapError, PerCpuArray, PerCpuValues};
+use aya::programs::SchedClassifier;
+use aya::util::nr_cpus;
+use aya::{Ebpf, Pod};
+use proxy_common::addr::{Addr, Port, Proto, SockAddr};
+use proxy_common::counter::{Counter, Event, Reason};
+use proxy_common::flow::{Flow, FlowKey, Hook};
+use proxy_common::frontend::{Backend, FrontendKey, FrontendKind, Set};
+use proxy_common::names::{self, FamilyMaps};
+use proxy_common::policy::{Decision, Origin};
+
+use crate::input::{Entry, Family, Net, TraceInput};
+use crate::packet;
+use proxy_datapath::test_run::{Field, SkBuff, test_run};
+use proxy_datapath::verifier;
+
+/// A program at its hook, with its maps.
+pub(crate) struct Programs<A: Addr> {
+    ebpf: Ebpf,
+    entry: Entry,
+    /// The counters before the next packet, summed over all CPUs.
+    counters: Vec<u64>,
+    no_decision: Decision<A>,
+}
+
+/// The fate of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Disposition<A: Addr> {
+    /// The packet was sent to a backend, as this flow says.
+    Forward(Flow<A>),
+    Pass(Reason),
+    Drop(Reason),
+    /// The packet was answered.
+    Reject(Reason),
+}
+
+/// The result of running one packet through the programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run<A: Addr> {
+    pub(crate) disposition: Disposition<A>,
+    /// The programs' decision, if the packet met a frontend.
+    pub(crate) decision: Option<Decision<A>>,
+}
+
+impl<A: Family> Programs<A> {
+    /// Loads the program of the scene's hook, with room for `packets` flows, and fills its maps.
+    pub(crate) fn load(object: &[u8], input: &TraceInput<A>, packets: u32) -> Result<Self> {
+        let mut loader = verifier::loader();
+        // These maps remember state; the others cost nothing while they are empty. A flow has up to
+        // four entries.
+        for maps in [names::IPV4, names::IPV6] {
+            loader.map_max_entries(maps.flows, (packets * 4).max(MEMORY_MIN));
+            let affinity = [maps.affinity, maps.new_affinity];
+            let fragments = [maps.fragments, maps.far_fragments];
+            let counts = [maps.half_open, maps.clients, maps.cursors, maps.connections];
+            for name in affinity.into_iter().chain(fragments).chain(counts) {
+                loader.map_max_entries(name, MEMORY_MIN);
+            }
+        }
+        // The agent's maps may be larger than the sizes in the object.
+        let maps = A::MAPS;
+        let tables = &input.tables;
+        let rows = [
+            (maps.frontends, tables.frontends.len()),
+            (maps.services, tables.services.len()),
+            (maps.slots, tables.slots.len()),
+            (maps.endpoints, tables.endpoints.len()),
+            (maps.maglev, tables.maglev.len()),
+            (maps.source_ranges, tables.source_ranges.len()),
+        ];
+        for (name, rows) in rows {
+            loader.map_max_entries(name, u32::try_from(rows)?.max(MEMORY_MIN));
+        }
+        let mut ebpf = loader
+            .load(object)
+            .context("load a copy of the kernel programs")?;
+        let name = input.entry.program;
+        let program: &mut SchedClassifier = ebpf
+            .program_mut(name)
+            .with_context(|| format!("no program {name} in the BPF object"))?
+            .try_into()?;
+        verifier::load(|| program.load()).with_context(|| format!("load a copy of {name}"))?;
+        let none = FrontendKey::address(A::UNSPECIFIED);
+        let no_decision = Decision {
+            frontend: none,
+            service: none,
+            kind: FrontendKind::ADDRESS,
+            origin: Origin::EXTERNAL,
+            set: Set::CLUSTER,
+            flags: 0,
+            backend: Backend::new(A::UNSPECIFIED, Port::ANY, 0),
+        };
+        let counters = vec![0; Counter::COUNT as usize];
+        let mut programs = Self {
+            ebpf,
+            entry: input.entry.clone(),
+            counters,
+            no_decision,
+        };
+        programs.fill(input)?;
+        Ok(programs)
+    }
+
+    /// Sends the first packet of a flow through the program.
+    pub(crate) fn run(&mut self, from: SocketAddr, to: SocketAddr, proto: Proto) -> Result<Run<A>> {
+        self.forget_decision()?;
+        let action = self.test_run(&packet::opener(from, to, proto)?)?;
+        let counted = self.counted()?;
+        let reason = Reason::ALL
+            .into_iter()
+            .find(|reason| counted(Counter::from(*reason)));
+        let disposition = match reason {
+            None if counted(Event::Forwarded.into()) => {
+                Disposition::Forward(self.take_flow(from, to, proto)?)
+            }
+            // No route of ours leads to such an address, so the host's packets to it never reach
+            // this hook.
+            Some(Reason::NotOurs) => Disposition::Pass(Reason::NotOurs),
+            // A rejection may stay unanswered: the crafted frame is not for any device's address,
+            // and many packets exceed the answers of one second.
+            Some(reason)
+                if counted(Event::Rejected.into()) || counted(Event::Unanswered.into()) =>
+            {
+                Disposition::Reject(reason)
+            }
+            Some(reason) if action == ACTION_DROP => Disposition::Drop(reason),
+            Some(reason) => Disposition::Pass(reason),
+            None => bail!(
+                "{} answered {action} and counted nothing",
+                self.entry.program
+            ),
+        };
+        Ok(Run {
+            disposition,
+            decision: self.decision()?,
+        })
+    }
+
+    /// Returns the kernel's hash of the program's instructions, as `kpx status` shows it.
+    pub(crate) fn tag(&self) -> Result<String> {
+        let info = self
+            .program()?
+            .info()
+            .with_context(|| format!("ask the kernel about {}", self.entry.program))?;
+        Ok(format!("{:016x}", info.tag()))
+    }
+
+    /// Runs the program, and returns its action (linux/pkt_cls.h).
+    fn test_run(&self, frame: &[u8]) -> Result<i32> {
+        let name = self.entry.program;
+        let context =
+            (self.entry.ifindex != LO).then(|| SkBuff::new([(Field::IFINDEX, self.entry.ifindex)]));
+        let ran = test_run(self.program()?, frame, context.as_ref(), &mut []);
+        Ok(ran
+            .with_context(|| format!("run {name} as on device {}", self.entry.device))?
+            .action)
+    }
+
+    fn program(&self) -> Result<&SchedClassifier> {
+        Ok(self
+            .ebpf
+            .program(self.entry.program)
+            .context("the program was loaded")?
+            .try_into()?)
+    }
+
+    fn fill(&mut self, input: &TraceInput<A>) -> Result<()> {
+        let FamilyMaps {
+            frontends,
+            services,
+            slots,
+            endpoints,
+            maglev,
+            addrs,
+            affinity,
+            connections,
+            ..
+        } = A::MAPS;
+        self.put_all(frontends, &input.tables.frontends)?;
+        self.put_all(services, &input.tables.services)?;
+        self.put_all(slots, &input.tables.slots)?;
+        self.put_all(endpoints, &input.tables.endpoints)?;
+        self.put_all(
+            maglev,
+            &input
+                .tables
+                .maglev
+                .iter()
+                .map(|(set, table)| (*set, **table))
+                .collect(),
+        )?;
+        self.put_all(addrs, &input.addrs)?;
+        self.put_all(names::DEVICES, &input.devices)?;
+        self.put_all(affinity, &input.affinity)?;
+        self.put_all(connections, &input.connections)?;
+        let ranges = input
+            .tables
+            .source_ranges
+            .iter()
+            .map(|key| (Key::new(key.bits, key.range), 1));
+        self.put_nets(A::MAPS.source_ranges, ranges)?;
+        let key = |(bits, addr): &Net<A>| Key::new(*bits, *addr);
+        self.put_nets(A::MAPS.pods, input.pods.iter().map(|net| (key(net), 1)))?;
+        let service_nets = input
+            .service_nets
+            .iter()
+            .map(|(net, value)| (key(net), *value));
+        self.put_nets(A::MAPS.service_cidrs, service_nets)?;
+        self.set(names::NODE, input.node)?;
+        self.set(names::GENERATION, input.generation)
+    }
+
+    fn put_all<K: Pod, V: Pod>(&mut self, name: &str, rows: &BTreeMap<K, V>) -> Result<()> {
+        let mut map: HashMap<&mut MapData, K, V> = self.map_mut(name)?;
+        rows.iter()
+            .try_for_each(|(key, value)| map.insert(key, value, 0))
+            .with_context(|| format!("write {name}"))
+    }
+
+    fn put_nets<K: Pod>(
+        &mut self,
+        name: &str,
+        mut nets: impl Iterator<Item = (Key<K>, u32)>,
+    ) -> Result<()> {
+        let mut map: LpmTrie<&mut MapData, K, u32> = self.map_mut(name)?;
+        nets.try_for_each(|(net, value)| map.insert(&net, value, 0))
+            .with_context(|| format!("write {name}"))
+    }
+
+    fn set<V: Pod>(&mut self, name: &str, value: V) -> Result<()> {
+        let mut map: Array<&mut MapData, V> = self.map_mut(name)?;
+        map.set(0, value, 0)
+            .with_context(|| format!("write {name}"))
+    }
+
+    /// Returns a test for counters that have increased since the last call.
+    fn counted(&mut self) -> Result<impl Fn(Counter) -> bool + use<A>> {
+        let map: PerCpuArray<&MapData, u64> = self.map(names::COUNTERS)?;
+        let sum = |index| Ok(map.get(&index, 0).context("read COUNTERS")?.iter().sum());
+        let now: Vec<u64> = (0..Counter::COUNT).map(sum).collect::<Result<_>>()?;
+        let up: Vec<bool> = now
+            .iter()
+            .zip(&self.counters)
+            .map(|(now, before)| now > before)
+            .collect();
+        self.counters = now;
+        Ok(move |counter: Counter| up[counter.index() as usize])
+    }
+
+    /// Takes the flow that a packet opened. The flow is removed, so that the next packet finds the
+    /// same free source ports.
+    fn take_flow(&mut self, from: SocketAddr, to: SocketAddr, proto: Proto) -> Result<Flow<A>> {
+        let mut map: HashMap<&mut MapData, FlowKey<A>, Flow<A>> = self.map_mut(A::MAPS.flows)?;
+        let client = sock_addr(from)?;
+        let frontend = sock_addr(to)?;
+        for hook in [Hook::INGRESS, Hook::ANCHOR] {
+            let flow = match map.get(&FlowKey::new(hook, proto, client, frontend), 0) {
+                Err(MapError::KeyNotFound) => continue,
+                flow => flow.with_context(|| format!("read {}", A::MAPS.flows))?,
+            };
+            for kind in flow.kinds() {
+                map.remove(&flow.key_as(*kind, proto))
+                    .with_context(|| format!("delete from {}", A::MAPS.flows))?;
+            }
+            return Ok(flow);
+        }
+        bail!("the packet was forwarded, but there is no flow")
+    }
+
+    fn forget_decision(&mut self) -> Result<()> {
+        let nothing = vec![
+            self.no_decision;
+            nr_cpus()
+                .map_err(|(_, error)| error)
+                .context("count CPUs")?
+        ];
+        let mut map: PerCpuArray<&mut MapData, Decision<A>> = self.map_mut(A::MAPS.decisions)?;
+        map.set(0, PerCpuValues::try_from(nothing)?, 0)
+            .with_context(|| format!("write {}", A::MAPS.decisions))
+    }
+
+    /// Returns the decision of the CPU that ran the program.
+    fn decision(&self) -> Result<Option<Decision<A>>> {
+        let map: PerCpuArray<&MapData, Decision<A>> = self.map(A::MAPS.decisions)?;
+        let decisions = map
+            .get(&0, 0)
+            .with_context(|| format!("read {}", A::MAPS.decisions))?;
+        Ok(decisions
+            .iter()
+            .find(|decision| **decision != self.no_decision)
+            .copied())
+    }
+
+    fn map<'a, M: TryFrom<&'a aya::maps::Map, Error = MapError>>(
+        &'a self,
+        name: &str,
+    ) -> Result<M> {
+        let map = self
+            .ebpf
+            .map(name)
+            .with_context(|| format!("no map {name} in the BPF object"))?;
+        M::try_from(map).with_context(|| format!("map {name}"))
+    }
+
+    fn map_mut<'a, M: TryFrom<&'a mut aya::maps::Map, Error = MapError>>(
+        &'a mut self,
+        name: &str,
+    ) -> Result<M> {
+        let map = self
+            .ebpf
+            .map_mut(name)
+            .with_context(|| format!("no map {name} in the BPF object"))?;
+        M::try_from(map).with_context(|| format!("map {name}"))
+    }
+}
+
+/// The size of the maps that remember state: small, but large enough for LRU maps on many CPUs.
+const MEMORY_MIN: u32 = 16_384;
+
+/// The interface index of lo, in every network namespace.
+pub(crate) const LO: u32 = 1;
+
+/// The action that drops a packet (linux/pkt_cls.h).
+const ACTION_DROP: i32 = 2;
+
+pub(crate) fn sock_addr<A: Addr>(addr: SocketAddr) -> Result<SockAddr<A>> {
+    let ip = A::from_ip(addr.ip())
+        .with_context(|| format!("{} is no {} address", addr.ip(), A::FAMILY))?;
+    Ok(SockAddr::new(ip, Port::new(addr.port())))
+}

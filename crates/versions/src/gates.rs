@@ -1,0 +1,279 @@
+//! The feature gates of kube-proxy: those that kpx obeys, and those that it only knows.
+
+use std::collections::BTreeMap;
+
+use crate::KubeVersion;
+
+/// Services' ExternalIPs are served (KEP-5707).
+pub const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
+/// Node ports are served at loopback addresses in mode nftables (KEP-6032).
+pub const LOCALHOST: &str = "KubeProxyNFTablesLocalhostNodePorts";
+/// The mode ipvs is permitted (KEP-5495).
+pub const IPVS: &str = "KubeProxyIPVS";
+/// The page `/statusz` is served (KEP-4827).
+pub const STATUSZ: &str = "ComponentStatusz";
+/// The page `/flagz` is served (KEP-4828).
+pub const FLAGZ: &str = "ComponentFlagz";
+
+/// The version from which on ExternalIPs and IPVS need their gates (KEP-5707, KEP-5495).
+const DEPRECATED_OFF: KubeVersion = KubeVersion(40);
+/// The version from which on `/statusz` and `/flagz` need no gate (KEP-4827, KEP-4828).
+const ZPAGES_ON: KubeVersion = KubeVersion(36);
+
+/// The gates of kube-proxy since 1.26.
+const GATES: [&str; 36] = [
+    "AllAlpha",
+    "AllBeta",
+    EXTERNAL_IPS,
+    "AllowServiceLBStatusOnNonLB",
+    "AtomicFIFO",
+    "ClientsAllowCBOR",
+    "ClientsPreferCBOR",
+    FLAGZ,
+    "ComponentSLIs",
+    STATUSZ,
+    "ContextualLogging",
+    "DisableNodeKubeProxyVersion",
+    "IPTablesOwnershipCleanup",
+    "InOrderInformers",
+    "InformerResourceVersion",
+    "KubeProxyDrainingTerminatingNodes",
+    IPVS,
+    LOCALHOST,
+    "LoadBalancerIPMode",
+    "LoggingAlphaOptions",
+    "LoggingBetaOptions",
+    "MinimizeIPTablesRestore",
+    "MultiCIDRServiceAllocator",
+    "NFTablesNetlink",
+    "NFTablesProxyMode",
+    "NativeHistograms",
+    "PreferSameTrafficDistribution",
+    "ProxyTerminatingEndpoints",
+    "RelaxedServiceNameValidation",
+    "ServiceInternalTrafficPolicy",
+    "ServiceNodePortStaticSubrange",
+    "ServiceTrafficDistribution",
+    "StrictIPCIDRValidation",
+    "TopologyAwareHints",
+    "WatchListClient",
+    "WinDSR",
+];
+/// The older ones, and those of other systems.
+const OTHERS: [&str; 2] = ["WatchList", "WinOverlay"];
+
+/// The gates that kpx obeys.
+const OBEYED: [&str; 4] = [EXTERNAL_IPS, LOCALHOST, STATUSZ, FLAGZ];
+
+/// The gates that an operator has set.
+#[derive(Clone, Copy, Debug)]
+pub struct Gates<'a> {
+    pub set: &'a BTreeMap<String, bool>,
+    pub version: KubeVersion,
+}
+
+impl Gates<'_> {
+    /// Returns true if ExternalIPs are served.
+    pub fn external_ips(self) -> bool {
+        self.set
+            .get(EXTERNAL_IPS)
+            .copied()
+            .unwrap_or(self.version < DEPRECATED_OFF)
+    }
+
+    /// Returns true if kube-proxy would start in mode ipvs.
+    pub fn ipvs(self) -> bool {
+        self.set
+            .get(IPVS)
+            .copied()
+            .unwrap_or(self.version < DEPRECATED_OFF)
+    }
+
+    /// Returns true unless the operator has switched node ports at loopback addresses off.
+    /// kube-proxy needs the gate up to 1.37; the operator has to name the addresses in any case.
+    pub fn localhost(self) -> bool {
+        self.set.get(LOCALHOST).copied().unwrap_or(true)
+    }
+
+    /// Returns true if `/statusz` is served.
+    pub fn statusz(self) -> bool {
+        self.zpage(STATUSZ)
+    }
+
+    /// Returns true if `/flagz` is served.
+    pub fn flagz(self) -> bool {
+        self.zpage(FLAGZ)
+    }
+
+    fn zpage(self, gate: &str) -> bool {
+        self.set
+            .get(gate)
+            .copied()
+            .unwrap_or(self.version >= ZPAGES_ON)
+    }
+
+    /// Returns the gates that no kube-proxy since 1.26 has.
+    pub fn unknown(self) -> Vec<String> {
+        let is_known = |gate: &str| GATES.contains(&gate) || OTHERS.contains(&gate);
+        self.set
+            .keys()
+            .filter(|gate| !is_known(gate))
+            .cloned()
+            .collect()
+    }
+
+    /// Returns the unknown gates whose names are nearly those of gates that kpx obeys, each with
+    /// the right name. The operator means them, and would trust in what they do.
+    pub fn misspelt(self) -> Vec<(String, &'static str)> {
+        let nearly = |gate: &str| OBEYED.into_iter().find(|obeyed| is_near(gate, obeyed));
+        self.unknown()
+            .into_iter()
+            .filter_map(|gate| nearly(&gate).map(|obeyed| (gate.clone(), obeyed)))
+            .collect()
+    }
+}
+
+/// Returns true if two names differ in no more than three letters, or in upper and lower case
+/// alone.
+fn is_near(name: &str, other: &str) -> bool {
+    distance(&name.to_ascii_lowercase(), &other.to_ascii_lowercase()) <= 3
+}
+
+/// Counts the letters to change, to add and to take away.
+fn distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (line, letter) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = line + 1;
+        for (column, other) in to.iter().enumerate() {
+            let changed = diagonal + usize::from(letter != *other);
+            diagonal = row[column + 1];
+            row[column + 1] = changed.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with<T>(set: &[(&str, bool)], version: &str, ask: impl Fn(Gates<'_>) -> T) -> T {
+        let set = set
+            .iter()
+            .map(|(gate, value)| ((*gate).to_owned(), *value))
+            .collect();
+        ask(Gates {
+            set: &set,
+            version: version.parse().unwrap(),
+        })
+    }
+
+    #[test]
+    fn gates_have_the_defaults_of_their_version() {
+        for (version, external_ips, ipvs) in [
+            ("1.30", true, true),
+            ("1.36", true, true),
+            ("1.39", true, true),
+            ("1.40", false, false),
+            ("1.42", false, false),
+        ] {
+            assert_eq!(
+                with(&[], version, |gates| gates.external_ips()),
+                external_ips,
+                "{version}"
+            );
+            assert_eq!(with(&[], version, |gates| gates.ipvs()), ipvs, "{version}");
+            assert!(with(&[], version, |gates| gates.localhost()), "{version}");
+        }
+        for value in [false, true] {
+            for version in ["1.36", "1.40"] {
+                assert_eq!(
+                    with(&[(EXTERNAL_IPS, value)], version, |gates| gates
+                        .external_ips()),
+                    value
+                );
+                assert_eq!(with(&[(IPVS, value)], version, |gates| gates.ipvs()), value);
+                assert_eq!(
+                    with(&[(LOCALHOST, value)], version, |gates| gates.localhost()),
+                    value
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn gates_and_version_decide_about_statusz_and_flagz() {
+        let pages = |gates: Gates<'_>| [gates.statusz(), gates.flagz()];
+        for (version, is_served) in [
+            ("1.31", false),
+            ("1.35", false),
+            ("1.36", true),
+            ("1.37", true),
+            ("1.40", true),
+        ] {
+            assert_eq!(with(&[], version, pages), [is_served; 2], "{version}");
+            assert_eq!(
+                with(&[(STATUSZ, true), (FLAGZ, false)], version, pages),
+                [true, false],
+                "{version}"
+            );
+            assert_eq!(
+                with(&[(STATUSZ, false), (FLAGZ, true)], version, pages),
+                [false, true],
+                "{version}"
+            );
+        }
+    }
+
+    #[test]
+    fn gates_of_kube_proxy_are_known() {
+        let known = [
+            EXTERNAL_IPS,
+            IPVS,
+            "NFTablesNetlink",
+            LOCALHOST,
+            STATUSZ,
+            FLAGZ,
+            "WinOverlay",
+            "AllAlpha",
+        ];
+        let set: Vec<_> = known.iter().map(|gate| (*gate, true)).collect();
+        assert_eq!(with(&set, "1.37", |gates| gates.unknown()), [""; 0]);
+        assert_eq!(
+            with(&[("SidecarContainers", true)], "1.37", |gates| gates
+                .unknown()),
+            ["SidecarContainers"]
+        );
+        assert!(
+            with(&[("SidecarContainers", true)], "1.37", |gates| gates
+                .misspelt())
+            .is_empty()
+        );
+    }
+
+    #[test]
+    fn misspelt_gate_is_told_from_another_components() {
+        for (gate, meant) in [
+            ("AllowServiceExternalIps", EXTERNAL_IPS),
+            ("AllowServicesExternalIP", EXTERNAL_IPS),
+            ("KubeproxyNFTablesLocalhostNodePort", LOCALHOST),
+            ("ComponentStatusZ", STATUSZ),
+            ("ComponentFlags", FLAGZ),
+        ] {
+            assert_eq!(
+                with(&[(gate, false)], "1.37", |gates| gates.misspelt()),
+                [(gate.to_owned(), meant)]
+            );
+        }
+        assert_eq!(
+            (
+                distance("", "abc"),
+                distance("kitten", "sitting"),
+                distance("ab", "ab")
+            ),
+            (3, 3, 0)
+        );
+    }
+}

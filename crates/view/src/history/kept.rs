@@ -1,0 +1,353 @@
+//! The kept samples and their moments. Pure.
+//!
+//! A point has 52 bytes, so the points of a Service take 4.7 kB, and those of [`SERVICES`] 1.2 MB.
+//! The last sample has about 350 bytes for each Service that ever had traffic.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use crate::{HistoryView, PortCounts, PortSums, SeriesView, ServiceSeriesView, quantile};
+use jiff::Timestamp;
+use proxy_common::connect::Connects;
+use proxy_core::input::ObjectName;
+
+use super::STEP;
+
+/// The number of points: 15 minutes.
+pub(super) const POINTS: usize = 90;
+/// The number of Services with points of their own.
+pub(super) const SERVICES: usize = 256;
+
+/// The traffic of each Service that had any, since the programs were loaded.
+#[derive(Debug, Default)]
+pub struct Traffic(BTreeMap<ObjectName, Sums>);
+
+/// The counters of all ports of a Service.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sums {
+    pub counts: PortCounts,
+    pub connects: Connects,
+}
+
+impl Sums {
+    pub fn of(port: &PortSums) -> Self {
+        Self {
+            counts: port.counts,
+            connects: port.connects,
+        }
+    }
+
+    /// Returns what was counted since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            counts: self.counts.since(&before.counts),
+            connects: self.connects.since(&before.connects),
+        }
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        self.counts.add(&other.counts);
+        self.connects += other.connects;
+    }
+
+    /// Returns true if nothing was counted yet.
+    fn is_empty(&self) -> bool {
+        let PortCounts {
+            flows_opened,
+            flows,
+            packets,
+            packets_returned,
+            dropped,
+            rejected,
+            ..
+        } = self.counts;
+        flows_opened + flows + packets + packets_returned + dropped + rejected == 0
+    }
+}
+
+impl Traffic {
+    pub fn of(ports: &[PortSums]) -> Self {
+        let mut services = BTreeMap::<_, Sums>::new();
+        for port in ports {
+            let sums = Sums::of(port);
+            if !sums.is_empty() {
+                services.entry(port.service.clone()).or_default().add(&sums);
+            }
+        }
+        Self(services)
+    }
+}
+
+/// The numbers of one step. Less precise than the counters, for less room.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Point {
+    opened: f32,
+    packets: f32,
+    bytes: f32,
+    dropped: f32,
+    rejected: f32,
+    flows: f32,
+    connects: f32,
+    /// None without connections.
+    p50: Option<f32>,
+    p99: Option<f32>,
+    failed: f32,
+    retransmitted: f32,
+}
+
+/// See above.
+const _: () = assert!(size_of::<Option<Point>>() == 52);
+
+impl Point {
+    /// Returns the point of a step of `secs` seconds.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        reason = "a rate for a curve"
+    )]
+    fn of(before: &Sums, now: &Sums, secs: f64) -> Self {
+        let rate = |before: u64, now: u64| (now.saturating_sub(before) as f64 / secs) as f32;
+        let connects = now.connects.since(&before.connects);
+        let quantile = |part| quantile(&connects, part).map(|secs| secs as f32);
+        let before = &before.counts;
+        let now = &now.counts;
+        Self {
+            opened: rate(before.flows_opened, now.flows_opened),
+            packets: rate(
+                before.packets + before.packets_returned,
+                now.packets + now.packets_returned,
+            ),
+            bytes: rate(
+                before.bytes + before.bytes_returned,
+                now.bytes + now.bytes_returned,
+            ),
+            dropped: rate(before.dropped, now.dropped),
+            rejected: rate(before.rejected, now.rejected),
+            flows: now.flows as f32,
+            connects: rate(0, connects.answered()),
+            p50: quantile(0.5),
+            p99: quantile(0.99),
+            failed: rate(0, connects.failed()),
+            retransmitted: rate(0, connects.retransmitted),
+        }
+    }
+
+    /// Returns how busy the Service was: packets that passed or were not served.
+    fn activity(&self) -> f32 {
+        self.packets + self.opened + self.dropped + self.rejected + self.failed
+    }
+}
+
+/// The last points of a Service or of all; None in a gap. The newest one is the last.
+#[derive(Debug)]
+struct Track(VecDeque<Option<Point>>);
+
+impl Default for Track {
+    /// Makes room at once: a queue that grows by itself would have room for 128 points.
+    fn default() -> Self {
+        Self(VecDeque::with_capacity(POINTS))
+    }
+}
+
+impl Track {
+    fn push(&mut self, point: Option<Point>) {
+        if self.0.len() == POINTS {
+            self.0.pop_front();
+        }
+        self.0.push_back(point);
+    }
+
+    fn activity(&self) -> f32 {
+        self.0.iter().flatten().map(Point::activity).sum()
+    }
+}
+
+/// The last minutes.
+#[derive(Debug, Default)]
+pub struct Kept {
+    /// The moment, the time and the traffic of the last sample.
+    last: Option<(Instant, Timestamp, Traffic)>,
+    total: Track,
+    services: BTreeMap<ObjectName, Track>,
+    left_out: usize,
+}
+
+impl Kept {
+    /// Returns the last sample.
+    pub fn last(&self) -> Option<&Traffic> {
+        self.last.as_ref().map(|(_, _, traffic)| traffic)
+    }
+
+    /// Returns true if a sample of this moment is a step behind the last one, or nearly.
+    pub fn is_due(&self, at: Instant) -> bool {
+        self.last
+            .as_ref()
+            .is_none_or(|(before, ..)| at.saturating_duration_since(*before) >= STEP / 2)
+    }
+
+    /// Takes a sample that is due. The first one only gives the next one something to compare with.
+    pub fn take(&mut self, at: Instant, time: Timestamp, now: Traffic) {
+        let Some((before_at, _, before)) = &self.last else {
+            self.last = Some((at, time, now));
+            return;
+        };
+        let passed = at.saturating_duration_since(*before_at);
+        let points = |(name, sums): (&ObjectName, &Sums)| {
+            let before = before.0.get(name).copied().unwrap_or_default();
+            (name.clone(), Point::of(&before, sums, passed.as_secs_f64()))
+        };
+        let mut points: BTreeMap<_, _> = now.0.iter().map(points).collect();
+        let total = Point::of(&before.sum(), &now.sum(), passed.as_secs_f64());
+        for _ in 1..steps(passed) {
+            self.push(|_| None);
+            self.total.push(None);
+        }
+        self.total.push(Some(total));
+        self.push(|name| Some(points.remove(name).unwrap_or_default()));
+        points.retain(|_, point| point.activity() > 0.0);
+        self.admit(points.into_iter().collect());
+        self.services.retain(|_, track| track.activity() > 0.0);
+        self.last = Some((at, time, now));
+    }
+
+    fn push(&mut self, mut point: impl FnMut(&ObjectName) -> Option<Point>) {
+        for (name, track) in &mut self.services {
+            track.push(point(name));
+        }
+    }
+
+    /// Keeps other Services: the busiest in the room that is left, and in the place of quieter
+    /// ones.
+    fn admit(&mut self, mut points: Vec<(ObjectName, Point)>) {
+        points.sort_by(|(_, a), (_, b)| b.activity().total_cmp(&a.activity()));
+        let beyond = points.split_off(
+            points
+                .len()
+                .min(SERVICES.saturating_sub(self.services.len())),
+        );
+        self.left_out = beyond.len();
+        if !beyond.is_empty() {
+            let mut kept: Vec<_> = self
+                .services
+                .iter()
+                .map(|(name, track)| (track.activity(), name.clone()))
+                .collect();
+            kept.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+            let pairs = beyond.into_iter().zip(kept);
+            for (busier, (_, quieter)) in
+                pairs.take_while(|((_, point), (activity, _))| point.activity() > *activity)
+            {
+                self.services.remove(&quieter);
+                points.push(busier);
+            }
+        }
+        for (name, point) in points {
+            self.services.entry(name).or_default().push(Some(point));
+        }
+    }
+
+    /// Returns the history, with that of one Service alone if `only` names one as `NAMESPACE/NAME`.
+    pub fn view(&self, only: Option<&str>) -> HistoryView {
+        let points = self.total.0.len();
+        let is_wanted = |name: &ObjectName| only.is_none_or(|only| only == name.to_string());
+        let services = self.services.iter().filter(|(name, _)| is_wanted(name));
+        HistoryView {
+            step_secs: STEP.as_secs(),
+            end: self
+                .last
+                .as_ref()
+                .filter(|_| points > 0)
+                .map(|(_, time, _)| *time),
+            points,
+            limit: SERVICES,
+            left_out: self.left_out,
+            total: series(&self.total, points),
+            services: services
+                .map(|(name, track)| ServiceSeriesView {
+                    namespace: name.namespace.to_string(),
+                    name: name.name.to_string(),
+                    series: series(track, points),
+                })
+                .collect(),
+        }
+    }
+}
+
+impl Traffic {
+    pub fn names(&self) -> impl Iterator<Item = &ObjectName> {
+        self.0.keys()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&ObjectName, &Sums)> {
+        self.0.iter()
+    }
+
+    pub fn get(&self, name: &ObjectName) -> Option<Sums> {
+        self.0.get(name).copied()
+    }
+
+    fn sum(&self) -> Sums {
+        self.0.values().fold(Sums::default(), |mut sum, sums| {
+            sum.add(sums);
+            sum
+        })
+    }
+}
+
+/// Returns the number of steps in the time between two samples.
+fn steps(passed: Duration) -> usize {
+    let steps = passed.as_secs_f64() / STEP.as_secs_f64();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "of at most the points, and not negative"
+    )]
+    let steps = steps.round().clamp(1.0, POINTS as f64) as usize;
+    steps
+}
+
+/// Returns the arrays of a series, with gaps before the Service was kept.
+fn series(track: &Track, points: usize) -> SeriesView {
+    let gap = points.saturating_sub(track.0.len());
+    let array = |value: fn(&Point) -> f32| {
+        let known = track
+            .0
+            .iter()
+            .map(|point| point.as_ref().map(|point| rounded(value(point), 1e3)));
+        std::iter::repeat_n(None, gap)
+            .chain(known)
+            .collect::<Vec<_>>()
+    };
+    let quantile = |value: fn(&Point) -> Option<f32>| {
+        let known = track.0.iter().map(|point| {
+            point
+                .as_ref()
+                .and_then(value)
+                .map(|secs| rounded(secs, 1e6))
+        });
+        std::iter::repeat_n(None, gap)
+            .chain(known)
+            .collect::<Vec<_>>()
+    };
+    SeriesView {
+        opened: array(|point| point.opened),
+        packets: array(|point| point.packets),
+        bytes: array(|point| point.bytes),
+        dropped: array(|point| point.dropped),
+        rejected: array(|point| point.rejected),
+        flows: array(|point| point.flows),
+        connects: array(|point| point.connects),
+        connect_p50: quantile(|point| point.p50),
+        connect_p99: quantile(|point| point.p99),
+        failed: array(|point| point.failed),
+        retransmitted: array(|point| point.retransmitted),
+    }
+}
+
+/// Rounds to a part of this size.
+fn rounded(value: f32, parts: f64) -> f64 {
+    (f64::from(value) * parts).round() / parts
+}
+
+#[cfg(test)]
+mod tests;

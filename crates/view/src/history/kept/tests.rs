@@ -1,0 +1,206 @@
+//! Tests of the points on made-up moments.
+
+use std::collections::BTreeSet;
+
+use proxy_common::addr::Proto;
+
+use super::*;
+
+fn name(name: &str) -> ObjectName {
+    ObjectName {
+        namespace: "shop".into(),
+        name: name.into(),
+    }
+}
+
+/// Connections of 0.2 ms each.
+fn connects(number: u64) -> Connects {
+    let mut connects = Connects::NOTHING;
+    connects.buckets[2] = number;
+    connects
+}
+
+/// The counters of Services: name, opened flows, packets, rejected packets.
+fn ports(services: &[(&str, u64, u64, u64)]) -> Vec<PortSums> {
+    let port = |&(service, flows_opened, packets, rejected): &(&str, u64, u64, u64)| PortSums {
+        service: name(service),
+        port: 80,
+        proto: Proto::TCP,
+        counts: PortCounts {
+            flows_opened,
+            packets,
+            rejected,
+            ..PortCounts::default()
+        },
+        connects: connects(flows_opened),
+    };
+    services.iter().map(port).collect()
+}
+
+fn traffic(services: &[(&str, u64, u64, u64)]) -> Traffic {
+    Traffic::of(&ports(services))
+}
+
+struct Clock(Instant, Kept);
+
+impl Clock {
+    fn new() -> Self {
+        Self(Instant::now(), Kept::default())
+    }
+
+    fn take(&mut self, secs: u64, services: &[(&str, u64, u64, u64)]) {
+        let time = Timestamp::UNIX_EPOCH + Duration::from_secs(secs);
+        self.1
+            .take(self.0 + Duration::from_secs(secs), time, traffic(services));
+    }
+}
+
+#[test]
+fn point_has_rates_of_its_own_step() {
+    let mut clock = Clock::new();
+    clock.take(0, &[("web", 100, 1_000, 0)]);
+    assert_eq!(clock.1.view(None).end, None);
+    clock.take(10, &[("web", 200, 1_500, 5), ("api", 10, 10, 0)]);
+    clock.take(20, &[("web", 200, 1_500, 5), ("api", 20, 30, 0)]);
+    let view = clock.1.view(None);
+    assert_eq!(
+        (view.points, view.end),
+        (2, Some(Timestamp::UNIX_EPOCH + Duration::from_secs(20)))
+    );
+    assert_eq!(view.total.opened, [Some(11.0), Some(1.0)]);
+    assert_eq!(view.total.rejected, [Some(0.5), Some(0.0)]);
+    assert_eq!(
+        (&view.total.connects, view.total.connect_p50[0]),
+        (&view.total.opened, Some(0.000_197))
+    );
+    let [api, web] = view.services.try_into().unwrap();
+    assert_eq!(
+        (&*api.name, api.series.packets),
+        ("api", vec![Some(1.0), Some(2.0)])
+    );
+    assert_eq!(
+        (&*web.name, web.series.packets),
+        ("web", vec![Some(50.0), Some(0.0)])
+    );
+    assert_eq!(
+        web.series.connect_p99,
+        [Some(0.000_261), None],
+        "the second step has no connection"
+    );
+}
+
+#[test]
+fn missed_step_is_gap_and_new_service_starts_behind_gap() {
+    let mut clock = Clock::new();
+    clock.take(0, &[("web", 0, 1, 0)]);
+    clock.take(31, &[("web", 0, 32, 0)]);
+    clock.take(41, &[("web", 0, 42, 0), ("api", 1, 0, 0)]);
+    let view = clock.1.view(Some("shop/api"));
+    assert_eq!(view.total.packets, [None, None, Some(1.0), Some(1.0)]);
+    let [api] = view.services.try_into().unwrap();
+    assert_eq!(api.series.opened, [None, None, None, Some(0.1)]);
+    assert_eq!(clock.1.view(Some("shop/none")).services, []);
+}
+
+#[test]
+fn history_is_bounded_and_keeps_busiest() {
+    let mut clock = Clock::new();
+    clock.take(0, &[]);
+    let names: Vec<_> = (0..=SERVICES).map(|nth| format!("s{nth:03}")).collect();
+    let all = |packets: &dyn Fn(usize) -> u64| -> Vec<_> {
+        names
+            .iter()
+            .enumerate()
+            .map(|(nth, name)| (name.as_str(), 0, packets(nth), 0))
+            .collect()
+    };
+    clock.take(10, &all(&|nth| 10 + nth as u64));
+    let view = clock.1.view(None);
+    assert_eq!((view.services.len(), view.left_out), (SERVICES, 1));
+    assert!(
+        view.services.iter().all(|service| service.name != "s000"),
+        "the quietest one has gone"
+    );
+    for step in 2..200 {
+        clock.take(
+            step * 10,
+            &all(&|nth| {
+                if nth == 0 {
+                    1_000 * step
+                } else {
+                    10 + nth as u64
+                }
+            }),
+        );
+    }
+    assert!(
+        clock
+            .1
+            .services
+            .values()
+            .chain([&clock.1.total])
+            .all(|track| track.0.capacity() == POINTS)
+    );
+    let view = clock.1.view(None);
+    assert_eq!(
+        (view.points, view.services.len(), view.left_out),
+        (POINTS, 1, 0),
+        "silent Services are forgotten"
+    );
+    assert_eq!(
+        (
+            &*view.services[0].name,
+            view.services[0].series.packets.len()
+        ),
+        ("s000", POINTS)
+    );
+}
+
+#[test]
+fn busier_newcomers_take_places_of_quieter_services() {
+    let mut clock = Clock::new();
+    let names: Vec<_> = (0..4 * SERVICES).map(|nth| format!("s{nth:04}")).collect();
+    // Each number of packets stands for one Service, in an order that is not that of names.
+    let packets = |nth: usize| 1 + (nth * 7_919 % names.len()) as u64;
+    let first = |nth: usize| {
+        if nth.is_multiple_of(4) {
+            packets(nth)
+        } else {
+            0
+        }
+    };
+    let all = |packets: &dyn Fn(usize) -> u64| -> Vec<_> {
+        names
+            .iter()
+            .enumerate()
+            .map(|(nth, name)| (name.as_str(), 0, packets(nth), 0))
+            .collect()
+    };
+    clock.take(0, &all(&|_| 0));
+    clock.take(10, &all(&first));
+    clock.take(
+        20,
+        &all(&|nth| {
+            if nth.is_multiple_of(4) {
+                first(nth)
+            } else {
+                packets(nth)
+            }
+        }),
+    );
+    let mut busiest: Vec<_> = (0..names.len()).collect();
+    busiest.sort_by_key(|nth| std::cmp::Reverse(packets(*nth)));
+    let expected: BTreeSet<_> = busiest[..SERVICES]
+        .iter()
+        .map(|nth| names[*nth].clone())
+        .collect();
+    let view = clock.1.view(None);
+    assert_eq!(
+        view.services
+            .into_iter()
+            .map(|service| service.name)
+            .collect::<BTreeSet<_>>(),
+        expected
+    );
+    assert_eq!(view.left_out, 3 * SERVICES);
+}

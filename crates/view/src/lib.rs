@@ -1,0 +1,49 @@
+//! The kept forms of an agent's answers, and what every program that asks an agent shares. The
+//! agent's own state is not here.
+#![forbid(unsafe_code)]
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+mod build;
+mod connect;
+mod event;
+mod flow;
+mod mode;
+mod service;
+mod sums;
+
+pub mod age;
+pub mod client;
+pub mod counts;
+pub mod flow_args;
+pub mod history;
+pub mod limit;
+pub mod list;
+pub mod object_name;
+pub mod output;
+pub mod reach;
+pub mod select_args;
+pub mod status;
+pub mod zpages;
+
+pub use build::{frontend_names, view, views};
+pub use connect::{ConnectView, bucket_bounds, latency, quantile, secs};
+pub use event::EventView;
+pub use flow::{FlowService, FlowView, STATES};
+pub use history::{HistoryView, SeriesView, ServiceSeriesView};
+pub use mode::Mode;
+pub use proxy_core::selector::Selector;
+pub use service::{BackendView, FrontendView, NameView, Names, PortCounts, PortView, ServiceView};
+pub use sums::{PortSums, port_sums};
+
+/// The default run directory, in which the agent answers `kpx status`.
+pub const RUN_DIR: &str = "/run/kpx";
+
+/// The default address at which an agent of a machine outside of the cluster answers for names: a
+/// loopback one, which no stranger reaches, and at which no other program listens by default.
+pub const DNS_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 153)), 53);
+
+/// Returns the path of an agent's socket below its run directory.
+pub fn socket(run_dir: &std::path::Path) -> std::path::PathBuf {
+    run_dir.join("kpx.sock")
+}

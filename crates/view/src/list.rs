@@ -1,0 +1,316 @@
+//! Prints lists of objects: as tables, data or names, and as they change.
+
+mod backends;
+mod events;
+mod flows;
+mod services;
+
+pub use backends::{BackendOrder, BackendRow};
+pub use services::port;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+use comfy_table::Cell;
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::client::{Client, WAITS};
+use crate::output::{
+    Form, Kind, cell, escaped_json, json, or_nothing_found, print, print_on, say, yaml, yellow,
+};
+
+/// The time between two looks at the objects.
+const PERIOD: Duration = Duration::from_secs(2);
+/// The columns that are clocks.
+const CLOCKS: &[&str] = &["AGE", "IDLE", "EXPIRES", "FIRST-SEEN", "LAST-SEEN"];
+/// The last cell of an object that is gone.
+const GONE: &str = "gone";
+
+#[derive(Args, Debug)]
+pub struct WatchArgs {
+    /// After the list, print each object that is new, changed or gone, until stopped. kpx looks
+    /// every two seconds.
+    #[arg(long, short)]
+    watch: bool,
+}
+
+/// An object in a list.
+pub trait Listed: Serialize {
+    /// True if an object that is gone is news.
+    const TELLS_GONE: bool = true;
+    /// The columns whose change alone is no news.
+    const NO_NEWS: &'static [&'static str] = CLOCKS;
+
+    fn header(wide: bool) -> Vec<&'static str>;
+    fn cells(&self, wide: bool) -> Vec<Cell>;
+    /// Returns the cell of the last column, the way of a host in mode host. Where no object has
+    /// one, the column is left out.
+    fn way(&self) -> Option<Cell> {
+        None
+    }
+    /// Returns the time by which the objects of several nodes are ordered; None where nodes come
+    /// one after another.
+    fn time(&self) -> Option<Timestamp> {
+        None
+    }
+    /// Returns the key by which the object is found again.
+    fn key(&self) -> String;
+    /// Returns the name by which other commands know the object.
+    fn name(&self) -> String;
+}
+
+/// Prints the objects of an agent that `read` returns, and with `--watch` their changes. The
+/// argument of `read` is true at first.
+pub async fn show<T: Listed>(
+    client: &Client,
+    kind: Kind,
+    watch: &WatchArgs,
+    mut read: impl AsyncFnMut(bool) -> Result<Vec<T>>,
+) -> Result<()> {
+    let items = read(true).await?;
+    let waits = items.is_empty() && client.waits().await;
+    if waits {
+        say(format_args!("nothing found yet: {WAITS}"));
+    }
+    go_on((items, waits), kind, watch.watch.then_some(PERIOD), read).await
+}
+
+/// Prints the objects, and with a period, in which it reads them again, their changes.
+pub async fn follow<T: Listed>(
+    kind: Kind,
+    period: Option<Duration>,
+    mut read: impl AsyncFnMut(bool) -> Result<Vec<T>>,
+) -> Result<()> {
+    let items = read(true).await?;
+    go_on((items, false), kind, period, read).await
+}
+
+/// Prints the first objects, and with a period their changes. `is_told`: the user knows why there
+/// are none.
+async fn go_on<T: Listed>(
+    (items, is_told): (Vec<T>, bool),
+    kind: Kind,
+    period: Option<Duration>,
+    mut read: impl AsyncFnMut(bool) -> Result<Vec<T>>,
+) -> Result<()> {
+    let Some(period) = period else {
+        return print(&match kind {
+            Kind::Table(form) if is_told => table(&items, form),
+            Kind::Table(form) => or_nothing_found(table(&items, form)),
+            Kind::Json => json(&items)?,
+            Kind::Yaml => yaml(&items)?,
+            Kind::Names => names(&items),
+        });
+    };
+    let mut seen = Seen::default();
+    let mut is_first = true;
+    let mut news = seen.news(items);
+    loop {
+        if !print_on(&news.text(kind, is_first)?)? {
+            return Ok(());
+        }
+        is_first &= news.changed.is_empty();
+        tokio::time::sleep(period).await;
+        news = seen.news(read(false).await?);
+    }
+}
+
+fn table<T: Listed>(items: &[T], form: Form) -> String {
+    let has_ways = have_ways(items);
+    form.table(
+        &header::<T>(form.wide, has_ways),
+        items.iter().map(|item| row(item, form.wide, has_ways)),
+    )
+}
+
+fn have_ways<T: Listed>(items: &[T]) -> bool {
+    items.iter().any(|item| item.way().is_some())
+}
+
+fn header<T: Listed>(wide: bool, has_ways: bool) -> Vec<&'static str> {
+    T::header(wide)
+        .into_iter()
+        .chain(has_ways.then_some("WAY"))
+        .collect()
+}
+
+fn row<T: Listed>(item: &T, wide: bool, has_ways: bool) -> Vec<Cell> {
+    let way = has_ways.then(|| item.way().unwrap_or_else(|| cell("")));
+    item.cells(wide).into_iter().chain(way).collect()
+}
+
+fn names<T: Listed>(items: &[T]) -> String {
+    let mut names: Vec<_> = items.iter().map(|item| item.name() + "\n").collect();
+    names.dedup();
+    names.concat()
+}
+
+/// The objects as they were last seen: for each key its cells, without clocks.
+#[derive(Debug, Default)]
+struct Seen(BTreeMap<String, (String, Vec<Cell>)>);
+
+/// The objects that exist, and what is new of them.
+struct News<T> {
+    items: Vec<T>,
+    /// The places of changed objects among the items.
+    changed: Vec<usize>,
+    /// The cells of objects that are gone.
+    gone: Vec<Vec<Cell>>,
+}
+
+impl Seen {
+    fn news<T: Listed>(&mut self, items: Vec<T>) -> News<T> {
+        let mut before = std::mem::take(&mut self.0);
+        let mut changed = Vec::new();
+        for (place, item) in items.iter().enumerate() {
+            let key = item.key();
+            let cells = row(item, true, true);
+            let shown = header::<T>(true, true)
+                .into_iter()
+                .zip(&cells)
+                .filter(|(column, _)| !T::NO_NEWS.contains(column));
+            let shown: String = shown.map(|(_, cell)| cell.content() + "\u{1f}").collect();
+            if before
+                .remove(&key)
+                .is_none_or(|(before, _)| before != shown)
+            {
+                changed.push(place);
+            }
+            self.0.insert(key, (shown, cells));
+        }
+        let gone = before
+            .into_values()
+            .filter(|_| T::TELLS_GONE)
+            .map(|(_, cells)| cells)
+            .collect();
+        News {
+            items,
+            changed,
+            gone,
+        }
+    }
+}
+
+impl<T: Listed> News<T> {
+    /// Formats the news: rows of a table, a line of JSON or a document of YAML for each object, or
+    /// names.
+    fn text(&self, kind: Kind, is_first: bool) -> Result<String> {
+        let changed = || {
+            self.changed
+                .iter()
+                .filter_map(|place| self.items.get(*place))
+        };
+        Ok(match kind {
+            Kind::Table(form) => self.rows(form, is_first),
+            Kind::Json => {
+                let lines =
+                    changed().map(|item| Ok(escaped_json(&serde_json::to_string(item)?) + "\n"));
+                lines.collect::<Result<String>>()?
+            }
+            Kind::Yaml => {
+                let documents = changed().map(|item| Ok(format!("---\n{}", yaml(item)?)));
+                documents.collect::<Result<String>>()?
+            }
+            Kind::Names => changed().map(|item| item.name() + "\n").collect(),
+        })
+    }
+
+    /// Formats the new rows. All rows take part in the widths of columns, so that new rows stand
+    /// below old ones.
+    fn rows(&self, form: Form, is_first: bool) -> String {
+        let has_ways = have_ways(&self.items);
+        let header = header::<T>(form.wide, has_ways);
+        let gone = self.gone.iter().map(|cells| {
+            let mut cells: Vec<_> = cells.iter().take(header.len()).cloned().collect();
+            if let Some(last) = cells.last_mut() {
+                *last = yellow(GONE);
+            }
+            cells
+        });
+        let rows = self
+            .items
+            .iter()
+            .map(|item| row(item, form.wide, has_ways))
+            .chain(gone);
+        let all = Form {
+            headers: true,
+            ..form
+        }
+        .table(&header, rows);
+        let is_shown = |line: usize| match line.checked_sub(1) {
+            None => is_first && form.headers,
+            Some(place) => place >= self.items.len() || self.changed.contains(&place),
+        };
+        all.lines()
+            .enumerate()
+            .filter(|(line, _)| is_shown(*line))
+            .map(|(_, line)| format!("{line}\n"))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Serialize)]
+    struct Pod(&'static str, u64, u64);
+
+    impl Listed for Pod {
+        fn header(_wide: bool) -> Vec<&'static str> {
+            vec!["NAME", "FLOWS", "AGE"]
+        }
+
+        fn cells(&self, _wide: bool) -> Vec<Cell> {
+            vec![cell(self.0), cell(self.1), cell(self.2)]
+        }
+
+        fn key(&self) -> String {
+            self.0.to_owned()
+        }
+
+        fn name(&self) -> String {
+            format!("pod/{}", self.0)
+        }
+    }
+
+    #[test]
+    fn changes_are_rows_below_the_list_and_clocks_are_none() {
+        let form = Form {
+            headers: true,
+            ..Form::default()
+        };
+        let mut seen = Seen::default();
+        let mut told = |pods: &[Pod], is_first| {
+            seen.news(pods.to_vec())
+                .text(Kind::Table(form), is_first)
+                .unwrap()
+        };
+        let list = "NAME       FLOWS   AGE\na-longer   1       10\nb          2       20\n";
+        assert_eq!(told(&[Pod("a-longer", 1, 10), Pod("b", 2, 20)], true), list);
+        assert_eq!(told(&[Pod("a-longer", 1, 12), Pod("b", 2, 22)], false), "");
+        let one = "b          3       24\n";
+        assert_eq!(told(&[Pod("a-longer", 1, 14), Pod("b", 3, 24)], false), one);
+        assert_eq!(
+            told(&[Pod("b", 3, 26), Pod("c", 0, 0)], false),
+            "c          0       0\na-longer   1       gone\n"
+        );
+    }
+
+    #[test]
+    fn data_of_changes_is_one_document_for_each_object() {
+        let mut seen = Seen::default();
+        seen.news(vec![Pod("a", 1, 1), Pod("b", 1, 1)]);
+        let news = seen.news(vec![Pod("a", 1, 2), Pod("b", 2, 2)]);
+        assert_eq!(news.text(Kind::Json, false).unwrap(), "[\"b\",2,2]\n");
+        assert_eq!(
+            news.text(Kind::Yaml, false).unwrap(),
+            "---\n- b\n- 2\n- 2\n"
+        );
+        assert_eq!(news.text(Kind::Names, false).unwrap(), "pod/b\n");
+        assert_eq!(names(&news.items), "pod/a\npod/b\n");
+    }
+}

@@ -1,0 +1,474 @@
+//! Prints results of commands: as tables in kubectl's style, or as data.
+
+use std::fmt;
+use std::io::{ErrorKind, IsTerminal, Write, stderr, stdout};
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use comfy_table::presets::NOTHING;
+use comfy_table::{Cell, Color, ContentArrangement, Row, Table};
+use serde::Serialize;
+
+/// The text of an empty cell.
+pub const NONE: &str = "<none>";
+
+/// The space between two columns.
+const GAP: u16 = 3;
+
+/// The form of what a command prints.
+#[derive(Args, Debug)]
+pub struct OutputArgs {
+    /// Print a table, a wider table, or data in a stable form.
+    #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
+    output: Output,
+    /// Leave out the names of columns.
+    #[arg(long)]
+    no_headers: bool,
+}
+
+/// The form of a list of objects that have names.
+#[derive(Args, Debug)]
+pub struct NamedOutputArgs {
+    /// Print a table, a wider table, data in a stable form, or names as other commands take them.
+    #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
+    output: NamedOutput,
+    /// Leave out the names of columns.
+    #[arg(long)]
+    no_headers: bool,
+}
+
+/// The form of the answer of a command that explains one thing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Data {
+    #[default]
+    Text,
+    /// The data in a stable form: fields may be added, and no field is renamed or removed.
+    Json,
+    Yaml,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    #[default]
+    Text,
+    Wide,
+    Json,
+    Yaml,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum NamedOutput {
+    #[default]
+    Text,
+    Wide,
+    Json,
+    Yaml,
+    Name,
+}
+
+/// The kind of output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Table(Form),
+    Json,
+    Yaml,
+    Names,
+}
+
+/// The form of a printed table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Form {
+    pub wide: bool,
+    pub headers: bool,
+    pub colours: bool,
+    /// The width of the terminal; None where the table is not cut.
+    pub width: Option<u16>,
+}
+
+impl OutputArgs {
+    pub fn kind(&self) -> Kind {
+        match self.output {
+            Output::Text => Kind::Table(Form::of_stdout(false, self.no_headers)),
+            Output::Wide => Kind::Table(Form::of_stdout(true, self.no_headers)),
+            Output::Json => Kind::Json,
+            Output::Yaml => Kind::Yaml,
+        }
+    }
+
+    /// Prints the data, or the text that `text` makes from it.
+    pub fn print<T: Serialize>(&self, data: &T, text: impl FnOnce(Form) -> String) -> Result<()> {
+        print(&match self.kind() {
+            Kind::Table(form) => or_nothing_found(text(form)),
+            Kind::Json => json(data)?,
+            Kind::Yaml | Kind::Names => yaml(data)?,
+        })
+    }
+}
+
+impl NamedOutputArgs {
+    pub fn kind(&self) -> Kind {
+        match self.output {
+            NamedOutput::Text => Kind::Table(Form::of_stdout(false, self.no_headers)),
+            NamedOutput::Wide => Kind::Table(Form::of_stdout(true, self.no_headers)),
+            NamedOutput::Json => Kind::Json,
+            NamedOutput::Yaml => Kind::Yaml,
+            NamedOutput::Name => Kind::Names,
+        }
+    }
+}
+
+/// Says on standard error that a list is empty.
+pub fn or_nothing_found(text: String) -> String {
+    if text.is_empty() {
+        say(format_args!("nothing found"));
+    }
+    text
+}
+
+/// Writes a line to standard error. A failure is ignored, because a closed standard error leaves no
+/// place to report it.
+pub fn say(line: fmt::Arguments<'_>) {
+    let _written = writeln!(stderr(), "{line}");
+}
+
+/// Formats data as JSON of several lines.
+pub fn json<T: Serialize>(data: &T) -> Result<String> {
+    Ok(escaped_json(&serde_json::to_string_pretty(data)?) + "\n")
+}
+
+pub fn yaml<T: Serialize>(data: &T) -> Result<String> {
+    Ok(serde_saphyr::to_string(data)?)
+}
+
+/// Writes to standard output. A reader that closes the pipe early is no error.
+pub fn print(text: &str) -> Result<()> {
+    print_on(text).map(drop)
+}
+
+/// Writes to standard output. Returns false if the reader has closed the pipe.
+pub fn print_on(text: &str) -> Result<bool> {
+    let mut stdout = stdout().lock();
+    match stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+    {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        result => result.map(|()| true).context("write to standard output"),
+    }
+}
+
+/// Returns true if colours are wanted there. Any value of NO_COLOR but an empty one turns them off:
+/// <https://no-color.org>.
+pub fn has_colours(output: &impl IsTerminal) -> bool {
+    output.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+impl Form {
+    /// Returns the form for standard output. A wide table is never cut.
+    pub fn of_stdout(wide: bool, no_headers: bool) -> Self {
+        // A fresh table knows the width of the terminal; None where standard output is none.
+        let width = if wide { None } else { Table::new().width() };
+        Self {
+            wide,
+            headers: !no_headers,
+            colours: has_colours(&stdout()),
+            width,
+        }
+    }
+
+    /// Formats rows in aligned columns; without any row the text is empty. On a narrow terminal
+    /// long cells are cut.
+    pub fn table(self, header: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>) -> String {
+        if self.width.is_none() {
+            return self.sentences(header, rows);
+        }
+        let rows = rows.into_iter().map(|cells| {
+            let height = cells
+                .iter()
+                .map(|cell| cell.content().split('\n').count())
+                .max();
+            let mut row = Row::from(cells);
+            row.max_height(height.unwrap_or(1));
+            row
+        });
+        self.arranged(header, rows)
+    }
+
+    /// Formats rows that hold sentences. On a narrow terminal they go on in the next line.
+    pub fn sentences(self, header: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>) -> String {
+        let rows: Vec<_> = rows.into_iter().collect();
+        let is_plain = self.width.is_none() && !self.colours;
+        if is_plain && let Some(text) = plain(self.headers.then_some(header), &rows) {
+            return text;
+        }
+        self.arranged(header, rows.into_iter().map(Row::from))
+    }
+
+    fn arranged(self, header: &[&str], rows: impl IntoIterator<Item = Row>) -> String {
+        let mut table = Table::new();
+        table
+            .load_preset(NOTHING)
+            .add_rows(rows)
+            .set_truncation_indicator("…");
+        if table.is_empty() {
+            return String::new();
+        }
+        if self.headers {
+            table.set_header(Row::from(header.to_vec()).max_height(1).clone());
+        }
+        if self.colours {
+            table.enforce_styling()
+        } else {
+            table.force_no_tty()
+        };
+        table.column_iter_mut().for_each(|column| {
+            column.set_padding((0, GAP));
+        });
+        if let Some(width) = self.width {
+            // The last column needs no gap behind it.
+            table
+                .set_content_arrangement(ContentArrangement::Dynamic)
+                .set_width(width.saturating_add(GAP));
+        }
+        table
+            .lines()
+            .map(|line| line.trim_end().to_owned() + "\n")
+            .collect()
+    }
+}
+
+/// Aligns cells of one line each. comfy-table takes many times as long, which shows from ten
+/// thousands of rows on. None if a letter may be wider than others.
+fn plain(header: Option<&[&str]>, rows: &[Vec<Cell>]) -> Option<String> {
+    if rows.is_empty() {
+        return Some(String::new());
+    }
+    let header = header.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
+    let rows = rows
+        .iter()
+        .map(|row| row.iter().map(Cell::content).collect());
+    let lines: Vec<Vec<String>> = header.into_iter().chain(rows).collect();
+    let mut widths = Vec::new();
+    for line in &lines {
+        widths.resize(widths.len().max(line.len()), 0);
+        for (text, width) in line.iter().zip(&mut widths) {
+            if !text.is_ascii() || text.contains('\n') {
+                return None;
+            }
+            *width = text.len().max(*width);
+        }
+    }
+    let mut table = String::new();
+    for line in &lines {
+        let start = table.len();
+        for (text, width) in line.iter().zip(&widths) {
+            table += text;
+            table.extend(std::iter::repeat_n(
+                ' ',
+                width - text.len() + usize::from(GAP),
+            ));
+        }
+        table.truncate(start + table[start..].trim_end().len());
+        table.push('\n');
+    }
+    Some(table)
+}
+
+/// Makes a cell of one line, without characters that move the cursor or turn the text around. The
+/// `zone` and `targetRef` of an EndpointSlice are free text, and must not reach the terminal as
+/// they are.
+pub fn cell(text: impl ToString) -> Cell {
+    let text = escaped(&text.to_string()).replace('\n', "\\n");
+    Cell::new(if text.is_empty() { NONE } else { &text })
+}
+
+/// Makes a cell with a line for each item.
+pub fn lines<T: ToString>(items: impl IntoIterator<Item = T>) -> Cell {
+    let lines: Vec<_> = items.into_iter().map(|item| cell(item).content()).collect();
+    Cell::new(if lines.is_empty() {
+        NONE.to_owned()
+    } else {
+        lines.join("\n")
+    })
+}
+
+/// Returns true for characters that a terminal obeys and does not show.
+fn is_hidden(letter: char) -> bool {
+    let turns = matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    letter.is_control() || turns || matches!(letter, '\u{2028}' | '\u{2029}')
+}
+
+/// Escapes hidden characters, except for line ends.
+pub fn escaped(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if is_hidden(letter) && letter != '\n' {
+            shown.extend(letter.escape_default())
+        } else {
+            shown.push(letter)
+        }
+    }
+    shown
+}
+
+/// Escapes hidden characters in JSON, which stays the same data. JSON itself has them in strings
+/// alone.
+pub fn escaped_json(json: &str) -> String {
+    let mut shown = String::with_capacity(json.len());
+    for letter in json.chars() {
+        if is_hidden(letter) && !"\n\r\t".contains(letter) {
+            shown += &format!("\\u{:04x}", u32::from(letter));
+        } else {
+            shown.push(letter);
+        }
+    }
+    shown
+}
+
+pub fn green(text: impl ToString) -> Cell {
+    cell(text).fg(Color::Green)
+}
+
+pub fn yellow(text: impl ToString) -> Cell {
+    cell(text).fg(Color::Yellow)
+}
+
+pub fn red(text: impl ToString) -> Cell {
+    cell(text).fg(Color::Red)
+}
+
+/// Joins the items with commas.
+pub fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
+    items
+        .into_iter()
+        .map(|item| item.to_string())
+        .collect::<Vec<_>>()
+        .join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_and_empty_cells_say_so() {
+        let rows = || {
+            [
+                vec![cell("web"), cell("")],
+                vec![cell("a-longer-name"), red("10.0.0.1")],
+            ]
+        };
+        let form = Form {
+            headers: true,
+            ..Form::default()
+        };
+        let text = "NAME            ADDRESS\nweb             <none>\na-longer-name   10.0.0.1\n";
+        assert_eq!(form.table(&["NAME", "ADDRESS"], rows()), text);
+        assert_eq!(form.table(&["NAME"], []), "");
+        assert_eq!(
+            Form::default()
+                .table(&["NAME", "ADDRESS"], rows())
+                .lines()
+                .count(),
+            2
+        );
+        assert_eq!(
+            form.table(&["ZONE"], [vec![cell("a\u{1b}]52;c;eA==\u{7}b")]]),
+            "ZONE\na\\u{1b}]52;c;eA==\\u{7}b\n"
+        );
+        assert_eq!(
+            form.table(&["ZONE"], [vec![cell("a\u{202e}b\nc\u{2028}")]]),
+            "ZONE\na\\u{202e}b\\nc\\u{2028}\n"
+        );
+        assert_eq!(
+            form.table(&["PORT"], [vec![lines(["1", "2\n"])]]),
+            "PORT\n1\n2\\n\n"
+        );
+        let wide = [
+            vec![cell("wäb"), cell("")],
+            vec![cell("a"), red("10.0.0.1")],
+        ];
+        assert_eq!(
+            form.table(&["NAME", "ADDRESS"], wide),
+            "NAME   ADDRESS\nwäb    <none>\na      10.0.0.1\n"
+        );
+        let colours = Form {
+            colours: true,
+            ..form
+        };
+        assert!(
+            colours
+                .table(&["NAME", "ADDRESS"], rows())
+                .contains("\u{1b}[")
+        );
+    }
+
+    #[test]
+    fn narrow_terminal_cuts_long_cells_and_wraps_sentences() {
+        let long = "a-name-that-is-longer-than-all-others";
+        let two = vec![cell("shop"), cell(long), lines(["10.96.0.10", "fd00::10"])];
+        let rows = || {
+            [
+                two.clone(),
+                vec![cell("shop"), cell(long), cell("10.96.0.11")],
+            ]
+        };
+        let form = Form {
+            headers: true,
+            width: Some(40),
+            ..Form::default()
+        };
+        let text = form.table(&["NAMESPACE", "NAME", "CLUSTER-IP"], rows());
+        let expected = [
+            "NAMESPACE   NAME              CLUSTER-IP",
+            "shop        a-name-that-is-   10.96.0.10",
+            "            longer-than-al…   fd00::10",
+            "shop        a-name-that-is…   10.96.0.11",
+        ];
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 40),
+            "{text}"
+        );
+        assert!(
+            Form {
+                width: None,
+                ..form
+            }
+            .table(&[], rows())
+            .contains("longer-than-all-others")
+        );
+        let sentence = || {
+            [vec![
+                cell("fail"),
+                cell("kube-ipvs0 is there, so every ClusterIP is the host's own"),
+            ]]
+        };
+        let text = form.sentences(&["LEVEL", "FOUND"], sentence());
+        let words: Vec<_> = text.split_whitespace().collect();
+        assert_eq!(
+            words.join(" "),
+            "LEVEL FOUND fail kube-ipvs0 is there, so every ClusterIP is the host's own"
+        );
+        assert!(
+            text.lines().count() > 2 && text.lines().all(|line| line.chars().count() <= 40),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn escaped_json_is_the_same_data() {
+        let data = serde_json::json!({ "zone": "a\u{9b}31m\u{7f}\u{202e}b\nc" });
+        let shown = escaped_json(&serde_json::to_string_pretty(&data).unwrap());
+        assert!(
+            !shown
+                .chars()
+                .any(|letter| is_hidden(letter) && letter != '\n'),
+            "{shown:?}"
+        );
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&shown).unwrap(),
+            data
+        );
+    }
+}

@@ -1,0 +1,95 @@
+//! The flags that select the Services of a command.
+
+use std::io::{Write, stderr};
+
+use anyhow::{Result, ensure};
+use clap::Args;
+
+use crate::client::Client;
+use crate::object_name::ServiceName;
+use crate::{Selector, ServiceView};
+
+/// The namespace of what a command shows.
+#[derive(Args, Clone, Debug)]
+pub struct NamespaceArgs {
+    /// Show only what is of this namespace.
+    #[arg(
+        long,
+        short,
+        value_name = "NAMESPACE",
+        conflicts_with = "all_namespaces"
+    )]
+    pub namespace: Option<String>,
+    /// Show all namespaces, as without --namespace.
+    #[arg(long, short = 'A')]
+    all_namespaces: bool,
+}
+
+impl NamespaceArgs {
+    pub fn has(&self, namespace: &str) -> bool {
+        self.namespace
+            .as_ref()
+            .is_none_or(|wanted| namespace == wanted)
+    }
+}
+
+#[derive(Args, Debug)]
+pub struct SelectArgs {
+    /// Show only this Service; put its namespace and a slash in front if several Services share the
+    /// name.
+    #[arg(value_name = "[svc/][NAMESPACE/]NAME")]
+    service: Option<ServiceName>,
+    #[command(flatten)]
+    within: NamespaceArgs,
+    /// Show only Services with these labels, in kubectl's form: app=web,tier!=db,env in (a,b),!old.
+    #[arg(long, short = 'l', value_name = "LABELS", conflicts_with = "service")]
+    selector: Option<Selector>,
+}
+
+impl SelectArgs {
+    /// Reads the Services of an agent, and keeps the selected ones. Fails at first if a Service is
+    /// named, and does not exist or the agent knows none yet.
+    pub async fn read(&self, client: &Client, is_first: bool) -> Result<Vec<ServiceView>> {
+        let services = match &self.service {
+            Some(_) if is_first => client.services_to_name().await?,
+            _ => client.services().await?,
+        };
+        self.select(services, is_first)
+    }
+
+    /// Keeps the selected Services. Fails if a Service is named and `must_exist`, and does not
+    /// exist.
+    fn select(&self, mut services: Vec<ServiceView>, must_exist: bool) -> Result<Vec<ServiceView>> {
+        services.retain(|service| self.within.has(&service.namespace) || self.service.is_some());
+        if let Some(selector) = &self.selector {
+            return Ok(labelled(services, selector, must_exist));
+        }
+        let Some(name) = &self.service else {
+            return Ok(services);
+        };
+        let name = name.clone().within(self.within.namespace.as_deref());
+        let unknown = name.unknown(&services);
+        services.retain(|service| self.within.has(&service.namespace) && name.is(service));
+        ensure!(!(must_exist && services.is_empty()), unknown);
+        Ok(services)
+    }
+}
+
+/// Keeps the Services that the selector selects. Those with more labels than kpx keeps are counted
+/// on standard error if `must_tell`.
+pub fn labelled(
+    mut services: Vec<ServiceView>,
+    selector: &Selector,
+    must_tell: bool,
+) -> Vec<ServiceView> {
+    let cut = services.iter().filter(|service| service.labels_cut).count();
+    if must_tell && cut > 0 {
+        // A failure is ignored, because a closed standard error leaves no place to report it.
+        let _written = writeln!(
+            stderr(),
+            "{cut} Services have more labels than kpx keeps (4 KiB): --selector may miss them"
+        );
+    }
+    services.retain(|service| selector.selects(&service.labels));
+    services
+}

@@ -1,0 +1,38 @@
+//! Tables of packets (`rows/*.packets`), which the programs translate by BPF_PROG_TEST_RUN, for
+//! both families alike.
+//!
+//! Each row names the hook, the packet that goes in, the verdict, the packet that comes out, and
+//! all counters that grow.
+
+mod counts;
+mod ends;
+mod fast;
+mod fast_fixture;
+mod fixture;
+mod flows;
+mod forgery;
+mod fragments;
+mod frames;
+mod frontends;
+mod guests;
+mod half_open;
+mod icmp;
+mod limits;
+mod lost;
+mod meetings;
+mod monitor;
+mod offload;
+mod opened;
+mod options;
+mod packets;
+mod policy;
+mod reference;
+mod reuse;
+mod sctp;
+mod shares;
+mod silent;
+mod stack;
+mod sweep;
+mod verdicts;
+mod ways;
+mod whole;

@@ -1,0 +1,78 @@
+//! Open connections that skip the stack beside conntrack.
+
+use anyhow::Result;
+use proxy_common::device::Node;
+use proxy_common::flow::Offer;
+
+use crate::fast_fixture::FastFixture;
+use crate::fixture::Fixture;
+use crate::packets::{Runner, packet_tests, run_section};
+
+packet_tests! {
+    opened:
+    tolerated_connection_skips_stack_until_its_end,
+    datagrams_skip_stack_once_they_are_tolerated,
+    stack_sees_flows_that_conntrack_does_not_tolerate,
+    stack_sees_open_flows_by_devices_of_other_programs,
+    blind_ends_of_tolerated_connections_are_dropped,
+    blind_ends_of_silent_connections_are_dropped,
+    hidden_ends_of_tolerated_connections_are_dropped,
+    connection_that_is_dialled_again_asks_again,
+    flow_that_was_silent_for_long_asks_again,
+    datagrams_from_outside_skip_stack_once_they_are_tolerated,
+    stack_sees_datagrams_from_outside_where_rules_or_programs_may_matter,
+    stack_sees_tcp_from_outside,
+}
+
+/// The flows that have asked, and whether the agent has said yes.
+#[derive(Default)]
+pub(crate) struct Offers {
+    all: Vec<Offer>,
+    is_tolerated: bool,
+}
+
+impl Fixture {
+    /// Answers the flows that have asked whether they may skip the stack beside conntrack, or takes
+    /// all answers back.
+    pub(crate) fn tolerate(&mut self, is_tolerated: bool) -> Result<()> {
+        let tolerated = &mut self.bench.datapath.tolerated;
+        while let Some(offer) = tolerated.offered()? {
+            if tolerated.open_flow(&offer.key)?.is_some() {
+                // The next row may have to wait for its second.
+                self.offers.all.push(Offer::new(offer.key, offer.secs + 5));
+            }
+        }
+        self.offers.is_tolerated = is_tolerated;
+        for offer in &self.offers.all {
+            if is_tolerated {
+                tolerated.tolerate(offer)?;
+            } else {
+                tolerated.forget(&offer.key)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the agent's answers older.
+    pub(crate) fn age_answers(&mut self, secs: u32) -> Result<()> {
+        for offer in &mut self.offers.all {
+            *offer = Offer::new(offer.key, offer.secs.saturating_sub(secs));
+            if self.offers.is_tolerated {
+                self.bench.datapath.tolerated.tolerate(offer)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A rule has come, or no agent runs.
+#[test]
+fn stack_sees_tolerated_flows_at_once_when_the_agent_says_no_more() -> Result<()> {
+    for mut fixture in FastFixture::both()? {
+        fixture.fixture().set_flags(Node::FAST_OPENED)?;
+        run_section(&mut fixture, "opened::tolerated")?;
+        fixture.fixture().bench.datapath.ways.open_for(None)?;
+        run_section(&mut fixture, "opened::goes_on_through_stack")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,227 @@
+//! Loaded programs that serve one test after the other, with cleared maps. Verification takes most
+//! of a test's time, and in a virtual machine nearly all of it.
+
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, Result, ensure};
+use aya::Pod;
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
+use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::balance::{Affinity, AffinityKey};
+use proxy_common::connect::Connects;
+use proxy_common::cpu::Cpu;
+use proxy_common::flow::{AnyKey, Flow, FlowKey};
+use proxy_common::fragment::{FragmentKey, Ports};
+use proxy_common::frontend::{EndpointKey, FrontendKey, SetKey};
+use proxy_common::guest::Guest;
+use proxy_common::half_open::PaddedEnds;
+use proxy_common::names::{COUNTERS, CPUS, FamilyMaps, IPV4, IPV6, TOLERATED};
+use proxy_common::service_counts::ServiceCounts;
+use proxy_core::diff::diff;
+use proxy_core::tables::Tables;
+use proxy_datapath::object;
+use proxy_datapath::{Datapath, Maps, Options, Sizes, open};
+use testbed::test_run::Bench;
+
+/// The benches that no test uses now, with their set-up; the bench that was used last comes last.
+static IDLE: Mutex<Vec<(Setup, Box<Bench>)>> = Mutex::new(Vec::new());
+
+/// Each bench has some sixty files open, and a process may open 1,024 by default.
+const MOST_IDLE: usize = 8;
+
+/// The options that programs are loaded with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Setup {
+    /// The number of flow entries; None: as many as a node has.
+    pub(crate) flow_entries: Option<u32>,
+    /// The programs can redirect packets past the stack.
+    pub(crate) fast_path: bool,
+    /// The kernel refuses to change a checksum, and so any packet.
+    pub(crate) refuses: bool,
+    /// The answers of each CPU in a second; None: no limit.
+    pub(crate) answers_per_sec: Option<u32>,
+    /// The rings of the half-open queue; None: one for all CPUs.
+    pub(crate) half_open_rings: Option<u32>,
+    /// A single client may fill the table of flows.
+    pub(crate) knows_no_shares: bool,
+}
+
+/// A bench that goes back to the idle ones with this value, unless its test has panicked.
+pub(crate) struct Reused {
+    setup: Setup,
+    /// The bench, present until this value is dropped.
+    bench: Option<Box<Bench>>,
+}
+
+impl Reused {
+    /// Takes or loads a bench with empty tables and counters.
+    pub(crate) fn get(setup: Setup) -> Result<Self> {
+        let Setup {
+            flow_entries,
+            fast_path,
+            refuses,
+            answers_per_sec,
+            half_open_rings,
+            knows_no_shares,
+        } = setup;
+        let idle = take_idle(setup);
+        let sizes = Sizes {
+            flows: flow_entries,
+            ..Sizes::default()
+        };
+        let flow_room = knows_no_shares.then_some(u32::MAX);
+        let options = Options {
+            sizes,
+            fast_path,
+            answers_per_sec,
+            half_open_rings,
+            flow_room,
+            ..Options::default()
+        };
+        let load = || {
+            let object = object::embedded()?;
+            let bench = if refuses {
+                Bench::load_object(&refused(object)?, options)
+            } else {
+                Bench::load(options)
+            };
+            bench.map(Box::new)
+        };
+        let mut bench = idle.map_or_else(load, Ok)?;
+        clear_all(&mut bench.datapath).context("clear the maps of the last test")?;
+        // Tests share the programs, and devices of two namespaces may have one index.
+        bench.datapath.ways.begin_epoch()?;
+        Ok(Self {
+            setup,
+            bench: Some(bench),
+        })
+    }
+}
+
+/// Returns the object without calls of `bpf_l4_csum_replace`: each returns the kernel's error for
+/// lack of memory instead.
+fn refused(object: &[u8]) -> Result<Vec<u8>> {
+    // Opcodes, registers, offset, and the immediate in this machine's order.
+    const CALL: [u8; 8] = [0x85, 0, 0, 0, 11, 0, 0, 0];
+    const R0_IS_ENOMEM: [u8; 8] = [0xb7, 0, 0, 0, 0xf4, 0xff, 0xff, 0xff];
+    let mut object = object.to_vec();
+    let mut count = 0;
+    for instruction in object
+        .chunks_exact_mut(size_of_val(&CALL))
+        .filter(|chunk| *chunk == CALL)
+    {
+        instruction.copy_from_slice(&R0_IS_ENOMEM);
+        count += 1;
+    }
+    ensure!(count > 4, "only {count} calls of bpf_l4_csum_replace");
+    Ok(object)
+}
+
+fn take_idle(setup: Setup) -> Option<Box<Bench>> {
+    let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let at = idle.iter().rposition(|(of, _)| *of == setup)?;
+    Some(idle.remove(at).1)
+}
+
+impl Deref for Reused {
+    type Target = Bench;
+
+    fn deref(&self) -> &Bench {
+        self.bench
+            .as_ref()
+            .expect("it is there until it is dropped")
+    }
+}
+
+impl DerefMut for Reused {
+    fn deref_mut(&mut self) -> &mut Bench {
+        self.bench
+            .as_mut()
+            .expect("it is there until it is dropped")
+    }
+}
+
+impl Drop for Reused {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let bench = self.bench.take().map(|bench| (self.setup, bench));
+            let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+            idle.extend(bench);
+            if idle.len() > MOST_IDLE {
+                idle.remove(0);
+            }
+        }
+    }
+}
+
+fn clear_all(datapath: &mut Datapath) -> Result<()> {
+    let attached: Vec<u32> = datapath.attachments.devices().keys().copied().collect();
+    attached
+        .into_iter()
+        .for_each(|ifindex| drop(datapath.attachments.detach(ifindex)));
+    for change in diff(&datapath.tables.read()?, &Tables::default()) {
+        datapath.tables.apply(&change)?;
+    }
+    datapath.node.set_devices(&BTreeMap::new())?;
+    datapath.node.set_addrs(&BTreeMap::new())?;
+    datapath.node.set_pods(&[], &[], &[])?;
+    datapath.node.set_service_cidrs(&[])?;
+    datapath.monitor.watch(false)?;
+    let maps = &datapath.loaded.maps;
+    zero::<u64>(maps, COUNTERS)?;
+    zero::<Cpu>(maps, CPUS)?;
+    clear_family::<Addr4>(maps, IPV4)?;
+    clear_family::<Addr6>(maps, IPV6)?;
+    clear::<AnyKey, u32>(maps, TOLERATED)
+}
+
+/// Clears the maps that the programs themselves write.
+fn clear_family<A: Addr + Pod>(maps: &BTreeMap<String, u32>, names: FamilyMaps) -> Result<()> {
+    clear::<FlowKey<A>, Flow<A>>(maps, names.flows)?;
+    clear::<FlowKey<A>, Guest>(maps, names.guests)?;
+    clear::<AffinityKey<A>, Affinity<A>>(maps, names.affinity)?;
+    clear::<AffinityKey<A>, Affinity<A>>(maps, names.new_affinity)?;
+    clear::<A, u32>(maps, names.clients)?;
+    let mut lasting: Array<MapData, u32> = open(maps, names.lasting)?;
+    lasting
+        .set(0, 0, 0)
+        .context("clear the count of lasting flows")?;
+    clear::<SetKey<A>, u32>(maps, names.cursors)?;
+    clear::<FrontendKey<A>, u32>(maps, names.connections)?;
+    clear::<FragmentKey<A>, Ports>(maps, names.fragments)?;
+    clear::<FragmentKey<A>, Ports>(maps, names.far_fragments)?;
+    let mut ends: Array<MapData, PaddedEnds> = open(maps, names.half_open_ends)?;
+    (0..ends.len())
+        .try_for_each(|ring| ends.set(ring, PaddedEnds::EMPTY, 0))
+        .context("empty the half-open rings")?;
+    clear::<EndpointKey<A>, Connects>(maps, names.connects)?;
+    clear::<FrontendKey<A>, ServiceCounts>(maps, names.service_counts)
+}
+
+fn clear<K: Pod, V: Pod>(maps: &BTreeMap<String, u32>, name: &str) -> Result<()> {
+    let mut map: HashMap<MapData, K, V> = open(maps, name)?;
+    let keys: Vec<K> = map
+        .keys()
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("read {name}"))?;
+    keys.iter()
+        .try_for_each(|key| map.remove(key))
+        .with_context(|| format!("clear {name}"))
+}
+
+/// Zeroes a map on all CPUs.
+fn zero<V: Pod + Default>(maps: &BTreeMap<String, u32>, name: &str) -> Result<()> {
+    let mut map: PerCpuArray<MapData, V> = open(maps, name)?;
+    for index in 0..map.len() {
+        let zeros = map
+            .get(&index, 0)?
+            .iter()
+            .map(|_| V::default())
+            .collect::<Vec<V>>();
+        map.set(index, PerCpuValues::try_from(zeros)?, 0)
+            .with_context(|| format!("write {name}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,299 @@
+//! Backends that send nothing: what counts against them, and the half-open flows that leave them.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result, ensure};
+use aya::Pod;
+use aya::maps::{HashMap, MapData};
+use nix::time::{ClockId, clock_gettime};
+use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
+use proxy_common::connect::{Asked, Connects, DialTime, SynTimes, UNIT_NANOS, Votes};
+use proxy_common::flow::{Flow, FlowKey};
+use proxy_common::frontend::{EndpointKey, FrontendKey};
+use proxy_common::names::{INGRESS, IPV4, IPV6};
+use proxy_datapath::{FamilyCounts, open};
+use testbed::flow_table::older;
+
+use crate::fixture::{Fixture, fixtures};
+use crate::packets::packet_tests;
+use crate::policy::{external, services};
+
+packet_tests! {
+    silent:
+    half_open_flow_leaves_silent_backend_after_a_second,
+    answered_flow_stays_with_its_backend,
+    flow_of_only_backend_stays,
+    masqueraded_flow_leaves_with_all_its_entries,
+    flow_of_host_leaves_as_well,
+    errors_to_host_count_if_they_come_from_where_backend_is,
+}
+
+#[test]
+fn client_with_affinity_waits_longer_and_moves_for_good() -> Result<()> {
+    for fixture in services()? {
+        let dial = |port: u16| -> Result<String> {
+            let frame = fixture
+                .names
+                .frame(&format!("tcp S client:{port} > sticky-twins:80"))?;
+            let text = fixture.names.text(&fixture.run(INGRESS, &frame)?.packet)?;
+            Ok(text.split_once("> ").context("a destination")?.1.to_owned())
+        };
+        let first = dial(1)?;
+        fixture.be_silent(1)?;
+        ensure!(dial(1)? == first, "after a second");
+        fixture.be_silent(2)?;
+        let second = dial(1)?;
+        ensure!(second != first, "after three");
+        for port in 2..40 {
+            ensure!(dial(port)? == second, "the client stays with {second}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn failures_count_against_backend_until_it_answers() -> Result<()> {
+    for mut fixture in fixtures("votes")? {
+        fixture.rows("silent::failures_count_against_backend_until_it_answers/fails")?;
+        let votes = votes(&fixture)?;
+        ensure!((votes.failures(), votes.clients()) == (3, 2), "{votes:?}");
+        fixture.rows("silent::failures_count_against_backend_until_it_answers/answers")?;
+        ensure!(
+            self::votes(&fixture)? == Votes::NONE,
+            "{:?}",
+            self::votes(&fixture)?
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn errors_count_against_backend_until_it_sends_something() -> Result<()> {
+    for mut fixture in fixtures("errors")? {
+        fixture.rows("silent::errors_count_against_backend_until_it_sends_something/errors")?;
+        let votes = votes(&fixture)?;
+        ensure!((votes.failures(), votes.clients()) == (3, 2), "{votes:?}");
+        fixture.rows("silent::errors_count_against_backend_until_it_sends_something/answers")?;
+        ensure!(
+            self::votes(&fixture)? == Votes::NONE,
+            "{:?}",
+            self::votes(&fixture)?
+        );
+    }
+    Ok(())
+}
+
+/// A stranger sends SYNs under as many names as it likes, and can break them so that the backend
+/// does not answer.
+#[test]
+fn clients_outside_count_as_one() -> Result<()> {
+    for mut fixture in external()? {
+        fixture.rows("silent::clients_outside_count_as_one")?;
+        let votes = votes(&fixture)?;
+        ensure!((votes.failures(), votes.clients()) == (4, 1), "{votes:?}");
+    }
+    Ok(())
+}
+
+/// Two clients wait for a backend that was always prompt, and no SYN has come again yet.
+#[test]
+fn overdue_backend_gets_no_new_flows_until_it_answers() -> Result<()> {
+    for mut fixture in services()? {
+        fixture.rows("silent::overdue_backend_gets_no_new_flows_until_it_answers/asked")?;
+        age_asked(&fixture, 400)?;
+        fixture.bench.datapath.flows.sweep()?;
+        fixture.rows("silent::overdue_backend_gets_no_new_flows_until_it_answers/overdue")?;
+        age_asked(&fixture, 2_500)?;
+        fixture.rows("silent::overdue_backend_gets_no_new_flows_until_it_answers/old")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn row_of_syns_keeps_last_one_before_an_answer() -> Result<()> {
+    for mut fixture in services()? {
+        let step = |fixture: &mut Fixture, rows: &str| -> Result<[DialTime; 2]> {
+            fixture.rows(rows)?;
+            let times = match fixture.is_v4() {
+                true => syn_times::<Addr4>(fixture, IPV4.connects)?,
+                false => syn_times::<Addr6>(fixture, IPV6.connects)?,
+            };
+            Ok([times.heard(true), times.heard(false)])
+        };
+        let [first, before] = step(
+            &mut fixture,
+            "silent::row_of_syns_keeps_last_one_before_an_answer/first",
+        )?;
+        ensure!(before == DialTime::UNKNOWN && first != before);
+        let [second, before] = step(
+            &mut fixture,
+            "silent::row_of_syns_keeps_last_one_before_an_answer/answered",
+        )?;
+        ensure!(
+            before == first && first.is_before(second),
+            "the first one was answered"
+        );
+        let [third, before] = step(
+            &mut fixture,
+            "silent::row_of_syns_keeps_last_one_before_an_answer/refused",
+        )?;
+        ensure!(
+            before == second && second.is_before(third),
+            "the second one was refused"
+        );
+        let [last, before] = step(
+            &mut fixture,
+            "silent::row_of_syns_keeps_last_one_before_an_answer/silent",
+        )?;
+        ensure!(
+            before == second && third.is_before(last),
+            "the third one was not answered"
+        );
+    }
+    Ok(())
+}
+
+fn syn_times<A: Addr>(fixture: &Fixture, name: &str) -> Result<SynTimes>
+where
+    EndpointKey<A>: Pod,
+{
+    let rows = asked_rows::<A>(fixture, name)?;
+    let [(_, row)] = rows[..] else {
+        anyhow::bail!("{rows:?}")
+    };
+    Ok(SynTimes(row.unanswered))
+}
+
+/// Nothing else than the sweep takes such rows away.
+#[test]
+fn sweep_removes_old_rows_of_asked_backends() -> Result<()> {
+    for mut fixture in services()? {
+        fixture.rows("silent::overdue_backend_gets_no_new_flows_until_it_answers/asked")?;
+        let now_secs = u32::try_from(clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec())?;
+        let asked = |age: u32| -> Result<usize> {
+            fixture.bench.datapath.flows.sweep_at(now_secs + age)?;
+            match fixture.is_v4() {
+                true => asked_rows::<Addr4>(&fixture, IPV4.connects).map(|rows| rows.len()),
+                false => asked_rows::<Addr6>(&fixture, IPV6.connects).map(|rows| rows.len()),
+            }
+        };
+        ensure!(
+            asked(0)? == 1,
+            "the one that has answered before owes an answer"
+        );
+        ensure!(asked(Asked::OLD_SECS + 1)? == 0, "it does not any more");
+    }
+    Ok(())
+}
+
+/// A backend of little weight would get all that others are to get. Without a table a weighted
+/// Service has its first slot.
+#[test]
+fn backend_of_weighted_service_is_never_overdue() -> Result<()> {
+    for mut fixture in services()? {
+        fixture.weigh_twins()?;
+        fixture.rows("silent::backend_of_weighted_service_is_never_overdue/asked")?;
+        if let Err(nothing) = age_asked(&fixture, 400) {
+            ensure!(nothing.to_string() == "no backend was asked", "{nothing:#}");
+        }
+        fixture.rows("silent::backend_of_weighted_service_is_never_overdue/stays")?;
+    }
+    Ok(())
+}
+
+/// A stranger sends the client's SYN again within the second of the first one, when the wait is
+/// just over.
+#[test]
+fn forged_syn_moves_no_flow_in_the_second_of_the_first_one() -> Result<()> {
+    for mut fixture in services()? {
+        fixture.rows("silent::forged_syn_moves_no_flow_in_the_second_of_the_first_one/waits")?;
+        // The first SYN was a second ago, and all packets of before in this second.
+        match fixture.is_v4() {
+            true => age_first_syns::<Addr4>(&fixture, IPV4.flows)?,
+            false => age_first_syns::<Addr6>(&fixture, IPV6.flows)?,
+        }
+        fixture.rows("silent::forged_syn_moves_no_flow_in_the_second_of_the_first_one/forged")?;
+    }
+    Ok(())
+}
+
+fn age_first_syns<A: Addr>(fixture: &Fixture, name: &str) -> Result<()>
+where
+    FlowKey<A>: Pod,
+    Flow<A>: Pod,
+{
+    let mut flows: HashMap<MapData, FlowKey<A>, Flow<A>> =
+        open(&fixture.bench.datapath.loaded.maps, name)?;
+    let now_secs = u32::try_from(clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec())?;
+    for (key, flow) in flows.iter().collect::<Result<Vec<_>, _>>()? {
+        let mut aged = older(flow, key.proto(), 1);
+        aged.last_secs = now_secs;
+        flows.insert(key, aged, 0)?;
+    }
+    Ok(())
+}
+
+/// Makes the SYNs that backends owe an answer as much older.
+fn age_asked(fixture: &Fixture, ms: u64) -> Result<()> {
+    let age = |word: u64| word.wrapping_sub((ms * 1_000_000 / UNIT_NANOS) << u32::BITS);
+    match fixture.is_v4() {
+        true => change_asked::<Addr4>(fixture, IPV4.connects, age),
+        false => change_asked::<Addr6>(fixture, IPV6.connects, age),
+    }
+}
+
+fn change_asked<A: Addr>(fixture: &Fixture, name: &str, change: impl Fn(u64) -> u64) -> Result<()>
+where
+    EndpointKey<A>: Pod,
+{
+    let asked = asked_rows::<A>(fixture, name)?;
+    ensure!(!asked.is_empty(), "no backend was asked");
+    let mut connects: HashMap<MapData, EndpointKey<A>, Connects> =
+        open(&fixture.bench.datapath.loaded.maps, name)?;
+    for (key, row) in asked {
+        connects.insert(
+            key,
+            Connects {
+                refused: change(row.refused),
+                ..row
+            },
+            0,
+        )?;
+    }
+    Ok(())
+}
+
+/// Returns the rows of backends that were asked.
+fn asked_rows<A: Addr>(fixture: &Fixture, name: &str) -> Result<Vec<(EndpointKey<A>, Connects)>>
+where
+    EndpointKey<A>: Pod,
+{
+    let connects: HashMap<MapData, EndpointKey<A>, Connects> =
+        open(&fixture.bench.datapath.loaded.maps, name)?;
+    let rows = connects.iter().collect::<Result<Vec<_>, _>>()?;
+    Ok(rows
+        .into_iter()
+        .filter(|(key, _)| key.service.proto == Asked::PROTO)
+        .collect())
+}
+
+/// Returns what speaks against the backend of `web`.
+fn votes(fixture: &Fixture) -> Result<Votes> {
+    let counts = fixture.bench.datapath.flows.counts()?;
+    let web = fixture.names.addr("web")?;
+    if web.is_ipv4() {
+        of(&counts.v4, web)
+    } else {
+        of(&counts.v6, web)
+    }
+}
+
+fn of<A: Addr>(counts: &FamilyCounts<A>, web: IpAddr) -> Result<Votes> {
+    let web = FrontendKey::new(
+        A::from_ip(web).context("family")?,
+        Port::new(80),
+        Proto::TCP,
+    );
+    let rows = counts.connects.get(&web).context("a row")?;
+    Ok(rows.values().next().context("a backend")?.votes)
+}

@@ -1,0 +1,104 @@
+//! Connections between pods that skip the stack from their first packet on.
+
+use anyhow::Result;
+use ipnet::IpNet;
+use proxy_common::device::Node;
+use testbed::agent::{DEADLINE, wait_until};
+
+use crate::fast_fixture::{FastFixture, now_secs};
+use crate::packets::{Runner, packet_tests, run_section};
+
+packet_tests! {
+    whole:
+    whole_connection_skips_stack,
+    ended_whole_connection_leaves_its_packets_to_the_next_one,
+    whole_flow_lives_on_when_other_flows_take_stack,
+    datagram_opens_another_flow_when_its_backend_moves,
+    whole_connection_with_another_node_skips_stack,
+    errors_about_whole_flow_skip_stack,
+    errors_about_whole_flow_count_against_its_backend,
+    errors_about_whole_flow_with_another_node_skip_stack,
+    stack_sees_flows_that_are_not_between_pods,
+    stack_sees_flows_of_devices_that_are_not_bare,
+    odd_openers_take_stack,
+    stack_sees_what_could_not_be_opened_any_more,
+}
+
+#[test]
+fn only_addresses_of_pod_cidrs_open_whole_flows() -> Result<()> {
+    for mut fixture in FastFixture::both()? {
+        let base = fixture.fixture();
+        base.set_flags(Node::FAST_PATH | Node::FAST_OPEN | Node::FAST_OPEN_PODS)?;
+        let [client, pod] = [base.names.addr("client")?, base.names.addr("pod")?].map(IpNet::from);
+        for (cidrs, section) in [
+            (vec![client, pod], "whole::opens_whole"),
+            (vec![client], "whole::opens_through_stack"),
+            (vec![pod], "whole::opens_through_stack"),
+        ] {
+            fixture
+                .fixture()
+                .bench
+                .datapath
+                .node
+                .set_pods(&[], &[], &cidrs)?;
+            run_section(&mut fixture, section)?;
+        }
+    }
+    Ok(())
+}
+
+/// The networks are asked about when a flow is opened, and by the first answer once they have
+/// changed.
+#[test]
+fn first_answer_asks_about_networks_that_have_changed() -> Result<()> {
+    for mut fixture in FastFixture::both()? {
+        let base = fixture.fixture();
+        base.set_flags(Node::FAST_PATH | Node::FAST_OPEN | Node::FAST_OPEN_PODS)?;
+        let [client, pod] = [base.names.addr("client")?, base.names.addr("pod")?].map(IpNet::from);
+        for (have_changed, answer) in [
+            (false, "whole::answer_skips_stack"),
+            (true, "whole::answer_takes_stack"),
+        ] {
+            // All of it has to happen in one second.
+            wait_until(DEADLINE, "the first answer", || {
+                fixture
+                    .fixture()
+                    .bench
+                    .datapath
+                    .node
+                    .set_pods(&[], &[], &[client, pod])?;
+                run_section(&mut fixture, "whole::opens_whole")?;
+                let opened_secs = now_secs()?;
+                if have_changed {
+                    fixture
+                        .fixture()
+                        .bench
+                        .datapath
+                        .node
+                        .set_pods(&[], &[], &[client])?;
+                }
+                let answered = run_section(&mut fixture, answer);
+                if now_secs()? != opened_secs {
+                    Ok(false)
+                } else {
+                    answered.map(|()| true)
+                }
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// The agent allows it for a few seconds at a time.
+#[test]
+fn flows_open_through_stack_once_the_agent_says_no_more() -> Result<()> {
+    for mut fixture in FastFixture::both()? {
+        fixture
+            .fixture()
+            .set_flags(Node::FAST_PATH | Node::FAST_OPEN)?;
+        run_section(&mut fixture, "whole::opens_whole")?;
+        fixture.fixture().bench.datapath.ways.open_for(None)?;
+        run_section(&mut fixture, "whole::opens_through_stack")?;
+    }
+    Ok(())
+}

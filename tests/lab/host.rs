@@ -1,0 +1,301 @@
+//! Hosts that are no nodes reach the cluster's services (`kpx run --mode host`).
+
+mod changes;
+mod fixture;
+mod names;
+mod resolved;
+mod rights;
+mod tunnel;
+mod unit;
+
+use anyhow::{Context, Result, ensure};
+use testbed::agent::{Agent, DEADLINE, Service, wait_until};
+use testbed::lab::{Dual, Family, Layout};
+
+use crate::host::fixture::{
+    Fixture, PORT, cut_off, default_route, is_as_before, pod_routes, route, routes_of, state,
+    unreachable,
+};
+
+const NODE_PORT: u16 = 30080;
+
+#[test]
+fn host_reaches_backends_through_its_own_routes() -> Result<()> {
+    for layout in Layout::ALL {
+        let fixture = Fixture::start(layout)?;
+        let c = &fixture.lab.xl;
+        fixture
+            .lab
+            .nodes()
+            .into_iter()
+            .try_for_each(|node| route(c, "add", node))?;
+        let web = Service::new("web", 10, &["p1b", "p2a"], PORT);
+        fixture.put(&web)?;
+        let before = state(c)?;
+        let kpx = fixture.outside(c, &[])?;
+        fixture.served_seeing(
+            c,
+            |family| web.frontend(family),
+            &["p1b", "p2a"],
+            Some(c.addrs),
+        )?;
+        ensure!(
+            unreachable(&kpx)?.is_empty() && kpx.status()?["healthy"] == true,
+            "{}",
+            kpx.status()?
+        );
+        ensure!(pod_routes(c)?.is_empty());
+        kpx.stop()?;
+        is_as_before(c, &before).with_context(|| format!("{layout:?}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn host_reaches_backends_under_every_rp_filter() -> Result<()> {
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.xl;
+    fixture
+        .lab
+        .nodes()
+        .into_iter()
+        .try_for_each(|node| route(c, "add", node))?;
+    let web = Service::new("web", 10, &["p1b", "p2a"], PORT);
+    fixture.put(&web)?;
+    for rp_filter in 0..=2 {
+        for device in ["all", "default", "lo", "eth0", "eth1"] {
+            c.ns.sysctl(
+                &format!("ipv4/conf/{device}/rp_filter"),
+                &rp_filter.to_string(),
+            )?;
+        }
+        let kpx = fixture.outside(c, &[])?;
+        for default in ["without", "with"] {
+            let at = || format!("rp_filter {rp_filter}, {default} a default route");
+            if default == "with" {
+                default_route(&fixture.lab, c, "add")?;
+            }
+            fixture
+                .served_seeing(
+                    c,
+                    |family| web.frontend(family),
+                    &["p1b", "p2a"],
+                    Some(c.addrs),
+                )
+                .with_context(at)?;
+        }
+        kpx.stop()?;
+        default_route(&fixture.lab, c, "del")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn host_reaches_backends_through_routes_by_nodes() -> Result<()> {
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.xl;
+    let [n1, n2] = fixture.lab.nodes();
+    let web = Service::new("web", 10, &["p1b", "p2a"], PORT);
+    fixture.put(&web)?;
+    let before = state(c)?;
+    let kpx = fixture.outside(c, &["--pod-routes", "nodes"])?;
+    fixture.served_seeing(
+        c,
+        |family| web.frontend(family),
+        &["p1b", "p2a"],
+        Some(c.addrs),
+    )?;
+    ensure!(
+        pod_routes(c)? == routes_of(&[n1, n2]),
+        "{:?}",
+        pod_routes(c)?
+    );
+    ensure!(kpx.status()?["healthy"] == true, "{}", kpx.status()?);
+
+    // The node goes, and its backend with it; it comes back.
+    let node = testbed::agent::node(n2);
+    fixture.cluster.delete(&node)?;
+    wait_until(DEADLINE, "the route goes", || {
+        Ok(pod_routes(c)? == routes_of(&[n1]))
+    })?;
+    fixture.served(c, |family| web.frontend(family), &["p1b"])?;
+    let why = "no route leads to it, and the Service has no node port";
+    ensure!(
+        unreachable(&kpx)? == [("default/web".to_owned(), why.to_owned())].into(),
+        "{:?}",
+        unreachable(&kpx)?
+    );
+    fixture.cluster.put(&node)?;
+    fixture.served(c, |family| web.frontend(family), &["p1b", "p2a"])?;
+
+    // Somebody else's route counts before ours, and ours comes back when it goes.
+    route(c, "add", n1)?;
+    wait_until(DEADLINE, "ours gives way", || {
+        Ok(pod_routes(c)? == routes_of(&[n2]))
+    })?;
+    fixture.served(c, |family| web.frontend(family), &["p1b", "p2a"])?;
+    route(c, "del", n1)?;
+    wait_until(DEADLINE, "ours comes back", || {
+        Ok(pod_routes(c)? == routes_of(&[n1, n2]))
+    })?;
+    fixture.served(c, |family| web.frontend(family), &["p1b", "p2a"])?;
+
+    // Programs of a killed kpx serve on with the next one, and go with it.
+    drop(kpx);
+    ensure!(
+        pod_routes(c)? == routes_of(&[n1, n2]),
+        "{:?}",
+        pod_routes(c)?
+    );
+    fixture.cluster.delete(&node)?;
+    let kpx = fixture.outside(c, &["--pod-routes", "nodes"])?;
+    wait_until(DEADLINE, "what is stale goes", || {
+        Ok(pod_routes(c)? == routes_of(&[n1]))
+    })?;
+    fixture.served(c, |family| web.frontend(family), &["p1b"])?;
+    drop(kpx);
+    fixture.cluster.put(&node)?;
+    let kpx = fixture.outside(c, &[])?;
+    ensure!(
+        pod_routes(c)?.is_empty(),
+        "another mode left {:?}",
+        pod_routes(c)?
+    );
+    fixture.refused(c, |family| web.frontend(family))?;
+    kpx.stop()?;
+    is_as_before(c, &before)
+}
+
+#[test]
+fn host_reaches_backends_through_node_ports() -> Result<()> {
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.x;
+    let nodes = fixture.nodes()?;
+    let plain = Service::new("plain", 10, &["p1b", "p2a"], PORT);
+    let cluster = Service::new("cluster", 11, &["p1b", "p2a"], PORT).node_port(NODE_PORT);
+    let local = Service::new("local", 12, &["p2a"], PORT)
+        .node_port(NODE_PORT + 1)
+        .external_local();
+    let host = Service::new("host", 13, &["n1", "n2"], PORT);
+    [&plain, &cluster, &local, &host]
+        .into_iter()
+        .try_for_each(|service| fixture.put(service))?;
+    let before = state(c)?;
+    let kpx = fixture.outside(c, &[])?;
+
+    fixture.served(c, |family| cluster.frontend(family), &["p1b", "p2a"])?;
+    // The node with the endpoint forwards: the client's address shows it.
+    fixture.served_seeing(c, |family| local.frontend(family), &["p2a"], Some(c.addrs))?;
+    // Nodes are no pods: the default route leads to them.
+    fixture.served_seeing(
+        c,
+        |family| host.frontend(family),
+        &["n1", "n2"],
+        Some(c.addrs),
+    )?;
+    fixture.refused(c, |family| plain.frontend(family))?;
+    let why = "only the default route leads to it, and the Service has no node port";
+    ensure!(
+        unreachable(&kpx)? == [("default/plain".to_owned(), why.to_owned())].into(),
+        "{:?}",
+        unreachable(&kpx)?
+    );
+    let told = cut_off(&kpx, "default/plain")?.context("the service is named")?;
+    ensure!(
+        kpx.status()?["healthy"] == true,
+        "an overlay is no fault of this machine"
+    );
+    ensure!(
+        told.contains("reaches none of 4 backends") && told.contains(why),
+        "{told}"
+    );
+    // What explains the refusal is what this machine sees, and no pod or probe of the cluster.
+    let trace = format!(
+        "trace --host --to svc/default/plain --run-dir {}",
+        kpx.run_dir().display()
+    );
+    let traced = String::from_utf8(testbed::agent::kpx(&c.ns, &trace)?.stdout)?;
+    ensure!(
+        traced.contains(why) && traced.contains("node port") && !traced.contains("probe"),
+        "{traced}"
+    );
+
+    // Endpoints under the policy Local move, and a node goes out of service.
+    fixture.put(&local.backed_by(&["p1b"]))?;
+    fixture.served_seeing(c, |family| local.frontend(family), &["p1b"], Some(c.addrs))?;
+    fixture.put(&local.backed_by(&["p1b", "p2a"]))?;
+    fixture.served_seeing(
+        c,
+        |family| local.frontend(family),
+        &["p1b", "p2a"],
+        Some(c.addrs),
+    )?;
+    let n2 = testbed::agent::node(&fixture.lab.n2);
+    fixture.cluster.put(&not_ready(&n2))?;
+    fixture.served_seeing(c, |family| local.frontend(family), &["p1b"], Some(c.addrs))?;
+    let why = "only the default route leads to it, and no ready node is reached that takes the node port for it";
+    ensure!(
+        unreachable(&kpx)?.contains(&("default/local".to_owned(), why.to_owned())),
+        "{:?}",
+        unreachable(&kpx)?
+    );
+    fixture.served(c, |family| cluster.frontend(family), &["p1b", "p2a"])?;
+    fixture.cluster.put(&n2)?;
+    fixture.served_seeing(
+        c,
+        |family| local.frontend(family),
+        &["p1b", "p2a"],
+        Some(c.addrs),
+    )?;
+
+    // The service without node ports gets some, and all is well.
+    fixture.put(&plain.clone().node_port(NODE_PORT + 2))?;
+    fixture.served(c, |family| plain.frontend(family), &["p1b", "p2a"])?;
+    ensure!(kpx.status()?["healthy"] == true, "{}", kpx.status()?);
+    kpx.stop()?;
+    is_as_before(c, &before)?;
+    nodes.into_iter().try_for_each(Agent::stop)
+}
+
+fn not_ready(node: &testbed::agent::Object) -> testbed::agent::Object {
+    let mut node = node.clone();
+    node.0["status"]["conditions"] = serde_json::json!([{ "type": "Ready", "status": "False" }]);
+    node
+}
+
+#[test]
+fn host_reaches_backends_through_the_default_route() -> Result<()> {
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.x;
+    fixture
+        .lab
+        .nodes()
+        .into_iter()
+        .try_for_each(|node| route(&fixture.lab.fabric, "add", node))?;
+    let web = Service::new("web", 10, &["p1b", "p2a"], PORT);
+    fixture.put(&web)?;
+    let kpx = fixture.outside(c, &[])?;
+    fixture.refused(c, |family| web.frontend(family))?;
+    kpx.stop()?;
+    let kpx = fixture.outside(c, &["--pod-routes", "default"])?;
+    fixture.served_seeing(
+        c,
+        |family| web.frontend(family),
+        &["p1b", "p2a"],
+        Some(c.addrs),
+    )?;
+    ensure!(pod_routes(c)?.is_empty());
+    // No route at all is none of the operator's.
+    let gateway = Dual {
+        v4: "198.51.100.1".parse()?,
+        v6: "fd00:198:51::1".parse()?,
+    };
+    c.ns.ip(&Family::ALL
+        .map(|family| format!("route del default via {}", gateway.ip(family)))
+        .join("\n"))?;
+    wait_until(DEADLINE, "both are out of reach", || {
+        Ok(cut_off(&kpx, "default/web")?.is_some_and(|why| why.contains("no route leads to it")))
+    })?;
+    fixture.refused(c, |family| web.frontend(family))?;
+    kpx.stop()
+}

@@ -1,0 +1,107 @@
+//! `kpx trace`: what it says of packets, for a node of manifests and on a node that kpx serves.
+//!
+//! The same text is expected of both families: names stand for addresses.
+
+mod choice;
+mod cluster;
+mod form;
+mod live;
+mod manifests;
+mod objects;
+
+use std::net::IpAddr;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use proxy_common::flow::SOURCE_PORT_FIRST;
+use testbed::agent::binary;
+use testbed::lab::Family;
+
+/// The names of addresses in commands and in expected texts.
+#[derive(Clone, Debug)]
+struct Names(Vec<(&'static str, IpAddr)>);
+
+impl Names {
+    fn new(names: impl IntoIterator<Item = (&'static str, IpAddr)>) -> Self {
+        let mut names: Vec<_> = names.into_iter().collect();
+        // 10.0.0.1 is part of 10.0.0.10.
+        names.sort_by_key(|(_, addr)| std::cmp::Reverse(addr.to_string().len()));
+        Self(names)
+    }
+
+    /// `web:80/udp` with the address of `web`; a name without port alike.
+    fn resolve(&self, text: &str) -> Result<String> {
+        let (name, port) = text
+            .split_once(':')
+            .map_or((text, None), |(name, port)| (name, Some(port)));
+        let known = self.0.iter().find(|(known, _)| *known == name);
+        let (_, addr) = *known.with_context(|| format!("no address is called {name}"))?;
+        Ok(match (port, addr) {
+            (None, _) => addr.to_string(),
+            (Some(port), IpAddr::V4(_)) => format!("{addr}:{port}"),
+            (Some(port), IpAddr::V6(_)) => format!("[{addr}]:{port}"),
+        })
+    }
+
+    /// The text with names for addresses, and `$port` for ports that kpx gives to flows, which are
+    /// random.
+    fn replace(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for (name, addr) in &self.0 {
+            text = text
+                .replace(&format!("[{addr}]"), name)
+                .replace(&addr.to_string(), name);
+        }
+        for family in Family::ALL {
+            text = text.replace(&format!("{family} *"), "*");
+        }
+        for port in SOURCE_PORT_FIRST..=u16::MAX {
+            text = text.replace(&format!(":{port}"), ":$port");
+        }
+        // A masqueraded client's port is drawn from a range that has other ports too.
+        text.split_inclusive('\n')
+            .map(|line| {
+                if is_source(line) {
+                    without_port(line)
+                } else {
+                    line.to_owned()
+                }
+            })
+            .collect()
+    }
+}
+
+/// Returns true for the line that names a flow's source, of the text or of the JSON.
+fn is_source(line: &str) -> bool {
+    line.contains("masqueraded as ") || line.trim_start().starts_with("outcome.source.at")
+}
+
+fn without_port(line: &str) -> String {
+    let Some((before, port)) = line.rsplit_once(':') else {
+        return line.to_owned();
+    };
+    let rest = port.trim_start_matches(|c: char| c.is_ascii_digit());
+    format!(
+        "{before}:{}{rest}",
+        if rest.len() < port.len() { "$port" } else { "" }
+    )
+}
+
+/// Runs kpx; its standard output if it succeeds, else an error with its standard error.
+fn kpx(command: &mut Command) -> Result<String> {
+    let output = command
+        .output()
+        .with_context(|| format!("run {command:?}"))?;
+    ensure!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+fn trace_command() -> Result<Command> {
+    let mut command = Command::new(binary()?);
+    command.arg("trace");
+    Ok(command)
+}

@@ -1,0 +1,65 @@
+//! The web page in a browser, served by a kpx on a node of the lab.
+
+mod browser;
+mod frames;
+mod hostile;
+mod page;
+mod views;
+mod webdriver;
+
+use anyhow::Result;
+use testbed::agent::{Agent, Service};
+use testbed::lab::{Family, Layout};
+use testbed::netns::NetNs;
+use testbed::served_lab::ServedLab;
+
+/// The origin of the page if the operator names no other address.
+const ORIGIN: &str = "http://127.0.0.1:10249";
+/// The port of the lab's servers.
+const TARGET: u16 = 8080;
+
+/// A lab with services that n1's kpx serves and shows: `web` in both zones, `local` on n1 alone,
+/// `empty` nowhere.
+struct Fixture {
+    base: ServedLab,
+}
+
+impl Fixture {
+    fn build() -> Result<Self> {
+        let base = ServedLab::with_manifests(Layout::Routed)?;
+        for service in [
+            web(),
+            Service::new("local", 12, &["p1a"], TARGET),
+            Service::new("empty", 13, &[], TARGET),
+        ] {
+            base.put(&service)?;
+        }
+        Ok(Self { base })
+    }
+
+    fn put(&self, service: &Service) -> Result<()> {
+        self.base.put(service)
+    }
+
+    fn serve(&self) -> Result<Agent<'_>> {
+        self.base.kpx(&["--ui"])
+    }
+
+    /// Returns the namespace of the browsers.
+    fn ns(&self) -> &NetNs {
+        &self.base.lab.n1.host.ns
+    }
+}
+
+/// The Service that the page names `default/web`.
+fn web() -> Service {
+    Service::new("web", 11, &["p1a", "p1b", "p2a"], TARGET).node_port(30_080)
+}
+
+fn url(place: &str) -> String {
+    format!("{ORIGIN}/ui/?every=0.2{place}")
+}
+
+fn address(service: &Service) -> String {
+    service.cluster_ip().ip(Family::V4).to_string()
+}
