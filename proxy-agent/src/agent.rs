@@ -5,6 +5,7 @@ mod events;
 mod follow;
 mod node_part;
 mod notices;
+mod passes;
 mod pods;
 mod port_conflicts;
 mod readings;
@@ -17,7 +18,6 @@ mod undetected_pods;
 mod writer;
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
@@ -26,9 +26,10 @@ use tokio::time::Instant;
 use tracing::{debug, info};
 
 use crate::agent::backend_health::BackendHealth;
-use crate::agent::follow::Following;
 use crate::agent::node_part::NodePart;
 use crate::agent::notices::Notices;
+use crate::agent::passes::Passes;
+use crate::agent::pods::Pods;
 use crate::agent::port_conflicts::PortConflicts;
 use crate::agent::reports::Pass;
 pub use crate::agent::reports::Reports;
@@ -41,6 +42,7 @@ use crate::choices::Mode;
 use crate::conntrack::{self, Reconciler};
 use crate::control::Query;
 use crate::health_check::HealthChecks;
+use crate::lost_nodes::EndpointPlaces;
 use crate::node::Node;
 use crate::node::lifecycle::Lifecycle;
 use crate::pod_sockets::LedPods;
@@ -61,10 +63,6 @@ const LINK_BATCH: usize = 64;
 /// The rows of the tables that a pass is for in each family, about. A new Service of one namespace
 /// waits for one such pass.
 const PASS: usize = 1 << 16;
-/// The first wait between attempts to write what the kernel refused. The longest wait is the sync
-/// period.
-const RETRY_MIN: Duration = Duration::from_secs(1);
-
 /// The channels by which other tasks reach the agent.
 pub struct Inbox {
     pub inputs: mpsc::Receiver<Input>,
@@ -87,61 +85,47 @@ pub struct Kernel {
     pub loaded: Loaded,
 }
 
+/// The settings of an agent, and the tasks beside it that it reports on.
+pub struct Setup {
+    pub node_name: String,
+    pub mode: Mode,
+    pub schedule: PassSchedule,
+    /// The pods whose sockets are led, where pods are chosen.
+    pub led_pods: Option<LedPods>,
+    /// The places of endpoints, where connections to lost nodes are ended.
+    pub places: Option<EndpointPlaces>,
+    pub outside: OutsideStates,
+}
+
 /// The agent's state.
 pub struct Agent {
     node_name: String,
     mode: Mode,
-    schedule: PassSchedule,
     started: Timestamp,
     desired: Desired,
+    passes: Passes,
     writer: Writer<KernelTables>,
-    node: NodePart,
     counters: Counters,
     loaded: Loaded,
-    /// The problems of the agent's own work.
-    health: Health,
-    reports: Reports,
-    health_checks: HealthChecks,
-    lifecycle: Lifecycle,
     sweeper: Sweeper,
+    node: NodePart,
+    lifecycle: Lifecycle,
+    pods: Pods,
     backend_health: BackendHealth,
+    health_checks: HealthChecks,
     reconciler: Reconciler,
+    reports: Reports,
     port_conflicts: PortConflicts,
     undetected_pods: UndetectedPods,
     notices: Notices,
-    /// The time of the next write of what the kernel refused, and the length of the last wait.
-    retry: Option<(Instant, Duration)>,
-    /// The time of the next attempt to update the node, after a failed one.
-    node_retry: Option<Instant>,
-    /// Set if a pass had to leave out the node's part, which was away.
-    node_due: bool,
-    /// The pass whose routes and rules the node is away for.
-    following: Option<Following>,
-    /// The node is away to look which packets may skip the stack.
-    judging: bool,
-    /// The node is away to put routes and rules back.
-    repairing: bool,
-    /// The queries that wait until the node is back.
-    waiting: Vec<Query>,
-    /// The parts that this node leaves out and Services were told of.
-    told_left_out: BTreeSet<Skipped>,
-    /// The pods whose sockets are led, where pods are chosen.
-    led_pods: Option<LedPods>,
-    /// The API server, and the states of names and tunnel, where there are any.
+    /// The parts of Services that this node leaves out, as far as Events name them.
+    left_out: BTreeSet<Skipped>,
     outside: OutsideStates,
-    /// Annotations of Pods that mean nothing.
-    bad_pods: BTreeSet<Skipped>,
-    /// Set if the last pass has left Services to the next one.
-    is_behind: bool,
-    /// Set by the first sync. Before it, the maps may hold what a predecessor left.
-    synced: bool,
-    syncs: u64,
-    last_sync: Option<Timestamp>,
 }
 
 impl Agent {
     pub fn new(
-        node_name: String,
+        setup: Setup,
         desired: Desired,
         kernel: Kernel,
         node: Node,
@@ -149,62 +133,34 @@ impl Agent {
         reports: Reports,
     ) -> Self {
         Self {
-            node_name,
-            mode: Mode::default(),
-            schedule: PassSchedule::default(),
+            node_name: setup.node_name,
+            mode: setup.mode,
             started: Timestamp::now(),
             desired,
+            passes: Passes::new(setup.schedule),
             writer: Writer::new(kernel.tables),
-            node: NodePart::new(node),
             counters: kernel.counters,
             loaded: kernel.loaded,
+            sweeper: Sweeper::new(kernel.flows),
+            node: NodePart::new(node),
+            lifecycle,
+            pods: Pods {
+                led: setup.led_pods,
+                bad: BTreeSet::new(),
+            },
+            backend_health: BackendHealth::new(kernel.votes, setup.places),
             health_checks: HealthChecks::new(
                 reports.health.clone(),
                 reports.liveness.clone(),
                 reports.events.clone(),
             ),
-            health: reports.health.clone(),
-            reports,
-            lifecycle,
-            sweeper: Sweeper::new(kernel.flows),
-            backend_health: BackendHealth::new(kernel.votes),
             reconciler: Reconciler::default(),
+            reports,
             port_conflicts: PortConflicts::default(),
             undetected_pods: UndetectedPods::default(),
             notices: Notices::default(),
-            retry: None,
-            node_retry: None,
-            node_due: false,
-            following: None,
-            judging: false,
-            repairing: false,
-            waiting: Vec::new(),
-            told_left_out: BTreeSet::new(),
-            led_pods: None,
-            outside: OutsideStates::default(),
-            bad_pods: BTreeSet::new(),
-            is_behind: false,
-            synced: false,
-            syncs: 0,
-            last_sync: None,
-        }
-    }
-
-    /// Sets a mode other than node mode, a pace other than immediate, pods to lead, or states to
-    /// report.
-    pub fn of(
-        self,
-        mode: Mode,
-        schedule: PassSchedule,
-        led_pods: Option<LedPods>,
-        outside: OutsideStates,
-    ) -> Self {
-        Self {
-            mode,
-            schedule,
-            led_pods,
-            outside,
-            ..self
+            left_out: BTreeSet::new(),
+            outside: setup.outside,
         }
     }
 
@@ -223,32 +179,30 @@ impl Agent {
                     let _work = self.reports.liveness.work();
                     self.on_inputs(batch.drain(..)).await?;
                 }
-                taken = inbox.links.recv_many(&mut link_batch, LINK_BATCH), if self.node.is_here() => {
+                taken = inbox.links.recv_many(&mut link_batch, LINK_BATCH),
+                    if self.node.is_here() =>
+                {
                     if taken == 0 {
                         bail!("the watch on devices has ended");
                     }
-                    self.node.take_in(std::mem::take(&mut link_batch), self.health.clone(), self.reports.liveness.work());
+                    self.take_in(std::mem::take(&mut link_batch));
                 }
-                result = self.node.back() => {
+                back = self.node.back() => {
                     let _work = self.reports.liveness.work();
-                    self.on_node_back(result?).await?;
-                    for query in std::mem::take(&mut self.waiting) {
+                    let (errand, result) = back?;
+                    self.on_node_back(errand, result).await?;
+                    for query in self.node.take_waiting() {
                         self.answer(query, &inbox.source_health.problems());
                     }
                     // Each pass asks for all routes, once for all pending events. The first pass
                     // may have waited for devices.
-                    let is_due = self.mode == Mode::Host || !self.synced;
-                    if is_due && inbox.links.is_empty() && self.schedule.request() {
+                    let is_due = self.mode == Mode::Host || !self.passes.has_synced;
+                    if is_due && inbox.links.is_empty() && self.passes.schedule.request() {
                         self.sync().await?;
                     }
                 }
-                Some(()) = inbox.routes.recv(), if self.node.is_here() => {
-                    self.node.here_mut().into_iter().for_each(Node::on_routes);
-                    self.repairing = true;
-                    self.node.repair_routes(self.health.clone(), self.reports.liveness.work());
-                }
+                Some(()) = inbox.routes.recv(), if self.node.is_here() => self.on_routes(),
                 Some(()) = inbox.rules.recv(), if self.node.is_here() => {
-                    self.judging = true;
                     self.node.judge(self.reports.liveness.work());
                 }
                 () = sleep_until(next_pass) => {
@@ -258,11 +212,15 @@ impl Agent {
                 swept = self.sweeper.next() => self.on_swept(swept),
                 () = self.backend_health.due() => self.judge_backends().await?,
                 reconciled = self.reconciler.next() => {
-                    let reconciled = reconciled.map(|reconciled| self.reports.reconciled(&reconciled));
+                    let reconciled =
+                        reconciled.map(|reconciled| self.reports.reconciled(&reconciled));
                     self.record(&Problem::Conntrack, reconciled);
                 }
-                () = self.notices.next(self.schedule.sync_period, !self.health_checks.is_empty()) => {}
-                error = self.lifecycle.give_up(&self.health) => return Err(error),
+                () = self.notices.next(
+                    self.passes.schedule.sync_period,
+                    !self.health_checks.is_empty(),
+                ) => {}
+                error = self.lifecycle.give_up(&self.reports.health) => return Err(error),
                 query = inbox.queries.recv() => {
                     let query = query.context("the query channel is closed")?;
                     let _work = self.reports.liveness.work();
@@ -275,20 +233,27 @@ impl Agent {
     /// Returns the time of the next pass that no event asks for.
     fn next_pass(&self) -> Option<Instant> {
         let is_here = self.node.is_here();
-        let of_maps = self
-            .retry
-            .map(|(at, _)| at)
-            .into_iter()
-            .chain(self.schedule.due());
-        let of_maps = of_maps
-            .chain(self.is_behind.then(Instant::now))
-            .filter(|_| is_here || self.synced && self.mode == Mode::Node);
-        let of_node = self
-            .node_retry
-            .into_iter()
-            .chain(self.lifecycle.due())
-            .filter(|_| is_here);
-        of_maps.chain(of_node).min()
+        let maps = self
+            .passes
+            .due()
+            .filter(|_| is_here || self.passes.has_synced && self.mode == Mode::Node);
+        let node = self.node.retry.into_iter().chain(self.lifecycle.due());
+        maps.into_iter().chain(node.filter(|_| is_here)).min()
+    }
+
+    /// Sends the node away to take in changes of devices.
+    fn take_in(&mut self, events: Vec<LinkEvent>) {
+        let health = self.reports.health.clone();
+        let work = self.reports.liveness.work();
+        self.node.take_in(events, health, work);
+    }
+
+    /// Sends the node away to put back routes and rules that have changed.
+    fn on_routes(&mut self) {
+        self.node.here_mut().into_iter().for_each(Node::on_routes);
+        let health = self.reports.health.clone();
+        let work = self.reports.liveness.work();
+        self.node.repair_routes(health, work);
     }
 
     /// Takes in changes of objects.
@@ -297,7 +262,8 @@ impl Agent {
         let mut has_others = false;
         for input in inputs {
             let is_pod = matches!(input, Input::Pod(_));
-            (has_pods, has_others) = (has_pods || is_pod, has_others || !is_pod);
+            has_pods |= is_pod;
+            has_others |= !is_pod;
             self.reports.received(&input);
             self.desired.apply(input);
         }
@@ -308,7 +274,7 @@ impl Agent {
             return Ok(());
         }
         self.reports.know(&self.desired);
-        if self.schedule.request() {
+        if self.passes.schedule.request() {
             self.sync().await
         } else {
             Ok(())
@@ -328,24 +294,26 @@ impl Agent {
     /// Makes the maps and the node match the desired state. Returns an error if the agent must
     /// restart.
     async fn sync(&mut self) -> Result<()> {
-        self.schedule.begin();
-        self.is_behind = false;
+        self.passes.schedule.begin();
+        self.passes.is_behind = false;
         if !self.desired.is_complete() {
             return Ok(());
         }
         // The first pass needs the node, and so does each pass in host mode.
-        if !self.node.is_here() && (!self.synced || self.mode == Mode::Host) {
-            self.node_due = true;
+        if !self.node.is_here() && (!self.passes.has_synced || self.mode == Mode::Host) {
+            self.node.owes_pass = true;
             return Ok(());
         }
         if let Some(node) = self.node.here_mut() {
             node.share_networks(&mut self.desired);
-            let queried = node.query_routes(&mut self.desired, &self.health).await;
+            let queried = node
+                .query_routes(&mut self.desired, &self.reports.health)
+                .await;
             self.record(&Problem::RoutesToBackends, queried);
         }
-        let due = self.retry.is_none_or(|(at, _)| at <= Instant::now());
-        let full = due && (!self.synced || self.retry.is_some());
-        let asked = self.desired.is_dirty() || full || self.node_retry.is_some();
+        let may_write = self.passes.may_write();
+        let full = may_write && (!self.passes.has_synced || self.passes.has_refused());
+        let asked = self.desired.is_dirty() || full || self.node.retry.is_some();
         if asked {
             self.reports.queued();
         }
@@ -355,26 +323,24 @@ impl Agent {
         {
             return Ok(());
         }
-        self.schedule.count();
+        self.passes.schedule.count();
         let mut pass = Pass::begin(asked, full);
         match self.write(&mut pass) {
-            Ok(()) if due => {
-                self.retry = None;
-                self.health.end(&Problem::Maps);
+            Ok(()) if may_write => {
+                self.passes.written();
+                self.reports.health.end(&Problem::Maps);
             }
             // A write that was refused earlier still waits.
             Ok(()) => {}
             Err(error) => {
-                self.health.begin(&Problem::Maps, format!("{error:#}"));
-                if due {
-                    let wait = self.retry.map_or(RETRY_MIN, |(_, wait)| {
-                        (wait * 2).min(self.schedule.sync_period)
-                    });
-                    self.retry = Some((Instant::now() + wait, wait));
+                let health = &self.reports.health;
+                health.begin(&Problem::Maps, format!("{error:#}"));
+                if may_write {
+                    self.passes.refused();
                 }
             }
         }
-        let written = self.retry.is_none();
+        let written = !self.passes.has_refused();
         self.follow(pass, written).await?;
         if written {
             self.health_checks.set(self.desired.health_checks()).await;
@@ -384,9 +350,9 @@ impl Agent {
 
     /// Returns false while the agent must wait, and an error if the agent must restart.
     fn may_serve(&mut self) -> Result<bool> {
-        let is_known = self.lifecycle.learn(&self.desired, &self.health)?;
+        let is_known = self.lifecycle.learn(&self.desired, &self.reports.health)?;
         let is_ready = match self.node.here_mut() {
-            Some(node) => node.before_sync(&self.desired, &self.health)?,
+            Some(node) => node.before_sync(&self.desired, &self.reports.health)?,
             None => true, // It was, before the first pass.
         };
         self.lifecycle.ready(is_ready);
@@ -403,7 +369,7 @@ impl Agent {
     fn write(&mut self, pass: &mut Pass) -> Result<()> {
         let started = Instant::now();
         // To the first pass a Service without a model would be a deleted one.
-        let models = if self.synced {
+        let models = if self.passes.has_synced {
             self.desired.read_in_turn(PASS)
         } else {
             self.desired.read()
@@ -419,7 +385,7 @@ impl Agent {
         } else {
             models.sync()
         };
-        self.is_behind = self.desired.is_dirty();
+        self.passes.is_behind = self.desired.is_dirty();
         self.backend_health.changed();
         self.reports.triggered(triggers);
         self.reports.know(&self.desired);
@@ -433,20 +399,19 @@ impl Agent {
         };
         pass.passed(Phase::Write, write_started.elapsed());
         let micros = started.elapsed().as_micros();
-        if !changes.is_empty() || !self.synced {
+        if !changes.is_empty() || !self.passes.has_synced {
             // Later syncs are not worth a log line of their own: there may be a thousand a second.
             match pass.full {
                 true => info!(changes = changes.len(), micros, "synced"),
                 false => debug!(changes = changes.len(), micros, "synced"),
             }
-            self.syncs += 1;
-            self.last_sync = Some(Timestamp::now());
+            self.passes.count_change();
         }
-        if !self.synced || changes.iter().any(conntrack::concerns) {
+        if !self.passes.has_synced || changes.iter().any(conntrack::concerns) {
             self.reconciler
                 .set_due(&self.desired, self.node.own_addresses());
         }
-        self.synced = true;
+        self.passes.has_synced = true;
         written
     }
 }

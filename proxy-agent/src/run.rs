@@ -8,9 +8,9 @@ mod servers;
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use axum::Router;
 use aya::sys::{Stats, enable_stats};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -21,10 +21,10 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
-use crate::agent::{Agent, Inbox, Kernel, PassSchedule, Reports};
+use crate::agent::{Agent, Inbox, Kernel, PassSchedule, Reports, Setup};
 use crate::choices::Mode;
 use crate::cli::cleanup::kube_proxy_sysctls::kube_proxys_sysctls;
-use crate::control::AgentHandle;
+use crate::control::{AgentHandle, Query};
 use crate::liveness::Liveness;
 use crate::lost_nodes::LostNodesTask;
 use crate::metrics_server::{configz_router, scrape_router};
@@ -47,7 +47,7 @@ use proxy_metrics::Metrics;
 use proxy_net::changes::{Changes, Undo};
 use proxy_net::{self as net, WatchedNets};
 use proxy_source::Source;
-use proxy_source::events::Events;
+use proxy_source::events::{self, Events};
 use proxy_source::health::Health;
 use proxy_source::journal::Journal;
 
@@ -58,53 +58,150 @@ pub use prepare::{Prepared, prepare};
 const QUEUE: usize = 4_096;
 
 /// Runs until a signal asks to stop, or until a failure that a restart may mend.
+///
+/// ```text
+///   prepared ─▶ take_over ─▶ Datapath ──┐
+///   settings ─▶ Reporting ──────────────┼─▶ work: source ─▶ agent ─▶ maps, node ─▶ leave ─▶ clean_up
+///   netlink ─▶ Host ────────────────────┘         beside them: watches, servers, tasks, signals
+/// ```
 pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Result<()> {
-    let journal = Journal::default();
-    let watchers = Watchers::keeping(settings.monitor_history);
-    let health = Health::telling(&journal);
-    let source_health = Health::telling(&journal);
-    let metrics = Metrics::new();
-    let liveness = Liveness::new(settings.sync_period, settings.mode);
-    let (agent_handle, queries) = AgentHandle::telling(settings.service_metrics);
-    let (events, queue) = Events::telling(&settings.node_name, &journal);
-    let healths = [health.clone(), source_health.clone()];
-    let asked = (&agent_handle, &watchers);
-    let servers = Servers::new(
-        &settings,
-        asked,
-        &metrics,
-        liveness.clone(),
-        healths,
-        events.clone(),
-    );
-    let reports = Reports::new(health, liveness, metrics.clone(), events.clone());
-    let mut signals = Signals::listen()?;
+    let reporting = Reporting::new(&settings);
+    let signals = Signals::listen()?;
+    raise_file_limit()?;
     let Prepared {
         lock: _lock,
         pins,
         cgroup,
         socket,
     } = prepared;
-    raise_file_limit()?;
     let socket = UnixListener::from_std(socket).context("listen in the run directory")?;
-    let changes = Changes::new(&settings.run_dir);
-    let mut datapath = take_over(
-        &settings,
-        object,
-        Persistence::new(pins, changes.clone()),
-        cgroup,
-    )?;
-    let (led_pods, pod_sockets) = pod_sockets::start(&mut datapath, settings.sync_period)?;
-    let takes_all_away = Cell::new(settings.cleanup_on_exit);
-    let _stats = settings.bpf_stats.then(measure_programs);
-    let Settings {
-        node_name,
-        mode,
-        node: options,
-        ..
-    } = settings;
-    let skips_stack = options.fast_path != FastPath::Off;
     let (netlink, handle) = net::connect()?;
+    let host = Host {
+        netlink: handle,
+        changes: Changes::new(&settings.run_dir),
+        run_dir: settings.run_dir.clone(),
+        bpf_dir: settings.bpf_dir.clone(),
+        cleans_up: Cell::new(settings.cleanup_on_exit),
+    };
+    let persistence = Persistence::new(pins, host.changes.clone());
+    let datapath = take_over(&settings, object, persistence, cgroup)?;
+    let _stats = settings.bpf_stats.then(measure_programs);
+    info!(
+        version = env!("CARGO_PKG_VERSION"),
+        node = settings.node_name,
+        "started"
+    );
+    set_parameters(&settings.conntrack, &host.changes, &reporting.events);
+    let serve_and_leave = async {
+        let worked = work(settings, reporting, datapath, &host, socket, signals).await;
+        let cleaned = clean_up(&host).await;
+        worked.and(cleaned)
+    };
+    let netlink = net::on_own_thread(netlink);
+    let end = tokio::select! {
+        end = serve_and_leave => end,
+        ended = netlink => ended.and_then(|()| bail!("the netlink socket has failed")),
+    };
+    let unlistened = control::unlisten(&host.run_dir);
+    end.and(unlistened)?;
+    info!("stopped");
+    Ok(())
+}
+
+/// The host's side of a run: where kpx changes it, and whether those changes end with kpx.
+struct Host {
+    netlink: Handle,
+    changes: Changes,
+    run_dir: PathBuf,
+    bpf_dir: PathBuf,
+    cleans_up: Cell<bool>,
+}
+
+/// The ways by which a run shows its state: to commands, to servers, to the cluster.
+struct Reporting {
+    journal: Journal,
+    watchers: Watchers,
+    metrics: Metrics,
+    liveness: Liveness,
+    /// The problems of the agent's own work, and of its source.
+    health: Health,
+    source_health: Health,
+    agent: AgentHandle,
+    queries: mpsc::Receiver<Query>,
+    events: Events,
+    event_queue: events::Queue,
+}
+
+impl Reporting {
+    fn new(settings: &Settings) -> Self {
+        let journal = Journal::default();
+        let (agent, queries) = AgentHandle::telling(settings.service_metrics);
+        let (events, event_queue) = Events::telling(&settings.node_name, &journal);
+        Self {
+            watchers: Watchers::keeping(settings.monitor_history),
+            metrics: Metrics::new(),
+            liveness: Liveness::new(settings.sync_period, settings.mode),
+            health: Health::telling(&journal),
+            source_health: Health::telling(&journal),
+            journal,
+            agent,
+            queries,
+            events,
+            event_queue,
+        }
+    }
+
+    fn servers(&self, settings: &Settings) -> Servers {
+        Servers::new(
+            settings,
+            (&self.agent, &self.watchers),
+            &self.metrics,
+            self.liveness.clone(),
+            [self.health.clone(), self.source_health.clone()],
+            self.events.clone(),
+        )
+    }
+
+    fn reports(&self) -> Reports {
+        Reports::new(
+            self.health.clone(),
+            self.liveness.clone(),
+            self.metrics.clone(),
+            self.events.clone(),
+        )
+    }
+
+    /// Returns the paths of the run directory's socket beside the agent's own state.
+    fn more_paths(&self, configz: serde_json::Value, bpf_dir: &Path) -> Router {
+        scrape_router(self.agent.clone(), self.metrics.clone())
+            .merge(configz_router(configz))
+            .merge(control::pins_router(bpf_dir))
+            .merge(self.watchers.router())
+            .merge(control::events_router(self.journal.clone()))
+    }
+}
+
+/// Connects all parts, and serves until one of them ends, or a signal asks to stop.
+async fn work(
+    settings: Settings,
+    reporting: Reporting,
+    mut datapath: Datapath,
+    host: &Host,
+    socket: UnixListener,
+    mut signals: Signals,
+) -> Result<()> {
+    let servers = reporting.servers(&settings);
+    let reports = reporting.reports();
+    let paths = reporting.more_paths(settings.configz, &host.bpf_dir);
+    let Reporting {
+        watchers,
+        source_health,
+        agent: agent_handle,
+        queries,
+        events,
+        event_queue,
+        ..
+    } = reporting;
     let (input_sender, inputs) = mpsc::channel(QUEUE);
     let (link_sender, links) = mpsc::channel(QUEUE);
     let (route_sender, routes) = mpsc::channel(1);
@@ -117,108 +214,119 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
         queries,
         source_health: source_health.clone(),
     };
-    info!(
-        version = env!("CARGO_PKG_VERSION"),
-        node = node_name,
-        "started"
-    );
 
-    let source = settings.source;
-    let has_object = mode == Mode::Node && matches!(source, Source::Kubernetes(_));
-    let node_timeout = has_object.then_some(settings.node_timeout);
-    let queue = queue.only_if(has_object);
+    let mode = settings.mode;
+    let node_name = settings.node_name;
+    let is_cluster_node = mode == Mode::Node && matches!(settings.source, Source::Kubernetes(_));
     let lifecycle = Lifecycle::new(
         node_name.clone(),
-        node_timeout,
-        &options.node_ips,
+        is_cluster_node.then_some(settings.node_timeout),
+        &settings.node.node_ips,
         source_health.clone(),
     );
-    set_parameters(&settings.conntrack, &changes, &events);
-    let work = async {
-        let watched = WatchedNets::default();
-        let whole = datapath.flows.whole()?;
-        let node = Node::start(
-            options,
-            handle.clone(),
-            datapath.attachments,
-            datapath.node,
-            whole,
-            watched.clone(),
+    let (led_pods, pod_sockets) = pod_sockets::start(&mut datapath, settings.sync_period)?;
+    let skips_stack = settings.node.fast_path != FastPath::Off;
+    let watched = WatchedNets::default();
+    let whole = datapath.flows.whole()?;
+    let node = Node::start(
+        settings.node,
+        host.netlink.clone(),
+        datapath.attachments,
+        datapath.node,
+        whole,
+        watched.clone(),
+    )
+    .await?;
+    let mut model = settings.model;
+    let (outside, outside_states) = outside::start(
+        (&settings.source, settings.names, settings.tunnel),
+        &mut model,
+        &datapath.flows,
+        &agent_handle,
+        &host.netlink,
+    )
+    .await?;
+    // Outside of the cluster no Node object is this host's, even one of the same name.
+    let own_node = (mode == Mode::Node).then(|| node_name.clone());
+    let desired = desired_in(&datapath.loaded, own_node.clone(), model);
+    let fast_path = skips_stack.then(|| {
+        FastPathWatch::new(
+            (datapath.ways, datapath.tolerated),
+            node.judged_rules(),
+            host.netlink.clone(),
+            rule_sender,
         )
-        .await?;
-        // Outside of the cluster no Node object is this host's, even one of the same name.
-        let node_of_ours = (mode == Mode::Node).then(|| node_name.clone());
-        let mut model = settings.model;
-        let ways = (&source, settings.names, settings.tunnel);
-        let (outside, states) =
-            outside::start(ways, &mut model, &datapath.flows, &agent_handle, &handle).await?;
-        let desired = desired_in(&datapath.loaded, node_of_ours.clone(), model);
-        let Datapath {
-            tables,
-            flows,
-            votes,
-            counters,
-            loaded,
-            monitor,
-            stale_sockets,
-            ways,
-            tolerated,
-            ..
-        } = datapath;
-        let watch = || {
-            FastPathWatch::new(
-                (ways, tolerated),
-                node.judged_rules(),
-                handle.clone(),
-                rule_sender,
-            )
-        };
-        let kernel = Kernel {
-            tables,
-            flows,
-            votes,
-            counters,
-            loaded,
-        };
-        let fast_path = skips_stack.then(watch);
-        let (places, lost_nodes, questions) = lost_nodes::start(&kernel.flows, &events)?;
-        let schedule = PassSchedule::new(settings.sync_period, settings.min_sync_period);
-        let agent = Agent::new(node_name, desired, kernel, node, lifecycle, reports);
-        let mut agent = agent
-            .of(mode, schedule, led_pods, states)
-            .telling(has_object.then_some(places));
-        // The source has a thread of its own: kube blocks it while a kubeconfig's credential plugin
-        // runs.
-        let mut sources = JoinSet::from_iter([source.run(
-            node_of_ours,
-            input_sender,
-            source_health,
-            queue,
-            questions,
-        )]);
-        // The end of any of these ends the agent; its supervisor restarts it.
-        let end = tokio::select! {
-            result = tell(agent.run(&mut inbox), &events) => result.context("the agent"),
-            Some(result) = sources.join_next() => result.map_err(anyhow::Error::from).flatten().context("the source").and_then(|()| bail!("the source has ended")),
-            result = net::on_own_thread(net::watch(link_sender, settings.sync_period)) => result.flatten().context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
-            result = net::on_own_thread(net::watch_routes(route_sender, watched)) => result.flatten().context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
-            result = fast_path::watch(fast_path) => result.context("the watch for the fast path").and_then(|()| bail!("the watch for the fast path has ended")),
-            change = settings.files.changed() => Err(anyhow!("{change}: kpx ends, to be started again with it")),
-            result = tell(servers.run(), &events) => result.map(|never| match never {}),
-            result = tend(stale_sockets, pod_sockets, outside, lost_nodes, history::keep(&agent_handle)) => result,
-            result = watchers.serve(monitor) => result.context("the monitor"),
-            () = control::serve(socket, agent_handle.clone(), more_paths(&agent_handle, metrics, settings.configz, &settings.bpf_dir).merge(watchers.router()).merge(control::events_router(journal))) => Err(anyhow!("the server of the run directory's socket has ended")),
-            signal = signals.next() => { info!(signal, "stopping"); Ok(()) }
-        };
-        end.and(leave(agent, &takes_all_away).await)
+    });
+    let kernel = Kernel {
+        tables: datapath.tables,
+        flows: datapath.flows,
+        votes: datapath.votes,
+        counters: datapath.counters,
+        loaded: datapath.loaded,
     };
+    let (places, lost_nodes, questions) = lost_nodes::start(&kernel.flows, &events)?;
+    let setup = Setup {
+        node_name,
+        mode,
+        schedule: PassSchedule::new(settings.sync_period, settings.min_sync_period),
+        led_pods,
+        places: is_cluster_node.then_some(places),
+        outside: outside_states,
+    };
+    let mut agent = Agent::new(setup, desired, kernel, node, lifecycle, reports);
+
+    // The source has a thread of its own: kube blocks it while a kubeconfig's credential plugin
+    // runs.
+    let mut sources = JoinSet::from_iter([settings.source.run(
+        own_node,
+        input_sender,
+        source_health,
+        event_queue.only_if(is_cluster_node),
+        questions,
+    )]);
+    let source = async {
+        let ended = sources.join_next().await;
+        ended.context("the source is lost")??
+    };
+    let devices = net::on_own_thread(net::watch(link_sender, settings.sync_period));
+    let routes = net::on_own_thread(net::watch_routes(route_sender, watched));
+    let beside = tend(
+        datapath.stale_sockets,
+        pod_sockets,
+        outside,
+        lost_nodes,
+        history::keep(&agent_handle),
+    );
+    let answers = control::serve(socket, agent_handle.clone(), paths);
+    // The end of any of these ends the agent; its supervisor restarts it.
     let end = tokio::select! {
-        end = async { work.await.and(clean_up(takes_all_away.get(), &handle, &changes, &settings.bpf_dir).await) } => end,
-        ended = net::on_own_thread(netlink) => ended.and_then(|()| bail!("the netlink socket has failed")),
+        result = flushed(agent.run(&mut inbox), &events) => result.context("the agent"),
+        error = never("the source", source) => Err(error),
+        error = never("the watch on devices", async { devices.await.flatten() }) => Err(error),
+        error = never("the watch on routes", async { routes.await.flatten() }) => Err(error),
+        error = never("the watch for the fast path", fast_path::watch(fast_path)) => Err(error),
+        change = settings.files.changed() => {
+            Err(anyhow!("{change}: kpx ends, to be started again with it"))
+        }
+        result = flushed(servers.run(), &events) => result.map(|never| match never {}),
+        result = beside => result,
+        result = watchers.serve(datapath.monitor) => result.context("the monitor"),
+        () = answers => Err(anyhow!("the server of the run directory's socket has ended")),
+        signal = signals.next() => {
+            info!(signal, "stopping");
+            Ok(())
+        }
     };
-    end.and(control::unlisten(&settings.run_dir))?;
-    info!("stopped");
-    Ok(())
+    let left = leave(agent, &host.cleans_up).await;
+    end.and(left)
+}
+
+/// Returns the error with which a task ends that must not end.
+async fn never(name: &str, task: impl Future<Output = Result<()>>) -> Error {
+    match task.await {
+        Ok(()) => anyhow!("{name} has ended"),
+        Err(error) => error.context(name.to_owned()),
+    }
 }
 
 /// Loads the programs and maps, or takes over those of an earlier run.
@@ -265,27 +373,33 @@ fn desired_in(loaded: &Loaded, node_name: Option<String>, options: ModelOptions)
 
 /// Detaches the programs if nothing keeps them: programs that end with this process should end in
 /// order.
-async fn leave(agent: Agent, takes_all_away: &Cell<bool>) -> Result<()> {
-    takes_all_away
-        .set(takes_all_away.get() || agent.persistence_kind() == PersistenceKind::Nothing);
-    if takes_all_away.get() {
+async fn leave(agent: Agent, cleans_up: &Cell<bool>) -> Result<()> {
+    if agent.persistence_kind() == PersistenceKind::Nothing {
+        cleans_up.set(true);
+    }
+    if cleans_up.get() {
         return agent.detach().await;
     }
     agent.hand_over().await;
     Ok(())
 }
 
-async fn clean_up(all: bool, netlink: &Handle, changes: &Changes, bpf_dir: &Path) -> Result<()> {
-    if !all {
+/// Takes everything off the host, if that is asked for or nothing keeps the programs.
+async fn clean_up(host: &Host) -> Result<()> {
+    if !host.cleans_up.get() {
         return Ok(());
     }
-    let say = |done| match done {
+    let mut log = |done| match done {
         Undo::Removed(what) => info!(what, "removed"),
         Undo::Left(what) => info!(what, "left as it is"),
     };
-    leftovers::remove(netlink, changes, bpf_dir, &kube_proxys_sysctls(), &mut {
-        say
-    })
+    leftovers::remove(
+        &host.netlink,
+        &host.changes,
+        &host.bpf_dir,
+        &kube_proxys_sysctls(),
+        &mut log,
+    )
     .await
 }
 
@@ -314,7 +428,7 @@ async fn tend(
 }
 
 /// Waits until events are sent, so that an error reaches the cluster before it ends the agent.
-async fn tell<T>(work: impl Future<Output = Result<T>>, events: &Events) -> Result<T> {
+async fn flushed<T>(work: impl Future<Output = Result<T>>, events: &Events) -> Result<T> {
     let result = work.await;
     events.flushed().await;
     result
@@ -371,16 +485,4 @@ fn measure_programs() -> Result<OwnedFd> {
 fn raise_file_limit() -> Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("read the limit on open files")?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).context("raise the limit on open files")
-}
-
-/// Returns what the run directory's socket answers beside the agent's own state.
-fn more_paths(
-    agent: &AgentHandle,
-    metrics: Metrics,
-    configz: serde_json::Value,
-    bpf_dir: &Path,
-) -> Router {
-    scrape_router(agent.clone(), metrics)
-        .merge(configz_router(configz))
-        .merge(control::pins_router(bpf_dir))
 }

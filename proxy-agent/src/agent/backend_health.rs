@@ -57,7 +57,8 @@ pub(super) struct BackendHealth {
 }
 
 impl BackendHealth {
-    pub(super) fn new(votes: VoteReader) -> Self {
+    /// `places`: connections to lost nodes are ended.
+    pub(super) fn new(votes: VoteReader, places: Option<EndpointPlaces>) -> Self {
         let now = Instant::now();
         let judge = Judge::default();
         let signs = (0, None);
@@ -69,7 +70,7 @@ impl BackendHealth {
             counted: None,
             signs,
             turn: None,
-            places: None,
+            places,
         }
     }
 
@@ -121,12 +122,6 @@ impl BackendHealth {
 }
 
 impl Agent {
-    /// Has connections to lost nodes ended.
-    pub fn telling(mut self, places: Option<EndpointPlaces>) -> Self {
-        self.backend_health.places = places;
-        self
-    }
-
     /// Judges all backends, and takes those out of the tables that are silent now.
     pub(super) async fn judge_backends(&mut self) -> Result<()> {
         let _work = self.reports.liveness.work();
@@ -134,10 +129,10 @@ impl Agent {
             backend_health,
             counters,
             desired,
-            synced,
+            passes,
             ..
         } = self;
-        if !*synced {
+        if !passes.has_synced {
             backend_health.due = Instant::now() + REST;
             return Ok(());
         }
@@ -153,7 +148,7 @@ impl Agent {
         backend_health.due = began + pace.max(began.elapsed() * SHARE);
         let told = read.map(|changes| self.tell_changes(&changes));
         self.record(&Problem::BackendHealth, told);
-        if concerns_any && self.schedule.request() {
+        if concerns_any && self.passes.schedule.request() {
             self.sync().await
         } else {
             Ok(())

@@ -8,42 +8,42 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::Agent;
+use super::node_part::Errand;
 use crate::node::Node;
 
 impl Agent {
     /// Goes on where the node was sent away.
-    pub(super) async fn on_node_back(&mut self, result: Result<()>) -> Result<()> {
-        let is_kept = match self.following.take() {
-            None if std::mem::take(&mut self.judging) => {
+    pub(super) async fn on_node_back(&mut self, errand: Errand, result: Result<()>) -> Result<()> {
+        let is_kept = match errand {
+            Errand::Devices => {
+                self.record(&Problem::Devices, result);
+                let is_kept = self.on_facts().await;
+                if self.node.here_mut().is_some_and(Node::takes_judgement) {
+                    self.node.judge(self.reports.liveness.work());
+                }
+                is_kept
+            }
+            Errand::Follow(following) => {
+                self.end(following, result).await;
+                false
+            }
+            Errand::Routes => {
+                if result.is_err() {
+                    self.node.retry = Some(Instant::now() + self.passes.schedule.sync_period);
+                    self.record(&Problem::Node, result);
+                }
+                self.on_facts().await
+            }
+            Errand::Judgement => {
                 // The next full list of devices ends the problem.
                 if result.is_err() {
                     self.record(&Problem::Devices, result);
                 }
                 false
             }
-            Some(following) => {
-                self.end(following, result).await;
-                false
-            }
-            None if std::mem::take(&mut self.repairing) => {
-                if result.is_err() {
-                    self.node_retry = Some(Instant::now() + self.schedule.sync_period);
-                    self.record(&Problem::Node, result);
-                }
-                self.on_facts().await
-            }
-            None => {
-                self.record(&Problem::Devices, result);
-                let is_kept = self.on_facts().await;
-                if self.node.here_mut().is_some_and(Node::takes_judgement) {
-                    self.judging = true;
-                    self.node.judge(self.reports.liveness.work());
-                }
-                is_kept
-            }
         };
-        let is_due = std::mem::take(&mut self.node_due) && self.schedule.request();
-        if is_kept || is_due {
+        let owes_pass = std::mem::take(&mut self.node.owes_pass);
+        if is_kept || owes_pass && self.passes.schedule.request() {
             self.sync().await
         } else {
             Ok(())
@@ -60,7 +60,7 @@ impl Agent {
         self.reports.repairs(node.take_repairs());
         self.health_checks.listen_on(node.listen_addresses()).await;
         let is_shared = node.share_networks(&mut self.desired);
-        (self.desired.keep_by_host(node.kept_addresses()) || is_shared) && self.synced
+        (self.desired.keep_by_host(node.kept_addresses()) || is_shared) && self.passes.has_synced
     }
 
     /// Leaves the programs to the next agent, which may be of another version.
@@ -77,8 +77,8 @@ impl Agent {
 
     pub(super) fn record(&mut self, what: &Problem, result: Result<()>) {
         match result {
-            Ok(()) => self.health.end(what),
-            Err(error) => self.health.begin(what, format!("{error:#}")),
+            Ok(()) => self.reports.health.end(what),
+            Err(error) => self.reports.health.begin(what, format!("{error:#}")),
         }
     }
 
@@ -89,7 +89,7 @@ impl Agent {
         self.record(&Problem::Flows, swept);
         let checked =
             self.undetected_pods
-                .check(&self.counters, &self.health, &self.reports.events);
+                .check(&self.counters, &self.reports.health, &self.reports.events);
         self.record(&Problem::Counters, checked);
         // A sweep that failed has found nothing out.
         let remaining = self.sweeper.fast();

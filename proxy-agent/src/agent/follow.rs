@@ -8,6 +8,7 @@ use proxy_source::health::Problem;
 use tokio::time::{Instant, timeout};
 
 use super::Agent;
+use super::node_part::Errand;
 use super::reports::Pass;
 use crate::all::all;
 use crate::choices::Mode;
@@ -22,38 +23,40 @@ pub(super) struct Following {
     started: Instant,
     written: bool,
     /// The result of what the node has done already.
-    told: Result<()>,
+    done: Result<()>,
 }
 
 impl Agent {
     /// Brings the node up to date with the maps. A node that is away follows when it is back.
     pub(super) async fn follow(&mut self, pass: Pass, written: bool) -> Result<()> {
         let Some(node) = self.node.here_mut() else {
-            self.node_due = true;
+            self.node.owes_pass = true;
             // A pass beside one that the node is away for is in force with that one.
-            if self.following.is_none() {
+            if !self.node.is_following() {
                 self.reports.end(pass, |family| {
-                    self.node_retry.is_none() && self.writer.is_whole(family)
+                    self.node.retry.is_none() && self.writer.is_whole(family)
                 });
             }
             return Ok(());
         };
-        let (is_due, told) = node.on_sync(&self.desired, written);
+        let (is_due, done) = node.on_sync(&self.desired, written);
         let following = Following {
             pass,
             started: Instant::now(),
             written,
-            told,
+            done,
         };
         if !is_due {
             self.end(following, Ok(())).await;
             return Ok(());
         }
-        self.node
-            .follow(self.health.clone(), self.reports.liveness.work());
-        match timeout(AT_ONCE, self.node.back()).await {
-            Ok(result) => self.end(following, result?).await,
-            Err(_) => self.following = Some(following),
+        let health = self.reports.health.clone();
+        let work = self.reports.liveness.work();
+        self.node.follow(following, health, work);
+        if let Ok(back) = timeout(AT_ONCE, self.node.back()).await
+            && let (Errand::Follow(following), result) = back?
+        {
+            self.end(following, result).await;
         }
         Ok(())
     }
@@ -64,13 +67,13 @@ impl Agent {
             mut pass,
             started,
             written,
-            told,
+            done,
         } = following;
-        let result = all([result, told]);
+        let result = all([result, done]);
         pass.passed(Phase::Node, started.elapsed());
-        self.node_retry = result
+        self.node.retry = result
             .is_err()
-            .then(|| Instant::now() + self.schedule.sync_period);
+            .then(|| Instant::now() + self.passes.schedule.sync_period);
         self.reports.end(pass, |family| {
             result.is_ok() && self.writer.is_whole(family)
         });
@@ -78,7 +81,7 @@ impl Agent {
         if let Some(node) = self.node.here_mut()
             && node.share_networks(&mut self.desired)
         {
-            self.schedule.ask_again();
+            self.passes.schedule.ask_again();
         }
         // The Node object tells which of the node's addresses are its own.
         if let Some(node) = self.node.here() {

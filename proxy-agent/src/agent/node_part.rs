@@ -3,6 +3,12 @@
 //! The kernel changes all of these, and attaches programs, under one lock (RTNL), and any program
 //! on the machine can hold it for long. So that work has a thread of its own, and the agent's loop
 //! goes on with Services and endpoints meanwhile.
+//!
+//! ```text
+//!   Here ── an errand: devices, a pass to follow, routes, a judgement ──▶ Away
+//!    ▲                                                                     │
+//!    └───────────────── back: the errand and its result ───────────────────┘
+//! ```
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -13,15 +19,42 @@ use proxy_net::LinkEvent;
 use proxy_source::health::Health;
 use tokio::runtime::Handle;
 use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::Instant;
 
+use super::follow::Following;
+use crate::control::{QUEUE, Query};
 use crate::liveness::Work;
 use crate::node::Node;
 
-/// The node, or the work that has it.
+/// The node, and the work that waits for it.
 pub(super) struct NodePart {
-    here: Option<Box<Node>>,
-    away: Option<JoinHandle<(Box<Node>, Result<()>)>>,
+    state: State,
     last: LastKnown,
+    /// Set if a pass had to leave out the node, which was away.
+    pub(super) owes_pass: bool,
+    /// The time of the next attempt to update the node, after a failed one.
+    pub(super) retry: Option<Instant>,
+    /// The queries that wait until the node is back.
+    waiting: Vec<Query>,
+}
+
+enum State {
+    Here(Box<Node>),
+    Away(Errand, JoinHandle<(Box<Node>, Result<()>)>),
+    /// The errand has panicked, and the agent ends.
+    Lost,
+}
+
+/// The work that the node is away for.
+pub(super) enum Errand {
+    /// Changes of devices are taken in.
+    Devices,
+    /// Routes and rules follow a pass.
+    Follow(Following),
+    /// Routes and rules are put back.
+    Routes,
+    /// The rules of netfilter decide which packets may skip the stack.
+    Judgement,
 }
 
 /// The facts of the node that the loop needs while it is away.
@@ -32,85 +65,129 @@ struct LastKnown {
 
 impl NodePart {
     pub(super) fn new(node: Node) -> Self {
-        let last = LastKnown::of(&node);
         Self {
-            here: Some(Box::new(node)),
-            away: None,
-            last,
+            last: LastKnown::of(&node),
+            state: State::Here(Box::new(node)),
+            owes_pass: false,
+            retry: None,
+            waiting: Vec::new(),
         }
     }
 
     pub(super) fn is_here(&self) -> bool {
-        self.here.is_some()
+        matches!(self.state, State::Here(_))
+    }
+
+    /// Returns true while the node is away to follow a pass.
+    pub(super) fn is_following(&self) -> bool {
+        matches!(self.state, State::Away(Errand::Follow(_), _))
     }
 
     /// Returns the node unless it is away.
     pub(super) fn here(&self) -> Option<&Node> {
-        self.here.as_deref()
+        match &self.state {
+            State::Here(node) => Some(node),
+            State::Away(..) | State::Lost => None,
+        }
     }
 
     pub(super) fn here_mut(&mut self) -> Option<&mut Node> {
-        self.here.as_deref_mut()
+        match &mut self.state {
+            State::Here(node) => Some(node),
+            State::Away(..) | State::Lost => None,
+        }
     }
 
     /// Sends the node away to take in changes of devices. Without effect while it is away.
     pub(super) fn take_in(&mut self, events: Vec<LinkEvent>, health: Health, work: Work) {
-        self.send(work, async move |node| node.on_links(events, &health).await);
+        self.send(Errand::Devices, work, async move |node| {
+            node.on_links(events, &health).await
+        });
     }
 
-    /// Sends the node away to follow the last sync. Without effect while it is away.
-    pub(super) fn follow(&mut self, health: Health, work: Work) {
-        self.send(work, async move |node| node.follow(&health).await);
+    /// Sends the node away to follow a pass. Without effect while it is away.
+    pub(super) fn follow(&mut self, following: Following, health: Health, work: Work) {
+        self.send(Errand::Follow(following), work, async move |node| {
+            node.follow(&health).await
+        });
     }
 
     /// Sends the node away to put routes and rules back. Without effect while it is away.
     pub(super) fn repair_routes(&mut self, health: Health, work: Work) {
-        self.send(work, async move |node| node.repair_routes(&health).await);
+        self.send(Errand::Routes, work, async move |node| {
+            node.repair_routes(&health).await
+        });
     }
 
-    /// Sends the node away to look which packets may skip the stack. Without effect while it is
+    /// Sends the node away to judge which packets may skip the stack. Without effect while it is
     /// away.
     pub(super) fn judge(&mut self, work: Work) {
-        self.send(work, async move |node| node.judge_fast_path().await);
+        self.send(Errand::Judgement, work, async move |node| {
+            node.judge_fast_path().await
+        });
     }
 
     fn send(
         &mut self,
+        errand: Errand,
         work: Work,
-        errand: impl AsyncFnOnce(&mut Node) -> Result<()> + Send + 'static,
+        run: impl AsyncFnOnce(&mut Node) -> Result<()> + Send + 'static,
     ) {
-        let Some(mut node) = self.here.take() else {
-            return;
+        let mut node = match std::mem::replace(&mut self.state, State::Lost) {
+            State::Here(node) => node,
+            other => {
+                self.state = other;
+                return;
+            }
         };
         self.last = LastKnown::of(&node);
         let runtime = Handle::current();
-        self.away = Some(spawn_blocking(move || {
-            let result = runtime.block_on(errand(&mut node));
+        let task = spawn_blocking(move || {
+            let result = runtime.block_on(run(&mut node));
             drop(work);
             (node, result)
-        }));
+        });
+        self.state = State::Away(errand, task);
     }
 
-    /// Waits until the node is back, for ever if it is not away. The outer error is a panic of its
-    /// work.
-    pub(super) async fn back(&mut self) -> Result<Result<()>> {
-        let Some(away) = &mut self.away else {
+    /// Waits until the node is back, for ever if it is not away, and returns its errand with the
+    /// result. The outer error is a panic of its work.
+    pub(super) async fn back(&mut self) -> Result<(Errand, Result<()>)> {
+        let State::Away(_, task) = &mut self.state else {
             return std::future::pending().await;
         };
-        let ended = away.await;
-        self.away = None;
+        let ended = task.await;
+        let State::Away(errand, _) = std::mem::replace(&mut self.state, State::Lost) else {
+            unreachable!("the state changes only here once the node is away");
+        };
         let (node, result) = ended.context("the work on devices")?;
-        self.here = Some(node);
-        Ok(result)
+        self.state = State::Here(node);
+        Ok((errand, result))
     }
 
     /// Waits for a node that is away, and returns it.
     pub(super) async fn into_node(mut self) -> Result<Node> {
-        if self.away.is_some() {
-            // The agent ends: what is left to do the next one does.
-            let _result = self.back().await?;
+        if let State::Away(..) = self.state {
+            // The agent ends, and the next one does what is left to do.
+            let _ended = self.back().await?;
         }
-        self.here.map(|node| *node).context("the node is lost")
+        match self.state {
+            State::Here(node) => Ok(*node),
+            State::Away(..) | State::Lost => anyhow::bail!("the node is lost"),
+        }
+    }
+
+    /// Keeps a query until the node is back, and forgets those whose clients have gone.
+    pub(super) fn keep_waiting(&mut self, query: Query) {
+        self.waiting.retain(|query| !query.is_abandoned());
+        if self.waiting.len() < QUEUE {
+            self.waiting.push(query);
+        }
+    }
+
+    /// Takes the queries that have waited for the node.
+    pub(super) fn take_waiting(&mut self) -> Vec<Query> {
+        std::mem::take(&mut self.waiting)
     }
 
     /// Returns the addresses of all devices.

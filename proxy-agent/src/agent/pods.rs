@@ -9,13 +9,22 @@ use proxy_datapath::PodRow;
 
 use super::Agent;
 use crate::node::Node;
-use crate::pod_sockets::Found;
+use crate::pod_sockets::{Found, LedPods};
 use proxy_view::status::{PodStatus, PodsStatus};
+
+/// The Pods of this node, whose sockets may be led.
+#[derive(Debug, Default)]
+pub(super) struct Pods {
+    /// The pods whose sockets are led, where pods are chosen.
+    pub(super) led: Option<LedPods>,
+    /// Annotations of Pods that mean nothing.
+    pub(super) bad: BTreeSet<Skipped>,
+}
 
 impl Agent {
     /// Takes in changed Pods.
     pub(super) fn on_pods(&mut self) {
-        let (Some(led), Some(pods)) = (&self.led_pods, self.desired.store().pods()) else {
+        let (Some(led), Some(pods)) = (&self.pods.led, self.desired.store().pods()) else {
             return;
         };
         let mut uids = BTreeSet::new();
@@ -30,8 +39,9 @@ impl Agent {
             }
         }
         led.set(uids);
-        let before = std::mem::replace(&mut self.bad_pods, bad);
-        self.bad_pods
+        let before = std::mem::replace(&mut self.pods.bad, bad);
+        self.pods
+            .bad
             .difference(&before)
             .for_each(|skipped| self.skip(skipped));
     }
@@ -40,7 +50,8 @@ impl Agent {
     pub(super) fn pods_status(&self, node: &Node) -> Option<PodsStatus> {
         // Packets serve pods, too, once the programs could not be attached again.
         let led = self
-            .led_pods
+            .pods
+            .led
             .as_ref()
             .filter(|_| node.attachments().sockets_status().is_some())?;
         let store = self.desired.store();

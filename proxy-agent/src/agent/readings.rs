@@ -31,7 +31,7 @@ impl Agent {
             maps: self.map_fill(),
             flows: flows.collect(),
             devices,
-            problems: (self.health.problems().len() + source_problems) as u64,
+            problems: (self.reports.health.problems().len() + source_problems) as u64,
             out_of_reach: {
                 let none = self.desired.cut_off().len();
                 [none, self.desired.unreachable().len().saturating_sub(none)]

@@ -19,10 +19,10 @@ impl Agent {
             .iter()
             .cloned()
             .collect();
-        for skipped in left_out.difference(&self.told_left_out) {
+        for skipped in left_out.difference(&self.left_out) {
             self.skip(skipped);
         }
-        self.told_left_out = left_out;
+        self.left_out = left_out;
     }
 
     /// Logs that a part of an object has no effect, and tells the object.

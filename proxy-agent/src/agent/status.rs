@@ -11,7 +11,7 @@ use super::skipped::not_taken;
 use proxy_metrics::{MapFill, old_event_name, old_map_name};
 
 use crate::config::choice;
-use crate::control::{QUEUE, Query};
+use crate::control::Query;
 use crate::node::{Node, why_cut_off};
 use crate::tunnel::Tunnelled;
 use proxy_core::desired::{Desired, FamilyCounts};
@@ -55,21 +55,15 @@ impl Agent {
                 let part = self.desired.snapshot_part(after.as_ref(), PART);
                 drop(answer.send((part, self.sweeper.flows())));
             }
-            (query @ (Query::Status(_) | Query::Readings(_)), None) => self.wait_for_node(query),
-        }
-    }
-
-    /// Keeps a query until the node is back, and forgets those whose clients have gone.
-    fn wait_for_node(&mut self, query: Query) {
-        self.waiting.retain(|query| !query.is_abandoned());
-        if self.waiting.len() < QUEUE {
-            self.waiting.push(query);
+            (query @ (Query::Status(_) | Query::Readings(_)), None) => {
+                self.node.keep_waiting(query)
+            }
         }
     }
 
     pub(super) fn status(&self, node: &Node, source_problems: &Problems) -> Result<Status> {
         let counts = self.desired.counts();
-        let problems = self.health.problems();
+        let problems = self.reports.health.problems();
         let devices = node
             .attachments()
             .devices()
@@ -94,7 +88,7 @@ impl Agent {
             .desired
             .skipped()
             .filter(|skipped| skipped.cause != Cause::NotTaken);
-        let skipped = refused.chain(node.left_out()).chain(&self.bad_pods);
+        let skipped = refused.chain(node.left_out()).chain(&self.pods.bad);
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             started: self.started,
@@ -103,12 +97,12 @@ impl Agent {
             node_addresses: node.addresses(),
             network_namespace: net::namespace().ok().map(|name| name.display().to_string()),
             options: options_status(node, self.desired.node()),
-            healthy: self.synced && node.knows_devices() && problems.is_empty(),
+            healthy: self.passes.has_synced && node.knows_devices() && problems.is_empty(),
             complete: self.desired.is_complete(),
             unheard: unheard(source_problems),
             api_server: self.outside.api_server.clone(),
-            last_sync: self.last_sync,
-            syncs: self.syncs,
+            last_sync: self.passes.last_change,
+            syncs: self.passes.changing,
             problems: problem_status(&problems)
                 .into_iter()
                 .chain(problem_status(source_problems))

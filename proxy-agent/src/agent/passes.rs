@@ -1,0 +1,108 @@
+//! The passes over the maps: the past ones, and when the next one is due.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use super::schedule::PassSchedule;
+
+/// The first wait between attempts to write what the kernel refused. The longest wait is the sync
+/// period.
+const RETRY_MIN: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default)]
+pub(super) struct Passes {
+    pub(super) schedule: PassSchedule,
+    retry: Option<Retry>,
+    /// Set if the last pass has left Services to the next one.
+    pub(super) is_behind: bool,
+    /// Set by the first pass. Before it, the maps may hold what a predecessor left.
+    pub(super) has_synced: bool,
+    /// The number of passes that changed a map, and the time of the last one.
+    pub(super) changing: u64,
+    pub(super) last_change: Option<Timestamp>,
+}
+
+/// The next attempt to write what the kernel refused.
+#[derive(Debug)]
+struct Retry {
+    at: Instant,
+    wait: Duration,
+}
+
+impl Passes {
+    pub(super) fn new(schedule: PassSchedule) -> Self {
+        Self {
+            schedule,
+            ..Self::default()
+        }
+    }
+
+    /// Returns the time of the next pass over the maps that no change asks for.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let retry = self.retry.as_ref().map(|retry| retry.at);
+        let behind = self.is_behind.then(Instant::now);
+        let scheduled = self.schedule.due();
+        retry.into_iter().chain(behind).chain(scheduled).min()
+    }
+
+    /// Returns true if a write that the kernel refused waits for its next attempt.
+    pub(super) fn has_refused(&self) -> bool {
+        self.retry.is_some()
+    }
+
+    /// Returns true unless a write that the kernel refused has to wait longer.
+    pub(super) fn may_write(&self) -> bool {
+        self.retry
+            .as_ref()
+            .is_none_or(|retry| retry.at <= Instant::now())
+    }
+
+    /// Notes that everything is written.
+    pub(super) fn written(&mut self) {
+        self.retry = None;
+    }
+
+    /// Notes that the kernel refused a write. Each next attempt waits twice as long.
+    pub(super) fn refused(&mut self) {
+        let wait = self.retry.as_ref().map_or(RETRY_MIN, |retry| {
+            (retry.wait * 2).min(self.schedule.sync_period)
+        });
+        self.retry = Some(Retry {
+            at: Instant::now() + wait,
+            wait,
+        });
+    }
+
+    /// Counts a pass that changed a map.
+    pub(super) fn count_change(&mut self) {
+        self.changing += 1;
+        self.last_change = Some(Timestamp::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn refused_write_waits_longer_each_time_up_to_the_sync_period() {
+        let mut passes = Passes::default();
+        assert!(passes.may_write() && passes.due().is_none());
+        let mut waits = Vec::new();
+        for _ in 0..7 {
+            passes.refused();
+            assert!(!passes.may_write());
+            let wait = passes.due().unwrap() - Instant::now();
+            waits.push(wait.as_secs());
+            advance(wait).await;
+            assert!(passes.may_write() && passes.has_refused());
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 30, 30]);
+        passes.written();
+        assert!(!passes.has_refused() && passes.due().is_none());
+    }
+}
