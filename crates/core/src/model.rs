@@ -247,107 +247,168 @@ impl<A: Addr> FamilyModel<A> {
         let is_kept_by_host = parts.node.keeps(&mut reader, cluster_ip.ip());
         let externals = externals(&mut reader, parts.service, cluster_ip, &parts.node.guard);
         let source_ranges = source_ranges(&mut reader, parts.service, &externals, parts.node);
-        let mut frontends = ClaimedFrontends::of(parts.service, cluster_ip, parts.around.namespace);
-        let mut ports = BTreeMap::new();
-        let mut used = Rows::default();
-        let mut without_room = BTreeSet::new();
-        let mut local_ready = BTreeSet::new();
-        let mut unreachable = Vec::new();
-        let mut tunnelled = BTreeMap::new();
-        let mut redirected_ports = BTreeMap::new();
-        let mut of_redirect = Vec::new();
-        let mut without_tables = 0;
+        let frontends = ClaimedFrontends::of(parts.service, cluster_ip, parts.around.namespace);
+        let mut family = Family {
+            parts,
+            cluster_ip,
+            slices: &slices,
+            externals: &externals,
+            has_source_ranges: !source_ranges.is_empty(),
+            frontends,
+            ports: BTreeMap::new(),
+            used: Rows::default(),
+            without_room: BTreeSet::new(),
+            without_tables: 0,
+            local_ready: BTreeSet::new(),
+            unreachable: Vec::new(),
+            tunnelled: BTreeMap::new(),
+            redirected: BTreeMap::new(),
+            skipped_redirects: Vec::new(),
+        };
         for (index, port) in parts.service.ports.iter().enumerate() {
-            let Some((number, proto)) = read_port(&mut reader, index, port) else {
-                continue;
-            };
-            let key = FrontendKey::new(cluster_ip, number, proto);
-            if ports.contains_key(&key) {
-                reader.skip(
-                    format_args!("spec.ports[{index}]"),
-                    format!("{key:?} is listed before"),
-                );
-                continue;
+            if let Some((key, node_port)) = family.claim_port(&mut reader, index, port) {
+                family.fill_port(&mut reader, index, port, key, node_port);
             }
-            if !parts
-                .node
-                .guard
-                .leaves_port(&mut reader, (parts.service, index), key)
-            {
-                continue;
-            }
-            let node_port = parts.policy.node_port(&mut reader, index, port);
-            let own_node_port = node_port.filter(|_| parts.node.host_mode.is_none());
-            let own_node_port = own_node_port.filter(|node_port| {
-                let admitted = parts.node.guard.admit_node_port(*node_port, proto);
-                reader.admit(format_args!("spec.ports[{index}].nodePort"), admitted)
-            });
-            let is_external = own_node_port.is_some() || !externals.is_empty();
-            frontends.add_port(&mut reader, index, key, own_node_port);
-            for external in &externals {
-                let admitted = parts.admit_external_port(external, number, proto);
-                if reader.admit(format_args!("{}", external.field), admitted) {
-                    frontends.add_external(key, external);
-                }
-            }
-            let has_room = parts.node.room.holds(&used);
-            let endpoints = match has_room {
-                true => join(&slices, port.name.as_deref().unwrap_or_default(), proto),
-                false => Joined::none(),
-            };
-            without_room.extend((!has_room).then_some(key));
-            let (endpoints, pods, left_out) =
-                parts.within_reach(key, node_port, is_external, endpoints);
-            unreachable.extend(left_out);
-            tunnelled.extend((!pods.is_empty()).then_some((key, pods)));
-            local_ready.extend(endpoints.local_ready());
-            let has_tables = parts.node.room.holds_tables(&used, TABLES_OF_SERVICE);
-            let of_port = parts
-                .policy
-                .port_policy(proto, is_external, !source_ranges.is_empty());
-            let port_policy = PortPolicy {
-                has_tables,
-                ..of_port
-            };
-            let redirected = parts.redirect.as_ref().filter(|_| has_room);
-            let admit = |ip| parts.node.guard.admit_endpoint(ip);
-            let redirected =
-                redirected.and_then(|to| to.port(port, (number, proto), admit, &mut of_redirect));
-            let health = ServiceHealth::new(parts.policy.backend_health, key, &parts.node.aside);
-            let port = ServicePort::new(
-                &mut reader,
-                index,
-                port_policy,
-                &endpoints,
-                redirected.as_ref(),
-                health,
-            );
-            add(&mut used, &port.rows());
-            without_tables += usize::from(port.lacks_tables);
-            ports.insert(key, port);
-            redirected_ports.extend(redirected.map(|redirected| (key, redirected.pods)));
         }
-        tell_without_tables(&mut reader, without_tables);
-        skipped.extend(of_redirect);
-        let frontends = frontends.frontends.into();
-        let ports = ports.into();
+        tell_without_tables(&mut reader, family.without_tables);
+        skipped.extend(family.skipped_redirects);
         Some(Self {
             claim: parts.claim.clone(),
             is_kept_by_host,
-            frontends,
-            ports,
-            without_room,
+            frontends: family.frontends.frontends.into(),
+            ports: family.ports.into(),
+            without_room: family.without_room,
             source_ranges,
-            local_ready: local_ready.len(),
-            unreachable,
-            tunnelled,
-            redirected: redirected_ports,
+            local_ready: family.local_ready.len(),
+            unreachable: family.unreachable,
+            tunnelled: family.tunnelled,
+            redirected: family.redirected,
         })
     }
 
     /// Returns true if the packets to this frontend stay with the host.
     pub(crate) fn is_kept(&self, frontend: &Frontend<A>) -> bool {
         self.is_kept_by_host && !frontend.kind.is_external()
+    }
+}
+
+/// A Service in one family, while its ports are added one after another.
+struct Family<'a, A: Addr> {
+    parts: &'a Parts<'a>,
+    cluster_ip: A,
+    slices: &'a [Slice<'a, A>],
+    externals: &'a [External<A>],
+    has_source_ranges: bool,
+    frontends: ClaimedFrontends<A>,
+    ports: BTreeMap<FrontendKey<A>, ServicePort<A>>,
+    /// The rows of the ports so far. Ports beyond the room of the maps have no backends.
+    used: Rows,
+    without_room: BTreeSet<FrontendKey<A>>,
+    /// The number of ports without a table of their own, for want of room.
+    without_tables: usize,
+    local_ready: BTreeSet<A>,
+    unreachable: Vec<Unreachable>,
+    tunnelled: BTreeMap<FrontendKey<A>, Vec<TunnelledPod>>,
+    redirected: BTreeMap<FrontendKey<A>, Vec<ObjectName>>,
+    skipped_redirects: Vec<Skipped>,
+}
+
+/// The node port of a Service port, as the Service has it and as this node serves it.
+#[derive(Clone, Copy)]
+struct NodePorts {
+    named: Option<Port>,
+    served: Option<Port>,
+}
+
+impl<A: Addr> Family<'_, A> {
+    /// Claims the frontends of a port. Returns None if the port is not served.
+    fn claim_port(
+        &mut self,
+        reader: &mut Reader<'_>,
+        index: usize,
+        port: &compact::ServicePort,
+    ) -> Option<(FrontendKey<A>, NodePorts)> {
+        let parts = self.parts;
+        let guard = &parts.node.guard;
+        let (number, proto) = read_port(reader, index, port)?;
+        let key = FrontendKey::new(self.cluster_ip, number, proto);
+        if self.ports.contains_key(&key) {
+            let why = format!("{key:?} is listed before");
+            reader.skip(format_args!("spec.ports[{index}]"), why);
+            return None;
+        }
+        if !guard.leaves_port(reader, (parts.service, index), key) {
+            return None;
+        }
+        let named = parts.policy.node_port(reader, index, port);
+        let served = named.filter(|_| parts.node.host_mode.is_none());
+        let served = served.filter(|node_port| {
+            let admitted = guard.admit_node_port(*node_port, proto);
+            reader.admit(format_args!("spec.ports[{index}].nodePort"), admitted)
+        });
+        self.frontends.add_port(reader, index, key, served);
+        for external in self.externals {
+            let admitted = parts.admit_external_port(external, number, proto);
+            if reader.admit(format_args!("{}", external.field), admitted) {
+                self.frontends.add_external(key, external);
+            }
+        }
+        Some((key, NodePorts { named, served }))
+    }
+
+    /// Adds a port with its backends, as far as the maps have room for them.
+    fn fill_port(
+        &mut self,
+        reader: &mut Reader<'_>,
+        index: usize,
+        port: &compact::ServicePort,
+        key: FrontendKey<A>,
+        node_ports: NodePorts,
+    ) {
+        let parts = self.parts;
+        let room = &parts.node.room;
+        let is_external = node_ports.served.is_some() || !self.externals.is_empty();
+        let has_room = room.holds(&self.used);
+        let endpoints = if has_room {
+            let name = port.name.as_deref().unwrap_or_default();
+            join(self.slices, name, key.proto)
+        } else {
+            self.without_room.insert(key);
+            Joined::none()
+        };
+        let (endpoints, pods, unreachable) =
+            parts.within_reach(key, node_ports.named, is_external, endpoints);
+        self.unreachable.extend(unreachable);
+        if !pods.is_empty() {
+            self.tunnelled.insert(key, pods);
+        }
+        self.local_ready.extend(endpoints.local_ready());
+        let policy = PortPolicy {
+            has_tables: room.holds_tables(&self.used, TABLES_OF_SERVICE),
+            ..parts
+                .policy
+                .port_policy(key.proto, is_external, self.has_source_ranges)
+        };
+        let redirect = parts.redirect.as_ref().filter(|_| has_room);
+        let admit = |ip| parts.node.guard.admit_endpoint(ip);
+        let at = (key.port, key.proto);
+        let redirected =
+            redirect.and_then(|to| to.port(port, at, admit, &mut self.skipped_redirects));
+        let health = ServiceHealth::new(parts.policy.backend_health, key, &parts.node.aside);
+        let served = ServicePort::new(
+            reader,
+            index,
+            policy,
+            &endpoints,
+            redirected.as_ref(),
+            health,
+        );
+        add(&mut self.used, &served.rows());
+        self.without_tables += usize::from(served.lacks_tables);
+        self.ports.insert(key, served);
+        if let Some(redirected) = redirected {
+            self.redirected.insert(key, redirected.pods);
+        }
     }
 }
 
