@@ -305,7 +305,7 @@ pub fn generation() -> u32 {
 
 /// An element of an array is never given to another key, and half of an old one is as good as the
 /// other.
-#[inline(always)]
+#[inline(never)]
 pub fn node() -> Option<&'static Node> {
     NODE.get(0)
 }
@@ -316,7 +316,12 @@ pub fn node() -> Option<&'static Node> {
 /// between read and write, one of the two counts is lost.
 #[inline(always)]
 pub fn count(counter: impl Into<Counter>) {
-    if let Some(value) = COUNTERS.find(&counter.into().index()) {
+    count_at(counter.into().index());
+}
+
+#[inline(never)]
+fn count_at(index: u32) {
+    if let Some(value) = COUNTERS.find(&index) {
         value.update(|count| count.wrapping_add(1));
     }
 }

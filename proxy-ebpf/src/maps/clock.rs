@@ -26,7 +26,7 @@ pub fn in_this_tick(ask: impl FnOnce() -> u32) -> u32 {
 
 /// Seconds since boot, late by a tick of the kernel's at the most, and cheaper: for what is asked
 /// of every packet.
-#[inline(always)]
+#[inline(never)]
 pub fn about_now_secs() -> u32 {
     in_this_tick(now_secs)
 }

@@ -32,13 +32,13 @@ static EXITS: Array<Exit> = Array::with_max_entries(1 << EXITS_BITS, 0);
 #[map]
 pub(super) static WAYS: Array<Row> = Array::with_max_entries(ways::ROWS, 0);
 
-#[inline(always)]
+#[inline(never)]
 pub fn epoch() -> u32 {
     WAYS.find(&ways::TOLD)
         .map_or(0, |told| told.read(|told| told.first))
 }
 
-#[inline(always)]
+#[inline(never)]
 pub fn opens_until() -> u32 {
     WAYS.find(&ways::TOLD)
         .map_or(0, |told| told.read(|told| told.second))
