@@ -37,7 +37,7 @@ use proxy_datapath::Sizes;
 use proxy_source::{Source, kubernetes};
 use proxy_versions::duration::GoDuration;
 use proxy_versions::gates::Gates;
-use proxy_versions::{tree, v1alpha2};
+use proxy_versions::tree;
 use proxy_view::object_name::canonical_node_name;
 use proxy_view::zpages::Told;
 use validate::{Checked, check};
@@ -121,9 +121,6 @@ impl Configuration {
         let nothing = || Value::Object(Map::new());
         let mut kube_proxy = from_files.kube_proxy.unwrap_or_else(nothing);
         let mut kpx = from_files.kpx.unwrap_or_else(nothing);
-        if !from_files.node_ips.is_empty() {
-            kpx = tree::merge(json!({ "nodeIPs": from_files.node_ips }), kpx);
-        }
         given.apply(&mut kube_proxy, &mut kpx, has_file);
         if kpx["mode"] == "host" {
             kube_proxy = tree::merge(host_mode_defaults(), kube_proxy);
@@ -138,26 +135,10 @@ impl Configuration {
         let mut kube_proxy: KubeProxyConfiguration =
             decode(kube_proxy, KubeProxyConfiguration::KIND, given)?;
         kube_proxy.complete(kpx.version());
-        let is_v1alpha2 = from_files.is_v1alpha2;
         let mut checked = check(&kube_proxy, &kpx, own).map_err(|invalid| {
             let with_flag = |invalid: Invalid| {
                 let flag = given.flag_of(invalid.kind, &invalid.field, has_file);
-                let is_from_file =
-                    is_v1alpha2 && flag.is_none() && invalid.kind == KubeProxyConfiguration::KIND;
-                // A reason may name another field.
-                let (field, why) = match is_from_file {
-                    true => (
-                        v1alpha2::name(&invalid.field),
-                        v1alpha2::sentence(&invalid.why),
-                    ),
-                    false => (invalid.field, invalid.why),
-                };
-                Invalid {
-                    flag,
-                    field,
-                    why,
-                    ..invalid
-                }
+                Invalid { flag, ..invalid }
             };
             InvalidConfiguration(invalid.into_iter().map(with_flag).collect())
         })?;

@@ -1,11 +1,9 @@
-//! Tells what a version of Kubernetes means to a proxy for Services: defaults, feature gates, forms
-//! of the configuration.
+//! What a version of Kubernetes means to a proxy for Services: defaults and feature gates.
 
 pub mod duration;
 pub mod gates;
 pub mod node_ports;
 pub mod tree;
-pub mod v1alpha2;
 
 use std::fmt;
 use std::str::FromStr;
