@@ -20,7 +20,6 @@ mod validate;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -39,7 +38,6 @@ use proxy_versions::duration::GoDuration;
 use proxy_versions::gates::Gates;
 use proxy_versions::tree;
 use proxy_view::object_name::canonical_node_name;
-use proxy_view::zpages::Told;
 use validate::{Checked, check};
 
 pub use flags::{CheckFlags, NodeArgs, RunArgs, arguments};
@@ -56,8 +54,6 @@ pub struct Configuration {
     pub kpx: KpxConfiguration,
     checked: Checked,
     files: Files,
-    /// The flags in force.
-    flags: BTreeMap<&'static str, Value>,
     remarks: Remarks,
 }
 
@@ -150,13 +146,11 @@ impl Configuration {
             version: kpx.version(),
         };
         let remarks = Remarks::new(given, from_files.doubtful, gates, &kube_proxy, has_file);
-        let flags = given.in_force(&kube_proxy, &kpx);
         Ok(Self {
             kube_proxy,
             kpx,
             checked,
             files: Files::default(),
-            flags,
             remarks,
         })
     }
@@ -195,7 +189,6 @@ impl Configuration {
             node_timeout: period(kpx.node_timeout),
             oom_score_adj: Some(kube_proxy.oom_score_adj),
             configz: configz::configz(kube_proxy, kpx),
-            zpages: self.zpages(),
             sizes: Sizes {
                 flows: size(kpx.flow_table_size),
                 services: size(kpx.service_table_size),
@@ -209,18 +202,6 @@ impl Configuration {
             cgroup_root: (!kpx.cgroup_root.is_empty()).then(|| PathBuf::from(&kpx.cgroup_root)),
             files: self.files.clone(),
         })
-    }
-
-    /// Returns what `/statusz` and `/flagz` tell, as far as their feature gates are on.
-    fn zpages(&self) -> Told {
-        let gates = Gates {
-            set: &self.kube_proxy.feature_gates,
-            version: self.kpx.version(),
-        };
-        Told {
-            kubernetes_version: gates.statusz().then(|| self.kpx.version().to_string()),
-            flags: gates.flagz().then(|| self.flags.clone()),
-        }
     }
 
     fn node_name(&self) -> Result<String> {

@@ -10,15 +10,9 @@ pub const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
 pub const LOCALHOST: &str = "KubeProxyNFTablesLocalhostNodePorts";
 /// The mode ipvs is permitted (KEP-5495).
 pub const IPVS: &str = "KubeProxyIPVS";
-/// The page `/statusz` is served (KEP-4827).
-pub const STATUSZ: &str = "ComponentStatusz";
-/// The page `/flagz` is served (KEP-4828).
-pub const FLAGZ: &str = "ComponentFlagz";
 
 /// The version from which on ExternalIPs and IPVS need their gates (KEP-5707, KEP-5495).
 const DEPRECATED_OFF: KubeVersion = KubeVersion(40);
-/// The version from which on `/statusz` and `/flagz` need no gate (KEP-4827, KEP-4828).
-const ZPAGES_ON: KubeVersion = KubeVersion(36);
 
 /// The gates of kube-proxy since 1.26.
 const GATES: [&str; 36] = [
@@ -29,9 +23,9 @@ const GATES: [&str; 36] = [
     "AtomicFIFO",
     "ClientsAllowCBOR",
     "ClientsPreferCBOR",
-    FLAGZ,
+    "ComponentFlagz",
     "ComponentSLIs",
-    STATUSZ,
+    "ComponentStatusz",
     "ContextualLogging",
     "DisableNodeKubeProxyVersion",
     "IPTablesOwnershipCleanup",
@@ -63,7 +57,7 @@ const GATES: [&str; 36] = [
 const OTHERS: [&str; 2] = ["WatchList", "WinOverlay"];
 
 /// The gates that kpx obeys.
-const OBEYED: [&str; 4] = [EXTERNAL_IPS, LOCALHOST, STATUSZ, FLAGZ];
+const OBEYED: [&str; 2] = [EXTERNAL_IPS, LOCALHOST];
 
 /// The gates that an operator has set.
 #[derive(Clone, Copy, Debug)]
@@ -93,23 +87,6 @@ impl Gates<'_> {
     /// kube-proxy needs the gate up to 1.37; the operator has to name the addresses in any case.
     pub fn localhost(self) -> bool {
         self.set.get(LOCALHOST).copied().unwrap_or(true)
-    }
-
-    /// Returns true if `/statusz` is served.
-    pub fn statusz(self) -> bool {
-        self.zpage(STATUSZ)
-    }
-
-    /// Returns true if `/flagz` is served.
-    pub fn flagz(self) -> bool {
-        self.zpage(FLAGZ)
-    }
-
-    fn zpage(self, gate: &str) -> bool {
-        self.set
-            .get(gate)
-            .copied()
-            .unwrap_or(self.version >= ZPAGES_ON)
     }
 
     /// Returns the gates that no kube-proxy since 1.26 has.
@@ -204,38 +181,14 @@ mod tests {
     }
 
     #[test]
-    fn gates_and_version_decide_about_statusz_and_flagz() {
-        let pages = |gates: Gates<'_>| [gates.statusz(), gates.flagz()];
-        for (version, is_served) in [
-            ("1.31", false),
-            ("1.35", false),
-            ("1.36", true),
-            ("1.37", true),
-            ("1.40", true),
-        ] {
-            assert_eq!(with(&[], version, pages), [is_served; 2], "{version}");
-            assert_eq!(
-                with(&[(STATUSZ, true), (FLAGZ, false)], version, pages),
-                [true, false],
-                "{version}"
-            );
-            assert_eq!(
-                with(&[(STATUSZ, false), (FLAGZ, true)], version, pages),
-                [false, true],
-                "{version}"
-            );
-        }
-    }
-
-    #[test]
     fn gates_of_kube_proxy_are_known() {
         let known = [
             EXTERNAL_IPS,
             IPVS,
             "NFTablesNetlink",
             LOCALHOST,
-            STATUSZ,
-            FLAGZ,
+            "ComponentStatusz",
+            "ComponentFlagz",
             "WinOverlay",
             "AllAlpha",
         ];
@@ -259,8 +212,6 @@ mod tests {
             ("AllowServiceExternalIps", EXTERNAL_IPS),
             ("AllowServicesExternalIP", EXTERNAL_IPS),
             ("KubeproxyNFTablesLocalhostNodePort", LOCALHOST),
-            ("ComponentStatusZ", STATUSZ),
-            ("ComponentFlags", FLAGZ),
         ] {
             assert_eq!(
                 with(&[(gate, false)], "1.37", |gates| gates.misspelt()),

@@ -24,7 +24,6 @@ pub mod output;
 pub mod reach;
 pub mod select_args;
 pub mod status;
-pub mod zpages;
 
 pub use build::{frontend_names, view, views};
 pub use connect::{ConnectView, bucket_bounds, latency, quantile, secs};

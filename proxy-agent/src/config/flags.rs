@@ -1,7 +1,6 @@
 //! The flags of `kpx run`: kube-proxy's and kpx's own, each with the field that it sets.
 
 mod arg;
-mod in_force;
 pub(super) mod table;
 
 use std::collections::BTreeMap;

@@ -117,7 +117,6 @@ fn comparable(settings: Settings) -> Settings {
     Settings {
         files: Default::default(),
         configz: Default::default(),
-        zpages: Default::default(),
         ..settings
     }
 }
@@ -330,7 +329,6 @@ fn written_configuration_can_be_read() {
         assert_eq!(
             Settings {
                 files: Default::default(),
-                zpages: was.zpages.clone(),
                 ..is
             },
             was,
