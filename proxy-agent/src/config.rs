@@ -7,14 +7,19 @@
 mod checked_run;
 pub(crate) mod choice;
 mod configz;
+pub(crate) mod duration;
 mod file_config;
 mod flags;
+mod gates;
 mod invalid;
 mod ipvs;
 mod kpx;
 mod kube_proxy;
+mod kube_version;
 pub(crate) mod logging;
+pub(crate) mod node_ports;
 mod traced;
+mod tree;
 mod validate;
 
 #[cfg(test)]
@@ -29,14 +34,13 @@ use serde_json::{Map, Value, json};
 
 use crate::files::Files;
 use crate::settings::{Settings, Tunnel};
+use duration::GoDuration;
 use file_config::FileConfig;
 use flags::FlagValues;
+use gates::Gates;
 use invalid::{Fields, Invalid, InvalidConfiguration};
 use proxy_datapath::Sizes;
 use proxy_source::{Source, kubernetes};
-use proxy_versions::duration::GoDuration;
-use proxy_versions::gates::Gates;
-use proxy_versions::tree;
 use proxy_view::object_name::canonical_node_name;
 use validate::{Checked, check};
 

@@ -10,8 +10,8 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 use super::invalid::Fields;
 use super::kpx::KpxConfiguration;
 use super::kube_proxy::{KubeProxyConfiguration, UNSET_WHEN_ZERO};
+use crate::config::tree;
 use proxy_source::document::{Document, documents_with};
-use proxy_versions::tree;
 
 /// The fields from files for each kind of configuration.
 #[derive(Debug, Default)]

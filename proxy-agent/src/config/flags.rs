@@ -11,7 +11,7 @@ use clap::builder::PossibleValue;
 use serde_json::Value;
 
 use super::kube_proxy::with_port;
-use proxy_versions::tree;
+use crate::config::tree;
 use table::FLAGS;
 
 /// A flag, and its effect in kpx.

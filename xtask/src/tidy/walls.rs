@@ -82,8 +82,6 @@ const USES: &[(&str, &[&str])] = &[
             "tokio",
         ],
     ),
-    // What versions of Kubernetes mean, as pure functions.
-    ("proxy-versions", &[]),
     // The crate that runs.
     (
         "proxy-agent",
@@ -101,7 +99,6 @@ const USES: &[(&str, &[&str])] = &[
             "proxy-source",
             "proxy-top",
             "proxy-trace",
-            "proxy-versions",
             "proxy-view",
             "rtnetlink",
             "tokio",

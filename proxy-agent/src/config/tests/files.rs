@@ -7,9 +7,9 @@ use proxy_common::frontend::Algorithm;
 
 use super::{ConfigFile, Configuration, load, run_args, settings};
 use crate::config::kube_proxy::KubeProxyConfiguration;
+use crate::config::node_ports::NodePortAddresses;
 use crate::node::Masquerade;
 use crate::settings::{Mode, Settings};
-use proxy_versions::node_ports::NodePortAddresses;
 
 const KPX: &str = "apiVersion: kpx.dev/v1alpha1\nkind: KpxConfiguration\n";
 

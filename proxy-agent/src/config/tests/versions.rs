@@ -1,7 +1,7 @@
 //! Tests of what Kubernetes' versions mean: feature gates, the default mode.
 
 use super::{ConfigFile, load, settings};
-use proxy_versions::node_ports::{Localhost, NodePortAddresses};
+use crate::config::node_ports::{Localhost, NodePortAddresses};
 
 fn node_ports(items: &[&str]) -> NodePortAddresses {
     let mut addresses = NodePortAddresses::default();

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::KubeVersion;
+use super::kube_version::KubeVersion;
 
 /// Services' ExternalIPs are served (KEP-5707).
-pub const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
+pub(super) const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
 /// Node ports are served at loopback addresses in mode nftables (KEP-6032).
-pub const LOCALHOST: &str = "KubeProxyNFTablesLocalhostNodePorts";
+pub(super) const LOCALHOST: &str = "KubeProxyNFTablesLocalhostNodePorts";
 /// The mode ipvs is permitted (KEP-5495).
-pub const IPVS: &str = "KubeProxyIPVS";
+pub(super) const IPVS: &str = "KubeProxyIPVS";
 
 /// The version from which on ExternalIPs and IPVS need their gates (KEP-5707, KEP-5495).
 const DEPRECATED_OFF: KubeVersion = KubeVersion(40);
@@ -61,14 +61,14 @@ const OBEYED: [&str; 2] = [EXTERNAL_IPS, LOCALHOST];
 
 /// The gates that an operator has set.
 #[derive(Clone, Copy, Debug)]
-pub struct Gates<'a> {
-    pub set: &'a BTreeMap<String, bool>,
-    pub version: KubeVersion,
+pub(super) struct Gates<'a> {
+    pub(super) set: &'a BTreeMap<String, bool>,
+    pub(super) version: KubeVersion,
 }
 
 impl Gates<'_> {
     /// Returns true if ExternalIPs are served.
-    pub fn external_ips(self) -> bool {
+    pub(super) fn external_ips(self) -> bool {
         self.set
             .get(EXTERNAL_IPS)
             .copied()
@@ -76,7 +76,7 @@ impl Gates<'_> {
     }
 
     /// Returns true if kube-proxy would start in mode ipvs.
-    pub fn ipvs(self) -> bool {
+    pub(super) fn ipvs(self) -> bool {
         self.set
             .get(IPVS)
             .copied()
@@ -85,12 +85,12 @@ impl Gates<'_> {
 
     /// Returns true unless the operator has switched node ports at loopback addresses off.
     /// kube-proxy needs the gate up to 1.37; the operator has to name the addresses in any case.
-    pub fn localhost(self) -> bool {
+    pub(super) fn localhost(self) -> bool {
         self.set.get(LOCALHOST).copied().unwrap_or(true)
     }
 
     /// Returns the gates that no kube-proxy since 1.26 has.
-    pub fn unknown(self) -> Vec<String> {
+    pub(super) fn unknown(self) -> Vec<String> {
         let is_known = |gate: &str| GATES.contains(&gate) || OTHERS.contains(&gate);
         self.set
             .keys()
@@ -101,7 +101,7 @@ impl Gates<'_> {
 
     /// Returns the unknown gates whose names are nearly those of gates that kpx obeys, each with
     /// the right name. The operator means them, and would trust in what they do.
-    pub fn misspelt(self) -> Vec<(String, &'static str)> {
+    pub(super) fn misspelt(self) -> Vec<(String, &'static str)> {
         let nearly = |gate: &str| OBEYED.into_iter().find(|obeyed| is_near(gate, obeyed));
         self.unknown()
             .into_iter()
