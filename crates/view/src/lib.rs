@@ -21,6 +21,7 @@ pub mod limit;
 pub mod list;
 pub mod object_name;
 pub mod output;
+pub mod rates;
 pub mod reach;
 pub mod select_args;
 pub mod status;

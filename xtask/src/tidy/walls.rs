@@ -69,7 +69,6 @@ const USES: &[(&str, &[&str])] = &[
             "tokio",
         ],
     ),
-    ("proxy-top", &["proxy-common", "proxy-view", "tokio"]),
     (
         "proxy-check",
         &[
@@ -97,7 +96,6 @@ const USES: &[(&str, &[&str])] = &[
             "proxy-metrics",
             "proxy-net",
             "proxy-source",
-            "proxy-top",
             "proxy-trace",
             "proxy-view",
             "rtnetlink",
