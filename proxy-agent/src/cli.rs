@@ -13,6 +13,7 @@ mod run;
 mod runtime;
 mod services;
 mod status;
+mod top;
 mod usage;
 mod version;
 
@@ -28,7 +29,6 @@ use crate::monitor::{MonitorArgs, monitor};
 use cleanup::{CleanupArgs, cleanup};
 use proxy_check::{CheckArgs, check};
 use proxy_cluster::{ClusterArgs, ProbeArgs, SysdumpArgs, cluster, probe, sysdump};
-use proxy_top::{TopArgs, top};
 use proxy_trace::{ExplainArgs, TraceArgs, explain, trace};
 use runtime::wait_for;
 
@@ -57,7 +57,7 @@ enum Command {
     Flows(flows::FlowsArgs),
     Devices(devices::DevicesArgs),
     Events(events::EventsArgs),
-    Top(TopArgs),
+    Top(top::TopArgs),
     Trace(Box<TraceArgs<NodeArgs>>),
     Monitor(MonitorArgs),
     Explain(ExplainArgs),
@@ -85,7 +85,7 @@ impl Cli {
             Command::Flows(args) => done(wait_for(flows::flows(&args))),
             Command::Devices(args) => done(wait_for(devices::devices(&args))),
             Command::Events(args) => done(wait_for(events::events(&args))),
-            Command::Top(args) => done(wait_for(top(&args))),
+            Command::Top(args) => done(wait_for(top::top(&args))),
             Command::Trace(args) => done(wait_for(trace(*args))),
             Command::Monitor(args) => done(wait_for(monitor(&args))),
             Command::Explain(args) => done(explain(&args)),

@@ -7,20 +7,24 @@
 mod checked_run;
 pub(crate) mod choice;
 mod configz;
+pub(crate) mod duration;
 mod file_config;
 mod flags;
+mod gates;
 mod invalid;
 mod ipvs;
 mod kpx;
 mod kube_proxy;
+mod kube_version;
 pub(crate) mod logging;
+pub(crate) mod node_ports;
 mod traced;
+mod tree;
 mod validate;
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -30,16 +34,14 @@ use serde_json::{Map, Value, json};
 
 use crate::files::Files;
 use crate::settings::{Settings, Tunnel};
+use duration::GoDuration;
 use file_config::FileConfig;
 use flags::FlagValues;
+use gates::Gates;
 use invalid::{Fields, Invalid, InvalidConfiguration};
 use proxy_datapath::Sizes;
 use proxy_source::{Source, kubernetes};
-use proxy_versions::duration::GoDuration;
-use proxy_versions::gates::Gates;
-use proxy_versions::{tree, v1alpha2};
 use proxy_view::object_name::canonical_node_name;
-use proxy_view::zpages::Told;
 use validate::{Checked, check};
 
 pub use flags::{CheckFlags, NodeArgs, RunArgs, arguments};
@@ -56,8 +58,6 @@ pub struct Configuration {
     pub kpx: KpxConfiguration,
     checked: Checked,
     files: Files,
-    /// The flags in force.
-    flags: BTreeMap<&'static str, Value>,
     remarks: Remarks,
 }
 
@@ -121,9 +121,6 @@ impl Configuration {
         let nothing = || Value::Object(Map::new());
         let mut kube_proxy = from_files.kube_proxy.unwrap_or_else(nothing);
         let mut kpx = from_files.kpx.unwrap_or_else(nothing);
-        if !from_files.node_ips.is_empty() {
-            kpx = tree::merge(json!({ "nodeIPs": from_files.node_ips }), kpx);
-        }
         given.apply(&mut kube_proxy, &mut kpx, has_file);
         if kpx["mode"] == "host" {
             kube_proxy = tree::merge(host_mode_defaults(), kube_proxy);
@@ -138,26 +135,10 @@ impl Configuration {
         let mut kube_proxy: KubeProxyConfiguration =
             decode(kube_proxy, KubeProxyConfiguration::KIND, given)?;
         kube_proxy.complete(kpx.version());
-        let is_v1alpha2 = from_files.is_v1alpha2;
         let mut checked = check(&kube_proxy, &kpx, own).map_err(|invalid| {
             let with_flag = |invalid: Invalid| {
                 let flag = given.flag_of(invalid.kind, &invalid.field, has_file);
-                let is_from_file =
-                    is_v1alpha2 && flag.is_none() && invalid.kind == KubeProxyConfiguration::KIND;
-                // A reason may name another field.
-                let (field, why) = match is_from_file {
-                    true => (
-                        v1alpha2::name(&invalid.field),
-                        v1alpha2::sentence(&invalid.why),
-                    ),
-                    false => (invalid.field, invalid.why),
-                };
-                Invalid {
-                    flag,
-                    field,
-                    why,
-                    ..invalid
-                }
+                Invalid { flag, ..invalid }
             };
             InvalidConfiguration(invalid.into_iter().map(with_flag).collect())
         })?;
@@ -169,13 +150,11 @@ impl Configuration {
             version: kpx.version(),
         };
         let remarks = Remarks::new(given, from_files.doubtful, gates, &kube_proxy, has_file);
-        let flags = given.in_force(&kube_proxy, &kpx);
         Ok(Self {
             kube_proxy,
             kpx,
             checked,
             files: Files::default(),
-            flags,
             remarks,
         })
     }
@@ -214,7 +193,6 @@ impl Configuration {
             node_timeout: period(kpx.node_timeout),
             oom_score_adj: Some(kube_proxy.oom_score_adj),
             configz: configz::configz(kube_proxy, kpx),
-            zpages: self.zpages(),
             sizes: Sizes {
                 flows: size(kpx.flow_table_size),
                 services: size(kpx.service_table_size),
@@ -228,18 +206,6 @@ impl Configuration {
             cgroup_root: (!kpx.cgroup_root.is_empty()).then(|| PathBuf::from(&kpx.cgroup_root)),
             files: self.files.clone(),
         })
-    }
-
-    /// Returns what `/statusz` and `/flagz` tell, as far as their feature gates are on.
-    fn zpages(&self) -> Told {
-        let gates = Gates {
-            set: &self.kube_proxy.feature_gates,
-            version: self.kpx.version(),
-        };
-        Told {
-            kubernetes_version: gates.statusz().then(|| self.kpx.version().to_string()),
-            flags: gates.flagz().then(|| self.flags.clone()),
-        }
     }
 
     fn node_name(&self) -> Result<String> {

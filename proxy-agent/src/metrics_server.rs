@@ -6,10 +6,9 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::{RawQuery, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get};
+use axum::routing::any;
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderValue, StatusCode};
-use jiff::Timestamp;
+use http::{HeaderValue, StatusCode};
 use serde_json::Value;
 use tracing::debug;
 
@@ -24,9 +23,6 @@ const PROXY_MODE: &str = "ebpf";
 /// it the kernel's numbers are left out.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The paths that `/statusz` always lists.
-const LISTED: [&str; 4] = ["/configz", "/healthz", "/metrics", "/proxyMode"];
-
 /// Returns the paths of the metrics address, with those of `more`.
 pub fn router(agent: AgentHandle, metrics: Metrics, settings: &Settings, more: Router) -> Router {
     let slis = metrics.slis.clone();
@@ -40,7 +36,6 @@ pub fn router(agent: AgentHandle, metrics: Metrics, settings: &Settings, more: R
         .route("/healthz/ping", any(text("ok")))
         .route("/proxyMode", any(text(PROXY_MODE)))
         .merge(configz_router(settings.configz.clone()))
-        .merge(zpages_router(settings))
         .merge(scrape_router(agent, metrics))
         .merge(more)
         .fallback(not_found)
@@ -49,24 +44,6 @@ pub fn router(agent: AgentHandle, metrics: Metrics, settings: &Settings, more: R
 /// Returns `/configz` alone: the configuration in force.
 pub fn configz_router(configz: Value) -> Router {
     Router::new().route("/configz", any(async move || json(&configz)))
-}
-
-/// Returns `/statusz` and `/flagz`, as far as they are served.
-fn zpages_router(settings: &Settings) -> Router {
-    let paths: Vec<_> = LISTED
-        .into_iter()
-        .chain(settings.ui.then_some("/ui/"))
-        .collect();
-    settings
-        .zpages
-        .pages(&paths)
-        .into_iter()
-        .fold(Router::new(), |router, page| {
-            router.route(
-                page.path,
-                get(async move |headers: HeaderMap| page.answer(&headers, Timestamp::now())),
-            )
-        })
 }
 
 /// Returns `/metrics` alone.

@@ -14,7 +14,6 @@ use crate::node::NodeOptions;
 use proxy_core::model::ModelOptions;
 use proxy_datapath::{Mechanism, Sizes, SocketOptions};
 use proxy_source::{Source, kubernetes};
-use proxy_view::zpages::Told;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -60,8 +59,6 @@ pub struct Settings {
     pub oom_score_adj: Option<i32>,
     /// The answer of `/configz`.
     pub configz: serde_json::Value,
-    /// The answers of `/statusz` and `/flagz`.
-    pub zpages: Told,
     /// The sizes of the maps; an unset size depends on this machine.
     pub sizes: Sizes,
     /// The options of socket load balancing; None turns it off.

@@ -6,4 +6,3 @@ mod fixture;
 mod listeners;
 mod series;
 mod unhealthy;
-mod zpages;

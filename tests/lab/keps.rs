@@ -1,5 +1,5 @@
 //! Changes that Kubernetes has announced to Service proxies, as packets and objects show them: see
-//! `docs/keps.md`.
+//! `docs/compatibility.md`.
 
 use std::fs;
 

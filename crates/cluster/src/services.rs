@@ -171,8 +171,8 @@ mod tests {
 
     #[test]
     fn nodes_that_serve_alike_share_a_row() {
-        let same = vec![service("web", true, 2)];
-        let other = vec![service("web", false, 1)];
+        let same = [service("web", true, 2)];
+        let other = [service("web", false, 1)];
         let rows = merged([("n1", &same[..]), ("n2", &same[..]), ("n3", &other[..])].into_iter());
         let rows: Vec<_> = rows
             .iter()

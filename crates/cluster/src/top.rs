@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use comfy_table::Cell;
-use proxy_view::output::{Form, cell, print_on, red};
+use proxy_view::object_name::full_name;
+use proxy_view::output::print_on;
+use proxy_view::rates::{self, Rates, Reading};
 use proxy_view::{Selector, ServiceView};
 
 use crate::answers::{Answers, ask};
@@ -62,18 +63,8 @@ enum Sort {
     Flows,
 }
 
-/// The counts of a Service on a node, or their change.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Counts {
-    opened: u64,
-    packets: u64,
-    bytes: u64,
-    unserved: u64,
-    flows: u64,
-}
-
-/// The counts by node and Service.
-type Sample = BTreeMap<(String, String), Counts>;
+/// The counts by node and Service, or their change.
+type Sample = BTreeMap<(String, String), Reading>;
 
 pub(crate) async fn top(connect: &ConnectArgs, args: &TopArgs) -> Result<ExitCode> {
     let cluster = Cluster::find(connect).await?;
@@ -127,162 +118,90 @@ async fn sample(
     let answers: Answers<Vec<ServiceView>> = ask(cluster, connect, &arguments).await;
     let counted = answers.answered().flat_map(|(node, services)| {
         services.iter().map(move |service| {
-            let name = format!("{}/{}", service.namespace, service.name);
-            ((node.to_owned(), name), Counts::of(service))
+            let key = (node.to_owned(), full_name(service));
+            (key, Reading::of(service))
         })
     });
     (counted.collect(), answers)
-}
-
-impl Counts {
-    fn of(service: &ServiceView) -> Self {
-        let of_ports = service
-            .ports
-            .iter()
-            .map(|port| port.counts)
-            .map(|counts| Self {
-                opened: counts.flows_opened,
-                packets: counts.packets.saturating_add(counts.packets_returned),
-                bytes: counts.bytes.saturating_add(counts.bytes_returned),
-                unserved: counts.unserved(),
-                flows: counts.flows,
-            });
-        of_ports.fold(Self::default(), Self::plus)
-    }
-
-    /// Adds counts. Those of a node may be any numbers.
-    fn plus(self, other: Self) -> Self {
-        Self {
-            opened: self.opened.saturating_add(other.opened),
-            packets: self.packets.saturating_add(other.packets),
-            bytes: self.bytes.saturating_add(other.bytes),
-            unserved: self.unserved.saturating_add(other.unserved),
-            flows: self.flows.saturating_add(other.flows),
-        }
-    }
-
-    /// Returns the change since `before`. An agent that started again counts from zero.
-    fn since(self, before: Self) -> Self {
-        let change = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
-        Self {
-            opened: change(self.opened, before.opened),
-            packets: change(self.packets, before.packets),
-            bytes: change(self.bytes, before.bytes),
-            unserved: change(self.unserved, before.unserved),
-            flows: self.flows,
-        }
-    }
-
-    fn by(self, sort: Sort) -> u64 {
-        match sort {
-            Sort::Opened => self.opened,
-            Sort::Packets => self.packets,
-            Sort::Bytes => self.bytes,
-            Sort::Unserved => self.unserved,
-            Sort::Flows => self.flows,
-        }
-    }
 }
 
 /// Returns the changes of what both samples have: a node that did not answer has none.
 fn changes(before: &Sample, now: &Sample) -> Sample {
     let both = now
         .iter()
-        .filter_map(|(key, counts)| Some((key.clone(), counts.since(*before.get(key)?))));
+        .filter_map(|(key, reading)| Some((key.clone(), reading.since(before.get(key)?))));
     both.collect()
 }
 
 fn text(changes: &Sample, seconds: f64, args: &TopArgs) -> String {
-    let mut rows: BTreeMap<(String, String), Counts> = BTreeMap::new();
-    for ((node, service), counts) in changes
+    let mut sums: BTreeMap<Vec<String>, Reading> = BTreeMap::new();
+    for ((node, service), change) in changes
         .iter()
         .filter(|((_, service), _)| service.contains(&args.filter))
     {
-        let node = if args.by_node {
-            node.clone()
-        } else {
-            String::new()
-        };
-        let sum = rows.entry((node, service.clone())).or_default();
-        *sum = sum.plus(*counts);
+        let node = args.by_node.then(|| node.clone());
+        let names = node.into_iter().chain([service.clone()]).collect();
+        let sum = sums.entry(names).or_default();
+        *sum = std::mem::take(sum).plus(change);
     }
-    let mut rows: Vec<_> = rows.into_iter().collect();
-    rows.sort_by_key(|(_, counts)| std::cmp::Reverse(counts.by(args.sort)));
-    let form = Form::of_stdout(false, false);
-    let mut header = vec![
-        "SERVICE",
-        "OPENED/S",
-        "PACKETS/S",
-        "BYTES/S",
-        "UNSERVED/S",
-        "FLOWS",
-    ];
-    if args.by_node {
-        header.insert(0, "NODE");
-    }
-    form.table(
-        &header,
-        rows.into_iter().map(|((node, service), counts)| {
-            let mut row = row(&service, counts, seconds);
-            if args.by_node {
-                row.insert(0, cell(node));
-            }
-            row
-        }),
-    )
+    let mut rows: Vec<_> = sums
+        .into_iter()
+        .map(|(names, sum)| (names, Rates::of(&sum, seconds)))
+        .collect();
+    rows.sort_by(|(_, a), (_, b)| args.sort.of(b).total_cmp(&args.sort.of(a)));
+    let names: &[&str] = if args.by_node {
+        &["NODE", "SERVICE"]
+    } else {
+        &["SERVICE"]
+    };
+    let header = [names, rates::COLUMNS.as_slice()].concat();
+    let rows = rows
+        .into_iter()
+        .map(|(names, rates)| names.into_iter().chain(rates::cells(&rates)).collect());
+    rates::table(&header, names.len(), rows)
 }
 
-fn row(service: &str, counts: Counts, seconds: f64) -> Vec<Cell> {
-    let rate = |count: u64| format!("{:.1}", count as f64 / seconds);
-    vec![
-        cell(service),
-        cell(rate(counts.opened)),
-        cell(rate(counts.packets)),
-        cell(rate(counts.bytes)),
-        if counts.unserved > 0 {
-            red(rate(counts.unserved))
-        } else {
-            cell(rate(0))
-        },
-        cell(counts.flows),
-    ]
+impl Sort {
+    fn of(self, rates: &Rates) -> f64 {
+        match self {
+            Self::Opened => rates.opened,
+            Self::Packets => rates.packets,
+            Self::Bytes => rates.bytes,
+            Self::Unserved => rates.unserved(),
+            #[expect(clippy::cast_precision_loss, reason = "fewer flows than 2^53")]
+            Self::Flows => rates.flows as f64,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use proxy_view::PortCounts;
+
     use super::*;
 
     #[test]
     fn node_that_misses_a_sample_has_no_change() {
         let key = |node: &str| (node.to_owned(), "shop/web".to_owned());
-        let counts = |opened| Counts {
-            opened,
-            flows: 7,
-            ..Counts::default()
+        let reading = |flows_opened| Reading {
+            counts: PortCounts {
+                flows_opened,
+                flows: 7,
+                ..PortCounts::default()
+            },
+            ..Reading::default()
         };
-        let before = Sample::from([(key("n1"), counts(10)), (key("n2"), counts(10))]);
+        let before = Sample::from([(key("n1"), reading(10)), (key("n2"), reading(10))]);
         // n2 has started again, and n3 did not answer before.
         let now = Sample::from([
-            (key("n1"), counts(15)),
-            (key("n2"), counts(2)),
-            (key("n3"), counts(1_000)),
+            (key("n1"), reading(15)),
+            (key("n2"), reading(2)),
+            (key("n3"), reading(1_000)),
         ]);
         let changes: Vec<_> = changes(&before, &now)
             .into_values()
-            .map(|counts| (counts.opened, counts.flows))
+            .map(|change| (change.counts.flows_opened, change.counts.flows))
             .collect();
-        assert_eq!(changes, [(5, 7), (2, 7)]);
-    }
-
-    #[test]
-    fn counts_of_a_node_that_lies_end_no_command() {
-        let most = Counts {
-            opened: u64::MAX,
-            packets: u64::MAX,
-            bytes: u64::MAX,
-            unserved: u64::MAX,
-            flows: u64::MAX,
-        };
-        assert_eq!(most.plus(most), most);
+        assert_eq!(changes, [(5, 7), (0, 7)]);
     }
 }

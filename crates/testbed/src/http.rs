@@ -30,17 +30,12 @@ pub struct Answer {
 
 /// Asks `at`, an address and a port, from inside a namespace.
 pub fn ask(ns: &NetNs, at: &str, method: &str, path: &str) -> Result<Answer> {
-    ask_with(ns, at, method, path, "")
-}
-
-/// Asks as [`ask`] does, with more headers, each with its line end.
-pub fn ask_with(ns: &NetNs, at: &str, method: &str, path: &str, headers: &str) -> Result<Answer> {
     let to: SocketAddr = at.parse().with_context(|| at.to_owned())?;
     let stream = ns
         .run(|| TcpStream::connect_timeout(&to, DEADLINE))
         .with_context(|| at.to_owned())?;
     stream.set_read_timeout(Some(DEADLINE))?;
-    converse(stream, method, path, headers).with_context(|| format!("{method} {at}{path}"))
+    converse(stream, method, path).with_context(|| format!("{method} {at}{path}"))
 }
 
 /// Gets a path at a socket in the file system.
@@ -48,7 +43,7 @@ pub fn get_at_socket(socket: &Path, path: &str) -> Result<Answer> {
     let stream = UnixStream::connect(socket).with_context(|| socket.display().to_string())?;
     // An agent that starts has its socket before it answers.
     stream.set_read_timeout(Some(ANSWER))?;
-    converse(stream, "GET", path, "").with_context(|| format!("GET {path} of {}", socket.display()))
+    converse(stream, "GET", path).with_context(|| format!("GET {path} of {}", socket.display()))
 }
 
 /// Returns the metrics of the agent in a namespace.
@@ -58,15 +53,10 @@ pub fn scrape(ns: &NetNs) -> Result<Exposition> {
     exposition::parse(&answer.body)
 }
 
-fn converse(
-    mut stream: impl Read + Write,
-    method: &str,
-    path: &str,
-    headers: &str,
-) -> Result<Answer> {
+fn converse(mut stream: impl Read + Write, method: &str, path: &str) -> Result<Answer> {
     write!(
         stream,
-        "{method} {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n{headers}\r\n"
+        "{method} {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"
     )?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;

@@ -21,10 +21,10 @@ pub mod limit;
 pub mod list;
 pub mod object_name;
 pub mod output;
+pub mod rates;
 pub mod reach;
 pub mod select_args;
 pub mod status;
-pub mod zpages;
 
 pub use build::{frontend_names, view, views};
 pub use connect::{ConnectView, bucket_bounds, latency, quantile, secs};

@@ -278,8 +278,12 @@ fn plain(header: Option<&[&str]>, rows: &[Vec<Cell>]) -> Option<String> {
 /// `zone` and `targetRef` of an EndpointSlice are free text, and must not reach the terminal as
 /// they are.
 pub fn cell(text: impl ToString) -> Cell {
-    let text = escaped(&text.to_string()).replace('\n', "\\n");
+    let text = one_line(&text.to_string());
     Cell::new(if text.is_empty() { NONE } else { &text })
+}
+
+pub(crate) fn one_line(text: &str) -> String {
+    escaped(text).replace('\n', "\\n")
 }
 
 /// Makes a cell with a line for each item.

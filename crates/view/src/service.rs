@@ -181,17 +181,19 @@ impl PortCounts {
         }
     }
 
-    /// Adds the counts of another port.
+    /// Adds the counts of another port. Those of another node may be any numbers.
     pub const fn add(&mut self, other: &Self) {
-        self.flows_opened += other.flows_opened;
-        self.flows += other.flows;
-        self.packets += other.packets;
-        self.bytes += other.bytes;
-        self.packets_returned += other.packets_returned;
-        self.bytes_returned += other.bytes_returned;
-        self.dropped += other.dropped;
-        self.rejected += other.rejected;
-        self.refused += other.refused;
+        *self = Self {
+            flows_opened: self.flows_opened.saturating_add(other.flows_opened),
+            flows: self.flows.saturating_add(other.flows),
+            packets: self.packets.saturating_add(other.packets),
+            bytes: self.bytes.saturating_add(other.bytes),
+            packets_returned: self.packets_returned.saturating_add(other.packets_returned),
+            bytes_returned: self.bytes_returned.saturating_add(other.bytes_returned),
+            dropped: self.dropped.saturating_add(other.dropped),
+            rejected: self.rejected.saturating_add(other.rejected),
+            refused: self.refused.saturating_add(other.refused),
+        };
     }
 
     /// Returns the packets that would have opened a flow, and were dropped or rejected.

@@ -15,6 +15,7 @@ use clap::Args;
 use ipnet::IpNet;
 use nix::unistd::Uid;
 
+use crate::config::duration::GoDuration;
 use crate::leftovers;
 use crate::settings::Settings;
 use proxy_datapath::object;
@@ -23,7 +24,6 @@ use proxy_net as net;
 use proxy_net::changes::{Changes, Undo, Wanted};
 use proxy_net::lock::{self, Leaving};
 use proxy_net::{Handle, filter};
-use proxy_versions::duration::GoDuration;
 use proxy_view::RUN_DIR;
 use proxy_view::client::Client;
 use proxy_view::output::print;

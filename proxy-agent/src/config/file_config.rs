@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Result, anyhow, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_saphyr::options::DuplicateKeyPolicy;
@@ -10,8 +10,8 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 use super::invalid::Fields;
 use super::kpx::KpxConfiguration;
 use super::kube_proxy::{KubeProxyConfiguration, UNSET_WHEN_ZERO};
+use crate::config::tree;
 use proxy_source::document::{Document, documents_with};
-use proxy_versions::{tree, v1alpha2};
 
 /// The fields from files for each kind of configuration.
 #[derive(Debug, Default)]
@@ -20,10 +20,6 @@ pub(super) struct FileConfig {
     pub(super) kpx: Option<Value>,
     /// The unknown and the repeated fields: the file may be made for a newer kpx, or have mistakes.
     pub(super) doubtful: Vec<String>,
-    /// kube-proxy's document has the newer form.
-    pub(super) is_v1alpha2: bool,
-    /// The node's own addresses in a document of the newer form.
-    pub(super) node_ips: Vec<String>,
 }
 
 impl FileConfig {
@@ -49,42 +45,23 @@ impl FileConfig {
         let text = |field| value.get(field).and_then(Value::as_str).unwrap_or_default();
         let version = text("apiVersion");
         let kind = text("kind");
-        let is_v1alpha2 = (version, kind) == (v1alpha2::API_VERSION, KubeProxyConfiguration::KIND);
-        let is_kube_proxy = is_v1alpha2
-            || (version, kind)
-                == (
-                    KubeProxyConfiguration::API_VERSION,
-                    KubeProxyConfiguration::KIND,
-                );
+        let is_kube_proxy = (version, kind)
+            == (
+                KubeProxyConfiguration::API_VERSION,
+                KubeProxyConfiguration::KIND,
+            );
         let is_kpx = (version, kind) == (KpxConfiguration::API_VERSION, KpxConfiguration::KIND);
         ensure!(
             is_kube_proxy || is_kpx,
-            "{}: no kind {kind:?} of apiVersion {version:?} is known, but {} of {} or {} and {} of {}",
+            "{}: no kind {kind:?} of apiVersion {version:?} is known, but {} of {} and {} of {}",
             at("kind"),
             KubeProxyConfiguration::KIND,
             KubeProxyConfiguration::API_VERSION,
-            v1alpha2::API_VERSION,
             KpxConfiguration::KIND,
             KpxConfiguration::API_VERSION,
         );
         let kind = kind.to_owned();
         tree::prune_nulls(&mut value);
-        let mut gone = Vec::new();
-        let mut is_strict = false;
-        if is_v1alpha2 {
-            let converted = v1alpha2::convert(value);
-            let converted = converted
-                .map_err(|(field, why)| anyhow!("{}: {kind}.{field}: {why}", at(&field)))?;
-            (value, gone, is_strict) = (converted.value, converted.unknown, converted.hard_fail);
-            (self.is_v1alpha2, self.node_ips) = (true, converted.node_ips);
-        }
-        let named = |field: String| {
-            if is_v1alpha2 {
-                v1alpha2::name(&field)
-            } else {
-                field
-            }
-        };
         let unknown = if is_kube_proxy {
             decode::<KubeProxyConfiguration>(&value)
         } else {
@@ -96,18 +73,9 @@ impl FileConfig {
         let unknown = match unknown {
             Ok(unknown) => unknown,
             Err((field, why)) => {
-                let field = named(field);
                 bail!("{}: {kind}.{field}: {why}", at(&field))
             }
         };
-        let gone = gone.iter().map(|(field, instead)| {
-            let instead = if instead.is_empty() {
-                String::new()
-            } else {
-                format!(", {instead} stands for it")
-            };
-            format!("{kind}.{field} ({}): unknown field{instead}", at(field))
-        });
         let unknown = unknown
             .iter()
             .map(|field| format!("{kind}.{field} ({}): unknown field", at(field)));
@@ -118,13 +86,7 @@ impl FileConfig {
                 path.display()
             )
         });
-        let doubtful: Vec<_> = gone.chain(unknown).chain(duplicates).collect();
-        ensure!(
-            !is_strict || doubtful.is_empty(),
-            "configHardFail: {}",
-            doubtful.join("; ")
-        );
-        self.doubtful.extend(doubtful);
+        self.doubtful.extend(unknown.chain(duplicates));
         if is_kube_proxy {
             UNSET_WHEN_ZERO
                 .iter()

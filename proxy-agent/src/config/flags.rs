@@ -1,7 +1,6 @@
 //! The flags of `kpx run`: kube-proxy's and kpx's own, each with the field that it sets.
 
 mod arg;
-mod in_force;
 pub(super) mod table;
 
 use std::collections::BTreeMap;
@@ -12,7 +11,7 @@ use clap::builder::PossibleValue;
 use serde_json::Value;
 
 use super::kube_proxy::with_port;
-use proxy_versions::tree;
+use crate::config::tree;
 use table::FLAGS;
 
 /// A flag, and its effect in kpx.

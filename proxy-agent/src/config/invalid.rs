@@ -8,8 +8,8 @@ use serde_json::Value;
 use super::choice::must_be_one_of;
 use super::flags::Flag;
 use super::flags::table::FLAGS;
-use proxy_versions::duration::GoDuration;
-use proxy_versions::tree;
+use crate::config::duration::GoDuration;
+use crate::config::tree;
 
 /// The choice that an empty text leaves open.
 const MAY_BE_EMPTY: &str = "attach";

@@ -6,8 +6,8 @@ use proxy_core::model::algorithm_name;
 use serde_json::{Value, json};
 
 use super::kube_proxy::{Ipvs, KubeProxyConfiguration};
-use proxy_versions::duration::GoDuration;
-use proxy_versions::tree;
+use crate::config::duration::GoDuration;
+use crate::config::tree;
 
 /// A scheduler of IPVS, and what spreads clients most like it.
 struct Scheduler {

@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 use super::choice::{self, BackendHealth, LbAlgorithm};
 use super::invalid::Fields;
 use crate::choices::{Mode, PodRoutes, SocketLb, Tunnel};
+use crate::config::duration::GoDuration;
+use crate::config::kube_version::KubeVersion;
 use crate::node::{FastPath, Masquerade};
 use proxy_datapath::{BPF_DIR, Mechanism, SocketOptions};
 use proxy_source::kubernetes::without_credentials;
-use proxy_versions::KubeVersion;
-use proxy_versions::duration::GoDuration;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]

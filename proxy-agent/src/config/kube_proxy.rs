@@ -8,9 +8,9 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use proxy_versions::KubeVersion;
-use proxy_versions::duration::{GoDuration, nanos_or_text};
-use proxy_versions::node_ports::NodePortAddresses;
+use crate::config::duration::{GoDuration, nanos_or_text};
+use crate::config::kube_version::KubeVersion;
+use crate::config::node_ports::NodePortAddresses;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]

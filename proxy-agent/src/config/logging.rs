@@ -10,8 +10,8 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::Configuration;
 use super::kube_proxy::Logging;
+use crate::config::gates::Gates;
 use crate::settings::{Mode, Settings};
-use proxy_versions::gates::Gates;
 use proxy_view::output::has_colours;
 
 /// Starts logging to standard error. RUST_LOG overrides the configuration.

@@ -6,7 +6,6 @@ mod invalid;
 mod kubeadm;
 mod properties;
 mod versions;
-mod zpages;
 
 use std::fs;
 use std::path::PathBuf;

@@ -10,6 +10,10 @@ use super::invalid::{Fields, Invalid, Shown};
 use super::ipvs;
 use super::kpx::KpxConfiguration;
 use super::kube_proxy::{Common, Ipvs, KubeProxyConfiguration, NFTABLES};
+use crate::config::duration::GoDuration;
+use crate::config::gates::Gates;
+use crate::config::kube_version::KubeVersion;
+use crate::config::node_ports::{Localhost, NodePortAddresses};
 use crate::names::NamesOptions;
 use crate::node::detect::Detector;
 use crate::node::{FastPath, Masquerade, NodeOptions};
@@ -17,10 +21,6 @@ use crate::settings::{Conntrack, Mode, PodRoutes, SocketLb, Tunnel};
 use proxy_core::model::{HostRoutes, ModelOptions};
 use proxy_datapath::SocketOptions;
 use proxy_dns::Zone;
-use proxy_versions::KubeVersion;
-use proxy_versions::duration::GoDuration;
-use proxy_versions::gates::Gates;
-use proxy_versions::node_ports::{Localhost, NodePortAddresses};
 use proxy_view::DNS_ADDRESS;
 
 /// The longest name of a device in bytes: `IFNAMSIZ` without its final zero.

@@ -15,7 +15,7 @@ use super::Limit;
 use super::event::Event;
 use super::filter::Filter;
 use super::text;
-use proxy_versions::duration::GoDuration;
+use crate::config::duration::GoDuration;
 use proxy_view::Names;
 use proxy_view::RUN_DIR;
 use proxy_view::client::Client;

@@ -9,7 +9,7 @@ use proxy_common::device::Node;
 use super::detect::Detector;
 use super::fast_path::FastPath;
 use crate::choices::PodRoutes;
-use proxy_versions::node_ports::{Localhost, NodePortAddresses};
+use crate::config::node_ports::{Localhost, NodePortAddresses};
 
 /// The operator's settings of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -208,7 +208,7 @@ fn metrics_server_answers_the_paths_of_kube_proxy() -> Result<()> {
         serde_json::from_str::<Value>(&answer.body)?.is_object(),
         "{answer:?}"
     );
-    for path in ["/", "/livez", "/proxymode", "/status"] {
+    for path in ["/", "/livez", "/proxymode", "/status", "/statusz", "/flagz"] {
         ensure!(cluster.get(METRICS, path)?.code == 404, "{path}");
     }
     for path in ["/metrics", "/metrics/slis"] {

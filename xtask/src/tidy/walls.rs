@@ -69,7 +69,6 @@ const USES: &[(&str, &[&str])] = &[
             "tokio",
         ],
     ),
-    ("proxy-top", &["proxy-common", "proxy-view", "tokio"]),
     (
         "proxy-check",
         &[
@@ -82,8 +81,6 @@ const USES: &[(&str, &[&str])] = &[
             "tokio",
         ],
     ),
-    // What versions of Kubernetes mean, as pure functions.
-    ("proxy-versions", &[]),
     // The crate that runs.
     (
         "proxy-agent",
@@ -99,9 +96,7 @@ const USES: &[(&str, &[&str])] = &[
             "proxy-metrics",
             "proxy-net",
             "proxy-source",
-            "proxy-top",
             "proxy-trace",
-            "proxy-versions",
             "proxy-view",
             "rtnetlink",
             "tokio",

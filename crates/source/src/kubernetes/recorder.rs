@@ -1,5 +1,8 @@
 //! Sends Events to the API server, as kube-proxy does: `events.k8s.io/v1`, reporting controller
 //! `kube-proxy`.
+//!
+//! kube's `Recorder` counts two problems of one Service as one event if their reason is the same,
+//! has no limit for an object, and loses its series with its client, which new credentials replace.
 
 use std::time::Duration;
 

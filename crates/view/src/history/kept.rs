@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use crate::rates::{Rates, per_second};
 use crate::{HistoryView, PortCounts, PortSums, SeriesView, ServiceSeriesView, quantile};
 use jiff::Timestamp;
 use proxy_common::connect::Connects;
@@ -99,36 +100,26 @@ struct Point {
 const _: () = assert!(size_of::<Option<Point>>() == 52);
 
 impl Point {
-    /// Returns the point of a step of `secs` seconds.
-    #[expect(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        reason = "a rate for a curve"
-    )]
-    fn of(before: &Sums, now: &Sums, secs: f64) -> Self {
-        let rate = |before: u64, now: u64| (now.saturating_sub(before) as f64 / secs) as f32;
-        let connects = now.connects.since(&before.connects);
-        let quantile = |part| quantile(&connects, part).map(|secs| secs as f32);
-        let before = &before.counts;
-        let now = &now.counts;
+    /// Returns the point of what was counted in `secs` seconds.
+    #[expect(clippy::cast_possible_truncation, reason = "a rate for a curve")]
+    #[expect(clippy::cast_precision_loss, reason = "a number of flows for a curve")]
+    fn of(change: &Sums, secs: f64) -> Self {
+        let rates = Rates::of_counts(&change.counts, secs);
+        let connects = &change.connects;
+        let rate = |count| per_second(count, secs) as f32;
+        let quantile = |part| quantile(connects, part).map(|secs| secs as f32);
         Self {
-            opened: rate(before.flows_opened, now.flows_opened),
-            packets: rate(
-                before.packets + before.packets_returned,
-                now.packets + now.packets_returned,
-            ),
-            bytes: rate(
-                before.bytes + before.bytes_returned,
-                now.bytes + now.bytes_returned,
-            ),
-            dropped: rate(before.dropped, now.dropped),
-            rejected: rate(before.rejected, now.rejected),
-            flows: now.flows as f32,
-            connects: rate(0, connects.answered()),
+            opened: rates.opened as f32,
+            packets: rates.packets as f32,
+            bytes: rates.bytes as f32,
+            dropped: rates.dropped as f32,
+            rejected: rates.rejected as f32,
+            flows: rates.flows as f32,
+            connects: rate(connects.answered()),
             p50: quantile(0.5),
             p99: quantile(0.99),
-            failed: rate(0, connects.failed()),
-            retransmitted: rate(0, connects.retransmitted),
+            failed: rate(connects.failed()),
+            retransmitted: rate(connects.retransmitted),
         }
     }
 
@@ -194,10 +185,11 @@ impl Kept {
         let passed = at.saturating_duration_since(*before_at);
         let points = |(name, sums): (&ObjectName, &Sums)| {
             let before = before.0.get(name).copied().unwrap_or_default();
-            (name.clone(), Point::of(&before, sums, passed.as_secs_f64()))
+            let change = sums.since(&before);
+            (name.clone(), Point::of(&change, passed.as_secs_f64()))
         };
         let mut points: BTreeMap<_, _> = now.0.iter().map(points).collect();
-        let total = Point::of(&before.sum(), &now.sum(), passed.as_secs_f64());
+        let total = Point::of(&now.sum().since(&before.sum()), passed.as_secs_f64());
         for _ in 1..steps(passed) {
             self.push(|_| None);
             self.total.push(None);

@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 
 use super::table::{FLAGS, OF_A_CHECK, OF_A_NODE};
 use super::{CheckFlags, Effect, Flag, FlagValues, Kind, NodeArgs, RunArgs};
-use proxy_versions::duration::GoDuration;
-use proxy_versions::tree;
+use crate::config::duration::GoDuration;
+use crate::config::tree;
 
 impl Args for RunArgs {
     fn augment_args(command: Command) -> Command {

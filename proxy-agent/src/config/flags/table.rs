@@ -89,7 +89,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("conntrack-tcp-be-liberal", Switch, KubeProxy(&["conntrack.tcpBeLiberal"]), "Have the kernel accept TCP packets out of window"),
     flag("conntrack-udp-timeout", Duration, KubeProxy(&["conntrack.udpTimeout"]), "Time for which the kernel keeps UDP exchanges without a reply; 0: leave it"),
     flag("conntrack-udp-timeout-stream", Duration, KubeProxy(&["conntrack.udpStreamTimeout"]), "Time for which the kernel keeps UDP exchanges with replies; 0: leave it"),
-    flag("feature-gates", Gates, KubeProxy(&["featureGates"]), "Kubernetes' feature gates. kpx obeys AllowServiceExternalIPs, ComponentFlagz, ComponentStatusz and, in proxy mode nftables, KubeProxyNFTablesLocalhostNodePorts"),
+    flag("feature-gates", Gates, KubeProxy(&["featureGates"]), "Kubernetes' feature gates. kpx obeys AllowServiceExternalIPs and, in proxy mode nftables, KubeProxyNFTablesLocalhostNodePorts"),
     Flag { aliases: &["v"], ..flag("v", Integer, KubeProxyOver("logging.verbosity"), "Log level: 0, 2 (the source), 4 (every change), 6 (trace). RUST_LOG takes precedence") },
     flag("logging-format", Text, KubeProxyOver("logging.format"), "text or json"),
 

@@ -7,7 +7,7 @@ use super::{
     ClientConnection, Conntrack, DetectLocal, Iptables, Ipvs, KubeProxyConfiguration, Logging,
     Nftables, Winkernel,
 };
-use proxy_versions::duration::GoDuration;
+use crate::config::duration::GoDuration;
 
 impl Default for KubeProxyConfiguration {
     fn default() -> Self {

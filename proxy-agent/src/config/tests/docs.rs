@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::{Run, load};
 use crate::config::flags::table::{FIELDS_WITHOUT_FLAG, FLAGS};
 use crate::config::flags::{Effect, Flag};
+use crate::config::tree;
 use crate::config::{KpxConfiguration, KubeProxyConfiguration};
-use proxy_versions::tree;
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
 const BEGIN: &str = "| flag | field | default | with `--config` | what kpx does with it |\n| --- | --- | --- | --- | --- |\n";
@@ -40,8 +40,8 @@ fn clap_knows_the_flags_of_the_table_and_no_others() {
 fn every_field_is_in_the_table() {
     let defaults = Defaults::new();
     let fields = |kind: &'static str, value: &Value| -> BTreeSet<(&'static str, String)> {
-        let leaves = tree::leaves(value).into_iter().map(|(path, _)| path);
-        leaves
+        leaves("", value)
+            .into_iter()
             .filter(|path| !matches!(path.as_str(), "apiVersion" | "kind"))
             .map(|path| (kind, path))
             .collect()
@@ -146,4 +146,18 @@ fn row(flag: &Flag, defaults: &Defaults) -> String {
         fields.join(", "),
         what.replace('|', "\\|")
     )
+}
+
+/// Returns the paths of the fields without further fields below them.
+fn leaves(at: &str, value: &Value) -> Vec<String> {
+    match value {
+        Value::Object(fields) if !fields.is_empty() => fields
+            .iter()
+            .flat_map(|(key, field)| {
+                let dot = if at.is_empty() { "" } else { "." };
+                leaves(&format!("{at}{dot}{key}"), field)
+            })
+            .collect(),
+        _ => vec![at.to_owned()],
+    }
 }

@@ -7,9 +7,9 @@ use proxy_common::frontend::Algorithm;
 
 use super::{ConfigFile, Configuration, load, run_args, settings};
 use crate::config::kube_proxy::KubeProxyConfiguration;
+use crate::config::node_ports::NodePortAddresses;
 use crate::node::Masquerade;
 use crate::settings::{Mode, Settings};
-use proxy_versions::node_ports::NodePortAddresses;
 
 const KPX: &str = "apiVersion: kpx.dev/v1alpha1\nkind: KpxConfiguration\n";
 
@@ -117,7 +117,6 @@ fn comparable(settings: Settings) -> Settings {
     Settings {
         files: Default::default(),
         configz: Default::default(),
-        zpages: Default::default(),
         ..settings
     }
 }
@@ -330,7 +329,6 @@ fn written_configuration_can_be_read() {
         assert_eq!(
             Settings {
                 files: Default::default(),
-                zpages: was.zpages.clone(),
                 ..is
             },
             was,

@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use super::{load, run_args, settings};
 use crate::config::arguments;
 use crate::config::logging::filter;
+use crate::config::node_ports::{Localhost, NodePortAddresses};
 use crate::node::NodeOptions;
 use proxy_source::Source;
-use proxy_versions::node_ports::{Localhost, NodePortAddresses};
 
 #[test]
 fn flags_are_read_as_go_does() {

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use super::ConfigFile;
 use crate::config::Remarks;
+use crate::config::node_ports::Localhost;
 use crate::node::NodeOptions;
 use crate::node::detect::Detector;
 use crate::settings::{Conntrack, Mode};
 use proxy_source::{Source, kubernetes};
-use proxy_versions::node_ports::Localhost;
 
 const CONFIG: &str = r#"apiVersion: kubeproxy.config.k8s.io/v1alpha1
 bindAddress: 0.0.0.0

@@ -154,7 +154,9 @@ impl<'de> Deserialize<'de> for GoDuration {
 }
 
 /// Deserialises `logging.flushFrequency`, which was once a number of nanoseconds.
-pub fn nanos_or_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<GoDuration, D::Error> {
+pub(super) fn nanos_or_text<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<GoDuration, D::Error> {
     deserializer.deserialize_any(DurationVisitor { takes_nanos: true })
 }
 

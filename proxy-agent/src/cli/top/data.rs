@@ -6,13 +6,14 @@ use std::net::SocketAddr;
 
 use serde::Serialize;
 
-use crate::backends::{Backends, Row};
-use crate::rows::{Connect, Rates, Rows};
+use super::backends::{Backends, Row};
+use super::rows::Rows;
+use proxy_view::rates::{ConnectRates, Rates};
 
 /// The traffic between two samples.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Traffic<'a> {
+pub(super) struct Traffic<'a> {
     node_name: &'a str,
     health: &'a str,
     problems: &'a [String],
@@ -78,7 +79,7 @@ struct PerSecond {
 }
 
 impl<'a> Traffic<'a> {
-    pub(crate) fn of(rows: &'a Rows, backends: Option<&'a Backends>) -> Self {
+    pub(super) fn of(rows: &'a Rows, backends: Option<&'a Backends>) -> Self {
         let services = rows.services.iter().map(|row| {
             let (namespace, name) = row.name.split_once('/').unwrap_or_default();
             let backends_in_use = row.in_use;
@@ -115,7 +116,7 @@ impl PerSecond {
             opened_per_sec: rates.opened,
             packets_per_sec: rates.packets,
             bytes_per_sec: rates.bytes,
-            unserved_per_sec: rates.unserved,
+            unserved_per_sec: rates.unserved(),
             flows: rates.flows,
             connect: Connects::of(&rates.connect),
         }
@@ -145,7 +146,7 @@ impl<'a> OfBackend<'a> {
 }
 
 impl Connects {
-    fn of(connect: &Connect) -> Self {
+    fn of(connect: &ConnectRates) -> Self {
         Self {
             connects_per_sec: connect.per_sec,
             connect_p50: connect.p50,

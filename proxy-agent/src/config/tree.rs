@@ -2,16 +2,16 @@
 
 use serde_json::{Map, Value};
 
-use crate::duration::GoDuration;
+use super::duration::GoDuration;
 
 /// Returns the value of a field.
-pub fn get<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
+pub(super) fn get<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
     path.split('.')
         .try_fold(value, |value, step| value.get(step))
 }
 
 /// Sets a field, and makes the missing objects above it.
-pub fn set(value: &mut Value, path: &str, new: Value) {
+pub(super) fn set(value: &mut Value, path: &str, new: Value) {
     let place = path.split('.').fold(value, |value, step| {
         if !value.is_object() {
             *value = Value::Object(Map::new());
@@ -22,7 +22,7 @@ pub fn set(value: &mut Value, path: &str, new: Value) {
 }
 
 /// Merges two documents; the fields of `over` win.
-pub fn merge(under: Value, over: Value) -> Value {
+pub(super) fn merge(under: Value, over: Value) -> Value {
     match (under, over) {
         (Value::Object(mut under), Value::Object(over)) => {
             for (key, over) in over {
@@ -37,14 +37,14 @@ pub fn merge(under: Value, over: Value) -> Value {
 }
 
 /// Removes null fields, because Go treats them as absent.
-pub fn prune_nulls(value: &mut Value) {
+pub(super) fn prune_nulls(value: &mut Value) {
     if let Value::Object(fields) = value {
         fields.retain(|_, field| !field.is_null());
         fields.values_mut().for_each(prune_nulls);
     }
 }
 
-pub fn remove_if_zero(value: &mut Value, path: &str) {
+pub(super) fn remove_if_zero(value: &mut Value, path: &str) {
     let (parent, name) = match path.rsplit_once('.') {
         Some((parent, name)) => (
             parent
@@ -66,30 +66,8 @@ pub fn remove_if_zero(value: &mut Value, path: &str) {
     }
 }
 
-/// Returns the fields without further fields below them, with their paths.
-pub fn leaves(value: &Value) -> Vec<(String, Value)> {
-    fn walk(at: &str, value: &Value, found: &mut Vec<(String, Value)>) {
-        match value {
-            Value::Object(fields) if !fields.is_empty() => {
-                for (key, field) in fields {
-                    let path = if at.is_empty() {
-                        key.clone()
-                    } else {
-                        format!("{at}.{key}")
-                    };
-                    walk(&path, field, found);
-                }
-            }
-            leaf => found.push((at.to_owned(), leaf.clone())),
-        }
-    }
-    let mut found = Vec::new();
-    walk("", value, &mut found);
-    found
-}
-
 /// Writes a path in the usual form: `list[0].field` for `list.0.field`.
-pub fn path(dotted: &str) -> String {
+pub(super) fn path(dotted: &str) -> String {
     let mut path = String::new();
     for step in dotted.split('.') {
         match step.parse::<usize>() {
@@ -102,7 +80,7 @@ pub fn path(dotted: &str) -> String {
 }
 
 /// Joins the values of a repeated flag: lists and maps are continued.
-pub fn join(first: Value, more: Value) -> Value {
+pub(super) fn join(first: Value, more: Value) -> Value {
     match (first, more) {
         (Value::Array(first), Value::Array(more)) => first.into_iter().chain(more).collect(),
         (first @ Value::Object(_), more @ Value::Object(_)) => merge(first, more),

@@ -11,10 +11,10 @@ use crossterm::terminal::{
 };
 use crossterm::{execute, queue};
 
-use crate::backends::{self, Backends};
-use crate::keys::{HELP, HELP_BACKENDS};
-use crate::rows::{Row, Rows, Sort, View, number};
-use crate::table::{COLUMNS, cells};
+use super::backends::{self, Backends};
+use super::keys::{HELP, HELP_BACKENDS};
+use super::rows::{Row, Rows, Sort, View, cells, unserved};
+use proxy_view::rates;
 
 /// The problems that fit above the table.
 const PROBLEMS_MAX: usize = 3;
@@ -28,19 +28,19 @@ const CONNECT: std::ops::Range<usize> = 5..9;
 const CONNECT_WIDTH: usize = 120;
 
 /// The terminal in raw mode, on its alternate screen. Drop gives the shell its terminal back.
-pub(crate) struct Screen {
+pub(super) struct Screen {
     output: Stdout,
 }
 
 impl Screen {
-    pub(crate) fn open() -> Result<Self> {
+    pub(super) fn open() -> Result<Self> {
         enable_raw_mode().context("take the terminal over")?;
         let mut screen = Self { output: stdout() };
         execute!(screen.output, EnterAlternateScreen, Hide).context("take the terminal over")?;
         Ok(screen)
     }
 
-    pub(crate) fn draw(
+    pub(super) fn draw(
         &mut self,
         rows: &Rows,
         opened: Option<&Backends>,
@@ -126,7 +126,11 @@ fn head(rows: &Rows) -> Vec<Line> {
     let mut lines = vec![header(rows)];
     let problems = rows.header.problems.iter().take(PROBLEMS_MAX);
     lines.extend(problems.map(|problem| Line::styled(colored(Color::Red), problem.clone())));
-    lines.extend([unserved(rows), Line::default()]);
+    lines.push(match unserved(rows) {
+        Some(unserved) => Line::styled(colored(Color::Yellow), unserved),
+        None => Line::plain("not served: nothing".to_owned()),
+    });
+    lines.push(Line::default());
     lines
 }
 
@@ -250,7 +254,7 @@ fn header(rows: &Rows) -> Line {
 fn style(row: &Row, column: usize) -> ContentStyle {
     let connect = &row.rates.connect;
     match column {
-        4 if row.rates.unserved > 0.0 => colored(Color::Red),
+        4 if row.rates.unserved() > 0.0 => colored(Color::Red),
         7 if connect.refused > 0.0 => colored(Color::Red),
         8 if connect.unanswered > 0.0 => colored(Color::Red),
         10 if row.in_use == 0 => colored(Color::Yellow),
@@ -258,23 +262,22 @@ fn style(row: &Row, column: usize) -> ContentStyle {
     }
 }
 
-fn unserved(rows: &Rows) -> Line {
-    if rows.reasons.is_empty() {
-        return Line::plain("not served: nothing".to_owned());
-    }
-    let reasons: Vec<_> = rows
-        .reasons
-        .iter()
-        .map(|(name, rate)| format!("{name} {}/s", number(*rate)))
-        .collect();
-    Line::styled(
-        colored(Color::Yellow),
-        format!("not served: {}", reasons.join(", ")),
-    )
-}
-
 fn column_names(sort: Sort, width: usize) -> Line {
-    let names = aligned(COLUMNS.map(str::to_owned), width);
+    let [
+        opened,
+        packets,
+        bytes,
+        unserved,
+        p50,
+        p99,
+        refused,
+        silent,
+        flows,
+    ] = rates::COLUMNS;
+    let names = [
+        "SERVICE", opened, packets, bytes, unserved, p50, p99, refused, silent, flows, "BACKENDS",
+    ];
+    let names = aligned(names.map(str::to_owned), width);
     let style = |column| {
         let mut style = with(Attribute::Bold);
         if column == sorted_by(sort) {
@@ -328,14 +331,14 @@ fn sorted_by(sort: Sort) -> usize {
 
 /// Returns the screen's text without its styles.
 #[cfg(test)]
-pub(crate) fn text(rows: &Rows, view: &mut View, width: usize, height: usize) -> Vec<String> {
+pub(super) fn text(rows: &Rows, view: &mut View, width: usize, height: usize) -> Vec<String> {
     let line = |line: &Line| line.0.iter().map(|(_, text)| text.as_str()).collect();
     lines(rows, view, width, height).iter().map(line).collect()
 }
 
 /// Returns the screen's text about the backends of a Service.
 #[cfg(test)]
-pub(crate) fn text_of_backends(
+pub(super) fn text_of_backends(
     rows: &Rows,
     opened: &Backends,
     width: usize,
@@ -350,7 +353,7 @@ pub(crate) fn text_of_backends(
 
 /// Returns the red words of the table.
 #[cfg(test)]
-pub(crate) fn red(rows: &Rows, view: &mut View) -> Vec<String> {
+pub(super) fn red(rows: &Rows, view: &mut View) -> Vec<String> {
     let spans = lines(rows, view, 110, 20)
         .into_iter()
         .flat_map(|line| line.0);

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use proxy_view::object_name::full_name;
+use proxy_view::rates::{ConnectRates, connect_cells, number, table};
 use proxy_view::{BackendView, ConnectView, PortView, ServiceView};
 
-use crate::rows::{Connect, Sample, number, seconds};
-use crate::table::{aligned_table, connect_cells};
+use super::rows::{Sample, seconds};
 
 const COLUMNS: [&str; 10] = [
     "BACKEND",
@@ -26,24 +26,24 @@ const NUMBERS: usize = 4;
 
 /// The backends of a Service, in the order of ports and addresses.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Backends {
+pub(super) struct Backends {
     /// The Service as `namespace/name`.
-    pub(crate) service: String,
+    pub(super) service: String,
     /// None if the agent serves no such Service any more.
-    pub(crate) rows: Option<Vec<Row>>,
+    pub(super) rows: Option<Vec<Row>>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Row {
+pub(super) struct Row {
     /// The name and protocol of the port: `http/TCP`.
-    pub(crate) port: String,
-    pub(crate) backend: BackendView,
+    pub(super) port: String,
+    pub(super) backend: BackendView,
     /// The connections between the samples.
-    pub(crate) connect: Connect,
+    pub(super) connect: ConnectRates,
 }
 
 /// Computes the connections of a Service's backends between two samples.
-pub(crate) fn backends(before: &Sample, now: &Sample, service: &str) -> Backends {
+pub(super) fn backends(before: &Sample, now: &Sample, service: &str) -> Backends {
     let secs = seconds(before, now);
     let old: BTreeMap<_, _> = find(before, service)
         .into_iter()
@@ -57,7 +57,7 @@ pub(crate) fn backends(before: &Sample, now: &Sample, service: &str) -> Backends
         Row {
             port: key.0,
             backend: backend.clone(),
-            connect: Connect::of(&change, secs),
+            connect: ConnectRates::of(&change, secs),
         }
     };
     let rows = find(now, service).map(|found| of_ports(found).map(row).collect());
@@ -88,14 +88,14 @@ fn of_ports(service: &ServiceView) -> impl Iterator<Item = ((String, SocketAddr)
     })
 }
 
-pub(crate) fn text(backends: &Backends) -> String {
+pub(super) fn text(backends: &Backends) -> String {
     let Some(rows) = &backends.rows else {
         return format!("kpx serves no Service {}\n", backends.service);
     };
     if rows.is_empty() {
         return format!("Service {} has no endpoints\n", backends.service);
     }
-    aligned_table(&COLUMNS, NUMBERS, rows.iter().map(cells))
+    table(&COLUMNS, NUMBERS, rows.iter().map(cells))
 }
 
 fn cells(

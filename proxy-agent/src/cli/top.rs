@@ -1,12 +1,10 @@
 //! `kpx top`: the traffic of each Service, as it passes.
-#![forbid(unsafe_code)]
 
 mod backends;
 mod data;
 mod keys;
 mod rows;
 mod screen;
-mod table;
 
 use std::io::{IsTerminal, stdout};
 use std::path::PathBuf;
@@ -39,7 +37,7 @@ use screen::Screen;
 /// part of the TCP connections of the interval. REFUSED/S and SILENT/S count connections that a
 /// backend refused or did not answer.
 #[derive(Args, Debug)]
-pub struct TopArgs {
+pub(super) struct TopArgs {
     /// Show the backends of this Service.
     #[arg(value_name = "[svc/][NAMESPACE/]NAME", conflicts_with_all = ["filter", "selector"])]
     service: Option<ServiceName>,
@@ -76,14 +74,14 @@ pub struct TopArgs {
 
 fn seconds(text: &str) -> Result<f64> {
     let seconds: f64 = text.parse().context("not a number")?;
-    anyhow::ensure!(
+    ensure!(
         (0.5..=3600.0).contains(&seconds),
         "not between 0.5 and 3600"
     );
     Ok(seconds)
 }
 
-pub async fn top(args: &TopArgs) -> Result<()> {
+pub(super) async fn top(args: &TopArgs) -> Result<()> {
     let client = Client::new(&args.run_dir);
     let period = Duration::from_secs_f64(args.interval);
     let namespace = args.within.namespace.clone();
@@ -124,7 +122,7 @@ pub async fn top(args: &TopArgs) -> Result<()> {
         let traffic = data::Traffic::of(&rows, opened.as_ref());
         return print(&match (args.output, &opened) {
             (Data::Text, Some(opened)) => backends::text(opened),
-            (Data::Text, None) => table::text(&rows),
+            (Data::Text, None) => rows::text(&rows),
             (Data::Json, _) => json(&traffic)?,
             (Data::Yaml, _) => yaml(&traffic)?,
         });

@@ -2,20 +2,20 @@
 
 use crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers};
 
-use crate::rows::{Sort, View};
+use super::rows::{Sort, View};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Act {
+pub(super) enum Act {
     Stay,
     Quit,
 }
 
 /// The list of keys, for the last line of the screen.
-pub(crate) const HELP: &str = "sort by: o opened  p packets  b bytes  u unserved  f flows  n name   / filter   arrows, Enter backends   q quit";
+pub(super) const HELP: &str = "sort by: o opened  p packets  b bytes  u unserved  f flows  n name   / filter   arrows, Enter backends   q quit";
 /// The keys while the backends of a Service are shown.
-pub(crate) const HELP_BACKENDS: &str = "Esc all Services   arrows scroll   q quit";
+pub(super) const HELP_BACKENDS: &str = "Esc all Services   arrows scroll   q quit";
 
-pub(crate) fn press(event: &Event, view: &mut View) -> Act {
+pub(super) fn press(event: &Event, view: &mut View) -> Act {
     let Event::Key(key) = event else {
         return Act::Stay;
     };

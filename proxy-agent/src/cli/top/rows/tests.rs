@@ -2,12 +2,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use expect_test::expect;
-use proxy_view::BackendView;
+use proxy_view::{BackendView, ConnectView};
 use serde_json::{Value, json};
 
+use super::super::{backends, data, screen};
 use super::*;
-use crate::backends::backends;
-use crate::{screen, table};
 
 fn service(name: &str, counts: &Value) -> Value {
     let backend = json!({
@@ -95,7 +94,7 @@ fn rates_count_traffic_between_two_samples() -> Result<()> {
 
         not served: no_endpoints 5.0/s
     "#]]
-    .assert_eq(&table::text(&rows(&before, &now, &View::default())));
+    .assert_eq(&text(&rows(&before, &now, &View::default())));
     Ok(())
 }
 
@@ -283,10 +282,7 @@ fn data_says_what_the_table_says() -> Result<()> {
         "nodeName": "n1", "health": "healthy", "problems": [], "intervalSecs": 2.0, "services": [web], "total": rates,
         "unservedReasons": { "no_endpoints": 5.0 },
     });
-    assert_eq!(
-        serde_json::to_value(crate::data::Traffic::of(&rows, None))?,
-        data
-    );
+    assert_eq!(serde_json::to_value(data::Traffic::of(&rows, None))?, data);
     Ok(())
 }
 
@@ -304,15 +300,6 @@ fn agent_without_lists_waits_and_is_not_unhealthy() -> Result<()> {
         "unhealthy"
     );
     Ok(())
-}
-
-#[test]
-fn numbers_are_short() {
-    let numbers = [0.0, 0.04, 1.5, 9.96, 999.4, 999.6, 12_345.0, 1.5e9].map(number);
-    assert_eq!(
-        numbers,
-        ["0", "0.0", "1.5", "10", "999", "1.0k", "12k", "1.5G"]
-    );
 }
 
 /// Gives the Service's port, and its first backend, connections: answered ones by bucket, refused
@@ -375,7 +362,7 @@ fn connect_times_and_failures_are_those_of_the_interval() -> Result<()> {
         ["5.0"],
         "a narrow screen leaves connections out"
     );
-    let opened = backends(&before, &now, "shop/web");
+    let opened = backends::backends(&before, &now, "shop/web");
     let text: String = screen::text_of_backends(&all, &opened, 130, 7)
         .iter()
         .map(|line| format!("{:?}\n", line.trim_end()))
@@ -391,10 +378,10 @@ fn connect_times_and_failures_are_those_of_the_interval() -> Result<()> {
     "#]]
     .assert_eq(&text);
     assert_eq!(
-        crate::backends::text(&backends(&before, &now, "shop/gone")),
+        backends::text(&backends::backends(&before, &now, "shop/gone")),
         "kpx serves no Service shop/gone\n"
     );
-    let data = serde_json::to_value(crate::data::Traffic::of(&all, Some(&opened)))?;
+    let data = serde_json::to_value(data::Traffic::of(&all, Some(&opened)))?;
     assert_eq!(
         (
             &data["backends"][0]["refusedPerSec"],
@@ -438,7 +425,7 @@ fn state_of_a_backend_says_why_it_takes_nothing() -> Result<()> {
         let backend = &mut now.services[web].ports[0].backends[0];
         *backend = plain.clone();
         change(backend);
-        let text = crate::backends::text(&backends(&before, &now, "shop/web"));
+        let text = backends::text(&backends::backends(&before, &now, "shop/web"));
         anyhow::ensure!(text.contains(&format!("  {word}  ")), "{word}: {text}");
     }
     Ok(())

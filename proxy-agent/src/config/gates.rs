@@ -2,23 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use crate::KubeVersion;
+use super::kube_version::KubeVersion;
 
 /// Services' ExternalIPs are served (KEP-5707).
-pub const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
+pub(super) const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
 /// Node ports are served at loopback addresses in mode nftables (KEP-6032).
-pub const LOCALHOST: &str = "KubeProxyNFTablesLocalhostNodePorts";
+pub(super) const LOCALHOST: &str = "KubeProxyNFTablesLocalhostNodePorts";
 /// The mode ipvs is permitted (KEP-5495).
-pub const IPVS: &str = "KubeProxyIPVS";
-/// The page `/statusz` is served (KEP-4827).
-pub const STATUSZ: &str = "ComponentStatusz";
-/// The page `/flagz` is served (KEP-4828).
-pub const FLAGZ: &str = "ComponentFlagz";
+pub(super) const IPVS: &str = "KubeProxyIPVS";
 
 /// The version from which on ExternalIPs and IPVS need their gates (KEP-5707, KEP-5495).
 const DEPRECATED_OFF: KubeVersion = KubeVersion(40);
-/// The version from which on `/statusz` and `/flagz` need no gate (KEP-4827, KEP-4828).
-const ZPAGES_ON: KubeVersion = KubeVersion(36);
 
 /// The gates of kube-proxy since 1.26.
 const GATES: [&str; 36] = [
@@ -29,9 +23,9 @@ const GATES: [&str; 36] = [
     "AtomicFIFO",
     "ClientsAllowCBOR",
     "ClientsPreferCBOR",
-    FLAGZ,
+    "ComponentFlagz",
     "ComponentSLIs",
-    STATUSZ,
+    "ComponentStatusz",
     "ContextualLogging",
     "DisableNodeKubeProxyVersion",
     "IPTablesOwnershipCleanup",
@@ -63,18 +57,18 @@ const GATES: [&str; 36] = [
 const OTHERS: [&str; 2] = ["WatchList", "WinOverlay"];
 
 /// The gates that kpx obeys.
-const OBEYED: [&str; 4] = [EXTERNAL_IPS, LOCALHOST, STATUSZ, FLAGZ];
+const OBEYED: [&str; 2] = [EXTERNAL_IPS, LOCALHOST];
 
 /// The gates that an operator has set.
 #[derive(Clone, Copy, Debug)]
-pub struct Gates<'a> {
-    pub set: &'a BTreeMap<String, bool>,
-    pub version: KubeVersion,
+pub(super) struct Gates<'a> {
+    pub(super) set: &'a BTreeMap<String, bool>,
+    pub(super) version: KubeVersion,
 }
 
 impl Gates<'_> {
     /// Returns true if ExternalIPs are served.
-    pub fn external_ips(self) -> bool {
+    pub(super) fn external_ips(self) -> bool {
         self.set
             .get(EXTERNAL_IPS)
             .copied()
@@ -82,7 +76,7 @@ impl Gates<'_> {
     }
 
     /// Returns true if kube-proxy would start in mode ipvs.
-    pub fn ipvs(self) -> bool {
+    pub(super) fn ipvs(self) -> bool {
         self.set
             .get(IPVS)
             .copied()
@@ -91,29 +85,12 @@ impl Gates<'_> {
 
     /// Returns true unless the operator has switched node ports at loopback addresses off.
     /// kube-proxy needs the gate up to 1.37; the operator has to name the addresses in any case.
-    pub fn localhost(self) -> bool {
+    pub(super) fn localhost(self) -> bool {
         self.set.get(LOCALHOST).copied().unwrap_or(true)
     }
 
-    /// Returns true if `/statusz` is served.
-    pub fn statusz(self) -> bool {
-        self.zpage(STATUSZ)
-    }
-
-    /// Returns true if `/flagz` is served.
-    pub fn flagz(self) -> bool {
-        self.zpage(FLAGZ)
-    }
-
-    fn zpage(self, gate: &str) -> bool {
-        self.set
-            .get(gate)
-            .copied()
-            .unwrap_or(self.version >= ZPAGES_ON)
-    }
-
     /// Returns the gates that no kube-proxy since 1.26 has.
-    pub fn unknown(self) -> Vec<String> {
+    pub(super) fn unknown(self) -> Vec<String> {
         let is_known = |gate: &str| GATES.contains(&gate) || OTHERS.contains(&gate);
         self.set
             .keys()
@@ -124,7 +101,7 @@ impl Gates<'_> {
 
     /// Returns the unknown gates whose names are nearly those of gates that kpx obeys, each with
     /// the right name. The operator means them, and would trust in what they do.
-    pub fn misspelt(self) -> Vec<(String, &'static str)> {
+    pub(super) fn misspelt(self) -> Vec<(String, &'static str)> {
         let nearly = |gate: &str| OBEYED.into_iter().find(|obeyed| is_near(gate, obeyed));
         self.unknown()
             .into_iter()
@@ -204,38 +181,14 @@ mod tests {
     }
 
     #[test]
-    fn gates_and_version_decide_about_statusz_and_flagz() {
-        let pages = |gates: Gates<'_>| [gates.statusz(), gates.flagz()];
-        for (version, is_served) in [
-            ("1.31", false),
-            ("1.35", false),
-            ("1.36", true),
-            ("1.37", true),
-            ("1.40", true),
-        ] {
-            assert_eq!(with(&[], version, pages), [is_served; 2], "{version}");
-            assert_eq!(
-                with(&[(STATUSZ, true), (FLAGZ, false)], version, pages),
-                [true, false],
-                "{version}"
-            );
-            assert_eq!(
-                with(&[(STATUSZ, false), (FLAGZ, true)], version, pages),
-                [false, true],
-                "{version}"
-            );
-        }
-    }
-
-    #[test]
     fn gates_of_kube_proxy_are_known() {
         let known = [
             EXTERNAL_IPS,
             IPVS,
             "NFTablesNetlink",
             LOCALHOST,
-            STATUSZ,
-            FLAGZ,
+            "ComponentStatusz",
+            "ComponentFlagz",
             "WinOverlay",
             "AllAlpha",
         ];
@@ -259,8 +212,6 @@ mod tests {
             ("AllowServiceExternalIps", EXTERNAL_IPS),
             ("AllowServicesExternalIP", EXTERNAL_IPS),
             ("KubeproxyNFTablesLocalhostNodePort", LOCALHOST),
-            ("ComponentStatusZ", STATUSZ),
-            ("ComponentFlags", FLAGZ),
         ] {
             assert_eq!(
                 with(&[(gate, false)], "1.37", |gates| gates.misspelt()),

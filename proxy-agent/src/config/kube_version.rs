@@ -1,27 +1,20 @@
-//! Tells what a version of Kubernetes means to a proxy for Services: defaults, feature gates, forms
-//! of the configuration.
-
-pub mod duration;
-pub mod gates;
-pub mod node_ports;
-pub mod tree;
-pub mod v1alpha2;
+//! A version of Kubernetes, and the defaults that it decides.
 
 use std::fmt;
 use std::str::FromStr;
 
 /// A version of Kubernetes, by its minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct KubeVersion(u16);
+pub(super) struct KubeVersion(pub(super) u16);
 
 impl KubeVersion {
     /// The version for which kpx takes a cluster unless it is told another one.
-    pub const DEFAULT: Self = Self(37);
+    pub(super) const DEFAULT: Self = Self(37);
     /// The version from which on kube-proxy's default mode is nftables (KEP-5343).
-    pub const NFTABLES_DEFAULT: Self = Self(40);
+    pub(super) const NFTABLES_DEFAULT: Self = Self(40);
 
     /// Returns the mode of a configuration that names none.
-    pub fn default_mode(self) -> &'static str {
+    pub(super) fn default_mode(self) -> &'static str {
         if self >= Self::NFTABLES_DEFAULT {
             "nftables"
         } else {
