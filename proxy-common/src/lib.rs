@@ -22,7 +22,6 @@ pub mod guest;
 pub mod half_open;
 pub mod hook;
 pub mod layout;
-pub mod limit;
 pub mod maps;
 pub mod monitor;
 pub mod names;

@@ -8,18 +8,6 @@ pub const EGRESS: &str = PacketHook::Egress.program();
 pub const ANCHOR: &str = PacketHook::Anchor.program();
 pub const LO: &str = PacketHook::Lo.program();
 
-/// Does nothing. Of the object with the feature `bench`, as the next two.
-pub const EMPTY: &str = "kpx_empty";
-/// Look up a flow and rewrite the packet, no more, as the programs for ingress and egress.
-pub const MINIMAL: &str = "kpx_minimal";
-pub const MINIMAL_OUT: &str = "kpx_minimal_out";
-/// Take packets between pods of a node past the stack, no more: a client's, and a backend's. Of the
-/// same object.
-pub const LIMIT: &str = "kpx_limit";
-pub const LIMIT_BACK: &str = "kpx_limit_back";
-/// The ways of these two.
-pub const LIMIT_WAYS: &str = "LIMIT";
-
 /// The programs of the hooks at which sockets name the address that they dial, and ask for it.
 pub const SOCKETS: [&str; 4] = [
     "kpx_connect4",

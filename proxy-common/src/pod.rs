@@ -15,7 +15,6 @@ use crate::frontend::{
 };
 use crate::guest::Guest;
 use crate::half_open::{PaddedEnds, Place};
-use crate::limit::{LimitKey, LimitWay};
 use crate::monitor::Record;
 use crate::policy::Decision;
 use crate::service_counts::ServiceCounts;
@@ -41,8 +40,6 @@ pod!(
     Device,
     Endpoint,
     Guest,
-    LimitKey,
-    LimitWay,
     Maglev,
     Node,
     Offer,

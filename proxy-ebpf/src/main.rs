@@ -37,14 +37,10 @@ mod icmp;
 mod ingress;
 mod ipv4;
 mod ipv6;
-#[cfg(feature = "bench")]
-mod limit;
 mod lo;
 mod log;
 mod lookup;
 mod maps;
-#[cfg(feature = "bench")]
-mod minimal;
 mod monitor;
 mod net;
 mod news;

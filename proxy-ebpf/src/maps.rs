@@ -36,8 +36,6 @@ mod flows;
 mod fragments;
 mod guests;
 mod half_open;
-#[cfg(feature = "bench")]
-mod limit;
 mod live;
 mod memory;
 mod monitor;
@@ -53,8 +51,6 @@ pub use connects::{ask, count_outcome, note_answer, note_outcome, waited};
 pub use devices::{address_at, device, is_stacked, mac_of, mtu_of, place_of};
 pub use ends::Marked;
 pub use exits::{epoch, exit, keep_exit, opens_until};
-#[cfg(feature = "bench")]
-pub use flows::other_end;
 pub use flows::{
     Entry, Refused, claim_flow, flow, is_flow, is_undnat, live_flow, opener, opener_of,
     remove_flow, undnat, undnat_of,
@@ -62,8 +58,6 @@ pub use flows::{
 pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
 pub use guests::{guest, remove_guest, set_guest};
 pub use half_open::{dequeue, enqueue, free_place, is_full, set_place};
-#[cfg(feature = "bench")]
-pub use limit::limit_way;
 use live::{Find, Live};
 use memory::Room;
 pub use memory::{DecisionMemory, Eviction, Memory, Scratch, again, eviction};

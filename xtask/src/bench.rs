@@ -48,16 +48,15 @@ fn on_kernels(args: &[OsString], results: &Path) -> Result<()> {
     let words = once(OsStr::new(SCALE)).chain(args.iter().map(OsString::as_os_str));
     scale::run(
         &scale::Options::parse_from(words),
-        |Measured { series, lines }| add(&results.join(format!("{SCALE}-{series}.jsonl")), &lines),
-    )?;
-    let mut report = benchmark(true, results);
-    report.arg("report");
-    workspace::run_as_root(&mut report)?;
-    shell::run(report)
+        |Measured { series, lines }| {
+            let name = format!("{SCALE}-{series}");
+            add(&results.join(format!("{name}.jsonl")), &lines)?;
+            show(&name, true, results)
+        },
+    )
 }
 
-/// Adds a run to those of a file. The report takes each size of cluster from the last run that
-/// measured it.
+/// Adds a run to those of a file.
 fn add(path: &Path, lines: &[String]) -> Result<()> {
     let text = lines.join("\n") + "\n";
     let open = OpenOptions::new().create(true).append(true).open(path);
@@ -74,10 +73,16 @@ fn measure(args: &[OsString], results: &Path) -> Result<()> {
             ..Default::default()
         },
     )?;
-    build::bench_object(&toolchain)?;
     let mut cargo = benchmark(true, results);
     cargo.args(args).env("KPX_BIN", kpx);
     workspace::run_as_root(&mut cargo)?;
+    shell::run(cargo)
+}
+
+/// Prints the table of the last run in a file of results.
+fn show(name: &str, release: bool, results: &Path) -> Result<()> {
+    let mut cargo = benchmark(release, results);
+    cargo.args(["show", name]);
     shell::run(cargo)
 }
 
@@ -93,9 +98,7 @@ fn benchmark(release: bool, results: &Path) -> Command {
         "bench",
         "--",
     ]);
-    cargo
-        .env("KPX_BENCH_RESULTS", results)
-        .env("KPX_BENCH_DOCS", workspace::root().join("docs"));
+    cargo.env("KPX_BENCH_RESULTS", results);
     cargo
 }
 
@@ -103,15 +106,11 @@ fn count(args: &[OsString], results: &Path) -> Result<()> {
     let words = once(OsStr::new(ICOUNT)).chain(args.iter().map(OsString::as_os_str));
     let options = icount::Options::parse_from(words);
     let path = results.join(format!("{ICOUNT}.jsonl"));
-    let note = |text: String| json!({ "note": text }).to_string();
     let mut lines = match icount::run(&options)? {
         Outcome::Counted(lines) => lines,
         Outcome::NotRun(why) => {
             eprintln!("not run: {why}");
-            if path.exists() {
-                return Ok(()); // The earlier counts still hold.
-            }
-            vec![note(format!("Not run: {why}"))]
+            return Ok(()); // Earlier counts still hold.
         }
     };
     if options.is_trial() {
@@ -119,16 +118,12 @@ fn count(args: &[OsString], results: &Path) -> Result<()> {
         return Ok(());
     }
     if !options.release() {
-        lines.push(note(
-            "Clients and servers were not optimised in this run (`--debug`), and count more for it.".into(),
-        ));
+        let note = "Clients and servers were not optimised in this run (`--debug`), and count more for it.";
+        lines.push(json!({ "note": note }).to_string());
     }
     fs::write(&path, lines.join("\n") + "\n")
         .with_context(|| format!("write {}", path.display()))?;
-    let mut report = benchmark(options.release(), results);
-    report.arg("report");
-    workspace::run_as_root(&mut report)?;
-    shell::run(report)
+    show(ICOUNT, options.release(), results)
 }
 
 #[cfg(test)]

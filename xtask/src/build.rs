@@ -8,7 +8,7 @@ use std::process::Command;
 use std::thread;
 use std::time::SystemTime;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::arch::Arch;
 use crate::setup::{self, Compiler, Need, Toolchain};
@@ -16,9 +16,8 @@ use crate::step::step;
 use crate::{shell, verify, workspace};
 
 const TARGET: &str = "bpfel-unknown-none";
-/// The kernel programs in the target directory, where build scripts look for them.
+/// The kernel programs in the target directory, where a build script looks for them.
 const OBJECT: &str = "kpx.bpf.o";
-const BENCH_OBJECT: &str = "kpx-bench.bpf.o";
 
 #[derive(clap::Args, Default)]
 pub(crate) struct Options {
@@ -142,7 +141,7 @@ pub(crate) fn with_demo() -> Result<PathBuf> {
         "--bin",
         "kpx-demo",
     ]);
-    around("build kpx and its demo", cargo, &[OBJECT], || {
+    around("build kpx and its demo", cargo, || {
         object(&setup::ensure(Need::Lab)?, &Options::default())
     })?;
     workspace::kpx(false)
@@ -160,47 +159,33 @@ pub(crate) fn workspace_cargo(command: &str) -> Command {
 pub(crate) fn everything() -> Result<PathBuf> {
     let mut cargo = workspace_cargo("build");
     cargo.arg("--all-targets");
-    around(
-        "build kpx, its tools and all tests",
-        cargo,
-        &[OBJECT, BENCH_OBJECT],
-        || objects(&setup::ensure(Need::Tests)?),
-    )?;
+    around("build kpx, its tools and all tests", cargo, || {
+        object(&setup::ensure(Need::Tests)?, &Options::default())
+    })?;
     workspace::kpx(false)
 }
 
 /// Runs cargo after the kernel programs are built; or beside that, if the target directory has none
 /// yet.
 ///
-/// Build scripts wait for a locked object, so cargo builds the other crates meanwhile. With older
-/// objects in place, cargo would take them for fresh before the new ones are there.
+/// The build script waits for the locked object, so cargo builds the other crates meanwhile. With an
+/// older object in place, cargo would take it for fresh before the new one is there.
 fn around(
     name: &str,
     mut cargo: Command,
-    objects: &[&str],
     kernel_programs: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
-    let target_dir = workspace::target_dir()?;
-    let paths: Vec<_> = objects
-        .iter()
-        .map(|object| target_dir.join(object))
-        .collect();
-    if paths
-        .iter()
-        .any(|path| path.metadata().is_ok_and(|object| object.len() > 0))
-    {
+    let object = workspace::target_dir()?.join(OBJECT);
+    if object.metadata().is_ok_and(|object| object.len() > 0) {
         kernel_programs()?;
         return step(name, || shell::run(cargo));
     }
-    let locks = paths
-        .iter()
-        .map(|path| lock_missing(path))
-        .collect::<Result<Vec<_>>>()?;
+    let lock = lock_missing(&object)?;
     // A build script that waits keeps one of cargo's jobs.
     let jobs = thread::available_parallelism()
         .context("count the processors")?
         .get()
-        + objects.len();
+        + 1;
     cargo.args(["--quiet", "--jobs", &jobs.to_string()]);
     let started = SystemTime::now();
     step(name, || {
@@ -209,12 +194,11 @@ fn around(
             .with_context(|| format!("run `{}`", shell::show(&cargo)))?;
         // cargo takes a file that is newer than the start of the build script for changed, and
         // would build twice.
-        let built =
-            kernel_programs().and_then(|()| paths.iter().try_for_each(|path| date(path, started)));
+        let built = kernel_programs().and_then(|()| date(&object, started));
         if built.is_err() {
             child.kill().context("stop cargo")?;
         }
-        drop(locks);
+        drop(lock);
         let status = child.wait().context("wait for cargo")?;
         built?;
         ensure!(
@@ -249,52 +233,46 @@ fn lock_missing(object: &Path) -> Result<File> {
     }
 }
 
-/// Builds the kernel programs of kpx, and beside them those of [`bench_object`].
-fn objects(toolchain: &Toolchain) -> Result<()> {
-    thread::scope(|scope| {
-        let bench = scope.spawn(|| bench_object(toolchain).map(|_object| ()));
-        object(toolchain, &Options::default())?;
-        bench
-            .join()
-            .map_err(|_| anyhow!("the thread that builds the programs for benchmarks panicked"))?
-    })
-}
-
 /// Builds kernel programs that do the same with other instructions: those that log.
 pub(crate) fn other_object(toolchain: &Toolchain) -> Result<PathBuf> {
-    variant(toolchain, "log")
-}
-
-/// Builds kernel programs with those that only benchmarks and tests attach, where
-/// `testbed::test_run` looks for them.
-pub(crate) fn bench_object(toolchain: &Toolchain) -> Result<PathBuf> {
-    variant(toolchain, "bench")
-}
-
-fn variant(toolchain: &Toolchain, feature: &str) -> Result<PathBuf> {
-    let target_dir = workspace::target_dir()?;
-    let (bpf_dir, object) = (
-        target_dir.join(format!("bpf-{feature}")),
-        target_dir.join(format!("kpx-{feature}.bpf.o")),
-    );
-    step(
-        &format!("build kernel programs with feature {feature}"),
-        || {
-            shell::run(kernel_programs(toolchain, Some(feature), &bpf_dir, ARCH))?;
-            let built = bpf_dir.join(TARGET).join("release/kpx");
-            verify::is_fit_for_old_kernels(&built)?;
-            install(&built, &object)
-        },
+    let options = Options {
+        log: true,
+        ..Options::default()
+    };
+    let object = workspace::target_dir()?.join("kpx-log.bpf.o");
+    build_object(
+        "build kernel programs that log",
+        toolchain,
+        &options,
+        "bpf-log",
+        &object,
     )?;
     Ok(object)
 }
 
-/// Builds the kernel programs alone, and installs them where proxy-agent's build script looks for
-/// them.
+/// Builds the kernel programs alone, and installs them where proxy-datapath's build script looks
+/// for them.
 pub(crate) fn object(toolchain: &Toolchain, options: &Options) -> Result<()> {
-    step("build the kernel programs", || {
-        let target_dir = workspace::target_dir()?;
-        let bpf_dir = target_dir.join("bpf");
+    let object = workspace::target_dir()?.join(OBJECT);
+    build_object(
+        "build the kernel programs",
+        toolchain,
+        options,
+        "bpf",
+        &object,
+    )
+}
+
+/// Builds kernel programs in a folder of the target directory, and installs them as `object`.
+fn build_object(
+    name: &str,
+    toolchain: &Toolchain,
+    options: &Options,
+    folder: &str,
+    object: &Path,
+) -> Result<()> {
+    step(name, || {
+        let bpf_dir = workspace::target_dir()?.join(folder);
         shell::run(kernel_programs(
             toolchain,
             options.feature(),
@@ -303,7 +281,7 @@ pub(crate) fn object(toolchain: &Toolchain, options: &Options) -> Result<()> {
         ))?;
         let built = bpf_dir.join(TARGET).join("release/kpx");
         verify::is_fit_for_old_kernels(&built)?;
-        install(&built, &target_dir.join(OBJECT))
+        install(&built, object)
     })
 }
 
@@ -379,7 +357,7 @@ fn rustflags(linker: &Path, arch: &str) -> String {
     .join("\u{1f}")
 }
 
-/// Copies the object to the place where proxy-agent's build script looks. An equal object stays,
+/// Copies the object to the place where proxy-datapath's build script looks. An equal object stays,
 /// because a new file would rebuild kpx.
 fn install(from: &Path, to: &Path) -> Result<()> {
     let object = fs::read(from).with_context(|| format!("read {}", from.display()))?;

@@ -62,10 +62,10 @@ enum Command {
     },
     /// Build, then show kpx at work in a small cluster of network namespaces
     Demo(demo::Options),
-    /// Build optimised, then measure and write docs/performance.md; the section `scale` is for
-    /// docs/scale.md, `tunnel` for docs/host-mode.md
+    /// Build optimised, then measure, and print tables
     Bench {
-        /// Arguments for the benchmark: a section and its options; all sections by default
+        /// Arguments for the benchmark: a section (`data`, `control`, `scale`, `icount`) and its
+        /// options; by default all sections but `scale`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },

@@ -1,19 +1,17 @@
-//! The programs, run on single packets by BPF_PROG_TEST_RUN; and what they cost where packets are
-//! many.
+//! The programs, run on single packets by BPF_PROG_TEST_RUN.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use aya::Ebpf;
+use anyhow::{Context, Result, bail};
 use aya::maps::{Map, MapData, MapInfo};
-use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
+use aya::programs::SchedClassifier;
 use nix::time::{ClockId, clock_gettime};
-use proxy_common::names::{self, ANCHOR, EGRESS, EMPTY, INGRESS};
+use proxy_common::names::{self, ANCHOR, EGRESS, INGRESS};
 use proxy_datapath::object;
 use proxy_datapath::test_run::{Field, SkBuff, test_run};
-use proxy_datapath::{Datapath, Options, Sizes, verifier};
+use proxy_datapath::{Datapath, Options, Sizes};
 
 use crate::agent::wait_until;
 
@@ -27,8 +25,6 @@ const SMALL: u32 = 32_768;
 /// Loaded programs that are attached to nothing.
 pub struct Bench {
     pub datapath: Datapath,
-    /// For the program that does nothing, which no datapath loads; only once it is asked for.
-    empty: OnceLock<Ebpf>,
     /// Marks of packets as ingress hooks put them out: the hook through which one leaves finds on
     /// it what they noted.
     marks: Mutex<HashMap<Vec<u8>, u32>>,
@@ -69,19 +65,6 @@ impl From<i32> for Verdict {
     }
 }
 
-/// The ELF object, or nothing if there was none at build time (see `build.rs`).
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kpx-bench.bpf.o"));
-
-/// Returns the object with the programs that only benchmarks and tests attach (`kpx_empty` and the
-/// like).
-pub fn object() -> Result<&'static [u8]> {
-    ensure!(
-        !OBJECT.is_empty(),
-        "no benchmark programs: `cargo xtask test` and `cargo xtask bench` build them"
-    );
-    Ok(OBJECT)
-}
-
 /// Waits until the programs' clock has gone on by so many seconds.
 pub fn let_seconds_pass(secs: u32) -> Result<()> {
     let now_secs = || {
@@ -95,18 +78,6 @@ pub fn let_seconds_pass(secs: u32) -> Result<()> {
         "the programs' clock goes on",
         || Ok(now_secs()? >= end_secs),
     )
-}
-
-fn load_empty() -> Result<Ebpf> {
-    let mut empty = verifier::loader()
-        .load(object()?)
-        .context("load the BPF object for its empty program")?;
-    let program: &mut SchedClassifier = empty
-        .program_mut(EMPTY)
-        .context("no empty program")?
-        .try_into()?;
-    verifier::load(|| program.load()).context("load the empty program")?;
-    Ok(empty)
 }
 
 impl Bench {
@@ -133,7 +104,6 @@ impl Bench {
         }
         Ok(Self {
             datapath,
-            empty: OnceLock::new(),
             marks: Mutex::default(),
         })
     }
@@ -149,21 +119,7 @@ impl Bench {
         })
     }
 
-    /// Returns a loaded program, or the one that does nothing.
     pub fn program(&self, name: &str) -> Result<&SchedClassifier> {
-        if name == EMPTY {
-            if self.empty.get().is_none() {
-                let _first = self.empty.set(load_empty()?);
-            }
-            let empty = self
-                .empty
-                .get()
-                .context("the empty program was just loaded")?;
-            return Ok(empty
-                .program(EMPTY)
-                .context("no empty program")?
-                .try_into()?);
-        }
         self.datapath.attachments.program(name)
     }
 
@@ -290,18 +246,5 @@ impl Bench {
             }
         }
         bail!("{program} uses no map {name}")
-    }
-
-    /// Returns the mean time of one run over `runs`, each on a new packet. A rewritten packet would
-    /// not be the same to the program.
-    pub fn cost(&self, program: &str, packet: &[u8], runs: u32) -> Result<Duration> {
-        let program = self.program(program)?;
-        let mut total = Duration::ZERO;
-        for _ in 0..runs {
-            let mut options = TestRunOptions::new();
-            options.data_in = Some(packet);
-            total += program.test_run(options)?.duration;
-        }
-        Ok(total / runs)
     }
 }

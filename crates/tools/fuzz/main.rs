@@ -4,7 +4,7 @@
 //!
 //! `KPX_SEED` repeats a run: it is printed at the start, and with a difference that of its session
 //! alone. `KPX_FUZZ_SECS` says how long it takes. What a difference comes down to is written to
-//! `tests/fuzz/corpus/`, and all that is there is run again by every test. `KPX_FUZZ_KEEP`, a seed,
+//! `corpus/`, and all that is there is run again by every test. `KPX_FUZZ_KEEP`, a seed,
 //! adds the beginning of its session.
 
 mod corpus;

@@ -12,12 +12,11 @@ mod follow;
 mod guest;
 mod hooks;
 mod open;
+mod past;
 mod refusal;
 pub(crate) mod rewrite;
 mod silent;
-mod skip;
 mod tolerated;
-mod whole;
 pub(crate) mod wire;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -154,8 +153,6 @@ type FragmentKey = (Table, u32, u8, IpAddr, IpAddr);
 pub(crate) struct Model {
     cluster: Cluster,
     pub(crate) fast: Fast,
-    /// How often a connection between pods has gone past the stack, or could not.
-    pub(crate) ways: BTreeMap<&'static str, u64>,
     /// The flows that the agent has said yes to; some are gone.
     pub(crate) answered: BTreeSet<Opener>,
     pub(crate) flows: BTreeMap<u64, Flow>,
@@ -181,7 +178,6 @@ impl Model {
         Self {
             cluster,
             fast,
-            ways: BTreeMap::new(),
             answered: BTreeSet::new(),
             flows: BTreeMap::new(),
             next: 0,
@@ -244,7 +240,7 @@ impl Model {
         // The host's further packets of a second go by the link that their flow has kept, the
         // others by the kernel's neighbour.
         if sent.at == At::Anchor && want.verdict == Verdict::Redirect {
-            skip::take_link_to_pod(&got.frame, &mut want.frame);
+            past::take_link_to_pod(&got.frame, &mut want.frame);
         }
         ensure!(
             got.verdict == want.verdict,
@@ -299,7 +295,7 @@ impl Model {
         let translated = match translated {
             // A packet of another transport may still be an error about one of our transports'
             // packets.
-            Err(Reason::Protocol) => self.error(sent, family),
+            Err(Reason::Protocol) => self.error(sent, got, family),
             translated => translated,
         };
         Ok(translated.unwrap_or_else(|reason| self.refuse(sent, reason)))

@@ -53,28 +53,6 @@ const SEEN: [&str; 26] = [
     "cut_header",
     "weights",
 ];
-/// Packets that bring about what needs two pods and words to the fast path.
-const ENOUGH_WHOLE: u64 = 20 * ENOUGH;
-/// Connections past the stack, and all that stands against one.
-const SEEN_WHOLE: [&str; 16] = [
-    "whole_opened",
-    "whole_opened_far",
-    "whole_there",
-    "whole_back",
-    "whole_end",
-    "whole_kept",
-    "not_whole_lease_over",
-    "not_whole_fragment",
-    "not_whole_no_hop_left",
-    "not_whole_odd_header",
-    "not_whole_sctp",
-    "not_whole_masqueraded",
-    "not_whole_not_bare",
-    "not_whole_far",
-    "not_whole_no_peer",
-    "not_whole_outside_networks",
-];
-
 #[test]
 fn programs_and_model_agree_on_random_packets() -> Result<()> {
     let first = match env::var("KPX_SEED") {
@@ -119,8 +97,7 @@ fn programs_and_model_agree_on_random_packets() -> Result<()> {
             println!("too few packets on this machine to say that something never happens");
             return kernel_log.check();
         }
-        let whole = SEEN_WHOLE.iter().filter(|_| packets >= ENOUGH_WHOLE);
-        let never: Vec<_> = SEEN.iter().chain(whole).filter(|what| !results.contains_key(*what)).collect();
+        let never: Vec<_> = SEEN.iter().filter(|what| !results.contains_key(*what)).collect();
         ensure!(never.is_empty(), "never seen: {never:?}");
         // Two of ten thousand.
         let is_fast_seen = ["fast_local", "fast_remote"].iter().any(|what| results.contains_key(what));

@@ -20,7 +20,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::ValueEnum;
 
-pub use self::figure::{By, Figure, Found, Part, What};
+pub use self::figure::{By, Figure, Found, What};
 pub use crate::bench::NFTABLES_SINCE;
 use crate::control::cluster::Cluster;
 

@@ -13,8 +13,6 @@ use tools::bench::{
     Fixture, Listener, MANY_SERVICES, Mode, Options, Path, Sample, Selection, Skipped, Variant,
     run, summarise,
 };
-use tools::dead_backends::{self, Means, Place};
-use tools::openers::openers;
 use tools::scale::{self, By, Figure, Found, Keep, Section, What};
 
 /// So short that all cells take seconds.
@@ -56,12 +54,7 @@ fn measure(selection: Selection) -> Result<Heard> {
 
 #[test]
 fn every_path_yields_a_figure() -> Result<()> {
-    let variants = vec![
-        Variant::Nftables,
-        Variant::Kpx,
-        Variant::KpxOff,
-        Variant::Limit,
-    ];
+    let variants = vec![Variant::Nftables, Variant::Kpx, Variant::KpxOff];
     let heard = measure(Selection {
         services: vec![1],
         variants: variants.clone(),
@@ -78,11 +71,7 @@ fn every_path_yields_a_figure() -> Result<()> {
         for mode in modes {
             let of = |key: &&tools::bench::Key| key.path == path && key.mode == mode;
             let found: BTreeSet<Variant> = cells.keys().filter(of).map(|key| key.variant).collect();
-            let limit = [Path::Local, Path::Routable].contains(&path);
-            ensure!(
-                found.len() == if limit { 5 } else { 4 },
-                "{path}, {mode}: {found:?}"
-            );
+            ensure!(found.len() == 4, "{path}, {mode}: {found:?}");
         }
     }
     for (key, cell) in &cells {
@@ -183,17 +172,6 @@ fn nodes_of_routable_pods_track_nothing() -> Result<()> {
     );
     fixture.stop_masquerading()?;
     fixture.prove(Path::Routable)
-}
-
-#[test]
-fn openers_are_measured_on_one_cpu_and_on_two() -> Result<()> {
-    for row in openers(1)? {
-        ensure!(
-            row.alone.len() == 2 && row.together.len() == 1 && row.scaling() > 0.0,
-            "{row:?}"
-        );
-    }
-    Ok(())
 }
 
 #[derive(Default)]
@@ -372,43 +350,5 @@ fn run_that_may_be_ended_says_so_before_each_cluster() -> Result<()> {
             .and_then(|figure| figure.value());
         ensure!(found.is_some_and(|millis| millis > 0.0), "{by}: {of:?}");
     }
-    Ok(())
-}
-
-#[test]
-fn dead_backends_are_measured_with_rules_and_with_kpx() -> Result<()> {
-    let options = dead_backends::Options {
-        means: vec![Means::Nftables, Means::KpxOn],
-        places: vec![Place::OneNode],
-        clients: vec![2],
-        per_second: 100,
-        before: Duration::from_secs(1),
-        after: Duration::from_secs(4),
-        patience: Duration::from_secs(2),
-    };
-    let mut rows = Vec::new();
-    dead_backends::run(&options, &mut |row| {
-        rows.push(row);
-        Ok(())
-    })?;
-    let [rules, kpx] = &rows[..] else {
-        panic!("{rows:?}")
-    };
-    assert_eq!((rules.means, kpx.means), (Means::Nftables, Means::KpxOn));
-    for row in &rows {
-        ensure!(
-            row.connections > 300 && row.p99 > 0.0 && row.slowest >= row.p99,
-            "{row:?}"
-        );
-        ensure!(
-            row.dead_percent.first().is_some_and(|share| *share > 0.0),
-            "{row:?}"
-        );
-    }
-    ensure!(
-        rules.failed > 0 && rules.failed == rules.slower && rules.avoided.is_none(),
-        "{rules:?}"
-    );
-    ensure!(kpx.one_syn_more > 0 && kpx.failed < rules.failed, "{kpx:?}");
     Ok(())
 }

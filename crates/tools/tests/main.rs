@@ -3,4 +3,3 @@
 mod bench;
 mod demo;
 mod soak;
-mod tunnel;

@@ -3,8 +3,6 @@
 use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::addr::Proto;
 use proxy_common::flow::{Acked, EntryKind, Flow, FlowKey, Judged, Kind, Proof, Seen};
-#[cfg(feature = "bench")]
-use proxy_common::{addr::SockAddr, flow::Hook};
 
 use super::live::part;
 use super::{Find, Live, ends};
@@ -61,21 +59,6 @@ pub fn flow<A: Net>(key: &FlowKey<A>, flow: &mut Flow<A>) -> Option<Entry<A>> {
 #[inline(always)]
 pub fn live_flow<A: Net>(key: &FlowKey<A>) -> Option<Entry<A>> {
     A::MAPS.flows.find(key)
-}
-
-/// Returns the name of a packet's own end of its flow at the other side of `hook`, for programs
-/// that do nothing else.
-#[cfg(feature = "bench")]
-#[inline(always)]
-pub fn other_end<A: Net>(key: &FlowKey<A>, hook: Hook) -> Option<SockAddr<A>> {
-    let live = A::MAPS.flows.find(key)?;
-    Some(live.read(|flow| {
-        if hook == Hook::INGRESS {
-            flow.backend
-        } else {
-            flow.frontend
-        }
-    }))
 }
 
 /// Returns true if there is an entry at `key`.

@@ -6,14 +6,16 @@ use anyhow::{Context, Result, ensure};
 use aya::Ebpf;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
+use object::write::{Object, Symbol, SymbolSection};
+use object::{
+    Architecture, BinaryFormat, Endianness, SectionKind, SymbolFlags, SymbolKind, SymbolScope,
+};
 use proxy_common::device::Device;
-use proxy_common::names::{EMPTY, IPV4, IPV6};
 use proxy_datapath::verifier;
 use testbed::agent::wait_until;
 use testbed::echo::{Dial, Protocol, pattern};
 use testbed::lab::Family;
 use testbed::netns::NetNs;
-use testbed::test_run::object;
 
 use crate::churn::fixture::{Fixture, NODE_PORT, PROMPT, ifindex, is_hooked, repairs, tc, tcx};
 use crate::churn::links;
@@ -35,8 +37,8 @@ fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
     let mut others = [other()?, other()?];
     for (other, order) in others.iter_mut().zip([LinkOrder::first, LinkOrder::last]) {
         let passes: &mut SchedClassifier = other
-            .program_mut(EMPTY)
-            .context("no empty program")?
+            .program_mut(OTHER)
+            .context("no other program")?
             .try_into()?;
         verifier::load(|| passes.load())?;
         for (direction, _, _) in HOOKS {
@@ -46,7 +48,7 @@ fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
         }
     }
     for (direction, _, ours) in HOOKS {
-        ensure!(tcx(node, "p1a", direction)? == [EMPTY, ours, EMPTY]);
+        ensure!(tcx(node, "p1a", direction)? == [OTHER, ours, OTHER]);
     }
     fixture
         .all_served(&["p1a", "n1", "x"])
@@ -59,7 +61,7 @@ fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
     })?;
     for (direction, _, ours) in HOOKS {
         ensure!(
-            tcx(node, "p1a", direction)? == [EMPTY, EMPTY, ours],
+            tcx(node, "p1a", direction)? == [OTHER, OTHER, ours],
             "others' programs stay"
         );
     }
@@ -70,13 +72,28 @@ fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
     kpx.stop()
 }
 
+/// The name of [`other`].
+pub(crate) const OTHER: &str = "pass_all";
+
 /// Somebody's program that leaves every packet to the next one.
 pub(crate) fn other() -> Result<Ebpf> {
-    let mut loader = verifier::loader();
-    for name in [IPV4.flows, IPV6.flows] {
-        loader.map_max_entries(name, 1);
-    }
-    Ok(loader.load(object()?)?)
+    // r0 = TC_ACT_UNSPEC; exit
+    const CODE: [u8; 16] = [0xb7, 0, 0, 0, 255, 255, 255, 255, 0x95, 0, 0, 0, 0, 0, 0, 0];
+    let mut object = Object::new(BinaryFormat::Elf, Architecture::Bpf, Endianness::Little);
+    let section = object.add_section(Vec::new(), b"classifier".to_vec(), SectionKind::Text);
+    object.append_section_data(section, &CODE, 8);
+    object.add_symbol(Symbol {
+        name: OTHER.into(),
+        value: 0,
+        size: CODE.len() as u64,
+        kind: SymbolKind::Text,
+        scope: SymbolScope::Dynamic,
+        weak: false,
+        section: SymbolSection::Section(section),
+        flags: SymbolFlags::None,
+    });
+    let object = object.write().context("make an object")?;
+    Ok(verifier::loader().load(&object)?)
 }
 
 #[test]

@@ -7,7 +7,6 @@ use std::thread;
 use anyhow::{Context, Result, anyhow};
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
-use proxy_common::names::EMPTY;
 use proxy_datapath::verifier;
 use testbed::agent::{DEADLINE, wait_until};
 use testbed::echo::Protocol;
@@ -15,7 +14,7 @@ use testbed::lab::{CLUSTER_PODS, Family};
 
 use super::fixture::{Fixture, Path};
 use super::{exchange, says, until_whole};
-use crate::churn::neighbours::other;
+use crate::churn::neighbours::{OTHER, other};
 use crate::forbid;
 use crate::tables::alone;
 
@@ -159,8 +158,8 @@ fn programs_of_others_meet_whole_connections() -> Result<()> {
         }
         let mut other = other()?;
         let program: &mut SchedClassifier = other
-            .program_mut(EMPTY)
-            .context("no empty program")?
+            .program_mut(OTHER)
+            .context("no other program")?
             .try_into()?;
         verifier::load(|| program.load())?;
         node.run(|| {

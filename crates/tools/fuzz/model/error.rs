@@ -5,16 +5,16 @@ use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::counter::{Event, Reason};
 use testbed::reference::place::{self, Family, is_own};
+use testbed::test_run::Verdict;
 
 use super::flow::{Flow, Leg, Table};
+use super::past::{Skipped, is_usual};
 use super::rewrite::{self, addr_changes, update};
-use super::skip::{Skipped, is_neighbour, is_usual};
 use super::wire::{self, Ip, Part, SCTP, TCP, UDP, byte, half};
 use super::{
     At, FORWARD, Got, Model, Sent, TRANSLATED, goes_to_backend, inject, is_forged, leave, noted,
     pass, unnoted,
 };
-use crate::fast::Fast;
 
 /// An error, and the packet that it quotes.
 struct Quoting {
@@ -27,14 +27,14 @@ struct Quoting {
 }
 
 impl Model {
-    pub(super) fn error(&mut self, sent: &Sent, family: Family) -> Result<Got, Reason> {
+    pub(super) fn error(&mut self, sent: &Sent, got: &Got, family: Family) -> Result<Got, Reason> {
         let error = read(&sent.frame, family)?;
         if matches!(sent.at, At::Ingress(_))
             && sent.note(true).is_some_and(|note| note & TRANSLATED != 0)
         {
             return Err(Reason::SeenBefore);
         }
-        if let Some(skipped) = self.error_past_stack(sent, &error) {
+        if let Some(skipped) = self.error_past_stack(sent, got, &error) {
             return Ok(skipped);
         }
         let tables: &[Table] = match sent.at {
@@ -112,12 +112,12 @@ impl Model {
 }
 
 impl Model {
-    /// Returns the outcome of an error that goes past the stack, because the whole flow does that
-    /// it is about.
-    fn error_past_stack(&mut self, sent: &Sent, error: &Quoting) -> Option<Got> {
-        let At::Ingress(device) = sent.at else {
+    /// Returns the outcome of an error that has gone past the stack. It may where the whole flow does
+    /// that it is about.
+    fn error_past_stack(&mut self, sent: &Sent, got: &Got, error: &Quoting) -> Option<Got> {
+        if !matches!(sent.at, At::Ingress(_)) || got.verdict != Verdict::Redirect {
             return None;
-        };
+        }
         let find = |table| {
             self.index
                 .get(&(table, error.quote.proto, error.dst, error.src))
@@ -137,24 +137,10 @@ impl Model {
                 };
         let next = if is_there { flow.backend } else { flow.client };
         let exit = place::route(next.ip())?;
-        let is_far = place::route(flow.backend.ip()).is_some_and(|exit| !exit.leads_to_pods());
-        let is_anyones = is_far && self.fast.has(Fast::OPENS_FAR);
-        let is_of_pod = device.leads_to_pods() && !self.is_outside_between(error.ip.src, next.ip());
-        let is_way = if exit.leads_to_pods() {
-            self.fast.has_peer(exit)
-        } else {
-            is_there && is_anyones
-        };
         let src = SocketAddr::new(error.ip.src, 0);
         let dst = SocketAddr::new(error.ip.dst, 0);
         let may_skip = is_of_whole
-            && self.fast.opens()
-            && self.fast.is_bare(device)
-            && self.fast.is_bare(exit)
-            && (is_anyones || is_of_pod)
-            && is_way
-            && is_neighbour(next.ip())
-            && !self.is_outside(&flow)
+            && self.may_open(sent, &flow, next.ip())
             && is_usual(sent, &error.ip)
             && !is_forged(sent.at, error.ip.proto, src, dst);
         if !may_skip {
@@ -183,14 +169,6 @@ impl Model {
         } else {
             Leg::ToClient
         };
-        *self
-            .ways
-            .entry(if is_there {
-                "whole_error_there"
-            } else {
-                "whole_error_back"
-            })
-            .or_default() += 1;
         Some(self.go(
             leg,
             Skipped::of(sent, frame, error.ip.family, exit.leads_to_pods()),

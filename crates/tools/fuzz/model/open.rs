@@ -85,7 +85,7 @@ impl Model {
                 let mut flow = self.blank(sent, packet, now_secs);
                 flow.service = service;
                 self.choose(sent, got, packet, &mut flow, forward, chosen)?;
-                flow.is_whole = self.opens_past_stack(sent, packet, &flow);
+                flow.is_whole = self.opens_past_stack(sent, got, packet, &flow);
                 return Ok(Ok(self.insert(flow)));
             }
             Answer::Pass(Reason::NotOurs) if is_ingress && service.is_none() => {

@@ -96,9 +96,6 @@ pub enum Variant {
     /// The client dials the backend itself, on a node where kpx runs: what kpx costs packets that
     /// are none of its.
     Beside,
-    /// The least that a connection past the stack costs, by a program of the benchmark's own:
-    /// `proxy-ebpf/src/limit.rs`.
-    Limit,
 }
 
 impl Path {
@@ -236,7 +233,6 @@ impl fmt::Display for Variant {
             Self::KpxOff => "kpx, shortcuts off",
             Self::KpxSocketAll => "kpx, socket LB for pods",
             Self::Beside => "direct, beside kpx",
-            Self::Limit => "limit",
         })
     }
 }

@@ -13,7 +13,6 @@ use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use super::kube_proxy::{self, KubeProxy};
-use super::limit::Limit;
 use super::open::Connection;
 use super::traffic::Slice;
 use super::{Mode, Path, Variant, Work, policies, services};
@@ -59,7 +58,6 @@ pub(super) enum By<'a> {
     Rules,
     KubeProxy(KubeProxy<'a>),
     Kpx(Box<Agent<'a>>),
-    Limit(Box<Limit>),
 }
 
 impl<'a> Fixture<'a> {
@@ -126,7 +124,6 @@ impl<'a> Fixture<'a> {
                 let by = (variant == Variant::KpxB).then(other_build).transpose()?;
                 By::Kpx(Box::new(kpx(lab, by, flags, &rules)?))
             }
-            Variant::Limit => By::Limit(Box::new(Limit::start(lab)?)),
         };
         let mut fixture = Self {
             variant,

@@ -23,11 +23,11 @@ const OF_TABLE: [Variant; 5] = [Direct, Control, Nftables, Kpx, KpxOff];
 
 use Variant::{
     Control, Direct, IptablesLegacy, IptablesNft, Kpx, KpxB, KpxOff, KpxSocketAll,
-    KubeProxyIptables, KubeProxyNftables, Limit, Nftables,
+    KubeProxyIptables, KubeProxyNftables, Nftables,
 };
 
-/// The paths between two pods that [`Variant::Limit`] serves.
-const LIMITED: [Path; 2] = [Path::Local, Path::Routable];
+/// The paths on which kube-proxy itself is measured.
+const OF_KUBE_PROXY: [Path; 2] = [Path::Local, Path::Routable];
 /// The paths of the first table.
 const OF_NODES: [Path; 8] = [
     Path::Local,
@@ -55,17 +55,15 @@ const fn plan(
 }
 
 /// The cells of the first table, and no others.
-const QUICK: [Plan; 4] = [
+const QUICK: [Plan; 3] = [
     plan(&OF_NODES, &[MANY_SERVICES], &USUAL, &OF_TABLE),
     plan(&OF_NODES, &[MANY_SERVICES], &YOUNG, &OF_TABLE),
-    plan(&LIMITED, &[MANY_SERVICES], &USUAL, &[Limit]),
     plan(&[Path::Local], &[MANY_SERVICES], &USUAL, &[KpxSocketAll]),
 ];
 
 /// All others. Every variant is compared with [`Variant::Direct`] of the same row, round by round.
-const REST: [Plan; 8] = [
+const REST: [Plan; 7] = [
     plan(&OF_NODES, &[1], &USUAL, &OF_TABLE),
-    plan(&LIMITED, &[1], &USUAL, &[Limit]),
     plan(
         &OF_NODES,
         &[MANY_SERVICES],
@@ -73,7 +71,7 @@ const REST: [Plan; 8] = [
         &[IptablesLegacy, IptablesNft],
     ),
     plan(
-        &LIMITED,
+        &OF_KUBE_PROXY,
         &[MANY_SERVICES],
         &USUAL,
         &[KubeProxyIptables, KubeProxyNftables],
@@ -201,7 +199,7 @@ mod tests {
         }
         assert_eq!(
             quick.variants(MANY_SERVICES, Path::Local),
-            [Direct, Control, Nftables, Kpx, KpxOff, KpxSocketAll, Limit]
+            [Direct, Control, Nftables, Kpx, KpxOff, KpxSocketAll]
         );
         assert_eq!(
             quick

@@ -17,13 +17,10 @@ const SHORTCUT: [Path; 2] = [Path::Local, Path::Routable];
 /// Paths on which it takes connections there that are open.
 const OPEN: [Path; 4] = [Path::Local, Path::Routable, Path::Calico, Path::KubeRouter];
 
-/// The counter of the limit, beside those of kpx.
-const PACKETS: &str = "limit_packets";
-
 impl Fixture<'_> {
     /// Checks that clients come to their backend by this variant's means, and by no other.
     pub fn prove(&self, path: Path) -> Result<()> {
-        if path == Path::Routable && matches!(self.by, By::Nobody | By::Kpx(_) | By::Limit(_)) {
+        if path == Path::Routable && matches!(self.by, By::Nobody | By::Kpx(_)) {
             self.prove_untracked(path)?;
         }
         let frontend = services::frontend(self.lab, path);
@@ -75,19 +72,6 @@ impl Fixture<'_> {
                 ensure!(
                     news("socket_translated") >= connections,
                     "kpx did not lead {connections} sockets"
-                );
-            }
-            Variant::Limit => {
-                ensure!(
-                    !tracked,
-                    "connection tracking translates {frontend}, not the limit"
-                );
-                // A SYN, an answer to it, a request, a response, a FIN from both sides, and what
-                // acknowledges them.
-                let packets = news(PACKETS);
-                ensure!(
-                    packets >= 8 * connections,
-                    "{packets} packets of {connections} whole connections"
                 );
             }
             Variant::Beside => {
@@ -149,11 +133,10 @@ impl Fixture<'_> {
         Ok(())
     }
 
-    /// Returns the counters of kpx or of the limit so far, by name; nothing for another proxy.
+    /// Returns the counters of kpx so far, by name; nothing for another proxy.
     fn counts(&self) -> Result<Vec<(String, u64)>> {
         let agent = match &self.by {
             By::Kpx(agent) => agent,
-            By::Limit(limit) => return Ok(vec![(PACKETS.to_owned(), limit.packets()?)]),
             By::Nobody | By::Rules | By::KubeProxy(_) => return Ok(Vec::new()),
         };
         let status = agent.status()?;

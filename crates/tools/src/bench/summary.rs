@@ -4,9 +4,6 @@ use std::collections::BTreeMap;
 
 use super::{Latency, Mode, Path, Sample, Variant};
 
-/// The parts of a run that count as repeated runs.
-const PARTS: usize = 5;
-
 /// The combination that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
@@ -37,34 +34,6 @@ pub struct Summary {
     pub latency: Latency,
     /// The events of one operation, see [`super::EVENTS`]; nothing if a slice was not counted.
     pub counted: Option<[f64; 3]>,
-    ratios: BTreeMap<usize, f64>,
-}
-
-impl Summary {
-    /// Returns the ratio of the rate to that of another variant in the same round.
-    pub fn against(&self, other: &Self) -> Option<Spread> {
-        let ratio = |(round, ratio): (&usize, &f64)| Some(ratio / other.ratios.get(round)?);
-        Spread::of(self.ratios.iter().filter_map(ratio).collect())
-    }
-
-    /// Returns the median ratio to another variant, between the lowest and the highest median of
-    /// shorter runs. Each part of the rounds is taken for such a run.
-    pub fn repeated(&self, other: &Self) -> Option<Spread> {
-        let ratio = |(round, ratio): (&usize, &f64)| Some(ratio / other.ratios.get(round)?);
-        let ratios: Vec<f64> = self.ratios.iter().filter_map(ratio).collect();
-        let part = ratios.len().div_ceil(PARTS).max(1);
-        let medians = ratios
-            .chunks(part)
-            .filter_map(|part| Some(Spread::of(part.to_vec())?.median));
-        let (low, high) = medians.fold((f64::MAX, f64::MIN), |(low, high), median| {
-            (low.min(median), high.max(median))
-        });
-        Some(Spread {
-            low,
-            high,
-            ..Spread::of(ratios.clone())?
-        })
-    }
 }
 
 impl Spread {
@@ -110,22 +79,21 @@ pub fn summarise(samples: &[Sample]) -> BTreeMap<Key, Summary> {
     }
     let summary = |key: &Key, samples: &[&Sample]| {
         let base = |round| direct.get(&(key.services, key.path, key.mode, round));
-        let ratios: BTreeMap<usize, f64> = samples
+        let ratios = samples
             .iter()
-            .filter_map(|sample| Some((sample.round, rate(sample) / base(sample.round)?)))
+            .filter_map(|sample| Some(rate(sample) / base(sample.round)?))
             .collect();
         let amount: u64 = samples.iter().map(|sample| sample.amount).sum();
         Some(Summary {
             rounds: samples.len(),
             rate: Spread::of(samples.iter().map(|sample| rate(sample)).collect())?,
-            ratio: Spread::of(ratios.values().copied().collect())?,
+            ratio: Spread::of(ratios)?,
             cpu: samples.iter().map(|sample| sample.cpu_seconds).sum::<f64>() / amount as f64,
             latency: samples.iter().fold(Latency::default(), |mut all, sample| {
                 all.add(&sample.latency);
                 all
             }),
             counted: counted(samples, amount),
-            ratios,
         })
     };
     cells
@@ -213,35 +181,7 @@ mod tests {
                 high: 180.0
             }
         );
-        assert_eq!(
-            of(Variant::Kpx)
-                .against(of(Variant::Nftables))
-                .unwrap()
-                .median,
-            1.5
-        );
         assert!((of(Variant::Kpx).cpu - 0.75 / 215.0).abs() < 1e-9);
-    }
-
-    #[test]
-    fn parts_of_a_run_count_as_runs() {
-        let direct = (0..10).map(|round| sample(Variant::Direct, round, 100));
-        let kpx = (0..10).map(|round| sample(Variant::Kpx, round, 90 + round as u64));
-        let cells = summarise(&direct.chain(kpx).collect::<Vec<_>>());
-        let of = |variant| {
-            &cells[&Key {
-                services: 1,
-                path: Path::Local,
-                mode: Mode::TcpRr,
-                variant,
-            }]
-        };
-        let found = of(Variant::Kpx).repeated(of(Variant::Direct)).unwrap();
-        let close = |a: f64, b: f64| (a - b).abs() < 1e-9;
-        assert!(
-            close(found.low, 0.905) && close(found.median, 0.945) && close(found.high, 0.985),
-            "{found:?}"
-        );
     }
 
     #[test]

@@ -180,13 +180,13 @@ impl Slice<'_> {
     }
 }
 
-pub(crate) fn exchange(stream: &mut TcpStream) -> Result<()> {
+pub(super) fn exchange(stream: &mut TcpStream) -> Result<()> {
     stream.write_all(&[1]).context("send")?;
     stream.read_exact(&mut [0]).context("wait for an answer")
 }
 
 /// Writes as much of a block as the connection takes.
-pub(crate) fn write_block(stream: &mut TcpStream) -> Result<u64> {
+pub(super) fn write_block(stream: &mut TcpStream) -> Result<u64> {
     static BYTES: [u8; BLOCK] = [0x5a; BLOCK];
     Ok(u64::try_from(stream.write(&BYTES)?)?)
 }
@@ -210,7 +210,7 @@ fn echo_one(listener: TcpListener) {
     }
 }
 
-pub(crate) fn echo(mut stream: TcpStream) {
+pub(super) fn echo(mut stream: TcpStream) {
     let _ = stream.set_nodelay(true);
     let mut byte = [0];
     while let Ok(1) = stream.read(&mut byte) {
@@ -227,7 +227,7 @@ fn swallow_one(listener: TcpListener) {
 }
 
 /// Tells of the bytes of each read.
-pub(crate) fn swallow(mut stream: TcpStream, tell: impl Fn(usize)) {
+pub(super) fn swallow(mut stream: TcpStream, tell: impl Fn(usize)) {
     let mut block = vec![0; BLOCK];
     while let Ok(bytes @ 1..) = stream.read(&mut block) {
         tell(bytes);
@@ -235,7 +235,7 @@ pub(crate) fn swallow(mut stream: TcpStream, tell: impl Fn(usize)) {
 }
 
 /// Calls `f` on a thread of its own: those that it starts stay on its CPU, and nothing else does.
-pub(crate) fn pinned<T: Send>(f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+pub(super) fn pinned<T: Send>(f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let there = || pin().and_then(|()| f());
     thread::scope(|scope| scope.spawn(there).join()).unwrap_or_else(|panic| resume_unwind(panic))
 }

@@ -17,15 +17,6 @@ pub struct Figure {
     pub found: Found,
 }
 
-/// The figures that one run measures together: a later run replaces all of them or none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
-    /// A cluster of so many Services, with so many endpoints each.
-    Cluster(u32, u32),
-    First,
-    Fan,
-}
-
 /// The means that serve the Services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -136,26 +127,6 @@ impl Figure {
             endpoints: size.1,
             what,
             found,
-        }
-    }
-
-    pub fn part(&self) -> Part {
-        use What::*;
-        match self.what {
-            FirstP50 | FirstP99 | FirstRatio | FirstRatioP99 => Part::First,
-            Fan1
-            | Fan1Events
-            | Fan2
-            | Fan2Events
-            | Fan4
-            | Fan4Events
-            | FanHeadless
-            | FanHeadlessEvents
-            | FanUnfiltered
-            | FanUnfilteredEvents
-            | FanUnfilteredHeadless
-            | FanUnfilteredHeadlessEvents => Part::Fan,
-            _ => Part::Cluster(self.services, self.endpoints),
         }
     }
 

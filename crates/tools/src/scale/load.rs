@@ -74,13 +74,11 @@ impl Dialers {
 fn dial_all(targets: &[SocketAddrV4], interval: Duration, stop: &AtomicBool) -> Dials {
     let began = Instant::now();
     let mut dials = Dials::default();
-    let mut nth = 0;
-    for target in targets.iter().cycle() {
+    for (nth, target) in (0..).zip(targets.iter().cycle()) {
         if stop.load(Ordering::Relaxed) {
             break;
         }
         thread::sleep((began + interval * nth).saturating_duration_since(Instant::now()));
-        nth += 1;
         let started = Instant::now();
         match dial(*target) {
             Ok(_) => {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use tools::control::{self, Memory, Options, Report};
 
-use crate::record::{Record, Table, Writer, show};
+use crate::record::{self, Record, Table, Writer};
 
 #[derive(clap::Parser)]
 pub(crate) struct Args {
@@ -40,9 +40,9 @@ pub(crate) fn run(args: &Args, results: &Path) -> Result<()> {
     };
     let mut writer = Writer::create(results, "control")?;
     let table = table(&control::run(&options)?);
-    show(&table);
     writer.write(&Record::Table(table))?;
-    writer.finish()
+    writer.finish()?;
+    record::show(results, "control")
 }
 
 fn table(report: &Report) -> Table {

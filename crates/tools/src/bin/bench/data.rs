@@ -4,11 +4,9 @@ use std::path::{Path as FilePath, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
-use tools::bench::{
-    self, Listener, Mode, Options, Path, Sample, Selection, Skipped, Summary, Variant, summarise,
-};
+use tools::bench::{self, Listener, Mode, Options, Path, Sample, Selection, Skipped, Variant};
 
-use crate::record::{Record, Run, Writer};
+use crate::record::{self, Record, Run, Writer};
 
 const ROUNDS: usize = 41;
 const QUICK_ROUNDS: usize = 31;
@@ -76,64 +74,25 @@ pub(crate) fn run(args: &Args, results: &FilePath) -> Result<()> {
     let mut writer = Writer::create(results, "data")?;
     eprintln!("{run}");
     writer.write(&Record::Run(run))?;
-    let mut listener = Keeper {
-        writer,
-        samples: Vec::new(),
-    };
-    bench::run(&options, &mut listener)?;
-    listener.writer.finish()?;
-    print(&listener.samples);
-    Ok(())
+    let mut keeper = Keeper(writer);
+    bench::run(&options, &mut keeper)?;
+    keeper.0.finish()?;
+    record::show(results, "data")
 }
 
-struct Keeper {
-    writer: Writer,
-    samples: Vec<Sample>,
-}
+struct Keeper(Writer);
 
 impl Listener for Keeper {
     fn sample(&mut self, sample: Sample) -> Result<()> {
-        self.samples.push(sample.clone());
-        self.writer.write(&Record::Sample(sample))
+        self.0.write(&Record::Sample(sample))
     }
 
     fn skipped(&mut self, skipped: Skipped) -> Result<()> {
         eprintln!("not run: {}: {}", skipped.variant, skipped.why);
-        self.writer.write(&Record::Skipped(skipped))
+        self.0.write(&Record::Skipped(skipped))
     }
 
     fn progress(&mut self, what: &str) {
         eprintln!("{what}");
     }
-}
-
-fn print(samples: &[Sample]) {
-    for (key, cell) in summarise(samples) {
-        println!(
-            "{:>6} {:<28} {:<29} {:<20} {:>12.0}/s  {:.3} ({:.3}..{:.3})  {:>9.2} us{}",
-            key.services,
-            key.path,
-            key.mode,
-            key.variant,
-            cell.rate.median,
-            cell.ratio.median,
-            cell.ratio.low,
-            cell.ratio.high,
-            cell.cpu * 1e6,
-            latency(&cell)
-        );
-    }
-}
-
-/// Writes the median and the 99th percentile of one operation.
-fn latency(cell: &Summary) -> String {
-    let micros = |share| {
-        cell.latency
-            .quantile(share)
-            .map(|time| time.as_secs_f64() * 1e6)
-    };
-    let both = micros(0.5).zip(micros(0.99));
-    both.map_or_else(String::new, |(half, most)| {
-        format!("  p50 {half:.1} p99 {most:.1} us")
-    })
 }

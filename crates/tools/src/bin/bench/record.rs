@@ -6,14 +6,12 @@ use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use comfy_table::CellAlignment;
 use serde::{Deserialize, Serialize};
 use tools::bench::{Sample, Skipped};
-use tools::dead_backends::Row;
 use tools::scale::Figure;
-use tools::tunnel::Found;
 
 use crate::machine::Machine;
+use crate::table;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -23,15 +21,11 @@ pub(crate) enum Record {
     Run(Run),
     Sample(Sample),
     Skipped(Skipped),
-    /// A note for readers of the section's figures, such as why there are none.
+    /// A note for readers of the section's figures.
     Note(String),
     Table(Table),
     /// A figure of the section `scale`.
     Figure(Figure),
-    /// What the section `tunnel` found.
-    Tunnel(Found),
-    /// A row of the section `dead-backends`.
-    DeadBackends(Row),
 }
 
 /// How the cells of the section `data` were measured.
@@ -71,18 +65,14 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Vec<String>>,
 }
 
+/// Prints the tables of the last run in a file of results.
 #[expect(
     clippy::print_stdout,
     reason = "the result of a benchmark is what it prints"
 )]
-pub(crate) fn show(figures: &Table) {
-    let mut table = comfy_table::Table::new();
-    table.set_header(&figures.header).add_rows(&figures.rows);
-    table
-        .column_iter_mut()
-        .skip(1)
-        .for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-    println!("{table}");
+pub(crate) fn show(results: &Path, name: &str) -> Result<()> {
+    println!("{}", table::text(name, &read(results, name)?));
+    Ok(())
 }
 
 /// Replaces a section's file once all is in it.

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tools::bench::minor;
-use tools::scale::{self, By, Figure, Found, Keep, Options, Section};
+use tools::scale::{self, By, Figure, Keep, Options, Section};
 
 use crate::machine::Machine;
-use crate::record::{Record, Writer};
+use crate::record::{self, Record, Writer};
+use crate::table;
 
 /// The time after a start, and before a restart and after it.
 const CALM: Duration = Duration::from_secs(3);
@@ -19,7 +20,7 @@ const AGENTS: usize = 4;
 
 #[derive(clap::Parser)]
 pub(crate) struct Args {
-    /// The parts to measure; the results keep what an earlier run found of the others
+    /// The parts to measure
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Section::Clusters, Section::First, Section::Fan])]
     only: Vec<Section>,
     /// Sizes of clusters: Services, an x, endpoints of each
@@ -78,31 +79,23 @@ pub(crate) fn run(args: &Args, results: &Path) -> Result<()> {
     }
     let mut keeper = Keeper(Writer::add(results, "scale")?);
     scale::run(&options, &mut keeper)?;
-    keeper.0.finish()
+    keeper.0.finish()?;
+    record::show(results, "scale")
 }
 
 struct Keeper(Writer);
 
 impl Keep for Keeper {
-    #[expect(
-        clippy::print_stdout,
-        reason = "the result of a benchmark is what it prints"
-    )]
     fn figure(&mut self, figure: Figure) -> Result<()> {
         let Figure {
             by,
             services,
             endpoints,
             what,
-            found,
-        } = &figure;
-        let found = match found {
-            Found::Value(value) => format!("{value:.3} {}", what.unit()),
-            Found::NotWithin(seconds) => format!("not within {seconds} s"),
-            Found::Unfinished => "not finished".to_owned(),
-            Found::Failed(why) => format!("failed: {why}"),
-        };
-        println!("{by:<20} {services:>6} x {endpoints:<3} {what:<22} {found}");
+            ..
+        } = figure;
+        let found = table::found(&figure);
+        eprintln!("{by:<20} {services:>6} x {endpoints:<3} {what:<22} {found}");
         self.0.write(&Record::Figure(figure))
     }
 

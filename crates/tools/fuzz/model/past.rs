@@ -1,25 +1,24 @@
-//! Packets that skip the stack. Those of whole flows must, if nothing stands against it: see
-//! `whole.rs`. Which others may is judged here; which must, and when one takes the stack all the
-//! same, is left to the tables of packets (`tests/kernel`).
+//! Packets past the node's stack. Where the agent has allowed it the programs choose, and the choice
+//! is read off their packet: its bytes and its counts must be right either way. Which packets must go
+//! there is left to the tables of packets (`tests/kernel`).
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::counter::Event;
-use testbed::reference::place::{self, Family};
+use testbed::reference::place::{self, Device, Family};
 use testbed::test_run::Verdict;
 
 use super::flow::{Flow, Leg, Said, Table};
-use super::wire::{Ip, Part, UDP};
-use super::{DONE, FORWARD, Got, Model, Packet, Sent, TRANSLATED, noted, rewrite};
-use crate::fast::Fast;
+use super::wire::{Ip, Part, TCP, UDP};
+use super::{At, DONE, FORWARD, Got, Model, Packet, Sent, TRANSLATED, is_forged, noted, rewrite};
+use crate::fast::{Fast, UNCHANGED};
 
 const ETH_LEN: usize = 14;
 
 impl Model {
     /// Returns the outcome of a packet that came in and skipped the stack: all changes of the hooks
-    /// on its way,
-    /// and one hop less. None if it has not. `found` is the flow that the ingress hook knows it as
-    /// one of.
+    /// on its way, and one hop less. None if it has not, or must not. `found` is the flow that the
+    /// ingress hook knows it as one of.
     pub(super) fn skipped(
         &mut self,
         sent: &Sent,
@@ -28,6 +27,9 @@ impl Model {
         found: Option<(u64, Leg)>,
         now_secs: u32,
     ) -> Option<Got> {
+        if got.verdict != Verdict::Redirect {
+            return None;
+        }
         let (src, dst) = packet.peers();
         let (id, leg) = found.or_else(|| {
             self.index
@@ -49,24 +51,29 @@ impl Model {
         if leg != Leg::ToBackend && is_of_another() {
             return None;
         }
-        let must = self.goes_past_stack(sent, packet, flow, next);
-        let is_free = self.fast.has(Fast::OTHERS) || self.is_tolerated(sent, flow, next);
-        let may = is_free && may_skip(sent, packet) && is_open(flow, leg);
-        let goes = must || may && got.verdict == Verdict::Redirect;
-        if !goes {
+        if !self.may_skip(sent, packet, flow, leg, next) {
             return None;
         }
-        let is_to_client = matches!(leg, Leg::ToClient | Leg::FromNode);
         let skipped = self
             .way(sent, packet, flow, leg)
-            .filter(|way| must || way.got.frame == got.frame)?;
-        if is_to_client && skipped.to_peer {
+            .filter(|way| way.got.frame == got.frame)?;
+        if matches!(leg, Leg::ToClient | Leg::FromNode) && skipped.to_peer {
             self.hear(sent, packet, id, Leg::ToClient, now_secs);
         }
-        if must {
-            self.note_way(packet, is_to_client);
-        }
         Some(self.go(leg, skipped))
+    }
+
+    /// Tells if the programs have opened a flow past the stack, and were allowed to.
+    pub(super) fn opens_past_stack(
+        &self,
+        sent: &Sent,
+        got: &Got,
+        packet: &Packet,
+        flow: &Flow,
+    ) -> bool {
+        got.verdict == Verdict::Redirect
+            && is_usual(sent, &packet.ip)
+            && self.may_open(sent, flow, flow.backend.ip())
     }
 
     /// Returns the outcome of the packet that has just opened a flow past the stack.
@@ -78,6 +85,66 @@ impl Model {
     ) -> Option<Got> {
         let skipped = self.way(sent, packet, &self.flows[&id], Leg::ToBackend)?;
         Some(self.go(Leg::ToBackend, skipped))
+    }
+
+    /// Tells if flows between these ends may be opened past the stack now.
+    pub(super) fn may_open(&self, sent: &Sent, flow: &Flow, next: IpAddr) -> bool {
+        let (At::Ingress(device), Some(exit)) = (sent.at, place::route(next)) else {
+            return false;
+        };
+        self.fast.opens()
+            && self.is_bare_between(device, exit)
+            && (exit.leads_to_pods() || self.fast.has(Fast::OPENS_FAR))
+            && !self.is_outside(flow)
+    }
+
+    /// Tells if a packet of a flow to the `next` end may skip the stack: because all of its flow
+    /// does, because open flows may, or because the agent has answered.
+    fn may_skip(
+        &self,
+        sent: &Sent,
+        packet: &Packet,
+        flow: &Flow,
+        leg: Leg,
+        next: SocketAddr,
+    ) -> bool {
+        let (At::Ingress(device), Some(exit)) = (sent.at, place::route(next.ip())) else {
+            return false;
+        };
+        let (src, dst) = packet.peers();
+        if !is_usual(sent, &packet.ip) || is_forged(sent.at, packet.proto, src, dst) {
+            return false;
+        }
+        let shakes_hands = packet.says(|transport| transport.opens || transport.answer.is_some());
+        let ends = packet.says(|transport| transport.ends || transport.resets);
+        // The stack sees handshakes and datagrams of flows that could not be opened so now.
+        let is_whole = flow.is_whole
+            && self.fast.is_on()
+            && self.fast.is_bare(device)
+            && (packet.proto == TCP && !shakes_hands || self.may_open(sent, flow, next.ip()));
+        let is_open = (packet.proto == UDP || !shakes_hands) && !ends && is_open(flow, leg);
+        let is_between_pods =
+            device.leads_to_pods() && exit.leads_to_pods() && !self.is_outside(flow);
+        let is_tolerated = self.fast.has(Fast::OPENED)
+            && self.fast.has(Fast::LEASE)
+            && self.is_bare_between(device, exit)
+            && (is_between_pods || self.fast.has(Fast::OPENED_OUTSIDE) && flow.proto == UDP)
+            && self.is_answered(flow);
+        is_whole || is_open && (self.fast.has(Fast::OTHERS) || is_tolerated)
+    }
+
+    fn is_bare_between(&self, device: Device, exit: Device) -> bool {
+        self.fast.is_bare(device) && self.fast.is_bare(exit)
+    }
+
+    /// Tells if only flows between some networks go past the stack, and this is none.
+    fn is_outside(&self, flow: &Flow) -> bool {
+        let is_in = |addr| {
+            UNCHANGED
+                .iter()
+                .any(|net| net.cidr(Family::of(addr)).contains(&addr))
+        };
+        self.fast.has(Fast::OPENS_PODS) && !(is_in(flow.client.ip()) && is_in(flow.backend.ip()))
     }
 
     pub(super) fn go(&mut self, leg: Leg, Skipped { got, to_peer }: Skipped) -> Got {
@@ -178,30 +245,12 @@ pub(super) fn take_link_to_pod(got: &[u8], want: &mut [u8]) {
     }
 }
 
-/// The stack has to see the others: it answers them, puts them together, or follows connections by
-/// them.
-fn may_skip(sent: &Sent, packet: &Packet) -> bool {
-    let Some(transport) = packet.transport.as_ref() else {
-        return false;
-    };
-    let shakes_hands = packet.proto != UDP && (transport.opens || transport.answer.is_some());
-    is_plain(sent, packet) && !shakes_hands && !transport.ends && !transport.resets
-}
-
 /// Returns true for a packet that a router passes on as it is: whole, with the usual IP header, to
 /// the router, and with hops left.
-pub(super) fn is_plain(sent: &Sent, packet: &Packet) -> bool {
-    is_usual(sent, &packet.ip)
-}
-
 pub(super) fn is_usual(sent: &Sent, ip: &Ip) -> bool {
     let header_len = if ip.family == Family::V4 { 20 } else { 40 };
     let has_usual_header = ip.l4 == ETH_LEN + header_len && sent.frame[..6] == [2, 0, 0, 0, 0, 2];
     ip.part == Part::Whole && has_usual_header && sent.frame[hops_at(ip.family)] > 1
-}
-
-pub(super) fn has_no_hop_left(sent: &Sent, packet: &Packet) -> bool {
-    sent.frame[hops_at(packet.ip.family)] <= 1
 }
 
 /// Returns true if neither side has said goodbye. Of a whole flow the stack need not hear of the
@@ -213,7 +262,7 @@ fn is_open(flow: &Flow, leg: Leg) -> bool {
 }
 
 /// Returns true if the node knows the address's link address.
-pub(super) fn is_neighbour(addr: IpAddr) -> bool {
+fn is_neighbour(addr: IpAddr) -> bool {
     place::neighbours(Family::of(addr)).any(|(neighbour, _)| neighbour == addr)
 }
 
