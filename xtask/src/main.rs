@@ -79,7 +79,7 @@ enum Command {
     },
     /// Boot Debian's kernels in virtual machines and test kpx in each
     Vmtest(vmtest::Options),
-    /// Build, then try random packets and texts, and compare the results with a model
+    /// Build, then try random packets, and compare the results with a model
     Fuzz(fuzz::Options),
     /// Make the release: archive, container image, Debian package, checksums
     Dist(dist::Options),
