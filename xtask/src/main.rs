@@ -127,11 +127,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_of_bench_and_soak_are_typed_without_a_separator() {
-        for command in ["bench", "soak"] {
+    fn arguments_of_programs_are_typed_without_a_separator() {
+        for command in ["bench", "demo", "soak"] {
             let cli =
                 Cli::try_parse_from(["cargo xtask", command, "--keep", "now"]).expect(command);
-            let (Command::Bench { args } | Command::Soak { args }) = cli.command else {
+            let (Command::Bench { args }
+            | Command::Demo(demo::Options { args })
+            | Command::Soak { args }) = cli.command
+            else {
                 panic!("{command} is another command")
             };
             assert_eq!(args, ["--keep", "now"], "{command}");
