@@ -5,6 +5,7 @@ mod arch;
 mod axe;
 mod bench;
 mod build;
+mod cargo_tool;
 mod ci;
 mod demo;
 mod dist;
