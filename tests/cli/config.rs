@@ -13,6 +13,9 @@ use tempfile::TempDir;
 use testbed::agent::{Agent, DEADLINE, binary, wait_until};
 use testbed::netns::NetNs;
 
+/// The line about the default that a file without a mode will get.
+const DEFAULT_MODE: &str = "nftables from Kubernetes 1.40 on: give one";
+
 #[test]
 fn kube_proxys_file_rules_a_renamed_kpx_until_it_changes() -> Result<()> {
     let fixture = Fixture::new("rules")?;
@@ -51,6 +54,7 @@ fn kube_proxys_file_rules_a_renamed_kpx_until_it_changes() -> Result<()> {
         "{}",
         agent.log()
     );
+    ensure!(!agent.log().contains(DEFAULT_MODE), "{}", agent.log());
     // KEP-5495, KEP-5100.
     ensure!(
         agent.log().contains("KubeProxyIPVS is off") && agent.log().contains("enable-dsr"),
@@ -96,6 +100,8 @@ fn changes_wait_for_the_least_period() -> Result<()> {
     fixture.put_service("web", "10.96.0.10")?;
     let agent = fixture.start("")?;
     wait(&agent, |status| status.tables["IPv4"].services == 1)?;
+    // KEP-5343: the file has no mode.
+    ensure!(agent.log().contains(DEFAULT_MODE), "{}", agent.log());
     let first = agent.typed_status()?.last_sync.context("a sync")?;
     fixture.put_service("more", "10.96.0.11")?;
     wait(&agent, |status| status.tables["IPv4"].services == 2)?;

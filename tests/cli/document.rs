@@ -140,7 +140,7 @@ A test writes this document from the commands' output and compares the two (`UPD
   `/run/kpx` by default). Root may ask, and the members of the group that `kpx run --socket-group` names.
 - **Which Services.** `-n NAMESPACE` or `-A`, and `NAME`, `NAMESPACE/NAME` or the same behind `svc/`; all by default. Of an unknown name a similar one is suggested.
   `-l LABELS` of `services`, `backends` and `top` selects by labels, as `kubectl get -l`: `=`, `==`, `!=`, `in (…)`, `notin (…)`, `KEY`, `!KEY`, `>`, `<`. kpx keeps 4 KiB of labels of a Service.
-- **Order and changes.** `--sort-by COLUMN` of `services`, `backends`, `flows` and `top`. `-w` of the first three and of `events` prints the list, and then what is
+- **Order and changes.** `--sort-by COLUMN` of `services`, `backends`, `flows` and `top`. `-w` (`--watch`) of the first three and of `events` prints the list, and then what is
   new, changed or `gone`, as a row, a line of JSON or a name. Data and names leave out what is gone. `watch -n1 kpx status` does it for `status`.
 - **Width.** On a terminal, cells that are too long end with `…`, and sentences go on in the next line. `-o wide` and pipes get all of it.
 - **Colours** only on a terminal, and not if `NO_COLOR` is set. `--no-headers` leaves out the names of columns.
@@ -251,7 +251,7 @@ These names were changed. The old ones are told beside the new ones, and go with
 
 - `kpx trace` explains a packet: the programs' decision, its reasons, and the next steps where a packet is refused. Where it is forwarded, notes tell of connections that the backend
   refused or did not answer. It asks the kernel for devices and routes, so it runs in the
-  agent's network namespace and refuses any other. On manifests its notes name each frontend that a Service claims and another one holds. Its ends are addresses or names:
+  agent's network namespace and refuses any other. `--in-device` names the device by which the packet arrives. On manifests its notes name each frontend that a Service claims and another one holds. Its ends are addresses or names:
   `--from pod/shop/cart-0 --to svc/shop/web:http`, `--from node/n1 --to web.shop.svc:80`, `--to deploy/shop/web:8080`. Pods are known by the endpoints of Services.
 - `kpx explain [REASON]` says what a reason means and what to do; without a reason it lists all.
 - `kpx events [SERVICE]` lists the Events that the agent sent to the API server, or would have sent, and the beginning, change and end of its own problems; the newest comes last.
@@ -259,9 +259,9 @@ These names were changed. The old ones are told beside the new ones, and go with
   The last 1,000 are kept while it runs, in at most 3 MiB; equal ones are counted. Once there is no room, the namespace with the most gives way. With `-o json`: `firstSeen`, `lastSeen`, `count`, `type`,
   `reason`, `kind`, `namespace`, `name`, `note`, `services` (those that it concerns, at most four beside its object).
 - `kpx top` shows the traffic of each Service, live in a terminal, as one table elsewhere or with `--once`. There, Enter shows the backends of a Service and Escape all Services
-  again; `kpx top SERVICE` begins with its backends. A terminal of less than 120 columns leaves the connect times and failures out. `-o json` and `-o yaml` are `--once` as
+  again; `kpx top SERVICE` begins with its backends. `--filter TEXT` selects Services by name, `--interval SECONDS` sets the time between samples. A terminal of less than 120 columns leaves the connect times and failures out. `-o json` and `-o yaml` are `--once` as
   data: `nodeName`, `health`, `problems`, `intervalSecs`, `services`, `backends` (of the Service that was named), `total`, `unservedReasons`.
-- `kpx monitor` shows packets that open flows, are dropped or rejected. With `-o json` each is a line: `time`, `what`
+- `kpx monitor` shows packets that open flows, are dropped or rejected; `--decisions` only the first, `--unserved` the others. `--limit-per-second N` counts lines beyond N as lost. With `-o json` each is a line: `time`, `what`
   (`decision`, `drop`, `reject`, or `lost` with how many were), `reason`, `hook`, `ifindex`, `device`, `protocol`, `client`,
   `dialled`, and `decision` with `kind`, `service`, `namespace`, `name`, `portName`, `origin`, `set`, `backend`, `affinity`,
   `source`, `masquerade`. Unknown values are null. `--since 5m` shows those of the past first, and with `--no-follow` them alone. The agent keeps them only if it is asked to: `kpx run --monitor-history`

@@ -6,7 +6,6 @@ mod config;
 mod document;
 mod ends;
 mod flows;
-mod help;
 mod kubeconfig;
 mod lists;
 mod node;

@@ -60,6 +60,7 @@ fn node_without_object_or_addresses_serves_and_takes_them_over() -> Result<()> {
                 .map(|family| json!({ "type": "InternalIP", "address": lab.n1.second.ip(family) }))
         );
         fixture.put(&whole)?;
+        let objects = fixture.api().list("nodes");
         has_addresses(&kpx, lab.n1.second)?;
         wait_until(DEADLINE, "the problem is over", || {
             Ok(kpx.problem(NODE_OBJECT)?.is_none())
@@ -68,6 +69,8 @@ fn node_without_object_or_addresses_serves_and_takes_them_over() -> Result<()> {
             .try_for_each(|connection| connection.exchange(b"after").map(drop))
             .context("held")?;
         serves(&fixture, &api, n1.addrs).with_context(|| kpx.log())?;
+        // KEP-4004: kpx reports nothing in Node objects.
+        ensure!(fixture.api().list("nodes") == objects);
         kpx.stop()?;
     }
     Ok(())

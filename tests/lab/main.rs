@@ -21,7 +21,6 @@ mod fast;
 mod faults;
 mod flood;
 mod host;
-mod keps;
 mod latency;
 mod monitor;
 mod monitoring;

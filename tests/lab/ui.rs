@@ -1,7 +1,6 @@
 //! The web page in a browser, served by a kpx on a node of the lab.
 
 mod browser;
-mod frames;
 mod hostile;
 mod page;
 mod views;

@@ -127,11 +127,14 @@ fn object_for(toolchain: &Toolchain, options: &Options, arch: Arch) -> Result<Pa
 }
 
 /// Builds kpx and the demo beside it, in one go: cargo chooses features for both together, and
-/// builds no crate twice.
+/// builds no crate twice. A newcomer waits for it: it has neither debug information nor the
+/// optimised tools.
 pub(crate) fn with_demo() -> Result<PathBuf> {
     let mut cargo = workspace::cargo();
     cargo.args([
         "build",
+        "--config=profile.dev.debug=false",
+        "--config=profile.dev.package.tools.opt-level=0",
         "--package",
         "proxy-agent",
         "--bin",

@@ -8,7 +8,7 @@ use anyhow::{Result, anyhow, ensure};
 
 use crate::step::{seconds, step};
 use crate::test::TestCounts;
-use crate::{build, demo, fuzz, shell, test, tidy, workspace};
+use crate::{build, demo, shell, test, tidy, workspace};
 
 /// Runs all steps, even after a failure, so that one run reports everything. The last line is the
 /// tally of tests.
@@ -17,17 +17,6 @@ pub(crate) fn run() -> Result<()> {
     let mut tally = TestCounts::default();
     report.step("fmt", || cargo(&["fmt", "--all", "--check"]));
     report.step("tidy", tidy::run);
-    // The parsers' fuzzer is a workspace of its own, whose lock no build of this one keeps.
-    report.step("locks", || {
-        cargo(&[
-            "tree",
-            "--locked",
-            "--depth",
-            "0",
-            "--manifest-path",
-            fuzz::PARSERS_MANIFEST,
-        ])
-    });
     if let Some(kpx) = report.step("build", build::everything) {
         thread::scope(|scope| {
             let lints = scope.spawn(clippy);

@@ -4,11 +4,11 @@
 //! The same kpx makes the same bytes: files are sorted, have no owner, and have the time of the
 //! commit.
 
+mod bill;
 mod deb;
 mod image;
 mod licenses;
 mod pack;
-mod sbom;
 mod sums;
 
 use std::fs;
@@ -22,6 +22,7 @@ use serde_json::Value;
 use crate::arch::Arch;
 use crate::step::step;
 use crate::{build, shell, workspace};
+use bill::bill;
 use pack::{Entry, Files};
 
 #[derive(clap::Args)]
@@ -60,8 +61,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let kpx = build::run(&build)?;
         let bytes = fs::read(&kpx).with_context(|| format!("read {}", kpx.display()))?;
         ensure!(!has_interpreter(&bytes), "{} is not static", kpx.display());
-        release.stage(&kpx, arch)?;
-        made.extend(step("pack", || release.pack(arch))?);
+        let metadata = metadata(arch)?;
+        let bill = bill(&metadata, arch, release.time)?;
+        let licenses = licenses::texts(&bill, &metadata)?;
+        release.stage(&kpx, arch, &licenses)?;
+        made.push(step("pack", || release.pack(arch))?);
+        let name = release.file(arch, "cdx.json");
+        let text = serde_json::to_string_pretty(&bill)? + "\n";
+        fs::write(release.folder.join(&name), text)?;
+        made.push(name);
         if !options.no_deb {
             made.push(release.debian_package(arch)?);
         }
@@ -136,7 +144,7 @@ impl Release {
 
     /// Stages kpx, its second name for kubectl, the licenses in it, and the manual pages and
     /// completions that kpx itself writes.
-    fn stage(&self, kpx: &Path, arch: Arch) -> Result<()> {
+    fn stage(&self, kpx: &Path, arch: Arch, licenses: &str) -> Result<()> {
         fs::remove_dir_all(&self.stage)?;
         fs::create_dir_all(self.stage.join("bin"))?;
         let staged = self.stage.join("bin/kpx");
@@ -155,10 +163,7 @@ impl Release {
                 .collect();
             shell::output(&words[0], &all).with_context(|| format!("kpx {}", arguments.join(" ")))
         };
-        fs::write(
-            self.stage.join(licenses::NAME),
-            licenses::texts(&metadata(arch)?)?,
-        )?;
+        fs::write(self.stage.join(licenses::NAME), licenses)?;
         run(&["man", "--dir", &self.stage.join("man").to_string_lossy()])?;
         let completions = self.stage.join("completions");
         fs::create_dir(&completions)?;
@@ -173,8 +178,8 @@ impl Release {
         Ok(())
     }
 
-    /// Writes the archive and the bill of materials, and returns their names.
-    fn pack(&self, arch: Arch) -> Result<Vec<String>> {
+    /// Writes the archive, and returns its name.
+    fn pack(&self, arch: Arch) -> Result<String> {
         let mut files = Files::default();
         files.add_folder(&self.stage, "")?;
         for folder in ["deploy", "docs"] {
@@ -189,15 +194,7 @@ impl Release {
             self.folder.join(&archive),
             files.below(&top).tar_gz(self.time)?,
         )?;
-        let bill = self.file(arch, "cdx.json");
-        let lock =
-            fs::read_to_string(workspace::root().join("Cargo.lock")).context("read Cargo.lock")?;
-        let document = sbom::cyclonedx(&metadata(arch)?, &lock, self.version, self.time)?;
-        fs::write(
-            self.folder.join(&bill),
-            serde_json::to_string_pretty(&document)? + "\n",
-        )?;
-        Ok(vec![archive, bill])
+        Ok(archive)
     }
 
     /// Returns the content of the image.

@@ -5,6 +5,7 @@ mod arch;
 mod axe;
 mod bench;
 mod build;
+mod cargo_tool;
 mod ci;
 mod demo;
 mod dist;
@@ -79,7 +80,7 @@ enum Command {
     },
     /// Boot Debian's kernels in virtual machines and test kpx in each
     Vmtest(vmtest::Options),
-    /// Build, then try random packets and texts, and compare the results with a model
+    /// Build, then try random packets, and compare the results with a model
     Fuzz(fuzz::Options),
     /// Make the release: archive, container image, Debian package, checksums
     Dist(dist::Options),
@@ -127,11 +128,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_of_bench_and_soak_are_typed_without_a_separator() {
-        for command in ["bench", "soak"] {
+    fn arguments_of_programs_are_typed_without_a_separator() {
+        for command in ["bench", "demo", "soak"] {
             let cli =
                 Cli::try_parse_from(["cargo xtask", command, "--keep", "now"]).expect(command);
-            let (Command::Bench { args } | Command::Soak { args }) = cli.command else {
+            let (Command::Bench { args }
+            | Command::Demo(demo::Options { args })
+            | Command::Soak { args }) = cli.command
+            else {
                 panic!("{command} is another command")
             };
             assert_eq!(args, ["--keep", "now"], "{command}");

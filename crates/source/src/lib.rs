@@ -21,5 +21,4 @@ pub mod journal;
 // The nodes that no watch tells of.
 pub mod nodes;
 
-pub use manifests::of_text;
 pub use source::Source;

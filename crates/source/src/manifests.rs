@@ -84,19 +84,6 @@ pub(super) async fn run(
     }
 }
 
-/// Returns the objects of a single file, and its problems, as [`run`] reads a folder with nothing
-/// else in it.
-pub fn of_text(text: &str) -> (Vec<Input>, BTreeMap<String, String>) {
-    let name = OsString::from("text.yaml");
-    let file = File::parse(&name.to_string_lossy(), text, &File::default());
-    let manifests = Manifests {
-        files: [(name, file)].into(),
-        ..Manifests::default()
-    };
-    let (objects, problems) = manifests.state();
-    (all(&objects), problems)
-}
-
 /// The content read from the folder.
 #[derive(Debug, Default)]
 struct Manifests {

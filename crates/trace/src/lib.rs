@@ -89,7 +89,8 @@ pub struct TraceArgs<N: NodeFlags> {
     /// Send so many packets, each from the next source port, and count the results.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     count: u32,
-    #[arg(long, short, value_enum, default_value_t)]
+    /// Print the answer as text, or as data.
+    #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
     output: Data,
     #[command(flatten)]
     services: N,

@@ -17,6 +17,7 @@ use proxy_view::output::print;
 /// For bash: kpx completions bash > /etc/bash_completion.d/kpx
 #[derive(Args, Debug)]
 pub(super) struct CompletionsArgs {
+    /// The shell that reads the script.
     #[arg(value_enum)]
     shell: ShellName,
 }

@@ -199,6 +199,8 @@ fn list(out: &mut dyn io::Write, heading: &str, items: &[Example]) -> io::Result
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use clap::ArgMatches;
 
     use super::*;
@@ -243,6 +245,48 @@ mod tests {
                     found = next.map(|(_, matches)| matches);
                 }
                 assert!(Cli::from_arg_matches(&matches).is_ok(), "{line}");
+            }
+        }
+    }
+
+    /// Returns the command and all below it that users see.
+    fn all(command: &Command) -> Vec<&Command> {
+        let parts = command.get_subcommands().filter(|part| !part.is_hide_set());
+        [command].into_iter().chain(parts.flat_map(all)).collect()
+    }
+
+    #[test]
+    fn every_command_and_every_flag_has_a_help() {
+        for command in all(&command()) {
+            let name = command.get_name();
+            assert!(command.get_about().is_some(), "{name}");
+            let arguments = command.get_arguments().filter(|one| !one.is_hide_set());
+            for argument in arguments {
+                assert!(
+                    argument.get_help().is_some(),
+                    "{name}: {}",
+                    argument.get_id()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn every_flag_stands_in_the_docs() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let pages = std::fs::read_dir(folder).expect("a folder").map(|entry| {
+            let path = entry.expect("an entry").path();
+            let is_page = path.extension().is_some_and(|extension| extension == "md");
+            is_page.then(|| std::fs::read_to_string(path).expect("text"))
+        });
+        let text: String = pages.flatten().collect();
+        let is_part_of_a_flag = |c: char| c.is_ascii_alphanumeric() || c == '-';
+        let words: HashSet<_> = text.split(|c| !is_part_of_a_flag(c)).collect();
+        for command in all(&command()) {
+            let arguments = command.get_arguments().filter(|one| !one.is_hide_set());
+            for flag in arguments.filter_map(|argument| argument.get_long()) {
+                let name = command.get_name();
+                assert!(words.contains(&*format!("--{flag}")), "{name} --{flag}");
             }
         }
     }

@@ -12,6 +12,7 @@ use proxy_view::output::{Data, json, print, yaml};
 pub(super) struct VersionArgs {
     #[command(flatten)]
     agent: AgentArgs,
+    /// Print the versions as text, or as data.
     #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
     output: Data,
 }

@@ -31,11 +31,6 @@ const FLAGS: [&str; 10] = [
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ];
 
-/// The flag that has each thread's tasks traced. Chromium itself knows no such flag, and ignores
-/// it.
-pub(crate) const TRACING: &str = "--kpx-tracing";
-const TRACED: &str = "devtools.timeline,disabled-by-default-devtools.timeline,blink.user_timing";
-
 /// Ends with this value, as do all its processes.
 pub(crate) struct Browser<'a> {
     ns: &'a NetNs,
@@ -53,16 +48,10 @@ impl<'a> Browser<'a> {
         let profile_flag = format!("--user-data-dir={}", profile.path().display());
         let args = [&FLAGS, flags, &[profile_flag.as_str()]].concat();
         let allowed = if javascript { 1 } else { 2 };
-        let mut capabilities = json!({ "goog:chromeOptions": {
+        let capabilities = json!({ "goog:chromeOptions": {
             "args": args,
             "prefs": { "profile.default_content_setting_values.javascript": allowed },
         } });
-        if flags.contains(&TRACING) {
-            let traced =
-                json!({ "enableNetwork": false, "enablePage": false, "traceCategories": TRACED });
-            capabilities["goog:chromeOptions"]["perfLoggingPrefs"] = traced;
-            capabilities["goog:loggingPrefs"] = json!({ "performance": "ALL" });
-        }
         // A socket belongs to the namespace of the thread that makes it: everything runs on the
         // caller's.
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -128,32 +117,6 @@ impl<'a> Browser<'a> {
     pub(crate) fn photograph(&self, file: &Path) -> Result<()> {
         let picture = BASE64_STANDARD.decode(self.drive(self.session.picture())?)?;
         std::fs::write(file, picture).with_context(|| format!("write {}", file.display()))
-    }
-
-    /// Returns the seconds of processor time that the page's thread has worked since it was opened.
-    pub(crate) fn worked(&self) -> Result<f64> {
-        self.drive(
-            self.session
-                .devtools("Performance.enable", json!({ "timeDomain": "threadTicks" })),
-        )?;
-        let metrics = self.drive(self.session.devtools("Performance.getMetrics", json!({})))?;
-        let mut metrics = metrics["metrics"].as_array().into_iter().flatten();
-        let work = metrics
-            .find(|metric| metric["name"] == "TaskDuration")
-            .context("no TaskDuration")?;
-        work["value"].as_f64().context("TaskDuration is no number")
-    }
-
-    /// Returns events of the trace that no earlier call has returned. The last ones may come with a
-    /// later call.
-    pub(crate) fn trace(&self) -> Result<Vec<Value>> {
-        let messages = self
-            .drive(self.session.performance())
-            .context("read the trace")?;
-        let traced = messages
-            .into_iter()
-            .filter(|message| message["method"] == "Tracing.dataCollected");
-        Ok(traced.map(|mut message| message["params"].take()).collect())
     }
 
     fn drive<T: Send>(&self, work: impl Future<Output = Result<T>> + Send) -> Result<T> {

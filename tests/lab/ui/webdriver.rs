@@ -94,35 +94,6 @@ impl Session {
             .to_owned())
     }
 
-    /// Runs a command of Chromium's DevTools protocol.
-    pub(crate) async fn devtools(&self, command: &str, params: Value) -> Result<Value> {
-        self.send(
-            Method::POST,
-            "/goog/cdp/execute",
-            Some(&json!({ "cmd": command, "params": params })),
-        )
-        .await
-    }
-
-    /// Returns the messages of the browser's log of performance since the last call.
-    pub(crate) async fn performance(&self) -> Result<Vec<Value>> {
-        let entries = self
-            .send(
-                Method::POST,
-                "/se/log",
-                Some(&json!({ "type": "performance" })),
-            )
-            .await?;
-        let texts = entries
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|entry| entry["message"].as_str());
-        texts
-            .map(|text| Ok(serde_json::from_str::<Value>(text)?["message"].take()))
-            .collect()
-    }
-
     pub(crate) async fn press(&self, element: &str, keys: &str) -> Result<()> {
         self.post(&format!("{element}/value"), json!({ "text": keys }))
             .await

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use tar::Archive;
 
 use crate::arch::Arch;
+use crate::cargo_tool::cargo_tool;
 use crate::step::quiet;
 use crate::{shell, workspace};
 
@@ -17,23 +18,8 @@ const CARGO_DEB_VERSION: &str = "3.8.0";
 
 /// Writes the package of the staged files; `time` is in seconds since 1970.
 pub(super) fn pack(package: &Path, arch: Arch, time: u64) -> Result<()> {
-    if shell::which("cargo-deb").is_none()
-        && shell::output("cargo", &["deb", "--version"]).is_none()
-    {
-        let mut cargo = Command::new("cargo");
-        cargo.args([
-            "install",
-            "cargo-deb",
-            "--locked",
-            "--version",
-            CARGO_DEB_VERSION,
-        ]);
-        workspace::forget_xtask(&mut cargo);
-        quiet(&format!("install cargo-deb {CARGO_DEB_VERSION}"), [cargo])?;
-    }
-    let mut cargo = workspace::cargo();
+    let mut cargo = cargo_tool("deb", CARGO_DEB_VERSION)?;
     cargo.args([
-        "deb",
         "--package",
         "proxy-agent",
         "--no-build",

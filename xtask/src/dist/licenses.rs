@@ -1,14 +1,12 @@
 //! Gathers the licenses of the crates in kpx, whose texts belong to every copy.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
-
-use super::sbom::Linked;
 
 /// The file in archive, image and package.
 pub(super) const NAME: &str = "THIRD-PARTY-LICENSES";
@@ -21,15 +19,19 @@ library (LGPL-2.1-or-later). A number in brackets is that of a text at the end, 
 /// Stands in the place of numbers.
 pub(super) const NO_TEXT: &str = " (the crate brings no text)";
 
-/// Returns the licenses of what `cargo metadata` says is linked, with the texts of their files.
-pub(super) fn texts(metadata: &Value) -> Result<String> {
-    let linked = Linked::of(metadata)?;
-    let is_of_others = |package: &&&Value| !package["source"].is_null();
+/// Returns the licenses of the crates of others in the bill, with the texts of their files, which
+/// cargo's metadata locates.
+pub(super) fn texts(bill: &Value, metadata: &Value) -> Result<String> {
+    let components = bill["components"].as_array().into_iter().flatten();
+    let linked: BTreeSet<_> = components.map(key).collect();
+    let is_meant =
+        |package: &&Value| !package["source"].is_null() && linked.contains(&key(package));
+    let all = metadata["packages"].as_array().into_iter().flatten();
     let mut list = PREFACE.to_owned();
     let mut numbers = BTreeMap::new();
     let mut texts = String::new();
-    let mut packages: Vec<_> = linked.packages.values().filter(is_of_others).collect();
-    packages.sort_by_key(|package| (package["name"].as_str(), package["version"].as_str()));
+    let mut packages: Vec<_> = all.filter(is_meant).collect();
+    packages.sort_by_key(|package| key(package));
     for package in packages {
         let text = |field: &str| package[field].as_str().unwrap_or_default();
         let folder = Path::new(text("manifest_path"))
@@ -56,6 +58,11 @@ pub(super) fn texts(metadata: &Value) -> Result<String> {
         )?;
     }
     Ok(list + "\n" + &texts)
+}
+
+/// Returns the name and the version of a component or a package.
+fn key(package: &Value) -> (Option<&str>, Option<&str>) {
+    (package["name"].as_str(), package["version"].as_str())
 }
 
 /// Returns the texts of a crate's license files, by the files' names. They may be in a folder

@@ -10,6 +10,7 @@ use tokio::time::timeout;
 use super::*;
 use proxy_core::compact::{Address, Compact, Service};
 
+mod damaged;
 mod refused;
 
 const WEB: &str = "\

@@ -11,7 +11,7 @@ use crate::node::detect::Detector;
 use crate::settings::{Conntrack, Mode};
 use proxy_source::{Source, kubernetes};
 
-const CONFIG: &str = r#"apiVersion: kubeproxy.config.k8s.io/v1alpha1
+pub(super) const CONFIG: &str = r#"apiVersion: kubeproxy.config.k8s.io/v1alpha1
 bindAddress: 0.0.0.0
 bindAddressHardFail: false
 clientConnection:
@@ -89,6 +89,8 @@ fn kubeadms_configuration_means_defaults() {
         ..Remarks::default()
     };
     assert_eq!(configuration.remarks, remarks, "nothing in it is doubtful");
+    let no_file = super::load("--hostname-override=Node-1").unwrap();
+    assert!(!no_file.remarks.awaits_mode, "kpx needs no mode");
     let settings = configuration.settings().unwrap();
 
     assert_eq!(settings.node_name, "node-1");

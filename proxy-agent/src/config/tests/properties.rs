@@ -1,6 +1,8 @@
-//! Property tests: a written configuration reads back the same.
+//! Property tests: a written configuration reads back the same, and a damaged one is refused with a
+//! reason.
 
 use proptest::prelude::*;
+use proptest::sample::Index;
 use serde_json::{Value, json};
 
 use crate::config::file_config::FileConfig;
@@ -76,7 +78,50 @@ fn resolve(text: &str) -> Configuration {
         .unwrap_or_else(|error| panic!("{error:#}\n{text}"))
 }
 
+/// Files that are shipped, in which every line sets something.
+const FILES: [&str; 3] = [
+    include_str!("../../../../deploy/debian/config.yaml"),
+    include_str!("../../../../deploy/systemd/host.yaml"),
+    super::kubeadm::CONFIG,
+];
+
+/// Pieces of YAML that change the meaning of what surrounds them.
+const PIECES: [&str; 16] = [
+    "", "\n", "  ", ":", ": ", "- ", "{", "}", "[", "'", "\"", "#", "\n---\n", "null", "-1",
+    "\u{e4}",
+];
+
+fn piece() -> impl Strategy<Value = String> {
+    prop_oneof![
+        proptest::sample::select(PIECES.to_vec()).prop_map(str::to_owned),
+        any::<String>(),
+    ]
+}
+
 proptest! {
+    #[test]
+    fn damaged_file_is_refused_with_a_reason_or_reads_the_same_again(
+        file in proptest::sample::select(FILES.to_vec()),
+        damage in proptest::collection::vec((any::<Index>(), 0_usize..20, piece()), 1..4),
+    ) {
+        let mut text: Vec<char> = file.chars().collect();
+        for (at, length, piece) in damage {
+            let at = at.index(text.len() + 1);
+            let end = text.len().min(at + length);
+            text.splice(at..end, piece.chars());
+        }
+        let text = String::from_iter(text);
+        match Configuration::parse(&text) {
+            Err(error) => prop_assert_ne!(format!("{error:#}"), ""),
+            Ok(first) => {
+                let written = first.to_yaml().unwrap();
+                let again = Configuration::parse(&written)
+                    .unwrap_or_else(|error| panic!("{error:#}\n{written}"));
+                prop_assert_eq!(again.to_yaml().unwrap(), written);
+            }
+        }
+    }
+
     #[test]
     fn written_configuration_reads_the_same(kube_proxy in kube_proxy(), kpx in kpx()) {
         // The page needs an address. A configuration without one, or with port 0, is invalid.

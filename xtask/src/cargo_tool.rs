@@ -1,0 +1,28 @@
+//! Installs programs that extend cargo, each in one version, below the target directory.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::step::quiet;
+use crate::workspace;
+
+/// Returns the command `cargo NAME`, for further arguments.
+pub(crate) fn cargo_tool(name: &str, version: &str) -> Result<Command> {
+    let tools = workspace::target_dir()?.join("tools");
+    let package = format!("cargo-{name}");
+    // cargo returns at once if this version is installed. An optimised build takes longer than it
+    // saves.
+    let mut install = workspace::cargo();
+    install
+        .args(["install", "--locked", "--debug", "--version", version])
+        .arg("--root")
+        .arg(&tools)
+        .arg(&package)
+        .env("CARGO_PROFILE_DEV_DEBUG", "0");
+    quiet(&format!("install {package} {version}"), [install])?;
+    let mut tool = Command::new(tools.join("bin").join(package));
+    tool.arg(name).current_dir(workspace::root());
+    workspace::forget_xtask(&mut tool);
+    Ok(tool)
+}
