@@ -154,10 +154,13 @@ fn text(changes: &Sample, seconds: f64, args: &TopArgs) -> String {
     } else {
         &["SERVICE"]
     };
-    let header = [names, rates::COLUMNS.as_slice()].concat();
-    let rows = rows
-        .into_iter()
-        .map(|(names, rates)| names.into_iter().chain(rates::cells(&rates)).collect());
+    let header = [names, rates::TRAFFIC_COLUMNS.as_slice()].concat();
+    let rows = rows.into_iter().map(|(names, rates)| {
+        names
+            .into_iter()
+            .chain(rates::traffic_cells(&rates))
+            .collect()
+    });
     rates::table(&header, names.len(), rows)
 }
 

@@ -134,19 +134,26 @@ pub const COLUMNS: [&str; 9] = [
     "FLOWS",
 ];
 
-/// Formats the cells of [`COLUMNS`].
-pub fn cells(rates: &Rates) -> [String; 9] {
-    let [p50, p99, refused, silent] = connect_cells(&rates.connect);
+/// The columns of traffic alone, which fit a terminal beside the names of a node and a Service.
+pub const TRAFFIC_COLUMNS: [&str; 5] = ["OPENED/S", "PACKETS/S", "BYTES/S", "UNSERVED/S", "FLOWS"];
+
+/// Formats the cells of [`TRAFFIC_COLUMNS`].
+pub fn traffic_cells(rates: &Rates) -> [String; 5] {
     [
         number(rates.opened),
         number(rates.packets),
         number(rates.bytes),
         number(rates.unserved()),
-        p50,
-        p99,
-        refused,
-        silent,
         rates.flows.to_string(),
+    ]
+}
+
+/// Formats the cells of [`COLUMNS`].
+pub fn cells(rates: &Rates) -> [String; 9] {
+    let [opened, packets, bytes, unserved, flows] = traffic_cells(rates);
+    let [p50, p99, refused, silent] = connect_cells(&rates.connect);
+    [
+        opened, packets, bytes, unserved, p50, p99, refused, silent, flows,
     ]
 }
 
