@@ -280,9 +280,14 @@ impl Node {
         };
         let anchor_state = self.fit_anchor(listed).await;
         let verified = if listed {
-            let repairs = (&mut self.repairs, &self.relapses);
             self.programs
-                .verify(&self.handle, &self.devices, repairs, health)
+                .verify(
+                    &self.handle,
+                    &self.devices,
+                    &mut self.repairs,
+                    &self.relapses,
+                    health,
+                )
                 .await
         } else {
             Ok(BTreeSet::new())

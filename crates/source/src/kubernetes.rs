@@ -118,7 +118,8 @@ pub(super) async fn run(
     node_name: Option<&str>,
     inputs: &Sender<Input>,
     health: &Health,
-    (events, mut questions): (events::Queue, NodeQuestions),
+    events: events::Queue,
+    mut questions: NodeQuestions,
 ) -> anyhow::Result<()> {
     let mut recorder = Recorder::new(node_name.unwrap_or_default(), events);
     let mut watches = Watches::new(node_name, options);

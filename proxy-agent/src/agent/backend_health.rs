@@ -185,7 +185,8 @@ impl Agent {
             self.reports.events.backends_changed(
                 &service,
                 self.desired.uid(&service),
-                (port, is_silent),
+                port,
+                is_silent,
                 &backends,
             );
         }

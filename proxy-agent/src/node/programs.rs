@@ -117,7 +117,8 @@ impl DevicePrograms {
         &mut self,
         handle: &Handle,
         devices: &Devices,
-        (repairs, relapses): (&mut Repairs, &Relapses),
+        repairs: &mut Repairs,
+        relapses: &Relapses,
         health: &Health,
     ) -> Result<BTreeSet<String>> {
         let mut gone = BTreeSet::new();
