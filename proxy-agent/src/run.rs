@@ -171,6 +171,10 @@ impl Reporting {
 }
 
 /// Connects all parts, and serves until one of them ends, or a signal asks to stop.
+#[expect(
+    clippy::too_many_lines,
+    reason = "the wiring of all parts: each is made once, from those above it"
+)]
 async fn work(
     settings: Settings,
     reporting: Reporting,
