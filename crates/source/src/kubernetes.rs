@@ -25,7 +25,7 @@ use proxy_core::input::Input;
 
 mod api_server_addrs;
 mod client;
-mod cluster;
+mod cluster_identity;
 mod context;
 mod credentials;
 mod errors;

@@ -27,7 +27,7 @@ mod manifests;
 mod name;
 mod namespace;
 mod node;
-mod outside;
+mod outside_reach;
 mod packet;
 mod programs;
 mod redirected;

@@ -16,7 +16,7 @@ use proxy_net::{Handle, sysctl, xfrm};
 
 use super::leaving::Left;
 use super::opened::Opened;
-use super::whole::{Facts, Staying, Whole};
+use super::whole_connections::{Facts, Staying, Whole};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum FastPath {
