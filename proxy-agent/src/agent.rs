@@ -1,7 +1,7 @@
 //! The agent's only loop: takes in events, and makes the kernel's maps match the desired state.
 
 mod backend_health;
-mod events;
+mod finished_work;
 mod follow;
 mod node_part;
 mod notices;

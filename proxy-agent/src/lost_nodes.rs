@@ -227,7 +227,9 @@ impl LostNodesTask {
                 self.events.connections_ended(
                     service,
                     uid.as_deref(),
-                    (at.port(), node, count),
+                    at.port(),
+                    node,
+                    count,
                     &backends,
                 );
             }

@@ -4,21 +4,21 @@
 mod anchor;
 mod desired_node;
 pub mod detect;
+mod device_rows;
 mod devices;
 mod fast_path;
 mod host_mode;
 mod leaving;
 pub mod lifecycle;
+mod node_rows;
 mod opened;
 mod options;
 mod programs;
 mod ranges;
 mod relapses;
-mod rows;
 mod service_routes;
 mod switch;
-mod tables;
-mod whole;
+mod whole_connections;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -42,12 +42,12 @@ use devices::Devices;
 use fast_path::FastPathState;
 use host_mode::HostMode;
 pub(crate) use host_mode::why_cut_off;
+use node_rows::{NodeFlags, NodeRows};
 use programs::DevicePrograms;
 use proxy_metrics::Repairs;
 use proxy_source::health::{Health, Problem};
 use ranges::Ranges;
 use relapses::Relapses;
-use rows::{NodeFlags, NodeRows};
 use service_routes::{DesiredRoutes, RouteChanges, RouteInputs, ServiceRoutes};
 
 pub use fast_path::FastPath;
@@ -280,9 +280,14 @@ impl Node {
         };
         let anchor_state = self.fit_anchor(listed).await;
         let verified = if listed {
-            let repairs = (&mut self.repairs, &self.relapses);
             self.programs
-                .verify(&self.handle, &self.devices, repairs, health)
+                .verify(
+                    &self.handle,
+                    &self.devices,
+                    &mut self.repairs,
+                    &self.relapses,
+                    health,
+                )
                 .await
         } else {
             Ok(BTreeSet::new())

@@ -33,7 +33,7 @@ use crate::node::lifecycle::Lifecycle;
 use crate::node::{FastPath, Node};
 use crate::pod_sockets::PodSocketsTask;
 use crate::run::fast_path::FastPathWatch;
-use crate::run::outside::Outside;
+use crate::run::outside::{Outside, OutsideOptions};
 use crate::run::servers::Servers;
 use crate::settings::{Conntrack, Settings};
 use crate::{conntrack, control, history, leftovers, lost_nodes, pod_sockets};
@@ -151,17 +151,6 @@ impl Reporting {
         }
     }
 
-    fn servers(&self, settings: &Settings) -> Servers {
-        Servers::new(
-            settings,
-            (&self.agent, &self.watchers),
-            &self.metrics,
-            self.liveness.clone(),
-            [self.health.clone(), self.source_health.clone()],
-            self.events.clone(),
-        )
-    }
-
     fn reports(&self) -> Reports {
         Reports::new(
             self.health.clone(),
@@ -182,6 +171,10 @@ impl Reporting {
 }
 
 /// Connects all parts, and serves until one of them ends, or a signal asks to stop.
+#[expect(
+    clippy::too_many_lines,
+    reason = "the wiring of all parts: each is made once, from those above it"
+)]
 async fn work(
     settings: Settings,
     reporting: Reporting,
@@ -190,7 +183,7 @@ async fn work(
     socket: UnixListener,
     mut signals: Signals,
 ) -> Result<()> {
-    let servers = reporting.servers(&settings);
+    let servers = Servers::new(&settings, &reporting);
     let reports = reporting.reports();
     let paths = reporting.more_paths(settings.configz, &host.bpf_dir);
     let Reporting {
@@ -239,7 +232,11 @@ async fn work(
     .await?;
     let mut model = settings.model;
     let (outside, outside_states) = outside::start(
-        (&settings.source, settings.names, settings.tunnel),
+        OutsideOptions {
+            source: &settings.source,
+            names: settings.names,
+            tunnel: settings.tunnel,
+        },
         &mut model,
         &datapath.flows,
         &agent_handle,
@@ -249,13 +246,12 @@ async fn work(
     // Outside of the cluster no Node object is this host's, even one of the same name.
     let own_node = (mode == Mode::Node).then(|| node_name.clone());
     let desired = desired_in(&datapath.loaded, own_node.clone(), model);
-    let fast_path = skips_stack.then(|| {
-        FastPathWatch::new(
-            (datapath.ways, datapath.tolerated),
-            node.judged_rules(),
-            host.netlink.clone(),
-            rule_sender,
-        )
+    let fast_path = skips_stack.then(|| FastPathWatch {
+        ways: datapath.ways,
+        tolerated: datapath.tolerated,
+        judged: node.judged_rules(),
+        handle: host.netlink.clone(),
+        changes: rule_sender,
     });
     let kernel = Kernel {
         tables: datapath.tables,

@@ -12,7 +12,7 @@ mod map;
 mod room;
 mod rows;
 mod trace;
-mod whole;
+mod whole_answers;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -72,11 +72,11 @@ pub fn router(sources: Sources, node_name: &str) -> Router {
         .route_layer(middleware::from_fn(guard::page_on_host));
     let api = Router::new()
         .route("/ui/api/status", get(status))
-        .route("/ui/api/services", get(whole::services))
+        .route("/ui/api/services", get(whole_answers::services))
         .route("/ui/api/rows", get(rows::rows))
         .route("/ui/api/service", get(rows::service))
         .route("/ui/api/reasons", get(reasons))
-        .route("/ui/api/history", get(whole::history))
+        .route("/ui/api/history", get(whole_answers::history))
         .merge(costly)
         .layer(middleware::map_response(never_store))
         .with_state(Page {

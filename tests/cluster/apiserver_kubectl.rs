@@ -12,6 +12,10 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::time::timeout;
 
 #[test]
+#[expect(
+    clippy::too_many_lines,
+    reason = "one object's life, from its creation on"
+)]
 fn kubectl_is_served() -> Result<()> {
     everywhere(async |place| {
         let mut watch = place.kubectl_command(&["get", "service", "--watch", "--output=name"]);

@@ -135,7 +135,8 @@ impl Runner for FastFixture {
             had.checked_sub(has) == Some(is_fast.into()),
             "of {had} hops {has} are left"
         );
-        let (same, is_same) = (split_hops(&row.packet).1, row.out == "same");
+        let same = split_hops(&row.packet).1;
+        let is_same = row.out == "same";
         let found = self
             .fixture
             .names

@@ -8,6 +8,7 @@ use testbed::test_run::Verdict::Pass;
 use crate::fixture::{counted_since, fixtures};
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of frames")]
 fn foreign_frames_pass_untouched() -> Result<()> {
     for fixture in fixtures("odd")? {
         let v4 = fixture.names.addr("web")?.is_ipv4();

@@ -330,7 +330,8 @@ fn finished(mut frame: Vec<u8>, notes: Notes) -> Result<Vec<u8>> {
     let Some((start, offset)) = notes.checksum else {
         return Ok(frame);
     };
-    let (start, at) = (usize::from(start), usize::from(start + offset));
+    let at = usize::from(start + offset);
+    let start = usize::from(start);
     let checksum = !sum(frame
         .get(start..)
         .context("the checksum starts behind the frame")?);

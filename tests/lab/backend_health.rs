@@ -27,6 +27,10 @@ const REFUSE: &str = "table inet cut { chain c { type filter hook input priority
 const HEAL: &str = "delete table inet cut";
 
 #[test]
+#[expect(
+    clippy::too_many_lines,
+    reason = "one course of events: each step starts from the last one's state"
+)]
 fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
     let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b", "p2a", "p2b"], PORT)?;
     let web = Service::new("web", 10, &["p1b", "p2a", "p2b"], PORT);

@@ -25,6 +25,10 @@ const SLOW: &str = "table inet slow {
 }";
 
 #[test]
+#[expect(
+    clippy::too_many_lines,
+    reason = "every view shows the same connections"
+)]
 fn connect_times_and_failures_are_told_by_service_and_backend() -> Result<()> {
     let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b", "p2a"], PORT)?;
     let services = [

@@ -13,7 +13,8 @@ const RELEASE: &str = "--release";
 pub(crate) fn run(args: &[OsString]) -> Result<()> {
     let toolchain = setup::ensure(Need::Lab)?;
     // The one argument for the build; the scenarios take the others.
-    let (mut args, release) = (args.to_vec(), args.iter().any(|arg| arg == RELEASE));
+    let release = args.iter().any(|arg| arg == RELEASE);
+    let mut args = args.to_vec();
     args.retain(|arg| arg != RELEASE);
     let kpx = build::with(
         &toolchain,

@@ -8,7 +8,7 @@ use proxy_view::output::list;
 
 use crate::facts::Facts;
 use crate::finding::{Finding, fail, ok, warn};
-use crate::outside;
+use crate::outside_needs;
 
 use kube_proxy::{kube_ipvs0, kube_proxy, kube_proxy_rules, ports};
 use network::{
@@ -291,7 +291,7 @@ fn kubeconfig(facts: &Facts) -> Option<Finding> {
     const WHAT: &str = "kubeconfig";
     Some(match facts.kubeconfig.as_ref()? {
         Ok(()) => ok(WHAT, "kpx can use it"),
-        Err(why) => fail(WHAT, why.to_string(), outside::mend(why.fault)),
+        Err(why) => fail(WHAT, why.to_string(), outside_needs::mend(why.fault)),
     })
 }
 

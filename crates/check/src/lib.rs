@@ -7,7 +7,7 @@ mod facts;
 mod finding;
 mod judge;
 mod needs;
-mod outside;
+mod outside_needs;
 mod probe;
 mod processes;
 mod rules;
@@ -61,10 +61,10 @@ pub async fn check<R: RunFlags>(args: &CheckArgs<R>) -> Result<ExitCode> {
     let findings = match setting.mode {
         Mode::Node => judge::judge(&facts),
         Mode::Host => {
-            let outside = outside::gather(&setting, &facts::links().await?).await?;
+            let outside = outside_needs::gather(&setting, &facts::links().await?).await?;
             judge::of_host(&facts)
                 .into_iter()
-                .chain(outside::judge(&setting, &outside))
+                .chain(outside_needs::judge(&setting, &outside))
                 .collect()
         }
     };

@@ -29,7 +29,7 @@ mod portions;
 mod redirects;
 mod snapshot;
 mod turns;
-mod unresponsive;
+mod unresponsive_backends;
 
 use family::Family;
 use followers::Followers;

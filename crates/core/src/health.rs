@@ -27,11 +27,11 @@ use proxy_common::frontend::{Backend, FrontendKey};
 mod presumed;
 #[cfg(test)]
 mod tests;
-mod unresponsive;
+mod unresponsive_nodes;
 
 use presumed::Presumptions;
-pub use unresponsive::Owed;
-pub(crate) use unresponsive::{NodeOwes, unresponsive};
+pub use unresponsive_nodes::Owed;
+pub(crate) use unresponsive_nodes::{NodeOwes, unresponsive};
 
 /// What follows from a silent backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -337,7 +337,7 @@ impl<A: Addr> Family<'_, A> {
             reader.skip(format_args!("spec.ports[{index}]"), why);
             return None;
         }
-        if !guard.leaves_port(reader, (parts.service, index), key) {
+        if !guard.leaves_port(reader, parts.service, index, key) {
             return None;
         }
         let named = parts.policy.node_port(reader, index, port);
@@ -391,9 +391,15 @@ impl<A: Addr> Family<'_, A> {
         };
         let redirect = parts.redirect.as_ref().filter(|_| has_room);
         let admit = |ip| parts.node.guard.admit_endpoint(ip);
-        let at = (key.port, key.proto);
-        let redirected =
-            redirect.and_then(|to| to.port(port, at, admit, &mut self.skipped_redirects));
+        let redirected = redirect.and_then(|to| {
+            to.port(
+                port,
+                key.port,
+                key.proto,
+                admit,
+                &mut self.skipped_redirects,
+            )
+        });
         let health = ServiceHealth::new(parts.policy.backend_health, key, &parts.node.aside);
         let served = ServicePort::new(
             reader,

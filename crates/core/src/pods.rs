@@ -121,6 +121,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "a table of cases")]
     fn a_mesh_keeps_the_connections_of_its_pods() {
         let none = || json!({});
         let annotated = |key: &str, value: &str| json!({ key: value });

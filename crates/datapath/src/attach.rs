@@ -357,12 +357,17 @@ impl Attachments {
     }
 
     fn fill(&mut self, attached: &mut Attached, ifindex: u32, place: Place) -> Result<()> {
-        let at = (attached.mechanism, ifindex);
         for attach_type in EGRESS_FIRST {
             let is_there = attached.hook(attach_type).is_some();
             match PacketHook::at(place, direction(attach_type)) {
                 Some(hook) if !is_there => {
-                    let program = self.hold(at, hook, &attached.name, attach_type)?;
+                    let program = self.hold(
+                        attached.mechanism,
+                        ifindex,
+                        hook,
+                        &attached.name,
+                        attach_type,
+                    )?;
                     *attached.hook(attach_type) = Some(program);
                 }
                 None => {
@@ -394,7 +399,8 @@ impl Attachments {
 
     fn hold(
         &mut self,
-        (mechanism, ifindex): (Mechanism, u32),
+        mechanism: Mechanism,
+        ifindex: u32,
         hook: PacketHook,
         device: &str,
         attach_type: TcAttachType,

@@ -18,19 +18,19 @@ use tracing::debug;
 
 use crate::attach::{Attachments, Mechanism};
 use crate::counters::Counters;
+use crate::fast_path_ways::FastPathWays;
 use crate::flows::FlowMaps;
 use crate::loaded::Loaded;
-use crate::monitor::Monitor;
-use crate::node::NodeMaps;
+use crate::monitor_reader::Monitor;
+use crate::node_maps::NodeMaps;
 use crate::persistence::Persistence;
 use crate::pins::{PinPath, Resize, retired};
 use crate::sizes::{MapSize, Sizes, half_open_places};
 use crate::sockets::{self, PodRows, SocketOptions, StaleSockets};
 use crate::tables::KernelTables;
-use crate::tolerated::ToleratedFlows;
+use crate::tolerated_flows::ToleratedFlows;
 use crate::verifier;
 use crate::vote_reader::VoteReader;
-use crate::ways::FastPathWays;
 
 /// The loaded programs, and their maps.
 pub struct Datapath {

@@ -13,6 +13,7 @@ use proxy_common::layout::LAYOUT;
 use proxy_common::names;
 
 use super::clock::boot_secs;
+use super::flow_reader::Times;
 use super::flows::is_over;
 use super::maps::FamilyNames;
 use super::pins::orphans::Orphan;
@@ -79,6 +80,10 @@ impl Drain {
 }
 
 fn open<A: FamilyNames>(flows: &Flows<A>, now_secs: u32) -> Result<usize> {
+    let times = Times {
+        now_secs,
+        timeouts: Timeouts::DEFAULT,
+    };
     let mut open = 0;
     for key in flows.keys() {
         let key = key.with_context(|| format!("read {}", A::MAPS.flows))?;
@@ -88,9 +93,7 @@ fn open<A: FamilyNames>(flows: &Flows<A>, now_secs: u32) -> Result<usize> {
             Err(error) => return Err(error).with_context(|| format!("read {}", A::MAPS.flows)),
         };
         let has_ended = flow.state().is_terminal() && flow.idle_secs(now_secs) > LINGER_SECS;
-        open += usize::from(
-            !has_ended && !is_over(&flow, &key, (Pressure::None, Timeouts::DEFAULT), now_secs),
-        );
+        open += usize::from(!has_ended && !is_over(&flow, &key, Pressure::None, times));
     }
     Ok(open)
 }

@@ -50,7 +50,10 @@ impl FlowReader {
 
     /// Returns the flows of the next batch, which may be none; None after the last batch.
     pub fn next_batch(&mut self) -> Result<Option<Vec<ListedFlow>>> {
-        let times = (boot_secs()?, self.timeouts);
+        let times = Times {
+            now_secs: boot_secs()?,
+            timeouts: self.timeouts,
+        };
         match listed(&mut self.v4, times)? {
             None => listed(&mut self.v6, times),
             some => Ok(some),
@@ -58,9 +61,16 @@ impl FlowReader {
     }
 }
 
+/// The time, and the times for which flows may be silent.
+#[derive(Clone, Copy)]
+pub(super) struct Times {
+    pub(super) now_secs: u32,
+    pub(super) timeouts: Timeouts,
+}
+
 fn listed<A: FamilyNames>(
     walk: &mut Walk<FlowKey<A>, Flow<A>>,
-    times: (u32, Timeouts),
+    times: Times,
 ) -> Result<Option<Vec<ListedFlow>>> {
     let batch = walk
         .next_batch()
@@ -78,11 +88,7 @@ pub(super) fn is_opener<A: FamilyNames>(key: &FlowKey<A>, flow: &Flow<A>) -> boo
 }
 
 impl ListedFlow {
-    pub(super) fn of<A: FamilyNames>(
-        key: FlowKey<A>,
-        flow: &Flow<A>,
-        (now_secs, timeouts): (u32, Timeouts),
-    ) -> Self {
+    pub(super) fn of<A: FamilyNames>(key: FlowKey<A>, flow: &Flow<A>, times: Times) -> Self {
         Self {
             proto: key.proto(),
             client: flow.client.socket_addr(),
@@ -92,8 +98,8 @@ impl ListedFlow {
             masqueraded: flow.is_snat(),
             from_node: flow.has(Flow::<A>::HOST),
             state: flow.state(),
-            idle_secs: flow.idle_secs(now_secs),
-            timeout_secs: flow.state().timeout_secs(key.proto(), timeouts),
+            idle_secs: flow.idle_secs(times.now_secs),
+            timeout_secs: flow.state().timeout_secs(key.proto(), times.timeouts),
         }
     }
 }

@@ -22,7 +22,7 @@ use proxy_common::service_counts::Passed;
 use super::clock::boot_secs;
 use super::counts::{Counts, FamilyCounts, Ledger};
 use super::ends::Ends;
-use super::flow_reader::{FlowReader, ListedFlow, is_opener};
+use super::flow_reader::{FlowReader, ListedFlow, Times, is_opener};
 use super::host_flows::HostFlows;
 use super::maps::{FamilyNames, flow_table, take};
 use super::pressure::Pressure;
@@ -207,7 +207,10 @@ impl FlowMaps {
     /// Ends the flows that a test picks, whichever way their packets take, and returns their
     /// number. It waits for a sweep to end.
     pub fn end(&self, picks: impl Fn(&ListedFlow) -> bool) -> Result<usize> {
-        let times = (boot_secs()?, self.timeouts);
+        let times = Times {
+            now_secs: boot_secs()?,
+            timeouts: self.timeouts,
+        };
         let Families {
             v4, v6, counted, ..
         } = &mut *self.lock();
@@ -285,11 +288,7 @@ impl<A: FamilyNames> Family<A> {
         })
     }
 
-    fn end(
-        &mut self,
-        picks: impl Fn(&ListedFlow) -> bool,
-        times: (u32, Timeouts),
-    ) -> Result<usize> {
+    fn end(&mut self, picks: impl Fn(&ListedFlow) -> bool, times: Times) -> Result<usize> {
         let picked = |key: &FlowKey<A>, flow: &Flow<A>| {
             is_opener(key, flow) && picks(&ListedFlow::of(*key, flow, times))
         };
@@ -389,7 +388,11 @@ impl<A: FamilyNames> Family<A> {
             counts,
             open: BTreeMap::new(),
         };
-        let limits = (self.pressure, self.timeouts);
+        let pressure = self.pressure;
+        let times = Times {
+            now_secs,
+            timeouts: self.timeouts,
+        };
         self.walk.restart();
         loop {
             let started = Instant::now();
@@ -399,7 +402,7 @@ impl<A: FamilyNames> Family<A> {
             let flows = &mut self.flows;
             let ledger = &mut self.ledger;
             let mut batch = batch.inspect(|(key, flow)| ends.meet(key, flow));
-            batch.try_for_each(|entry| found.meet(entry, flows, ledger, limits, now_secs))?;
+            batch.try_for_each(|entry| found.meet(entry, flows, ledger, pressure, times))?;
             if self.pressure != Pressure::Emergency {
                 thread::sleep(started.elapsed());
             }
@@ -451,10 +454,10 @@ impl<A: FamilyNames> Found<A> {
         (key, flow): (FlowKey<A>, Flow<A>),
         map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
         ledger: &mut Ledger<A>,
-        limits: (Pressure, Timeouts),
-        now_secs: u32,
+        pressure: Pressure,
+        times: Times,
     ) -> Result<()> {
-        let is_over = |flow: &Flow<A>| is_over(flow, &key, limits, now_secs);
+        let is_over = |flow: &Flow<A>| is_over(flow, &key, pressure, times);
         self.counts.add(&flow);
         self.swept.fast.tolerated +=
             usize::from(flow.kind == Kind::UNDNAT && flow.tx.has(Seen::LIBERAL));
@@ -468,7 +471,7 @@ impl<A: FamilyNames> Found<A> {
             } else {
                 self.remains(&key, &flow);
             }
-        } else if flow.idle_secs(now_secs) > ORPHAN_SECS && !has_opener(map, &key, &flow)? {
+        } else if flow.idle_secs(times.now_secs) > ORPHAN_SECS && !has_opener(map, &key, &flow)? {
             // The entry may also have been removed with its flow since it was read.
             if remove(map, &key)? {
                 self.swept.orphans += 1;
@@ -501,10 +504,11 @@ impl<A: FamilyNames> Found<A> {
 pub(super) fn is_over<A: Addr>(
     opener: &Flow<A>,
     key: &FlowKey<A>,
-    (pressure, timeouts): (Pressure, Timeouts),
-    now_secs: u32,
+    pressure: Pressure,
+    times: Times,
 ) -> bool {
-    opener.idle_secs(now_secs) > pressure.timeout_secs(opener.state(), key.proto(), timeouts)
+    opener.idle_secs(times.now_secs)
+        > pressure.timeout_secs(opener.state(), key.proto(), times.timeouts)
 }
 
 /// Returns true if the flow counts for its backend. As in the programs, a flow stops counting when

@@ -6,7 +6,7 @@ use domain::base::name::ToName;
 use domain::base::{Message, MessageBuilder};
 use rand::seq::SliceRandom;
 
-use crate::cluster::{Cluster, Known, Wanted};
+use crate::cluster_names::{Cluster, Known, Wanted};
 use crate::records::{Answer, Data, TTL, answer, soa};
 use crate::zone::{OwnedName, Zone};
 

@@ -9,7 +9,7 @@ use domain::rdata::{A, Aaaa, Cname, Ns, Soa, Srv, Txt, ZoneRecordData};
 use proxy_core::compact::{Address, EndpointSlice, Service};
 use proxy_core::input::ObjectName;
 
-use crate::cluster::Known;
+use crate::cluster_names::Known;
 use crate::zone::{OwnedName, Subject, Zone, dashes};
 
 pub(crate) type Data = ZoneRecordData<Vec<u8>, OwnedName>;

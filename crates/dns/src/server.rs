@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::debug;
 
-use crate::cluster::Cluster;
+use crate::cluster_names::Cluster;
 use crate::message::{Transport, reply};
 use crate::zone::Zone;
 

@@ -146,6 +146,7 @@ mod tests {
     use LinkKind::*;
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "a table of cases")]
     fn each_device_has_its_role() {
         let device = Role::Device { pod: false };
         let pod = Role::Device { pod: true };
@@ -426,6 +427,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "a table of cases")]
     fn routes_decide_the_role_of_a_pair_with_an_address() {
         let device = Role::Device { pod: false };
         let pod = Role::Device { pod: true };

@@ -149,34 +149,44 @@ impl Rules {
                 // They are for addresses and marks that the local table does not know.
                 Rule::To(..) | Rule::Back => first.min(PREFERENCE),
             };
-            let before = self.now.get(&rule).copied();
-            if before == Some(preference) {
-                continue;
-            }
-            if let Rule::Narrow { ipv6, .. } = rule {
-                // It is to come before this one, which follows in turn.
-                let all = Rule::All { ipv6 };
-                if let Some(last) = self.now.remove(&all) {
-                    self.delete(all, last, &mut report.refused).await?;
-                }
-            }
-            let mut request = self.handle.rule().add();
-            *request.message_mut() = message(&rule, preference);
-            if taken(
-                request.execute().await,
-                nix::libc::EEXIST,
-                rule,
-                &mut report.refused,
-            )? {
-                self.now.insert(rule, preference);
-                report.added += 1;
-                debug!(%rule, preference, "rule added");
-                if let Some(before) = before {
-                    self.delete(rule, before, &mut report.refused).await?;
-                }
+            if self.now.get(&rule) != Some(&preference) {
+                self.put(rule, preference, &mut report).await?;
             }
         }
         Ok(report)
+    }
+
+    /// Adds a rule, and then deletes the same one with another preference.
+    async fn put(
+        &mut self,
+        rule: Rule,
+        preference: u32,
+        report: &mut Report,
+    ) -> anyhow::Result<()> {
+        let before = self.now.get(&rule).copied();
+        if let Rule::Narrow { ipv6, .. } = rule {
+            // It is to come before this one, which follows in turn.
+            let all = Rule::All { ipv6 };
+            if let Some(last) = self.now.remove(&all) {
+                self.delete(all, last, &mut report.refused).await?;
+            }
+        }
+        let mut request = self.handle.rule().add();
+        *request.message_mut() = message(&rule, preference);
+        if taken(
+            request.execute().await,
+            nix::libc::EEXIST,
+            rule,
+            &mut report.refused,
+        )? {
+            self.now.insert(rule, preference);
+            report.added += 1;
+            debug!(%rule, preference, "rule added");
+            if let Some(before) = before {
+                self.delete(rule, before, &mut report.refused).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Reads the kernel's rules, and then does the same as [`Rules::reconcile`]. Our rules go
@@ -588,6 +598,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "a table of cases")]
     fn our_rules_go_before_those_that_take_the_hosts_packets() {
         use RuleAttribute::{
             Destination, FwMark, FwMask, Iifname, L3MDev, Oifname, Priority, Source,

@@ -232,7 +232,8 @@ impl Events {
         &self,
         service: &ObjectRef,
         uid: Option<&str>,
-        (port, is_silent): (u16, bool),
+        port: u16,
+        is_silent: bool,
         backends: &[String],
     ) {
         let what = if is_silent {
@@ -269,7 +270,9 @@ impl Events {
         &self,
         service: &ObjectRef,
         uid: Option<&str>,
-        (port, lost, count): (u16, &str, usize),
+        port: u16,
+        lost: &str,
+        count: usize,
         backends: &BTreeSet<String>,
     ) {
         let node = &self.node_name;

@@ -25,7 +25,7 @@ use proxy_core::input::Input;
 
 mod api_server_addrs;
 mod client;
-mod cluster;
+mod cluster_identity;
 mod context;
 mod credentials;
 mod errors;
@@ -113,12 +113,17 @@ impl Rate {
     }
 }
 
+#[expect(
+    clippy::cognitive_complexity,
+    reason = "two waits; the lint counts what `select!` and the log's macros expand to"
+)]
 pub(super) async fn run(
     options: &Options,
     node_name: Option<&str>,
     inputs: &Sender<Input>,
     health: &Health,
-    (events, mut questions): (events::Queue, NodeQuestions),
+    events: events::Queue,
+    mut questions: NodeQuestions,
 ) -> anyhow::Result<()> {
     let mut recorder = Recorder::new(node_name.unwrap_or_default(), events);
     let mut watches = Watches::new(node_name, options);

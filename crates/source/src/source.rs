@@ -65,7 +65,8 @@ impl Source {
                     node_name.as_deref(),
                     &inputs,
                     &health,
-                    (events, questions),
+                    events,
+                    questions,
                 )
                 .await
             }

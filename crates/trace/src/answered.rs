@@ -71,7 +71,9 @@ pub(crate) async fn notes(live: &Live, trace: &Trace) -> Vec<String> {
                 .unwrap_or_default();
             let service = full_name(&trace.outcome);
             notes.push(through_tunnel(
-                (start, service.as_deref(), ends),
+                start,
+                service.as_deref(),
+                ends,
                 tunnel,
                 live.status.unheard.as_ref(),
             ));
@@ -204,7 +206,9 @@ fn full_name(outcome: &Outcome) -> Option<String> {
 
 /// Says that a connection goes through the API server, and what may be wrong there if it fails.
 fn through_tunnel(
-    (start, service, ends): (SocketAddr, Option<&str>, Ends),
+    start: SocketAddr,
+    service: Option<&str>,
+    ends: Ends,
     tunnel: &TunnelStatus,
     unheard: Option<&UnheardStatus>,
 ) -> String {
@@ -314,7 +318,7 @@ mod tests {
                 failure: failure.cloned(),
                 ..TunnelStatus::default()
             };
-            through_tunnel((start, Some("shop/web"), ends), &tunnel, unheard)
+            through_tunnel(start, Some("shop/web"), ends, &tunnel, unheard)
         };
         let way = "192.0.0.8:4000 is kpx's tunnel, which leads the connection to a pod through the API server";
         assert_eq!(told(well, None, None), way);

@@ -10,7 +10,7 @@ use proxy_common::frontend::{self, Choice, Dialled, FrontendKey, SlotKey};
 use proxy_common::policy::{self, Client, Decision};
 
 use crate::input::{PortName, TraceInput};
-use crate::outside::DialledPort;
+use crate::outside_reach::DialledPort;
 use crate::programs::{Disposition, Run};
 use crate::redirected;
 use crate::report::{

@@ -7,7 +7,7 @@ use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::device::{Device, Node, OwnAddr};
 use proxy_common::frontend::FrontendKey;
 
-use crate::outside::Outside;
+use crate::outside_reach::Outside;
 use proxy_core::desired::Snapshot;
 use proxy_core::model::Skipped;
 use proxy_core::tables::{FamilyTables, Tables};

@@ -27,7 +27,7 @@ mod manifests;
 mod name;
 mod namespace;
 mod node;
-mod outside;
+mod outside_reach;
 mod packet;
 mod programs;
 mod redirected;
@@ -193,7 +193,7 @@ async fn of_family<A: Family, N: NodeFlags>(
         Tables::Folder(folder) => {
             let (input, from) = folder.input::<A>(from, args.host, &to).await?;
             let programs = Programs::load(object, &input, args.count)?;
-            send(programs, input, (from, to), args)
+            send(programs, input, from, to, args)
         }
         Tables::Live(live) => {
             let packet_args = PacketArgs {
@@ -204,7 +204,7 @@ async fn of_family<A: Family, N: NodeFlags>(
             let (input, from) = live.input::<A>(&packet_args, &to).await?;
             let programs = Programs::load(object, &input, args.count)?;
             live.check_tag(input.entry.program, &programs.tag()?)?;
-            let mut trace = send(programs, input, (from, to), args)?;
+            let mut trace = send(programs, input, from, to, args)?;
             trace.notes.extend(answered::notes(&live, &trace).await);
             Ok(trace)
         }
@@ -215,7 +215,8 @@ async fn of_family<A: Family, N: NodeFlags>(
 fn send<A: Family, N: NodeFlags>(
     mut programs: Programs<A>,
     input: TraceInput<A>,
-    (from, to): (SocketAddr, Target),
+    from: SocketAddr,
+    to: Target,
     args: &TraceArgs<N>,
 ) -> Result<Trace> {
     let count = args.count;

@@ -18,7 +18,7 @@ use proxy_common::frontend::{FrontendKey, Maglev, Service, Set, SetKey, SlotKey,
 use proxy_common::names;
 
 use crate::input::{Entry, Family, Net, TraceInput, port_names};
-use crate::outside::Outside;
+use crate::outside_reach::Outside;
 use crate::programs::LO;
 use crate::resolve::Known;
 use crate::target::{CLIENT_PORT, Target};

@@ -85,7 +85,7 @@ impl Views<'_> {
                 conflicts: conflicts4,
                 counts: &counts.v4,
             }
-            .add_to((&mut ports, &mut connects), &mut addresses, node);
+            .add_to(&mut ports, &mut connects, &mut addresses, node);
         }
         if let Some(v6) = &service.v6 {
             FamilyView {
@@ -94,7 +94,7 @@ impl Views<'_> {
                 conflicts: conflicts6,
                 counts: &counts.v6,
             }
-            .add_to((&mut ports, &mut connects), &mut addresses, node);
+            .add_to(&mut ports, &mut connects, &mut addresses, node);
         }
         for (port, connects) in ports.iter_mut().zip(&connects) {
             port.connect = connects.into();
@@ -186,7 +186,8 @@ struct FamilyView<'a, A: Addr> {
 impl<A: Addr> FamilyView<'_, A> {
     fn add_to(
         &self,
-        (ports, connects): (&mut [PortView], &mut [Connects]),
+        ports: &mut [PortView],
+        connects: &mut [Connects],
         addresses: &mut Addresses,
         node: &NodeModel,
     ) {
@@ -270,7 +271,7 @@ impl<A: Addr> FamilyView<'_, A> {
                 for (at, pod) in
                     backends.map(|(backend, pod)| (SockAddr::new(backend.addr, backend.port), pod))
                 {
-                    self.add_redirected((&mut view.backends, first), (key, at), pod, node);
+                    self.add_redirected(&mut view.backends, first, key, at, pod, node);
                 }
             }
         }
@@ -279,8 +280,10 @@ impl<A: Addr> FamilyView<'_, A> {
     /// Adds a pod that answers in a local redirect, or marks it among the Service's endpoints.
     fn add_redirected(
         &self,
-        (backends, first): (&mut Vec<BackendView>, usize),
-        (key, at): (&FrontendKey<A>, SockAddr<A>),
+        backends: &mut Vec<BackendView>,
+        first: usize,
+        key: &FrontendKey<A>,
+        at: SockAddr<A>,
         pod: &ObjectName,
         node: &NodeModel,
     ) {

@@ -10,7 +10,8 @@ use crate::output::{Form, cell, yellow};
 /// Lists the counts since the agent started, with the `explain`ed reasons. Passed packets are most
 /// of the node's traffic, and tell nothing of Services.
 pub fn packets(
-    (events, reasons): (&BTreeMap<String, u64>, &BTreeMap<String, u64>),
+    events: &BTreeMap<String, u64>,
+    reasons: &BTreeMap<String, u64>,
     explain: fn(Reason) -> &'static str,
     form: Form,
 ) -> String {
@@ -131,7 +132,8 @@ mod tests {
         let events = events.map(|event| (event.name().to_owned(), 1)).into();
         let reasons = [(Reason::NoEndpoints.name().to_owned(), 2)].into();
         let text = packets(
-            (&events, &reasons),
+            &events,
+            &reasons,
             Reason::name,
             Form {
                 headers: true,

@@ -75,7 +75,7 @@ pub async fn show<T: Listed>(
     if waits {
         say(format_args!("nothing found yet: {WAITS}"));
     }
-    go_on((items, waits), kind, watch.watch.then_some(PERIOD), read).await
+    go_on(items, waits, kind, watch.watch.then_some(PERIOD), read).await
 }
 
 /// Prints the objects, and with a period, in which it reads them again, their changes.
@@ -85,13 +85,14 @@ pub async fn follow<T: Listed>(
     mut read: impl AsyncFnMut(bool) -> Result<Vec<T>>,
 ) -> Result<()> {
     let items = read(true).await?;
-    go_on((items, false), kind, period, read).await
+    go_on(items, false, kind, period, read).await
 }
 
 /// Prints the first objects, and with a period their changes. `is_told`: the user knows why there
 /// are none.
 async fn go_on<T: Listed>(
-    (items, is_told): (Vec<T>, bool),
+    items: Vec<T>,
+    is_told: bool,
     kind: Kind,
     period: Option<Duration>,
     mut read: impl AsyncFnMut(bool) -> Result<Vec<T>>,

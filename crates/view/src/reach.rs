@@ -33,7 +33,8 @@ const FEW: usize = 5;
 /// Lists what a host outside of the cluster does not reach: whole Services, ports or families of
 /// others, and with wide output each backend.
 pub fn out_of_reach(
-    (services, ports): (&[CutOffStatus], &[CutOffPortStatus]),
+    services: &[CutOffStatus],
+    ports: &[CutOffPortStatus],
     backends: &[UnreachableStatus],
     form: Form,
 ) -> String {
@@ -99,17 +100,17 @@ mod tests {
             ..Form::default()
         };
         let ports: Vec<_> = (1..=FEW + 2).map(port).collect();
-        let text = out_of_reach((&[], &ports[..1]), &[], form);
+        let text = out_of_reach(&[], &ports[..1], &[], form);
         let expected =
             "OUT OF REACH               WHY\nshop/web 1/udp over IPv6   no route leads to it\n";
         assert_eq!(text, expected);
-        let text = out_of_reach((&[], &ports), &[], form);
+        let text = out_of_reach(&[], &ports, &[], form);
         assert_eq!(text.lines().count(), 1 + FEW + 1);
         assert!(
             text.ends_with("and 2 more ports of other Services: kpx status -o wide lists them\n"),
             "{text}"
         );
-        let all = out_of_reach((&[], &ports), &[], Form { wide: true, ..form });
+        let all = out_of_reach(&[], &ports, &[], Form { wide: true, ..form });
         assert_eq!(all.lines().count(), 1 + FEW + 2);
     }
 

@@ -8,6 +8,7 @@ use anyhow::Result;
 use proxy_common::counter::Event;
 use proxy_core::desired::Desired;
 use proxy_core::health::{Change, Judge};
+use proxy_core::input::ObjectName;
 use proxy_datapath::{Counters, VoteReader};
 use proxy_source::health::Problem;
 use proxy_view::status::SilentStatus;
@@ -171,21 +172,14 @@ impl Agent {
         }
         let unlogged = told.len().saturating_sub(LINES);
         for (nth, ((service, port, is_silent), backends)) in told.into_iter().enumerate() {
-            let number = backends.len();
-            let some = backends[..backends.len().min(NAMED)].join(", ");
-            match is_silent {
-                _ if nth >= LINES => {}
-                true => {
-                    warn!(service = %service.name, port, number, backends = some, "backends are silent")
-                }
-                false => {
-                    info!(service = %service.name, port, number, backends = some, "backends answer again")
-                }
+            if nth < LINES {
+                log_change(&service.name, port, is_silent, &backends);
             }
             self.reports.events.backends_changed(
                 &service,
                 self.desired.uid(&service),
-                (port, is_silent),
+                port,
+                is_silent,
                 &backends,
             );
         }
@@ -211,5 +205,16 @@ impl Agent {
             })
         });
         silent.collect()
+    }
+}
+
+/// Logs which backends of a port are silent, or answer again.
+fn log_change(service: &ObjectName, port: u16, is_silent: bool, backends: &[String]) {
+    let number = backends.len();
+    let some = backends[..number.min(NAMED)].join(", ");
+    if is_silent {
+        warn!(%service, port, number, backends = some, "backends are silent");
+    } else {
+        info!(%service, port, number, backends = some, "backends answer again");
     }
 }

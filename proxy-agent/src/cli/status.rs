@@ -51,7 +51,8 @@ fn text(status: &Status, form: Form) -> String {
         (
             None,
             out_of_reach(
-                (&status.cut_off, &status.cut_off_ports),
+                &status.cut_off,
+                &status.cut_off_ports,
                 &status.unreachable,
                 form,
             ),
@@ -60,11 +61,7 @@ fn text(status: &Status, form: Form) -> String {
         (None, maps(status, form)),
         (
             None,
-            packets(
-                (&status.events, &status.reasons),
-                proxy_trace::meaning,
-                form,
-            ),
+            packets(&status.events, &status.reasons, proxy_trace::meaning, form),
         ),
         (
             None,

@@ -36,6 +36,10 @@ pub(crate) fn start(logging: &Logging) {
 
 impl Configuration {
     /// Logs the configuration in force, and the remarks about it.
+    #[expect(
+        clippy::cognitive_complexity,
+        reason = "a list of lines, each with its condition; the lint counts what the log's macros expand to"
+    )]
     pub(crate) fn log(&self, settings: &Settings) {
         let remarks = &self.remarks;
         let common = self.checked.common;

@@ -49,14 +49,13 @@ pub(super) fn check(
     mut own: Fields,
 ) -> Result<Checked, Vec<Invalid>> {
     let mut fields = Fields::of(KubeProxyConfiguration::KIND);
-    let bind_address = bind_address(&mut fields, kube_proxy);
-    let node_ports = node_ports(&mut fields, &kube_proxy.node_port_addresses);
     let gates = Gates {
         set: &kube_proxy.feature_gates,
         version: kpx.version(),
     };
+    let node = node_options(&mut fields, &mut own, kube_proxy, kpx, gates);
+    let model = model_options(&mut own, kpx, gates, &node);
     misspelt_gates(&mut fields, gates);
-    let detector = detector(&mut fields, kube_proxy);
     let healthz_address = listen_address(
         &mut fields,
         "healthzBindAddress",
@@ -70,80 +69,21 @@ pub(super) fn check(
     let conntrack = conntrack(&mut fields, kube_proxy);
     let common = proxy_mode(&mut fields, kube_proxy);
     scalars(&mut fields, kube_proxy);
-    let node_ips = own.parse_each::<IpAddr>("nodeIPs", &kpx.node_ips, "must be an IP address");
-    let node_ips = if node_ips.is_empty() {
-        bind_address.into_iter().collect()
-    } else {
-        node_ips
-    };
-    let service_cidrs = own.parse_each("serviceCIDRs", &kpx.service_cidrs, "must be a CIDR");
-    let external_ip_cidrs = external_ip_cidrs(&mut own, &kpx.external_ip_cidrs);
-    let redirect_addresses = redirect_addresses(&mut own, kpx);
-    let is_host = kpx.mode == Mode::Host;
     of_the_mode(&mut own, kpx);
     let masquerades = kpx.masquerade == Masquerade::Compat || common.masquerade_all;
     let sockets = kpx.sockets(masquerades, &mut own);
     let names = names(&mut own, kpx);
-    own.positive("nodeTimeout", kpx.node_timeout);
-    own.check(
-        !kpx.run_dir.is_empty(),
-        "runDir",
-        &kpx.run_dir,
-        "must be a folder",
-    );
     let socket_group = socket_group(&mut own, &kpx.socket_group);
-    own.at_most("monitorHistory", kpx.monitor_history, MONITOR_HISTORY_MAX);
-    own.check(
-        kpx.bpf_dir.starts_with('/'),
-        "bpfDir",
-        &kpx.bpf_dir,
-        "must be the full path of a folder",
-    );
+    own_scalars(&mut own, kpx);
     let has_place = metrics_address.is_some() || !fields.invalid.is_empty();
     let why = "is served at metricsBindAddress, which is none (in mode host unless it is given)";
     own.check(!kpx.ui || has_place, "ui", kpx.ui, why);
     manifests(&mut own, kube_proxy, kpx);
 
-    let is_valid = fields.invalid.is_empty() && own.invalid.is_empty();
-    let Some(detector) = detector.filter(|_| is_valid) else {
-        return Err(fields.invalid.into_iter().chain(own.invalid).collect());
-    };
-    let pod_routing = is_host.then_some(kpx.pod_routes);
-    let model = ModelOptions {
-        algorithm: kpx.lb_algorithm.0,
-        backend_health: kpx.backend_health.0,
-        node_ips: node_ips.clone(),
-        external_ip_cidrs,
-        ignores_external_ips: !gates.external_ips(),
-        service_cidrs: service_cidrs.clone(),
-        host_routes: pod_routing
-            .map(|routes| Arc::new(HostRoutes::unknown(routes == PodRoutes::Default))),
-        has_redirects: kpx.local_redirect,
-        redirect_addresses,
-        ..ModelOptions::default()
-    };
-    let node = NodeOptions {
-        node_ips,
-        service_cidrs,
-        node_ports,
-        localhost: if is_host {
-            Localhost::Off
-        } else {
-            localhost(kube_proxy, gates)
-        },
-        detector,
-        masquerade: kpx.masquerade,
-        masquerade_all: common.masquerade_all,
-        cluster_ip_external: kpx.cluster_ip_external,
-        // A host in mode host has no pods.
-        fast_path: if is_host {
-            FastPath::Off
-        } else {
-            kpx.fast_path
-        },
-        pod_routing,
-        notices: Vec::new(),
-    };
+    let invalid = [fields.invalid, own.invalid].concat();
+    if !invalid.is_empty() {
+        return Err(invalid);
+    }
     Ok(Checked {
         node,
         model,
@@ -155,6 +95,67 @@ pub(super) fn check(
         names,
         socket_group,
     })
+}
+
+/// Returns the settings of the node. A field that is refused has its default there.
+fn node_options(
+    fields: &mut Fields,
+    own: &mut Fields,
+    kube_proxy: &KubeProxyConfiguration,
+    kpx: &KpxConfiguration,
+    gates: Gates<'_>,
+) -> NodeOptions {
+    let is_host = kpx.mode == Mode::Host;
+    let bind_address = bind_address(fields, kube_proxy);
+    let mut node_ips = own.parse_each("nodeIPs", &kpx.node_ips, "must be an IP address");
+    if node_ips.is_empty() {
+        node_ips.extend(bind_address);
+    }
+    NodeOptions {
+        node_ips,
+        service_cidrs: own.parse_each("serviceCIDRs", &kpx.service_cidrs, "must be a CIDR"),
+        node_ports: node_ports(fields, &kube_proxy.node_port_addresses),
+        localhost: if is_host {
+            Localhost::Off
+        } else {
+            localhost(kube_proxy, gates)
+        },
+        detector: detector(fields, kube_proxy).unwrap_or_default(),
+        masquerade: kpx.masquerade,
+        masquerade_all: kube_proxy.common().masquerade_all,
+        cluster_ip_external: kpx.cluster_ip_external,
+        // A host in mode host has no pods.
+        fast_path: if is_host {
+            FastPath::Off
+        } else {
+            kpx.fast_path
+        },
+        pod_routing: is_host.then_some(kpx.pod_routes),
+        notices: Vec::new(),
+    }
+}
+
+/// Returns the settings that decide what a Service means.
+fn model_options(
+    own: &mut Fields,
+    kpx: &KpxConfiguration,
+    gates: Gates<'_>,
+    node: &NodeOptions,
+) -> ModelOptions {
+    ModelOptions {
+        algorithm: kpx.lb_algorithm.0,
+        backend_health: kpx.backend_health.0,
+        node_ips: node.node_ips.clone(),
+        external_ip_cidrs: external_ip_cidrs(own, &kpx.external_ip_cidrs),
+        ignores_external_ips: !gates.external_ips(),
+        service_cidrs: node.service_cidrs.clone(),
+        host_routes: node
+            .pod_routing
+            .map(|routes| Arc::new(HostRoutes::unknown(routes == PodRoutes::Default))),
+        has_redirects: kpx.local_redirect,
+        redirect_addresses: redirect_addresses(own, kpx),
+        ..ModelOptions::default()
+    }
 }
 
 fn manifests(own: &mut Fields, kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration) {
@@ -522,6 +523,25 @@ fn ipvs(fields: &mut Fields, ipvs: &Ipvs) {
         fields.parse_each("ipvs.excludeCIDRs", &ipvs.exclude_cidrs, "must be a CIDR");
 }
 
+/// Checks the times, numbers and folders of kpx's own document.
+fn own_scalars(own: &mut Fields, kpx: &KpxConfiguration) {
+    own.positive("nodeTimeout", kpx.node_timeout);
+    own.check(
+        !kpx.run_dir.is_empty(),
+        "runDir",
+        &kpx.run_dir,
+        "must be a folder",
+    );
+    own.at_most("monitorHistory", kpx.monitor_history, MONITOR_HISTORY_MAX);
+    own.check(
+        kpx.bpf_dir.starts_with('/'),
+        "bpfDir",
+        &kpx.bpf_dir,
+        "must be the full path of a folder",
+    );
+}
+
+/// Checks the times and numbers of kube-proxy's document.
 fn scalars(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) {
     let oom_score_adj = kube_proxy.oom_score_adj;
     let burst = kube_proxy.client_connection.burst;

@@ -134,7 +134,8 @@ impl Open {
     /// Returns the oldest connection of the client that has the most. Age alone would let one
     /// client end all others' connections, before they have asked.
     fn gives_way(&self, among: impl Fn(&Connection) -> bool) -> Option<usize> {
-        let (mut of_site, mut of_client) = (HashMap::<_, usize>::new(), HashMap::<_, usize>::new());
+        let mut of_site = HashMap::<_, usize>::new();
+        let mut of_client = HashMap::<_, usize>::new();
         let among = || {
             self.connections
                 .iter()

@@ -12,7 +12,7 @@ use proxy_net::conntrack::Tuple;
 use proxy_net::conntrack::tolerate::{self, Tolerance};
 use proxy_net::sysctl;
 
-use super::whole::Staying;
+use super::whole_connections::Staying;
 
 /// The most walks. One that finds nothing is the last: a program may have opened a flow behind the
 /// walk before, or undone its work.

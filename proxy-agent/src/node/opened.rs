@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use proxy_common::device::Node;
 use proxy_net::netfilter::Netfilter;
 
-use super::whole::{Among, Facts, Whole};
+use super::whole_connections::{Among, Facts, Whole};
 
 /// The connections to pods of this node that may skip the stack once conntrack tolerates it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -65,26 +65,43 @@ impl DevicePrograms {
                 Role::Loopback | Role::Anchor | Role::Ignored(_) => continue,
             };
             carried.insert(link.index);
-            let known = self.attachments.devices().contains_key(&link.index);
-            if let Err(error) = self.attachments.attach(link.index, &link.name, place) {
-                // Pods come and go: the next event says what has become of the device.
-                if !is_there(link) {
-                    debug!(
-                        device = link.name,
-                        ifindex = link.index,
-                        error = format!("{error:#}"),
-                        "a device has gone"
-                    );
-                    continue;
-                }
+            if let Err(error) = self.attach_to(link, place) {
                 let problem = Problem::Device(link.name.clone());
                 health.begin(&problem, format!("{error:#}"));
                 failing.insert(problem);
             }
-            if !known && let Some(attached) = self.attachments.devices().get(&link.index) {
-                info!(device = link.name, ifindex = link.index, by = %attached.mechanism, "attached");
-            }
         }
+        self.detach_all_but(&carried);
+        self.failing
+            .difference(&failing)
+            .for_each(|problem| health.end(problem));
+        self.failing = failing;
+    }
+
+    /// Puts programs on a device. A device that has gone meanwhile is no failure: pods come and go,
+    /// and the next event says what has become of it.
+    fn attach_to(&mut self, link: &Link, place: Place) -> Result<()> {
+        let known = self.attachments.devices().contains_key(&link.index);
+        let result = self.attachments.attach(link.index, &link.name, place);
+        if let Err(error) = &result
+            && !is_there(link)
+        {
+            debug!(
+                device = link.name,
+                ifindex = link.index,
+                error = format!("{error:#}"),
+                "a device has gone"
+            );
+            return Ok(());
+        }
+        if !known && let Some(attached) = self.attachments.devices().get(&link.index) {
+            info!(device = link.name, ifindex = link.index, by = %attached.mechanism, "attached");
+        }
+        result
+    }
+
+    /// Takes the programs off devices that are gone, or that have another role by now.
+    fn detach_all_but(&mut self, carried: &BTreeSet<u32>) {
         let gone = self
             .attachments
             .devices()
@@ -96,10 +113,6 @@ impl DevicePrograms {
                 info!(device = attached.name, ifindex, "detached");
             }
         }
-        self.failing
-            .difference(&failing)
-            .for_each(|problem| health.end(problem));
-        self.failing = failing;
     }
 
     /// Puts the anchor's program on another anchor than before.
@@ -117,7 +130,8 @@ impl DevicePrograms {
         &mut self,
         handle: &Handle,
         devices: &Devices,
-        (repairs, relapses): (&mut Repairs, &Relapses),
+        repairs: &mut Repairs,
+        relapses: &Relapses,
         health: &Health,
     ) -> Result<BTreeSet<String>> {
         let mut gone = BTreeSet::new();

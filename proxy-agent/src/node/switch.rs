@@ -13,7 +13,7 @@ use super::Node;
 use super::detect::Detector;
 use super::fast_path::FastPathState;
 use super::leaving;
-use super::whole::Facts;
+use super::whole_connections::Facts;
 
 /// The names of devices by which rules are judged.
 pub(super) struct JudgedNames {

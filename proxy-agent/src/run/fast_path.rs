@@ -14,29 +14,12 @@ use crate::conntrack::tolerance;
 const OPENS_SECS: u32 = 2;
 
 pub(super) struct FastPathWatch {
-    ways: FastPathWays,
-    tolerated: ToleratedFlows,
-    judged: JudgedRules,
-    handle: Handle,
-    changes: mpsc::Sender<()>,
-}
-
-impl FastPathWatch {
-    /// `changes` hears of rules that are to be judged.
-    pub(super) fn new(
-        (ways, tolerated): (FastPathWays, ToleratedFlows),
-        judged: JudgedRules,
-        handle: Handle,
-        changes: mpsc::Sender<()>,
-    ) -> Self {
-        Self {
-            ways,
-            tolerated,
-            judged,
-            handle,
-            changes,
-        }
-    }
+    pub(super) ways: FastPathWays,
+    pub(super) tolerated: ToleratedFlows,
+    pub(super) judged: JudgedRules,
+    pub(super) handle: Handle,
+    /// Receives a message when rules are to be judged again.
+    pub(super) changes: mpsc::Sender<()>,
 }
 
 /// Watches until something fails; waits for ever without the fast path.

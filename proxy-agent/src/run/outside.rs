@@ -13,6 +13,13 @@ use crate::control::AgentHandle;
 use crate::names::{self, Names, NamesOptions, NamesState};
 use crate::tunnel::{self, Tunnel, TunnelState};
 
+/// What the operator asks for, and the server that the objects come from.
+pub(super) struct OutsideOptions<'a> {
+    pub(super) source: &'a Source,
+    pub(super) names: Option<NamesOptions>,
+    pub(super) tunnel: Option<kubernetes::Options>,
+}
+
 /// The servers for programs of this machine, each as far as it is asked for.
 pub(super) struct Outside {
     names: Option<Names>,
@@ -30,17 +37,23 @@ pub struct OutsideStates {
 
 /// Starts what is asked for, and notes in `model` where the tunnel begins.
 pub(super) async fn start(
-    (source, names, tunnel): (&Source, Option<NamesOptions>, Option<kubernetes::Options>),
+    wanted: OutsideOptions<'_>,
     model: &mut ModelOptions,
     flows: &FlowMaps,
     agent: &AgentHandle,
     netlink: &Handle,
 ) -> Result<(Outside, OutsideStates)> {
-    let (names, names_state) = names::start(names, agent, netlink);
-    let (tunnel, tunnel_state) =
-        Tunnel::start(tunnel, model.host_routes.as_mut(), flows, agent, netlink).await?;
+    let (names, names_state) = names::start(wanted.names, agent, netlink);
+    let (tunnel, tunnel_state) = Tunnel::start(
+        wanted.tunnel,
+        model.host_routes.as_mut(),
+        flows,
+        agent,
+        netlink,
+    )
+    .await?;
     // It is for reports alone. The source tells what is wrong with it.
-    let api_server = source.server().await.unwrap_or_default();
+    let api_server = wanted.source.server().await.unwrap_or_default();
     let states = OutsideStates {
         api_server,
         names: names_state,

@@ -7,14 +7,11 @@ use anyhow::{Context, Error, Result};
 use axum::Router;
 use tokio::task::JoinSet;
 
-use crate::control::AgentHandle;
 use crate::http_server::keep_serving;
-use crate::liveness::Liveness;
-use crate::monitor::Watchers;
+use crate::run::Reporting;
 use crate::settings::Settings;
 use crate::ui::Sources;
 use crate::{healthz, metrics_server, ui};
-use proxy_metrics::Metrics;
 use proxy_source::events::Events;
 use proxy_source::health::{Health, Problem};
 
@@ -30,18 +27,25 @@ pub(super) struct Servers {
 }
 
 impl Servers {
-    pub(super) fn new(
-        settings: &Settings,
-        (agent, watchers): (&AgentHandle, &Watchers),
-        metrics: &Metrics,
-        liveness: Liveness,
-        [health, source_health]: [Health; 2],
-        events: Events,
-    ) -> Self {
-        let healthz = healthz::router(liveness, metrics.clone(), [health.clone(), source_health]);
-        let sources = || Sources::new(agent, watchers, &settings.run_dir);
+    pub(super) fn new(settings: &Settings, reporting: &Reporting) -> Self {
+        let Reporting {
+            watchers,
+            metrics,
+            liveness,
+            health,
+            source_health,
+            agent,
+            events,
+            ..
+        } = reporting;
+        let healthz = healthz::router(
+            liveness.clone(),
+            metrics.clone(),
+            [health.clone(), source_health.clone()],
+        );
         let page = if settings.ui {
-            ui::router(sources(), &settings.node_name)
+            let sources = Sources::new(agent, watchers, &settings.run_dir);
+            ui::router(sources, &settings.node_name)
         } else {
             Router::new()
         };
@@ -68,8 +72,8 @@ impl Servers {
                 })
                 .collect(),
             hard_fail: settings.bind_address_hard_fail,
-            health,
-            events,
+            health: health.clone(),
+            events: events.clone(),
         }
     }
 

@@ -40,6 +40,7 @@ fn bytes_of_keys_and_values_are_those_of_this_layout() {
     );
 }
 
+#[expect(clippy::too_many_lines, reason = "a table with one value of each type")]
 fn samples<A: Addr>([a, b, c, d]: [A; 4]) -> Vec<(&'static str, Vec<u8>)> {
     let at = |addr, port| SockAddr::new(addr, Port::new(port));
     let service = FrontendKey::new(a, Port::new(80), Proto::TCP);

@@ -147,6 +147,10 @@ fn pod_of(set: &DaemonSet, node: &Node) -> Result<Object> {
 }
 
 #[test]
+#[expect(
+    clippy::too_many_lines,
+    reason = "every command asks the same two nodes"
+)]
 fn plugin_of_kubectl_merges_the_answers_of_all_nodes() -> Result<()> {
     let cluster = Cluster::start()?;
     let web = cluster.web()?;
@@ -446,6 +450,7 @@ fn node_that_does_not_answer_is_named() -> Result<()> {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "every check reads the same archive")]
 fn sysdump_holds_the_parts_of_every_node_and_no_secret() -> Result<()> {
     let cluster = Cluster::start()?;
     let web = cluster.web()?;

@@ -139,6 +139,7 @@ fn waits(agent: &Agent, name: &str, way: &str, why: &str) -> Result<()> {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of pods")]
 fn a_pods_sockets_are_led_unless_something_speaks_against_it() -> Result<()> {
     let cluster = Cluster::start()?;
     let agent = cluster.agent(&STACK)?;

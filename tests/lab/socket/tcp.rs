@@ -16,6 +16,7 @@ use crate::socket::fixture::{Fixture, NODE, NODE_PORT, PORT, count, web};
 const TCP: Protocol = Protocol::Tcp;
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "every kind of Service on one node")]
 fn the_hosts_connections_are_translated_to_backends() -> Result<()> {
     let fixture = Fixture::start()?;
     let sticky = Service::new("sticky", 11, &["p1b", "p2a", "p2b"], PORT).affinity(60);

@@ -263,7 +263,8 @@ fn other_programs(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> 
     let listener = UnixListener::bind(dir.path().join("kpx.sock"))?;
     let from = lab.host("p1a").addrs.v4.to_string();
     let error = thread::scope(|scope| {
-        let (status, maps) = (status.to_string(), status["maps"].to_string());
+        let maps = status["maps"].to_string();
+        let status = status.to_string();
         let answer = scope.spawn(move || {
             [&status, &maps, "[]"]
                 .iter()

@@ -205,6 +205,11 @@ impl Plan {
             sticky,
             Expect::Same,
         );
+        self.long_messages(stage, from, client);
+    }
+
+    /// Adds what each client inside the cluster dials with more than a packet of data.
+    fn long_messages(&mut self, stage: &Stage, from: From, client: usize) {
         let servers = [("server-1", "first", FIRST), ("server-2", "second", SECOND)];
         for (server, service, expect) in servers {
             let direct = pod_ips(stage, server, SERVED);

@@ -19,8 +19,8 @@ impl Desired {
                 name: name.clone(),
             };
             let uid = self.store.uid(&service).map(Into::into);
-            self.v4.place(name, (&service, &uid), &mut placements);
-            self.v6.place(name, (&service, &uid), &mut placements);
+            self.v4.place(name, &service, &uid, &mut placements);
+            self.v6.place(name, &service, &uid, &mut placements);
         }
         placements
     }
@@ -30,7 +30,8 @@ impl<A: Addr> Family<A> {
     fn place(
         &self,
         name: &ObjectName,
-        (service, uid): (&ObjectRef, &Option<Box<str>>),
+        service: &ObjectRef,
+        uid: &Option<Box<str>>,
         placements: &mut Placements,
     ) {
         let Some(model) = self.models.get(name) else {

@@ -207,7 +207,8 @@ impl Guard {
     pub(super) fn leaves_port<A: Addr>(
         &self,
         reader: &mut Reader<'_>,
-        (service, index): (&Service, usize),
+        service: &Service,
+        index: usize,
         key: FrontendKey<A>,
     ) -> bool {
         let admitted = || self.admit_port(key.addr, key.port, key.proto);

@@ -157,7 +157,8 @@ impl<'a> Redirect<'a> {
     pub(super) fn port<A: Addr>(
         &self,
         port: &compact::ServicePort,
-        (number, proto): (Port, Proto),
+        number: Port,
+        proto: Proto,
         admit: impl Fn(IpAddr) -> Result<(), String>,
         skipped: &mut Vec<Skipped>,
     ) -> Option<RedirectedPort<A>> {

@@ -5,7 +5,7 @@ use std::future::pending;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::cluster::{Known, Wanted};
+use crate::cluster_names::{Known, Wanted};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

@@ -294,6 +294,7 @@ fn one_comparison_covers_neighbouring_fields() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of cases")]
 fn verdicts_lead_through_the_chains() {
     let masq = || vec![masquerade()];
     let cases: [Case; 16] = [

@@ -118,6 +118,13 @@ pub(super) fn passed(name: &ChainName, chain: &Chain, family: Family) -> Option<
     })
 }
 
+/// The place of a rule: its chain, and its number there from 1 on.
+#[derive(Clone, Copy)]
+struct RulePlace<'a> {
+    chain: &'a ChainName,
+    number: usize,
+}
+
 impl<'a> Walk<'a> {
     fn base_chains(&mut self, packets: &Packets<'a>, blamed: &mut BTreeSet<ChainName>) {
         let rules = self.rules;
@@ -133,7 +140,7 @@ impl<'a> Walk<'a> {
             if base.hook == Hook::Device {
                 self.device(name, chain, &packets);
             } else {
-                packets.mark = self.base_chain((base, name, chain), &packets);
+                packets.mark = self.base_chain(base, name, chain, &packets);
             }
             if self.is_blamed {
                 blamed.insert(name.clone());
@@ -160,7 +167,9 @@ impl<'a> Walk<'a> {
     /// next base chain, too.
     fn base_chain(
         &mut self,
-        (base, name, chain): (Base, &ChainName, &Chain),
+        base: Base,
+        name: &ChainName,
+        chain: &Chain,
         packets: &Packets<'a>,
     ) -> Mark {
         let is_followed = base.hook != Hook::Prerouting || base.priority > NF_IP_PRI_CONNTRACK;
@@ -197,7 +206,15 @@ impl<'a> Walk<'a> {
                     accepted: Some(Mark::UNKNOWN),
                 };
             }
-            let RuleEnds { next, of_chain } = self.rule((name, number), rule, &packets, depth);
+            let RuleEnds { next, of_chain } = self.rule(
+                RulePlace {
+                    chain: name,
+                    number,
+                },
+                rule,
+                &packets,
+                depth,
+            );
             ends = ends.or(of_chain);
             match next {
                 Some(rest) => (packets.mark, packets.devices) = (rest.mark, rest.devices),
@@ -212,7 +229,7 @@ impl<'a> Walk<'a> {
 
     fn rule(
         &mut self,
-        place: (&ChainName, usize),
+        place: RulePlace<'_>,
         rule: &Rule,
         packets: &Packets<'a>,
         depth: u32,
@@ -272,12 +289,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Returns what is known of a mark that a rule sets.
-    fn set_mark(
-        &mut self,
-        place: (&ChainName, usize),
-        mark: Mark,
-        change: Option<MarkChange>,
-    ) -> Mark {
+    fn set_mark(&mut self, place: RulePlace<'_>, mark: Mark, change: Option<MarkChange>) -> Mark {
         let known = change
             .filter(|_| self.asked.knows_marks)
             .map_or(Mark::UNKNOWN, |change| mark.changed(change));
@@ -289,7 +301,7 @@ impl<'a> Walk<'a> {
 
     fn verdict(
         &mut self,
-        place: (&ChainName, usize),
+        place: RulePlace<'_>,
         verdict: &Verdict,
         packets: &Packets<'a>,
         depth: u32,
@@ -334,14 +346,14 @@ impl<'a> Walk<'a> {
 
     fn call(
         &mut self,
-        place: (&ChainName, usize),
+        place: RulePlace<'_>,
         chain: &str,
         packets: &Packets<'a>,
         depth: u32,
     ) -> Ends {
         let name = ChainName {
             chain: chain.to_owned(),
-            ..place.0.clone()
+            ..place.chain.clone()
         };
         match self.rules.get(&name) {
             Some(chain) => self.chain(&name, chain, packets, depth + 1),
@@ -358,10 +370,10 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn report(&mut self, (chain, number): (&ChainName, usize), what: &str) {
+    fn report(&mut self, place: RulePlace<'_>, what: &str) {
         self.blame(Obstacle::Rule {
-            chain: chain.clone(),
-            number,
+            chain: place.chain.clone(),
+            number: place.number,
             what: what.to_owned(),
         });
     }

@@ -17,7 +17,7 @@ use tracing::info;
 
 use super::Options;
 use super::api_server_addrs::ApiServerAddrs;
-use super::cluster::Cluster;
+use super::cluster_identity::Cluster;
 use super::context::{configured, kubeconfig};
 use super::errors::Told;
 use super::outage::Outage;

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
 use self::backoff::Backoff;
-use self::comparisons::{Comparisons, compare, disorder};
+use self::comparisons::{Comparisons, Wait, compare, disorder};
 use self::event::{Event, ParsedObject};
 use self::failure::{StreamEnd, WatchEnd, is_lost};
 use self::lines::lines;
@@ -259,10 +259,13 @@ where
         let _open = Watches::of_process().open(&K::Object::kind(&()));
         let mut settled = pin!(sleep(SETTLED));
         let mut holds = false;
-        let delay = self
-            .comparisons
-            .delay(watch_health.comparison_delay(self.sent.objects()));
-        let mut comparison = self.compare(client, outage, (delay, false));
+        let wait = Wait {
+            delay: self
+                .comparisons
+                .delay(watch_health.comparison_delay(self.sent.objects())),
+            may_be_outage: false,
+        };
+        let mut comparison = self.compare(client, outage, wait);
         loop {
             let line = tokio::select! {
                 line = lines.try_next() => {
@@ -283,7 +286,10 @@ where
                     let next = match found {
                         Ok(None) => {
                             watch_health.history_is_known();
-                            (self.comparisons.done(), false)
+                            Wait {
+                                delay: self.comparisons.done(),
+                                may_be_outage: false,
+                            }
                         }
                         Ok(Some(why)) => {
                             let _next = self.comparisons.done();
@@ -292,7 +298,10 @@ where
                         }
                         Err(end) => {
                             watch_health.comparison_failed(&end);
-                            (self.pause_after(&end), end.is_outage())
+                            Wait {
+                                delay: self.pause_after(&end),
+                                may_be_outage: end.is_outage(),
+                            }
                         }
                     };
                     comparison = self.compare(client, outage, next);
@@ -450,7 +459,7 @@ where
         &self,
         client: &Client,
         outage: &Outage,
-        wait: (Duration, bool),
+        wait: Wait,
     ) -> BoxFuture<'static, Result<Option<String>, WatchEnd>> {
         let client = client.clone();
         let outage = outage.clone();
@@ -459,7 +468,9 @@ where
             client,
             outage,
             wait,
-            (sent, self.selection.clone(), self.lister.clone()),
+            sent,
+            self.selection.clone(),
+            self.lister.clone(),
         )
         .boxed()
     }

@@ -18,9 +18,8 @@ pub(super) fn build(id: &str, layout: Layout, uplink: Uplink, dir: PathBuf) -> R
     let fabric = fabric(id)?;
     let x = outsider(id, &fabric, "x", OUTSIDE.host(10))?;
     let ext = outsider(id, &fabric, "ext", OUTSIDE.host(20))?;
-    let shape = (layout, uplink);
-    let n1 = node(id, &fabric, shape, "n1", 0, &["p1a", "p1b", "p1c"])?;
-    let n2 = node(id, &fabric, shape, "n2", 1, &["p2a", "p2b"])?;
+    let n1 = node(id, &fabric, layout, uplink, "n1", 0, &["p1a", "p1b", "p1c"])?;
+    let n2 = node(id, &fabric, layout, uplink, "n2", 1, &["p2a", "p2b"])?;
     let xl = neighbour(id, &fabric)?;
     let _tunnel = match layout {
         Layout::Tunnel(kind) => {
@@ -127,7 +126,8 @@ fn neighbour(id: &str, fabric: &Host) -> Result<Host> {
 fn node(
     id: &str,
     fabric: &Host,
-    (layout, uplink): (Layout, Uplink),
+    layout: Layout,
+    uplink: Uplink,
     name: &'static str,
     nth: u8,
     pods: &[&'static str],

@@ -40,12 +40,8 @@ fn packet(names: &Names, words: &[&str]) -> Result<Vec<u8>> {
         let addr = |peer: &str| -> Result<_> { Ok(SocketAddr::new(names.peer(peer)?.ip(), 0)) };
         let from = addr(dst)?;
         let to = addr(src)?;
-        return ip(
-            from.ip(),
-            to.ip(),
-            &extras,
-            icmp(names, "port-unreachable", from, to, &quoted)?,
-        );
+        let (proto, message) = icmp(names, "port-unreachable", from, to, &quoted)?;
+        return ip(from.ip(), to.ip(), &extras, proto, message);
     }
     // The flags will be cut off, as in a quote.
     let (words, most) = match words {
@@ -80,7 +76,7 @@ fn packet(names: &Names, words: &[&str]) -> Result<Vec<u8>> {
         [_, kind] => icmp(names, kind, src, dst, rest)?,
     };
     transport.truncate(most);
-    ip(src.ip(), dst.ip(), &extras, (proto, transport))
+    ip(src.ip(), dst.ip(), &extras, proto, transport)
 }
 
 /// Returns flags that a packet of this transport may have, and none if it has no flags.
@@ -131,7 +127,8 @@ fn ip(
     src: IpAddr,
     dst: IpAddr,
     extras: &[Extra],
-    (proto, transport): (u8, Vec<u8>),
+    proto: u8,
+    transport: Vec<u8>,
 ) -> Result<Vec<u8>> {
     match (src, dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {

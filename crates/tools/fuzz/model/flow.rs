@@ -262,7 +262,8 @@ impl Flow {
     pub(crate) fn judge_end(
         &self,
         transport: Option<&Transport>,
-        (said, is_clients): (Said, bool),
+        said: Said,
+        is_clients: bool,
         acked: u32,
         advances: bool,
     ) -> End {

@@ -190,21 +190,20 @@ impl Model {
                 let advances = flow.backend_advanced && is_recent(flow.backend_secs);
                 flow.judge_end(
                     transport,
-                    (flow.client_said, true),
+                    flow.client_said,
+                    true,
                     flow.backend_acked,
                     advances,
                 )
             }
             _ if flow.dialled || redialled => End::Likely,
-            _ => {
-                let said = (flow.backend_said, false);
-                flow.judge_end(
-                    transport,
-                    said,
-                    flow.client_acked,
-                    is_recent(flow.last_secs),
-                )
-            }
+            _ => flow.judge_end(
+                transport,
+                flow.backend_said,
+                false,
+                flow.client_acked,
+                is_recent(flow.last_secs),
+            ),
         };
         let is_denied = end != End::Likely;
         let mut is_alive = end == End::Likely;

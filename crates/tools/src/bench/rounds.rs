@@ -49,7 +49,10 @@ pub struct Sample {
 
 impl Sample {
     pub fn of(
-        (services, path, mode, variant): (usize, Path, Mode, Variant),
+        services: usize,
+        path: Path,
+        mode: Mode,
+        variant: Variant,
         round: usize,
         done: Work,
     ) -> Self {
@@ -205,7 +208,10 @@ fn on(
                     let done =
                         done.with_context(|| format!("{}, {services} services", fixture.variant))?;
                     listener.sample(Sample::of(
-                        (services, path, mode, fixture.variant),
+                        services,
+                        path,
+                        mode,
+                        fixture.variant,
                         round,
                         done,
                     ))?;

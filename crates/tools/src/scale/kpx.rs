@@ -66,7 +66,7 @@ pub(super) fn measure(
     put(What::SliMean, (mean * 1e3).into());
     put(What::SliP99, (p99 * 1e3).into());
     follow(&probe, &fixture, &place, put)?;
-    restart(&fixture, &place, cluster, agent, (&probe, options), put)
+    restart(&fixture, &place, cluster, agent, &probe, options, put)
 }
 
 /// Returns where an endpoint answers streams without a Service.
@@ -303,7 +303,8 @@ fn restart(
     place: &Place,
     cluster: &Cluster,
     mut agent: Agent<'_>,
-    (probe, options): (&Probe, &Options),
+    probe: &Probe,
+    options: &Options,
     put: &mut impl FnMut(What, Found),
 ) -> Result<()> {
     let served = (0..cluster.services).filter(|nth| !is_udp(*nth));

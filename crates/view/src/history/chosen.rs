@@ -99,12 +99,9 @@ impl Chosen {
     pub fn readings(&self) -> Vec<ServiceReading> {
         let of_ports = self.ports.iter().map(|port| {
             let sums = Sums::of(port);
-            let name = (
+            reading(
                 port.service.namespace.to_string(),
                 port.service.name.to_string(),
-            );
-            reading(
-                name,
                 format!("{}/{}", port.port, port.proto.to_string().to_uppercase()),
                 &sums,
             )
@@ -112,13 +109,14 @@ impl Chosen {
         let others = self
             .others
             .iter()
-            .map(|sums| reading((String::new(), OTHER.to_owned()), String::new(), sums));
+            .map(|sums| reading(String::new(), OTHER.to_owned(), String::new(), sums));
         of_ports.chain(others).collect()
     }
 }
 
 fn reading(
-    (namespace, service): (String, String),
+    namespace: String,
+    service: String,
     port: String,
     Sums { counts, connects }: &Sums,
 ) -> ServiceReading {

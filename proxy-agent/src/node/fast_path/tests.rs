@@ -1,6 +1,6 @@
 //! Which packets skip the stack, by the operator's choice and the state of the node.
 
-use super::super::whole::Among;
+use super::super::whole_connections::Among;
 use super::*;
 
 fn list(rules: &[&str]) -> Vec<String> {

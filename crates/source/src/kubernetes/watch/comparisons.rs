@@ -72,6 +72,14 @@ fn regular() -> Instant {
     Instant::now() + Duration::from_secs(rand::random_range(REGULAR))
 }
 
+/// The wait before a comparison.
+#[derive(Clone, Copy)]
+pub(super) struct Wait {
+    pub(super) delay: Duration,
+    /// True if a failure before may be an outage: the wait ends with it.
+    pub(super) may_be_outage: bool,
+}
+
 /// Compares after a wait. After the server was away, its data may have been restored from a backup.
 /// A watch from a version that is yet to come is granted and silent; one from a version that
 /// others' writes have passed lacks what happened before that. Returns the contradiction, if there
@@ -79,10 +87,12 @@ fn regular() -> Instant {
 pub(super) async fn compare<K: Compact + Clone>(
     client: Client,
     outage: Outage,
-    (delay, may_be_outage): (Duration, bool),
-    (sent, selection, mut lister): (Sent, Selection, Lister),
+    wait: Wait,
+    sent: Sent,
+    selection: Selection,
+    mut lister: Lister,
 ) -> Result<Option<String>, WatchEnd> {
-    outage.wait(delay, may_be_outage).await;
+    outage.wait(wait.delay, wait.may_be_outage).await;
     let comparison = sent.begin();
     let kind = K::Object::kind(&());
     let version = &comparison.version;

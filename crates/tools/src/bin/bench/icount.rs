@@ -116,9 +116,7 @@ fn measure(args: &Args, services: usize, variant: Variant) -> Result<()> {
                 ..done
             };
             print(&Record::Sample(Sample::of(
-                (services, path, mode, variant),
-                round,
-                done,
+                services, path, mode, variant, round, done,
             )))?;
         }
     }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use testbed::agent::{SERVICE_PORT, Service};
-use testbed::echo::{Dial, Fault, Protocol, pattern};
+use testbed::echo::{Answer, Dial, Fault, Protocol, pattern};
 use testbed::lab::{EXTERNAL, Family, Host, Lab};
 
 use crate::{LOAD_BALANCER, NODE_PORT};
@@ -219,14 +219,7 @@ pub(crate) fn everyone(lab: &Lab, services: &[Service]) -> Result<usize> {
             let dial = Dial::new(protocol, at.addr(lab, service, family));
             let result = dial.exchange(&client.ns, &pattern(BYTES));
             let judged = match &result {
-                Ok(answer) => judge(
-                    lab,
-                    service,
-                    client,
-                    *sees,
-                    (&answer.backend, answer.source.ip(), family),
-                    &of_node,
-                ),
+                Ok(answer) => judge(lab, service, client, *sees, family, answer, &of_node),
                 Err(Fault::Refused) if matches!(sees, Sees::Nothing) => Ok(()),
                 Err(fault) => Err(fault.to_string()),
             };
@@ -260,15 +253,18 @@ pub(crate) fn everyone(lab: &Lab, services: &[Service]) -> Result<usize> {
     Ok(wrong.len())
 }
 
-/// Says what is wrong with an answer: the backend's name, the address that it saw, and the family.
+/// Says what is wrong with an answer: with the backend's name, or with the address that it saw.
 fn judge(
     lab: &Lab,
     service: &Service,
     client: &Host,
     sees: Sees,
-    (backend, seen, family): (&str, IpAddr, Family),
+    family: Family,
+    answer: &Answer,
     of_node: &BTreeSet<IpAddr>,
 ) -> Result<(), String> {
+    let backend = answer.backend.as_str();
+    let seen = answer.source.ip();
     if !service.backends.contains(&backend) {
         return Err(format!("{backend} answers, and is no backend"));
     }

@@ -304,7 +304,7 @@ fn agent_without_lists_waits_and_is_not_unhealthy() -> Result<()> {
 
 /// Gives the Service's port, and its first backend, connections: answered ones by bucket, refused
 /// and unanswered ones.
-fn dialled(sample: &mut Sample, name: &str, buckets: &[u64], (refused, unanswered): (u64, u64)) {
+fn dialled(sample: &mut Sample, name: &str, buckets: &[u64], refused: u64, unanswered: u64) {
     let service = sample
         .services
         .iter_mut()
@@ -329,14 +329,15 @@ fn dialled(sample: &mut Sample, name: &str, buckets: &[u64], (refused, unanswere
 fn connect_times_and_failures_are_those_of_the_interval() -> Result<()> {
     let (mut before, mut now) = samples()?;
     // Before the interval connections were fast.
-    dialled(&mut before, "web", &[1_000], (7, 0));
+    dialled(&mut before, "web", &[1_000], 7, 0);
     dialled(
         &mut now,
         "web",
         &[1_000, 0, 0, 0, 0, 0, 0, 99, 0, 0, 0, 0, 0, 1],
-        (11, 1),
+        11,
+        1,
     );
-    dialled(&mut now, "cart", &[2], (0, 0));
+    dialled(&mut now, "cart", &[2], 0, 0);
     let mut view = View {
         sort: Sort::Name,
         ..View::default()

@@ -13,8 +13,8 @@ use proxy_common::device::{Device, Node, OwnAddr, pod_net};
 use proxy_common::frontend::service_net;
 use proxy_common::names;
 
+use super::fast_path_ways::FastPathWays;
 use super::maps::{FamilyNames, take};
-use super::ways::FastPathWays;
 
 /// The maps about this node.
 pub struct NodeMaps {
