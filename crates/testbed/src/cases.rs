@@ -33,15 +33,25 @@ macro_rules! cases {
 /// Runs cases in an order that `KPX_SEED` repeats, or the one that `KPX_CASE` names. A failed case
 /// does not keep the others from running.
 pub fn run<F>(fixture: &F, cases: Vec<Case<F>>) -> Result<()> {
+    run_as(
+        fixture,
+        cases,
+        seed()?,
+        env::var("KPX_CASE").ok().as_deref(),
+    )
+}
+
+/// Returns the seed of the environment, or a new one, and prints it.
+pub fn seed() -> Result<u64> {
     let seed = match env::var("KPX_SEED") {
         Ok(seed) => seed.parse().with_context(|| format!("KPX_SEED={seed}"))?,
         Err(_) => rand::random_range(0..1_000_000_000),
     };
-    run_as(fixture, cases, seed, env::var("KPX_CASE").ok().as_deref())
+    println!("KPX_SEED={seed}");
+    Ok(seed)
 }
 
 fn run_as<F>(fixture: &F, mut cases: Vec<Case<F>>, seed: u64, only: Option<&str>) -> Result<()> {
-    println!("KPX_SEED={seed}");
     cases.retain(|(name, _)| only.is_none_or(|only| only == *name));
     ensure!(!cases.is_empty(), "this test has no case {only:?}");
     cases.shuffle(&mut StdRng::seed_from_u64(seed));
