@@ -9,17 +9,3 @@ mod fixture;
 mod outcomes;
 mod pairs;
 mod sequences;
-
-use std::env;
-
-use anyhow::{Context, Result};
-
-/// Returns the seed of the environment, or a new one, and prints it.
-fn seed() -> Result<u64> {
-    let seed = match env::var("KPX_SEED") {
-        Ok(seed) => seed.parse().with_context(|| format!("KPX_SEED={seed}"))?,
-        Err(_) => rand::random_range(0..1_000_000_000),
-    };
-    println!("KPX_SEED={seed}");
-    Ok(seed)
-}

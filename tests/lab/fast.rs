@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use testbed::agent::{Agent, DEADLINE, wait_until};
+use testbed::cases::Running;
 use testbed::echo::{Connection, Protocol, pattern};
 use testbed::lab::Family;
 
@@ -26,6 +27,20 @@ use fixture::{Fixture, Path, said};
 /// conntrack hears of.
 const EXCHANGES: usize = 50;
 const ON_STACK: u64 = 20;
+
+#[test]
+fn automatic_fast_path_needs_no_rules() -> Result<()> {
+    let fixture = &Fixture::new()?;
+    let agent = fixture.start("auto")?;
+    let running = Running { fixture, agent };
+    testbed::cases!(
+        &running;
+        automatic_leaves_conntracks_connections_to_the_stack,
+        ended::operator_ends_one_of_two_whole_connections,
+        whole_connections_between_pods_skip_the_stack,
+    )?;
+    running.agent.stop()
+}
 
 #[test]
 fn open_connections_skip_the_stack_wherever_their_backend_is() -> Result<()> {
@@ -221,15 +236,13 @@ fn automatic_is_off_as_long_as_rules_drop_packets() -> Result<()> {
 }
 
 /// Conntrack must not miss packets of connections that it follows: a stranger could end those then.
-#[test]
-fn automatic_leaves_conntracks_connections_to_the_stack() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let agent = fixture.start("auto")?;
+fn automatic_leaves_conntracks_connections_to_the_stack(running: &Running<Fixture>) -> Result<()> {
+    let Running { fixture, agent } = running;
     says(
-        &agent,
+        agent,
         "the stack sees other connections, because conntrack follows them",
     )?;
-    let before = fixture.fast(&agent)?;
+    let before = fixture.fast(agent)?;
     for path in [
         Path::Remote,
         Path::Hairpin,
@@ -243,7 +256,7 @@ fn automatic_leaves_conntracks_connections_to_the_stack() -> Result<()> {
         )?;
     }
     ensure!(
-        fixture.fast(&agent)? == before,
+        fixture.fast(agent)? == before,
         "packets that conntrack misses"
     );
     let liberal = fixture
@@ -256,18 +269,16 @@ fn automatic_leaves_conntracks_connections_to_the_stack() -> Result<()> {
         liberal.trim() == "0",
         "conntrack does not judge numbers any more: {liberal}"
     );
-    agent.stop()
+    Ok(())
 }
 
 /// A connection of which the stack sees nothing, as neither its rules nor conntrack would do
 /// anything to it.
-#[test]
-fn whole_connections_between_pods_skip_the_stack() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let agent = fixture.start("auto")?;
+fn whole_connections_between_pods_skip_the_stack(running: &Running<Fixture>) -> Result<()> {
+    let Running { fixture, agent } = running;
     // The CNI masquerades what leaves the pods' network, and nothing else.
     says(
-        &agent,
+        agent,
         "whole connections between this node's pods with addresses of its podCIDRs",
     )?;
     for family in Family::ALL {
@@ -277,14 +288,14 @@ fn whole_connections_between_pods_skip_the_stack() -> Result<()> {
             Path::Hairpin,
             Path::NodePortLocal,
         ] {
-            until_whole(&fixture, &agent, family)?;
+            until_whole(fixture, agent, family)?;
             // The stack asks for link addresses that the node does not know yet.
             exchange(&mut fixture.dial(path, Protocol::Tcp, family)?, 1, 100)?;
-            let before = fixture.stack_saw(&agent)?;
+            let before = fixture.stack_saw(agent)?;
             let mut connection = fixture.dial(path, Protocol::Tcp, family)?;
             exchange(&mut connection, EXCHANGES, 1_000)?;
             said(connection.exchange_last(&pattern(1_000)))?;
-            let on_stack = fixture.stack_saw(&agent)? - before;
+            let on_stack = fixture.stack_saw(agent)? - before;
             let is_whole = path == Path::Local;
             ensure!(
                 (on_stack == 0) == is_whole,
@@ -292,7 +303,7 @@ fn whole_connections_between_pods_skip_the_stack() -> Result<()> {
             );
         }
     }
-    agent.stop()
+    Ok(())
 }
 
 #[test]

@@ -25,7 +25,7 @@ struct Fixture {
 
 impl Fixture {
     fn build() -> Result<Self> {
-        let base = ServedLab::with_manifests(Layout::Routed)?;
+        let base = ServedLab::with_manifests(Layout::Routed)?.serve_all(TARGET)?;
         for service in [
             web(),
             Service::new("local", 12, &["p1a"], TARGET),
@@ -48,6 +48,24 @@ impl Fixture {
     fn ns(&self) -> &NetNs {
         &self.base.lab.n1.host.ns
     }
+}
+
+#[test]
+fn kpx_serves_its_page() -> Result<()> {
+    let fixture = Fixture::build()?;
+    let agent = fixture.serve()?;
+    testbed::cases!(
+        &fixture;
+        hostile::page_sends_nothing_and_admits_no_other_origin,
+        hostile::page_without_javascript_names_alternatives,
+        hostile::text_of_objects_stays_text,
+        page::a_service_opens_with_its_backends_by_zone_and_node,
+        page::rates_move_when_packets_flow,
+        page::services_are_listed_filtered_and_sorted,
+        views::choices_survive_reload_and_back,
+        views::page_leads_from_problem_to_reason,
+    )?;
+    agent.stop()
 }
 
 /// The Service that the page names `default/web`.

@@ -4,6 +4,7 @@
 pub mod agent;
 pub mod apiserver;
 pub mod capture;
+pub mod cases;
 pub mod cgroup;
 pub mod conntrack;
 pub mod echo;

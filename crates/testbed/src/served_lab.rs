@@ -58,6 +58,14 @@ impl ServedLab {
             .try_for_each(|object| self.cluster.put(object))
     }
 
+    /// Deletes a Service and its slices.
+    pub fn delete(&self, service: &Service) -> Result<()> {
+        service
+            .objects(&self.lab)
+            .iter()
+            .try_for_each(|object| self.cluster.delete(object))
+    }
+
     /// Starts kpx on n1, and waits until it is healthy.
     pub fn kpx(&self, args: &[&str]) -> Result<Agent<'_>> {
         let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();

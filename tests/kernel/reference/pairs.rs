@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::reference::fixture::{Fixture, Observed};
 use crate::reference::outcomes::Outcomes;
-use crate::reference::seed;
+use testbed::cases::seed;
 use testbed::reference::cluster::{Cluster, Packet};
 use testbed::reference::generate::{self, dice};
 use testbed::reference::model::{self, Answer, Entry};

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::reference::fixture::{Fixture, Forwarded, Observed};
 use crate::reference::pairs::agree;
-use crate::reference::seed;
+use testbed::cases::seed;
 use testbed::reference::cluster::{Cluster, Packet, Proto};
 use testbed::reference::generate::{self, Dice, dice};
 use testbed::reference::model::{self, Answer};

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use testbed::agent::{self, Agent, DEADLINE, Service, wait_until};
+use testbed::cases::Running;
 use testbed::echo::{Connection, Dial, Protocol};
 use testbed::lab::Family;
 
@@ -105,18 +106,15 @@ fn one_of_two_is_ended(
     Ok(())
 }
 
-#[test]
-fn operator_ends_one_of_two_whole_connections() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let agent = fixture.start("auto")?;
+pub(super) fn operator_ends_one_of_two_whole_connections(running: &Running<Fixture>) -> Result<()> {
+    let Running { fixture, agent } = running;
     for family in Family::ALL {
-        until_whole(&fixture, &agent, family)?;
+        until_whole(fixture, agent, family)?;
     }
-    one_of_two_is_ended(&fixture, &agent, |open| {
+    one_of_two_is_ended(fixture, agent, |open| {
         // Their link addresses are known by now.
         open.iter_mut().try_for_each(|one| exchange(one, 5, 1_000))
-    })?;
-    agent.stop()
+    })
 }
 
 #[test]

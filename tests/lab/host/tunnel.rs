@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use testbed::agent::{Agent, DEADLINE, Service, wait_until};
+use testbed::cases::Running;
 use testbed::echo::{Dial, Fault, Protocol};
 use testbed::lab::{Family, Host, Layout};
 
@@ -219,17 +220,46 @@ fn by_name(fixture: &Fixture, host: &Host) -> Result<()> {
 }
 
 #[test]
-fn failed_stream_resets_the_connection_and_says_why() -> Result<()> {
-    let fixture = Fixture::start(Layout::Vxlan)?;
-    let c = &fixture.lab.x;
-    let web = Service::new("web", 10, &["p1b"], PORT);
-    let nobody = Service::new("nobody", 11, &["p1b"], PORT + 1);
-    let gone = Service::new("gone", 12, &["p2a"], PORT);
-    [&web, &nobody, &gone]
-        .into_iter()
+fn tunnel_carries_connections_of_its_host_alone() -> Result<()> {
+    let fixture = &Fixture::start(Layout::Vxlan)?;
+    services()
+        .iter()
         .try_for_each(|service| fixture.put(service))?;
     fixture.cluster.reach(&fixture.lab, &["p1b"])?;
-    let kpx = fixture.outside(c, &TUNNEL)?;
+    // A host on which packets of strangers reach its loopback addresses.
+    for key in [
+        "ipv4/ip_forward",
+        "ipv4/conf/all/route_localnet",
+        "ipv6/conf/all/forwarding",
+    ] {
+        fixture.lab.x.ns.sysctl(key, "1")?;
+    }
+    let agent = fixture.outside(&fixture.lab.x, &TUNNEL)?;
+    let running = Running { fixture, agent };
+    testbed::cases!(
+        &running;
+        failed_stream_resets_the_connection_and_says_why,
+        tunnel_is_closed_to_strangers,
+    )?;
+    running.agent.stop()
+}
+
+/// One that is served, one at a port where no process listens, and one of a pod that is gone.
+fn services() -> [Service; 3] {
+    [
+        Service::new("web", 10, &["p1b"], PORT),
+        Service::new("nobody", 11, &["p1b"], PORT + 1),
+        Service::new("gone", 12, &["p2a"], PORT),
+    ]
+}
+
+fn failed_stream_resets_the_connection_and_says_why(running: &Running<Fixture>) -> Result<()> {
+    let Running {
+        fixture,
+        agent: kpx,
+    } = running;
+    let c = &fixture.lab.x;
+    let [web, nobody, gone] = services();
     fixture.served_over(
         &[Protocol::Tcp],
         c,
@@ -253,7 +283,7 @@ fn failed_stream_resets_the_connection_and_says_why() -> Result<()> {
             "{failure}"
         );
         let traced = told(
-            &kpx,
+            kpx,
             c,
             &format!("trace --host --to svc/default/{}", service.name),
         )?;
@@ -276,7 +306,7 @@ fn failed_stream_resets_the_connection_and_says_why() -> Result<()> {
         why.contains("grant the verbs get and create of pods/portforward: 403 Forbidden: told to"),
         "{why}"
     );
-    let text = told(&kpx, c, "status")?;
+    let text = told(kpx, c, "status")?;
     ensure!(
         text.contains("Tunnel:") && text.contains("default/web: "),
         "{text}"
@@ -289,27 +319,18 @@ fn failed_stream_resets_the_connection_and_says_why() -> Result<()> {
         &["p1b"],
         None,
     )?;
-    wait_until(DEADLINE, "all is well again", || Ok(failure()?.is_null()))?;
-    kpx.stop()
+    wait_until(DEADLINE, "all is well again", || Ok(failure()?.is_null()))
 }
 
 /// The tunnel is for connections of this machine's programs to Services, as ClusterIPs are.
-#[test]
-fn tunnel_is_closed_to_strangers() -> Result<()> {
-    let fixture = Fixture::start(Layout::Vxlan)?;
+fn tunnel_is_closed_to_strangers(running: &Running<Fixture>) -> Result<()> {
+    let Running {
+        fixture,
+        agent: kpx,
+    } = running;
     let c = &fixture.lab.x;
     let stranger = &fixture.lab.fabric;
-    let web = Service::new("web", 10, &["p1b"], PORT);
-    fixture.put(&web)?;
-    fixture.cluster.reach(&fixture.lab, &["p1b"])?;
-    for key in [
-        "ipv4/ip_forward",
-        "ipv4/conf/all/route_localnet",
-        "ipv6/conf/all/forwarding",
-    ] {
-        c.ns.sysctl(key, "1")?;
-    }
-    let kpx = fixture.outside(c, &TUNNEL)?;
+    let [web, _, _] = services();
     fixture.served_over(
         &[Protocol::Tcp],
         c,
@@ -317,7 +338,7 @@ fn tunnel_is_closed_to_strangers() -> Result<()> {
         &["p1b"],
         None,
     )?;
-    let starts = starts(&kpx)?;
+    let starts = starts(kpx)?;
     ensure!(starts.len() == 2, "{starts:?}");
     let opened = || -> Result<Value> { Ok(kpx.status()?["tunnel"]["opened"].clone()) };
     let before = opened()?;
@@ -339,6 +360,7 @@ fn tunnel_is_closed_to_strangers() -> Result<()> {
         drop(own);
         let reached = connect(stranger, *start);
         ensure!(reached.is_err(), "a stranger reaches {start}");
+        stranger.ns.ip(&format!("route del {}", start.ip()))?;
     }
     for family in Family::ALL {
         let frontend = web.frontend(family);
@@ -351,7 +373,12 @@ fn tunnel_is_closed_to_strangers() -> Result<()> {
             .deadline(Duration::from_millis(300))
             .exchange(&stranger.ns, b"hi");
         ensure!(answer.is_err(), "{answer:?}");
+        stranger.ns.ip(&format!(
+            "route del {} via {}",
+            frontend.ip(),
+            c.addrs.ip(family)
+        ))?;
     }
     ensure!(opened()? == before, "a stranger opened a stream");
-    kpx.stop()
+    Ok(())
 }

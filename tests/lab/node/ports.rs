@@ -17,14 +17,30 @@ const NODE_PORT: u16 = 30_080;
 const SILENT: Duration = Duration::from_secs(6);
 
 #[test]
-fn port_that_netfilter_keeps_for_a_pod_is_no_silent_flows_any_longer() -> Result<()> {
-    let lab = ServedLab::with_api_server(Layout::Routed)?.serve(&["n2"], PORT)?;
-    let web = Service::new("web", 1, &["n2"], PORT).node_port(NODE_PORT);
-    lab.put(&web)?;
+fn two_programs_share_source_ports() -> Result<()> {
+    let lab = ServedLab::with_api_server(Layout::Routed)?.serve(&["n2", "p1b"], PORT)?;
+    lab.put(&of_n2())?;
+    lab.put(&Service::new("web", 1, &["p1b"], PORT).node_port(NODE_PORT))?;
     let kpx = lab.kpx(&[])?;
+    testbed::cases!(
+        &lab;
+        node_that_dials_a_pod_beside_its_flow_through_a_node_port_hears_both,
+        port_that_netfilter_keeps_for_a_pod_is_no_silent_flows_any_longer,
+    )?;
+    kpx.stop()
+}
+
+fn of_n2() -> Service {
+    Service::new("n2", 2, &["n2"], PORT).node_port(NODE_PORT + 1)
+}
+
+fn port_that_netfilter_keeps_for_a_pod_is_no_silent_flows_any_longer(
+    lab: &ServedLab,
+) -> Result<()> {
+    let web = of_n2();
     let [x, pod] = ["x", "p1a"].map(|name| lab.lab.host(name));
     for family in Family::ALL {
-        let node_port = SocketAddr::new(lab.lab.n1.host.addrs.ip(family), NODE_PORT);
+        let node_port = SocketAddr::new(lab.lab.n1.host.addrs.ip(family), NODE_PORT + 1);
         let masqueraded = dial(x, node_port, 20_000)?;
         idle(SILENT)?;
         // Netfilter masquerades the pod towards n2's own network, and keeps its port.
@@ -43,14 +59,12 @@ fn port_that_netfilter_keeps_for_a_pod_is_no_silent_flows_any_longer() -> Result
         );
         dial(pod, web.frontend(family), masqueraded.source.port()).context("the pod goes on")?;
     }
-    kpx.stop()
+    Ok(())
 }
 
-#[test]
-fn node_that_dials_a_pod_beside_its_flow_through_a_node_port_hears_both() -> Result<()> {
-    let lab = ServedLab::with_api_server(Layout::Routed)?.serve(&["p1b"], PORT)?;
-    lab.put(&Service::new("web", 1, &["p1b"], PORT).node_port(NODE_PORT))?;
-    let kpx = lab.kpx(&[])?;
+fn node_that_dials_a_pod_beside_its_flow_through_a_node_port_hears_both(
+    lab: &ServedLab,
+) -> Result<()> {
     let n2 = &lab.lab.n2.host;
     for family in Family::ALL {
         let node_port = SocketAddr::new(lab.lab.n1.host.addrs.ip(family), NODE_PORT);
@@ -82,7 +96,7 @@ fn node_that_dials_a_pod_beside_its_flow_through_a_node_port_hears_both() -> Res
                 .context("the second conversation")?;
         }
     }
-    kpx.stop()
+    Ok(())
 }
 
 /// A pod of another node has a connection that its own node led to the backend, and dials this node

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use proxy_view::status::PodStatus;
 use serde_json::{Value, json};
 use testbed::agent::{Agent, DEADLINE, Object, Service, wait_until};
+use testbed::cases::Running;
 use testbed::cgroup::{Kubepods, Visited};
 use testbed::echo::{Connection, Dial, Protocol};
 use testbed::lab::{Family, Layout};
@@ -139,6 +140,19 @@ fn waits(agent: &Agent, name: &str, way: &str, why: &str) -> Result<()> {
 }
 
 #[test]
+fn kpx_translates_sockets_of_pods() -> Result<()> {
+    let cluster = &Cluster::start()?;
+    cluster.fixture.put(&sticky())?;
+    let agent = cluster.agent(&STACK)?;
+    testbed::cases!(
+        &Running { fixture: cluster, agent };
+        packets_serve_a_pods_services_with_affinity,
+        packets_serve_a_pods_sockets_of_one_device,
+        pods_change_their_ways_and_open_connections_go_on,
+    )
+}
+
+#[test]
 #[expect(clippy::too_many_lines, reason = "a table of pods")]
 fn a_pods_sockets_are_led_unless_something_speaks_against_it() -> Result<()> {
     let cluster = Cluster::start()?;
@@ -265,29 +279,30 @@ fn a_pods_sockets_are_led_unless_something_speaks_against_it() -> Result<()> {
     cluster.reaches(&cgroups["plain"], true)
 }
 
-#[test]
-fn pods_change_their_ways_and_open_connections_go_on() -> Result<()> {
-    let cluster = Cluster::start()?;
-    let agent = cluster.agent(&STACK)?;
+fn pods_change_their_ways_and_open_connections_go_on(running: &Running<Cluster>) -> Result<()> {
+    let Running {
+        fixture: cluster,
+        agent,
+    } = running;
     cluster.put("late", json!({}), json!({}))?;
     waits(
-        &agent,
+        agent,
         "late",
         "packets",
         "kubelet's folders have no cgroup of it",
     )?;
     let cgroup = cluster.cgroup("late")?;
-    waits(&agent, "late", "led", "")?;
+    waits(agent, "late", "led", "")?;
     let mut open = cgroup.visit(|| cluster.dial(Family::V4, true))??;
 
     cluster.put("late", json!({ CHOICE: "off" }), json!({}))?;
-    waits(&agent, "late", "packets", "is off")?;
+    waits(agent, "late", "packets", "is off")?;
     cluster.eventually(&cgroup, false)?;
     open.exchange(b"still there?")?;
     let [_, peer] = open.ends()?;
     ensure!(peer == web().frontend(Family::V4), "{peer}");
     cluster.put("late", json!({}), json!({}))?;
-    waits(&agent, "late", "led", "")?;
+    waits(agent, "late", "led", "")?;
     cluster.reaches(&cgroup, true)?;
 
     cluster
@@ -295,24 +310,28 @@ fn pods_change_their_ways_and_open_connections_go_on() -> Result<()> {
         .cluster
         .delete(&pod("late", json!({}), json!({})))?;
     wait_until(DEADLINE, "the pod is forgotten", || {
-        Ok(pods(&agent)?.is_empty())
+        Ok(!pods(agent)?.contains_key("late"))
     })?;
     cluster.eventually(&cgroup, false)?;
     open.exchange(b"still there?")?;
     Ok(())
 }
 
+fn sticky() -> Service {
+    Service::new("sticky", 11, &["p1b", "p2a"], PORT).affinity(600)
+}
+
 /// Checks that a pod has one backend of such a Service, whichever way it takes.
-#[test]
-fn packets_serve_a_pods_services_with_affinity() -> Result<()> {
-    let cluster = Cluster::start()?;
-    let sticky = Service::new("sticky", 11, &["p1b", "p2a"], PORT).affinity(600);
-    cluster.fixture.put(&sticky)?;
-    let agent = cluster.agent(&STACK)?;
-    let cgroup = cluster.cgroup("plain")?;
-    cluster.put("plain", json!({}), json!({}))?;
-    waits(&agent, "plain", "led", "")?;
-    let before = count(&agent, "events", "socket_translated")?;
+fn packets_serve_a_pods_services_with_affinity(running: &Running<Cluster>) -> Result<()> {
+    let Running {
+        fixture: cluster,
+        agent,
+    } = running;
+    let sticky = sticky();
+    let cgroup = cluster.cgroup("sticky")?;
+    cluster.put("sticky", json!({}), json!({}))?;
+    waits(agent, "sticky", "led", "")?;
+    let before = count(agent, "events", "socket_translated")?;
     for family in Family::ALL {
         let to = sticky.frontend(family);
         let by_packets = cluster.fixture.reach("p1a", TCP, to)?.backend;
@@ -324,7 +343,7 @@ fn packets_serve_a_pods_services_with_affinity() -> Result<()> {
         }
     }
     ensure!(
-        count(&agent, "events", "socket_translated")? == before,
+        count(agent, "events", "socket_translated")? == before,
         "sockets were led"
     );
     cluster.reaches(&cgroup, true)?;
@@ -336,15 +355,16 @@ fn packets_serve_a_pods_services_with_affinity() -> Result<()> {
 }
 
 /// Checks that packets serve a socket that names its device: the backend may be behind another one.
-#[test]
-fn packets_serve_a_pods_sockets_of_one_device() -> Result<()> {
-    let cluster = Cluster::start()?;
-    let agent = cluster.agent(&STACK)?;
-    let cgroup = cluster.cgroup("plain")?;
-    cluster.put("plain", json!({}), json!({}))?;
-    waits(&agent, "plain", "led", "")?;
+fn packets_serve_a_pods_sockets_of_one_device(running: &Running<Cluster>) -> Result<()> {
+    let Running {
+        fixture: cluster,
+        agent,
+    } = running;
+    let cgroup = cluster.cgroup("bound")?;
+    cluster.put("bound", json!({}), json!({}))?;
+    waits(agent, "bound", "led", "")?;
     cluster.reaches(&cgroup, true)?;
-    let before = count(&agent, "events", "socket_translated")?;
+    let before = count(agent, "events", "socket_translated")?;
     for family in Family::ALL {
         let dial = Dial::new(TCP, web().frontend(family)).device("eth0");
         cgroup.visit(|| {
@@ -353,7 +373,7 @@ fn packets_serve_a_pods_sockets_of_one_device() -> Result<()> {
         })??;
     }
     ensure!(
-        count(&agent, "events", "socket_translated")? == before,
+        count(agent, "events", "socket_translated")? == before,
         "the socket was led"
     );
     Ok(())

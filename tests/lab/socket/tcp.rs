@@ -8,31 +8,75 @@ use std::{fs, io};
 use anyhow::{Context, Result, ensure};
 use rustix::net::{self, AddressFamily, SocketType};
 use testbed::agent::{DEADLINE, SERVICE_PORT, Service, wait_until};
+use testbed::cases::Running;
 use testbed::echo::{Dial, Fault, Protocol};
 use testbed::lab::{EXTERNAL, Family, Layout};
 
 use crate::socket::fixture::{Fixture, NODE, NODE_PORT, PORT, count, web};
+use crate::socket::udp;
 
 const TCP: Protocol = Protocol::Tcp;
 
 #[test]
-#[expect(clippy::too_many_lines, reason = "every kind of Service on one node")]
-fn the_hosts_connections_are_translated_to_backends() -> Result<()> {
-    let fixture = Fixture::start()?;
-    let sticky = Service::new("sticky", 11, &["p1b", "p2a", "p2b"], PORT).affinity(60);
-    let empty = Service::new("empty", 12, &[], PORT);
-    let local = Service::new("local", 13, &["p2a"], PORT).local();
-    let own = Service::new("own", 14, &[NODE], PORT);
-    let counting = Service::new("counting", 15, &["p1b"], PORT)
-        .annotation("kpx.dev/lb-algorithm", "least-connections");
-    let closed = Service::new("closed", 16, &["p1b"], PORT);
-    let closed = closed
-        .load_balancer(EXTERNAL.host(7), "VIP")
-        .source_ranges(&["198.51.100.0/24".to_owned()]);
-    for service in [&sticky, &empty, &local, &own, &counting, &closed] {
-        fixture.put(service)?;
-    }
+fn kpx_translates_streams_of_the_host() -> Result<()> {
+    let fixture = &Fixture::start()?;
+    of_every_kind()
+        .iter()
+        .chain(&two())
+        .try_for_each(|service| fixture.put(service))?;
     let agent = fixture.agent("host", &[])?;
+    testbed::cases!(
+        &Running { fixture, agent };
+        socket_shows_what_it_dialled_last,
+        the_hosts_connections_are_translated_to_backends,
+    )
+}
+
+#[test]
+fn kpx_translates_streams_and_datagrams_of_the_host() -> Result<()> {
+    let fixture = &Fixture::start()?;
+    external(fixture)
+        .iter()
+        .chain(&[far(), udp::empty()])
+        .try_for_each(|service| fixture.put(service))?;
+    let agent = fixture.agent("host", &["--socket-lb-udp"])?;
+    testbed::cases!(
+        &Running { fixture, agent };
+        sockets_of_one_device_get_a_backend,
+        source_ranges_are_for_packets,
+        udp::datagrams_are_translated_to_serving_backends,
+    )
+}
+
+/// One with affinity, one without endpoints, one with the policy Local, one of the node, one whose
+/// flows are counted, and one with source ranges.
+fn of_every_kind() -> [Service; 6] {
+    let service = |name, nth, backends| Service::new(name, nth, backends, PORT);
+    [
+        service("sticky", 11, &["p1b", "p2a", "p2b"]).affinity(60),
+        service("empty", 12, &[]),
+        service("local", 13, &["p2a"]).local(),
+        service("own", 14, &[NODE]),
+        service("counting", 15, &["p1b"]).annotation("kpx.dev/lb-algorithm", "least-connections"),
+        service("closed", 16, &["p1b"])
+            .load_balancer(EXTERNAL.host(7), "VIP")
+            .source_ranges(&["198.51.100.0/24".to_owned()]),
+    ]
+}
+
+#[expect(clippy::too_many_lines, reason = "every kind of Service on one node")]
+fn the_hosts_connections_are_translated_to_backends(running: &Running<Fixture>) -> Result<()> {
+    let Running { fixture, agent } = running;
+    let [sticky, empty, local, own, counting, _] = of_every_kind();
+    let counts = |what: &str, names: [&str; 2]| -> Result<[u64; 2]> {
+        Ok([count(agent, what, names[0])?, count(agent, what, names[1])?])
+    };
+    let by_packets = || counts("events", ["forwarded", "rejected"]);
+    let refused = || counts("reasons", ["no_endpoints", "unknown_port"]);
+    let dropped = || counts("reasons", ["no_local_endpoints", "source_range"]);
+    let by_packets_before = by_packets()?;
+    let refused_before = refused()?;
+    let translated = count(agent, "events", "socket_translated")?;
     for family in Family::ALL {
         // The anchor has nothing to do, with any backend.
         let backends: Result<BTreeSet<String>> = (0..32)
@@ -61,7 +105,7 @@ fn the_hosts_connections_are_translated_to_backends() -> Result<()> {
             .collect();
         ensure!(stuck?.len() == 1, "affinity");
         ensure!(
-            count(&agent, "events", "forwarded")? == 0,
+            by_packets()?[0] == by_packets_before[0],
             "{}",
             agent.status()?
         );
@@ -72,15 +116,12 @@ fn the_hosts_connections_are_translated_to_backends() -> Result<()> {
             .refused((web().cluster_ip().ip(family), 81).into())
             .context("another port")?;
         ensure!(
-            count(&agent, "events", "rejected")? == 0,
+            by_packets()?[1] == by_packets_before[1],
             "no packet was refused, nor any answered"
         );
     }
-    ensure!(
-        count(&agent, "reasons", "no_endpoints")? == 2
-            && count(&agent, "reasons", "unknown_port")? == 2
-    );
-    ensure!(count(&agent, "events", "socket_translated")? == 2 * (32 + 2 + 16));
+    ensure!(refused()? == refused_before.map(|count| count + 2));
+    ensure!(count(agent, "events", "socket_translated")? == translated + 2 * (32 + 2 + 16));
 
     // A socket of IPv6 may speak IPv4.
     let SocketAddr::V4(v4) = web().frontend(Family::V4) else {
@@ -109,12 +150,11 @@ fn the_hosts_connections_are_translated_to_backends() -> Result<()> {
         Err(Fault::TimedOut(_)) => Ok(()),
         other => Err(anyhow::anyhow!("{to}: {other:?}")),
     };
+    let dropped_before = dropped()?;
     unheard(local.frontend(Family::V4)).context("endpoints elsewhere only")?;
     unheard((EXTERNAL.host(7).v4, SERVICE_PORT).into()).context("not in the source ranges")?;
-    ensure!(
-        count(&agent, "reasons", "no_local_endpoints")? > 0
-            && count(&agent, "reasons", "source_range")? > 0
-    );
+    let heard = dropped()?;
+    ensure!(heard[0] > dropped_before[0] && heard[1] > dropped_before[1]);
     // The kernel's own workers have such names.
     let worker = thread::Builder::new().name("kworker/u4:1".to_owned());
     let dials = || {
@@ -128,30 +168,30 @@ fn the_hosts_connections_are_translated_to_backends() -> Result<()> {
     fixture
         .reaches(NODE, Protocol::Udp, web().frontend(Family::V4), false)
         .context("datagrams, without --socket-lb-udp")?;
+    let before = by_packets()?[0];
     let pod = fixture.reach("p1a", TCP, web().frontend(Family::V4))?;
     ensure!(
-        count(&agent, "events", "forwarded")? > 0,
+        by_packets()?[0] > before,
         "{} serves a pod by packets",
         pod.backend
     );
     Ok(())
 }
 
-/// Checks that source ranges leave sockets alone: only packets show the client, and are let in.
-#[test]
-fn source_ranges_are_for_packets() -> Result<()> {
-    let fixture = Fixture::start()?;
-    let external = |nth: u8, name| {
+/// Returns a Service for everybody and one for this node.
+fn external(fixture: &Fixture) -> [Service; 2] {
+    let at = |nth: u8, name| {
         Service::new(name, 10 + nth, &["p1b"], PORT).load_balancer(EXTERNAL.host(nth), "VIP")
     };
     let node = fixture.lab.host(NODE).addrs;
     let ranges = [format!("{}/32", node.v4), format!("{}/128", node.v6)];
-    let open = external(8, "open");
-    let fenced = external(9, "fenced").source_ranges(&ranges);
-    for service in [&open, &fenced] {
-        fixture.put(service)?;
-    }
-    let agent = fixture.agent("host", &["--socket-lb-udp"])?;
+    [at(8, "open"), at(9, "fenced").source_ranges(&ranges)]
+}
+
+/// Checks that source ranges leave sockets alone: only packets show the client, and are let in.
+fn source_ranges_are_for_packets(running: &Running<Fixture>) -> Result<()> {
+    let Running { fixture, agent } = running;
+    let [_, fenced] = external(fixture);
     for (family, protocol) in Family::ALL
         .into_iter()
         .flat_map(|family| Protocol::COMMON.map(|one| (family, one)))
@@ -175,7 +215,7 @@ fn source_ranges_are_for_packets() -> Result<()> {
         (&["--host"], "sctp", false),
         (&["--from", &pod], "tcp", false),
     ] {
-        let notes = fixture.notes(&agent, from, proto)?;
+        let notes = fixture.notes(agent, from, proto)?;
         let is_noted = notes
             .iter()
             .any(|note| note.contains("--socket-lb host: sockets of the node"));
@@ -284,12 +324,16 @@ fn node_serves_its_own_sockets_where_it_can() -> Result<()> {
     Ok(())
 }
 
+fn far() -> Service {
+    Service::new("far", 20, &["p2a"], PORT)
+}
+
 /// Checks a node whose overlay has an address of its own: answers to the node's other address do
 /// not come back through it.
 #[test]
 fn packets_serve_sockets_that_have_an_address() -> Result<()> {
     let fixture = Fixture::of(Layout::Vxlan)?;
-    let far = Service::new("far", 18, &["p2a"], PORT);
+    let far = far();
     fixture.put(&far)?;
     let agent = fixture.agent("auto", &[])?;
     for family in Family::ALL {
@@ -313,15 +357,12 @@ fn packets_serve_sockets_that_have_an_address() -> Result<()> {
 
 /// Checks that a socket that is bound to a device reaches what lies behind that device: no route of
 /// kpx's takes its packets to the anchor.
-#[test]
-fn sockets_of_one_device_get_a_backend() -> Result<()> {
-    let fixture = Fixture::start()?;
-    let far = Service::new("far", 18, &["p2a"], PORT);
-    fixture.put(&far)?;
-    let agent = fixture.agent("host", &["--socket-lb-udp"])?;
+fn sockets_of_one_device_get_a_backend(running: &Running<Fixture>) -> Result<()> {
+    let Running { fixture, agent } = running;
+    let far = far();
     for family in Family::ALL {
         for protocol in Protocol::COMMON {
-            let led = count(&agent, "events", "socket_translated")?;
+            let led = count(agent, "events", "socket_translated")?;
             let dial = Dial::new(protocol, far.frontend(family)).device("eth0");
             let answer = dial.exchange(&fixture.lab.host(NODE).ns, b"hello");
             ensure!(
@@ -331,7 +372,7 @@ fn sockets_of_one_device_get_a_backend() -> Result<()> {
                     == "p2a"
             );
             ensure!(
-                count(&agent, "events", "socket_translated")? > led,
+                count(agent, "events", "socket_translated")? > led,
                 "the socket was not led"
             );
             // The anchor's own hook serves this one.
@@ -434,23 +475,20 @@ fn socket_is_translated_once() -> Result<()> {
     Ok(())
 }
 
+fn two() -> [Service; 2] {
+    [("first", 18), ("second", 19)].map(|(name, nth)| Service::new(name, nth, &["p1b"], PORT))
+}
+
 /// Checks that a socket shows the peer of its last call: the frontend that it dialled, or the
 /// backend that it dialled for itself.
-#[test]
-fn socket_shows_what_it_dialled_last() -> Result<()> {
-    let fixture = Fixture::start()?;
-    let one = |name, nth| Service::new(name, nth, &["p1b"], PORT);
-    let first = one("first", 18);
-    let second = one("second", 19);
-    for service in [&first, &second] {
-        fixture.put(service)?;
-    }
-    let agent = fixture.agent("host", &[])?;
+fn socket_shows_what_it_dialled_last(running: &Running<Fixture>) -> Result<()> {
+    let Running { fixture, agent } = running;
+    let [first, second] = two();
     let node = &fixture.lab.host(NODE).ns;
     for family in Family::ALL {
         let frontends = [first.frontend(family), second.frontend(family)];
         let backend = SocketAddr::new(fixture.lab.host("p1b").addrs.ip(family), PORT);
-        let before = count(&agent, "events", "socket_translated")?;
+        let before = count(agent, "events", "socket_translated")?;
         for dials in [
             vec![frontends[0], frontends[1]],
             vec![frontends[0], backend],
@@ -461,7 +499,7 @@ fn socket_shows_what_it_dialled_last() -> Result<()> {
                 "{dials:?} were dialled, and {shown} is shown"
             );
         }
-        ensure!(count(&agent, "events", "socket_translated")? == before + 3);
+        ensure!(count(agent, "events", "socket_translated")? == before + 3);
     }
     Ok(())
 }

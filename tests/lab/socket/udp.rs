@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use anyhow::{Context, Result, ensure};
 use testbed::agent::{DEADLINE, Service, wait_until};
+use testbed::cases::Running;
 use testbed::echo::{Dial, Protocol};
 use testbed::lab::Family;
 
@@ -13,12 +14,16 @@ use crate::socket::fixture::{Fixture, NODE, PORT, count, web};
 
 const UDP: Protocol = Protocol::Udp;
 
-#[test]
-fn datagrams_are_translated_to_serving_backends() -> Result<()> {
-    let fixture = Fixture::start()?;
-    let empty = Service::new("empty", 12, &[], PORT);
-    fixture.put(&empty)?;
-    let agent = fixture.agent("host", &["--socket-lb-udp"])?;
+pub(crate) fn empty() -> Service {
+    Service::new("empty", 12, &[], PORT)
+}
+
+pub(crate) fn datagrams_are_translated_to_serving_backends(
+    running: &Running<Fixture>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
+    let empty = empty();
+    let forwarded = count(agent, "events", "forwarded")?;
     let mut connected = Vec::new();
     let mut loose = Vec::new();
     for family in Family::ALL {
@@ -64,7 +69,7 @@ fn datagrams_are_translated_to_serving_backends() -> Result<()> {
         before.push(first);
     }
     ensure!(
-        count(&agent, "events", "forwarded")? == 0,
+        count(agent, "events", "forwarded")? == forwarded,
         "{}",
         agent.status()?
     );
@@ -91,7 +96,14 @@ fn datagrams_are_translated_to_serving_backends() -> Result<()> {
         let moved = || Ok(fixture.reaches(NODE, UDP, dialled, true)?.backend == "p2a");
         wait_until(DEADLINE, "a new connection is led to p2a", moved)?;
     }
-    Ok(())
+    fixture.put(&web())?;
+    let both = || {
+        Ok(fixture
+            .reaches(NODE, UDP, web().frontend(Family::V6), true)?
+            .backend
+            == "p1b")
+    };
+    wait_until(DEADLINE, "p1b serves again", both)
 }
 
 /// A socket that is not connected, and its peer.

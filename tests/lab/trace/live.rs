@@ -64,16 +64,13 @@ fn agree(layout: Layout) -> Result<()> {
     }
     // A trace explains packets.
     let packets = ["--socket-lb", "off"].map(str::to_owned);
-    let agents = [
-        Agent::start_with(&lab, &lab.n1, cluster.source(), &packets)?,
-        Agent::start_with(&lab, &lab.n2, cluster.source(), &packets)?,
-    ];
+    let agent = Agent::start_with(&lab, &lab.n1, cluster.source(), &packets)?;
     for family in Family::ALL {
         for service in &services {
             let frontend = service.frontend(family);
             for client in ["p1a", "n1"] {
                 let what = format!("{client} dials {frontend}, {}", service.name);
-                agrees(&lab, &agents[0], lab.host(client), frontend).context(what)?;
+                agrees(&lab, &agent, lab.host(client), frontend).context(what)?;
             }
         }
     }
@@ -81,21 +78,21 @@ fn agree(layout: Layout) -> Result<()> {
         let frontend = SocketAddr::new(lab.n1.host.addrs.ip(family), NODE_PORT);
         for client in ["x", "p1a", "n1"] {
             let what = format!("{client} dials the node port at {frontend}");
-            agrees(&lab, &agents[0], lab.host(client), frontend).context(what)?;
+            agrees(&lab, &agent, lab.host(client), frontend).context(what)?;
         }
     }
     for family in Family::ALL {
-        known_client(&lab, &agents[0], sticky.frontend(family))?;
+        known_client(&lab, &agent, sticky.frontend(family))?;
     }
-    by_name(&lab, &agents[0], &services[0])?;
-    in_device(&lab, &agents[0], services[0].frontend(Family::V4))?;
-    to_loopback(&lab, &agents[0])?;
-    from_another_namespace(&lab, &agents[0], services[0].frontend(Family::V4))?;
-    other_programs(&lab, &agents[0], services[0].frontend(Family::V4))?;
+    by_name(&lab, &agent, &services[0])?;
+    in_device(&lab, &agent, services[0].frontend(Family::V4))?;
+    to_loopback(&lab, &agent)?;
+    from_another_namespace(&lab, &agent, services[0].frontend(Family::V4))?;
+    other_programs(&lab, &agent, services[0].frontend(Family::V4))?;
     if layout == Layout::Ptp {
-        a_pod_with_a_network(&lab, &agents[0], services[1].frontend(Family::V4))?;
+        a_pod_with_a_network(&lab, &agent, services[1].frontend(Family::V4))?;
     }
-    agents.into_iter().try_for_each(Agent::stop)
+    agent.stop()
 }
 
 /// Where a client was served before, there a trace of it goes as well; tracing others does not

@@ -9,14 +9,13 @@ use crate::ui::{Fixture, ORIGIN, url};
 
 const MARKUP: &str = "<img src=x onerror=\"window.harmed=1\"><script>window.harmed=1</script>";
 
-#[test]
-fn text_of_objects_stays_text() -> Result<()> {
-    let fixture = Fixture::build()?;
+pub(crate) fn text_of_objects_stays_text(fixture: &Fixture) -> Result<()> {
     hostile()
         .iter()
         .try_for_each(|object| fixture.base.cluster.put(object))?;
-    let agent = fixture.serve()?;
     let browser = Browser::start(fixture.ns(), &[], true)?;
+    browser.open(&url(""))?;
+    browser.wait("document.querySelector('[data-service=\"default/hostile\"]')")?;
     for place in [
         "",
         "#/services/default/hostile",
@@ -54,7 +53,9 @@ fn text_of_objects_stays_text() -> Result<()> {
         ))?;
         ensure!(outcome != "done", "{attempt}: {outcome}");
     }
-    agent.stop()
+    hostile()
+        .iter()
+        .try_for_each(|object| fixture.base.cluster.delete(object))
 }
 
 /// The API server would refuse it; a folder of manifests has none.
@@ -77,10 +78,7 @@ fn hostile() -> [Object; 2] {
     [Object(service), Object(slice)]
 }
 
-#[test]
-fn page_sends_nothing_and_admits_no_other_origin() -> Result<()> {
-    let fixture = Fixture::build()?;
-    let agent = fixture.serve()?;
+pub(crate) fn page_sends_nothing_and_admits_no_other_origin(fixture: &Fixture) -> Result<()> {
     let browser = Browser::start(
         fixture.ns(),
         &["--host-resolver-rules=MAP evil.example 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"],
@@ -151,7 +149,7 @@ fn page_sends_nothing_and_admits_no_other_origin() -> Result<()> {
              try {{ done(frame.contentDocument ? 'readable' : 'blocked') }} catch {{ done('blocked') }} }} }})"
     );
     ensure!(browser.eval(&framed)? == "blocked");
-    agent.stop()
+    Ok(())
 }
 
 fn serve_once(server: &std::net::TcpListener) -> Result<()> {
@@ -167,10 +165,7 @@ fn serve_once(server: &std::net::TcpListener) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn page_without_javascript_names_alternatives() -> Result<()> {
-    let fixture = Fixture::build()?;
-    let agent = fixture.serve()?;
+pub(crate) fn page_without_javascript_names_alternatives(fixture: &Fixture) -> Result<()> {
     let browser = Browser::start(fixture.ns(), &[], false)?;
     browser.open(&url(""))?;
     let text = browser.text("body")?;
@@ -178,7 +173,7 @@ fn page_without_javascript_names_alternatives() -> Result<()> {
         text.contains("This page needs JavaScript") && text.contains("kpx status"),
         "{text}"
     );
-    agent.stop()
+    Ok(())
 }
 
 #[test]

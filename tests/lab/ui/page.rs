@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use serde_json::json;
 use testbed::agent::{DEADLINE, Object, Service, wait_until};
-use testbed::echo::{Dial, Protocol, Servers};
+use testbed::echo::{Dial, Protocol};
 use testbed::lab::Family;
 
 use crate::ui::browser::Browser;
@@ -13,10 +13,7 @@ use crate::ui::{Fixture, TARGET, address, url, web};
 const NAMES: &str =
     "return [...document.querySelectorAll('#services td.name a')].map((link) => link.textContent)";
 
-#[test]
-fn services_are_listed_filtered_and_sorted() -> Result<()> {
-    let fixture = Fixture::build()?;
-    let agent = fixture.serve()?;
+pub(crate) fn services_are_listed_filtered_and_sorted(fixture: &Fixture) -> Result<()> {
     let browser = Browser::start(fixture.ns(), &[], true)?;
     browser.open(&url(""))?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
@@ -70,13 +67,10 @@ fn services_are_listed_filtered_and_sorted() -> Result<()> {
     );
     browser.press(" nobody")?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 0")?;
-    agent.stop()
+    Ok(())
 }
 
-#[test]
-fn a_service_opens_with_its_backends_by_zone_and_node() -> Result<()> {
-    let fixture = Fixture::build()?;
-    let agent = fixture.serve()?;
+pub(crate) fn a_service_opens_with_its_backends_by_zone_and_node(fixture: &Fixture) -> Result<()> {
     let browser = Browser::start(fixture.ns(), &[], true)?;
     browser.open(&url(""))?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
@@ -119,25 +113,18 @@ fn a_service_opens_with_its_backends_by_zone_and_node() -> Result<()> {
     let state = format!("document.querySelector('[data-backend=\"{p2a}\"] .state').textContent");
     browser.wait(&format!("{state} === 'terminating, serving'"))?;
     ensure!(browser.text(".title")?.contains("2 of 3"));
+    fixture.put(&web())?;
+    browser.wait("document.querySelector('.title').textContent.includes('3 of 3')")?;
     browser.press(key::ESCAPE)?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
     browser.open(&url("#/services/default/nobody"))?;
     browser.wait(
         "document.querySelector('.nothing')?.textContent.includes('no service default/nobody')",
     )?;
-    agent.stop()
+    Ok(())
 }
 
-#[test]
-fn rates_move_when_packets_flow() -> Result<()> {
-    let fixture = Fixture::build()?;
-    let servers = Servers::start()?;
-    fixture
-        .base
-        .lab
-        .backends()
-        .try_for_each(|host| servers.serve(host, TARGET))?;
-    let agent = fixture.serve()?;
+pub(crate) fn rates_move_when_packets_flow(fixture: &Fixture) -> Result<()> {
     let browser = Browser::start(fixture.ns(), &[], true)?;
     browser.open(&url(""))?;
     let tile = |id: &str| format!("document.querySelector('[data-tile={id}] dd').textContent");
@@ -185,7 +172,7 @@ fn rates_move_when_packets_flow() -> Result<()> {
             && roles.iter().any(|role| role.ends_with(" pod")),
         "{roles:?}"
     );
-    agent.stop()
+    Ok(())
 }
 
 #[test]

@@ -24,18 +24,13 @@ struct Clients<'a> {
 }
 
 impl<'a> Clients<'a> {
-    fn start(fixture: &'a Fixture) -> Result<Self> {
-        fixture
-            .base
-            .lab
-            .backends()
-            .try_for_each(|host| fixture.base.servers.serve(host, TARGET))?;
+    fn of(fixture: &'a Fixture) -> Self {
         let dial = |service: &Service| Dial::new(Protocol::Tcp, service.frontend(Family::V4));
-        Ok(Self {
+        Self {
             fixture,
             dial: dial(&web()),
             refused: dial(&zero()),
-        })
+        }
     }
 
     /// Dials for a while, some times a second.
@@ -72,12 +67,9 @@ fn zero() -> Service {
     Service::new("zero", 15, &[], TARGET)
 }
 
-#[test]
-fn page_leads_from_problem_to_reason() -> Result<()> {
-    let fixture = Fixture::build()?;
+pub(crate) fn page_leads_from_problem_to_reason(fixture: &Fixture) -> Result<()> {
     fixture.put(&zero())?;
-    let clients = Clients::start(&fixture)?;
-    let agent = fixture.serve()?;
+    let clients = Clients::of(fixture);
     let browser = Browser::start(fixture.ns(), &["--window-size=1440,1000"], true)?;
     browser.open(&url(""))?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 4")?;
@@ -96,7 +88,7 @@ fn page_leads_from_problem_to_reason() -> Result<()> {
 
     live(&browser, &clients)?;
     map(&browser, &clients)?;
-    trace(&browser, &fixture)?;
+    trace(&browser, fixture)?;
     for place in ["#/services/default/web", "#/drops", "#/devices", "#/node"] {
         browser.open("about:blank")?;
         browser.open(&url(place))?;
@@ -104,7 +96,7 @@ fn page_leads_from_problem_to_reason() -> Result<()> {
             .wait("document.querySelector('#view h2') && document.querySelector('.tile dd').textContent !== '–/s'")?;
         accept(&browser, place.rsplit('/').next().unwrap_or_default())?;
     }
-    agent.stop()
+    fixture.base.delete(&zero())
 }
 
 /// Shows refused packets as they come, and what their reason means.
@@ -222,10 +214,7 @@ fn trace(browser: &Browser, fixture: &Fixture) -> Result<()> {
     browser.wait("document.querySelector('#answer .notice')?.textContent.includes('nobody')")
 }
 
-#[test]
-fn choices_survive_reload_and_back() -> Result<()> {
-    let fixture = Fixture::build()?;
-    let agent = fixture.serve()?;
+pub(crate) fn choices_survive_reload_and_back(fixture: &Fixture) -> Result<()> {
     let browser = Browser::start(fixture.ns(), &[], true)?;
     browser.open(&url(""))?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
@@ -263,7 +252,7 @@ fn choices_survive_reload_and_back() -> Result<()> {
         "document.getElementById('theme').click(); document.getElementById('theme').click()",
     )?;
     browser.wait("getComputedStyle(document.documentElement).colorScheme === 'dark'")?;
-    agent.stop()
+    Ok(())
 }
 
 /// Fails if axe-core finds a fault of accessibility, and takes a picture for the docs if asked to.
