@@ -108,6 +108,11 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     Ok(())
 }
 
+/// Returns true if an API server has a Node object of this host.
+fn is_cluster_node(settings: &Settings) -> bool {
+    settings.mode == Mode::Node && matches!(settings.source, Source::Kubernetes(_))
+}
+
 /// The host's side of a run: where kpx changes it, and whether those changes end with kpx.
 struct Host {
     netlink: Handle,
@@ -147,7 +152,7 @@ impl Reporting {
             agent,
             queries,
             events,
-            event_queue,
+            event_queue: event_queue.only_if(is_cluster_node(settings)),
         }
     }
 
@@ -183,6 +188,7 @@ async fn work(
     socket: UnixListener,
     mut signals: Signals,
 ) -> Result<()> {
+    let is_cluster_node = is_cluster_node(&settings);
     let servers = Servers::new(&settings, &reporting);
     let reports = reporting.reports();
     let paths = reporting.more_paths(settings.configz, &host.bpf_dir);
@@ -210,7 +216,6 @@ async fn work(
 
     let mode = settings.mode;
     let node_name = settings.node_name;
-    let is_cluster_node = mode == Mode::Node && matches!(settings.source, Source::Kubernetes(_));
     let lifecycle = Lifecycle::new(
         node_name.clone(),
         is_cluster_node.then_some(settings.node_timeout),
@@ -277,7 +282,7 @@ async fn work(
         own_node,
         input_sender,
         source_health,
-        event_queue.only_if(is_cluster_node),
+        event_queue,
         questions,
     )]);
     let source = async {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use proxy_view::object_name::full_name;
-use proxy_view::output::print_on;
+use proxy_view::output::{Form, cell, print_on, red};
 use proxy_view::rates::{self, Rates, Reading};
 use proxy_view::{Selector, ServiceView};
 
@@ -156,12 +156,22 @@ fn text(changes: &Sample, seconds: f64, args: &TopArgs) -> String {
     };
     let header = [names, rates::TRAFFIC_COLUMNS.as_slice()].concat();
     let rows = rows.into_iter().map(|(names, rates)| {
-        names
-            .into_iter()
-            .chain(rates::traffic_cells(&rates))
-            .collect()
+        let [opened, packets, bytes, unserved, flows] = rates::traffic_cells(&rates);
+        let unserved = if rates.unserved() > 0.0 {
+            red(unserved)
+        } else {
+            cell(unserved)
+        };
+        let numbers = [
+            cell(opened),
+            cell(packets),
+            cell(bytes),
+            unserved,
+            cell(flows),
+        ];
+        names.into_iter().map(cell).chain(numbers).collect()
     });
-    rates::table(&header, names.len(), rows)
+    Form::of_stdout(false, false).table(&header, rows)
 }
 
 impl Sort {
