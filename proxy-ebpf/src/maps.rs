@@ -1,5 +1,9 @@
 //! Every map, and the only code that touches one. Values are copied out: no reference into a map
 //! leaves this file.
+//!
+//! The look-ups that most places share (clock, node, epochs, counters) are functions that the
+//! programs call: for each inlined look-up the kernel moves all instructions behind it, which took
+//! a third of each start. The calls cost a packet a few nanoseconds.
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::macros::map;

@@ -55,11 +55,7 @@ const SEEN: [&str; 26] = [
 ];
 #[test]
 fn programs_and_model_agree_on_random_packets() -> Result<()> {
-    let first = match env::var("KPX_SEED") {
-        Ok(seed) => seed.parse().with_context(|| format!("KPX_SEED={seed}"))?,
-        Err(_) => rand::random_range(0..1_000_000_000),
-    };
-    println!("KPX_SEED={first}");
+    let first = testbed::cases::seed()?;
     let secs = env::var("KPX_FUZZ_SECS")
         .map_or(Ok(SECS), |secs| secs.parse())
         .context("KPX_FUZZ_SECS")?;
