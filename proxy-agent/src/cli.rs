@@ -32,10 +32,9 @@ use proxy_cluster::{ClusterArgs, ProbeArgs, SysdumpArgs, cluster, probe, sysdump
 use proxy_trace::{ExplainArgs, TraceArgs, explain, trace};
 use runtime::wait_for;
 
-/// Reaches Kubernetes Services by eBPF, in place of kube-proxy.
+/// Replaces kube-proxy by eBPF programs.
 ///
-/// Ends with 0 if all is well, with 1 if something failed or is not well, with 2 if it was called
-/// wrongly.
+/// Exit status: 0 healthy, 1 failure or unhealthy, 2 usage error.
 #[derive(Parser, Debug)]
 #[command(name = "kpx", version)]
 pub struct Cli {
@@ -45,11 +44,11 @@ pub struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Serve this node until stopped. Needs root.
+    /// Run the agent on this node until stopped. Needs root.
     ///
-    /// SIGTERM and SIGINT end the agent; Services then stay reachable in their last known state,
-    /// unless --cleanup-on-exit is set. The log goes to standard error; RUST_LOG sets its level
-    /// (default: info).
+    /// SIGTERM and SIGINT stop the agent; Services stay reachable in their last known state, unless
+    /// --cleanup-on-exit is set. The log goes to standard error; RUST_LOG sets its level (default:
+    /// info).
     Run(Box<RunArgs>),
     Status(status::StatusArgs),
     Services(services::ServicesArgs),

@@ -267,7 +267,7 @@ pub fn listen(run_dir: &Path, group: Option<u32>) -> Result<StdUnixListener> {
         .context("have the socket not wait")?;
     if let Some(group) = group {
         admit(run_dir, &path, group)
-            .with_context(|| format!("let the group {group} ask at {}", path.display()))?;
+            .with_context(|| format!("grant group {group} access to {}", path.display()))?;
     }
     Ok(listener)
 }

@@ -154,7 +154,7 @@ impl HealthChecks {
                 check.listen(name, &self.addrs, &self.liveness, &self.room)
             } else {
                 Err(anyhow!(
-                    "as many addresses and ports as are allowed have a listener: {}",
+                    "the limit of health check listeners is reached: {}",
                     self.most
                 ))
             };

@@ -145,11 +145,14 @@ impl Names {
                 .wire(device)
                 .await
                 .err()
-                .map(|error| format!("systemd-resolved does not ask: {error:#}"));
+                .map(|error| format!("configure systemd-resolved: {error:#}"));
             if told.as_ref() != Some(&why) {
                 match &why {
-                    None => info!("systemd-resolved asks for names of the cluster"),
-                    Some(why) => info!(why, "names are for programs that ask kpx"),
+                    None => info!("systemd-resolved uses kpx for names of the cluster"),
+                    Some(why) => info!(
+                        why,
+                        "names resolve only for programs that use kpx's DNS server"
+                    ),
                 }
                 told = Some(why.clone());
             }

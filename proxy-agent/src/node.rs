@@ -448,7 +448,7 @@ impl Node {
         if is_new {
             let ifindex = anchor_state.device.ifindex;
             if self.relapses.is_news("anchor") {
-                warn!(ifindex, "the anchor was gone, making it again");
+                warn!(ifindex, "the anchor was missing, recreating it");
             }
             self.programs.move_anchor(ifindex)?;
             self.routes = ServiceRoutes::open(&self.handle, anchor_state.device.ifindex).await?;
@@ -498,7 +498,7 @@ impl Node {
         if routes + rules > 0 && self.relapses.is_news(what) {
             warn!(
                 routes,
-                rules, "ways to the anchor were gone or changed, and are put back"
+                rules, "restored missing or changed routes to the anchor"
             );
         }
         self.repairs.routes += routes;

@@ -135,7 +135,7 @@ impl PodSocketsTask {
             .as_ref()
             .filter(|error| last.error.as_ref() != Some(error))
         {
-            warn!(error, "pods are led as before");
+            warn!(error, "pods' sockets are translated as before");
         }
         let is_whole =
             found.error.is_none() && found.rows.values().all(|row| *row != PodRow::NoCgroup);

@@ -155,7 +155,7 @@ impl Shared {
                 (led, service, self.open(wanted).await)
             }
             Ok(None) => {
-                debug!(%client, "a connection to the tunnel is none to a Service");
+                debug!(%client, "a connection to the tunnel is not to a Service");
                 return listen::reset(stream);
             }
             Err(error) => {

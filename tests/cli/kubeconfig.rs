@@ -240,7 +240,7 @@ fn agent_without_first_lists_says_that_it_waits() -> Result<()> {
             &format!("{arguments} --run-dir {}", agent.run_dir().display()),
         )
     };
-    let waits = "the agent waits for the API server's first lists (kpx status says why)";
+    let waits = "the agent waits for the API server's first lists (see kpx status)";
     let lists = ["services", "backends", "services -o json"]
         .map(|command| (command, 0, "nothing found yet: "));
     let names = [

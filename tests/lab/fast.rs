@@ -82,7 +82,7 @@ fn open_connections_skip_the_stack_wherever_their_backend_is() -> Result<()> {
         .unwrap_or_default()
         .to_owned();
     // Its rules drop what conntrack calls invalid, and new connections by default.
-    let opens = "on; connections are opened through the stack, because chain forward of table inet firewall drops what its rules do not accept";
+    let opens = "on; connections are opened through the stack, because chain forward of table inet firewall drops packets that its rules do not accept";
     ensure!(said.starts_with(opens), "{said}");
     fixture.lab.n1.host.ns.nft(
         "table inet refuses {
@@ -225,7 +225,7 @@ fn automatic_is_off_as_long_as_rules_drop_packets() -> Result<()> {
         Ok(fast()? >= 2 * EXCHANGES as u64)
     })?;
     fixture.lab.set_firewall(true)?;
-    is("because chain forward of table inet firewall drops what its rules do not accept")?;
+    is("because chain forward of table inet firewall drops packets that its rules do not accept")?;
     ensure!(fast()? == 0, "fast, though there are rules");
     fixture.lab.set_firewall(false)?;
     is("auto: on; whole connections")?;

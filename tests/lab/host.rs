@@ -119,7 +119,7 @@ fn host_reaches_backends_through_routes_by_nodes() -> Result<()> {
         Ok(pod_routes(c)? == routes_of(&[n1]))
     })?;
     fixture.served(c, |family| web.frontend(family), &["p1b"])?;
-    let why = "no route leads to it, and the Service has no node port";
+    let why = "no route, and the Service has no node port";
     ensure!(
         unreachable(&kpx)? == [("default/web".to_owned(), why.to_owned())].into(),
         "{:?}",
@@ -194,7 +194,7 @@ fn host_reaches_backends_through_node_ports() -> Result<()> {
         Some(c.addrs),
     )?;
     fixture.refused(c, |family| plain.frontend(family))?;
-    let why = "only the default route leads to it, and the Service has no node port";
+    let why = "only the default route, and the Service has no node port";
     ensure!(
         unreachable(&kpx)? == [("default/plain".to_owned(), why.to_owned())].into(),
         "{:?}",
@@ -233,7 +233,8 @@ fn host_reaches_backends_through_node_ports() -> Result<()> {
     let n2 = testbed::agent::node(&fixture.lab.n2);
     fixture.cluster.put(&not_ready(&n2))?;
     fixture.served_seeing(c, |family| local.frontend(family), &["p1b"], Some(c.addrs))?;
-    let why = "only the default route leads to it, and no ready node is reached that takes the node port for it";
+    let why =
+        "only the default route, and no ready node is reached that takes the node port for it";
     ensure!(
         unreachable(&kpx)?.contains(&("default/local".to_owned(), why.to_owned())),
         "{:?}",
@@ -294,7 +295,7 @@ fn host_reaches_backends_through_the_default_route() -> Result<()> {
         .map(|family| format!("route del default via {}", gateway.ip(family)))
         .join("\n"))?;
     wait_until(DEADLINE, "both are out of reach", || {
-        Ok(cut_off(&kpx, "default/web")?.is_some_and(|why| why.contains("no route leads to it")))
+        Ok(cut_off(&kpx, "default/web")?.is_some_and(|why| why.contains("no route")))
     })?;
     fixture.refused(c, |family| web.frontend(family))?;
     kpx.stop()

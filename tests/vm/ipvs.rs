@@ -105,7 +105,7 @@ fn virtual_servers_of_others_stay() -> Result<()> {
     let output = kpx(&ns, "cleanup --kube-proxy --force")?;
     expect![[r#"
         nothing to remove
-        left as they are: virtual servers of IPVS at 10.96.0.10:80/tcp: without kube-ipvs0 nothing shows whose they are
+        left as they are: virtual servers of IPVS at 10.96.0.10:80/tcp: without kube-ipvs0 their owner is unknown
     "#]]
     .assert_eq(&String::from_utf8(output.stdout)?);
     ensure!(virtual_servers(&ns)? == 1);

@@ -271,7 +271,7 @@ fn time() -> Result<u64> {
     };
     text.trim()
         .parse()
-        .with_context(|| format!("{NAME}: {text:?} is no number of seconds"))
+        .with_context(|| format!("{NAME}: {text:?} is not a number of seconds"))
 }
 
 #[cfg(test)]

@@ -143,7 +143,7 @@ fn programs(facts: &Facts) -> Finding {
     match &facts.probed.programs {
         Ok(()) => ok("programs", "the kernel takes them"),
         Err(why) if !facts.missing_capabilities.is_empty() => {
-            fail("programs", why, "mend the capabilities first")
+            fail("programs", why, "fix the capabilities first")
         }
         Err(why) => fail(
             "programs",
@@ -232,7 +232,7 @@ fn sockets(facts: &Facts) -> Finding {
         return warn(
             "sockets",
             "not tried: without its capabilities kpx loads no programs",
-            "mend the capabilities first",
+            "fix the capabilities first",
         );
     }
     match &facts.probed.sockets {
@@ -266,7 +266,7 @@ fn bpf_fs(facts: &Facts) -> Finding {
 fn restarts(facts: &Facts) -> Finding {
     const WHAT: &str = "restarts";
     match facts.kept_by.as_deref() {
-        None if facts.kpx_runs => ok(WHAT, "the kpx that runs does not say"),
+        None if facts.kpx_runs => ok(WHAT, "the running kpx does not report it"),
         None => ok(WHAT, "no kpx runs"),
         Some("pins") => ok(
             WHAT,

@@ -31,13 +31,12 @@ pub use processes::{holds_lock, kube_proxies};
 pub use rules::{Chains, KubeProxyRules};
 pub use setting::{RunFlags, Setting};
 
-/// Check whether this host is fit for kpx, and say how to mend it. Needs root.
+/// Preflight check with a fix for every finding. Needs root.
 ///
-/// Loads the kernel programs and attaches them in a network namespace of their own; nothing on the
-/// host is changed. Give the flags of kpx run, so that the check is of that run. In mode node a
-/// kubeconfig is only read; in mode host the API server is asked what it grants, and this host's
-/// networks are compared with those of Services.
-/// Ends with 1 if something keeps kpx from working.
+/// Loads the kernel programs and attaches them in a separate network namespace; the host stays
+/// unchanged. Pass the flags of kpx run to check that configuration. Mode node parses the
+/// kubeconfig; mode host also checks permissions at the API server and compares this host's
+/// networks with the Services'. Exits with 1 if kpx cannot work here.
 #[derive(Args, Debug)]
 pub struct CheckArgs<R: RunFlags> {
     #[command(flatten)]

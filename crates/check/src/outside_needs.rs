@@ -196,10 +196,8 @@ pub(crate) fn mend(fault: Fault) -> &'static str {
         Fault::NoKubeconfig => {
             "name a kubeconfig: --kubeconfig; under sudo kpx looks into root's home"
         }
-        Fault::Kubeconfig => {
-            "mend this kubeconfig and the files that it names, or name another: --kubeconfig"
-        }
-        Fault::Context => "name one of the kubeconfig's contexts: --context",
+        Fault::Kubeconfig => "fix this kubeconfig and its files, or use another: --kubeconfig",
+        Fault::Context => "choose a context of the kubeconfig: --context",
         Fault::Plugin => {
             "run the kubeconfig's credential plugin as the user of kpx, who needs its program and its login"
         }
@@ -210,10 +208,10 @@ pub(crate) fn mend(fault: Fault) -> &'static str {
             "compare the kubeconfig's certificate-authority and server with the API server's certificate, and its dates with this clock"
         }
         Fault::Name => {
-            "mend this machine's DNS, or name a kubeconfig with an IP address of the control plane"
+            "fix this machine's DNS, or use a kubeconfig with an IP address of the control plane"
         }
         Fault::Unreachable => {
-            "name a kubeconfig with an address of the control plane that this machine reaches, or mend the way there: VPN, firewall"
+            "use a kubeconfig with an address of the control plane that this machine reaches, or fix the path: VPN, firewall"
         }
         Fault::Answer => {
             "see if that address is an API server's, and if it is ready: kubectl get --raw /readyz"
@@ -228,16 +226,18 @@ fn judge_names(setting: &Setting, names: &Names) -> Finding {
         Names::Resolved => {
             return ok(
                 WHAT,
-                "systemd-resolved is there, and kpx has it ask for the cluster's",
+                "systemd-resolved runs, and kpx configures it for the cluster's",
             );
         }
-        Names::Off => return ok(WHAT, "kpx serves none, as asked for"),
+        Names::Off => return ok(WHAT, "disabled by --dns-address"),
         Names::NoResolved => {
             let at = setting
                 .names
                 .map(|at| at.ip().to_string())
                 .unwrap_or_default();
-            let fix = format!("have your resolver ask {at} for {domain}: docs/host-mode.md#names");
+            let fix = format!(
+                "configure your resolver to use {at} for {domain}: docs/host-mode.md#names"
+            );
             return warn(WHAT, "no systemd-resolved answers", fix);
         }
         Names::Unbound { at, kind, why } => (at, kind, why),
@@ -257,12 +257,12 @@ fn judge_names(setting: &Setting, names: &Names) -> Finding {
         ),
         ErrorKind::AddrNotAvailable if at.is_ipv4() => warn(
             WHAT,
-            format!("{} is no address of this machine", at.ip()),
+            format!("{} is not assigned to this host", at.ip()),
             "bring lo up: ip link set lo up",
         ),
         ErrorKind::AddrNotAvailable => warn(
             WHAT,
-            format!("{} is no address of this machine", at.ip()),
+            format!("{} is not assigned to this host", at.ip()),
             "switch IPv6 on for lo (sysctl -w net.ipv6.conf.lo.disable_ipv6=0), or give kpx an IPv4 --dns-address",
         ),
         _ => warn(
@@ -286,7 +286,7 @@ fn tunnel(streams: &Streams) -> Finding {
             warn(
                 WHAT,
                 found,
-                "if Services of other namespaces need the tunnel, grant it there as well",
+                "if Services of other namespaces need the tunnel, grant it there too",
             )
         }
         Streams::Nowhere { namespace, lacks } if *lacks == ["create"] => {
@@ -295,7 +295,7 @@ fn tunnel(streams: &Streams) -> Finding {
             warn(
                 WHAT,
                 found,
-                "if the API server is of 1.35 or later, which asks for it, bind the ClusterRole kpx-host-tunnel",
+                "if the API server is 1.35 or later, bind the ClusterRole kpx-host-tunnel, which it requires",
             )
         }
         Streams::Nowhere { namespace, lacks } => {
@@ -307,7 +307,7 @@ fn tunnel(streams: &Streams) -> Finding {
         }
         Streams::Unknown(why) => warn(
             WHAT,
-            format!("not known if pods/portforward is granted: {why}"),
+            format!("unknown whether pods/portforward is granted: {why}"),
             "see kubectl auth can-i create pods/portforward",
         ),
     }
@@ -346,7 +346,7 @@ fn service_networks(ranges: &[IpNet], overlaps: &[(IpNet, String)]) -> Finding {
     match (overlaps, ranges) {
         ([], []) => warn(
             WHAT,
-            "not known: the cluster tells no ServiceCIDRs",
+            "unknown: the cluster has no ServiceCIDR objects",
             "name them: --service-cidr",
         ),
         ([], ranges) => ok(
@@ -358,7 +358,7 @@ fn service_networks(ranges: &[IpNet], overlaps: &[(IpNet, String)]) -> Finding {
             warn(
                 WHAT,
                 found,
-                "move that network: packets to one of the two go astray while kpx runs",
+                "renumber that network: while kpx runs, packets to one of the two networks are misrouted",
             )
         }
     }

@@ -189,7 +189,7 @@ impl<T> Answers<T> {
 
     /// Names the nodes that did not answer, and returns how the command ends.
     pub(crate) fn end(&self) -> Result<ExitCode> {
-        ensure!(!self.0.is_empty(), "no node was asked");
+        ensure!(!self.0.is_empty(), "no node was selected");
         let failed: Vec<_> = self
             .0
             .iter()

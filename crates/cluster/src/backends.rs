@@ -18,12 +18,12 @@ use crate::pods::Cluster;
 use crate::select::{self, SelectArgs};
 use crate::watch::{WatchArgs, watch};
 
-/// List the endpoints of Services, and which of them take traffic on which nodes. Nodes that see
-/// one alike share a row.
+/// List the endpoints of Services and which of them take traffic on which nodes. Nodes with the
+/// same state share a row.
 ///
-/// NODE is the node that was asked, ON the backend's own. FLOWS and FAILED are the sums of the
-/// nodes, CONNECT-P50 and CONNECT-P99 the times of the slowest one. STATE is `silent` where a
-/// backend gives that node no answer.
+/// NODE is the node that reports, ON the backend's node. FLOWS and FAILED are the sums of the
+/// nodes, CONNECT-P50 and CONNECT-P99 the times of the slowest node. STATE is `silent` if the
+/// backend does not answer that node.
 #[derive(Args, Debug)]
 pub(crate) struct BackendsArgs {
     #[command(flatten)]

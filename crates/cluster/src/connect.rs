@@ -16,13 +16,13 @@ use proxy_source::kubernetes::{Fault, Told, configured, kubeconfig, without_cred
 /// The cluster to ask, and its nodes.
 #[derive(Args, Debug)]
 pub(crate) struct ConnectArgs {
-    /// The kubeconfig; by default $KUBECONFIG or ~/.kube/config.
+    /// Kubeconfig file. Default: $KUBECONFIG or ~/.kube/config.
     #[arg(long, global = true, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// The context of the kubeconfig.
+    /// Kubeconfig context.
     #[arg(long, global = true, value_name = "NAME")]
     context: Option<String>,
-    /// The namespace of kpx's pods.
+    /// Namespace of kpx's pods.
     #[arg(
         long,
         short,
@@ -31,7 +31,7 @@ pub(crate) struct ConnectArgs {
         default_value = "kube-system"
     )]
     pub(crate) namespace: String,
-    /// The labels of kpx's pods. A kpx in the place of kubeadm's kube-proxy has k8s-app=kube-proxy.
+    /// Labels of kpx's pods; k8s-app=kube-proxy for a kpx in kubeadm's kube-proxy DaemonSet.
     #[arg(
         long,
         short = 'l',
@@ -40,17 +40,17 @@ pub(crate) struct ConnectArgs {
         default_value = "app.kubernetes.io/name=kpx"
     )]
     pub(crate) selector: String,
-    /// Ask this node; may be repeated.
+    /// Run on this node; may be repeated.
     #[arg(long, global = true, value_name = "NODE", conflicts_with = "all_nodes")]
     pub(crate) node: Vec<String>,
-    /// Ask all nodes, as without --node.
+    /// Run on all nodes (the default).
     #[arg(long, short = 'A', global = true)]
     pub(crate) all_nodes: bool,
-    /// The seconds in which a node, and the API server each time, must answer; 20, for trace 60,
-    /// for a connectivity test 120, for a sysdump 180.
+    /// Seconds to wait for each answer of a node or of the API server. Default: 20; trace 60,
+    /// connectivity-test 120, sysdump 180.
     #[arg(long, global = true, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: Option<u64>,
-    /// The number of nodes that are asked at the same time.
+    /// Maximum number of nodes at the same time.
     #[arg(long, global = true, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     parallel: u16,
     /// The server that is asked, and what names it; set with the client.
@@ -123,8 +123,12 @@ impl ConnectArgs {
             |server| format!("API server {server}"),
         );
         let answer = timeout(limit, call).await;
-        let answer = answer
-            .map_err(|_| anyhow!("{what}: no answer of {server} within {} s", limit.as_secs()))?;
+        let answer = answer.map_err(|_| {
+            anyhow!(
+                "{what}: {server} did not answer within {} s",
+                limit.as_secs()
+            )
+        })?;
         answer.map_err(|error| match Told::from(&error) {
             told if told.code.is_some_and(|code| code != 401) => {
                 anyhow::Error::new(told).context(what.to_string())
@@ -174,7 +178,7 @@ mod tests {
         .unwrap();
         assert_eq!(
             error.unwrap_err().to_string(),
-            "list the pods: no answer of the API server within 1 s"
+            "list the pods: the API server did not answer within 1 s"
         );
     }
 

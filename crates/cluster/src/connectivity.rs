@@ -27,35 +27,33 @@ use stage::{DIALS, Stage, TIMEOUT};
 /// The nodes of a test that names none.
 const NODES: usize = 2;
 
-/// Try every kind of Service in the cluster, with pods of the test's own, and show what works.
+/// Test every kind of Service in the cluster with temporary pods.
 ///
-/// Makes a namespace with servers, clients and Services on two nodes, dials from pods, from nodes
-/// and from here, and removes all of it, also after Ctrl-C. The pods run kpx's own image. Case by
-/// case a row has passed, has failed, or was left out with the reason.
+/// Creates a namespace with servers, clients and Services on two nodes, dials from pods, nodes and
+/// here, and removes everything, also after Ctrl-C. The pods run kpx's own image. Each case is a
+/// row: passed, failed, or skipped with the reason.
 ///
-/// Ends with 0 if nothing failed, else with 1.
+/// Exit status: 0 if no case failed, else 1.
 #[derive(Args, Debug)]
 pub(crate) struct ConnectivityArgs {
-    /// The image of the test's pods, which has kpx at /usr/local/bin/kpx; by default that of kpx's
-    /// own pod.
+    /// Image of the test's pods, with kpx at /usr/local/bin/kpx. Default: the image of kpx's own
+    /// pod.
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
-    /// The namespace of the test, which must not exist yet; by default kpx-connectivity- with a
-    /// number.
+    /// Namespace of the test, created by it. Default: kpx-connectivity-NUMBER.
     #[arg(long, value_name = "NAMESPACE")]
     test_namespace: Option<String>,
-    /// An address for a Service of type LoadBalancer, one for each family. It must be unused, and
-    /// lead to a node for those outside.
+    /// Address for a Service of type LoadBalancer, one per family: unused, and routed to a node
+    /// from outside.
     #[arg(long, value_name = "IP")]
     load_balancer_ip: Vec<IpAddr>,
-    /// An ExternalIP for a Service, one for each family. It must be unused, and lead to a node for
-    /// those outside.
+    /// ExternalIP for a Service, one per family: unused, and routed to a node from outside.
     #[arg(long, value_name = "IP")]
     external_ip: Vec<IpAddr>,
-    /// The seconds in which all must be in force; what fails then has failed.
+    /// Seconds until the Services must work; later failures count.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=60))]
     settle: u64,
-    /// Leave the namespace and its pods. The next run removes them.
+    /// Keep the namespace and its pods; the next run removes them.
     #[arg(long)]
     keep: bool,
     #[command(flatten)]
@@ -98,7 +96,9 @@ pub(crate) async fn connectivity_test(
     let code = report.and_then(|report| report.print(&args.output));
     match (code, removed) {
         (Err(error), Err(left)) => Err(error.context(format!("{left:#}"))),
-        (Ok(_), Err(left)) => Err(left).context("the test is over, and its namespace is not gone"),
+        (Ok(_), Err(left)) => {
+            Err(left).context("the test has ended, but its namespace still exists")
+        }
         (code, Ok(())) => code,
     }
 }

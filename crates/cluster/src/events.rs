@@ -17,15 +17,13 @@ use crate::pods::Cluster;
 use crate::select;
 use crate::watch::{WatchArgs, watch};
 
-/// List what the agents of the nodes told last: Events about objects, and their own problems. The
-/// newest comes last.
+/// Show recent events and problems of the nodes, newest last.
 ///
-/// An Event that several nodes tell in the same words is one row: its times are the first and the
-/// last of all, and COUNT is their sum.
+/// Equal Events of several nodes share a row, with the first and the last time and the sum of the
+/// counts.
 #[derive(Args, Debug)]
 pub(crate) struct EventsArgs {
-    /// Show only Events that concern this Service: its own, and those of its EndpointSlices,
-    /// redirects and health check.
+    /// Show only Events of this Service, its EndpointSlices, redirects and health check.
     #[arg(value_name = "[svc/][NAMESPACE/]NAME")]
     service: Option<ServiceName>,
     /// Show only Events of this namespace.

@@ -5,14 +5,14 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     (
         "status",
         &[
-            ("kubectl kpx status", "See whether all nodes are well"),
+            ("kubectl kpx status", "Show the health of all nodes"),
             (
                 "kubectl kpx status -w",
-                "The same, and each change of a node's health or problems",
+                "Follow changes of health and problems",
             ),
             (
                 "kubectl kpx status -l k8s-app=kube-proxy",
-                "Where kpx runs in kubeadm's DaemonSet",
+                "For a kpx in kubeadm's kube-proxy DaemonSet",
             ),
         ],
     ),
@@ -21,11 +21,11 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         &[
             (
                 "kubectl kpx services shop/web",
-                "See whether all nodes serve a Service in the same way",
+                "Compare a Service across nodes",
             ),
             (
                 "kubectl kpx services --service-selector app=web",
-                "List the Services with this label",
+                "List Services by label",
             ),
         ],
     ),
@@ -34,15 +34,15 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         &[
             (
                 "kubectl kpx backends shop/web",
-                "See which pods take new connections, and of which nodes",
+                "Show which pods take new connections, from which nodes",
             ),
             (
                 "kubectl kpx backends --service-namespace shop --sort-by state",
-                "Those without traffic first",
+                "List backends without traffic first",
             ),
             (
                 "kubectl kpx backends shop/web -w",
-                "The same for each node, and each change",
+                "Follow changes per node",
             ),
         ],
     ),
@@ -51,24 +51,21 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         &[
             (
                 "kubectl kpx flows --service shop/web",
-                "List the connections to a Service on all nodes",
+                "List connections to a Service on all nodes",
             ),
             (
                 "kubectl kpx flows --node n1 --node n2 --sort-by client",
-                "List those of two nodes by client",
+                "List flows of two nodes by client",
             ),
         ],
     ),
     (
         "events",
         &[
-            (
-                "kubectl kpx events",
-                "See what the agents had to say, the newest last",
-            ),
+            ("kubectl kpx events", "Show recent events of all nodes"),
             (
                 "kubectl kpx events shop/web -w",
-                "The same of a Service, and each new Event of each node",
+                "Follow the events of a Service",
             ),
         ],
     ),
@@ -77,11 +74,11 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         &[
             (
                 "kubectl kpx top --sort unserved",
-                "Watch which Services refuse most, on all nodes together",
+                "Watch Services by unserved packets, summed over nodes",
             ),
             (
                 "kubectl kpx top --filter shop/ --by-node --once",
-                "Print the traffic of each node once",
+                "Print the traffic per node, once",
             ),
         ],
     ),
@@ -90,11 +87,11 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         &[
             (
                 "kubectl kpx monitor --unserved",
-                "Show what is dropped or rejected on any node",
+                "Follow dropped and rejected packets of all nodes",
             ),
             (
                 "kubectl kpx monitor --service shop/web --since 5m --count 50",
-                "Begin with the packets of the past",
+                "Start with past packets",
             ),
         ],
     ),
@@ -103,11 +100,11 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         &[
             (
                 "kubectl kpx trace --from pod/shop/cart-0 --to svc/shop/web",
-                "Say what becomes of a pod's connection, on the node of that pod",
+                "Explain the path of a pod's connection on its node",
             ),
             (
                 "kubectl kpx trace --from 203.0.113.9 --to 192.0.2.1:30080 --node n1",
-                "The same of a client outside, whose packets come to n1",
+                "Explain the path of an external client that enters at n1",
             ),
         ],
     ),
@@ -120,17 +117,17 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
             ),
             (
                 "kubectl kpx connectivity-test --node n1 --node n7 -o json",
-                "On these, for a program",
+                "Test these nodes, print JSON",
             ),
         ],
     ),
     (
         "sysdump",
         &[
-            ("kubectl kpx sysdump", "Gather a bug report of all nodes"),
+            ("kubectl kpx sysdump", "Write a bug report of all nodes"),
             (
                 "kubectl kpx sysdump --node n1 -o /tmp/n1.tar.gz",
-                "Of one node, in this file",
+                "Write a bug report of one node to this file",
             ),
         ],
     ),

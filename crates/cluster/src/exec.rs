@@ -120,10 +120,10 @@ pub(crate) async fn first_bytes(mut from: impl AsyncRead + Unpin, longest: u64) 
         .take(longest)
         .read_to_end(&mut bytes)
         .await
-        .context("read what kpx says")?;
+        .context("read kpx's output")?;
     tokio::io::copy(&mut from, &mut tokio::io::sink())
         .await
-        .context("read what kpx says")?;
+        .context("read kpx's output")?;
     Ok(bytes)
 }
 

@@ -16,7 +16,7 @@ use crate::pods::Cluster;
 use crate::select;
 use crate::watch::{WatchArgs, watch};
 
-/// List the flows that pass the nodes. Those whose clients spoke last come first.
+/// List the flows of the nodes, most recently active first.
 #[derive(Args, Debug)]
 pub(crate) struct FlowsArgs {
     #[command(flatten)]

@@ -34,14 +34,13 @@ pub use sysdump::{SysdumpArgs, sysdump};
 /// The name of the program by which kubectl runs it as `kubectl kpx`.
 pub const PLUGIN: &str = "kubectl-kpx";
 
-/// Ask the kpx of every node from one place, by the API server. `kubectl kpx` is the same.
+/// Run a command on the kpx of every node through the API server. Same as `kubectl kpx`.
 ///
-/// Runs `kpx` in the pod of each node, with the rights of your kubeconfig: list pods, get and
+/// Runs `kpx` in the pod of each node, with the permissions of your kubeconfig: list pods, get and
 /// create pods/exec in kpx's namespace.
 ///
-/// Ends with 0 if every node answered and is well, with 1 if a node did not answer or is not well,
-/// with 2 if it was called wrongly. Nodes that did not answer are named with the reason on standard
-/// error.
+/// Exit status: 0 if all nodes answered and are healthy, 1 if a node is unhealthy or did not
+/// answer, 2 usage error. Standard error lists nodes without an answer, with the cause.
 #[derive(Args, Debug)]
 pub struct ClusterArgs {
     #[command(subcommand)]

@@ -34,7 +34,7 @@ const LONGEST_STDERR: u64 = 4_096;
 /// The most bytes of a line.
 const LONGEST_LINE: u64 = 64 << 10;
 
-/// Show packets that open flows or are dropped or rejected on the nodes, until stopped.
+/// Show packets that open flows, are dropped or are rejected on the nodes, until stopped.
 #[derive(Args, Debug)]
 pub(crate) struct MonitorArgs {
     /// Show only packets to this Service.
@@ -49,7 +49,7 @@ pub(crate) struct MonitorArgs {
     /// Show only packets dropped or rejected for this reason.
     #[arg(long, value_name = "REASON", value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::name)), hide_possible_values = true, conflicts_with = "decisions")]
     reason: Option<String>,
-    /// Show only packets that are dropped or rejected.
+    /// Show only dropped and rejected packets.
     #[arg(long, conflicts_with = "decisions")]
     unserved: bool,
     /// Show only packets that open flows.
@@ -58,12 +58,12 @@ pub(crate) struct MonitorArgs {
     /// The number of lines per second of each node; packets beyond it are counted as lost.
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     limit_per_second: u32,
-    /// Show packets of the past first: those of the last 5m, 30s, 1h30m, as far as the nodes keep
+    /// Start with past packets of this time: 30s, 5m, 1h30m, as far as the nodes keep
     /// them (`kpx run --monitor-history`). The lines of each node are in their order, and those of
     /// different nodes mixed.
     #[arg(long, value_name = "DURATION")]
     since: Option<String>,
-    /// End after so many packets of all nodes together.
+    /// Exit after N packets of all nodes together.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
     /// Print for each packet a line for people, or a line of JSON with the fields node and event.
@@ -226,7 +226,7 @@ impl MonitorArgs {
         match self.output {
             Output::Text => Ok(escaped(line)),
             Output::Json => {
-                let event: Value = serde_json::from_str(line).context("a line is no JSON")?;
+                let event: Value = serde_json::from_str(line).context("a line is not JSON")?;
                 Ok(escaped_json(
                     &json!({ "node": node, "event": event }).to_string(),
                 ))

@@ -130,7 +130,7 @@ impl FromStr for Target {
         let protocol = Protocol::ALL
             .into_iter()
             .find(|known| known.to_string() == protocol);
-        let protocol = protocol.with_context(|| format!("{text:?} has no known protocol"))?;
+        let protocol = protocol.with_context(|| format!("{text:?} has an unknown protocol"))?;
         let bytes = bytes.parse().context("read BYTES")?;
         let times = times.parse().context("read TIMES")?;
         ensure!(

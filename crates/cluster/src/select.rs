@@ -8,14 +8,13 @@ use proxy_view::{Selector, ServiceView};
 
 #[derive(Args, Debug)]
 pub(crate) struct SelectArgs {
-    /// Show only this Service; put its namespace and a slash in front if several Services share the
-    /// name.
+    /// Show only this Service; add NAMESPACE/ if several Services share the name.
     #[arg(value_name = "[svc/][NAMESPACE/]NAME")]
     pub(crate) service: Option<ServiceName>,
     /// Show only Services of this namespace.
     #[arg(long, value_name = "NAMESPACE")]
     service_namespace: Option<String>,
-    /// Show only Services with these labels, in kubectl's form: app=web,tier!=db,env in (a,b),!old.
+    /// Show only Services with these labels, as in kubectl: app=web,tier!=db,env in (a,b),!old.
     #[arg(long, value_name = "LABELS", conflicts_with = "service")]
     service_selector: Option<Selector>,
 }

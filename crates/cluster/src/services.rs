@@ -17,7 +17,7 @@ use crate::pods::Cluster;
 use crate::select::{self, SelectArgs};
 use crate::watch::{WatchArgs, watch};
 
-/// List the Services that the nodes serve. Nodes that serve a Service in the same way share a row.
+/// List the Services of the nodes. Nodes with the same state share a row.
 #[derive(Args, Debug)]
 pub(crate) struct ServicesArgs {
     #[command(flatten)]

@@ -17,7 +17,7 @@ use crate::connect::ConnectArgs;
 use crate::pods::Cluster;
 use crate::watch::{WatchArgs, watch};
 
-/// Show the state of every node's agent. Ends with 1 if one is unhealthy or does not answer.
+/// Show the state of every node's agent. Exits with 1 if an agent is unhealthy or does not answer.
 ///
 /// With --watch a node's row follows when its health, its problems or its version change; times and
 /// counts alone are no change.

@@ -34,33 +34,34 @@ const LEFT_OUT: &str = "Left out: Secrets, tokens, contents of kubeconfigs, the 
                         objects, the kernel's command line.\nInside: names and addresses of Services, pods and nodes; rules and routes of nodes; with --flows the addresses of \
                         clients.\n";
 
-/// Gather what a bug report needs of this node in one archive. Needs root.
+/// Write an archive of this node for a bug report. Needs root.
 ///
-/// The file CONTENTS in the archive lists each part with its command, and what is left out. A part
-/// that fails is named there, and the others are gathered all the same.
+/// CONTENTS in the archive lists each part with its command, and the omitted parts. A failing part
+/// does not stop the rest.
 #[derive(Args, Debug)]
 pub struct SysdumpArgs {
-    /// The archive, or - for standard output; by default kpx-sysdump-NODE-TIME.tar.gz here.
+    /// Archive file, or - for standard output. Default: kpx-sysdump-NODE-TIME.tar.gz in the current
+    /// folder.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Put all flows in, with the addresses of clients, and not only their numbers.
+    /// Include all flows with client addresses, instead of their number.
     #[arg(long)]
     flows: bool,
-    /// The run directory of the agent to ask.
+    /// Run directory of the agent.
     #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
     run_dir: PathBuf,
 }
 
-/// Gather what a bug report needs of the nodes and of kpx's objects in one archive.
+/// Write an archive of the nodes and of kpx's objects for a bug report.
 ///
-/// The archive of each node is in the folder nodes/NODE. The file CONTENTS lists each part with its
-/// command, and what is left out.
+/// The folder nodes/NODE has the archive of each node. CONTENTS lists each part with its command,
+/// and the omitted parts.
 #[derive(Args, Debug)]
 pub(crate) struct ClusterSysdumpArgs {
     /// The archive, or - for standard output; by default kpx-sysdump-cluster-TIME.tar.gz here.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Put all flows in, with the addresses of clients, and not only their numbers.
+    /// Include all flows with client addresses, instead of their number.
     #[arg(long)]
     flows: bool,
     /// The number of lines of each agent's log.
@@ -230,7 +231,7 @@ impl Output {
         );
         if !failed.is_empty() {
             text += &format!(
-                "it lacks {}; its file CONTENTS says why\n",
+                "it lacks {}; see the file CONTENTS for the cause\n",
                 failed.join(", ")
             );
         }

@@ -23,27 +23,26 @@ const CLEAR: &str = "\u{1b}[H\u{1b}[2J";
 
 /// Show the traffic of each Service on all nodes together, per second.
 ///
-/// In a terminal the table is updated until Ctrl-C. Elsewhere, or with --once, one table is
-/// printed. Packets and bytes count both directions. A Service is served by the nodes of its
-/// clients, so their sum is its traffic.
+/// A terminal shows a live table until Ctrl-C; otherwise, or with --once, one table is printed.
+/// Packets and bytes count both directions, summed over the nodes of the clients.
 #[derive(Args, Debug)]
 pub(crate) struct TopArgs {
-    /// Seconds between two samples.
+    /// Seconds between samples.
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
     interval: u64,
     /// The column to sort by.
     #[arg(long, value_enum, default_value_t, value_name = "COLUMN")]
     sort: Sort,
-    /// Show only Services that have this text in their namespace or name.
+    /// Show only Services whose namespace or name contains this text.
     #[arg(long, value_name = "TEXT", default_value = "")]
     filter: String,
-    /// Show only Services with these labels, in kubectl's form: app=web,tier!=db,env in (a,b),!old.
+    /// Show only Services with these labels, as in kubectl: app=web,tier!=db,env in (a,b),!old.
     #[arg(long, value_name = "LABELS")]
     service_selector: Option<Selector>,
     /// Show a row for each node of a Service.
     #[arg(long)]
     by_node: bool,
-    /// Print one table of the traffic within one interval, and end.
+    /// Print one table for one interval, and exit.
     #[arg(long)]
     once: bool,
     /// Print a table after each interval, until stopped, where no terminal is as well.

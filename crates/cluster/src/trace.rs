@@ -19,7 +19,7 @@ use crate::pods::{self, NodePod};
 /// The seconds in which a node must answer: it loads a copy of the programs.
 const TIMEOUT: u64 = 60;
 
-/// Show what kpx does with a packet, and why, on the node that meets it.
+/// Show the path of a packet on the node that translates it, and the reason for its verdict.
 #[derive(Args, Debug)]
 pub(crate) struct TraceArgs {
     /// The client: pod/[NAMESPACE/]NAME, a workload as deploy/[NAMESPACE/]NAME, node/NAME for a
@@ -32,7 +32,7 @@ pub(crate) struct TraceArgs {
     /// /sctp; the default is tcp.
     #[arg(long, value_name = "DESTINATION")]
     to: String,
-    /// Send so many packets, each from the next source port, and count the results.
+    /// Trace N packets, each from the next source port, and count the results.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     count: u32,
     /// Print text, or data in a stable form: fields may be added, and no field is renamed or
@@ -115,7 +115,7 @@ async fn ask(
 async fn origin(client: &Client, connect: &ConnectArgs, args: &TraceArgs) -> Result<Origin> {
     ensure!(
         connect.node.len() <= 1,
-        "a packet comes to one node: name one --node"
+        "a packet enters at one node: set --node"
     );
     let given = connect.node.first().cloned();
     let whole = args.from.parse::<SocketAddr>().ok().map(|at| at.ip());

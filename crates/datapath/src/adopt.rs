@@ -73,7 +73,7 @@ pub(super) fn adopt(ebpf: &mut Ebpf, persistence: &Persistence) -> Result<Adopte
     }
     unknown
         .iter()
-        .try_for_each(|pin| unpin(&links.join(pin), "its device is gone"))?;
+        .try_for_each(|pin| unpin(&links.join(pin), "its device was removed"))?;
     Ok(Adopted { devices, is_all })
 }
 

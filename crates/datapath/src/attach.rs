@@ -126,7 +126,7 @@ impl Attachments {
             .with_context(|| format!("no program {name} in the BPF object"))?;
         program
             .info()
-            .with_context(|| format!("ask the kernel about program {name}"))
+            .with_context(|| format!("read information about program {name}"))
     }
 
     /// Returns those of the devices at whose TCX hooks programs of others may be: a hook that

@@ -103,7 +103,7 @@ impl AttachedProgram {
             Self::Pinned(link) => {
                 // This was the last handle, unless the kernel still uses the file.
                 if let Err(error) = link.unpin() {
-                    debug!(%error, "a link's pin was gone");
+                    debug!(%error, "a link's pin was missing");
                 }
             }
             Self::Filter(link) => drop(ManuallyDrop::into_inner(link)),

@@ -44,7 +44,7 @@ impl<A: FamilyNames> ConnectLedger<A> {
         let walk = Walk::new(data, BATCH).with_context(|| format!("walk through {name}"))?;
         let info = data
             .info()
-            .with_context(|| format!("ask the kernel about map {name}"))?;
+            .with_context(|| format!("read information about map {name}"))?;
         let max_entries = info.max_entries() as usize;
         Ok(Self {
             map: take(ebpf, name)?,

@@ -266,7 +266,7 @@ impl<A: FamilyNames> Family<A> {
         let data = flow_table::<A>(ebpf)?;
         let max_entries = data
             .info()
-            .with_context(|| format!("ask the kernel about map {name}"))?
+            .with_context(|| format!("read information about map {name}"))?
             .max_entries();
         let walk = Walk::new(data, BATCH).with_context(|| format!("walk through {name}"))?;
         let flows = take(ebpf, name)?;

@@ -41,7 +41,7 @@ impl Loaded {
         {
             let info = data
                 .info()
-                .with_context(|| format!("ask the kernel about map {name}"))?;
+                .with_context(|| format!("read information about map {name}"))?;
             maps.insert(name.to_owned(), info.id());
             // Storages of sockets are no tables: they have as much room as there are sockets.
             if info.max_entries() > 0 {
@@ -54,7 +54,7 @@ impl Loaded {
                 .with_context(|| format!("no program {name} in the BPF object"))?;
             let info = program
                 .info()
-                .with_context(|| format!("ask the kernel about program {name}"))?;
+                .with_context(|| format!("read information about program {name}"))?;
             Ok((name.to_owned(), LoadedProgram::of(&info)))
         });
         Ok(Self {

@@ -80,8 +80,7 @@ impl Pins {
                 root.display()
             );
             bail!(
-                "{}/{name} is of another version of kpx, and this one takes over v{LAYOUT} only: start that version \
-                 again, or end what it left by `kpx cleanup --bpf-dir {}`",
+                "{}/{name} belongs to another version of kpx; this version takes over layout v{LAYOUT} only: start that version again, or remove its state with `kpx cleanup --bpf-dir {}`",
                 root.display(),
                 root.display()
             );
@@ -89,7 +88,7 @@ impl Pins {
         // A process that can open the folder can lock it. The folder is closed only after it is
         // known to be ours.
         let closed = fs::set_permissions(root, Permissions::from_mode(0o700));
-        closed.with_context(|| format!("close {} to others", root.display()))?;
+        closed.with_context(|| format!("restrict access to {}", root.display()))?;
         for dir in [this.maps(), this.links()] {
             fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
         }
@@ -386,7 +385,7 @@ pub fn check_netns(root: &Path) -> Result<()> {
         };
         ensure!(
             ours == theirs,
-            "{} serves another network namespace, {}: clean up there, or use --force if that namespace is gone",
+            "{} serves another network namespace, {}: clean up there, or use --force if that namespace no longer exists",
             dir.display(),
             theirs.display()
         );

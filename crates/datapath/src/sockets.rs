@@ -68,7 +68,7 @@ impl SocketGlobals {
         );
         ensure!(
             names || !is_optional,
-            "this kernel does not tell its own workers from other tasks: their mounts would stay with one backend"
+            "this kernel cannot distinguish its own workers from other tasks: their mounts would stay on one backend"
         );
         let flags = [
             (everywhere, socket::EVERYWHERE),
@@ -94,7 +94,7 @@ impl SocketGlobals {
 
 fn is_supported(helper: BpfHelper) -> Result<bool> {
     is_helper_supported(ProgramType::CgroupSockAddr, helper)
-        .with_context(|| format!("ask whether the kernel has {helper:?} for sockets"))
+        .with_context(|| format!("probe the kernel for {helper:?} in socket programs"))
 }
 
 /// Returns the names of the requested programs. The programs that show the dialled address come
@@ -247,7 +247,7 @@ impl Sockets {
     pub(super) fn detach(self) {
         for (_, link) in self.links {
             if let Err(error) = link.unpin() {
-                debug!(%error, "a link's pin was gone");
+                debug!(%error, "a link's pin was missing");
             }
         }
     }

@@ -64,9 +64,9 @@ impl Zone {
             .strip_suffix('.')
             .unwrap_or(domain)
             .to_ascii_lowercase();
-        ensure!(!domain.is_empty(), "the root is no domain of a cluster");
+        ensure!(!domain.is_empty(), "cluster domain must not be the root");
         let name = OwnedName::from_chars(domain.chars())
-            .with_context(|| format!("`{domain}` is no domain name"))?;
+            .with_context(|| format!("`{domain}` is not a domain name"))?;
         Ok(Self { name, server: None })
     }
 

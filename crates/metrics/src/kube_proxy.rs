@@ -115,7 +115,7 @@ impl ProxyMetrics {
         );
         registry.register(
             "sync_proxy_rules_last_timestamp_seconds",
-            "Time at which all desired state was last in force, in seconds since 1970",
+            "Time at which all desired state was last programmed, in seconds since 1970",
             self.last_sync.clone(),
         );
         registry.register(
@@ -125,7 +125,7 @@ impl ProxyMetrics {
         );
         registry.register(
             "network_programming_duration_seconds",
-            "Time from a change of pods or of a Service, as EndpointSlices tell it, until it is in force",
+            "Time from a change of pods or of a Service, from the EndpointSlice's trigger time, until it is programmed",
             self.programming_latency.clone(),
         );
     }
@@ -133,7 +133,7 @@ impl ProxyMetrics {
     fn register_changes(&self, registry: &mut Registry) {
         registry.register(
             "sync_proxy_rules_endpoint_changes_pending",
-            "EndpointSlices that have changed and are not in force yet",
+            "EndpointSlices with changes that are not yet programmed",
             self.endpoint_changes_pending.clone(),
         );
         registry.register(
@@ -143,7 +143,7 @@ impl ProxyMetrics {
         );
         registry.register(
             "sync_proxy_rules_service_changes_pending",
-            "Services that have changed and are not in force yet",
+            "Services with changes that are not yet programmed",
             self.service_changes_pending.clone(),
         );
         registry.register(

@@ -149,13 +149,13 @@ impl Readings {
         let times = self.programs.iter();
         let times = times
             .map(|(name, program)| ([("program", name.as_str())], program.run_time.as_secs_f64()));
-        let help = "Time spent in a program, while the kernel was told to count it (--bpf-stats).";
+        let help = "Time spent in a program while the kernel counted it (--bpf-stats).";
         counters(encoder, "kpx_program_run_seconds", help, times)?;
         let runs = self
             .programs
             .iter()
             .map(|(name, program)| ([("program", name.as_str())], program.runs));
-        let help = "Runs of a program, while the kernel was told to count them (--bpf-stats).";
+        let help = "Runs of a program while the kernel counted them (--bpf-stats).";
         counters(encoder, "kpx_program_runs", help, runs)
     }
 

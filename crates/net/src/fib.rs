@@ -49,7 +49,7 @@ pub async fn route_classes(
     for addr in addrs {
         let class = route_class(handle, *addr, anchor)
             .await
-            .with_context(|| format!("ask for the route to {addr}"))?;
+            .with_context(|| format!("look up the route to {addr}"))?;
         classes.insert(*addr, class);
     }
     Ok(classes)

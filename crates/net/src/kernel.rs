@@ -81,8 +81,7 @@ impl Preemption {
         }
         Err(match &self.config {
             Some(_) => {
-                "PREEMPT_RT, built without PREEMPT_RT_NEEDS_BH_LOCK: programs of one CPU interrupt each other and \
-                        mix up packets"
+                "PREEMPT_RT without PREEMPT_RT_NEEDS_BH_LOCK: programs on a CPU preempt each other and corrupt packets"
                     .to_owned()
             }
             None => format!(

@@ -25,7 +25,7 @@ pub struct NextHop {
 pub async fn next_hop(addr: IpAddr) -> Result<NextHop> {
     let (driver, handle, _) = rtnetlink::new_connection().context("open a netlink socket")?;
     tokio::select! {
-        next_hop = ask(&handle, addr) => next_hop.with_context(|| format!("ask for the route to {addr}")),
+        next_hop = ask(&handle, addr) => next_hop.with_context(|| format!("look up the route to {addr}")),
         () = driver => bail!("the netlink socket has failed"),
     }
 }

@@ -72,7 +72,9 @@ pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
             Role::Ignored("an IPsec interface shows packets with the header of their tunnel")
         }
         (LinkKind::Dummy, _) => Role::Ignored("a dummy carries no packets"),
-        (LinkKind::Ifb, _) => Role::Ignored("an ifb only shapes what other devices receive"),
+        (LinkKind::Ifb, _) => {
+            Role::Ignored("an ifb only shapes packets that other devices receive")
+        }
         (LinkKind::Nlmon, _) => Role::Ignored("nlmon carries netlink messages"),
         _ if link.header == LinkHeader::Other => {
             Role::Ignored("its packets start neither with Ethernet nor with IP")
@@ -283,7 +285,7 @@ mod tests {
             (
                 "ifb",
                 link("ifb0", Ifb),
-                Role::Ignored("an ifb only shapes what other devices receive"),
+                Role::Ignored("an ifb only shapes packets that other devices receive"),
             ),
             (
                 "nlmon",

@@ -159,7 +159,7 @@ impl Reader {
             .nftables
             .ask(number)
             .await
-            .context("ask nftables for the number of its rules' state")?;
+            .context("read the nftables ruleset generation")?;
         let policies = xfrm::forwarding_policies_by(&mut sockets.xfrm).await?;
         let routing = foreign_rule::unasked(&self.handle).await?;
         self.sockets = Some(sockets);

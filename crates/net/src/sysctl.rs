@@ -58,7 +58,7 @@ fn path(key: &str) -> anyhow::Result<PathBuf> {
         .all(|part| matches!(part, Component::Normal(_)));
     ensure!(
         is_below && !key.is_empty(),
-        "{key:?} is no sysctl below net"
+        "{key:?} is not a sysctl below net"
     );
     Ok(ROOT.join(key))
 }

@@ -49,7 +49,7 @@ pub use granted::{Granted, NotGranted, Streams};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
     pub kubeconfig: Option<PathBuf>,
-    /// The context of the kubeconfig, other than its current one.
+    /// Kubeconfig context, other than its current one.
     pub context: Option<String>,
     /// The URL of the API server, in place of the configuration's.
     pub master: Option<String>,
@@ -150,7 +150,7 @@ pub(super) async fn run(
             never = node_states::answer(&mut questions, &clients.limited) => never,
             never = outage.probe(&clients.paced) => never,
             () = files.changed(health) => info!("credentials have changed, reading them again"),
-            () = passed(until) => info!("credentials expire, asking for new ones"),
+            () = passed(until) => info!("credentials expire, requesting new credentials"),
         }
         let next = tokio::select! {
             () = inputs.closed() => return Ok(()),
@@ -160,7 +160,7 @@ pub(super) async fn run(
         // force, and changes nothing before all of the other cluster is listed.
         if let Some(change) = cluster.change(&next.cluster) {
             bail!(
-                "the credentials are no longer those for {cluster}: {change}; kpx ends, to be started again there"
+                "the credentials no longer belong to {cluster}: {change}; kpx exits and must be restarted there"
             );
         }
         Connection {

@@ -126,7 +126,7 @@ impl Manifests {
                     Entry::Vacant(entry) => drop(entry.insert((here, object))),
                     Entry::Occupied(entry) => {
                         let why = format!(
-                            "{}: {} has it already, and that stays in force",
+                            "{}: duplicate of {}, which stays programmed",
                             object.key,
                             entry.get().0
                         );

@@ -37,11 +37,11 @@ impl Watches {
     }
 
     pub fn register(&self, registry: &mut Registry) {
-        let help = "1 if kpx learns of changes to objects of this kind at once, 0 while its watch is broken";
+        let help = "1 while the watch of this kind is connected, 0 while it is broken";
         registry.register("watch_up", help, self.up.clone());
         let help = "Lists and watches that failed or broke off, by kind of object";
         registry.register("watch_failures", help, self.failures.clone());
-        let help = "Objects that cannot be read; their last readable form stays in force";
+        let help = "Objects that cannot be read; their last readable form stays programmed";
         registry.register("unreadable_objects", help, self.unreadable.clone());
     }
 

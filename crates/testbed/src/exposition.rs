@@ -213,7 +213,7 @@ fn histogram_faults(metric: &Metric) -> Vec<&'static str> {
             }
         });
         let Some(bound) = bound else {
-            faults.push("a bucket whose bound is no number");
+            faults.push("a bucket whose bound is not a number");
             continue;
         };
         let part = ["_bucket", "_sum", "_count"]

@@ -152,7 +152,7 @@ async fn silence(trace: &Trace, backend: SocketAddr) -> String {
         Ok(rules) => rules.judge_whole(&ends, &BTreeSet::new(), false).against,
         Err(error) => {
             return format!(
-                "the rules of netfilter cannot be read ({error:#}); look for one that drops, and at the backend"
+                "netfilter's rules cannot be read ({error:#}); look for a rule that drops, and check the backend"
             );
         }
     };
@@ -213,10 +213,10 @@ fn through_tunnel(
     unheard: Option<&UnheardStatus>,
 ) -> String {
     let away =
-        unheard.map(|unheard| format!(", which is not heard for {}", age::since(unheard.since)));
+        unheard.map(|unheard| format!(", which has been silent for {}", age::since(unheard.since)));
     let server = format!("the API server{}", away.unwrap_or_default());
     let way =
-        format!("{start} is kpx's tunnel, which leads the connection to a pod through {server}");
+        format!("{start} is kpx's tunnel, which forwards the connection to a pod through {server}");
     let failure = tunnel
         .failure
         .as_ref()
@@ -320,7 +320,7 @@ mod tests {
             };
             through_tunnel(start, Some("shop/web"), ends, &tunnel, unheard)
         };
-        let way = "192.0.0.8:4000 is kpx's tunnel, which leads the connection to a pod through the API server";
+        let way = "192.0.0.8:4000 is kpx's tunnel, which forwards the connection to a pod through the API server";
         assert_eq!(told(well, None, None), way);
         let text = told(reset, None, None);
         assert!(
@@ -355,7 +355,8 @@ mod tests {
         let unheard: UnheardStatus =
             serde_json::from_value(json!({"since": then, "kinds": ["Service"]})).unwrap();
         assert!(
-            told(reset, None, Some(&unheard)).contains("the API server, which is not heard for ")
+            told(reset, None, Some(&unheard))
+                .contains("the API server, which has been silent for ")
         );
     }
 }

@@ -306,7 +306,7 @@ impl Algorithm {
                 "the backend that Maglev has for this client's address and port, on every node"
             }
             Self::RoundRobin => "the next backend in turn",
-            Self::LeastConnections => "of two backends at random the one with fewer connections",
+            Self::LeastConnections => "the backend with fewer connections of two random backends",
             Self::Unknown => "sent to a backend",
         }
     }
@@ -320,7 +320,7 @@ impl Algorithm {
             }
             Self::RoundRobin => "the next backend in turn, by weight",
             Self::LeastConnections => {
-                "of two backends at random, by weight, the one with fewer connections for its weight"
+                "the backend with fewer connections per weight of two backends, drawn by weight"
             }
             Self::Unknown => "sent to a backend",
         }
@@ -334,13 +334,13 @@ pub fn explain(reason: Reason) -> &'static str {
         Reason::Vlan => "it carries a VLAN tag, and the VLAN's own device handles it",
         Reason::SeenBefore => "another of our hooks has translated it already",
         Reason::Malformed => "its headers are malformed",
-        Reason::Fragment => "a fragment of a packet whose first fragment was not seen",
+        Reason::Fragment => "a fragment without its first fragment",
         Reason::Protocol => "a transport that kpx does not translate",
         Reason::NotUnicast => {
             "from or to a multicast, broadcast, loopback or unspecified address, or one of fe80::/10"
         }
         Reason::NotOurs => "no service is offered there",
-        Reason::NoFlow => "it belongs to no flow and cannot open one",
+        Reason::NoFlow => "it belongs to no flow and cannot open a flow",
         Reason::NoEndpoints => "the service has no endpoint that serves",
         Reason::UnknownPort => "a ClusterIP, but its service does not offer this port",
         Reason::NoLocalEndpoints => {
@@ -363,15 +363,14 @@ pub fn explain(reason: Reason) -> &'static str {
         Reason::NoRoute => "the node has no route to the backend",
         Reason::RouteLost => "the node has lost its route to the backend",
         Reason::Forged => {
-            "it is sent in another's name: its source is the node's own, or the way back to it leads through another device, or it is \
-             a RST with a number that the backend ignores"
+            "it is spoofed: its source is an address of the node, or the route back to its source uses another device, or it is a RST outside the backend's window"
         }
         Reason::CutHeader => "a first fragment too short for its transport header",
         Reason::BackendLost => {
-            "its connection's backend has gone with its node, and the service has such connections ended"
+            "the backend's node is gone, and the service has its connections reset"
         }
         Reason::Unhooked => {
-            "its flow is alive, but no program met it on arrival: a program was taken off that device"
+            "its flow is alive, but no program saw it on arrival: a program is missing on that device"
         }
         Reason::Draining => "kpx is about to leave this node, and opens no more flows",
         Reason::Rewrite => "the kernel refused to change the packet",
@@ -385,10 +384,10 @@ pub fn remedy(reason: Reason) -> &'static [&'static str] {
         Reason::NoEndpoints => &[
             "kpx backends NAMESPACE/NAME shows the endpoints.",
             "If there is none, compare the Service's selector with its pods' labels.",
-            "If none is ready, ask the pods' readiness probes.",
+            "If none is ready, check the pods' readiness probes.",
         ],
         Reason::NoLocalEndpoints => &[
-            "Dial a node with an endpoint: its health check node port tells.",
+            "Dial a node with an endpoint; nodes with endpoints answer 200 on the health check node port.",
             "Or run a pod on each node, or set the traffic policy to Cluster.",
         ],
         Reason::BackendLost => &[
@@ -397,7 +396,7 @@ pub fn remedy(reason: Reason) -> &'static [&'static str] {
         ],
         Reason::UnknownPort => &[
             "kpx services NAMESPACE/NAME lists the ports.",
-            "A client that dials the pod's targetPort at the ClusterIP meets this.",
+            "Clients that dial the pod's targetPort at the ClusterIP get this.",
         ],
         Reason::Outside => &[
             "Dial a node port or a load balancer from outside.",
@@ -420,7 +419,7 @@ pub fn remedy(reason: Reason) -> &'static [&'static str] {
             "If it needs them, raise --flow-table-size.",
         ],
         Reason::NoSourcePort => &[
-            "Too many masqueraded connections lead to one backend.",
+            "Too many masqueraded connections use one backend.",
             "Add backends, or give clients addresses that the backend can answer.",
         ],
         Reason::NoNodeAddress => &[
@@ -431,10 +430,10 @@ pub fn remedy(reason: Reason) -> &'static [&'static str] {
             "kpx backends names the backend's node.",
         ],
         Reason::Unhooked => {
-            &["kpx status names the device without programs, and the log says why it has none."]
+            &["kpx status shows the device without programs, and the log the cause."]
         }
         Reason::Forged => &[
-            "Look for a second route to the client, or for a sender that uses another's source address.",
+            "Compare the routes to the client (ip route get CLIENT) with the device that its packets arrive at; otherwise look for a sender with spoofed addresses.",
         ],
         Reason::Draining => {
             &["kpx cleanup --drain runs: another proxy has to serve new connections."]

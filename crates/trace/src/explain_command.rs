@@ -11,13 +11,13 @@ use serde::Serialize;
 use crate::explain::{explain as meaning, remedy};
 use proxy_view::output::{Form, OutputArgs, cell};
 
-/// Explain why kpx did not translate a packet: what a reason means, and what to do about it.
+/// Explain a reason for untranslated packets, with a fix.
 ///
-/// `kpx status`, `kpx monitor`, `kpx trace` and the metrics name reasons. Without a name, all
-/// reasons are listed.
+/// `kpx status`, `kpx monitor`, `kpx trace` and the metrics show reasons. Without a reason, lists
+/// them all.
 #[derive(Args, Debug)]
 pub struct ExplainArgs {
-    /// The name of a reason.
+    /// Reason, such as no_endpoints.
     #[arg(value_name = "REASON", value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::name)), hide_possible_values = true)]
     reason: Option<String>,
     #[command(flatten)]

@@ -49,33 +49,31 @@ pub use explain::{explain as meaning, remedy};
 pub use explain_command::{ExplainArgs, explain};
 pub use node::{NodeFlags, NodeRules};
 
-/// Show what kpx does with a packet, and why. Needs root.
+/// Show the path of a packet through kpx, and the reason for its verdict. Needs root.
 ///
-/// The packet opens a flow: a TCP SYN, a UDP datagram or an SCTP INIT. The packet runs through a
-/// copy of the kernel programs with tables of its own: no traffic is touched, and no packet is
-/// sent.
+/// The packet opens a flow: a TCP SYN, a UDP datagram or an SCTP INIT. It runs through a copy of
+/// the kernel programs with tables of its own; real traffic is unaffected, and no packet is sent.
 #[derive(Args, Debug)]
 pub struct TraceArgs<N: NodeFlags> {
-    /// The client: an address, pod/[NAMESPACE/]NAME, a workload as deploy/[NAMESPACE/]NAME, or
-    /// node/NAME for a process of this node. The default port is 32768.
+    /// Client: IP[:PORT], pod/[NAMESPACE/]NAME, a workload as deploy/[NAMESPACE/]NAME, or node/NAME
+    /// for a process of this node. Default port: 32768.
     #[arg(long, value_name = "CLIENT", required_unless_present = "host")]
     from: Option<From>,
-    /// The destination: IP:PORT, a Service as [svc/][NAMESPACE/]NAME[:PORT] or by its DNS name, a
-    /// pod as pod/[NAMESPACE/]NAME[:PORT], or node/NAME:PORT. A port is a number or a name. Behind
-    /// it may stand /tcp, /udp or /sctp; the default is tcp.
+    /// Destination: IP:PORT, a Service as [svc/][NAMESPACE/]NAME[:PORT] or DNS name, a pod as
+    /// pod/[NAMESPACE/]NAME[:PORT], or node/NAME:PORT. PORT is a number or a name, optionally with
+    /// /tcp, /udp or /sctp (default: tcp).
     #[arg(long, value_name = "DESTINATION")]
     to: To,
-    /// Treat the client as a process of the node, even if --from is not an address of the node.
+    /// Treat the client as a process of this node, even if --from is a foreign address.
     #[arg(long)]
     host: bool,
-    /// The device through which the packet arrives; by default the device through which the kernel
-    /// reaches the client.
+    /// Ingress device of the packet. Default: the device of the kernel's route to the client.
     #[arg(long, value_name = "DEVICE", conflicts_with_all = ["host", "manifests"])]
     in_device: Option<String>,
-    /// The run directory of the agent whose tables are used.
+    /// Run directory of the agent whose tables are used.
     #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
     run_dir: PathBuf,
-    /// Use the objects of a folder instead of an agent's tables, for a node that need not exist.
+    /// Use the objects of this folder instead of an agent's tables; the node need not exist.
     #[arg(
         long,
         value_name = "DIR",
@@ -83,13 +81,13 @@ pub struct TraceArgs<N: NodeFlags> {
         conflicts_with = "run_dir"
     )]
     manifests: Option<PathBuf>,
-    /// The name of the node of --manifests.
+    /// Name of the node, with --manifests.
     #[arg(long, value_name = "NAME", requires = "manifests")]
     node: Option<String>,
-    /// Send so many packets, each from the next source port, and count the results.
+    /// Trace N packets, each from the next source port, and count the results.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     count: u32,
-    /// Print the answer as text, or as data.
+    /// Output format.
     #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
     output: Data,
     #[command(flatten)]

@@ -93,7 +93,7 @@ impl Live {
         })?;
         ensure!(
             running.tag == tag,
-            "the running kpx {} has another {program} than this one ({}, not {tag}): trace with the binary that runs",
+            "the running kpx {} has a different {program} ({}, not {tag}): trace with the running binary",
             self.status.version,
             running.tag,
         );
@@ -159,7 +159,7 @@ impl Live {
             .iter()
             .find(|device| device.ifindex == input.entry.ifindex);
         input.external_client_note = device.and_then(|device| device.no_pod.as_ref()).map(|why| {
-            format!("{why}; if it leads to a pod, give it host routes alone, or set {TELL_PODS}")
+            format!("{why}; if it is a pod's device, give it host routes alone, or set {TELL_PODS}")
         });
         Ok((input, from))
     }
@@ -194,8 +194,7 @@ impl Live {
         };
         let setting = socket_setting(&self.status.options.socket_lb, &sockets.scope);
         Some(format!(
-            "--socket-lb {setting}: sockets of {client} get a backend at {call} already. Such a packet comes from one \
-             that gets none (docs/socket-lb.md lists them), or that was open before"
+            "--socket-lb {setting}: sockets of {client} get a backend at {call}. A packet to a frontend comes from a socket that is excluded (docs/socket-lb.md), or was open before"
         ))
     }
 

@@ -78,7 +78,7 @@ impl<R: NodeRules> Folder<R> {
         let store = desired.store();
         if store.node().is_none() {
             notes.push(format!(
-                "there is no Node {node_name}: it has no addresses, no pod CIDRs, no zone"
+                "Node {node_name} does not exist: no addresses, pod CIDRs or zone"
             ));
         }
         let node_addrs = store.node().map(model::node_addresses).unwrap_or_default();

@@ -64,7 +64,7 @@ impl Outside {
                 })
             }
             Reason::NoLocalEndpoints => Some((
-                "the traffic policy Local lets only nodes with an endpoint in, and this machine is none".to_owned(),
+                "traffic policy Local serves clients on nodes with an endpoint only, and this machine is not a node".to_owned(),
                 vec![backends],
             )),
             _ => None,
@@ -118,16 +118,16 @@ impl Outside {
         let mut ways = vec![backends];
         match (self.has_tunnel, dialled.port.1 == Proto::TCP) {
             (false, true) => ways
-                .push("kpx run --tunnel tcp leads TCP to endpoints that are pods, through the API server.".to_owned()),
+                .push("kpx run --tunnel tcp forwards TCP to endpoints that are pods, through the API server.".to_owned()),
             (true, true) => {
-                ways.push("--tunnel tcp is on, but leads to pods alone: these endpoints are none.".to_owned())
+                ways.push("--tunnel tcp reaches pods only: these endpoints are not pods.".to_owned())
             }
-            (true, false) => ways.push(format!("--tunnel tcp is on, but leads no {}.", dialled.protocol())),
+            (true, false) => ways.push(format!("--tunnel tcp does not forward {}.", dialled.protocol())),
             (false, false) => {}
         }
         if first.why.contains("only the default route") {
             ways.push(
-                "If the default gateway knows the way to pods, --pod-routes default lets its route count.".to_owned(),
+                "If the default gateway routes to pods, use --pod-routes default.".to_owned(),
             );
         }
         ways.push(match self.pod_routes.as_str() {
@@ -158,7 +158,7 @@ impl DialledPort<'_> {
     }
 }
 
-const NONE_IS_LOCAL: &str = "If one is ready, the internalTrafficPolicy is Local, under which no machine outside is served.";
+const NONE_IS_LOCAL: &str = "If an endpoint is ready, the internalTrafficPolicy is Local, which excludes machines outside the cluster.";
 
 fn none_serves(dialled: &DialledPort<'_>) -> String {
     format!(
@@ -178,8 +178,7 @@ fn is_down(dialled: &DialledPort<'_>) -> String {
 mod tests {
     use super::*;
 
-    const NO_NODE_PORT: &str =
-        "only the default route leads to it, and the Service has no node port";
+    const NO_NODE_PORT: &str = "only the default route, and the Service has no node port";
 
     fn outside(cut_off: &[&str], unreachable: &[(&str, &str)]) -> Outside {
         let unreachable = unreachable.iter().map(|(port, backend)| UnreachableStatus {
@@ -288,9 +287,6 @@ mod tests {
         );
         assert!(tcp.contains("--pod-routes nodes is on"), "{tcp}");
         let (_, udp) = seen(&on, (53, Proto::UDP), "IPv4");
-        assert!(
-            udp.contains("--tunnel tcp is on, but leads no UDP."),
-            "{udp}"
-        );
+        assert!(udp.contains("--tunnel tcp does not forward UDP."), "{udp}");
     }
 }

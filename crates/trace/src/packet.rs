@@ -37,7 +37,7 @@ pub(crate) fn opener(from: SocketAddr, to: SocketAddr, proto: Proto) -> Result<V
             ip_number::SCTP,
             &sctp_init(from.port(), to.port()),
         )?,
-        other => bail!("no flow is opened by protocol {other}"),
+        other => bail!("protocol {other} opens no flows"),
     }
     Ok(frame)
 }

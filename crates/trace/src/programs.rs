@@ -148,7 +148,7 @@ impl<A: Family> Programs<A> {
         let info = self
             .program()?
             .info()
-            .with_context(|| format!("ask the kernel about {}", self.entry.program))?;
+            .with_context(|| format!("read information about {}", self.entry.program))?;
         Ok(format!("{:016x}", info.tag()))
     }
 
@@ -332,6 +332,6 @@ const ACTION_DROP: i32 = 2;
 
 pub(crate) fn sock_addr<A: Addr>(addr: SocketAddr) -> Result<SockAddr<A>> {
     let ip = A::from_ip(addr.ip())
-        .with_context(|| format!("{} is no {} address", addr.ip(), A::FAMILY))?;
+        .with_context(|| format!("{} is not an {} address", addr.ip(), A::FAMILY))?;
     Ok(SockAddr::new(ip, Port::new(addr.port())))
 }

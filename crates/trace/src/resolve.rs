@@ -85,9 +85,7 @@ impl Known {
                     .find(|(_, backend)| !backend.local)
                     .and_then(|(_, backend)| backend.node.as_ref())
                 {
-                    bail!(
-                        "pod {name} is on node {node}, and the kpx of that node meets its packets: trace there"
-                    );
+                    bail!("pod {name} is on node {node}: trace on that node");
                 }
                 let addrs: BTreeSet<IpAddr> = endpoints
                     .iter()
@@ -162,7 +160,7 @@ impl Known {
                 String::new()
             };
             bail!(
-                "no endpoint of a Service is of {kind}/{}{similar}; kpx knows other pods by their addresses alone",
+                "give the IP of {kind}/{}: no Service has an endpoint with that name{similar}",
                 pod.object
             );
         };
@@ -250,7 +248,7 @@ fn targets(service: &ServiceView, wanted: &Port) -> Result<Vec<Target>> {
         ([], _, Some(number)) => (number, wanted.proto.unwrap_or(Proto::TCP)),
         _ => {
             bail!(
-                "Service {name} has the ports {}: name one, as in svc/{name}:{}",
+                "Service {name} has the ports {}: choose one, as in svc/{name}:{}",
                 port_list(service),
                 example(service)
             )
@@ -498,12 +496,12 @@ mod tests {
             (
                 None,
                 "shop/web",
-                "Service shop/web has the ports http 80/TCP, tls 443/TCP: name one, as in svc/shop/web:80",
+                "Service shop/web has the ports http 80/TCP, tls 443/TCP: choose one, as in svc/shop/web:80",
             ),
             (
                 None,
                 "shop/web:grpc",
-                "Service shop/web has the ports http 80/TCP, tls 443/TCP: name one, as in svc/shop/web:80",
+                "Service shop/web has the ports http 80/TCP, tls 443/TCP: choose one, as in svc/shop/web:80",
             ),
             (
                 None,
@@ -513,12 +511,12 @@ mod tests {
             (
                 Some("pod/shop/web-5d4f-x2"),
                 "shop/db",
-                "pod shop/web-5d4f-x2 is on node n2, and the kpx of that node meets its packets: trace there",
+                "pod shop/web-5d4f-x2 is on node n2: trace on that node",
             ),
             (
                 Some("pod/shop/db-1"),
                 "shop/db",
-                "no endpoint of a Service is of pod/shop/db-1; did you mean shop/db-0?; kpx knows other pods by their addresses alone",
+                "give the IP of pod/shop/db-1: no Service has an endpoint with that name; did you mean shop/db-0?",
             ),
             (
                 Some("node/n2"),

@@ -104,7 +104,7 @@ impl Display for FrontendKind {
             Self::ExternalIp => "an external IP",
             Self::LoadBalancer => "a load balancer's address",
             Self::Redirected => "an address of a local redirect",
-            Self::Unknown => "of a kind that this kpx does not know",
+            Self::Unknown => "of a kind unknown to this kpx",
         })
     }
 }

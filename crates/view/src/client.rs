@@ -20,7 +20,7 @@ use crate::status::Status;
 use crate::{Names, ServiceView, socket};
 
 /// The reason why an agent knows no object after its start.
-pub const WAITS: &str = "the agent waits for the API server's first lists (kpx status says why)";
+pub const WAITS: &str = "the agent waits for the API server's first lists (see kpx status)";
 
 /// The time limit for an answer: the agent may be in the middle of a sync.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -53,7 +53,7 @@ impl Client {
         let services = self.services().await?;
         ensure!(
             !(services.is_empty() && self.waits().await),
-            "kpx knows no Service yet: {WAITS}"
+            "no Services yet: {WAITS}"
         );
         Ok(services)
     }
@@ -136,7 +136,7 @@ impl Client {
         if !status.is_success() {
             let why = lines.rest().await?;
             bail!(
-                "kpx at {} says {status}: {}",
+                "kpx at {} answered {status}: {}",
                 self.0.display(),
                 String::from_utf8_lossy(&why)
             );
@@ -151,7 +151,7 @@ impl Client {
             .is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
         {
             bail!(
-                "permission denied at {}: ask as root (sudo)",
+                "permission denied at {}: run as root (sudo)",
                 self.0.display()
             );
         }
@@ -183,7 +183,7 @@ impl Client {
         let (status, body) = answer.with_context(|| format!("read from {}", self.0.display()))?;
         ensure!(
             status.is_success(),
-            "kpx at {} says {status}: {}",
+            "kpx at {} answered {status}: {}",
             self.0.display(),
             String::from_utf8_lossy(&body)
         );

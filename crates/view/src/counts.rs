@@ -76,11 +76,11 @@ const fn fate_of_event(event: Event) -> (&'static str, &'static str) {
         ),
         Event::FlowMoved => (
             "flow closed",
-            "its backend is gone or silent, and its client is led to another one",
+            "its backend was removed or is silent, and the client gets another backend",
         ),
         Event::FlowForgotten => (
             "flow closed",
-            "it was half-open, and made room for another one",
+            "it was half-open and was evicted for a new flow",
         ),
         Event::Rejected => (
             fate(Verdict::Reject),
@@ -92,7 +92,7 @@ const fn fate_of_event(event: Event) -> (&'static str, &'static str) {
         ),
         Event::PodOutside => (
             "misjudged",
-            "a client in this node's podCIDRs was taken for one outside the cluster",
+            "a client in this node's podCIDRs was treated as external",
         ),
         Event::BackendFailed => (
             "unanswered",
@@ -100,7 +100,7 @@ const fn fate_of_event(event: Event) -> (&'static str, &'static str) {
         ),
         Event::BackendOwes => (
             "unanswered",
-            "a SYN followed another one that its backend has not answered for 0.3 s",
+            "a repeated SYN, unanswered by its backend for 0.3 s",
         ),
     }
 }

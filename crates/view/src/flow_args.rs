@@ -15,7 +15,7 @@ pub struct FlowArgs {
     /// Only flows of this Service.
     #[arg(long, value_name = "[svc/][NAMESPACE/]NAME")]
     pub service: Option<ServiceName>,
-    /// Only flows in one of these states.
+    /// Show only flows in these states.
     #[arg(long, value_parser = PossibleValuesParser::new(STATES), value_delimiter = ',', value_name = "STATE,…")]
     state: Vec<String>,
     /// Only flows of this client.
@@ -24,7 +24,7 @@ pub struct FlowArgs {
     /// Only flows to this backend.
     #[arg(long, value_name = "IP")]
     pub backend: Option<IpAddr>,
-    /// At most this many flows of a node, those whose clients spoke last; 0 for all.
+    /// Maximum number of flows per node, most recently active first; 0: all.
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     limit: usize,
     /// The column to sort by.
@@ -35,7 +35,7 @@ pub struct FlowArgs {
 /// The order of flows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum FlowOrder {
-    /// Those whose clients spoke last come first.
+    /// Most recently active first.
     #[default]
     Idle,
     Client,

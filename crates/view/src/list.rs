@@ -31,8 +31,7 @@ const GONE: &str = "gone";
 
 #[derive(Args, Debug)]
 pub struct WatchArgs {
-    /// After the list, print each object that is new, changed or gone, until stopped. kpx looks
-    /// every two seconds.
+    /// After the list, print each new, changed or removed object, until stopped; polls every 2 s.
     #[arg(long, short)]
     watch: bool,
 }

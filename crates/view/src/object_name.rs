@@ -36,7 +36,7 @@ impl FromStr for ObjectName {
             None => (None, text),
         };
         if ![Some(name), namespace].into_iter().flatten().all(is_name) {
-            return Err(format!("{text:?} is no name: [NAMESPACE/]NAME is expected"));
+            return Err(format!("{text:?} is not a name: expected [NAMESPACE/]NAME"));
         }
         Ok(Self {
             namespace: namespace.map(str::to_owned),

@@ -18,10 +18,10 @@ const GAP: u16 = 3;
 /// The form of what a command prints.
 #[derive(Args, Debug)]
 pub struct OutputArgs {
-    /// Print a table, a wider table, or data in a stable form.
+    /// Output format: a table, a wider table, or data with stable fields.
     #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
     output: Output,
-    /// Leave out the names of columns.
+    /// Omit the header line.
     #[arg(long)]
     no_headers: bool,
 }
@@ -29,10 +29,10 @@ pub struct OutputArgs {
 /// The form of a list of objects that have names.
 #[derive(Args, Debug)]
 pub struct NamedOutputArgs {
-    /// Print a table, a wider table, data in a stable form, or names as other commands take them.
+    /// Output format: a table, a wider table, data with stable fields, or names for other commands.
     #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
     output: NamedOutput,
-    /// Leave out the names of columns.
+    /// Omit the header line.
     #[arg(long)]
     no_headers: bool,
 }
@@ -42,7 +42,7 @@ pub struct NamedOutputArgs {
 pub enum Data {
     #[default]
     Text,
-    /// The data in a stable form: fields may be added, and no field is renamed or removed.
+    /// Data with stable fields: fields are added, never renamed or removed.
     Json,
     Yaml,
 }

@@ -93,7 +93,7 @@ mod tests {
             service: "shop/web".to_owned(),
             port: format!("{number}/udp"),
             family: "IPv6".to_owned(),
-            why: "no route leads to it".to_owned(),
+            why: "no route".to_owned(),
         };
         let form = Form {
             headers: true,
@@ -101,8 +101,7 @@ mod tests {
         };
         let ports: Vec<_> = (1..=FEW + 2).map(port).collect();
         let text = out_of_reach(&[], &ports[..1], &[], form);
-        let expected =
-            "OUT OF REACH               WHY\nshop/web 1/udp over IPv6   no route leads to it\n";
+        let expected = "OUT OF REACH               WHY\nshop/web 1/udp over IPv6   no route\n";
         assert_eq!(text, expected);
         let text = out_of_reach(&[], &ports, &[], form);
         assert_eq!(text.lines().count(), 1 + FEW + 1);

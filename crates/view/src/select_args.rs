@@ -12,7 +12,7 @@ use crate::{Selector, ServiceView};
 /// The namespace of what a command shows.
 #[derive(Args, Clone, Debug)]
 pub struct NamespaceArgs {
-    /// Show only what is of this namespace.
+    /// Show only this namespace.
     #[arg(
         long,
         short,
@@ -20,7 +20,7 @@ pub struct NamespaceArgs {
         conflicts_with = "all_namespaces"
     )]
     pub namespace: Option<String>,
-    /// Show all namespaces, as without --namespace.
+    /// Show all namespaces (the default).
     #[arg(long, short = 'A')]
     all_namespaces: bool,
 }
@@ -35,13 +35,12 @@ impl NamespaceArgs {
 
 #[derive(Args, Debug)]
 pub struct SelectArgs {
-    /// Show only this Service; put its namespace and a slash in front if several Services share the
-    /// name.
+    /// Show only this Service; add NAMESPACE/ if several Services share the name.
     #[arg(value_name = "[svc/][NAMESPACE/]NAME")]
     service: Option<ServiceName>,
     #[command(flatten)]
     within: NamespaceArgs,
-    /// Show only Services with these labels, in kubectl's form: app=web,tier!=db,env in (a,b),!old.
+    /// Show only Services with these labels, as in kubectl: app=web,tier!=db,env in (a,b),!old.
     #[arg(long, short = 'l', value_name = "LABELS", conflicts_with = "service")]
     selector: Option<Selector>,
 }

@@ -186,7 +186,7 @@ impl Agent {
         if unlogged > 0 {
             warn!(
                 ports = unlogged,
-                "backends of other service ports are silent, or answer again"
+                "backends of more service ports became silent or answer again"
             );
         }
     }

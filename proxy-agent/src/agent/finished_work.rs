@@ -70,7 +70,7 @@ impl Agent {
         if let Err(error) = left.map_err(anyhow::Error::from).flatten() {
             warn!(
                 error = format!("{error:#}"),
-                "a version of kpx that does not know the marks of flows must not follow"
+                "older versions of kpx, which ignore the marks of flows, cannot take over"
             );
         }
     }

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 /// The table of kube-proxy, and the chain of it that refuses what goes to a ClusterIP without a
 /// Service.
 const REFUSING: (&str, &str) = ("kube-proxy", "cluster-ips-check");
-const STALE: &str = "kube-proxy's nftables rules are on this node: once no kube-proxy runs, they refuse what the node and pods on its network send to a Service that is newer, unless the sockets are led (Sockets): kpx cleanup --kube-proxy";
+const STALE: &str = "kube-proxy's nftables rules are on this node: without a running kube-proxy they refuse packets of the node and of hostNetwork pods to newer Services, unless socket load balancing applies (Sockets): run kpx cleanup --kube-proxy";
 
 #[derive(Debug, Default)]
 pub(super) struct Notices {
@@ -30,13 +30,13 @@ impl Notices {
         }
         let mut texts = match xfrm::outgoing_policies().await {
             Ok(policies) => Vec::from_iter(past_ipsec(&policies)),
-            Err(error) => vec![format!("the IPsec policies are not known: {error:#}")],
+            Err(error) => vec![format!("the IPsec policies cannot be read: {error:#}")],
         };
         let (table, chain) = REFUSING;
         match has_chain(table, chain).await {
             Ok(true) => texts.push(STALE.to_owned()),
             Ok(false) => {}
-            Err(error) => texts.push(format!("kube-proxy's rules are not known: {error:#}")),
+            Err(error) => texts.push(format!("kube-proxy's rules cannot be read: {error:#}")),
         }
         if is_probed {
             let closed = Netfilter::read().await.map(|rules| rules.closed_inputs());
@@ -51,7 +51,7 @@ impl Notices {
             warn!(notice, "part of the host's configuration is not obeyed");
         }
         for notice in self.texts.iter().filter(|notice| !texts.contains(notice)) {
-            info!(notice, "that part of the configuration is gone");
+            info!(notice, "that part of the configuration was removed");
         }
         self.texts = texts;
         self.due = Some(Instant::now() + period);

@@ -43,7 +43,7 @@ impl PortConflicts {
         let listeners = Listeners::read().unwrap_or_else(|error| {
             debug!(
                 error = format!("{error:#}"),
-                "the listeners of this node are not known"
+                "the listeners of this node cannot be read"
             );
             Listeners::default()
         });

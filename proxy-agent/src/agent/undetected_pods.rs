@@ -40,9 +40,7 @@ impl UndetectedPods {
             return Ok(());
         }
         (self.seen, self.last) = (now, Some(Instant::now()));
-        let why = "connections came from addresses in this node's podCIDRs through devices that kpx does not take for pods'; \
-                   they are served, and masqueraded like an external client's: `kpx devices` shows the roles, and \
-                   --cluster-cidr or --detect-local-mode tells pods apart";
+        let why = "connections from this node's podCIDRs arrived at devices that are not pods'; they are served, and masqueraded as external clients: see the roles in `kpx devices`, and set --cluster-cidr or --detect-local-mode";
         health.begin(&Problem::PodsOutside, why);
         if !std::mem::replace(&mut self.told, true) {
             events.undetected_pods(why);

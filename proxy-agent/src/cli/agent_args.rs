@@ -10,7 +10,7 @@ use proxy_view::client::Client;
 /// The agent to ask.
 #[derive(Args, Debug)]
 pub(super) struct AgentArgs {
-    /// The run directory of the agent to ask.
+    /// Run directory of the agent.
     #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
     run_dir: PathBuf,
 }

@@ -8,13 +8,13 @@ use proxy_view::list::{BackendOrder, BackendRow, WatchArgs, show};
 use proxy_view::output::NamedOutputArgs;
 use proxy_view::select_args::SelectArgs;
 
-/// List the endpoints of Services, and which of them take traffic here.
+/// List the endpoints of Services and which of them take traffic.
 ///
-/// SETS names the sets from which new flows get a backend: `cluster` for clients of the whole
-/// cluster, `local` under a traffic policy Local. A drained backend has the weight 0: it keeps its
-/// flows and gets no new ones. STATE is `silent` where a backend gives this node no answer, and
-/// `set aside` where it takes no new connections because of that. CONNECT-P50 and CONNECT-P99 are
-/// the times within which the backend answered that part of the TCP connections.
+/// SETS lists the sets that new flows select a backend from: `cluster` for clients of the whole
+/// cluster, `local` under a traffic policy Local. A drained backend has weight 0: it keeps its
+/// flows and gets no new flows. STATE is `silent` if the backend does not answer this node, and
+/// `set aside` if new connections avoid it for that reason. CONNECT-P50 and CONNECT-P99 are the
+/// times within which the backend answered that part of the TCP connections.
 #[derive(Args, Debug)]
 pub(super) struct BackendsArgs {
     #[command(flatten)]

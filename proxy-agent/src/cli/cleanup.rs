@@ -32,32 +32,30 @@ use kube_proxy_sysctls::{kube_proxys_excluded, kube_proxys_sysctls};
 
 /// Remove everything that kpx left on this host. Needs root.
 ///
-/// On a node Services stay reachable when kpx ends, and the next kpx takes over what it finds. This
-/// command is for a host that kpx leaves for good. The leftovers of other versions of kpx are
-/// removed, too.
+/// On a node, Services stay reachable after kpx exits, and the next kpx takes over its state. This
+/// command is for the final removal; it also removes the leftovers of other versions.
 #[derive(Args, Debug)]
 pub(crate) struct CleanupArgs {
-    /// The run directory of that kpx, in which it recorded its changes.
+    /// Run directory of that kpx, with the record of its changes.
     #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
     run_dir: PathBuf,
-    /// The folder of that kpx in a BPF file system.
+    /// Folder of that kpx in a BPF file system.
     #[arg(long, value_name = "DIR", default_value = BPF_DIR)]
     bpf_dir: PathBuf,
-    /// Remove the state of a running kpx as well. The running kpx restores what it misses, so stop
-    /// it soon.
+    /// Remove even the state of a running kpx, which then restores it: stop that kpx soon.
     #[arg(long)]
     force: bool,
-    /// Remove only the leftovers of kube-proxy: its chains and tables; of mode ipvs also its
-    /// virtual servers, ipsets, device kube-ipvs0, and the settings of strictARP. Connections of
-    /// IPVS end. Refused while no kpx serves this node, because the node would then have no
-    /// Services. With --force, kpx's leftovers go as well.
+    /// Remove only kube-proxy's leftovers: chains and tables; for mode ipvs also virtual servers
+    /// (their connections end), ipsets, the device kube-ipvs0 and the strictARP settings. Requires
+    /// a running kpx, since the node would otherwise lose its Services. With --force, also kpx's
+    /// leftovers.
     #[arg(long)]
     kube_proxy: bool,
-    /// First leave new flows to kube-proxy's rules, which must exist, and wait for the open flows
-    /// to end.
+    /// First leave new flows to kube-proxy's rules, which must exist, and wait until the open flows
+    /// have ended.
     #[arg(long, conflicts_with_all = ["kube_proxy", "force"])]
     drain: bool,
-    /// The longest wait; flows that are still open after it are cut.
+    /// Maximum wait; flows that are still open are then cut.
     #[arg(
         long,
         value_name = "DURATION",
@@ -65,12 +63,12 @@ pub(crate) struct CleanupArgs {
         requires = "drain"
     )]
     timeout: GoDuration,
-    /// Stay, and do so each time kpx has ended and a kube-proxy has served in its place for so
-    /// long.
+    /// Keep running, and drain each time that kpx has exited and kube-proxy has served in its place
+    /// for this long.
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "30s", requires = "drain")]
     stand_by: Option<GoDuration>,
-    /// The networks whose virtual servers of IPVS are not kube-proxy's (`ipvs.excludeCIDRs`).
-    /// Without one, those of the kube-proxy that runs here count.
+    /// Networks whose IPVS virtual servers stay (`ipvs.excludeCIDRs`). Default: those of the
+    /// kube-proxy that runs here.
     #[arg(
         long,
         value_name = "CIDR",
@@ -208,8 +206,7 @@ async fn ensure_served(args: &CleanupArgs, kpx_runs: bool, handle: &Handle) -> R
     let is_served = may_open_by_id() && serves(object::embedded()?, &filter::ours(handle).await?)?;
     ensure!(
         is_served,
-        "no kpx serves this node, and without kube-proxy's rules it would have no Services: start kpx, wait until `kpx \
-         status` says healthy, and try again; or pass --force, which removes kpx's leftovers as well"
+        "no kpx serves this node, and without kube-proxy's rules it would lose its Services: start kpx, wait until `kpx status` is healthy, and retry; or pass --force, which also removes kpx's leftovers"
     );
     Ok(())
 }

@@ -7,7 +7,7 @@ use super::agent_args::AgentArgs;
 use proxy_view::output::{Form, OutputArgs, cell};
 use proxy_view::status::DeviceStatus;
 
-/// List the devices that carry the programs.
+/// List the devices with kpx's programs.
 #[derive(Args, Debug)]
 pub(super) struct DevicesArgs {
     #[command(flatten)]

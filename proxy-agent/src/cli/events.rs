@@ -10,15 +10,13 @@ use proxy_view::object_name::ServiceName;
 use proxy_view::output::OutputArgs;
 use proxy_view::select_args::NamespaceArgs;
 
-/// List what the running agent told last: Events about objects, and its own problems. The newest
-/// comes last.
+/// Show recent events and problems, newest last.
 ///
-/// The Events are those that the agent sent to the API server, or would have sent, as in mode host.
-/// The last 1,000 are kept while the agent runs; equal ones are counted.
+/// Events are those that the agent sent to the API server, or would send if it had the right (mode
+/// host). The agent keeps the last 1,000 while it runs and counts repetitions.
 #[derive(Args, Debug)]
 pub(super) struct EventsArgs {
-    /// Show only Events that concern this Service: its own, and those of its EndpointSlices,
-    /// redirects and health check.
+    /// Show only Events of this Service, its EndpointSlices, redirects and health check.
     #[arg(value_name = "[svc/][NAMESPACE/]NAME")]
     service: Option<ServiceName>,
     #[command(flatten)]

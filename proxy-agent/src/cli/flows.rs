@@ -15,8 +15,7 @@ use proxy_view::object_name::full_name;
 use proxy_view::output::OutputArgs;
 use proxy_view::select_args::NamespaceArgs;
 
-/// List the flows that pass this node, as the kernel programs have them just now. Those whose
-/// clients spoke last come first.
+/// List the flows of this node, most recently active first.
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("selected").args(SELECTORS).arg("all").multiple(true))]
 pub(super) struct FlowsArgs {
@@ -24,11 +23,12 @@ pub(super) struct FlowsArgs {
     flows: FlowArgs,
     #[command(flatten)]
     within: NamespaceArgs,
-    /// End the selected flows, and print how many: their next packets meet no flow, and new
-    /// connections are decided about afresh. Takes root and a flag that selects, or --all.
+    /// End the selected flows and print their number: later packets of an ended TCP connection
+    /// reach no backend; new connections select a backend again. Needs root, and a selecting flag
+    /// or --all.
     #[arg(long, requires = "selected", conflicts_with_all = ["watch", "limit", "sort_by"])]
     end: bool,
-    /// With --end: all flows of this node.
+    /// With --end: select all flows of this node.
     #[arg(long, requires = "end", conflicts_with_all = SELECTORS)]
     all: bool,
     #[command(flatten)]

@@ -11,13 +11,12 @@ use super::complete::ASKS;
 use super::usage;
 use proxy_view::output::print;
 
-/// Print a script that completes kpx's command line in a shell, with the names that the running
-/// agent knows.
+/// Print a shell completion script, with dynamic names from the running agent.
 ///
 /// For bash: kpx completions bash > /etc/bash_completion.d/kpx
 #[derive(Args, Debug)]
 pub(super) struct CompletionsArgs {
-    /// The shell that reads the script.
+    /// Shell.
     #[arg(value_enum)]
     shell: ShellName,
 }
@@ -30,11 +29,10 @@ enum ShellName {
     Powershell,
 }
 
-/// Print the manual page, or write one for each command.
+/// Print or write the manual pages.
 #[derive(Args, Debug)]
 pub(super) struct ManArgs {
-    /// The folder for the pages kpx.1, kpx-status.1, …; without it kpx's own page goes to standard
-    /// output.
+    /// Folder for kpx.1, kpx-status.1, …. Default: print kpx.1 to standard output.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }

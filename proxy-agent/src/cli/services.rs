@@ -11,11 +11,10 @@ use proxy_view::output::NamedOutputArgs;
 use proxy_view::select_args::SelectArgs;
 use proxy_view::{PortCounts, ServiceView};
 
-/// List the Services that the running agent serves, and what of them is in force.
+/// List Services and the parts that are programmed.
 ///
-/// CONNECT-P50 and CONNECT-P99 are the times within which backends answered that part of the TCP
-/// connections, of the slowest port. FAILED counts connections that a backend refused or did not
-/// answer.
+/// CONNECT-P50 and CONNECT-P99 are the median and the 99th percentile of the TCP connect time, for
+/// the slowest port. FAILED counts connections that a backend refused or did not answer.
 #[derive(Args, Debug)]
 pub(super) struct ServicesArgs {
     #[command(flatten)]
@@ -36,11 +35,11 @@ enum Order {
     /// By namespace, then by name.
     #[default]
     Name,
-    /// Those with the fewest backends in use first.
+    /// Fewest backends in use first.
     Backends,
-    /// Those with the most flows first.
+    /// Most flows first.
     Flows,
-    /// Those with the most dropped and rejected packets first.
+    /// Most dropped and rejected packets first.
     Unserved,
     /// The oldest first.
     Age,

@@ -19,13 +19,14 @@ use proxy_view::status::{
     UnheardStatus,
 };
 
-/// Show the state of the running agent. Ends with 1 if the agent is unhealthy or does not answer.
+/// Show the agent's health, problems and packet counts. Exits with 1 if the agent is unhealthy or
+/// does not answer.
 ///
-/// An agent whose API server is away stays healthy, and the first line says since when: Services
-/// work as they were last seen.
+/// An agent that lost its API server stays healthy, and the first line shows since when: Services
+/// keep their last known state.
 ///
-/// Shows the dropped and rejected packets; with --output wide also the passed ones, all pods,
-/// devices, programs and maps.
+/// Shows dropped and rejected packets; --output wide adds passed packets, pods, devices, programs
+/// and maps.
 #[derive(Args, Debug)]
 pub(super) struct StatusArgs {
     #[command(flatten)]
@@ -183,11 +184,19 @@ fn head(status: &Status, form: Form) -> String {
 
 /// Says whether the node is well, and what the agent does not hear of.
 fn health(status: &Status) -> Cell {
-    let unheard = status.unheard.as_ref().filter(|_| status.complete).map(|UnheardStatus { since, kinds }| {
-        let kinds = kinds.iter().map(|kind| format!("{kind}s")).collect::<Vec<_>>().join(", ");
-        let ago = age::since(*since);
-        format!("; for {ago} no change of {kinds} is heard of: what was in force then stays in force")
-    });
+    let unheard = status.unheard.as_ref().filter(|_| status.complete).map(
+        |UnheardStatus { since, kinds }| {
+            let kinds = kinds
+                .iter()
+                .map(|kind| format!("{kind}s"))
+                .collect::<Vec<_>>()
+                .join(", ");
+            let ago = age::since(*since);
+            format!(
+                "; no changes of {kinds} received for {ago}: the last known state stays programmed"
+            )
+        },
+    );
     match (status.healthy, status.complete, unheard) {
         (true, _, None) => green("healthy"),
         (true, _, Some(unheard)) => yellow(format!("healthy{unheard}")),
@@ -228,7 +237,7 @@ fn counted(number: usize, role: &str) -> String {
 }
 
 /// Says where the cluster's names are answered:
-/// `*.cluster.local at 127.0.0.153:53, which systemd-resolved asks`.
+/// `*.cluster.local at 127.0.0.153:53, used by systemd-resolved`.
 fn served_names(names: &NamesStatus) -> String {
     let why = names
         .why_not
@@ -238,7 +247,7 @@ fn served_names(names: &NamesStatus) -> String {
     match names.address {
         Some(address) if names.asked_by_resolved => {
             format!(
-                "*.{} at {address}, which systemd-resolved asks{why}",
+                "*.{} at {address}, used by systemd-resolved{why}",
                 names.domain
             )
         }
@@ -291,7 +300,7 @@ fn ways(pods: &PodsStatus) -> String {
         text += &format!("; by packets: {}", groups.join(", "));
     }
     match &pods.why_none {
-        Some(why) if pods.pods.is_empty() => format!("none led, because {why}"),
+        Some(why) if pods.pods.is_empty() => format!("none translated, because {why}"),
         Some(why) => format!("{text}; as before, because {why}"),
         None => text,
     }
@@ -315,8 +324,7 @@ fn restarts(status: &Status) -> Cell {
     match status.kept_by.as_str() {
         "pins" => cell("no gap: the node's BPF file system keeps programs and maps"),
         "unknown" => yellow(
-            "unknown: the BPF file system may be the node's, or go with this container, which cannot tell without the mark of \
-             mountPropagation: HostToContainer (docs/migration.md)",
+            "unknown: the BPF file system may belong to the node or to this container; mountPropagation: HostToContainer lets kpx distinguish them (docs/migration.md)",
         ),
         "filters" if status.sockets.is_some() => yellow(
             "no gap for packets: filters keep programs and maps; socket load balancing ends with this container",

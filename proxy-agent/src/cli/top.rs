@@ -27,8 +27,8 @@ use keys::Act;
 use rows::{Sample, Sort, View, rows};
 use screen::Screen;
 
-/// Show the traffic of each Service: flows opened, packets, bytes and unserved packets per second,
-/// and flows.
+/// Show the traffic of each Service per second: flows opened, packets, bytes, unserved packets; and
+/// open flows.
 ///
 /// In a terminal the view is updated until `q` is pressed; Enter shows the backends of a Service,
 /// and Escape all Services again. Elsewhere, or with --once, one table is printed. Packets and
@@ -41,7 +41,7 @@ pub(super) struct TopArgs {
     /// Show the backends of this Service.
     #[arg(value_name = "[svc/][NAMESPACE/]NAME", conflicts_with_all = ["filter", "selector"])]
     service: Option<ServiceName>,
-    /// Seconds between two samples.
+    /// Seconds between samples.
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = seconds)]
     interval: f64,
     /// The column to sort by.
@@ -55,19 +55,19 @@ pub(super) struct TopArgs {
     sort: Sort,
     #[command(flatten)]
     within: NamespaceArgs,
-    /// Show only Services that have this text in their namespace or name.
+    /// Show only Services whose namespace or name contains this text.
     #[arg(long, value_name = "TEXT", default_value = "")]
     filter: String,
-    /// Show only Services with these labels, in kubectl's form: app=web,tier!=db,env in (a,b),!old.
+    /// Show only Services with these labels, as in kubectl: app=web,tier!=db,env in (a,b),!old.
     #[arg(long, short = 'l', value_name = "LABELS")]
     selector: Option<Selector>,
-    /// Print one table of the traffic within one interval, and end.
+    /// Print one table for one interval, and exit.
     #[arg(long)]
     once: bool,
-    /// Print the table, or once as data in a stable form.
+    /// Output format; data is printed once.
     #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
     output: Data,
-    /// The run directory of the agent to ask.
+    /// Run directory of the agent.
     #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
     run_dir: PathBuf,
 }
@@ -93,10 +93,7 @@ pub(super) async fn top(args: &TopArgs) -> Result<()> {
         .clone()
         .map(|name| name.within(namespace.as_deref()));
     let waits = first.services.is_empty() && !first.status.complete;
-    ensure!(
-        name.is_none() || !waits,
-        "kpx knows no Service yet: {WAITS}"
-    );
+    ensure!(name.is_none() || !waits, "no Services yet: {WAITS}");
     let open = name
         .map(|name| name.find(&first.services).map(full_name))
         .transpose()?;
@@ -158,7 +155,7 @@ async fn watch(
                 Err(error) => now.problem = Some(format!("{error:#}")),
             },
             key = keys.next() => {
-                let key = key.context("the terminal has gone")?.context("read from the terminal")?;
+                let key = key.context("the terminal was closed")?.context("read from the terminal")?;
                 if keys::press(&key, &mut view) == Act::Quit {
                     return Ok(());
                 }

@@ -17,33 +17,27 @@ use examples::{EXAMPLES, Example};
 
 /// The ways in which a command ends.
 const ENDS: [(&str, &str); 3] = [
-    ("0", "All is well."),
-    (
-        "1",
-        "Something failed, or what was asked about is not well.",
-    ),
-    ("2", "The command was called wrongly."),
+    ("0", "Success, healthy."),
+    ("1", "Failure, or unhealthy."),
+    ("2", "Usage error."),
 ];
 
 const FILES: [(&str, &str); 3] = [
     (
         "/run/kpx",
-        "The run directory: the agent's socket, and the list of its changes on this host.",
+        "Run directory: the agent's socket, and the record of its changes on this host.",
     ),
     ("/sys/fs/bpf/kpx", "Maps and links that outlive the agent."),
-    (
-        "/etc/kpx/config.yaml",
-        "The configuration that the systemd unit names.",
-    ),
+    ("/etc/kpx/config.yaml", "Configuration of the systemd unit."),
 ];
 
 const ENVIRONMENT: [(&str, &str); 3] = [
     (
         "KUBECONFIG",
-        "The kubeconfig, where no flag names one and kpx runs in no pod.",
+        "Kubeconfig file outside a pod, unless a flag overrides it.",
     ),
-    ("RUST_LOG", "The level of the log, such as debug."),
-    ("NO_COLOR", "No colours."),
+    ("RUST_LOG", "Log level, such as debug."),
+    ("NO_COLOR", "Disable colours."),
 ];
 
 /// Returns the command line with the examples of each command.

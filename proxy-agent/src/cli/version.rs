@@ -7,12 +7,12 @@ use serde::Serialize;
 use super::agent_args::AgentArgs;
 use proxy_view::output::{Data, json, print, yaml};
 
-/// Print the version of this program, and that of the running agent.
+/// Print the versions of this program and of the running agent.
 #[derive(Args, Debug)]
 pub(super) struct VersionArgs {
     #[command(flatten)]
     agent: AgentArgs,
-    /// Print the versions as text, or as data.
+    /// Output format.
     #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
     output: Data,
 }

@@ -53,7 +53,7 @@ impl FileConfig {
         let is_kpx = (version, kind) == (KpxConfiguration::API_VERSION, KpxConfiguration::KIND);
         ensure!(
             is_kube_proxy || is_kpx,
-            "{}: no kind {kind:?} of apiVersion {version:?} is known, but {} of {} and {} of {}",
+            "{}: unknown kind {kind:?} of apiVersion {version:?}; expected {} of {} or {} of {}",
             at("kind"),
             KubeProxyConfiguration::KIND,
             KubeProxyConfiguration::API_VERSION,

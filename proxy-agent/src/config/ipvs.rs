@@ -17,9 +17,9 @@ struct Scheduler {
     differs: &'static str,
 }
 
-const TWO: &str = "of two backends at random, the one with fewer open flows of this node gets the next, where IPVS asks all";
-const BY_ADDRESS: &str = "IPVS chooses by the client's address alone, kpx by its port as well: sessionAffinity: ClientIP keeps a client";
-const ONE: &str = "IPVS sends all clients of a frontend to one backend, kpx to all of them";
+const TWO: &str = "kpx selects the backend with fewer open flows of this node from two random backends, IPVS from all";
+const BY_ADDRESS: &str = "IPVS selects by the client's address, kpx by address and port: use sessionAffinity: ClientIP for clients that must stay";
+const ONE: &str = "IPVS sends all clients of a frontend to one backend, kpx to all backends";
 
 /// The schedulers of Linux, of which kube-proxy takes the first ten. Without one it takes `rr`.
 ///
@@ -38,7 +38,7 @@ const SCHEDULERS: [Scheduler; 13] = [
     Scheduler { name: "sed", nearest: Algorithm::LEAST_CONNECTIONS, differs: TWO },
     Scheduler { name: "nq", nearest: Algorithm::LEAST_CONNECTIONS, differs: TWO },
     Scheduler { name: "mh", nearest: Algorithm::MAGLEV, differs: BY_ADDRESS },
-    Scheduler { name: "ovf", nearest: Algorithm::LEAST_CONNECTIONS, differs: "IPVS fills one backend before the next, kpx all alike" },
+    Scheduler { name: "ovf", nearest: Algorithm::LEAST_CONNECTIONS, differs: "IPVS fills one backend after the other, kpx all evenly" },
     Scheduler { name: "fo", nearest: Algorithm::RANDOM, differs: ONE },
 ];
 

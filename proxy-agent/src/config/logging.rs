@@ -85,10 +85,7 @@ impl Configuration {
             info!(field, why, "a field of kube-proxy is without effect in kpx");
         }
         for notice in &settings.node.notices {
-            warn!(
-                notice,
-                "kpx does what is nearest to kube-proxy's configuration"
-            );
+            warn!(notice, "approximating kube-proxy's configuration");
         }
         info!(
             from = self.files.names(),
@@ -104,7 +101,7 @@ impl Configuration {
         );
         if remarks.awaits_mode && settings.mode == Mode::Node {
             info!(
-                "kube-proxy's file has no mode, and its default is nftables from Kubernetes 1.40 on: give one"
+                "kube-proxy's file has no mode, whose default changes to nftables in Kubernetes 1.40: set one"
             );
         }
     }

@@ -76,7 +76,7 @@ pub(super) fn check(
     let socket_group = socket_group(&mut own, &kpx.socket_group);
     own_scalars(&mut own, kpx);
     let has_place = metrics_address.is_some() || !fields.invalid.is_empty();
-    let why = "is served at metricsBindAddress, which is none (in mode host unless it is given)";
+    let why = "requires metricsBindAddress, which is disabled (default in mode host)";
     own.check(!kpx.ui || has_place, "ui", kpx.ui, why);
     manifests(&mut own, kube_proxy, kpx);
 
@@ -206,7 +206,7 @@ fn group_number(groups: &str, name: &str) -> Option<u32> {
 
 fn misspelt_gates(fields: &mut Fields, gates: Gates<'_>) {
     for (gate, meant) in gates.misspelt() {
-        let why = format!("is no gate, but {meant} is");
+        let why = format!("unknown feature gate; did you mean {meant}?");
         fields.refuse(&format!("featureGates.{gate}"), gates.set[&gate], why);
     }
 }

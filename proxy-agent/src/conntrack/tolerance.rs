@@ -211,7 +211,9 @@ impl Answers {
             .renew(&followed, KEPT_SECS.min(established))
             .await;
         Ok(renewed
-            .inspect_err(|error| debug!(%error, ?followed, "conntrack is not told again"))
+            .inspect_err(
+                |error| debug!(%error, ?followed, "conntrack entries are not changed again"),
+            )
             .unwrap_or(false))
     }
 }

@@ -148,11 +148,7 @@ async fn end_flows(agent: &AgentHandle, filter: FlowFilter) -> Result<EndedFlows
         flows.end(|flow| filter.has(&FlowView::new(flow, &names)))
     };
     let ended = spawn_blocking(end).await.context("end flows")??;
-    info!(
-        ended,
-        flows = wanted.path(),
-        "ended flows, as the operator asked"
-    );
+    info!(ended, flows = wanted.path(), "ended flows on request");
     Ok(EndedFlows { ended })
 }
 

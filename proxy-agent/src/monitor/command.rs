@@ -22,11 +22,11 @@ use proxy_view::client::Client;
 use proxy_view::object_name::ServiceName;
 use proxy_view::select_args::NamespaceArgs;
 
-/// Show packets that open flows or are dropped or rejected, until stopped.
+/// Show packets that open flows, are dropped or are rejected, until stopped.
 ///
-/// Packets of open flows are not shown, and watching does not slow them down. Packets that cannot
-/// be shown in time are counted as lost. With --since those of the past come first, as far as the
-/// agent keeps them (`kpx run --monitor-history`).
+/// Packets of open flows are left out and keep their speed. Packets that arrive too fast are
+/// counted as lost. --since starts with past packets, if the agent keeps them (`kpx run
+/// --monitor-history`).
 #[derive(Args, Debug)]
 pub struct MonitorArgs {
     /// Show only packets to this Service.
@@ -37,31 +37,31 @@ pub struct MonitorArgs {
     /// Show only packets from this address.
     #[arg(long, value_name = "IP")]
     client: Option<IpAddr>,
-    /// Show only packets dropped or rejected for this reason, as `kpx status` names it.
+    /// Show only packets dropped or rejected for this reason of `kpx status`.
     #[arg(long, value_name = "REASON", value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::name)), hide_possible_values = true, conflicts_with = "decisions")]
     reason: Option<String>,
-    /// Show only packets that are dropped or rejected.
+    /// Show only dropped and rejected packets.
     #[arg(long, alias = "drops", conflicts_with = "decisions")]
     unserved: bool,
     /// Show only packets that open flows.
     #[arg(long)]
     decisions: bool,
-    /// Print for each packet a line for people, or a line of JSON in a stable form.
+    /// Output format: one line of text or of JSON per packet.
     #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
     output: Output,
-    /// The number of lines per second; packets beyond it are counted as lost.
+    /// Maximum lines per second; further packets are counted as lost.
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     limit_per_second: u32,
-    /// Show packets of the past first: those of the last 5m, 30s, 1h30m.
+    /// Start with past packets of this time: 30s, 5m, 1h30m.
     #[arg(long, value_name = "DURATION")]
     since: Option<GoDuration>,
-    /// End behind the packets of the past.
+    /// Exit after the past packets.
     #[arg(long, requires = "since")]
     no_follow: bool,
-    /// End after so many packets.
+    /// Exit after N packets.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// The run directory of the agent to ask.
+    /// Run directory of the agent.
     #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
     run_dir: PathBuf,
 }

@@ -150,7 +150,7 @@ impl FastPathState {
     /// Takes no open connection past the stack until the rules are judged for the devices of now.
     pub(super) fn forget_pods(&mut self) {
         self.opened = Opened::None(vec![
-            "the rules are not judged yet for a device that is new".to_owned(),
+            "the rules for a new device are not evaluated yet".to_owned(),
         ]);
     }
 
@@ -226,7 +226,7 @@ impl FastPathState {
             warn!(
                 connections,
                 error,
-                "conntrack does not know connections that take the stack now, and may call them new or invalid"
+                "connections that now take the stack have no conntrack entry, and conntrack may see them as new or invalid"
             );
         }
         self.unknown = unknown;
@@ -253,7 +253,7 @@ impl fmt::Display for FastPathState {
         }
         match (self.asked, &self.rules) {
             (FastPath::Off, _) => f.write_str("off"),
-            (_, None) => f.write_str("off until the devices are known"),
+            (_, None) => f.write_str("off until the devices are listed"),
             (FastPath::On, Some(rules)) => {
                 f.write_str("on")?;
                 if !rules.is_empty() {
@@ -276,9 +276,7 @@ impl fmt::Display for FastPathState {
                         return Ok(());
                     }
                     fmt::Display::fmt(&self.opened, f)?;
-                    f.write_str(
-                        "; the stack sees other connections, because conntrack follows them",
-                    )
+                    f.write_str("; other connections take the stack, because conntrack tracks them")
                 }
             },
         }?;
@@ -290,7 +288,7 @@ impl fmt::Display for FastPathState {
             };
             write!(
                 f,
-                "; conntrack does not know {number} the stack now: {error}"
+                "; conntrack has no entry for {number} the stack now: {error}"
             )?;
         }
         let goes_on = self.whole_ones.are_there && !self.opens_flows();

@@ -156,10 +156,7 @@ pub(crate) fn why_cut_off(unreachable: &[&Unreachable]) -> String {
         .first()
         .map(|one| format!(", first {}: {one}", one.backend))
         .unwrap_or_default();
-    format!(
-        "this host reaches none of {} backends{first}",
-        backends.len()
-    )
+    format!("this host reaches 0 of {} backends{first}", backends.len())
 }
 
 /// Returns the neighbours through which pods are reached. If two nodes claim the same network, the

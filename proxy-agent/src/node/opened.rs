@@ -99,7 +99,7 @@ impl fmt::Display for Opened {
             Self::None(why) if why.is_empty() => Ok(()),
             Self::None(why) => write!(
                 f,
-                "; the stack sees other open connections, because {}",
+                "; other open connections take the stack, because {}",
                 why.join("; ")
             ),
             Self::Some { among, not_outside } => {

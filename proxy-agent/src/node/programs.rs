@@ -90,7 +90,7 @@ impl DevicePrograms {
                 device = link.name,
                 ifindex = link.index,
                 error = format!("{error:#}"),
-                "a device has gone"
+                "a device was removed"
             );
             return Ok(());
         }

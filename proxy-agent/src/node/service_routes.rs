@@ -302,7 +302,7 @@ fn report_rules(
         None if !before.is_empty() => {
             let rules = before.join(", ");
             let why = format!(
-                "before those of kpx come {rules}: what this host's own sockets send to ClusterIPs may go where these lead"
+                "{rules} precede kpx's rules and may divert this host's packets to ClusterIPs"
             );
             health.begin(&Problem::Rules, why);
         }

@@ -169,7 +169,10 @@ impl Node {
             .iter()
             .filter(|notice| !self.refusals.contains(notice))
         {
-            warn!(notice, "rules of others drop what kpx forwards");
+            warn!(
+                notice,
+                "other programs' rules drop packets that kpx forwards"
+            );
         }
         self.refusals = refusals;
     }

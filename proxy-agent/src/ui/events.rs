@@ -87,11 +87,11 @@ impl Wanted {
             .transpose()?;
         let client = self.client.map(|text| {
             text.parse::<IpAddr>()
-                .map_err(|_| format!("client {text:?} is no address"))
+                .map_err(|_| format!("client {text:?} is not an address"))
         });
         let is_reason = |name: &String| Reason::ALL.iter().any(|reason| reason.name() == name);
         if let Some(name) = self.reason.as_ref().filter(|name| !is_reason(name)) {
-            return Err(format!("there is no reason {name:?}"));
+            return Err(format!("unknown reason {name:?}"));
         }
         let kind = self.kind.as_deref();
         if let Some(kind) = kind.filter(|kind| !["decisions", "unserved"].contains(kind)) {

@@ -55,7 +55,7 @@ pub(super) async fn known_host(
     if is_known(host, &node_name) {
         return next.run(request).await;
     }
-    let text = format!("ask by IP address, as localhost or as {node_name}, not as {host:?}\n");
+    let text = format!("use an IP address, localhost or {node_name} as host, not {host:?}\n");
     (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
@@ -75,7 +75,7 @@ pub(super) async fn page_on_host(
     let refuse = |text: &'static str| (StatusCode::FORBIDDEN, text).into_response();
     match client.unwrap_or_default().0 {
         Client::Elsewhere => refuse(
-            "only clients on this host may ask: come by `kubectl port-forward` or `ssh -L`\n",
+            "only clients on this host have access: use `kubectl port-forward` or `ssh -L`\n",
         ),
         Client::OnHost | Client::Own if !request.headers().contains_key(OF_PAGE) => {
             refuse("the header kpx-page is missing\n")

@@ -68,7 +68,7 @@ impl Room {
 impl IntoResponse for Full {
     fn into_response(self) -> Response {
         let text = format!(
-            "as many {} as are allowed at a time are open: {}\n",
+            "the limit of concurrent {} is reached: {}\n",
             self.what, self.size
         );
         (StatusCode::SERVICE_UNAVAILABLE, text).into_response()

@@ -185,7 +185,7 @@ async fn other_sites_cannot_read() {
             assert!(
                 text(response)
                     .await
-                    .starts_with("ask by IP address, as localhost or as n1, not as ")
+                    .starts_with("use an IP address, localhost or n1 as host, not ")
             );
         }
         assert_eq!(
@@ -273,7 +273,7 @@ async fn answers_that_are_not_read_are_bounded() {
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
         assert_eq!(
             text(response).await,
-            "as many answers as are allowed at a time are open: 8\n"
+            "the limit of concurrent answers is reached: 8\n"
         );
     }
     let taken = text(unread.pop().unwrap()).await;

@@ -133,14 +133,14 @@ fn host_reaches_pods_of_an_overlay_through_the_api_server() -> Result<()> {
 /// Checks that a port out of reach is not called down for the whole cluster, while another port of
 /// its Service is reached.
 fn part_out_of_reach_is_named(run: impl Fn(&str) -> Result<String>) -> Result<()> {
-    let why = "first 10.244.1.3:8080: only the default route leads to it, and the Service has no node port";
+    let why = "first 10.244.1.3:8080: only the default route, and the Service has no node port";
     let told = run("trace --host --to svc/default/web:80/udp")?;
     let status = run("status")?;
     let parts = [
         "port 80/udp has endpoints over IPv4",
         "none of 2",
         why,
-        "--tunnel tcp is on, but leads no UDP.",
+        "--tunnel tcp does not forward UDP.",
     ];
     ensure!(
         parts.iter().all(|part| told.contains(part)) && !told.contains("whole cluster"),

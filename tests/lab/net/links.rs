@@ -329,7 +329,7 @@ fn real_devices_have_their_roles() {
             ("tun0", device),
             (
                 "ifb7",
-                Role::Ignored("an ifb only shapes what other devices receive"),
+                Role::Ignored("an ifb only shapes packets that other devices receive"),
             ),
             ("vxlan0", device),
             ("ptp0", pod),

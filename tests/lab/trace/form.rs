@@ -73,7 +73,7 @@ fn trace_shows_a_rejected_packet() -> Result<()> {
             outcome.reason "no_endpoints"
             outcome.remedy[0] "kpx backends default/empty shows the endpoints."
             outcome.remedy[1] "If there is none, compare the Service's selector with its pods' labels."
-            outcome.remedy[2] "If none is ready, ask the pods' readiness probes."
+            outcome.remedy[2] "If none is ready, check the pods' readiness probes."
             outcome.service.key "empty:80/tcp"
             outcome.service.name "empty"
             outcome.service.namespace "default"
@@ -205,7 +205,7 @@ fn trace_takes_names_for_addresses() -> Result<()> {
         (
             "pod/p2a",
             "web:80",
-            "kpx: pod default/p2a is on node n2, and the kpx of that node meets its packets: trace there",
+            "kpx: pod default/p2a is on node n2: trace on that node",
         ),
     ];
     for (from, to, want) in wrong {
@@ -243,7 +243,7 @@ fn trace_notes_a_missing_node_object() -> Result<()> {
                      the client must be masqueraded, and the node has no address of this family
           to do      Give the node's device an address of this family, or remove the family from the Service.
 
-        note: there is no Node n9: it has no addresses, no pod CIDRs, no zone
+        note: Node n9 does not exist: no addresses, pod CIDRs or zone
     "#]]
     .assert_eq(&text);
     Ok(())

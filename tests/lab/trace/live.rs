@@ -237,8 +237,7 @@ fn a_pod_with_a_network(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Resul
             .origin
             .context("a client that opens a flow has an origin")?;
         ensure!((origin == Origin::Pod) == (wanted == "pod"), "{trace:?}");
-        let why = "p1a has an address and a network of its own (10.9.0.0/24), so it counts as a router's; if it leads to \
-                   a pod, give it host routes alone, or set --cluster-cidr or --detect-local-mode";
+        let why = "p1a has an address and a network of its own (10.9.0.0/24), so it counts as a router's; if it is a pod's device, give it host routes alone, or set --cluster-cidr or --detect-local-mode";
         let notes = if wanted == "pod" {
             Vec::new()
         } else {
@@ -276,7 +275,7 @@ fn other_programs(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> 
     let error = error
         .to_string()
         .replace(tag.as_str().context("a tag is text")?, "TAG");
-    expect!["kpx: the running kpx 0.1.0 has another kpx_ingress than this one (0123456789abcdef, not TAG): trace with the binary that runs"].assert_eq(&error);
+    expect!["kpx: the running kpx 0.1.0 has a different kpx_ingress (0123456789abcdef, not TAG): trace with the running binary"].assert_eq(&error);
     Ok(())
 }
 

@@ -156,7 +156,7 @@ fn a_service_does_not_offer_the_port() -> Result<()> {
               verdict    reject (unknown_port)
                          a ClusterIP, but its service does not offer this port
               to do      kpx services default/web lists the ports.
-                         A client that dials the pod's targetPort at the ClusterIP meets this.
+                         Clients that dial the pod's targetPort at the ClusterIP get this.
         "#]],
     )
 }
@@ -209,7 +209,7 @@ fn a_service_has_no_endpoints() -> Result<()> {
                          the service has no endpoint that serves
               to do      kpx backends default/empty shows the endpoints.
                          If there is none, compare the Service's selector with its pods' labels.
-                         If none is ready, ask the pods' readiness probes.
+                         If none is ready, check the pods' readiness probes.
         "#]],
     )
 }
@@ -336,7 +336,7 @@ fn policy_local_needs_local_endpoints_for_outside_clients_alone() -> Result<()> 
               backends   0 in the local set
               verdict    drop (no_local_endpoints)
                          the service's traffic policy is Local, and none of its endpoints is on this node
-              to do      Dial a node with an endpoint: its health check node port tells.
+              to do      Dial a node with an endpoint; nodes with endpoints answer 200 on the health check node port.
                          Or run a pod on each node, or set the traffic policy to Cluster.
         "#]],
     )?;

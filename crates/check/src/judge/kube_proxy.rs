@@ -33,15 +33,11 @@ pub(super) fn kube_proxy_rules(facts: &Facts) -> Finding {
         .as_ref()
         .filter(|_| rules.is_empty())
     {
-        return warn(WHAT, format!("not known: {why}"), "run kpx check as root");
+        return warn(WHAT, format!("unknown: {why}"), "run kpx check as root");
     }
     if rules.unknown {
         let fix = "install nft or iptables if kube-proxy ever ran here";
-        return warn(
-            WHAT,
-            "neither nft nor iptables is installed, so kpx cannot tell",
-            fix,
-        );
+        return warn(WHAT, "unknown: neither nft nor iptables is installed", fix);
     }
     if rules.is_empty() {
         return ok(WHAT, "none");
@@ -64,7 +60,7 @@ pub(super) fn kube_proxy_rules(facts: &Facts) -> Finding {
     // does not know.
     let refuses = facts.kpx_runs && facts.kube_proxies.is_empty() && !rules.tables.is_empty();
     let refuses = if refuses {
-        "; it drops what the node sends to a Service newer than it"
+        "; it drops packets of the node to Services that are newer than these rules"
     } else {
         ""
     };
@@ -96,7 +92,7 @@ pub(super) fn ports(facts: &Facts) -> Finding {
             "if kube-proxy holds them, kpx serves without them and takes them once kube-proxy has ended",
         );
     }
-    let fix = "stop the program that listens there (ss -ltnp), or give kpx others: --metrics-bind-address, --healthz-bind-address";
+    let fix = "stop the program that listens there (ss -ltnp), or change --metrics-bind-address or --healthz-bind-address";
     fail(WHAT, found, fix)
 }
 

@@ -89,7 +89,7 @@ pub(super) fn cni(facts: &Facts) -> Finding {
         return warn(
             "CNI",
             "no plugin is configured",
-            "on a node, install one; a host that is no node needs none",
+            "on a node, install one; a host outside the cluster needs none",
         );
     }
     ok("CNI", list(&facts.cni))
@@ -128,11 +128,15 @@ pub(super) fn pods(facts: &Facts) -> Finding {
             WHAT,
             "every veth into another namespace is recognised as a pod's or a router's",
         ),
-        [why] => warn(WHAT, why, format!("if it leads to a pod, set {TELL_PODS}")),
+        [why] => warn(
+            WHAT,
+            why,
+            format!("if it is a pod's device, set {TELL_PODS}"),
+        ),
         [why, rest @ ..] => warn(
             WHAT,
             format!("{why}; and {} more", rest.len()),
-            format!("if they lead to pods, set {TELL_PODS}"),
+            format!("if they are pods' devices, set {TELL_PODS}"),
         ),
     }
 }
@@ -143,7 +147,7 @@ pub(super) fn ipsec(facts: &Facts) -> Finding {
     if let Some(why) = &facts.ipsec_unknown {
         return warn(
             WHAT,
-            format!("not known: {why}"),
+            format!("unknown: {why}"),
             "run kpx check as root, or see ip xfrm policy",
         );
     }
@@ -152,7 +156,7 @@ pub(super) fn ipsec(facts: &Facts) -> Finding {
         Some(found) => warn(
             WHAT,
             found,
-            "let WireGuard encrypt what nodes exchange: docs/limits.md",
+            "encrypt traffic between nodes with WireGuard instead: docs/limits.md",
         ),
     }
 }
@@ -162,7 +166,7 @@ pub(super) fn routing_rules(facts: &Facts) -> Finding {
     const WHAT: &str = "routing rules";
     if !facts.early_rules.is_empty() {
         let found = format!(
-            "before kpx's, so that this host's own packets to ClusterIPs may go where they lead: {}",
+            "precede kpx's rules and may divert this host's packets to ClusterIPs: {}",
             facts.early_rules.join("; ")
         );
         return warn(
@@ -183,7 +187,7 @@ pub(super) fn routing_rules(facts: &Facts) -> Finding {
         .map(ToString::to_string)
         .collect();
     let found = format!(
-        "not asked for the host's packets to Services and for masqueraded clients: {}",
+        "ignored for the host's packets to Services and for masqueraded clients: {}",
         rules.join("; ")
     );
     warn(
@@ -204,7 +208,7 @@ pub(super) fn service_ranges(facts: &Facts) -> Option<Finding> {
         return Some(ok(
             WHAT,
             format!(
-                "no route of this node leads into {}",
+                "this node has no route into {}",
                 list(&facts.service_ranges)
             ),
         ));
@@ -223,12 +227,15 @@ pub(super) fn forwarding(facts: &Facts) -> Finding {
     if let Some(why) = &facts.netfilter_unknown {
         return warn(
             WHAT,
-            format!("not known: {why}"),
+            format!("unknown: {why}"),
             "run kpx check as root, or see nft list ruleset",
         );
     }
     let Some(first) = facts.refusals.first() else {
-        return ok(WHAT, "no chain refuses what clients outside send to pods");
+        return ok(
+            WHAT,
+            "no chain refuses packets from external clients to pods",
+        );
     };
     let is_doubtful = first.is_doubtful || facts.pod_networks.is_empty();
     let may = if is_doubtful {
@@ -255,7 +262,7 @@ pub(super) fn forwarding(facts: &Facts) -> Finding {
     warn(
         WHAT,
         found,
-        format!("accept what pods get and send: {}{hint}", first.remedy),
+        format!("accept packets from and to pods: {}{hint}", first.remedy),
     )
 }
 
@@ -264,7 +271,7 @@ pub(super) fn forwarding(facts: &Facts) -> Finding {
 pub(super) fn probes(facts: &Facts) -> Finding {
     const WHAT: &str = "health check ports";
     match facts.closed_inputs.first() {
-        None => ok(WHAT, "no chain drops what comes for this host"),
+        None => ok(WHAT, "no chain drops packets to this host"),
         Some(first) => warn(
             WHAT,
             unheard_probes(first),

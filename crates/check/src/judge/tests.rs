@@ -65,7 +65,7 @@ const CASES: [(&str, Level, &str, Change); 57] = [
     (
         "ranges of ClusterIPs",
         Level::Ok,
-        "no route of this node leads into 10.96.0.0/12",
+        "this node has no route into 10.96.0.0/12",
         |f| {
             f.service_ranges = vec!["10.96.0.0/12".parse().unwrap()];
         },
@@ -87,7 +87,7 @@ const CASES: [(&str, Level, &str, Change); 57] = [
             f.routes_in_ranges = vec!["10.99.0.0/24".parse().unwrap()];
         },
     ),
-    ("forwarding", Level::Warn, "not known: EPERM", |f| {
+    ("forwarding", Level::Warn, "unknown: EPERM", |f| {
         f.netfilter_unknown = Some("EPERM".to_owned())
     }),
     (
@@ -306,7 +306,7 @@ const CASES: [(&str, Level, &str, Change); 57] = [
             f.pod_mtu = Some(1500);
         },
     ),
-    ("IPsec", Level::Warn, "not known: no CAP_NET_ADMIN", |f| {
+    ("IPsec", Level::Warn, "unknown: no CAP_NET_ADMIN", |f| {
         f.ipsec_unknown = Some("no CAP_NET_ADMIN".to_owned())
     }),
     ("IPsec", Level::Ok, "no policy", |f| f.ipsec.clear()),

@@ -141,7 +141,7 @@ fn right_to_streams_is_judged_where_the_tunnel_is_asked_for() {
         (
             Streams::Unknown("404".to_owned()),
             Level::Warn,
-            "not known if pods/portforward is granted: 404",
+            "unknown whether pods/portforward is granted: 404",
         ),
     ] {
         let granted = Granted {
@@ -220,7 +220,7 @@ fn each_failure_to_listen_has_its_advice() {
         [
             "127.0.0.153:53 is taken by another program",
             "this process may not listen at 127.0.0.153:53",
-            "127.0.0.153 is no address of this machine",
+            "127.0.0.153 is not assigned to this host",
             "kpx cannot listen at 127.0.0.153:53: odd",
         ]
     );

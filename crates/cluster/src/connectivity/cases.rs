@@ -382,7 +382,10 @@ impl Expect {
                 .iter()
                 .find(|server| !replies.iter().any(|reply| answers(reply, &[server])));
             return missing.map_or(Ok(()), |server| {
-                Err(format!("none of {} answers is {server}'s", replies.len()))
+                Err(format!(
+                    "none of {} answers came from {server}",
+                    replies.len()
+                ))
             });
         }
         if replies.is_empty() {

@@ -151,7 +151,7 @@ impl Stage<'_> {
         {
             if Instant::now() >= until {
                 bail!(
-                    "namespace {name} is not gone after {} s; the API server goes on removing it",
+                    "namespace {name} still exists after {} s; the API server continues to remove it",
                     REMOVAL.as_secs()
                 );
             }

@@ -88,7 +88,7 @@ impl<'a> Stage<'a> {
             .image
             .clone()
             .or_else(|| self.kpx.iter().find_map(|at| at.image.clone()));
-        let image = image.context("kpx's pod has no image: --image names one")?;
+        let image = image.context("kpx's pod has no image: set --image")?;
         for pod in &self.pods {
             self.make_pod(&objects::pod(pod, &image, lives.as_secs())?)
                 .await?;

@@ -95,7 +95,7 @@ impl LocalRedirect {
         ObjectName::new(&*own.namespace, format!("{STAND_IN}{}", own.name))
     }
 
-    /// Returns that Service. A port that is no number becomes 0, which no port is.
+    /// Returns that Service. A port that is not a number becomes 0, which no port is.
     pub(crate) fn service_of_address(&self) -> Option<Service> {
         let matcher = self.spec.redirect_frontend.address_matcher.as_ref()?;
         let port = |port: &PortInfo| ServicePort {

@@ -317,7 +317,7 @@ impl<A: Addr> Family<A> {
             .owner(&frontend.service)
             .filter(|holder| holder.claim != model.claim)?;
         Some(format!(
-            "{key:?} would lead to {:?}, which is held by Service {}",
+            "{key:?} would reach {:?}, which is held by Service {}",
             frontend.service, holder.claim.service
         ))
     }

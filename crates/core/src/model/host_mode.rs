@@ -80,8 +80,8 @@ pub struct Unreachable {
 impl fmt::Display for Unreachable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.reason {
-            UnreachableReason::NoRoute => "no route leads to it",
-            UnreachableReason::OnlyDefault => "only the default route leads to it",
+            UnreachableReason::NoRoute => "no route",
+            UnreachableReason::OnlyDefault => "only the default route",
         })?;
         f.write_str(if self.has_node_port {
             ", and no ready node is reached that takes the node port for it"

@@ -49,11 +49,10 @@ impl SharedNetworks {
         }
         let others = match found.len() - 1 {
             0 => String::new(),
-            others => format!(", and {others} more such networks"),
+            others => format!(", and {others} more networks"),
         };
         let why = format!(
-            "the range {range} of ClusterIPs has in it {what} {net}{others}: packets there pass where no Service takes them; \
-             move the range, or what is in it"
+            "the ClusterIP range {range} contains {what} {net}{others}: packets to addresses there without a Service pass; move the range or the network"
         );
         Self {
             networks,

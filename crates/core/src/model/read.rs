@@ -145,7 +145,7 @@ pub fn ip(text: &str) -> Result<IpAddr, String> {
     let strict = text.parse::<IpAddr>().ok();
     let ip = strict
         .or_else(|| zero_padded(text).map(IpAddr::V4))
-        .ok_or_else(|| format!("{text:?} is no IP address"))?;
+        .ok_or_else(|| format!("{text:?} is not an IP address"))?;
     Ok(ip.to_canonical())
 }
 
@@ -182,9 +182,9 @@ fn zero_padded(text: &str) -> Option<Ipv4Addr> {
 /// Reads an address of one family that a packet can carry.
 pub(super) fn addr<A: Addr>(text: &str) -> Result<A, String> {
     let addr =
-        A::from_ip(ip(text)?).ok_or_else(|| format!("{text:?} is no {} address", A::FAMILY))?;
+        A::from_ip(ip(text)?).ok_or_else(|| format!("{text:?} is not an {} address", A::FAMILY))?;
     if addr.is_unspecified() {
-        Err(format!("{text:?} is no address to send to"))
+        Err(format!("{text:?} is not a unicast address"))
     } else {
         Ok(addr)
     }
@@ -234,7 +234,7 @@ pub fn cidr(text: &str) -> Result<IpNet, String> {
     };
     let net = text.parse::<IpNet>().ok().or_else(lenient);
     net.map(|net| net.trunc())
-        .ok_or_else(|| format!("{text:?} is no CIDR"))
+        .ok_or_else(|| format!("{text:?} is not a CIDR"))
 }
 
 #[cfg(test)]

@@ -91,7 +91,7 @@ impl<'a> Redirect<'a> {
                 if !has_redirects {
                     reader.skip(
                         format_args!("{}", field()),
-                        "kpx obeys it where its operator sets --local-redirect",
+                        "ignored: kpx runs without --local-redirect",
                     );
                     return None;
                 }
@@ -129,8 +129,7 @@ impl<'a> Redirect<'a> {
             .iter()
             .find(|(_, text)| text.as_deref() == Some("Local"))
         {
-            let why =
-                format!("a redirect has no effect on Service {name}, whose {policy} is Local");
+            let why = format!("Service {name} has {policy} Local, which overrides the redirect");
             reader.skip(format_args!("{field}"), why);
             return None;
         }
@@ -185,7 +184,7 @@ impl<'a> Redirect<'a> {
         if backends.is_empty() {
             if lacking > 0 {
                 let (ObjectRef { kind, name }, field) = &self.from;
-                let why = format!("none of its ready pods has a port {target} for {proto}");
+                let why = format!("no ready pod has a port {target} for {proto}");
                 Reader::new(kind, name, skipped).skip(format_args!("{field}"), why);
             }
             return None;
@@ -330,7 +329,7 @@ impl Terms {
         {
             reader.skip(
                 format_args!("{field}[{index}].name"),
-                "one of several ports needs the name of the port that it serves",
+                "with several ports, each needs the name of its Service port",
             );
             return None;
         }
@@ -404,7 +403,7 @@ fn admit_service(
     matcher: &ServiceMatcher,
 ) -> Option<()> {
     if matcher.service_name.starts_with(STAND_IN) {
-        let why = format!("{:?} is no Service's name", matcher.service_name);
+        let why = format!("{:?} is not a valid Service name", matcher.service_name);
         reader.skip(
             format_args!("spec.redirectFrontend.serviceMatcher.serviceName"),
             why,
@@ -416,7 +415,7 @@ fn admit_service(
     let admitted = match named == own {
         true => Ok(()),
         false => Err(format!(
-            "{named:?} is not the object's own namespace: the Services of others are not its to redirect"
+            "{named:?} is not the object's own namespace; only Services of that namespace can be redirected"
         )),
     };
     reader
@@ -440,7 +439,7 @@ fn ports(reader: &mut Reader<'_>, field: &str, listed: &[PortInfo]) -> Option<Ve
     {
         let number = port
             .parse()
-            .map_err(|_| format!("{port:?} is no number"))
+            .map_err(|_| format!("{port:?} is not a number"))
             .and_then(port_number);
         let number = reader.take(format_args!("{field}[{index}].port"), number)?;
         let proto = reader.take(

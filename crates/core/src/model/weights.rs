@@ -36,9 +36,7 @@ impl Weights {
         let mut skip =
             |why: String| reader.skip(format_args!("metadata.annotations[{WEIGHTS}]"), why);
         if text.len() > WEIGHTS_LEN_MAX {
-            skip(format!(
-                "longer than {WEIGHTS_LEN_MAX} bytes, so none of it counts"
-            ));
+            skip(format!("longer than {WEIGHTS_LEN_MAX} bytes, ignored"));
             return weights;
         }
         let elements = text
@@ -125,6 +123,6 @@ fn weight(text: &str) -> Result<u16, String> {
         .ok()
         .filter(|weight| is_number && *weight <= WEIGHT_MAX);
     weight.ok_or_else(|| {
-        format!("{text:?} is no weight, which is a whole number from 0 to {WEIGHT_MAX}")
+        format!("{text:?} is not a weight: expected an integer from 0 to {WEIGHT_MAX}")
     })
 }

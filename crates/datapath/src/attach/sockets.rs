@@ -20,7 +20,7 @@ impl Attachments {
         let Persistence { pins, .. } = self
             .persistence
             .as_ref()
-            .context("programs on sockets are pinned, and there is no place for that")?;
+            .context("socket programs need pins, and there is no BPF file system")?;
         match Sockets::attach(&mut self.ebpf, pins, cgroup, options) {
             Err(error) if options.is_optional => self.leave_sockets_to_packets(&error)?,
             attached => self.sockets = Some(attached?),

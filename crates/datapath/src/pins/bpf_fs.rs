@@ -33,7 +33,7 @@ pub fn ensure_bpf_fs(root: &Path) -> Result<BpfFs> {
     }
     ensure!(
         root.starts_with(MOUNT_POINT),
-        "{} is not in a BPF file system: mount one there, or name a folder below {MOUNT_POINT}",
+        "{} is not in a BPF file system: mount one there, or use a folder below {MOUNT_POINT}",
         root.display()
     );
     // Without the lock, two processes that mount at once would hide each other's file system.
@@ -112,8 +112,8 @@ fn is_in_namespaces_of_the_host() -> bool {
 
 pub(super) fn is_on_bpf_fs(path: &Path) -> Result<bool> {
     let there = there(path)?;
-    let fs =
-        statfs(there).with_context(|| format!("ask for the file system of {}", there.display()))?;
+    let fs = statfs(there)
+        .with_context(|| format!("read the file system type of {}", there.display()))?;
     Ok(fs.filesystem_type() == BPF_FS_MAGIC)
 }
 

@@ -94,13 +94,13 @@ fn maps_of(object: &[u8], programs: &[ProgramInfo]) -> Result<Vec<Orphan>> {
     for program in programs {
         for id in program
             .map_ids()
-            .context("ask for a program's maps")?
+            .context("read a program's maps")?
             .unwrap_or_default()
         {
             let map = MapData::from_id(id).with_context(|| format!("open map {id}"))?;
             let info = map
                 .info()
-                .with_context(|| format!("ask the kernel about map {id}"))?;
+                .with_context(|| format!("read information about map {id}"))?;
             let name = info.name_as_str().unwrap_or_default();
             let Some(want) = wanted.iter().find(|want| kernel_name(&want.name) == name) else {
                 continue;
@@ -108,8 +108,7 @@ fn maps_of(object: &[u8], programs: &[ProgramInfo]) -> Result<Vec<Orphan>> {
             let is = Definition::of_map(&want.name, &info).with_context(|| format!("map {id}"))?;
             ensure!(
                 is.fits(want),
-                "map {id} of the programs on this node is not the {name} of this kpx: {is} instead of {want}. Start the \
-                 version that made it, or end what it left by `kpx cleanup`, with all flows"
+                "map {id} of the programs on this node differs from {name} of this kpx: {is} instead of {want}. Start the version that made it, or remove its state and all flows with `kpx cleanup`"
             );
             let max_entries = is.max_entries;
             found.insert(
@@ -135,8 +134,7 @@ fn programs(filters: &[(String, Filter)]) -> Result<Vec<ProgramInfo>> {
     for (device, filter) in filters {
         ensure!(
             filter.layout() == HANDLE,
-            "{device} carries the filter {} of another version of kpx, whose maps have layout {}, and this one takes \
-             over layout {LAYOUT} only: start that version again, or end what it left by `kpx cleanup`",
+            "{device} has the filter {} of another version of kpx with layout {}; this version takes over layout {LAYOUT} only: start that version again, or remove its state with `kpx cleanup`",
             filter.name,
             filter.layout()
         );
@@ -240,7 +238,7 @@ impl Pins {
         info!(
             maps = found.len(),
             filters = filters.len(),
-            "found the maps of a kpx whose pins are gone"
+            "found the maps of a kpx without pins"
         );
         Ok(())
     }

@@ -74,7 +74,7 @@ impl Cgroup {
     fn at(path: &Path) -> Result<Self> {
         let dir = File::open(path).with_context(|| format!("open {}", path.display()))?;
         let kind = fstatfs(&dir)
-            .with_context(|| format!("ask for the file system of {}", path.display()))?;
+            .with_context(|| format!("read the file system type of {}", path.display()))?;
         let is_cgroup2 = kind.filesystem_type() == CGROUP2_SUPER_MAGIC;
         ensure!(
             is_cgroup2,

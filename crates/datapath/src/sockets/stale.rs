@@ -64,7 +64,7 @@ impl StaleSockets {
                 (self, found)
             })
             .await
-            .context("look for sockets whose backends are gone")?;
+            .context("find sockets to removed backends")?;
             self = this;
             let aborted = match found {
                 Ok(found) => abort(&found).await,
@@ -72,11 +72,11 @@ impl StaleSockets {
             };
             match aborted {
                 Ok(0) => {}
-                Ok(aborted) => info!(aborted, "aborted UDP sockets whose backends are gone"),
+                Ok(aborted) => info!(aborted, "aborted UDP sockets to removed backends"),
                 Err(error) => {
                     warn!(
                         error = format!("{error:#}"),
-                        "UDP sockets may still send to backends that are gone"
+                        "UDP sockets may still send to removed backends"
                     )
                 }
             }

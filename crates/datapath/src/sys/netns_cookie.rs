@@ -39,7 +39,7 @@ pub(crate) fn netns_cookie() -> Result<u64> {
 /// processes of a machine without containers are there.
 pub fn is_first_namespace() -> anyhow::Result<bool> {
     // Cookies are given in turn (net/core/net_namespace.c).
-    Ok(netns_cookie().context("ask for the number of this network namespace")? == 1)
+    Ok(netns_cookie().context("read the cookie of this network namespace")? == 1)
 }
 
 #[cfg(test)]

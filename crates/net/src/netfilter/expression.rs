@@ -128,7 +128,7 @@ impl Reader {
             "bitwise" => self.bitwise(data)?,
             "cmp" => self.cmp(data)?,
             "lookup" => match data.u32(NFTA_LOOKUP_DREG) {
-                Some(NFT_REG_VERDICT) => self.change("obey a map of verdicts"),
+                Some(NFT_REG_VERDICT) => self.change("look up a verdict map"),
                 Some(_) => self.unknown_load(),
                 None => self.maybe(),
             },

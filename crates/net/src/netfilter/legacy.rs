@@ -92,7 +92,7 @@ impl Table {
             let mut info = question(name, INFO_LEN)?;
             match asker.ask(GET_INFO, &mut info) {
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-                answer => answer.with_context(|| format!("ask for table {name}"))?,
+                answer => answer.with_context(|| format!("read table {name}"))?,
             }
             let info = Info(info);
             let most = if is_often { MOST_OFTEN } else { MOST_ONCE };
@@ -105,12 +105,12 @@ impl Table {
                 // The table has changed meanwhile.
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
                 answer => {
-                    answer.with_context(|| format!("ask for the entries of table {name}"))?;
+                    answer.with_context(|| format!("read the entries of table {name}"))?;
                     return Ok(of(&info, info.dropping(family, &entries[ENTRIES_AT..])));
                 }
             }
         }
-        bail!("other programs change table {name} all the time")
+        bail!("other programs keep changing table {name}")
     }
 
     /// A table about which the kernel does not tell.
@@ -138,7 +138,7 @@ impl Table {
 
     fn policy(&self, hook: usize) -> String {
         format!(
-            "chain {} of {self} drops what its rules do not accept",
+            "chain {} of {self} drops packets that its rules do not accept",
             CHAINS[hook]
         )
     }
@@ -232,7 +232,7 @@ fn question(name: &str, len: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A chain that drops what its rules do not accept.
+/// A chain that drops packets that its rules do not accept.
 pub(super) struct Dropping {
     pub(super) tool: &'static str,
     pub(super) chain: &'static str,
@@ -255,8 +255,7 @@ impl Legacy {
             if names.is_empty() {
                 continue;
             }
-            let asker = Asker::new(family)
-                .context("open a socket that asks for tables of legacy iptables")?;
+            let asker = Asker::new(family).context("open a socket for legacy iptables tables")?;
             for name in names.lines() {
                 tables.extend(Table::read(&asker, family, name, is_often).unwrap_or_else(
                     |error| {

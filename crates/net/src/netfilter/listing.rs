@@ -32,10 +32,7 @@ fn head(chain: &Chain) -> String {
         return "called by other chains".to_owned();
     };
     let mut text = format!("hook {:?}, priority {}", base.hook, base.priority).to_lowercase();
-    for (is_so, word) in [
-        (base.is_nat, ", nat"),
-        (base.drops, ", drops what no rule accepts"),
-    ] {
+    for (is_so, word) in [(base.is_nat, ", nat"), (base.drops, ", policy drop")] {
         text += if is_so { word } else { "" };
     }
     if !chain.devices.is_empty() {
@@ -54,7 +51,7 @@ fn part(part: &Part) -> String {
         Part::SetMark(Some(change)) => {
             format!("mark set to mark & {:#x} ^ {:#x}", change.keep, change.flip)
         }
-        Part::SetMark(None) => "mark set to what kpx does not follow".to_owned(),
+        Part::SetMark(None) => "mark set to a value that kpx cannot derive".to_owned(),
         Part::Change(what) | Part::Refuse(what) => what.clone(),
         Part::Verdict(Verdict::Accept) => "accept".to_owned(),
         Part::Verdict(Verdict::Return) => "return".to_owned(),

@@ -181,10 +181,10 @@ impl fmt::Display for Obstacle {
                 number,
                 what,
             } => write!(f, "rule {number} of {chain} may {what}"),
-            Self::Policy(chain) => write!(f, "{chain} drops what its rules do not accept"),
+            Self::Policy(chain) => write!(f, "{chain} drops packets that its rules do not accept"),
             Self::Device(chain, rules) => write!(
                 f,
-                "{chain} may meet packets at pods' devices, rules: {rules}"
+                "{chain} may match packets at pods' devices, rules: {rules}"
             ),
             Self::TooMany => f.write_str("the rules are too many to follow"),
         }

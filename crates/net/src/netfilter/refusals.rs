@@ -21,7 +21,7 @@ const UFW: [&str; 2] = ["ufw-user-forward", "ufw6-user-forward"];
 /// A chain that refuses such packets, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The chain, in words: `chain FORWARD of table ip filter drops what its rules do not accept`.
+    /// The chain, in words: `chain FORWARD of table ip filter drops packets that its rules do not accept`.
     pub why: String,
     /// The commands that have it accept pods' packets. `PODS` stands for their network if all
     /// addresses were asked about.
@@ -65,7 +65,7 @@ impl Netfilter {
             .filter_map(|obstacle| self.refuses(obstacle))
             .collect();
         let of_nftables = found.into_iter().map(|(chain, does)| Refusal {
-            why: format!("{chain} {does} what its rules do not accept"),
+            why: format!("{chain} {does} packets that its rules do not accept"),
             remedy: self.remedy(chain, pods),
             is_doubtful: false,
         });

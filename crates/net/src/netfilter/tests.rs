@@ -501,7 +501,7 @@ fn policy_concerns_packets_that_no_rule_accepts() {
         chain.base.as_mut().unwrap().drops = true;
         judged([(name, chain)])
     };
-    let refused = ["chain POST of table ip nat drops what its rules do not accept"];
+    let refused = ["chain POST of table ip nat drops packets that its rules do not accept"];
     assert_eq!(drops(vec![from("10.244.1.7/32"), ACCEPT]), refused);
     assert_eq!(drops(vec![RETURN]), refused);
     assert_eq!(drops(vec![to(PODS), ACCEPT]), [""; 0]);

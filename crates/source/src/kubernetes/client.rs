@@ -149,7 +149,7 @@ impl Options {
         // A context is always one of a kubeconfig.
         let in_cluster = match context {
             None => Config::incluster().map_err(|error| error.to_string()),
-            Some(_) => Err("not asked, as a context is given".to_owned()),
+            Some(_) => Err("skipped, because --context is set".to_owned()),
         };
         let in_cluster = match in_cluster {
             Ok(config) => return Ok(config),

@@ -52,7 +52,7 @@ pub(super) enum Change {
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Url(url) => write!(f, "they lead to {}", without_credentials(url)),
+            Self::Url(url) => write!(f, "they now select {}", without_credentials(url)),
             Self::Authority => f.write_str("another authority signs for it"),
         }
     }

@@ -73,7 +73,7 @@ pub fn kubeconfig(path: Option<&Path>) -> Result<Kubeconfig, Told> {
 /// Names the contexts that there are, and the one that is most like the wanted one.
 fn instead(wanted: &str, names: &[String]) -> String {
     if names.is_empty() {
-        return ", and no other".to_owned();
+        return ", the only context".to_owned();
     }
     let more = names.len().saturating_sub(NAMED);
     let more = if more > 0 {
@@ -174,7 +174,7 @@ mod tests {
                 "dev",
                 &[],
                 None,
-                r#"it has no current context "dev", and no other"#,
+                r#"it has no current context "dev", the only context"#,
             ),
             (
                 "n0",

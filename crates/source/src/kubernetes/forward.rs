@@ -46,7 +46,7 @@ impl Forwarder {
                     .bytes()
                     .all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte))
             {
-                bail!("{namespace}/{pod} is no name of a pod");
+                bail!("{namespace}/{pod} is not a valid pod name");
             }
         }
         let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}/portforward?ports={port}");
@@ -65,7 +65,7 @@ impl Forwarder {
                 if told.code.is_none_or(|code| code == 401) {
                     *self.client.lock().await = None;
                 }
-                Err(anyhow!(told).context("ask the API server for a stream"))
+                Err(anyhow!(told).context("request a stream from the API server"))
             }
         }
     }

@@ -133,7 +133,7 @@ async fn down<S: AsyncRead + AsyncWrite + Unpin>(
             }
         } else if channel == ERROR {
             let text = String::from_utf8_lossy(&data[..data.len().min(TEXT)]);
-            bail!("the kubelet says: {}", text.trim());
+            bail!("the kubelet reports: {}", text.trim());
         } else {
             writer
                 .write_all(data)
@@ -229,7 +229,7 @@ mod tests {
             .unwrap();
         let (_client, local) = duplex(1 << 16);
         let error = stream.relay(local, pending()).await.unwrap_err();
-        assert_eq!(error.to_string(), "the kubelet says: connection refused");
+        assert_eq!(error.to_string(), "the kubelet reports: connection refused");
     }
 
     #[tokio::test]

@@ -149,8 +149,8 @@ fn the_first_of_two_documents_wins_and_the_other_is_a_problem() {
     let mut said = String::new();
     show_problems(&mut said, &problems);
     expect![[r#"
-        a.yaml:10: Service default/web: a.yaml:1 has it already, and that stays in force
-        b.yaml:1: Service default/web: a.yaml:1 has it already, and that stays in force
+        a.yaml:10: Service default/web: duplicate of a.yaml:1, which stays programmed
+        b.yaml:1: Service default/web: duplicate of a.yaml:1, which stays programmed
     "#]]
     .assert_eq(&said);
 }

@@ -29,7 +29,7 @@ pub(super) fn name(name: &ObjectName) -> Verdict {
         require(
             text.chars().all(fits),
             field,
-            format_args!("{text:?} has other characters than a-z, 0-9, '-' and '.'"),
+            format_args!("{text:?} has characters outside a-z, 0-9, '-' and '.'"),
         )?;
     }
     Ok(())

@@ -103,7 +103,7 @@ fn flags(words: &str, known: &[(&str, u32)], what: &str) -> Result<u32, Wrong> {
 
 fn number<T: FromStr>(word: &str) -> Result<T, Wrong> {
     word.parse()
-        .map_err(|_| (word.to_owned(), format!("{word:?} is no number")))
+        .map_err(|_| (word.to_owned(), format!("{word:?} is not a number")))
 }
 
 impl Kind {
@@ -141,7 +141,7 @@ impl Step {
             ["pod", "addresses", nets @ ..] => {
                 let net = |word: &&str| {
                     word.parse()
-                        .map_err(|_| ((*word).to_owned(), format!("{word:?} is no CIDR")))
+                        .map_err(|_| ((*word).to_owned(), format!("{word:?} is not a CIDR")))
                 };
                 Self::PodAddresses(nets.iter().map(net).collect::<Result<_, _>>()?)
             }

@@ -32,9 +32,9 @@ pub enum BackendOrder {
     Service,
     Address,
     Node,
-    /// Those that are not ready or silent first.
+    /// Backends that are not ready or silent first.
     State,
-    /// Those with the most flows first.
+    /// Most flows first.
     Flows,
 }
 

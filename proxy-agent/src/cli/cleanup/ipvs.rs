@@ -90,7 +90,7 @@ pub(super) async fn remove_servers(
     if !others.is_empty() {
         let why = match device {
             Some(_) => "not at addresses of kube-proxy, or excluded",
-            None => "without kube-ipvs0 nothing shows whose they are",
+            None => "without kube-ipvs0 their owner is unknown",
         };
         removed.note(format!(
             "left as they are: virtual servers of IPVS at {}: {why}",

@@ -87,7 +87,7 @@ pub(super) fn remove_if_superfluous(removed: &mut Removed) -> Result<()> {
     let tables = tables().map(|family| format!("the nftables table {family} {KEEP}"));
     for what in tables.chain(rules().map(|(tool, _)| format!("{tool}'s rule {KEEP}"))) {
         removed.note(format!(
-            "{what} stays, because kube-proxy's connections may need it: kpx cleanup removes it"
+            "kept {what}, because kube-proxy's connections may need it: kpx cleanup removes it"
         ));
     }
     Ok(())

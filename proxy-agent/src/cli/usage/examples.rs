@@ -10,11 +10,11 @@ pub(super) const EXAMPLES: &[(&str, &[Example])] = &[
         &[
             (
                 "kpx run --config /var/lib/kube-proxy/config.conf",
-                "Serve a node by the configuration of its kube-proxy",
+                "Serve a node with kube-proxy's configuration",
             ),
             (
                 "kpx run --mode host --kubeconfig /etc/kpx/kubeconfig",
-                "Reach ClusterIPs and names from a machine outside",
+                "Reach ClusterIPs and DNS names from outside the cluster",
             ),
             (
                 "kpx run --manifests ./services --node-name n1",
@@ -22,19 +22,19 @@ pub(super) const EXAMPLES: &[(&str, &[Example])] = &[
             ),
             (
                 "kpx run --monitor-history=50000",
-                "Keep packets of the past for `kpx monitor --since`",
+                "Keep past packets for `kpx monitor --since`",
             ),
             (
                 "kpx run --backend-health on",
-                "Lead new connections past backends that give no answer",
+                "Avoid unresponsive backends for new connections",
             ),
             (
                 "kpx run --local-redirect",
-                "Let pods of the client's node answer for Services that name them",
+                "Redirect Services to pods of the client's node",
             ),
             (
                 "kpx run --kubernetes-version 1.40",
-                "Take defaults as kube-proxy of that version does",
+                "Use the defaults of kube-proxy 1.40",
             ),
         ],
     ),
@@ -43,13 +43,13 @@ pub(super) const EXAMPLES: &[(&str, &[Example])] = &[
         &[
             (
                 "kpx status",
-                "See whether this node is well, and what is dropped and rejected",
+                "Show health, problems, dropped and rejected packets",
             ),
             (
                 "kpx status -o json",
-                "The same for a program: .healthy, .problems, .reasons",
+                "Print the same as JSON: .healthy, .problems, .reasons",
             ),
-            ("watch -n1 kpx status", "The same again each second"),
+            ("watch -n1 kpx status", "Refresh every second"),
         ],
     ),
     (
@@ -58,15 +58,15 @@ pub(super) const EXAMPLES: &[(&str, &[Example])] = &[
             ("kpx services -A", "List the Services of all namespaces"),
             (
                 "kpx services -n shop -l app=web,tier!=cache",
-                "List those of a namespace with these labels",
+                "List Services of a namespace by label",
             ),
             (
                 "kpx services shop/web -o wide",
-                "See which addresses of a Service are in force",
+                "Show which addresses of a Service are programmed",
             ),
             (
                 "kpx services --sort-by unserved -o name",
-                "Name those that refuse most first",
+                "Show Services by rejected packets",
             ),
         ],
     ),
@@ -75,19 +75,16 @@ pub(super) const EXAMPLES: &[(&str, &[Example])] = &[
         &[
             (
                 "kpx backends shop/web",
-                "See which pods of a Service take new connections",
+                "Show which pods of a Service take new connections",
             ),
-            (
-                "kpx backends shop/web -w",
-                "The same, and each change as it comes",
-            ),
+            ("kpx backends shop/web -w", "Follow changes"),
             (
                 "kpx backends shop/web -o wide",
-                "The same with weights and connect times",
+                "Show weights and connect times",
             ),
             (
                 "kpx backends -l app=web -o json",
-                "The backends of Services with this label, for a program",
+                "Print the backends of labelled Services as JSON",
             ),
         ],
     ),
@@ -96,15 +93,15 @@ pub(super) const EXAMPLES: &[(&str, &[Example])] = &[
         &[
             (
                 "kpx flows --service shop/web",
-                "List the connections to a Service",
+                "List connections to a Service",
             ),
             (
                 "kpx flows --client 10.244.1.7 --state new",
-                "List what a client opens in vain",
+                "Show a client's unanswered connections",
             ),
             (
                 "kpx flows --client 10.244.1.7 --end",
-                "End all that a client has open",
+                "End all flows of a client",
             ),
         ],
     ),
@@ -112,38 +109,32 @@ pub(super) const EXAMPLES: &[(&str, &[Example])] = &[
         "devices",
         &[(
             "kpx devices",
-            "See which devices carry programs, and which are pods'",
+            "Show devices with programs, and which of them are pods'",
         )],
     ),
     (
         "events",
         &[
-            (
-                "kpx events",
-                "See what the agent had to say, the newest last",
-            ),
-            (
-                "kpx events shop/web -w",
-                "The same of a Service, and each new Event as it comes",
-            ),
+            ("kpx events", "Show recent events"),
+            ("kpx events shop/web -w", "Follow the events of a Service"),
             (
                 "kpx events -n shop -o json",
-                "The Events of a namespace for a program",
+                "Print the events of a namespace as JSON",
             ),
         ],
     ),
     (
         "top",
         &[
-            ("kpx top", "Watch the traffic of each Service; q ends it"),
+            ("kpx top", "Watch the traffic of each Service; q quits"),
             ("kpx top shop/web", "Watch the backends of one Service"),
             (
                 "kpx top -l app=web --once --sort unserved",
-                "Print once which Services with this label refuse most",
+                "Print labelled Services by unserved packets, once",
             ),
             (
                 "kpx top -n shop -o json",
-                "The traffic of a namespace for a program",
+                "Print the traffic of a namespace as JSON",
             ),
         ],
     ),
@@ -152,11 +143,11 @@ pub(super) const EXAMPLES: &[(&str, &[Example])] = &[
         &[
             (
                 "kpx trace --from pod/shop/cart-0 --to svc/shop/web:http",
-                "Say what becomes of a pod's connection, and why",
+                "Explain the path of a pod's connection",
             ),
             (
                 "kpx trace --from 203.0.113.9 --to 192.0.2.1:30080 --in-device eth0",
-                "The same of a client outside, by a node port",
+                "Explain the path of an external client to a node port",
             ),
         ],
     ),
@@ -165,70 +156,67 @@ pub(super) const EXAMPLES: &[(&str, &[Example])] = &[
         &[
             (
                 "kpx monitor --unserved",
-                "Show what is dropped or rejected, as it happens",
+                "Follow dropped and rejected packets",
             ),
             (
                 "kpx monitor --service shop/web --count 10",
-                "Show the next ten packets that open connections to a Service",
+                "Show the next ten connections to a Service",
             ),
             (
                 "kpx monitor --since 5m --no-follow",
-                "Show those of the last minutes, where kpx runs with --monitor-history",
+                "Show packets of the last five minutes (needs kpx run --monitor-history)",
             ),
         ],
     ),
     (
         "explain",
         &[
-            (
-                "kpx explain no_endpoints",
-                "Say what a reason means, and what to do",
-            ),
-            ("kpx explain -o json", "List all reasons for a program"),
+            ("kpx explain no_endpoints", "Explain a reason, with a fix"),
+            ("kpx explain -o json", "Print all reasons as JSON"),
         ],
     ),
     (
         "sysdump",
         &[
-            ("kpx sysdump", "Gather a bug report of this node"),
+            ("kpx sysdump", "Write a bug report of this node"),
             (
                 "kpx sysdump -o /tmp/kpx.tar.gz --flows",
-                "The same with the addresses of clients",
+                "Include client addresses",
             ),
         ],
     ),
     (
         "cluster",
         &[
-            ("kubectl kpx status", "See whether all nodes are well"),
+            ("kubectl kpx status", "Show the health of all nodes"),
             (
                 "kpx cluster --context prod trace --from pod/shop/cart-0 --to svc/shop/web",
-                "Trace on the node of the pod",
+                "Trace on the pod's node",
             ),
             (
                 "kubectl kpx connectivity-test",
-                "Try every kind of Service with pods of its own",
+                "Test every kind of Service with temporary pods",
             ),
         ],
     ),
     (
         "check",
         &[
-            ("kpx check", "See whether this host is fit, before kpx runs"),
+            ("kpx check", "Check this host before the first run"),
             (
                 "kpx check --kubeconfig /etc/kpx/kubeconfig",
-                "Look at a kubeconfig as well",
+                "Check a kubeconfig too",
             ),
             (
                 "kpx check --mode host --context prod --tunnel tcp",
-                "The same for a machine outside, and such a run",
+                "Check a machine outside the cluster for this configuration",
             ),
         ],
     ),
     (
         "cleanup",
         &[
-            ("kpx cleanup", "Take kpx off a host for good"),
+            ("kpx cleanup", "Remove kpx from a host"),
             (
                 "kpx cleanup --kube-proxy",
                 "Remove kube-proxy's rules while kpx serves",
@@ -239,21 +227,21 @@ pub(super) const EXAMPLES: &[(&str, &[Example])] = &[
         "version",
         &[(
             "kpx version",
-            "See whether the running agent is of this program's version",
+            "Compare the versions of this program and of the running agent",
         )],
     ),
     (
         "completions",
         &[(
             "kpx completions bash",
-            "Print what /etc/bash_completion.d/kpx may hold",
+            "Print the contents for /etc/bash_completion.d/kpx",
         )],
     ),
     (
         "man",
         &[(
             "kpx man --dir /usr/local/share/man/man1",
-            "Write a page for each command",
+            "Write a manual page for each command",
         )],
     ),
 ];

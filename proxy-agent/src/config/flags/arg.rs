@@ -35,7 +35,7 @@ impl Args for NodeArgs {
         command.args(
             node_flags()
                 .map(Flag::arg)
-                .map(|arg| arg.help_heading("Of the node of --manifests, as of kpx run")),
+                .map(|arg| arg.help_heading("kpx run flags of the node of --manifests")),
         )
     }
 
@@ -60,7 +60,7 @@ impl Args for CheckFlags {
         command.args(
             check_flags()
                 .map(Flag::arg)
-                .map(|arg| arg.help_heading("As of kpx run")),
+                .map(|arg| arg.help_heading("kpx run flags")),
         )
     }
 
@@ -133,10 +133,10 @@ impl Flag {
             _ => arg.action(ArgAction::Set).overrides_with(self.name),
         };
         let heading = match self.effect {
-            _ if !self.is_obeyed => "Taken from kube-proxy and ignored",
-            Effect::Kpx(_) => "Of kpx alone",
-            Effect::Command => "Deeds and files",
-            _ => "As of kube-proxy",
+            _ if !self.is_obeyed => "kube-proxy flags accepted and ignored",
+            Effect::Kpx(_) => "kpx flags",
+            Effect::Command => "Actions and files",
+            _ => "kube-proxy flags",
         };
         arg.help_heading(heading)
             .hide_short_help(!self.is_obeyed)

@@ -87,7 +87,7 @@ const CASES: &[(&str, &str)] = &[
     ),
     (
         "featureGates: {AllowServiceExternalIps: false}",
-        "featureGates.AllowServiceExternalIps: Invalid value: false: is no gate, but AllowServiceExternalIPs is",
+        "featureGates.AllowServiceExternalIps: Invalid value: false: unknown feature gate; did you mean AllowServiceExternalIPs?",
     ),
     (
         "detectLocalMode: Guess",

@@ -21,7 +21,7 @@ fn rules_decide_which_packets_skip_the_stack() {
             None,
             none(&[]),
             false,
-            "off until the devices are known",
+            "off until the devices are listed",
         ),
         (
             FastPath::On,
@@ -53,7 +53,7 @@ fn rules_decide_which_packets_skip_the_stack() {
             None,
             none(&[]),
             false,
-            "off until the devices are known",
+            "off until the devices are listed",
         ),
         (
             FastPath::Auto,
@@ -103,7 +103,7 @@ fn rules_decide_which_packets_skip_the_stack() {
 #[test]
 fn conntrack_leaves_whole_connections_to_auto() {
     use device::Node;
-    let others = "; the stack sees other connections, because conntrack follows them";
+    let others = "; other connections take the stack, because conntrack tracks them";
     let pass = ", which these rules let pass: chain a, chain b";
     let cases = [
         (
@@ -149,7 +149,7 @@ fn conntrack_leaves_whole_connections_to_auto() {
 fn open_connections_skip_the_stack_beside_conntrack_where_rules_let_them() {
     use device::Node;
     let why = "; connections are opened through the stack, because rule 1";
-    let others = "; the stack sees other connections, because conntrack follows them";
+    let others = "; other connections take the stack, because conntrack tracks them";
     let pods = |among, outside| {
         format!(
             "auto: on{why}; open connections between this node's pods{among}, if conntrack tolerates it{outside}{others}"
@@ -273,7 +273,7 @@ fn whole_connections_take_the_stack_once_for_each_judgement_against_them() {
     });
     assert_eq!((state.staying(), state.whole_ones.are_there), (None, false));
     let unknown =
-        "; conntrack does not know 1 connection that takes the stack now: its table is full";
+        "; conntrack has no entry for 1 connection that takes the stack now: its table is full";
     assert!(state.to_string().ends_with(unknown), "{state}");
     assert_eq!(
         state.flag() & device::Node::FAST_KEEP,

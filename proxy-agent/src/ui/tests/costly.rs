@@ -179,7 +179,7 @@ async fn streams_at_a_time_are_bounded() {
     assert_eq!(ninth.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(
         text(ninth).await,
-        "as many streams as are allowed at a time are open: 8\n"
+        "the limit of concurrent streams is reached: 8\n"
     );
     streams.pop();
     drop(open(&router, "/ui/api/events").await);
@@ -191,10 +191,7 @@ async fn wrong_questions_are_named() {
     let long = format!("/ui/api/trace?to={}", "a".repeat(301));
     for (path, why) in [
         ("/ui/api/events?client=web", "client \"web\" is no address"),
-        (
-            "/ui/api/events?reason=bored",
-            "there is no reason \"bored\"",
-        ),
+        ("/ui/api/events?reason=bored", "unknown reason \"bored\""),
         ("/ui/api/events?kind=all", "kind \"all\" is neither"),
         ("/ui/api/events?service=a/b/c", "is no name"),
         ("/ui/api/events?verdict=drop", "unknown field `verdict`"),

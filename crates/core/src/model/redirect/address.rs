@@ -64,7 +64,7 @@ pub(super) fn tell_unserved(
 /// Checks whether an object may take an address. The error names the reason.
 fn admit(ip: IpAddr, permitted: &[IpNet]) -> Result<(), String> {
     if ip.is_unspecified() {
-        return Err(format!("{ip} is no address to send to"));
+        return Err(format!("{ip} is not a unicast address"));
     }
     // Clouds serve metadata at link-local addresses of IPv4, which routers of pods' networks
     // forward.

@@ -61,7 +61,7 @@ pub(super) fn objects(lines: &[String]) -> impl Iterator<Item = Input> + '_ {
 
 fn number(text: &str) -> i32 {
     text.parse()
-        .unwrap_or_else(|_| panic!("{text:?} is no number"))
+        .unwrap_or_else(|_| panic!("{text:?} is not a number"))
 }
 
 fn port(text: &str) -> (&str, &str, i32) {

@@ -214,7 +214,7 @@ fn an_annotation_without_effect_is_reported() {
     assert_eq!(
         skipped(&without),
         [format!(
-            "{field}: kpx obeys it where its operator sets --local-redirect"
+            "{field}: ignored: kpx runs without --local-redirect"
         )]
     );
 
@@ -235,7 +235,7 @@ fn an_annotation_without_effect_is_reported() {
         ),
         (
             dns().internal_local(),
-            "a redirect has no effect on Service default/dns, whose internalTrafficPolicy is Local",
+            "Service default/dns has internalTrafficPolicy Local, which overrides the redirect",
         ),
     ] {
         desired.apply(changed.into());
@@ -359,8 +359,7 @@ fn an_object_has_no_say_in_other_namespaces() {
     let all: Vec<_> = desired.skipped().cloned().collect();
     assert_eq!(
         all[0].to_string(),
-        "LocalRedirect tenant/thief spec.redirectFrontend.serviceMatcher.namespace: \"default\" is not the object's own \
-         namespace: the Services of others are not its to redirect"
+        "LocalRedirect tenant/thief spec.redirectFrontend.serviceMatcher.namespace: \"default\" is not the object's own namespace; only Services of that namespace can be redirected"
     );
     assert_eq!((all.len(), all[0].cause), (1, Cause::Refused));
     assert_eq!(desired.uid(&all[0].object), Some("1"));
@@ -424,7 +423,7 @@ fn a_wrong_field_of_an_object_is_named() {
         (
             "/spec/redirectBackend/toPorts",
             ports(json!({ "port": "x", "protocol": "UDP" })),
-            "spec.redirectBackend.toPorts[0].port: \"x\" is no number",
+            "spec.redirectBackend.toPorts[0].port: \"x\" is not a number",
         ),
         (
             "/spec/redirectBackend/toPorts",
@@ -434,7 +433,7 @@ fn a_wrong_field_of_an_object_is_named() {
         (
             "/spec/redirectBackend/toPorts/0/name",
             json!(""),
-            "spec.redirectBackend.toPorts[0].name: one of several ports needs the name of the port that it serves",
+            "spec.redirectBackend.toPorts[0].name: with several ports, each needs the name of its Service port",
         ),
     ];
     for (path, value, why) in edits {

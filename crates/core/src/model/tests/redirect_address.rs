@@ -141,7 +141,7 @@ fn address_without_operators_leave_is_refused() {
         (
             &["0.0.0.0/0"],
             "0.0.0.0",
-            "0.0.0.0 is no address to send to",
+            "0.0.0.0 is not a unicast address",
         ),
         (
             &["0.0.0.0/0"],
@@ -158,7 +158,7 @@ fn address_without_operators_leave_is_refused() {
             "255.255.255.255",
             "255.255.255.255 is the broadcast address",
         ),
-        (&["0.0.0.0/0"], "meta", "\"meta\" is no IP address"),
+        (&["0.0.0.0/0"], "meta", "\"meta\" is not an IP address"),
     ] {
         let mut desired = desired(permitted);
         desired.apply(node("here", None, &[("InternalIP", "192.0.2.7")]));
@@ -236,8 +236,9 @@ fn objects_for_services_take_no_address_from_others() {
         desired.apply(put(&of_service(name, "default", "localredirect.proxy")));
         assert_eq!(text(&mut desired, &permitted), served);
         let field = "spec.redirectFrontend.serviceMatcher.serviceName";
-        let why =
-            format!("LocalRedirect {name} {field}: \"localredirect.proxy\" is no Service's name");
+        let why = format!(
+            "LocalRedirect {name} {field}: \"localredirect.proxy\" is not a valid Service name"
+        );
         assert_eq!(skipped(&desired), [why]);
         desired.apply(Input::LocalRedirect(Update::Del(object_name(name))));
         assert_eq!(text(&mut desired, &permitted), served);
@@ -300,7 +301,7 @@ fn wrong_ports_of_address_are_named() {
         (json!([]), ": no port is listed"),
         (
             json!([{ "port": "x", "protocol": "TCP" }]),
-            "[0].port: \"x\" is no number",
+            "[0].port: \"x\" is not a number",
         ),
         (
             json!([{ "port": "80", "protocol": "UDP" }]),

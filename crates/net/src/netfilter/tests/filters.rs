@@ -56,7 +56,7 @@ fn policies_of_cnis_let_open_connections_pass() {
         [drops],
         "a pod that Calico does not know"
     );
-    let refused = "chain FORWARD of table ip filter drops what its rules do not accept";
+    let refused = "chain FORWARD of table ip filter drops packets that its rules do not accept";
     assert_eq!(opened("docker-filter.iptables", &[pod], false), [refused]);
     // firewalld asks for states by a set, and kpx does not read sets.
     let first = "rule 5 of chain filter_FORWARD of table inet firewalld may reject the packet";
@@ -199,14 +199,14 @@ fn open_connections_from_outside_are_judged_in_each_direction() {
 // flannel accepts what comes from or goes to its network.
 #[test]
 fn flannels_rules_let_pods_pass() {
-    let refused = ["chain FORWARD of table ip filter drops what its rules do not accept"];
+    let refused = ["chain FORWARD of table ip filter drops packets that its rules do not accept"];
     leaves_alone("flannel-filter.iptables", "10.99.0.0/24", &refused);
     assert_eq!(
         judged("flannel-filter.iptables", "10.244.1.0/24 10.99.0.0/24"),
         refused,
         "one network of two"
     );
-    let refused = ["chain FORWARD of table ip6 filter drops what its rules do not accept"];
+    let refused = ["chain FORWARD of table ip6 filter drops packets that its rules do not accept"];
     leaves_alone("flannel-filter.ip6tables", "fd00:99::/64", &refused);
     let Judgement { against, harmless } = judgement("flannel-filter.iptables", &[]);
     assert_eq!(
@@ -218,7 +218,7 @@ fn flannels_rules_let_pods_pass() {
 // Docker's rules concern its bridge alone, but its policy drops what no other rule accepts.
 #[test]
 fn dockers_rules_leave_pods_to_the_policy() {
-    let refused = "chain FORWARD of table ip filter drops what its rules do not accept";
+    let refused = "chain FORWARD of table ip filter drops packets that its rules do not accept";
     assert_eq!(judged("docker-filter.iptables", PODS), [refused]);
     assert_eq!(judged("docker-flannel.iptables", PODS), [""; 0]);
     let mut rules = ruleset(&record::messages("docker-filter.iptables")).unwrap();
@@ -306,7 +306,7 @@ fn ciliums_rules_let_pods_pass_without_its_proxy() {
     leaves_alone(
         "cilium.iptables",
         "10.99.0.0/24",
-        &["chain FORWARD of table ip filter drops what its rules do not accept"],
+        &["chain FORWARD of table ip filter drops packets that its rules do not accept"],
     );
     assert_eq!(
         judged("cilium-proxy.iptables", PODS),
@@ -351,7 +351,7 @@ fn kindnets_policies_concern_pods() {
 // ufw logs and drops new connections, unless its policy accepts them.
 #[test]
 fn ufws_rules_leave_pods_to_the_policy() {
-    let refused = "chain FORWARD of table ip filter drops what its rules do not accept";
+    let refused = "chain FORWARD of table ip filter drops packets that its rules do not accept";
     assert_eq!(
         judged("ufw.iptables", PODS),
         ["ufw-after-logging-forward 1 log the packet", refused]
@@ -375,7 +375,7 @@ fn firewallds_rules_reject_pods() {
 fn conditions_of_every_known_form_let_pods_pass() {
     let refused = ["early", "forward", "later"];
     let refused = refused.map(|chain| {
-        format!("chain {chain} of table inet pods drops what its rules do not accept")
+        format!("chain {chain} of table inet pods drops packets that its rules do not accept")
     });
     assert_eq!(judged("pods-filter.nft", PODS), [""; 0]);
     assert_eq!(judged("pods-filter.nft", "10.99.0.0/24"), refused[1..]);
@@ -385,7 +385,7 @@ fn conditions_of_every_known_form_let_pods_pass() {
         against[0],
         "rule 1 of chain early of table inet pods may drop the packet"
     );
-    let no_errors = "chain later of table inet pods drops what its rules do not accept";
+    let no_errors = "chain later of table inet pods drops packets that its rules do not accept";
     assert!(
         against.contains(&no_errors.to_owned()),
         "its rules accept TCP and UDP alone"
@@ -409,7 +409,8 @@ fn chains_at_hooks_of_devices_are_found() {
     let chains = chains.map(|(table, chain)| of_devices(table, chain));
     let Judgement { against, harmless } = judgement("devices.nft", &["lo"]);
     assert_eq!((against, harmless), (vec![], chains.to_vec()));
-    let counts = chains.map(|chain| format!("{chain} may meet packets at pods' devices, rules: 1"));
+    let counts =
+        chains.map(|chain| format!("{chain} may match packets at pods' devices, rules: 1"));
     let Judgement { against, harmless } = judgement("devices.nft", &["eth0"]);
     assert_eq!((against, harmless), (counts.to_vec(), vec![]));
 }

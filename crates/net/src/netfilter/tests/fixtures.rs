@@ -155,7 +155,7 @@ fn conditions_of_every_known_form_exclude_pods() {
             "postrouting 2 masquerade",
             "prerouting 6 log the packet",
             "prerouting 6 translate the destination",
-            "chain postrouting of table inet harmless drops what its rules do not accept",
+            "chain postrouting of table inet harmless drops packets that its rules do not accept",
         ],
     );
     let ipv6 = judged("harmless.nft", "fd00:10:244:1::/64 fd00:99::/64");
@@ -177,8 +177,8 @@ fn unknown_conditions_and_statements_may_change_packets() {
         "prerouting 3 translate the destination",
         "prerouting 4 translate the destination",
         "prerouting 5 set the mark",
-        "prerouting 6 obey a map of verdicts",
-        "chain postrouting of table ip unsure drops what its rules do not accept",
+        "prerouting 6 look up a verdict map",
+        "chain postrouting of table ip unsure drops packets that its rules do not accept",
     ];
     assert_eq!(judged("unsure.nft", PODS), want);
 }

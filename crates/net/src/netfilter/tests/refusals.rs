@@ -20,7 +20,7 @@ fn recorded(file: &str, pods: &str) -> Vec<(String, String)> {
     refusals(ruleset(&record::messages(file)).unwrap(), pods)
 }
 
-const DROPS: &str = "chain FORWARD of table ip filter drops what its rules do not accept";
+const DROPS: &str = "chain FORWARD of table ip filter drops packets that its rules do not accept";
 
 #[test]
 fn policies_count_unless_a_rule_accepts_pods() {
@@ -48,7 +48,7 @@ fn policies_count_unless_a_rule_accepts_pods() {
 fn last_rules_without_conditions_count_as_policies() {
     let refuse = || Part::Refuse("reject the packet".to_owned());
     let chain = |rules| [super::chain("FWD", rules)].into();
-    let why = "chain FWD of table ip nat refuses what its rules do not accept";
+    let why = "chain FWD of table ip nat refuses packets that its rules do not accept";
     let remedy = "nft insert rule ip nat FWD ip daddr 10.244.1.0/24 accept; nft insert rule ip nat FWD ip saddr 10.244.1.0/24 accept";
     assert_eq!(
         refusals(chain(vec![vec![refuse()]]), PODS),

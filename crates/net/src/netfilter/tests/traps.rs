@@ -35,14 +35,14 @@ fn device(name: &str, equal: bool) -> Part {
     })
 }
 
-/// Returns a chain that drops what its rules do not accept.
+/// Returns a chain that drops packets that its rules do not accept.
 fn dropping(name: &str, rules: Vec<Rule>) -> (ChainName, Chain) {
     let (name, mut chain) = chain(name, rules);
     chain.base.as_mut().unwrap().drops = true;
     (name, chain)
 }
 
-const REFUSED: &str = "chain FWD of table ip nat drops what its rules do not accept";
+const REFUSED: &str = "chain FWD of table ip nat drops packets that its rules do not accept";
 
 #[test]
 fn accept_ends_one_base_chain_alone() {
@@ -315,7 +315,7 @@ fn chains_of_devices_count_unless_none_is_a_pods() {
         )])
     };
     let counts =
-        ["chain ingress of table netdev filter may meet packets at pods' devices, rules: 2"];
+        ["chain ingress of table netdev filter may match packets at pods' devices, rules: 2"];
     assert_eq!(of(&["eth0", "veth0"], 2, false), counts);
     assert_eq!(of(&[], 2, false), counts, "no names");
     assert_eq!(of(&["eth0", "docker0"], 2, true), [""; 0]);

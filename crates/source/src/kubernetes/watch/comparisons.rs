@@ -111,7 +111,7 @@ pub(super) async fn compare<K: Compact + Clone>(
     if objects == 0 {
         return Ok(None);
     }
-    warn!(%kind, objects, "the server has other objects than its watch has told of, as after a restored backup");
+    warn!(%kind, objects, "the server's objects differ from its watch, as after a restored backup");
     Ok(Some(format!(
         "{objects} objects are not as the server has them"
     )))

@@ -102,7 +102,7 @@ impl Lister {
             self.streams = self.streams.min(1);
         }
         if let Ok(None) = listed {
-            debug!(kind = %K::Object::kind(&()), after = ?began.elapsed(), "lists are asked for in pages");
+            debug!(kind = %K::Object::kind(&()), after = ?began.elapsed(), "lists are requested in pages");
         }
         listed
     }
@@ -183,7 +183,7 @@ async fn paged<K: Compact + Clone>(
             // in one piece,
             // as in client-go.
             Err(WatchEnd::Lost(why)) if page.continue_token.is_some() => {
-                debug!(kind = %K::Object::kind(&()), why, "listed again in one piece");
+                debug!(kind = %K::Object::kind(&()), why, "listed again without pages");
                 listed = Listed::default();
                 page = ListParams {
                     limit: None,
@@ -229,7 +229,7 @@ impl<K> Listed<K> {
         self.bytes += bytes;
         if self.bytes > BYTES || self.objects.len() + self.unreadable.len() > OBJECTS {
             let why = format!(
-                "a list of more than {OBJECTS} objects or {} MiB: what was known before stays in force",
+                "a list of more than {OBJECTS} objects or {} MiB: the previous state stays programmed",
                 BYTES >> 20
             );
             return Err(kube::Error::ReadEvents(io::Error::new(

@@ -97,7 +97,7 @@ impl<'a> WatchHealth<'a> {
         let why = end.problem().unwrap_or_else(|| reason(end));
         self.health.begin(
             &self.history,
-            format!("changes may be missing, since the server's objects are not known to be the same: {why}"),
+            format!("changes may be missing: comparing with the server's objects failed: {why}"),
         );
     }
 

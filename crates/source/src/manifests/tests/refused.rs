@@ -83,7 +83,7 @@ fn a_bad_document_yields_the_place_and_the_reason() {
         web.yaml:17: Service default/web: spec.ports: invalid type: map, expected a sequence
         web.yaml:14: document 2: strict decoding error: unknown field "metadata.nmae"
         web.yaml:14: document 2: metadata.name: invalid type: sequence, expected a string
-        web.yaml:14: Service default/Web: metadata.name: "Web" has other characters than a-z, 0-9, '-' and '.'
+        web.yaml:14: Service default/Web: metadata.name: "Web" has characters outside a-z, 0-9, '-' and '.'
         web.yaml:15: Service default/web: metadata.labels.a: invalid type: integer `1`, expected a string
         web.yaml:15: document 2: metadata.namespace: invalid type: integer `7`, expected a string
         web.yaml:16: Service default/web: spec.clusterIP: "10.96.0.256" is not an IP address
