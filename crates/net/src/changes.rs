@@ -234,7 +234,7 @@ mod tests {
                 .undo(&Wanted::new(), &mut |undo| done.push(undo))
                 .unwrap_err();
             assert!(
-                error.to_string().contains("is no sysctl below net"),
+                error.to_string().contains("is not a sysctl below net"),
                 "{error:#}"
             );
             assert_eq!(

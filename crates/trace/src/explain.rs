@@ -433,7 +433,8 @@ pub fn remedy(reason: Reason) -> &'static [&'static str] {
             &["kpx status shows the device without programs, and the log the cause."]
         }
         Reason::Forged => &[
-            "Compare the routes to the client (ip route get CLIENT) with the device that its packets arrive at; otherwise look for a sender with spoofed addresses.",
+            "Compare ip route get CLIENT with the device that the client's packets arrive at.",
+            "If they agree, look for a sender with spoofed addresses.",
         ],
         Reason::Draining => {
             &["kpx cleanup --drain runs: another proxy has to serve new connections."]

@@ -132,7 +132,7 @@ impl Outside {
         }
         ways.push(match self.pod_routes.as_str() {
             "nodes" => "--pod-routes nodes is on, and makes routes to nodes with podCIDRs on this machine's own segment alone.",
-            _ => "If nodes on this machine's segment route their podCIDRs, --pod-routes nodes makes routes to pods.",
+            _ => "If nodes on this machine's segment route their podCIDRs, --pod-routes nodes adds routes to pods.",
         }.to_owned());
         ways.push(
             match first.why.contains("no node port") {
@@ -263,7 +263,7 @@ mod tests {
         );
         let (_, tcp) = seen(&off, (80, Proto::TCP), "IPv4");
         for way in [
-            "--tunnel tcp leads TCP",
+            "--tunnel tcp forwards TCP",
             "--pod-routes default",
             "--pod-routes nodes makes",
             "a node port",

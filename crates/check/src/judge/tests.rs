@@ -73,7 +73,7 @@ const CASES: [(&str, Level, &str, Change); 57] = [
     (
         "routing rules",
         Level::Warn,
-        "may go where they lead: ip -4 rule 20 to 10.96.0.0/24",
+        "may divert this host's packets to ClusterIPs: ip -4 rule 20 to 10.96.0.0/24",
         |f| {
             f.early_rules = vec!["ip -4 rule 20 to 10.96.0.0/24".to_owned()];
         },

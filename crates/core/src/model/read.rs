@@ -303,7 +303,7 @@ mod tests {
         assert!(addr::<Addr6>("fd00::1").is_ok());
         assert_eq!(
             addr::<Addr4>("fd00::1"),
-            Err(r#""fd00::1" is no IPv4 address"#.to_owned())
+            Err(r#""fd00::1" is not an IPv4 address"#.to_owned())
         );
         assert!(addr::<Addr6>("::ffff:10.96.0.1").is_err());
         assert!(addr::<Addr4>("0.0.0.0").is_err());

@@ -252,11 +252,11 @@ fn wrong_types_and_documents_are_named_with_their_lines() {
         ),
         (
             "kind: KubeProxyConfiguration\n".into(),
-            r#"config.conf:1: no kind "KubeProxyConfiguration" of apiVersion "" is known, but KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 and KpxConfiguration of kpx.dev/v1alpha1"#,
+            r#"config.conf:1: unknown kind "KubeProxyConfiguration" of apiVersion ""; expected KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 or KpxConfiguration of kpx.dev/v1alpha1"#,
         ),
         (
             kind.replace("v1alpha1", "v1alpha2"),
-            r#"config.conf:2: no kind "KubeProxyConfiguration" of apiVersion "kubeproxy.config.k8s.io/v1alpha2" is known, but KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 and KpxConfiguration of kpx.dev/v1alpha1"#,
+            r#"config.conf:2: unknown kind "KubeProxyConfiguration" of apiVersion "kubeproxy.config.k8s.io/v1alpha2"; expected KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 or KpxConfiguration of kpx.dev/v1alpha1"#,
         ),
         (
             format!("{kind}---\n{kind}"),
@@ -272,7 +272,7 @@ fn wrong_types_and_documents_are_named_with_their_lines() {
         ),
         (
             "- 1\n".into(),
-            r#"config.conf:1: no kind "" of apiVersion "" is known, but KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 and KpxConfiguration of kpx.dev/v1alpha1"#,
+            r#"config.conf:1: unknown kind "" of apiVersion ""; expected KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 or KpxConfiguration of kpx.dev/v1alpha1"#,
         ),
     ];
     for (text, want) in cases {

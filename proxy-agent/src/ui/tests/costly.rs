@@ -190,10 +190,13 @@ async fn wrong_questions_are_named() {
     let router = router(sources(), "n1");
     let long = format!("/ui/api/trace?to={}", "a".repeat(301));
     for (path, why) in [
-        ("/ui/api/events?client=web", "client \"web\" is no address"),
+        (
+            "/ui/api/events?client=web",
+            "client \"web\" is not an address",
+        ),
         ("/ui/api/events?reason=bored", "unknown reason \"bored\""),
         ("/ui/api/events?kind=all", "kind \"all\" is neither"),
-        ("/ui/api/events?service=a/b/c", "is no name"),
+        ("/ui/api/events?service=a/b/c", "is not a name"),
         ("/ui/api/events?verdict=drop", "unknown field `verdict`"),
         ("/ui/api/map", "missing field `namespace`"),
         ("/ui/api/trace?from=10.1.0.1", "missing field `to`"),

@@ -197,7 +197,7 @@ fn a_target_port_is_a_number_or_a_pods_name_for_one() {
     desired.apply(with(Name("dns".to_owned())).into());
     desired.apply(put_pod(pod("cache", "10.244.0.5", true)));
     desired.sync();
-    let why = "Service default/dns metadata.annotations[kpx.dev/local-redirect]: none of its ready pods has a port named \
+    let why = "Service default/dns metadata.annotations[kpx.dev/local-redirect]: no ready pod has a port named \
                \"dns\" for tcp";
     assert_eq!(skipped(&desired), [why]);
 }
