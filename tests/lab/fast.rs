@@ -7,6 +7,7 @@ mod fixture;
 mod legacy;
 mod opened;
 mod outside;
+mod random_rules;
 mod rules;
 mod shapes;
 mod ways;

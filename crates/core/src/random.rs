@@ -69,6 +69,18 @@ pub(crate) fn input_but_lists() -> impl Strategy<Value = Input> {
     ]
 }
 
+/// Generates an input about a Service with ExternalIPs that pods have too, or about such pods.
+pub(crate) fn input_at_pods() -> impl Strategy<Value = Input> {
+    let ips = ["10.244.0.1", "fd00:244::1"];
+    let at_pods = move |service| ips.into_iter().fold(service, ServiceBuilder::external_ip);
+    prop_oneof![
+        3 => some_service().prop_map(move |service| at_pods(service).into()),
+        1 => some_service().prop_map(|service| service.deleted()),
+        3 => some_slice().prop_map(Input::from),
+        1 => some_slice().prop_map(|slice| slice.deleted()),
+    ]
+}
+
 /// Returns the kind and name of an input's object.
 pub(crate) fn object(input: &Input) -> (&'static str, ObjectName) {
     fn name<K: Compact>(update: &Update<K>) -> ObjectName {

@@ -32,6 +32,8 @@ use crate::model::{self, At, Counts, Got, Leg, Model, Sent, Table, Tuple};
 
 pub(crate) struct Fixture {
     pub(crate) node: Node,
+    /// The entries of each family's flow table.
+    pub(crate) room: u32,
     /// The programs have the fast path.
     pub(crate) is_fast: bool,
     fast: Fast,
@@ -74,9 +76,9 @@ struct Entry {
 }
 
 impl Fixture {
-    pub(crate) fn new(is_fast: bool) -> Result<Self> {
+    pub(crate) fn new(is_fast: bool, room: u32) -> Result<Self> {
         let sizes = Sizes {
-            flows: Some(1 << 16),
+            flows: Some(room),
             ..Sizes::default()
         };
         let node = Node::new(
@@ -95,6 +97,7 @@ impl Fixture {
         };
         let mut fixture = Self {
             node,
+            room,
             is_fast,
             fast: Fast::NOTHING,
             v4,

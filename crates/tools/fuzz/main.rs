@@ -11,6 +11,7 @@ mod corpus;
 mod craft;
 mod fast;
 mod fixture;
+mod floods;
 mod kernel_log;
 mod model;
 mod mutate;

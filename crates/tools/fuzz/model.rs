@@ -15,6 +15,7 @@ mod open;
 mod past;
 mod refusal;
 pub(crate) mod rewrite;
+mod shares;
 mod silent;
 mod tolerated;
 pub(crate) mod wire;
@@ -156,6 +157,10 @@ pub(crate) struct Model {
     /// The flows that the agent has said yes to; some are gone.
     pub(crate) answered: BTreeSet<Opener>,
     pub(crate) flows: BTreeMap<u64, Flow>,
+    /// The entries of each family's flow table.
+    room: usize,
+    /// How often each of these has happened to an opener near a used-up share.
+    pub(crate) shares: BTreeMap<&'static str, u64>,
     next: u64,
     /// The second of the last packet.
     now_secs: u32,
@@ -174,12 +179,14 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    pub(crate) fn new(cluster: Cluster, fast: Fast) -> Self {
+    pub(crate) fn new(cluster: Cluster, fast: Fast, room: u32) -> Self {
         Self {
             cluster,
             fast,
             answered: BTreeSet::new(),
             flows: BTreeMap::new(),
+            room: room as usize,
+            shares: BTreeMap::new(),
             next: 0,
             now_secs: 0,
             index: HashMap::new(),

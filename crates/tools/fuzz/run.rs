@@ -16,6 +16,8 @@ use crate::session::{Results, Session};
 use crate::steps::{self, Step};
 use crate::stranger::Pretence;
 
+/// Flow entries of which no session needs half: no flow makes room, and no share is used up.
+const ROOM: u32 = 1 << 16;
 /// Packets to one cluster, since a cluster costs as much as many packets.
 const STEPS: usize = 1_000;
 /// Between two lines about a long run.
@@ -62,7 +64,7 @@ fn programs_and_model_agree_on_random_packets() -> Result<()> {
     let mut kernel_log = KernelLog::open()?;
     let netns = node::namespace("fuzz")?;
     netns.run(|| {
-        let mut fixtures = [Fixture::new(false)?, Fixture::new(true)?];
+        let mut fixtures = [Fixture::new(false, ROOM)?, Fixture::new(true, ROOM)?];
         let mut results = Results::new();
         let mut reported = Instant::now();
         let start = Instant::now();
@@ -107,7 +109,7 @@ fn programs_and_model_agree_on_random_packets() -> Result<()> {
 fn programs_and_model_agree_on_the_corpus() -> Result<()> {
     let netns = node::namespace("corpus")?;
     netns.run(|| {
-        let mut fixtures = [Fixture::new(false)?, Fixture::new(true)?];
+        let mut fixtures = [Fixture::new(false, ROOM)?, Fixture::new(true, ROOM)?];
         if let Ok(seed) = env::var("KPX_FUZZ_KEEP") {
             keep(&mut fixtures[0], seed.parse()?)?;
         }

@@ -39,7 +39,7 @@ impl<'a> Session<'a> {
         fixture.forget()?;
         let fast = fixture.set_fast(Fast::OTHERS, &cluster)?;
         fixture.counted()?;
-        let model = Model::new(cluster, fast);
+        let model = Model::new(cluster, fast, fixture.room);
         Ok(Self {
             fixture,
             model,

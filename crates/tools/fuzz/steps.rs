@@ -12,8 +12,8 @@ use crate::craft::{self, Between};
 use crate::fast::Fast;
 use crate::model::wire::{self, SCTP, TCP, UDP};
 use crate::model::{
-    At, CLASS, DONE, FORWARD, Got, Leg, MADE_HERE, Model, PORT_SHOWS, Sent, TRANSLATED, Table,
-    made_here,
+    At, CLASS, DONE, FORWARD, Flow, Got, Leg, MADE_HERE, Model, PORT_SHOWS, Sent, TRANSLATED,
+    Table, made_here,
 };
 use crate::mutate;
 use crate::stranger::{self, Pretence};
@@ -162,22 +162,32 @@ fn of_flow(dice: &mut Dice, model: &Model) -> Sent {
 
 /// The next packet of a connection that is not established, as the kernels of both ends send it.
 /// None if there is no such connection.
-fn handshake(dice: &mut Dice, model: &Model) -> Option<Sent> {
+pub(crate) fn handshake(dice: &mut Dice, model: &Model) -> Option<Sent> {
     let (_, flow) = model
         .flows
         .iter()
         .rev()
         .take(4)
         .find(|(_, flow)| flow.proto == TCP && !flow.assured)?;
-    let is_answer = flow.answer.is_none();
+    let answer = flow.answer;
+    let (goal, says, numbers) = match answer {
+        None => (Leg::ToClient, 0x12, [1_000, 1_001]),
+        Some(answer) => (Leg::ToBackend, 0x10, [1_001, answer + 1]),
+    };
+    clean(dice, flow, goal, says, numbers)
+}
+
+/// A packet of a TCP flow as the kernel of one end sends it, where it meets the node. None if that
+/// is no device.
+pub(crate) fn clean(
+    dice: &mut Dice,
+    flow: &Flow,
+    goal: Leg,
+    says: u8,
+    numbers: [u32; 2],
+) -> Option<Sent> {
     let legs = flow.legs();
-    let ((table, proto, src, dst), _) = legs.into_iter().find(|(_, leg)| {
-        *leg == if is_answer {
-            Leg::ToClient
-        } else {
-            Leg::ToBackend
-        }
-    })?;
+    let ((table, proto, src, dst), _) = legs.into_iter().find(|(_, leg)| *leg == goal)?;
     let at = match table {
         Table::Arriving => At::Ingress(place::route(src.ip())?),
         Table::Starting if flow.on_lo => At::Lo,
@@ -188,11 +198,6 @@ fn handshake(dice: &mut Dice, model: &Model) -> Option<Sent> {
     if matches!(at, At::Ingress(device) | At::Egress(device) if !Device::OUTER.contains(&device)) {
         return None;
     }
-    let (says, numbers) = if is_answer {
-        (0x12, [1_000, 1_001])
-    } else {
-        (0x10, [1_001, flow.answer? + 1])
-    };
     let mut transport = craft::transport(dice, src, dst, proto, says);
     craft::renumber(&mut transport, src.ip(), dst.ip(), numbers);
     let frame = craft::frame(

@@ -10,7 +10,7 @@ use testbed::echo::{Dial, Protocol, Servers};
 use testbed::lab::{Dual, Host};
 use testbed::netns::NetNs;
 
-const PORT: u16 = 8_080;
+pub(super) const PORT: u16 = 8_080;
 const NODE_PORT: u16 = 30_055;
 /// So many connections meet both next hops.
 const DIALS: usize = 24;
@@ -189,7 +189,7 @@ impl Machines {
     }
 }
 
-fn backends() -> [Vec<IpAddr>; 2] {
+pub(super) fn backends() -> [Vec<IpAddr>; 2] {
     let nth = 10..10 + BACKENDS;
     let v6 = |n: u8| IpAddr::from([0xfd00, 0x244, 2, 0, 0, 0, 0, u16::from(n)]);
     [
@@ -198,7 +198,7 @@ fn backends() -> [Vec<IpAddr>; 2] {
     ]
 }
 
-fn slice(addrs: &[IpAddr], family: &str) -> String {
+pub(super) fn slice(addrs: &[IpAddr], family: &str) -> String {
     let endpoints: Vec<_> = addrs
         .iter()
         .map(|addr| format!("{{ addresses: [\"{addr}\"], nodeName: n2 }}"))
@@ -218,7 +218,7 @@ endpoints: [{}]
     )
 }
 
-const OBJECTS: &str = "
+pub(super) const OBJECTS: &str = "
 apiVersion: v1
 kind: Node
 metadata: { name: n1 }

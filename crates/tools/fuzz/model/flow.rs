@@ -184,6 +184,15 @@ impl Flow {
         }
     }
 
+    /// Returns true for a flow that counts for shares: its client has shown itself, and neither a
+    /// RST nor both FINs have ended it.
+    pub(crate) fn goes_on(&self) -> bool {
+        let client = self.client_said;
+        let backend = self.backend_said;
+        let is_closed = (client.goodbye || self.is_leaving) && backend.goodbye;
+        self.assured && !client.reset && !backend.reset && !is_closed
+    }
+
     /// Has it ended, or been silent for longer than its state allows?
     pub(crate) fn is_over(&self, now_secs: u32) -> bool {
         let client = self.client_said;

@@ -84,6 +84,14 @@ impl Model {
             Answer::Forward(forward) => {
                 let mut flow = self.blank(sent, packet, now_secs);
                 flow.service = service;
+                if self.is_share_used_up(&flow) {
+                    return Ok(Err(self.refused(
+                        packet,
+                        service,
+                        false,
+                        Reason::ClientShare,
+                    )));
+                }
                 self.choose(sent, got, packet, &mut flow, forward, chosen)?;
                 flow.is_whole = self.opens_past_stack(sent, got, packet, &flow);
                 return Ok(Ok(self.insert(flow)));

@@ -6,10 +6,11 @@ use std::net::IpAddr;
 use proptest::bool::weighted;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proxy_common::addr::{Addr, Proto};
-use proxy_common::frontend::FrontendKind;
+use proxy_common::addr::{Addr, Port, Proto};
+use proxy_common::frontend::{FrontendKey, FrontendKind, Namespace};
 
 use crate::builders::listed;
+use crate::compact::Address;
 use crate::desired::{Desired, Snapshot};
 use crate::diff::Change;
 use crate::input::{Input, Update};
@@ -79,7 +80,66 @@ fn frontends(tables: &Tables, kinds: &[FrontendKind]) -> BTreeSet<(IpAddr, Proto
         .collect()
 }
 
+/// Returns the pods' sockets at which another namespace's Service is dialled as its ExternalIP.
+fn pods_taken(desired: &Desired) -> Vec<(IpAddr, Proto, u16)> {
+    let taken = |at: &(IpAddr, Proto, u16), own: Namespace| {
+        let Tables { v4, v6 } = desired.tables();
+        let of_family = [namespace_at(v4, at), namespace_at(v6, at)];
+        of_family
+            .into_iter()
+            .flatten()
+            .any(|namespace| namespace != own)
+    };
+    let mut found = Vec::new();
+    for slice in desired.store.slices() {
+        let own = desired.store.namespace_number(&slice.name.namespace);
+        for endpoint in slice
+            .endpoints
+            .iter()
+            .filter(|endpoint| endpoint.pod.is_some())
+        {
+            let Address::Ip(ip) = endpoint.address else {
+                continue;
+            };
+            let sockets = slice.ports.iter().filter_map(|port| {
+                let proto = if port.protocol.as_deref() == Some("UDP") {
+                    Proto::UDP
+                } else {
+                    Proto::TCP
+                };
+                Some((ip, proto, u16::try_from(port.port?).ok()?))
+            });
+            found.extend(sockets.filter(|at| taken(at, own)));
+        }
+    }
+    found
+}
+
+/// Returns the namespace of the Service that has a socket's address as its ExternalIP.
+fn namespace_at<A: Addr>(
+    tables: &FamilyTables<A>,
+    (ip, proto, port): &(IpAddr, Proto, u16),
+) -> Option<Namespace> {
+    let key = FrontendKey::new(A::from_ip(*ip)?, Port::new(*port), *proto);
+    let frontend = tables.frontends.get(&key)?;
+    (frontend.kind == FrontendKind::EXTERNAL_IP).then_some(frontend.namespace)
+}
+
 proptest! {
+    /// The peer of a socket that was led to a pod is the pod, and the socket's packets are looked up
+    /// once more where they leave.
+    #[test]
+    fn packets_to_a_pod_meet_no_external_ip_of_another_namespace(
+        inputs in vec(random::input_at_pods(), 1..24),
+    ) {
+        let mut desired = desired();
+        for input in inputs {
+            desired.apply(input);
+            desired.sync();
+            prop_assert_eq!(pods_taken(&desired), vec![]);
+        }
+    }
+
     #[test]
     fn incremental_tables_equal_tables_from_scratch(
         batches in vec(random::inputs(0..6), 1..12),
