@@ -1,4 +1,4 @@
-//! Addresses, ports and protocols: network order inside, `core::net` outside.
+//! Addresses, ports and protocols: network byte order inside, `core::net` types outside.
 
 use core::fmt;
 use core::hash::Hash;
@@ -11,35 +11,34 @@ mod sock_addr;
 
 pub use sock_addr::SockAddr;
 
-/// An address of one family. Everything that is keyed by an address is generic over this, with two
-/// instances.
+/// An address of one family. Types with an address are generic over it and have two instances.
 pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
-    /// `0.0.0.0` or `::`, which no packet carries as a peer: it stands for "none".
+    /// `0.0.0.0` or `::`. Stands for "none", because packets never carry it as a peer.
     const UNSPECIFIED: Self;
-    /// How `status` and the logs name the family: `IPv4`, `IPv6`.
+    /// The family's name in `status` and logs: `IPv4`, `IPv6`.
     const FAMILY: &'static str;
-    /// The padding that values of an odd number of words need in front of 64-bit counters.
+    /// The padding that values with an odd number of words need before 64-bit counters.
     type Pad: Copy + Eq + fmt::Debug + Send + Sync;
     const PAD: Self::Pad;
 
     fn from_ip(ip: IpAddr) -> Option<Self>;
     fn ip(self) -> IpAddr;
-    /// The address of this family with which the node speaks through `device`.
+    /// Returns the node's source address of this family on `device`.
     fn of_device(device: &Device) -> Self;
-    /// The node's primary address of this family.
+    /// Returns the node's primary address of this family.
     fn of_node(node: &Node) -> Self {
         *Self::at_node(node)
     }
     fn at_node(node: &Node) -> &Self;
-    /// Returns true if the node can tell local pods by addresses of this family.
+    /// Returns true if the node can detect local pods by addresses of this family.
     fn is_detected_by(node: &Node) -> bool;
-    /// Returns the address that counts for all hosts of one site, if asked for: of IPv6 the /64,
-    /// because any host of it has 2^64 addresses (RFC 4291 §2.5.4).
+    /// Returns the /64 prefix of an IPv6 address if `is_asked`, because any host there has 2^64
+    /// addresses (RFC 4291 §2.5.4). Returns IPv4 addresses unchanged.
     fn site_if(self, is_asked: bool) -> Self;
-    /// Returns the multicast address that stands for a namespace among clients, none of which has
-    /// such an address.
+    /// Returns the multicast address that represents a namespace among clients, which are all
+    /// unicast.
     fn of_namespace(namespace: Namespace) -> Self;
-    /// Takes the address into `seed`, word by word as they lie in a packet.
+    /// Folds the words of the address, in wire order, into `seed`.
     fn fold_words(self, seed: u32, with: impl Fn(u32, u32) -> u32) -> u32;
 
     fn is_unspecified(self) -> bool {
@@ -47,18 +46,18 @@ pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// An IPv4 address as it lies in a packet.
+/// An IPv4 address in network byte order.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Addr4(u32);
 
-/// An IPv6 address as it lies in a packet. Words, not bytes: the BPF target has no unaligned loads.
+/// An IPv6 address in network byte order, in words, because the BPF target has no unaligned loads.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Addr6([u32; 4]);
 
 impl Addr4 {
-    /// From the four bytes of a packet, read as one word of this machine.
+    /// Takes four bytes of a packet, loaded as one native word.
     pub const fn from_wire(word: u32) -> Self {
         Self(word)
     }
@@ -69,7 +68,7 @@ impl Addr4 {
 }
 
 impl Addr6 {
-    /// From the sixteen bytes of a packet, read as four words of this machine.
+    /// Takes sixteen bytes of a packet, loaded as four native words.
     pub const fn from_wire(words: [u32; 4]) -> Self {
         Self(words)
     }
@@ -78,7 +77,7 @@ impl Addr6 {
         self.0
     }
 
-    /// From two registers, as [`Self::registers`] fills them.
+    /// The inverse of [`Self::registers`].
     #[inline(always)]
     pub const fn from_registers([first, second]: [u64; 2]) -> Self {
         Self([
@@ -89,7 +88,7 @@ impl Addr6 {
         ])
     }
 
-    /// Returns the address in two registers: each has two words, the first one in its lower half.
+    /// Returns the address in two registers of two words each, the first word in the lower half.
     #[inline(always)]
     pub const fn registers(self) -> [u64; 2] {
         let [a, b, c, d] = self.0;
@@ -179,7 +178,7 @@ impl Addr for Addr6 {
 
     #[inline(always)]
     fn site_if(self, is_asked: bool) -> Self {
-        // By a mask: each branch would multiply the verifier's work.
+        // A mask instead of a branch, which would multiply the verifier's work.
         let mask = u32::from(is_asked).wrapping_sub(1);
         let [first, second, third, fourth] = self.0;
         Self([first, second, third & mask, fourth & mask])
@@ -228,8 +227,7 @@ impl From<Addr6> for Ipv6Addr {
     }
 }
 
-// Ordered as people read them, not as this machine reads the wire: tables and dumps are sorted by
-// address.
+// Numeric order, independent of this machine's endianness: tables and dumps are sorted by address.
 impl Ord for Addr4 {
     fn cmp(&self, other: &Self) -> core::cmp::Ordering {
         u32::from_be(self.0).cmp(&u32::from_be(other.0))
@@ -266,13 +264,13 @@ impl fmt::Debug for Addr6 {
     }
 }
 
-/// A transport port, network order.
+/// A transport port in network byte order.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Port(u16);
 
 impl Port {
-    /// No port: the wildcard of address rows.
+    /// The wildcard port of whole-address rows.
     pub const ANY: Self = Self(0);
 
     pub const fn new(port: u16) -> Self {
@@ -283,7 +281,7 @@ impl Port {
         u16::from_be(self.0)
     }
 
-    /// From the two bytes of a packet, read as one half-word of this machine.
+    /// Takes two bytes of a packet, loaded as one native half-word.
     pub const fn from_wire(half: u16) -> Self {
         Self(half)
     }
@@ -317,7 +315,7 @@ impl fmt::Debug for Port {
 pub struct Proto(pub u8);
 
 impl Proto {
-    /// No protocol: the wildcard of address rows. (0 is IPv6 hop-by-hop, never a transport.)
+    /// The wildcard protocol of whole-address rows. (0 is IPv6 hop-by-hop, not a transport.)
     pub const ANY: Self = Self(0);
     pub const TCP: Self = Self(6);
     pub const UDP: Self = Self(17);

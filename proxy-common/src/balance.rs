@@ -1,10 +1,10 @@
-//! The memory of a backend's choice, and the hash that all nodes share.
+//! Session affinity, and the Maglev hash that all nodes share.
 
 use crate::addr::{Addr, Addr4, Addr6, SockAddr};
 use crate::assert_size;
 use crate::frontend::{FrontendKey, MAGLEV_PLACES};
 
-/// Key of `AFFINITY`: a client's address, before anything is done to it, at a service port.
+/// Key of `AFFINITY`: a client's original address at a service port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AffinityKey<A: Addr> {
@@ -26,7 +26,7 @@ impl<A: Addr> AffinityKey<A> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Affinity<A: Addr> {
     pub backend: SockAddr<A>,
-    /// When the client last opened a flow: seconds since boot.
+    /// The time of the client's last new flow, in seconds since boot.
     pub last_secs: u32,
 }
 assert_size!(Affinity<Addr4> = 8 + 4);
@@ -39,18 +39,18 @@ impl<A: Addr> Affinity<A> {
     }
 }
 
-/// The place of a client in every Maglev table of a service port. Nothing of this node is in it.
+/// Returns a client's entry in every Maglev table of a service port. Independent of the node.
 #[inline(always)]
 pub fn maglev_place<A: Addr>(client: SockAddr<A>, service: &FrontendKey<A>) -> usize {
     let ports = u32::from(client.port.wire()) << 16 | u32::from(service.port.wire());
     let mut hash = mix(u32::from(service.proto.0), ports);
     hash = service.addr.fold_words(hash, mix);
     hash = client.addr.fold_words(hash, mix);
-    // The upper half of a 64-bit product: as even as a division, and cheaper.
+    // The upper half of a 64-bit product: as uniform as a division, and cheaper.
     ((u64::from(finish(hash)) * MAGLEV_PLACES as u64) >> 32) as usize
 }
 
-/// Returns a number for an address, any bit of which changes with any of its bits.
+/// Hashes an address. Each input bit affects each output bit.
 #[inline(always)]
 pub(crate) fn hash_addr<A: Addr>(addr: &A) -> u32 {
     finish(addr.fold_words(0, mix))

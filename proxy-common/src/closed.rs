@@ -1,11 +1,10 @@
-//! From numbers in shared memory to enums.
+//! Conversions from numbers in shared memory to enums.
 //!
-//! A number there may be anything, because another version may have written it. So the shared types
-//! are newtypes with constants. This macro is the one way from each of them to an enum that a
-//! `match` has to exhaust. With a new constant here, the workspace does not compile until the
-//! programs and the agent decide about it.
+//! Another version may have written any number, so shared types are newtypes with constants. This
+//! macro is the only conversion to an enum for exhaustive `match`es: a new constant breaks the
+//! build until the programs and the agent handle it.
 
-/// Declares the closed enum of a newtype over `u8`, and the conversion.
+/// Declares the enum of a newtype over `u8`, and the conversion.
 macro_rules! closed {
     ($(#[$doc:meta])* $open:ident => $closed:ident { $($CONST:ident => $Variant:ident),+ $(,)? }) => {
         $(#[$doc])*
@@ -20,7 +19,7 @@ macro_rules! closed {
         }
 
         impl $open {
-            /// Converts the number; None if no constant has it.
+            /// Returns the variant. `None` if no constant has the number.
             #[inline(always)]
             pub const fn known(self) -> Option<$closed> {
                 $(

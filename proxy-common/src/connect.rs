@@ -1,5 +1,5 @@
-//! What became of the TCP connections that a service port opened to a backend: the time until the
-//! backend answered, and the failures.
+//! The outcomes of a service port's TCP connections to a backend: the time until the answer, and
+//! the failures.
 
 use crate::addr::{Addr, Port};
 use crate::assert_size;
@@ -9,50 +9,50 @@ mod asked;
 
 pub use asked::{Asked, SynTimes};
 
-/// The moment of a flow's first SYN. The reply's entry of a TCP flow holds it in
+/// The time of a flow's first SYN. The reply entry of a TCP flow holds it in
 /// [`Flow::generation`](crate::flow::Flow::generation) until the backend's first packet.
 ///
-/// In units of 1.024 µs since boot, which come again after 73 minutes.
+/// In units of 1.024 µs since boot. Wraps after 73 minutes.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DialTime(pub u32);
 
-/// The nanoseconds of a unit are this power of 2.
+/// The binary logarithm of a unit in nanoseconds.
 const UNIT: u32 = 10;
-/// The nanoseconds of a unit.
+/// Nanoseconds in a unit.
 pub const UNIT_NANOS: u64 = 1 << UNIT;
 
 impl DialTime {
-    /// No moment: the programs that opened the flow did not note it.
+    /// No time: the programs that opened the flow did not record it.
     pub const UNKNOWN: Self = Self(0);
 
-    /// From the nanoseconds since boot.
+    /// Takes nanoseconds since boot.
     #[inline(always)]
     pub const fn at(boot_ns: u64) -> Self {
         let units = (boot_ns >> UNIT) as u32;
-        // The value of UNKNOWN stays free: the next unit stands for it.
+        // Reserves the value of UNKNOWN.
         Self(if units == Self::UNKNOWN.0 { 1 } else { units })
     }
 
-    /// Returns true if this is the earlier one of two moments within 36 minutes.
+    /// Returns true if `self` is the earlier of two times within 36 minutes.
     pub const fn is_before(self, other: Self) -> bool {
         (self.0.wrapping_sub(other.0) as i32) < 0
     }
 
-    /// Returns the units that have passed.
+    /// Returns the units since this time.
     #[inline(always)]
     pub const fn units_until(self, boot_ns: u64) -> u32 {
         ((boot_ns >> UNIT) as u32).wrapping_sub(self.0)
     }
 }
 
-/// The number of buckets.
+/// The number of histogram buckets.
 pub const BUCKETS: usize = 18;
-/// The highest number of units in the first bucket is this power of 2: 66 µs. Each further bucket
-/// ends at the double, and the last one has no end.
+/// The binary logarithm of the first bucket's bound in units: 66 µs. Each bound is twice the
+/// previous; the last bucket is unbounded.
 const FIRST: u32 = 6;
 
-/// Returns the bucket of a time.
+/// Returns the bucket of a time in units.
 #[inline(always)]
 pub const fn bucket(units: u32) -> usize {
     let above = units.saturating_sub(1) >> FIRST;
@@ -64,7 +64,7 @@ pub const fn bucket(units: u32) -> usize {
     }
 }
 
-/// Returns the highest number of units in a bucket; None for the last one.
+/// Returns the inclusive upper bound of a bucket in units. `None` for the last bucket.
 pub const fn bound_units(bucket: usize) -> Option<u64> {
     if bucket < BUCKETS - 1 {
         Some(1 << (FIRST as usize + bucket))
@@ -73,48 +73,47 @@ pub const fn bound_units(bucket: usize) -> Option<u64> {
     }
 }
 
-/// The outcome of a connection: the units until its answer, or one of the numbers below.
+/// The outcome of a connection: the units until the answer, or one of the codes below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Outcome(pub u32);
 
 impl Outcome {
-    /// A SYN came again early, and the backend has sent nothing.
+    /// A SYN was retransmitted early, without any packet of the backend.
     pub const RETRANSMITTED: Self = Self(u32::MAX);
     const UNITS_MAX: u32 = u32::MAX - 0x1000;
-    /// The bits of a failure's [`Voter`].
+    /// The bits with a failure's [`Voter`].
     const VOTER: u32 = 0xff;
     const ASKED: u32 = u32::MAX - 0x1ff;
     const REFUSED: u32 = u32::MAX - 0x2ff;
     const UNHEARD: u32 = u32::MAX - 0x3ff;
     const UNREACHABLE: u32 = u32::MAX - 0x4ff;
 
-    /// None yet: this client's first SYN is about to go there.
+    /// No outcome yet: this client's first SYN is on its way to the backend.
     #[inline(always)]
     pub const fn asked(Voter(voter): Voter) -> Self {
         Self(Self::ASKED | voter as u32)
     }
 
-    /// The backend's first packet was a RST to this client.
+    /// The backend's first packet to this client was a RST.
     #[inline(always)]
     pub const fn refused(Voter(voter): Voter) -> Self {
         Self(Self::REFUSED | voter as u32)
     }
 
-    /// A SYN of this client came again after [`PATIENCE`], and the backend has sent nothing.
+    /// This client retransmitted its SYN after [`PATIENCE`], without any packet of the backend.
     #[inline(always)]
     pub const fn unheard(Voter(voter): Voter) -> Self {
         Self(Self::UNHEARD | voter as u32)
     }
 
-    /// An ICMP error told this client that its SYN did not reach the backend, which has sent
-    /// nothing.
+    /// An ICMP error reported that this client's SYN did not reach the silent backend.
     #[inline(always)]
     pub const fn unreachable(Voter(voter): Voter) -> Self {
         Self(Self::UNREACHABLE | voter as u32)
     }
 
-    /// The backend has answered so many units after the first SYN.
+    /// The backend answered `units` units after the first SYN.
     #[inline(always)]
     pub const fn answered(units: u32) -> Self {
         Self(if units < Self::UNITS_MAX {
@@ -124,7 +123,7 @@ impl Outcome {
         })
     }
 
-    /// Returns the times of an answer; None for a failure.
+    /// Returns the time until the answer. `None` for a failure.
     #[inline(always)]
     pub const fn units(self) -> Option<u32> {
         if self.0 <= Self::UNITS_MAX {
@@ -149,56 +148,55 @@ impl Outcome {
         self.0 & !Self::VOTER == Self::REFUSED
     }
 
-    /// Returns true for an ICMP error. Its connection may be answered yet, and counts as unanswered
-    /// only when its flow ends.
+    /// Returns true for an ICMP error. The connection may still be answered, and counts as
+    /// unanswered only when its flow ends.
     #[inline(always)]
     pub const fn is_unreachable(self) -> bool {
         self.0 & !Self::VOTER == Self::UNREACHABLE
     }
 }
 
-/// The time in units after which a SYN that comes again says that the backend is silent: the first
-/// second of a client's timer (RFC 6298), less what a kernel's timer may run early.
+/// The units after which a retransmitted SYN counts as a failure: the client's initial timeout of
+/// one second (RFC 6298), less the inaccuracy of kernel timers.
 pub const PATIENCE: u32 = (900_000_000 / UNIT_NANOS) as u32;
-/// The same where clients have a backend of their own: two times of that timer.
+/// The same under session affinity: two timeouts.
 pub const AFFINITY_PATIENCE: u32 = (2_700_000_000 / UNIT_NANOS) as u32;
 
-/// The place of a client in [`Votes`]. Clients may share one.
+/// A client's bit in [`Votes`]. Clients may share a bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Voter(pub u8);
 
 impl Voter {
-    /// All clients outside this node: one machine may come in the name of many. A few of the others
-    /// have this place as well.
+    /// All clients outside this node, because a single machine may spoof many addresses. A few
+    /// local clients share the bit.
     const OUTSIDE: Self = Self(0);
 
-    /// Returns the place of a client, which may be outside this node.
+    /// Returns the bit of a client.
     #[inline(always)]
     pub fn of<A: Addr>(client: &A, is_outside: bool) -> Self {
         let place = (u64::from(hash_addr(client)) * u64::from(Votes::CLIENTS)) >> 32;
-        // Without a branch: each one would multiply the verifier's work.
+        // Branchless: each branch would multiply the verifier's work.
         Self(Self::OUTSIDE.0 + place as u8 * u8::from(!is_outside))
     }
 }
 
-/// What speaks against a backend since it has last answered: failures, and the clients that met
-/// them.
+/// The evidence against a backend since its last answer: failures, and their clients.
 ///
-/// After 255 failures comes the number 128: so one more is another number, however many there were.
+/// After 255 the number of failures continues at 128, so each failure changes the number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Votes(pub u32);
 
 impl Votes {
     pub const NONE: Self = Self(0);
-    /// The places of clients.
+    /// The number of client bits.
     const CLIENTS: u32 = 24;
     const FAILURES: u32 = 0xff;
-    /// The number of failures that follows the greatest one.
+    /// The number of failures after 255.
     const FAILURES_AGAIN: u32 = 0x80;
 
-    /// Adds a failure.
+    /// Adds a failure of a client.
     #[inline(always)]
     pub const fn with(self, Voter(voter): Voter) -> Self {
         let failures = self.0 & Self::FAILURES;
@@ -219,7 +217,8 @@ impl Votes {
         self.0 & Self::FAILURES
     }
 
-    /// Returns the failures since `before` had so many, if the backend has not answered in between.
+    /// Returns the failures since a count of `before`, provided that the backend has not answered
+    /// since.
     pub const fn failures_since(self, before: u32) -> u32 {
         let now = self.failures();
         if now >= before {
@@ -229,18 +228,18 @@ impl Votes {
         }
     }
 
-    /// Returns the places of the clients, a bit each.
+    /// Returns the client bits.
     pub const fn places(self) -> u32 {
         self.0 >> u8::BITS
     }
 
-    /// Returns the number of clients, at the least.
+    /// Returns a lower bound of the number of clients.
     pub const fn clients(self) -> u32 {
         self.places().count_ones()
     }
 }
 
-/// An outcome and the ports of a connection, in one register.
+/// An outcome and a connection's ports in one register.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct PortsAndOutcome(pub u64);
@@ -267,25 +266,25 @@ impl PortsAndOutcome {
     }
 }
 
-/// Value of `CONNECTS`, keyed by service port and backend. The row of the backend without address
-/// has the counts of backends that were not dialled for long.
+/// Value of `CONNECTS`, keyed by service port and backend. The row of the unspecified backend holds
+/// the counts of backends that were removed as idle.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Connects {
-    /// The answered connections, by the time from the first SYN to the first SYN with ACK.
+    /// The answered connections by time from the first SYN to the first SYN-ACK.
     pub buckets: [u64; BUCKETS],
-    /// The sum of these times, in units.
+    /// The sum of these times in units.
     pub units: u64,
-    /// The connections that the backend's first packet reset.
+    /// The connections that the backend reset with its first packet.
     pub refused: u64,
-    /// The connections whose flow the agent has swept before the backend had sent a packet.
-    /// Programs count none of those that they forget.
+    /// The connections that the agent swept without any packet of the backend. Flows that the
+    /// programs evict are not counted.
     pub unanswered: u64,
-    /// The SYNs that came again before the backend had sent a packet.
+    /// The SYNs that clients retransmitted before any packet of the backend.
     pub retransmitted: u64,
-    /// When a program last counted: seconds since boot.
+    /// The time of the last update, in seconds since boot.
     pub last_secs: u32,
-    /// What speaks against the backend since its last answer.
+    /// The evidence against the backend since its last answer.
     pub votes: Votes,
 }
 assert_size!(Connects = (BUCKETS + 4) * 8 + 4 + 4);
@@ -308,12 +307,12 @@ impl Connects {
             .fold(0, |sum, bucket| sum.wrapping_add(*bucket))
     }
 
-    /// Returns the number of connections that the backend refused, or never answered.
+    /// Returns the number of refused and unanswered connections.
     pub const fn failed(&self) -> u64 {
         self.refused.wrapping_add(self.unanswered)
     }
 
-    /// Returns what was counted since `before`.
+    /// Returns the counts since `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let mut since = *self;
@@ -341,7 +340,7 @@ impl core::ops::AddAssign for Connects {
         self.unanswered = self.unanswered.wrapping_add(other.unanswered);
         self.retransmitted = self.retransmitted.wrapping_add(other.retransmitted);
         self.last_secs = self.last_secs.max(other.last_secs);
-        // Votes are of one backend: no sum has any but its own.
+        // Votes belong to a single backend, so a sum keeps its own.
     }
 }
 

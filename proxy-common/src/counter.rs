@@ -1,84 +1,83 @@
-//! The programs' counters: every packet is translated, or has a reason why it was not.
+//! The programs' counters. Every packet is translated or has a reason for its fate.
 
-/// Why a packet was not translated.
+/// The reason why a packet was not translated.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
     /// Neither IPv4 nor IPv6.
     NotIp,
-    /// Carries a VLAN tag: the VLAN's own device handles it.
+    /// Has a VLAN tag. The hook of the VLAN's own device handles the packet.
     Vlan,
-    /// Has passed another of our ingress hooks on its way here: a bridge's port before the bridge.
+    /// Has passed another of kpx's ingress hooks, such as a bridge port before the bridge.
     SeenBefore,
-    /// Shorter than its headers say, or headers that cannot be.
+    /// Shorter than its headers claim, or with impossible headers.
     Malformed,
-    /// A fragment, and the first one of its packet was not seen.
+    /// A fragment without a recorded first fragment.
     Fragment,
-    /// A transport that kpx does not translate, or an ICMP message about none of our flows.
+    /// A transport that kpx does not translate, or an ICMP message about an unknown flow.
     Protocol,
-    /// To or from a multicast, broadcast, loopback or unspecified address, or one of fe80::/10.
+    /// Has a multicast, broadcast, loopback, unspecified or link-local (fe80::/10) address.
     NotUnicast,
-    /// No flow, and its destination is no frontend.
+    /// Neither a flow nor a frontend.
     NotOurs,
     /// Belongs to no flow and cannot open one.
     NoFlow,
-    /// To a service without endpoints.
+    /// To a Service without endpoints.
     NoEndpoints,
-    /// To a port that the service at this address does not offer.
+    /// To a port that the Service at this address does not have.
     UnknownPort,
-    /// The service has endpoints, but its policy allows only local ones and none is here.
+    /// The policy allows only local endpoints, and all endpoints are remote.
     NoLocalEndpoints,
-    /// From outside the cluster to a ClusterIP, which the operator has restricted to the cluster.
+    /// From outside the cluster to a ClusterIP that the operator restricts to the cluster.
     Outside,
-    /// From outside the service's `loadBalancerSourceRanges`.
+    /// From outside the Service's `loadBalancerSourceRanges`.
     SourceRange,
-    /// To an address of a ServiceCIDR that no service has.
+    /// To an unallocated address of a ServiceCIDR.
     Unallocated,
-    /// A slot vanished twice between counting and reading it.
+    /// A slot vanished twice between the count and the read.
     StaleSlot,
     /// The flow table is full.
     FlowsFull,
-    /// The client, or the namespace of the service, holds its share of the flow table: see
+    /// The client, or the Service's namespace, has used up its share of the flow table: see
     /// [`share`](crate::share).
     ClientShare,
-    /// Every source port tried towards this backend is taken.
+    /// Every source port tried for this backend is in use.
     NoSourcePort,
-    /// The source address must change and the node has no address of this family.
+    /// The source address must change, but the node has no address of this family.
     NoNodeAddress,
     /// The host has no route to the backend.
     NoRoute,
-    /// The host has lost its route to the backend of a flow.
+    /// The host has lost its route to the backend of an open flow.
     RouteLost,
-    /// The kernel refused to change the packet.
+    /// The kernel refused to rewrite the packet.
     Rewrite,
-    /// Might open a flow, wherever it goes, but kpx is about to leave this node.
+    /// Could open a flow, but kpx is draining.
     Draining,
-    /// At the anchor, but it came in through a device: that device had no program when the packet
-    /// passed.
+    /// Reached the anchor from a device that had no program when the packet passed it.
     Unhooked,
-    /// In another's name: its source is the node's own, or the route back to it leads through
-    /// another device.
+    /// Spoofed: the source is the node's own address, or the route to the source uses another
+    /// device.
     Forged,
-    /// A first fragment to a service lacks a part of its transport header.
+    /// A first fragment to a Service that lacks part of its transport header.
     CutHeader,
-    /// Of a connection whose backend has gone with its node, for a service that wants such
-    /// connections ended.
+    /// Belongs to a connection whose backend is lost with its node, for a Service with
+    /// `reset-on-node-loss`.
     BackendLost,
 }
 
 /// The fate of a packet that was not translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Left as it is, for the next program.
+    /// The packet continues unchanged to the next program.
     Pass,
-    /// The packet was dropped without an answer.
+    /// The packet is dropped silently.
     Drop,
-    /// The packet was answered with a TCP RST or an ICMP port unreachable.
+    /// The packet is answered with a TCP RST or an ICMP port unreachable.
     Reject,
 }
 
 impl Verdict {
-    /// The name in metrics and on the web page.
+    /// Returns the name in metrics and on the web page.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pass => "pass",
@@ -120,13 +119,13 @@ impl Reason {
         Self::BackendLost,
     ];
 
-    /// The reason whose place in [`Self::ALL`] is `index`.
+    /// Returns the reason at `index` of [`Self::ALL`].
     #[inline(always)]
     pub fn from_index(index: u32) -> Option<Self> {
         Self::ALL.get(index as usize).copied()
     }
 
-    /// Returns what a device hook does with such a packet. Nothing else decides this.
+    /// Returns the fate of such a packet at a device hook. The single place of this decision.
     #[inline(always)]
     pub const fn verdict(self) -> Verdict {
         match self {
@@ -159,9 +158,9 @@ impl Reason {
         }
     }
 
-    /// Returns what the anchor does with it. Nothing may pass there, for behind it the kernel would
-    /// route the packet in again. But a packet that another proxy serves is not ours to refuse.
-    /// (The anchor's other end does not forward it.)
+    /// Returns the fate of such a packet at the anchor, behind which the kernel would route a
+    /// passed packet in again. Only Draining passes, for another proxy; the anchor's other end does
+    /// not forward it.
     #[inline(always)]
     pub const fn verdict_at_anchor(self) -> Verdict {
         match self {
@@ -174,7 +173,7 @@ impl Reason {
         }
     }
 
-    /// The name in `status`, logs and metrics.
+    /// Returns the name in `status`, logs and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NotIp => "not_ip",
@@ -209,44 +208,44 @@ impl Reason {
     }
 }
 
-/// Packets that were translated, and flows opened.
+/// Events of translated packets and flows.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Event {
     FlowOpened,
-    /// A UDP flow whose backend serves no longer was closed, or a half-open TCP flow whose backend
-    /// is silent, for its client to be led to another one.
+    /// The programs closed a flow so that its client reaches another backend: a UDP flow of a
+    /// removed backend, or a half-open TCP flow of a silent backend.
     FlowMoved,
-    /// A half-open flow was closed, to make room for another one.
+    /// The programs evicted a half-open flow to make room.
     FlowForgotten,
-    /// Towards a backend.
+    /// A packet was translated towards a backend.
     Forwarded,
-    /// Back to a client.
+    /// A packet was translated towards a client.
     Returned,
-    /// A reject was answered: its packet is counted under its reason as well.
+    /// The programs answered a rejected packet, which also counts under its reason.
     Rejected,
-    /// A reject was not answered, because its frame was not for this host, or there were too many
-    /// in this second.
+    /// A rejected packet was left unanswered: the frame was for another host, or the limit per
+    /// second was reached.
     Unanswered,
-    /// A socket that dialled a service was given a backend as its peer: no packet of it is
-    /// translated.
+    /// Socket load balancing gave a socket a backend as its peer. None of its packets need
+    /// translation.
     SocketLed,
-    /// Past the stack, into the pod's end of its veth, or to the neighbour through another device:
-    /// counted as forwarded or returned as well.
+    /// A packet bypassed the stack, into the pod's veth or to the neighbour on another device. Also
+    /// counts as forwarded or returned.
     FastLocal,
     FastRemote,
-    /// A client whose address is in this node's podCIDRs was taken for one outside the cluster.
+    /// A client with an address in this node's podCIDRs was classified as outside the cluster.
     PodOutside,
-    /// Another program's connection left with a tuple that a flow of kpx has, and got another
-    /// source port.
+    /// A connection of another program collided with a flow's tuple and got another source port.
     PortMoved,
-    /// A FIN or RST had a number that its flow's other side did not expect: it was passed on, and
-    /// ended nothing here.
+    /// A FIN or RST had a sequence number that the other side does not expect. The packet passed,
+    /// and the flow stayed open.
     EndIgnored,
-    /// A backend has refused a connection, or sent nothing until the client's SYN came again or an
-    /// ICMP error came.
+    /// A backend refused a connection, or stayed silent until the client's SYN was retransmitted or
+    /// an ICMP error arrived.
     BackendFailed,
-    /// A client's SYN came for a prompt backend that owes another SYN its answer for 0.3 s.
+    /// A client sent a SYN to a usually prompt backend that has left another SYN unanswered for 0.3
+    /// s.
     BackendOwes,
 }
 
@@ -290,7 +289,7 @@ impl Event {
     }
 }
 
-/// An index into `COUNTERS`: the events first, then the reasons.
+/// An index into `COUNTERS`: events first, then reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counter(u32);
 

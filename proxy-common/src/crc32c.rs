@@ -1,30 +1,28 @@
-//! The checksum of SCTP (RFC 9260 appendix A), brought up to date with a change without reading the
-//! packet.
+//! Incremental updates of SCTP's checksum (RFC 9260 appendix A), without reading the packet.
 //!
-//! Shifted through the register bit by bit, a message is a polynomial, and its CRC is a linear
-//! function of it. So the CRC of a changed message differs by the CRC of the difference. Only the
-//! changed bytes of the difference are not zero.
+//! A CRC is a linear function of the message as a polynomial. So the CRC of a changed message
+//! differs by the CRC of the difference, which is zero except for the changed bytes.
 
-/// The polynomial, lowest power in the highest bit, as all numbers here.
+/// The polynomial. Here the lowest power is always in the highest bit.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 
-/// The value that two bits leave in the register when they are shifted out of it.
+/// The values that two bits leave in the register when they are shifted out.
 static LEFT: [u32; 4] = [0, POLYNOMIAL >> 1, POLYNOMIAL, POLYNOMIAL >> 1 ^ POLYNOMIAL];
 
-/// x^(8 * n): what n bytes of zeros do to the register ...
+/// x^(8 * n): the effect of n zero bytes on the register ...
 static ZEROS: [u32; 256] = powers(1 << (31 - 8));
-/// ... and 256 * n bytes.
+/// ... and of 256 * n zero bytes.
 static MANY_ZEROS: [u32; 256] = powers(multiply(ZEROS[255], ZEROS[1]));
 
-/// The CRC of a message of `len` bytes after `diff` was XORed to its first four bytes (as
-/// little-endian number).
+/// Returns the CRC of a message of `len` bytes after an XOR of its first four bytes (little-endian)
+/// with `diff`.
 #[inline(always)]
 pub fn updated(crc: u32, diff: u32, len: u16) -> u32 {
     crc ^ after_zeros(diff, len)
 }
 
-/// The register after `len` bytes of zeros. (Four bytes of data after an empty register are as good
-/// as four bytes of zeros after a register with that data.)
+/// Returns the register after `len` zero bytes. (Four data bytes into an empty register equal four
+/// zero bytes into a register with that data.)
 #[inline(always)]
 fn after_zeros(register: u32, len: u16) -> u32 {
     let [low, high] = len.to_le_bytes();
@@ -36,15 +34,15 @@ fn after_zeros(register: u32, len: u16) -> u32 {
 
 /// Multiplies modulo the polynomial, two powers of `b` at a time from the highest down.
 ///
-/// The verifier follows both cases of a branch. It also does so for an AND of a constant with all
-/// or no bits, so a table is in the constant's place.
+/// The verifier follows both sides of a branch, and of an AND of a constant with an all-or-nothing
+/// mask. So a table replaces the constant.
 #[inline(always)]
 const fn multiply(a: u32, b: u32) -> u32 {
     // a * x.
     let shifted = a >> 1 ^ LEFT[(a << 1 & 2) as usize];
     let mut product = 0;
     let mut shift = 0;
-    // Two powers and not four: LLVM would unroll eight rounds, and keep their parts on the stack.
+    // Two powers at a time: with four, LLVM unrolls eight rounds and spills them to the stack.
     while shift < u32::BITS {
         let bits = b >> shift;
         product = product >> 2
@@ -56,7 +54,7 @@ const fn multiply(a: u32, b: u32) -> u32 {
     product
 }
 
-/// Returns all bits like the lowest one.
+/// Returns a mask filled with the lowest bit.
 #[inline(always)]
 const fn mask(bits: u32) -> u32 {
     0u32.wrapping_sub(bits & 1)
@@ -77,7 +75,7 @@ const fn powers(base: u32) -> [u32; 256] {
 mod tests {
     use super::*;
 
-    /// As RFC 9260 has it: bit by bit, from all ones, inverted.
+    /// RFC 9260's definition: bit by bit, from all ones, inverted.
     fn crc32c(message: &[u8]) -> u32 {
         let mut register = u32::MAX;
         for byte in message {
@@ -100,8 +98,7 @@ mod tests {
     fn an_update_is_what_a_full_pass_finds_at_every_length() {
         let mut message: Vec<u8> = (0..=u16::MAX).map(|n| (n ^ n >> 7) as u8).collect();
         let diffs = [1, 0x8000_0000, 0x1234_5678, u32::MAX];
-        // Every length up to a packet's, and then in steps that have no factor in common with a
-        // power of two.
+        // Every length up to a usual packet's, then steps coprime to powers of two.
         for len in (12..=1_600_u16)
             .chain((1_600..=u16::MAX).step_by(997))
             .chain([u16::MAX])

@@ -1,4 +1,4 @@
-//! The node and its devices, as the kernel programs know them.
+//! The node and its devices, for the kernel programs.
 
 use crate::addr::{Addr4, Addr6};
 use crate::assert_size;
@@ -7,13 +7,13 @@ use crate::assert_size;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Primary addresses, the source of what a hairpin's backend sees; unspecified while unknown.
+    /// The primary addresses, which a hairpin's backend sees as source. Unspecified while unknown.
     pub addr4: Addr4,
     pub addr6: Addr6,
-    /// Interface index of the anchor, into whose ingress replies to the host's own sockets are
-    /// injected.
+    /// The interface index of the anchor. Replies to the host's own sockets are injected into its
+    /// ingress.
     pub anchor_ifindex: u32,
-    /// The anchor's MAC address, which those replies must carry to be taken for the host's.
+    /// The anchor's MAC address, which these replies need as destination.
     pub anchor_mac: [u8; 6],
     pad: u16,
     flags: u32,
@@ -21,55 +21,53 @@ pub struct Node {
 assert_size!(Node = 4 + 16 + 4 + 6 + 2 + 4);
 
 impl Node {
-    /// `--masquerade compat`: the client's address is replaced where kube-proxy replaces it, not
-    /// only where replies would not come back otherwise.
+    /// `--masquerade compat`: masquerade exactly where kube-proxy does. Otherwise kpx masquerades
+    /// only where replies would not return.
     pub const COMPAT: u32 = 1 << 0;
-    /// `--masquerade-all`: every client of a ClusterIP is masqueraded.
+    /// `--masquerade-all`: masquerade every client of a ClusterIP.
     pub const MASQUERADE_ALL: u32 = 1 << 1;
-    /// There is a way to tell local pods by IPv4 ...
+    /// Local pods are detectable by IPv4 ...
     pub const DETECTS4: u32 = 1 << 2;
     /// ... and by IPv6.
     pub const DETECTS6: u32 = 1 << 3;
-    /// `--cluster-ip-external`, the default: ClusterIPs serve clients outside, too, as kube-proxy's
-    /// do.
+    /// `--cluster-ip-external`, the default: ClusterIPs serve clients outside the cluster, as
+    /// kube-proxy's do.
     pub const CLUSTER_IP_EXTERNAL: u32 = 1 << 4;
-    /// `--mode host`: no node. What arrives at its devices opens no flows, and what its sockets
-    /// send to its own addresses does not either.
+    /// `--mode host`: this host is not a node. Packets that arrive at its devices open no flows,
+    /// and neither do packets of its sockets to its own addresses.
     pub const HOST: u32 = 1 << 5;
 
-    /// `kpx cleanup --drain`: openers are left to the next program, and open flows are followed to
-    /// their end.
+    /// `kpx cleanup --drain`: opening packets pass to the next program, and open flows continue.
     pub const DRAINING: u32 = 1 << 6;
-    /// Packets of open connections skip the stack, if the programs were loaded with what that
-    /// takes.
+    /// Packets of open connections bypass the stack, if the loaded programs support it.
     pub const FAST_PATH: u32 = 1 << 7;
-    /// Devices lie on each other: a packet may pass two egress hooks, a bridge's and its port's, or
-    /// a macvlan's and its card's.
+    /// Devices are stacked: a packet may pass two egress hooks, of a bridge and its port, or a
+    /// macvlan and its parent.
     pub const STACKED: u32 = 1 << 8;
-    /// Some device is [`Device::FILTERED`].
+    /// Any device is [`Device::FILTERED`].
     pub const FILTERED: u32 = 1 << 9;
-    /// Whole connections between pods of this node skip the stack, because it does nothing to them.
+    /// Connections between pods of this node bypass the stack from their first packet, because the
+    /// stack does not change them.
     pub const FAST_OPEN: u32 = 1 << 11;
-    /// Connections that were opened past the stack go on past it, whether or not others do.
-    /// Conntrack may tolerate some.
+    /// Open bypass connections continue, whether or not new ones are allowed. Conntrack may be
+    /// liberal with some.
     pub const FAST_KEEP: u32 = 1 << 12;
-    /// With FAST_OPEN and FAST_OPENED: only between addresses of networks that are
-    /// [`pod_net::UNCHANGED`].
+    /// With FAST_OPEN and FAST_OPENED: only between addresses in [`pod_net::UNCHANGED`] networks.
     pub const FAST_OPEN_PODS: u32 = 1 << 13;
     /// With FAST_OPEN: also to pods of other nodes.
     pub const FAST_OPEN_FAR: u32 = 1 << 14;
-    /// Packets of open connections between pods of this node skip the stack where the agent has
-    /// made conntrack tolerate that.
+    /// Packets of open connections between pods of this node bypass the stack once the agent has
+    /// made their conntrack entries liberal.
     pub const FAST_OPENED: u32 = 1 << 15;
-    /// Some pod's device is [`Device::BARE`], so whole connections of pods can skip the stack where
-    /// rules let them.
+    /// Any pod's device is [`Device::BARE`], so pods' connections may bypass the stack where rules
+    /// permit.
     pub const BARE_PODS: u32 = 1 << 16;
-    /// With FAST_OPENED: also UDP flows of clients outside to pods of this node.
+    /// With FAST_OPENED: also UDP flows from clients outside to pods of this node.
     pub const FAST_OPENED_OUTSIDE: u32 = 1 << 17;
-    /// Under `externalTrafficPolicy: Local`, node ports at a loopback address lead to endpoints of
-    /// this node alone (KEP-6032).
+    /// Under `externalTrafficPolicy: Local`, node ports at a loopback address use local endpoints
+    /// only (KEP-6032).
     pub const LOCALHOST_LOCAL: u32 = 1 << 18;
-    /// All that the fast path does.
+    /// All fast path flags.
     pub const OF_FAST_PATH: u32 = Self::FAST_PATH
         | Self::FAST_OPEN
         | Self::FAST_KEEP
@@ -77,8 +75,7 @@ impl Node {
         | Self::FAST_OPEN_FAR
         | Self::FAST_OPENED
         | Self::FAST_OPENED_OUTSIDE;
-    /// There are macvlans: frames for another link address than a device's own may be for one above
-    /// it.
+    /// Macvlans exist: a frame for another MAC address may be for a device stacked on this one.
     pub const MACVLANS: u32 = 1 << 10;
 
     pub const fn new(
@@ -98,7 +95,7 @@ impl Node {
         }
     }
 
-    /// The same, of another anchor.
+    /// Returns a copy with another anchor.
     pub const fn with_anchor(self, ifindex: u32, mac: [u8; 6]) -> Self {
         Self {
             anchor_ifindex: ifindex,
@@ -112,7 +109,7 @@ impl Node {
         self.flags & flag != 0
     }
 
-    /// The same with flags more.
+    /// Returns a copy with these flags added.
     pub const fn with(self, flags: u32) -> Self {
         Self {
             flags: self.flags | flags,
@@ -120,7 +117,7 @@ impl Node {
         }
     }
 
-    /// The same without some flags.
+    /// Returns a copy with these flags removed.
     pub const fn without(self, flags: u32) -> Self {
         Self {
             flags: self.flags & !flags,
@@ -129,25 +126,25 @@ impl Node {
     }
 }
 
-/// The mark of a packet that is put into the anchor's ingress for the host. By it, the kernel looks
-/// for the way back to the packet's source where the host's own packets to that address and port go
-/// (`src_valid_mark`). The kernel knows no ports at that point.
+/// The mark of packets injected into the anchor's ingress for the host. By the mark
+/// (`src_valid_mark`) the kernel validates the source with the route of the host's own packets to
+/// that address and port. The mark stands for the port, which this check does not have.
 pub const INJECTED_MARK: u32 = (b'K' as u32) << 24;
-/// The bits that tell: others may use the rest.
+/// The bits of the mark that kpx uses. Others may use the rest.
 pub const INJECTED_MASK: u32 = 0xff << 24;
 
-/// Value of `ADDRS`, keyed by an address of the node's own.
+/// Value of `ADDRS`, keyed by the node's own addresses.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnAddr {
-    /// The device that carries it.
+    /// The device with the address.
     pub ifindex: u32,
     flags: u32,
 }
 assert_size!(OwnAddr = 4 + 4);
 
 impl OwnAddr {
-    /// Node ports are served at it.
+    /// The address serves node ports.
     pub const NODE_PORTS: u32 = 1 << 0;
 
     pub const fn new(ifindex: u32, flags: u32) -> Self {
@@ -160,14 +157,14 @@ impl OwnAddr {
     }
 }
 
-/// Bits of the values of `PODS`, keyed by network.
+/// Bits in values of `PODS`, keyed by network.
 pub mod pod_net {
-    /// The operator says that local pods have such addresses (`--cluster-cidr`, or `podCIDRs` where
-    /// detection goes by them).
+    /// The operator declares these addresses local pods' (`--cluster-cidr`, or `podCIDRs` with that
+    /// detection mode).
     pub const DETECTED: u32 = 1 << 0;
     /// The Node object's `spec.podCIDRs`.
     pub const NODE_CIDR: u32 = 1 << 1;
-    /// The stack changes no packet from one such network to another: see `Node::FAST_OPEN_PODS`.
+    /// The stack does not change packets between such networks: see `Node::FAST_OPEN_PODS`.
     pub const UNCHANGED: u32 = 1 << 2;
 }
 
@@ -176,48 +173,46 @@ pub mod pod_net {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
     flags: u32,
-    /// The addresses with which the host speaks through this device; unspecified if it has none.
+    /// The host's source addresses on this device. Unspecified if the host has none.
     pub addr4: Addr4,
     pub addr6: Addr6,
-    /// Interface index of the bridge that this device is a port of, which routes name in its place;
-    /// else 0.
+    /// The interface index of the device's bridge, which routes name instead. 0 without a bridge.
     pub bridge: u32,
-    /// The longest IP packet that leaves here whole, in bytes; 0 if unknown.
+    /// The largest unfragmented IP packet in bytes. 0 if unknown.
     pub mtu: u32,
-    /// The address of frames that the host takes in here: the bridge's, else the device's own.
+    /// The MAC address of frames for the host: the bridge's, or the device's own.
     pub mac: [u8; 6],
     pad: u16,
 }
 assert_size!(Device = 4 + 4 + 16 + 4 + 4 + 6 + 2);
 
 impl Device {
-    /// The far end is a pod: what arrives here was sent by the pod itself and passed no other of
-    /// our hooks before.
+    /// The peer is a pod: a packet that arrives here comes from the pod itself and has passed no
+    /// other hook of kpx.
     pub const POD: u32 = 1 << 0;
-    /// The operator calls every sender behind it a local pod (`--detect-local-mode`).
+    /// The operator declares every sender behind the device a local pod (`--detect-local-mode`).
     pub const DETECTED: u32 = 1 << 1;
-    /// It is one end of a pair, and packets may get to the other end in another way than through
-    /// it.
+    /// One end of a pair whose other end packets may also reach in other ways.
     pub const PEER: u32 = 1 << 2;
-    /// A packet that arrives here has passed no other hook of this host, so a note on it is a
-    /// stranger's.
+    /// A packet that arrives here has passed no other hook of this host, so an outsider wrote any
+    /// mark on it.
     pub const EDGE: u32 = 1 << 3;
-    /// The kernel drops IPv4 packets whose source it would answer through another device
-    /// (`rp_filter` is 1), and routes name one device each.
+    /// The kernel drops IPv4 packets whose source is routed to another device (`rp_filter` is 1),
+    /// and each route names one device.
     pub const STRICT4: u32 = 1 << 4;
-    /// A pod's device that no route names (Open vSwitch): its frames are for the address of the
-    /// device that routes name.
+    /// A pod's device without routes (Open vSwitch). Its frames are addressed to the device that
+    /// has them.
     pub const LOOSE: u32 = 1 << 5;
-    /// Its packets start with their IP header, so no packet is delivered to it past the stack.
+    /// Packets start with the IP header, so the fast path does not deliver to this device.
     pub const HEADERLESS: u32 = 1 << 6;
-    /// No program but ours is at its hooks: the stack alone could do anything to its packets. Of
-    /// pods' devices only plain veths are.
+    /// Only kpx's programs are attached, so that only the stack could change packets here. Among
+    /// pods' devices only plain veths are bare.
     pub const BARE: u32 = 1 << 8;
-    /// A clsact filter of another program may meet what comes in here, and write over the packet
-    /// mark: see `weigh` of proxy-ebpf.
+    /// Another program's clsact filter may process packets before kpx and overwrite the packet
+    /// mark: see `weigh` in proxy-ebpf.
     pub const FILTERED: u32 = 1 << 7;
-    /// A bridge with pods of this node on it, and neither other ports nor a router: their packets
-    /// come in by its ports alone.
+    /// A bridge whose ports all lead to pods of this node, without a router: packets enter by its
+    /// ports only.
     pub const POD_BRIDGE: u32 = 1 << 9;
 
     pub const fn new(flags: u32, addr4: Addr4, addr6: Addr6) -> Self {
@@ -232,7 +227,7 @@ impl Device {
         }
     }
 
-    /// The same without some flags.
+    /// Returns a copy with these flags removed.
     pub const fn without(self, flags: u32) -> Self {
         Self {
             flags: self.flags & !flags,
@@ -240,8 +235,8 @@ impl Device {
         }
     }
 
-    /// The same, as a link of this MTU that is a port of this bridge and takes frames for this
-    /// address.
+    /// Returns a copy with the bridge of this port, the MTU, and the MAC address of frames for the
+    /// host.
     pub const fn with_link(self, bridge: u32, mtu: u32, mac: [u8; 6]) -> Self {
         Self {
             bridge,

@@ -1,27 +1,26 @@
-//! The packet path's memory of one conversation.
+//! The packet path's record of one conversation.
 //!
-//! A flow is two or four entries of `FLOWS`. Each is keyed by the tuple that its hook sees before
-//! it rewrites. All hold the same [`Flow`] but for `kind` and the counters of the direction that
-//! passes there. So every hook needs one lookup, and from any entry all its siblings' keys can be
-//! built: nothing points to anything.
+//! A flow has two or four entries in `FLOWS`, each keyed by the tuple before its hook rewrites it.
+//! All hold the same [`Flow`], except for `kind` and the counters of their direction. So a hook
+//! needs a single lookup, and the keys of the other entries follow from any entry without pointers.
 //!
 //! Between the hooks a packet is `(client address, source port) -> backend`. The source port is the
-//! client's own unless another flow holds that tuple. For a client outside (ports and addresses
+//! client's own unless another flow has that tuple. For a client outside (addresses and ports
 //! shortened):
 //!
 //! ```text
-//!   hook     seen on the wire          kind     becomes
-//!   ingress  client:c -> frontend      Dnat     client:s -> backend
-//!   egress   client:s -> backend       Snat     source:s -> backend       only if source address != client address
-//!   ingress  backend -> source:s       Unsnat   backend -> client:s       only then
-//!   egress   backend -> client:s       Undnat   frontend -> client:c
+//!   hook     on the wire           kind     becomes
+//!   ingress  client:c -> frontend  Dnat     client:s -> backend
+//!   egress   client:s -> backend   Snat     source:s -> backend   if the source address changes
+//!   ingress  backend -> source:s   Unsnat   backend -> client:s   only then
+//!   egress   backend -> client:s   Undnat   frontend -> client:c
 //!
-//!   anchor   host:c -> frontend        Dnat     source:s -> backend       a flow of the host's own sockets
-//!   ingress  backend -> source:s       Undnat   frontend -> host:c        injected where the host expects it
-//!   egress   backend -> host:s         Undnat   frontend -> host:c        instead, if the backend is the host itself
+//!   anchor   host:c -> frontend    Dnat     source:s -> backend   the host's own socket
+//!   ingress  backend -> source:s   Undnat   frontend -> host:c    injected into the anchor or lo
+//!   egress   backend -> host:s     Undnat   frontend -> host:c    if the host is the backend
 //!
-//!   egress   node:c -> backend         Dnat     node:s -> backend         another program's, whose port a flow has
-//!   ingress  backend -> node:s         Undnat   backend -> node:c
+//!   egress   node:c -> backend     Dnat     node:s -> backend     another program's port collides
+//!   ingress  backend -> node:s     Undnat   backend -> node:c
 //! ```
 
 use crate::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
@@ -51,7 +50,7 @@ pub use seen::Seen;
 pub use state::{State, Timeouts};
 pub use step::{Sender, Step, Told, is_settled, is_stream, step};
 
-/// The hook whose packets find an entry of `FLOWS`.
+/// The hook that looks up an entry of `FLOWS`.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Hook(u8);
@@ -59,16 +58,16 @@ pub struct Hook(u8);
 impl Hook {
     pub const INGRESS: Self = Self(0);
     pub const EGRESS: Self = Self(1);
-    /// Egress of the anchor, where the host's own packets start.
+    /// Egress of the anchor, which the host's own packets enter first.
     pub const ANCHOR: Self = Self(2);
 }
 
 closed! {
-    /// A [`Hook`], to match on.
+    /// A [`Hook`], for `match`.
     Hook => AtHook { INGRESS => Ingress, EGRESS => Egress, ANCHOR => Anchor }
 }
 
-/// The change that an entry makes to its packets: see the table in the module's documentation.
+/// The rewrite of an entry: see the table in the module's documentation.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Kind(u8);
@@ -81,7 +80,7 @@ impl Kind {
 }
 
 closed! {
-    /// A [`Kind`], to match on.
+    /// A [`Kind`], for `match`.
     Kind => EntryKind { DNAT => Dnat, SNAT => Snat, UNSNAT => Unsnat, UNDNAT => Undnat }
 }
 
@@ -93,75 +92,71 @@ pub struct Flow<A: Addr> {
     /// The address and port that the client dialled.
     pub frontend: SockAddr<A>,
     pub backend: SockAddr<A>,
-    /// The source that the backend sees: the client's address or the node's, and the port in use
+    /// The source that the backend sees: the client's or the node's address, and the port used
     /// between the hooks.
     pub source: SockAddr<A>,
     pub kind: Kind,
     flags: u8,
-    /// The bits seen from the client. Only the opener's entry has them, and only that direction
-    /// writes them.
+    /// The client's bits. Valid in the original entry, and written by that direction only.
     pub tx: Seen,
-    /// The bits seen from the backend. The field of the opener's entry counts. The field of the
-    /// reply's entry is that entry's own memory. A client's packet only takes a RST from it, which
-    /// the client has not accepted.
+    /// The backend's bits. The original entry holds the valid copy; the reply entry has its own
+    /// working copy. A client's packet only clears the RST bit there, for a RST that the client
+    /// ignored.
     pub rx: Seen,
-    /// When a packet last passed this entry: seconds since boot.
+    /// The time of the last packet at this entry, in seconds since boot.
     pub last_secs: u32,
-    /// TCP: what the sender of this entry's packets has [`Acked`]; in the opener's entry the
-    /// [`Proof`] before. Others, in the opener's entry: the value of `GENERATION` when the backend
-    /// was last known to serve.
+    /// TCP: the [`Acked`] number of this entry's sender; before that, in the original entry, the
+    /// [`Proof`]. Other protocols, in the original entry: the value of `GENERATION` when the
+    /// backend last served.
     pub generation: u32,
-    /// The service port that opened it; [`FrontendKey::address`] of no address if none did.
+    /// The service port. [`FrontendKey::address`] of the unspecified address for connections of
+    /// other programs.
     pub service: FrontendKey<A>,
     pad: A::Pad,
-    /// In the opener's entry what went to the backend, in the one that gives replies their
-    /// frontend's address back what came from there. Others do not count.
+    /// The packets towards the backend (in the original entry) and towards the client (in the reply
+    /// entry). Unused in other entries.
     pub passed: Passed,
 }
 assert_size!(Flow<Addr4> = 4 * 8 + 4 + 4 + 4 + 8 + 4 + 16);
 assert_size!(Flow<Addr6> = 4 * 20 + 4 + 4 + 4 + 20 + 16);
 
-/// A flow that both sides have closed is heard of for this long: the last acknowledgement, and the
-/// last FIN again if that was lost.
+/// The time for which a closed flow still receives packets: the last ACK, or a retransmitted FIN.
 pub const LINGER_SECS: u32 = 3;
 
-/// A client that dials again from the port of a flow silent for this long may have forgotten that
-/// flow.
+/// The idle time after which a client that reuses its port may have forgotten the flow.
 const REDIAL_SECS: u32 = 60;
 
-/// A client that has sent as many datagrams is a stream, though no backend answers: of logs, of
-/// measurements.
+/// The number of datagrams that makes a client a stream even without answers (logs, measurements).
 const STREAM: u64 = 16;
 
-/// A backend that has not answered the opener of such a client for this long has forgotten the flow
-/// as well, or is gone.
+/// The time in which a backend must answer such a client's SYN. After that the backend has lost the
+/// connection as well.
 const ANSWER_SECS: u32 = 3;
 
 impl<A: Addr> Flow<A> {
-    /// Entries of one flow, at the most.
+    /// The maximum number of entries of a flow.
     pub const ENTRIES_MAX: u32 = 4;
 
-    /// Opened by a socket of the host, on the anchor.
+    /// Opened by a socket of the host, at the anchor.
     pub const HOST: u8 = 1 << 0;
     /// The backend is a socket of the host itself.
     pub const HOST_BACKEND: u8 = 1 << 1;
-    /// The flow is the host's, and the frontend's address is the host's own, so packets start on
-    /// lo, and replies go in there.
+    /// With HOST: the frontend has an address of the host, so packets start on lo and replies are
+    /// injected there.
     pub const HOST_FRONTEND: u8 = 1 << 2;
-    /// The flow was opened past the stack to a pod of another node. HOST_FRONTEND, of flows of the
-    /// host alone, has the same bit.
+    /// Without HOST: a bypass flow to a pod of another node. Shares its bit with HOST_FRONTEND.
     pub const FAR: u8 = 1 << 2;
-    /// The backend's count in `CONNECTIONS` includes this flow until it is over.
+    /// The backend's count in `CONNECTIONS` includes this flow until its end.
     pub const COUNTED: u8 = 1 << 3;
-    /// The programs that opened the flow keep TCP's numbers in [`Flow::generation`]. Older ones did
-    /// not.
+    /// The programs that opened the flow keep TCP sequence numbers in [`Flow::generation`]. Older
+    /// programs did not.
     pub const NUMBERED: u8 = 1 << 5;
-    /// The flow has four entries. Those of older programs do not tell.
+    /// The flow has four entries. Older programs do not set this flag.
     pub const WIDE: u8 = 1 << 7;
-    /// The client is behind a device that is no pod's, where any host may send under its name.
+    /// The client is behind a device of other hosts, any of which may spoof its address.
     pub const REMOTE: u8 = 1 << 6;
-    /// Another program's connection, that left with a tuple which a flow has: it got another source
-    /// port where it left.
+    /// A connection of another program (foreign NAT port). Its tuple collided with a flow, so kpx
+    /// gave it another source port at egress.
     pub const GUEST: u8 = 1 << 4;
 
     #[inline(always)]
@@ -190,7 +185,7 @@ impl<A: Addr> Flow<A> {
         }
     }
 
-    /// Returns 1 if the flow counts for its backend, else 0.
+    /// Returns 1 if `CONNECTIONS` counts the flow for its backend, else 0.
     #[inline(always)]
     pub const fn counted(&self) -> u32 {
         ((self.flags / Self::COUNTED) & 1) as u32
@@ -207,7 +202,7 @@ impl<A: Addr> Flow<A> {
         self.flags & (Self::HOST | Self::HOST_FRONTEND) == Self::HOST | Self::HOST_FRONTEND
     }
 
-    /// Returns true if the flow was opened past the stack to a pod of another node.
+    /// Returns true for a bypass flow to a pod of another node.
     #[inline(always)]
     pub const fn is_whole_far(&self) -> bool {
         self.flags & (Self::HOST | Self::FAR) == Self::FAR
@@ -218,8 +213,7 @@ impl<A: Addr> Flow<A> {
         self.source.addr != self.client.addr
     }
 
-    /// Makes an entry of a flow that was opened past the stack one of a flow that takes the stack.
-    /// Conntrack is liberal with it from now on.
+    /// Moves a bypass flow's entry to the stack. From here on conntrack is liberal with the flow.
     pub fn leave_to_stack(&mut self) {
         if self.kind == Kind::UNDNAT {
             self.tx = self.tx.with(Seen::OFFERED);
@@ -231,7 +225,7 @@ impl<A: Addr> Flow<A> {
         self.set_judged(Judged::NONE);
     }
 
-    /// The client as the packet shows it between the hooks.
+    /// Returns the client's address and port between the hooks.
     #[inline(always)]
     pub const fn client_between(&self) -> SockAddr<A> {
         SockAddr::new(self.client.addr, self.source.port)
@@ -243,13 +237,13 @@ impl<A: Addr> Flow<A> {
         self.has(Self::REMOTE)
     }
 
-    /// The client whose share of the table the flow counts for: see [`crate::share`].
+    /// Returns the client, or its IPv6 site, for the share of the table: see [`crate::share`].
     #[inline(always)]
     pub fn holder(&self) -> A {
         self.client.addr.site_if(self.is_far())
     }
 
-    /// Notes whether the flow has four entries, once it knows its source.
+    /// Records whether the flow has four entries, once its source is set.
     #[inline(always)]
     pub fn note_width(&mut self) {
         if self.is_snat_on_devices() {
@@ -257,19 +251,19 @@ impl<A: Addr> Flow<A> {
         }
     }
 
-    /// The number of entries that the flow has.
+    /// Returns the number of the flow's entries.
     #[inline(always)]
     pub fn entries(&self) -> u32 {
         2 << ((self.flags & Self::WIDE) / Self::WIDE)
     }
 
-    /// Key of this entry.
+    /// Returns the key of this entry.
     #[inline(always)]
     pub fn key(&self, proto: Proto) -> FlowKey<A> {
         self.key_as(self.kind, proto)
     }
 
-    /// Key of the entry of another kind of the same flow.
+    /// Returns the key of this flow's entry of another kind.
     #[inline(always)]
     pub fn key_as(&self, kind: Kind, proto: Proto) -> FlowKey<A> {
         match kind.known() {
@@ -284,8 +278,8 @@ impl<A: Addr> Flow<A> {
         }
     }
 
-    /// Key of the entry that every flow has, made last and removed last: as long as it stands the
-    /// flow does.
+    /// Returns the key of the original entry. Every flow has it, created last and removed last, so
+    /// its existence is the flow's.
     #[inline(always)]
     pub const fn opener_key(&self, proto: Proto) -> FlowKey<A> {
         let hook = if self.has(Self::HOST) {
@@ -298,7 +292,7 @@ impl<A: Addr> Flow<A> {
         FlowKey::new(hook, proto, self.client, self.frontend)
     }
 
-    /// Key of the entry that gives replies their frontend's address back.
+    /// Returns the key of the reply entry, which restores the frontend's address.
     #[inline(always)]
     pub const fn undnat_key(&self, proto: Proto) -> FlowKey<A> {
         if self.has(Self::HOST) && !self.has(Self::HOST_BACKEND) || self.has(Self::GUEST) {
@@ -310,15 +304,14 @@ impl<A: Addr> Flow<A> {
         }
     }
 
-    /// Returns true if the flow has entries that change the source address at devices. (The anchor
-    /// changes it itself.)
+    /// Returns true if device hooks change the flow's source address. (The anchor rewrites both at
+    /// once.)
     #[inline(always)]
     pub fn is_snat_on_devices(&self) -> bool {
         self.is_snat() && !self.has(Self::HOST)
     }
 
-    /// The kinds of all entries of this flow, in the order in which they are made: the opener's
-    /// last.
+    /// Returns the kinds of the flow's entries in order of creation, the original entry last.
     pub fn kinds(&self) -> &'static [Kind] {
         if self.is_snat_on_devices() {
             &[Kind::UNDNAT, Kind::UNSNAT, Kind::SNAT, Kind::DNAT]
@@ -327,7 +320,7 @@ impl<A: Addr> Flow<A> {
         }
     }
 
-    /// Returns the end of the flow that this entry marks: see [`crate::ways`].
+    /// Returns the end that this entry marks: see [`crate::ways`].
     #[inline(always)]
     pub fn marked_end(&self, key: &FlowKey<A>) -> SockAddr<A> {
         match self.kind.known() {
@@ -336,30 +329,29 @@ impl<A: Addr> Flow<A> {
         }
     }
 
-    /// Returns the state, in the opener's entry.
+    /// Returns the state. For the original entry.
     #[inline(always)]
     pub const fn state(&self) -> State {
         State::of(self.tx, self.rx)
     }
 
-    /// Returns true, in the opener's entry, if the client has not shown yet that it exists. A
-    /// sender under a false name gets no further than this. Such a flow makes room for others.
+    /// Returns true if the client has not yet proven that it exists, which spoofed clients cannot
+    /// do. Such a flow makes room for others. For the original entry.
     ///
-    /// A UDP client behind an uplink never shows it: any host can send two datagrams under its
-    /// name.
+    /// A UDP client behind an uplink stays half-open: any host can spoof two datagrams.
     #[inline(always)]
     pub const fn is_half_open(&self, proto: Proto) -> bool {
         self.shows_no_client(proto) | !self.is_assured()
     }
 
-    /// Returns true if no packet can show that the client exists.
+    /// Returns true if packets cannot prove that the client exists.
     #[inline(always)]
     pub const fn shows_no_client(&self, proto: Proto) -> bool {
         (proto.0 == Proto::UDP.0) & self.is_far()
     }
 
-    /// Returns the entries that count for the client's share while the flow goes on beyond
-    /// half-open: none if its client never shows itself.
+    /// Returns the entries that count for the client's share once the flow is not half-open: 0 if
+    /// its client cannot prove itself.
     #[inline(always)]
     pub fn countable_entries(&self, proto: Proto) -> u32 {
         if self.shows_no_client(proto) {
@@ -369,28 +361,28 @@ impl<A: Addr> Flow<A> {
         }
     }
 
-    /// Returns the entries that count for the client's share now, in the opener's entry.
+    /// Returns the entries that count for the client's share now. For the original entry.
     #[inline(always)]
     pub fn counted_entries(&self, proto: Proto) -> u32 {
         self.countable_entries(proto) * Seen::goes_on(self.tx, self.rx)
     }
 
-    /// Returns true, in the opener's entry, if both sides have spoken, each knowing of the other.
+    /// Returns true if both sides have responded to each other. For the original entry.
     #[inline(always)]
     pub const fn is_assured(&self) -> bool {
         self.tx.with(self.rx).has(Seen::ASSURED)
     }
 
-    /// Returns true, in the opener's entry, if a UDP client has gone on since that second. While
-    /// flows get no place for longer than a moment, true if it has sent many datagrams and was just
-    /// heard: each costs a flood a packet.
+    /// Returns true if a UDP client has sent since `since_secs`. In a flood, where places last for
+    /// less than a second, returns true for a recently active stream, which costs the flood many
+    /// packets. For the original entry.
     #[inline(always)]
     pub const fn is_stream_since(&self, since_secs: u32, now_secs: u32) -> bool {
         let is_going_on = self.passed.packets >= STREAM && is_recent(self.idle_secs(now_secs));
         self.last_secs > since_secs || is_going_on
     }
 
-    /// Returns true, in the opener's entry, if the agent has ended the flow: see [`Seen::LOST`].
+    /// Returns true if the agent has ended the flow: see [`Seen::LOST`]. For the original entry.
     #[inline(always)]
     pub const fn is_lost(&self) -> bool {
         self.kind.0 == Kind::DNAT.0 && self.rx.has(Seen::LOST)
@@ -401,8 +393,8 @@ impl<A: Addr> Flow<A> {
         now_secs.saturating_sub(self.last_secs)
     }
 
-    /// Returns true, in the opener's entry, if the flow has ended, or was silent for longer than
-    /// its state allows.
+    /// Returns true if the flow has ended, or was idle for longer than its state allows. For the
+    /// original entry.
     #[inline(always)]
     pub const fn is_expired(&self, proto: Proto, now_secs: u32, timeouts: Timeouts) -> bool {
         let state = self.state();
@@ -410,9 +402,9 @@ impl<A: Addr> Flow<A> {
         has_ended || self.idle_secs(now_secs) > state.timeout_secs(proto, timeouts)
     }
 
-    /// Returns true, in the opener's entry, if a RST alone has ended the flow, in the name of a
-    /// client outside. Any host may have sent it, with one of many numbers that may be on their
-    /// way. A backend that does not believe it goes on, and that takes the RST back.
+    /// Returns true if only a RST from a client outside has ended the flow. Any host may have
+    /// spoofed the RST with one of many in-window numbers. A backend that ignores it continues,
+    /// which revokes the RST. For the original entry.
     #[inline(always)]
     pub const fn may_survive_reset(&self, proto: Proto) -> bool {
         let is_over_without = Seen::is_over(self.tx.without(Seen::RST), self.rx);
@@ -423,8 +415,8 @@ impl<A: Addr> Flow<A> {
             && is_over_without == 0
     }
 
-    /// Returns true, in the opener's entry, if the flow is expired and no packet of it is due. It
-    /// makes room for others as well: there may be no agent to sweep it.
+    /// Returns true if the flow is expired and expects no further packet. Such flows make room for
+    /// others too, in case no agent sweeps. For the original entry.
     #[inline(always)]
     pub fn is_evictable(&self, proto: Proto, now_secs: u32, timeouts: Timeouts) -> bool {
         let has_said_all = self.state() == State::Reset || self.idle_secs(now_secs) > LINGER_SECS;

@@ -1,14 +1,12 @@
-//! From the address that a client dials to a backend: the maps that the agent fills.
+//! The agent's maps from a dialled address to a backend.
 //!
-//! `FRONTENDS` leads from what a client dials to a service port. `SERVICES` says how many backends
-//! each of the service port's sets has, and `SLOTS` holds the backends. A service port is named by
-//! its ClusterIP frontend, so that its other frontends (NodePort, ExternalIP, LoadBalancer) share
-//! its backends without ids.
+//! `FRONTENDS` maps a dialled address to a service port. `SERVICES` counts the backends in each of
+//! its sets, and `SLOTS` holds them. A service port is named by its ClusterIP frontend, so its
+//! other frontends (NodePort, ExternalIP, LoadBalancer) share its backends without ids.
 //!
-//! Three more maps have rows only for service ports that need them: `ENDPOINTS` says of a
-//! remembered backend whether it still serves. `MAGLEV` is a consistent hash table over a set's
-//! slots, and has the shares of backends that differ in weight. `SOURCE_RANGES` names the clients
-//! that may dial a LoadBalancer address.
+//! Three more maps have rows only where needed. `ENDPOINTS` holds the endpoints that still serve.
+//! `MAGLEV` is a consistent hash table over a set's slots, which also holds the shares of weighted
+//! backends. `SOURCE_RANGES` holds the clients allowed to dial LoadBalancer addresses.
 
 use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use crate::assert_size;
@@ -20,8 +18,8 @@ mod namespace;
 pub use backend::Backend;
 pub use namespace::Namespace;
 
-/// The address, port and protocol that a client dials: the key of `FRONTENDS`. The ClusterIP's is
-/// the name of a service port (key of `SERVICES`).
+/// A dialled address, port and protocol: the key of `FRONTENDS`. The ClusterIP's key names a
+/// service port (key of `SERVICES`).
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrontendKey<A: Addr> {
@@ -44,20 +42,19 @@ impl<A: Addr> FrontendKey<A> {
         }
     }
 
-    /// The row that says "this address is a ClusterIP", for packets to ports that it does not
-    /// offer.
+    /// The whole-address row, which marks a ClusterIP and serves packets to unknown ports.
     #[inline(always)]
     pub const fn address(addr: A) -> Self {
         Self::new(addr, Port::ANY, Proto::ANY)
     }
 
-    /// The row of a node port, at whichever of the node's addresses it is dialled.
+    /// The row of a node port, at any of the node's addresses.
     #[inline(always)]
     pub const fn node_port(port: Port, proto: Proto) -> Self {
         Self::new(A::UNSPECIFIED, port, proto)
     }
 
-    /// Returns the address and port in the form of the standard library, for userspace.
+    /// Returns the standard library's form, for userspace.
     pub fn socket_addr(&self) -> core::net::SocketAddr {
         core::net::SocketAddr::new(self.addr.ip(), self.port.get())
     }
@@ -75,22 +72,21 @@ impl<A: Addr> core::fmt::Debug for FrontendKey<A> {
     }
 }
 
-/// The kind of a frontend.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FrontendKind(u8);
 
 impl FrontendKind {
-    /// A ClusterIP without a matching port: see [`FrontendKey::address`].
+    /// A ClusterIP without the dialled port: see [`FrontendKey::address`].
     pub const ADDRESS: Self = Self(0);
     pub const CLUSTER_IP: Self = Self(1);
-    /// At any address that the node takes node ports at: see [`FrontendKey::node_port`].
+    /// At any node port address of the node: see [`FrontendKey::node_port`].
     pub const NODE_PORT: Self = Self(2);
     pub const EXTERNAL_IP: Self = Self(3);
     pub const LOAD_BALANCER: Self = Self(4);
 
-    /// Returns true if it is subject to `externalTrafficPolicy`. A kind of a later version is taken
-    /// for such a one.
+    /// Returns true if `externalTrafficPolicy` applies. Unknown kinds of later versions count as
+    /// external.
     #[inline(always)]
     pub const fn is_external(self) -> bool {
         match self.known() {
@@ -101,7 +97,7 @@ impl FrontendKind {
 }
 
 closed! {
-    /// A [`FrontendKind`], to match on.
+    /// A [`FrontendKind`], for `match`.
     FrontendKind => Dialled {
         ADDRESS => Address,
         CLUSTER_IP => ClusterIp,
@@ -115,10 +111,10 @@ closed! {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Frontend<A: Addr> {
-    /// The service port whose backends serve this frontend.
+    /// The service port that serves this frontend.
     pub service: FrontendKey<A>,
     pub kind: FrontendKind,
-    /// The Service's namespace. Rows of older agents have none.
+    /// The Service's namespace. `NONE` in rows of older agents.
     pub namespace: Namespace,
 }
 assert_size!(Frontend<Addr4> = 8 + 1 + 3);
@@ -133,14 +129,14 @@ impl<A: Addr> Frontend<A> {
         }
     }
 
-    /// Returns the same row of a Service in a namespace.
+    /// Returns the row with a namespace.
     #[must_use]
     pub const fn in_namespace(self, namespace: Namespace) -> Self {
         Self { namespace, ..self }
     }
 }
 
-/// The endpoints of a service port: all that the cluster offers, or only this node's.
+/// A set of endpoints: the cluster's or this node's.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Set(u8);
@@ -152,26 +148,26 @@ impl Set {
 }
 
 closed! {
-    /// A [`Set`], to match on.
+    /// A [`Set`], for `match`.
     Set => Endpoints { CLUSTER => Cluster, LOCAL => Local }
 }
 
-/// The way in which a service port spreads new flows over a set.
+/// The load balancing algorithm of a service port.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Algorithm(pub u8);
 
 impl Algorithm {
     pub const RANDOM: Self = Self(0);
-    /// By the client's address and port, through [`Maglev`]: every node answers alike.
+    /// By the client's address and port, through [`Maglev`]: the same on every node.
     pub const MAGLEV: Self = Self(1);
     pub const ROUND_ROBIN: Self = Self(2);
-    /// The one with fewer open flows of two at random. Counts are this node's own.
+    /// Of two random backends, the one with fewer open flows on this node.
     pub const LEAST_CONNECTIONS: Self = Self(3);
 }
 
 closed! {
-    /// An [`Algorithm`], to match on.
+    /// An [`Algorithm`], for `match`.
     Algorithm => Choice {
         RANDOM => Random,
         MAGLEV => Maglev,
@@ -180,51 +176,47 @@ closed! {
     }
 }
 
-/// Value of `SERVICES`: how a service port chooses among its slots.
+/// Value of `SERVICES`: the slots of a service port, and the choice among them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Service {
-    /// Slots in [`Set::CLUSTER`].
+    /// The number of slots in [`Set::CLUSTER`].
     cluster: u16,
-    /// Slots in [`Set::LOCAL`].
+    /// The number of slots in [`Set::LOCAL`].
     local: u16,
     flags: u16,
     pub algorithm: Algorithm,
     pad: u8,
-    /// `sessionAffinity: ClientIP`: for how many seconds without a new flow a client keeps its
-    /// backend. 0: not at all.
+    /// `sessionAffinity: ClientIP`: the seconds after its last new flow for which a client keeps
+    /// its backend. 0 disables affinity.
     pub affinity_secs: u32,
 }
 assert_size!(Service = 2 + 2 + 2 + 1 + 1 + 4);
 
 impl Service {
-    /// `internalTrafficPolicy: Local`: the ClusterIP serves from [`Set::LOCAL`] only.
+    /// `internalTrafficPolicy: Local`: the ClusterIP uses [`Set::LOCAL`] only.
     pub const INTERNAL_LOCAL: u16 = 1 << 0;
-    /// There are usable endpoints somewhere, so an empty set drops instead of rejecting.
+    /// Usable endpoints exist somewhere, so an empty set drops instead of rejecting.
     pub const HAS_ENDPOINTS: u16 = 1 << 1;
-    /// `externalTrafficPolicy: Local`: the other frontends serve clients outside from
-    /// [`Set::LOCAL`] only.
+    /// `externalTrafficPolicy: Local`: the other frontends use [`Set::LOCAL`] for clients outside.
     pub const EXTERNAL_LOCAL: u16 = 1 << 2;
-    /// LoadBalancer frontends serve only clients in `SOURCE_RANGES`.
+    /// LoadBalancer frontends serve clients in `SOURCE_RANGES` only.
     pub const SOURCE_RANGES: u16 = 1 << 3;
-    /// The ClusterIP serves clients on this node from [`Set::LOCAL`], which has pods of a local
-    /// redirect.
+    /// The ClusterIP serves this node's clients from [`Set::LOCAL`], which holds a local redirect's
+    /// pods.
     pub const REDIRECTED: u16 = 1 << 4;
-    /// With `REDIRECTED`: a pod with the row [`EndpointKey::spared`] is served from
-    /// [`Set::CLUSTER`].
+    /// With `REDIRECTED`: [`Set::CLUSTER`] serves pods with a row [`EndpointKey::spared`].
     pub const SPARES_PODS: u16 = 1 << 5;
-    /// With `REDIRECTED`: the node itself is served from [`Set::CLUSTER`].
+    /// With `REDIRECTED`: [`Set::CLUSTER`] serves the node itself.
     pub const SPARES_NODE: u16 = 1 << 6;
-    /// Backends differ in weight: under every algorithm the slots are taken from the places of
-    /// [`Maglev`].
+    /// Backends differ in weight, so every algorithm chooses slots through [`Maglev`] entries.
     pub const WEIGHTED: u16 = 1 << 7;
-    /// A TCP flow whose backend is silent goes to another one, when its client's SYN comes again:
-    /// each set that serves has several.
+    /// A TCP flow leaves a silent backend when its client retransmits the SYN. Each serving set has
+    /// several backends.
     pub const FAILS_OVER: u16 = 1 << 8;
-    /// TCP flows to lost nodes are ended, so that no socket may be led past the programs.
+    /// TCP flows to lost nodes are reset, so socket load balancing must not bypass the programs.
     pub const ENDS_LOST: u16 = 1 << 9;
-    /// Clients that the chosen set does not serve go on to the dialled address, which is no
-    /// Service's.
+    /// Clients that the set does not serve pass to the dialled address, which no Service has.
     pub const ELSE_PASSES: u16 = 1 << 10;
 
     pub const fn new(cluster: u16, local: u16, flags: u16) -> Self {
@@ -269,7 +261,7 @@ impl Service {
     }
 }
 
-/// Key of `SLOTS`: the `index`-th place, from 0, of a set of a service port.
+/// Key of `SLOTS`: the slot `index`, from 0, in a set of a service port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotKey<A: Addr> {
@@ -293,9 +285,9 @@ impl<A: Addr> SlotKey<A> {
     }
 }
 
-/// Key of `ENDPOINTS`: an endpoint of a service port that serves, be it ready or terminating. There
-/// are rows for UDP ports, whose flows do not stay with a backend that has left, and for those with
-/// session affinity. A local redirect adds rows of its own: see [`EndpointKey::spared`].
+/// Key of `ENDPOINTS`: a serving endpoint of a service port, ready or terminating. Rows exist for
+/// UDP ports, whose flows leave a removed backend, and for ports with session affinity. A local
+/// redirect adds rows of its own: see [`EndpointKey::spared`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointKey<A: Addr> {
@@ -312,21 +304,21 @@ impl<A: Addr> EndpointKey<A> {
         Self { service, at }
     }
 
-    /// The row of a pod that answers in a local redirect, and is to reach the service's own
-    /// endpoints: see [`Service::SPARES_PODS`]. No endpoint listens at port 0.
+    /// The row of a local redirect's pod, whose own packets go to the Service's endpoints: see
+    /// [`Service::SPARES_PODS`]. Port 0, which no endpoint uses.
     #[inline(always)]
     pub const fn spared(service: FrontendKey<A>, pod: A) -> Self {
         Self::new(service, SockAddr::new(pod, Port::ANY))
     }
 }
 
-/// Value of `ENDPOINTS`: a set of bits.
+/// Value of `ENDPOINTS`: flags.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Endpoint(u32);
 
 impl Endpoint {
-    /// In [`Set::CLUSTER`], so that its clients may stay with it.
+    /// In [`Set::CLUSTER`], so that clients of this set may stay.
     pub const IN_CLUSTER_SET: u32 = 1 << 0;
     /// In [`Set::LOCAL`].
     pub const IN_LOCAL_SET: u32 = 1 << 1;
@@ -352,7 +344,7 @@ impl Endpoint {
     }
 }
 
-/// A set of a service port: key of `MAGLEV` and of `CURSORS`.
+/// Key of `MAGLEV` and `CURSORS`: a set of a service port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SetKey<A: Addr> {
@@ -374,12 +366,12 @@ impl<A: Addr> SetKey<A> {
     }
 }
 
-/// Places in a [`Maglev`] table: a prime, as the algorithm asks. At 40 backends shares differ by
-/// one in a hundred.
+/// The entries of a [`Maglev`] table: a prime, as the algorithm requires. With 40 backends, shares
+/// differ by one percent.
 pub const MAGLEV_PLACES: usize = 4_093;
 
-/// Value of `MAGLEV`: for each place the index of a slot (Eisenbud et al., "Maglev", NSDI 2016,
-/// section 3.4). A slot has places in proportion to its backend's weight.
+/// Value of `MAGLEV`: the slot index of each entry (Eisenbud et al., "Maglev", NSDI 2016, section
+/// 3.4). A slot has entries in proportion to its backend's weight.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Maglev {
@@ -394,8 +386,8 @@ impl Maglev {
     }
 }
 
-/// Key of `SOURCE_RANGES`, behind its prefix length in bits: the service port's and as many of the
-/// address as the range has.
+/// Key of `SOURCE_RANGES`, after its prefix length in bits: the service port's bits plus the
+/// range's.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceRange<A: Addr> {
@@ -406,7 +398,7 @@ assert_size!(SourceRange<Addr4> = 8 + 4);
 assert_size!(SourceRange<Addr6> = 20 + 16);
 
 impl<A: Addr> SourceRange<A> {
-    /// Bits of the service port in the prefix.
+    /// The bits of the service port in the prefix.
     pub const SERVICE_BITS: u32 = size_of::<FrontendKey<A>>() as u32 * 8;
 
     #[inline(always)]
@@ -417,11 +409,10 @@ impl<A: Addr> SourceRange<A> {
 
 /// Values of `SERVICE_CIDRS`.
 pub mod service_net {
-    /// A range from which ClusterIPs are taken: what is in it and no frontend is dropped.
+    /// A ClusterIP range. Packets to other addresses in it are dropped.
     pub const RANGE: u32 = 1;
-    /// The ClusterIP of a Service that another proxy serves: packets to it are left alone.
+    /// A ClusterIP that another proxy serves. Packets to it pass.
     pub const OF_OTHER_PROXY: u32 = 2;
-    /// A network in a range that has pods, or to which the node has a route: what is in it and no
-    /// frontend is left alone.
+    /// A network in a range that has pods or a route. Packets to other addresses in it pass.
     pub const SHARED: u32 = 3;
 }

@@ -1,37 +1,34 @@
-//! Source ports on the node's own addresses that connections of other programs have. Netfilter's
-//! masquerading draws from all above 1,023, so a port that kpx would draw may be in use towards the
-//! same peer.
+//! Foreign NAT ports: source ports on the node's addresses that other programs' connections use.
+//! Netfilter's masquerading uses all ports above 1,023, so a port drawn by kpx may be in use
+//! towards the same peer.
 
 use crate::addr::Proto;
 use crate::assert_size;
 
-/// Value of `GUESTS`, keyed by the tuple of the connection's replies as they come in
+/// Value of `GUESTS`, keyed by the tuple of the connection's replies at ingress
 /// ([`crate::flow::FlowKey`]).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guest {
-    /// Seconds since boot until which the tuple counts as taken, unless another packet leaves with
-    /// it.
+    /// The seconds since boot until which the port is in use, unless another packet extends it.
     pub until_secs: u32,
-    /// Not 0: the connection has sent its FIN or RST.
+    /// Not 0 once the connection has sent a FIN or RST.
     ended: u32,
 }
 assert_size!(Guest = 4 + 4);
 
-/// The time for which netfilter keeps a connection that has sent its FIN
-/// (`nf_conntrack_tcp_timeout_fin_wait`).
+/// Netfilter's timeout after a FIN (`nf_conntrack_tcp_timeout_fin_wait`).
 const ENDED_SECS: u32 = 120;
-/// After a RST nothing follows but what was on its way.
+/// After a RST only packets in flight may follow.
 const RESET_SECS: u32 = 10;
 
 impl Guest {
-    /// Nothing is known.
     pub const NONE: Self = Self {
         until_secs: 0,
         ended: 0,
     };
 
-    /// Returns what is known after a packet that leaves; `before` is what was known.
+    /// Returns the row after an outgoing packet.
     #[inline(always)]
     pub fn after(before: Self, packet: Packet, proto: Proto, now_secs: u32) -> Self {
         let was_ended = before.ended != 0 && before.is_there(now_secs) && !packet.opens;
@@ -54,25 +51,24 @@ impl Guest {
         self.until_secs > now_secs
     }
 
-    /// Returns true if the difference is worth a write. A minute more of many is not.
+    /// Returns true if the difference is worth a write. A small extension is not.
     #[inline(always)]
     pub const fn differs_from(&self, other: &Self) -> bool {
         self.ended != other.ended || self.until_secs.abs_diff(other.until_secs) > 30
     }
 }
 
-/// The bits that a packet tells of its connection. UDP has no openers: each datagram is like
-/// another.
+/// The connection state that a packet shows. UDP packets never open.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Packet {
     pub opens: bool,
     pub ends: bool,
     pub resets: bool,
-    /// No packet between the connection's first ones and its last ones is looked at.
+    /// The programs do not see the packets between the connection's first and last ones.
     pub is_seen_alone: bool,
 }
 
-/// How long netfilter keeps a silent connection, at the least.
+/// Netfilter's minimum timeout of an idle connection.
 #[inline(always)]
 const fn silence_secs(proto: Proto, opens: bool) -> u32 {
     if proto.0 == Proto::UDP.0 {
@@ -80,7 +76,7 @@ const fn silence_secs(proto: Proto, opens: bool) -> u32 {
     } else if opens {
         120
     } else {
-        // Longer than the 2 h after which keep-alives start (RFC 9293 §3.8.4).
+        // Longer than 2 h, the default start of keep-alives (RFC 9293 §3.8.4).
         8_100
     }
 }

@@ -1,14 +1,13 @@
-//! The half-open queue: the openers' keys of flows that make room for others, oldest first.
+//! The half-open queue: the original keys of evictable flows, oldest first.
 //!
-//! Each CPU has rings of its own, so that CPUs under a flood share neither a lock nor a cache line.
-//! `HALF_OPEN_RING` has the places of all rings one behind the other, and `HALF_OPEN_ENDS` the ends
-//! of each.
+//! Each CPU has its own rings, so that CPUs under a flood share neither locks nor cache lines.
+//! `HALF_OPEN_RING` holds the places of all rings in sequence, and `HALF_OPEN_ENDS` the ends of
+//! each.
 //!
-//! A CPU has two rings. Each flow gets its place in the ring of waiting flows. A flow that has both
-//! spoken and been answered, but whose client can never show that it exists
-//! ([`Flow::shows_no_client`](crate::flow::Flow::shows_no_client)), moves to the ring of streams
-//! when its place is needed. So a flood of openers displaces no such flow, as long as there are
-//! fewer than the ring of streams has places.
+//! A CPU has two rings. Each flow first gets a place in the ring of waiting flows. When that place
+//! is needed, an answered flow whose client cannot prove that it exists
+//! ([`Flow::shows_no_client`](crate::flow::Flow::shows_no_client)) moves to the ring of streams. So
+//! a flood of new flows does not evict streams while that ring has room.
 
 use crate::addr::{Addr, Addr4, Addr6};
 use crate::assert_size;
@@ -18,20 +17,18 @@ use crate::flow::FlowKey;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place<A: Addr> {
-    /// The key of the opener's entry.
+    /// The key of the original entry.
     pub opener: FlowKey<A>,
-    /// When the flow got the place: seconds since boot.
+    /// The time of insertion, in seconds since boot.
     pub since_secs: u32,
 }
 assert_size!(Place<Addr4> = 16 + 4);
 assert_size!(Place<Addr6> = 40 + 4);
 
-/// Value of `HALF_OPEN_ENDS`: how many places of a ring were ever given up, and given. Both counts
-/// wrap around.
+/// Value of `HALF_OPEN_ENDS`: the total numbers of places freed and used in a ring. Both wrap.
 ///
-/// The programs of one CPU write them. Those of another CPU do so only to make room in a full
-/// table, or where CPUs share a ring. A lost update then costs a place: its flow goes with its
-/// time, or goes early.
+/// The CPU's own programs write them. Other CPUs do so only to make room in a full table, or if
+/// CPUs share a ring. A lost update then loses a place: its flow times out, or goes early.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ends {
@@ -40,11 +37,11 @@ pub struct Ends {
 }
 assert_size!(Ends = 4 + 4);
 
-/// The bytes from one ring's ends to the next one's: two cache lines, because the kernel aligns no
-/// array to one.
+/// The stride of `HALF_OPEN_ENDS` in bytes: two cache lines, because the kernel does not align
+/// arrays to cache lines.
 pub const ENDS_STRIDE: usize = 128;
 
-/// Value of `HALF_OPEN_ENDS`, with the room that keeps two CPUs' ends apart.
+/// Value of `HALF_OPEN_ENDS`, padded to keep CPUs' ends in separate cache lines.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PaddedEnds {
@@ -54,7 +51,7 @@ pub struct PaddedEnds {
 assert_size!(PaddedEnds = ENDS_STRIDE);
 
 impl PaddedEnds {
-    /// The ends of a ring without flows.
+    /// The ends of an empty ring.
     pub const EMPTY: Self = Self {
         ends: Ends { first: 0, next: 0 },
         pad: [0; (ENDS_STRIDE - size_of::<Ends>()) / 4],
@@ -62,7 +59,7 @@ impl PaddedEnds {
 }
 
 impl Ends {
-    /// Returns the oldest place of a ring of so many places; None if all are free.
+    /// Returns the oldest place of a ring. `None` if the ring is empty.
     #[inline(always)]
     pub const fn oldest(&self, places: u32) -> Option<u32> {
         let first = self.first(places);
@@ -73,7 +70,7 @@ impl Ends {
         }
     }
 
-    /// Returns the place for the next flow; None if all are taken.
+    /// Returns the next free place of a ring. `None` if the ring is full.
     #[inline(always)]
     pub const fn free(&self, places: u32) -> Option<u32> {
         let taken = self.next.wrapping_sub(self.first(places));
@@ -84,8 +81,8 @@ impl Ends {
         }
     }
 
-    /// Returns the number of the oldest place. Ends that are further apart than the ring is long
-    /// come from a ring of another length, or from a lost update: then the last places count.
+    /// Returns the number of the oldest place. A distance greater than the ring's length comes from
+    /// a ring of another length or a lost update; then the newest places count.
     #[inline(always)]
     pub const fn first(&self, places: u32) -> u32 {
         if self.next.wrapping_sub(self.first) > places {
@@ -96,37 +93,38 @@ impl Ends {
     }
 }
 
-/// The rings of a CPU: of waiting flows and of streams.
+/// The rings of a CPU: waiting flows, and streams.
 pub const CLASSES: u32 = 2;
 
-/// Places of a waiting ring for one of streams, as a power of two. Flows of two entries take a
-/// place among those that wait, flows of four take two. So half of the table is for flows that
-/// wait, and a quarter for streams.
+/// The ratio of waiting places to stream places, as a power of two. Two entries take a waiting
+/// place, and flows of four entries take two. So waiting flows get half of the table, and streams a
+/// quarter.
 pub const STREAMS_SHIFT: u32 = 2;
 
-/// Returns the places of all rings beside so many places of waiting flows.
+/// Returns the places of both rings for `waiting` places.
 #[inline(always)]
 pub const fn all_places(waiting: u32) -> u32 {
     waiting + (waiting >> STREAMS_SHIFT)
 }
 
-/// The most rings of a class; more CPUs share them.
+/// The maximum number of rings in a class. More CPUs share rings.
 pub const RINGS_MAX: u32 = 256;
 
-/// A ring shorter than this forgets flows that a handshake is about to establish.
+/// The minimum ring length. A shorter ring would evict flows during their handshake.
 const PLACES_MIN: u32 = 16;
 
-/// The division of the places of waiting flows.
+/// The division of waiting places among rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rings {
-    /// The rings of a class, a power of two: a CPU's number, cut off there, names its ring.
+    /// The number of rings in a class, a power of two. The low bits of the CPU number select the
+    /// ring.
     pub count: u32,
-    /// Places of each ring of waiting flows.
+    /// The places in each ring of waiting flows.
     pub places: u32,
 }
 
 impl Rings {
-    /// Divides `places` among the CPUs that a machine may have.
+    /// Divides `places` among the machine's possible CPUs.
     pub const fn new(places: u32, cpus: u32) -> Self {
         let mut count = 1;
         while count < cpus && count < RINGS_MAX && places / (count * 2) >= PLACES_MIN {

@@ -1,8 +1,8 @@
-//! The hooks of packets: their programs, and where those are attached.
+//! The packet hooks: their programs and attachment points.
 
 use crate::closed::closed;
 
-/// The hook at which a program met a packet, as a record names it.
+/// The hook at which a program processed a packet, in records.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HookId(pub u8);
@@ -24,7 +24,7 @@ impl HookId {
 }
 
 closed! {
-    /// A hook of packets, which owns its program's name, its place and its direction.
+    /// A packet hook, with its program's name, attachment point and direction.
     HookId => PacketHook {
         INGRESS => Ingress,
         EGRESS => Egress,
@@ -35,25 +35,24 @@ closed! {
     }
 }
 
-/// The side of a device on which a program is attached.
+/// The side of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     Ingress,
     Egress,
 }
 
-/// A kind of device, by the programs that are attached to it.
+/// A kind of device, by its attached programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Any device of packets from and to other hosts and pods: it carries programs in both
-    /// directions.
+    /// A device for packets of other hosts and pods, with programs in both directions.
     Device,
-    /// The same, of a device without Ethernet headers: packets start with their IP header.
+    /// The same for a device without Ethernet headers.
     Headerless,
     /// The anchor, with a program on its egress.
     Anchor,
-    /// The loopback device, with a program on its egress. A packet that arrives at lo has been
-    /// translated already.
+    /// The loopback device, with a program on its egress. Packets that arrive at lo are already
+    /// translated.
     Lo,
 }
 
@@ -62,7 +61,7 @@ impl PacketHook {
         HookId(self as u8)
     }
 
-    /// The program's name in the BPF object. The kernel keeps 15 characters.
+    /// Returns the program's name in the BPF object. The kernel keeps 15 characters.
     pub const fn program(self) -> &'static str {
         match self {
             Self::Ingress => "kpx_ingress",
@@ -74,7 +73,7 @@ impl PacketHook {
         }
     }
 
-    /// The hook's name in events.
+    /// Returns the hook's name in events.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ingress | Self::HeaderlessIngress => "ingress",
@@ -100,7 +99,7 @@ impl PacketHook {
         }
     }
 
-    /// The programs that are loaded at the start: those of the hooks that every node has.
+    /// Returns the programs that every node loads at the start.
     pub fn common_programs() -> impl Iterator<Item = &'static str> {
         Self::ALL
             .into_iter()
@@ -108,14 +107,14 @@ impl PacketHook {
             .map(Self::program)
     }
 
-    /// Finds the hook of a place; None if the place carries no program in this direction.
+    /// Returns the hook of a place. `None` if the place has no program in this direction.
     pub fn at(place: Place, direction: Direction) -> Option<Self> {
         Self::ALL
             .into_iter()
             .find(|hook| hook.place() == place && hook.direction() == direction)
     }
 
-    /// The programs of one direction.
+    /// Returns the programs of one direction.
     pub fn programs_at(direction: Direction) -> impl Iterator<Item = &'static str> {
         Self::ALL
             .into_iter()

@@ -1,9 +1,8 @@
-//! The number of what outlives the agent: the pinned maps, their keys and their values.
+//! The version of the state that outlives the agent: the pinned maps, their keys and values.
 
-/// Another number is another folder of pins, and another handle of the filters, which no other
-/// version touches. It grows with any change of a pinned map's type, key, value or flags, and of
-/// what the bytes of keys and values mean: `layout/v2.txt` and `layout/v2-maps.txt` are what it
-/// stands for.
+/// The layout version. Each has its own folder of pins and handle of filters, which other versions
+/// leave alone. It increases with any change of a pinned map's type, key, value, flags or the
+/// meaning of their bytes, as recorded in `layout/v2.txt` and `layout/v2-maps.txt`.
 pub const LAYOUT: u32 = 2;
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! The keys and values of every map, on which the kernel programs and the agent must agree.
+//! The keys and values of every map: the ABI between the kernel programs and the agent.
 //!
-//! Three rules hold for every type here.
-//! Addresses and ports are in network byte order inside newtypes, so that an unswapped port cannot
-//! be compared with a swapped one. Every byte is named, because the kernel hashes and compares all
-//! of a key's bytes: padding is a private field that constructors zero. Any bit pattern is a valid
-//! value (no `bool`, no `enum`, no `Option`), because the other side may be another version.
+//! Three rules hold for every type. Addresses and ports are newtypes in network byte order, so that
+//! a comparison never mixes byte orders. Every byte is named, because the kernel hashes and
+//! compares all bytes of a key; padding is a private field that constructors set to 0. Any bit
+//! pattern is a valid value (no `bool`, `enum` or `Option`), because another version may have
+//! written it.
 #![cfg_attr(not(any(test, feature = "user")), no_std)]
 
 pub mod addr;
@@ -34,8 +34,7 @@ pub mod ways;
 #[cfg(feature = "user")]
 pub mod pod;
 
-/// Fails to compile unless the fields' sizes add up to the type's size, so that no byte is left
-/// unnamed.
+/// Fails to compile unless the type has the sum of its fields' sizes, and so no implicit padding.
 macro_rules! assert_size {
     ($type:ty = $size:expr) => {
         const _: () = assert!(core::mem::size_of::<$type>() == $size);

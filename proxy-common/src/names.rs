@@ -1,21 +1,22 @@
-//! Names of programs and maps in the BPF object. The kernel keeps 15 characters of each.
+//! The names of programs and maps in the BPF object. The kernel keeps 15 characters of each.
 
 use crate::hook::PacketHook;
 
-/// Attached to every device's ingress and egress, to the anchor's egress, to lo's egress.
+/// Attached to the ingress and egress of every device, the egress of the anchor, and the egress of
+/// lo.
 pub const INGRESS: &str = PacketHook::Ingress.program();
 pub const EGRESS: &str = PacketHook::Egress.program();
 pub const ANCHOR: &str = PacketHook::Anchor.program();
 pub const LO: &str = PacketHook::Lo.program();
 
-/// The programs of the hooks at which sockets name the address that they dial, and ask for it.
+/// The programs at `connect` and `getpeername`.
 pub const SOCKETS: [&str; 4] = [
     "kpx_connect4",
     "kpx_connect6",
     "kpx_getpeer4",
     "kpx_getpeer6",
 ];
-/// The same for datagrams of sockets that are not connected.
+/// The programs for datagrams of unconnected sockets.
 pub const DATAGRAMS: [&str; 4] = [
     "kpx_sendmsg4",
     "kpx_sendmsg6",
@@ -26,74 +27,73 @@ pub const DATAGRAMS: [&str; 4] = [
 pub const COUNTERS: &str = "COUNTERS";
 pub const DEVICES: &str = "DEVICES";
 pub const NODE: &str = "NODE";
-/// The storages of TCP sockets, of each family.
+/// The socket storage of TCP sockets, for each family.
 pub const DIALLED: [&str; 2] = ["DIALLED4", "DIALLED6"];
-/// The pods whose sockets are led, by their cgroups.
+/// The pods with socket load balancing, by cgroup.
 pub const SOCKET_PODS: &str = "SOCKET_PODS";
-/// Counts the removals from `ENDPOINTS`.
+/// The number of removals from `ENDPOINTS`.
 pub const GENERATION: &str = "GENERATION";
 
-/// The agent's words to the fast path, and the ends that have flows: see [`crate::ways`].
+/// The agent's settings for the fast path, and the marks of flows' ends: see [`crate::ways`].
 pub const WAYS: &str = "WAYS";
-/// The links to the pods of this node.
+/// The devices of this node's pods.
 pub const EXITS: &str = "EXITS";
-/// Flows that ask whether they may skip the stack beside conntrack, and the agent's answers.
+/// Flows that request a liberal conntrack entry, to bypass the stack, and the agent's replies.
 pub const OFFERS: &str = "OFFERS";
 pub const TOLERATED: &str = "TOLERATED";
 
-/// The senders that the routes have vouched for.
+/// The senders whose source address the routes have validated.
 pub const SENDERS: &str = "SENDERS";
 
-/// What each CPU keeps: the time, and how many records it has written and lost.
+/// The state of each CPU: the time, and the numbers of written and lost records.
 pub const CPUS: &str = "CPUS";
 
-/// Records for `kpx monitor`, the limit while it runs, and the number of lost records.
+/// The records for `kpx monitor`, and their limit while it runs.
 pub const MONITOR: &str = "MONITOR";
 pub const WATCHED: &str = "WATCHED";
 
-/// Not 0, the packet mark of our hooks is kept in `mark` as well as in `tc_index` (`u32`, set
-/// before loading).
-pub const EXPOSES_PACKET_MARK: &str = "EXPOSES_PACKET_MARK";
-/// Not 0, the programs have what it takes to deliver packets past the stack (`u32`, set before
+/// Not 0: the hooks keep their packet mark in `mark` as well as in `tc_index` (`u32`, set before
 /// loading).
+pub const EXPOSES_PACKET_MARK: &str = "EXPOSES_PACKET_MARK";
+/// Not 0: the programs can bypass the stack (`u32`, set before loading).
 pub const FAST_PATH: &str = "FAST_PATH";
 
-/// How many packets each CPU may answer in a second (`u32`, set before loading).
+/// The packets that each CPU may answer in a second (`u32`, set before loading).
 pub const ANSWERS_PER_SEC: &str = "ANSWERS_PER_SEC";
 
-/// The rings of the half-open queue, and the places of each (`u32`, set before loading).
+/// The number of rings in the half-open queue, and the places in each (`u32`, set before loading).
 pub const HALF_OPEN_RINGS: &str = "HALF_OPEN_RINGS";
 pub const HALF_OPEN_PLACES: &str = "HALF_OPEN_PLACES";
-/// The entries that `FLOWS` has room for (`u32`, set before loading).
+/// The room of `FLOWS` in entries (`u32`, set before loading).
 pub const FLOW_ROOM: &str = "FLOW_ROOM";
 
-/// The times for which flows may be silent: see [`Timeouts`](crate::flow::Timeouts) (`u32` in
-/// seconds, set before loading).
+/// The idle timeouts of flows in seconds: see [`Timeouts`](crate::flow::Timeouts) (`u32`, set
+/// before loading).
 pub const TCP_ESTABLISHED_SECS: &str = "TCP_ESTABLISHED_SECS";
 pub const TCP_HALF_CLOSED_SECS: &str = "TCP_HALF_CLOSED_SECS";
 pub const UDP_SECS: &str = "UDP_SECS";
 pub const UDP_STREAM_SECS: &str = "UDP_STREAM_SECS";
 
-/// The network namespace whose sockets are served, and how: see [`crate::socket`] (`u64`, `u32`,
+/// The network namespace of the served sockets, and the flags: see [`crate::socket`] (`u64`, `u32`,
 /// set before loading).
 pub const SOCKET_NETNS: &str = "SOCKET_NETNS";
 pub const SOCKET_FLAGS: &str = "SOCKET_FLAGS";
 
-/// Maps outside of families that begin empty with every load. They hold a program's own room while
-/// it runs, what it asks the kernel for again each second, records for `kpx monitor`, and numbers
-/// whose places move with every new one.
+/// The maps without family that start empty with every load: scratch space, kernel state that is
+/// refreshed each second, records for `kpx monitor`, and counters whose indexes change with every
+/// new counter.
 const PER_LOAD: [&str; 8] = [
     EXITS, OFFERS, TOLERATED, SENDERS, CPUS, MONITOR, WATCHED, COUNTERS,
 ];
 
-/// Returns true if a map begins empty with every load, and is not part of the layout.
+/// Returns true if the map starts empty with every load, and is not part of the layout.
 pub fn is_per_load(map: &str) -> bool {
     PER_LOAD.contains(&map) || IPV4.has_per_load(map) || IPV6.has_per_load(map)
 }
 
 macro_rules! names {
     ($($(#[$doc:meta])* $field:ident: $v4:ident $v6:ident: $map:ident<$($part:ty),+> = $size:expr, $flags:expr, $how:ident;)+) => {
-        /// The names of the maps that exist once per family.
+        /// The names of the maps that exist once for each family.
         #[derive(Clone, Copy, Debug)]
         pub struct FamilyMaps {
             $($(#[$doc])* pub $field: &'static str,)+

@@ -1,4 +1,4 @@
-//! The promise to aya that these types may cross into the kernel byte by byte.
+//! Implementations of aya's `Pod`, which lets these types cross into the kernel as bytes.
 
 use aya::Pod;
 
@@ -21,12 +21,12 @@ use crate::service_counts::ServiceCounts;
 use crate::socket::{Socket, SocketKey};
 use crate::ways::Row;
 
-/// Implements `Pod`, which asks for types without padding. Every type here is `repr(C)` or
-/// transparent, `Copy`, and made of integers only. An assertion beside its definition says that its
-/// size is the sum of its fields.
+/// Implements `Pod`, which requires types without padding. Every type here is `repr(C)` or
+/// transparent, `Copy`, and consists of integers. An assertion next to its definition ensures that
+/// its size is the sum of its fields.
 macro_rules! pod {
     ($($type:ty),* $(,)?) => {
-        // SAFETY: see the macro's documentation; it is only ever applied to the types below.
+        // SAFETY: see the macro's documentation; it is applied only to the types below.
         $(unsafe impl Pod for $type {})*
     };
 }
@@ -51,8 +51,7 @@ pod!(
     ServiceCounts
 );
 
-// SAFETY: as above; an `Addr` is one of the two instances, whose layouts are asserted with each
-// type.
+// SAFETY: as above; an `Addr` is one of two instances, and each type asserts both layouts.
 unsafe impl<A: Addr> Pod for FrontendKey<A> {}
 // SAFETY: as above.
 unsafe impl<A: Addr> Pod for Frontend<A> {}
@@ -88,8 +87,8 @@ unsafe impl<A: Addr> Pod for SocketKey<A> {}
 // SAFETY: as above.
 unsafe impl<A: Addr> Pod for Socket<A> {}
 
-/// A value out of its bytes; None if it is not as long as they are.
+/// Returns the value of these bytes. `None` if the length differs.
 pub fn from_bytes<T: Pod>(bytes: &[u8]) -> Option<T> {
-    // SAFETY: as long as it is, and any bits are a `Pod`.
+    // SAFETY: the length is checked, and any bits are a valid `Pod`.
     (bytes.len() == size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }

@@ -1,5 +1,4 @@
-//! Which set serves a client, and whether it is masqueraded: kube-proxy's rules as functions of
-//! what a packet showed.
+//! kube-proxy's rules for one packet: the set that serves the client, and masquerading.
 
 use crate::addr::{Addr, Addr4, Addr6, SockAddr};
 use crate::assert_size;
@@ -7,22 +6,22 @@ use crate::closed::closed;
 use crate::device::Node;
 use crate::frontend::{Backend, FrontendKey, FrontendKind, Service, Set};
 
-/// The place of a client.
+/// The location of a client.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Origin(u8);
 
 impl Origin {
-    /// Somewhere else: another node, or outside the cluster.
+    /// Another node, or outside the cluster.
     pub const EXTERNAL: Self = Self(0);
-    /// A pod of this node, by the operator's detection and by the device through which it came in.
+    /// A pod of this node, by the operator's detection and the ingress device.
     pub const DETECTED: Self = Self(1);
     /// Behind a pod's device of this node, with any address.
     pub const POD: Self = Self(2);
     /// The node itself.
     pub const NODE: Self = Self(3);
-    /// A pod by its address, says the operator's detection; it came in from elsewhere, as pods of
-    /// other nodes do.
+    /// A pod by the operator's detection, but from a device of other hosts, like pods of other
+    /// nodes.
     pub const ELSEWHERE: Self = Self(4);
 
     #[inline(always)]
@@ -30,8 +29,8 @@ impl Origin {
         matches!(self.known(), Some(Client::External))
     }
 
-    /// Returns true if the operator's detection calls the client a pod. kube-proxy goes by that
-    /// alone when it masquerades.
+    /// Returns true if the operator's detection matches the client. kube-proxy masquerades by that
+    /// alone.
     #[inline(always)]
     pub const fn is_detected(self) -> bool {
         match self.known() {
@@ -40,7 +39,7 @@ impl Origin {
         }
     }
 
-    /// Returns true if the client came in from elsewhere. Its address does not count.
+    /// Returns true if the client came from another host, whatever its address.
     #[inline(always)]
     pub const fn is_remote(self) -> bool {
         match self.known() {
@@ -61,7 +60,7 @@ impl Origin {
 }
 
 closed! {
-    /// An [`Origin`], to match on.
+    /// An [`Origin`], for `match`.
     Origin => Client {
         EXTERNAL => External,
         DETECTED => Detected,
@@ -71,11 +70,12 @@ closed! {
     }
 }
 
-/// The set that serves a client. Under `externalTrafficPolicy: Local` the node and its pods need no
-/// local backend: nothing would be gained by refusing them.
+/// Returns the set that serves a client. Under `externalTrafficPolicy: Local`, the node and its
+/// pods may use remote backends, because a refusal would gain nothing.
 ///
-/// An address makes no client this node's pod: a pod of another node asks that node's endpoints
-/// (KEP-2086's e2e tests). So a stranger on an uplink never reaches the pods of a local redirect.
+/// An address alone does not make a client this node's pod: pods of another node use that node's
+/// endpoints (KEP-2086's e2e tests). So spoofed packets from an uplink never reach the pods of a
+/// local redirect.
 #[inline(always)]
 pub const fn set(kind: FrontendKind, service: &Service, origin: Origin) -> Set {
     let local = if kind.is_external() {
@@ -87,8 +87,8 @@ pub const fn set(kind: FrontendKind, service: &Service, origin: Origin) -> Set {
     if local { Set::LOCAL } else { Set::CLUSTER }
 }
 
-/// Returns true if a client may reach this kind of frontend. Every client may, unless the operator
-/// restricts ClusterIPs to the cluster (`--cluster-ip-external=false`).
+/// Returns true if a client may reach this kind of frontend. The operator may restrict ClusterIPs
+/// to the cluster (`--cluster-ip-external=false`).
 #[inline(always)]
 pub const fn is_open_to(kind: FrontendKind, origin: Origin, node: &Node) -> bool {
     kind.is_external()
@@ -96,11 +96,11 @@ pub const fn is_open_to(kind: FrontendKind, origin: Origin, node: &Node) -> bool
         || node.has(Node::CLUSTER_IP_EXTERNAL | Node::COMPAT)
 }
 
-/// Returns true if the backend must see the node instead of the client. Two cases are not asked
-/// here. A client that is its own backend is always masqueraded, and the host's own packets may
-/// need another address of the node.
+/// Returns true if the backend must see the node instead of the client. The caller handles two
+/// further cases: hairpins are always masqueraded, and the host's own packets may need another
+/// address of the node.
 ///
-/// `detects`: the node has a way to tell local pods of this family.
+/// `detects` is set if the node can detect local pods of this family.
 #[inline(always)]
 pub fn is_masqueraded<A: Addr>(
     decision: &Decision<A>,
@@ -108,7 +108,7 @@ pub fn is_masqueraded<A: Addr>(
     node: &Node,
     detects: bool,
 ) -> bool {
-    // Without the redirect the address saw the client.
+    // The address would see the client without the redirect.
     if service.has(Service::ELSE_PASSES) {
         return false;
     }
@@ -117,13 +117,12 @@ pub fn is_masqueraded<A: Addr>(
         return true;
     }
     if !node.has(Node::COMPAT) {
-        // kube-proxy lets a ClusterIP's backend see the node where a detector calls the client
-        // external.
+        // kube-proxy masquerades a ClusterIP's clients that its detector classifies as external.
         if !kind.is_external() && detects && origin.is_external() {
             return true;
         }
-        // Replies of a remote backend would go straight to a client that is not on this node, who
-        // never heard of it. What is only detected, by its address, may be a pod of another node.
+        // A remote backend's replies would go directly to a client that is not on this node, past
+        // the translation. A client detected only by its address may be another node's pod.
         return !origin.is_node() && !origin.is_pod() && !decision.backend.is_local();
     }
     if kind.is_external() {
@@ -138,13 +137,13 @@ pub fn is_masqueraded<A: Addr>(
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision<A: Addr> {
-    /// The row that matched.
+    /// The matching row.
     pub frontend: FrontendKey<A>,
     pub service: FrontendKey<A>,
     pub kind: FrontendKind,
     pub origin: Origin,
     pub set: Set,
-    /// Which of these fields are of this packet, and more: see the constants.
+    /// Marks the valid fields, and more: see the constants.
     pub flags: u8,
     pub backend: Backend<A>,
 }
@@ -152,13 +151,13 @@ assert_size!(Decision<Addr4> = 2 * 8 + 4 + 8);
 assert_size!(Decision<Addr6> = 2 * 20 + 4 + 20);
 
 impl<A: Addr> Decision<A> {
-    /// A frontend was found: the fields above are of this packet.
+    /// The frontend's fields are valid.
     pub const FRONTEND: u8 = 1 << 0;
-    /// A set was chosen.
+    /// The set is valid.
     pub const SET: u8 = 1 << 1;
-    /// A backend was chosen.
+    /// The backend is valid.
     pub const BACKEND: u8 = 1 << 2;
-    /// It is the one that the client had before.
+    /// Session affinity chose the backend.
     pub const AFFINITY: u8 = 1 << 3;
     /// The backend sees the node instead of the client.
     pub const MASQUERADE: u8 = 1 << 4;
@@ -170,7 +169,7 @@ impl<A: Addr> Decision<A> {
         self.flags & flag != 0
     }
 
-    /// Returns the address and port at which the backend listens.
+    /// Returns the backend's address and port.
     #[inline(always)]
     pub const fn backend_at(&self) -> SockAddr<A> {
         SockAddr::new(self.backend.addr, self.backend.port)

@@ -1,16 +1,15 @@
-//! Counters of service ports: a flow counts for itself while it lives, and `SVC_COUNTS` holds the
-//! sums of closed flows.
+//! Counters of service ports. An open flow has its own counters; `SVC_COUNTS` holds the sums of
+//! closed flows.
 
 use crate::assert_size;
 
-/// Packets, and their bytes.
+/// Packets and bytes.
 ///
-/// Packets count as they are on the wire: one that the kernel is yet to cut up, or has put
-/// together, is several packets. Bytes as the hooks see them, Ethernet headers included: of such a
-/// packet the headers count once.
+/// Packets count as on the wire: a GSO or GRO packet counts as its segments. Bytes count as the
+/// hooks see them, with Ethernet headers, so a GSO packet's headers count once.
 ///
-/// Added to without a lock: if two CPUs do so in the same instant, one of the two packets is
-/// missing. One direction of a flow seldom is on two CPUs.
+/// Additions are not atomic: of two simultaneous additions on different CPUs one may be lost. One
+/// direction of a flow is rarely on two CPUs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Passed {
@@ -33,19 +32,18 @@ impl core::ops::AddAssign for Passed {
     }
 }
 
-/// Value of `SERVICE_COUNTS`, keyed by service port.
+/// Value of `SVC_COUNTS`, keyed by service port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServiceCounts {
-    /// Flows.
     pub opened: u64,
-    /// Packets that would have opened a flow, and were dropped.
+    /// Opening packets that were dropped.
     pub dropped: u64,
-    /// ... and were answered with a refusal.
+    /// Opening packets that were rejected.
     pub rejected: u64,
-    /// Towards backends, of flows that are over and that the programs removed themselves.
+    /// The packets towards backends of closed flows that the programs removed themselves.
     pub sent: Passed,
-    /// Back to clients, of the same.
+    /// The packets towards clients of the same flows.
     pub returned: Passed,
 }
 assert_size!(ServiceCounts = 3 * 8 + 2 * 16);

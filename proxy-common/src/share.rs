@@ -1,61 +1,60 @@
-//! The share of the flow table that one client may hold.
+//! The share of the flow table for one client.
 //!
-//! A client may hold no more entries than are free. So a single client gets half of the table at
-//! the most, two get a third each, and there always is as much room for the others as the greediest
-//! client holds. While half of the table is free, the rule refuses no client. The same rule shares
-//! the memory of network switches among their ports, as "dynamic thresholds".
+//! A client may hold no more entries than are free. So one client gets at most half of the table,
+//! two get a third each, and at least as much as the greediest client holds stays free for others.
+//! While half of the table is free, the rule refuses no client. Network switches share their buffer
+//! memory among ports by the same rule ("dynamic thresholds").
 //!
-//! Only flows beyond half-open count. The others make room, and any host can open them in another's
-//! name.
+//! Only flows beyond half-open count, because any host can open half-open flows with spoofed
+//! addresses, and these make room.
 //!
-//! Flows of the Services of one namespace hold no more than [`NAMESPACE`] times what is free. A pod
-//! that is a backend decides how many clients it has, because it completes handshakes with made-up
-//! senders as well. One such namespace leaves a fifth of the table to others.
+//! Flows of one namespace's Services may hold up to [`NAMESPACE`] times the free entries. A
+//! malicious backend pod can complete handshakes with made-up clients, so it controls its number of
+//! clients. One such namespace leaves a fifth of the table to others.
 
 use crate::addr::{Addr, Port, Proto};
 use crate::frontend::FrontendKey;
 
-/// The entries of a namespace's flows for each that is free.
+/// The ratio of a namespace's entries to free entries.
 pub const NAMESPACE: u32 = 4;
 
-/// Returns true if a client that holds so many entries may not have more, in a table of `room`
-/// entries with `lasting` flows' entries.
+/// Returns true if a client with `held` entries may not get more. The table has `room` entries, of
+/// which `lasting` are beyond half-open.
 #[inline(always)]
 pub const fn is_used_up(held: u32, lasting: u32, room: u32) -> bool {
     held >= room.saturating_sub(lasting)
 }
 
-/// Returns true if the Services of a namespace that hold so many entries may not have more.
+/// Returns the same for the Services of a namespace.
 #[inline(always)]
 pub const fn is_used_up_by_namespace(held: u32, lasting: u32, room: u32) -> bool {
     held >= room.saturating_sub(lasting).saturating_mul(NAMESPACE)
 }
 
-/// Returns true while no client can have used up its share.
+/// Returns true while the rule refuses no client.
 #[inline(always)]
 pub const fn is_ample(lasting: u32, room: u32) -> bool {
     lasting < room / 2
 }
 
-/// A question about a client's share of the table, or a change of it.
+/// A query or change of a client's share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
-    /// May the client hold more?
+    /// Queries whether the client may hold more.
     Ask,
-    /// Takes so many entries, if the client may hold more. None always succeed.
+    /// Takes entries, if the client may hold more. Always succeeds for 0 entries.
     Hold(u32),
-    /// Gives so many entries back.
+    /// Returns entries.
     Release(u32),
 }
 
-/// A [`Share`] in a register: a change of the client's entries, by which they grow or, as a
-/// negative number, shrink.
+/// A [`Share`] in a register: the signed change of the client's entries.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Register(pub u32);
 
 impl Register {
-    /// No number of entries: [`Share::Ask`].
+    /// [`Share::Ask`]: not a valid number of entries.
     pub const ASK: Self = Self(1 << 31);
 
     #[inline(always)]
@@ -68,7 +67,7 @@ impl Register {
     }
 }
 
-/// A [`Register`] with the port and protocol of a flow's service port, in a register of 64 bits.
+/// A [`Register`] with the port and protocol of the service port, in 64 bits.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAndShare(pub u64);
@@ -102,7 +101,7 @@ mod tests {
 
     const ROOM: u32 = 1 << 17;
 
-    /// Lets each of some clients take two entries in turn for as long as it may.
+    /// Lets clients take two entries in turn, for as long as they may.
     fn greedy(clients: usize) -> Vec<u32> {
         let mut held = vec![0; clients];
         loop {

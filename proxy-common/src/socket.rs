@@ -1,67 +1,65 @@
-//! Sockets that dial services and get backends as their peers, before there are packets.
+//! Socket load balancing: sockets that dial Services get backends as peers before any packet
+//! exists.
 
 use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use crate::assert_size;
 use crate::frontend::FrontendKey;
 
-/// Bits of `SOCKET_FLAGS`: sockets of other network namespaces are served too, not only those of
-/// `SOCKET_NETNS`.
+/// Bits of `SOCKET_FLAGS`: serve sockets of all network namespaces, not only of `SOCKET_NETNS`.
 pub const EVERYWHERE: u32 = 1 << 0;
-/// ... UDP as well as TCP.
+/// ... serve UDP as well as TCP.
 pub const UDP: u32 = 1 << 1;
-/// ... the kernel lets a program say with which error a call fails (`bpf_set_retval`).
+/// ... the kernel lets a program set a call's error (`bpf_set_retval`).
 pub const REFUSES: u32 = 1 << 2;
-/// ... the kernel tells a program by what name the calling thread goes (`bpf_get_current_comm`).
+/// ... the kernel gives a program the thread's name (`bpf_get_current_comm`).
 pub const NAMES: u32 = 1 << 3;
-/// ... TCP sockets of the pods in `SOCKET_PODS` are served too, while packets are not quicker.
+/// ... serve TCP sockets of the pods in `SOCKET_PODS`, except while packet translation is faster.
 pub const PODS: u32 = 1 << 4;
 
-/// The rows of `SOCKET_PODS`: a node has a few hundred pods.
+/// The entries of `SOCKET_PODS`. A node has a few hundred pods.
 pub const PODS_MAX: u32 = 4_096;
-/// The only value of `SOCKET_PODS`, whose keys are ids of cgroups (`u64`), which the kernel never
-/// gives twice.
+/// The only value of `SOCKET_PODS`. Its keys are cgroup ids (`u64`), which the kernel never reuses.
 pub const LED: u32 = 1;
-/// The deepest place of a pod's cgroup, in levels below the root of the hierarchy.
+/// The maximum depth of a pod's cgroup below the root of the hierarchy.
 pub const PODS_DEPTH: u32 = 8;
-/// The levels below a pod's cgroup in which threads count as the pod's: a container's, and the one
-/// that crun makes in it.
+/// The levels below a pod's cgroup whose threads belong to the pod: the container's, and crun's
+/// sub-cgroup.
 pub const PODS_BELOW: u32 = 2;
 
-/// The seconds for which a UDP socket that is not connected keeps the backend of a frontend without
-/// sending to it. The packet path keeps a flow that was answered for as long.
+/// The idle seconds after which an unconnected UDP socket loses its backend of a frontend. Equals
+/// the packet path's timeout of an answered flow.
 pub const KEPT_SECS: u32 = 180;
 
-/// Value of `DIALLED`, the storage of a TCP socket: what it dialled last. The kernel frees it with
+/// Value of `DIALLED`, a TCP socket's storage: its last dialled frontend. The kernel frees it with
 /// the socket.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dialled<A: Addr> {
-    /// The peer that the kernel knows. A socket that connects elsewhere later has another one.
+    /// The peer in the kernel. Differs if the socket has connected elsewhere since.
     pub backend: SockAddr<A>,
     pub frontend: SockAddr<A>,
 }
 assert_size!(Dialled<Addr4> = 8 + 8);
 assert_size!(Dialled<Addr6> = 20 + 20);
 
-/// Which of a peer's two addresses a row of `UDP_SOCKETS` is found by.
+/// The peer address by which a row of `UDP_SOCKETS` is keyed.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Side(u8);
 
 impl Side {
-    /// By the backend's, which the kernel knows; it says what was dialled.
+    /// The backend's, which the kernel has. The value is the dialled frontend.
     pub const BACKEND: Self = Self(0);
-    /// By the frontend's, which the program dials: it says who serves it. For sockets that are not
-    /// connected.
+    /// The frontend's, which the program dials. The value is its backend. For unconnected sockets.
     pub const FRONTEND: Self = Self(1);
 }
 
-/// Key of `UDP_SOCKETS`. A UDP socket may send to many Services, so its storage has no room for all
-/// of them.
+/// Key of `UDP_SOCKETS`. A map rather than socket storage, because a UDP socket may send to many
+/// Services.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SocketKey<A: Addr> {
-    /// The kernel's number of the socket, never given twice; the lower half first.
+    /// The kernel's socket cookie, never reused. Lower half first.
     cookie: [u32; 2],
     pub addr: A,
     pub port: Port,
@@ -85,7 +83,7 @@ impl<A: Addr> SocketKey<A> {
         }
     }
 
-    /// Returns the number that `SO_COOKIE` tells.
+    /// Returns the value of `SO_COOKIE`.
     pub const fn cookie(&self) -> u64 {
         self.cookie[0] as u64 | (self.cookie[1] as u64) << 32
     }
@@ -95,15 +93,15 @@ impl<A: Addr> SocketKey<A> {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Socket<A: Addr> {
-    /// The peer on the other side of the key's.
+    /// The peer on the other side: see [`Side`].
     pub at: SockAddr<A>,
     pub service: FrontendKey<A>,
-    /// When the socket was last translated to it: seconds since boot.
+    /// The time of the last translation, in seconds since boot.
     pub last_secs: u32,
 }
 
-/// In the place of that for a socket that was connected to the frontend: from another backend it
-/// takes no answers.
+/// The value of `last_secs` for a socket connected to the frontend, which accepts answers only from
+/// this backend.
 pub const CONNECTED: u32 = u32::MAX;
 
 assert_size!(Socket<Addr4> = 8 + 8 + 4);

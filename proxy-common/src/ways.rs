@@ -1,31 +1,30 @@
-//! The rows of `WAYS`: the agent's words to the fast path, and the ends that have flows.
+//! The rows of `WAYS`: the agent's settings for the fast path, and the marks of flows' ends. Both
+//! share a map, because Linux allows a program 64 maps.
 //!
-//! Both are in one map, because Linux allows a program 64.
-//!
-//! An end is an address with a port. Most packets of a node belong to no flow, and asking `FLOWS`
-//! about each of them costs more than all else that a hook does with it. So each end of a flow has
-//! a mark in one of [`CELLS`] cells, which many ends share. A packet of a flow has a marked end in
-//! each place where the flow has an entry:
+//! An end is an address with a port. Most packets of a node belong to no flow, and a look-up in
+//! `FLOWS` for each would be a hook's greatest cost. So each end of a flow has a mark in one of
+//! [`CELLS`] cells, which many ends share. A packet of a flow has a marked end at each hook with an
+//! entry of the flow:
 //!
 //! ```text
 //!   kind           marked end
-//!   DNAT, SNAT     the source of the entry's packets
-//!   UNSNAT, UNDNAT their destination
+//!   DNAT, SNAT     source of the entry's packets
+//!   UNSNAT, UNDNAT destination
 //! ```
 //!
-//! A mark is the number of a round, in one byte, so that no reader finds a half of it. Programs
-//! mark an end before they make its entry. In each round the agent walks through all flows and
-//! marks their ends with the round's number; once that is done, marks of rounds before the last one
-//! count no more. No mark of a flow is ever missing:
+//! A mark is the number of a round, in one byte, so that reads are never torn. Programs mark an end
+//! before they create its entry. In each round the agent walks through all flows and marks their
+//! ends with the round's number. After that, marks of rounds before the previous one expire. A
+//! flow's mark is never missing:
 //!
-//! - A program that has read the number of the last round, and makes its entry behind the walk,
-//!   still counts.
-//! - A round ends when all ends are marked. If a walk fails, or without an agent, marks stay, and
-//!   packets ask `FLOWS` more often.
-//! - The map outlives the agent, so the programs of two loads that are on devices at once read and
-//!   set the same marks. Those of a version without marks set none. So each start and each clean
-//!   stop marks all cells, and before a start's second round has ended each end counts as marked.
-//! - Numbers come again. A cell that was left counts as marked then, in 3 rounds of 256.
+//! - A program that read the previous round's number, and creates its entry after the walk has
+//!   passed, is still covered.
+//! - A round ends only when all ends are marked. If a walk fails, or without an agent, marks stay,
+//!   and packets look up `FLOWS` more often.
+//! - The map outlives the agent, so the programs of two simultaneous loads share the marks. A
+//!   version without marks sets none. So each start and each clean stop mark all cells, and every
+//!   end counts as marked until the end of a start's second round.
+//! - Numbers wrap. Then an expired cell counts as marked in 3 rounds of 256.
 
 use crate::addr::{Addr, SockAddr};
 use crate::assert_size;
@@ -33,11 +32,11 @@ use crate::assert_size;
 /// A value of `WAYS`.
 ///
 /// ```text
-///   row     first                             second
-///   TOLD    the number of changes to routes,  the last second since boot in which whole connections may be
-///           rules, neighbours and devices     opened past the stack, unless the agent puts it off
-///   ROUND   the number of the round           the oldest mark that counts
-///   others  a mark                            0
+///   row     first                            second
+///   TOLD    the number of changes of routes, the last second since boot in which bypass
+///           rules, neighbours and devices    connections may be opened (the agent extends it)
+///   ROUND   the round's number               the oldest valid mark
+///   others  a mark                           0
 /// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,16 +51,15 @@ pub const ROUND: u32 = 1;
 /// The first row of a cell.
 pub const FIRST_CELL: u32 = 2;
 
-/// The cells: 2 to this power.
+/// The binary logarithm of the number of cells.
 const CELL_BITS: u32 = 16;
 pub const CELLS: u32 = 1 << CELL_BITS;
 pub const ROWS: u32 = FIRST_CELL + CELLS;
 
-/// The marks that count: the oldest one, that of the round that has ended, and that of the round
-/// under way.
+/// The number of valid marks: the oldest, the completed round's, and the current round's.
 const MARKS: u32 = 3;
 
-/// Returns true if a mark counts.
+/// Returns true if a mark is valid.
 #[inline(always)]
 pub const fn counts(mark: u32, oldest: u32) -> bool {
     mark.wrapping_sub(oldest) & 0xff < MARKS
@@ -70,7 +68,7 @@ pub const fn counts(mark: u32, oldest: u32) -> bool {
 /// Returns the row of an end's cell.
 #[inline(always)]
 pub fn cell_row<A: Addr>(end: &SockAddr<A>) -> u32 {
-    // 2^32 divided by the golden ratio: neighbours among addresses and ports lie far apart.
+    // 2^32 divided by the golden ratio, which spreads neighbouring addresses and ports.
     const MULTIPLIER: u32 = 0x9e37_79b9;
     let add = |sum: u32, word: u32| (sum ^ word).wrapping_mul(MULTIPLIER);
     let sum = end.addr.fold_words(add(0, end.port.wire().into()), add);

@@ -1,4 +1,4 @@
-//! Builds objects for tests, in the namespace `default` unless the name has the form
+//! Builders of test objects, in the namespace `default` unless the name has the form
 //! `namespace/name`.
 #![allow(
     clippy::unwrap_used,
@@ -28,7 +28,7 @@ pub fn names<const N: usize>(names: [&str; N]) -> [String; N] {
     names.map(|name| object_name(name).to_string())
 }
 
-/// Returns the first list of every kind, empty.
+/// Returns an empty first list of every kind.
 pub fn listed() -> [Input; 4] {
     [
         Input::Service(Update::All(Vec::new())),
@@ -140,7 +140,7 @@ impl ServiceBuilder {
         })
     }
 
-    /// Adds an address of the load balancer, with an `ipMode` or without one.
+    /// Adds a load balancer address, with an optional `ipMode`.
     pub fn ingress(mut self, ip: &str, mode: Option<&str>) -> Self {
         let status = self.0.status.get_or_insert_default();
         let ingress = status
@@ -306,7 +306,6 @@ impl SliceBuilder {
         })
     }
 
-    /// Sets the weight of all endpoints.
     pub fn weight(self, weight: &str) -> Self {
         self.edit(|slice| {
             slice
@@ -317,7 +316,7 @@ impl SliceBuilder {
         })
     }
 
-    /// Makes the last endpoint a pod's.
+    /// Makes the last endpoint a pod.
     pub fn pod(self, name: &str) -> Self {
         let kind = Some("Pod".to_owned());
         let name = Some(name.to_owned());
@@ -330,12 +329,10 @@ impl SliceBuilder {
         })
     }
 
-    /// Sets the last endpoint's node.
     pub fn on(self, node: &str) -> Self {
         self.edit_last(|last| last.node_name = Some(node.to_owned()))
     }
 
-    /// Sets the last endpoint's hints.
     pub fn hints(self, nodes: &[&str], zones: &[&str]) -> Self {
         let for_nodes = nodes
             .iter()
@@ -359,7 +356,6 @@ impl SliceBuilder {
         })
     }
 
-    /// Sets the last endpoint's name below its Service.
     pub fn hostname(self, name: &str) -> Self {
         self.edit_last(|last| last.hostname = Some(name.to_owned()))
     }
@@ -415,7 +411,7 @@ pub fn node(name: &str, zone: Option<&str>, addresses: &[(&str, &str)]) -> Input
     Input::Node(Update::Put(Box::new(node)))
 }
 
-/// Returns a node whose pods have addresses of these ranges.
+/// Returns a Node with these pod CIDRs.
 pub fn node_with_pods(name: &str, pod_cidrs: &[&str]) -> Input {
     let mut node = Node::default();
     node.metadata.name = Some(name.to_owned());

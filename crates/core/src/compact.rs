@@ -1,8 +1,7 @@
-//! Stores Services and EndpointSlices compactly: only the fields that kpx reads, in as little
-//! memory as possible. A cluster has hundreds of thousands of endpoints, and the API's types take
-//! half a kilobyte for each.
+//! Compact forms of Services and EndpointSlices: only the fields that kpx reads. A large cluster
+//! has hundreds of thousands of endpoints, and the API's types take half a kilobyte for each.
 //!
-//! This module does not validate: texts stay texts until the model reads them.
+//! This module does not validate. Texts stay texts until the model reads them.
 
 mod flat;
 mod labels;
@@ -45,20 +44,19 @@ pub trait Compact: Sized {
     /// The API's type of the object.
     type Object: Metadata<Ty = ObjectMeta> + Clone + DeserializeOwned;
 
-    /// The fields that are read. A source leaves out all others, and those that are null, before
-    /// the object is decoded.
+    /// The fields that kpx reads. A source drops all other fields, and nulls, before it decodes the
+    /// object.
     const NEEDED: Needed;
 
     fn compact(object: Self::Object) -> Self;
 
     fn name(&self) -> ObjectName;
 
-    /// Returns the API server's uid of the object, which survives every reuse of the name.
+    /// Returns the object's uid. A new object with the same name has a new uid.
     fn uid(&self) -> &str;
 }
 
-/// A Node is kept without its version, and with its Ready condition alone. So a heartbeat is no
-/// change.
+/// A Node keeps its Ready condition only, and no resource version, so a heartbeat is not a change.
 impl Compact for Node {
     type Object = Self;
 

@@ -1,5 +1,5 @@
-//! Keeps the desired state up to date. The unit of recomputation is a Service, so the cost of a
-//! change does not grow with the cluster.
+//! The desired state, updated incrementally. The unit of recomputation is one Service, so the cost
+//! of a change is independent of the cluster's size.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -38,38 +38,37 @@ use turns::Turns;
 
 pub use snapshot::{Part, ServiceSnapshot, Snapshot};
 
-/// The objects, their model, and the tables that the maps should hold: [`Tables::of`] the objects,
-/// once no Service and no portion of rows waits.
+/// The objects, their models and the tables. The tables equal [`Tables::of`] the objects once no
+/// Service and no portion of rows waits.
 #[derive(Debug)]
 pub struct Desired {
     options: ModelOptions,
     store: Store,
     node: NodeModel,
     service_cidrs: Vec<IpNet>,
-    /// The Services whose model may be out of date.
+    /// The Services with a possibly outdated model.
     dirty: Turns,
     v4: Family<Addr4>,
     v6: Family<Addr6>,
     tables: Tables,
     health_checks: BTreeMap<ObjectName, HealthCheck>,
     followers: Followers,
-    /// The number of passes.
     passes: u64,
     unreadable: Ledger<ObjectName>,
-    /// The unreadable part of the ServiceCIDRs, which are too few to tell apart.
+    /// The unreadable ServiceCIDRs, as one entry because a cluster has few.
     unreadable_cidrs: Ledger<()>,
-    /// The part of each LocalRedirect that has no effect.
+    /// The ineffective parts of each LocalRedirect.
     bad_redirects: Ledger<ObjectName>,
-    /// The LocalRedirects to judge in the next pass.
+    /// The LocalRedirects that the next pass checks.
     unjudged: BTreeSet<ObjectName>,
-    /// The entries added to a ledger since the last sync.
+    /// The ledger entries added since the last sync.
     news: Vec<Skipped>,
     pending: Pending,
-    /// The number of syncs that changed the frontends.
+    /// The number of syncs that changed frontends.
     revision: u64,
 }
 
-/// The number of changes that no pass has read.
+/// The changes that still wait for a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
     pub services: usize,
@@ -79,27 +78,26 @@ pub struct Pending {
 /// The result of one pass.
 #[derive(Clone, Debug, Default)]
 pub struct Sync {
-    /// The changes in this order. A stop after any one of them is safe.
+    /// The ordered writes. Stopping after any of them is safe.
     pub changes: Vec<Change>,
-    /// The objects that are skipped since this pass and were not before, to be logged once.
-    /// [`Desired::skipped`] returns all.
+    /// The objects that this pass skips for the first time, to be logged once. [`Desired::skipped`]
+    /// returns all.
     pub skipped: Vec<Skipped>,
-    /// The changes of endpoints that made the pass necessary, in the order of their arrival.
+    /// The endpoint changes that caused the pass, in order of arrival.
     pub triggers: Vec<Trigger>,
 }
 
-/// The models as of all that was applied, before the tables are made of them: see
-/// [`Desired::read`].
+/// The models after all applied inputs, before the tables follow: see [`Desired::read`].
 #[derive(Debug)]
 #[must_use = "the tables are as they were"]
 pub struct Models<'a> {
     desired: &'a mut Desired,
-    /// The rows that the pass is for, about; all of them if None.
+    /// The approximate number of rows for the pass. `None` means all rows.
     rows: Option<usize>,
 }
 
 impl Models<'_> {
-    /// The second part of [`Desired::sync`].
+    /// Completes [`Desired::sync`].
     pub fn sync(self) -> Sync {
         let Self { desired, rows } = self;
         if !desired.is_complete() {
@@ -140,7 +138,7 @@ impl Models<'_> {
         }
     }
 
-    /// The second part of [`Desired::sync_from`].
+    /// Completes [`Desired::sync_from`].
     pub fn sync_from(self, now: &Tables) -> Sync {
         let Self { desired, rows } = self;
         let is_known = *now == desired.tables;
@@ -169,7 +167,7 @@ impl Models<'_> {
     }
 }
 
-/// The size of the state in force, for `status` and metrics.
+/// The size of the programmed state, for `status` and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub v4: FamilyCounts,
@@ -181,15 +179,14 @@ pub struct FamilyCounts {
     /// The number of Services with a ClusterIP.
     pub services: usize,
     pub service_ports: usize,
-    /// The number of frontends, without the rows that stand for a whole address.
+    /// The number of frontends, without whole-address rows.
     pub frontends: usize,
-    /// The number of slots: a backend counts once for each set of a service port that it is in.
+    /// The number of slots: a backend counts once for each set that contains it.
     pub backends: usize,
 }
 
 impl Desired {
-    /// Creates an empty state. `node_name`, as the API spells it, decides which endpoints are
-    /// local.
+    /// Creates an empty state. Endpoints with this `node_name`, as the API spells it, are local.
     pub fn new(node_name: impl Into<String>) -> Self {
         Self::with_options(node_name, ModelOptions::default())
     }
@@ -219,7 +216,7 @@ impl Desired {
         }
     }
 
-    /// Limits the tables to the room of the maps. Call it before anything is applied.
+    /// Limits the tables to the maps' room. Call it before applying inputs.
     pub fn within(self, room: Room) -> Self {
         let options = ModelOptions {
             room,
@@ -278,7 +275,7 @@ impl Desired {
         }
     }
 
-    /// Updates the model of the node, which every Service may depend on.
+    /// Updates the node's model. A change dirties every Service.
     fn rebuild_node(&mut self) {
         let node = NodeModel::of(&self.store, &self.options);
         if self.node != node {
@@ -288,8 +285,8 @@ impl Desired {
         }
     }
 
-    /// Returns true if every kind has been listed. Until then the desired state is empty, because
-    /// an absent object is not yet a deleted one.
+    /// Returns true once every kind is listed. Until then an absent object is not a deleted object,
+    /// so the desired state stays empty.
     pub fn is_complete(&self) -> bool {
         self.store.is_complete()
     }
@@ -299,7 +296,7 @@ impl Desired {
         !self.dirty.is_empty() || !self.is_settled()
     }
 
-    /// Returns true if the tables are those of the models.
+    /// Returns true if the tables match the models.
     fn is_settled(&self) -> bool {
         self.v4.is_settled() && self.v6.is_settled()
     }
@@ -308,7 +305,7 @@ impl Desired {
         self.pending
     }
 
-    /// Reads the objects that were applied since the last sync, which is the first part of one.
+    /// Reads all applied inputs: the first half of [`Self::sync`].
     pub fn read(&mut self) -> Models<'_> {
         let due = if self.is_complete() {
             self.dirty.take_all()
@@ -323,8 +320,8 @@ impl Desired {
         }
     }
 
-    /// Reads a part of them, for about so many rows of the tables. Each namespace has its turn.
-    /// While [`Self::is_dirty`], more parts remain. The first sync must have taken in all objects.
+    /// Reads inputs worth about `rows` table rows, with turns for each namespace. More remains
+    /// while [`Self::is_dirty`]. The first sync must read all objects.
     pub fn read_in_turn(&mut self, rows: usize) -> Models<'_> {
         let rows_of =
             |service: &ObjectName| model::rows_at_most(&self.store, service, &self.options);
@@ -358,31 +355,30 @@ impl Desired {
         }
     }
 
-    /// Takes in the objects applied since the last sync, and returns the changes to the tables.
+    /// Reads all applied inputs and returns the changes to the tables.
     pub fn sync(&mut self) -> Sync {
         self.read().sync()
     }
 
-    /// Syncs as [`Self::sync`] does, but returns the changes to what the maps really hold: at the
-    /// start, and after a failed write.
+    /// Like [`Self::sync`], but returns the changes to `now`, the actual content of the maps: at
+    /// the start and after a failed write.
     pub fn sync_from(&mut self, now: &Tables) -> Sync {
         self.read().sync_from(now)
     }
 
-    /// Returns the tables that the maps should hold since the last sync.
+    /// Returns the tables as of the last sync.
     pub fn tables(&self) -> &Tables {
         &self.tables
     }
 
-    /// Returns a number that changes whenever a sync has changed the frontends, and so all that
-    /// follows from frontends alone.
+    /// Returns a number that changes with each sync that changes frontends. Work that depends on
+    /// frontends alone can be cached by it.
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// Returns the ClusterIPs in force since the last sync that are outside of these ranges, or in
-    /// a network in them that is `shared` with others: most clusters have none. Those networks are
-    /// in order, and none is in another.
+    /// Returns the programmed ClusterIPs that lie outside `ranges`, or inside a `shared` network.
+    /// Most clusters have no such address. `shared` is sorted and its networks do not overlap.
     pub fn service_addresses_apart(&self, ranges: &[IpNet], shared: &[IpNet]) -> BTreeSet<IpAddr> {
         let is_shared = |addr: &IpAddr| {
             let behind = shared.partition_point(|net| net.addr() <= *addr);
@@ -399,14 +395,14 @@ impl Desired {
             .collect()
     }
 
-    /// Returns the frontends in force at external IPs and load balancer addresses since the last
-    /// sync: address, protocol, port.
+    /// Returns the programmed frontends at external IPs and load balancer addresses: address,
+    /// protocol, port.
     pub fn external_frontends(&self) -> impl Iterator<Item = (IpAddr, Proto, u16)> {
         self.claimed_externals().map(|(_, frontend)| frontend)
     }
 
-    /// Returns the same, each with its Service, in the order of their right to what is limited:
-    /// each namespace in turn, its oldest Service first.
+    /// Returns the same with their Services, in order of priority for a limited resource: the
+    /// namespaces in turn, the oldest Service of each first.
     pub fn external_frontends_in_turn(&self) -> Vec<(ObjectName, (IpAddr, Proto, u16))> {
         shares::in_turn(
             self.claimed_externals()
@@ -418,7 +414,7 @@ impl Desired {
         self.v4.externals().chain(self.v6.externals())
     }
 
-    /// Returns the Service of such a frontend, and the field with its address.
+    /// Returns the Service of such a frontend, and the field that holds its address.
     pub fn claimant(&self, addr: IpAddr, proto: Proto, port: u16) -> Option<(ObjectRef, String)> {
         let port = Port::new(port);
         let v4 = Addr4::from_ip(addr)
@@ -439,28 +435,27 @@ impl Desired {
         &self.store
     }
 
-    /// Returns the part of this node's state that matters to Services.
+    /// Returns the node's model.
     pub fn node(&self) -> &NodeModel {
         &self.node
     }
 
-    /// Returns the Services with a health check for load balancers, each as its rows in the tables
-    /// allow.
+    /// Returns the load balancer health checks, as the tables' rows allow.
     pub fn health_checks(&self) -> &BTreeMap<ObjectName, HealthCheck> {
         &self.health_checks
     }
 
-    /// Returns the ranges of ClusterIPs, sorted, if the cluster has ServiceCIDRs.
+    /// Returns the ServiceCIDRs, sorted. Empty in clusters without such objects.
     pub fn service_cidrs(&self) -> &[IpNet] {
         &self.service_cidrs
     }
 
-    /// Returns the ClusterIPs of Services that other proxies serve.
+    /// Returns the ClusterIPs that other proxies serve.
     pub fn of_other_proxies(&self) -> &BTreeSet<IpAddr> {
         self.node.guard.of_other_proxies()
     }
 
-    /// Returns this node's addresses from its Node object, those inside the cluster first.
+    /// Returns this node's addresses from its Node object, internal addresses first.
     pub fn node_addresses(&self) -> Vec<IpAddr> {
         self.store
             .node()
@@ -468,19 +463,19 @@ impl Desired {
             .unwrap_or_default()
     }
 
-    /// Returns true if load balancers may send new traffic to this node, by kube-proxy's rule. A
-    /// node is not eligible if it is unknown, about to be deleted, or about to be removed by the
-    /// cluster autoscaler.
+    /// Returns true if load balancers may send new traffic to this node, by kube-proxy's rule. An
+    /// unknown node, a deleted node and a node marked by the cluster autoscaler for removal are not
+    /// eligible.
     pub fn is_node_eligible(&self) -> bool {
         self.store.node().is_some_and(model::is_node_eligible)
     }
 
-    /// Returns the ranges of this node's pod addresses, if its Node object has them.
+    /// Returns this node's pod CIDRs from its Node object.
     pub fn pod_cidrs(&self) -> Vec<IpNet> {
         self.store.node().map(model::pod_cidrs).unwrap_or_default()
     }
 
-    /// Returns whether this node has a Node object, or None if the API server refuses Nodes.
+    /// Returns whether this node has a Node object. `None` if the API server refuses Nodes.
     pub fn has_node(&self) -> Option<bool> {
         (!self.store.is_node_refused()).then(|| self.store.node().is_some())
     }
@@ -490,7 +485,7 @@ impl Desired {
         self.store.uid(object)
     }
 
-    /// Returns all skipped objects since the last sync.
+    /// Returns all skipped objects as of the last sync.
     pub fn skipped(&self) -> impl Iterator<Item = &Skipped> {
         let unreadable = self
             .unreadable

@@ -1,4 +1,4 @@
-//! Computes the map writes that turn one state into another.
+//! The ordered map writes from one state to another.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,15 +15,15 @@ use crate::tables::{
     ServiceText, Tables, set_name,
 };
 
-/// A single map write.
+/// One map write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     V4(FamilyChange<Addr4>),
     V6(FamilyChange<Addr6>),
 }
 
-/// A single map write of one family. A row is put after the rows that it refers to and before the
-/// rows that refer to it. Rows are deleted in the opposite order.
+/// One map write of one family. A row is written after the rows that it refers to, and deleted
+/// before them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FamilyChange<A: Addr> {
     PutSourceRange(RangeKey<A>),
@@ -31,11 +31,11 @@ pub enum FamilyChange<A: Addr> {
     PutSlot(SlotKey<A>, Backend<A>),
     PutMaglev(SetKey<A>, Arc<Maglev>),
     PutService(FrontendKey<A>, Service),
-    /// A new frontend, or one that stays with its service port.
+    /// A new frontend, or a changed frontend of the same service port.
     PutFrontend(FrontendKey<A>, Frontend<A>),
-    /// A frontend that has led to this other service port.
+    /// A frontend, and the service port that it leaves.
     MoveFrontend(FrontendKey<A>, Frontend<A>, FrontendKey<A>),
-    /// A frontend, and the service port to which it has led.
+    /// A frontend, and its last service port.
     DelFrontend(FrontendKey<A>, FrontendKey<A>),
     DelService(FrontendKey<A>),
     DelMaglev(SetKey<A>),
@@ -44,10 +44,9 @@ pub enum FamilyChange<A: Addr> {
     DelEndpoint(EndpointKey<A>),
 }
 
-/// Returns the writes that turn `now` into `want`. A stop after any one of them is safe. An address
-/// that a client dials meanwhile leads to backends of the old or the new state. A client that
-/// neither state admits is not admitted meanwhile. Families do not depend on each other, so one
-/// follows the other.
+/// Returns the writes from `now` to `want`. Stopping after any of them is safe: a dialled address
+/// leads to backends of the old or the new state, and no write admits a client that neither state
+/// admits. The families are independent, so one follows the other.
 pub fn diff(now: &Tables, want: &Tables) -> Vec<Change> {
     let v4 = diff_family(&now.v4, &want.v4).into_iter().map(Change::V4);
     v4.chain(diff_family(&now.v6, &want.v6).into_iter().map(Change::V6))
@@ -91,8 +90,8 @@ pub(crate) fn diff_family<A: Addr>(
         .partition(|(key, frontend)| waits(now, key, frontend));
 
     let mut changes = Vec::new();
-    // Deletions of frontends need no earlier write. Deletions precede the new source ranges, whose
-    // clients were never meant to dial these frontends.
+    // Deleting a frontend needs no earlier write. Deletions precede the new source ranges because
+    // clients in these ranges may not dial the deleted frontends.
     changes.extend(gone(&now.frontends, &want.frontends).map(del_frontend));
     changes.extend(new_ranges.into_iter().map(FamilyChange::PutSourceRange));
     changes.extend(
@@ -105,10 +104,10 @@ pub(crate) fn diff_family<A: Addr>(
             .into_iter()
             .map(|(k, v)| FamilyChange::PutService(k, v)),
     );
-    // Clients in these ranges may not dial a frontend that comes from another service port.
+    // Clients in these ranges may not dial a frontend that arrives from another service port.
     changes.extend(joined_ranges.into_iter().map(FamilyChange::DelSourceRange));
     changes.extend(frontends.into_iter().map(put_frontend));
-    // Clients in the new ranges may not dial a frontend that another service port has now.
+    // Clients in the new ranges may not dial a frontend that another service port still has.
     changes.extend(left_ranges.into_iter().map(FamilyChange::PutSourceRange));
     changes.extend(
         opened
@@ -124,29 +123,29 @@ pub(crate) fn diff_family<A: Addr>(
     changes
 }
 
-/// Returns true if a service port is about to drop its source ranges. The LoadBalancer frontends
-/// that it loses must be gone by then.
+/// Returns true if the service port drops its source ranges. Its deleted LoadBalancer frontends
+/// must go first.
 fn opens<A: Addr>(now: &FamilyTables<A>, key: &FrontendKey<A>, want: &Service) -> bool {
     guards(now, key) && !want.has(Service::SOURCE_RANGES)
 }
 
-/// Returns true if clients of a service port's LoadBalancer frontends must be in its source ranges.
+/// Returns true if the service port restricts its LoadBalancer frontends to source ranges.
 fn guards<A: Addr>(now: &FamilyTables<A>, key: &FrontendKey<A>) -> bool {
     now.services
         .get(key)
         .is_some_and(|service| service.has(Service::SOURCE_RANGES))
 }
 
-/// Returns true if a new frontend must wait until its service port's old source ranges are gone:
-/// clients in them may not dial it.
+/// Returns true if a new frontend must wait for the removal of old source ranges, because clients
+/// in them may not dial it.
 fn waits<A: Addr>(now: &FamilyTables<A>, key: &FrontendKey<A>, frontend: &Frontend<A>) -> bool {
     !now.frontends.contains_key(key)
         && frontend.kind == FrontendKind::LOAD_BALANCER
         && guards(now, &frontend.service)
 }
 
-// Both of these walk through the two maps side by side: a search for each of half a million rows
-// takes much longer.
+// `changed` and `gone` merge two sorted maps in one walk: half a million separate look-ups take
+// much longer.
 
 fn changed<'a, K: Copy + Ord, V: Clone + Eq>(
     now: &'a BTreeMap<K, V>,
@@ -187,9 +186,8 @@ impl Change {
         }
     }
 
-    /// Returns the service ports that this write belongs to: one, or two if a frontend passes from
-    /// one to the other. After a write of a service port has failed or was left out, its other
-    /// writes must be left out.
+    /// Returns the service ports of this write: two if a frontend moves between them. After a write
+    /// of a service port fails or is left out, the caller must leave out its other writes.
     pub fn services(&self) -> impl Iterator<Item = ServiceKey> {
         let (service, other) = match self {
             Self::V4(change) => (

@@ -1,20 +1,22 @@
-//! Judges backends by what the programs count of their connections: [`Judge`] finds those that are
-//! silent, and [`ServiceHealth`] decides which of them a set can do without.
+//! Detects unresponsive backends from the programs' counts. [`Judge`] finds silent backends;
+//! [`ServiceHealth`] decides how many of them a set can lose.
 //!
 //! ```text
-//!   answers ◀──────────── 3 failures of 2 clients in 10 s, and no answer ────────────▶ silent
-//!                                                                                       │ back-off: 5 s, twice as long each time, to 300 s
-//!   answers ◀── an answer, at any time ── on trial ◀────────────────────────────────────┘
-//!                                            ├── one failure ──▶ silent
-//!                                            └── neither ──▶ on trial again, for twice as long
+//!   answers ── 3 failures of 2 clients in 10 s, and no answer between them ──▶ silent
+//!      ▲                                                            back-off: 5 s, │
+//!      │                                                          doubles to 300 s │
+//!      └── an answer, at any time, even while silent ── probation ◀────────────────┘
+//!                                                        ├── one failure ──▶ silent
+//!                                                        └── neither ──▶ after 1.6 s on probation
+//!                                                                        again, for twice as long
 //! ```
 //!
-//! A trial is a moment in which the backend takes connections, and the time until the clients' next
-//! SYN. So a dead backend costs few of them. The backends of a node that does not respond are left
-//! out together ([`Presumptions`]), before each of them has failed.
+//! A probation is a short time with new connections, plus the time until the clients' next SYN, so
+//! a dead backend costs few connections. [`Presumptions`] ejects all backends of an unresponsive
+//! node together, before each of them has failed.
 //!
-//! No function here knows whether silent backends are left out: under mode `observe` they are told
-//! of and serve on.
+//! Detection is independent of the mode: under `observe` silent backends are reported and keep
+//! serving.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -33,7 +35,7 @@ use presumed::Presumptions;
 pub use unresponsive_nodes::Owed;
 pub(crate) use unresponsive_nodes::{NodeOwes, unresponsive};
 
-/// What follows from a silent backend.
+/// The action for silent backends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HealthMode {
     /// Nothing.
@@ -41,7 +43,7 @@ pub enum HealthMode {
     /// An Event and metrics.
     #[default]
     Observe,
-    /// It takes no new connections of this node while others serve.
+    /// New connections of this node avoid the backend while others serve.
     On,
 }
 
@@ -57,7 +59,7 @@ impl HealthMode {
         }
     }
 
-    /// Reads a name, or says which there are.
+    /// Parses a name. The error lists the valid names.
     pub fn from_name(name: &str) -> Result<Self, String> {
         let named = Self::ALL.into_iter().find(|mode| mode.name() == name);
         named.ok_or_else(|| {
@@ -69,7 +71,7 @@ impl HealthMode {
     }
 }
 
-/// The way from a TCP service port, named by its ClusterIP, to a backend.
+/// A TCP service port (its ClusterIP) and one of its backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Path {
     pub service: SocketAddr,
@@ -84,7 +86,7 @@ impl Path {
         }
     }
 
-    /// Returns the keys of its ends; None in the other family.
+    /// Returns the keys of both ends. `None` if the address has the other family.
     pub fn in_family<A: Addr>(&self) -> Option<(FrontendKey<A>, SockAddr<A>)> {
         let service = FrontendKey::new(
             A::from_ip(self.service.ip())?,
@@ -101,22 +103,21 @@ impl Path {
     }
 }
 
-/// The reason why a backend is taken for silent. The first ones weigh more.
+/// The reason for a silent backend. Earlier variants are stronger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Evidence {
-    /// It has failed itself.
+    /// The backend failed.
     Own,
-    /// Its node does not respond.
+    /// The backend's node does not respond.
     Node,
 }
 
-/// The silent backends.
 pub type Silent = BTreeMap<Path, Evidence>;
 
-/// The silent backends of one service port, as far as the mode of its Service heeds them.
+/// The silent backends of one service port, under the mode of its Service.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServiceHealth<'a> {
-    /// Off for a port of another protocol than TCP.
+    /// `Off` for UDP and SCTP ports.
     pub(crate) mode: HealthMode,
     service: SocketAddr,
     silent: &'a Silent,
@@ -140,7 +141,7 @@ impl<'a> ServiceHealth<'a> {
         }
     }
 
-    /// Returns true if each set that serves has a backend for flows that leave another one.
+    /// Returns true if each serving set has another backend for flows that leave a silent backend.
     pub(crate) fn fails_over<A: Addr>(&self, cluster: &[Backend<A>], local: &[Backend<A>]) -> bool {
         self.mode == HealthMode::On
             && cluster.len() + local.len() > 1
@@ -148,9 +149,9 @@ impl<'a> ServiceHealth<'a> {
             && local.len() != 1
     }
 
-    /// Takes the silent backends out of a set and returns them, unless more than half of it is
-    /// silent. Then the fault is more likely this node's or the network's, and each backend that is
-    /// left would have to serve for several. Those of unresponsive nodes stay in first.
+    /// Removes silent backends from the set and returns them. At most half of the set is removed:
+    /// if more are silent, this node or the network is the likelier cause. Then the backends of
+    /// unresponsive nodes stay, and if that is not enough, all stay.
     pub(crate) fn take_silent<A: Addr>(&self, set: &mut Vec<Backend<A>>) -> Vec<SockAddr<A>> {
         if self.mode != HealthMode::On || self.silent.is_empty() {
             return Vec::new();
@@ -187,89 +188,83 @@ impl<'a> ServiceHealth<'a> {
     }
 }
 
-/// The failures since a backend's last answer that make it silent, if they come within [`WINDOW`].
+/// The failures within [`WINDOW`], without an answer between them, that make a backend silent.
 const FAILURES: u32 = 3;
-/// The clients that must have met them: one alone may be at fault, or of ill will.
+/// The minimum number of failing clients. A single client may be faulty or malicious.
 const CLIENTS: u32 = 2;
 const WINDOW: Duration = Duration::from_secs(10);
-/// The first time for which a silent backend gets no connections, and the longest one.
+/// The first and the longest time for which a silent backend is ejected.
 const BACK_OFF: Duration = Duration::from_secs(5);
 const BACK_OFF_MAX: Duration = Duration::from_secs(300);
-/// The time for which a backend on trial takes connections at first, and the time after that in
-/// which its failures come.
+/// The initial length of a probation, and the wait for its failures afterwards.
 const TRIAL: Duration = Duration::from_millis(200);
 const VERDICT: Duration = Duration::from_millis(1_600);
-/// The time after which it is forgotten how often a backend was silent.
+/// The time after which past ejections no longer count.
 const FORGET: Duration = Duration::from_secs(600);
 
-/// A change that operators are told of. A backend that comes and goes is told of no sooner again
-/// than after its last back-off.
+/// A reported change. A flapping backend is reported again only after its last back-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Change {
-    /// The backend has become silent.
+    /// The backend became silent.
     Silent(Path),
-    /// A silent backend has answered.
+    /// The silent backend answered.
     Answers(Path),
 }
 
-/// What the programs have counted of one backend.
+/// The programs' counts for one backend.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
     pub votes: Votes,
-    /// The connections that the backend has answered: any other number than before says that it has
-    /// answered.
+    /// The number of answered connections. Any change means that the backend has answered.
     pub answered: u64,
-    /// None if it was sent no SYN of late that the programs noted.
+    /// The noted unanswered SYNs. `None` without a recent SYN.
     pub owed: Option<Owed>,
 }
 
-/// What the programs have counted of the backends with votes, of those with SYNs of late, and of
-/// those that the judge asks for.
+/// The counts of backends with votes, with recent SYNs, or requested by [`Judge::asks_for`].
 pub type Readings = BTreeMap<Path, Reading>;
 
-/// What is known of all backends of this node that have failed of late.
+/// The state of all recently failed backends on this node.
 #[derive(Debug, Default)]
 pub struct Judge {
     backends: BTreeMap<Path, Judged>,
     presumptions: Presumptions,
-    /// The backends of which operators have been told that they are silent, and not yet that they
-    /// answer.
+    /// The backends reported as silent and not yet as answering.
     told: BTreeSet<Path>,
-    /// Set by the first reading: what was counted before may be of an earlier owner of the address.
+    /// Set by the first reading. Earlier counts may belong to a previous owner of the address.
     has_begun: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Judged {
-    /// The failures and the answered connections at the last reading.
+    /// The counts at the last reading.
     failures: u32,
     answered: u64,
-    /// When the window began, and the failures in it.
+    /// The start of the window, and the failures in it.
     window: (Duration, u32),
     state: State,
-    /// How often the backend was silent, and when last.
+    /// The number of ejections, and the time of the last ejection.
     strikes: u32,
     struck: Duration,
-    /// When the first trial after that began, or begins.
+    /// The start of the first probation after the last ejection.
     trial_from: Duration,
-    /// Until then operators are not told again that it is silent.
+    /// No repeated report before this time.
     untold_until: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Serves, or is no backend any more.
+    /// Serves, or is not a backend any more.
     Serving,
-    /// Takes no connections until then, and after that a trial of such a length.
+    /// Ejected until the first time; then on probation for the second.
     Silent(Duration, Duration),
-    /// Takes connections again until then, in a trial of such a length, and has not answered any.
+    /// On probation until the first time, for a length of the second, without an answer so far.
     OnTrial(Duration, Duration),
 }
 
 impl Judge {
-    /// Takes in what was counted, and the backends of each node that does not respond, at a moment
-    /// of any clock that does not go back. `is_backend` tells whether a path leads to a backend of
-    /// now.
+    /// Applies new counts and the backends of each unresponsive node. `now` comes from any
+    /// monotonic clock. `is_backend` returns true for current backends.
     pub fn read(
         &mut self,
         readings: &Readings,
@@ -304,15 +299,14 @@ impl Judge {
                 .entry(path)
                 .or_insert_with(|| Judged::new(before, now));
             if !is_backend(&path) {
-                // Its address may come again, with another pod.
+                // Another pod may reuse the address later.
                 *judged = Judged::new(reading, now);
                 self.told.remove(&path);
                 continue;
             }
             if reading.answered != judged.answered {
                 judged.answers();
-                // What has failed since that answer, and before this reading, came from clients who
-                // send fast.
+                // Clients that retry fast may add failures between that answer and this reading.
                 (judged.failures, judged.answered) = (failures, reading.answered);
             }
             judged.fails(reading.votes, now);
@@ -334,7 +328,7 @@ impl Judge {
         changes
     }
 
-    /// Returns what operators are to be told, and remembers it.
+    /// Returns the changes to report, and records them as reported.
     fn news(&mut self, now: Duration) -> Vec<Change> {
         let Self {
             backends,
@@ -373,7 +367,7 @@ impl Judge {
             .collect()
     }
 
-    /// Begins and ends trials whose time has come.
+    /// Starts and ends due probations.
     pub fn pass(&mut self, now: Duration) {
         let own = self
             .backends
@@ -394,14 +388,14 @@ impl Judge {
         }
     }
 
-    /// Returns the backends that shall take no connections.
+    /// Returns the ejected backends.
     pub fn silent(&self) -> Silent {
         let own = self
             .backends
             .iter()
             .filter(|(_, judged)| judged.is_out())
             .map(|(path, _)| (*path, Evidence::Own));
-        // Later ones go before earlier ones of the same path.
+        // `collect` keeps the last entry of a path, so a backend's own failures win.
         self.presumptions
             .silent()
             .map(|path| (*path, Evidence::Node))
@@ -409,7 +403,7 @@ impl Judge {
             .collect()
     }
 
-    /// Returns true if a reading may change something though nothing has failed since the last one.
+    /// Returns true if a reading may change the state without new failures.
     pub fn waits(&self) -> bool {
         self.backends
             .values()
@@ -417,7 +411,7 @@ impl Judge {
             || self.presumptions.waits()
     }
 
-    /// Returns true if the next reading should have this backend, with votes or without.
+    /// Returns true if the next reading must include this backend, even without votes.
     pub fn asks_for(&self, path: &Path) -> bool {
         self.presumptions.knows(path)
     }
@@ -442,12 +436,12 @@ impl Judged {
         }
     }
 
-    /// Returns true if it takes no connections.
+    /// Returns true if the backend gets no connections.
     const fn is_out(&self) -> bool {
         matches!(self.state, State::Silent(..))
     }
 
-    /// Begins or ends a trial whose time has come. Returns true if its silence is forgotten.
+    /// Starts or ends a due probation. Returns true if the silence is forgotten.
     fn pass(&mut self, now: Duration) -> bool {
         let is_forgotten = self.state != State::Serving && now.saturating_sub(self.struck) > FORGET;
         self.state = match self.state {
@@ -459,25 +453,24 @@ impl Judged {
         is_forgotten
     }
 
-    /// Returns true if a failure of now may be of a connection that began in a trial.
+    /// Returns true if a failure at `now` may belong to a connection of a probation.
     fn is_judged(&self, now: Duration) -> bool {
         now >= self.trial_from
     }
 
-    /// Takes in that the backend has answered.
     const fn answers(&mut self) {
         self.failures = 0;
         self.window.1 = 0;
         self.state = State::Serving;
     }
 
-    /// Takes in what has failed since the last answer.
+    /// Records the failures since the last answer.
     fn fails(&mut self, votes: Votes, now: Duration) {
         let more = votes.failures_since(std::mem::replace(&mut self.failures, votes.failures()));
         match self.state {
             State::Serving => {
                 if now.saturating_sub(self.window.0) > WINDOW {
-                    // The newest failures may be the first of a row.
+                    // The newest failures may start a new series.
                     self.window = (now, 0);
                 }
                 self.window.1 = self.window.1.saturating_add(more);
@@ -489,8 +482,7 @@ impl Judged {
         }
     }
 
-    /// Takes in so many more failures of a silent one. It may be heard of late, and while no
-    /// connections begin.
+    /// Records further failures of a silent backend. They may arrive late, between probations.
     fn fails_on_trial(&mut self, more: u32, now: Duration) {
         if more > 0 && self.is_judged(now) {
             self.strike(now);
@@ -515,7 +507,6 @@ impl Judged {
 }
 
 impl Change {
-    /// Returns the backend.
     pub const fn path(&self) -> &Path {
         match self {
             Self::Silent(path) | Self::Answers(path) => path,
@@ -523,7 +514,7 @@ impl Change {
     }
 }
 
-/// Returns how long a backend gets no connections that was silent so often before.
+/// Returns the ejection time after this many previous ejections.
 fn back_off(strikes: u32) -> Duration {
     BACK_OFF
         .saturating_mul(1 << strikes.min(8))

@@ -1,4 +1,4 @@
-//! The inputs of the agent's loop: events reach it in no other way.
+//! The inputs of the agent's loop, which are its only source of events.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,36 +13,35 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::compact::{EndpointSlice, LocalPod, LocalRedirect, Service, Shared};
 use crate::ip_family::IpFamily;
 
-/// A single event of an object that kpx watches.
-///
-/// Boxed where an object travels alone, so that a burst of inputs stays small.
+/// An event about one kind of object. Single objects are boxed, so that bursts of inputs stay
+/// small.
 #[derive(Clone, Debug)]
 pub enum Input {
     Service(Update<Service>),
     EndpointSlice(Update<EndpointSlice>),
-    /// An update of this node's object only.
+    /// This node's object only.
     Node(Update<Node>),
     ServiceCidr(Update<ServiceCIDR>),
-    /// An update of this node's Pods only. A source need not deliver any.
+    /// This node's Pods only. Optional for a source.
     Pod(Update<LocalPod>),
-    /// An update of the LocalRedirects. A source need not deliver any.
+    /// Optional for a source.
     LocalRedirect(Update<LocalRedirect>),
-    /// The addresses at which the source reaches the API server, all of them.
+    /// All addresses at which the source reaches the API server.
     ApiServer(BTreeSet<SocketAddr>),
 }
 
-/// A source's update about one kind of object.
+/// A source's update of one kind of object.
 #[derive(Clone, Debug)]
 pub enum Update<K> {
-    /// The full list: an object not on it is gone. Every source starts with a full list of every
+    /// The full list, which removes absent objects. Every source starts with a full list of each
     /// kind.
     All(Vec<K>),
-    /// The full list except for objects that could not be read, whose last known version stays.
+    /// The full list, except the named objects, which could not be read and keep their last
+    /// version.
     AllBut(Vec<K>, BTreeSet<ObjectName>),
-    /// A refusal in place of the first list: the API server does not serve this kind, or not to
-    /// kpx.
+    /// The API server refuses the first list: the kind does not exist, or RBAC forbids it.
     Refused,
-    /// A new object, or a new version of one.
+    /// An added or changed object.
     Put(Box<K>),
     Del(ObjectName),
 }
@@ -73,17 +72,16 @@ impl From<Update<discovery::EndpointSlice>> for Input {
     }
 }
 
-/// The time of a change, as an EndpointSlice tells it.
+/// The time of a change, from the annotation `endpoints.kubernetes.io/last-change-trigger-time`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trigger {
     pub service: ObjectName,
     pub family: IpFamily,
-    /// The time of the change. None if the slice is gone: its pending triggers will never be in
-    /// force.
+    /// `None` if the slice is deleted, so that its pending triggers are never programmed.
     pub at: Option<Timestamp>,
 }
 
-/// The name of a namespaced object; cluster-wide objects have an empty namespace.
+/// A namespaced name. The namespace of cluster-wide objects is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectName {
     pub namespace: Shared,

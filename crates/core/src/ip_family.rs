@@ -1,4 +1,4 @@
-//! The two IP families by name, for health answers and metrics.
+//! The two IP families by name, for health responses and metrics.
 
 use proxy_common::addr::{Addr, Addr4, Addr6};
 
@@ -11,7 +11,7 @@ pub enum IpFamily {
 impl IpFamily {
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    /// Returns the name as the API spells it.
+    /// Returns the API's spelling.
     pub const fn name(self) -> &'static str {
         match self {
             Self::V4 => Addr4::FAMILY,

@@ -1,9 +1,8 @@
-//! The line from an object to a row of a map: Input -> Store -> Model -> Tables -> diff -> Change.
-//! Values in, values out: nothing here asks a kernel, a server or a clock. Modules in reading
-//! order.
+//! The pure path from a Kubernetes object to a map row: Input -> Store -> Model -> Tables -> diff
+//! -> Change. The crate has no I/O and no clock. Modules are in reading order.
 #![forbid(unsafe_code)]
 
-// The objects.
+// Kubernetes objects.
 pub mod compact;
 pub mod input;
 pub mod ip_family;
@@ -14,17 +13,17 @@ pub mod store;
 pub mod model;
 pub mod pods;
 
-// Which backends are silent, and which have gone with their nodes.
+// Backend health and lost nodes.
 pub mod health;
 pub mod loss;
 
-// The rows.
+// Map rows.
 pub mod diff;
 mod room;
 pub mod shares;
 pub mod tables;
 
-// All of that, kept up to date.
+// The incrementally updated whole.
 pub mod desired;
 
 #[cfg(any(test, feature = "test"))]

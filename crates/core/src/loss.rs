@@ -1,5 +1,5 @@
-//! Finds the backends that may have gone with their nodes. No function here knows a node's state:
-//! the agent asks the API server, and tells it.
+//! Finds backends that may have been lost with their nodes. The agent queries the API server for
+//! node states and passes them in.
 //!
 //! ```text
 //!   listed, serves ──▶ listed, fails ──────▶ suspect ◀────── not listed any more
@@ -7,9 +7,9 @@
 //!        └──── listed, serves or terminates ──┘   └─────▶ forgotten, if it is not listed
 //! ```
 //!
-//! The agent asks for the node of a suspect to which connections are open, and ends these if the
-//! node is lost. An endpoint that terminates is no suspect: its connections end as their peers
-//! agree.
+//! The agent queries the node of each suspect with open connections, and ends these connections if
+//! the node is lost. Terminating endpoints are not suspects: their connections end by agreement of
+//! the peers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use crate::compact::Shared;
 use crate::health::Path;
 use crate::model::ObjectRef;
 
-/// The place and the state of an endpoint, as its EndpointSlice has them.
+/// The node and state of an endpoint, from its EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placed {
     pub node: Shared,
@@ -30,11 +30,11 @@ pub struct Placed {
 pub enum Standing {
     Serves,
     Terminates,
-    /// Neither serves nor terminates: its probe fails, or its node is not heard of.
+    /// Neither serves nor terminates: the probe fails, or the node has lost contact.
     Fails,
 }
 
-/// The TCP ports of Services that have connections to lost nodes ended, and their endpoints.
+/// The TCP ports of Services with `reset-on-node-loss`, and their endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placements {
     /// The Service of each port, with its uid.
@@ -42,18 +42,18 @@ pub struct Placements {
     pub endpoints: BTreeMap<Path, Placed>,
 }
 
-/// The time from the first answer "the node is there" after which an endpoint that is not listed is
-/// forgotten. The control plane takes most of a minute to miss a node. Answers are not counted,
-/// because each change of an endpoint brings a further one.
+/// The time from the first "node is there" until an unlisted endpoint is forgotten. The control
+/// plane needs up to a minute to notice a dead node. Queries are irregular, so their number means
+/// nothing.
 const FORGET: Duration = Duration::from_secs(120);
 
 /// The suspects among the endpoints.
 #[derive(Debug, Default)]
 pub struct Losses {
-    /// The nodes of the endpoints that were listed last.
+    /// The nodes of the endpoints in the last list.
     listed: BTreeMap<Path, Shared>,
     suspects: BTreeMap<Path, Suspect>,
-    /// The endpoints whose connections may have been ended, until they serve.
+    /// The endpoints with possibly ended connections, until they serve again.
     ended: BTreeSet<Path>,
     back: BTreeSet<Path>,
 }
@@ -62,7 +62,7 @@ pub struct Losses {
 struct Suspect {
     node: Shared,
     is_listed: bool,
-    /// The time of the first answer that the node is there.
+    /// The time of the first "node is there".
     there: Option<Duration>,
 }
 
@@ -77,7 +77,7 @@ impl Suspect {
 }
 
 impl Losses {
-    /// Takes in all endpoints as they are now.
+    /// Records the current endpoints.
     pub fn see(&mut self, now: &Placements) {
         let Self {
             listed,
@@ -101,13 +101,14 @@ impl Losses {
                     suspects.remove(path);
                     back.extend(ended.take(path));
                 }
-                // So do the pods of a dead node, once the control plane evicts them.
+                // The control plane also marks a dead node's pods as terminating when it evicts
+                // them.
                 Standing::Terminates => drop(suspects.remove(path)),
             }
         }
     }
 
-    /// Takes in that connections to these endpoints were ended, or may have been.
+    /// Records that connections to these endpoints were ended, perhaps only in part.
     pub fn were_ended(&mut self, paths: impl IntoIterator<Item = Path>) {
         self.ended.extend(paths);
     }
@@ -118,12 +119,12 @@ impl Losses {
         &self.back
     }
 
-    /// Takes in that the end was taken back from the connections to these endpoints.
+    /// Records that the connections to these endpoints are no longer marked for a reset.
     pub fn were_spared(&mut self, paths: &BTreeSet<Path>) {
         self.back.retain(|path| !paths.contains(path));
     }
 
-    /// Returns true if an endpoint of this node is still suspect.
+    /// Returns true if an endpoint on this node is still suspect.
     pub fn suspects_on(&self, path: &Path, node: &str) -> bool {
         self.suspects
             .get(path)
@@ -137,13 +138,13 @@ impl Losses {
             .map(|(path, suspect)| (path, &suspect.node))
     }
 
-    /// Takes in which suspects have open connections. The others are none until their endpoints
-    /// change again: no connection begins there.
+    /// Keeps only the suspects with open connections. The others stay cleared until their endpoints
+    /// change again, because no new connection goes there.
     pub fn have_flows(&mut self, flows: &BTreeSet<Path>) {
         self.suspects.retain(|path, _| flows.contains(path));
     }
 
-    /// Takes in that a node is there. `now` is a time since any beginning.
+    /// Records that a node is there. `now` counts from any fixed start.
     pub fn is_there(&mut self, node: &str, now: Duration) {
         self.suspects.retain(|_, suspect| {
             if suspect.is_listed || *suspect.node != *node {
@@ -160,8 +161,8 @@ mod tests {
     use crate::builders::{listed, service, slice};
     use crate::desired::Desired;
 
-    /// Returns the placements of a Service with the annotation, beside one without, and what was
-    /// skipped. Each endpoint has its state and place.
+    /// Returns the placements of two Services, only the first with the annotation, and the skipped
+    /// fields. Each endpoint has an address, a node and its conditions.
     fn placements(
         annotation: &str,
         endpoints: &[(&str, &str, [bool; 3])],
@@ -207,8 +208,8 @@ mod tests {
     const DRAINS: [bool; 3] = [false, true, true];
     const TERMINATES: [bool; 3] = [false, false, true];
 
-    /// Shows a cluster once for each state of the endpoint 10.244.1.1 on n1, beside one that
-    /// serves. None: it is not listed.
+    /// Applies each state of the endpoint 10.244.1.1 on n1 in turn, next to a serving endpoint.
+    /// `None` means unlisted.
     fn shown(states: &[Option<[bool; 3]>]) -> Losses {
         let mut losses = Losses::default();
         for state in states {
@@ -306,7 +307,7 @@ mod tests {
             states.iter().for_each(|state| see(&mut losses, *state));
             assert_eq!(losses.back().len(), usize::from(is_back), "{states:?}");
             see(&mut losses, Some(SERVES));
-            // The walk through the flows has failed so far, or was of another endpoint.
+            // The walk through the flows failed, or covered another endpoint.
             losses.were_spared(&[path("10.244.2.1")].into());
             assert_eq!(*losses.back(), [path("10.244.1.1")].into(), "{states:?}");
             losses.were_spared(&[path("10.244.1.1")].into());
@@ -340,7 +341,7 @@ mod tests {
             (&[Some(SERVES), Some(FAILS)], true),
         ] {
             let mut losses = shown(states);
-            // Other endpoints change all the time, so the node is asked for often.
+            // Changes of other endpoints cause frequent queries.
             for tenth in 0..1_000 {
                 losses.is_there("n1", SECOND + SECOND * tenth / 10);
                 losses.is_there("n2", SECOND + SECOND * tenth / 10);

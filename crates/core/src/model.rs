@@ -1,5 +1,5 @@
-//! Models the meaning of the objects. All of kube-proxy's semantics live here, as a function of one
-//! Service, its slices and this node. Each IP family stands alone.
+//! The semantics of kube-proxy, as a pure function of one Service, its slices and this node. The
+//! two IP families are independent.
 
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -60,7 +60,7 @@ pub(crate) use redirect::address::{claimant, tell_of_object};
 pub(crate) use redirect::{redirected_by, redirected_to, skipped_redirects};
 pub use weights::{WEIGHT_MAX, Weights};
 
-/// The frontends and ports of one Service, in each family in which it has a ClusterIP.
+/// The frontends and ports of one Service, for each family of its ClusterIPs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceModel {
     pub v4: Option<FamilyModel<Addr4>>,
@@ -71,28 +71,24 @@ pub struct ServiceModel {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FamilyModel<A: Addr> {
     pub claim: Claim,
-    /// Set if a device of the host has the ClusterIP, and the host keeps the packets to it. The
-    /// frontends there are claimed, so that no other Service gets them, and not in force.
+    /// Set if a device of the host has the ClusterIP and the host keeps its packets. The Service's
+    /// claims hold, so that no other Service gets the frontends, which are not programmed.
     pub is_kept_by_host: bool,
-    /// The addresses that clients may dial. Other Services may claim the same frontend, so some may
-    /// not be in force.
+    /// The claimed frontends. Some may belong to an older Service and are then not programmed.
     pub frontends: Flat<FrontendKey<A>, ClaimedFrontend<A>>,
-    /// The ports, by their ClusterIP frontends.
+    /// The ports, keyed by ClusterIP frontend.
     pub ports: Flat<FrontendKey<A>, ServicePort<A>>,
-    /// The ports without room in any case, because those before them have more backends than the
-    /// maps have room for. The model has no backends for them.
+    /// The ports without backends because the ports before them already exceed the maps' room.
     pub without_room: BTreeSet<FrontendKey<A>>,
-    /// The ranges of clients that may dial the LoadBalancer frontends; empty if every client may.
+    /// The client ranges allowed to dial the LoadBalancer frontends. Empty allows every client.
     pub source_ranges: BTreeSet<Range<A>>,
     /// The number of ready addresses on this node, over all ports.
     pub local_ready: usize,
-    /// The backends left out in host mode because this host does not reach them.
+    /// The backends left out in host mode because this host has no route to them.
     pub unreachable: Vec<Unreachable>,
-    /// The pods that take the connections of a port through the tunnel, where that is their only
-    /// way.
+    /// The pods of each port that only the tunnel reaches.
     pub tunnelled: BTreeMap<FrontendKey<A>, Vec<TunnelledPod>>,
-    /// The pods of this node that answer for a port in a local redirect, in the order of its set
-    /// `local`.
+    /// The local redirect's pods for each port, in slot order of the set `local`.
     pub redirected: BTreeMap<FrontendKey<A>, Vec<ObjectName>>,
 }
 
@@ -100,29 +96,28 @@ pub struct FamilyModel<A: Addr> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimedFrontend<A: Addr> {
     pub frontend: Frontend<A>,
-    /// The field of the Service with the address, for reports.
+    /// The Service field that holds the address, for reports.
     pub field: Shared,
 }
 
-/// A Service that claims a frontend. The least claim, which is the oldest Service's, holds the
-/// frontend.
+/// A Service's claim to a frontend. The smallest claim wins, which is the oldest Service's.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim {
-    /// Set for a redirected address, which any Service takes.
+    /// Set for a redirected address, which yields to every Service.
     pub(crate) yields: bool,
     created: Timestamp,
     pub service: ObjectName,
 }
 
-/// The answer to load balancers at `spec.healthCheckNodePort`.
+/// The health check that load balancers query at `spec.healthCheckNodePort`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
     pub port: u16,
-    /// The number of addresses of ready endpoints on this node, of both families.
+    /// The number of ready endpoint addresses on this node: the larger family's.
     pub local_endpoints: usize,
 }
 
-/// The parts shared by both families of a Service.
+/// The inputs shared by both families.
 struct Parts<'a> {
     claim: Claim,
     service: &'a compact::Service,
@@ -134,10 +129,9 @@ struct Parts<'a> {
     node: &'a NodeModel,
 }
 
-/// The rest of the cluster, as far as it matters to one Service.
+/// The state outside a Service that affects its model.
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
-    /// The number of the Service's namespace.
     pub namespace: Namespace,
     pub pods_of_others: PodsOfOthers,
 }
@@ -168,7 +162,7 @@ impl ServiceModel {
         };
         let v4 = FamilyModel::new(&parts, &mut skipped);
         let v6 = FamilyModel::new(&parts, &mut skipped);
-        // A pod of both families is one endpoint to a load balancer.
+        // Load balancers count a dual-stack pod once.
         let local_endpoints = v4
             .as_ref()
             .map_or(0, |v4| v4.local_ready)
@@ -181,7 +175,7 @@ impl ServiceModel {
             port,
             local_endpoints,
         });
-        // Both families read the same fields.
+        // Both families report the same fields.
         skipped.sort_unstable();
         skipped.dedup();
         (
@@ -194,8 +188,7 @@ impl ServiceModel {
         )
     }
 
-    /// Models a Service as the store has it now. The model is empty if the store has no such
-    /// Service.
+    /// Models a Service from the store. Returns an empty model if kpx does not serve the Service.
     pub fn of(store: &Store, name: &ObjectName, node: &NodeModel) -> (Self, Vec<Skipped>) {
         let is_served =
             |service: &&Arc<_>| is_proxied(service) && redirect::is_served(store, name, service);
@@ -205,7 +198,7 @@ impl ServiceModel {
         let mut of_redirect = Vec::new();
         let redirect = Redirect::of(store, name, service, node.has_redirects, &mut of_redirect);
         let slices = store.slices_of(name).map(Arc::as_ref);
-        // A redirected address is no Service's, and so no namespace's.
+        // A redirected address belongs to no namespace.
         let namespace = match service.is_redirected_address {
             true => Namespace::NONE,
             false => store.namespace_number(&name.namespace),
@@ -286,13 +279,13 @@ impl<A: Addr> FamilyModel<A> {
         })
     }
 
-    /// Returns true if the packets to this frontend stay with the host.
+    /// Returns true if the host keeps the packets to this frontend.
     pub(crate) fn is_kept(&self, frontend: &Frontend<A>) -> bool {
         self.is_kept_by_host && !frontend.kind.is_external()
     }
 }
 
-/// A Service in one family, while its ports are added one after another.
+/// The builder of one family's model, port by port.
 struct Family<'a, A: Addr> {
     parts: &'a Parts<'a>,
     cluster_ip: A,
@@ -301,10 +294,10 @@ struct Family<'a, A: Addr> {
     has_source_ranges: bool,
     frontends: ClaimedFrontends<A>,
     ports: BTreeMap<FrontendKey<A>, ServicePort<A>>,
-    /// The rows of the ports so far. Ports beyond the room of the maps have no backends.
+    /// The rows used so far. Ports beyond the maps' room get no backends.
     used: Rows,
     without_room: BTreeSet<FrontendKey<A>>,
-    /// The number of ports without a table of their own, for want of room.
+    /// The number of ports without a look-up table, because the maps lack room.
     without_tables: usize,
     local_ready: BTreeSet<A>,
     unreachable: Vec<Unreachable>,
@@ -313,7 +306,7 @@ struct Family<'a, A: Addr> {
     skipped_redirects: Vec<Skipped>,
 }
 
-/// The node port of a Service port, as the Service has it and as this node serves it.
+/// The node port in the Service's spec, and the node port that this node serves.
 #[derive(Clone, Copy)]
 struct NodePorts {
     named: Option<Port>,
@@ -321,7 +314,7 @@ struct NodePorts {
 }
 
 impl<A: Addr> Family<'_, A> {
-    /// Claims the frontends of a port. Returns None if the port is not served.
+    /// Claims the frontends of a port. Returns `None` if the port is not served.
     fn claim_port(
         &mut self,
         reader: &mut Reader<'_>,
@@ -356,7 +349,7 @@ impl<A: Addr> Family<'_, A> {
         Some((key, NodePorts { named, served }))
     }
 
-    /// Adds a port with its backends, as far as the maps have room for them.
+    /// Adds a port, with backends while the maps have room.
     fn fill_port(
         &mut self,
         reader: &mut Reader<'_>,
@@ -419,7 +412,7 @@ impl<A: Addr> Family<'_, A> {
 }
 
 impl Parts<'_> {
-    /// Checks whether the Service may be dialled at a port of an external address.
+    /// Checks that a port of an external address may be served.
     fn admit_external_port<A: Addr>(
         &self,
         external: &External<A>,
@@ -428,7 +421,7 @@ impl Parts<'_> {
     ) -> Result<(), String> {
         self.node.guard.admit_port(external.addr, port, proto)?;
         match external.kind == FrontendKind::EXTERNAL_IP {
-            // Pods in the host's network share the node's addresses with Services.
+            // Host-network pods share the node's addresses, so these are not checked against pods.
             true if self.node.guard.is_own(external.addr.ip()) => Ok(()),
             true => self
                 .around
@@ -438,8 +431,8 @@ impl Parts<'_> {
         }
     }
 
-    /// Returns the endpoints of a port as this host reaches them, the pods behind the tunnel, and
-    /// the endpoints out of reach.
+    /// Returns the endpoints that this host reaches, the pods behind the tunnel, and the
+    /// unreachable endpoints.
     fn within_reach<'a, A: Addr>(
         &self,
         key: FrontendKey<A>,
@@ -451,7 +444,7 @@ impl Parts<'_> {
             return (endpoints, Vec::new(), Vec::new());
         };
         if self.policy.internal_local && !is_external {
-            return (Joined::none(), Vec::new(), Vec::new()); // No endpoint is ever local, so there is nothing to wait for.
+            return (Joined::none(), Vec::new(), Vec::new()); // Host mode has no local endpoints.
         }
         let external_local = self.policy.external_local;
         let proto = key.proto;
@@ -478,7 +471,7 @@ impl Parts<'_> {
     }
 }
 
-/// Returns all ClusterIPs of a Service, as far as they can be read.
+/// Returns all readable ClusterIPs of a Service.
 pub(crate) fn cluster_ips(service: &compact::Service) -> impl Iterator<Item = IpAddr> {
     let texts = service.cluster_ip.iter().chain(&service.cluster_ips);
     texts
@@ -486,8 +479,8 @@ pub(crate) fn cluster_ips(service: &compact::Service) -> impl Iterator<Item = Ip
         .filter(|ip| !ip.is_unspecified())
 }
 
-/// Returns the ClusterIP of one family. `clusterIPs` is in the order of `ipFamilies`, and
-/// `clusterIP` is its first element.
+/// Returns the ClusterIP of one family. `clusterIPs` has the order of `ipFamilies`; its first
+/// element equals `clusterIP`.
 fn cluster_ip<A: Addr>(service: &compact::Service, reader: &mut Reader<'_>) -> Option<A> {
     let primary = service.cluster_ip.as_deref()?;
     let families = &service.ip_families;
@@ -500,7 +493,7 @@ fn cluster_ip<A: Addr>(service: &compact::Service, reader: &mut Reader<'_>) -> O
         };
     }
     let index = families.iter().position(|family| **family == *A::FAMILY)?;
-    // Only a manifest that never passed an API server leaves `clusterIPs` out.
+    // The API server always fills `clusterIPs`; a manifest from a folder may lack it.
     let text = service
         .cluster_ips
         .get(index)
@@ -525,8 +518,8 @@ fn read_port(
     Some((number, proto))
 }
 
-/// The frontends that one Service claims. Without the row that stands for a whole address, other
-/// ports of it are left alone.
+/// The frontends that one Service claims. Other ports of an address pass unless the row for the
+/// whole address exists.
 struct ClaimedFrontends<A: Addr> {
     frontends: BTreeMap<FrontendKey<A>, ClaimedFrontend<A>>,
     namespace: Namespace,
@@ -549,7 +542,7 @@ impl<A: Addr> ClaimedFrontends<A> {
         frontends
     }
 
-    /// Adds the frontends of one port at the ClusterIP and the node's addresses.
+    /// Adds a port's frontends at the ClusterIP and the node's addresses.
     fn add_port(
         &mut self,
         reader: &mut Reader<'_>,
@@ -574,8 +567,7 @@ impl<A: Addr> ClaimedFrontends<A> {
         }
     }
 
-    /// Adds the frontend of one port at an external address. The first listing of an address
-    /// counts.
+    /// Adds a port's frontend at an external address. The first field that lists an address wins.
     fn add_external(&mut self, service: FrontendKey<A>, external: &External<A>) {
         let key = FrontendKey::new(external.addr, service.port, service.proto);
         self.add(
@@ -602,8 +594,8 @@ impl<A: Addr> ClaimedFrontends<A> {
 }
 
 impl Claim {
-    /// Returns the Service's claim. A Service without an age, which never passed an API server,
-    /// counts as the youngest.
+    /// Returns the Service's claim. A Service without creation time (from a manifest) counts as the
+    /// youngest.
     fn new(name: &ObjectName, service: &compact::Service) -> Self {
         Self {
             yields: service.is_redirected_address,
@@ -613,7 +605,7 @@ impl Claim {
     }
 }
 
-/// Returns the ranges of ClusterIPs, sorted.
+/// Returns the ServiceCIDRs, sorted.
 pub fn service_cidrs<'a>(
     objects: impl Iterator<Item = &'a ServiceCIDR>,
 ) -> (Vec<ipnet::IpNet>, Vec<Skipped>) {

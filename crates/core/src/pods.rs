@@ -1,32 +1,32 @@
-//! Decides which Pods of this node have their sockets led.
+//! Decides which Pods of this node get socket load balancing.
 //!
-//! What a Pod says decides about that Pod alone. Packets serve every other one, so a doubt costs
-//! speed and nothing else.
+//! A Pod's own fields affect that Pod alone. Packet translation serves all other Pods, so a wrong
+//! "no" costs only speed.
 
 use std::fmt;
 
 use crate::compact::{LocalPod, SOCKET_LB};
 
-/// The reason why packets serve a Pod.
+/// The reason why packet translation serves a Pod instead.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WhyPackets {
-    /// It does not run yet, or no more. Before it runs, what a mesh writes may be missing.
+    /// The Pod is not running. Before it runs, a mesh's webhook may not have marked it yet.
     NotRunning,
-    /// A mesh takes its connections by the Service's address; with the sign of the mesh.
+    /// A mesh intercepts connections by the Service's address. Holds the mesh's marker.
     Mesh(Box<str>),
     VirtualMachine,
-    /// Its sockets may not be the kernel's; with the name of its runtime class.
+    /// The runtime class, which may run its own network stack.
     RuntimeClass(Box<str>),
-    /// Its annotation says so.
+    /// The Pod's annotation opts out.
     OptedOut,
-    /// Its annotation has this value, which means nothing.
+    /// The annotation has this invalid value.
     BadChoice(Box<str>),
 }
 
-/// The fate of a Pod's sockets as its object has it.
+/// The treatment of a Pod's sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodWay {
-    /// Their sockets are the host's.
+    /// The Pod uses the host's network.
     Host,
     Led,
     Packets(WhyPackets),
@@ -53,7 +53,7 @@ impl PodWay {
 }
 
 impl WhyPackets {
-    /// Returns the reason without what is particular to one Pod.
+    /// Returns the reason without the Pod's own values.
     pub fn group(&self) -> &'static str {
         match self {
             Self::NotRunning => "not running",
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
     use crate::compact::Compact;
 
-    /// Returns the way of a running Pod with these annotations, labels and fields of its spec.
+    /// Returns the treatment of a running Pod with these annotations, labels and spec.
     fn way(annotations: Value, labels: Value, spec: Value) -> String {
         let object = json!({
             "metadata": { "namespace": "shop", "name": "cart", "uid": "1", "annotations": annotations, "labels": labels },

@@ -1,4 +1,4 @@
-//! Generates random clusters, small enough that all their parts collide.
+//! Random clusters, small enough that their parts collide.
 
 use std::net::SocketAddr;
 
@@ -25,7 +25,7 @@ pub(crate) use redirects::options;
 const SERVICES: [&str; 4] = ["default/a", "default/b", "default/c", "other/a"];
 const SLICES: [&str; 4] = ["default/1", "default/2", "default/3", "other/1"];
 
-/// Generates the tables of a random cluster, and of the same cluster some time later.
+/// Generates the tables of a random cluster before and after some inputs.
 pub(crate) fn old_and_new() -> impl Strategy<Value = (Tables, Tables)> {
     (inputs(0..24), inputs(1..24)).prop_map(|(before, between)| {
         let options = options();
@@ -81,7 +81,6 @@ pub(crate) fn input_at_pods() -> impl Strategy<Value = Input> {
     ]
 }
 
-/// Returns the kind and name of an input's object.
 pub(crate) fn object(input: &Input) -> (&'static str, ObjectName) {
     fn name<K: Compact>(update: &Update<K>) -> ObjectName {
         match update {
@@ -109,7 +108,7 @@ fn some_node() -> impl Strategy<Value = Input> {
     })
 }
 
-/// Generates API server addresses, among them some that Services have too.
+/// Generates API server addresses, some of which collide with Services.
 fn some_api_server() -> impl Strategy<Value = Input> {
     let places = ["192.0.2.1:80", "[2001:db8::1]:80", "198.51.100.1:30000"]
         .map(|at| at.parse::<SocketAddr>().unwrap());
@@ -117,7 +116,7 @@ fn some_api_server() -> impl Strategy<Value = Input> {
         .prop_map(|places| Input::ApiServer(places.into_iter().collect()))
 }
 
-/// Generates ranges around ClusterIPs, which also contain some endpoints.
+/// Generates ServiceCIDRs that also contain some endpoints.
 fn some_service_cidr() -> impl Strategy<Value = Input> {
     let nets = [
         "10.96.0.0/16",
@@ -132,7 +131,6 @@ fn some_service() -> impl Strategy<Value = ServiceBuilder> {
     Union::new(SERVICES.map(service_called))
 }
 
-/// Generates one version of this object.
 fn service_called(name: &'static str) -> impl Strategy<Value = ServiceBuilder> {
     let v4 = option::weighted(0.8, select(vec!["10.96.0.1", "10.96.0.2", "10.96.0.3"]));
     let v6 = option::weighted(0.3, select(vec!["fd00:96::1", "fd00:96::2"]));
@@ -157,7 +155,7 @@ fn service_called(name: &'static str) -> impl Strategy<Value = ServiceBuilder> {
     })
 }
 
-/// Adds external frontends to some Services. Some of the addresses are ClusterIPs or endpoints.
+/// Adds external frontends, some at ClusterIPs or endpoint addresses.
 fn dialled(plain: impl Strategy<Value = ServiceBuilder>) -> impl Strategy<Value = ServiceBuilder> {
     let type_ = select(vec![
         "ClusterIP",

@@ -1,20 +1,20 @@
-//! The room of the maps that Services fill, and the rows that take it.
+//! The room of the Service maps, and the rows that use it.
 
 use std::collections::BTreeMap;
 
 use proxy_common::names::{FamilyMaps, IPV4, IPV6};
 
-/// The rows in each of the maps that Services fill, in the order of [`maps`].
+/// The number of rows in each Service map, in the order of [`maps`].
 pub(crate) type Rows = [usize; MAPS];
 pub(crate) const MAPS: usize = 6;
 const SLOTS: usize = 2;
 const TABLES: usize = 4;
 
-/// The most tables of places in a family. Each takes 8 KiB in the kernel and as much in the agent,
-/// where the other rows take some tens of bytes.
+/// The maximum number of look-up tables in a family. Each takes 8 KiB in the kernel and 8 KiB in
+/// the agent; other rows take some tens of bytes.
 const TABLES_MOST: usize = 8_192;
 
-/// Returns the names of the maps that Services fill, in the order of [`Rows`].
+/// Returns the names of the Service maps, in the order of [`Rows`].
 pub(crate) fn maps(family: &FamilyMaps) -> [&'static str; MAPS] {
     [
         family.frontends,
@@ -26,7 +26,7 @@ pub(crate) fn maps(family: &FamilyMaps) -> [&'static str; MAPS] {
     ]
 }
 
-/// The rows that Services of one family may take in each map; the default is no limit.
+/// The maximum rows of one family in each map. The default is unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room(pub(crate) Rows);
 
@@ -37,8 +37,8 @@ impl Default for Room {
 }
 
 impl Room {
-    /// Takes the entries of the maps, by name. A part stays free, because a change puts some rows
-    /// before it removes others.
+    /// Derives the room from the maps' `max_entries`, by map name. One sixteenth stays free,
+    /// because a change adds some rows before it removes others.
     pub fn of(max_entries: &BTreeMap<String, u32>) -> Self {
         let entries = |name: &str| {
             max_entries
@@ -51,12 +51,11 @@ impl Room {
         Self(rows)
     }
 
-    /// Returns the number of slots.
     pub(crate) fn slots(&self) -> usize {
         self.0[SLOTS]
     }
 
-    /// Returns true if there is room for these rows, apart from tables of places.
+    /// Returns true if these rows fit, not counting look-up tables.
     pub(crate) fn holds(&self, rows: &Rows) -> bool {
         without_tables(*rows)
             .iter()
@@ -64,7 +63,7 @@ impl Room {
             .all(|(rows, room)| *rows <= room)
     }
 
-    /// Returns true if there is room for another port's tables of places beside these rows.
+    /// Returns true if another port's look-up tables (one for each set) fit.
     pub(crate) fn holds_tables(&self, rows: &Rows, most: usize) -> bool {
         rows[TABLES] + 2 <= self.0[TABLES].min(most)
     }
@@ -72,13 +71,11 @@ impl Room {
 
 #[cfg(test)]
 impl Room {
-    /// Returns room for so many rows in each map.
     pub(crate) fn of_rows(rows: usize) -> Self {
         Self([rows; MAPS])
     }
 }
 
-/// Returns the rows of what is served without tables of places.
 pub(crate) fn without_tables(mut rows: Rows) -> Rows {
     rows[TABLES] = 0;
     rows

@@ -7,10 +7,9 @@ use std::str::FromStr;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-/// The labels of an object.
 pub type Labels = BTreeMap<Box<str>, Box<str>>;
 
-/// A selector: an object must meet all of its requirements. Without any it selects every object.
+/// A selector: the conjunction of its requirements. An empty selector matches every object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector(Vec<Requirement>);
 
@@ -23,17 +22,17 @@ struct Requirement {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Operator {
     In(BTreeSet<Box<str>>),
-    /// An object without the label meets it as well.
+    /// Also matches objects without the label.
     NotIn(BTreeSet<Box<str>>),
     Exists,
     DoesNotExist,
-    /// The label is an integer above this one.
+    /// The label is an integer above this value.
     Above(i64),
     Below(i64),
 }
 
 impl Selector {
-    /// Reads a selector of the API. The error begins with the field.
+    /// Parses an API selector. The error begins with the field.
     pub fn of(selector: &LabelSelector) -> Result<Self, String> {
         let labels = selector.match_labels.iter().flatten().map(|(key, value)| {
             let read = values([value.as_str()])
@@ -86,7 +85,7 @@ impl Selector {
     }
 }
 
-/// Reads a text in kubectl's form: `app=cache,tier in (a, b),!old`.
+/// Parses kubectl's form: `app=cache,tier in (a, b),!old`.
 impl FromStr for Selector {
     type Err = String;
 
@@ -107,7 +106,7 @@ impl FromStr for Selector {
     }
 }
 
-/// Writes a text that is read as the same selector.
+/// Writes a text that parses to the same selector.
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, requirement) in self.0.iter().enumerate() {
@@ -163,15 +162,15 @@ impl fmt::Display for Requirement {
     }
 }
 
-/// The letters that are words of their own, alone or as `==` and `!=`.
+/// The one-character tokens, and the characters of `==` and `!=`.
 const SIGNS: [char; 7] = ['=', '!', '(', ')', ',', '<', '>'];
 const SPACES: [char; 4] = [' ', '\t', '\r', '\n'];
 
-/// The words of a text that are not read yet.
+/// The unread rest of a text, split into tokens.
 struct Words<'a>(&'a str);
 
 impl<'a> Words<'a> {
-    /// Returns the next word, which is empty at the end, and the text behind it.
+    /// Returns the next token, empty at the end, and the text behind it.
     fn split(&self) -> (&'a str, &'a str) {
         let text = self.0.trim_start_matches(SPACES);
         let length = match text.get(..2) {
@@ -194,7 +193,7 @@ impl<'a> Words<'a> {
         word
     }
 
-    /// Takes a word that is neither a sign nor the end.
+    /// Takes a token that is neither a sign nor the end.
     fn identifier(&mut self, what: &str) -> Result<&'a str, String> {
         match self.next() {
             found if found.is_empty() || found.starts_with(SIGNS) => Err(unexpected(found, what)),
@@ -228,7 +227,7 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Takes one value, which may be empty.
+    /// Takes one value, possibly empty.
     fn value(&mut self) -> Result<BTreeSet<Box<str>>, String> {
         let value = if ["", ","].contains(&self.peek()) {
             ""
@@ -285,7 +284,7 @@ fn values<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<BTreeSet<Box<s
     checked.collect()
 }
 
-/// The form of a label's name and value.
+/// The valid form of a label's name and value.
 const NAME: &str =
     "at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends";
 
@@ -296,7 +295,7 @@ fn is_name(text: &str) -> bool {
         && text.bytes().all(is_inner)
 }
 
-/// Returns true for a DNS subdomain, as RFC 1123 has it.
+/// Returns true for an RFC 1123 DNS subdomain.
 fn is_domain(text: &str) -> bool {
     let is_end = |letter: u8| letter.is_ascii_lowercase() || letter.is_ascii_digit();
     let is_label = |label: &str| {
@@ -305,7 +304,7 @@ fn is_domain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
-/// Returns true if a text has a first and a last letter, and both are such ones.
+/// Returns true if the text is not empty and `is_end` accepts its first and last byte.
 fn has_ends(text: &str, is_end: impl Fn(u8) -> bool) -> bool {
     let ends = text.bytes().next().zip(text.bytes().next_back());
     ends.is_some_and(|(first, last)| is_end(first) && is_end(last))

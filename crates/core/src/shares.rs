@@ -1,10 +1,8 @@
-//! Divides the room of the maps among the namespaces, so that no tenant's Services take the room of
-//! another's.
+//! Divides the maps' room among namespaces, so that no tenant's Services displace another's.
 //!
-//! As long as all Services fit, all are served. Where they do not, each namespace gets what it
-//! needs up to a level at which the room is used up (max-min fairness). Above that level the oldest
-//! Services keep theirs, port by port. A port that only its tables of places are too much for is
-//! served without them.
+//! If all Services fit, all are served. Otherwise each namespace gets its demand up to a level that
+//! uses up the room (max-min fairness). Above the level the oldest Services keep their rows, port
+//! by port. A port whose look-up tables alone exceed the room is served without them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::SubAssign;
@@ -18,7 +16,7 @@ use crate::model::{Cause, Claim, FamilyModel, ObjectRef, Skipped};
 pub use crate::room::Room;
 use crate::room::{MAPS, Rows, add, without_tables};
 
-/// The names of the rows for operators, and the flags that make room for them.
+/// The operators' names of the rows, and the flags that enlarge their maps.
 const KINDS: [(&str, &str); MAPS] = [
     ("frontends", OF_SERVICES),
     ("service ports", OF_SERVICES),
@@ -30,22 +28,21 @@ const KINDS: [(&str, &str); MAPS] = [
 const OF_SERVICES: &str = "--service-table-size";
 const OF_ENDPOINTS: &str = "--endpoint-table-size";
 
-/// The rows of the Services of one family, and the ports that have no room.
+/// The rows of one family's Services, and the ports without room.
 #[derive(Debug)]
 pub(crate) struct Shares<A: Addr> {
     room: Room,
     by_namespace: BTreeMap<Shared, Rows>,
-    /// The most rows that a namespace may have in each map; None where all have room.
+    /// The maximum rows of a namespace in each map. `None` if all fit.
     levels: [Option<usize>; MAPS],
-    /// The frontends without room.
     left_out: LeftOut<A>,
-    /// The service ports that have room, though not for their tables of places.
+    /// The service ports without room for look-up tables.
     plain: LeftOut<A>,
     /// Set if a model has changed since [`Self::settle`].
     pub(crate) is_stale: bool,
 }
 
-/// The frontends that go without something, by Service.
+/// The affected frontends of each Service.
 pub(crate) type LeftOut<A> = BTreeMap<ObjectName, BTreeSet<FrontendKey<A>>>;
 
 impl<A: Addr> Default for Shares<A> {
@@ -97,18 +94,18 @@ impl<A: Addr> Shares<A> {
         self.is_stale = true;
     }
 
-    /// Returns true if a Service goes without this frontend.
+    /// Returns true if the frontend has no room.
     pub(crate) fn leave_out(&self, service: &ObjectName, key: &FrontendKey<A>) -> bool {
         contains(&self.left_out, service, key)
     }
 
-    /// Returns true if a Service's port has no table of places.
+    /// Returns true if the service port has no room for look-up tables.
     pub(crate) fn is_plain(&self, service: &ObjectName, key: &FrontendKey<A>) -> bool {
         contains(&self.plain, service, key)
     }
 
-    /// Divides the room among these models, if any has changed. Returns the frontends that each
-    /// Service gains or loses.
+    /// Divides the room again if a model has changed. Returns the frontends that each Service gains
+    /// or loses.
     pub(crate) fn settle<'a>(
         &mut self,
         models: impl Iterator<Item = &'a FamilyModel<A>>,
@@ -137,7 +134,7 @@ impl<A: Addr> Shares<A> {
         changed
     }
 
-    /// Returns what a Service goes without.
+    /// Returns the parts of a Service without room.
     pub(crate) fn skipped(&self, model: &FamilyModel<A>) -> Vec<Skipped> {
         let service = &model.claim.service;
         let of = |left_out: &LeftOut<A>| {
@@ -192,8 +189,7 @@ impl<A: Addr> Shares<A> {
     }
 }
 
-/// Puts what Services claim in an order in which each namespace has its turn. Within a namespace
-/// the oldest Service is first.
+/// Orders claimed items round-robin by namespace, the oldest Service of each namespace first.
 pub(crate) fn in_turn<'a, T: Ord>(claimed: impl Iterator<Item = (&'a Claim, T)>) -> Vec<T> {
     let mut by_namespace: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for (claim, item) in claimed {
@@ -216,7 +212,7 @@ pub(crate) fn in_turn<'a, T: Ord>(claimed: impl Iterator<Item = (&'a Claim, T)>)
     in_turn.into_iter().map(|(_, _, item)| item).collect()
 }
 
-/// Computes from nothing what [`Shares`] keeps.
+/// Computes [`Shares`] from scratch.
 pub(crate) fn shares_of<A: Addr>(models: &[&FamilyModel<A>], room: Room) -> Shares<A> {
     let mut shares = Shares::new(room);
     models.iter().for_each(|model| shares.add(model));
@@ -228,7 +224,7 @@ fn contains<A: Addr>(of: &LeftOut<A>, service: &ObjectName, key: &FrontendKey<A>
     !of.is_empty() && of.get(service).is_some_and(|keys| keys.contains(key))
 }
 
-/// Returns the frontends that only one of the two has.
+/// Returns the frontends in exactly one of both.
 fn difference<A: Addr>(before: &LeftOut<A>, now: &LeftOut<A>) -> LeftOut<A> {
     let none = BTreeSet::new();
     let changed = |service: &ObjectName| {
@@ -243,7 +239,7 @@ fn difference<A: Addr>(before: &LeftOut<A>, now: &LeftOut<A>) -> LeftOut<A> {
         .collect()
 }
 
-/// Returns the level up to which all demands are met so that `room` is used up; None if it is not.
+/// Returns the level at which capped demands use up `room`. `None` if all demands fit.
 fn level(demands: impl Iterator<Item = usize>, room: usize) -> Option<usize> {
     let mut demands: Vec<_> = demands.collect();
     if demands.iter().sum::<usize>() <= room {
@@ -305,8 +301,7 @@ fn left_out<'a, A: Addr>(
     (left_out, plain)
 }
 
-/// Returns the frontends of a model by the service port that they lead to; the row of the address
-/// stands for itself.
+/// Returns the frontends of a model by service port. A whole-address row is its own group.
 fn by_service<A: Addr>(model: &FamilyModel<A>) -> BTreeMap<FrontendKey<A>, Vec<FrontendKey<A>>> {
     let mut by_service: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for (key, claimed) in model.frontends.iter() {
@@ -327,7 +322,7 @@ fn rows<A: Addr>(model: &FamilyModel<A>) -> Rows {
     rows
 }
 
-/// Returns the rows of one service port, with so many frontends.
+/// Returns the rows of one service port with this many frontends.
 pub(crate) fn rows_of<A: Addr>(
     model: &FamilyModel<A>,
     service: &FrontendKey<A>,
@@ -341,8 +336,7 @@ pub(crate) fn rows_of<A: Addr>(
     rows
 }
 
-/// Returns true if two models of a Service leave the same room to others, and need the same for
-/// each of their ports.
+/// Returns true if both models of a Service need the same rows for each port.
 pub(crate) fn take_same<A: Addr>(one: &FamilyModel<A>, other: &FamilyModel<A>) -> bool {
     let rows_by_port = |model: &FamilyModel<A>| -> Vec<_> {
         model

@@ -1,4 +1,4 @@
-//! Stores the objects as last seen, without interpretation.
+//! The objects as last seen, without interpretation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -24,19 +24,18 @@ use marked::Marked;
 use namespaces::Namespaces;
 use redirects::Redirects;
 
-/// The objects as last seen, and the name of the node that uses them.
 #[derive(Clone, Debug)]
 pub struct Store {
     node_name: String,
     services: Kind<Service>,
     slices: Kind<EndpointSlice>,
-    /// The slices that name a Service, whether or not the Service exists yet.
+    /// The slices of each Service name, including names without a Service.
     slices_of: BTreeMap<ObjectName, Vec<ObjectName>>,
     endpoints: Endpoints,
     namespaces: Namespaces,
     nodes: Kind<Node>,
     service_cidrs: Kind<ServiceCIDR>,
-    /// Only Services with a local redirect depend on them.
+    /// Only Services with a local redirect depend on Pods.
     pods: Kind<LocalPod>,
     redirects: Redirects,
     /// The addresses that LocalRedirects may redirect.
@@ -47,30 +46,30 @@ pub struct Store {
     api_server: BTreeSet<SocketAddr>,
 }
 
-/// The state that an input puts out of date.
+/// The state that an input invalidates. The names may belong to missing objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Dirty {
-    /// The Services whose objects changed, and which need not exist. `of_other_proxies` is set if
-    /// another proxy serves one of them, or did.
+    /// The changed Services. `of_other_proxies` is set if another proxy serves or served any of
+    /// them.
     Services {
         services: BTreeSet<ObjectName>,
         of_other_proxies: bool,
     },
-    /// The Services whose slices changed, and which need not exist.
+    /// The Services of changed slices.
     Endpoints {
         services: BTreeSet<ObjectName>,
         slices: usize,
         triggers: Vec<Trigger>,
     },
-    /// The Services whose local redirect may have changed, and which need not exist.
+    /// The Services with a possibly changed local redirect.
     Redirects {
         services: BTreeSet<ObjectName>,
-        /// The LocalRedirects that changed, and which need not exist.
+        /// The changed LocalRedirects.
         objects: BTreeSet<ObjectName>,
     },
     Nothing,
-    /// The state of this node or the API server's addresses, on which every Service may depend.
+    /// This node or the API server's addresses, which every Service may depend on.
     Node,
     ServiceCidrs,
 }
@@ -95,8 +94,8 @@ impl Store {
         }
     }
 
-    /// Has the store wait for Pods and LocalRedirects as for the other kinds. LocalRedirects may
-    /// redirect these addresses, beside Services.
+    /// Makes Pods and LocalRedirects required kinds. LocalRedirects may redirect Services and these
+    /// addresses.
     pub fn with_redirects(self, has_redirects: bool, redirect_addresses: Vec<IpNet>) -> Self {
         Self {
             has_redirects,
@@ -178,9 +177,8 @@ impl Store {
         }
     }
 
-    /// Applies slices. A slice dirties the Service that it names; if its label changed, the earlier
-    /// Service too. It also dirties the Services with an ExternalIP that a pod of the slice gets or
-    /// loses.
+    /// Applies slices. A slice dirties its Service, the previous Service if the label changed, and
+    /// the Services with an ExternalIP at which the slice adds or removes a pod.
     fn apply_slices(&mut self, update: Update<EndpointSlice>) -> Dirty {
         let mut dirty = BTreeSet::new();
         let mut slices = 0;
@@ -222,8 +220,7 @@ impl Store {
         }
     }
 
-    /// Returns true if every kind that Services depend on has been listed. Before that, absent does
-    /// not mean deleted.
+    /// Returns true once every required kind is listed. Before that, absent does not mean deleted.
     pub fn is_complete(&self) -> bool {
         let has_redirects = !self.has_redirects || self.pods.listed && self.redirects.kind.listed;
         self.services.listed
@@ -237,7 +234,7 @@ impl Store {
         &self.node_name
     }
 
-    /// Returns the object of this node, among all that a source delivers.
+    /// Returns this node's object.
     pub fn node(&self) -> Option<&Node> {
         self.nodes
             .objects
@@ -245,17 +242,18 @@ impl Store {
             .map(Arc::as_ref)
     }
 
-    /// Returns all Nodes that a source delivers.
+    /// Returns all Nodes that the source delivers.
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.objects.values().map(Arc::as_ref)
     }
 
-    /// Returns true if the API server refuses to tell whether this node has an object.
+    /// Returns true if the API server refuses access to Nodes.
     pub fn is_node_refused(&self) -> bool {
         self.nodes.refused
     }
 
-    /// Returns the addresses at which the source reaches the API server, if it has one.
+    /// Returns the addresses at which the source reaches the API server; empty without an API
+    /// server.
     pub fn api_server(&self) -> &BTreeSet<SocketAddr> {
         &self.api_server
     }
@@ -267,7 +265,7 @@ impl Store {
             .or_else(|| self.redirects.of_addresses.get(name))
     }
 
-    /// Returns the Services that say whether connections to lost nodes are ended.
+    /// Returns the Services with an annotation about connections to lost nodes.
     pub(crate) fn resetting(&self) -> &BTreeSet<ObjectName> {
         &self.marked.resetting
     }
@@ -296,7 +294,7 @@ impl Store {
         self.services_after(None)
     }
 
-    /// Returns the Services whose names follow this one, by name; without a name all.
+    /// Returns the Services after `name`, sorted by name. Without a name, returns all.
     pub(crate) fn services_after(
         &self,
         name: Option<&ObjectName>,
@@ -304,14 +302,13 @@ impl Store {
         self.redirects.with_stand_ins(&self.services.objects, name)
     }
 
-    /// Returns the addresses that LocalRedirects may redirect.
     pub(crate) fn redirect_addresses(&self) -> &[IpNet] {
         &self.redirect_addresses
     }
 
-    /// Returns the slices that name `service`, by name.
+    /// Returns the slices of `service`, by name.
     pub fn slices_of(&self, service: &ObjectName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
-        // A label may hold the name of a redirected address, which has no endpoints of its own.
+        // A slice's label may name a redirected address, which has no endpoints of its own.
         let names = self
             .slices_of
             .get(service)
@@ -320,8 +317,8 @@ impl Store {
         names.filter_map(|name| self.slices.objects.get(name))
     }
 
-    /// Returns the slices of other namespaces with a pod at one of a Service's ExternalIPs, each
-    /// with that address.
+    /// Returns the slices of other namespaces that have a pod at an ExternalIP of the Service, with
+    /// that address.
     pub(crate) fn slices_at_external_ips<'a>(
         &'a self,
         name: &'a ObjectName,
@@ -346,7 +343,7 @@ impl Store {
         self.slices.objects.values().map(Arc::as_ref)
     }
 
-    /// Returns the API server's uid of the object, which survives every reuse of the name.
+    /// Returns the object's uid. A new object with the same name has a new uid.
     pub fn uid(&self, object: &ObjectRef) -> Option<&str> {
         let uid = match object.kind {
             "Service" => self.services.uid(&object.name),
@@ -359,7 +356,7 @@ impl Store {
         uid.filter(|uid| !uid.is_empty())
     }
 
-    /// Returns the Pods of this node, or None before their first list.
+    /// Returns the Pods of this node. `None` before the first list.
     pub fn pods(&self) -> Option<impl Iterator<Item = &LocalPod>> {
         self.pods
             .listed
@@ -380,7 +377,7 @@ impl Store {
         self.redirects.kind.objects.get(name).map(Arc::as_ref)
     }
 
-    /// Returns the LocalRedirects of a Service's namespace that name it.
+    /// Returns the LocalRedirects that name the Service, from its namespace.
     pub(crate) fn redirects_of(
         &self,
         service: &ObjectName,
@@ -388,7 +385,7 @@ impl Store {
         self.redirects.of(service)
     }
 
-    /// Returns true if the API server refuses to tell the Pods.
+    /// Returns true if the API server refuses access to Pods.
     pub fn are_pods_refused(&self) -> bool {
         self.pods.refused
     }
@@ -398,8 +395,8 @@ impl Store {
     }
 }
 
-/// Returns the time of a slice's change. The annotation of a deleted slice tells of the change
-/// before.
+/// Returns the time of a slice's change. A deleted slice's annotation still has the previous
+/// change.
 fn trigger(old: Option<&EndpointSlice>, new: Option<&EndpointSlice>) -> Option<Trigger> {
     let slice = new.or(old)?;
     let service = slice.service.clone()?;
@@ -418,7 +415,7 @@ fn trigger(old: Option<&EndpointSlice>, new: Option<&EndpointSlice>) -> Option<T
     })
 }
 
-/// The objects of one kind, shared with clients that read them while the next input is taken in.
+/// The objects of one kind. `Arc`s let readers keep objects while the next input is applied.
 #[derive(Clone, Debug)]
 struct Kind<K> {
     objects: BTreeMap<ObjectName, Arc<K>>,
@@ -456,7 +453,7 @@ impl<K: Compact + PartialEq> Kind<K> {
         Some(self.objects.get(name)?.uid())
     }
 
-    /// Calls `changed(name, old, new)` for every object that `update` really changes.
+    /// Calls `changed(name, old, new)` for every object that really changes.
     fn apply(
         &mut self,
         update: Update<K>,
@@ -509,7 +506,7 @@ impl<K: Compact + PartialEq> Kind<K> {
 
 #[cfg(test)]
 impl Store {
-    /// Returns the inputs of a source that starts now.
+    /// Returns the initial lists, as a newly started source would send them.
     pub(crate) fn lists(&self) -> [Input; 7] {
         fn all<K: Clone>(kind: &Kind<K>) -> Update<K> {
             Update::All(

@@ -1,4 +1,4 @@
-//! Builds the contents of the maps, as a function of the models.
+//! The contents of the maps, as a function of the models.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ mod text;
 
 pub use text::*;
 
-/// The contents of the maps that say where packets go.
+/// The contents of the maps that the programs look up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tables {
     pub v4: FamilyTables<Addr4>,
@@ -36,16 +36,16 @@ pub struct FamilyTables<A: Addr> {
     pub source_ranges: BTreeSet<RangeKey<A>>,
 }
 
-/// The key of `SOURCE_RANGES` with the length of its prefix. The map's values have no meaning.
+/// A key of `SOURCE_RANGES` with its prefix length. The map is a set; its values carry no meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RangeKey<A: Addr> {
     pub range: SourceRange<A>,
-    /// The sum of [`SourceRange::SERVICE_BITS`] and the range's prefix length.
+    /// The LPM prefix length: [`SourceRange::SERVICE_BITS`] plus the prefix length of the address.
     pub bits: u32,
 }
 
 impl<A: Addr> RangeKey<A> {
-    /// Creates a key. `prefix` is in bits of the address, whose other bits are 0.
+    /// Creates a key. `prefix` counts address bits; the address's other bits are 0.
     pub fn new(service: FrontendKey<A>, addr: A, prefix: u8) -> Self {
         Self {
             range: SourceRange::new(service, addr),
@@ -68,7 +68,7 @@ impl<A: Addr> Default for FamilyTables<A> {
 }
 
 impl Tables {
-    /// Returns the number of rows, by the names of the maps that hold them.
+    /// Returns the number of rows of each map, by map name.
     pub fn sizes(&self) -> BTreeMap<&'static str, usize> {
         self.v4
             .sizes(&names::IPV4)
@@ -76,13 +76,12 @@ impl Tables {
             .collect()
     }
 
-    /// Builds the desired state from scratch. [`crate::desired::Desired`] keeps the same up to date
-    /// at less cost.
+    /// Builds the tables from scratch. [`crate::desired::Desired`] computes the same incrementally.
     pub fn of(store: &Store, options: &ModelOptions) -> Self {
         Self::within(Room::default(), store, options)
     }
 
-    /// Builds the same for maps of limited room.
+    /// Like [`Self::of`], for maps of limited room.
     pub fn within(room: Room, store: &Store, options: &ModelOptions) -> Self {
         let node = NodeModel {
             room,
@@ -107,10 +106,10 @@ impl<A: Addr> FamilyTables<A> {
         maps(family).into_iter().zip(self.rows())
     }
 
-    /// Builds the tables of several models. A frontend that several models claim goes to the least
-    /// claim. ClusterIPs come before all other frontends, and redirected addresses after them.
-    /// Another frontend is in force only with its service port's ClusterIP. Each namespace has its
-    /// share of `room`.
+    /// Builds the tables of several models. The smallest claim wins a frontend that several models
+    /// claim. ClusterIPs win over all other frontends, redirected addresses lose to them. Other
+    /// frontends are programmed only together with the ClusterIP of their service port. Each
+    /// namespace has its share of `room`.
     pub fn of<'a>(models: impl Iterator<Item = &'a FamilyModel<A>>, room: Room) -> Self {
         let mut models: Vec<_> = models.collect();
         models.sort_unstable_by_key(|model| &model.claim);
@@ -146,7 +145,7 @@ impl<A: Addr> FamilyTables<A> {
                 holders.entry(*key).or_insert(model);
             }
         }
-        // What has no room is no other Service's.
+        // A frontend without room stays with its Service; the next claim does not get it.
         holders.retain(|key, model| !shares.leave_out(&model.claim.service, key));
         let mut tables = Self::default();
         for (key, model) in &holders {
@@ -155,9 +154,9 @@ impl<A: Addr> FamilyTables<A> {
         tables
     }
 
-    /// Adds the rows of one frontend as `model` has them: its own, and those of the service port
-    /// that it names. A frontend that the host keeps has no row, but its service port serves the
-    /// other frontends.
+    /// Adds the rows of one frontend: its own, and those of its service port if `key` is a
+    /// ClusterIP. A frontend that the host keeps has no row, but its service port serves the
+    /// Service's other frontends.
     pub(crate) fn insert(
         &mut self,
         key: &FrontendKey<A>,
@@ -198,7 +197,7 @@ impl<A: Addr> FamilyTables<A> {
         );
     }
 
-    /// Returns the rows of these frontends and of the service ports that they name.
+    /// Returns the rows of these frontends, and of the service ports with the same keys.
     pub fn part<'a>(&self, keys: impl Iterator<Item = &'a FrontendKey<A>>) -> Self {
         let mut part = Self::default();
         for key in keys {
@@ -215,7 +214,6 @@ impl<A: Addr> FamilyTables<A> {
         part
     }
 
-    /// Returns the number of rows in each map.
     pub(crate) fn rows(&self) -> Rows {
         [
             self.frontends.len(),
@@ -227,7 +225,7 @@ impl<A: Addr> FamilyTables<A> {
         ]
     }
 
-    /// Returns the number of rows of one frontend, and of the service port that it names.
+    /// Returns the number of rows of a frontend and of the service port with the same key.
     pub(crate) fn rows_of(&self, key: &FrontendKey<A>) -> Rows {
         let frontends = usize::from(self.frontends.contains_key(key));
         let Some(service) = self.services.get(key) else {
@@ -258,7 +256,7 @@ impl<A: Addr> FamilyTables<A> {
             .range(SlotKey::new(*service, first, 0)..=SlotKey::new(*service, last, u16::MAX))
     }
 
-    // The order of these keys begins with the service port.
+    // The keys sort by service port first.
 
     fn endpoints_of(
         &self,

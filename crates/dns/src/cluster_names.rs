@@ -1,4 +1,4 @@
-//! Names what is asked of the cluster for a name, and what is known.
+//! The interface to the cluster's objects: requests and results.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use proxy_core::store::Store;
 
 use crate::zone::Subject;
 
-/// A source of the objects that are known.
+/// A source of the watched objects.
 pub trait Cluster: Clone + Send + Sync + 'static {
-    /// Returns what is known. None if that cannot be told yet, as before the first lists.
+    /// Returns the wanted objects. `None` while unknown, as before the first lists.
     fn known(&self, wanted: Wanted) -> impl Future<Output = Option<Known>> + Send;
 }
 
-/// The objects that a name is about.
+/// The objects behind a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wanted {
     Namespace(String),
@@ -26,14 +26,14 @@ pub enum Wanted {
 /// The objects as last seen.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
-    /// True if the namespace has a Service, or the pod asked for is an endpoint in it.
+    /// Set if the namespace has a Service, or if the pod is an endpoint in the namespace.
     pub is_there: bool,
     pub service: Option<Arc<Service>>,
     pub slices: Vec<Arc<EndpointSlice>>,
 }
 
 impl Wanted {
-    /// Returns the objects that a subject's records come from. None if they come from none.
+    /// Returns the objects of a subject's records. `None` if the records need no objects.
     pub fn of(subject: &Subject) -> Option<Self> {
         match subject {
             Subject::Apex
@@ -55,7 +55,6 @@ impl Wanted {
 }
 
 impl Known {
-    /// Looks the objects up.
     pub fn of(store: &Store, wanted: &Wanted) -> Self {
         match wanted {
             Wanted::Namespace(namespace) => {

@@ -1,5 +1,5 @@
-//! Answers questions for names of the cluster (Kubernetes DNS-Based Service Discovery, version
-//! 1.1.0) from the objects that kpx watches. Every other name is refused.
+//! A DNS server for the cluster's names (Kubernetes DNS-Based Service Discovery, version 1.1.0),
+//! from the objects that kpx watches. It refuses every other name.
 
 mod cluster_names;
 mod message;

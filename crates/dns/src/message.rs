@@ -1,4 +1,4 @@
-//! Reads questions and writes answers (RFC 1035; EDNS as in RFC 6891).
+//! Reads requests and writes responses (RFC 1035; EDNS, RFC 6891).
 
 use domain::base::iana::{Class, Opcode, OptRcode, Rcode, Rtype};
 use domain::base::message_builder::{AnswerBuilder, PushError, StaticCompressor, StreamTarget};
@@ -10,26 +10,27 @@ use crate::cluster_names::{Cluster, Known, Wanted};
 use crate::records::{Answer, Data, TTL, answer, soa};
 use crate::zone::{OwnedName, Zone};
 
-/// The longest answer in one datagram, in bytes, that no usual path fragments (DNS flag day 2020).
+/// The maximum response in a datagram, in bytes, which usual paths do not fragment (DNS flag day
+/// 2020).
 const DATAGRAM: u16 = 1_232;
-/// The longest answer to a client that does not say what it takes (RFC 1035 §4.2.1).
+/// The maximum response to a client without EDNS, in bytes (RFC 1035 §4.2.1).
 const SMALL: u16 = 512;
-/// The record that tells a client what this server takes, in bytes.
+/// The size of the OPT record with this server's maximum request, in bytes.
 const OPT: usize = 11;
-/// The most names that follow each other by CNAMEs.
+/// The maximum length of a CNAME chain.
 const CHAIN: usize = 8;
 
 type Target = StaticCompressor<StreamTarget<Vec<u8>>>;
 
-/// The way by which a question came.
+/// The transport of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     Datagram,
     Stream,
 }
 
-/// Returns the answer to a request, as the transport carries it: a stream has the length before it.
-/// None for what is no request.
+/// Returns the response in the transport's form: a stream has a length prefix. `None` if the
+/// message is not a request.
 pub async fn reply(
     zone: &Zone,
     cluster: &impl Cluster,
@@ -60,7 +61,7 @@ pub async fn reply(
     })
 }
 
-/// Returns the only question of a request, or what is wrong with the request.
+/// Returns the only question of a request, or the error code.
 fn question(request: &Message<&[u8]>) -> Result<(OwnedName, Rtype), OptRcode> {
     if request.header().opcode() != Opcode::QUERY {
         return Err(OptRcode::NOTIMP);
@@ -72,7 +73,7 @@ fn question(request: &Message<&[u8]>) -> Result<(OwnedName, Rtype), OptRcode> {
     Ok((question.qname().to_name(), question.qtype()))
 }
 
-/// What is answered.
+/// The content of a response.
 struct Outcome {
     code: OptRcode,
     answers: Vec<(OwnedName, Data)>,
@@ -91,13 +92,13 @@ impl Outcome {
     }
 }
 
-/// Finds the records of a name, and of the names that it stands for.
+/// Collects the records of a name and of its CNAME targets.
 async fn resolve(zone: &Zone, cluster: &impl Cluster, name: &OwnedName, rtype: Rtype) -> Outcome {
     let mut outcome = Outcome::error(OptRcode::NOERROR);
     let mut name = name.clone();
     for _ in 0..CHAIN {
         let Some(subject) = zone.subject(&name) else {
-            // A client asks another server for a name outside that a Service stands for.
+            // The client queries another server for the target outside the domain.
             return if outcome.answers.is_empty() {
                 Outcome::error(OptRcode::REFUSED)
             } else {
@@ -113,7 +114,7 @@ async fn resolve(zone: &Zone, cluster: &impl Cluster, name: &OwnedName, rtype: R
         };
         match answer(zone, &subject, rtype, &known) {
             Answer::Records(mut records, additional) => {
-                // Clients take the first address.
+                // Clients use the first address.
                 records.shuffle(&mut rand::rng());
                 let alias = records.iter().find_map(|record| match record {
                     Data::Cname(alias) if rtype != Rtype::CNAME => Some(alias.cname().clone()),
@@ -141,7 +142,7 @@ async fn resolve(zone: &Zone, cluster: &impl Cluster, name: &OwnedName, rtype: R
     outcome
 }
 
-/// Writes the answer in at most `limit` bytes. An answer that is cut says so.
+/// Writes the response in at most `limit` bytes. Sets TC if it is truncated.
 fn write(
     request: &Message<&[u8]>,
     outcome: &Outcome,
@@ -161,14 +162,14 @@ fn write(
         .answers
         .iter()
         .all(|(name, data)| answers.push((name, TTL, data)).is_ok());
-    // By a stream there is no more to be had.
+    // A stream has no larger transport to retry with.
     answers.header_mut().set_tc(!is_whole && limit != u16::MAX);
     let mut authority = answers.authority();
     if let Some((name, data)) = &outcome.authority {
         authority.push((name, TTL, data))?;
     }
     let mut additional = authority.additional();
-    // Clients ask for the addresses that do not fit.
+    // Clients query the omitted addresses themselves.
     let _ = outcome
         .additional
         .iter()

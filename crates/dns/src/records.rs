@@ -14,19 +14,19 @@ use crate::zone::{OwnedName, Subject, Zone, dashes};
 
 pub(crate) type Data = ZoneRecordData<Vec<u8>, OwnedName>;
 
-/// The time for which an answer may be kept, as long as CoreDNS has it: a Service may be gone then.
+/// The TTL of all records, as in CoreDNS: a Service may be deleted meanwhile.
 pub(crate) const TTL: Ttl = Ttl::from_secs(5);
-/// The most addresses of a headless Service in an answer.
+/// The maximum number of a headless Service's addresses in a response.
 const MOST: usize = 100;
 /// The version of the specification that the answers follow.
 const VERSION: &[u8] = b"1.1.0";
 
-/// What a question is answered with.
+/// The result for one question.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Answer {
-    /// The records of the name, and those of the names in them.
+    /// The records of the name, and additional records of the names in them.
     Records(Vec<Data>, Vec<(OwnedName, Data)>),
-    /// The name exists, and has no record of the type.
+    /// The name exists without a record of this type.
     NoData,
     NoName,
 }
@@ -41,7 +41,7 @@ impl Answer {
     }
 }
 
-/// Returns the answer to a question of one type about a subject.
+/// Returns the result for one type of a subject.
 pub(crate) fn answer(zone: &Zone, subject: &Subject, rtype: Rtype, known: &Known) -> Answer {
     let exists = |is_there| {
         if is_there {
@@ -82,7 +82,7 @@ pub(crate) fn answer(zone: &Zone, subject: &Subject, rtype: Rtype, known: &Known
     }
 }
 
-/// Returns the record that says for how long an absence may be kept (RFC 2308).
+/// Returns the SOA record, which sets the TTL of negative responses (RFC 2308).
 pub(crate) fn soa(zone: &Zone) -> Option<Data> {
     let server = zone.below("ns.dns")?;
     let owner = zone.below("hostmaster")?;
@@ -131,8 +131,8 @@ fn of_service(service: &Service, slices: &[impl AsRef<EndpointSlice>], rtype: Rt
         );
     }
     if is_headless(service) {
-        // A client gets some of many: no answer holds them all. Which ones is drawn by the first
-        // slice.
+        // A large Service does not fit into a response, so each client gets a part from a random
+        // first slice on.
         let first = rand::random_range(0..slices.len().max(1));
         let (before, from) = slices.split_at(first.min(slices.len()));
         let ips = ready(from)
@@ -217,15 +217,14 @@ fn cluster_ips(service: &Service) -> Vec<IpAddr> {
     all.iter().filter_map(|ip| ip.parse().ok()).collect()
 }
 
-/// An endpoint that is ready.
 struct Ready<'a> {
     slice: &'a EndpointSlice,
     ip: IpAddr,
-    /// The label of the endpoint below its Service.
+    /// The endpoint's label below its Service.
     host: String,
 }
 
-/// Returns the endpoints that are ready, in no order that means something.
+/// Returns the ready endpoints in arbitrary order.
 fn ready(slices: &[impl AsRef<EndpointSlice>]) -> impl Iterator<Item = Ready<'_>> {
     slices
         .iter()
@@ -249,7 +248,7 @@ fn ready(slices: &[impl AsRef<EndpointSlice>]) -> impl Iterator<Item = Ready<'_>
         })
 }
 
-/// Returns the address records of a type, or of both for any type. Each address counts once.
+/// Returns the distinct address records of a type. ANY includes both.
 fn addresses(ips: impl IntoIterator<Item = IpAddr>, rtype: Rtype) -> Vec<Data> {
     let ips: BTreeSet<_> = ips.into_iter().filter(|ip| is_asked(*ip, rtype)).collect();
     let record = |ip| match ip {
@@ -259,7 +258,7 @@ fn addresses(ips: impl IntoIterator<Item = IpAddr>, rtype: Rtype) -> Vec<Data> {
     ips.into_iter().map(record).collect()
 }
 
-/// Returns true if an address is of the family that is asked for.
+/// Returns true if the type includes the address's family.
 fn is_asked(ip: IpAddr, rtype: Rtype) -> bool {
     matches!(
         (ip, rtype),

@@ -1,4 +1,4 @@
-//! Listens for questions by UDP and TCP.
+//! The UDP and TCP sockets.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,15 +17,14 @@ use crate::cluster_names::Cluster;
 use crate::message::{Transport, reply};
 use crate::zone::Zone;
 
-/// The most streams that are open at once. Others wait to be accepted.
+/// The maximum number of open streams. Further connections wait in the backlog.
 const STREAMS: usize = 128;
-/// The most datagrams that wait for their answers at once.
+/// The maximum number of datagrams in progress.
 const QUESTIONS: usize = 64;
-/// The longest wait for the next question of a stream while more than half of the streams are
-/// taken: a client that holds them all holds the others up for no longer.
+/// The maximum wait for a stream's next request while more than half of the streams are in use. It
+/// bounds the time for which a client that opens all streams blocks others.
 const CROWDED: Duration = Duration::from_millis(500);
-/// The longest wait for the next question of a stream, and for each answer to be taken (RFC 7766
-/// §6.2.3).
+/// The maximum wait for a stream's next request, and for each response's write (RFC 7766 §6.2.3).
 const IDLE: Duration = Duration::from_secs(10);
 
 /// The sockets of one address.
@@ -37,7 +36,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at an address. Port 0 is any free port.
+    /// Listens at an address. Port 0 selects a free port.
     pub async fn bind(address: SocketAddr, zone: Zone) -> Result<Self> {
         let tcp = TcpListener::bind(address)
             .await
@@ -57,7 +56,7 @@ impl Server {
         self.tcp.local_addr()
     }
 
-    /// Answers until a socket fails.
+    /// Serves until a socket fails.
     pub async fn serve(self, cluster: impl Cluster) -> Result<()> {
         let Self { zone, udp, tcp } = self;
         tokio::select! {
@@ -67,7 +66,7 @@ impl Server {
     }
 }
 
-/// Answers datagrams, many at once: a question whose answer takes time holds no other up.
+/// Answers datagrams concurrently, so that a slow response does not delay others.
 async fn datagrams(zone: &Zone, socket: Arc<UdpSocket>, cluster: &impl Cluster) -> Result<()> {
     let mut buffer = vec![0; usize::from(u16::MAX)];
     let mut open = JoinSet::new();
@@ -95,12 +94,12 @@ async fn answer(
     request: &[u8],
     client: SocketAddr,
 ) {
-    // A client asks again by then.
+    // The client retries by then.
     let Ok(Some(answer)) = timeout(IDLE, reply(zone, cluster, request, Transport::Datagram)).await
     else {
         return;
     };
-    // A client that has gone, or that a filter cuts off, costs the others nothing.
+    // The client may be gone, or filtered. Others are unaffected.
     if let Err(error) = socket.send_to(&answer, client).await {
         debug!(%client, %error, "a name's answer could not be sent");
     }
@@ -120,7 +119,7 @@ async fn streams(zone: &Zone, listener: &TcpListener, cluster: &impl Cluster) ->
                     let crowd = Arc::clone(&crowd);
                     open.spawn(async move { stream_of(&zone, stream, &cluster, &crowd).await });
                 }
-                // The client gave up meanwhile, or files are short for a moment.
+                // The client gave up, or file descriptors are exhausted.
                 Err(error) => {
                     debug!(%error, "a connection for names could not be accepted");
                     tokio::task::yield_now().await;
@@ -131,14 +130,14 @@ async fn streams(zone: &Zone, listener: &TcpListener, cluster: &impl Cluster) ->
     }
 }
 
-/// Returns true if a client is on this machine. Where `route_localnet` is set, packets for a
-/// loopback address come in by any device, but the kernel takes no loopback source from there
+/// Returns true if the client is on this machine. With `route_localnet`, packets to a loopback
+/// address may arrive on any device, but the kernel drops loopback sources there
 /// (net/ipv4/route.c).
 fn is_of_this_machine(client: SocketAddr) -> bool {
     client.ip().to_canonical().is_loopback()
 }
 
-/// Answers the questions of one stream, one after the other.
+/// Answers the requests of one stream in order.
 async fn stream_of(
     zone: &Zone,
     mut stream: TcpStream,
@@ -160,7 +159,7 @@ async fn stream_of(
     }
 }
 
-/// Waits until more than half of the streams have been taken for a while.
+/// Returns when more than half of the streams are in use. Checks after each [`CROWDED`].
 async fn while_crowded(crowd: &AtomicUsize) {
     loop {
         sleep(CROWDED).await;

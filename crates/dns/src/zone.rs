@@ -1,4 +1,4 @@
-//! Reads names below the cluster's domain.
+//! Parses names below the cluster's domain.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,23 +8,22 @@ use domain::base::Name;
 use domain::base::name::{ToLabelIter, ToName};
 use proxy_core::input::ObjectName;
 
-/// A name as the messages of this crate own it.
 pub(crate) type OwnedName = Name<Vec<u8>>;
 
 /// The cluster's domain, such as `cluster.local`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Zone {
     name: OwnedName,
-    /// The address of its name server; None until one listens.
+    /// The name server's address. `None` until it listens.
     server: Option<IpAddr>,
 }
 
-/// The thing that a name below the domain stands for.
+/// The object of a name below the domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
     /// The domain itself.
     Apex,
-    /// `svc`, `pod` or `dns`: a name with others below it, and without records.
+    /// `svc`, `pod` or `dns`: an empty non-terminal.
     Inner,
     /// `ns.dns`: the name server.
     NameServer,
@@ -34,7 +33,7 @@ pub enum Subject {
     Namespace(String),
     /// `NAME.NAMESPACE.svc`.
     Service(ObjectName),
-    /// `_PROTOCOL.NAME.NAMESPACE.svc`: a name with ports below it.
+    /// `_PROTOCOL.NAME.NAMESPACE.svc`: an empty non-terminal above ports.
     Protocol(ObjectName),
     /// `_PORT._PROTOCOL.NAME.NAMESPACE.svc`.
     Port {
@@ -46,7 +45,7 @@ pub enum Subject {
     Endpoint { service: ObjectName, host: String },
     /// `ADDRESS.NAMESPACE.pod`, with dashes in the address.
     Pod { namespace: String, address: IpAddr },
-    /// Any other name below the domain: there is none such.
+    /// Any other name below the domain, which does not exist.
     Unknown,
 }
 
@@ -57,8 +56,8 @@ impl fmt::Display for Zone {
 }
 
 impl Zone {
-    /// Reads a domain with or without its final dot. Returns an error if it is no name, or the
-    /// root.
+    /// Parses a domain, with or without the final dot. Returns an error for an invalid name and for
+    /// the root.
     pub fn new(domain: &str) -> Result<Self> {
         let domain = domain
             .strip_suffix('.')
@@ -70,7 +69,7 @@ impl Zone {
         Ok(Self { name, server: None })
     }
 
-    /// Returns the domain with the address of its name server.
+    /// Returns the zone with the name server's address.
     #[must_use]
     pub fn served_at(self, address: IpAddr) -> Self {
         Self {
@@ -87,12 +86,12 @@ impl Zone {
         &self.name
     }
 
-    /// Returns the name `labels` below the domain. None if it is too long.
+    /// Returns the name `labels` below the domain. `None` if it is too long.
     pub(crate) fn below(&self, labels: &str) -> Option<OwnedName> {
         OwnedName::from_chars(format!("{labels}.{}", self.name).chars()).ok()
     }
 
-    /// Returns the subject of a name. None if the name is not of this domain.
+    /// Returns the subject of a name. `None` for names outside the domain.
     pub fn subject(&self, name: &impl ToName) -> Option<Subject> {
         if !name.ends_with(&self.name) {
             return None;
@@ -150,14 +149,14 @@ fn port_of(port: &str, protocol: &str, service: ObjectName) -> Subject {
     }
 }
 
-/// Returns a label in lower case. Kubernetes names are ASCII.
+/// Returns a label in lower case. `None` unless it is ASCII, as Kubernetes names are.
 fn text(label: &[u8]) -> Option<String> {
     label
         .is_ascii()
         .then(|| String::from_utf8_lossy(label).to_ascii_lowercase())
 }
 
-/// Reads an address whose dots or colons are dashes.
+/// Parses an address with dashes for dots or colons.
 fn dashed(text: &str) -> Option<IpAddr> {
     let v4 = || {
         text.replace('-', ".")
@@ -174,10 +173,10 @@ fn dashed(text: &str) -> Option<IpAddr> {
     v4().or_else(v6)
 }
 
-/// Returns an address as a label: dots and colons are dashes.
+/// Returns an address as a label, with dashes for dots and colons.
 pub(crate) fn dashes(address: IpAddr) -> String {
     let text = address.to_string().replace(['.', ':'], "-");
-    // A host name neither begins nor ends with a dash, so CoreDNS puts a zero there.
+    // A hostname may not begin or end with a dash, so CoreDNS adds a zero.
     let before = if text.starts_with('-') { "0" } else { "" };
     let after = if text.ends_with('-') { "0" } else { "" };
     format!("{before}{text}{after}")

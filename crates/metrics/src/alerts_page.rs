@@ -1,4 +1,4 @@
-//! Checks docs/alerts.md: it names what the code has, and all of it where it promises a whole list.
+//! Compares docs/alerts.md with the code: names exist, and lists that claim to be complete are.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,12 +17,12 @@ fn read(path: &str) -> Result<String> {
     .with_context(|| format!("read {path}"))
 }
 
-/// Returns the texts between backticks.
+/// Returns the texts in backticks.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-/// Returns the part of the page below a heading.
+/// Returns the section below a heading.
 fn section<'a>(page: &'a str, heading: &str) -> Result<&'a str> {
     let (_, rest) = page
         .split_once(&format!("\n## {heading}\n"))
@@ -30,7 +30,6 @@ fn section<'a>(page: &'a str, heading: &str) -> Result<&'a str> {
     Ok(rest.split("\n## ").next().unwrap_or(rest))
 }
 
-/// Returns the names in the first column of a table.
 fn first_column(section: &str) -> BTreeSet<&str> {
     let cells = section
         .lines()
@@ -39,8 +38,8 @@ fn first_column(section: &str) -> BTreeSet<&str> {
     cells.flat_map(quoted).collect()
 }
 
-/// Returns true if docs/metrics.md, which a test compares with a running kpx, lists the metric with
-/// the label.
+/// Returns true if docs/metrics.md lists the metric with the label. A test compares that page with
+/// a running kpx.
 fn has_metric(metrics: &str, name: &str, label: Option<&str>) -> bool {
     metrics
         .lines()

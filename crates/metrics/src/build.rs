@@ -1,5 +1,5 @@
-//! The version of this kpx. The metric is not called `kubernetes_build_info`: alerts on that metric
-//! fire when components of several Kubernetes versions run, and kpx has no Kubernetes version.
+//! The version of this kpx. The metric differs from `kubernetes_build_info`, because alerts on that
+//! metric fire for mixed Kubernetes versions, and kpx has no Kubernetes version.
 
 use std::env::consts::ARCH;
 

@@ -1,5 +1,5 @@
-//! The text format 0.0.4 of Prometheus. The encoder in use writes OpenMetrics, which names counters
-//! and numbers differently; kube-proxy's dashboards expect the older names.
+//! Prometheus' text format 0.0.4. The encoder writes OpenMetrics, which names counters and formats
+//! numbers differently; kube-proxy's dashboards expect the older form.
 
 use std::fmt;
 
@@ -9,7 +9,6 @@ use prometheus_client::registry::Registry;
 /// The media type of [`text`].
 pub const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Encodes the metrics of the registries.
 pub(super) fn text(registries: &[&Registry]) -> Result<String, fmt::Error> {
     let mut open_metrics = String::new();
     registries
@@ -23,13 +22,13 @@ fn translate(open_metrics: &str) -> String {
     let mut help = None;
     for line in open_metrics.lines() {
         if let Some(described) = line.strip_prefix("# HELP ") {
-            // The name depends on the type, which the next line gives.
+            // The name depends on the type, which is in the next line.
             help = described.split_once(' ');
         } else if let Some((name, kind)) = line
             .strip_prefix("# TYPE ")
             .and_then(|typed| typed.split_once(' '))
         {
-            // OpenMetrics puts a counter's suffix only on its samples.
+            // OpenMetrics appends a counter's suffix to samples only.
             let suffix = if kind == "counter" { "_total" } else { "" };
             if let Some((_, about)) = help.take() {
                 text += &format!("# HELP {name}{suffix} {about}\n");
@@ -43,8 +42,8 @@ fn translate(open_metrics: &str) -> String {
     text
 }
 
-/// Writes bounds of buckets that are whole numbers without a fraction, as Go does: queries name
-/// them so.
+/// Formats integral bucket bounds without a fraction, as Go does, because queries match them as
+/// text.
 fn whole_numbers(sample: &str) -> String {
     const BOUND: &str = "_bucket{le=\"";
     let bound = sample

@@ -1,4 +1,4 @@
-//! The metrics of kube-proxy (its `pkg/proxy/metrics/metrics.go`), without those of iptables, ipvs
+//! kube-proxy's metrics (its `pkg/proxy/metrics/metrics.go`), except for those of iptables, ipvs
 //! and nftables.
 
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub struct ProxyMetrics {
     pub conntrack: ConntrackMetrics,
 }
 
-/// The metrics of removing stale connections from the kernel's tables after a change of endpoints.
+/// The metrics of conntrack cleanup after endpoint changes.
 #[derive(Clone, Debug)]
 pub struct ConntrackMetrics {
     duration: Histograms<ByFamily>,
@@ -41,7 +41,7 @@ pub struct ConntrackMetrics {
 #[derive(Clone, Copy, Debug)]
 pub struct ProxySync {
     pub duration: Duration,
-    /// True if the sync began with reading the maps.
+    /// Set if the sync began by reading the maps.
     pub full: bool,
     pub successful: bool,
 }
@@ -176,7 +176,7 @@ impl ProxyMetrics {
 }
 
 impl ConntrackMetrics {
-    /// Records one pass over the kernel's connections.
+    /// Records one cleanup of conntrack entries.
     pub fn reconciled(&self, family: IpFamily, duration: Duration, deleted: u64) {
         self.duration
             .get_or_create(&family.into())
@@ -189,13 +189,13 @@ fn now_seconds() -> f64 {
     Timestamp::now().as_duration().as_secs_f64()
 }
 
-/// Makes a histogram from 1 ms to 16 s.
+/// Returns a histogram from 1 ms to 16 s.
 pub(super) fn durations() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 15))
 }
 
-/// Makes a histogram up to five minutes: in quarters of a second, in seconds up to a minute, then
-/// wider. The first bucket is kube-proxy's bucket of 0.
+/// Returns a histogram up to five minutes: quarters of a second, seconds up to a minute, then
+/// wider. The first bucket is 0, as in kube-proxy.
 fn latencies() -> Histogram {
     let steps = |from: u16, to: u16, step: usize| (from..=to).step_by(step).map(f64::from);
     Histogram::new(

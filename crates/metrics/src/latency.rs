@@ -1,4 +1,4 @@
-//! The programming latency: the time from a change in the cluster until it is in force on this
+//! The programming latency: the time from a change in the cluster until it is programmed on this
 //! node.
 
 use std::collections::BTreeMap;
@@ -9,11 +9,11 @@ use super::ProxyMetrics;
 use proxy_core::input::{ObjectName, Trigger};
 use proxy_core::ip_family::IpFamily;
 
-/// The number of triggers that are remembered per Service: a family that stays out of force must
-/// not use more and more memory.
+/// The maximum number of triggers kept for a Service, which bounds the memory for a family that is
+/// never programmed.
 const PENDING: usize = 256;
 
-/// The triggers of changes that are not in force yet.
+/// The triggers of changes that are not programmed yet.
 #[derive(Debug)]
 pub struct Latencies {
     started: Timestamp,
@@ -21,8 +21,8 @@ pub struct Latencies {
 }
 
 impl Latencies {
-    /// Starts without triggers. Changes before `started` are not counted, because they waited for
-    /// the agent to start.
+    /// Creates an empty record. Changes before `started` do not count, because they waited for the
+    /// agent.
     pub fn since(started: Timestamp) -> Self {
         Self {
             started,
@@ -30,7 +30,7 @@ impl Latencies {
         }
     }
 
-    /// Adds a trigger; triggers are added in the order of their arrival.
+    /// Adds a trigger, in order of arrival.
     pub fn add(&mut self, trigger: Trigger) {
         let key = (trigger.family, trigger.service);
         match trigger.at {
@@ -45,7 +45,7 @@ impl Latencies {
         }
     }
 
-    /// Observes the latencies of a family whose changes are now in force.
+    /// Records the latencies of a family whose changes are now programmed.
     pub fn observe(&mut self, family: IpFamily, metrics: &ProxyMetrics) {
         let histogram = metrics
             .programming_latency
@@ -53,7 +53,7 @@ impl Latencies {
         let now = Timestamp::now();
         self.pending.retain(|(of, _), triggers| {
             if *of == family {
-                // The wall clock may have been set back meanwhile.
+                // The wall clock may have been set back.
                 triggers.iter().for_each(|at| {
                     histogram.observe(now.duration_since(*at).as_secs_f64().max(0.0))
                 });

@@ -1,5 +1,5 @@
 //! Metrics for Prometheus. kube-proxy's metrics keep their names, types, labels and buckets, so
-//! that dashboards and alerts go on to work. kpx's own metrics begin with `kpx_`.
+//! that dashboards and alerts continue to work. kpx's own metrics begin with `kpx_`.
 //!
 //! The agent and its servers set most metrics: [`ProxyMetrics`], [`OwnMetrics`], [`Requests`]. The
 //! kernel's counts are read for each scrape: [`Readings`].
@@ -40,7 +40,7 @@ use proxy_core::ip_family::IpFamily;
 use proxy_source::requests::Requests;
 use proxy_source::watches::Watches;
 
-/// The metrics of the agent. Clones share their values.
+/// The agent's metrics. Clones share their values.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     pub proxy: ProxyMetrics,
@@ -70,7 +70,7 @@ impl Metrics {
         }
     }
 
-    /// Returns the body of `/metrics`; without `readings` if the agent has no time for them.
+    /// Returns the body of `/metrics`, without `readings` if the agent was too busy for them.
     pub fn text(&self, readings: Option<Readings>) -> Result<String, fmt::Error> {
         let mut scraped = Registry::default();
         if let Some(readings) = readings {
@@ -94,7 +94,7 @@ impl From<IpFamily> for ByFamily {
     }
 }
 
-/// The label of kube-proxy's counts of health answers.
+/// The label of kube-proxy's health response counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ByCode {
     code: u16,

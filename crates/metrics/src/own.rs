@@ -1,4 +1,4 @@
-//! Metrics of kpx's own work.
+//! The metrics of kpx's own work.
 
 use std::time::Duration;
 
@@ -21,16 +21,16 @@ pub struct OwnMetrics {
     repairs: Family<ByWhat, Counter>,
 }
 
-/// How much of a node has been put back after others had undone it.
+/// The repairs of node state that other programs removed or changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Repairs {
-    /// Programs that somebody had taken off a device.
+    /// Programs detached from a device.
     pub programs: u64,
-    /// Times that the anchor was gone or down.
+    /// Times that the anchor was deleted or down.
     pub anchors: u64,
-    /// Routes to it, gone or changed.
+    /// Deleted or changed routes to the anchor.
     pub routes: u64,
-    /// Rules that lead there.
+    /// Routing rules that lead to the anchor.
     pub rules: u64,
     /// Kernel parameters.
     pub sysctls: u64,
@@ -39,7 +39,7 @@ pub struct Repairs {
 }
 
 impl Repairs {
-    /// Returns each number with the name of what was put back.
+    /// Returns each count with the name of the repaired object.
     pub fn counts(self) -> [(&'static str, u64); 6] {
         let Self {
             programs,
@@ -60,12 +60,12 @@ impl Repairs {
     }
 }
 
-/// The parts of a sync, in their order.
+/// The phases of a sync, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// The computation of the model from objects.
     Model,
-    /// The comparison of the desired tables with those in force.
+    /// The comparison of the desired tables with the programmed tables.
     Diff,
     /// The writes to the maps.
     Write,
@@ -165,7 +165,7 @@ impl OwnMetrics {
     }
 }
 
-/// Makes a histogram from 10 µs to 2.6 s: most syncs change one Service.
+/// Returns a histogram from 10 µs to 2.6 s: most syncs change a single Service.
 fn phase_durations() -> Histogram {
     Histogram::new(exponential_buckets(0.00001, 4.0, 10))
 }

@@ -1,4 +1,4 @@
-//! The metrics of this process, as Prometheus' own clients have them.
+//! The metrics of this process, as in Prometheus' own client libraries.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub(super) struct Process {
     started: Timestamp,
 }
 
-/// The usage of resources as `/proc/self` tells it.
+/// The resource usage from `/proc/self`.
 #[derive(Debug)]
 struct Usage {
     cpu_seconds: f64,
@@ -48,7 +48,7 @@ impl Collector for Process {
         )?;
         let usage = match Usage::read() {
             Ok(usage) => usage,
-            // A process without /proc still has its other metrics.
+            // Without /proc the other metrics remain.
             Err(error) => {
                 debug!(%error, "read /proc/self");
                 return Ok(());
@@ -98,14 +98,14 @@ impl Usage {
     fn read() -> anyhow::Result<Self> {
         let system = |name| anyhow::Ok(sysconf(name)?.unwrap_or(1));
         let stat = std::fs::read_to_string("/proc/self/stat")?;
-        // The program's name is the second field, in parentheses, and may contain any character.
+        // The second field is the program's name in parentheses, with arbitrary characters.
         let fields: Vec<&str> = stat
             .rsplit(')')
             .next()
             .unwrap_or_default()
             .split_whitespace()
             .collect();
-        // The numbers are those of proc(5), where the state is the third field.
+        // Field numbers of proc(5), where the third field is the state.
         let field = |number: usize| {
             Ok::<u64, anyhow::Error>(
                 fields

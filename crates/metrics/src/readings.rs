@@ -1,4 +1,4 @@
-//! The readings that are taken for each scrape: the programs' counters, and the fill of tables.
+//! The values read for each scrape: the programs' counters, and the fill of tables.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,34 +15,32 @@ use super::services::{self, ServiceReading};
 use proxy_core::ip_family::IpFamily;
 use serde::{Deserialize, Serialize};
 
-/// The agent's readings. The agent answers at once, because no reading walks through a map.
+/// The agent's readings. Cheap, because none of them walks through a map.
 #[derive(Clone, Debug, Default)]
 pub struct Readings {
     pub events: Vec<(Event, u64)>,
     pub reasons: Vec<(Reason, u64)>,
     pub programs: BTreeMap<String, ProgramReading>,
     pub maps: BTreeMap<String, MapFill>,
-    /// The open flows, as of the last sweep.
+    /// The open flows as of the last sweep.
     pub flows: BTreeMap<IpFamily, u64>,
     /// The number of devices by role.
     pub devices: BTreeMap<&'static str, u64>,
     pub problems: u64,
-    /// True if Services stop while no agent runs.
+    /// Set if Services stop while no agent runs.
     pub restart_gap: bool,
-    /// The number of Services of which this host reaches no backend, and of those of which it
-    /// reaches some, in mode host.
+    /// Host mode: the number of Services without a reachable backend, and with only some.
     pub out_of_reach: [u64; 2],
-    /// The number of service ports that allow only local endpoints, have some elsewhere and none
-    /// here: under the internal policy, and under the external policy.
+    /// The number of service ports under a `Local` policy with endpoints elsewhere but not here:
+    /// internal policy, external policy.
     pub no_local_endpoints: BTreeMap<IpFamily, [u64; 2]>,
-    /// The backends without an answer of late: those that take new connections, and those that do
-    /// not.
+    /// The silent backends: those that still take new connections, and the ejected ones.
     pub silent_backends: [u64; 2],
-    /// The ports of Services that the operator asked for, as of the last sample.
+    /// The series that the operator requested, as of the last sample.
     pub services: Vec<ServiceReading>,
 }
 
-/// The kernel's statistics of a program, for the time in which they were turned on.
+/// The kernel's statistics of a program, for the time in which statistics were enabled.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProgramReading {
     pub run_time: Duration,
@@ -212,13 +210,12 @@ fn gauges<L: EncodeLabelSet>(
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MapFill {
-    /// The number of entries; None if the map has no count, because counting would need a walk
-    /// through the map.
+    /// The number of entries. `None` for maps whose count would need a walk.
     pub entries: Option<u64>,
     pub max_entries: u64,
 }
 
-/// Returns the name that a map had in the release before. Both are told until the next one.
+/// Returns a map's name in the previous release. Both names are exported for one release.
 pub fn old_map_name(name: &str) -> Option<&'static str> {
     match name {
         "HALF_OPEN_RING4" => Some("NURSERY4"),
@@ -227,7 +224,7 @@ pub fn old_map_name(name: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the name that an event had in the release before. Both are told until the next one.
+/// Returns an event's name in the previous release. Both names are exported for one release.
 pub fn old_event_name(name: &str) -> Option<&'static str> {
     match name {
         "socket_translated" => Some("socket_led"),

@@ -1,5 +1,5 @@
-//! The opt-in series of Services. The agent bounds the number of ports, and with it that of series:
-//! each costs memory here and in Prometheus.
+//! The opt-in series of Services. The agent bounds the number of ports, because each series costs
+//! memory here and in Prometheus.
 
 use std::fmt;
 
@@ -14,18 +14,17 @@ use super::readings::counters;
 pub struct ServiceReading {
     pub namespace: String,
     pub service: String,
-    /// The number and protocol of the port: `80/TCP`; empty for several ports.
+    /// The port's number and protocol, such as `80/TCP`. Empty for several ports.
     pub port: String,
     pub connections: u64,
     /// The packets of both directions.
     pub packets: u64,
     pub bytes: u64,
-    /// The packets that would have opened a flow, and were dropped or rejected.
+    /// The opening packets that were dropped or rejected.
     pub refused: u64,
     pub connects: Connects,
 }
 
-/// The labels of the series.
 #[derive(Clone, Copy, Debug)]
 struct ByPort<'a>(&'a ServiceReading);
 
@@ -46,7 +45,7 @@ impl EncodeLabelSet for ByPort<'_> {
     }
 }
 
-/// Encodes the series; without readings no series is told.
+/// Encodes the series. Without readings, writes nothing.
 pub(super) fn encode(
     services: &[ServiceReading],
     encoder: &mut DescriptorEncoder,
@@ -104,8 +103,7 @@ pub(super) fn encode(
     Ok(())
 }
 
-/// Returns every second bucket with its own and the one before, and what lies beyond the last: half
-/// as many series.
+/// Merges pairs of buckets, the last pair unbounded, which halves the number of series.
 fn buckets(connects: &Connects) -> Vec<(f64, u64)> {
     let pairs = connects.buckets.chunks(2).enumerate();
     let bound =

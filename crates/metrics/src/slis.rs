@@ -1,5 +1,5 @@
-//! The metrics of `/metrics/slis`: the health checks of this process and their results. The form is
-//! that of all Kubernetes components (k8s.io/component-base/metrics/prometheus/slis).
+//! The metrics of `/metrics/slis`: the results of this process's health checks, in the form of all
+//! Kubernetes components (k8s.io/component-base/metrics/prometheus/slis).
 
 use std::fmt;
 
@@ -31,7 +31,7 @@ struct CheckResult {
 }
 
 impl Slis {
-    /// Counts a successful ping; a process that answers cannot fail it.
+    /// Counts a successful ping. A process that responds cannot fail it.
     pub fn pinged(&self) {
         self.healthcheck
             .get_or_create(&Check {

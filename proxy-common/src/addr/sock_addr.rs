@@ -1,4 +1,4 @@
-//! An address with a port, as maps and flows have it.
+//! Addresses with ports, in the form of maps and flows.
 
 use core::cmp::Ordering;
 use core::fmt;
@@ -8,14 +8,13 @@ use core::net::SocketAddr;
 use super::{Addr, Addr4, Addr6, Port};
 use crate::assert_size;
 
-/// An address and a port.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct SockAddr<A: Addr> {
     pub addr: A,
     pub port: Port,
-    /// Two bytes that mean nothing to an address: 0, except where a [`Flow`](crate::flow::Flow)
-    /// keeps something of its own there. Comparisons leave them out, and no key of a map has them.
+    /// Spare bytes: 0, except where a [`Flow`](crate::flow::Flow) stores something. Comparisons
+    /// ignore them, and keys of maps do not contain them.
     pub spare: u16,
 }
 assert_size!(SockAddr<Addr4> = 4 + 2 + 2);
@@ -31,7 +30,7 @@ impl<A: Addr> SockAddr<A> {
         }
     }
 
-    /// Returns the same in the form of the standard library, for userspace.
+    /// Returns the standard library's form, for userspace.
     pub fn socket_addr(&self) -> SocketAddr {
         SocketAddr::new(self.addr.ip(), self.port.get())
     }

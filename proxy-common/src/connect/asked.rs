@@ -1,44 +1,42 @@
-//! The SYNs that a backend owes an answer: evidence against it before any of them comes again.
+//! The unanswered SYNs of a backend: evidence before any of them is retransmitted.
 //!
-//! A row of `CONNECTS` with [`Asked::PROTO`] in its key has them, beside the row that counts. Of
-//! its value, `units` is the other row's when the last SYN went to the backend. The sum grows with
-//! each answer, so another number says that the backend has answered since. In the same way
-//! `retransmitted` is the other row's `refused`. `refused` has the [`Asked`], and `unanswered` the
-//! [`SynTimes`]. `units` is written last. Two CPUs that ask in one instant may mix their rows. The
-//! agent's sweep removes such rows once they are old.
+//! They have a row of `CONNECTS` with [`Asked::PROTO`] in its key, next to the row of counts. Its
+//! `units` copies the other row's at the last SYN; since each answer increases that sum, a
+//! difference means that the backend has answered. In the same way `retransmitted` copies the other
+//! row's `refused`. `refused` holds the [`Asked`], and `unanswered` the [`SynTimes`]. `units` is
+//! written last. Two CPUs that write simultaneously may mix their values. The agent's sweep removes
+//! old rows.
 
 use super::{BUCKETS, Connects, DialTime, UNIT_NANOS, Voter, Votes};
 use crate::addr::Proto;
 
-/// The SYNs since a backend's last answer with the clients that sent them, as [`Votes`], and above
-/// those the moment since which two clients wait. While there is one client, it is the moment of
-/// its first SYN.
+/// The SYNs since a backend's last answer and their clients, as [`Votes`], with the time since
+/// which two clients wait in the upper half. With a single client, the time of its first SYN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Asked(pub u64);
 
 impl Asked {
     pub const NOTHING: Self = Self(0);
-    /// The protocol in the keys of these rows: that of no service port.
+    /// The protocol in the keys of these rows, which no service port has.
     pub const PROTO: Proto = Proto::ANY;
-    /// The SYNs without an answer, and the clients, that make a backend overdue.
+    /// The minimum numbers of unanswered SYNs and clients of an overdue backend.
     const SYNS: u32 = 3;
     const CLIENTS: u32 = 2;
-    /// The units after which it is overdue: several times what [`Connects::is_prompt`] calls
-    /// prompt.
+    /// The units until a backend is overdue: several times the bound of [`Connects::is_prompt`].
     const OVERDUE: u32 = (300_000_000 / UNIT_NANOS) as u32;
-    /// The units after which the evidence is old. By then the SYNs have come again, and the agent
-    /// has judged.
+    /// The units after which the evidence is obsolete: the SYNs have been retransmitted, and the
+    /// agent has judged.
     const OLD: u32 = (2_500_000_000 / UNIT_NANOS) as u32;
-    /// The seconds after the last SYN from which on a row says nothing any more.
+    /// The seconds after the last SYN when a row becomes meaningless.
     pub const OLD_SECS: u32 = 3;
 
-    /// Returns the SYNs as failures, and their clients.
+    /// Returns the SYNs as failures, with their clients.
     pub const fn votes(self) -> Votes {
         Votes(self.0 as u32)
     }
 
-    /// Returns the moment that counts.
+    /// Returns the time since which the clients wait.
     pub const fn since(self) -> DialTime {
         DialTime((self.0 >> u32::BITS) as u32)
     }
@@ -47,7 +45,7 @@ impl Asked {
         self.since().units_until(boot_ns)
     }
 
-    /// Adds the SYN of a client.
+    /// Adds a client's SYN.
     #[inline(always)]
     #[must_use]
     pub const fn with(self, voter: Voter, boot_ns: u64) -> Self {
@@ -71,7 +69,7 @@ impl Asked {
         self.votes().failures() > 0 && waited >= Self::OVERDUE && waited < Self::OLD
     }
 
-    /// Returns true if two clients wait for so long, with enough SYNs for a verdict.
+    /// Returns true if the backend is late for two clients, with enough SYNs for a verdict.
     #[inline(always)]
     pub const fn is_overdue(self, boot_ns: u64) -> bool {
         self.is_late(boot_ns)
@@ -80,20 +78,19 @@ impl Asked {
     }
 }
 
-/// Two moments of a backend: that of its last SYN, and that of the last SYN after which it was
-/// heard of. An answer or a refusal counts.
+/// The times of a backend's last SYN, and of the last SYN with a response (an answer or a refusal).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct SynTimes(pub u64);
 
 impl SynTimes {
-    /// The units after which an answered SYN is forgotten, 18 minutes: [`DialTime::is_before`]
-    /// takes one of 36 minutes for a later one.
+    /// The units after which an answered SYN is forgotten: 18 minutes, because
+    /// [`DialTime::is_before`] is valid for 36.
     const OLD: u32 = 1 << 30;
-    /// The units by which another CPU's SYN may be later: a second.
+    /// The clock difference of another CPU's SYN, in units: a second.
     const LATER: u32 = 1 << 20;
 
-    /// Adds a SYN. `is_heard` says whether the backend was heard of since the last one.
+    /// Adds a SYN. `is_heard` is set if the backend has responded since the last SYN.
     #[inline(always)]
     #[must_use]
     pub const fn with(self, boot_ns: u64, is_heard: bool) -> Self {
@@ -106,8 +103,7 @@ impl SynTimes {
         Self((heard.0 as u64) << u32::BITS | DialTime::at(boot_ns).0 as u64)
     }
 
-    /// Returns the last SYN after which the backend was heard of; [`DialTime::UNKNOWN`] if there is
-    /// none.
+    /// Returns the last SYN with a response. [`DialTime::UNKNOWN`] without a response.
     #[inline(always)]
     pub const fn heard(self, is_heard: bool) -> DialTime {
         DialTime(if is_heard {
@@ -118,14 +114,13 @@ impl SynTimes {
     }
 }
 
-/// The first of the buckets of late answers: those after 67 ms.
+/// The first bucket of late answers: after 67 ms.
 const LATE: usize = 11;
-/// A prompt backend answers one of so many connections late, at the most.
+/// A prompt backend answers at most one of this many connections late.
 const LATE_OF: u64 = 64;
 
 impl Connects {
-    /// Returns what the backend owes by the row of its SYNs: the SYNs without an answer, and the
-    /// last one after which it was heard of.
+    /// Returns the unanswered SYNs in `row`, and the last SYN with a response.
     pub const fn owed(&self, row: &Self) -> (Asked, DialTime) {
         let has_answered = row.units != self.units;
         let is_heard = has_answered || row.retransmitted != self.refused;
@@ -139,7 +134,7 @@ impl Connects {
         )
     }
 
-    /// Returns true if the backend has answered, and hardly ever late.
+    /// Returns true if the backend has answered, and almost always promptly.
     #[inline(always)]
     pub fn is_prompt(&self) -> bool {
         let sum = |buckets: &[u64]| {
@@ -160,7 +155,7 @@ mod tests {
     const MS: u64 = 1_000_000;
     const START: u64 = 7_000 * MS;
 
-    /// Returns what these SYNs leave: the milliseconds at which they come, and their clients.
+    /// Returns the state after these SYNs (time in milliseconds, client).
     fn asked(syns: &[(u64, u8)]) -> Asked {
         syns.iter().fold(Asked::NOTHING, |asked, (ms, client)| {
             asked.with(Voter(*client), START + ms * MS)
@@ -276,7 +271,7 @@ mod tests {
 
     #[test]
     fn second_client_has_to_wait_as_long() {
-        // A stranger's SYNs are old when the first honest one comes.
+        // An attacker's SYNs are old when the first honest SYN arrives.
         let asked = asked(&[(0, 1), (10, 1), (2_000, 2)]);
         assert!(!asked.is_overdue(START + 2_290 * MS) && asked.is_overdue(START + 2_310 * MS));
     }

@@ -1,58 +1,58 @@
-//! The plausibility of a TCP packet that claims to end its flow.
+//! The plausibility of TCP packets that end a flow.
 
-/// The number that one side has acknowledged last, in the other's sequence space and host byte
+/// The last number that one side has acknowledged, in the other side's sequence space and host byte
 /// order.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acked(pub u32);
 
-/// After so many seconds nothing of what a side has sent is on its way.
+/// The idle seconds after which a side has no data in flight.
 const SILENCE_SECS: u32 = 2;
 
 impl Acked {
-    /// That side has acknowledged nothing yet.
+    /// The side has not acknowledged anything yet.
     pub const UNKNOWN: Self = Self(0);
 
-    /// Returns true if a side may end the flow with this sequence number, when the other side has
-    /// acknowledged this much and perhaps as many bytes of it are `ahead`, on their way.
+    /// Returns true if a side may end the flow with this sequence number, given the other side's
+    /// last acknowledgement and up to `ahead` bytes in flight.
     ///
-    /// A side in silence resets and closes with the very number that the other expects (RFC 5961
-    /// §3.2). A sender that does not see the packets has to guess it, out of 2^32.
+    /// An idle side resets and closes with exactly the expected number (RFC 5961 §3.2). A blind
+    /// attacker has to guess it out of 2^32.
     #[inline(always)]
     pub const fn permits_end(self, seq: u32, ahead: Ahead) -> bool {
         self.0 == Self::UNKNOWN.0 || seq == self.0 || seq.wrapping_sub(self.0) < ahead.0
     }
 }
 
-/// The bytes that one side may have on their way.
+/// The maximum bytes that one side may have in flight.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ahead(u32);
 
 impl Ahead {
     pub const NOTHING: Self = Self(0);
-    /// The bytes before a RST: it ends a flow at once, so a stranger shall need 2^12 of them to hit
-    /// a number.
+    /// Before a RST, which ends a flow at once: an attacker needs 2^12 packets to hit a number in
+    /// the window.
     pub const RESET: Self = Self(1 << 20);
-    /// The bytes before a FIN of a backend, after which its client ends the flow: the limit of a
-    /// receive buffer is 32 MiB in Linux 6.18 (`tcp_rmem`).
+    /// Before a backend's FIN, after which the client ends the flow: the maximum receive buffer is
+    /// 32 MiB in Linux 6.18 (`tcp_rmem`).
     pub const GOODBYE: Self = Self(1 << 25);
 
-    /// Returns the bytes that may be on their way before a packet that ends a flow, from a side of
-    /// which more was acknowledged lately.
+    /// Returns the bytes in flight that are plausible before a packet that ends a flow, from a
+    /// recently active side.
     #[inline(always)]
     pub const fn of_lively(resets: bool, is_client: bool) -> Self {
         match (resets, is_client) {
             (true, _) => Self::RESET,
             (false, false) => Self::GOODBYE,
-            // The FIN of a client that is behind data counts once the backend ends as well: anyone
-            // may send it in the client's name.
+            // A client's FIN ahead of its data counts only once the backend ends as well, because
+            // anyone may spoof it.
             (false, true) => Self::NOTHING,
         }
     }
 }
 
-/// Returns true if a side that was heard that long ago may have data on its way.
+/// Returns true if a side may have data in flight after this idle time.
 #[inline(always)]
 pub const fn is_recent(idle_secs: u32) -> bool {
     idle_secs <= SILENCE_SECS

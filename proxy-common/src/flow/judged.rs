@@ -1,42 +1,40 @@
-//! What the routes last said of an entry's packets, for packets that skip the stack: where their
-//! sender is, and where they leave.
+//! The cached routing decision of an entry's packets that bypass the stack: the device of their
+//! sender, and the device at which they leave.
 
 use super::Flow;
 use crate::addr::Addr;
 
-/// The devices by which an entry's packets come in and leave, and the term in which the routes said
-/// so.
+/// The ingress and egress devices of an entry's packets, and the term of that routing decision.
 ///
-/// A flow keeps the judgement in the spare bytes of its four addresses. Programs of an older
-/// version leave 0 there.
+/// Stored in the spare bytes of the flow's four addresses, where older programs leave 0.
 ///
-/// From the lowest bit on: 24 bits of the interface index at which the sender is, 24 of the one in
-/// front of the pod to which the packets go (0 if each of them has to ask), and 16 of the term.
+/// From the lowest bit: 24 bits for the sender's interface index, 24 bits for the pod's (0 if each
+/// packet needs a look-up), 16 bits for the term.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Judged(u64);
 
-/// A second of one epoch. The agent begins another epoch when a route, a neighbour or a device
+/// A second of an epoch. The agent starts a new epoch when a route, a neighbour or a device
 /// changes.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term(u16);
 
 impl Term {
-    /// From the seconds since boot, and the number of the epoch: both only grow. A term comes again
-    /// after 65,536 steps of either.
+    /// Takes the seconds since boot and the number of the epoch; both only increase. Wraps after
+    /// 65,536 steps of either.
     #[inline(always)]
     pub const fn new(now_secs: u32, epoch: u32) -> Self {
         Self(now_secs.wrapping_add(epoch) as u16)
     }
 }
 
-/// Interface indexes from here on are not kept.
+/// Interface indexes from here on are not stored.
 const IFINDEX_END: u32 = 1 << EXIT;
-/// The lowest bits of an exit and of a term.
+/// The bit offsets of the exit and the term.
 const EXIT: u32 = 24;
 const TERM: u32 = 48;
-/// The bits that are not an exit's.
+/// The bits outside the exit.
 const SENDER: u64 = !((IFINDEX_END as u64 - 1) << EXIT);
 
 impl Judged {
@@ -52,27 +50,25 @@ impl Judged {
         Self(ifindex as u64 | (exit as u64) << EXIT | (term.0 as u64) << TERM)
     }
 
-    /// Returns true if the sender of a packet that came in by this device has been judged in this
-    /// term.
+    /// Returns true if the sender at this device was validated in this term.
     #[inline(always)]
     pub const fn holds(self, ifindex: u32, term: Term) -> bool {
         self.0 & SENDER == (ifindex as u64 | (term.0 as u64) << TERM)
     }
 
-    /// Returns the interface index of the device at which the sender is; 0 if it was not judged.
+    /// Returns the interface index of the sender's device. 0 without a validation.
     #[inline(always)]
     pub const fn ifindex(self) -> u32 {
         self.0 as u32 & (IFINDEX_END - 1)
     }
 
-    /// Returns the interface index of the device in front of the pod, or 0.
+    /// Returns the interface index of the pod's device, or 0.
     #[inline(always)]
     pub const fn exit(self) -> u32 {
         (self.0 >> EXIT) as u32 & (IFINDEX_END - 1)
     }
 
-    /// Returns the values of the spare bytes: those of the client, of the frontend, of the backend
-    /// and of the source.
+    /// Returns the spare bytes of the client, the frontend, the backend and the source.
     #[inline(always)]
     pub const fn spares(self) -> [u16; 4] {
         [
@@ -85,7 +81,7 @@ impl Judged {
 }
 
 impl<A: Addr> Flow<A> {
-    /// Keeps a judgement, in an entry that is about to be made.
+    /// Stores a decision in an entry that is about to be created.
     #[inline(always)]
     pub const fn set_judged(&mut self, judged: Judged) {
         [
@@ -96,7 +92,7 @@ impl<A: Addr> Flow<A> {
         ] = judged.spares();
     }
 
-    /// Returns the judgement of this entry's packets.
+    /// Returns the decision about this entry's packets.
     #[inline(always)]
     pub const fn judged(&self) -> Judged {
         let client = self.client.spare as u64;

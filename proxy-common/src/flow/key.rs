@@ -1,11 +1,11 @@
-//! The key of an entry. Also in numbers, for BPF global functions: these get five registers, and
+//! The key of an entry, also as words for BPF global functions, which take five registers, and
 //! memory only from kernel 5.12 on.
 
 use super::Hook;
 use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use crate::assert_size;
 
-/// Key of `FLOWS`: a tuple as it is at a hook, before the hook rewrites it.
+/// Key of `FLOWS`: a packet's tuple at a hook, before the rewrite.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowKey<A: Addr> {
@@ -34,13 +34,13 @@ impl<A: Addr> FlowKey<A> {
         }
     }
 
-    /// Makes this the key of the same packets at another hook.
+    /// Changes the hook.
     #[inline(always)]
     pub const fn set_hook(&mut self, hook: Hook) {
         self.hook = hook;
     }
 
-    /// Makes this the key of packets to another port.
+    /// Changes the destination port.
     #[inline(always)]
     pub const fn set_dport(&mut self, dport: Port) {
         self.dport = dport;
@@ -63,7 +63,7 @@ impl<A: Addr> FlowKey<A> {
     }
 }
 
-/// The part of a key that is no address: two ports in network order, protocol, hook.
+/// Packs the fields after the addresses: ports in network byte order, protocol, hook.
 const fn rest<A: Addr>(key: &FlowKey<A>) -> u64 {
     key.sport.wire() as u64
         | (key.dport.wire() as u64) << 16
@@ -71,12 +71,12 @@ const fn rest<A: Addr>(key: &FlowKey<A>) -> u64 {
         | (key.hook.0 as u64) << 40
 }
 
-/// Returns the bits of a word that are the rest of a key.
+/// Masks a word to the bits of these fields.
 pub(super) const fn only_rest(word: u64) -> u64 {
     word & ((1 << 48) - 1)
 }
 
-/// Makes the key of addresses and the rest.
+/// Builds the key of addresses and packed fields.
 const fn joined<A: Addr>(src: A, dst: A, rest: u64) -> FlowKey<A> {
     let sport = Port::from_wire(rest as u16);
     let dport = Port::from_wire((rest >> 16) as u16);
@@ -91,7 +91,7 @@ const fn joined<A: Addr>(src: A, dst: A, rest: u64) -> FlowKey<A> {
 }
 
 impl FlowKey<Addr4> {
-    /// Returns the key in two words: source and destination, and the rest.
+    /// Returns two words: the addresses, and the packed fields.
     #[inline(always)]
     pub const fn words(&self) -> [u64; 2] {
         [
@@ -100,7 +100,7 @@ impl FlowKey<Addr4> {
         ]
     }
 
-    /// Returns the key of these words.
+    /// The inverse of `words`.
     #[inline(always)]
     pub const fn from_words([addrs, rest]: [u64; 2]) -> Self {
         joined(
@@ -112,7 +112,7 @@ impl FlowKey<Addr4> {
 }
 
 impl FlowKey<Addr6> {
-    /// Returns the key in five words: two of the source, two of the destination, and the rest.
+    /// Returns five words: two for each address, and the packed fields.
     #[inline(always)]
     pub const fn words(&self) -> [u64; 5] {
         let [a, b] = self.src.registers();
@@ -120,7 +120,7 @@ impl FlowKey<Addr6> {
         [a, b, c, d, rest(self)]
     }
 
-    /// Returns the key of these words.
+    /// The inverse of `words`.
     #[inline(always)]
     pub const fn from_words([a, b, c, d, rest]: [u64; 5]) -> Self {
         joined(

@@ -1,16 +1,16 @@
-//! The question of a flow that conntrack follows: may it skip the stack?
+//! A flow's request for a liberal conntrack entry, so that it may bypass the stack.
 
 use super::{FlowKey, key};
 use crate::addr::{Addr4, Addr6};
 use crate::assert_size;
 
-/// The key of a flow of either family: its words, and the family in the upper bits of the last one.
-/// A program has no room for a map of each family more.
+/// A key of either family: its words, with the family in the upper bits of the last. A single map
+/// serves both families, because Linux limits a program's maps.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AnyKey([u64; 5]);
 
-/// The lowest bit of the family, above all that a key has.
+/// The lowest bit of the family, above the packed fields.
 const FAMILY: u32 = 48;
 const V4: u64 = 4;
 const V6: u64 = 6;
@@ -28,13 +28,13 @@ impl AnyKey {
         Self([a, b, c, d, rest | V6 << FAMILY])
     }
 
-    /// Returns the key of IPv4, if it is one.
+    /// Returns the key if it is an IPv4 key.
     pub fn v4(&self) -> Option<FlowKey<Addr4>> {
         let [addrs, .., rest] = self.0;
         (rest >> FAMILY == V4).then(|| FlowKey::<Addr4>::from_words([addrs, key::only_rest(rest)]))
     }
 
-    /// Returns the key of IPv6, if it is one.
+    /// Returns the key if it is an IPv6 key.
     pub fn v6(&self) -> Option<FlowKey<Addr6>> {
         let [a, b, c, d, rest] = self.0;
         (rest >> FAMILY == V6)
@@ -42,14 +42,14 @@ impl AnyKey {
     }
 }
 
-/// A flow that could skip the stack if conntrack tolerated it: an element of `OFFERS`. The agent
-/// answers with a row in `TOLERATED`.
+/// A flow that could bypass the stack with a liberal conntrack entry: an element of `OFFERS`. The
+/// agent replies with a row in `TOLERATED`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// The key of the opener's entry.
+    /// The key of the original entry.
     pub key: AnyKey,
-    /// The second since boot in which the flow asked: the value of its row in `TOLERATED`.
+    /// The second since boot of the request, which becomes the value in `TOLERATED`.
     pub secs: u32,
     pad: u32,
 }
@@ -62,9 +62,9 @@ impl Offer {
     }
 }
 
-/// Returns true if a row that answers a question of `asked_secs` is for a flow that has asked in an
-/// earlier second than `now_secs`, and is no row of an earlier flow with the same addresses and
-/// ports. A flow asks for the first time in a later second than it was opened in.
+/// Returns true if a reply to a request of `asked_secs` is for this flow, which made its request
+/// before `now_secs`, and not for an earlier flow with the same tuple. A flow's first request comes
+/// in a later second than its opening.
 #[inline(always)]
 pub const fn is_for_asker(asked_secs: u32, now_secs: u32) -> bool {
     asked_secs.saturating_add(1) >= now_secs

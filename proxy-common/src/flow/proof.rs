@@ -1,14 +1,14 @@
-//! The proof that a TCP client exists: it acknowledges what only its backend's answer has told it.
+//! The proof that a TCP client exists: it acknowledges a number that only the backend's answer
+//! contains.
 
 use super::Acked;
 
-/// The number that a client has to acknowledge before its flow counts as established, from the
-/// backend's SYN with ACK.
+/// The backend's SYN-ACK sequence number, which a client must acknowledge to establish its flow.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proof(pub u32);
 
-/// A backend that waits for the client has at most so many bytes on their way: ten segments of
+/// The maximum bytes that a backend sends before the client's acknowledgement: ten segments of
 /// 9,000 bytes (RFC 6928).
 const WINDOW: u32 = 1 << 17;
 
@@ -16,10 +16,10 @@ impl Proof {
     /// The backend has not answered yet.
     pub const NONE: Self = Self(0);
 
-    /// Takes the sequence number of a SYN with ACK, in host byte order.
+    /// Takes a SYN-ACK's sequence number in host byte order.
     #[inline(always)]
     pub const fn of(seq: u32) -> Self {
-        // The value of NONE stays free: the number before stands for it.
+        // Reserves the value of NONE.
         Self(if seq == Self::NONE.0 {
             seq.wrapping_sub(1)
         } else {
@@ -27,10 +27,10 @@ impl Proof {
         })
     }
 
-    /// Returns true if a client that acknowledges this number has got the answer.
+    /// Returns true if this acknowledgement shows that the client received the answer.
     #[inline(always)]
     pub const fn is_met(self, acked: Acked) -> bool {
-        // The acknowledgement of a SYN is one above its number (RFC 9293 §3.5).
+        // A SYN is acknowledged by its number plus one (RFC 9293 §3.5).
         let beyond = acked.0.wrapping_sub(self.0).wrapping_sub(1);
         self.0 != Self::NONE.0 && beyond < WINDOW
     }

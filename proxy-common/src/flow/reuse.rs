@@ -1,23 +1,22 @@
-//! When a flow gives its ports to another connection of the same client: to an opener, or to a
-//! connection that a backend's packets show.
+//! Reuse of a flow's ports by another connection of the same client, shown by an opening packet or
+//! by packets of the backend.
 
 use super::{ANSWER_SECS, Flow, LINGER_SECS, REDIAL_SECS, Seen, Timeouts, Told};
 use crate::addr::{Addr, Proto};
 
 impl<A: Addr> Flow<A> {
-    /// Returns true, in the opener's entry, if an opener of the same client may take the flow's
-    /// place and choose again.
+    /// Returns true if an opening packet of the same client may replace the flow and choose a
+    /// backend again. For the original entry.
     ///
-    /// The sender of a SYN in the client's name does not end a TCP flow: the SYN goes to the
-    /// backend, as [`Self::is_redialled_by`] says. A backend that knows the connection answers (RFC
-    /// 5961 §4), and a client that does not know it resets it then. A flow that the agent has ended
-    /// has no backend to ask.
+    /// A SYN alone does not end a TCP flow, because it may be spoofed: it goes to the backend (see
+    /// [`Self::is_redialled_by`]). A backend with that connection answers (RFC 5961 §4), and a
+    /// client without it then sends a RST. A flow that the agent has ended has no such backend.
     #[inline(always)]
     pub const fn may_be_reused(&self, proto: Proto, now_secs: u32, timeouts: Timeouts) -> bool {
         let idle_secs = self.idle_secs(now_secs);
         let forgotten = match proto {
             Proto::UDP => false,
-            // With its FIN the client has said itself that it goes.
+            // The client's FIN shows that it has left.
             Proto::TCP if self.tx.has(Seen::FIN) && idle_secs > REDIAL_SECS => true,
             Proto::TCP => {
                 self.is_lost() || self.tx.has(Seen::REDIALLED) && idle_secs >= ANSWER_SECS
@@ -27,18 +26,18 @@ impl<A: Addr> Flow<A> {
         forgotten || self.is_expired(proto, now_secs, timeouts)
     }
 
-    /// Returns true, in the opener's entry, if the backend has to answer the client's SYN for the
-    /// flow to stay.
+    /// Returns true if the flow stays only if the backend answers the client's SYN. For the
+    /// original entry.
     #[inline(always)]
     pub const fn is_redialled_by(&self, packet: Told, now_secs: u32) -> bool {
         packet.opens_connection()
             && (self.idle_secs(now_secs) > REDIAL_SECS || self.may_survive_reset(Proto::TCP))
     }
 
-    /// Returns true, in the reply's entry, if a packet of the backend with this number belongs to
-    /// another connection between its port and the client's. To a SYN a backend answers with a
-    /// SYN-ACK, or with a RST whose number is 0 (RFC 9293 §3.10.7.1). A backend that already has a
-    /// connection with that port acknowledges what it has got there (RFC 5961 §4).
+    /// Returns true if a packet of the backend belongs to another connection between these ports. A
+    /// backend answers a SYN with a SYN-ACK, or with a RST numbered 0 (RFC 9293 §3.10.7.1). A
+    /// backend with an open connection at that port sends an acknowledgement instead (RFC 5961 §4).
+    /// For the reply entry.
     #[inline(always)]
     pub const fn is_answered_by_another(&self, proto: Proto, packet: Told, seq: u32) -> bool {
         let refuses = packet.resets() && seq == 0;
@@ -48,19 +47,18 @@ impl<A: Addr> Flow<A> {
             && !refuses
     }
 
-    /// Returns true, in the opener's entry, if another connection has the client's port at the
-    /// backend: see [`Seen::CLASHES`].
+    /// Returns true if another connection uses the client's port at the backend: see
+    /// [`Seen::CLASHES`]. For the original entry.
     #[inline(always)]
     pub const fn clashes(&self) -> bool {
         self.rx.has(Seen::CLASHES) && !self.rx.has(Seen::PACKET)
     }
 
-    /// Returns true, in the opener's entry, if a packet of the backend comes after the flow's end,
-    /// and so belongs to another connection: the answer to a SYN that did not come by this flow, or
-    /// any packet after the time for which the flow may be silent.
+    /// Returns true if a packet of the backend follows the flow's end and so belongs to another
+    /// connection: an answer to a SYN that bypassed this flow, or any packet after the idle
+    /// timeout. For the original entry.
     ///
-    /// A stranger's RST in the name of a client outside does not turn its handshake into such a
-    /// flow.
+    /// A spoofed RST for a client outside does not turn its own handshake into such a case.
     #[inline(always)]
     pub const fn is_outlived_by(
         &self,

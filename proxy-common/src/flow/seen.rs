@@ -1,6 +1,6 @@
-//! What the packets of one direction have shown.
+//! The bits that the packets of one direction have shown.
 
-/// A set of bits: the packets seen of one direction of a flow.
+/// The packets seen in one direction of a flow, as bits.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen(pub(super) u8);
@@ -10,48 +10,46 @@ impl Seen {
     pub const PACKET: Self = Self(1 << 0);
     pub const FIN: Self = Self(1 << 1);
     pub const RST: Self = Self(1 << 2);
-    /// The client has shown that it got an answer, or the backend has gone on after several: no
-    /// address was borrowed.
+    /// The client has acknowledged an answer, or a stream backend has continued: the client's
+    /// address is not spoofed.
     pub const ASSURED: Self = Self(1 << 3);
-    /// Nothing speaks against delivering this direction past the stack. Of what comes back: it
-    /// comes in with the addresses with which it leaves, so that no program between the hooks
-    /// translates the flow again. In both entries, of either direction.
+    /// This direction may bypass the stack. For replies: they arrive with the addresses with which
+    /// they leave, so that no other program translates them in between. Either direction, in both
+    /// entries.
     pub const DIRECT: Self = Self(1 << 4);
-    /// The client has dialled again on a flow that was silent for long, and the backend has not
-    /// said since that it knows the flow. Of what goes there, in the opener's entry.
+    /// The client has sent a SYN on a long idle flow, and the backend has not confirmed the flow
+    /// since. Original direction, in the original entry.
     pub const REDIALLED: Self = Self(1 << 5);
-    /// A FIN has come whose number is ahead of what the backend has acknowledged: it counts once
-    /// the backend ends as well. Of what goes there, in the opener's entry.
+    /// A FIN is ahead of the backend's acknowledgements, and counts once the backend ends as well.
+    /// Original direction, in the original entry.
     pub const LEAVING: Self = Self(1 << 6);
-    /// A SYN has come on an established flow, and no packet of the backend since. Of what goes
-    /// there, in the opener's entry.
+    /// A SYN came on an established flow, without a packet of the backend since. Original
+    /// direction, in the original entry.
     pub const DIALLED: Self = Self(1 << 7);
-    /// The backend has acknowledged more with its last packets. Of what comes back, in the reply's
-    /// entry; LEAVING has the same bit.
+    /// The backend's last packets have acknowledged new data. Reply direction, in the reply entry.
+    /// Shares its bit with LEAVING.
     pub const ADVANCED: Self = Self(1 << 6);
-    /// A packet of another connection has come from the backend, which has not answered yet: the
-    /// client has its port for that connection as well. Of what comes back, in the opener's entry;
-    /// ADVANCED, in the reply's entry, has the same bit.
+    /// The unanswering backend has sent a packet of another connection, which also uses the
+    /// client's port. Reply direction, in the original entry. Shares its bit with ADVANCED in the
+    /// reply entry.
     pub const CLASHES: Self = Self(1 << 6);
-    /// The flow was opened past the stack, which sees none of its packets. Of what comes back, in
-    /// both entries; DIALLED has the same bit.
+    /// A bypass flow: the stack sees none of its packets. Reply direction, in both entries. Shares
+    /// its bit with DIALLED.
     pub const WHOLE: Self = Self(1 << 7);
-    /// The flow has asked the agent whether it may skip the stack beside conntrack: see
-    /// [`Offer`](super::Offer). Of what goes there, in the reply's entry; REDIALLED has the same
-    /// bit.
+    /// The flow has requested a liberal conntrack entry: see [`Offer`](super::Offer). Original
+    /// direction, in the reply entry. Shares its bit with REDIALLED.
     pub const OFFERED: Self = Self(1 << 5);
-    /// Conntrack tolerates that it misses packets of the flow, and so believes any end of it. Of
-    /// what goes there, in the reply's entry; LEAVING has the same bit.
+    /// The conntrack entry is liberal, because it misses packets, and so accepts any end of the
+    /// flow. Original direction, in the reply entry. Shares its bit with LEAVING.
     pub const TOLERATED: Self = Self(1 << 6);
 
-    /// The agent has found the backend gone with its node: the client's packets are answered with a
-    /// RST. A packet of the backend takes it back. Of what comes back, in the opener's entry;
-    /// REDIALLED and OFFERED, of the other direction, have the same bit.
+    /// The agent has found the backend lost with its node, so the client's packets are answered
+    /// with a RST. A packet of the backend revokes it. Reply direction, in the original entry.
+    /// Shares its bit with REDIALLED and OFFERED of the other direction.
     pub const LOST: Self = Self(1 << 5);
 
-    /// Conntrack may be liberal with the flow: the agent has been asked, and has perhaps told
-    /// conntrack so. Conntrack stays so for as long as it has its entry. Of what goes there, in the
-    /// reply's entry.
+    /// The conntrack entry may be liberal: the agent has the request, and may have acted. Conntrack
+    /// stays liberal for the lifetime of its entry. Original direction, in the reply entry.
     pub const LIBERAL: Self = Self(Self::OFFERED.0 | Self::TOLERATED.0);
 
     #[inline(always)]
@@ -64,9 +62,8 @@ impl Seen {
         Self(self.0 | other.0)
     }
 
-    /// Returns 1 if both sides have spoken, each knowing of the other, and neither a RST nor both
-    /// FINs have ended that; else 0. In bits, because each branch would multiply the verifier's
-    /// work.
+    /// Returns 1 if both sides have responded to each other and the flow has not ended, else 0.
+    /// Branchless: each branch would multiply the verifier's work.
     #[inline(always)]
     pub const fn goes_on(tx: Self, rx: Self) -> u32 {
         let assured = (tx.0 | rx.0) >> Self::ASSURED.0.trailing_zeros();

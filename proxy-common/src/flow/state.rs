@@ -1,4 +1,4 @@
-//! The states of a flow, and how long it may be silent in each.
+//! The states of a flow and their timeouts.
 
 use super::Seen;
 use crate::addr::Proto;
@@ -6,22 +6,22 @@ use crate::addr::Proto;
 /// The state of a flow, from the packets of both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum State {
-    /// Nothing has come back yet.
+    /// Without any reply.
     New,
-    /// The backend has answered, and the client has said nothing since: it may not exist.
+    /// The backend has answered, but the client has not continued and may be spoofed.
     Answered,
-    /// Both sides have spoken, each knowing of the other.
+    /// Both sides have responded to each other.
     Established,
     /// One FIN.
     HalfClosed,
     /// Both FINs.
     Closed,
-    /// A RST, and no packet since.
+    /// A RST, without a packet since.
     Reset,
 }
 
 impl State {
-    /// From what was seen from the client, and from the backend.
+    /// Takes the bits of the client and of the backend.
     #[inline(always)]
     pub const fn of(tx: Seen, rx: Seen) -> Self {
         if tx.has(Seen::RST) || rx.has(Seen::RST) {
@@ -39,51 +39,50 @@ impl State {
         }
     }
 
-    /// Returns true if both sides have ended the flow.
+    /// Returns true if the flow has ended in both directions.
     #[inline(always)]
     pub const fn is_terminal(self) -> bool {
         matches!(self, Self::Closed | Self::Reset)
     }
 
-    /// How long a flow may be silent in this state before it is forgotten.
+    /// Returns the idle time after which a flow in this state is removed.
     #[inline(always)]
     pub const fn timeout_secs(self, proto: Proto, timeouts: Timeouts) -> u32 {
         let tcp = proto.0 == Proto::TCP.0;
         match self {
             Self::New if proto.0 == Proto::UDP.0 => timeouts.udp,
-            // Five retries of a SYN, at 1, 2, 4, 8 and 16 s.
+            // Five retries of a SYN, after 1, 2, 4, 8 and 16 s.
             Self::New => 30,
-            // Five retries of what answers a SYN; each of them counts as a sign of life.
+            // Five retries of the answer, each of which resets the idle time.
             Self::Answered if tcp || proto.0 == Proto::SCTP.0 => 60,
             Self::Established if tcp => timeouts.tcp_established,
-            // A lost path shows within minutes, by heartbeats (RFC 9260 §8.3).
+            // Heartbeats detect a lost path within minutes (RFC 9260 §8.3).
             Self::Established if proto.0 == Proto::SCTP.0 => 18_000,
             Self::Answered | Self::Established => timeouts.udp_stream,
             Self::HalfClosed if tcp => timeouts.tcp_half_closed,
             Self::HalfClosed => 120,
-            // TIME-WAIT as Linux counts it.
+            // Linux's TIME-WAIT.
             Self::Closed => 60,
             Self::Reset => 10,
         }
     }
 }
 
-/// The times for which flows may be silent, in seconds, as far as the operator or conntrack sets
-/// them.
+/// The configurable idle timeouts, in seconds. The operator or conntrack sets them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
     pub tcp_established: u32,
-    /// One side has sent its FIN, and the other may go on sending: conntrack's CLOSE_WAIT.
+    /// One side has sent its FIN, and the other may continue: conntrack's CLOSE_WAIT.
     pub tcp_half_closed: u32,
-    /// The backend has not answered.
+    /// Without an answer of the backend.
     pub udp: u32,
-    /// The backend has answered.
+    /// After an answer of the backend.
     pub udp_stream: u32,
 }
 
 impl Timeouts {
-    /// kube-proxy's times for TCP (`conntrack.tcpEstablishedTimeout`, `tcpCloseWaitTimeout`). The
-    /// second one for UDP is longer than the kernel's.
+    /// kube-proxy's TCP defaults (`conntrack.tcpEstablishedTimeout`, `tcpCloseWaitTimeout`).
+    /// `udp_stream` is longer than the kernel's.
     pub const DEFAULT: Self = Self {
         tcp_established: 86_400,
         tcp_half_closed: 3_600,

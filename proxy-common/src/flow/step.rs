@@ -1,14 +1,13 @@
-//! The step of a flow by one packet: values in, values out, for every path that a packet takes
-//! through the programs.
+//! The state transition of a flow by one packet, as a pure function for every packet path.
 
 use super::Seen;
 use crate::addr::Proto;
 
-/// A backend that goes on after as many datagrams serves a client that listens: a stream, asked for
-/// once.
+/// The number of datagrams after which a backend proves that its client listens: a stream after a
+/// single request.
 const ANSWERS: u64 = 4;
 
-/// The bits of [`Seen`] that a packet shows by itself, [`Told::OPENER`] and [`Told::ANSWER`].
+/// The bits that one packet shows: bits of [`Seen`], [`Told::OPENER`] and [`Told::ANSWER`].
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Told(u8);
@@ -17,12 +16,11 @@ impl Told {
     pub const PACKET: Self = Self(Seen::PACKET.0);
     pub const FIN: Self = Self(Seen::PACKET.0 | Seen::FIN.0);
     pub const RST: Self = Self(Seen::PACKET.0 | Seen::RST.0);
-    /// A packet that opens a connection. No datagram does: they all look alike.
+    /// An opening packet (SYN, INIT). Datagrams never have this bit.
     pub const OPENER: Self = Self(Seen::PACKET.0 | OPENER);
-    /// A SYN with ACK. It holds the number that the client has to acknowledge: see
-    /// [`Proof`](super::Proof).
+    /// A SYN-ACK, with the number that the client must acknowledge: see [`Proof`](super::Proof).
     pub const ANSWER: Self = Self(Seen::PACKET.0 | ANSWER);
-    /// A COOKIE ACK of SCTP: its sender has got its own cookie back (RFC 9260 §5.1).
+    /// SCTP's COOKIE ACK: its sender has received its own cookie back (RFC 9260 §5.1).
     pub const ACCEPTED: Self = Self(Seen::PACKET.0 | Seen::ASSURED.0);
 
     #[inline(always)]
@@ -30,8 +28,8 @@ impl Told {
         Self(self.0 | other.0)
     }
 
-    /// Returns true if the packet ends a direction that has shown `before`: by any RST, and by the
-    /// first FIN.
+    /// Returns true if the packet ends a direction with the bits `before`: any RST, or the first
+    /// FIN.
     #[inline(always)]
     pub const fn ends(self, before: Seen) -> bool {
         self.0 & (Seen::RST.0 | Seen::FIN.0 & !before.0) != 0
@@ -64,22 +62,22 @@ impl Told {
     }
 }
 
-/// No bits of [`Seen`].
+/// Outside the bits of [`Seen`].
 const OPENER: u8 = 1 << 7;
 const ANSWER: u8 = 1 << 6;
 
-/// The side that sent a packet, and what the entry that it passes has seen before.
+/// The sender of a packet, and the bits of the entry so far.
 #[derive(Clone, Copy, Debug)]
 pub enum Sender {
-    /// The opener's entry knows both directions. `proves` says whether the packet assures a flow
-    /// that has an answer: a datagram does, an acknowledgement that meets its
-    /// [`Proof`](super::Proof) does, no packet of SCTP does.
+    /// The original entry holds both directions. `proves` is set if the packet proves the client of
+    /// an answered flow: a datagram, or an acknowledgement that meets the [`Proof`](super::Proof),
+    /// but never an SCTP packet.
     Client { tx: Seen, rx: Seen, proves: bool },
-    /// The reply's entry knows its own direction; `is_stream` as the function of that name says.
+    /// The reply entry holds its own direction. `is_stream` is the result of that function.
     Backend { rx: Seen, is_stream: bool },
 }
 
-/// Returns true if a backend that sends one more packet after so many is assured.
+/// Returns true if a further packet, after `packets` of the backend, assures the flow.
 #[inline(always)]
 pub const fn is_stream(proto: Proto, packets: u64) -> bool {
     proto.0 == Proto::UDP.0 && packets >= ANSWERS
@@ -88,29 +86,28 @@ pub const fn is_stream(proto: Proto, packets: u64) -> bool {
 /// The effect of a packet on its flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The bits that the packet's own direction has shown, with this packet's.
+    /// The direction's bits, including this packet's.
     pub seen: Seen,
-    /// The packet changes more than counters and times.
+    /// The packet changes flow state, not only counters and times.
     pub is_news: bool,
-    /// The sender has not accepted a RST of the other side, so that the RST was not the end.
+    /// The sender continues after the other side's RST, so it did not accept the RST.
     pub revokes_reset: bool,
 }
 
-/// Follows a flow by one packet. In bits and without branches, each of which would multiply the
-/// verifier's work.
+/// Computes the transition. Branchless: each branch would multiply the verifier's work.
 #[inline(always)]
 pub const fn step(sender: Sender, packet: Told) -> Step {
     const PACKET_TO_ASSURED: u32 =
         Seen::ASSURED.0.trailing_zeros() - Seen::PACKET.0.trailing_zeros();
     const RST_TO_ASSURED: u32 = Seen::ASSURED.0.trailing_zeros() - Seen::RST.0.trailing_zeros();
     const OPENER_TO_ASSURED: u32 = OPENER.trailing_zeros() - Seen::ASSURED.0.trailing_zeros();
-    // The first bit is what `proves` is in bits.
+    // `proves as u8` must be the first bit.
     const { assert!(Seen::PACKET.0 == true as u8) };
     let rst = packet.0 & Seen::RST.0;
     let opener = packet.0 & OPENER;
     let (before, either, assured) = match sender {
-        // The client goes on after an answer. An opener sent again shows no client, because its
-        // address may be borrowed.
+        // The client continues after an answer. A repeated opening packet proves nothing, because
+        // its address may be spoofed.
         Sender::Client { tx, rx, proves } => {
             let answered = (rx.0 & Seen::PACKET.0 & proves as u8) << PACKET_TO_ASSURED;
             (
@@ -125,7 +122,7 @@ pub const fn step(sender: Sender, packet: Told) -> Step {
             packet.0 & Seen::ASSURED.0 | if is_stream { Seen::ASSURED.0 } else { 0 },
         ),
     };
-    // A side that goes on has not ended the flow by its own RST.
+    // A side that continues has not ended the flow by its own RST.
     let seen = before & (!Seen::RST.0 | rst) | packet.seen().0 | assured;
     let news = seen ^ before | rst | either & Seen::RST.0 | packet.0 & (OPENER | ANSWER);
     Step {
@@ -135,10 +132,10 @@ pub const fn step(sender: Sender, packet: Told) -> Step {
     }
 }
 
-/// Returns true if a packet that shows nothing but itself ([`Told::PACKET`]) cannot be news: its
-/// sender has shown as much, and neither side a RST. `assures` says whether such a packet may
-/// assure its sender; `other` is what the other side has shown, nothing in the reply's entry.
-/// Cheaper than [`step`], which says the same of these packets.
+/// Returns true if a plain packet ([`Told::PACKET`]) cannot change flow state: its sender has shown
+/// the same bits, and neither side a RST. `assures` is set if such a packet may assure its sender.
+/// `other` is the other side's bits (nothing in the reply entry). A cheaper equivalent of [`step`]
+/// for these packets.
 #[inline(always)]
 pub const fn is_settled(own: Seen, other: Seen, assures: bool) -> bool {
     let shown = Seen::PACKET.0 | if assures { Seen::ASSURED.0 } else { 0 };

@@ -1,9 +1,9 @@
-//! A place of a set of backends.
+//! A slot of a set.
 
 use crate::addr::{Addr, Addr4, Addr6, Port};
 use crate::assert_size;
 
-/// Value of `SLOTS`: address and port of an endpoint that may take traffic.
+/// Value of `SLOTS`: a backend's address and port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Backend<A: Addr> {
@@ -15,17 +15,16 @@ assert_size!(Backend<Addr4> = 4 + 2 + 2);
 assert_size!(Backend<Addr6> = 16 + 2 + 2);
 
 impl<A: Addr> Backend<A> {
-    /// The endpoint is on this node: its replies come back here from any source address.
+    /// The endpoint is on this node, so its replies return through kpx whatever the source address.
     pub const LOCAL: u16 = 1 << 0;
-    /// Below the bits of the weight.
+    /// The offset of the weight's bits.
     const WEIGHT_SHIFT: u16 = 4;
 
     pub const fn new(addr: A, port: Port, flags: u16) -> Self {
         Self { addr, port, flags }
     }
 
-    /// Sets the share in a weighted service port's flows, of at most 4,095. A weight of 1 is no
-    /// bit.
+    /// Sets the weight in a weighted service port, at most 4,095. A weight of 1 is stored as 0.
     #[must_use]
     pub const fn with_weight(self, weight: u16) -> Self {
         let bits = if weight > 1 {

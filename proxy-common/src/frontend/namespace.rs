@@ -1,15 +1,15 @@
-//! The number of a namespace, by which the flow table is shared among namespaces.
+//! The number of a namespace, which divides the flow table among namespaces.
 
-/// The number of a namespace, in 24 bits and host byte order.
+/// The number of a namespace: 24 bits in host byte order.
 ///
-/// The agent chooses numbers, and no two namespaces of a cluster have the same at a time. A restart
-/// may choose others.
+/// The agent assigns numbers, which are unique in a cluster at any time. A restart may assign
+/// others.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Namespace([u8; 3]);
 
 impl Namespace {
-    /// No namespace: the share of such flows is bounded by client alone.
+    /// No namespace. Only the clients' shares limit such flows.
     pub const NONE: Self = Self([0; 3]);
 
     /// Takes the lower 24 bits.

@@ -15,7 +15,7 @@ use crate::guest::Guest;
 use crate::service_counts::{Passed, ServiceCounts};
 use crate::socket::{Dialled, Side, Socket, SocketKey};
 
-/// A field that moved, or a number that means something else, is another layout.
+/// A moved field or a number with another meaning is another layout.
 #[test]
 fn bytes_of_keys_and_values_are_those_of_this_layout() {
     let v4 = |last| Addr4::from(Ipv4Addr::new(192, 0, 2, last));
@@ -178,7 +178,7 @@ fn samples<A: Addr>([a, b, c, d]: [A; 4]) -> Vec<(&'static str, Vec<u8>)> {
 }
 
 fn bytes<T: Copy>(value: &T) -> Vec<u8> {
-    // SAFETY: the types here have no padding, as is asserted beside their definitions.
+    // SAFETY: the types here have no padding, as asserted next to their definitions.
     unsafe { core::slice::from_raw_parts((&raw const *value).cast::<u8>(), size_of::<T>()) }
         .to_vec()
 }

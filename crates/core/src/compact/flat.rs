@@ -1,8 +1,8 @@
-//! Stores maps of a few rows: the smallest node of a BTreeMap has room for eleven.
+//! Maps of few rows, where a BTreeMap would allocate nodes of eleven.
 
 use std::collections::BTreeMap;
 
-/// A map that is built once, sorted by key, in as little memory as its rows take.
+/// An immutable map: one sorted, exactly sized slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flat<K, V>(Box<[(K, V)]>);
 

@@ -1,21 +1,21 @@
-//! The labels of an object, as far as there is room for them.
+//! An object's labels, up to a limit.
 
 use super::Shared;
 
-/// The most bytes of labels that are kept of an object. The API server sets no limit below that of
-/// the whole object, 1.5 MiB, and each node keeps the labels of all Services.
+/// The maximum bytes of labels kept for an object. The API server limits only the whole object, to
+/// 1.5 MiB, and each node keeps the labels of all Services.
 const MOST: usize = 4_096;
 
-/// The labels by key. Each takes 32 bytes; a key or value that many objects have is in memory once.
+/// The labels by key. Each takes 32 bytes; shared keys and values are interned.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Labels {
     kept: Box<[(Shared, Shared)]>,
-    /// True if the object has more labels than are kept.
+    /// Set if some labels were dropped.
     is_cut: bool,
 }
 
 impl Labels {
-    /// Keeps labels in the order of their keys, until one does not fit.
+    /// Keeps labels in key order, until one does not fit.
     pub(crate) fn of<'a>(labels: impl Iterator<Item = (&'a String, &'a String)>) -> Self {
         let mut kept = Vec::new();
         let mut room = MOST;

@@ -1,5 +1,5 @@
-//! The compact form of a Pod of this node: by what it shows whether its sockets may be led, and
-//! whether it answers for a Service.
+//! The compact form of a Pod of this node: the fields that decide on socket load balancing and on
+//! local redirects.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +9,14 @@ use super::{Compact, Needed, Shared, needed, shared};
 use crate::input::ObjectName;
 use crate::selector::Labels;
 
-/// The annotation by which a Pod chooses for itself: `on` or `off`.
+/// The annotation by which a Pod opts in or out: `on` or `off`.
 pub(crate) const SOCKET_LB: &str = "kpx.dev/socket-lb";
 
-/// The annotations and labels by which meshes mark a Pod, with the value that counts; any value
-/// does where there is none.
+/// The annotations by which meshes mark a Pod. `None` matches any value.
 const MESH_ANNOTATIONS: [(&str, Option<&str>); 7] = [
     ("sidecar.istio.io/status", None),
     ("ambient.istio.io/redirection", Some("enabled")),
-    // Its packets are redirected, and Istio's proxy is still to hear of it.
+    // Istio already redirects the Pod's packets, but its proxy does not have the Pod yet.
     ("ambient.istio.io/redirection", Some("pending")),
     ("kmesh.net/redirection", Some("enabled")),
     ("linkerd.io/proxy-version", None),
@@ -33,31 +32,30 @@ const MESH_LABELS: [(&str, Option<&str>); 4] = [
     ("kuma.io/sidecar-injection", Some("enabled")),
     ("osm-proxy-uuid", None),
 ];
-/// The containers that a mesh puts into a Pod.
 const MESH_CONTAINERS: [&str; 2] = ["istio-proxy", "linkerd-proxy"];
-/// The label of a virtual machine's Pod.
+/// The label of KubeVirt's Pods.
 const VIRTUAL_MACHINE: (&str, Option<&str>) = ("kubevirt.io", Some("virt-launcher"));
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalPod {
     pub name: ObjectName,
-    /// Also the name of the Pod's cgroup.
+    /// Also names the Pod's cgroup.
     pub uid: Box<str>,
-    /// Set once its containers run, and until they have ended.
+    /// Set from the start of its containers until their end.
     pub is_running: bool,
     pub host_network: bool,
-    /// The sign of a mesh: an annotation, a label or a container.
+    /// A mesh's marker: an annotation, a label or a container.
     pub mesh: Option<Box<str>>,
     pub is_virtual_machine: bool,
     pub runtime_class: Option<Box<str>>,
-    /// The value of the annotation by which the Pod chooses.
+    /// The value of the annotation `socket-lb`.
     pub choice: Option<Box<str>>,
     pub labels: Labels,
-    /// Its addresses, one of each family.
+    /// At most one address of each family.
     pub ips: Box<[Box<str>]>,
-    /// Set while its readiness probes succeed and it is not being deleted.
+    /// Set while the Pod is ready and not being deleted.
     pub is_ready: bool,
-    /// The ports that its containers name.
+    /// The named ports of its containers.
     pub ports: Box<[ContainerPort]>,
 }
 
@@ -133,7 +131,7 @@ fn has_ready_condition(status: &PodStatus) -> bool {
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Returns a Pod's addresses. The field `podIP` is the first of `podIPs`; only an old object has it
+/// Returns a Pod's addresses. `podIP` repeats the first of `podIPs`; only old objects have it
 /// alone.
 fn ips(status: &PodStatus) -> Box<[Box<str>]> {
     let all: Box<[Box<str>]> = status
@@ -149,13 +147,13 @@ fn ips(status: &PodStatus) -> Box<[Box<str>]> {
     }
 }
 
-/// Returns as much of a choice as tells what is wrong with it: an annotation may have 256 KiB.
+/// Returns the start of the value, enough for an error message. An annotation may have 256 KiB.
 fn start(choice: &str) -> &str {
     const MOST: usize = 64;
     &choice[..choice.floor_char_boundary(MOST)]
 }
 
-/// Returns the first of the marks that is there.
+/// Returns the first matching marker.
 fn sign(
     what: &str,
     all: Option<&BTreeMap<String, String>>,

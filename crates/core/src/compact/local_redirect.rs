@@ -1,5 +1,5 @@
-//! The custom resource LocalRedirect, in the shape of Cilium's CiliumLocalRedirectPolicy. The CRD's
-//! schema is in `deploy/`.
+//! The custom resource LocalRedirect, modelled on Cilium's CiliumLocalRedirectPolicy. The schema is
+//! in `deploy/`.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::{ListableResource, Metadata, NamespaceResourceScope, Resource};
@@ -8,11 +8,10 @@ use serde::{Deserialize, Serialize};
 use super::{Compact, Needed, Service, ServicePort, needed};
 use crate::input::ObjectName;
 
-/// The first part of the name under which the model has an object of an address. A Service's name
-/// is one label, without a dot.
+/// The name prefix of stand-in Services. Its dot is impossible in a Service's name.
 pub(crate) const STAND_IN: &str = "localredirect.";
 
-/// An object as the API has it. A field that is missing is empty: only the model judges.
+/// The API object. Missing fields are empty; only the model validates.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct LocalRedirect {
@@ -28,7 +27,7 @@ pub struct LocalRedirectSpec {
     pub skip_redirect_from_backend: bool,
 }
 
-/// The packets that are redirected: one of the two.
+/// The redirected packets. Exactly one matcher is set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct RedirectFrontend {
@@ -48,11 +47,10 @@ pub struct AddressMatcher {
 pub struct ServiceMatcher {
     pub service_name: String,
     pub namespace: String,
-    /// The ports of the Service; empty: all.
+    /// The redirected ports of the Service. Empty means all.
     pub to_ports: Vec<PortInfo>,
 }
 
-/// The pods that answer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct RedirectBackend {
@@ -64,21 +62,21 @@ pub struct RedirectBackend {
 #[serde(default)]
 pub struct PortInfo {
     pub name: String,
-    /// The number, as a text.
+    /// The number, as text.
     pub port: String,
     pub protocol: String,
 }
 
 impl LocalRedirect {
-    /// Returns the Service that the object names, in its own namespace or another one, and whether
-    /// it may or not. One of an address names the Service that stands for it in the model.
+    /// Returns the Service that the object names, permitted or not. For an address, returns its
+    /// stand-in.
     pub(crate) fn service(&self) -> Option<ObjectName> {
         let RedirectFrontend {
             service_matcher,
             address_matcher,
         } = &self.spec.redirect_frontend;
         match (service_matcher, address_matcher) {
-            // No Service has such a name: it is another object's.
+            // The prefix is reserved for stand-ins.
             (Some(matcher), None) if matcher.service_name.starts_with(STAND_IN) => None,
             (Some(matcher), None) => Some(ObjectName::new(
                 matcher.namespace.as_str(),
@@ -89,13 +87,13 @@ impl LocalRedirect {
         }
     }
 
-    /// Returns the name of the Service that stands for an object of an address in the model.
+    /// Returns the name of the stand-in Service.
     pub(crate) fn stand_in(&self) -> ObjectName {
         let own = Compact::name(self);
         ObjectName::new(&*own.namespace, format!("{STAND_IN}{}", own.name))
     }
 
-    /// Returns that Service. A port that is not a number becomes 0, which no port is.
+    /// Returns the stand-in Service of an address. An unreadable port becomes the invalid port 0.
     pub(crate) fn service_of_address(&self) -> Option<Service> {
         let matcher = self.spec.redirect_frontend.address_matcher.as_ref()?;
         let port = |port: &PortInfo| ServicePort {

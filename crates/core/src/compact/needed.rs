@@ -1,20 +1,20 @@
-//! The fields of each kind that kpx reads. A source hands no other field on, so that none can make
-//! an object unreadable.
+//! The fields of each kind that kpx reads. A source drops all others, so that they cannot make an
+//! object unreadable.
 
 use super::service::{ALGORITHM, BACKEND_HEALTH, LOCAL_REDIRECT, RESET_ON_NODE_LOSS, WEIGHTS};
 use super::slice::{HEADLESS, LAST_CHANGE_TRIGGER_TIME, SERVICE_NAME, WEIGHT};
 
-/// The fields of an object that are read.
+/// The needed fields of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needed {
-    /// Everything: a value, or a map or list of values.
+    /// The whole value.
     All,
-    /// These fields. Of a list, each item's.
+    /// These fields. For a list, these fields of each item.
     Fields(&'static [(&'static str, Needed)]),
 }
 
 impl Needed {
-    /// Returns what is read of a field, or None for a field that is not read.
+    /// Returns the needed part of a field. `None` if the field is not needed.
     pub fn of(self, field: &str) -> Option<Self> {
         match self {
             Self::All => Some(Self::All),
@@ -26,7 +26,7 @@ impl Needed {
     }
 }
 
-/// Writes a tree of fields: `name`, `name { field … }`, or a constant in parentheses.
+/// A tree of fields: `name`, `name { field … }`, or a constant in parentheses.
 macro_rules! fields {
     (@list [$($done:expr,)*]) => { Needed::Fields(&[$($done,)*]) };
     (@list [$($done:expr,)*] ($name:expr) $($rest:tt)*) => { fields!(@list [$($done,)* ($name, Needed::All),] $($rest)*) };
@@ -39,10 +39,10 @@ macro_rules! fields {
     ($($all:tt)+) => { fields!(@list [] $($all)+) };
 }
 
-/// The name and version of any object, also of one that cannot be read.
+/// The name and version of any object, even an unreadable one.
 pub const NAMED: Needed = fields! { metadata { namespace name uid resourceVersion } };
 
-/// What a bookmark of a watch says.
+/// The fields of a watch bookmark.
 pub const MARK: Needed = fields! { metadata { resourceVersion annotations } };
 
 pub(super) const SERVICE: Needed = fields! {

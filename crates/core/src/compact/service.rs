@@ -9,53 +9,49 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use super::{Compact, Labels, Needed, Shared, needed, shared, texts};
 use crate::input::ObjectName;
 
-/// The label (with any value) that leaves a Service to another proxy.
+/// The label (any value) that assigns a Service to another proxy.
 const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
-/// The annotation that asks for another algorithm than the node's.
+/// The annotation for the Service's algorithm.
 pub(crate) const ALGORITHM: &str = "kpx.dev/lb-algorithm";
-/// The annotation that names the pods which answer on their own node, by a selector.
+/// The annotation with the selector of the pods of a local redirect.
 pub(crate) const LOCAL_REDIRECT: &str = "kpx.dev/local-redirect";
-/// The longest selector of it in bytes. Of a longer one as much is kept as shows that it was
-/// longer.
+/// The maximum length of the selector in bytes. A longer value is cut just above the limit.
 pub(crate) const SELECTOR_LEN_MAX: usize = 4_096;
-/// The annotation with the weights of single endpoints, by name or by address.
+/// The annotation with the weights of endpoints, by name or address.
 pub(crate) const WEIGHTS: &str = "kpx.dev/weights";
-/// The longest list of weights in bytes. Of a longer one no more than this and one letter is kept,
-/// which shows that it was longer.
+/// The maximum length of the weights in bytes. A longer value is cut one character above the limit.
 pub(crate) const WEIGHTS_LEN_MAX: usize = 32 << 10;
-/// The annotation that asks for another judgement of silent backends than the node's.
+/// The annotation for the Service's backend health mode.
 pub(crate) const BACKEND_HEALTH: &str = "kpx.dev/backend-health";
-/// The annotation that asks for an end of connections whose backend has gone with its node.
+/// The annotation that enables resets of connections to lost nodes.
 pub(crate) const RESET_ON_NODE_LOSS: &str = "kpx.dev/reset-on-node-loss";
 
-/// A Service with the API's field names, where the API has the field. An empty list and a missing
-/// list are equal.
+/// A Service, with the API's field names where they exist. Missing and empty lists are equal.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Service {
     pub name: ObjectName,
     pub uid: Box<str>,
     pub created: Option<Timestamp>,
-    /// Set if another proxy serves the Service: nothing but its ClusterIPs is kept.
+    /// Set if another proxy serves the Service. Then only its ClusterIPs are kept.
     pub is_of_other_proxy: bool,
-    /// Set if no Service is behind it, but a LocalRedirect of an address.
+    /// Set for the stand-in of a LocalRedirect of an address.
     pub is_redirected_address: bool,
-    /// The algorithm that the annotation asks for.
+    /// The annotation's algorithm.
     pub algorithm: Option<Shared>,
-    /// The selector of the pods that answer on their own node: the annotation's value, or as much
-    /// of it as shows that it is too long.
+    /// The annotation's pod selector, cut just above its maximum length.
     pub local_redirect: Option<Box<str>>,
-    /// The labels, by which commands select Services. They decide nothing.
+    /// The labels, for the selectors of commands only.
     pub labels: Labels,
-    /// The weights that the annotation gives endpoints.
+    /// The annotation's weights.
     pub weights: Option<Box<str>>,
-    /// The judgement of backends that the annotation asks for.
+    /// The annotation's backend health mode.
     pub backend_health: Option<Shared>,
-    /// Whether connections to lost nodes are ended, as the annotation says it.
+    /// The annotation's value of `reset-on-node-loss`.
     pub reset_on_node_loss: Option<Shared>,
     pub type_: Option<Shared>,
     pub cluster_ip: Option<Box<str>>,
     pub cluster_ips: Box<[Box<str>]>,
-    /// The name that a Service of the type ExternalName stands for.
+    /// The target of a Service of type ExternalName.
     pub external_name: Option<Box<str>>,
     pub ip_families: Box<[Shared]>,
     pub ports: Box<[ServicePort]>,
@@ -130,7 +126,7 @@ impl From<core::Service> for Service {
                 .map(String::into_boxed_str),
             ..kept
         };
-        // Only the addresses of such Services matter: kpx leaves them alone.
+        // kpx needs only the addresses of another proxy's Services.
         if kept.is_of_other_proxy {
             return kept;
         }

@@ -1,4 +1,4 @@
-//! Interns texts that are few but named often: namespaces, nodes, zones, ports.
+//! Interned texts: namespaces, nodes, zones, ports.
 
 use std::borrow::Borrow;
 use std::collections::HashSet;
@@ -6,11 +6,11 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-/// A text that is in memory once, however often it is named.
+/// An interned text.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shared(Arc<str>);
 
-/// The interned texts, and the number of texts at which unused ones are dropped.
+/// The interned texts, and the count that triggers the removal of unused texts.
 static TEXTS: LazyLock<Mutex<Texts>> = LazyLock::new(|| {
     Mutex::new(Texts {
         all: HashSet::new(),

@@ -9,38 +9,38 @@ use super::service::has_label;
 use super::{Compact, Needed, Shared, needed, shared};
 use crate::input::ObjectName;
 
-/// The label by which an EndpointSlice names its Service (well-known label of discovery.k8s.io).
+/// The label with the slice's Service (well-known label of discovery.k8s.io).
 pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// The label (with any value) of an EndpointSlice that is not for proxies.
+/// The label (any value) of a headless Service's slice, which proxies ignore.
 pub(super) const HEADLESS: &str = "service.kubernetes.io/headless";
-/// The annotation with the time of the change that led to this EndpointSlice, in RFC 3339.
+/// The annotation with the time of the change behind this slice, in RFC 3339.
 pub(super) const LAST_CHANGE_TRIGGER_TIME: &str =
     "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// The annotation with the weight of all endpoints of an EndpointSlice.
+/// The annotation with the weight of all endpoints of a slice.
 pub(crate) const WEIGHT: &str = "kpx.dev/weight";
 
-/// The number of letters that are kept of that annotation: more than any weight has.
+/// The maximum number of characters kept of that annotation: more than any valid weight.
 const WEIGHT_LETTERS: usize = 20;
 
-/// An EndpointSlice with the API's field names, where the API has the field. An empty list and a
-/// missing list are equal.
+/// An EndpointSlice, with the API's field names where they exist. Missing and empty lists are
+/// equal.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EndpointSlice {
     pub name: ObjectName,
     pub uid: Box<str>,
-    /// The Service that the slice names, which need not exist.
+    /// The slice's Service, which may not exist.
     pub service: Option<ObjectName>,
     pub is_headless: bool,
-    /// The time of the change that led to this slice, if the slice has one.
+    /// The time of the change behind this slice.
     pub triggered: Option<Timestamp>,
-    /// The weight that the annotation gives all endpoints.
+    /// The annotation's weight of all endpoints.
     pub weight: Option<Shared>,
     pub address_type: Shared,
     pub ports: Box<[EndpointPort]>,
     pub endpoints: Box<[Endpoint]>,
-    /// The names of the endpoints below their headless Service, in the same order. Empty if no
-    /// endpoint has one: few slices have names, and all have endpoints.
+    /// The hostnames of the endpoints, in the same order. Empty if no endpoint has a hostname,
+    /// which saves memory in most slices.
     pub hostnames: Box<[Option<Box<str>>]>,
 }
 
@@ -53,9 +53,9 @@ pub struct EndpointPort {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Endpoint {
-    /// The first of `addresses`: no other counts.
+    /// The first of `addresses`, as the API defines.
     pub address: Address,
-    /// The three conditions; each has its own default.
+    /// The three conditions, with their API defaults applied.
     pub ready: bool,
     pub serving: bool,
     pub terminating: bool,
@@ -66,16 +66,16 @@ pub struct Endpoint {
     pub pod: Option<Pod>,
 }
 
-/// An address as the object has it.
+/// An endpoint's address.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Address {
     Ip(IpAddr),
-    /// A text that is no address in canonical form, though it may parse as one.
+    /// A text that is not a canonical address, though it may parse as an address.
     Text(Box<str>),
     Missing,
 }
 
-/// The nodes and zones for which an endpoint is meant.
+/// The topology hints of an endpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hints {
     pub nodes: Box<[Shared]>,

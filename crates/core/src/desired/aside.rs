@@ -1,4 +1,4 @@
-//! Leaves backends out that this node has found silent: see [`crate::health`].
+//! Ejects backends that are silent on this node: see [`crate::health`].
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use crate::input::ObjectName;
 use crate::model::{self, FamilyModel, ObjectRef};
 
 impl Desired {
-    /// Takes in the silent backends, all of them. Returns true if that concerns a Service.
+    /// Replaces the silent backends. Returns true if that affects a Service.
     pub fn set_aside(&mut self, silent: Silent) -> bool {
         let before = &*self.options.aside;
         if *before == silent {
@@ -42,13 +42,12 @@ impl Desired {
         &self.options.aside
     }
 
-    /// Returns the backends that take no new flows because they are silent.
+    /// Returns the ejected backends.
     pub fn aside(&self) -> impl Iterator<Item = &Path> {
         self.options.aside.keys().filter(|path| self.is_aside(path))
     }
 
-    /// Returns true if a path leads from a service port to one of its backends, and the Service
-    /// wants its backends judged.
+    /// Returns true if the path leads to a current backend of a Service with backend health.
     pub fn is_backend(&self, path: &Path) -> bool {
         match path.service {
             SocketAddr::V4(_) => self.v4.is_backend(path),
@@ -56,7 +55,7 @@ impl Desired {
         }
     }
 
-    /// Returns true if a backend takes no new flows.
+    /// Returns true if the backend is ejected.
     pub fn is_aside(&self, path: &Path) -> bool {
         match path.service {
             SocketAddr::V4(_) => self.v4.is_aside(path),
@@ -142,8 +141,7 @@ mod tests {
             .collect()
     }
 
-    /// Returns the last bytes of the addresses in the cluster set, and whether flows leave silent
-    /// backends.
+    /// Returns the last address bytes of the cluster set, and whether flows leave silent backends.
     fn served(desired: &Desired) -> (Vec<String>, bool) {
         let tables = &desired.tables().v4;
         let is_web = |key: &&FrontendKey<Addr4>| key.addr.ip().to_string() == "10.96.0.1";

@@ -1,12 +1,12 @@
-//! Tells which Services an object is about.
+//! Finds the Services that an object affects.
 
 use super::Desired;
 use crate::input::ObjectName;
 use crate::model::{self, Cause, ObjectRef, Skipped};
 
 impl Desired {
-    /// Returns the Service that a refused endpoint was to serve. The Event goes to the Service,
-    /// because operators do not look at its slices.
+    /// Returns the Service of a refused endpoint. The Event goes to the Service, because operators
+    /// do not look at its slices.
     pub fn service_refused(&self, skipped: &Skipped) -> Option<ObjectRef> {
         let is_endpoint = skipped.cause == Cause::Refused && skipped.object.kind == "EndpointSlice";
         let slice = self
@@ -19,8 +19,8 @@ impl Desired {
         })
     }
 
-    /// Returns the Services that an object concerns, which is none itself: that of a slice, the one
-    /// that a LocalRedirect of its namespace names, and those for which a pod answers.
+    /// Returns the Services that another object affects: a slice's, a LocalRedirect's in its
+    /// namespace, and those for which a pod answers.
     pub fn concerned(&self, object: &ObjectRef) -> Vec<ObjectName> {
         match object.kind {
             "EndpointSlice" => self

@@ -1,4 +1,4 @@
-//! The models of one family, and the decision which of them holds a frontend that several claim.
+//! The models of one family, and the choice of each frontend's holder among several claims.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -20,21 +20,21 @@ use crate::tables::FamilyTables;
 #[derive(Debug)]
 pub(super) struct Family<A: Addr> {
     pub(super) models: BTreeMap<ObjectName, Arc<FamilyModel<A>>>,
-    /// The claims in their order: the first one holds the frontend, and a second one is rare.
+    /// The claims in order. The first claim normally holds the frontend; second claims are rare.
     claims: BTreeMap<FrontendKey<A>, Vec<Claim>>,
-    /// The frontends whose claims, models or room have changed since the last pass.
+    /// The frontends with changed claims, models or room since the last pass.
     touched: BTreeSet<FrontendKey<A>>,
-    /// The frontends whose rows may be out of date: those touched before, and all that depend on
-    /// them.
+    /// The frontends with possibly outdated rows: touched frontends and their dependents.
     portions: Portions<A>,
     conflicts: Ledger<FrontendKey<A>>,
     pub(super) shares: Shares<A>,
     left_out: Ledger<ObjectName>,
-    /// The Services with backends out of reach, which only mode host has.
+    /// The Services with unreachable backends, in host mode only.
     pub(super) out_of_reach: BTreeSet<ObjectName>,
-    /// The ClusterIPs in the tables.
+    /// The programmed ClusterIPs.
     addresses: BTreeSet<A>,
-    /// The frontends in the tables at external IPs and load balancer addresses: few of very many.
+    /// The programmed frontends at external IPs and load balancer addresses, usually a small
+    /// subset.
     externals: BTreeSet<FrontendKey<A>>,
 }
 
@@ -63,14 +63,14 @@ impl<A: Addr> Family<A> {
         }
     }
 
-    /// Takes in the model of a Service; None if it has none any more.
+    /// Replaces the model of a Service. `None` removes it.
     pub(super) fn replace(&mut self, service: &ObjectName, model: Option<FamilyModel<A>>) {
         let old = self.models.get(service).map(Arc::as_ref);
         if old == model.as_ref() {
             return;
         }
-        // Most changes replace endpoints, and no share depends on which ones. A new division of the
-        // room looks at every Service.
+        // Most changes replace endpoints and keep the numbers of rows, so the room need not be
+        // divided again, which visits every Service.
         let keeps_share = old
             .zip(model.as_ref())
             .is_some_and(|(old, new)| shares::take_same(old, new));
@@ -114,8 +114,8 @@ impl<A: Addr> Family<A> {
         }
     }
 
-    /// Brings `tables` up to date with the models, and returns the changes. With a number of
-    /// `rows`, it does so for a portion of about that size. `pass` counts up.
+    /// Updates `tables` from the models and returns the changes. `rows` limits the update to a
+    /// portion of about that size. `pass` increases with each call.
     pub(super) fn settle(
         &mut self,
         tables: &mut FamilyTables<A>,
@@ -156,7 +156,7 @@ impl<A: Addr> Family<A> {
         changes
     }
 
-    /// Takes in a change of the tables.
+    /// Updates the indexes of programmed frontends.
     fn index(&mut self, change: &FamilyChange<A>) {
         let (key, kind) = match change {
             FamilyChange::PutFrontend(key, frontend)
@@ -178,26 +178,25 @@ impl<A: Addr> Family<A> {
         set(&mut self.externals, *key, is_external);
     }
 
-    /// Returns the ClusterIPs in the tables.
+    /// Returns the programmed ClusterIPs.
     pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.addresses.iter().map(|addr| addr.ip())
     }
 
-    /// Returns the frontends in the tables at external IPs and load balancer addresses, each with
-    /// its claim: address, protocol, port.
+    /// Returns the programmed frontends at external IPs and load balancer addresses (address,
+    /// protocol, port), with their claims.
     pub(super) fn externals(&self) -> impl Iterator<Item = (&Claim, (IpAddr, Proto, u16))> {
         self.externals
             .iter()
             .filter_map(|key| Some((self.claim(key)?, (key.addr.ip(), key.proto, key.port.get()))))
     }
 
-    /// Returns true if the tables are those of the models.
     pub(super) fn is_settled(&self) -> bool {
         self.touched.is_empty() && self.portions.is_empty()
     }
 
-    /// Returns the Services with frontends that wait for a portion, each with the pass since which
-    /// the first one waits.
+    /// Returns the Services with waiting frontends, each with the pass of its first waiting
+    /// frontend.
     pub(super) fn waiting(&self) -> BTreeMap<&ObjectName, u64> {
         let mut waiting = BTreeMap::new();
         for (key, since) in self.portions.iter() {
@@ -230,8 +229,8 @@ impl<A: Addr> Family<A> {
         }
     }
 
-    /// Divides the room of the maps among the models. Returns the frontends that gain or lose their
-    /// room by that: no other frontend depends on it, because what has no room stays its holder's.
+    /// Divides the maps' room among the models. Returns the frontends that gain or lose room. No
+    /// other frontend depends on them, because a frontend without room keeps its holder.
     fn divide(&mut self, news: &mut Vec<Skipped>) -> Vec<FrontendKey<A>> {
         let mut divided = Vec::new();
         for (service, keys) in self.shares.settle(self.models.values().map(Arc::as_ref)) {
@@ -247,9 +246,9 @@ impl<A: Addr> Family<A> {
         divided
     }
 
-    /// Returns these frontends with all that depend on them. The other frontends at a ClusterIP
-    /// depend on it because they give way to it. The other frontends of each claimant depend on it
-    /// because the claimant may gain or lose a service port with it.
+    /// Returns these frontends and their dependents. Other frontends at a ClusterIP give way to it.
+    /// Each claimant's other frontends depend on it because the claimant may gain or lose the
+    /// service port.
     fn affected_by(&self, touched: &BTreeSet<FrontendKey<A>>) -> BTreeSet<FrontendKey<A>> {
         let addresses = touched
             .iter()
@@ -278,14 +277,14 @@ impl<A: Addr> Family<A> {
             .collect()
     }
 
-    /// Returns the model whose rows are in force, if they have room.
+    /// Returns the model whose rows are programmed.
     pub(super) fn holder(&self, key: &FrontendKey<A>) -> Option<&FamilyModel<A>> {
         self.owner(key)
             .filter(|model| !self.shares.leave_out(&model.claim.service, key))
     }
 
-    /// Returns the model that holds the frontend, with room or without: no other one gets what has
-    /// no room.
+    /// Returns the model that holds the frontend, with or without room. Other claims never get a
+    /// frontend that lacks room.
     fn owner(&self, key: &FrontendKey<A>) -> Option<&FamilyModel<A>> {
         self.claimants(key)
             .find(|model| self.refusal(key, model).is_none())
@@ -297,8 +296,7 @@ impl<A: Addr> Family<A> {
         claims.filter_map(|claim| self.models.get(&claim.service).map(Arc::as_ref))
     }
 
-    /// Returns the reason why a model may not have a frontend that it offers, regardless of other
-    /// claims.
+    /// Returns the reason why a model may not have a claimed frontend, regardless of other claims.
     fn refusal(&self, key: &FrontendKey<A>, model: &FamilyModel<A>) -> Option<String> {
         let frontend = model.frontends.get(key)?.frontend;
         if !frontend.kind.is_external() && !model.claim.yields {
@@ -322,10 +320,10 @@ impl<A: Addr> Family<A> {
         ))
     }
 
-    /// Returns the claims to this frontend that are not in force. Services may share an address, so
-    /// long as their ports differ.
+    /// Returns the losing claims to this frontend. Services may share an address as long as their
+    /// ports differ.
     fn conflicts_at(&self, key: &FrontendKey<A>) -> Vec<Skipped> {
-        // A row without room is reported once for its Service.
+        // The Service itself reports its rows without room.
         let holder = self.owner(key).map(|holder| &holder.claim);
         let lost = self
             .claimants(key)
@@ -364,7 +362,6 @@ impl<A: Addr> Family<A> {
         Some((&model.claim.service, &model.frontends.get(key)?.field))
     }
 
-    /// Returns the claim that holds a frontend.
     pub(super) fn claim(&self, key: &FrontendKey<A>) -> Option<&Claim> {
         Some(&self.holder(key)?.claim)
     }
@@ -373,7 +370,6 @@ impl<A: Addr> Family<A> {
         self.models.get(service)
     }
 
-    /// Returns the conflicts, by frontend.
     pub(super) fn conflicts_by_frontend(&self) -> BTreeMap<FrontendKey<A>, Vec<Skipped>> {
         self.conflicts.all().clone()
     }
@@ -396,7 +392,7 @@ impl<A: Addr> Family<A> {
     }
 }
 
-/// Puts an element into a set, or takes it out.
+/// Adds or removes an element.
 fn set<T: Ord>(elements: &mut BTreeSet<T>, element: T, is_in: bool) {
     if is_in {
         elements.insert(element);

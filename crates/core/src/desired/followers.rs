@@ -1,5 +1,5 @@
-//! Keeps back what follows from a Service's rows until they are in the tables: health checks, and
-//! the times of changes.
+//! Delays the effects of a Service's rows until the rows are in the tables: health checks, and the
+//! times of changes.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,15 @@ use crate::model::HealthCheck;
 
 #[derive(Debug, Default)]
 pub(super) struct Followers {
-    /// The changes of endpoints whose Services are not read yet.
+    /// The endpoint changes of Services that no pass has read.
     unread: Vec<Trigger>,
-    /// The others, each with the pass that has read its Service.
+    /// The other endpoint changes, each with the pass that read its Service.
     read: Vec<(u64, Trigger)>,
-    /// The health checks of the Services that were read.
+    /// The health checks of the Services that a pass has read.
     checks: BTreeMap<ObjectName, Checks>,
 }
 
-/// The health checks of a Service, each with the pass that has read it: the first one that waits,
-/// and the last one.
+/// A Service's waiting health checks with their passes: the oldest and the newest.
 #[derive(Debug)]
 struct Checks {
     first: (u64, Option<HealthCheck>),
@@ -30,7 +29,7 @@ impl Followers {
         self.unread.extend(triggers);
     }
 
-    /// Takes in the health check of a Service that `pass` reads.
+    /// Records the health check of a Service that `pass` reads.
     pub(super) fn read(&mut self, service: &ObjectName, pass: u64, check: Option<HealthCheck>) {
         if let Some(checks) = self.checks.get_mut(service) {
             checks.last = Some((pass, check));
@@ -45,8 +44,8 @@ impl Followers {
         }
     }
 
-    /// Takes the triggers of Services that are in the tables; `waits` says whether one waits since
-    /// that pass or before.
+    /// Takes the triggers of Services whose rows are in the tables. `waits` returns true if a
+    /// Service has waited since that pass or earlier.
     fn take_due(&mut self, waits: impl Fn(&ObjectName, u64) -> bool) -> Vec<Trigger> {
         let (waiting, due): (Vec<_>, Vec<_>) = std::mem::take(&mut self.read)
             .into_iter()
@@ -57,8 +56,8 @@ impl Followers {
 }
 
 impl Desired {
-    /// Brings the health checks up to date with the tables. Returns the changes of endpoints that
-    /// are in the tables.
+    /// Updates the health checks from the tables. Returns the endpoint changes that are in the
+    /// tables.
     pub(super) fn follow_up(&mut self) -> Vec<Trigger> {
         let Self {
             followers,
@@ -80,8 +79,7 @@ impl Desired {
             return Vec::new();
         }
         let waiting = [v4.waiting(), v6.waiting()];
-        // A Service that changes in each pass may always wait, though not for what the pass before
-        // has changed.
+        // A Service that changes in each pass may always wait, but only for its newest changes.
         let waits = |service: &ObjectName, pass: u64| {
             waiting
                 .iter()

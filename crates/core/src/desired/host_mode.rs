@@ -1,4 +1,4 @@
-//! Adds the routes of a host in host mode.
+//! The routes of a host in host mode.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -15,12 +15,12 @@ use crate::model::{
 };
 
 impl Desired {
-    /// Returns the view of the cluster in host mode.
+    /// Returns the cluster's nodes and the host's routes to them. `None` on a node.
     pub fn host_mode(&self) -> Option<&HostMode> {
         self.node.host_mode.as_ref()
     }
 
-    /// Returns all addresses whose routes the state depends on.
+    /// Returns all addresses with relevant routes.
     pub fn addresses_to_reach(&self) -> BTreeSet<IpAddr> {
         let nodes = self
             .host_mode()
@@ -33,7 +33,7 @@ impl Desired {
             .collect()
     }
 
-    /// Returns the addresses among them without a known route.
+    /// Returns the relevant addresses without a known route.
     pub fn addresses_to_ask_for(&self) -> BTreeSet<IpAddr> {
         let Some(host_mode) = self.host_mode() else {
             return BTreeSet::new();
@@ -50,8 +50,7 @@ impl Desired {
             .collect()
     }
 
-    /// Takes in the routes' classes. The new ones extend the known ones, or replace them if `all`
-    /// is set.
+    /// Adds route classes, or replaces all of them if `all` is set.
     pub fn update_routes(&mut self, routes: BTreeMap<IpAddr, ClusterRoute>, all: bool) {
         let (Some(host_routes), Some(host_mode)) =
             (&mut self.options.host_routes, &mut self.node.host_mode)
@@ -78,7 +77,7 @@ impl Desired {
         }
     }
 
-    /// Returns true if a backend is a socket of this host.
+    /// Returns true if any backend is a socket of this host.
     pub fn has_own_backend(&self) -> bool {
         if self.host_mode().is_some_and(HostMode::has_tunnel) {
             return true;
@@ -91,8 +90,7 @@ impl Desired {
         routes.into_iter().any(|route| *route == ClusterRoute::Own)
     }
 
-    /// Returns the backends left out since the last sync because this host does not reach them, by
-    /// Service.
+    /// Returns the backends left out as unreachable, by Service, as of the last sync.
     pub fn unreachable(&self) -> BTreeMap<&ObjectName, Vec<&Unreachable>> {
         let mut all: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (service, unreachable) in self.v4.unreachable().chain(self.v6.unreachable()) {
@@ -101,8 +99,7 @@ impl Desired {
         all
     }
 
-    /// Returns the pods that take connections to the ClusterIP and port of a Service through the
-    /// tunnel, and its name.
+    /// Returns the pods that serve a ClusterIP and port through the tunnel, and the Service's name.
     pub fn tunnelled(&self, service: SocketAddr) -> Option<(&ObjectName, &[TunnelledPod])> {
         let v4 =
             Addr4::from_ip(service.ip()).and_then(|addr| self.v4.tunnelled(addr, service.port()));
@@ -111,15 +108,15 @@ impl Desired {
         })
     }
 
-    /// Returns the Services that have backends but none within reach, with those backends.
+    /// Returns the Services whose backends are all unreachable, with these backends.
     pub fn cut_off(&self) -> BTreeMap<&ObjectName, Vec<&Unreachable>> {
         let mut all = self.unreachable();
         all.retain(|service, _| !self.v4.is_served(service) && !self.v6.is_served(service));
         all
     }
 
-    /// Returns the ports without a backend within reach in a family, where this host reaches
-    /// another part of the Service. Each has the backends out of reach.
+    /// Returns the unreachable backends of ports without a reachable backend in a family, for
+    /// Services that are otherwise reachable.
     pub fn cut_off_ports(&self) -> Vec<(&ObjectName, Vec<&Unreachable>)> {
         let whole = self.cut_off();
         let mut ports: BTreeMap<_, Vec<_>> = BTreeMap::new();
@@ -148,7 +145,7 @@ impl<A: Addr> Family<A> {
             .filter_map(|service| Some((service, self.models.get(service)?)))
     }
 
-    /// Returns the backends out of reach whose ports have no other backend.
+    /// Returns the unreachable backends of ports without any other backend.
     fn without_way(&self) -> impl Iterator<Item = (&ObjectName, &Unreachable)> {
         self.models_out_of_reach().flat_map(|(service, model)| {
             let is_served = |one: &Unreachable| {
@@ -172,7 +169,6 @@ impl<A: Addr> Family<A> {
         Some((&model.claim.service, model.tunnelled.get(&key)?))
     }
 
-    /// Returns true if any port of a Service has a backend.
     fn is_served(&self, service: &ObjectName) -> bool {
         self.models
             .get(service)

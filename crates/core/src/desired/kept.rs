@@ -1,5 +1,5 @@
-//! Leaves ClusterIPs to the host where a device of the host has them, as NodeLocal DNSCache puts
-//! them there, and networks in ranges of ClusterIPs to pods and routes.
+//! Leaves ClusterIPs on a device of the host (such as NodeLocal DNSCache's) to the host, and shared
+//! networks in ClusterIP ranges to pods and routes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,8 +10,8 @@ use super::Desired;
 use crate::model::cluster_ips;
 
 impl Desired {
-    /// Takes in the addresses whose packets the host keeps, with the device that has each. Returns
-    /// true if that concerns a Service.
+    /// Replaces the addresses that the host keeps, with their devices. Returns true if that affects
+    /// a Service.
     pub fn keep_by_host(&mut self, addresses: BTreeMap<IpAddr, String>) -> bool {
         let before = std::mem::replace(&mut self.options.kept_addresses, addresses);
         let now = &self.options.kept_addresses;
@@ -30,8 +30,7 @@ impl Desired {
         concerns_any
     }
 
-    /// Takes in the networks in ranges of ClusterIPs that are not for Services alone. Returns true
-    /// if that may change a Service.
+    /// Replaces the shared networks in ClusterIP ranges. Returns true if that may affect a Service.
     pub fn share_networks(&mut self, networks: &[IpNet]) -> bool {
         if self.options.shared_networks == networks {
             return false;

@@ -1,4 +1,4 @@
-//! A record of the skipped objects, which reports each only once.
+//! The skipped objects. Each is reported only once.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ impl<K> Default for Ledger<K> {
 }
 
 impl<K: Ord> Ledger<K> {
-    /// Replaces the skipped objects of `key`, and adds the new ones to `news`.
+    /// Replaces the skipped objects of `key`, and appends new ones to `news`.
     pub(super) fn replace(&mut self, key: K, skipped: Vec<Skipped>, news: &mut Vec<Skipped>) {
         let before = self.0.remove(&key).unwrap_or_default();
         news.extend(

@@ -1,4 +1,4 @@
-//! Tells where the endpoints are whose connections end with their nodes: see [`crate::loss`].
+//! The nodes of endpoints whose connections are reset on node loss: see [`crate::loss`].
 
 use proxy_common::addr::Addr;
 
@@ -10,7 +10,7 @@ use crate::loss::Placements;
 use crate::model::ObjectRef;
 
 impl Desired {
-    /// Returns the ports and endpoints of Services that have connections to lost nodes ended.
+    /// Returns the ports and endpoints of Services with `reset-on-node-loss`.
     pub fn placements(&self) -> Placements {
         let mut placements = Placements::default();
         for name in self.store.resetting() {
@@ -38,7 +38,7 @@ impl<A: Addr> Family<A> {
             return;
         };
         for (key, port) in model.ports.iter() {
-            // Flows are another Service's if that one holds the ClusterIP.
+            // The flows belong to the Service that holds the ClusterIP.
             let is_holder = || {
                 self.holder(key)
                     .is_some_and(|holder| holder.claim == model.claim)

@@ -1,5 +1,5 @@
-//! Divides the frontends whose rows may be out of date into portions. No Service waits for all rows
-//! of a large one.
+//! Divides frontends with outdated rows into portions, so that no Service waits for all rows of a
+//! large Service.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,37 +8,37 @@ use proxy_common::frontend::FrontendKey;
 
 use crate::room::{MAPS, Room, Rows, add};
 
-/// The frontends that wait for a portion, each with the pass since which it waits.
+/// The waiting frontends, each with its first pass of waiting.
 #[derive(Debug)]
 pub(super) struct Portions<A: Addr>(BTreeMap<FrontendKey<A>, u64>);
 
-/// The facts about a frontend that decide on its portion.
+/// The facts that decide on a frontend's portion.
 pub(super) struct Facts<A: Addr> {
-    /// The service ports that it leads to, in the tables and in the models.
+    /// Its service ports in the tables and in the models.
     pub(super) service_ports: [Option<FrontendKey<A>>; 2],
-    /// Its rows in the tables.
+    /// The frontend's rows in the tables.
     pub(super) before: Rows,
-    /// Its rows by the models.
+    /// The frontend's rows in the models.
     pub(super) after: Rows,
 }
 
-/// The limits of a portion.
 pub(super) struct Limits {
-    /// The rows that a portion is for, about.
+    /// The approximate number of rows in a portion.
     pub(super) rows: usize,
     pub(super) room: Room,
     /// The rows in the tables.
     pub(super) used: Rows,
 }
 
-/// The frontends that lead or have led to the same service port. Their writes depend on each other.
+/// The frontends of one service port, before or after the change. Their writes depend on each
+/// other.
 struct Group {
     places: Vec<usize>,
-    /// The pass since which the first of them waits.
+    /// The first pass of waiting.
     since: u64,
     before: Rows,
     after: Rows,
-    /// The waiting rows of their Service.
+    /// The waiting rows of the whole Service.
     rows_of_service: usize,
 }
 
@@ -49,7 +49,7 @@ impl<A: Addr> Default for Portions<A> {
 }
 
 impl<A: Addr> Portions<A> {
-    /// Adds frontends in a pass. A frontend that waits already keeps its place.
+    /// Adds frontends in a pass. A waiting frontend keeps its place.
     pub(super) fn extend(&mut self, pass: u64, keys: impl IntoIterator<Item = FrontendKey<A>>) {
         for key in keys {
             self.0.entry(key).or_insert(pass);
@@ -60,7 +60,6 @@ impl<A: Addr> Portions<A> {
         self.0.is_empty()
     }
 
-    /// Returns the frontends that wait, each with its pass.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&FrontendKey<A>, u64)> {
         self.0.iter().map(|(key, since)| (key, *since))
     }
@@ -69,8 +68,8 @@ impl<A: Addr> Portions<A> {
         std::mem::take(&mut self.0).into_keys().collect()
     }
 
-    /// Takes the next portion: a third for what makes room, a third for the smallest Services, and
-    /// a third for what waits longest.
+    /// Takes the next portion: a third for changes that free room, a third for the smallest
+    /// Services, and a third for the longest waiting.
     pub(super) fn take(
         &mut self,
         mut limits: Limits,
@@ -100,8 +99,8 @@ impl<A: Addr> Portions<A> {
         rest.sort_by_key(|group| group.since);
         let (older, rest) = limits.choose(rest, 1);
         taken.extend(older);
-        // The row of an address refuses all other ports. It must not come before those that wait as
-        // long.
+        // A whole-address row rejects all other ports, so it must not precede ports that have
+        // waited as long.
         let since = since_by_address(&rest, &keys, &facts);
         let comes_last = |group: &Group| {
             since
@@ -114,7 +113,7 @@ impl<A: Addr> Portions<A> {
                 .filter(|group| comes_last(group) && limits.take(group)),
         );
         if taken.is_empty() {
-            // The models have room for each other, though not one after the other.
+            // All models fit together, but not one after another.
             return self.take_all();
         }
         let taken: BTreeSet<_> = taken
@@ -158,7 +157,7 @@ impl<A: Addr> Portions<A> {
     }
 }
 
-/// Returns the pass since which the first of these groups waits at each address.
+/// Returns the earliest waiting pass of these groups, by address.
 fn since_by_address<A: Addr>(
     groups: &[Group],
     keys: &[FrontendKey<A>],
@@ -181,7 +180,7 @@ impl<A: Addr> Facts<A> {
         size(&self.before, &self.after)
     }
 
-    /// Returns the ClusterIPs of its Services, the next one first.
+    /// Returns the ClusterIPs of its service ports, the future one first.
     fn addresses(&self) -> impl Iterator<Item = A> {
         let [before, after] = self.service_ports;
         [after, before].into_iter().flatten().map(|port| port.addr)
@@ -203,7 +202,7 @@ impl Group {
         size(&self.before, &self.after)
     }
 
-    /// Returns true if the group has fewer rows than before, and in no map more.
+    /// Returns true if the group loses rows, and gains rows in no map.
     fn shrinks(&self) -> bool {
         self.before != self.after
             && self
@@ -214,7 +213,7 @@ impl Group {
     }
 }
 
-/// Returns the rows that a change takes in all maps, before it or after it.
+/// Returns the larger of the rows before and after, summed over all maps.
 fn size(before: &Rows, after: &Rows) -> usize {
     before
         .iter()
@@ -224,8 +223,8 @@ fn size(before: &Rows, after: &Rows) -> usize {
 }
 
 impl Limits {
-    /// Takes groups from the front, within a third of the rows, but `least` of them in any case. A
-    /// group that grows waits until there is room for it. Returns those and the rest.
+    /// Takes groups from the front, up to a third of the rows but at least `least` groups. A
+    /// growing group waits for room. Returns the taken groups and the rest.
     fn choose(&mut self, groups: Vec<Group>, least: usize) -> (Vec<Group>, Vec<Group>) {
         let mut taken = Vec::new();
         let mut rest = Vec::new();
@@ -242,7 +241,7 @@ impl Limits {
         (taken, rest)
     }
 
-    /// Counts a group if there is room for it.
+    /// Reserves room for a group. Returns false if it does not fit.
     fn take(&mut self, group: &Group) -> bool {
         let after =
             |map: usize| (self.used[map] + group.after[map]).saturating_sub(group.before[map]);
@@ -256,7 +255,7 @@ impl Limits {
     }
 }
 
-/// The disjoint sets of places, each a tree whose root is its first place.
+/// A union-find over indexes. The root of a set is its smallest index.
 struct United(Vec<usize>);
 
 impl United {

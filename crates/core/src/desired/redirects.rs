@@ -1,4 +1,4 @@
-//! Judges LocalRedirects, which have no tables of their own.
+//! Checks LocalRedirects, which have no tables of their own.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::input::ObjectName;
 use crate::model;
 
 impl Desired {
-    /// Notes that the LocalRedirects of these Services are to be judged.
+    /// Schedules a check of these Services' LocalRedirects.
     pub(super) fn unjudge(&mut self, services: &BTreeSet<ObjectName>) {
         let objects = services
             .iter()
@@ -17,8 +17,7 @@ impl Desired {
         self.unjudged.extend(objects);
     }
 
-    /// Judges the LocalRedirects that changed, and those beside them. A tenant with thousands must
-    /// not cost each change all of them.
+    /// Checks the changed LocalRedirects and their siblings only: a tenant may have thousands.
     pub(super) fn judge_redirects(&mut self) {
         let due = std::mem::take(&mut self.unjudged);
         for (name, skipped) in model::skipped_redirects(&self.store, due) {

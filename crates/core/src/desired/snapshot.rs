@@ -1,4 +1,4 @@
-//! The state that others are shown, handed out without a copy of the objects.
+//! Snapshots of the state for readers, which share the objects instead of copying them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::compact::{EndpointSlice, Service};
 use crate::input::ObjectName;
 use crate::model::{FamilyModel, NodeModel, Skipped};
 
-/// All Services that are served, each as of its part: see [`Desired::snapshot_part`]. The rest is
+/// All served Services, each as of its part: see [`Desired::snapshot_part`]. All other fields are
 /// as of the last part.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
@@ -30,25 +30,23 @@ pub struct ServiceSnapshot {
     pub health_check_node_port: Option<u16>,
 }
 
-/// Some of the Services, in the order of names.
+/// A range of the Services, by name.
 #[derive(Clone, Debug)]
 pub struct Part {
     services: Vec<ServiceSnapshot>,
     rest: Rest,
 }
 
-/// What follows a part.
 #[derive(Clone, Debug)]
 enum Rest {
-    /// The Services after this one.
+    /// More Services follow after this name.
     After(ObjectName),
-    /// Nothing: all but the Services comes with the last ones.
+    /// The last part. Holds all other fields.
     End(Box<Snapshot>),
 }
 
 impl Snapshot {
-    /// Takes in the next part. Returns the name after which another one begins; None after the
-    /// last.
+    /// Adds a part. Returns the name after which the next part begins. `None` after the last part.
     pub fn take(&mut self, part: Part) -> Option<ObjectName> {
         self.services.extend(part.services);
         match part.rest {
@@ -63,8 +61,7 @@ impl Snapshot {
 }
 
 impl Desired {
-    /// Returns all that is served. In a large cluster that takes a while: see
-    /// [`Self::snapshot_part`].
+    /// Returns the whole state. For large clusters use [`Self::snapshot_part`].
     pub fn snapshot(&self) -> Snapshot {
         let mut snapshot = Snapshot::default();
         let rest = snapshot.take(self.snapshot_part(None, usize::MAX));
@@ -72,11 +69,11 @@ impl Desired {
         snapshot
     }
 
-    /// Returns what is served of the next Services after that name, or of the first ones. They and
-    /// their slices are about `limit`.
+    /// Returns the Services after `after`, or the first Services. `limit` is the approximate number
+    /// of Services and slices.
     ///
-    /// Changes may come between two parts. A Service that stays is in one part, and is as of that
-    /// part. Before the first sync there is one part, without Services.
+    /// The state may change between parts. A Service that exists throughout is in exactly one part,
+    /// as of that part. Before the first sync the only part has no Services.
     pub fn snapshot_part(&self, after: Option<&ObjectName>, limit: usize) -> Part {
         let mut services = Vec::new();
         let mut left = limit;

@@ -39,7 +39,7 @@ fn the_desired_state_is_empty_before_everything_is_listed() {
         assert_eq!(desired.sync_from(&leftover).changes, []);
         assert_eq!(desired.tables(), &Tables::default());
         desired.apply(input);
-        // The first list is empty and deletes earlier objects; this one comes later.
+        // The empty first list deletes earlier objects; this Service follows it.
         desired.apply(service("web").cluster_ip("10.96.0.2").tcp(80).into());
     }
     assert!(desired.is_complete());
@@ -92,11 +92,11 @@ fn a_service_may_come_after_its_slices_and_come_back() {
     desired.apply(web().deleted());
     desired.sync();
     assert_eq!(desired.tables(), &Tables::default());
-    // The endpoints were never gone.
+    // The endpoints were never deleted.
     desired.apply(web().created(5).into());
     desired.sync();
     assert_eq!(desired.tables(), &with_service);
-    // The Service was deleted and created between two syncs, with another address.
+    // The Service is recreated with another address between two syncs.
     desired.apply(web().deleted());
     desired.apply(service("web").cluster_ip("10.96.0.2").tcp(80).into());
     Dump::of_rust(
@@ -104,8 +104,7 @@ fn a_service_may_come_after_its_slices_and_come_back() {
         "a_service_may_come_after_its_slices_and_come_back/2",
     )
     .assert_eq(&text(&desired.sync()));
-    // A change to a type without a ClusterIP removes the Service, and so does a label that gives it
-    // to another proxy.
+    // A type without a ClusterIP removes the Service, and so does the label of another proxy.
     for gone in [
         service("web").type_("ExternalName"),
         web().label("service.kubernetes.io/service-proxy-name"),
@@ -136,7 +135,7 @@ fn a_frontend_passes_to_the_next_service_in_line() {
     desired.apply(claim("old", 1).into());
     Dump::of_rust(file!(), "a_frontend_passes_to_the_next_service_in_line/1")
         .assert_eq(&text(&desired.sync()));
-    // The conflict is reported once, though it goes on.
+    // A continuing conflict is reported once.
     desired.apply(slice("young-1", "young").tcp(80).ready("10.244.0.3").into());
     assert_eq!(text(&desired.sync()), "");
     assert_eq!(desired.skipped().count(), 1);
@@ -218,7 +217,7 @@ fn service_cidrs_are_those_of_all_objects() {
     assert_eq!(desired.skipped().count(), 0);
 }
 
-/// The frontends and addresses of such a Service belong to that proxy: no Service of ours may have
+/// The other proxy owns the frontends and addresses of its Services, so kpx's Services may not have
 /// them.
 #[test]
 fn another_proxys_services_contribute_only_their_cluster_ips() {
@@ -280,7 +279,6 @@ fn another_proxys_services_contribute_only_their_cluster_ips() {
     desired.apply(labelled().into());
     desired.sync();
     assert_eq!(known(&desired).len(), 2);
-    // The Service is deleted.
     desired.apply(labelled().deleted());
     desired.sync();
     assert!(known(&desired).is_empty());
@@ -345,7 +343,7 @@ fn replaced_endpoints_divide_no_room() {
     assert_eq!(divided, [false, true]);
 }
 
-/// A part begins after a name, also if that Service has gone.
+/// A part begins after its name even if that Service was deleted.
 #[test]
 fn changes_come_between_parts_of_a_snapshot() {
     let of = |name: &str, last: u8| service(name).cluster_ip(&format!("10.96.0.{last}")).tcp(80);

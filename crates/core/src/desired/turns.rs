@@ -1,6 +1,5 @@
-//! Puts the Services whose model may be out of date in an order in which each namespace has its
-//! turn, so that a namespace that changes its objects all the time does not keep those of others
-//! waiting.
+//! Orders dirty Services round-robin by namespace, so that a namespace with constant changes does
+//! not delay others.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -12,13 +11,12 @@ use crate::input::ObjectName;
 pub(super) struct Turns {
     waiting: BTreeSet<ObjectName>,
     queue: Queue,
-    /// The Services that take more rows than a pass is for. Each has a pass of its own.
+    /// The Services larger than a pass. Each has a pass of its own.
     large: Queue,
-    /// Set if the next pass is a large Service's.
     is_large_due: bool,
 }
 
-/// Services in the order of their arrival, with a turn for each namespace.
+/// Services in order of arrival, with a turn for each namespace.
 #[derive(Debug, Default)]
 struct Queue {
     by_namespace: BTreeMap<Shared, VecDeque<ObjectName>>,
@@ -26,7 +24,7 @@ struct Queue {
 }
 
 impl Turns {
-    /// Adds Services. A Service that waits already keeps its place.
+    /// Adds Services. A waiting Service keeps its place.
     pub(super) fn extend(&mut self, services: impl IntoIterator<Item = ObjectName>) {
         for service in services {
             if self.waiting.insert(service.clone()) {
@@ -47,13 +45,13 @@ impl Turns {
         self.waiting.iter()
     }
 
-    /// Takes all Services, in the order of their names.
+    /// Takes all Services, by name.
     pub(super) fn take_all(&mut self) -> BTreeSet<ObjectName> {
         std::mem::take(self).waiting
     }
 
-    /// Takes the Services of the next pass, which is for about so many `rows`; `rows_of` estimates
-    /// those of a Service.
+    /// Takes the Services of the next pass, for about `rows` rows. `rows_of` estimates a Service's
+    /// rows.
     pub(super) fn take(
         &mut self,
         rows: usize,
@@ -98,7 +96,7 @@ impl Queue {
         services.push_back(service);
     }
 
-    /// Takes the next Service of the namespace whose turn it is.
+    /// Takes the next Service of the namespace in turn.
     fn pop(&mut self) -> Option<ObjectName> {
         let namespace = self.turns.pop_front()?;
         let services = self.by_namespace.get_mut(&namespace)?;
@@ -127,7 +125,7 @@ mod tests {
         ObjectName::new(namespace, name)
     }
 
-    /// Takes a pass of ten rows. A Service has as many as its name says.
+    /// Takes a pass of ten rows. A Service's name is its number of rows.
     fn pass(turns: &mut Turns) -> Vec<String> {
         let rows_of = |service: &ObjectName| service.name.parse().unwrap();
         turns

@@ -1,4 +1,4 @@
-//! Finds the backends of nodes that do not respond: see [`crate::health`].
+//! Finds the backends of unresponsive nodes: see [`crate::health`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -11,19 +11,20 @@ use crate::compact::Address;
 use crate::health::{self, HealthMode, NodeOwes, Path, Readings};
 use crate::input::ObjectName;
 
-/// The endpoints that one look may go through: the caller has more to do.
+/// The maximum number of endpoints in one call, which bounds its time.
 const ENDPOINTS: usize = 16_384;
-/// The endpoints of one Service. One with more of them is left to its backends' own failures.
+/// The maximum number of endpoints of a Service. In larger Services only a backend's own failures
+/// count.
 const ENDPOINTS_OF_ONE: usize = 4_096;
-/// The late backends of a service port that make it worth a look.
+/// The minimum number of late backends of a service port that warrants a check.
 const LATE: usize = 2;
 
 impl Desired {
-    /// Returns the backends of each node that does not respond, by service port of mode `on`. The
-    /// time is in nanoseconds since boot.
+    /// Returns the backends of each unresponsive node, by service port in mode `on`. `boot_ns` is
+    /// the time since boot.
     ///
-    /// One look is at as many service ports as its limit of endpoints allows. The next one begins
-    /// at `turn`.
+    /// A call checks as many service ports as the endpoint limit allows. The next call continues at
+    /// `turn`.
     pub fn unresponsive(
         &self,
         readings: &Readings,
@@ -69,7 +70,7 @@ impl Desired {
         found
     }
 
-    /// Returns the backends of a service port by node. A backend whose node is unknown is left out.
+    /// Returns the backends of a service port by node. Backends without a known node are left out.
     fn nodes_of(&self, service: &ObjectName, port: SocketAddr) -> Vec<Backends> {
         let mut nodes = BTreeMap::<IpAddr, Option<&str>>::new();
         for endpoint in self
@@ -82,7 +83,7 @@ impl Desired {
                     .node_name
                     .as_deref()
                     .filter(|node| !node.is_empty());
-                // An address may come again on another node while its old endpoint terminates.
+                // An address may move to another node while its old endpoint terminates.
                 nodes
                     .entry(ip)
                     .and_modify(|known| *known = known.filter(|known| node == Some(known)))
@@ -117,7 +118,7 @@ impl Desired {
 struct Backends {
     paths: BTreeSet<Path>,
     is_here: bool,
-    /// They are more than half, so that no set can do without them.
+    /// Set if they exceed half of the backends, so that no set can lose them.
     is_most: bool,
 }
 
@@ -136,7 +137,7 @@ fn unresponsive(nodes: Vec<Backends>, readings: &Readings, boot_ns: u64) -> Vec<
 }
 
 impl<A: Addr> Family<A> {
-    /// Returns the backends of a service port of mode `on`, also those that are set aside.
+    /// Returns the backends of a service port in mode `on`, including ejected ones.
     fn judged(&self, service: SocketAddr) -> BTreeSet<SocketAddr> {
         let any = Path {
             service,
@@ -171,7 +172,7 @@ mod tests {
     use crate::model::ModelOptions;
 
     const NOW: u64 = 70_000_000_000;
-    /// The moment of all SYNs.
+    /// The time of all SYNs.
     const SENT: u64 = NOW - 400_000_000;
 
     fn path(service: u8, backend: u8) -> Path {
@@ -219,7 +220,7 @@ mod tests {
         desired
     }
 
-    /// Returns the readings of backends of which some owe an answer, and some have answered.
+    /// Returns readings of late backends and of backends that have answered.
     fn readings(service: u8, late: &[u8], answered: &[u8]) -> Readings {
         let asked = Asked::NOTHING.with(Voter(1), SENT).with(Voter(2), SENT);
         let reading = |(nth, is_late): (u8, bool)| {
@@ -267,7 +268,7 @@ mod tests {
             (HealthMode::Observe, &[1, 2, 3], &[5, 6], &[]),
         ] {
             let mut desired = desired(mode, &[1]);
-            // Those that are set aside count as well.
+            // Ejected backends count as well.
             desired.set_aside([(path(1, 4), Evidence::Own)].into());
             desired.sync();
             let found = desired.unresponsive(&readings(1, late, answered), NOW, &mut None);
@@ -301,7 +302,7 @@ mod tests {
     #[test]
     fn look_has_a_limit_of_endpoints() {
         let mut desired = desired(HealthMode::On, &[1, 2, 3, 4, 5, 6]);
-        // With the 18 of their other slices five of them are more than one look may have.
+        // With the other slices' 18 endpoints each, five of the Services exceed the limit.
         for (nth, count) in [
             (1, 4_078),
             (2, 4_000),

@@ -27,7 +27,7 @@ proptest! {
         }
     }
 
-    /// The agent leaves out the writes of a service port after one of them has failed.
+    /// The agent leaves out a service port's writes after any of them fails.
     #[test]
     fn refused_writes_leave_the_tables_safe(
         (old, new) in random::old_and_new(),
@@ -43,7 +43,7 @@ proptest! {
     #[test]
     fn a_diff_is_minimal((old, new) in random::old_and_new()) {
         prop_assert_eq!(diff(&new, &new), vec![]);
-        // Every change is needed: no change writes what is there, and no row is written twice.
+        // Every change is needed: it changes the tables, and no row is written twice.
         let mut now = old.clone();
         let mut rows = BTreeSet::new();
         for change in diff(&old, &new) {
@@ -89,7 +89,7 @@ fn tables<const N: usize>(objects: [(ServiceBuilder, SliceBuilder); N]) -> Table
     Tables::of(&store, &ModelOptions::default())
 }
 
-/// The tables of Services that grow, shrink, come and go.
+/// The tables of Services that grow, shrink, are added and deleted.
 fn before_and_after() -> (Tables, Tables) {
     let web = || service("web").cluster_ip("10.96.0.1").tcp(80);
     let web_1 = || slice("web-1", "web").tcp(80);
@@ -130,7 +130,7 @@ fn puts_lead_up_to_a_frontend_and_deletions_away_from_it() {
     .assert_eq(&changes);
 }
 
-/// A state that kpx would never write is one more state to leave.
+/// States that kpx never writes are cleaned up as well.
 #[test]
 fn leftovers_are_removed() {
     let (before, after) = before_and_after();
@@ -156,7 +156,7 @@ fn leftovers_are_removed() {
     assert_eq!(odd, after);
 }
 
-/// A Service gets another load balancer address and other source ranges at once.
+/// A Service changes a load balancer address and its source ranges together.
 #[test]
 fn a_change_of_address_and_source_ranges_admits_no_other_client() {
     let web = |vip, range| {

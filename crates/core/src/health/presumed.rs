@@ -1,4 +1,4 @@
-//! The backends that are left out because their node does not respond.
+//! The backends ejected because their node does not respond.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -7,48 +7,47 @@ use proxy_common::connect::Votes;
 
 use super::{BACK_OFF, FORGET, Judged, Path, Reading, Readings, State};
 
-/// The backends of one presumption, and of all, at most: tenants choose how many endpoints a node
+/// The maximum members of one group and of all groups. Tenants choose how many endpoints a node
 /// has.
 const MEMBERS: usize = 1_024;
 const MEMBERS_OF_ALL: usize = 16_384;
 
-/// Presumptions, each of the backends of one node and service port. They are silent together, and
-/// on trial together.
+/// The groups of backends on one unresponsive node and service port. A group is ejected together
+/// and on probation together.
 ///
-/// An answer of any of them ends it for all. A presumption that has ended is remembered, so that
-/// the next one lasts longer. Each backend is judged by its own failures as well.
+/// An answer of any member ends the ejection for all. Ended groups are remembered, so that the next
+/// ejection lasts longer. Each backend's own failures count as well.
 #[derive(Debug, Default)]
 pub(super) struct Presumptions {
-    /// The state of each presumption.
     groups: BTreeMap<u64, Judged>,
     members: BTreeMap<Path, Member>,
     next: u64,
 }
 
-/// A backend, as the last reading had it.
+/// A backend, as of the last reading.
 #[derive(Debug)]
 struct Member {
     group: u64,
     failures: u32,
-    /// None if no reading has had it yet.
+    /// `None` before the first reading.
     answered: Option<u64>,
 }
 
 impl Presumptions {
-    /// Takes in what was counted.
     pub(super) fn read(
         &mut self,
         readings: &Readings,
         now: Duration,
         is_backend: impl Fn(&Path) -> bool,
     ) {
-        // The address of one that is gone may come again, with another pod.
+        // Another pod may reuse a deleted backend's address.
         self.members.retain(|path, _| is_backend(path));
         let mut failed = BTreeMap::<u64, u32>::new();
         for (path, member) in &mut self.members {
             let reading = readings.get(path).copied().unwrap_or(Reading::NOTHING);
             let answered = member.answered.replace(reading.answered);
-            // A row that the agent has tidied away begins at 0 again.
+            // A smaller count means that the agent has deleted the row since, and it restarted at
+            // 0.
             if answered.is_some_and(|before| reading.answered > before)
                 && let Some(group) = self.groups.get_mut(&member.group)
             {
@@ -70,8 +69,7 @@ impl Presumptions {
         }
     }
 
-    /// Begins a presumption about the backends of a node that does not respond, unless one is in
-    /// force or has just ended.
+    /// Ejects the backends of an unresponsive node, unless they are ejected or were recently.
     pub(super) fn begin(&mut self, paths: &BTreeSet<Path>, readings: &Readings, now: Duration) {
         let before = paths
             .iter()
@@ -106,7 +104,7 @@ impl Presumptions {
         }
     }
 
-    /// Begins and ends trials. Returns the backends whose presumption is forgotten.
+    /// Starts and ends probations. Returns the backends of forgotten groups.
     pub(super) fn pass(&mut self, now: Duration) -> Vec<Path> {
         let Self {
             groups, members, ..
@@ -128,12 +126,11 @@ impl Presumptions {
         forgotten
     }
 
-    /// Returns the backends that shall take no connections.
     pub(super) fn silent(&self) -> impl Iterator<Item = &Path> {
         self.of(Judged::is_out)
     }
 
-    /// Returns those and the ones on trial.
+    /// Returns the backends that are ejected or on probation.
     pub(super) fn all(&self) -> impl Iterator<Item = &Path> {
         self.of(|group| group.state != State::Serving)
     }
@@ -151,7 +148,7 @@ impl Presumptions {
             .map(|(path, _)| path)
     }
 
-    /// Returns true if a presumption about this backend is in force.
+    /// Returns true if the backend's group is ejected or on probation.
     pub(super) fn has(&self, path: &Path) -> bool {
         let group = self
             .members
@@ -164,7 +161,7 @@ impl Presumptions {
         self.members.contains_key(path)
     }
 
-    /// Returns true if one is in force.
+    /// Returns true if any group is ejected or on probation.
     pub(super) fn waits(&self) -> bool {
         self.groups
             .values()
@@ -172,13 +169,13 @@ impl Presumptions {
     }
 }
 
-/// Returns true if another presumption may follow one that an answer has ended.
+/// Returns true if a new ejection may follow after an answer has ended the last.
 fn is_over(group: &Judged, now: Duration) -> bool {
     now.saturating_sub(group.struck) > BACK_OFF
 }
 
 impl Reading {
-    /// A reading of a backend that was not dialled.
+    /// The reading of a backend without connections.
     const NOTHING: Self = Self {
         votes: Votes::NONE,
         answered: 0,

@@ -12,19 +12,18 @@ fn path(nth: u8) -> Path {
     }
 }
 
-/// The first backend alone, by its own failures.
+/// The first backend, by its own failures.
 fn own() -> Silent {
     [(path(1), Evidence::Own)].into()
 }
 
-/// Returns failures of so many clients, in turn.
+/// Returns failures of `clients` clients in turn.
 fn votes(failures: u32, clients: u32) -> Votes {
     (0..failures).fold(Votes::NONE, |votes, nth| {
         votes.with(Voter((nth % clients) as u8))
     })
 }
 
-/// A reading of a backend that has answered no connection.
 const fn reading(votes: Votes) -> Reading {
     Reading {
         votes,
@@ -33,7 +32,7 @@ const fn reading(votes: Votes) -> Reading {
     }
 }
 
-/// Reads one backend, at a number of tenths of seconds.
+/// Applies a reading of one backend, at a time in tenths of a second.
 fn read(judge: &mut Judge, votes: Votes, tenths: u32) -> Vec<Change> {
     judge.read(
         &[(path(1), reading(votes))].into(),
@@ -99,7 +98,7 @@ fn counts_of_before_the_start_and_of_other_pods_are_no_failures() {
         read(&mut judge, votes(203, 9), 2),
         [Change::Silent(path(1))]
     );
-    // The pod goes, and another one gets its address.
+    // Another pod gets the address.
     assert_eq!(
         judge.read(
             &[(path(1), reading(votes(204, 9)))].into(),
@@ -162,13 +161,13 @@ fn flapping_backend_waits_longer_each_time() {
         read(&mut judge, Votes::NONE, now),
         [Change::Answers(path(1))]
     );
-    // What it did is not forgotten at once. Operators are not told each time.
+    // Its record is kept for a while, and flapping is not reported each time.
     assert_eq!(read(&mut judge, votes(3, 2), now + SECOND), []);
     judge.pass(now + BACK_OFF_MAX);
     assert_eq!(judge.silent(), own());
     judge.pass(now + SECOND + BACK_OFF_MAX);
     assert!(judge.silent().is_empty());
-    // An hour later it is.
+    // An hour later the record is gone.
     assert_eq!(
         read(&mut judge, Votes::NONE, now + BACK_OFF_MAX + SECOND),
         []
@@ -214,7 +213,7 @@ fn backend_that_flips_all_the_time_is_told_of_rarely() {
         "two each five minutes in the end: {}",
         told.len()
     );
-    // One that stays silent is told of when its time has come.
+    // Continued silence is reported once the time has come.
     let changes = (0..=300).flat_map(|secs| read(&mut judge, votes(3, 2), 36_010 + secs * 10));
     assert_eq!(changes.collect::<Vec<_>>(), [Change::Silent(path(1))]);
 }
@@ -234,7 +233,7 @@ fn trial_without_verdict_comes_again_and_lasts_twice_as_long() {
         assert_eq!(judge.silent(), own(), "{nth}");
         now += VERDICT;
     }
-    // A connection of before the trials fails late: that is no verdict.
+    // A late failure of a connection from before the probation does not count.
     let mut judge = begun();
     read(&mut judge, votes(3, 2), 10);
     read(&mut judge, votes(4, 2), 20);
@@ -275,8 +274,8 @@ fn backend_that_gets_no_connections_is_forgotten() {
     assert!(!judge.waits(), "{judge:?}");
 }
 
-/// What happens to one backend: so many failures of so many clients and perhaps an answer first,
-/// tenths of seconds later.
+/// A backend's history: failures, clients, an optional answer first, and the time since the last
+/// step in tenths of a second.
 fn history() -> impl Strategy<Value = Vec<(u32, u8, bool, u32)>> {
     prop::collection::vec(
         (0..4_u32, 0..24_u8, prop::bool::weighted(0.2), 0..100_u32),
@@ -300,7 +299,7 @@ proptest! {
             if answers { (votes, answered) = (Votes::NONE, answered + 1) }
             for nth in 0..failures { votes = votes.with(Voter((client + nth as u8) % 24)) }
             for change in judge.read(&[(path(1), Reading { votes, answered, owed: None })].into(), Vec::new(), now, |_| true) {
-                // Operators hear each change once, and in turn.
+                // Each change is reported once, alternately.
                 prop_assert_eq!(matches!(change, Change::Silent(_)), !silent);
                 silent = !silent;
             }
@@ -361,7 +360,7 @@ fn clients_who_fail_fast_do_not_outvote_those_who_are_answered() {
             answered: nth.into(),
             owed: None,
         };
-        // The first reading knows of no answer before.
+        // The first reading has no earlier count to compare with.
         let changes = judge.read(
             &[(path(1), reading)].into(),
             Vec::new(),
@@ -376,12 +375,12 @@ fn clients_who_fail_fast_do_not_outvote_those_who_are_answered() {
     assert!(judge.silent().is_empty());
 }
 
-/// The backends of a node that does not respond.
+/// The backends of an unresponsive node.
 fn node(backends: &[u8]) -> Vec<BTreeSet<Path>> {
     vec![backends.iter().map(|nth| path(*nth)).collect()]
 }
 
-/// Reads two backends that have answered so many connections, and have failed as often as that.
+/// Applies a reading of two backends, each with its answers and failures.
 fn read_two(
     judge: &mut Judge,
     counted: [(u64, u32); 2],
@@ -440,7 +439,7 @@ fn answer_of_one_backend_speaks_for_all_of_a_node() {
     );
     judge.pass(SECOND * 8 + BACK_OFF);
     assert_eq!(judge.silent().len(), 2, "the second time lasts longer");
-    // A row goes when its counts are tidied away.
+    // The agent deletes the row of old counts.
     assert_eq!(
         read_two(
             &mut judge,

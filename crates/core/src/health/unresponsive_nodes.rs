@@ -1,25 +1,23 @@
-//! Finds the nodes that do not respond, by the SYNs that their backends owe an answer.
+//! Finds unresponsive nodes by their backends' unanswered SYNs.
 //!
-//! Evidence against each of a node's ten backends takes ten times as long as evidence against the
-//! node. An endpoint's node is only what its EndpointSlice says, so each service port is judged by
-//! its own connections.
+//! Evidence against each of ten backends takes ten times as long as evidence against their node.
+//! EndpointSlices may claim any node, so each service port is judged by its own connections.
 
 use proxy_common::connect::{Asked, DialTime};
 
-/// What a backend owes to SYNs of late.
+/// A backend's recent unanswered SYNs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owed {
-    /// [`Asked::NOTHING`] if the backend has answered since the last one.
+    /// The unanswered SYNs since the last answer.
     pub asked: Asked,
-    /// The last one after which the backend was heard of, be it by a refusal; [`DialTime::UNKNOWN`]
-    /// if there is none.
+    /// The last SYN with any response, even a RST. [`DialTime::UNKNOWN`] without a response.
     pub heard: DialTime,
-    /// The backend has answered, and hardly ever late.
+    /// The backend has answered, and almost always promptly.
     pub is_prompt: bool,
 }
 
 impl Owed {
-    /// Returns true if a prompt backend is late.
+    /// Returns true if a usually prompt backend is late.
     pub fn is_late(&self, boot_ns: u64) -> bool {
         self.is_prompt && self.asked.is_late(boot_ns)
     }
@@ -29,20 +27,20 @@ impl Owed {
     }
 }
 
-/// The backends of one node, with what they owe; None if a backend was sent no SYN of late.
+/// A node's backends and their unanswered SYNs. `None` for a backend without a recent SYN.
 pub(crate) struct NodeOwes {
     pub(crate) backends: Vec<Option<Owed>>,
-    /// This node itself: it answers without a network, so it is no witness.
+    /// Set for this node. It answers without a network, so it is not a witness.
     pub(crate) is_here: bool,
 }
 
-/// The late backends that speak for all of their node.
+/// The minimum number of late backends on a node.
 const LATE: usize = 3;
-/// The late backends for which each of two clients must wait. A single lost SYN is no evidence.
+/// The minimum number of late backends for each of two clients. A single lost SYN proves nothing.
 const FOR_EACH_CLIENT: usize = 2;
 const CLIENTS: usize = 2;
-/// The backends of other nodes that have answered meanwhile. Without them the fault may be this
-/// node's, or the network's.
+/// The minimum number of backends on other nodes that answered in the same time. Without them the
+/// fault may be this node's or the network's.
 const WITNESSES: usize = 2;
 
 impl NodeOwes {
@@ -55,11 +53,11 @@ impl NodeOwes {
     }
 }
 
-/// Returns the places of the nodes that do not respond, at a time in nanoseconds since boot.
+/// Returns the indexes of unresponsive nodes. `boot_ns` is the time since boot.
 ///
-/// Each one has several late backends, for which two clients wait. Not one of its backends was
-/// heard of since the first of these SYNs. Backends of other nodes have answered SYNs from between
-/// the first and the last.
+/// An unresponsive node has several late backends, for which two clients wait. None of its backends
+/// has responded since the first of these SYNs, while backends of other nodes have answered SYNs
+/// sent between the first and the last.
 pub(crate) fn unresponsive(nodes: &[NodeOwes], boot_ns: u64) -> Vec<usize> {
     let all_late: usize = nodes.iter().map(|node| node.late(boot_ns).count()).sum();
     let is_unresponsive = |(place, node): &(usize, &NodeOwes)| {
@@ -115,8 +113,8 @@ mod tests {
         DialTime::at((NOW_MS - ms) * 1_000_000)
     }
 
-    /// A backend that owes an answer to SYNs of so many milliseconds ago, each with its client. It
-    /// was heard of three seconds ago.
+    /// A backend with unanswered SYNs (age in milliseconds, client). Its last response is three
+    /// seconds old.
     fn owes(syns: &[(u64, u8)]) -> Option<Owed> {
         let add = |asked: Asked, (ms, client): &(u64, u8)| {
             asked.with(Voter(*client), (NOW_MS - ms) * 1_000_000)
@@ -128,7 +126,7 @@ mod tests {
         })
     }
 
-    /// A backend that has answered the SYN of so many milliseconds ago.
+    /// A backend that answered the SYN of `ms` milliseconds ago.
     fn answered(ms: u64) -> Option<Owed> {
         Some(Owed {
             asked: Asked::NOTHING,
@@ -137,7 +135,7 @@ mod tests {
         })
     }
 
-    /// Three backends for which two clients wait, of ten.
+    /// Ten backends, three of them late for two clients.
     fn cut_off() -> Vec<Option<Owed>> {
         let late = [
             owes(&[(400, 1), (390, 2)]),
@@ -151,7 +149,7 @@ mod tests {
         vec![answered(370), answered(380), answered(20), None]
     }
 
-    /// Judges a node with these backends beside one with those.
+    /// Judges a node with `backends` next to a node with `others`.
     fn judge(backends: &[Option<Owed>], others: &[Option<Owed>]) -> bool {
         let node = |backends: &[_]| NodeOwes {
             backends: backends.to_vec(),

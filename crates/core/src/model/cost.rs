@@ -1,4 +1,5 @@
-//! Bounds what one Service may cost a pass, and estimates it from the sizes of its objects alone.
+//! Bounds on the cost of one Service in a pass, and an estimate of it from the objects' sizes
+//! alone.
 
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::frontend::Algorithm;
@@ -10,22 +11,22 @@ use crate::compact::{Service, WEIGHTS};
 use crate::input::ObjectName;
 use crate::store::Store;
 
-/// The most frontends at external addresses that a Service may have. A namespace writes 60,000
-/// addresses into one object, and each port multiplies them.
+/// The maximum number of a Service's external frontends. One object can hold 60,000 addresses, and
+/// each port multiplies them.
 const EXTERNALS: usize = 8_192;
-/// The most tables of places that a Service may have in a family.
+/// The maximum number of a Service's look-up tables in a family.
 pub(super) const TABLES_OF_SERVICE: usize = 2_048;
 
-/// What a frontend at an external address and a table of places cost, in slots.
+/// The cost of an external frontend and of a look-up table, in slots.
 const EXTERNAL: usize = 8;
 const TABLE: usize = 32;
 
-/// Returns the most external addresses of a Service.
+/// Returns the maximum number of a Service's external addresses.
 pub(super) fn externals_of(service: &Service) -> usize {
     EXTERNALS / service.ports.len().max(1)
 }
 
-/// Tells a Service that it has more external addresses than that.
+/// Reports a Service that exceeds this maximum.
 pub(super) fn tell_externals(reader: &mut Reader<'_>, service: &Service) {
     let given = service.ingress.len() + service.external_ips.len();
     let most = externals_of(service);
@@ -38,7 +39,7 @@ pub(super) fn tell_externals(reader: &mut Reader<'_>, service: &Service) {
     }
 }
 
-/// Tells a Service how many of its ports have no tables of places.
+/// Reports the number of a Service's ports without look-up tables.
 pub(super) fn tell_without_tables(reader: &mut Reader<'_>, ports: usize) {
     if ports > 0 {
         let why = format!(
@@ -48,7 +49,7 @@ pub(super) fn tell_without_tables(reader: &mut Reader<'_>, ports: usize) {
     }
 }
 
-/// Returns the most rows that a Service may have in both families, in slots.
+/// Returns an upper bound of a Service's rows in both families, in slots.
 pub(crate) fn rows_at_most(store: &Store, name: &ObjectName, options: &ModelOptions) -> usize {
     let room = options.room.slots();
     let Some(service) = store.service(name) else {

@@ -1,5 +1,4 @@
-//! Selects the endpoints that a service port may send to: joins EndpointSlices, settles duplicates,
-//! selects sets.
+//! The endpoints of a service port: joins EndpointSlices, resolves duplicates, selects the sets.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -20,13 +19,13 @@ pub(super) use fallback::{NodePortFallback, WithinReach};
 
 /// The readable part of one EndpointSlice.
 pub struct Slice<'a, A: Addr> {
-    /// Sorted by name and protocol; several of one name and protocol are in the order of the slice.
+    /// Sorted by name and protocol. Duplicates keep the slice's order.
     ports: Vec<SlicePort<'a>>,
     endpoints: Vec<Endpoint<'a, A>>,
 }
 
 struct SlicePort<'a> {
-    /// The port's name. An empty name matches the unnamed port of a Service.
+    /// An empty name matches a Service's unnamed port.
     name: &'a str,
     proto: Proto,
     number: Port,
@@ -34,22 +33,22 @@ struct SlicePort<'a> {
 
 #[derive(Clone, Copy)]
 pub struct Endpoint<'a, A: Addr> {
-    /// The endpoint as the slice lists it.
+    /// The endpoint in the slice.
     pub object: &'a compact::Endpoint,
     addr: A,
     pub ready: bool,
     pub serving: bool,
     pub terminating: bool,
-    /// The share in new flows, relative to the other endpoints'. With 0 it gets none.
+    /// The relative share of new flows. 0 gets none.
     pub weight: u16,
-    /// Set if the endpoint is on this node.
+    /// Set for endpoints on this node.
     pub local: bool,
     for_node: Hint,
     for_zone: Hint,
     reachability: Reachability<A>,
 }
 
-/// The hint of an endpoint, about nodes or about zones.
+/// A topology hint of an endpoint, for nodes or for zones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Hint {
     None,
@@ -60,7 +59,7 @@ enum Hint {
 /// The endpoints of one service port, by address and port.
 pub struct Joined<'a, A: Addr>(BTreeMap<SockAddr<A>, &'a Endpoint<'a, A>>);
 
-/// The sets that a service port's frontends choose from.
+/// The sets that a service port's frontends use.
 #[derive(Clone, Copy)]
 pub(super) struct UsedSets {
     pub(super) cluster: bool,
@@ -71,12 +70,12 @@ pub(super) struct UsedSets {
 pub(super) struct Sets<A: Addr> {
     pub(super) cluster: Vec<Backend<A>>,
     pub(super) local: Vec<Backend<A>>,
-    /// Set if any endpoint is usable, perhaps in no set that is used.
+    /// Set if a usable endpoint exists, even outside the used sets.
     pub(super) has_endpoints: bool,
 }
 
 impl<'a, A: Addr> Slice<'a, A> {
-    /// Reads a slice. Returns `None` if the slice is of another family, or of none (`FQDN`).
+    /// Reads a slice. Returns `None` for the other family and for `FQDN` slices.
     pub fn new(
         slice: &'a EndpointSlice,
         node: &NodeModel,
@@ -169,30 +168,29 @@ impl<'a, A: Addr> Endpoint<'a, A> {
         })
     }
 
-    /// Returns true for a ready endpoint that gets new flows.
+    /// Returns true if the endpoint is ready and its weight is not 0.
     fn takes_flows(&self) -> bool {
         self.ready && self.weight > 0
     }
 
-    /// Returns true for an endpoint that serves while it terminates: the last resort.
+    /// Returns true for a serving, terminating endpoint: the fallback if no endpoint is ready.
     fn is_fallback(&self) -> bool {
         self.serving && self.terminating && !self.ready
     }
 
-    /// Returns true if the host sends packets to the address of the endpoint itself, as every node
-    /// does.
+    /// Returns true if the host reaches the endpoint at its own address, as nodes always do.
     pub fn is_direct(&self) -> bool {
         matches!(self.reachability, Reachability::Direct)
     }
 
-    /// Returns true for an endpoint that may take connections, or keep those that it has.
+    /// Returns true if the endpoint may take new connections or keep its open connections.
     fn serves(&self) -> bool {
         self.ready || self.is_fallback()
     }
 
-    /// Ranks two records of one listener: the greater one counts. An address that was given to a
-    /// new pod while the old one still terminates belongs to the new pod. The remaining criteria
-    /// make the choice independent of the slices' order.
+    /// Ranks duplicates of one address and port; the greatest wins. A reused address belongs to the
+    /// new pod while the old pod still terminates. The further criteria make the result independent
+    /// of the slices' order.
     fn rank(&self) -> impl Ord + use<'a, A> {
         (
             !self.terminating,
@@ -207,8 +205,8 @@ impl<'a, A: Addr> Endpoint<'a, A> {
 }
 
 impl Hint {
-    /// Returns the hint for these names. Without a known name of this node or zone, no hint is for
-    /// it.
+    /// Returns the hint of these names. Without the name of this node or zone, every hint is for
+    /// elsewhere.
     fn of<'a>(names: impl Iterator<Item = &'a Shared>, own: Option<&str>) -> Self {
         let own = own.filter(|own| !own.is_empty());
         names
@@ -224,8 +222,8 @@ impl Hint {
     }
 }
 
-/// Joins endpoints by port name and protocol. Each slice may give the name another number: pods can
-/// disagree on a named port.
+/// Joins endpoints by port name and protocol. Slices may map the name to different numbers, because
+/// pods can disagree on a named port.
 pub fn join<'a, A: Addr>(slices: &'a [Slice<'a, A>], name: &str, proto: Proto) -> Joined<'a, A> {
     let mut joined = BTreeMap::new();
     for slice in slices {
@@ -253,7 +251,7 @@ pub fn join<'a, A: Addr>(slices: &'a [Slice<'a, A>], name: &str, proto: Proto) -
 }
 
 impl<A: Addr> Joined<'_, A> {
-    /// Selects the sets. Each set falls back to terminating endpoints on its own.
+    /// Selects the sets. Each set falls back to terminating endpoints independently.
     pub(super) fn select(&self, used_sets: UsedSets) -> Sets<A> {
         let cluster = if used_sets.cluster {
             self.usable(self.topology())
@@ -278,9 +276,9 @@ impl<A: Addr> Joined<'_, A> {
         }
     }
 
-    /// Returns a filter for the ready endpoints near enough. Hints count only if all ready
-    /// endpoints have them and at least one is for this node. Hints for nodes come before hints for
-    /// zones. Without ready endpoints, every endpoint is near enough.
+    /// Returns the topology filter. Hints apply only if every ready endpoint has a hint and at
+    /// least one hint is for this node or zone. Node hints take precedence over zone hints. Without
+    /// ready endpoints every endpoint passes.
     fn topology(&self) -> fn(&Endpoint<'_, A>) -> bool {
         let ready = || self.0.values().filter(|endpoint| endpoint.takes_flows());
         let is_hinted = |hint: fn(&Endpoint<'_, A>) -> Hint| {
@@ -296,8 +294,7 @@ impl<A: Addr> Joined<'_, A> {
         }
     }
 
-    /// Returns the ready endpoints among the `wanted` ones. If none is ready, returns those that
-    /// still serve while they terminate.
+    /// Returns the ready `wanted` endpoints, or else those that serve while terminating.
     fn usable(&self, wanted: impl Fn(&Endpoint<'_, A>) -> bool) -> Vec<Backend<A>> {
         let ready = self.backends(|endpoint| wanted(endpoint) && endpoint.takes_flows());
         let is_last = |endpoint: &Endpoint<'_, A>| endpoint.is_fallback() && endpoint.weight > 0;
@@ -308,14 +305,13 @@ impl<A: Addr> Joined<'_, A> {
         }
     }
 
-    /// Returns all endpoints that may serve, in any set or in none, and whether they are on this
-    /// node.
+    /// Returns all endpoints that may serve, in a set or not, and whether each is local.
     pub(super) fn serving(&self) -> impl Iterator<Item = (SockAddr<A>, bool)> {
         let serving = self.0.iter().filter(|(_, endpoint)| endpoint.serves());
         serving.map(|(at, endpoint)| (*at, endpoint.local))
     }
 
-    /// Returns the endpoints of other nodes, as far as their nodes are known.
+    /// Returns the endpoints on other, known nodes.
     pub(super) fn placed(&self) -> impl Iterator<Item = (SockAddr<A>, Placed)> {
         self.0
             .iter()
@@ -341,13 +337,13 @@ impl<A: Addr> Joined<'_, A> {
             })
     }
 
-    /// Returns all listed endpoints, including those that may not serve.
+    /// Returns all listed endpoints, including endpoints that may not serve.
     pub fn listed(&self) -> impl Iterator<Item = (SockAddr<A>, &Endpoint<'_, A>)> {
         self.0.iter().map(|(at, endpoint)| (*at, *endpoint))
     }
 
-    /// Returns the addresses of ready local endpoints: several ports of one pod are one endpoint to
-    /// a load balancer.
+    /// Returns the addresses of ready local endpoints. Load balancers count the ports of one pod
+    /// once.
     pub(super) fn local_ready(&self) -> impl Iterator<Item = A> {
         self.0
             .values()

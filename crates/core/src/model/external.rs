@@ -1,5 +1,4 @@
-//! Reads the addresses beside the ClusterIP at which a Service is dialled, and the clients that may
-//! dial them.
+//! The external addresses of a Service, and the clients allowed to dial them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,16 +13,16 @@ use super::node::NodeModel;
 use super::read::{Reader, addr, cidr, ip};
 use crate::compact::Service;
 
-/// An address at which all ports of a Service are dialled.
+/// An address at which clients dial all ports of a Service.
 pub(super) struct External<A: Addr> {
     pub(super) addr: A,
     pub(super) kind: FrontendKind,
-    /// The field of the Service with the address.
+    /// The Service field that holds the address.
     pub(super) field: String,
 }
 
-/// Returns the external addresses of the family. An address that is also a load balancer's counts
-/// as the load balancer's, whose rules are stricter.
+/// Returns the external addresses of the family. An ExternalIP that is also a load balancer address
+/// counts as the latter, which has stricter rules.
 pub(super) fn externals<A: Addr>(
     reader: &mut Reader<'_>,
     service: &Service,
@@ -53,7 +52,7 @@ pub(super) fn externals<A: Addr>(
     };
     let most = externals_of(service);
     for (index, ingress) in service.ingress.iter().enumerate().take(most) {
-        // In mode `Proxy` the load balancer must see all traffic, including traffic from inside the
+        // With `ipMode: Proxy` the load balancer must see all traffic, even from inside the
         // cluster.
         let is_ours = matches!(ingress.ip_mode.as_deref(), None | Some("VIP"));
         if let Some(text) = ingress.ip.as_deref().filter(|ip| is_ours && !ip.is_empty()) {
@@ -76,8 +75,7 @@ pub(super) fn externals<A: Addr>(
     externals
 }
 
-/// Returns the external addresses of a Service that this machine leaves to the network, in mode
-/// host, with the reasons.
+/// Returns the external addresses that a host in host mode leaves to the network, with the reasons.
 pub fn not_taken<'a>(
     service: &'a Service,
     node: &'a NodeModel,
@@ -98,11 +96,10 @@ fn of_family<A: Addr>(text: &str) -> Option<Result<A, String>> {
     (!other).then(|| addr(text))
 }
 
-/// A range of addresses, and the length of its prefix in bits.
+/// A network address and its prefix length in bits.
 pub type Range<A> = (A, u8);
 
-/// Returns the ranges from which the Service's load balancer addresses may be dialled; empty if
-/// from everywhere.
+/// Returns the source ranges of the load balancer addresses. Empty allows every client.
 pub(super) fn source_ranges<A: Addr>(
     reader: &mut Reader<'_>,
     service: &Service,
@@ -110,7 +107,7 @@ pub(super) fn source_ranges<A: Addr>(
     node: &NodeModel,
 ) -> BTreeSet<Range<A>> {
     let texts = service.load_balancer_source_ranges.iter().enumerate();
-    // The API server accepts blanks here.
+    // The API server accepts surrounding blanks.
     let nets = texts.filter_map(|(index, text)| {
         reader.take(
             format_args!("spec.loadBalancerSourceRanges[{index}]"),
@@ -131,7 +128,8 @@ pub(super) fn source_ranges<A: Addr>(
         .iter()
         .filter_map(|net| Some((A::from_ip(net.addr())?, net.prefix_len())))
         .collect();
-    // The node may dial an address that it carries itself, and then that address is the source.
+    // A node that dials a load balancer address on one of its own devices uses it as the source
+    // address.
     if nets
         .iter()
         .any(|net| node.primary.iter().any(|ip| net.contains(ip)))

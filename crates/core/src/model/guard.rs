@@ -1,5 +1,5 @@
-//! Guards addresses that no Service may take by naming them as its own (CVE-2020-8554). A user with
-//! the right to write a Service may write any address into it.
+//! Protects addresses that no Service may claim (CVE-2020-8554): a user with write access to
+//! Services can write any address into them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -15,33 +15,32 @@ use crate::compact::{EndpointSlice, Service};
 use crate::input::ObjectName;
 use crate::store::Store;
 
-/// The addresses and ranges that Services may not take.
+/// The addresses and ranges that Services may not claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Guard {
-    /// The sockets at which the API server is reached, by this agent and by the cluster's own
-    /// record.
+    /// The API server's sockets: the agent's connection and the endpoints of `default/kubernetes`.
     api_servers: BTreeSet<SocketAddr>,
-    /// The node's addresses, at which node ports are served.
+    /// The node's addresses, which serve node ports.
     own: BTreeSet<IpAddr>,
-    /// The ranges of permitted ExternalIPs; None: any.
+    /// The permitted ExternalIPs. `None` permits any.
     external_ip_cidrs: Option<Vec<IpNet>>,
-    /// Set in mode host, where these ranges are for load balancer addresses too.
+    /// Set in host mode, where these ranges also apply to load balancer addresses.
     is_outside: bool,
     ignores_external_ips: bool,
-    /// The ranges of ClusterIPs, as far as the operator or the cluster has named them.
+    /// The ClusterIP ranges from the operator or the cluster.
     service_cidrs: Vec<IpNet>,
-    /// The networks in these ranges that are not for Services alone.
+    /// The networks in these ranges that pods or routes also use.
     shared_networks: Vec<IpNet>,
-    /// The ClusterIPs of Services that other proxies serve.
+    /// The ClusterIPs that other proxies serve.
     of_other_proxies: BTreeSet<IpAddr>,
-    /// The Node object's ranges of pod addresses.
+    /// The Node object's pod CIDRs.
     pod_cidrs: Vec<IpNet>,
 }
 
-/// The pods that serve Services of other namespaces at the ExternalIPs of one Service.
+/// The pods of other namespaces that serve at the ExternalIPs of one Service.
 ///
-/// Who may write a Service may name any address there, but no pod's socket may so become another's.
-/// Load balancers' addresses are written by controllers.
+/// A Service's author may write any ExternalIP, but must not capture another pod's socket. Load
+/// balancer addresses are exempt because controllers write them.
 #[derive(Clone, Debug, Default)]
 pub struct PodsOfOthers(BTreeMap<(IpAddr, Port, Proto), ObjectName>);
 
@@ -61,7 +60,7 @@ impl PodsOfOthers {
         Self(sockets.collect())
     }
 
-    /// Checks whether the Service may be dialled at this ExternalIP and port.
+    /// Checks that the Service may use this ExternalIP and port.
     pub(super) fn admit(&self, ip: IpAddr, port: Port, proto: Proto) -> Result<(), String> {
         match self.0.get(&(ip, port, proto)) {
             Some(of) => Err(format!(
@@ -73,7 +72,7 @@ impl PodsOfOthers {
     }
 }
 
-/// The Service `default/kubernetes`, whose endpoints the API server maintains itself.
+/// The Service `default/kubernetes`, whose endpoints the API server maintains.
 const KUBERNETES: (&str, &str) = ("default", "kubernetes");
 
 impl Guard {
@@ -103,7 +102,6 @@ impl Guard {
         }
     }
 
-    /// Returns true for an address of this node.
     pub(super) fn is_own(&self, ip: IpAddr) -> bool {
         self.own.contains(&ip)
     }
@@ -112,8 +110,8 @@ impl Guard {
         &self.of_other_proxies
     }
 
-    /// Checks whether a Service may send to an address. A ClusterIP would be dialled once more on
-    /// its way, past the NetworkPolicy for the Service behind it.
+    /// Checks that a Service may have this endpoint. A ClusterIP as endpoint would be translated
+    /// again, and bypass the NetworkPolicy of its Service's pods.
     pub(super) fn admit_endpoint(&self, ip: IpAddr) -> Result<(), String> {
         if let Some(cidr) = self.range_of(ip) {
             return Err(format!(
@@ -126,14 +124,13 @@ impl Guard {
         Ok(())
     }
 
-    /// Returns the range of ClusterIPs that has an address for Services alone.
+    /// Returns the ClusterIP range of an address that only Services use.
     fn range_of(&self, ip: IpAddr) -> Option<&IpNet> {
         let range = self.service_cidrs.iter().find(|cidr| cidr.contains(&ip));
         range.filter(|_| !self.shared_networks.iter().any(|net| net.contains(&ip)))
     }
 
-    /// Checks whether a Service may be dialled at an external address at all. The error names the
-    /// reason.
+    /// Checks that a Service may use an external address. The error names the reason.
     pub(super) fn admit_address<A: Addr>(&self, addr: A, kind: FrontendKind) -> Result<(), String> {
         let ip = addr.ip();
         if let Some(what) = not_on_a_network(ip) {
@@ -166,9 +163,9 @@ impl Guard {
         Ok(())
     }
 
-    /// Checks whether this machine sends its packets for an external address to a Service. In mode
-    /// host that may be any address of the internet, and the machine's owner trusts the cluster
-    /// with those in the ranges alone.
+    /// Checks that a host in host mode sends its packets for an external address to a Service. The
+    /// address may be anywhere on the internet; the host's owner trusts the cluster only with the
+    /// permitted ranges.
     pub(super) fn takes(&self, ip: IpAddr) -> Result<(), String> {
         let mut nets = self.external_ip_cidrs.iter().flatten();
         if !self.is_outside || nets.any(|net| net.contains(&ip)) {
@@ -179,8 +176,8 @@ impl Guard {
         ))
     }
 
-    /// Returns true if this node leaves its address to a Service. Only that of a local redirect can
-    /// be refused.
+    /// Returns true if the Service may have this address. Only local redirects of addresses can be
+    /// refused.
     pub(super) fn leaves_address(
         &self,
         reader: &mut Reader<'_>,
@@ -203,7 +200,7 @@ impl Guard {
         }
     }
 
-    /// Returns the same for one of its ports.
+    /// Returns the same for one port of the address.
     pub(super) fn leaves_port<A: Addr>(
         &self,
         reader: &mut Reader<'_>,
@@ -216,7 +213,7 @@ impl Guard {
             || reader.admit(format_args!("spec.ports[{index}]"), admitted())
     }
 
-    /// Checks whether a Service may be dialled at this address and port.
+    /// Checks that a Service may use this address and port.
     pub(super) fn admit_port<A: Addr>(
         &self,
         addr: A,
@@ -230,7 +227,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Checks whether a Service may take this port of the node's own addresses.
+    /// Checks that a Service may use this port at the node's own addresses.
     pub(super) fn admit_node_port(&self, port: Port, proto: Proto) -> Result<(), String> {
         let taken = |at: &&SocketAddr| at.port() == port.get() && self.own.contains(&at.ip());
         match self.api_servers.iter().find(taken) {
@@ -240,12 +237,11 @@ impl Guard {
     }
 }
 
-/// Returns true if an input about these Services changes the guarded addresses.
+/// Returns true if a change of these Services changes the protected addresses.
 pub fn concerns<'a>(mut services: impl Iterator<Item = &'a ObjectName>) -> bool {
     services.any(|service| (&*service.namespace, &*service.name) == KUBERNETES)
 }
 
-/// Returns the ClusterIPs of a Service that another proxy serves.
 fn addresses_of_other_proxy(service: &Service) -> impl Iterator<Item = IpAddr> {
     let has_some = service.type_.as_deref() != Some("ExternalName");
     cluster_ips(service).filter(move |_| has_some)

@@ -1,4 +1,4 @@
-//! Models a host in host mode: which backends it reaches, and how. The host's routes are an input.
+//! Host mode: the backends that the host reaches, and how. The host's routes are an input.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,13 +13,13 @@ use super::node::{node_addresses, pod_cidrs};
 use crate::compact::{Endpoint, EndpointSlice, Shared};
 use crate::store::Store;
 
-/// The host's routes to the addresses that the agent asked for.
+/// The host's routes to the queried addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostRoutes {
     /// Set by the operator if the default route leads to pods.
     pub default_leads_to_pods: bool,
-    /// The sockets of this host from which the agent leads connections to pods by another way, at
-    /// most one a family.
+    /// The host's sockets at which the agent accepts connections for the tunnel, at most one for
+    /// each family.
     pub tunnel: Vec<SocketAddr>,
     pub routes: BTreeMap<IpAddr, ClusterRoute>,
 }
@@ -35,41 +35,41 @@ impl HostRoutes {
     }
 }
 
-/// The class of the host's route to one address.
+/// The class of the host's route to an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClusterRoute {
-    /// The address is the host's own.
+    /// An address of the host.
     Own,
-    /// The address is a neighbour of the host, through this device (interface index).
+    /// A neighbour on this device (interface index).
     OnLink(u32),
-    /// The network of the address has a route.
+    /// A route other than the default route.
     Routed,
-    /// The default route is the only one.
+    /// Only the default route.
     Default,
-    /// No route, with the kernel's words.
+    /// No route, with the kernel's error.
     Nowhere(String),
 }
 
-/// The way to reach an endpoint.
+/// How the host reaches an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reachability<A> {
     Direct,
-    /// A port of its node, if the Service has one: the node's address, if the node takes node
-    /// ports.
+    /// Through its node port, if the Service has one. Holds the node's address if the node takes
+    /// node ports.
     ViaNodePort(Option<A>, UnreachableReason),
 }
 
-/// The reason why an endpoint's own address cannot be used.
+/// The reason why the host cannot use an endpoint's own address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UnreachableReason {
     NoRoute,
     OnlyDefault,
 }
 
-/// A backend that takes no packets from this host.
+/// A backend that this host cannot reach.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Unreachable {
-    /// The number of the service port; `proto` is its protocol.
+    /// The number of the service port.
     pub port: u16,
     pub proto: Proto,
     pub backend: SocketAddr,
@@ -91,16 +91,16 @@ impl fmt::Display for Unreachable {
     }
 }
 
-/// A pod that connections reach through the tunnel, and the port at which it listens.
+/// A pod behind the tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TunnelledPod {
     pub namespace: Shared,
     pub name: Box<str>,
-    /// The address and port of the endpoint. No packet of this host goes there.
+    /// The endpoint's address and port. This host's own packets never go there.
     pub at: SocketAddr,
 }
 
-/// The host's view of the cluster beside its Services.
+/// The cluster's nodes and the host's routes to them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostMode {
     host_routes: Arc<HostRoutes>,
@@ -110,7 +110,7 @@ pub struct HostMode {
 /// A node of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteNode {
-    /// The addresses, those inside the cluster first.
+    /// Internal addresses come first.
     pub addresses: Vec<IpAddr>,
     pub pod_cidrs: Vec<IpNet>,
     pub ready: bool,
@@ -124,7 +124,7 @@ impl HostMode {
         }
     }
 
-    /// Returns all nodes of the cluster, by name.
+    /// Returns all nodes, by name.
     pub fn nodes(&self) -> &BTreeMap<String, RemoteNode> {
         &self.nodes
     }
@@ -135,12 +135,12 @@ impl HostMode {
             .flat_map(|node| node.addresses.iter().copied())
     }
 
-    /// Returns true if the agent leads connections to pods that this host does not reach.
+    /// Returns true if the tunnel serves pods that this host cannot reach.
     pub(crate) fn has_tunnel(&self) -> bool {
         !self.host_routes.tunnel.is_empty()
     }
 
-    /// Returns the socket at which the tunnel of a family begins.
+    /// Returns the host's socket for the tunnel of a family.
     pub(super) fn tunnel<A: Addr>(&self) -> Option<SockAddr<A>> {
         let starts = self.host_routes.tunnel.iter();
         starts
@@ -148,21 +148,20 @@ impl HostMode {
             .next()
     }
 
-    /// Returns the class of the route to an address, if it is known.
+    /// Returns the class of the route to an address, if known.
     pub fn route(&self, addr: &IpAddr) -> Option<&ClusterRoute> {
         self.host_routes.routes.get(addr)
     }
 
-    /// Takes in classes of routes, which extend the known ones, or replace them if `all` is set.
-    /// Returns the addresses with a change. With `all`, addresses that were unknown count as
-    /// changed: their query may have failed before a sync.
+    /// Adds route classes, or replaces all of them if `all` is set. Returns the changed addresses.
+    /// With `all` these include new addresses, whose earlier query may have failed before a sync.
     pub fn update(
         &mut self,
         host_routes: &mut Arc<HostRoutes>,
         routes: BTreeMap<IpAddr, ClusterRoute>,
         all: bool,
     ) -> BTreeSet<IpAddr> {
-        // Without this reference the other one is unique, and its value need not be copied.
+        // Drops the second reference, so that `make_mut` does not copy.
         self.host_routes = Arc::default();
         let known = &mut Arc::make_mut(host_routes).routes;
         let before = if all {
@@ -183,7 +182,7 @@ impl HostMode {
         changed
     }
 
-    /// Returns the node addresses at which a node port may be dialled: one of each ready node.
+    /// Returns a node port address for each ready node.
     pub(super) fn ready_nodes<A: Addr>(&self) -> impl Iterator<Item = A> {
         self.nodes
             .values()
@@ -210,8 +209,8 @@ impl HostMode {
         Reachability::ViaNodePort(node.and_then(|node| self.node_port_address(node)), reason)
     }
 
-    /// Returns true for the address of a pod, which routers outside the cluster do not know. Such
-    /// routers know nodes, and every address that is no pod's.
+    /// Returns true for a pod's address. Routers outside the cluster have routes to nodes and to
+    /// all other addresses, but not to pods.
     fn is_pod(&self, ip: IpAddr, endpoint: &Endpoint) -> bool {
         let mut nodes = self.nodes.values();
         (endpoint.pod.is_some()
@@ -220,7 +219,7 @@ impl HostMode {
             && !self.nodes.values().any(|node| node.addresses.contains(&ip))
     }
 
-    /// Returns the address at which a node takes node ports: its first address with a route.
+    /// Returns the node's first address with a route, for its node ports.
     fn node_port_address<A: Addr>(&self, node: &RemoteNode) -> Option<A> {
         let has_route = |ip: &IpAddr| {
             !matches!(
@@ -251,7 +250,7 @@ fn remote_nodes(store: &Store) -> BTreeMap<String, RemoteNode> {
     store.nodes().map(node).collect()
 }
 
-/// Returns true for a ready node. A node without a condition (one in a manifest) counts as ready.
+/// Returns true for a ready node. A node without the condition (from a manifest) counts as ready.
 fn is_ready(node: &Node) -> bool {
     let conditions = node
         .status
@@ -264,7 +263,7 @@ fn is_ready(node: &Node) -> bool {
             .is_none_or(|condition| condition.status == "True")
 }
 
-/// Returns the addresses of a slice's endpoints, as far as they count.
+/// Returns the readable endpoint addresses of a slice.
 pub fn endpoint_addresses(slice: &EndpointSlice) -> BTreeSet<IpAddr> {
     slice
         .endpoints

@@ -1,4 +1,4 @@
-//! Reads the node's properties that matter to Services.
+//! The properties of this node that affect Services.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -22,34 +22,34 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 /// The operator's settings for the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelOptions {
-    /// The algorithm of Services that ask for none.
+    /// The algorithm of Services without the annotation.
     pub algorithm: Algorithm,
-    /// What follows from silent backends, for Services that do not say.
+    /// The backend health mode of Services without the annotation.
     pub backend_health: HealthMode,
-    /// The backends that take no new flows on this node: see [`crate::health`].
+    /// The silent backends: see [`crate::health`].
     pub aside: Arc<Silent>,
-    /// The node's addresses by the operator. The first of a family is the primary address, in place
-    /// of the Node object's.
+    /// The node's addresses from the operator. The first of each family replaces the Node object's
+    /// primary address.
     pub node_ips: Vec<IpAddr>,
-    /// The ranges of permitted ExternalIPs; None: any. In mode host, where None is none, of load
-    /// balancer addresses as well.
+    /// The permitted ExternalIPs; `None` permits any. In host mode the ranges also apply to load
+    /// balancer addresses, and `None` permits none.
     pub external_ip_cidrs: Option<Vec<IpNet>>,
-    /// Set to serve no ExternalIPs: Kubernetes' feature gate `AllowServiceExternalIPs` is off.
+    /// Set to ignore ExternalIPs: Kubernetes' feature gate `AllowServiceExternalIPs` is off.
     pub ignores_external_ips: bool,
-    /// The ranges of ClusterIPs; if empty, the cluster's ServiceCIDRs count.
+    /// The ClusterIP ranges. Empty uses the cluster's ServiceCIDRs.
     pub service_cidrs: Vec<IpNet>,
-    /// The networks in these ranges that are not for Services alone: endpoints may be there.
+    /// The networks in these ranges that pods or routes also use, so that endpoints may be there.
     pub shared_networks: Vec<IpNet>,
-    /// The routes of a host in host mode. A node reaches every backend.
+    /// The routes of a host in host mode. `None` on a node, which reaches every backend.
     pub host_routes: Option<Arc<HostRoutes>>,
-    /// The addresses whose packets the host keeps, with the device that has each: no ClusterIP
-    /// frontend is there.
+    /// The addresses that a device of the host has, with the device. The host keeps their packets,
+    /// so their ClusterIP frontends are not programmed.
     pub kept_addresses: BTreeMap<IpAddr, String>,
-    /// The room of the maps. No model of a Service has backends for more.
+    /// The maps' room, which limits the backends in each model.
     pub room: Room,
-    /// Set if pods of this node may answer for Services, as these or LocalRedirects ask for it.
+    /// Set if local redirects are enabled.
     pub has_redirects: bool,
-    /// The addresses that are no Service's and that LocalRedirects may redirect.
+    /// The addresses, other than Services', that LocalRedirects may redirect.
     pub redirect_addresses: Vec<IpNet>,
 }
 
@@ -57,20 +57,20 @@ pub struct ModelOptions {
 pub struct NodeModel {
     pub name: String,
     pub zone: Option<String>,
-    /// The primary addresses: one of each family in which the node has any.
+    /// The primary addresses, at most one for each family.
     pub primary: Vec<IpAddr>,
     pub algorithm: Algorithm,
     pub backend_health: HealthMode,
     /// The silent backends: see [`ModelOptions::aside`].
     pub aside: Arc<Silent>,
     pub guard: Guard,
-    /// The view of the cluster in host mode.
+    /// Set in host mode.
     pub host_mode: Option<HostMode>,
-    /// The addresses whose packets the host keeps: see [`ModelOptions::kept_addresses`].
+    /// See [`ModelOptions::kept_addresses`].
     pub kept_addresses: BTreeMap<IpAddr, String>,
-    /// The room of the maps: see [`ModelOptions::room`].
+    /// See [`ModelOptions::room`].
     pub room: Room,
-    /// Set if Services may have local redirects: see [`ModelOptions::has_redirects`].
+    /// See [`ModelOptions::has_redirects`].
     pub has_redirects: bool,
 }
 
@@ -112,7 +112,7 @@ impl NodeModel {
 }
 
 impl NodeModel {
-    /// Returns true if a device of the host has a ClusterIP, and the host keeps the packets to it.
+    /// Returns true, and reports it, if a device of the host has this ClusterIP.
     pub(super) fn keeps(&self, reader: &mut Reader<'_>, ip: IpAddr) -> bool {
         let Some(device) = self.kept_addresses.get(&ip) else {
             return false;
@@ -124,8 +124,7 @@ impl NodeModel {
     }
 }
 
-/// Returns the node's addresses: those inside the cluster first, and each kind in the object's
-/// order.
+/// Returns the node's addresses, internal addresses first, otherwise in the object's order.
 pub fn node_addresses(node: &Node) -> Vec<IpAddr> {
     let addresses = || {
         node.status
@@ -139,8 +138,7 @@ pub fn node_addresses(node: &Node) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Returns true if load balancers may send new traffic to the node, which is not about to be
-/// removed.
+/// Returns true if load balancers may send new traffic to the node.
 pub fn is_node_eligible(node: &Node) -> bool {
     let mut taints = node
         .spec
@@ -149,11 +147,11 @@ pub fn is_node_eligible(node: &Node) -> bool {
     node.metadata.deletion_timestamp.is_none() && taints.all(|taint| taint.key != TO_BE_DELETED)
 }
 
-/// The taint (any value, any effect) of a node that the control plane does not hear of.
+/// The taint (any value, any effect) of a node that lost contact with the control plane.
 const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 
-/// Returns true if the control plane has not heard of the node for long. One that says of itself
-/// that it is not ready is heard of.
+/// Returns true if the node lost contact with the control plane. A node that itself reports "not
+/// ready" is in contact.
 pub fn is_node_lost(node: &Node) -> bool {
     let mut taints = node
         .spec
@@ -168,13 +166,13 @@ pub fn is_node_lost(node: &Node) -> bool {
     is_unknown || taints.any(|taint| taint.key == UNREACHABLE)
 }
 
-/// Returns the ranges of the node's pod addresses, in the object's order.
+/// Returns the node's pod CIDRs, in the object's order.
 pub fn pod_cidrs(node: &Node) -> Vec<IpNet> {
     let Some(spec) = &node.spec else {
         return Vec::new();
     };
     let cidrs = spec.pod_cidrs.as_deref().unwrap_or_default();
-    // The field `podCIDR` is the first of `podCIDRs`; only an old object has it alone.
+    // `podCIDR` repeats the first of `podCIDRs`. Only old objects have it alone.
     let single = spec.pod_cidr.as_slice();
     let texts = if cidrs.is_empty() { single } else { cidrs };
     texts.iter().filter_map(|text| cidr(text).ok()).collect()

@@ -1,8 +1,7 @@
-//! Builds the tables that say for each place which slot it stands for. A backend has places in
-//! proportion to its weight.
+//! The look-up tables from entry to slot. A backend has entries in proportion to its weight.
 //!
-//! Maglev's tables are for consistent hashing, which leads a client to the same backend on every
-//! node (Eisenbud et al., "Maglev", NSDI 2016, section 3.4).
+//! Maglev tables give consistent hashing: every node sends a client to the same backend (Eisenbud
+//! et al., "Maglev", NSDI 2016, section 3.4).
 
 use std::cmp::Reverse;
 use std::net::IpAddr;
@@ -10,8 +9,8 @@ use std::net::IpAddr;
 use proxy_common::addr::Addr;
 use proxy_common::frontend::{Algorithm, Backend, MAGLEV_PLACES, Maglev};
 
-/// Returns the table for an algorithm: for turns the places in an even order, for all others
-/// Maglev's. Returns None if there are no backends, or more than places.
+/// Returns the look-up table: evenly spread turns for round-robin, a Maglev table otherwise.
+/// Returns `None` without backends, or with more backends than entries.
 pub(super) fn table<A: Addr>(algorithm: Algorithm, backends: &[Backend<A>]) -> Option<Maglev> {
     if backends.is_empty() || backends.len() > MAGLEV_PLACES {
         return None;
@@ -23,8 +22,8 @@ pub(super) fn table<A: Addr>(algorithm: Algorithm, backends: &[Backend<A>]) -> O
     }
 }
 
-/// Divides the places among the backends, which must be in the same order on every node. An added
-/// or removed backend, or another weight, costs the others only few of their places.
+/// Divides the entries among the backends, which must have the same order on every node. A new,
+/// removed or reweighted backend moves only a few entries of other backends.
 fn populate<A: Addr>(backends: &[Backend<A>]) -> Option<Maglev> {
     let quotas = quotas(backends);
     let rounds = *quotas.iter().max()?;
@@ -36,7 +35,8 @@ fn populate<A: Addr>(backends: &[Backend<A>]) -> Option<Maglev> {
     for round in 1..=rounds {
         for (index, ((preference, taken), quota)) in preferences.iter_mut().zip(&quotas).enumerate()
         {
-            // The heaviest backends take a place in each round, the others in a part of the rounds.
+            // The heaviest backends take an entry in each round, all others in a fraction of the
+            // rounds.
             if *taken * rounds < round * quota {
                 let place = preference.find(|place| slots[*place] == FREE)?;
                 slots[place] = u16::try_from(index).ok()?;
@@ -47,14 +47,13 @@ fn populate<A: Addr>(backends: &[Backend<A>]) -> Option<Maglev> {
     Some(Maglev::new(slots))
 }
 
-/// Spreads the places of each backend evenly over the table, so that the turns of a heavy backend
-/// do not follow each other.
+/// Spreads each backend's entries evenly, so that a heavy backend's turns are not consecutive.
 fn turns<A: Addr>(backends: &[Backend<A>]) -> Option<Maglev> {
     let count = backends.len() as u64;
     let mut turns = Vec::with_capacity(MAGLEV_PLACES);
     for (index, quota) in (0_u16..).zip(quotas(backends)) {
-        // In units of 2^-32 of the table. Each backend has its own part of its steps, so that light
-        // ones do not meet.
+        // In units of 2^-32 of the table. Each backend has its own offset, so that light backends
+        // do not cluster.
         let part = 2 * u64::from(index) + 1;
         turns.extend((0..quota).map(|turn| {
             (
@@ -70,8 +69,7 @@ fn turns<A: Addr>(backends: &[Backend<A>]) -> Option<Maglev> {
 
 const PLACES: u64 = MAGLEV_PLACES as u64;
 
-/// Divides the number of places by weight. Each backend has one at least, so that none with a
-/// weight goes without flows.
+/// Divides the number of entries by weight. Each backend gets at least one.
 fn quotas<A: Addr>(backends: &[Backend<A>]) -> Vec<u64> {
     let weights: Vec<_> = backends
         .iter()
@@ -107,11 +105,11 @@ fn quotas<A: Addr>(backends: &[Backend<A>]) -> Vec<u64> {
     quotas
 }
 
-/// The mark of a free place. No slot has this index: there are fewer slots than places.
+/// Marks a free entry. It is not a slot index, because there are fewer slots than entries.
 const FREE: u16 = u16::MAX;
 
-/// The order in which a backend wants the places: in steps of `skip`. The steps reach all places
-/// because their number is prime.
+/// A backend's permutation of the entries: steps of `skip`. The number of entries is prime, so the
+/// steps reach all of them.
 struct Preference {
     next: usize,
     skip: usize,
@@ -132,7 +130,7 @@ impl Preference {
 impl Iterator for Preference {
     type Item = usize;
 
-    /// Returns the next place. The iterator is endless.
+    /// Returns the next entry. The iterator is endless.
     fn next(&mut self) -> Option<usize> {
         let place = self.next;
         self.next = (place + self.skip) % MAGLEV_PLACES;
@@ -140,8 +138,8 @@ impl Iterator for Preference {
     }
 }
 
-/// Hashes an address and a port: FNV-1a over the bytes, and then the last steps of MurmurHash3 to
-/// spread the bits. Nodes must agree on the result, so this function may never change.
+/// Hashes an address and a port: FNV-1a over the bytes, then MurmurHash3's finalizer. All nodes
+/// must agree on the result, so this function may never change.
 fn hash(addr: IpAddr, port: u16) -> u64 {
     let fold = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
     let hash = match addr {
@@ -174,7 +172,7 @@ mod tests {
             .collect()
     }
 
-    /// Returns the owner of each place.
+    /// Returns the backend of each entry.
     fn owners<A: Addr>(backends: &[Backend<A>]) -> Vec<Backend<A>> {
         populate(backends)
             .unwrap()
@@ -209,7 +207,7 @@ mod tests {
         }
     }
 
-    /// Beside the backend's own places, which must change hands, only a few others do.
+    /// The backend's own entries must move, and only a few others do.
     #[test]
     fn an_added_or_removed_backend_moves_few_places() {
         for count in [2, 3, 10, 40, 100] {
@@ -229,7 +227,7 @@ mod tests {
         }
     }
 
-    /// The nodes of a cluster are of different makes and versions.
+    /// Nodes may differ in architecture and version.
     #[test]
     fn a_table_never_changes() {
         let three = populate(&backends(3)).unwrap();
@@ -245,7 +243,6 @@ mod tests {
         assert_eq!(hash(six.addr.ip(), six.port.get()), 0x6fe6_78fe_2317_1d5d);
     }
 
-    /// A table does not depend on which backends are local to this node.
     #[test]
     fn a_table_does_not_depend_on_local_backends() {
         let local: Vec<_> = backends(5)
@@ -278,7 +275,7 @@ mod tests {
             .collect()
     }
 
-    /// Returns the number of places of each backend.
+    /// Returns the number of entries of each backend.
     fn shares(algorithm: Algorithm, backends: &[Backend<Addr4>]) -> Vec<usize> {
         let mut shares = vec![0; backends.len()];
         table(algorithm, backends)
@@ -309,7 +306,8 @@ mod tests {
         fn shares_are_in_proportion_to_weights(weights in vec(1..=WEIGHT_MAX, 1..200)) {
             let sum: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
             let fair = |weight: u16| MAGLEV_PLACES as f64 * f64::from(weight) / sum;
-            // What the light ones have beyond their shares, the others go without.
+            // The minimum of one entry gives light backends more than their share, at the cost of
+            // the others.
             let beyond: f64 = weights.iter().map(|weight| (1.0 - fair(*weight)).max(0.0)).sum();
             for algorithm in [Algorithm::RANDOM, Algorithm::MAGLEV, Algorithm::ROUND_ROBIN, Algorithm::LEAST_CONNECTIONS] {
                 for (share, weight) in shares(algorithm, &weighted(weights.clone())).into_iter().zip(&weights) {
@@ -320,7 +318,7 @@ mod tests {
             }
         }
 
-        /// Beside the places that the backend wins or loses, only a few others change hands.
+        /// Besides the entries that the backend gains or loses, only a few others move.
         #[test]
         fn another_weight_moves_few_places(weights in vec(1..=20_u16, 2..50), at in any::<Index>(), new in 1..=20_u16) {
             let before = weighted(weights);

@@ -1,4 +1,4 @@
-//! Reads the settings that a Service makes for all its ports.
+//! The settings that apply to all ports of a Service.
 
 use proxy_common::addr::{Port, Proto};
 use proxy_common::frontend::{Algorithm, Service};
@@ -10,26 +10,25 @@ use super::read::{Reader, port_number};
 use crate::compact::{self, ALGORITHM, BACKEND_HEALTH, RESET_ON_NODE_LOSS};
 use crate::health::HealthMode;
 
-/// The default of `sessionAffinityConfig.clientIP.timeoutSeconds` (core/v1) is three hours, and its
-/// limit a day.
+/// The default of `sessionAffinityConfig.clientIP.timeoutSeconds` (core/v1), three hours, and its
+/// maximum, one day.
 const AFFINITY_SECS: u32 = 10_800;
 const AFFINITY_SECS_MAX: u32 = 86_400;
 
 pub(super) struct Policy {
     /// Set by `internalTrafficPolicy: Local`.
     pub(super) internal_local: bool,
-    /// Set by `externalTrafficPolicy: Local`, where the Service has external frontends.
+    /// Set by `externalTrafficPolicy: Local` on a Service with external frontends.
     pub(super) external_local: bool,
-    /// Set if the Service's type has node ports.
     node_ports: bool,
     affinity_secs: u32,
     algorithm: Algorithm,
     pub(super) backend_health: HealthMode,
-    /// Set if connections to lost nodes are ended.
+    /// Set if connections to lost nodes are reset.
     resets: bool,
-    /// Set if clients that no pod of this node serves go on to the address.
+    /// Set if packets pass to the original address when no local pod serves them.
     else_passes: bool,
-    /// The `healthCheckNodePort`, if load balancers are to ask there.
+    /// The `healthCheckNodePort`, if the Service has a health check.
     pub(super) health_check_port: Option<u16>,
 }
 
@@ -61,8 +60,8 @@ impl Policy {
         }
     }
 
-    /// Returns the terms of a port. `external` is set if the port has a frontend beside the
-    /// ClusterIP. `guarded` is set if the Service's load balancer addresses have source ranges.
+    /// Returns the settings of a port. `external` is set if the port has an external frontend.
+    /// `guarded` is set if the load balancer addresses have source ranges.
     pub(super) fn port_policy(&self, proto: Proto, external: bool, guarded: bool) -> PortPolicy {
         let flag = |set, flag| if set { flag } else { 0 };
         let flags = flag(self.internal_local, Service::INTERNAL_LOCAL)
@@ -74,7 +73,7 @@ impl Policy {
                 .with_algorithm(self.algorithm)
                 .with_affinity(self.affinity_secs),
             used_sets: UsedSets {
-                // The external policy needs this set too, for clients inside the cluster.
+                // Under the external policy, clients inside the cluster still use this set.
                 cluster: !self.internal_local || external,
                 local: self.internal_local || self.external_local && external,
             },
@@ -166,7 +165,7 @@ pub(super) fn algorithm(name: &str) -> Result<Algorithm, String> {
     })
 }
 
-/// Returns the name of an algorithm, as in [`ALGORITHMS`].
+/// Returns an algorithm's name in [`ALGORITHMS`].
 pub fn algorithm_name(algorithm: Algorithm) -> &'static str {
     ALGORITHMS
         .iter()
@@ -174,7 +173,7 @@ pub fn algorithm_name(algorithm: Algorithm) -> &'static str {
         .map_or("unknown", |(name, _)| name)
 }
 
-/// The algorithms by their names in `lbAlgorithm` and in the annotation.
+/// The algorithms by name, for `lbAlgorithm` and the annotation.
 pub const ALGORITHMS: [(&str, Algorithm); 4] = [
     ("random", Algorithm::RANDOM),
     ("maglev", Algorithm::MAGLEV),

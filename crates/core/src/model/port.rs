@@ -1,4 +1,4 @@
-//! Models one port of a Service: the backends of its packets.
+//! One port of a Service, with its backends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,42 +18,41 @@ use crate::room::Rows;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort<A: Addr> {
     pub service: Service,
-    /// The backends of each set, by address and port, at most as many as `service` can count. Empty
-    /// if no frontend chooses from the set.
+    /// The backends of each set, sorted by address and port, at most 65,535. Empty if no
+    /// frontend uses the set.
     pub cluster: Vec<Backend<A>>,
     pub local: Vec<Backend<A>>,
     pub health: HealthMode,
-    /// The backends that a set goes without, because they are silent.
+    /// The silent backends that a set leaves out.
     pub aside: Vec<SockAddr<A>>,
-    /// The tables of the sets that are not empty, under the algorithm Maglev or where backends
-    /// differ in weight.
+    /// The look-up tables of the nonempty sets, for Maglev, or if weights differ.
     pub maglev: Vec<(Set, Arc<Maglev>)>,
-    /// True if there is no room for these tables.
+    /// Set if these tables have no room.
     pub lacks_tables: bool,
-    /// The serving endpoints, if they matter after a flow has begun.
+    /// The serving endpoints, if packets of open flows look them up.
     pub endpoints: Vec<(SockAddr<A>, Endpoint)>,
-    /// The endpoints of other nodes, if connections to lost nodes are ended.
+    /// The endpoints on other nodes, if connections to lost nodes are reset.
     pub placed: Option<PlacedEndpoints<A>>,
 }
 
-/// Endpoints by address and port, each with its node and its standing.
+/// Endpoints by address and port, with node and state.
 pub(super) type PlacedEndpoints<A> = Box<[(SockAddr<A>, Placed)]>;
 
-/// The terms that a Service sets for one of its ports.
+/// The Service's settings for one of its ports.
 #[derive(Clone, Copy)]
 pub(super) struct PortPolicy {
-    /// The service without its backends.
+    /// The service row without backends.
     pub(super) service: Service,
     pub(super) used_sets: UsedSets,
-    /// Set if the endpoints are looked up again after a flow has begun.
+    /// Set if packets of open flows look up the endpoints.
     pub(super) remembers: bool,
-    /// Set if connections to lost nodes are ended.
+    /// Set if connections to lost nodes are reset.
     pub(super) resets: bool,
-    /// Set if there is room for its tables of places.
+    /// Set if the maps have room for look-up tables.
     pub(super) has_tables: bool,
 }
 
-/// The number of slots that a `Service` can count.
+/// The maximum number of slots that a `Service` row can count.
 pub(super) const SLOTS_MAX: usize = u16::MAX as usize;
 
 impl<A: Addr> ServicePort<A> {
@@ -74,7 +73,7 @@ impl<A: Addr> ServicePort<A> {
         } = port_policy;
         let mut sets = endpoints.select(used_sets);
         if let Some(redirected) = redirected {
-            // No policy of the Service uses this set: see `Redirect::of`.
+            // `Redirect::of` refuses Services with a policy `Local`, so the set is free.
             (sets.local, sets.has_endpoints) = (redirected.backends.clone(), true);
         }
         let most = if service.algorithm == Algorithm::MAGLEV {
@@ -94,11 +93,11 @@ impl<A: Addr> ServicePort<A> {
         }
         let fails_over = health.fails_over(&sets.cluster, &sets.local);
         let mut aside = health.take_silent(&mut sets.cluster);
-        // The pods of a redirect are all of this node, and stay.
+        // The pods of a redirect are on this node and stay.
         if redirected.is_none() {
             aside.extend(health.take_silent(&mut sets.local));
         }
-        // One that another set keeps takes flows still.
+        // A backend that another set keeps still takes flows.
         let place = |backend: &Backend<A>| SockAddr::new(backend.addr, backend.port);
         aside.retain(|at| {
             [&sets.cluster, &sets.local]
@@ -109,8 +108,8 @@ impl<A: Addr> ServicePort<A> {
         aside.dedup();
         let count = |set: &[Backend<A>]| u16::try_from(set.len()).expect("cut to 65,535 above");
         let is_weighted = settle_weights(reader, [&mut sets.cluster, &mut sets.local]);
-        // Without this flag a flow of datagrams would stay with a pod that has gone, as no endpoint
-        // could take it over.
+        // Without this flag, a UDP flow would stay with a deleted pod, because no endpoint could
+        // take it over.
         let has_endpoints = sets.has_endpoints || service.has(Service::ELSE_PASSES);
         let flags = service.flags()
             | flag(has_endpoints, Service::HAS_ENDPOINTS)
@@ -144,7 +143,7 @@ impl<A: Addr> ServicePort<A> {
                 (port.service, port.lacks_tables) = (port.plain(), true);
             }
         }
-        // Most ports keep these lists for a long time.
+        // These lists live long in most ports.
         port.cluster.shrink_to_fit();
         port.local.shrink_to_fit();
         if remembers {
@@ -159,8 +158,8 @@ impl<A: Addr> ServicePort<A> {
         port
     }
 
-    /// Returns the rows of the endpoints with those of a redirect, which need not be endpoints of
-    /// the Service.
+    /// Returns the endpoint rows, with a redirect's pods, which may not be endpoints of the
+    /// Service.
     fn with_redirected(
         &self,
         remembers: bool,
@@ -172,7 +171,7 @@ impl<A: Addr> ServicePort<A> {
             .filter(|_| remembers)
             .map(|backend| SockAddr::new(backend.addr, backend.port));
         let backends = backends.map(|at| (at, self.endpoint(at, true)));
-        // The address alone: see `EndpointKey::spared`.
+        // Port 0 stands for the address alone: see `EndpointKey::spared`.
         let spared = spared.iter().map(|pod| {
             (
                 SockAddr::new(*pod, Port::ANY),
@@ -189,8 +188,7 @@ impl<A: Addr> ServicePort<A> {
         rows.into_iter().collect()
     }
 
-    /// Returns the service as it is served without tables of places: with equal weights, and at
-    /// random in place of Maglev.
+    /// Returns the service row without look-up tables: equal weights, and random instead of Maglev.
     pub(crate) fn plain(&self) -> Service {
         let Service {
             algorithm,
@@ -212,7 +210,7 @@ impl<A: Addr> ServicePort<A> {
         .with_affinity(affinity_secs)
     }
 
-    /// Returns the rows of the port, without its frontends and the source ranges of its Service.
+    /// Returns the port's rows, without frontends and source ranges.
     pub(crate) fn rows(&self) -> Rows {
         let slots = self.cluster.len() + self.local.len();
         [0, 1, slots, self.endpoints.len(), self.maglev.len(), 0]
@@ -241,8 +239,8 @@ fn flag<T: Default>(is_set: bool, flag: T) -> T {
     if is_set { flag } else { T::default() }
 }
 
-/// Returns true if backends of a set differ in weight. Takes the weights away where all are alike,
-/// or where there are more backends than places.
+/// Returns true if the backends of a set differ in weight. Clears equal weights, and all weights if
+/// the backends outnumber the entries.
 fn settle_weights<A: Addr>(reader: &mut Reader<'_>, sets: [&mut Vec<Backend<A>>; 2]) -> bool {
     let differ = |set: &[Backend<A>]| set.windows(2).any(|two| two[0].weight() != two[1].weight());
     let is_weighted = sets.iter().any(|set| differ(set));

@@ -1,25 +1,23 @@
-//! Finds out what of the ranges of ClusterIPs is in use by others: pods, and networks to which the
-//! node has routes. An object may name any range.
+//! Finds the parts of ClusterIP ranges that pods or the node's routes also use. Operators and
+//! objects may name any range.
 
 use ipnet::IpNet;
 
-/// The most networks that are told apart. A node with more routes in a range leaves the whole range
-/// alone.
+/// The maximum number of distinct networks. A range with more routes is shared as a whole.
 const MAX: usize = 1_024;
 
-/// The networks in ranges of ClusterIPs that are not for Services alone: packets there that no
-/// frontend takes are left to the routes.
+/// The shared networks in ClusterIP ranges. Packets to unknown addresses there follow the routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SharedNetworks {
-    /// In order; none is in another.
+    /// Sorted, without overlaps.
     pub networks: Vec<IpNet>,
-    /// The first of them and the number of others, in words. None if there is none.
+    /// The first of the networks and the number of the others, as text. `None` without networks.
     pub why: Option<String>,
 }
 
 impl SharedNetworks {
-    /// `pods` are networks that have pods' addresses, `routes` those of the node's routes. Only the
-    /// networks within a range count: a wider one is for what the range leaves.
+    /// `pods` are pod networks, `routes` the networks of the node's routes. Only networks inside a
+    /// range count, because wider routes are less specific than the range.
     pub fn of(ranges: &[IpNet], pods: &[IpNet], routes: &[IpNet]) -> Self {
         let mut found: Vec<(IpNet, IpNet, &str)> = Vec::new();
         for range in ranges {

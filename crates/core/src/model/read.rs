@@ -1,4 +1,5 @@
-//! Reads single fields. An unreadable field is skipped with a reason, and costs nothing but itself.
+//! Readers of single fields. An unreadable field is skipped with a reason; the rest of the object
+//! counts.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -9,11 +10,11 @@ use proxy_common::addr::{Addr, Port, Proto};
 use crate::compact::Address;
 use crate::input::ObjectName;
 
-/// A part of an object that has no effect, and the reason.
+/// An ineffective part of an object, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Skipped {
     pub object: ObjectRef,
-    /// The path in the object: `spec.ports[1].port`.
+    /// The path in the object, such as `spec.ports[1].port`.
     pub field: String,
     pub why: String,
     pub cause: Cause,
@@ -22,21 +23,21 @@ pub struct Skipped {
 /// The kind of reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
-    /// The field cannot be read, or has no meaning.
+    /// The field is unreadable or meaningless.
     Invalid,
     /// Another object holds the value.
     Conflict,
-    /// No Service may have the value.
+    /// Services may not have the value.
     Refused,
-    /// The maps have no more room for Services of this namespace.
+    /// The maps have no room left for the namespace's Services.
     NoRoom,
-    /// A device of this host has the address, and the host keeps the packets to it.
+    /// A device of this host has the address, so the host keeps its packets.
     KeptByHost,
-    /// A host in mode host leaves the address to the network.
+    /// Host mode leaves the address to the network.
     NotTaken,
 }
 
-/// An object of the cluster: `Service default/web`.
+/// An object reference, shown as `Service default/web`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectRef {
     pub kind: &'static str,
@@ -55,7 +56,7 @@ impl fmt::Display for Skipped {
     }
 }
 
-/// A reader of one object, which records the skipped fields.
+/// A reader of one object that records skipped fields.
 pub(super) struct Reader<'a> {
     kind: &'static str,
     name: &'a ObjectName,
@@ -79,7 +80,7 @@ impl<'a> Reader<'a> {
         self.push(field, why.into(), Cause::Invalid);
     }
 
-    /// Records a refusal. Returns true if the field is admitted.
+    /// Returns true if the field is admitted. Otherwise records the refusal.
     pub(super) fn admit(
         &mut self,
         field: fmt::Arguments<'_>,
@@ -90,17 +91,17 @@ impl<'a> Reader<'a> {
             .is_ok()
     }
 
-    /// Records that the host keeps the packets to an address.
+    /// Records an address that the host keeps.
     pub(super) fn keep_by_host(&mut self, field: fmt::Arguments<'_>, why: String) {
         self.push(field, why, Cause::KeptByHost);
     }
 
-    /// Records that there is no room for a part.
+    /// Records a part without room.
     pub(super) fn no_room(&mut self, field: fmt::Arguments<'_>, why: String) {
         self.push(field, why, Cause::NoRoom);
     }
 
-    /// Records that this host leaves an address to the network. Returns true if the host takes it.
+    /// Returns true if this host takes the address. Otherwise records that the network keeps it.
     pub(super) fn take_address(
         &mut self,
         field: fmt::Arguments<'_>,
@@ -111,7 +112,6 @@ impl<'a> Reader<'a> {
             .is_ok()
     }
 
-    /// Records that another object holds the value.
     pub(super) fn conflict(&mut self, field: fmt::Arguments<'_>, why: String) {
         self.push(field, why, Cause::Conflict);
     }
@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
         });
     }
 
-    /// Returns the value, if it could be read.
+    /// Returns the value if it was readable. Otherwise records the error.
     pub(super) fn take<T>(
         &mut self,
         field: fmt::Arguments<'_>,
@@ -139,7 +139,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Reads an IP address as leniently as Kubernetes: leading zeros are decimal, and an IPv4-mapped
+/// Parses an IP address as leniently as Kubernetes: leading zeros are decimal, and an IPv4-mapped
 /// address is IPv4.
 pub fn ip(text: &str) -> Result<IpAddr, String> {
     let strict = text.parse::<IpAddr>().ok();
@@ -149,9 +149,9 @@ pub fn ip(text: &str) -> Result<IpAddr, String> {
     Ok(ip.to_canonical())
 }
 
-/// Names an address with a fixed meaning on every host. The API server refuses such addresses in
-/// `spec.externalIPs`, and lets them pass in `status.loadBalancer`. Link-local ones are among them
-/// because clouds serve the node's credentials there.
+/// Returns the kind of an address with a fixed meaning on every host. The API server refuses such
+/// addresses in `spec.externalIPs` but not in `status.loadBalancer`. Link-local addresses are
+/// included because clouds serve node credentials there.
 pub(super) fn not_on_a_network(ip: IpAddr) -> Option<&'static str> {
     match ip {
         ip if ip.is_loopback() => Some("a loopback address"),
@@ -179,7 +179,7 @@ fn zero_padded(text: &str) -> Option<Ipv4Addr> {
     parts.next().is_none().then(|| octets.into())
 }
 
-/// Reads an address of one family that a packet can carry.
+/// Parses a unicast address of one family.
 pub(super) fn addr<A: Addr>(text: &str) -> Result<A, String> {
     let addr =
         A::from_ip(ip(text)?).ok_or_else(|| format!("{text:?} is not an {} address", A::FAMILY))?;
@@ -190,7 +190,7 @@ pub(super) fn addr<A: Addr>(text: &str) -> Result<A, String> {
     }
 }
 
-/// Reads an endpoint's address in the same way.
+/// Reads an endpoint's address the same way.
 pub(super) fn addr_of<A: Addr>(address: &Address) -> Result<A, String> {
     match address {
         Address::Ip(ip) => match A::from_ip(ip.to_canonical()) {
@@ -226,7 +226,7 @@ pub(super) fn protocol(name: Option<&str>) -> Result<Proto, String> {
     }
 }
 
-/// Reads a network. An address inside the network stands for the network.
+/// Parses a network. Host bits are allowed.
 pub fn cidr(text: &str) -> Result<IpNet, String> {
     let lenient = || {
         let (addr, bits) = text.split_once('/')?;

@@ -1,9 +1,8 @@
-//! Finds the pods of this node that answer for a Service: its annotation names them, or a
-//! LocalRedirect of its namespace does. A LocalRedirect may also name an address that is no
-//! Service's: see [`address`].
+//! Finds the pods of this node that answer for a Service, by its annotation or a LocalRedirect of
+//! its namespace. A LocalRedirect may also name an address that no Service has: see [`address`].
 //!
-//! A redirect is in force at a port while one of its pods is ready. Otherwise, and for clients that
-//! are not on this node, the Service's own endpoints answer.
+//! A redirect is active on a port while any of its pods is ready. Otherwise, and for clients on
+//! other nodes, the Service's own endpoints answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -27,28 +26,28 @@ mod concerned;
 
 pub(crate) use concerned::{redirected_by, redirected_to, skipped_redirects};
 
-/// The redirect of a Service, with this node's pods that are to answer.
+/// A Service's redirect, with the selected pods of this node.
 pub struct Redirect<'a> {
     terms: Terms,
-    /// The object that asks for the redirect, and its field with the selector.
+    /// The source of the redirect, and its selector field.
     from: (ObjectRef, String),
     pods: Vec<&'a LocalPod>,
 }
 
-/// The meaning of one object.
+/// The parsed content of one source.
 struct Terms {
     selector: Selector,
     ports: Ports,
-    /// Set if the pods themselves reach the Service's own endpoints.
+    /// Set if packets of the answering pods go to the Service's own endpoints.
     spares_backends: bool,
 }
 
-/// The ports of pods for those of a Service.
+/// The mapping from Service ports to pod ports.
 enum Ports {
-    /// As if the Service's own selector had found the pod.
+    /// The Service's own `targetPort`.
     OfService,
     Listed {
-        /// The ports of the Service that are redirected; None: all.
+        /// The redirected Service ports. `None` means all.
         frontends: Option<BTreeSet<(Port, Proto)>>,
         backends: Vec<ListedPort>,
     },
@@ -60,23 +59,22 @@ struct ListedPort {
     proto: Proto,
 }
 
-/// A port of a Service that pods of this node answer.
+/// A redirected Service port.
 pub(super) struct RedirectedPort<A: Addr> {
-    /// The pods that are ready, by address and port.
+    /// The ready pods, by address and port.
     pub(super) backends: Vec<Backend<A>>,
-    /// The names of the same, in their order.
+    /// The names of these pods, in the same order.
     pub(super) pods: Vec<ObjectName>,
-    /// The pods that reach the Service's own endpoints.
+    /// The answering pods that themselves reach the Service's own endpoints.
     pub(super) spared: BTreeSet<A>,
-    /// The flags of the service port.
     pub(super) flags: u16,
 }
 
-/// The field with the selector of an object.
+/// The selector field of a LocalRedirect.
 const SELECTOR: &str = "spec.redirectBackend.localEndpointSelector";
 
 impl<'a> Redirect<'a> {
-    /// Returns the redirect of a Service, if it has one that can be read.
+    /// Returns the redirect of a Service, if it has a readable one.
     pub(super) fn of(
         store: &'a Store,
         name: &ObjectName,
@@ -110,7 +108,7 @@ impl<'a> Redirect<'a> {
             None if !has_redirects => return None,
             None => {
                 let object = oldest(store, name)?;
-                // Its errors are told once for the object: see `skipped_redirects`.
+                // `skipped_redirects` reports these errors once for each object.
                 let terms = Terms::of(object, store.redirect_addresses(), &mut Vec::new())?;
                 (
                     "LocalRedirect",
@@ -151,8 +149,7 @@ impl<'a> Redirect<'a> {
         })
     }
 
-    /// Returns the pods that answer at a port of the Service; None if none does, so that its
-    /// endpoints answer.
+    /// Returns the pods that answer at a port. `None` if the Service's own endpoints answer.
     pub(super) fn port<A: Addr>(
         &self,
         port: &compact::ServicePort,
@@ -206,7 +203,6 @@ impl<'a> Redirect<'a> {
     }
 }
 
-/// Reads the selector of an annotation.
 fn annotated(text: &str) -> Result<Selector, String> {
     if text.len() > SELECTOR_LEN_MAX {
         return Err(format!("a selector may have {SELECTOR_LEN_MAX} bytes"));
@@ -219,7 +215,6 @@ fn annotated(text: &str) -> Result<Selector, String> {
     }
 }
 
-/// Returns the address of a pod in one family.
 fn ip_of<A: Addr>(
     pod: &LocalPod,
     admit: impl Fn(IpAddr) -> Result<(), String>,
@@ -236,14 +231,14 @@ fn ip_of<A: Addr>(
         .then_some(ip)
 }
 
-/// The port of the pods for one port of the Service.
+/// The pod port of a Service port.
 enum Target<'a> {
     Number(Port),
     Name(&'a str),
 }
 
 impl Target<'_> {
-    /// Returns the number, which pods may give to a name as they please.
+    /// Returns the port number in this pod. Pods may give one name different numbers.
     fn number_at(&self, pod: &LocalPod, proto: Proto) -> Option<Port> {
         match *self {
             Self::Number(number) => Some(number),
@@ -271,7 +266,7 @@ impl fmt::Display for Target<'_> {
 }
 
 impl Ports {
-    /// Returns the pods' port for a port of the Service; None if that is not redirected.
+    /// Returns the pod port of a Service port. `None` if the port is not redirected.
     fn target<'a>(
         &self,
         port: &'a compact::ServicePort,
@@ -280,7 +275,7 @@ impl Ports {
     ) -> Option<Target<'a>> {
         match self {
             Self::OfService => match &port.target_port {
-                // The API server fills in the port itself.
+                // Without `targetPort` the API server uses the port itself.
                 None | Some(TargetPort::Number(0)) => Some(Target::Number(number)),
                 Some(TargetPort::Number(target)) => port_number(*target).ok().map(Target::Number),
                 Some(TargetPort::Name(name)) if name.is_empty() => Some(Target::Number(number)),
@@ -307,7 +302,7 @@ impl Ports {
 }
 
 impl Terms {
-    /// Reads an object. Its errors begin with the field.
+    /// Parses an object. Errors begin with the field.
     fn of(object: &LocalRedirect, permitted: &[IpNet], skipped: &mut Vec<Skipped>) -> Option<Self> {
         let name = compact::Compact::name(object);
         let mut reader = Reader::new("LocalRedirect", &name, skipped);
@@ -347,10 +342,9 @@ impl Terms {
     }
 }
 
-/// The ports that are redirected.
 #[derive(Default)]
 struct Frontends {
-    /// Those of a Service; empty: all.
+    /// The Service's redirected ports. Empty means all.
     of_service: BTreeSet<(Port, Proto)>,
     of_address: Vec<ListedPort>,
 }
@@ -395,8 +389,8 @@ fn frontends(
     }
 }
 
-/// Checks whether an object may be for a Service: a user of one namespace has no say in the
-/// Services of others.
+/// Checks that the object is in the Service's namespace: users may not redirect Services of other
+/// namespaces.
 fn admit_service(
     reader: &mut Reader<'_>,
     object: &LocalRedirect,
@@ -455,20 +449,20 @@ fn ports(reader: &mut Reader<'_>, field: &str, listed: &[PortInfo]) -> Option<Ve
     Some(ports)
 }
 
-/// Returns true if a listed port of the pods serves a port of this name: a single one serves all of
-/// its protocol.
+/// Returns true if a pod port serves a port of this name. A single pod port serves all ports of its
+/// protocol.
 fn serves(backends: &[ListedPort], listed: &ListedPort, name: &str, proto: Proto) -> bool {
     listed.proto == proto && (backends.len() == 1 || listed.name == name)
 }
 
-/// Returns true if a Service may be served: one that stands for an object of an address, as the
-/// object can be read and the operator permits it.
+/// Returns true if a Service may be served. A LocalRedirect's stand-in may, if the object is
+/// readable and the operator permits its address.
 pub(super) fn is_served(store: &Store, name: &ObjectName, service: &compact::Service) -> bool {
     let is_read = |object| Terms::of(object, store.redirect_addresses(), &mut Vec::new()).is_some();
     !service.is_redirected_address || oldest(store, name).is_some_and(is_read)
 }
 
-/// Returns the oldest object that may redirect a Service. Those of other namespaces do not count.
+/// Returns the oldest LocalRedirect that names the Service, from the Service's namespace.
 fn oldest<'a>(store: &'a Store, service: &ObjectName) -> Option<&'a LocalRedirect> {
     store
         .redirects_of(service)

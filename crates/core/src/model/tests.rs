@@ -15,7 +15,7 @@ mod redirect;
 mod redirect_address;
 mod selection;
 
-/// Returns the tables of a node called `here` for these objects, followed by the skipped fields.
+/// Returns the tables of a node called `here` for these objects, and the skipped fields.
 fn tables(objects: impl IntoIterator<Item = Input>) -> String {
     let mut desired = Desired::new("here");
     for input in listed().into_iter().chain(objects) {

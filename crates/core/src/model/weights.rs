@@ -1,4 +1,4 @@
-//! Reads the weights of endpoints: their shares in the new flows of a Service.
+//! The weights of endpoints: their shares of a Service's new flows.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -7,26 +7,25 @@ use std::net::IpAddr;
 use super::read::{Reader, Skipped, ip};
 use crate::compact::{self, EndpointSlice, WEIGHT, WEIGHTS, WEIGHTS_LEN_MAX};
 
-/// The weight of an endpoint for which no annotation has one.
+/// The weight without an annotation.
 const DEFAULT: u16 = 1;
-/// The greatest weight. A place of a table is a share of one in 4,093, so greater ratios would be
-/// rounded away.
+/// The maximum weight. Larger ratios would be lost to rounding in a look-up table of 4,093 entries.
 pub const WEIGHT_MAX: u16 = 1_000;
 
-/// The number of bad elements of one list that are named.
+/// The maximum number of bad list elements in a report.
 const BAD_NAMED: usize = 8;
 
-/// The weights that a Service gives its endpoints.
+/// The weights in a Service's annotation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Weights {
     by_addr: BTreeMap<IpAddr, u16>,
-    /// By the names of their pods.
+    /// By pod name.
     by_name: BTreeMap<Box<str>, u16>,
 }
 
 impl Weights {
-    /// Reads the list of a Service: `NAME=WEIGHT` or `ADDRESS=WEIGHT`, with commas or blanks
-    /// between them. A bad element costs only itself.
+    /// Parses a Service's list: `NAME=WEIGHT` or `ADDRESS=WEIGHT`, separated by commas or blanks. A
+    /// bad element costs only itself.
     pub fn of(service: &compact::Service, skipped: &mut Vec<Skipped>) -> Self {
         let mut weights = Self::default();
         let Some(text) = &service.weights else {
@@ -71,7 +70,7 @@ impl Weights {
         }
     }
 
-    /// Returns the weight of an endpoint: by its address, else by its pod's name, else its slice's.
+    /// Returns the weight by address, else by pod name, else the slice's.
     pub(super) fn of_endpoint(
         &self,
         addr: IpAddr,
@@ -94,7 +93,7 @@ impl Weights {
     }
 }
 
-/// Returns the weight that a slice gives all its endpoints.
+/// Returns the weight of all endpoints of a slice.
 pub(super) fn of_slice(reader: &mut Reader<'_>, slice: &EndpointSlice) -> u16 {
     let given = slice.weight.as_deref().and_then(|text| {
         reader.take(
@@ -105,7 +104,7 @@ pub(super) fn of_slice(reader: &mut Reader<'_>, slice: &EndpointSlice) -> u16 {
     given.unwrap_or(DEFAULT)
 }
 
-/// Puts a weight, unless there is one.
+/// Inserts a weight unless the entry has a weight.
 fn put<K: Ord>(entry: Entry<'_, K, u16>, weight: u16) -> bool {
     match entry {
         Entry::Vacant(entry) => {

@@ -1,5 +1,4 @@
-//! Generates pods of the node, and LocalRedirects of Services and addresses that others have as
-//! well.
+//! Random Pods, and LocalRedirects of Services and addresses, some of which collide.
 
 use ipnet::IpNet;
 use proptest::prelude::*;
@@ -14,7 +13,7 @@ use crate::model::ModelOptions;
 const PODS: [&str; 3] = ["default/p", "default/q", "other/p"];
 const REDIRECTS: [&str; 3] = ["default/r", "default/s", "other/r"];
 
-/// Returns options that permit most of the addresses that objects take.
+/// Returns options that permit most of the objects' addresses.
 pub(crate) fn options() -> ModelOptions {
     let permitted = [
         "192.0.2.0/24",

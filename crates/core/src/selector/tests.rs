@@ -1,4 +1,4 @@
-//! Tests that texts and objects select as they do for kubectl and the API server.
+//! Tests that selectors match as in kubectl and the API server.
 
 use proptest::prelude::*;
 use serde_json::json;

@@ -7,7 +7,7 @@ use crate::input::Input;
 use crate::model::ModelOptions;
 use crate::tables::Tables;
 
-/// Room for so many frontends, and for any number of other rows.
+/// Room for `count` frontends, and unlimited other rows.
 fn frontends(count: usize) -> Room {
     let Room(mut rows) = Room::default();
     rows[0] = count;
@@ -20,7 +20,7 @@ fn desired(room: Room) -> Desired {
     desired
 }
 
-/// A Service with so many ports; its ClusterIP takes one more frontend.
+/// A Service with `ports` ports. Its ClusterIP takes one more frontend.
 fn wide(name: &str, host: u8, ports: u16) -> ServiceBuilder {
     (1..=ports).fold(
         service(name).cluster_ip(&format!("10.96.0.{host}")),
@@ -28,8 +28,8 @@ fn wide(name: &str, host: u8, ports: u16) -> ServiceBuilder {
     )
 }
 
-/// Syncs, and returns the frontends of each address. The tables must be those that are built from
-/// nothing.
+/// Syncs and returns the number of frontends at each address. Checks the tables against a build
+/// from scratch.
 fn served(desired: &mut Desired, room: Room) -> BTreeMap<String, usize> {
     desired.sync();
     assert_eq!(
@@ -67,7 +67,7 @@ fn namespace_takes_what_others_leave() {
         [("10.96.0.1".to_owned(), 20)].into()
     );
     assert_eq!(skipped(&desired), [""; 0]);
-    // The other namespace has its share at once, and the first one the rest.
+    // The other namespace gets its share at once, and the first namespace keeps the rest.
     desired.apply(wide("other/web", 2, 1).into());
     assert_eq!(
         served(&mut desired, room),
@@ -122,7 +122,7 @@ fn oldest_service_of_namespace_keeps_its_ports() {
     );
 }
 
-/// As many backends as all ports and endpoints make together would take the agent's memory.
+/// The full product of ports and endpoints would exhaust the agent's memory.
 #[test]
 fn service_is_modelled_only_as_far_as_there_is_room() {
     let room = Room::of_rows(25);
@@ -153,7 +153,7 @@ fn service_is_modelled_only_as_far_as_there_is_room() {
     );
 }
 
-/// A tenant that fills the room does not get the address of another.
+/// A tenant that fills the room does not get another tenant's address.
 #[test]
 fn frontend_without_room_passes_to_no_other_service() {
     let room = frontends(8);
@@ -205,7 +205,7 @@ fn external_frontends_have_their_turn_by_namespace() {
     );
 }
 
-/// Room for so many tables of places, and for any number of other rows.
+/// Room for `count` look-up tables, and unlimited other rows.
 fn tables(count: usize) -> Room {
     let Room(mut rows) = Room::default();
     rows[4] = count;

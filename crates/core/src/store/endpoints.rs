@@ -1,5 +1,4 @@
-//! Finds the pods' endpoints at an address, and the Services that name the address as an
-//! ExternalIP.
+//! Indexes pods' endpoints and Services' ExternalIPs by address.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,10 +7,10 @@ use crate::compact::{EndpointSlice, Service};
 use crate::input::ObjectName;
 use crate::model::{ip, ip_of};
 
-/// The slices and Services by address.
+/// The slices and Services of each address.
 ///
-/// Only endpoints that name a pod count: an operator's own endpoints may lead to any address, such
-/// as a load balancer's.
+/// Only endpoints with a pod as `targetRef` count. Manual endpoints may have any address, such as a
+/// load balancer's.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Endpoints {
     slices: BTreeSet<(IpAddr, ObjectName)>,
@@ -19,7 +18,7 @@ pub(super) struct Endpoints {
 }
 
 impl Endpoints {
-    /// Takes in a Service as it was and is now.
+    /// Records the change of a Service.
     pub(super) fn take_service(
         &mut self,
         name: &ObjectName,
@@ -30,7 +29,8 @@ impl Endpoints {
         replace(&mut self.services, name, &old, &new);
     }
 
-    /// Takes in a slice as it was and is now. Returns the Services that name one of its addresses.
+    /// Records the change of a slice. Returns the Services with an ExternalIP among its changed
+    /// addresses.
     pub(super) fn take_slice(
         &mut self,
         name: &ObjectName,
@@ -52,13 +52,12 @@ impl Endpoints {
         }
     }
 
-    /// Returns the slices with a pod at an address.
     pub(super) fn slices_at(&self, ip: IpAddr) -> impl Iterator<Item = &ObjectName> {
         at(&self.slices, ip)
     }
 }
 
-/// Returns the addresses of a Service's ExternalIPs, as far as they can be read.
+/// Returns the readable ExternalIPs of a Service.
 pub(super) fn external_ips(service: &Service) -> BTreeSet<IpAddr> {
     service
         .external_ips
@@ -67,7 +66,6 @@ pub(super) fn external_ips(service: &Service) -> BTreeSet<IpAddr> {
         .collect()
 }
 
-/// Returns the addresses of a slice's pods.
 fn pods(slice: &EndpointSlice) -> BTreeSet<IpAddr> {
     let pods = slice
         .endpoints

@@ -1,4 +1,4 @@
-//! Finds the Services with a mark that few have, without a look at all of them.
+//! Indexes of Services with rare properties.
 
 use std::collections::BTreeSet;
 
@@ -7,16 +7,16 @@ use crate::input::ObjectName;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Marked {
-    /// The Services that have the annotation for a local redirect.
+    /// The Services with the local redirect annotation.
     pub(super) redirected: BTreeSet<ObjectName>,
-    /// The Services that have the annotation for an end of connections to lost nodes.
+    /// The Services with the annotation `reset-on-node-loss`.
     pub(super) resetting: BTreeSet<ObjectName>,
-    /// The Services that other proxies serve.
+    /// The Services of other proxies.
     pub(super) of_other_proxies: BTreeSet<ObjectName>,
 }
 
 impl Marked {
-    /// Takes in a Service as it is now; None if it has gone.
+    /// Records the current Service. `None` if it was deleted.
     pub(super) fn take(&mut self, name: &ObjectName, service: Option<&Service>) {
         let has = |mark: fn(&Service) -> bool| service.is_some_and(mark);
         keep(

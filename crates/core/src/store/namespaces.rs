@@ -1,4 +1,4 @@
-//! Numbers the namespaces that have Services.
+//! Numbers for the namespaces that have Services.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -7,16 +7,17 @@ use proxy_common::frontend::Namespace;
 
 use crate::compact::Shared;
 
-/// The numbers of namespaces: a function of the namespaces' names alone, so that a restart finds
-/// the numbers of before.
+/// The number of each namespace, which depends on the set of names alone, so that a restart gives
+/// the same numbers.
 ///
-/// A name is hashed to its number. Of names that meet at a number, the first by name has it and the
-/// others are hashed again. So no tenant gets the number of another by the choice of a name.
+/// The number is a hash of the name. If names collide, the first in order keeps the number and the
+/// others are hashed again. So a tenant cannot obtain another tenant's number by its choice of
+/// name.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Namespaces {
     services: BTreeMap<Shared, usize>,
     numbers: BTreeMap<Shared, Namespace>,
-    /// Set if a namespace has come or gone since the names were numbered.
+    /// Set if a namespace was added or removed since the last numbering.
     is_stale: bool,
 }
 
@@ -25,7 +26,7 @@ impl Namespaces {
         self.numbers.get(namespace).copied().unwrap_or_default()
     }
 
-    /// Takes in that a Service has come, or gone.
+    /// Records that a Service was added or removed.
     pub(super) fn take(&mut self, namespace: &Shared, was_there: bool, is_there: bool) {
         match (was_there, is_there) {
             (false, true) => {
@@ -48,8 +49,7 @@ impl Namespaces {
         }
     }
 
-    /// Numbers the namespaces anew if one has come or gone. Returns those that had another number
-    /// before.
+    /// Renumbers the namespaces after a change. Returns those with a new number.
     pub(super) fn settle(&mut self) -> Vec<Shared> {
         if !std::mem::take(&mut self.is_stale) {
             return Vec::new();
@@ -81,8 +81,8 @@ fn numbered<'a>(
 }
 
 fn hashed(name: &str, nth: u32) -> Namespace {
-    // Rust may choose another hash: then numbers change with the agent's version, as after any
-    // change of a table.
+    // Rust may change this hash. Then numbers change with the agent's version, like any changed
+    // row.
     let mut hasher = DefaultHasher::new();
     (name, nth).hash(&mut hasher);
     Namespace::new((hasher.finish() >> 40) as u32)
@@ -105,7 +105,7 @@ mod tests {
         let distinct: BTreeSet<Namespace> = numbers.values().copied().collect();
         assert_eq!((numbers.len(), distinct.len()), (20_000, 20_000));
         assert!(!distinct.contains(&Namespace::NONE));
-        // Far fewer numbers than there are, so that most names meet.
+        // A small number space, so that most names collide.
         let crowded = |name: &str, nth: u32| Namespace::new(hashed(name, nth).number() % 32);
         let some: BTreeSet<Shared> = all.into_iter().take(20).collect();
         let distinct: BTreeSet<Namespace> = numbered(some.iter(), crowded).into_values().collect();

@@ -1,4 +1,4 @@
-//! Stores LocalRedirects, and finds those of a Service.
+//! The LocalRedirects, indexed by Service.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter::from_fn;
@@ -12,10 +12,10 @@ use crate::input::{ObjectName, Update};
 #[derive(Clone, Debug, Default)]
 pub(super) struct Redirects {
     pub(super) kind: Kind<LocalRedirect>,
-    /// The objects that name a Service of their namespace, whether or not that exists. A tenant may
-    /// make thousands.
+    /// The objects that name a Service of their namespace, existing or not. A tenant may create
+    /// thousands.
     of: BTreeMap<ObjectName, BTreeSet<ObjectName>>,
-    /// The Services that stand for objects of addresses.
+    /// The stand-in Services for LocalRedirects of addresses.
     pub(super) of_addresses: BTreeMap<ObjectName, Arc<Service>>,
 }
 
@@ -48,7 +48,7 @@ impl Redirects {
         Dirty::Redirects { services, objects }
     }
 
-    /// Returns the Services of these namespaces for which pods may answer by an object.
+    /// Returns the Services in these namespaces that a LocalRedirect redirects.
     pub(super) fn services_in(
         &self,
         namespaces: &BTreeSet<Shared>,
@@ -63,8 +63,7 @@ impl Redirects {
         namespaces.iter().flat_map(in_namespace)
     }
 
-    /// Returns the Services that follow a name, and those that stand for objects of addresses among
-    /// them; without a name all.
+    /// Returns the Services after `name`, merged with the stand-ins. Without a name, returns all.
     pub(super) fn with_stand_ins<'a>(
         &'a self,
         services: &'a BTreeMap<ObjectName, Arc<Service>>,
@@ -88,7 +87,7 @@ impl Redirects {
         })
     }
 
-    /// Returns the objects that name a Service of their own namespace.
+    /// Returns the LocalRedirects that name a Service of their namespace.
     pub(super) fn of<'a>(
         &'a self,
         service: &ObjectName,

@@ -1,4 +1,4 @@
-//! Formats the maps' contents as text.
+//! The text form of the maps' contents.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,8 +18,7 @@ impl fmt::Display for Tables {
     }
 }
 
-/// Writes one paragraph for each frontend or service port. Every row is shown, including rows that
-/// should not be there.
+/// One paragraph for each frontend or service port. Every row is shown, including unexpected rows.
 impl<A: Addr> fmt::Display for FamilyTables<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let keys = self
@@ -62,15 +61,15 @@ impl<A: Addr> fmt::Display for FamilyTables<A> {
     }
 }
 
-/// The text of a frontend: its kind, and the service port to which it leads if that is not itself.
+/// A frontend: its kind, and its service port unless that has the same key.
 pub struct FrontendText<'a, A: Addr>(pub &'a FrontendKey<A>, pub &'a Frontend<A>);
 pub struct ServiceText<'a>(pub &'a Service);
 pub struct BackendText<'a, A: Addr>(pub &'a Backend<A>);
-/// The text of an endpoint: the sets that it is in.
+/// An endpoint: its sets.
 pub struct EndpointText<'a>(pub &'a Endpoint);
-/// The text of a table: the number of slots with places, and a checksum of the places' owners.
+/// A look-up table: the number of slots with entries, and a checksum of the entries.
 pub struct MaglevText<'a>(pub &'a Maglev);
-/// The text of a range, without its service port.
+/// A range, without its service port.
 pub struct RangeText<'a, A: Addr>(pub &'a RangeKey<A>);
 
 pub fn set_name(set: Set) -> &'static str {
@@ -166,7 +165,7 @@ impl fmt::Display for MaglevText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(maglev) = self;
         let slots = maglev.slots.iter().collect::<BTreeSet<_>>().len();
-        // The checksum is FNV-1a.
+        // FNV-1a.
         let fold = |sum: u32, slot: &u16| (sum ^ u32::from(*slot)).wrapping_mul(0x0100_0193);
         let sum = maglev.slots.iter().fold(0x811c_9dc5, fold);
         write!(f, "{slots} slots {sum:08x}")

@@ -1,4 +1,4 @@
-//! Whole messages, as a client sends and reads them.
+//! Tests of whole messages, as a client sends and reads them.
 
 use std::future::{Future, ready};
 use std::pin::pin;
@@ -95,7 +95,7 @@ fn ask(cluster: &Objects, request: &[u8]) -> Message<Vec<u8>> {
     answer
 }
 
-/// Returns a message as text, with its records in order.
+/// Returns a message as text, with sorted records.
 fn text(message: &Message<Vec<u8>>) -> String {
     let header = message.header();
     let mut text = format!(
@@ -318,7 +318,7 @@ fn a_server_refuses_what_is_no_question() {
     let objects = objects();
     let good = request("web.shop.svc.cluster.local", Rtype::A, Some(1_232));
     for length in 0..good.len() {
-        // No length makes it fail, and none below the header has an answer.
+        // Truncation never causes an error, and a message shorter than the header has no response.
         let answer = now(reply(&zone, &objects, &good[..length], Transport::Datagram));
         assert_eq!(answer.is_some(), length >= 12, "{length}");
     }

@@ -1,4 +1,4 @@
-//! Clients of one machine that are in each other's way.
+//! Tests of clients that block each other.
 
 use std::future::pending;
 
@@ -9,7 +9,7 @@ use crate::cluster_names::{Known, Wanted};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A cluster that never tells about the Service `slow`.
+/// A cluster that never returns the Service `slow`.
 #[derive(Clone)]
 struct Halting;
 
@@ -33,7 +33,7 @@ async fn serve() -> (SocketAddr, JoinHandle<Result<()>>) {
     )
 }
 
-/// A question for the addresses of a Service.
+/// Returns a query for the addresses of a Service.
 fn question(id: u8, service: &str) -> Vec<u8> {
     let mut bytes = vec![0, id, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in [service, "shop", "svc", "cluster", "local"] {

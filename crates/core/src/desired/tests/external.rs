@@ -1,4 +1,4 @@
-//! Tests which Service holds a frontend that several claim, as Services come and go.
+//! Tests of contested frontends, as Services are added and deleted.
 
 use std::net::IpAddr;
 
@@ -66,7 +66,7 @@ fn an_external_frontend_belongs_to_the_oldest_service() {
     );
 }
 
-/// Among Services of one age names decide: on every node alike, in any order of arrival.
+/// Services of the same age are ordered by name: on every node, in any order of arrival.
 #[test]
 fn the_first_by_name_wins_among_services_of_one_age() {
     let of = |name: &str, last| {
@@ -106,7 +106,7 @@ fn the_first_by_name_wins_among_services_of_one_age() {
     }
 }
 
-/// A ClusterIP goes before other kinds of frontend, however old the other Service is.
+/// A ClusterIP wins over other kinds of frontend, even of an older Service.
 #[test]
 fn an_external_frontend_gives_way_to_a_cluster_ip() {
     let mut desired = desired([]);
@@ -115,7 +115,7 @@ fn an_external_frontend_gives_way_to_a_cluster_ip() {
         web("old", 1).external_ip("10.96.0.9"),
         &Dump::of_rust(file!(), "an_external_frontend_gives_way_to_a_cluster_ip/1"),
     );
-    // The rule also holds for a ClusterIP with another port.
+    // The same holds for a ClusterIP with another port.
     let young = || service("young").cluster_ip("10.96.0.9").port("", "TCP", 81);
     expect_sync(
         &mut desired,
@@ -157,7 +157,7 @@ fn an_external_frontend_goes_with_its_service_port() {
     );
 }
 
-/// A Service that loses its own service port does not keep others from the frontend.
+/// A Service without its service port frees its other frontends.
 #[test]
 fn a_claim_without_a_service_port_holds_no_frontend() {
     let mut desired = desired([

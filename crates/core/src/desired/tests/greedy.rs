@@ -1,4 +1,4 @@
-//! Services of a tenant who asks for as much as one object can hold.
+//! Tests of a tenant with maximal objects.
 
 use proxy_common::addr::Addr;
 use proxy_common::frontend::Service;
@@ -8,10 +8,10 @@ use crate::desired::Desired;
 use crate::diff::{Change, FamilyChange};
 use crate::model::Cause;
 
-/// The rows of a pass of the agent.
+/// The rows of an agent's pass.
 const PASS: usize = 1 << 16;
 
-/// A Service with 60,000 ExternalIPs, as many as one object holds.
+/// A Service with 60,000 ExternalIPs, the maximum of one object.
 fn greedy(nth: u8) -> ServiceBuilder {
     let web = service(&format!("greedy/web-{nth}"))
         .cluster_ip(&format!("10.96.1.{nth}"))
@@ -80,7 +80,7 @@ fn neighbour_of_services_with_many_external_ips_waits_for_one_bounded_pass() {
         served = served.or(is_there.then_some(passes.len()));
         passes.push(frontends);
     }
-    // Its own pass, or one that a greedy Service is in.
+    // At the latest in the pass after the current one.
     assert!(
         served.is_some_and(|pass| pass <= 1),
         "{served:?}: {passes:?}"

@@ -1,4 +1,4 @@
-//! Tests the order in which portions of large Services and others reach the tables.
+//! Tests of the order in which portions of large Services reach the tables.
 
 use std::net::IpAddr;
 
@@ -11,10 +11,8 @@ use crate::desired::{Desired, Sync};
 use crate::room::Room;
 use crate::tables::Tables;
 
-/// The rows of a pass.
 const ROWS: usize = 100;
 
-/// A Service with so many ports.
 fn ports(name: &str, host: u8, ports: u16) -> ServiceBuilder {
     (1..=ports).fold(
         service(name).cluster_ip(&format!("10.96.0.{host}")),
@@ -22,7 +20,6 @@ fn ports(name: &str, host: u8, ports: u16) -> ServiceBuilder {
     )
 }
 
-/// A slice with so many endpoints.
 fn endpoints(service: &str, count: u8) -> SliceBuilder {
     let name = format!("{service}-1");
     let (_, of) = service.split_once('/').unwrap();
@@ -31,7 +28,7 @@ fn endpoints(service: &str, count: u8) -> SliceBuilder {
     })
 }
 
-/// The large Service, with 10 rows of backends for each of 40 ports.
+/// A large Service: 40 ports with 10 backends each.
 fn large() -> Desired {
     let mut desired = desired([]);
     desired.sync();
@@ -40,8 +37,7 @@ fn large() -> Desired {
     desired
 }
 
-/// Carries out a pass, and returns the number of service ports in the tables of each of two
-/// addresses.
+/// Runs a pass. Returns the number of programmed service ports at each of two addresses.
 fn pass(desired: &mut Desired) -> ([usize; 2], Sync) {
     let sync = desired.read_in_turn(ROWS).sync();
     let of = |host| {
@@ -58,7 +54,7 @@ fn has_address(desired: &Desired, host: u8) -> bool {
         .contains(&[10, 96, 0, host].into())
 }
 
-/// Carries out passes until nothing waits, and returns their number.
+/// Runs passes until nothing waits, and returns their number.
 fn settle(desired: &mut Desired) -> usize {
     let passes = (0..200)
         .take_while(|_| desired.is_dirty() && pass(desired).1.skipped.is_empty())
@@ -120,7 +116,7 @@ fn small_services_do_not_keep_large_one_from_its_portions() {
     assert_eq!(served, 40);
 }
 
-/// An address that moves to another Service does not come before that Service's ports.
+/// An address that moves to another Service follows that Service's ports.
 #[test]
 fn address_comes_after_its_ports() {
     let mut desired = large();
@@ -136,7 +132,8 @@ fn address_comes_after_its_ports() {
     }
 }
 
-/// One Service changes in place, another one of its namespace goes, and others take its room.
+/// One Service changes in place, its neighbour in the namespace is deleted, and others take the
+/// room.
 #[test]
 fn tables_never_hold_more_than_the_room() {
     let room = Room::of_rows(500);
@@ -181,7 +178,7 @@ fn change_is_in_force_once_its_last_portion_is() {
         let (_, sync) = pass(&mut desired);
         assert_eq!(sync.triggers.is_empty(), desired.is_dirty());
     }
-    // The Service changes in each pass, and so always waits.
+    // The Service changes in each pass, so it always waits.
     let mut due = 0;
     for round in 0..100 {
         desired.apply(endpoints("a/large", 5 + round % 3).edit(changed).into());
@@ -190,7 +187,7 @@ fn change_is_in_force_once_its_last_portion_is() {
     assert!((80..100).contains(&due), "{due}");
 }
 
-/// A load balancer that is told of endpoints here sends clients at once.
+/// A load balancer sends clients as soon as the health check reports endpoints.
 #[test]
 fn health_check_follows_the_tables() {
     let local = || {

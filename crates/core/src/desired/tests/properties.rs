@@ -1,4 +1,4 @@
-//! Tests properties of every history of a cluster.
+//! Properties of random cluster histories.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use crate::random;
 use crate::shares::Room;
 use crate::tables::{FamilyTables, Tables};
 
-/// Returns the state of an empty cluster in which redirects are permitted.
+/// Returns the state of an empty cluster with redirects enabled.
 fn desired() -> Desired {
     let mut desired = Desired::with_options("here", random::options());
     let of_pods = [
@@ -33,7 +33,7 @@ fn desired() -> Desired {
     desired
 }
 
-/// Returns true if each frontend of a portion has come with its service port.
+/// Returns true if each frontend came together with its service port.
 fn leads_to_service_ports<A: Addr>(tables: &FamilyTables<A>) -> bool {
     let mut ports = tables
         .frontends
@@ -42,7 +42,7 @@ fn leads_to_service_ports<A: Addr>(tables: &FamilyTables<A>) -> bool {
     ports.all(|frontend| tables.services.contains_key(&frontend.service))
 }
 
-/// Maps that refuse writes on demand, but carry out some of the refused ones.
+/// Maps that refuse writes on demand, and perform some of the refused writes.
 struct FaultyMaps {
     tables: Tables,
     refusals: Box<dyn Iterator<Item = (bool, bool)>>,
@@ -63,7 +63,6 @@ impl FaultyMaps {
     }
 }
 
-/// Returns the frontends of these kinds.
 fn frontends(tables: &Tables, kinds: &[FrontendKind]) -> BTreeSet<(IpAddr, Proto, u16)> {
     fn of<A: Addr>(tables: &FamilyTables<A>, kinds: &[FrontendKind]) -> Vec<(IpAddr, Proto, u16)> {
         let of_kinds = tables
@@ -167,7 +166,7 @@ proptest! {
         }
     }
 
-    /// Each pass takes in a part of what is there, while objects go on changing.
+    /// Each pass reads a part, while objects keep changing.
     #[test]
     fn passes_in_turn_lead_to_the_tables_from_scratch(
         batches in vec(random::inputs(0..6), 1..12),
@@ -192,8 +191,7 @@ proptest! {
         prop_assert_eq!(desired.tables(), &Tables::within(room, &desired.store, &desired.options));
     }
 
-    /// Each object has a history and a last version; histories of different objects arrive
-    /// interleaved in any way.
+    /// Each object has a history; the histories interleave in any order.
     #[test]
     fn tables_depend_on_the_last_versions_alone(
         events in vec((random::input_but_lists(), any::<u32>(), any::<u32>()), 0..24),
@@ -203,8 +201,8 @@ proptest! {
         orders[0].sort_by_key(|(_, at, _)| *at);
         orders[1].sort_by_key(|(_, _, at)| *at);
         let [first, mut second] = orders.map(|events| events.into_iter().map(|(input, ..)| input).collect::<Vec<_>>());
-        // Only the order within the history of one object has a meaning: give both the first one's
-        // order.
+        // Only the order of one object's versions matters, so the second sequence takes the order
+        // of the first.
         for place in 0..second.len() {
             let object = random::object(&second[place]);
             let version = second[..place].iter().filter(|input| random::object(input) == object).count();
@@ -231,7 +229,7 @@ proptest! {
             after = parts.take(first.snapshot_part(Some(&name), 2));
         }
         prop_assert_eq!(format!("{parts:?}"), format!("{:?}", first.snapshot()));
-        // A source that lists only the remaining objects leads to the same tables.
+        // A source that lists only the remaining objects gives the same tables.
         let mut listed = Desired::with_options("here", random::options());
         for input in first.store.lists() {
             listed.apply(input);
@@ -251,7 +249,7 @@ proptest! {
             let mut reported = desired.sync().skipped;
             let now: Vec<_> = desired.skipped().cloned().collect();
             let mut news: Vec<_> = now.iter().filter(|skipped| !before.contains(*skipped)).cloned().collect();
-            // A slice that passes to another Service is reported again.
+            // A slice that moves to another Service is reported again.
             let is_passed_on = |skipped: &Skipped| skipped.object.kind == "EndpointSlice" && before.contains(skipped);
             prop_assert!(reported.iter().all(|skipped| now.contains(skipped)));
             reported.retain(|skipped| !is_passed_on(skipped));

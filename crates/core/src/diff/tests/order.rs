@@ -1,11 +1,11 @@
-//! Tests which orders of the kinds of change are safe.
+//! Tests of the order of change kinds.
 
 use super::{tables, walk};
 use crate::builders::{ServiceBuilder, SliceBuilder, service, slice};
 use crate::diff::{Change, FamilyChange, diff};
 use crate::tables::Tables;
 
-/// The kinds of change in the order of a diff.
+/// The kinds of change, in the order of a diff.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     PutSourceRange,
@@ -40,25 +40,24 @@ const ORDER: [Kind; 13] = [
     DelEndpoint,
 ];
 
-/// The pairs whose first kind must come first. No other order is needed.
+/// The pairs whose first kind must come first. No other constraint is needed.
 #[rustfmt::skip]
 const NEEDED: [(Kind, Kind); 25] = [
-    // A row comes before the row that refers to it.
+    // A row is put before the rows that refer to it.
     (PutSourceRange, PutService), (PutEndpoint, PutSlot), (PutEndpoint, PutService), (PutSlot, PutMaglev),
     (PutSlot, PutService), (PutMaglev, PutService), (PutService, PutFrontend),
-    // A row goes after the row that refers to it.
+    // A row is deleted after the rows that refer to it.
     (PutFrontend, DelService), (DelFrontend, DelService),
     (PutService, DelMaglev), (OpenService, DelMaglev), (DelService, DelMaglev),
     (PutService, DelSlot), (OpenService, DelSlot), (DelService, DelSlot), (PutMaglev, DelSlot),
     (OpenService, DelSourceRange), (DelFrontend, DelSourceRange), (PutSourceRange, DelSourceRange),
-    // No client is admitted by a frontend that is about to go.
+    // No client is admitted through a frontend that is about to be deleted.
     (PutFrontend, OpenService), (DelFrontend, OpenService),
-    // An endpoint is the last to go.
+    // Endpoints are deleted last.
     (PutSlot, DelEndpoint), (PutService, DelEndpoint), (OpenService, DelEndpoint), (DelService, DelEndpoint),
 ];
 
-/// Moves each kind before each earlier one: the check refuses exactly the orders that fail a
-/// reader.
+/// Moves each kind before each earlier kind. The check fails exactly for the constrained pairs.
 #[test]
 fn other_orders_are_not_safe() {
     let (before, after) = before_and_after();
@@ -154,28 +153,28 @@ fn before_and_after() -> (Tables, Tables) {
     let after = [
         // Shrinks.
         (tcp(1), backends(1, &[1, 3])),
-        // Service 2 is gone with all its rows, Service 3 is new.
+        // Service 2 is deleted with all its rows. Service 3 is new.
         (
             guarded(udp(3).algorithm("maglev"), 3, wide),
             backends(3, &[1, 2]),
         ),
-        // Changes its algorithm.
+        // Changes the algorithm.
         (tcp(4), backends(4, &[1, 2, 3])),
-        // Changes its backends.
+        // Changes the backends.
         (udp(5), backends(5, &[1, 3])),
-        // Changes its source ranges.
+        // Changes the source ranges.
         (guarded(tcp(6), 6, narrow), backends(6, &[1])),
-        // Keeps nothing but backends.
+        // Keeps only its backends.
         (udp(7), backends(7, &[2])),
         // Loses its load balancer address to another Service.
         (tcp(8), backends(8, &[1])),
         (guarded(tcp(9), 8, wide), backends(9, &[1])),
-        // Loses backends, and its Maglev table changes.
+        // Loses backends, and the Maglev table changes.
         (
             tcp(10).affinity(None).algorithm("maglev"),
             backends(10, &[2]),
         ),
-        // Becomes open to every client.
+        // Opens to every client.
         (
             tcp(11).type_("LoadBalancer").vip("203.0.113.11"),
             backends(11, &[1]),

@@ -1,4 +1,4 @@
-//! Checks what must hold after every single write.
+//! The checks after every single write.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ use proxy_common::policy::{self, Origin};
 use crate::diff::Change;
 use crate::tables::{FamilyTables, RangeKey, Tables};
 
-/// Applies `changes` one by one. Returns an error for the first that leaves the tables unsafe, or
-/// for a wrong end state.
+/// Applies `changes` one by one. Returns an error after the first unsafe write, or for a wrong end
+/// state.
 pub(super) fn walk(old: &Tables, new: &Tables, changes: Vec<Change>) -> Result<(), String> {
     let now = walk_with(old, new, changes, |_| true)?;
     if now == *new {
@@ -22,8 +22,8 @@ pub(super) fn walk(old: &Tables, new: &Tables, changes: Vec<Change>) -> Result<(
     }
 }
 
-/// Applies changes like [`walk`], but only `accepted` ones. Later changes that [`Change::services`]
-/// ties to a refused one are left out.
+/// Like [`walk`], but applies only `accepted` changes. Leaves out later changes of the same service
+/// ports, as [`Change::services`] requires.
 pub(super) fn walk_with(
     old: &Tables,
     new: &Tables,
@@ -55,7 +55,7 @@ pub(super) fn walk_with(
     Ok(now)
 }
 
-/// The tables between two writes, and the states that the writes lead from and to.
+/// The tables between two writes, with the states before and after all of them.
 struct Moment<'a, A: Addr> {
     now: &'a FamilyTables<A>,
     old: &'a FamilyTables<A>,
@@ -63,7 +63,7 @@ struct Moment<'a, A: Addr> {
 }
 
 impl<A: Addr> Moment<'_, A> {
-    /// Checks that a client that dials at this moment gets what the old or the new state promises.
+    /// Checks that a client that dials now gets what the old or the new state promises.
     fn check(&self) -> Result<(), String> {
         for key in self
             .old
@@ -105,7 +105,7 @@ impl<A: Addr> Moment<'_, A> {
     fn check_set(&self, name: &FrontendKey<A>, service: &Service, set: Set) -> Result<(), String> {
         for index in 0..service.count(set) {
             let backend = self.check_slot(SlotKey::new(*name, set, index))?;
-            // Without the endpoint row, no client of the backend would be recognized again.
+            // Flows and affinities of a backend need its endpoint row.
             let endpoint = EndpointKey::new(*name, SockAddr::new(backend.addr, backend.port));
             let remembers =
                 |service: &Service| name.proto == Proto::UDP || service.affinity_secs > 0;
@@ -160,8 +160,8 @@ impl<A: Addr> Moment<'_, A> {
         Ok(())
     }
 
-    /// Checks the source ranges of a load balancer. A client that neither state admits is not
-    /// admitted, and a client that both admit is not refused.
+    /// Checks the source ranges of a load balancer: a client that neither state admits is refused,
+    /// and a client that both states admit is admitted.
     fn check_source_ranges(&self, name: &FrontendKey<A>, service: &Service) -> Result<(), String> {
         let states = || [self.old, self.new].into_iter();
         let guarded = |state: &&FamilyTables<A>| {
@@ -196,7 +196,7 @@ impl<A: Addr> Moment<'_, A> {
         }
     }
 
-    /// Checks that no client reaches a load balancer's address that neither state lets it dial.
+    /// Checks that no client reaches a load balancer address against both states.
     fn check_clients(&self, key: &FrontendKey<A>) -> Result<(), String> {
         let clients = self.now.source_ranges.iter().map(|range| range.range.addr);
         let mut clients = clients.filter(|client| {
@@ -209,7 +209,7 @@ impl<A: Addr> Moment<'_, A> {
         })
     }
 
-    /// Checks that a client whose endpoint is gone finds its replacement.
+    /// Checks that a client of a deleted endpoint gets a replacement.
     fn check_endpoints(&self) -> Result<(), String> {
         for key in self
             .old

@@ -1,5 +1,4 @@
-//! Replaces endpoints that a host outside the cluster cannot reach: by their nodes' node ports, or
-//! by the tunnel.
+//! Replaces endpoints that a host outside the cluster cannot reach, by node ports or by the tunnel.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -10,7 +9,7 @@ use super::{Endpoint, Joined};
 use crate::compact::Shared;
 use crate::model::host_mode::{HostMode, Reachability, TunnelledPod, UnreachableReason};
 
-/// The way to reach a service port around its endpoints.
+/// The alternative ways to a service port.
 #[derive(Clone, Copy)]
 pub(in crate::model) struct NodePortFallback<'a> {
     pub(in crate::model) host_mode: &'a HostMode,
@@ -18,16 +17,15 @@ pub(in crate::model) struct NodePortFallback<'a> {
     /// Set if a node forwards only to its own endpoints.
     pub(in crate::model) external_local: bool,
     pub(in crate::model) proto: Proto,
-    /// The namespace of the Service, and so of its pods.
     pub(in crate::model) namespace: &'a Shared,
 }
 
-/// The endpoints of a service port as the host reaches them.
+/// The endpoints of a service port that the host reaches.
 pub(in crate::model) struct WithinReach<'a, A: Addr> {
     pub(in crate::model) joined: Joined<'a, A>,
-    /// The pods behind the tunnel, if that is the only way.
+    /// The pods behind the tunnel, if only the tunnel reaches the port.
     pub(in crate::model) tunnelled: Vec<TunnelledPod>,
-    /// The serving endpoints without any way.
+    /// The unreachable serving endpoints.
     pub(in crate::model) stranded: Vec<(SockAddr<A>, UnreachableReason)>,
 }
 
@@ -36,9 +34,9 @@ impl<'a, A: Addr> Joined<'a, A> {
         Self(BTreeMap::new())
     }
 
-    /// Replaces every unreachable endpoint by its node's port. Where that is impossible, any ready
-    /// node stands in, provided that nodes forward to all endpoints. If no endpoint is within reach
-    /// so, the tunnel stands in for all pods.
+    /// Replaces each unreachable endpoint by its node's node port. If that fails, any ready node
+    /// replaces it, provided that nodes forward to all endpoints. If no endpoint is reachable then,
+    /// the tunnel replaces all pods.
     pub(in crate::model) fn with_node_ports(
         self,
         fallback: NodePortFallback<'_>,
@@ -85,8 +83,8 @@ impl<'a, A: Addr> Joined<'a, A> {
         }
     }
 
-    /// Puts the tunnel in the place of the pods among `stranded`, if nothing else serves. Returns
-    /// those that take connections: terminating ones only where none is ready.
+    /// Replaces the pods in `stranded` by the tunnel if nothing else serves. Returns the pods that
+    /// take connections: ready pods, else terminating pods.
     fn tunnel(
         &mut self,
         stranded: &mut Vec<(SockAddr<A>, &'a Endpoint<'a, A>, UnreachableReason)>,
@@ -113,8 +111,8 @@ impl<'a, A: Addr> Joined<'a, A> {
             let Some((namespace, name)) = pod else {
                 return true;
             };
-            // The API server does not check `targetRef`: a slice of one namespace could name a pod
-            // of another one.
+            // The API server does not validate `targetRef`, so a slice could name a pod of another
+            // namespace.
             if namespace.is_some_and(|namespace| namespace != fallback.namespace) {
                 return true;
             }
@@ -138,7 +136,8 @@ impl<'a, A: Addr> Joined<'a, A> {
             .collect()
     }
 
-    /// Adds a node in place of an endpoint. A node ranks like the best endpoint that it stands for.
+    /// Adds a node in place of an endpoint. A node has the rank of the best endpoint that it
+    /// replaces.
     fn put(&mut self, at: SockAddr<A>, endpoint: &'a Endpoint<A>) {
         match self.0.entry(at) {
             Entry::Vacant(entry) => drop(entry.insert(endpoint)),

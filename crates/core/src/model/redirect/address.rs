@@ -1,7 +1,7 @@
-//! Reads a LocalRedirect of an address that is no Service's.
+//! LocalRedirects of addresses that no Service has.
 //!
-//! The model has it as a Service without endpoints of its own, under a name that no Service has.
-//! Clients that its pods do not serve go on to the address as without kpx.
+//! The model represents such an object as a Service without endpoints, under a name that is
+//! impossible for Services. Clients without a serving pod reach the address as if kpx were absent.
 
 use std::net::IpAddr;
 
@@ -12,12 +12,11 @@ use crate::compact::{AddressMatcher, STAND_IN};
 use crate::input::ObjectName;
 use crate::model::read::{ObjectRef, Reader, Skipped, ip, not_on_a_network};
 
-/// The most ports that one object may list.
 const PORTS_MAX: usize = 100;
 const IP: &str = "spec.redirectFrontend.addressMatcher.ip";
 const PORTS: &str = "spec.redirectFrontend.addressMatcher.toPorts";
 
-/// Reads an address and its ports. None if they may not be served.
+/// Reads an address and its ports. `None` if they may not be served.
 pub(super) fn read(
     reader: &mut Reader<'_>,
     matcher: &AddressMatcher,
@@ -42,7 +41,7 @@ pub(super) fn read(
     Some(listed)
 }
 
-/// Records the listed ports that no port of the pods serves.
+/// Records the listed ports that no pod port serves.
 pub(super) fn tell_unserved(
     reader: &mut Reader<'_>,
     listed: &[ListedPort],
@@ -61,13 +60,12 @@ pub(super) fn tell_unserved(
     }
 }
 
-/// Checks whether an object may take an address. The error names the reason.
+/// Checks that an object may redirect an address. The error names the reason.
 fn admit(ip: IpAddr, permitted: &[IpNet]) -> Result<(), String> {
     if ip.is_unspecified() {
         return Err(format!("{ip} is not a unicast address"));
     }
-    // Clouds serve metadata at link-local addresses of IPv4, which routers of pods' networks
-    // forward.
+    // Clouds serve metadata at IPv4 link-local addresses, and routers of pod networks forward them.
     let is_metadata = matches!(ip, IpAddr::V4(ip) if ip.is_link_local());
     if let Some(what) = not_on_a_network(ip).filter(|_| !is_metadata) {
         return Err(format!("{ip} is {what}"));
@@ -80,8 +78,7 @@ fn admit(ip: IpAddr, permitted: &[IpNet]) -> Result<(), String> {
     }
 }
 
-/// Returns the object that a name in the model stands for: a Service, or a LocalRedirect of an
-/// address.
+/// Returns the object behind a name in the model: a Service, or a LocalRedirect of an address.
 pub(crate) fn claimant(name: &ObjectName) -> ObjectRef {
     match name.name.strip_prefix(STAND_IN) {
         Some(own) => ObjectRef {
@@ -95,7 +92,7 @@ pub(crate) fn claimant(name: &ObjectName) -> ObjectRef {
     }
 }
 
-/// Names the object and its field where the model has a Service and a Service's field.
+/// Replaces a stand-in and its field by the LocalRedirect and its field.
 pub(crate) fn tell_of_object(skipped: &mut Skipped) {
     if skipped.object.kind == "Service" && skipped.object.name.name.starts_with(STAND_IN) {
         skipped.object = claimant(&skipped.object.name);

@@ -1,4 +1,4 @@
-//! Tells which Services a LocalRedirect or a pod is about, and what has no effect of an object.
+//! Finds the Services of a LocalRedirect or pod, and the ineffective parts of LocalRedirects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::model::read::{Reader, Skipped};
 use crate::selector::Selector;
 use crate::store::Store;
 
-/// Returns the Service that a LocalRedirect names, if that is of its own namespace.
+/// Returns the Service that a LocalRedirect of the same namespace names.
 pub(crate) fn redirected_by(store: &Store, name: &ObjectName) -> Option<ObjectName> {
     store
         .redirect(name)?
@@ -18,7 +18,7 @@ pub(crate) fn redirected_by(store: &Store, name: &ObjectName) -> Option<ObjectNa
         .filter(|service| service.namespace == name.namespace)
 }
 
-/// Returns the Services for which a pod is to answer.
+/// Returns the Services for which a pod answers.
 pub(crate) fn redirected_to(store: &Store, pod: &ObjectName) -> BTreeSet<ObjectName> {
     let Some(pod) = store.pods_in(&pod.namespace).find(|one| one.name == *pod) else {
         return BTreeSet::new();
@@ -44,8 +44,8 @@ pub(crate) fn redirected_to(store: &Store, pod: &ObjectName) -> BTreeSet<ObjectN
         .collect()
 }
 
-/// Returns what has no effect of each of these LocalRedirects, whether or not their Services exist.
-/// Nothing is of one that has gone.
+/// Returns the ineffective parts of these LocalRedirects, whether or not their Services exist. The
+/// list of a deleted object is empty.
 pub(crate) fn skipped_redirects(
     store: &Store,
     names: BTreeSet<ObjectName>,

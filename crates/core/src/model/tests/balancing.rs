@@ -1,4 +1,4 @@
-//! Tests how service ports spread clients, and what is kept for clients that return.
+//! Tests of load balancing: the spread of clients, and the state kept for returning clients.
 
 use proxy_common::addr::Addr4;
 use proxy_common::frontend::{Algorithm, Backend, MAGLEV_PLACES, Set};

@@ -1,8 +1,8 @@
-//! Dumps as text: `NAME.txt` beside `NAME.rs` has a section for each dump.
+//! Text dumps: `NAME.txt` next to `NAME.rs` has a section for each dump.
 //!
-//! A section begins with `== TEST` or `== TEST/PART`, and the lines behind `--` are the dump. The
-//! lines between are comments (`#`) and the objects that the dump is made of, one a line. Where
-//! there are none, the test makes them in Rust. `UPDATE_EXPECT=1` rewrites the dumps in place.
+//! A section begins with `== TEST` or `== TEST/PART`. The lines after `--` are the dump. The lines
+//! before it are comments (`#`) and the input objects, one on each line. Without objects, the test
+//! builds its input in Rust. `UPDATE_EXPECT=1` rewrites the dumps in place.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -10,17 +10,16 @@ use std::{env, fs};
 
 pub(crate) struct Dump {
     pub(super) name: String,
-    /// The lines that describe the input.
     pub(super) input: Vec<String>,
     path: PathBuf,
     text: String,
 }
 
-/// The lock of all files, which tests read and rewrite side by side.
+/// The lock for all files, which tests read and rewrite in parallel.
 static FILES: Mutex<()> = Mutex::new(());
 
 impl Dump {
-    /// Reads all sections of a source file's dumps.
+    /// Reads all sections for a source file.
     pub(super) fn read(source: &str) -> Vec<Self> {
         let path = Path::new(source).with_extension("txt");
         let mut here = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -58,7 +57,7 @@ impl Dump {
         sections
     }
 
-    /// Finds the dump of a test that makes its input in Rust.
+    /// Finds the dump of a test that builds its input in Rust.
     pub(crate) fn of_rust(source: &str, name: &str) -> Self {
         let dump = Self::read(source)
             .into_iter()
@@ -101,7 +100,7 @@ impl Dump {
     }
 }
 
-/// Asserts that `code`, the text of the source file, runs every section.
+/// Asserts that `code`, the source file's text, runs every section.
 pub(crate) fn assert_all_run(source: &str, code: &str) {
     for Dump { name, input, .. } in Dump::read(source) {
         let test = name.split('/').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Tests frontends beside the ClusterIP, and which clients may dial them.
+//! Tests of external frontends, and of the clients allowed to dial them.
 
 use super::dumps::Dump;
 use super::objects::dump_tests;
@@ -46,8 +46,7 @@ fn source_ranges_are_split_by_family_and_trimmed() {
     );
 }
 
-/// The node's own packets to a load balancer address that it carries have that address as their
-/// source.
+/// A node that dials its own load balancer address uses that address as source.
 #[test]
 fn source_ranges_of_the_node_include_its_load_balancer_addresses() {
     let web = || {

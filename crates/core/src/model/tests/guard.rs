@@ -1,4 +1,4 @@
-//! Tests which addresses no Service may take, in any field.
+//! Tests of the protected addresses, in every field.
 
 use std::sync::Arc;
 
@@ -27,8 +27,7 @@ fn addresses_with_a_fixed_meaning_are_refused() {
     );
 }
 
-/// The guard covers the API server's ports only: other ports at its address are free, and so is its
-/// own Service.
+/// Only the API server's own ports are protected. Other ports at its address are free.
 #[test]
 fn no_service_takes_the_api_servers_port() {
     let kubernetes = || slice("kubernetes", "kubernetes").port("https", "TCP", 6443);
@@ -79,7 +78,7 @@ fn no_service_takes_the_api_servers_port() {
     Dump::of_rust(file!(), "no_service_takes_the_api_servers_port")
         .assert_eq(&desired.tables().to_string());
 
-    // When the API server moves, its old address is free and its new one is guarded.
+    // The protection follows the API server to its new address.
     desired.apply(kubernetes().ready("192.0.2.2").into());
     desired.sync();
     assert_eq!(
@@ -136,8 +135,7 @@ fn the_operator_may_restrict_external_ips() {
     );
 }
 
-/// Any address of the internet may be an ExternalIP, and the machine outside has traffic of its own
-/// to it.
+/// An ExternalIP may be any internet address, and the host has its own traffic to it.
 #[test]
 fn machine_outside_takes_external_addresses_in_given_ranges_alone() {
     let web = || {
@@ -226,8 +224,7 @@ fn gate_takes_external_ips_away_and_leaves_load_balancers() {
     );
 }
 
-/// An endpoint there would let a writer of EndpointSlices get past the NetworkPolicy of the Service
-/// at that address.
+/// An endpoint at a ClusterIP would bypass the NetworkPolicy of that Service's pods.
 #[test]
 fn endpoints_at_cluster_ips_are_refused() {
     let web = || {
@@ -294,7 +291,7 @@ fn endpoints_at_cluster_ips_are_refused() {
     );
     desired.apply(Input::ServiceCidr(Update::All(Vec::new())));
     assert_eq!(state(&mut desired), (5, Vec::new()));
-    // The operator's ranges count, and another proxy's ClusterIP is guarded wherever it is.
+    // The operator's ranges apply. Another proxy's ClusterIP is protected everywhere.
     desired = self::desired(ModelOptions {
         service_cidrs: vec!["10.97.0.0/24".parse().unwrap()],
         ..Default::default()
@@ -321,8 +318,8 @@ fn endpoints_at_cluster_ips_are_refused() {
     assert_eq!(state(&mut desired), (3, refused));
 }
 
-/// A Service that took it would get the connections of sockets that dial the other Service, because
-/// these sockets have that backend as their peer.
+/// Sockets connected to the other Service have the pod as peer, so a Service at the pod's address
+/// would capture their packets.
 #[test]
 fn no_external_ip_is_a_pod_of_another_namespace() {
     let web = |port| {
@@ -390,13 +387,13 @@ fn no_external_ip_is_a_pod_of_another_namespace() {
             "a load balancer's address, an endpoint that is no pod, and other ports"
         );
 
-        // Another port of the pod, and then no pod.
+        // Another port of the pod, then no pod.
         desired.apply(web(8081).into());
         assert_eq!(skipped(&mut desired), both[1..]);
         desired.apply(web6().deleted());
         assert!(skipped(&mut desired).is_empty());
     }
-    // Their own namespace is one tenant's.
+    // Within a namespace there is only one tenant.
     let mut desired = desired(ModelOptions::default());
     desired.apply(web(8080).into());
     desired.apply(

@@ -1,4 +1,4 @@
-//! Tests the backends of a host in host mode, by its routes.
+//! Tests of a host's backends in host mode, by its routes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,8 +15,8 @@ use crate::model::{ClusterRoute, HostRoutes, ModelOptions};
 
 use crate::tables::Tables;
 
-/// The routes of the host. Both nodes are ready and lie behind the default route; n1's pods are
-/// routed, n2's are not.
+/// The host's routes. Both nodes are ready and behind the default route. n1's pods are routed, n2's
+/// are not.
 const ROUTES: [(&str, ClusterRoute); 8] = [
     ("192.0.2.11", ClusterRoute::Default),
     ("192.0.2.12", ClusterRoute::Default),
@@ -29,7 +29,7 @@ const ROUTES: [(&str, ClusterRoute); 8] = [
 ];
 
 fn host_mode(default_leads_to_pods: bool) -> Desired {
-    // The name is empty: a node with the host's name must not matter.
+    // An empty name, so that no node can have the host's name.
     let mut desired = Desired::with_options(
         "",
         ModelOptions {
@@ -66,7 +66,7 @@ fn remote_node(name: &str, ip: &str, pod_cidr: &str, ready: bool) -> Input {
     Input::Node(Update::Put(node))
 }
 
-/// Does what the node does: asks for unknown routes, then syncs.
+/// Acts as the agent: queries unknown routes, then syncs.
 fn settle(desired: &mut Desired, routes: &[(&str, ClusterRoute)]) -> String {
     let known: BTreeMap<IpAddr, _> = routes
         .iter()
@@ -126,7 +126,6 @@ fn web() -> ServiceBuilder {
     service("web").cluster_ip("10.96.0.1").tcp(80)
 }
 
-/// Builds a slice with one endpoint on each node.
 fn both() -> SliceBuilder {
     slice("web-1", "web")
         .tcp(80)
@@ -179,7 +178,7 @@ fn a_change_of_routes_or_nodes_recomputes_the_affected_services() {
     }
     let before = settle(&mut desired, &ROUTES);
 
-    // All routes are asked for again, and nothing has changed.
+    // A repeated query of all routes changes nothing.
     let routes = |routes: &[(&str, ClusterRoute)]| {
         routes
             .iter()
@@ -189,7 +188,7 @@ fn a_change_of_routes_or_nodes_recomputes_the_affected_services() {
     desired.update_routes(routes(&ROUTES), true);
     assert!(desired.sync().changes.is_empty());
 
-    // The routes to n1's pods go: only the node port is left.
+    // n1's pods lose their routes, so only the node port remains.
     let mut fewer = ROUTES;
     fewer[2].1 = ClusterRoute::Nowhere("Network is unreachable".to_owned());
     desired.update_routes(routes(&fewer), true);
@@ -200,7 +199,7 @@ fn a_change_of_routes_or_nodes_recomputes_the_affected_services() {
         shown(&desired)
     );
 
-    // A node is not ready any more, and then the routes come back.
+    // A node becomes unready, then the routes return.
     desired.apply(remote_node("n2", "192.0.2.12", "10.244.2.0/24", false));
     desired.sync();
     assert!(
@@ -282,7 +281,6 @@ fn models_built_without_routes_are_built_again() {
         .assert_eq(&shown(&desired));
 }
 
-/// Names the last endpoint's pod.
 fn of_pod(slice: SliceBuilder, name: &str) -> SliceBuilder {
     let kind = Some("Pod".to_owned());
     let name = Some(name.to_owned());

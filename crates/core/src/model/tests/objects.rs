@@ -1,16 +1,16 @@
-//! Objects as text, one a line: `service web cluster-ip=10.96.0.1 tcp=80`,
-//! `slice web-1 of web tcp=80 ready=10.244.0.1 on=here`.
+//! Objects as text, one on each line: `service web cluster-ip=10.96.0.1 tcp=80`, `slice web-1 of
+//! web tcp=80 ready=10.244.0.1 on=here`.
 //!
-//! The words behind the names are calls of the builders, in their order, with commas between
-//! arguments. `conditions=10.244.0.1,rst` names the conditions that are true: ready, serving,
-//! terminating. `-` is no name.
+//! The words after the names are builder calls in order, with commas between arguments.
+//! `conditions=10.244.0.1,rst` sets the true conditions: ready, serving, terminating. `-` stands
+//! for an empty name.
 
 use super::dumps::Dump;
 use crate::builders::{ServiceBuilder, SliceBuilder, service, slice};
 use crate::input::Input;
 
-/// Makes a test of each name, which compares all sections of that name with the dumps that `$dump`
-/// makes of their input.
+/// Defines a test for each name, which compares all sections of that name with `$dump` of their
+/// input.
 macro_rules! dump_tests {
     ($file:literal, $dump:path: $($test:ident,)*) => {
         $(
@@ -28,7 +28,7 @@ macro_rules! dump_tests {
 }
 pub(super) use dump_tests;
 
-/// Compares the sections of a test with the dumps of their input.
+/// Compares a test's sections with the dumps of their input.
 pub(super) fn run(source: &str, test: &str, dump: fn(&[String]) -> String) {
     let sections = Dump::read(source).into_iter();
     let sections: Vec<_> = sections
@@ -40,7 +40,6 @@ pub(super) fn run(source: &str, test: &str, dump: fn(&[String]) -> String) {
         .for_each(|section| section.assert_eq(&dump(&section.input)));
 }
 
-/// Reads objects.
 pub(super) fn objects(lines: &[String]) -> impl Iterator<Item = Input> + '_ {
     lines.iter().map(|line| {
         let words: Vec<&str> = line
@@ -96,12 +95,12 @@ fn edited_service(service: ServiceBuilder, call: &&str) -> ServiceBuilder {
         "session-affinity" => {
             service.edit(|spec| spec.session_affinity = text.filter(|text| !text.is_empty()))
         }
-        // The field of old clients, without `clusterIPs`.
+        // Old clients set only this field, not `clusterIPs`.
         "single-cluster-ip" => service.edit(|spec| spec.cluster_ip = text),
         "tcp" => service.tcp(number(value)),
         "type" => service.type_(value),
         "vip" => service.vip(value),
-        // A line has no blanks in a value.
+        // `;` stands for a blank.
         "weights" => service.weights(&value.replace(';', " ")),
         _ => panic!("a service has no {name}"),
     }
@@ -121,7 +120,7 @@ fn edited_slice(slice: SliceBuilder, call: &&str) -> SliceBuilder {
         "endpoint" => slice.endpoint(value),
         "for-node" => slice.hints(&[value], &[]),
         "label" => slice.label(value, ""),
-        // These three set one condition of the last endpoint, which has no other.
+        // Each of these sets the only condition of the last endpoint.
         "last-not-ready" => {
             slice.edit_last(|last| last.conditions.get_or_insert_default().ready = Some(false))
         }
@@ -131,7 +130,7 @@ fn edited_slice(slice: SliceBuilder, call: &&str) -> SliceBuilder {
         "last-terminating" => {
             slice.edit_last(|last| last.conditions.get_or_insert_default().terminating = Some(true))
         }
-        // One more address of the last endpoint.
+        // A further address of the last endpoint.
         "more" => slice.edit_last(|last| last.addresses.push(value.to_owned())),
         "on" => slice.on(value),
         "pod" => slice.pod(value),

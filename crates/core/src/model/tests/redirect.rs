@@ -1,4 +1,5 @@
-//! Tests which pods of this node answer for a Service, and for whom the Service's own endpoints do.
+//! Tests of the pods that answer for a Service on their node, and of the clients that reach the
+//! Service's own endpoints.
 
 use std::net::Ipv4Addr;
 
@@ -79,7 +80,7 @@ pub(super) fn put(object: &Value) -> Input {
     ))))
 }
 
-/// Returns the rows of DNS by UDP, as text.
+/// Returns the rows of the UDP DNS port, as text.
 fn rows(desired: &mut Desired) -> String {
     desired.sync();
     let from_scratch = Tables::of(
@@ -123,7 +124,7 @@ fn a_ready_pod_answers_and_the_endpoints_do_without_one() {
          cluster[0] -> 10.244.9.9:53\n  local[0] -> 10.244.0.5:53 local\n  \
          endpoint 10.244.0.5:0 local\n  endpoint 10.244.0.5:53 in-local local\n  endpoint 10.244.9.9:53 in-cluster"
     );
-    // The next one is not ready yet, and is spared already.
+    // The next pod is not ready, but its own packets already go to the Service's endpoints.
     desired.apply(put_pod(pod("next", "10.244.0.6", false)));
     assert!(rows(&mut desired).contains("endpoint 10.244.0.6:0 local"));
     let going = |mut object: Value| {
@@ -192,7 +193,7 @@ fn a_target_port_is_a_number_or_a_pods_name_for_one() {
         let rows = rows(&mut desired);
         assert!(rows.contains(&format!("local[0] -> {at} local")), "{rows}");
     }
-    // By TCP no port has the name.
+    // No TCP port has the name.
     let mut desired = desired();
     desired.apply(with(Name("dns".to_owned())).into());
     desired.apply(put_pod(pod("cache", "10.244.0.5", true)));
@@ -255,7 +256,7 @@ fn an_annotation_without_effect_is_reported() {
     );
 }
 
-/// An object of Cilium's, but for apiVersion and kind.
+/// An object of Cilium's, except for apiVersion and kind.
 fn object(name: &str, service: &str) -> Value {
     let name = object_name(name);
     let service = object_name(service);

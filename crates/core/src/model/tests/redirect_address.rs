@@ -1,5 +1,4 @@
-//! Tests which LocalRedirects may take an address that is no Service's, and what the tables have of
-//! it.
+//! Tests of LocalRedirects for addresses that no Service has, and of their rows.
 
 use ipnet::IpNet;
 use proxy_common::addr::{Port, Proto};
@@ -37,7 +36,7 @@ fn desired(permitted: &[&str]) -> Desired {
     desired
 }
 
-/// Returns an object that takes port 80 of an address for pods with the label `app=cache`.
+/// Returns an object that redirects port 80 of an address to pods with the label `app=cache`.
 fn of_address(name: &str, ip: &str) -> Value {
     let name = object_name(name);
     json!({
@@ -216,7 +215,7 @@ fn cluster_ip_outside_known_ranges_keeps_its_other_ports() {
     assert!(text(&mut desired, &permitted).contains(":8181"));
 }
 
-/// Returns an object for a Service, which may be another object's stand-in.
+/// Returns an object for a Service, possibly another object's stand-in.
 fn of_service(name: &str, namespace: &str, service: &str) -> Value {
     let mut object = of_address(name, METADATA);
     let matcher = json!({ "serviceName": service, "namespace": namespace });

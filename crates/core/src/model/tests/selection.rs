@@ -1,4 +1,4 @@
-//! Tests the endpoints of each set: every rule of the choice is one row.
+//! Tests of endpoint selection for each set. Every rule is a row.
 
 use proxy_common::addr::Addr4;
 use proxy_common::frontend::{Backend, Service, Set};
@@ -6,8 +6,7 @@ use proxy_common::frontend::{Backend, Service, Set};
 use crate::builders::{ServiceBuilder, SliceBuilder, object_name, service, slice};
 use crate::model::{NodeModel, ServiceModel, Surroundings};
 
-/// The ways to dial a Service: by its `clusterIP`, and with the policies and addresses that matter
-/// here.
+/// The Service variants: a ClusterIP only, and combinations of policies and external addresses.
 const CLUSTER: &str = "cluster";
 const INTERNAL: &str = "internal-local";
 const EXTERNAL: &str = "external";
@@ -15,10 +14,10 @@ const EXTERNAL_LOCAL: &str = "external-local";
 const BOTH_LOCAL: &str = "internal-local external-local";
 const INTERNAL_EXTERNAL: &str = "internal-local external";
 
-/// The Service, its endpoints, and
-/// `cluster set | local set | may drop, as there are endpoints somewhere`.
+/// The Service, its endpoints, and `cluster set | local set | drop or reject`. An empty set drops
+/// if endpoints exist anywhere, and rejects otherwise.
 ///
-/// An endpoint is a digit, which stands for its address, followed by a letter for its conditions:
+/// An endpoint is a digit for its address and a letter for its conditions:
 /// - `r`: ready
 /// - `t`: terminating but serving
 /// - `b`: both
@@ -28,18 +27,18 @@ const INTERNAL_EXTERNAL: &str = "internal-local external";
 /// - `d`: dead while terminating
 /// - `-`: no conditions at all
 ///
-/// The endpoint is on node `@here` or `@there`, with hints for nodes after `^` and for zones after
-/// `/`. A `;` begins another slice. The node is `here` in zone `east`.
+/// The endpoint is on node `@here` or `@there`, with node hints after `^` and zone hints after `/`.
+/// A `;` begins another slice. The node is `here` in zone `east`.
 #[rustfmt::skip]
 const TABLE: &[(&str, &str, &str)] = &[
-    // No endpoints, or no usable ones.
+    // Without usable endpoints.
     (CLUSTER,           "",                                 "||reject"),
     (INTERNAL,          "",                                 "||reject"),
     (BOTH_LOCAL,        "",                                 "||reject"),
     (CLUSTER,           "1x 2s 3d",                         "||reject"),
     (INTERNAL,          "1x@here 2s@here 3d@here",          "||reject"),
     (EXTERNAL_LOCAL,    "1x@here 2s@there",                 "||reject"),
-    // Conditions: ready wins over all else; serving counts only together with terminating.
+    // Conditions: ready always suffices. Serving counts only together with terminating.
     (CLUSTER,           "1r 2r",                            "12||drop"),
     (CLUSTER,           "1-",                               "1||drop"),
     (CLUSTER,           "1b 2r",                            "12||drop"),
@@ -47,22 +46,20 @@ const TABLE: &[(&str, &str, &str)] = &[
     (CLUSTER,           "1n",                               "1||drop"),
     (CLUSTER,           "1r 2s",                            "1||drop"),
     (CLUSTER,           "1r 2x 3d",                         "1||drop"),
-    // The fallback: used only when no endpoint is ready, and then with all that terminate and
-    // serve.
+    // The fallback: if no endpoint is ready, all serving, terminating endpoints.
     (CLUSTER,           "1r 2t",                            "1||drop"),
     (CLUSTER,           "1t 2t",                            "12||drop"),
     (CLUSTER,           "1t 2s",                            "1||drop"),
     (CLUSTER,           "1t 2d",                            "1||drop"),
     (CLUSTER,           "1t 2b",                            "2||drop"),
-    // The sets in use: the local one under a Local policy, the cluster-wide one for all other
-    // frontends.
+    // The used sets: local under a policy `Local`, cluster for all other frontends.
     (CLUSTER,           "1r@here 2r@there",                 "12||drop"),
     (EXTERNAL,          "1r@here 2r@there",                 "12||drop"),
     (INTERNAL,          "1r@here 2r@there",                 "|1|drop"),
     (EXTERNAL_LOCAL,    "1r@here 2r@there",                 "12|1|drop"),
     (BOTH_LOCAL,        "1r@here 2r@there",                 "12|1|drop"),
     (INTERNAL_EXTERNAL, "1r@here 2r@there",                 "12|1|drop"),
-    // Only remote endpoints: the local set is empty and drops.
+    // Only remote endpoints: the empty local set drops.
     (INTERNAL,          "1r@there",                         "||drop"),
     (EXTERNAL_LOCAL,    "1r@there",                         "1||drop"),
     (BOTH_LOCAL,        "1r@there 2r@there",                "12||drop"),
@@ -72,7 +69,7 @@ const TABLE: &[(&str, &str, &str)] = &[
     // An endpoint without a node is remote.
     (INTERNAL,          "1r 2r@here",                       "|2|drop"),
     (INTERNAL,          "1r",                               "||drop"),
-    // The local fallback is decided apart from the cluster-wide one.
+    // Each set falls back independently.
     (INTERNAL,          "1t@here 2r@there",                 "|1|drop"),
     (INTERNAL,          "1t@here 2r@here",                  "|2|drop"),
     (INTERNAL,          "1t@here 2t@there",                 "|1|drop"),
@@ -81,22 +78,23 @@ const TABLE: &[(&str, &str, &str)] = &[
     (EXTERNAL_LOCAL,    "1r@here 2t@there",                 "1|1|drop"),
     (EXTERNAL_LOCAL,    "1s@here 2t@there",                 "2||drop"),
     (BOTH_LOCAL,        "1t@here 2r@there 3t@there",        "2|1|drop"),
-    // Zone hints narrow the ready endpoints of the cluster-wide set ...
+    // Zone hints restrict the ready endpoints of the cluster set ...
     (CLUSTER,           "1r/east 2r/west",                  "1||drop"),
     (CLUSTER,           "1r/east 2r/west 3r/west,east",     "13||drop"),
     (CLUSTER,           "1r/east 2r/east",                  "12||drop"),
     (EXTERNAL,          "1r/east 2r/west",                  "1||drop"),
-    // ... unless a ready endpoint has none, or none is for this zone, or no endpoint is ready.
+    // ... unless a ready endpoint lacks a hint, or no hint is for this zone, or no endpoint is
+    // ready.
     (CLUSTER,           "1r/east 2r",                       "12||drop"),
     (CLUSTER,           "1r/ 2r/east",                      "12||drop"),
     (CLUSTER,           "1r/west 2r/west",                  "12||drop"),
     (CLUSTER,           "1t/east 2t/west",                  "12||drop"),
-    // Endpoints that are not ready neither help nor spoil.
+    // Endpoints that are not ready do not affect hints.
     (CLUSTER,           "1r/east 2r/west 3x 4s 5d",         "1||drop"),
     (CLUSTER,           "1r/east 2r/west 3t",               "1||drop"),
     (CLUSTER,           "1r/west 2r/west 3t/east",          "12||drop"),
     (CLUSTER,           "1r/west 2r/west 3s/east",          "12||drop"),
-    // Node hints come first, by the same rules.
+    // Node hints take precedence, by the same rules.
     (CLUSTER,           "1r^here 2r^there",                 "1||drop"),
     (CLUSTER,           "1r^here 2r^there,here",            "12||drop"),
     (CLUSTER,           "1r^there 2r^there",                "12||drop"),
@@ -108,16 +106,16 @@ const TABLE: &[(&str, &str, &str)] = &[
     (CLUSTER,           "1r^here/west 2r/east",             "2||drop"),
     (CLUSTER,           "1r^there/west 2r/west",            "12||drop"),
     (CLUSTER,           "1t^here 2t^there",                 "12||drop"),
-    // The hint's target counts, not the endpoint's place.
+    // The hint decides, not the endpoint's location.
     (CLUSTER,           "1r@here/west 2r@there/east",       "2||drop"),
     (CLUSTER,           "1r@here^there 2r@there^here",      "2||drop"),
-    // The local set ignores hints; the cluster-wide one beside it does not.
+    // The local set ignores hints; the cluster set of the same Service follows them.
     (INTERNAL,          "1r@here/west 2r@there/east",       "|1|drop"),
     (INTERNAL,          "1r@here^there 2r@there^here",      "|1|drop"),
     (EXTERNAL_LOCAL,    "1r@here/west 2r@there/east",       "2|1|drop"),
     (BOTH_LOCAL,        "1r@here/east 2r@there/west",       "1|1|drop"),
     (EXTERNAL_LOCAL,    "1t@here/east 2r@there/west",       "2|1|drop"),
-    // Duplicates: the record that does not terminate counts, in any order and in any slice.
+    // Duplicates: the record that does not terminate wins, in any order and slice.
     (CLUSTER,           "1t 1r 2r",                         "12||drop"),
     (CLUSTER,           "1r 1t 2r",                         "12||drop"),
     (CLUSTER,           "1t ; 1r 2r",                       "12||drop"),
