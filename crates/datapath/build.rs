@@ -1,5 +1,5 @@
-//! Copies the kernel programs to the place where `object.rs` embeds them, or an empty file if there
-//! are none.
+//! Copies the kernel programs to the place where `object.rs` embeds them; without programs, writes
+//! an empty file.
 
 use std::env;
 use std::ffi::OsStr;
@@ -11,7 +11,7 @@ use std::time::UNIX_EPOCH;
 const VARIABLE: &str = "KPX_BPF_OBJECT";
 const NAME: &str = "kpx.bpf.o";
 
-/// Copies the object that `VARIABLE` names, or else the one in the target directory.
+/// Copies the object that `VARIABLE` names, or else the object in the target directory.
 fn main() -> io::Result<()> {
     println!("cargo::rerun-if-env-changed={VARIABLE}");
     let out_dir = PathBuf::from(set("OUT_DIR")?);
@@ -27,9 +27,9 @@ fn main() -> io::Result<()> {
 
 /// Returns the path of the object that `cargo xtask build` leaves in the target directory.
 ///
-/// While `cargo xtask` builds it, it holds a lock, and this waits. Without any, an empty, very old
-/// file stands in for the object: cargo treats a watched file that does not exist as changed, and
-/// would rebuild this package every time.
+/// Waits for the lock that `cargo xtask` holds while it builds the object. An empty, very old file
+/// replaces a missing object: cargo treats a watched file that does not exist as changed and would
+/// rebuild this package every time.
 fn built(out_dir: &Path) -> io::Result<PathBuf> {
     let object = target_dir(out_dir)?.join(NAME);
     File::create(object.with_added_extension("lock"))?.lock_shared()?;

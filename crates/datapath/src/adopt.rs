@@ -1,5 +1,5 @@
-//! Taking over what a predecessor attached: its links and filters get our programs, each in one
-//! step, so that no packet meets none. Our programs look into the same maps.
+//! Replaces the programs in a predecessor's links and filters with ours, each in one step, so every
+//! packet passes a program. Our programs use the same maps.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -26,14 +26,12 @@ use proxy_net::anchor;
 use proxy_net::filter::PRIORITY;
 use proxy_net::link::headerless;
 
-/// What was taken over.
 pub(super) struct Adopted {
     pub(super) devices: BTreeMap<u32, Attached>,
     /// False if a device may still have a program of the predecessor.
     pub(super) is_all: bool,
 }
 
-/// Takes over all that can be, and takes away the pins of devices that are gone.
 pub(super) fn adopt(ebpf: &mut Ebpf, persistence: &Persistence) -> Result<Adopted> {
     let headerless = headerless()?;
     let mut devices = BTreeMap::new();
@@ -77,7 +75,7 @@ pub(super) fn adopt(ebpf: &mut Ebpf, persistence: &Persistence) -> Result<Adopte
     Ok(Adopted { devices, is_all })
 }
 
-/// None if there is no such link any more.
+/// Returns `None` if the link is gone.
 fn adopt_link(
     ebpf: &mut Ebpf,
     path: &Path,
@@ -99,21 +97,21 @@ fn adopt_link(
                 .with_context(|| format!("open the pin {}", path.display()))?;
             Ok(Some(AttachedProgram::Pinned(pinned)))
         }
-        // It serves on, until there is what a start takes.
+        // The link keeps serving until the shortage ends.
         Err(error) if is_shortage(&error) => {
             Err(error).with_context(|| format!("take over the link {}", path.display()))
         }
-        // The device that it was for had the same number, or the kernel refuses the program:
-        // attaching it tells why.
+        // Another device had this number before, or the kernel refuses the program. Attaching
+        // reports the kernel's reason.
         Err(error) => unpin(path, &format!("{error:#}")).map(|()| None),
     }
 }
 
-/// The filter at our place.
+/// The filter at kpx's priority and handle.
 enum Filter {
     None,
     Ours(AttachedProgram),
-    /// The predecessor's, perhaps: ours cannot take its place.
+    /// A filter, perhaps the predecessor's, that ours cannot replace.
     Left,
 }
 
@@ -128,7 +126,7 @@ fn adopt_filter(
     else {
         return Ok(Filter::None); // The device is gone.
     };
-    // Why the kernel refuses a program is told where it is attached.
+    // The attach step reports why the kernel refuses a program.
     let Ok(program) = loaded(ebpf, hook_at(place, attach_type)) else {
         return Ok(Filter::Left);
     };
@@ -148,8 +146,8 @@ fn adopt_filter(
     ))))
 }
 
-/// Returns true if our program at a hook of a device has this name; one of two, as the device has
-/// Ethernet headers or none.
+/// Returns true if `name` is kpx's program for this hook of a device, with or without Ethernet
+/// headers.
 pub(super) fn is_program_at(device: &str, attach_type: TcAttachType, name: &str) -> bool {
     [false, true]
         .map(|is_headerless| hook_at(place(device, is_headerless), attach_type).program())
@@ -165,14 +163,14 @@ fn place(device: &str, is_headerless: bool) -> Place {
     }
 }
 
-/// Returns our hook at a place. At an ingress without one, it is the devices' own: a predecessor
-/// may have taken this device for another.
+/// Returns our hook at a place. A place without an ingress hook gets the uplink's hook, because a
+/// predecessor may have treated the device as an uplink.
 fn hook_at(place: Place, attach_type: TcAttachType) -> PacketHook {
     PacketHook::at(place, direction(attach_type)).unwrap_or(PacketHook::Ingress)
 }
 
-/// The kernel or this process has run out of something, or may not do it: that says nothing of the
-/// link.
+/// Returns true if the kernel or this process lacks a resource or a privilege. Such an error is no
+/// evidence against the link.
 pub(super) fn is_shortage(error: &anyhow::Error) -> bool {
     const SHORTAGES: [Errno; 6] = [
         Errno::EPERM,

@@ -1,5 +1,5 @@
-//! Attaches the programs to devices, and detaches them: by TCX where the kernel supports it, by
-//! clsact elsewhere.
+//! Attaches programs to devices and detaches them: by TCX where the kernel supports TCX, else by
+//! clsact.
 
 mod sockets;
 
@@ -35,22 +35,20 @@ use proxy_net::filter::{HANDLE, Hook, PRIORITY};
 /// The handle of kpx's place among a device's clsact filters.
 pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0, HANDLE);
 
-/// The order in which hooks get their programs. In the other order a flow could be opened whose
-/// replies no program translates.
+/// The order in which hooks get their programs. The reverse order would let a flow open before any
+/// program translates its replies.
 pub(super) const EGRESS_FIRST: [TcAttachType; 2] = [TcAttachType::Egress, TcAttachType::Ingress];
 
-/// The reason why clsact has no place at a device, and the remedy. The kernel puts a filter for the
-/// egress hook of an `ingress` qdisc among those for what comes in.
+/// Why clsact cannot be used on a device, and the remedy. On an `ingress` qdisc the kernel puts a
+/// filter for egress among the ingress filters.
 const NO_EGRESS: &str = "the qdisc `ingress` of another program is in the place of clsact and has no egress hook: have that program use \
                          clsact (tc qdisc del dev DEVICE ingress; tc qdisc add dev DEVICE clsact), or attach by TCX, from Linux 6.6 on";
 
-/// The mechanism by which programs hang on a device.
+/// The mechanism that attaches programs to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Mechanism {
-    /// TCX links, from Linux 6.6.
     Tcx,
-    /// Filters of type cls_bpf on a clsact qdisc.
     Clsact,
 }
 
@@ -63,21 +61,21 @@ impl fmt::Display for Mechanism {
     }
 }
 
-/// The devices that carry our programs. A dropped value leaves the programs there if they are to
-/// stay.
+/// The devices that carry our programs. With persistence, programs stay attached after a drop.
 pub struct Attachments {
     ebpf: Ebpf,
-    /// The mechanism to use. If unset, each device is tried with both, first with the one that
-    /// outlives the agent.
+    /// The mechanism to use. If unset, each device is tried with both, first with the mechanism
+    /// that outlives the agent.
     mechanism: Option<Mechanism>,
     devices: BTreeMap<u32, Attached>,
-    /// The devices whose qdisc is another program's, and has no egress hook.
+    /// The devices where another program's qdisc leaves no egress hook.
     without_egress: BTreeSet<u32>,
-    /// Why the kernel refuses the program of a hook. It is not asked again with each event.
+    /// The kernel's refusal of each hook's program, kept so that later events do not retry the
+    /// load.
     refused: BTreeMap<&'static str, String>,
     persistence: Option<Persistence>,
     sockets: Option<Sockets>,
-    /// Why packets serve sockets that programs should have served.
+    /// Why packets are translated instead of sockets, if socket programs were requested.
     sockets_left: Option<String>,
 }
 
@@ -106,7 +104,7 @@ impl Attachments {
         &self.devices
     }
 
-    /// Returns one of the loaded programs, for a test to run on packets.
+    /// Returns a loaded program, for BPF_PROG_TEST_RUN.
     pub fn program(&self, name: &str) -> Result<&SchedClassifier> {
         let program = self
             .ebpf
@@ -117,8 +115,7 @@ impl Attachments {
             .with_context(|| format!("program {name}"))
     }
 
-    /// Returns the kernel's information about one of the loaded programs, of a device or of a
-    /// socket.
+    /// Returns the kernel's information about a loaded program.
     pub fn info(&self, name: &str) -> Result<ProgramInfo> {
         let program = self
             .ebpf
@@ -129,8 +126,8 @@ impl Attachments {
             .with_context(|| format!("read information about program {name}"))
     }
 
-    /// Returns those of the devices at whose TCX hooks programs of others may be: a hook that
-    /// cannot be asked may have any.
+    /// Returns the devices that may carry other programs at their TCX hooks. A failed query counts
+    /// as such.
     pub fn with_others(&self, devices: impl Iterator<Item = u32>) -> BTreeSet<u32> {
         let ours = PacketHook::ALL
             .into_iter()
@@ -145,13 +142,12 @@ impl Attachments {
         devices.filter(has_others).collect()
     }
 
-    /// Sets the mechanism for the future: see [`super::Options::mechanism`].
+    /// Sets the mechanism for later calls: see [`super::Options::mechanism`].
     pub fn set_mechanism(&mut self, mechanism: Mechanism) {
         self.mechanism = Some(mechanism);
     }
 
-    /// Notes the devices at which clsact has no place: a qdisc of another program has it, which has
-    /// no egress hook.
+    /// Sets the devices where another program's qdisc leaves no egress hook.
     pub fn set_without_egress(&mut self, devices: BTreeSet<u32>) {
         self.without_egress = devices;
     }
@@ -167,8 +163,8 @@ impl Attachments {
         {
             self.detach(ifindex);
         }
-        // A modem may switch to packets without Ethernet headers, and a tunnel's program may change
-        // its kind.
+        // A modem can switch to packets without Ethernet headers, and another program can change a
+        // tunnel's type.
         if self
             .devices
             .get(&ifindex)
@@ -209,7 +205,7 @@ impl Attachments {
         self.without_egress.contains(&ifindex) && PacketHook::at(place, Direction::Egress).is_some()
     }
 
-    /// Returns the mechanisms in the order to try. A link lives as long as its pin, and a filter as
+    /// Returns the mechanisms in the order to try. A link lives as long as its pin, a filter as
     /// long as its qdisc.
     fn preferred(&self) -> [Mechanism; 2] {
         match self
@@ -222,7 +218,7 @@ impl Attachments {
         }
     }
 
-    /// Returns what keeps the programs while no agent runs.
+    /// Returns the means that keep the programs while no agent runs.
     pub fn persistence_kind(&self) -> PersistenceKind {
         let Some(Persistence { pins, .. }) = &self.persistence else {
             return PersistenceKind::Nothing;
@@ -240,15 +236,15 @@ impl Attachments {
         }
     }
 
-    /// Detaches from a device. A device that is gone is only forgotten.
+    /// Detaches from a device. A missing device is forgotten.
     pub fn detach(&mut self, ifindex: u32) -> Option<Attached> {
         let mut attached = self.devices.remove(&ifindex)?;
         attached.detach();
         Some(attached)
     }
 
-    /// Takes over what a predecessor attached. Returns false if a program of the predecessor may be
-    /// left.
+    /// Takes over a predecessor's programs. Returns false if a program of the predecessor may
+    /// remain.
     pub(super) fn adopt(&mut self) -> Result<bool> {
         let Some(persistence) = &self.persistence else {
             return Ok(true);
@@ -258,8 +254,8 @@ impl Attachments {
         Ok(is_all)
     }
 
-    /// Asks the kernel which of our programs somebody has taken off devices. A link without its pin
-    /// is in force: see [`Self::restore_pins`].
+    /// Returns our programs that are no longer on their devices. A link without its pin still runs:
+    /// see [`Self::restore_pins`].
     pub async fn verify(&self, handle: &Handle) -> Result<Vec<MissingProgram>> {
         let id = |program: &SchedClassifier| {
             program
@@ -277,7 +273,8 @@ impl Attachments {
             .map_or(Ok(()), Persistence::keep_maps)
     }
 
-    /// Makes pins of maps and links again that another program has removed. Returns their number.
+    /// Restores the pins of maps and links that another program removed. Returns the number of new
+    /// pins.
     pub fn restore_pins(&mut self) -> Result<u64> {
         let Some(persistence) = &self.persistence else {
             return Ok(0);
@@ -294,7 +291,7 @@ impl Attachments {
         Ok(restored)
     }
 
-    /// Where changes of this host are noted, if they outlive the agent.
+    /// Returns the list of changes to this host, if changes outlive the agent.
     pub fn changes(&self) -> Option<&Changes> {
         self.persistence
             .as_ref()
@@ -309,7 +306,7 @@ impl Attachments {
         self.devices.values_mut().for_each(Attached::detach);
     }
 
-    /// Attaches by one mechanism, and then detaches the programs that the other mechanism attached.
+    /// Attaches by one mechanism, then detaches the other mechanism's programs.
     fn attach_by(
         &mut self,
         mechanism: Mechanism,
@@ -334,7 +331,7 @@ impl Attachments {
         result
     }
 
-    /// Attaches egress before ingress. If either fails, neither stays.
+    /// Attaches egress before ingress. If either fails, both are detached.
     fn complete(&mut self, attached: &mut Attached, ifindex: u32, place: Place) -> Result<()> {
         if attached.mechanism == Mechanism::Clsact {
             ensure!(
@@ -381,7 +378,7 @@ impl Attachments {
         Ok(())
     }
 
-    /// Adds a clsact qdisc. One that exists serves as well.
+    /// Adds a clsact qdisc, or keeps the existing one.
     fn ensure_clsact(&self, ifindex: u32, device: &str) -> Result<()> {
         let changes = self
             .persistence
@@ -417,7 +414,7 @@ impl Attachments {
         fs::create_dir_all(&links).with_context(|| format!("create {}", links.display()))?;
         let path = links.join(link_name(ifindex, attach_type));
         if path.exists() {
-            remove_pin(&path)?; // The pin is of a device that is gone.
+            remove_pin(&path)?; // The pin belongs to a device that is gone.
         }
         let link = FdLink::try_from(link).context("a TCX link")?;
         let pinned = link
@@ -452,8 +449,8 @@ impl Attachments {
         };
         let id = match program.attach_with_options(device, attach_type, options) {
             Ok(id) => Ok(id),
-            // A killed predecessor left this filter, which is ours by its place. The filter is
-            // replaced in one step.
+            // A killed predecessor left this filter, which has kpx's handle. Replace it in one
+            // step.
             Err(_) if mechanism == Mechanism::Clsact => {
                 let left = SchedClassifierLink::attached(
                     device,
@@ -474,8 +471,8 @@ impl Attachments {
     }
 }
 
-/// Removes the filters of a predecessor that used clsact and was killed. Otherwise they would run
-/// after ours, with tables that no agent updates. Missing filters are the rule and no error.
+/// Removes the clsact filters of a killed predecessor, which would run after ours with stale
+/// tables. Usually there are no such filters.
 pub(super) fn remove_filters(device: &str) {
     for attach_type in [TcAttachType::Ingress, TcAttachType::Egress] {
         // A dropped filter is detached.
@@ -489,7 +486,6 @@ pub(super) fn remove_filters(device: &str) {
     }
 }
 
-/// Returns the direction of an attach type for devices.
 pub(super) fn direction(attach_type: TcAttachType) -> Direction {
     if attach_type == TcAttachType::Ingress {
         Direction::Ingress
@@ -498,8 +494,8 @@ pub(super) fn direction(attach_type: TcAttachType) -> Direction {
     }
 }
 
-/// Returns a hook's program, loaded. The kernel gets one that few nodes need with the first device
-/// that needs it.
+/// Returns a hook's loaded program. Programs that few nodes need are loaded with the first device
+/// that needs them.
 pub(super) fn loaded(ebpf: &mut Ebpf, hook: PacketHook) -> Result<&mut SchedClassifier> {
     let program = program(ebpf, hook.program())?;
     if program.fd().is_err() {
@@ -518,7 +514,7 @@ pub(super) fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Sche
         .with_context(|| format!("program {name}"))
 }
 
-/// A name may pass to another device while we attach by it.
+/// Returns an error if the name has passed to another device.
 fn same_device(name: &str, ifindex: u32) -> Result<()> {
     let found = if_nametoindex(name).with_context(|| format!("find device {name}"))?;
     ensure!(

@@ -1,4 +1,4 @@
-//! The programs of kpx on one device, and what keeps each of them there.
+//! kpx's programs on a device, and the handles that keep them attached.
 
 use std::mem::ManuallyDrop;
 use std::path::Path;
@@ -45,7 +45,6 @@ impl Attached {
         self.ingress.is_none() && self.egress.is_none()
     }
 
-    /// It was given a program at this hook.
     pub(super) fn has(&self, hook: Hook) -> bool {
         match hook {
             Hook::Ingress => self.ingress.is_some(),
@@ -59,8 +58,8 @@ impl Attached {
             && self.ingress.is_some() == is_due(Direction::Ingress)
     }
 
-    /// Pins a link again if its pin is gone. The program stays where it is. Returns true if it was
-    /// gone.
+    /// Pins a link again if its pin is gone. The program stays attached. Returns true if the pin
+    /// was gone.
     pub(super) fn restore_pin(&mut self, attach_type: TcAttachType, path: &Path) -> Result<bool> {
         let hook = self.hook(attach_type);
         if !matches!(hook, Some(AttachedProgram::Pinned(_))) || path.exists() {
@@ -75,8 +74,8 @@ impl Attached {
         Ok(true)
     }
 
-    /// Detaches both programs, ingress first. Otherwise a flow could be opened whose replies no
-    /// program translates.
+    /// Detaches ingress, then egress. The reverse order would let flows open without translation of
+    /// their replies.
     pub(super) fn detach(&mut self) {
         for program in [self.ingress.take(), self.egress.take()]
             .into_iter()
@@ -87,13 +86,12 @@ impl Attached {
     }
 }
 
-/// A program of kpx on a hook of a device.
 pub(super) enum AttachedProgram {
     /// A TCX link, which outlives this value.
     Pinned(PinnedLink),
     /// A filter, which outlives this value.
     Filter(ManuallyDrop<SchedClassifierLink>),
-    /// A link that is detached with this value.
+    /// A link that is detached when this value drops.
     Own { _link: SchedClassifierLink },
 }
 

@@ -1,4 +1,4 @@
-//! The clock of the programs.
+//! The clock that the programs use.
 
 use anyhow::{Context, Result};
 use nix::sys::time::{TimeSpec, TimeValLike};

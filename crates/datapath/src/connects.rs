@@ -1,4 +1,4 @@
-//! Reads and tidies what the programs count of TCP connections, for each service port and backend.
+//! Reads and prunes the programs' counts of TCP connections per service port and backend.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +15,10 @@ use super::flows::{read, remove};
 use super::maps::{FamilyNames, take};
 use crate::sys::map_walk::Walk;
 
-/// The number of rows in one read.
+/// The rows in a read.
 const BATCH: usize = 256;
 
-/// The time without a client after which the counts of a backend go to the row of its service port.
+/// The idle time after which a backend's counts move to the row of its service port.
 const SILENCE_SECS: u32 = 3_600;
 /// The same while the map is more than three quarters full.
 const SILENCE_SECS_WHEN_FULL: u32 = 60;
@@ -26,12 +26,11 @@ const SILENCE_SECS_WHEN_FULL: u32 = 60;
 /// The rows of each service port.
 type Rows<A> = BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, Connects>>;
 
-/// The map of connections.
 pub(super) struct ConnectLedger<A: FamilyNames> {
     map: HashMap<MapData, EndpointKey<A>, Connects>,
     walk: Walk<EndpointKey<A>, Connects>,
     max_entries: usize,
-    /// The connections whose flows the agent has swept before a backend answered.
+    /// The number of swept flows without an answer from the backend.
     unanswered: BTreeMap<(FrontendKey<A>, SockAddr<A>), u64>,
 }
 
@@ -76,9 +75,8 @@ impl<A: FamilyNames> ConnectLedger<A> {
         }
     }
 
-    /// Writes the agent's own counts, and takes the rows of silent backends together. A count that
-    /// a program adds in the same instant is lost. Without room in the map, the agent's counts are
-    /// lost as well.
+    /// Writes the agent's own counts and merges the rows of idle backends. A count that a program
+    /// adds at the same instant is lost. In a full map the agent's counts are lost too.
     pub(super) fn settle(&mut self, rows: &Rows<A>, now_secs: u32) -> Result<()> {
         for ((service, at), unanswered) in std::mem::take(&mut self.unanswered) {
             let mut more = Connects::NOTHING;
@@ -100,7 +98,7 @@ impl<A: FamilyNames> ConnectLedger<A> {
                 .filter(|(at, connects)| !at.addr.is_unspecified() && is_silent(connects))
             {
                 let key = EndpointKey::new(*service, *at);
-                // It may have been dialled since.
+                // A client may have dialled the backend since the walk.
                 if let Some(connects) = read(&self.map, &key)?.filter(is_silent) {
                     let rest = SockAddr::new(A::UNSPECIFIED, Port::ANY);
                     let add = |ledger: &mut Self| ledger.add(*service, rest, connects);
@@ -118,8 +116,8 @@ impl<A: FamilyNames> ConnectLedger<A> {
         self.map.insert(key, connects, 0).map_err(Into::into)
     }
 
-    /// Forgets service ports that are gone with all their flows, and SYNs that no backend owes an
-    /// answer any more.
+    /// Removes service ports that are gone with all their flows, and expired notes of unanswered
+    /// SYNs.
     pub(super) fn prune(
         &mut self,
         found: &mut FamilyCounts<A>,
@@ -134,7 +132,7 @@ impl<A: FamilyNames> ConnectLedger<A> {
                 |asked: &Connects| now_secs.saturating_sub(asked.last_secs) > Asked::OLD_SECS;
             for (at, _) in backends.into_iter().filter(|(_, asked)| is_old(asked)) {
                 let key = EndpointKey::new(service, at);
-                // It may have been asked since.
+                // A client may have sent another SYN since.
                 if read(&self.map, &key)?.as_ref().is_some_and(is_old) {
                     remove(&mut self.map, &key)?;
                 }
@@ -156,8 +154,8 @@ impl<A: FamilyNames> ConnectLedger<A> {
     }
 }
 
-/// Adds counts to another row, and removes theirs after that: an agent that ends in between has
-/// counted twice, and lost nothing.
+/// Adds counts to another row, then removes the old row: a crash in between counts twice and loses
+/// nothing.
 fn move_counts<T>(
     map: &mut T,
     mut add: impl FnMut(&mut T) -> Result<()>,

@@ -1,5 +1,5 @@
-//! Counts the traffic of each service port, and the flows of each backend. A count adds up the
-//! flows' own counters and the counters of removed flows.
+//! Counts the traffic of each service port and the flows of each backend. A count is the sum over
+//! open flows and removed flows.
 
 use std::collections::BTreeMap;
 
@@ -29,8 +29,8 @@ pub struct FamilyCounts<A: Addr> {
     pub ports: BTreeMap<FrontendKey<A>, Totals>,
     /// The open flows from a service port to each backend.
     pub flows: BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, u64>>,
-    /// What became of the connections from a service port to each backend that was dialled of late.
-    /// The backend without address has the counts of the others.
+    /// The outcomes of recent connections from a service port to each backend. The unspecified
+    /// address holds the other backends' counts.
     pub connects: BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, Connects>>,
 }
 
@@ -45,7 +45,7 @@ impl<A: Addr> Default for FamilyCounts<A> {
 }
 
 impl<A: Addr> FamilyCounts<A> {
-    /// Returns what became of the connections of a service port.
+    /// Returns the outcomes of a service port's connections, summed over its backends.
     pub fn connects_of(&self, service: &FrontendKey<A>) -> Connects {
         let backends = self
             .connects
@@ -58,7 +58,6 @@ impl<A: Addr> FamilyCounts<A> {
         })
     }
 
-    /// Adds the counters of an entry.
     pub(super) fn add(&mut self, flow: &Flow<A>) {
         if flow.service.addr.is_unspecified() {
             return;
@@ -78,13 +77,13 @@ impl<A: Addr> FamilyCounts<A> {
             Some(EntryKind::Undnat) => {
                 self.ports.entry(flow.service).or_default().returned += flow.passed
             }
-            // Both directions pass one of the above as well.
+            // Both directions also pass an entry of a kind above.
             Some(EntryKind::Snat | EntryKind::Unsnat) | None => {}
         }
     }
 }
 
-/// The traffic of one service port.
+/// The traffic of a service port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// The number of opened flows.
@@ -92,7 +91,7 @@ pub struct Totals {
     /// The number of packets that would have opened a flow and were dropped.
     pub dropped: u64,
     pub rejected: u64,
-    /// The traffic towards backends (`sent`) and back to clients (`returned`).
+    /// The traffic towards backends (`sent`) and towards clients (`returned`).
     pub sent: Passed,
     pub returned: Passed,
 }
@@ -130,16 +129,15 @@ impl From<ServiceCounts> for Totals {
     }
 }
 
-/// The counters of a family's service ports beside their flows.
+/// The counters of a family's service ports that are kept outside the flows.
 pub(super) struct Ledger<A: FamilyNames> {
-    /// The counters that the programs keep.
     counts: HashMap<MapData, FrontendKey<A>, ServiceCounts>,
-    /// A second handle on the services, which tells which service ports exist.
+    /// A second handle on the services map, to look up existing service ports.
     services: HashMap<MapData, FrontendKey<A>, Service>,
-    /// The traffic of swept flows: sent, and returned.
+    /// The traffic of swept flows: sent, returned.
     swept: BTreeMap<FrontendKey<A>, (Passed, Passed)>,
     connects: ConnectLedger<A>,
-    /// The result of the last walk. A walk does not meet a flow that a program closes meanwhile.
+    /// The result of the last walk. A walk can miss a flow that a program closes during the walk.
     last: BTreeMap<FrontendKey<A>, Totals>,
 }
 
@@ -158,7 +156,7 @@ impl<A: FamilyNames> Ledger<A> {
         })
     }
 
-    /// Keeps the counters of a TCP flow that was removed before its backend had sent a packet.
+    /// Keeps the counters of a TCP flow that was removed before its backend sent a packet.
     pub(super) fn close_unanswered(&mut self, flow: &Flow<A>) {
         self.connects.close_unanswered(flow);
     }
@@ -172,8 +170,8 @@ impl<A: FamilyNames> Ledger<A> {
         }
     }
 
-    /// Returns the counters kept beside the flows. Call this before the flows are added: otherwise
-    /// a flow that a program closes meanwhile would be counted twice.
+    /// Returns the counters kept outside the flows. Call this before adding flows: otherwise a flow
+    /// that a program closes during the walk is counted twice.
     pub(super) fn begin(&mut self) -> Result<FamilyCounts<A>> {
         let mut found = FamilyCounts {
             connects: self.connects.read()?,
@@ -192,7 +190,7 @@ impl<A: FamilyNames> Ledger<A> {
         Ok(found)
     }
 
-    /// Makes sure that no number decreases. Only a table at rest is counted exactly.
+    /// Keeps every number from decreasing: the count of a table in use is not exact.
     pub(super) fn end(&mut self, found: &mut FamilyCounts<A>) {
         for (service, totals) in &mut found.ports {
             if let Some(last) = self.last.get(service) {
@@ -203,8 +201,7 @@ impl<A: FamilyNames> Ledger<A> {
     }
 
     /// Adds the counters of swept flows to the programs' counters, which outlive the agent. A count
-    /// that a program adds in the same instant is lost, as where two programs meet. Without room in
-    /// the map, the counters stay here.
+    /// that a program adds at the same instant is lost. If the map is full, the counters stay here.
     pub(super) fn settle(&mut self, found: &FamilyCounts<A>, now_secs: u32) -> Result<()> {
         self.connects.settle(&found.connects, now_secs)?;
         for (service, (sent, returned)) in std::mem::take(&mut self.swept) {
@@ -218,7 +215,7 @@ impl<A: FamilyNames> Ledger<A> {
         Ok(())
     }
 
-    /// Forgets the service ports that are gone with all their flows.
+    /// Removes service ports that are gone with all their flows.
     pub(super) fn prune(&mut self, found: &mut FamilyCounts<A>, now_secs: u32) -> Result<()> {
         for service in found.ports.keys().copied().collect::<Vec<_>>() {
             if !found.flows.contains_key(&service) && read(&self.services, &service)?.is_none() {

@@ -1,4 +1,4 @@
-//! The kernel side of a node: loads programs, takes maps, attaches to devices.
+//! The kernel side of a node: loads programs, opens maps, attaches to devices.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -39,49 +39,47 @@ pub struct Datapath {
     pub flows: FlowMaps,
     pub votes: VoteReader,
     pub node: NodeMaps,
-    /// The state that the agent tells the fast path from moment to moment.
+    /// The fast path's controls: epoch and deadline.
     pub ways: FastPathWays,
-    /// The flows that could skip the stack beside conntrack.
+    /// The flows that could skip the stack although conntrack follows them.
     pub tolerated: ToleratedFlows,
     pub counters: Counters,
     pub monitor: Monitor,
     pub attachments: Attachments,
     pub loaded: Loaded,
-    /// The task that aborts stale UDP sockets, where UDP sockets are translated.
+    /// The task that aborts stale UDP sockets, if UDP sockets are translated.
     pub stale_sockets: Option<StaleSockets>,
-    /// The table of the pods whose sockets are led, where pods are chosen.
+    /// The table of pods with socket load balancing, if pods are selected.
     pub pod_rows: Option<PodRows>,
 }
 
-/// The options of a load; an unset option means the default.
+/// The options of a load. Unset options have defaults.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// The mechanism to attach with; by default each device is tried with TCX first.
+    /// The mechanism to attach with; by default TCX, then clsact.
     pub mechanism: Option<Mechanism>,
     pub sizes: Sizes,
-    /// The options of socket translation. If unset, sockets send packets to the services.
+    /// The options of socket translation. If unset, only packets are translated.
     pub sockets: Option<SocketOptions>,
-    /// Set to load the programs that redirect packets past the stack. [`NodeMaps::set_node`] then
-    /// switches them on and off.
+    /// Loads the programs that redirect packets past the stack. [`NodeMaps::set_node`] enables and
+    /// disables them.
     pub fast_path: bool,
-    /// The times for which flows may be silent.
+    /// The idle timeouts of flows.
     pub timeouts: Timeouts,
-    /// Set to keep the hooks' packet marks where BPF_PROG_TEST_RUN shows them, for tests of more
-    /// than one hook.
+    /// Keeps the hooks' packet marks where BPF_PROG_TEST_RUN returns them, for tests of several
+    /// hooks.
     pub exposes_packet_mark: bool,
-    /// The number of packets that each CPU may answer in a second, in place of the object's value;
-    /// for tests.
+    /// The answers that each CPU may send in a second, instead of the object's value; for tests.
     pub answers_per_sec: Option<u32>,
-    /// The flow entries by which clients' shares are measured, in place of the table's size; for
+    /// The flow entries by which clients' shares are measured, instead of the table's size; for
     /// tests.
     pub flow_room: Option<u32>,
-    /// The number of rings of the half-open queue, in place of one for each CPU; for tests.
+    /// The number of rings of the half-open queue, instead of one per CPU; for tests.
     pub half_open_rings: Option<u32>,
 }
 
 impl Datapath {
-    /// Loads the programs of `object` into the kernel. Nothing is attached yet, and nothing
-    /// outlives the result.
+    /// Loads the programs of `object` into the kernel, without attaching. A drop unloads them.
     pub fn load(object: &[u8], mut options: Options) -> Result<Self> {
         let (ebpf, unfit) = load_fitting(object, &mut options, &[])?;
         let mut this = Self::new(ebpf, options, None)?;
@@ -90,8 +88,8 @@ impl Datapath {
         Ok(this)
     }
 
-    /// Loads the programs of `object` over the maps of a predecessor, if there are any, and
-    /// replaces its programs. Maps and programs outlive the result.
+    /// Loads the programs of `object` over a predecessor's maps, if any, and replaces its programs.
+    /// Maps and programs outlive the result.
     pub fn take_over(
         object: &[u8],
         mut options: Options,
@@ -120,7 +118,7 @@ impl Datapath {
         resize.finish()?;
         retired::remove(&maps)?;
         this.attachments.keep_maps()?;
-        // A predecessor may have ended between an endpoint's removal and this step.
+        // A predecessor may have ended between the removal of an endpoint and this step.
         this.tables.begin_generation()?;
         Ok(this)
     }
@@ -132,7 +130,7 @@ impl Datapath {
             leads_udp.then(|| StaleSockets::new(&ebpf, Arc::clone(&endpoints_removed)));
         let leads_pods = options.sockets.is_some_and(|sockets| sockets.pods);
         let loaded = Loaded::of(&ebpf, &options.programs())?;
-        // Each looks into maps that the next one takes.
+        // Each constructor opens maps that the next constructor takes.
         let tolerated = ToleratedFlows::new(&mut ebpf)?;
         let votes = VoteReader::new(&ebpf)?;
         let flows = FlowMaps::new(&mut ebpf, options.timeouts)?;
@@ -157,23 +155,22 @@ impl Datapath {
 }
 
 impl Options {
-    /// Returns the names of the programs that are loaded at the start.
     fn programs(&self) -> Vec<&'static str> {
         PacketHook::common_programs()
             .chain(self.sockets.into_iter().flat_map(sockets::programs))
             .collect()
     }
 
-    /// Returns the room of each map that differs from the object's value.
+    /// Returns the size of each map that differs from the object's value.
     fn map_sizes(&self) -> BTreeMap<&'static str, MapSize> {
         let mut sizes = self.sizes.map_sizes();
-        // A map that no program uses takes no room.
+        // A map without a program gets the smallest size.
         sizes.extend(sockets::unused_tables(self.sockets).map(|name| (name, MapSize::exactly(1))));
         sizes
     }
 
-    /// Returns the entries that a map has or gets, of the two families the fewer. A map that is
-    /// there may be larger than wanted.
+    /// Returns a map's entries in the smaller of the two families. A pinned map may exceed the
+    /// wanted size.
     fn room(&self, map: fn(&FamilyMaps) -> &'static str, of_object: u32, pins: &[PinPath]) -> u32 {
         let sizes = self.map_sizes();
         let of_family = |names: &FamilyMaps| {
@@ -192,7 +189,7 @@ impl Options {
     fn rings(&self, flows: u32, pins: &[PinPath]) -> Result<Rings> {
         let waiting = half_open_places(flows);
         let all = self.room(|names| names.half_open, all_places(FLOWS / 4), pins);
-        // The rings may be older than a larger table, or younger.
+        // The rings may be older or younger than a resized flow table.
         let places = waiting
             .min((u64::from(waiting) * u64::from(all) / u64::from(all_places(waiting))) as u32);
         let cpus = || {
@@ -206,7 +203,7 @@ impl Options {
     }
 }
 
-/// Marks an error of what only sockets need.
+/// Marks an error in the socket programs.
 #[derive(Debug)]
 struct OfSockets;
 
@@ -216,8 +213,8 @@ impl fmt::Display for OfSockets {
     }
 }
 
-/// Loads the object. If the kernel refuses optional programs, loads it without them, and returns
-/// its reason as well.
+/// Loads the object. If the kernel refuses optional programs, loads the rest and returns the
+/// kernel's error.
 fn load_fitting(
     object: &[u8],
     options: &mut Options,
@@ -235,7 +232,6 @@ fn load_fitting(
     }
 }
 
-/// Loads the object, with the maps of `pins` pinned there.
 fn load(object: &[u8], options: Options, pins: &[PinPath]) -> Result<Ebpf> {
     raise_memlock();
     let mut loader = verifier::loader();
@@ -296,15 +292,15 @@ fn load(object: &[u8], options: Options, pins: &[PinPath]) -> Result<Ebpf> {
 }
 
 /// Raises the limit on locked memory. Before Linux 5.11 maps and programs count as locked memory,
-/// and the default limit is low. Later kernels do not check, so a failure is ignored: the kernel
-/// reports too low a limit when it makes a map.
+/// and the default limit is low. A failure is ignored: later kernels have no such limit, and older
+/// kernels report a low limit when a map is created.
 fn raise_memlock() {
     if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
         debug!(%error, "the limit on locked memory stays");
     }
 }
 
-/// Hands the programs' log lines about single packets to the agent's own log.
+/// Forwards the programs' log lines about single packets to the agent's log.
 #[cfg(feature = "log")]
 fn log_packets(ebpf: &mut Ebpf) -> Result<()> {
     let logger = aya_log::EbpfLogger::init(ebpf)

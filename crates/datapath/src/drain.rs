@@ -1,6 +1,6 @@
-//! Takes a node out of service without cutting open flows. Packets that would open a flow are left
-//! to the next proxy, and the programs follow open flows to their end. No agent runs meanwhile: an
-//! agent would keep the node in service.
+//! Takes a node out of service without cutting open flows. Packets that would open a flow go to the
+//! next proxy; the programs serve open flows to their end. No agent runs during a drain: an agent
+//! would put the node back into service.
 
 use std::path::Path;
 
@@ -29,8 +29,8 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Opens the maps pinned below the folder `root`. Returns None if no kpx of this layout left
-    /// its maps there.
+    /// Opens the maps pinned below the folder `root`. Returns `None` if no kpx of this layout left
+    /// maps there.
     pub fn open(root: &Path) -> Result<Option<Self>> {
         let maps = root.join(format!("v{LAYOUT}")).join("maps");
         if !maps.join(names::NODE).exists() {
@@ -43,8 +43,7 @@ impl Drain {
         }))
     }
 
-    /// Opens the maps as [`Drain::open`] does, from maps without a pin. Returns None if they are
-    /// not the maps of a complete kpx.
+    /// Opens unpinned maps, like [`Drain::open`]. Returns `None` if a map of kpx is missing.
     pub fn of(mut orphans: Vec<Orphan>) -> Result<Option<Self>> {
         let mut take = |name: &str| {
             let at = orphans.iter().position(|orphan| orphan.name == name)?;
@@ -64,7 +63,7 @@ impl Drain {
         }))
     }
 
-    /// Stops the opening of flows, until the next agent starts.
+    /// Stops opening flows until the next agent starts.
     pub fn begin(&mut self) -> Result<()> {
         let node = self.node.get(&0, 0).context("read NODE")?;
         self.node

@@ -1,5 +1,5 @@
-//! Marks the ends that have flows, in rounds: see [`proxy_common::ways`]. A sweep is a round,
-//! because it meets all flows.
+//! Marks the ends that have flows, in rounds: see [`proxy_common::ways`]. Each sweep is a round,
+//! because it visits all flows.
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
@@ -11,18 +11,17 @@ use proxy_common::ways::{FIRST_CELL, ROUND, ROWS, Row, cell_row};
 
 use crate::sys::map_walk::Rows;
 
-/// Where more cells are marked, few packets would be spared a look-up, and the agent had to write
-/// many rows: the round does not end.
+/// The marked cells above which a round does not end: so many marks would spare few packets a
+/// look-up, and the agent would write many rows.
 const MOST: usize = ROWS as usize / 2;
 
-/// The marks of the ends that have flows.
 pub(crate) struct Ends {
     rows: Rows<u32, Row>,
     round: Row,
     has_ended: bool,
-    /// False if a program of another load may open flows: one of an older version marks nothing.
+    /// False if programs of another load may open flows: older versions set no marks.
     is_alone: bool,
-    /// The rows of the cells that this round has met, in bits.
+    /// A bit set of the rows of cells seen in this round.
     met: Vec<u64>,
 }
 
@@ -48,8 +47,7 @@ impl Ends {
         Ok(this)
     }
 
-    /// Marks every end: a predecessor may have marked none of the flows that it opened, or may have
-    /// ended within a round.
+    /// Marks every end: a predecessor may have opened flows without marks, or ended within a round.
     fn mark_all(&mut self) -> Result<()> {
         const NEW: Row = Row {
             first: 0,
@@ -67,19 +65,19 @@ impl Ends {
         })
     }
 
-    /// Lets no round end from now on: marks stay for as long as the programs do.
+    /// Ends no more rounds: marks live as long as the programs.
     pub(crate) fn share(&mut self) {
         self.is_alone = false;
     }
 
-    /// Marks every end for good: the next agent may be of a version whose programs mark none, while
-    /// programs of this one are still on devices.
+    /// Marks every end for good: the next agent may load programs that set no marks while some of
+    /// our programs are still attached.
     pub(crate) fn leave(&mut self) -> Result<()> {
         self.share();
         self.mark_all()
     }
 
-    /// Begins a round, or the last one again if that has not ended. The caller has met no flow yet.
+    /// Begins a round, or repeats a round that has not ended. The caller has visited no flow yet.
     pub(crate) fn begin(&mut self) -> Result<()> {
         self.met.fill(0);
         if self.has_ended {
@@ -93,7 +91,6 @@ impl Ends {
         Ok(())
     }
 
-    /// Notes the end that an entry marks.
     pub(crate) fn meet<A: Addr>(&mut self, key: &FlowKey<A>, flow: &Flow<A>) {
         if key.hook() != Hook::ANCHOR {
             let row = cell_row(&flow.marked_end(key)) as usize;
@@ -101,7 +98,7 @@ impl Ends {
         }
     }
 
-    /// Ends the round. The caller has met all flows that stood when the round began.
+    /// Ends the round. The caller has visited all flows that existed when the round began.
     pub(crate) fn end(&mut self) -> Result<()> {
         let count: usize = self.met.iter().map(|bits| bits.count_ones() as usize).sum();
         if !self.is_alone || count > MOST {

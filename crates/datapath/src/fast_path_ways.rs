@@ -1,5 +1,5 @@
-//! The agent's words to the fast path: when the programs have to ask the routes again, and how long
-//! they may open whole connections.
+//! The agent's controls of the fast path: the epoch after which programs look up routes again, and
+//! the deadline for bypassing the stack from the first packet.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -24,7 +24,7 @@ struct Told {
 
 impl FastPathWays {
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
-        // Flows remember the epochs of a predecessor.
+        // A new epoch must differ from a predecessor's, which flows have stored.
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
@@ -40,15 +40,14 @@ impl FastPathWays {
         Ok(this)
     }
 
-    /// Begins another epoch: the programs ask the routes and networks again.
+    /// Begins another epoch: the programs look up routes and networks again.
     pub fn begin_epoch(&self) -> Result<()> {
         let mut told = self.lock();
         told.row.first = told.row.first.wrapping_add(1);
         told.write()
     }
 
-    /// Lets the programs open whole connections past the stack for so many seconds from now on, or
-    /// no longer.
+    /// Lets the programs open bypass connections for `secs` seconds from now; `None` stops them.
     pub fn open_for(&self, secs: Option<u32>) -> Result<()> {
         let until = match secs {
             Some(secs) => boot_secs()? + secs,
@@ -58,7 +57,7 @@ impl FastPathWays {
         if told.row.second == until {
             return Ok(());
         }
-        // Open flows that the programs have judged in this second are judged again.
+        // Programs recheck the open flows that they checked in this second.
         if until == 0 {
             told.row.first = told.row.first.wrapping_add(1);
         }

@@ -1,4 +1,4 @@
-//! A walk through the flow tables for readers: beside the sweep, and without its lock.
+//! A walk through the flow tables for readers, independent of the sweep and its lock.
 
 use std::net::SocketAddr;
 
@@ -19,19 +19,18 @@ pub struct ListedFlow {
     pub backend: SocketAddr,
     /// The client as the backend sees it.
     pub source: SocketAddr,
-    /// The source has another address than the client.
+    /// True if the source has another address than the client.
     pub masqueraded: bool,
-    /// A socket of this node opened it.
+    /// True if a socket of this node opened the flow.
     pub from_node: bool,
     pub state: State,
-    /// The seconds since a packet of the client passed.
+    /// The seconds since the client's last packet.
     pub idle_secs: u32,
-    /// The seconds of silence after which it is forgotten in this state.
+    /// The idle timeout of this state, in seconds.
     pub timeout_secs: u32,
 }
 
-/// A reader of both families' flows. It takes the memory of one batch, however many flows there
-/// are.
+/// A reader of both families' flows. It takes the memory of one batch, for any number of flows.
 #[derive(Debug)]
 pub struct FlowReader {
     timeouts: Timeouts,
@@ -48,7 +47,7 @@ impl FlowReader {
         Self { timeouts, v4, v6 }
     }
 
-    /// Returns the flows of the next batch, which may be none; None after the last batch.
+    /// Returns the flows of the next batch, which may be empty; `None` after the last batch.
     pub fn next_batch(&mut self) -> Result<Option<Vec<ListedFlow>>> {
         let times = Times {
             now_secs: boot_secs()?,
@@ -61,7 +60,7 @@ impl FlowReader {
     }
 }
 
-/// The time, and the times for which flows may be silent.
+/// The current time and the idle timeouts.
 #[derive(Clone, Copy)]
 pub(super) struct Times {
     pub(super) now_secs: u32,
@@ -81,8 +80,8 @@ fn listed<A: FamilyNames>(
     Ok(batch.map(|entries| entries.filter_map(listed).collect()))
 }
 
-/// Returns true for the entry by which a flow is listed. Each flow has one opener's entry among its
-/// two or four; an opener at egress belongs to another program.
+/// Returns true for the entry by which a flow is listed. Each flow has two or four entries and one
+/// opener; an opener at egress belongs to another program.
 pub(super) fn is_opener<A: FamilyNames>(key: &FlowKey<A>, flow: &Flow<A>) -> bool {
     flow.kind == Kind::DNAT && key.hook() != Hook::EGRESS
 }

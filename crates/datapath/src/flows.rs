@@ -1,8 +1,7 @@
-//! Counts and sweeps the flow table for the agent. The agent's count for each backend is exact, and
-//! the programs' own counts are corrected to it.
+//! Sweeps the flow table and counts flows. The agent's count for each backend is exact and corrects
+//! the programs' own counts.
 //!
-//! Both take one walk through the table, in batches: little memory for a table of any size, and no
-//! more than half of a CPU.
+//! Sweep and count share a walk in batches, which takes little memory and at most half a CPU.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,20 +27,20 @@ use super::maps::{FamilyNames, flow_table, take};
 use super::pressure::Pressure;
 use super::shares::{Held, Shares};
 
-/// The number of entries in one read, which takes a fraction of a millisecond.
+/// The entries in a read, which takes a fraction of a millisecond.
 pub(super) const BATCH: usize = 1_024;
-/// The idle time after which an entry without its opener is removed. The programs make the entry
+/// The idle time after which an entry without opener is removed. The programs create this entry
 /// before the opener.
 const ORPHAN_SECS: u32 = 30;
-/// The time within which a count is reused, because a walk through a large table takes a while.
+/// The time for which a count is reused: walking a large table takes long.
 const COUNT_PERIOD: Duration = Duration::from_millis(500);
 
-/// The flow tables of both families, and the counters of services. Clones are handles on the same
-/// tables; one handle at a time sweeps or counts.
+/// The flow tables of both families, and the counters of services. Clones share the tables; a lock
+/// serialises sweeps and counts.
 #[derive(Clone)]
 pub struct FlowMaps {
     families: Arc<Mutex<Families>>,
-    /// Other handles of the tables: a reader waits for no sweep.
+    /// Separate handles of the tables, so readers do not wait for a sweep.
     pub(super) tables: Arc<Tables>,
     timeouts: Timeouts,
 }
@@ -60,16 +59,16 @@ struct Families {
 
 struct Family<A: FamilyNames> {
     flows: HashMap<MapData, FlowKey<A>, Flow<A>>,
-    /// A walk through the same table.
     walk: Walk<FlowKey<A>, Flow<A>>,
     max_entries: u32,
     pressure: Pressure,
     timeouts: Timeouts,
-    /// The number of open flows of a backend. The key names the backend as if it were a frontend.
+    /// The number of open flows of each backend. The key names the backend as if it were a
+    /// frontend.
     connections: HashMap<MapData, FrontendKey<A>, u32>,
     shares: Shares<A>,
     ledger: Ledger<A>,
-    /// The holders of flows that were ended since the last sweep.
+    /// The clients and services of flows that ended since the last sweep.
     ended: Held<A>,
 }
 
@@ -80,42 +79,41 @@ pub struct Swept {
     pub entries: usize,
     /// The remaining flows.
     pub flows: usize,
-    /// The remaining half-open flows, which make room for others.
+    /// The remaining half-open flows, which are evicted for new flows.
     pub half_open: usize,
-    /// The remaining flows that the fast path has to know.
+    /// The remaining flows that affect the fast path.
     #[serde(skip)]
     pub fast: Remaining,
     /// The expired flows that the sweep removed.
     pub expired: usize,
     /// The entries without a flow that the sweep removed.
     pub orphans: usize,
-    /// The fill of the table with flows that make no room for others.
+    /// The fill of the table with flows that cannot be evicted.
     pub pressure: Pressure,
 }
 
-/// Flows that a sweep has left.
+/// The flows that remain after a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remaining {
-    /// Flows that were opened past the stack.
+    /// Flows that bypass the stack from their first packet.
     pub whole: usize,
-    /// Flows with which conntrack may be liberal.
+    /// Flows with a conntrack entry that may be liberal.
     pub tolerated: usize,
 }
 
-/// The result of a walk.
 struct Found<A: FamilyNames> {
     swept: Swept,
-    /// The entries of flows that make no room for others.
+    /// The entries of flows that cannot be evicted.
     lasting: u32,
     held: Held<A>,
     counts: FamilyCounts<A>,
-    /// The flows of each backend that count for it.
+    /// The open flows that count for each backend.
     open: BTreeMap<FrontendKey<A>, u32>,
 }
 
 impl FlowMaps {
     pub(super) fn new(ebpf: &mut Ebpf, timeouts: Timeouts) -> Result<Self> {
-        // Before the families take the maps out of `ebpf`.
+        // Open these before the families take the maps out of `ebpf`.
         let tables = Tables {
             v4: rows(ebpf)?,
             v6: rows(ebpf)?,
@@ -134,13 +132,13 @@ impl FlowMaps {
         })
     }
 
-    /// Tells that programs of another load may open flows as well.
+    /// Notes that programs of another load may open flows too.
     pub(super) fn share(&self) {
         self.lock().ends.share();
     }
 
-    /// Has packets of every end ask for flows from now on, for an agent of another version that
-    /// comes next. It waits for a sweep to end.
+    /// Marks every end as having flows, for a later agent of another version. Waits for a running
+    /// sweep.
     pub fn leave(&self) -> Result<()> {
         self.lock().ends.leave()
     }
@@ -149,13 +147,13 @@ impl FlowMaps {
         self.families.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a reader of single flows, which has no part in a sweep either.
+    /// Returns a reader of single flows, independent of the sweep.
     pub fn host_flows(&self) -> Result<HostFlows> {
         let Tables { v4, v6 } = &*self.tables;
         HostFlows::new(v4.map()?, v6.map()?)
     }
 
-    /// Returns a reader of all flows that are in the tables.
+    /// Returns a reader of all flows.
     pub fn reader(&self) -> Result<FlowReader> {
         let Tables { v4, v6 } = &*self.tables;
         let open = |name: &str| format!("walk through {name}");
@@ -167,13 +165,13 @@ impl FlowMaps {
         ))
     }
 
-    /// Removes flows whose idle time exceeds their state's limit, and corrects each backend's count
-    /// of flows.
+    /// Removes flows that exceed their state's idle timeout, and corrects each backend's flow
+    /// count.
     pub fn sweep(&self) -> Result<BTreeMap<&'static str, Swept>> {
         self.sweep_at(boot_secs()?)
     }
 
-    /// Sweeps as if `now_secs` seconds had passed since the host's start.
+    /// Sweeps as if `now_secs` seconds had passed since boot.
     pub fn sweep_at(&self, now_secs: u32) -> Result<BTreeMap<&'static str, Swept>> {
         let Families {
             v4,
@@ -185,7 +183,7 @@ impl FlowMaps {
         let (swept4, counts4) = v4.sweep(now_secs, ends)?;
         let (swept6, counts6) = v6.sweep(now_secs, ends)?;
         ends.end()?;
-        // The walk did not meet every entry that was removed.
+        // The walk may have missed entries that were removed.
         let is_whole = [&swept4, &swept6]
             .iter()
             .all(|swept| swept.expired == 0 && swept.orphans == 0);
@@ -204,8 +202,8 @@ impl FlowMaps {
         ]))
     }
 
-    /// Ends the flows that a test picks, whichever way their packets take, and returns their
-    /// number. It waits for a sweep to end.
+    /// Ends the flows that `picks` selects, on any path, and returns their number. Waits for a
+    /// running sweep.
     pub fn end(&self, picks: impl Fn(&ListedFlow) -> bool) -> Result<usize> {
         let times = Times {
             now_secs: boot_secs()?,
@@ -218,19 +216,19 @@ impl FlowMaps {
         Ok(v4.end(&picks, times)? + v6.end(&picks, times)?)
     }
 
-    /// Returns the services' traffic up to now. The count takes time: do not call it in the agent's
+    /// Returns the services' traffic up to now. This walks the table: do not call it in the agent's
     /// loop.
     pub fn counts(&self) -> Result<Arc<Counts>> {
         self.counts_since(Duration::ZERO).map(|(_, counts)| counts)
     }
 
-    /// Returns the services' traffic up to now, or up to a moment ago if it was counted then.
+    /// Returns the services' traffic, counted at most half a second ago.
     pub fn recent_counts(&self) -> Result<Arc<Counts>> {
         self.counts_since(COUNT_PERIOD).map(|(_, counts)| counts)
     }
 
-    /// Returns the services' traffic, counted no longer ago than `age`, and the moment of that
-    /// count. A sweep counts as well.
+    /// Returns the services' traffic, at most `age` old, with the time of the count. A sweep counts
+    /// too.
     pub fn counts_since(&self, age: Duration) -> Result<(Instant, Arc<Counts>)> {
         let Families {
             v4, v6, counted, ..
@@ -307,7 +305,7 @@ impl<A: FamilyNames> Family<A> {
             );
         }
         for key in keys {
-            // The client may have dialled another backend since the walk met its flow.
+            // The client may have dialled another backend since the walk visited its flow.
             let Some(flow) = read(&self.flows, &key)?.filter(|flow| picked(&key, flow)) else {
                 continue;
             };
@@ -333,7 +331,7 @@ impl<A: FamilyNames> Family<A> {
         Ok(counts)
     }
 
-    /// Sweeps the table. A table that turns out to be nearly full is swept again at once, with
+    /// Sweeps the table. If the table turns out to be nearly full, sweeps again at once with
     /// shorter timeouts.
     fn sweep(&mut self, now_secs: u32, ends: &mut Ends) -> Result<(Swept, FamilyCounts<A>)> {
         let (swept, counts) = self.sweep_once(now_secs, ends)?;
@@ -376,8 +374,8 @@ impl<A: FamilyNames> Family<A> {
         Ok((swept, counts))
     }
 
-    /// Walks through the table. Between two batches the walk rests for as long as the last batch
-    /// took, except in an emergency.
+    /// Walks through the table. Between batches the walk pauses for as long as the last batch took,
+    /// except in an emergency.
     fn walk(&mut self, now_secs: u32, ends: &mut Ends) -> Result<Found<A>> {
         let counts = self.ledger.begin()?;
         let held = std::mem::replace(&mut self.ended, Held::new());
@@ -418,9 +416,8 @@ impl<A: FamilyNames> Family<A> {
             .with_context(|| format!("read {}", A::MAPS.connections))
     }
 
-    /// Takes the error out of the counts: the difference between the old count `counted` and the
-    /// walk's count `open`. Writing `open` itself would lose the flows that programs opened during
-    /// the sweep.
+    /// Adds the difference between the old count `counted` and the walk's count `open`. Writing
+    /// `open` itself would lose the flows that programs opened during the sweep.
     fn correct_connections(
         &mut self,
         counted: &BTreeMap<FrontendKey<A>, u32>,
@@ -511,8 +508,8 @@ pub(super) fn is_over<A: Addr>(
         > pressure.timeout_secs(opener.state(), key.proto(), times.timeouts)
 }
 
-/// Returns true if the flow counts for its backend. As in the programs, a flow stops counting when
-/// both sides have closed it, or when one has reset it.
+/// Returns true if the flow counts for its backend. As in the programs, a flow counts until both
+/// sides have closed it or a side has reset it.
 fn is_counted<A: Addr>(opener: &Flow<A>) -> bool {
     opener.has(Flow::<A>::COUNTED) && !opener.state().is_terminal()
 }
@@ -523,7 +520,7 @@ fn has_opener<A: FamilyNames>(
     flow: &Flow<A>,
 ) -> Result<bool> {
     let opener = read(map, &flow.opener_key(key.proto()))?;
-    // The opener may have been replaced since, with another backend or from another port.
+    // The opener may have been replaced since, with another backend or port.
     Ok(opener.is_some_and(|opener| opener.backend == flow.backend && opener.source == flow.source))
 }
 
@@ -546,8 +543,8 @@ fn close<A: FamilyNames>(
     Ok(is_removed)
 }
 
-/// Removes a flow's entries in the order of their creation, the opener's last: while the opener's
-/// entry stands, the programs take the flow for complete. Returns true if the opener's entry was
+/// Removes a flow's entries in the order of their creation, the opener's last: the programs
+/// consider a flow complete while the opener's entry exists. Returns true if the opener's entry was
 /// still there.
 fn remove_flow<A: FamilyNames>(
     map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
@@ -569,7 +566,7 @@ pub(super) fn read<K: Pod, V: Pod>(map: &HashMap<MapData, K, V>, key: &K) -> Res
     }
 }
 
-/// Removes a row. Returns false if it was gone.
+/// Removes a row. Returns false if the row was missing.
 pub(super) fn remove<K: Pod, V: Pod>(map: &mut HashMap<MapData, K, V>, key: &K) -> Result<bool> {
     match map.remove(key) {
         Ok(()) => Ok(true),

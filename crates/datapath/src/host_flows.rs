@@ -1,4 +1,4 @@
-//! Looks up the flows of this host's sockets to backends that are sockets of this host as well.
+//! Looks up flows between two sockets of this host.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -25,8 +25,9 @@ impl HostFlows {
         })
     }
 
-    /// Returns how a socket of this host came to open a TCP connection to `backend`, a socket of
-    /// this host. `source` is the client as that sees it. None if no flow led it there.
+    /// Returns how a socket of this host opened a TCP connection to `backend`, a socket of this
+    /// host. `source` is the client's address as the backend sees it. Returns `None` if no flow
+    /// exists.
     pub fn find(&self, source: SocketAddr, backend: SocketAddr) -> Result<Option<Led>> {
         if let Some(ends) = Ends::<Addr4>::of(source, backend) {
             return ends.led(&self.v4);
@@ -35,17 +36,16 @@ impl HostFlows {
     }
 }
 
-/// A connection that a flow leads to a socket of this host.
+/// A connection that kpx translated to a socket of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Led {
-    /// The ends as the client's socket has them.
+    /// The client's and frontend's addresses, as the client's socket has them.
     pub client: SocketAddr,
     pub frontend: SocketAddr,
     /// The ClusterIP and port of the Service.
     pub service: SocketAddr,
 }
 
-/// The ends of a connection.
 struct Ends<A: Addr> {
     source: SockAddr<A>,
     backend: SockAddr<A>,

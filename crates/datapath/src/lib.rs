@@ -24,7 +24,7 @@ mod drain;
 mod persistence;
 mod pins;
 
-// The maps, by what they hold.
+// The maps, by content.
 mod clock;
 mod connects;
 mod counters;

@@ -1,4 +1,4 @@
-//! The BPF links of this process: those that it has open, and what they are called.
+//! The BPF links that this process holds open, and the names of their pins.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,20 +6,18 @@ use std::fs;
 use anyhow::{Context, Result};
 use aya::programs::TcAttachType;
 
-/// The directory in which the kernel shows this process's open files (proc(5)), and for links their
-/// hooks.
+/// The kernel describes this process's open files there (proc(5)), and the hooks of links.
 const FILES: &str = "/proc/self/fdinfo";
 
-/// By name.
+/// Field values by name.
 pub(super) type Fields = BTreeMap<String, String>;
 
-/// Reads the fields that the kernel shows of this process's open BPF links.
 pub(super) fn open_links() -> Result<Vec<Fields>> {
     let files = fs::read_dir(FILES).with_context(|| format!("read {FILES}"))?;
     let mut links = Vec::new();
     for file in files {
         let path = file.with_context(|| format!("read {FILES}"))?.path();
-        // It may have been closed since.
+        // The file may have been closed since.
         let Ok(text) = fs::read_to_string(path) else {
             continue;
         };
@@ -35,7 +33,6 @@ pub(super) fn fields(text: &str) -> Fields {
         .collect()
 }
 
-/// Returns the name of a link among the pins.
 pub(super) fn link_name(ifindex: u32, attach_type: TcAttachType) -> String {
     format!(
         "{ifindex}-{}",

@@ -1,5 +1,4 @@
-//! Lists the loaded maps and programs by the kernel's ids, for clients that look at a running
-//! datapath.
+//! Lists the loaded maps and programs by kernel id, for clients that inspect a running datapath.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub struct Loaded {
     /// The maps' ids, by name.
     pub maps: BTreeMap<String, u32>,
-    /// The maps' room in entries, by name.
+    /// The maps' maximal entries, by name.
     pub max_entries: BTreeMap<String, u32>,
     /// The programs, by name.
     pub programs: BTreeMap<String, LoadedProgram>,
@@ -25,7 +24,7 @@ pub struct Loaded {
 #[serde(rename_all = "camelCase")]
 pub struct LoadedProgram {
     pub id: u32,
-    /// The kernel's hash of the instructions, as `bpftool prog` shows it: equal for equal programs.
+    /// The kernel's hash of the instructions, as `bpftool prog` shows it.
     pub tag: String,
 }
 
@@ -43,7 +42,7 @@ impl Loaded {
                 .info()
                 .with_context(|| format!("read information about map {name}"))?;
             maps.insert(name.to_owned(), info.id());
-            // Storages of sockets are no tables: they have as much room as there are sockets.
+            // Socket storages grow with the number of sockets and have no limit.
             if info.max_entries() > 0 {
                 max_entries.insert(name.to_owned(), info.max_entries());
             }
@@ -74,14 +73,12 @@ impl LoadedProgram {
     }
 }
 
-/// Returns true if this process may open programs and maps by their numbers, which takes
-/// CAP_SYS_ADMIN.
+/// Returns true if this process may open programs and maps by id, which takes CAP_SYS_ADMIN.
 pub fn may_open_by_id() -> bool {
     !matches!(loaded_programs().next(), Some(Err(_)))
 }
 
-/// Opens a map of a running datapath by the ids that the datapath reports. The map's type is
-/// checked.
+/// Opens a map of a running datapath by its reported id, and checks its type.
 pub fn open<M: TryFrom<Map, Error = MapError>>(
     ids: &BTreeMap<String, u32>,
     name: &str,
@@ -89,8 +86,8 @@ pub fn open<M: TryFrom<Map, Error = MapError>>(
     open_or_pinned(ids, None, name)
 }
 
-/// Opens a map as [`open`] does. A process that may not open by ids, such
-/// as one in a container, opens the pin in `pins`, if that is the same map.
+/// Opens a map like [`open`]. A process without CAP_SYS_ADMIN, such as in a container, opens the
+/// pin in `pins` if it has the same id.
 pub fn open_or_pinned<M: TryFrom<Map, Error = MapError>>(
     ids: &BTreeMap<String, u32>,
     pins: Option<&Path>,
@@ -114,7 +111,7 @@ pub fn open_or_pinned<M: TryFrom<Map, Error = MapError>>(
         .with_context(|| format!("map {name}, id {id}"))
 }
 
-/// Returns None for a map of a type that the datapath does not have.
+/// Returns `None` for a type of map that the datapath does not use.
 fn data(map: &Map) -> Option<&MapData> {
     match map {
         Map::Array(data)

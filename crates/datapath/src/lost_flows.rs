@@ -1,6 +1,5 @@
-//! Ends TCP flows to backends that have gone with their nodes: the programs answer the client's
-//! next packet with a RST. A SYN that comes again opens another flow instead, so a flow that waits
-//! for its first answer is marked as well.
+//! Ends TCP flows to backends on lost nodes: the programs answer the client's next packet with a
+//! RST. Half-open flows are marked too: a retransmitted SYN then opens a new flow.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -17,12 +16,11 @@ use crate::flows::{BATCH, FlowMaps, read};
 use crate::maps::FamilyNames;
 use crate::sys::map_walk::{Rows, Walk};
 
-/// A backend that was heard of within so many seconds is not gone, even if the cluster has lost its
-/// node.
+/// A backend that answered within so many seconds is alive, even if the cluster has lost its node.
 const HEARD_SECS: u32 = 3;
 
-/// The flag of linux/bpf.h for a row that must be there: no flow comes back that a program has
-/// closed meanwhile.
+/// The flag of linux/bpf.h to update only an existing row: a flow that a program has closed stays
+/// closed.
 pub(crate) const BPF_EXIST: u64 = 2;
 
 /// A walk through the flow tables for the flows of some backends.
@@ -42,24 +40,24 @@ pub(crate) struct Family<A: FamilyNames> {
 pub struct Found {
     /// The suspects with flows that have not been ended.
     pub open: BTreeSet<Path>,
-    /// The backends that were just heard of, over any Service.
+    /// The backends that answered recently, through any Service.
     pub heard: BTreeSet<SocketAddr>,
 }
 
-/// A connection that was ended.
+/// A connection that the agent ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndedFlow {
     pub path: Path,
     pub client: SocketAddr,
     pub frontend: SocketAddr,
-    /// A socket of this node opened it.
+    /// True if a socket of this node opened it.
     pub is_hosts: bool,
-    /// It was not open yet: its client dials on, and reaches another backend.
+    /// True if it was half-open: its client retransmits and reaches another backend.
     pub is_half_open: bool,
 }
 
 impl FlowMaps {
-    /// Returns a walk that ends flows, which has no part in a sweep.
+    /// Returns a walk that ends flows, independent of the sweep.
     pub fn lost(&self) -> Result<LostFlows> {
         Ok(LostFlows {
             v4: Family::new(&self.tables.v4)?,
@@ -69,7 +67,7 @@ impl FlowMaps {
 }
 
 impl LostFlows {
-    /// Looks for connections to these backends.
+    /// Returns the connections to these backends.
     pub fn find(&mut self, suspects: &BTreeSet<Path>) -> Result<Found> {
         let now_secs = boot_secs()?;
         let mut found = Found::default();
@@ -85,7 +83,7 @@ impl LostFlows {
         Ok(ended)
     }
 
-    /// Takes the end back from all flows to these backends, which have not gone.
+    /// Unmarks all flows to these backends, which are alive.
     pub fn spare(&mut self, back: &BTreeSet<Path>) -> Result<()> {
         self.v4.spare(back)?;
         self.v6.spare(back)
@@ -134,8 +132,8 @@ impl<A: FamilyNames> Family<A> {
             |key: &FlowKey<A>, flow: &Flow<A>| is_live(key, flow) && lost.contains(&path(flow));
         let mark = |flow: &mut Flow<A>| {
             flow.rx = flow.rx.with(Seen::LOST);
-            // The short ways leave the first packet of a second to the long way, which looks at the
-            // mark.
+            // The short paths leave the first packet of each second to the full path, which checks
+            // the mark.
             flow.last_secs = flow.last_secs.saturating_sub(1);
         };
         let ended = |flow: Flow<A>| {
@@ -165,8 +163,8 @@ impl<A: FamilyNames> Family<A> {
             .map(drop)
     }
 
-    /// Changes the entries that a test picks, and returns them. A program that changes an entry in
-    /// this very moment may lose its change: a count, or an acknowledged number.
+    /// Changes the entries that `picks` selects, and returns them. A program that changes an entry
+    /// at the same instant may lose its change: a count, or an acknowledged number.
     fn change(
         &mut self,
         picks: impl Fn(&FlowKey<A>, &Flow<A>) -> bool,
@@ -187,7 +185,7 @@ impl<A: FamilyNames> Family<A> {
         }
         let mut changed = Vec::new();
         for key in keys {
-            // The client may have dialled another backend since the walk met its flow.
+            // The client may have dialled another backend since the walk visited its flow.
             let Some(mut flow) = read(&self.flows, &key)?.filter(|flow| picks(&key, flow)) else {
                 continue;
             };
@@ -200,8 +198,7 @@ impl<A: FamilyNames> Family<A> {
     }
 }
 
-/// Returns true for the opener's entry of a TCP flow that neither its peers nor the agent have
-/// ended.
+/// Returns true for the opener's entry of a TCP flow that neither a peer nor the agent has ended.
 fn is_live<A: FamilyNames>(key: &FlowKey<A>, flow: &Flow<A>) -> bool {
     let is_opener =
         key.proto() == Proto::TCP && key.hook() != Hook::EGRESS && flow.kind == Kind::DNAT;
@@ -212,8 +209,8 @@ fn path<A: FamilyNames>(flow: &Flow<A>) -> Path {
     Path::new(&flow.service, &flow.backend)
 }
 
-/// Aborts the sockets of this host among the clients, which may be waiting. Without this they hear
-/// it when they send. Those that dial are left.
+/// Aborts the clients' sockets on this host, which would otherwise wait until they send. Connecting
+/// sockets are left alone.
 pub async fn abort_sockets(ended: &[EndedFlow]) -> Result<()> {
     let of_host: Vec<_> = ended
         .iter()

@@ -8,7 +8,7 @@ use aya::{Ebpf, Pod};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::names::{self, FamilyMaps};
 
-/// Takes a map out of the object; its type is checked against the kernel's.
+/// Takes a map out of the object and checks its type.
 pub(crate) fn take<M: TryFrom<aya::maps::Map, Error = aya::maps::MapError>>(
     ebpf: &mut Ebpf,
     name: &str,
@@ -19,7 +19,7 @@ pub(crate) fn take<M: TryFrom<aya::maps::Map, Error = aya::maps::MapError>>(
     M::try_from(map).with_context(|| format!("map {name}"))
 }
 
-/// Opens a hash map once more, which stays in the object.
+/// Returns another handle on a hash map, which stays in the object.
 pub(crate) fn lend<K: Pod, V: Pod>(ebpf: &Ebpf, name: &str) -> Result<HashMap<MapData, K, V>> {
     let map = ebpf
         .map(name)
@@ -35,7 +35,7 @@ pub(crate) fn lend<K: Pod, V: Pod>(ebpf: &Ebpf, name: &str) -> Result<HashMap<Ma
     HashMap::try_from(Map::HashMap(MapData::from_fd(fd)?)).with_context(|| format!("map {name}"))
 }
 
-/// Lends a family's flow table, which stays in the object.
+/// Returns a family's flow table, which stays in the object.
 pub(crate) fn flow_table<A: FamilyNames>(ebpf: &Ebpf) -> Result<&MapData> {
     let name = A::MAPS.flows;
     let Some(Map::HashMap(data)) = ebpf.map(name) else {

@@ -13,8 +13,8 @@ use proxy_common::pod::from_bytes;
 
 use super::maps::take;
 
-/// The records of the programs, and the switch that makes the programs write them. Readable when
-/// there are records.
+/// The programs' packet records, and the switch that enables them. The descriptor is readable when
+/// records exist.
 pub struct Monitor {
     ring: RingBuf<MapData>,
     watched: Array<MapData, u32>,
@@ -39,7 +39,7 @@ impl Monitor {
         })
     }
 
-    /// Switches the records on or off. Unread records are dropped.
+    /// Enables or disables the records, and drops unread records.
     pub fn watch(&mut self, on: bool) -> Result<()> {
         let per_second = if on { WATCHED_PER_SECOND } else { 0 };
         self.watched
@@ -49,7 +49,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Returns the next record, if there is one.
+    /// Returns the next record, if any.
     pub fn record(&mut self) -> Option<AnyRecord> {
         loop {
             let item = self.ring.next()?;
@@ -62,8 +62,7 @@ impl Monitor {
         }
     }
 
-    /// Returns the number of packets without a record since the programs were loaded: there were
-    /// too many packets.
+    /// Returns the packets without a record since the programs were loaded: there were too many.
     pub fn lost(&self) -> Result<u64> {
         let cpus = self
             .cpus

@@ -1,4 +1,4 @@
-//! Writes the maps that tell the programs about this node.
+//! Writes the maps that describe this node to the programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -44,7 +44,7 @@ impl NodeMaps {
         })
     }
 
-    /// Returns the predecessor's node, or None if there was none or it did not write one.
+    /// Returns the predecessor's node, or `None` if no predecessor wrote it.
     pub fn node(&self) -> Result<Option<Node>> {
         let node = self
             .node
@@ -58,20 +58,20 @@ impl NodeMaps {
         self.node.set(0, node, 0).context("write NODE")
     }
 
-    /// Makes the kernel's devices equal to `want`.
+    /// Makes the kernel's device table equal to `want`.
     pub fn set_devices(&mut self, want: &BTreeMap<u32, Device>) -> Result<()> {
         replace(&mut self.devices, want, names::DEVICES)
     }
 
-    /// Makes the kernel's list of the node's own addresses, each with its device, equal to `want`.
+    /// Makes the kernel's table of the node's own addresses, each with its device, equal to `want`.
     pub fn set_addrs(&mut self, want: &BTreeMap<IpAddr, OwnAddr>) -> Result<()> {
         replace(&mut self.v4.addrs, &of_family(want), names::IPV4.addrs)?;
         replace(&mut self.v6.addrs, &of_family(want), names::IPV6.addrs)
     }
 
-    /// Makes the kernel's list of pod networks equal to the three given ones: the networks that
-    /// detection goes by, the Node object's podCIDRs, and the networks whose packets among
-    /// themselves the stack leaves as they are. Flows that skip the stack are judged again.
+    /// Makes the kernel's pod networks equal to the given lists: networks for local-traffic
+    /// detection, the Node object's podCIDRs, and networks within which the stack leaves packets
+    /// unchanged. Programs recheck the flows that skip the stack.
     pub fn set_pods(
         &mut self,
         detected: &[IpNet],
@@ -93,20 +93,21 @@ impl NodeMaps {
             .collect();
         let written = replace_nets(&mut self.v4.pods, &want, names::IPV4.pods)
             .and_then(|()| replace_nets(&mut self.v6.pods, &want, names::IPV6.pods));
-        // A part may be written: flows were judged by other networks in this second.
+        // Even after a partial write: programs checked flows against the old networks in this
+        // second.
         let begun = self.ways.begin_epoch();
         written.and(begun)
     }
 
-    /// Makes the kernel's list of the ranges of ClusterIPs equal to `want`. From then on the
-    /// programs drop packets to an address in a range that is no frontend.
+    /// Makes the kernel's ClusterIP ranges equal to `want`. The programs then drop packets to
+    /// addresses in these ranges that are not frontends.
     pub fn set_service_cidrs(&mut self, want: &[IpNet]) -> Result<()> {
         self.set_service_nets(want, &[], &BTreeSet::new())
     }
 
-    /// Sets the ranges, except for the networks in them that are not for Services alone, and for
-    /// the ClusterIPs of Services that other proxies serve. The programs leave packets to those
-    /// alone, as far as no frontend is there.
+    /// Sets the ranges, except for shared networks in them and for the ClusterIPs that other
+    /// proxies serve. The programs leave packets to those addresses alone unless there is a
+    /// frontend.
     pub fn set_service_nets(
         &mut self,
         cidrs: &[IpNet],
@@ -141,7 +142,7 @@ fn of_family<A: Addr>(addrs: &BTreeMap<IpAddr, OwnAddr>) -> BTreeMap<A, OwnAddr>
         .collect()
 }
 
-/// Writes the differences, puts first: no known row is missing for a moment.
+/// Writes the differences. New rows come before deletions, so a changed row is never missing.
 fn replace<K, V>(map: &mut HashMap<MapData, K, V>, want: &BTreeMap<K, V>, name: &str) -> Result<()>
 where
     K: Pod + Ord,
@@ -165,8 +166,8 @@ where
     Ok(())
 }
 
-/// Replaces the rows of a map of networks like [`replace`], and skips networks of the other family.
-/// The longest prefix is put first and removed last, because it is an exception to a wider one.
+/// Replaces the rows of an LPM map like [`replace`], and skips networks of the other family. The
+/// longest prefix is put first and removed last, because it is an exception to a wider prefix.
 fn replace_nets<A: FamilyNames>(
     map: &mut LpmTrie<MapData, A, u32>,
     want: &BTreeMap<IpNet, u32>,

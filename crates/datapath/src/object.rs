@@ -6,8 +6,8 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 
-/// The ELF object, or nothing if there was none at build time (see `build.rs`). The bytes are
-/// aligned, because aya reads the headers in place.
+/// The ELF object, empty if the build had none (see `build.rs`). aya reads the headers in place and
+/// needs the alignment.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kpx.bpf.o"));
 
 /// Returns the BPF object with kpx's kernel programs.
@@ -19,7 +19,7 @@ pub fn embedded() -> anyhow::Result<&'static [u8]> {
     Ok(OBJECT)
 }
 
-/// Returns the programs of a file, or else this binary's.
+/// Returns the object in `file`, or else the embedded object.
 pub fn chosen(file: Option<&Path>) -> anyhow::Result<Cow<'static, [u8]>> {
     match file {
         Some(file) => Ok(fs::read(file)

@@ -1,4 +1,4 @@
-//! Keeps programs and maps in force after the agent's end.
+//! Keeps programs and maps in the kernel after the agent's end.
 
 use anyhow::Result;
 use proxy_net::changes::Changes;
@@ -8,14 +8,14 @@ use super::pins::{KeptMaps, Pins};
 /// The means that keep programs and maps in the kernel while no agent runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PersistenceKind {
-    /// Pins in a BPF file system of the host's.
+    /// Pins in the host's BPF file system.
     Pins,
-    /// Pins in a BPF file system that may be the host's, or this container's alone.
+    /// Pins in a BPF file system that may belong to the host or to this container.
     Unknown,
-    /// Filters of clsact, by which the next agent finds the maps: the pins go with this agent's
+    /// clsact filters, by which the next agent finds the maps: the pins go with this agent's
     /// container.
     Filters,
-    /// All ends with the agent, and a restart is a gap.
+    /// Programs end with the agent; a restart is a gap.
     Nothing,
 }
 
@@ -30,7 +30,7 @@ impl PersistenceKind {
     }
 }
 
-/// The pins and recorded changes by which programs stay on their devices when the agent ends.
+/// The pins and recorded changes that keep programs on their devices after the agent's end.
 pub struct Persistence {
     pub pins: Pins,
     pub changes: Changes,
@@ -46,13 +46,12 @@ impl Persistence {
         }
     }
 
-    /// Holds the pinned maps open from now on.
     pub(crate) fn keep_maps(&mut self) -> Result<()> {
         self.kept = Some(KeptMaps::open(&self.pins)?);
         Ok(())
     }
 
-    /// Makes pins of maps again that another program has removed. Returns their number.
+    /// Restores the pins of maps that another program removed. Returns the number of new pins.
     pub(crate) fn restore_pins(&self) -> Result<u64> {
         self.kept.as_ref().map_or(Ok(0), KeptMaps::restore)
     }

@@ -1,6 +1,5 @@
-//! Keeps maps and links in a folder of a BPF file system beyond the agent's end. Packets find their
-//! way while no agent runs, and the next agent takes over what it finds. The folder has this
-//! content for each layout of the maps:
+//! Keeps maps and links pinned in a folder of a BPF file system after the agent's end. The programs
+//! keep serving, and the next agent takes the pins over. The folder for each layout of the maps:
 //!
 //! ```text
 //!   v2/netns                        -> net:[…], the network namespace that all this serves
@@ -42,13 +41,13 @@ pub(crate) use kept::KeptMaps;
 use proxy_net as net;
 pub(super) use resize::Resize;
 
-/// The folder of pins, unless the operator names another.
+/// The default folder of pins.
 pub const BPF_DIR: &str = "/sys/fs/bpf/kpx";
 
-/// The name of the file with the network namespace, beside maps and links.
+/// The link that names the network namespace; it lies next to `maps` and `links`.
 const NETNS: &str = "netns";
 
-/// The folder of pins, locked by this process while the value lives.
+/// The folder of pins, locked while this value lives.
 #[derive(Debug)]
 pub struct Pins {
     dir: PathBuf,
@@ -58,8 +57,8 @@ pub struct Pins {
 }
 
 impl Pins {
-    /// Opens the folder, or makes it. Returns an error if another kpx uses the folder, or if its
-    /// content cannot be taken over. `bpf_fs` is the result of [`ensure_bpf_fs`].
+    /// Opens or creates the folder. Returns an error if another kpx uses it, or if its content
+    /// cannot be taken over. `bpf_fs` is the result of [`ensure_bpf_fs`].
     pub fn open(root: &Path, bpf_fs: BpfFs) -> Result<Self> {
         fs::create_dir_all(root).with_context(|| format!("create {}", root.display()))?;
         trust(root)?;
@@ -85,8 +84,8 @@ impl Pins {
                 root.display()
             );
         }
-        // A process that can open the folder can lock it. The folder is closed only after it is
-        // known to be ours.
+        // Any process that can open the folder can lock it. Restrict access only after the folder
+        // is known to be ours.
         let closed = fs::set_permissions(root, Permissions::from_mode(0o700));
         closed.with_context(|| format!("restrict access to {}", root.display()))?;
         for dir in [this.maps(), this.links()] {
@@ -96,19 +95,18 @@ impl Pins {
         Ok(this)
     }
 
-    /// Returns true if no other process sees the folder and it goes with this process: in a
-    /// container without the host's BPF file system.
+    /// Returns true if the folder goes with this container and no other process sees it.
     pub fn is_ours_alone(&self) -> bool {
         self.bpf_fs == BpfFs::Container
     }
 
-    /// Returns true if the folder may go with this container or not.
+    /// Returns true if the folder's lifetime is unknown.
     pub(super) fn is_of_unknown_owner(&self) -> bool {
         self.bpf_fs == BpfFs::Unknown
     }
 
-    /// Returns true if this process could open objects by id when it opened the folder: privileges
-    /// are given up later. The next start has the same privileges, because it is started in the
+    /// Returns true if this process could open objects by id when it opened the folder, before it
+    /// gave up privileges. The next start has the same privileges, because it is started in the
     /// same way.
     pub fn may_open_by_id(&self) -> bool {
         self.may_open_by_id
@@ -127,7 +125,7 @@ impl Pins {
         self.dir.join("maps")
     }
 
-    /// Checks the network namespace: interface indexes mean nothing in another one.
+    /// Checks the network namespace: interface indexes are valid only there.
     fn check_netns(&self) -> Result<()> {
         let ours = net::namespace()?;
         let path = self.dir.join(NETNS);
@@ -146,8 +144,8 @@ impl Pins {
         Ok(())
     }
 
-    /// Plans where each map of an object that outlives the agent is opened or made. Returns an
-    /// error if an existing map cannot be one of ours. `size` overrides the object's sizes.
+    /// Plans where each map of an object that outlives the agent is opened or created. Returns an
+    /// error if an existing map does not match. `size` overrides the object's sizes.
     pub(super) fn plan(
         &self,
         object: &[u8],
@@ -197,20 +195,18 @@ impl Pins {
     }
 }
 
-/// The path at which a map is pinned.
 #[derive(Debug)]
 pub(super) struct PinPath {
     pub(super) name: String,
-    /// The entries that it has or gets.
     pub(super) entries: u32,
     path: PathBuf,
-    /// The path at which the map is now, or is to be made.
+    /// The current path of the map, or the path to create it at.
     pub(super) target: PathBuf,
-    /// The maps of another size whose entries it takes over.
+    /// The maps of other sizes that this map replaces.
     sources: Vec<PathBuf>,
 }
 
-/// The properties of a map that programs were built for.
+/// The properties of a map that programs depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Definition {
     name: String,
@@ -239,7 +235,6 @@ impl Definition {
         })
     }
 
-    /// Returns true if all but the size is equal.
     fn fits(&self, want: &Self) -> bool {
         Self {
             max_entries: want.max_entries,
@@ -288,9 +283,8 @@ pub(super) fn definitions(object: &[u8]) -> Result<Vec<Definition>> {
     Ok(found)
 }
 
-/// Removes the pins of every layout: links first, so that no program is left with half of its maps.
-/// Reports each removed pin, even if the next removal fails. Kernel objects in use live on until
-/// their last user ends.
+/// Removes the pins of every layout: links first, so that every program keeps all its maps. Reports
+/// each removed pin, even if the next removal fails. The kernel frees an object with its last user.
 pub fn remove(root: &Path, removed: &mut dyn FnMut(String)) -> Result<()> {
     if !root.exists() {
         return Ok(());
@@ -300,10 +294,9 @@ pub fn remove(root: &Path, removed: &mut dyn FnMut(String)) -> Result<()> {
         names(root)?.into_iter().partition(|name| is_layout(name));
     for layout in layouts {
         let dir = root.join(&layout);
-        // Ingress goes before egress: a flow must not be opened whose replies no program
-        // translates.
+        // Ingress goes before egress: otherwise flows open without translation of their replies.
         let mut links = names(&dir.join("links"))?;
-        // The same goes for sockets that connect.
+        // For the same reason, programs that translate `connect` go first.
         links.sort_by_key(|name| !name.ends_with("ingress") && !translates(name));
         for link in links {
             remove_pin(&dir.join("links").join(&link))?;
@@ -338,8 +331,8 @@ pub(super) fn remove_pin(path: &Path) -> Result<()> {
     fs::remove_file(path).with_context(|| format!("remove the pin {}", path.display()))
 }
 
-/// Locks a folder of pins against every other kpx for as long as the result lives. Returns None if
-/// there is no such folder.
+/// Locks a folder of pins against other kpx processes while the result lives. Returns `None` if the
+/// folder is missing.
 pub fn lock_if_there(root: &Path) -> Result<Option<Flock<File>>> {
     if !root.exists() {
         return Ok(None);
@@ -348,9 +341,9 @@ pub fn lock_if_there(root: &Path) -> Result<Option<Flock<File>>> {
     lock(root).map(Some)
 }
 
-/// Returns an error unless only this user can have put anything into the folder. If a BPF file
-/// system was mounted without a mode, any user may have made the folder, with links to other places
-/// in it. The operator may also have named another folder.
+/// Returns an error unless only this user can have written to the folder. On a BPF file system
+/// mounted without a mode, any user can create the folder with links to other places in it. The
+/// operator may also have given another folder.
 fn trust(root: &Path) -> Result<()> {
     let metadata =
         fs::symlink_metadata(root).with_context(|| format!("look at {}", root.display()))?;
@@ -373,13 +366,13 @@ fn lock(root: &Path) -> Result<Flock<File>> {
     lock.with_context(|| format!("another kpx is using {}", root.display()))
 }
 
-/// Returns an error if a folder of pins serves another network namespace, where its other objects
-/// are.
+/// Returns an error if a folder of pins serves another network namespace: its other objects are
+/// there.
 pub fn check_netns(root: &Path) -> Result<()> {
     let ours = net::namespace()?;
     for layout in names(root)? {
         let dir = root.join(layout);
-        // An interrupted start leaves no such link.
+        // An interrupted start leaves no link.
         let Ok(theirs) = fs::read_link(dir.join(NETNS)) else {
             continue;
         };
@@ -393,7 +386,7 @@ pub fn check_netns(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the names in a folder, sorted, or nothing if there is no folder.
+/// Returns the names in a folder, sorted; empty if the folder is missing.
 pub(super) fn names(dir: &Path) -> Result<Vec<String>> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),

@@ -1,18 +1,17 @@
-//! Decides how long flows may be idle, by the fill of the flow table.
+//! Sets idle timeouts by the fill of the flow table.
 
 use proxy_common::addr::Proto;
 use proxy_common::flow::{State, Timeouts};
 
-/// The fill of a flow table with flows that make no room for others.
+/// The fill of a flow table with flows that cannot be evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub enum Pressure {
     #[default]
     None,
-    /// Four fifths: flows may be idle for half as long, a TCP connection for 67 minutes at the
-    /// most.
+    /// Four fifths: timeouts are halved, to at most 67 minutes for a TCP connection.
     High,
-    /// A fill of 19 in 20: flows may be idle for a quarter as long, a TCP connection for 33 minutes
-    /// at the most, and sweeps follow each other without rest.
+    /// 19 in 20: timeouts are quartered, to at most 33 minutes for a TCP connection, and sweeps run
+    /// without pause.
     Emergency,
 }
 
@@ -29,7 +28,7 @@ impl Pressure {
         }
     }
 
-    /// Returns the time that a flow may be idle in this state before it is forgotten.
+    /// Returns the idle timeout of a flow in this state.
     pub(super) fn timeout_secs(self, state: State, proto: Proto, timeouts: Timeouts) -> u32 {
         match self {
             Self::None => state.timeout_secs(proto, timeouts),
@@ -39,9 +38,9 @@ impl Pressure {
     }
 }
 
-/// Returns times that let a full table drain within the hour: a day is the operator's while there
-/// is room. An established connection is kept for longer than the 2 h after which keep-alives start
-/// (RFC 9293 §3.8.4).
+/// Returns timeouts that let a full table drain within the hour: the operator's longer timeouts
+/// apply while there is room. An established connection outlives the 2 h after which keep-alives
+/// start (RFC 9293 §3.8.4).
 fn at_most(timeouts: Timeouts) -> Timeouts {
     Timeouts {
         tcp_established: timeouts.tcp_established.min(8_100),

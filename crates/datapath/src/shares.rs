@@ -1,8 +1,8 @@
-//! Corrects the programs' counts of the entries that clients and namespaces hold beyond half-open
-//! flows: see [`proxy_common::share`].
+//! Corrects the programs' counts of the entries that clients and namespaces hold in flows that are
+//! not half-open: see [`proxy_common::share`].
 //!
-//! The programs count flows that they close. The sweep counts again, because it closes flows as
-//! well, and because the programs' adds are not atomic.
+//! The programs count the flows that they close. The sweep counts again, because it closes flows
+//! too and because the programs' additions are not atomic.
 
 use std::collections::BTreeMap;
 
@@ -17,20 +17,19 @@ use proxy_common::share;
 use crate::flows::{read, remove};
 use crate::maps::{FamilyNames, lend, take};
 
-/// A client with fewer entries is far from any limit, and its count is corrected only after the
-/// sweep has closed a flow of it.
+/// The entries below which a client is far from any limit; its count is then corrected only after
+/// the sweep has closed a flow of that client.
 const MANY: u32 = 64;
 
-/// The programs' counts of a family.
 pub(crate) struct Shares<A: FamilyNames> {
     clients: HashMap<MapData, A, u32>,
     lasting: Array<MapData, u32>,
     frontends: HashMap<MapData, FrontendKey<A>, Frontend<A>>,
-    /// The namespaces of service ports that have flows: these outlive the Service.
+    /// The namespaces of service ports with flows, which outlive the Service.
     known: BTreeMap<FrontendKey<A>, Namespace>,
 }
 
-/// The entries of flows beyond half-open that go on, as a walk through the table has counted them.
+/// The entries of live flows that are not half-open, counted by a walk.
 pub(crate) struct Held<A: Addr> {
     clients: BTreeMap<A, Holding>,
     services: BTreeMap<FrontendKey<A>, Holding>,
@@ -59,7 +58,7 @@ impl<A: FamilyNames> Held<A> {
         }
     }
 
-    /// Counts a flow that stays, by its opener's entry.
+    /// Counts a remaining flow, by its opener's entry.
     pub(crate) fn add(&mut self, opener: &Flow<A>, proto: Proto) {
         let entries = opener.counted_entries(proto);
         if entries > 0 {
@@ -74,7 +73,7 @@ impl<A: FamilyNames> Held<A> {
         }
     }
 
-    /// Notes a flow that the sweep has closed.
+    /// Notes a flow that the sweep closed.
     pub(crate) fn swept(&mut self, opener: &Flow<A>) {
         self.note(
             opener,
@@ -108,7 +107,7 @@ impl<A: FamilyNames> Shares<A> {
         })
     }
 
-    /// Returns the holdings of the clients, and of the namespaces in their places among them.
+    /// Returns the holdings of clients, and of namespaces under their reserved keys.
     fn holders(&mut self, held: Held<A>) -> Result<BTreeMap<A, Holding>> {
         let mut holders = held.clients;
         self.known
@@ -132,8 +131,8 @@ impl<A: FamilyNames> Shares<A> {
         Ok(holders)
     }
 
-    /// Writes what a walk has counted, of a table with so many entries. Flows that opened or ended
-    /// since count from the next walk on.
+    /// Writes the counts of a walk through a table with `room` entries. The next walk counts flows
+    /// that opened or ended since.
     pub(crate) fn correct(&mut self, held: Held<A>, room: u32) -> Result<()> {
         let name = A::MAPS.lasting;
         let total = held.entries;
@@ -155,7 +154,7 @@ impl<A: FamilyNames> Shares<A> {
                     .with_context(|| format!("write {name}"))?;
             }
         }
-        // While no client can have used up its share, a row without flows does no harm.
+        // While no client can exceed its share, a row without flows is harmless.
         if share::is_ample(total, room) {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! Decides the maps' sizes in entries, and names the flag to raise when a map is full.
+//! Sets the maps' sizes in entries, and names the flag to raise when a map is full.
 
 use std::collections::BTreeMap;
 
@@ -10,27 +10,27 @@ use proxy_common::half_open::all_places;
 use proxy_common::names;
 use tracing::debug;
 
-/// The room in each family's maps, as the operator sets it. None means a size by the machine's
-/// memory where that is known, else the object's size.
+/// The sizes of each family's maps, as the operator sets them. `None` means a size by the machine's
+/// memory if known, else the object's size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
     /// The number of flows; each takes two entries or four.
     pub flows: Option<u32>,
-    /// The number of frontends and service ports, and of the rows kept for these.
+    /// The number of frontends and service ports, and of the rows kept for them.
     pub services: Option<u32>,
-    /// The number of backends. A backend counts once for each set of each service port that it is
-    /// in.
+    /// The number of backends. A backend counts once for each set of each service port that
+    /// contains it.
     pub endpoints: Option<u32>,
     /// The memory of this machine, in bytes.
     pub memory: Option<u64>,
 }
 
-/// The number of entries that a map is to have.
+/// The wanted entries of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MapSize {
     pub(super) entries: u32,
-    /// Set if the operator gave no size. Then an existing map that has more entries keeps them: no
-    /// entry is lost because memory was taken away.
+    /// Set if the operator gave no size. A larger existing map then keeps its size, so less memory
+    /// loses no entry.
     pub(super) or_more: bool,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct MapSize {
 const SERVICES: &str = "--service-table-size";
 const ENDPOINTS: &str = "--endpoint-table-size";
 
-/// The growth of tables with the machine's memory.
+/// The growth of a table with the machine's memory.
 struct Growth {
     /// The bytes of memory for one entry.
     bytes: u64,
@@ -46,24 +46,25 @@ struct Growth {
     max: u64,
 }
 
-/// Flow tables take their memory when they are made, so they get only a part of a small machine:
-/// half a percent in each family.
+/// The kernel allocates flow tables when they are created, so small machines give them only a part:
+/// 0.5 % of memory in each family.
 const FLOWS: Growth = Growth {
     bytes: 64 << 10,
     min: 1 << 17,
     max: 1 << 20,
 };
-/// The kernel allocates these tables' hashes beforehand, and one table's rows: up to 0.3 % in each
-/// family.
+/// The kernel preallocates these tables' hashes, and one table's rows: up to 0.3 % of memory in
+/// each family.
 ///
-/// An eighth below 64 KiB, because `MemTotal` is less than the machine's memory: one of 16 GiB has
-/// room for 100,000 Services with one port. Flow tables cost more, so they have no such eighth.
+/// 56 KiB instead of 64 KiB, because `MemTotal` is less than the installed memory: a machine of 16
+/// GiB has room for 100,000 Services with one port. Flow tables cost more and get no such
+/// allowance.
 const OF_SERVICES: Growth = Growth {
     bytes: 56 << 10,
     min: 1 << 16,
     max: 1 << 18,
 };
-/// The kernel allocates only the hashes beforehand: 0.1 % in each family. A machine of 16 GiB has
+/// The kernel preallocates only the hashes: 0.1 % of memory in each family. A machine of 16 GiB has
 /// room for 250,000 endpoints.
 const OF_ENDPOINTS: Growth = Growth {
     bytes: 28 << 10,
@@ -72,7 +73,7 @@ const OF_ENDPOINTS: Growth = Growth {
 };
 
 impl Sizes {
-    /// Sizes the tables by this machine's memory where the operator gave no size.
+    /// Adds this machine's memory, which sizes the tables that the operator left unset.
     pub fn of_this_machine(self) -> Self {
         let memory = Meminfo::current()
             .inspect_err(|error| debug!(%error, "cannot read the machine's memory"));
@@ -82,7 +83,7 @@ impl Sizes {
         }
     }
 
-    /// Returns the room of each map that differs from the object's value.
+    /// Returns the size of each map that differs from the object's value.
     pub(super) fn map_sizes(self) -> BTreeMap<&'static str, MapSize> {
         let size = |given: Option<u32>, growth: &Growth| {
             let derived = || {
@@ -124,7 +125,7 @@ impl Sizes {
     }
 }
 
-/// Returns the places of waiting flows beside so many flow entries.
+/// Returns the half-open flows for which a table of `flows` entries has room.
 pub(super) fn half_open_places(flows: u32) -> u32 {
     (flows / Flow::<Addr4>::ENTRIES_MAX).max(1)
 }
@@ -137,7 +138,7 @@ impl MapSize {
         }
     }
 
-    /// Returns the entries of a map beside existing maps with the given numbers of entries.
+    /// Returns the entries of a map, given the entries of existing maps.
     pub(super) fn beside(self, there: impl Iterator<Item = u32>) -> u32 {
         let largest = there.max().filter(|_| self.or_more);
         largest.unwrap_or(0).max(self.entries)
@@ -145,16 +146,15 @@ impl MapSize {
 }
 
 impl Growth {
-    /// Returns the number of entries for `memory` bytes.
     fn entries(&self, memory: u64) -> u32 {
         let entries = (memory / self.bytes).clamp(self.min, self.max);
-        // The kernel rounds its table of buckets to a power of two.
+        // The kernel rounds the number of buckets to a power of two.
         1 << entries.ilog2()
     }
 }
 
-/// Returns the error of a write to one of the agent's tables. The operator can enlarge a full map,
-/// so that error names the flag.
+/// Returns the error of a refused write to an agent's table. The error of a full map names the flag
+/// that enlarges it.
 pub(super) fn refused(error: MapError, name: &str) -> anyhow::Error {
     if !is_full(&error) {
         return anyhow::Error::from(error).context(format!("write {name}"));
@@ -166,7 +166,7 @@ pub(super) fn refused(error: MapError, name: &str) -> anyhow::Error {
     anyhow::Error::from(error).context(format!("{name} is full: start kpx with a larger {flag}"))
 }
 
-/// Returns true if the map is full. Hashes and tries have different error numbers for that.
+/// Returns true if the map is full. Hashes report E2BIG, tries ENOSPC.
 pub(super) fn is_full(error: &MapError) -> bool {
     const E2BIG: i32 = 7;
     const ENOSPC: i32 = 28;

@@ -1,4 +1,4 @@
-//! Attaches, keeps and removes the cgroup programs that translate sockets which dial services
+//! Attaches, maintains and removes the cgroup programs that translate sockets which dial services
 //! (`--socket-lb`).
 
 mod cgroup;
@@ -27,21 +27,20 @@ pub use cgroup::Cgroup;
 pub use pods::{PodRow, PodRows, PodSockets};
 pub use stale::StaleSockets;
 
-/// The sockets that the programs translate. An unset option excludes its sockets.
+/// The sockets that the programs translate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// Set for the sockets of all network namespaces, instead of this one alone.
+    /// Includes the sockets of all network namespaces, not only this one.
     pub everywhere: bool,
-    /// Set for the TCP sockets of chosen pods, beside those of this network namespace: see
-    /// [`PodSockets`].
+    /// Includes the TCP sockets of selected pods: see [`PodSockets`].
     pub pods: bool,
-    /// Set for UDP sockets as well as TCP sockets.
+    /// Includes UDP sockets.
     pub udp: bool,
-    /// Set where nothing depends on it: packets serve the sockets if these programs cannot.
+    /// Lets packet programs serve the sockets if these programs fail.
     pub is_optional: bool,
 }
 
-/// The globals of the programs, set at load.
+/// The programs' global variables, set at load.
 pub(super) struct SocketGlobals {
     netns: u64,
     flags: u32,
@@ -98,7 +97,7 @@ fn is_supported(helper: BpfHelper) -> Result<bool> {
 }
 
 /// Returns the names of the requested programs. The programs that show the dialled address come
-/// first: a translated socket must always find one.
+/// first: every translated socket needs them.
 pub(super) fn programs(options: SocketOptions) -> Vec<&'static str> {
     let all = names::SOCKETS
         .into_iter()
@@ -120,13 +119,13 @@ fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut CgroupSockAddr>
         .with_context(|| format!("program {name}"))
 }
 
-/// Returns the maps that these programs do not use. They get no pins.
+/// Returns the maps that these programs do not use. Unused maps get no pins.
 pub(super) fn unused_maps(options: Option<SocketOptions>) -> Vec<&'static str> {
     let dialled = names::DIALLED.into_iter().filter(|_| options.is_none());
     dialled.chain(unused_tables(options)).collect()
 }
 
-/// Returns the tables among them, which get no room.
+/// Returns the unused tables, which get no room.
 pub(super) fn unused_tables(options: Option<SocketOptions>) -> impl Iterator<Item = &'static str> {
     let (has_udp, has_pods) = options.map_or((false, false), |options| (options.udp, options.pods));
     let udp = [names::IPV4.udp_sockets, names::IPV6.udp_sockets]
@@ -135,32 +134,30 @@ pub(super) fn unused_tables(options: Option<SocketOptions>) -> impl Iterator<Ite
     udp.chain(iter::once(names::SOCKET_PODS).filter(move |_| !has_pods))
 }
 
-/// How sockets are led, for `kpx status`.
+/// The state of socket load balancing, for `kpx status`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SocketsStatus {
     /// The scope: `host` or `all`.
     pub scope: String,
     pub udp: bool,
-    /// True if chosen pods are served as well: see `pods` of the agent's status.
+    /// True if selected pods are served too: see `pods` in the agent's status.
     #[serde(default)]
     pub pods: bool,
-    /// The cgroup below which sockets are translated.
+    /// The cgroup that contains the translated sockets.
     pub cgroup: String,
 }
 
-/// The attached programs.
 pub(super) struct Sockets {
     cgroup: Cgroup,
     options: SocketOptions,
-    /// The links, by program.
     links: BTreeMap<&'static str, PinnedLink>,
 }
 
 impl Sockets {
-    /// Attaches the loaded programs to a cgroup, and removes a predecessor's. Each program is
-    /// attached before its predecessor is removed, so no call goes without a program. A socket that
-    /// the first program has translated is left alone by the second.
+    /// Attaches the loaded programs to a cgroup and removes a predecessor's. Each program is
+    /// attached before its predecessor is removed, so every call passes a program. The second
+    /// program leaves a socket alone that the first has translated.
     pub(super) fn attach(
         ebpf: &mut Ebpf,
         pins: &Pins,
@@ -194,7 +191,7 @@ impl Sockets {
         }
     }
 
-    /// Returns the sockets that are served, in the words of `--socket-lb`.
+    /// Returns the served sockets, in the words of `--socket-lb`.
     pub(super) fn served(&self) -> String {
         let auto = if self.options.is_optional {
             "auto: "
@@ -209,7 +206,6 @@ impl Sockets {
         self.options.is_optional
     }
 
-    /// Opens the cgroup once more.
     pub(super) fn cgroup(&self) -> Result<Cgroup> {
         self.cgroup.try_clone()
     }
@@ -222,7 +218,7 @@ impl Sockets {
         }
     }
 
-    /// Attaches programs again that were taken off, and returns their number.
+    /// Attaches missing programs again and returns their number.
     pub(super) fn repair(&mut self, ebpf: &mut Ebpf, pins: &Pins) -> Result<u64> {
         let attached = attached()?;
         let mut missing = Vec::new();
@@ -242,8 +238,7 @@ impl Sockets {
         Ok(missing.len() as u64)
     }
 
-    /// Detaches the programs. Connected sockets stay as they are: their connections know their
-    /// backends.
+    /// Detaches the programs. Connected sockets keep their backends.
     pub(super) fn detach(self) {
         for (_, link) in self.links {
             if let Err(error) = link.unpin() {
@@ -270,7 +265,7 @@ impl Sockets {
         }
         link.pin(&next)
             .with_context(|| format!("pin the link of {name}"))?;
-        // The predecessor's link goes with the pin that this rename replaces.
+        // The rename replaces the predecessor's pin, which frees its link.
         fs::rename(&next, &path).with_context(|| format!("rename {}", next.display()))?;
         let pinned = PinnedLink::from_pin(&path)
             .with_context(|| format!("open the pin {}", path.display()))?;
@@ -279,8 +274,8 @@ impl Sockets {
     }
 }
 
-/// Attaches beside other programs. Up to Linux 7.2 a link always means that, and the kernel refuses
-/// the flag (EINVAL). Later kernels require the flag.
+/// Attaches with other programs allowed. Up to Linux 7.2 links always allow other programs, and the
+/// kernel refuses the flag (EINVAL). Later kernels require the flag.
 fn attach_beside_others(
     program: &mut CgroupSockAddr,
     cgroup: &Cgroup,
@@ -295,8 +290,8 @@ fn attach_beside_others(
 
 const EINVAL: i32 = 22;
 
-/// Removes a predecessor's links and maps for sockets that these options do not use. (Links of
-/// single programs go when the remaining programs are attached.)
+/// Removes a predecessor's links and maps for sockets outside these options. Attaching the
+/// remaining programs removes links of single programs.
 pub(super) fn remove_unused(pins: &Pins, options: Option<SocketOptions>) -> Result<()> {
     if options.is_none() {
         remove_links(pins, |_| false)?;
@@ -313,7 +308,7 @@ pub(super) fn remove_unused(pins: &Pins, options: Option<SocketOptions>) -> Resu
         .try_for_each(|pin| remove_pin(&pins.maps().join(pin)))
 }
 
-/// Removes links. The translating programs go first: see [`programs`].
+/// Removes links, translating programs first: see [`programs`].
 fn remove_links(pins: &Pins, keeps: impl Fn(&str) -> bool) -> Result<()> {
     let mut links = pins::names(&pins.links())?;
     links.retain(|pin| is_pin(pin) && !keeps(pin));
@@ -327,12 +322,12 @@ fn remove_links(pins: &Pins, keeps: impl Fn(&str) -> bool) -> Result<()> {
         })
 }
 
-/// Returns true for the programs that translate, and their pins. The others show what was dialled.
+/// Returns true for programs that translate, and for their pins. The other programs show the
+/// dialled address.
 pub(super) fn translates(name: &str) -> bool {
     name.contains("connect") || name.contains("send")
 }
 
-/// Returns the name of a program's pin among the pinned links.
 fn pin_name(program: &str) -> String {
     format!("{PREFIX}{}", program.trim_start_matches("kpx_"))
 }
@@ -344,8 +339,8 @@ pub(super) fn is_pin(name: &str) -> bool {
 
 const PREFIX: &str = "socket-";
 
-/// Returns the programs of the links to cgroups that this process holds. A detached link, or one
-/// whose cgroup is gone, has no cgroup id.
+/// Returns the ids of the programs in this process's cgroup links. A detached link, and a link of a
+/// removed cgroup, has no cgroup id.
 fn attached() -> Result<BTreeSet<u32>> {
     let links = open_links()?;
     let held = links

@@ -1,4 +1,4 @@
-//! The system calls that no crate has. All `unsafe` of this crate is here.
+//! The system calls that no crate offers. All `unsafe` code of this crate is here.
 #![allow(unsafe_code, reason = "each call hands pointers to the kernel")]
 
 pub(crate) mod map_walk;

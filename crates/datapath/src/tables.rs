@@ -1,4 +1,4 @@
-//! Reads and writes the maps that say where packets go.
+//! Reads and writes the agent's tables: frontends, services, backends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,8 +28,8 @@ pub trait Maps {
     fn read(&self) -> Result<Tables>;
     fn apply(&mut self, change: &Change) -> Result<()>;
 
-    /// Makes changes in their order, up to a refused one. Returns the number of changes made, and
-    /// the error.
+    /// Makes changes in order, up to a refused change. Returns the number of changes made, and the
+    /// error.
     fn apply_all(&mut self, changes: &[Change]) -> (usize, Result<()>) {
         for (made, change) in changes.iter().enumerate() {
             if let Err(error) = self.apply(change) {
@@ -44,10 +44,10 @@ pub trait Maps {
 pub struct KernelTables {
     v4: Family<Addr4>,
     v6: Family<Addr6>,
-    /// The number of deletions of endpoints and frontends: flows of an older generation must check
-    /// their backend again.
+    /// The number of deletions of endpoints and frontends. Flows of an older generation must
+    /// recheck their backend.
     generation: Array<MapData, u32>,
-    /// The signal of every new generation.
+    /// Notified with every new generation.
     endpoints_removed: Arc<Notify>,
 }
 
@@ -84,8 +84,8 @@ impl Maps for KernelTables {
         }
     }
 
-    /// Makes changes in batches of one kind. If a batch stops, the next change is made alone: that
-    /// call reports a lasting error, or succeeds because the row is already as wanted.
+    /// Makes changes in batches of one kind. After a stopped batch the next change is made alone:
+    /// that call reports a lasting error, or succeeds because the row is already as wanted.
     fn apply_all(&mut self, changes: &[Change]) -> (usize, Result<()>) {
         let mut made = 0;
         while let Some(change) = changes.get(made) {
@@ -105,7 +105,7 @@ impl Maps for KernelTables {
     }
 }
 
-/// Returns true if a backend may have ceased to serve a frontend.
+/// Returns true if the change may end a backend's service for a frontend.
 fn ends_flows(change: &Change) -> bool {
     fn ends<A: Addr>(change: &FamilyChange<A>) -> bool {
         use FamilyChange::{DelEndpoint, DelFrontend, MoveFrontend};
@@ -118,8 +118,8 @@ fn ends_flows(change: &Change) -> bool {
 }
 
 impl KernelTables {
-    /// Makes the first of `changes` that are all of one kind in a batch. Returns their number, or
-    /// zero if they cannot be batched.
+    /// Makes the leading run of `changes` of one kind in a batch. Returns their number, or zero if
+    /// batching is impossible.
     fn apply_batch(&mut self, changes: &[Change]) -> usize {
         match changes {
             [Change::V4(_), Change::V4(_), ..] => {
@@ -140,7 +140,7 @@ impl KernelTables {
         }
     }
 
-    /// Makes flows check whether their backends still serve.
+    /// Makes flows recheck their backends.
     pub(super) fn begin_generation(&mut self) -> Result<()> {
         let generation = self
             .generation
@@ -211,7 +211,7 @@ impl<A: FamilyNames> Family<A> {
         }
     }
 
-    /// Makes the first of `changes` that are all of one kind. Returns their number.
+    /// Makes the leading run of `changes` of one kind. Returns their number.
     fn apply_batch<'a>(&mut self, changes: impl Iterator<Item = &'a FamilyChange<A>>) -> usize {
         let mut changes = changes.peekable();
         match changes.peek() {
@@ -270,7 +270,7 @@ impl<A: FamilyNames> Family<A> {
                         _ => None,
                     }))
             }
-            // Such changes are few, large, or of a map that takes no batches before Linux 5.13.
+            // These changes are few, large, or to maps without batches before Linux 5.13.
             _ => 0,
         }
     }

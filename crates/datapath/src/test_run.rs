@@ -1,4 +1,4 @@
-//! A program, run on a single packet without being attached (BPF_PROG_TEST_RUN).
+//! Runs a program on a single packet without attaching it (BPF_PROG_TEST_RUN).
 
 use anyhow::{Context, Result};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
@@ -9,14 +9,14 @@ pub struct SkBuff([u8; LEN]);
 
 const LEN: usize = 192;
 
-/// A field of `struct __sk_buff` of four bytes, by its offset.
+/// A four-byte field of `struct __sk_buff`, by its offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field(usize);
 
 impl Field {
     pub const MARK: Self = Self(8);
     pub const INGRESS_IFINDEX: Self = Self(36);
-    /// The kernel chooses the device by it.
+    /// The kernel selects the device by this field.
     pub const IFINDEX: Self = Self(40);
     pub const GSO_SEGS: Self = Self(164);
     pub const GSO_SIZE: Self = Self(176);
@@ -29,14 +29,14 @@ impl Field {
 pub struct RunOutput {
     /// The action (linux/pkt_cls.h).
     pub action: i32,
-    /// The length of the packet afterwards, which lies at the start of `out`.
+    /// The length of the resulting packet, at the start of `out`.
     pub len: usize,
     /// The context after the run.
     pub context: SkBuff,
 }
 
 impl SkBuff {
-    /// All zero but for these fields.
+    /// Returns a context with these fields, and zero elsewhere.
     pub fn new(fields: impl IntoIterator<Item = (Field, u32)>) -> Self {
         let mut bytes = [0; LEN];
         for (Field(at), value) in fields {
@@ -52,8 +52,8 @@ impl SkBuff {
     }
 }
 
-/// Runs `program` once. Without a context the packet is on lo, since the kernel accepts lo in no
-/// other form. Bytes beyond `out` are cut off.
+/// Runs `program` once and cuts the packet off after `out`'s length. Without a context the packet
+/// is on lo, which the kernel accepts in no other form.
 pub fn test_run(
     program: &SchedClassifier,
     packet: &[u8],

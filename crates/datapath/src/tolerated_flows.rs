@@ -1,4 +1,5 @@
-//! The flows that could skip the stack beside conntrack: their questions, and the agent's answers.
+//! The programs' requests to let flows skip the stack although conntrack follows them, and the
+//! agent's answers.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -13,7 +14,7 @@ use proxy_common::names;
 use crate::flows::{read, remove};
 use crate::maps::{FamilyNames, flow_table, take};
 
-/// The questions, and the rows of `TOLERATED`.
+/// The queue of requests, and the rows of `TOLERATED`.
 pub struct ToleratedFlows {
     offers: Queue<MapData, Offer>,
     rows: HashMap<MapData, AnyKey, u32>,
@@ -21,20 +22,20 @@ pub struct ToleratedFlows {
     v6: HashMap<MapData, FlowKey<Addr6>, Flow<Addr6>>,
 }
 
-/// An open flow as conntrack sees it, between the hooks.
+/// An open flow as conntrack sees it, between kpx's hooks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenFlow {
     pub client: SocketAddr,
     pub backend: SocketAddr,
     pub proto: Proto,
-    /// The client is behind an uplink.
+    /// True if the client is behind an uplink.
     pub is_far: bool,
-    /// The second since boot in which a packet last passed.
+    /// The time of the last packet, in seconds since boot.
     pub last_secs: u32,
 }
 
 impl ToleratedFlows {
-    /// Call it before the flow tables are taken out of the object.
+    /// Opens the maps. Call this before the flow tables are taken out of the object.
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
         let v4 = again(ebpf)?;
         let v6 = again(ebpf)?;
@@ -46,7 +47,7 @@ impl ToleratedFlows {
         })
     }
 
-    /// Returns the next question, if there is one.
+    /// Returns the next request, if any.
     pub fn offered(&mut self) -> Result<Option<Offer>> {
         match self.offers.pop(0) {
             Ok(offer) => Ok(Some(offer)),
@@ -55,7 +56,7 @@ impl ToleratedFlows {
         }
     }
 
-    /// Returns the flow with this opener, if it is open, and the stack sees its packets.
+    /// Returns the flow with this opener, if it is open and its packets take the stack.
     pub fn open_flow(&self, key: &AnyKey) -> Result<Option<OpenFlow>> {
         if let Some(key) = key.v4() {
             return open_flow(&self.v4, &key);
@@ -63,14 +64,14 @@ impl ToleratedFlows {
         key.v6().map_or(Ok(None), |key| open_flow(&self.v6, &key))
     }
 
-    /// Answers a question with yes.
+    /// Grants a request.
     pub fn tolerate(&mut self, offer: &Offer) -> Result<()> {
         self.rows
             .insert(offer.key, offer.secs, 0)
             .with_context(|| format!("write {}", names::TOLERATED))
     }
 
-    /// Takes a yes back: the flow takes the stack within a second.
+    /// Revokes a grant: the flow takes the stack within a second.
     pub fn forget(&mut self, key: &AnyKey) -> Result<()> {
         remove(&mut self.rows, key)
             .map(drop)
@@ -78,7 +79,7 @@ impl ToleratedFlows {
     }
 }
 
-/// Opens a flow table once more.
+/// Returns another handle on a flow table.
 fn again<A: FamilyNames>(ebpf: &Ebpf) -> Result<HashMap<MapData, FlowKey<A>, Flow<A>>> {
     let opened = || {
         let data = MapData::from_fd(flow_table::<A>(ebpf)?.fd().as_fd().try_clone_to_owned()?)?;

@@ -1,4 +1,4 @@
-//! Loads programs past the verifier: several at once, and even while signals arrive.
+//! Loads programs through the verifier: several at once, and despite signals.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -10,23 +10,22 @@ use aya::programs::{Program, ProgramError};
 use aya::{Ebpf, EbpfLoader, VerifierLogLevel};
 use nix::libc::EAGAIN;
 
-/// The number of attempts, as in libbpf (`PROG_LOAD_ATTEMPTS`). aya makes two of each.
+/// The attempts, as in libbpf (`PROG_LOAD_ATTEMPTS`). aya calls the kernel twice in each.
 const ATTEMPTS: usize = 5;
 
-/// Returns a loader for programs as long as kpx's.
+/// Returns a loader with a log level that fits programs of kpx's size.
 #[must_use]
 pub fn loader<'a>() -> EbpfLoader<'a> {
     let mut loader = EbpfLoader::new();
-    // aya loads a refused program again with a log. A log of every step grows to megabytes,
-    // although an operator reads only its last line. Such a log would also make a program that only
-    // a signal had stopped take several times as long. STATS logs that last line only.
-    // (`cargo xtask verify` shows all steps.)
+    // aya reloads a refused program with a log. A log of every step takes megabytes and several
+    // times as long, even if only a signal stopped the load, and an operator reads only its last
+    // line. STATS logs only that line. (`cargo xtask verify` shows all steps.)
     loader.verifier_log_level(VerifierLogLevel::STATS);
     loader
 }
 
-/// Calls a program's `load`, and repeats the call if a signal interrupted it. The verifier gives up
-/// with EAGAIN as soon as a signal is pending (`do_check` in kernel/bpf/verifier.c).
+/// Calls a program's `load`, and retries if a signal interrupted it. The verifier stops with EAGAIN
+/// while a signal is pending (`do_check` in kernel/bpf/verifier.c).
 pub fn load(mut program: impl FnMut() -> Result<(), ProgramError>) -> Result<(), ProgramError> {
     let mut attempts = iter::repeat_with(&mut program).take(ATTEMPTS);
     let mut result = attempts.next().expect("there are several");
@@ -39,12 +38,12 @@ pub fn load(mut program: impl FnMut() -> Result<(), ProgramError>) -> Result<(),
     result
 }
 
-/// The programs that are verified at once. The largest one takes half of the time, so more would
-/// gain little, and each takes the verifier's memory, which counts as the container's.
+/// The programs verified at once. The largest program takes half of the total time, so more threads
+/// gain little, and each needs verifier memory, which counts towards the container's limit.
 const LOADERS: usize = 2;
 
-/// Loads programs by name, several at once. The verifier takes most of a start, and holds no lock
-/// for those who may load programs.
+/// Loads programs by name, several at once. Verification takes most of a start, and runs without a
+/// kernel lock for privileged users.
 pub(crate) fn load_all(ebpf: &mut Ebpf, names: &[&str]) -> Result<()> {
     let mut programs: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
     let wanted = names.iter().map(|&name| {
@@ -54,7 +53,7 @@ pub(crate) fn load_all(ebpf: &mut Ebpf, names: &[&str]) -> Result<()> {
         Ok((name, program))
     });
     let waiting = Mutex::new(wanted.collect::<Result<Vec<_>>>()?.into_iter());
-    // The lock is free again before the program is loaded.
+    // Release the lock before the load.
     let next = || {
         waiting
             .lock()
@@ -68,7 +67,7 @@ pub(crate) fn load_all(ebpf: &mut Ebpf, names: &[&str]) -> Result<()> {
         .min(LOADERS)
         .saturating_sub(1);
     thread::scope(|scope| {
-        // Where no thread can be made, this one loads all.
+        // If no thread can be spawned, this thread loads everything.
         let spawn = || thread::Builder::new().spawn_scoped(scope, work).ok();
         let others: Vec<_> = iter::repeat_with(spawn).take(others).flatten().collect();
         let here = work();
@@ -99,8 +98,8 @@ mod tests {
 
     use super::*;
 
-    /// Loads a program that the kernel refuses with one errno after the other. Returns the last
-    /// errno and the number of attempts.
+    /// Runs [`load`] on a program that the kernel refuses with these errnos in turn. Returns the
+    /// last errno and the number of attempts.
     fn refused(errnos: &[i32]) -> (Option<i32>, usize) {
         let mut tried = 0;
         let result = load(|| {

@@ -1,5 +1,5 @@
-//! Checks that devices still carry their programs. Any privileged process may delete a qdisc or a
-//! filter, detach a link.
+//! Checks that devices still carry their programs. Any privileged process can delete a qdisc or a
+//! filter, or detach a link.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use super::links::{Fields, open_links};
 use proxy_net::Handle;
 use proxy_net::filter::{self, Filter, Hook};
 
-/// A device that does not carry a program that it was given.
+/// A device that lacks a program it was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MissingProgram {
     pub ifindex: u32,
@@ -22,9 +22,9 @@ pub struct MissingProgram {
 /// A TCX link: interface index, hook, program id.
 type TcxLink = (u32, Hook, u32);
 
-/// Asks the kernel which of our programs somebody has taken off. Each device with clsact costs two
-/// requests. All devices with TCX cost one read of our own files, which takes no privilege, while a
-/// query about a device takes `CAP_SYS_ADMIN`. `id` gives a program's, if it is loaded.
+/// Returns our programs that are no longer on their devices. Each clsact device costs two requests.
+/// All TCX devices together cost one read of our own fdinfo, which takes no privilege; a query of a
+/// device takes `CAP_SYS_ADMIN`. `id` returns the id of a loaded program.
 pub(super) async fn missing(
     handle: &Handle,
     devices: &BTreeMap<u32, Attached>,
@@ -68,8 +68,8 @@ pub(super) async fn missing(
     Ok(missing)
 }
 
-/// Where this process's TCX links hang. One that was detached, or whose device is gone, has the
-/// interface index 0.
+/// Returns the hooks of this process's TCX links. A detached link, and a link of a missing device,
+/// has interface index 0.
 fn tcx_links() -> Result<BTreeSet<TcxLink>> {
     Ok(open_links()?.iter().filter_map(tcx_link).collect())
 }

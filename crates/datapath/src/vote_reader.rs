@@ -1,4 +1,4 @@
-//! Reads what speaks against backends, beside the sweeps.
+//! Reads the evidence against backends, independent of the sweeps.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use super::clock::boot_ns;
 use super::maps::FamilyNames;
 use crate::sys::map_walk::Walk;
 
-/// The number of rows in one read.
+/// The rows in a read.
 const BATCH: usize = 512;
 
-/// A reader of the backends that have failed since their last answer, or were sent a SYN of late.
-/// No sweep holds it up.
+/// A reader of the backends that have failed since their last answer, or were recently sent a SYN.
+/// It does not wait for a sweep.
 #[derive(Debug)]
 pub struct VoteReader {
     v4: Walk<EndpointKey<Addr4>, Connects>,
@@ -34,11 +34,11 @@ impl VoteReader {
         })
     }
 
-    /// Returns the counts of the backends with votes, of those with a SYN of late, and of those
-    /// that the caller `asks_for`. The time with them is in nanoseconds since boot. A backend that
-    /// has answered before its row is read owes nothing.
+    /// Returns the counts of backends with failures, with a recent SYN, or selected by `asks_for`,
+    /// and the time of the read in nanoseconds since boot. A backend that answers before its row is
+    /// read has no unanswered SYN.
     pub fn read(&mut self, asks_for: impl Fn(&Path) -> bool) -> Result<(Readings, u64)> {
-        // The clock is read before the walk, so that a late agent makes no backend late.
+        // Read the clock before the walk: a slow agent must not make backends look slow.
         let boot_ns = boot_ns()?;
         let now_secs =
             u32::try_from(boot_ns / 1_000_000_000).context("the boot clock is past 2^32 s")?;
@@ -71,7 +71,7 @@ fn add<A: FamilyNames>(
         .next_batch()
         .with_context(|| format!("read {}", A::MAPS.connects))?
     {
-        // The row of the backend without address is of many.
+        // The row with the unspecified address stands for many backends.
         for (key, row) in batch.filter(|(key, _)| !key.at.addr.is_unspecified()) {
             let path = Path::new(&key.service, &key.at);
             match key.service.proto {

@@ -1,4 +1,4 @@
-//! Has TCP flows that were opened past the stack take it.
+//! Moves bypass TCP flows back to the stack.
 
 use std::net::SocketAddr;
 
@@ -10,18 +10,18 @@ use crate::flows::{FlowMaps, read};
 use crate::lost_flows::{BPF_EXIST, Family};
 use crate::maps::FamilyNames;
 
-/// A walk through the flow tables for TCP flows that were opened past the stack.
+/// A walk through the flow tables for bypass TCP flows.
 pub struct WholeFlows {
     v4: Family<Addr4>,
     v6: Family<Addr6>,
 }
 
-/// A TCP flow that was opened past the stack, by its opener's entry.
+/// A bypass TCP flow, by its opener's entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WholeFlow {
     pub client: SocketAddr,
     pub backend: SocketAddr,
-    /// The backend is a pod of another node.
+    /// True if the backend is a pod on another node.
     pub is_far: bool,
     pub state: State,
     key: Key,
@@ -34,7 +34,7 @@ enum Key {
 }
 
 impl FlowMaps {
-    /// Returns a walk through whole flows, which has no part in a sweep.
+    /// Returns a walk through bypass flows, independent of the sweep.
     pub fn whole(&self) -> Result<WholeFlows> {
         Ok(WholeFlows {
             v4: Family::new(&self.tables.v4)?,
@@ -44,7 +44,7 @@ impl FlowMaps {
 }
 
 impl WholeFlows {
-    /// Returns the whole flows that a test picks.
+    /// Returns the bypass flows that `picks` selects.
     pub fn find(&mut self, picks: impl Fn(&WholeFlow) -> bool) -> Result<Vec<WholeFlow>> {
         let mut found = Vec::new();
         self.v4.find_whole(Key::V4, &picks, &mut found)?;
@@ -52,8 +52,8 @@ impl WholeFlows {
         Ok(found)
     }
 
-    /// Has a whole flow take the stack from now on. A program that changes an entry in this very
-    /// moment may lose its change, or undo this one: so walk again.
+    /// Moves a bypass flow to the stack. A program that changes an entry at the same instant may
+    /// lose its change or undo this one: walk again.
     pub fn leave(&mut self, flow: &WholeFlow) -> Result<()> {
         match &flow.key {
             Key::V4(key) => self.v4.leave(key),
@@ -92,7 +92,7 @@ impl<A: FamilyNames> Family<A> {
         Ok(())
     }
 
-    /// Changes the reply's entry first, from which programs renew the opener's.
+    /// Changes the reply entry first, because programs refresh the opener's entry from it.
     fn leave(&mut self, key: &FlowKey<A>) -> Result<()> {
         let Some(opener) = self.read(key)? else {
             return Ok(());
@@ -103,7 +103,7 @@ impl<A: FamilyNames> Family<A> {
                 continue;
             };
             entry.leave_to_stack();
-            // A program may have closed the flow meanwhile.
+            // A program may have closed the flow.
             let _there = self.flows.insert(key, entry, BPF_EXIST);
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Chooses the address that the node speaks with.
+//! Chooses the node's own address.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,9 +16,9 @@ use super::sysctl;
 
 /// Returns the node's primary address of a family.
 ///
-/// `preferred` are the addresses that the cluster or the operator names. Of these the first that a
-/// device has counts, else the first. If none is of this family, the address of the default route's
-/// device counts, else that of the first device that is no pod's.
+/// `preferred` are the addresses that the cluster or the operator gives: the first that is on a
+/// device counts, else the first. Without a preferred address of this family, the address of the
+/// default route's device counts, else the address of the first device that is not a pod's.
 pub fn node_address<A: Addr>(
     links: &BTreeMap<u32, Link>,
     preferred: &[IpAddr],
@@ -40,9 +40,9 @@ pub fn node_address<A: Addr>(
     on_default_route.or_else(|| devices.filter_map(device_address).next())
 }
 
-/// Returns the address with which the host speaks through a device: the one with the widest
-/// network, and of these the lowest. Addresses that move between nodes (keepalived, kube-vip) are
-/// single addresses as a rule.
+/// Returns the address from which the host sends through a device: the address with the widest
+/// network, and of these the lowest. Addresses that move between nodes (keepalived, kube-vip)
+/// usually have the full prefix length.
 pub fn device_address<A: Addr>(link: &Link) -> Option<A> {
     let addrs = link
         .addrs
@@ -51,7 +51,7 @@ pub fn device_address<A: Addr>(link: &Link) -> Option<A> {
     addrs.min().map(|(_, addr)| addr)
 }
 
-/// Returns the interface index of the main table's default route of a family, by the lowest metric.
+/// Returns the interface index of the main table's default route with the lowest metric.
 pub async fn default_route<A: Addr>(handle: &Handle) -> anyhow::Result<Option<u32>> {
     let family = if A::UNSPECIFIED.ip().is_ipv4() {
         AddressFamily::Inet
@@ -77,7 +77,7 @@ pub async fn default_route<A: Addr>(handle: &Handle) -> anyhow::Result<Option<u3
     );
     match defaults.await {
         Ok(defaults) => Ok(defaults.into_iter().min().map(|(_, device)| device)),
-        // A namespace without any route has no table.
+        // A namespace without routes has no table.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => {
             Err(error).with_context(|| format!("list the default routes of {}", A::FAMILY))
@@ -107,8 +107,8 @@ mod tests {
     use super::super::role::FarEnd;
     use super::*;
 
-    /// A case: name, preferred addresses, device of the default route, node's IPv4 and IPv6
-    /// address.
+    /// A case: name, preferred addresses, device of the default route, the node's IPv4 and IPv6
+    /// addresses.
     type Case<'a> = (&'a str, &'a [&'a str], Option<u32>, [&'a str; 2]);
 
     #[test]

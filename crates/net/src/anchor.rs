@@ -1,5 +1,5 @@
-//! Maintains the anchor, kpx's own veth pair. Packets of this host's sockets to services meet a
-//! program there before they take any route (README D2).
+//! Maintains the anchor, kpx's own veth pair. A program there handles packets of this host's
+//! sockets to Services before they are routed.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,36 +19,35 @@ use super::sysctl;
 
 /// The name of the end that carries the service routes.
 pub const NAME: &str = "kpx0";
-/// The name of the other end. No packet may ever come out of it.
+/// The name of the other end. No packet may ever leave it.
 pub const PEER: &str = "kpx1";
 
-/// The locally administered addresses, "kpx". Every host may have the same addresses, since no
-/// packet leaves with them. kpx sets them explicitly: udev replaces an address that the kernel
-/// chose, a moment later.
+/// Locally administered addresses, "kpx". All hosts may share them, because no packet leaves the
+/// host with them. kpx sets them explicitly: udev later replaces an address that the kernel chose.
 const MAC: [u8; 6] = *b"\x02kpx\x00\x00";
 const PEER_MAC: [u8; 6] = *b"\x02kpx\x00\x01";
 
-/// The address of the far end: link-local (RFC 3927), so no router knows it.
+/// The address of the far end: link-local (RFC 3927), so no router forwards it.
 const FAR_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 153, 53);
 
-/// The addresses at which kpx listens for packets that it has sent to itself. No router forwards
-/// the dummy address (RFC 7600), and the other is a unique local one (RFC 4193) of kpx's own.
+/// The addresses at which kpx listens for packets that it sent to itself. No router forwards the
+/// dummy address (RFC 7600); the other is kpx's own unique local address (RFC 4193).
 pub const LISTEN4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
 pub const LISTEN6: Ipv6Addr = Ipv6Addr::new(0xfd6b, 0x7078, 0x6b70, 0x7830, 0, 0, 0, 1);
 
-/// The smallest MTU that IPv6 works with (RFC 8200 section 5).
+/// The smallest MTU for IPv6 (RFC 8200 section 5).
 const MIN_MTU: u32 = 1280;
 const DEFAULT_MTU: u32 = 1500;
 
-/// The switch that admits packets from local addresses through lo: the host's packets to backends
+/// The sysctl that accepts packets from local addresses through lo: the host's packets to backends
 /// that are its own sockets.
 const ACCEPT_LOCAL: &str = "ipv4/conf/lo/accept_local";
-/// The anchor's alias, followed by the value of [`ACCEPT_LOCAL`] before kpx. So the value lives
-/// exactly as long as the anchor, over every restart of the agent, and any user can read it.
+/// The anchor's alias, followed by the value of [`ACCEPT_LOCAL`] before kpx. The value lives
+/// exactly as long as the anchor, across restarts of the agent, and any user can read it.
 const ALIAS: &str = "kpx anchor; before it, net.ipv4.conf.lo.accept_local was ";
 
-/// The switch that admits the host's packets from and to loopback addresses that come back to lo.
-/// On any other device it would admit those of strangers.
+/// The sysctl that accepts the host's packets from and to loopback addresses when they return to
+/// lo. On any other device it would accept packets of strangers.
 const ROUTE_LOCALNET: &str = "ipv4/conf/lo/route_localnet";
 /// The alias of the far end, followed by the value of [`ROUTE_LOCALNET`] before kpx.
 const FAR_ALIAS: &str = "kpx anchor; before it, net.ipv4.conf.lo.route_localnet was ";
@@ -59,7 +58,7 @@ pub struct Anchor {
     pub mac: [u8; 6],
 }
 
-/// Returns the MTU that fits every way out of the node; pods are not ways out.
+/// Returns the MTU that fits every uplink of the node; pods' devices do not count.
 pub fn anchor_mtu(links: &BTreeMap<u32, Link>) -> u32 {
     let ways_out = links
         .values()
@@ -79,8 +78,8 @@ pub fn is_up(links: &BTreeMap<u32, Link>) -> bool {
     ends.count() == 2
 }
 
-/// Makes the pair, or corrects the present one. `mtu` is in bytes. Returns as well the number of
-/// sysctls that had another value.
+/// Creates the pair, or corrects the existing pair. `mtu` is in bytes. The second result is the
+/// number of sysctls that had another value.
 pub async fn ensure(handle: &Handle, mtu: u32) -> anyhow::Result<(Anchor, u64)> {
     let pair = match find(handle).await? {
         Some(pair) => pair,
@@ -108,7 +107,7 @@ pub async fn ensure(handle: &Handle, mtu: u32) -> anyhow::Result<(Anchor, u64)> 
     ))
 }
 
-/// Deletes the pair, and with it the routes through it. Does nothing if there is none.
+/// Deletes the pair and the routes through it. Does nothing if the pair is missing.
 pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     let Some(pair) = find(handle).await? else {
         return Ok(());
@@ -127,8 +126,8 @@ pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
         .with_context(|| format!("delete {NAME}"))
 }
 
-/// Lets lo take the host's packets for loopback addresses back, or no longer. Does nothing if there
-/// is no pair. Returns the number of sysctls that somebody had set back.
+/// Enables or disables lo for the host's packets to loopback addresses. Does nothing if the pair is
+/// missing. Returns the number of sysctls that another program had reset.
 pub async fn set_localhost(handle: &Handle, serves: bool) -> anyhow::Result<u64> {
     let Some(pair) = find(handle).await? else {
         return Ok(0);
@@ -170,7 +169,7 @@ pub async fn exists(handle: &Handle) -> anyhow::Result<bool> {
     Ok(find(handle).await?.is_some())
 }
 
-/// Returns true if the pair exists and both its ends are up.
+/// Returns true if the pair exists and both ends are up.
 pub async fn stands(handle: &Handle) -> anyhow::Result<bool> {
     Ok(find(handle).await?.is_some_and(|pair| pair.up))
 }
@@ -180,7 +179,7 @@ pub async fn far_end(handle: &Handle) -> anyhow::Result<Option<u32>> {
     Ok(find(handle).await?.map(|pair| pair.far))
 }
 
-/// Gives the far end an address, which leads nowhere and goes with the pair.
+/// Gives the far end an address that is unreachable and goes with the pair.
 pub async fn address_far_end(handle: &Handle, far_end: u32) -> anyhow::Result<()> {
     match handle
         .address()
@@ -195,7 +194,7 @@ pub async fn address_far_end(handle: &Handle, far_end: u32) -> anyhow::Result<()
     }
 }
 
-/// Gives the near end the addresses to listen at, if the pair exists. The kernel takes neither for
+/// Gives the near end the addresses to listen at, if the pair exists. The kernel uses neither as
 /// the source of other packets, unless no other device has an address.
 pub async fn address_listeners(handle: &Handle) -> anyhow::Result<()> {
     let Some(pair) = find(handle).await? else {
@@ -229,19 +228,17 @@ pub async fn address_listeners(handle: &Handle) -> anyhow::Result<()> {
 struct Pair {
     near: u32,
     far: u32,
-    /// The MAC address of the near end.
     mac: [u8; 6],
     mtu: u32,
-    /// Set if both ends are up.
     up: bool,
-    /// The value of [`ACCEPT_LOCAL`] before the pair; None until it is in the alias.
+    /// The value of [`ACCEPT_LOCAL`] before the pair; `None` until it is in the alias.
     accept_local: Option<String>,
-    /// The value of [`ROUTE_LOCALNET`] before node ports were served at a loopback address; None if
-    /// they are not.
+    /// The value of [`ROUTE_LOCALNET`] before node ports were served at a loopback address; `None`
+    /// if they are not.
     route_localnet: Option<String>,
 }
 
-/// Returns the present pair. Returns an error if another device has its name.
+/// Returns the existing pair, or an error if another device has its name.
 async fn find(handle: &Handle) -> anyhow::Result<Option<Pair>> {
     let Some(message) = get(handle, NAME).await? else {
         return Ok(None);
@@ -319,8 +316,8 @@ async fn get(handle: &Handle, name: &str) -> anyhow::Result<Option<LinkMessage>>
         .with_context(|| format!("look for device {name}"))
 }
 
-/// Configures an end without ARP and without IPv6 link-local addresses: the pair is silent, and
-/// every packet in it was sent there by a route.
+/// Configures an end without ARP and IPv6 link-local addresses: the pair sends nothing by itself,
+/// and every packet in it was routed there.
 async fn configure(handle: &Handle, index: u32, mtu: u32) -> anyhow::Result<()> {
     let mut link = LinkUnspec::new_with_index(index).mtu(mtu).arp(false);
     if sysctl::has_ipv6() {
@@ -339,16 +336,15 @@ async fn set(handle: &Handle, link: LinkMessageBuilder<LinkUnspec>) -> anyhow::R
     Ok(handle.link().set(link.build()).execute().await?)
 }
 
-/// Sets the sysctls. Returns the number that had another value.
+/// Sets the sysctls. Returns how many had another value.
 fn set_sysctls() -> anyhow::Result<u64> {
     let near4 = |key| (format!("ipv4/conf/{NAME}/{key}"), "1");
     let mut wanted = vec![
         (ACCEPT_LOCAL.to_owned(), "1"),
         near4("forwarding"),
-        // With this value rp_filter respects the mark of injected packets: see `rule::Rule::Back`.
+        // With this value rp_filter uses the mark of injected packets: see `rule::Rule::Back`.
         near4("src_valid_mark"),
-        // No program meets the packets from the far end: without forwarding they cannot go round in
-        // circles.
+        // No program handles the packets from the far end: without forwarding they cannot loop.
         (format!("ipv4/conf/{PEER}/forwarding"), "0"),
     ];
     if sysctl::has_ipv6() {

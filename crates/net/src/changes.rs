@@ -1,6 +1,5 @@
-//! Records changes to this host that neither vanish with a device of kpx nor show their owner. A
-//! change is written to a file in the run directory before it is made, so that a later kpx can
-//! revert it.
+//! Records the changes to this host that neither vanish with kpx's devices nor show their owner.
+//! The record in the run directory precedes each change, so that a later kpx can revert it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,11 +20,10 @@ pub struct Changes {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct List {
-    /// The id of the boot. A list from an earlier boot has no meaning.
+    /// The boot id. A list from an earlier boot is ignored.
     boot_id: String,
-    /// The sysctls, by path below `/proc/sys/net`.
     sysctls: BTreeMap<String, Sysctl>,
-    /// The source ports that were not reserved before, in the kernel's format.
+    /// The source ports that were not reserved before kpx, in the kernel's format.
     reserved_ports: String,
     /// The interface indexes of the devices that got a clsact qdisc.
     qdiscs: BTreeSet<u32>,
@@ -37,14 +35,14 @@ struct Sysctl {
     set: String,
 }
 
-/// The kernel parameters that another program wants: values by path below `/proc/sys/net`.
+/// The values that another program wants for kernel parameters, by path below `/proc/sys/net`.
 pub type Wanted = BTreeMap<&'static str, String>;
 
-/// The result of reverting one change.
+/// The result of reverting a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Undo {
     Removed(String),
-    /// The change, with the reason to keep it.
+    /// The change that stays, with the reason.
     Left(String),
 }
 
@@ -55,7 +53,7 @@ impl Changes {
         }
     }
 
-    /// Sets a kernel parameter, if it is different.
+    /// Sets a kernel parameter if its value differs.
     pub fn set_sysctl(&self, key: &str, value: &str) -> Result<()> {
         let now =
             sysctl::read(key)?.with_context(|| format!("the kernel has no sysctl net/{key}"))?;
@@ -63,7 +61,7 @@ impl Changes {
             return Ok(());
         }
         let earlier = self.read()?.sysctls.remove(key);
-        // The recorded value is older than the first change by any kpx.
+        // The recorded value is from before the first change by any kpx.
         let before = earlier
             .as_ref()
             .map_or(now, |earlier| earlier.before.clone());
@@ -89,8 +87,8 @@ impl Changes {
         })
     }
 
-    /// Keeps the kernel from giving sockets the source ports that the programs draw. Returns false
-    /// if the ports were reserved already.
+    /// Reserves the source ports that the programs use, so the kernel does not give them to
+    /// sockets. Returns false if all were reserved already.
     pub fn reserve_ports(&self) -> Result<bool> {
         let missing = ports::missing()?;
         if missing.is_empty() {
@@ -102,8 +100,8 @@ impl Changes {
         ports::reserve(&missing).map(|()| true)
     }
 
-    /// Records a qdisc. Call this before a device gets a clsact qdisc. Returns false if the device
-    /// is recorded already.
+    /// Records a qdisc. Call this before adding clsact to a device. Returns false if the device is
+    /// already recorded.
     pub fn begin_qdisc(&self, ifindex: u32) -> Result<bool> {
         let mut is_new = false;
         if !self.read()?.qdiscs.contains(&ifindex) {
@@ -112,14 +110,14 @@ impl Changes {
         Ok(is_new)
     }
 
-    /// Forgets a device that had a qdisc before.
+    /// Removes the record of a device that already had a qdisc.
     pub fn forget_qdisc(&self, ifindex: u32) -> Result<()> {
         self.update(|list| {
             list.qdiscs.remove(&ifindex);
         })
     }
 
-    /// Forgets the qdiscs of devices that are gone.
+    /// Removes the records of missing devices.
     pub fn keep_qdiscs(&self, is_there: impl Fn(u32) -> bool) -> Result<()> {
         let gone: Vec<u32> = self
             .read()?
@@ -138,8 +136,8 @@ impl Changes {
         Ok(self.read()?.qdiscs)
     }
 
-    /// Reverts the parameters that still have the value set here, and empties the list. Reports
-    /// each. A value that another program of this host wants stays: `wanted` has its values by key.
+    /// Reverts the parameters that still have kpx's value, and empties the list. Reports each. A
+    /// value that another program wants stays: `wanted` has these values by key.
     pub fn undo(&self, wanted: &Wanted, done: &mut dyn FnMut(Undo)) -> Result<()> {
         let list = self.read()?;
         for (key, Sysctl { before, set }) in &list.sysctls {
@@ -193,7 +191,7 @@ impl Changes {
         })
     }
 
-    /// Replaces the file in one step: a crash leaves the old list or the new one.
+    /// Replaces the file in one step: a crash leaves the old list or the new list.
     fn update(&self, change: impl FnOnce(&mut List)) -> Result<()> {
         let mut list = self.read()?;
         change(&mut list);

@@ -1,4 +1,4 @@
-//! Lists and deletes connections of the kernel whose destination was translated, over netlink.
+//! Lists and deletes conntrack entries with a translated destination, over netlink.
 
 pub mod tolerate;
 
@@ -17,31 +17,31 @@ use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
 use super::netlink::{self, kernel};
 
-/// The attributes that identify one entry (`enum ctattr_type` of linux/nfnetlink_conntrack.h).
+/// The attributes that identify an entry (`enum ctattr_type` of linux/nfnetlink_conntrack.h).
 const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
 
-/// The two ends of one direction of an entry.
+/// Source and destination of one direction of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuple {
     pub src: SocketAddr,
     pub dst: SocketAddr,
 }
 
-/// An entry for UDP whose destination was translated.
+/// A UDP entry with a translated destination.
 #[derive(Clone, Debug)]
 pub struct Entry {
     pub original: Tuple,
     pub reply: Tuple,
-    /// The entry's key for the kernel: the original tuple, the zone, the entry's number.
+    /// The kernel's key of the entry: original tuple, zone, id.
     name: Vec<ConntrackAttribute>,
 }
 
-/// A handle for queries about the connections of this network namespace.
+/// A handle for conntrack queries in this network namespace.
 #[derive(Clone)]
 pub struct Handle(ConnectionHandle<NetfilterMessage>);
 
-/// Opens the socket. Only while the connection's future is polled do requests get answers.
+/// Opens the socket. Requests get answers only while the connection's future is polled.
 pub fn connect() -> io::Result<(Connection<NetfilterMessage>, Handle)> {
     let (mut connection, handle, _) = new_connection(NETLINK_NETFILTER)?;
     // The end of a dump carries its error.
@@ -50,8 +50,8 @@ pub fn connect() -> io::Result<(Connection<NetfilterMessage>, Handle)> {
 }
 
 impl Handle {
-    /// Calls `take` with each entry of a family in the kernel's order. Entries that change
-    /// meanwhile may be missing.
+    /// Calls `take` with each entry of a family in the kernel's order. Entries that change during
+    /// the dump may be missing.
     pub async fn list(
         &self,
         family: NetfilterProtoFamily,
@@ -75,7 +75,7 @@ impl Handle {
         .map(drop)
     }
 
-    /// Deletes an entry. Returns false if it was gone.
+    /// Deletes an entry. Returns false if it was missing.
     pub async fn delete(&self, family: NetfilterProtoFamily, entry: &Entry) -> io::Result<bool> {
         let request = message(
             family,
@@ -102,7 +102,7 @@ fn message(
     message
 }
 
-/// Returns None unless the entry is for UDP.
+/// Returns `None` unless the entry is for UDP.
 fn entry(message: NetfilterMessage) -> Option<Entry> {
     let NetfilterMessageInner::Conntrack(ConntrackMessage::New(attributes)) = message.inner else {
         return None;
@@ -134,7 +134,7 @@ fn entry(message: NetfilterMessage) -> Option<Entry> {
     })
 }
 
-/// Returns None unless the tuple is of UDP.
+/// Returns `None` unless the tuple is for UDP.
 fn tuple(parts: &[Part]) -> Option<Tuple> {
     let mut src: Option<IpAddr> = None;
     let mut dst: Option<IpAddr> = None;

@@ -1,4 +1,4 @@
-//! Asks the kernel for the routes that show which devices are pods'.
+//! Reads the routes that show which devices belong to pods.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
@@ -16,20 +16,20 @@ use super::role::FarEnd;
 use super::route::ip;
 use super::sysctl;
 
-/// The largest number of devices that are asked about one by one: then the kernel leaves all other
-/// routes out. For more devices, all routes are listed once.
+/// The devices up to which routes are requested per device, which makes the kernel skip all other
+/// routes. For more devices, all routes are listed once.
 const FEW: usize = 8;
 
-/// The part of a route that tells what is behind its devices.
+/// The part of a route that shows the hosts behind its devices.
 #[derive(Debug, PartialEq, Eq)]
 struct DeviceRoute {
-    /// The interface indexes: several next hops may lead to one network.
+    /// The interface indexes: a route may have several next hops.
     devices: Vec<u32>,
     to: IpNet,
     gateway: bool,
 }
 
-/// Updates what is behind these devices, by the routes of all tables.
+/// Updates the far ends of these devices, from the routes of all tables.
 pub(super) async fn query(
     handle: &Handle,
     links: &mut BTreeMap<u32, Link>,
@@ -103,7 +103,7 @@ async fn device_routes(
         },
     );
     match device_routes.await {
-        // The device is gone meanwhile, or the namespace has no route at all.
+        // The device has vanished, or the namespace has no routes.
         Err(error)
             if error.raw_os_error() == Some(nix::libc::ENODEV)
                 || error.kind() == io::ErrorKind::NotFound =>
@@ -114,7 +114,7 @@ async fn device_routes(
     }
 }
 
-/// Returns the devices whose routes a notification concerns; None if it may be any device.
+/// Returns the devices of the route in a notification; `None` for any device.
 pub(super) fn named(message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<Vec<u32>> {
     let route = match &message.payload {
         NetlinkPayload::InnerMessage(
@@ -124,8 +124,8 @@ pub(super) fn named(message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<Vec
         _ => return Some(Vec::new()),
     };
     let device_route = device_route(route);
-    // The kernel does not tell the device of a replaced route. Pods' routes are to single
-    // addresses. Routing daemons replace routes by the thousand, but seldom to single addresses.
+    // The kernel does not report the device of a replaced route. Routes to pods have full prefix
+    // lengths, and routing daemons rarely replace such routes.
     let replaces = message.header.flags & NLM_F_REPLACE != 0;
     if replaces
         && device_route
@@ -137,7 +137,7 @@ pub(super) fn named(message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<Vec
     Some(device_route.map(|route| route.devices).unwrap_or_default())
 }
 
-/// Reads a route. Returns None if packets do not leave by it.
+/// Reads a route. Returns `None` if packets do not leave by it.
 fn device_route(route: &RouteMessage) -> Option<DeviceRoute> {
     let header = &route.header;
     let mut to: IpAddr = match header.address_family {
@@ -175,7 +175,7 @@ mod tests {
     use super::super::route::{address, family};
     use super::*;
 
-    /// A case: name, network, the rest of the route; its devices, and whether a gateway is there.
+    /// A case: name, network, the rest of the route; its devices, and whether there is a gateway.
     type Case<'a> = (&'a str, &'a str, Vec<RouteAttribute>, Vec<u32>, bool);
 
     #[test]

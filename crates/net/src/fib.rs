@@ -1,4 +1,4 @@
-//! Asks the kernel where it would send a packet, with the route that it uses.
+//! Looks up the kernel's route for a packet.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -17,29 +17,29 @@ use super::netlink::{Handle, dump};
 use super::route::{PROTOCOL, address, family, ip};
 use super::sysctl;
 
-/// The prefix length below which a route leads everywhere: the default route, and the two halves
-/// that VPNs put in its place. The widest networks for pods are the private ones, 10.0.0.0/8 and
+/// The prefix lengths below which a route counts as a default route: 0.0.0.0/0, and the two halves
+/// that VPNs install instead. The widest pod networks are the private ranges 10.0.0.0/8 and
 /// fc00::/7.
 const WIDEST4: u8 = 8;
 const WIDEST6: u8 = 7;
 
-/// The class of the route by which packets to an address go.
+/// The class of the route to an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RouteClass {
     /// The address is the host's own.
     Own,
-    /// The address is a neighbour's, through this device (interface index).
+    /// The address is on-link on this device (interface index).
     OnLink(u32),
     /// A route to the address's network.
     Routed,
-    /// A route to everything.
+    /// A default route.
     Default,
-    /// No route, in the kernel's words.
+    /// No route; the text is the kernel's error.
     Nowhere(String),
 }
 
-/// Asks the kernel where packets to these addresses go. Those into the anchor, whose interface
-/// index is given, go nowhere.
+/// Returns the kernel's route class for each address. Routes into the anchor, given by interface
+/// index, count as [`RouteClass::Nowhere`].
 pub async fn route_classes(
     handle: &Handle,
     addrs: &BTreeSet<IpAddr>,
@@ -55,13 +55,13 @@ pub async fn route_classes(
     Ok(classes)
 }
 
-/// Returns true if a route to such a network leads everywhere.
+/// Returns true if a route to such a network counts as a default route.
 pub fn is_default(ipv4: bool, prefix_len: u8) -> bool {
     prefix_len < if ipv4 { WIDEST4 } else { WIDEST6 }
 }
 
-/// Returns true if some IPv4 route of the main table has several next hops. A packet takes one of
-/// them.
+/// Returns true if an IPv4 route of the main table has several next hops, among which each packet
+/// takes one.
 pub async fn has_many_ways(handle: &Handle) -> anyhow::Result<bool> {
     let mut request = RouteMessage::default();
     request.header.address_family = AddressFamily::Inet;
@@ -79,14 +79,14 @@ pub async fn has_many_ways(handle: &Handle) -> anyhow::Result<bool> {
         },
     );
     match routes.await {
-        // A namespace without any route has no table.
+        // A namespace without routes has no table.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         routes => Ok(!routes.context("list the routes")?.is_empty()),
     }
 }
 
-/// Returns the networks within `ranges` to which other programs' routes of any table lead packets
-/// on.
+/// Returns the networks within `ranges` to which other programs' routes of any table forward
+/// packets.
 pub async fn networks_within(handle: &Handle, ranges: &[IpNet]) -> anyhow::Result<Vec<IpNet>> {
     let mut found = Vec::new();
     for is_ipv4 in [true, false] {
@@ -112,7 +112,7 @@ pub async fn networks_within(handle: &Handle, ranges: &[IpNet]) -> anyhow::Resul
             },
         );
         match routes.await {
-            // A namespace without any route has no table.
+            // A namespace without routes has no table.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             routes => found.extend(routes.context("list the routes")?),
         }
@@ -122,7 +122,7 @@ pub async fn networks_within(handle: &Handle, ranges: &[IpNet]) -> anyhow::Resul
     Ok(found)
 }
 
-/// Returns the network of another program's route by which packets leave.
+/// Returns the network of another program's route, if packets leave by it.
 fn others(route: &RouteMessage) -> Option<IpNet> {
     let header = &route.header;
     if header.kind != RouteType::Unicast || header.protocol == RouteProtocol::Other(PROTOCOL) {
@@ -164,7 +164,7 @@ fn question(addr: IpAddr) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = family(addr);
     message.header.destination_prefix_length = if addr.is_ipv4() { 32 } else { 128 };
-    // The flag asks for the matching route, not for its result.
+    // The flag requests the matching route instead of the lookup's result.
     message.header.flags = RouteFlags::FibMatch;
     message
         .attributes
@@ -201,7 +201,7 @@ fn parse(route: &RouteMessage, anchor: u32) -> RouteClass {
     }
 }
 
-/// Returns the network of a route by which packets leave, unless the route leads everywhere.
+/// Returns the network of a route by which packets leave, unless it is a default route.
 pub(super) fn specific(route: &RouteMessage) -> Option<IpNet> {
     let header = &route.header;
     let to = route

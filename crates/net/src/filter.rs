@@ -1,5 +1,4 @@
-//! Lists and removes filters of devices' clsact qdiscs: kpx's own, those of a dead kpx, and foreign
-//! ones.
+//! Lists and removes filters of clsact qdiscs: kpx's own, those of a dead kpx, and other programs'.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,19 +14,19 @@ use proxy_common::layout::LAYOUT;
 use super::link::Link;
 use super::netlink::{Handle, dump};
 
-/// The priority of kpx's place among a device's filters: "KP".
+/// The priority of kpx's filters: "KP".
 pub const PRIORITY: u16 = 0x4b50;
-/// The minor number of our filters' handle. A filter outlives its agent, and so tells the next
-/// agent the layout of the maps.
+/// The minor number of our filters' handle: the layout of the maps. The filter outlives its agent
+/// and shows the layout to the next agent.
 pub const HANDLE: u16 = {
     assert!(LAYOUT > 0 && LAYOUT <= u16::MAX as u32, "a handle's number");
     LAYOUT as u16
 };
 
 const CLSACT: &str = "clsact";
-/// The older qdisc, for what comes in alone.
+/// The older qdisc, which has only an ingress hook.
 const INGRESS: &str = "ingress";
-/// The major number of its handle (linux/pkt_sched.h).
+/// The major number of the qdisc's handle (linux/pkt_sched.h).
 const CLSACT_MAJOR: u16 = 0xffff;
 
 /// A filter of a device.
@@ -35,7 +34,7 @@ const CLSACT_MAJOR: u16 = 0xffff;
 pub struct Filter {
     pub hook: Hook,
     pub priority: u16,
-    /// The name of its BPF program, or else the filter's kind.
+    /// The name of the filter's BPF program, or else the filter's kind.
     pub name: String,
     /// The kernel's id of that program.
     pub program: Option<u32>,
@@ -77,8 +76,8 @@ impl Filter {
     }
 }
 
-/// Returns our filters on all devices of this network namespace, with the devices' names. A device
-/// that vanishes meanwhile is left out.
+/// Returns our filters on all devices of this network namespace, with device names. Devices that
+/// vanish during the listing are skipped.
 pub async fn ours(handle: &Handle) -> Result<Vec<(String, Filter)>> {
     let mut ours = Vec::new();
     for device in if_nameindex().context("list the devices")?.iter() {
@@ -101,7 +100,7 @@ pub async fn ours(handle: &Handle) -> Result<Vec<(String, Filter)>> {
     Ok(ours)
 }
 
-/// Returns the filters of a device, in the order in which packets meet them.
+/// Returns the filters of a device in the order in which they run.
 pub async fn list(handle: &Handle, ifindex: u32) -> Result<Vec<Filter>> {
     let mut filters = Vec::new();
     for hook in Hook::ALL {
@@ -110,7 +109,6 @@ pub async fn list(handle: &Handle, ifindex: u32) -> Result<Vec<Filter>> {
     Ok(filters)
 }
 
-/// Returns the filters of a device at a hook.
 async fn at(handle: &Handle, ifindex: u32, hook: Hook) -> Result<Vec<Filter>> {
     let mut request = of_device(ifindex)?;
     request.header.parent = TcHandle {
@@ -130,8 +128,7 @@ async fn at(handle: &Handle, ifindex: u32, hook: Hook) -> Result<Vec<Filter>> {
         .with_context(|| format!("list the filters of device {ifindex}"))
 }
 
-/// Updates for these devices whether filters of other programs meet what comes in, and what goes
-/// out.
+/// Updates whether other programs' filters exist at the ingress and egress of these devices.
 pub(super) async fn query(
     handle: &Handle,
     links: &mut BTreeMap<u32, Link>,
@@ -150,7 +147,7 @@ pub(super) async fn query(
         let mut filtered_out = false;
         if qdiscs.contains_key(&index) {
             let has_others = |filters: Vec<Filter>| filters.iter().any(|filter| !filter.is_ours());
-            // The packets of a device that cannot be asked may meet any.
+            // If the query fails, assume filters of other programs.
             filtered = at(handle, index, Hook::Ingress)
                 .await
                 .map_or(true, has_others);
@@ -167,7 +164,7 @@ pub(super) async fn query(
     Ok(())
 }
 
-/// Returns the kind of qdisc of each device that may have filters. The two kinds have one place.
+/// Returns the kind of qdisc of each device that may have filters. Both kinds use the same handle.
 async fn qdiscs(handle: &Handle) -> Result<BTreeMap<u32, String>> {
     let request = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
     let qdiscs = dump(handle, request, |message| {
@@ -209,7 +206,7 @@ fn of_device(ifindex: u32) -> Result<TcMessage> {
     ))
 }
 
-/// Reads a filter. Returns None for the entry of a whole priority, which the kernel lists beside
+/// Reads a filter. Returns `None` for the entry of a whole priority, which the kernel lists with
 /// its filters.
 fn filter(hook: Hook, message: TcMessage) -> Option<Filter> {
     let priority = u16::try_from(message.header.info >> 16).unwrap_or_default();
@@ -275,7 +272,7 @@ pub async fn remove(handle: &Handle, filter: &Filter) -> Result<()> {
     }
 }
 
-/// Removes a device's clsact qdisc. Returns false if the device has none.
+/// Removes a device's clsact qdisc. Returns false if it is missing.
 pub async fn remove_qdisc(handle: &Handle, ifindex: u32) -> Result<bool> {
     let request = of_device(ifindex)?;
     let index = request.header.index;

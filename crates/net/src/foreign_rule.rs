@@ -1,5 +1,5 @@
-//! Finds the routing rules of other programs that the look-ups of kpx's programs do not ask. A
-//! look-up has the packet's addresses and the device that it came in by, which is the anchor for
+//! Finds other programs' routing rules with conditions that the programs' route look-ups cannot
+//! match. A look-up has the packet's addresses and its incoming device, which is the anchor for
 //! packets of the host.
 
 use std::fmt;
@@ -12,26 +12,25 @@ use netlink_packet_route::rule::{RuleAttribute, RuleMessage, RulePortRange};
 use super::netlink::Handle;
 use super::rule;
 
-/// Attributes that the crate has no names for (linux/fib_rules.h).
+/// Attributes that netlink_packet_route lacks (linux/fib_rules.h).
 const FRA_DSCP: u16 = 25;
 const FRA_FLOWLABEL: u16 = 26;
 
-/// A rule that asks for more than addresses and a device.
+/// A rule with conditions other than addresses and incoming device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignRule {
     is_ipv6: bool,
     preference: u32,
-    /// The conditions that a look-up does not ask, in the words of `ip rule`.
+    /// The conditions that a look-up cannot match, in the syntax of `ip rule`.
     conditions: Vec<String>,
 }
 
-/// The conditions that the look-up of the fast path asks as well, or that hold for no packet
-/// without a mark.
+/// The conditions that the fast path's look-up also matches, or that never match a packet without a
+/// mark.
 const ASKED_PAST_STACK: [&str; 4] = ["fwmark ", "ipproto ", "sport ", "dport "];
 
 impl ForeignRule {
-    /// Returns true if packets past the stack pass by this rule, too, where no netfilter rule sets
-    /// marks.
+    /// Returns true if the fast path misses this rule, provided that no netfilter rule sets marks.
     pub fn is_missed_past_stack(&self) -> bool {
         self.conditions.iter().any(|condition| {
             !ASKED_PAST_STACK
@@ -40,7 +39,7 @@ impl ForeignRule {
         })
     }
 
-    /// Returns true if the rule asks for the mark of packets.
+    /// Returns true if the rule matches packet marks.
     pub fn asks_for_mark(&self) -> bool {
         self.conditions
             .iter()
@@ -60,7 +59,7 @@ impl fmt::Display for ForeignRule {
     }
 }
 
-/// Lists the rules of this network namespace that kpx's look-ups do not ask.
+/// Lists the rules of this network namespace that kpx's look-ups cannot match.
 pub async fn unasked(handle: &Handle) -> Result<Vec<ForeignRule>> {
     Ok(rule::list(handle, |rule| !rule::is_ours(rule))
         .await?
@@ -69,9 +68,9 @@ pub async fn unasked(handle: &Handle) -> Result<Vec<ForeignRule>> {
         .collect())
 }
 
-/// Returns true if the kernel's strict check of a source (`rp_filter`) may find another way back
-/// than a look-up of the programs. The kernel asks with the device that the packet leaves by, and
-/// with its ports (net/ipv4/fib_frontend.c); the programs with the device that it came in by.
+/// Returns true if the kernel's strict source check (`rp_filter`) may find another reverse route
+/// than the programs' look-up. The kernel looks up with the packet's ports and its outgoing device
+/// (net/ipv4/fib_frontend.c), the programs with its incoming device.
 pub async fn mislead_strict_check(handle: &Handle) -> Result<bool> {
     Ok(rule::list(handle, |rule| !rule::is_ours(rule))
         .await?
@@ -90,14 +89,14 @@ fn misleads(message: &RuleMessage) -> bool {
         })
 }
 
-/// Returns None for a rule that a look-up asks as the kernel does.
+/// Returns `None` for a rule that a look-up matches as the kernel does.
 fn foreign(message: &RuleMessage) -> Option<ForeignRule> {
     let tos = (message.header.tos != 0).then(|| format!("tos {:#x}", message.header.tos));
     let conditions: Vec<_> = tos
         .into_iter()
         .chain(message.attributes.iter().filter_map(condition))
         .collect();
-    // The kernel leaves out a preference of 0.
+    // The kernel omits preference 0.
     let preference = message
         .attributes
         .iter()

@@ -12,29 +12,29 @@ use super::netfilter::attrs::Attrs;
 use super::netlink::{deleted, dumped, kernel};
 use super::raw::{self, Message, attribute};
 
-/// The folder that is there if the kernel's part is. To ask by netlink would load the module.
+/// The folder exists if the module is loaded. A netlink request would load it.
 const MODULE: &str = "/sys/module/ip_set";
-/// The subsystem of netfilter, in the upper half of a message's type.
+/// The subsystem, in the upper byte of a message's type.
 const NFNL_SUBSYS_IPSET: u16 = 6 << 8;
 const IPSET_CMD_DESTROY: u16 = 3;
 const IPSET_CMD_LIST: u16 = 7;
-/// The oldest protocol of the kernels that kpx runs on.
+/// The oldest protocol of the kernels that kpx supports.
 const PROTOCOL: u8 = 6;
 const IPSET_ATTR_PROTOCOL: u16 = 1;
 const IPSET_ATTR_SETNAME: u16 = 2;
 const IPSET_ATTR_FLAGS: u16 = 6;
 const IPSET_ATTR_DATA: u16 = 7;
 const IPSET_ATTR_ADT: u16 = 8;
-/// The port of an element, among the attributes of its data.
+/// The port of an element, in the attributes of its data.
 const IPSET_ATTR_PORT: u16 = 4;
-/// Asks for no more than the names.
+/// Requests only the names.
 const IPSET_FLAG_LIST_SETNAME: u32 = 1 << 1;
 /// The length of `struct nfgenmsg`.
 const HEAD_LEN: usize = 4;
-/// The answer about a set that a rule still names: `IPSET_ERR_BUSY`.
+/// The error for a set that a rule references: `IPSET_ERR_BUSY`.
 const BUSY: i32 = 4_096 + 4;
 
-/// Returns the names of all sets. A kernel without ipset has none.
+/// Returns the names of all sets; empty without ipset.
 pub async fn names() -> Result<Vec<String>> {
     let mut names = Vec::new();
     let flags = attribute(IPSET_ATTR_FLAGS, &IPSET_FLAG_LIST_SETNAME.to_be_bytes());
@@ -45,7 +45,7 @@ pub async fn names() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Returns the ports of a set's elements, as far as they have any.
+/// Returns the ports of a set's elements that have ports.
 pub async fn ports(name: &str) -> Result<Vec<u16>> {
     let mut ports = Vec::new();
     list(&attribute(IPSET_ATTR_SETNAME, &text(name)), |attrs| {
@@ -55,8 +55,8 @@ pub async fn ports(name: &str) -> Result<Vec<u16>> {
     Ok(ports)
 }
 
-/// Destroys a set. Returns false if it was gone. A set that a rule has just named may be busy for a
-/// moment.
+/// Destroys a set. Returns false if it was missing. A set that a rule just referenced may be busy
+/// for a moment.
 pub async fn destroy(name: &str) -> io::Result<bool> {
     let (connection, handle, _) = new_connection(NETLINK_NETFILTER)?;
     let request = request(
@@ -124,7 +124,6 @@ fn text(name: &str) -> Vec<u8> {
     [name.as_bytes(), &[0]].concat()
 }
 
-/// Returns the ports of the elements in a message.
 fn ports_in(attrs: &Attrs<'_>) -> Result<Vec<u16>> {
     let elements = attrs.inside(IPSET_ATTR_ADT)?;
     let port = |data| {

@@ -16,9 +16,9 @@ use super::netfilter::attrs::Attrs;
 use super::netlink::{deleted, dumped, kernel};
 use super::raw::{self, Message, attribute, nested};
 
-/// The file that is there if IPVS is. To ask for its family by netlink would load the module.
+/// The file exists if IPVS is loaded. A netlink request for its family would load the module.
 const IP_VS: &str = "/proc/thread-self/net/ip_vs";
-/// The family that tells the numbers of families (linux/genetlink.h).
+/// The family that resolves family names (linux/genetlink.h).
 const GENL_ID_CTRL: u16 = 0x10;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
@@ -37,7 +37,7 @@ const IPVS_SVC_ATTR_PORT: u16 = 4;
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
 
-/// A virtual server at an address. Those of firewall marks are none.
+/// A virtual server with an address. Servers by firewall mark are excluded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VirtualServer {
     pub proto: Proto,
@@ -50,7 +50,7 @@ impl fmt::Display for VirtualServer {
     }
 }
 
-/// Lists the virtual servers. A kernel without IPVS has none.
+/// Lists the virtual servers; empty without IPVS.
 pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
     if fs::metadata(IP_VS).is_err() {
         return Ok(Vec::new());
@@ -65,8 +65,8 @@ pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
     }
 }
 
-/// Deletes virtual servers, and so their connections. Returns the number of those that are deleted,
-/// also after a failure. Those that are gone count as deleted.
+/// Deletes virtual servers and so their connections. Returns the number of deleted servers, even
+/// after a failure. Missing servers count as deleted.
 pub async fn delete(servers: &[VirtualServer]) -> (usize, Result<()>) {
     let mut deleted = 0;
     let result = async {
@@ -107,7 +107,6 @@ async fn delete_all(
         let answers = handle
             .request(request, kernel())
             .map_err(io::Error::other)?;
-        // The kernel says ESRCH of a server that is gone.
         match deleted(answers).await {
             Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => {}
             result => drop(result.with_context(|| format!("delete the virtual server {server}"))?),
@@ -117,7 +116,6 @@ async fn delete_all(
     Ok(())
 }
 
-/// Asks for the number of the family of IPVS.
 async fn family(handle: &ConnectionHandle<Message>) -> io::Result<u16> {
     let asked = [
         &[CTRL_CMD_GETFAMILY, 1, 0, 0][..],
@@ -145,18 +143,18 @@ async fn family(handle: &ConnectionHandle<Message>) -> io::Result<u16> {
     Err(io::ErrorKind::UnexpectedEof.into())
 }
 
-/// Returns the head of a request to IPVS, whose version is 1.
+/// Returns the head of an IPVS request, version 1.
 const fn head(command: u8) -> [u8; GENL_HEAD_LEN] {
     [command, 1, 0, 0]
 }
 
-/// Returns the request that deletes a virtual server.
+/// Returns the attributes that identify a virtual server in a request.
 fn name(server: &VirtualServer) -> Vec<u8> {
     let (family, mut addr) = match server.at.ip() {
         IpAddr::V4(addr) => (AF_INET, addr.octets().to_vec()),
         IpAddr::V6(addr) => (AF_INET6, addr.octets().to_vec()),
     };
-    // A union has room for either family.
+    // The kernel's union has room for either family.
     addr.resize(16, 0);
     let service = [
         attribute(IPVS_SVC_ATTR_AF, &family.to_ne_bytes()),
@@ -174,7 +172,7 @@ fn name(server: &VirtualServer) -> Vec<u8> {
     .concat()
 }
 
-/// Returns the virtual server in a message; None for one of a firewall mark.
+/// Returns the virtual server in a message; `None` for a server by firewall mark.
 fn server(message: &Message) -> Option<VirtualServer> {
     let service = attrs(message)?.inside(IPVS_CMD_ATTR_SERVICE).ok()?;
     let u16_of = |kind| Some(u16::from_ne_bytes(service.get(kind)?.try_into().ok()?));

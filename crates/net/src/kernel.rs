@@ -1,4 +1,4 @@
-//! The kernel's release, and whether its programs keep each other out of their memory.
+//! The kernel's release, and whether tc programs can preempt each other.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -7,8 +7,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use flate2::read::GzDecoder;
 
-/// Reads major and minor number of a release; None if it starts with no number. A missing minor
-/// number is 0.
+/// Reads the major and minor number of a release; `None` if it does not start with a number. A
+/// missing minor number is 0.
 pub fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release
         .split(|c: char| !c.is_ascii_digit())
@@ -23,22 +23,21 @@ const LOCK_IS_OPTIONAL: (u32, u32) = (6, 18);
 pub const MEND_PREEMPTION: &str =
     "boot a kernel with CONFIG_PREEMPT_RT_NEEDS_BH_LOCK=y, or one without PREEMPT_RT";
 
-/// The properties of a kernel that decide whether a program of the tc type may interrupt another
-/// one on its CPU.
+/// The properties of a kernel that decide whether a tc program can preempt another on its CPU.
 ///
-/// The programs keep what they work on in memory of their CPU. Everywhere but on PREEMPT_RT, code
-/// of the network stack runs to its end before other such code begins on that CPU. On PREEMPT_RT a
-/// lock sees to that, and from Linux 6.18 on a kernel can be built without the lock.
+/// The programs keep working data in per-CPU memory. Without PREEMPT_RT, softirq code runs to its
+/// end before other such code starts on that CPU. With PREEMPT_RT a lock ensures this, and from
+/// Linux 6.18 on a kernel can be built without the lock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Preemption {
     pub release: String,
     pub is_realtime: bool,
-    /// The kernel's configuration, if it can be read. It is read only where it matters.
+    /// The kernel's configuration, if readable. It is read only if it decides the verdict.
     pub config: Option<String>,
 }
 
 impl Preemption {
-    /// Reads the running kernel's. `root` is the folder with `proc`, `sys` and `boot`.
+    /// Reads the running kernel's properties. `root` is the folder with `proc`, `sys` and `boot`.
     pub fn read(root: &Path) -> Result<Self> {
         let text = |path: &str| fs::read_to_string(root.join(path));
         let release = text("proc/sys/kernel/osrelease")
@@ -60,8 +59,8 @@ impl Preemption {
         })
     }
 
-    /// Returns the reason why the programs do not interrupt each other, or an error with the reason
-    /// why they may.
+    /// Returns the reason why programs cannot preempt each other, or as an error the reason why
+    /// they can.
     pub fn verdict(&self) -> Result<&'static str, String> {
         let has_line = |line: &str| {
             self.config
@@ -75,7 +74,7 @@ impl Preemption {
         if has_line("CONFIG_PREEMPT_RT_NEEDS_BH_LOCK=y") {
             return Ok("PREEMPT_RT, built with PREEMPT_RT_NEEDS_BH_LOCK");
         }
-        // A distribution may bring the option to an older kernel.
+        // A distribution may backport the option to an older kernel.
         if is_older && !has_line("# CONFIG_PREEMPT_RT_NEEDS_BH_LOCK is not set") {
             return Ok("PREEMPT_RT, with the lock that such kernels have before Linux 6.18");
         }

@@ -1,8 +1,8 @@
-//! The node's network as the kernel has it: devices, routes, rules, filters, sockets, parameters.
-//! Modules in reading order; none knows of Services.
+//! The node's network: devices, routes, rules, filters, sockets, parameters. Modules in reading
+//! order; no module uses Services.
 #![deny(unsafe_code)]
 
-// The sockets and files by which the kernel is asked.
+// Kernel queries: sockets and files.
 pub mod kernel;
 pub mod lock;
 mod netlink;
@@ -16,7 +16,7 @@ pub mod role;
 mod watch;
 mod way_watch;
 
-// The anchor, the device that takes what the node itself sends to Services.
+// The anchor, which receives the node's own packets to Services.
 pub mod addr;
 pub mod anchor;
 
@@ -41,7 +41,7 @@ pub mod netfilter;
 pub mod sock_diag;
 pub mod xfrm;
 
-// The list of changes to the host.
+// Changes to the host.
 pub mod changes;
 mod ports;
 

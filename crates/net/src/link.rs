@@ -22,7 +22,7 @@ use super::kernel;
 use super::netlink::Handle;
 use super::role::FarEnd;
 
-/// The device of kube-proxy's mode ipvs, which has every ClusterIP.
+/// The device of kube-proxy's mode ipvs, which has all ClusterIPs.
 pub const KUBE_IPVS0: &str = "kube-ipvs0";
 
 /// A device and its addresses.
@@ -30,45 +30,41 @@ pub const KUBE_IPVS0: &str = "kube-ipvs0";
 pub struct Link {
     pub index: u32,
     pub name: String,
-    /// The MAC address. None if the device has none, or one of another length than Ethernet's.
+    /// The MAC address; `None` without a link address of Ethernet's length.
     pub mac: Option<[u8; 6]>,
     /// The MTU in bytes, without the link header.
     pub mtu: u32,
     pub kind: LinkKind,
     pub header: LinkHeader,
-    /// The interface index of the bridge, bond, ... that the device is enslaved to.
+    /// The interface index of the bridge, bond or other master.
     pub master: Option<u32>,
-    /// Set if the linked device (a veth's other end, a VLAN's parent) is in another network
+    /// True if the linked device (a veth's other end, a VLAN's parent) is in another network
     /// namespace.
     pub peer_netns: bool,
-    /// Set if outgoing packets wait in a queue, or are shaped (any queueing discipline but
-    /// `noqueue`).
+    /// True if outgoing packets are queued or shaped (any qdisc except `noqueue`).
     pub queues: bool,
-    /// Set if the device is administratively up (`IFF_UP`), with or without carrier.
+    /// True if the device is administratively up (`IFF_UP`), with or without carrier.
     pub up: bool,
-    /// The usable addresses of global scope: neither under duplicate address detection nor found to
-    /// be duplicates.
+    /// The usable global addresses: duplicate address detection has passed or does not apply.
     pub addrs: BTreeSet<IpNet>,
     /// The hosts behind the device, as far as they decide its role: see
     /// [`Link::is_told_by_routes`].
     pub far_end: FarEnd,
-    /// Set if a filter of another program may meet what comes in here.
+    /// True if another program's filter may be at the ingress hook.
     pub filtered: bool,
-    /// A clsact filter of another program may meet what goes out.
+    /// True if another program's clsact filter may be at the egress hook.
     pub filtered_out: bool,
-    /// A qdisc of another program has the place of clsact, and has no hook for what goes out.
+    /// True if another program's qdisc replaces clsact and has no egress hook.
     pub lacks_egress: bool,
 }
 
-/// The header in front of the IP header of a device's packets, by its hardware type
-/// (linux/if_arp.h).
+/// The link header of a device's packets, by hardware type (linux/if_arp.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkHeader {
-    /// `ARPHRD_ETHER`.
     Ethernet,
-    /// Packets start with their IP header: tun, WireGuard, IPIP, SIT, PPP, raw IP.
+    /// Packets start with the IP header: tun, WireGuard, IPIP, SIT, PPP, raw IP.
     None,
-    /// Any other.
+    /// Any other link header.
     Other,
 }
 
@@ -82,13 +78,13 @@ impl LinkHeader {
             {
                 Self::None
             }
-            // GRE among them, which has a header of its own if its other end is not configured.
+            // Includes GRE, which has its own header if its other end is not configured.
             _ => Self::Other,
         }
     }
 }
 
-/// Returns true if what comes in by an IP tunnel starts with the inner header: from Linux 5.14 on.
+/// Returns true if packets from an IP tunnel start with the inner header, as from Linux 5.14 on.
 fn tunnels_hide_outer_headers() -> bool {
     static FROM_5_14: LazyLock<bool> = LazyLock::new(|| {
         let release = uname()
@@ -99,10 +95,9 @@ fn tunnels_hide_outer_headers() -> bool {
     *FROM_5_14
 }
 
-/// Returns the names of this network namespace's devices whose packets start with their IP header.
+/// Returns the names of this network namespace's devices without a link header.
 ///
-/// Devices without a link address (a CAN bus) are among them: the list that this asks for does not
-/// tell those apart.
+/// Includes devices without a link address (a CAN bus), which getifaddrs does not distinguish.
 pub fn headerless() -> anyhow::Result<HashSet<String>> {
     let mut names = HashSet::new();
     let mut others = HashSet::new();
@@ -121,26 +116,26 @@ pub fn headerless() -> anyhow::Result<HashSet<String>> {
     Ok(names.difference(&others).cloned().collect())
 }
 
-/// The kind of a device, as far as kpx distinguishes kinds.
+/// The kind of a device, as far as kpx distinguishes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkKind {
     Loopback,
-    /// A network card, or a hypervisor's imitation of one.
+    /// A network card, real or emulated.
     Physical,
     Veth,
-    /// A pair like veth, made for containers.
+    /// A pair like veth, designed for containers.
     Netkit,
-    /// A bridge, or a device of Open vSwitch.
+    /// A bridge or an Open vSwitch device.
     Bridge,
-    /// A bond, or a device of the team driver.
+    /// A bond or a team device.
     Bond,
     Vlan,
     /// A VXLAN or GENEVE device.
     Overlay,
-    /// A macvlan, with a link address of its own above a device that receives its frames first.
+    /// A macvlan: it has its own link address, and its parent receives its frames first.
     Macvlan,
-    /// An IPsec interface (xfrm, VTI). The kernel puts the outer link header in front of what it
-    /// has decrypted.
+    /// An IPsec interface (xfrm, VTI). The kernel puts the outer link header in front of decrypted
+    /// packets.
     Ipsec,
     Dummy,
     Ifb,
@@ -149,8 +144,8 @@ pub enum LinkKind {
 }
 
 impl Link {
-    /// Reads a device without addresses, which have their own messages. Returns None if the message
-    /// is about another aspect, such as the device's role as a port of a bridge.
+    /// Reads a device without addresses, which come in separate messages. Returns `None` if the
+    /// message concerns another aspect, such as a bridge port.
     pub(super) fn from_message(message: &LinkMessage) -> Option<Self> {
         if message.header.interface_family != AddressFamily::Unspec {
             return None;
@@ -195,19 +190,19 @@ impl Link {
         Some(link).filter(|link| !link.name.is_empty())
     }
 
-    /// Returns true for one end of a pair whose other end is in another namespace.
+    /// Returns true for a pair that leads into another namespace.
     pub fn leads_elsewhere(&self) -> bool {
         matches!(self.kind, LinkKind::Veth | LinkKind::Netkit) && self.peer_netns
     }
 
-    /// Returns true if only routes tell whether pods or a router are at the other end.
+    /// Returns true if only routes show whether pods or a router are at the far end.
     pub fn is_told_by_routes(&self) -> bool {
         let may_be_pods = self.leads_elsewhere() || self.kind == LinkKind::Macvlan;
         may_be_pods && !self.addrs.is_empty() || self.kind == LinkKind::Bridge
     }
 
-    /// Returns true for one end of a veth pair whose other end is in another namespace, if nothing
-    /// delays or changes packets on the way.
+    /// Returns true for a veth with its other end in another namespace, if nothing delays or
+    /// changes packets.
     pub fn is_plain_pair(&self) -> bool {
         self.kind == LinkKind::Veth && self.peer_netns && !self.queues
     }
@@ -238,13 +233,13 @@ fn kind(info: &LinkInfo) -> Option<LinkKind> {
     })
 }
 
-/// Returns the device and the address of global scope in a message, and whether the address may be
-/// used.
+/// Returns the device and the global address in a message, and whether the address is usable.
 pub(super) fn address(message: &AddressMessage) -> Option<(u32, IpNet, bool)> {
     if message.header.scope != AddressScope::Universe {
         return None;
     }
-    // On a point-to-point device IFA_ADDRESS is the far end's; elsewhere IPv6 has no IFA_LOCAL.
+    // On a point-to-point device IFA_ADDRESS is the far end's; on other devices IPv6 has no
+    // IFA_LOCAL.
     let local = message
         .attributes
         .iter()
@@ -272,7 +267,7 @@ pub(super) fn address(message: &AddressMessage) -> Option<(u32, IpNet, bool)> {
     ))
 }
 
-/// Returns the request for all devices, without their statistics.
+/// Returns the request for all devices, without statistics.
 pub(super) fn get_all() -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
     message
@@ -281,7 +276,7 @@ pub(super) fn get_all() -> RouteNetlinkMessage {
     RouteNetlinkMessage::GetLink(message)
 }
 
-/// Returns the kernel's message about one device, or None if there is no such device.
+/// Returns the kernel's message about a device, or `None` if the device is missing.
 pub(super) async fn get(
     handle: &Handle,
     mut which: LinkMessage,

@@ -1,4 +1,4 @@
-//! Finds the sockets of this host that wait for packets, and those of open connections.
+//! Finds this host's listening sockets, and the sockets of open connections.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -12,18 +12,18 @@ use proxy_common::addr::Proto;
 pub struct Listeners(BTreeSet<(Proto, SocketAddr)>);
 
 impl Listeners {
-    /// Reads the sockets of this process's network namespace, without SCTP sockets, which the
-    /// kernel does not list here.
+    /// Reads the sockets of this process's network namespace, except for SCTP, which these files
+    /// lack.
     pub fn read() -> Result<Self> {
         let tcp = tcp().context("list the host's TCP sockets")?;
         let udp = udp().context("list the host's UDP sockets")?;
-        // A kernel without IPv6 has no such files.
+        // A kernel without IPv6 lacks these files.
         let tcp6 = tcp6().unwrap_or_default();
         let udp6 = udp6().unwrap_or_default();
         let tcp = tcp.into_iter().chain(tcp6);
         let udp = udp.into_iter().chain(udp6);
         let tcp = tcp.filter(|one| one.state == TcpState::Listen);
-        // A connected socket accepts packets from its peer alone.
+        // A connected socket accepts packets only from its peer.
         let udp = udp.filter(|one| one.remote_address.port() == 0);
         let tcp = tcp.map(|one| (Proto::TCP, one.local_address));
         Ok(Self(
@@ -32,8 +32,8 @@ impl Listeners {
         ))
     }
 
-    /// Returns true if one of the sockets accepts packets to an address of the host. A socket at
-    /// `[::]` accepts IPv4 as well, unless it has an option against that, which is not visible.
+    /// Returns true if a socket accepts packets to this address of the host. A socket at `[::]`
+    /// counts for IPv4 too: the files do not show IPV6_V6ONLY.
     pub fn take(&self, addr: IpAddr, proto: Proto, port: u16) -> bool {
         let unspecified: [IpAddr; 2] = [[0_u8; 4].into(), [0_u8; 16].into()];
         let any = unspecified
@@ -44,22 +44,22 @@ impl Listeners {
     }
 }
 
-/// Returns true if a process has the socket of a TCP connection with these ends. The kernel keeps a
-/// socket for a while that its process has closed. It lists all sockets for that:
-/// [`crate::sock_diag::has_owner`] asks for one.
+/// Returns true if a process owns the TCP socket with these ends. The kernel keeps a closed socket
+/// for a while without an owner. This lists all sockets; [`crate::sock_diag::has_owner`] queries
+/// one socket.
 pub fn has_owner(local: SocketAddr, remote: SocketAddr) -> Result<bool> {
     let v4 = if local.is_ipv4() {
         tcp().context("list the host's TCP sockets")?
     } else {
         Vec::new()
     };
-    // A socket of IPv6 may speak IPv4, too.
+    // An IPv6 socket may carry IPv4.
     let all = v4.into_iter().chain(tcp6().unwrap_or_default());
     let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
     let is_it = |one: &TcpNetEntry| {
         canonical(one.local_address) == local && canonical(one.remote_address) == remote
     };
-    // A socket without an inode is no process's.
+    // A socket without an inode has no owner.
     Ok(all.filter(is_it).any(|one| one.inode != 0))
 }
 

@@ -1,4 +1,4 @@
-//! The lock by which one kpx at most changes a network namespace.
+//! The lock that limits a network namespace to one running kpx.
 
 use std::io::{self, Read};
 use std::os::linux::net::SocketAddrExt;
@@ -9,14 +9,13 @@ use anyhow::{Context, Result};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Uid;
 
-/// The name of the abstract socket that is the lock. `/proc/net/unix` shows it behind an `@`.
+/// The name of the abstract socket that is the lock. `/proc/net/unix` shows it as `@kpx`.
 pub const NAME: &str = "kpx";
 
-/// Takes the lock of this network namespace, which holds as long as the result lives.
+/// Takes the lock of this network namespace; a drop of the result releases it.
 ///
-/// The lock is an abstract socket. An abstract socket belongs to the network namespace, and the
-/// kernel
-/// releases it when its process ends for any reason.
+/// The lock is an abstract socket, which belongs to the network namespace. The kernel releases it
+/// when its process ends for any reason.
 pub fn take() -> Result<UnixListener> {
     let name = SocketAddr::from_abstract_name(NAME).context("name the lock")?;
     UnixListener::bind_addr(&name).context(
@@ -24,13 +23,12 @@ pub fn take() -> Result<UnixListener> {
     )
 }
 
-/// The name of the abstract socket at which one that has the lock, and only waits, is asked to
-/// leave.
+/// The abstract socket at which a successor requests the lock from a holder that only waits.
 const LEAVES: &str = "kpx-leaves";
-/// The longest wait for it to leave: it may be at its last step.
+/// The time limit for the holder, which may be at its last step.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Takes the lock as [`take`] does, also from one that leaves for a successor.
+/// Takes the lock like [`take`], also from a holder that leaves for a successor.
 pub fn take_over() -> Result<UnixListener> {
     let taken = take();
     let Err(error) = taken else { return taken };
@@ -41,12 +39,12 @@ pub fn take_over() -> Result<UnixListener> {
     stream
         .set_read_timeout(Some(PATIENCE))
         .context("wait for the lock")?;
-    // It writes nothing, and closes the connection behind the lock.
+    // The holder writes nothing, and closes the connection after it has released the lock.
     let _closed = stream.read(&mut [0]);
     take()
 }
 
-/// The place at which a successor asks for the lock. Drop it behind the lock.
+/// The listener for successors that request the lock. Drop it after the lock.
 #[derive(Debug)]
 pub struct Leaving {
     listener: tokio::net::UnixListener,
@@ -63,8 +61,8 @@ impl Leaving {
         })
     }
 
-    /// Waits until a process of this user, who is root, asks for the lock: any process may connect.
-    /// The future may be cancelled.
+    /// Waits until a process of this user (root) requests the lock; other processes can connect and
+    /// are ignored. Cancel-safe.
     pub async fn asked(&mut self) -> io::Result<()> {
         loop {
             let (stream, _) = self.listener.accept().await?;

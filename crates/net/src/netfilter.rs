@@ -1,9 +1,9 @@
-//! Reads the rules of netfilter over netlink (linux/netfilter/nf_tables.h), and says what they may
-//! do to packets that skip the stack.
+//! Reads the rules of netfilter over netlink (linux/netfilter/nf_tables.h) and finds their possible
+//! effects on packets that skip the stack.
 //!
-//! A packet between pods carries no mark, and its addresses are none of the host. A rule that may
-//! or may not apply counts as an obstacle. Messages are read as bytes: a rule that a parser skips
-//! would count as harmless.
+//! A packet between pods has no mark, and its addresses are not the host's. A rule that may or may
+//! not match counts as an obstacle. Messages are parsed as bytes, because a rule that a parser
+//! skips would count as harmless.
 
 pub(crate) mod attrs;
 mod expression;
@@ -41,7 +41,7 @@ use super::netlink::{dumped, kernel};
 use super::raw::{self, Asker, Message, attribute};
 use super::sysctl;
 
-/// The types of messages: the subsystem nftables, and the message's own number.
+/// The types of messages: the nftables subsystem and the message number.
 const NFT_MSG_NEWCHAIN: u16 = 0x0a03;
 const NFT_MSG_GETCHAIN: u16 = 0x0a04;
 const NFT_MSG_NEWRULE: u16 = 0x0a06;
@@ -53,8 +53,8 @@ const NFPROTO_INET: u8 = 1;
 const NFPROTO_IPV4: u8 = 2;
 const NFPROTO_NETDEV: u8 = 5;
 const NFPROTO_IPV6: u8 = 10;
-/// The length of `struct nfgenmsg`, with which each message begins. Its last two bytes number the
-/// state of the tables.
+/// The length of `struct nfgenmsg`, the head of each message. Its last two bytes are the generation
+/// of the tables.
 const HEAD_LEN: usize = 4;
 
 const NFTA_CHAIN_TABLE: u16 = 1;
@@ -79,36 +79,36 @@ const NFTA_RULE_TABLE: u16 = 1;
 const NFTA_RULE_CHAIN: u16 = 2;
 const NFTA_RULE_EXPRESSIONS: u16 = 4;
 
-/// The number of attempts to read tables that change meanwhile.
+/// The attempts to read tables while they change.
 const TRIES: u32 = 5;
-/// The most reasons and the most chains of an answer; one more line counts the rest.
+/// The most reasons and chains of an answer; an extra line counts the rest.
 const LINES: usize = 10;
 const CHAINS: usize = 5;
 
-/// The rules of this network namespace at one time.
+/// A snapshot of the rules of this network namespace.
 #[derive(Debug)]
 pub struct Netfilter {
     rules: Ruleset,
     legacy: Legacy,
     follows: bool,
-    /// Conntrack takes up connections in their middle. Else their packets are `INVALID`.
+    /// True if conntrack picks up connections midstream. Otherwise their packets are `INVALID`.
     takes_up: bool,
 }
 
-/// The parameter that says so; 0 if not.
+/// The sysctl for midstream pickup; 0 disables it.
 const LOOSE: &str = "netfilter/nf_conntrack_tcp_loose";
 
-/// The effects of the rules on packets, one line for each reason and each chain.
+/// The effects of the rules on packets, a line for each reason and each chain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Judgement {
-    /// The rules, chains and tables that may refuse, change or note some of the packets.
+    /// The rules, chains and tables that may refuse, change or record some of the packets.
     pub against: Vec<String>,
-    /// The chains with rules that let all of the packets pass.
+    /// The chains with rules that accept all of the packets unchanged.
     pub harmless: Vec<String>,
 }
 
 impl Netfilter {
-    /// Reads the rules. After an error, any rule may do anything. Takes CAP_NET_ADMIN.
+    /// Reads the rules. After an error, assume that any rule may do anything. Takes CAP_NET_ADMIN.
     pub async fn read() -> Result<Self> {
         let messages = listed().await.context("list the rules of nftables")?;
         let rules = ruleset(&messages).context("read the rules of nftables")?;
@@ -122,9 +122,9 @@ impl Netfilter {
     }
 
     /// Judges connections between addresses of `pods`, from the first packet to the last. Their
-    /// packets come and go by none of the devices `others`. `is_far`: answers may come by any
-    /// device but `lo`, and conntrack knows neither those that do not skip the stack nor what
-    /// routers report about such connections. Only the families of `pods` are looked at.
+    /// packets use none of the devices `others`. `is_far`: replies may arrive at any device except
+    /// `lo`, and conntrack recognises neither packets that take the stack nor routers' ICMP errors
+    /// about these connections. Only the families of `pods` are judged.
     pub fn judge_whole(
         &self,
         pods: &[IpNet],
@@ -132,8 +132,8 @@ impl Netfilter {
         is_far: bool,
     ) -> Judgement {
         let everywhere = Self::everywhere();
-        // Errors of pods about each other skip the stack as well. A rule for INVALID packets alone
-        // does not count against that.
+        // ICMP errors between pods skip the stack too. A rule that only matches INVALID packets
+        // does not count against them.
         let reporters: &[IpNet] = if is_far { &everywhere } else { pods };
         let protocols = [IPPROTO_TCP, IPPROTO_UDP].map(|number| number as u8);
         let is_known = !is_far && self.takes_up;
@@ -161,9 +161,9 @@ impl Netfilter {
         )
     }
 
-    /// Judges packets of whole TCP connections that are open: those of [`Self::judge_whole`] as
-    /// conntrack would see them, had it seen the connections from the start. `heeds_marks`: a mark
-    /// that a rule leaves on a packet counts elsewhere.
+    /// Judges packets of open bypass TCP connections: those of [`Self::judge_whole`], as if
+    /// conntrack had seen the connections from the start. `heeds_marks`: a mark that a rule sets
+    /// has an effect elsewhere.
     pub fn judge_open_whole(
         &self,
         pods: &[IpNet],
@@ -191,7 +191,7 @@ impl Netfilter {
         )
     }
 
-    /// Judges packets of open connections between any addresses, by any devices.
+    /// Judges packets of open connections between any addresses, on any devices.
     pub fn judge_open(&self) -> Judgement {
         let everywhere = Self::everywhere();
         let others = BTreeSet::new();
@@ -204,9 +204,9 @@ impl Netfilter {
         self.judge(&asked, |_| true, |table| table != NAT)
     }
 
-    /// Judges packets of open connections between addresses of `pods`, which come and go by the
-    /// devices `ports` alone, from where their senders are. Only the families of `pods` are looked
-    /// at. `heeds_marks`: a mark that a rule leaves on a packet counts elsewhere.
+    /// Judges packets of open connections between addresses of `pods`, on the devices `ports` only,
+    /// with valid sources. Only the families of `pods` are judged. `heeds_marks`: a mark that a
+    /// rule sets has an effect elsewhere.
     pub fn judge_opened(
         &self,
         pods: &[IpNet],
@@ -233,10 +233,9 @@ impl Netfilter {
         )
     }
 
-    /// Judges datagrams of open exchanges of clients outside with addresses of `pods`, in both
-    /// directions. Pods have the devices `ports`, and the clients are behind `ways`. A pod's
-    /// packets come from where their sender is, but a client may be a stranger. `heeds_marks` as of
-    /// [`Self::judge_opened`].
+    /// Judges UDP packets of open flows between outside clients and addresses of `pods`, in both
+    /// directions. Pods have the devices `ports`, and the clients are behind `ways`. A pod's source
+    /// is valid, but a client may be spoofed. `heeds_marks` as in [`Self::judge_opened`].
     pub fn judge_opened_outside(
         &self,
         pods: &[IpNet],
@@ -288,13 +287,13 @@ impl Netfilter {
         }
     }
 
-    /// Returns the networks of all addresses.
+    /// Returns the networks of all IPv4 and IPv6 addresses.
     pub fn everywhere() -> [IpNet; 2] {
         [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())]
     }
 
-    /// Returns true if conntrack may follow connections here. The kernel switches it on for a
-    /// network namespace with the first rule that needs it, of whichever chain.
+    /// Returns true if conntrack may be active here. The kernel activates it in a network namespace
+    /// with the first rule that needs it, in any chain.
     pub fn may_follow_connections(&self) -> bool {
         let has_rules = |(name, chain): (&ChainName, &Chain)| {
             name.family != TableFamily::Netdev && chain.base.is_some() && chain.uses > 0
@@ -334,7 +333,7 @@ fn shortened(mut lines: Vec<String>, most: usize) -> Vec<String> {
     lines
 }
 
-/// Returns true if a table of nftables for IPv4 or IPv6 has this chain.
+/// Returns true if an nftables table for IPv4 or IPv6 has this chain.
 pub async fn has_chain(table: &str, chain: &str) -> Result<bool> {
     let text = |text: &str| [text.as_bytes(), &[0]].concat();
     let names = [
@@ -358,7 +357,7 @@ pub async fn has_chain(table: &str, chain: &str) -> Result<bool> {
             match answers.next().await.map(|answer| answer.payload) {
                 Some(NetlinkPayload::InnerMessage(_)) => return Ok(true),
                 Some(NetlinkPayload::Error(error)) => match error.to_io() {
-                    // Neither on a kernel without nftables is there one.
+                    // The chain is missing, or the kernel lacks nftables.
                     error
                         if [ErrorKind::NotFound, ErrorKind::InvalidInput]
                             .contains(&error.kind()) => {}
@@ -375,8 +374,8 @@ pub async fn has_chain(table: &str, chain: &str) -> Result<bool> {
         .with_context(|| format!("look for the chain {chain} of table {table}"))
 }
 
-/// Returns the tables, as in `ip nat`, of nftables' rules that have this text somewhere: in the
-/// table's name, or in a comment.
+/// Returns the nftables tables, as in `ip nat`, with this text in the table's name or in a rule's
+/// comment.
 pub async fn tables_with(text: &str) -> Result<BTreeSet<String>> {
     let mut messages = Vec::new();
     let mut socket =
@@ -417,8 +416,8 @@ pub async fn tables_with(text: &str) -> Result<BTreeSet<String>> {
     Ok(found.collect())
 }
 
-/// Returns the kernel's messages about all chains, and about the rules of tables that forwarded
-/// packets meet.
+/// Returns the kernel's messages about all chains, and about the rules of tables with chains for
+/// forwarded packets.
 async fn listed() -> Result<Vec<Message>> {
     let mut socket =
         Asker::open(NETLINK_NETFILTER).context("open a netlink socket for netfilter")?;
@@ -433,7 +432,7 @@ async fn listed() -> Result<Vec<Message>> {
     socket.ask(list).await
 }
 
-/// Lists once. Returns None if the tables changed meanwhile.
+/// Lists once. Returns `None` if the tables changed during the listing.
 async fn listed_once(handle: &ConnectionHandle<Message>) -> Result<Option<Vec<Message>>> {
     let mut messages = Vec::new();
     let mut is_consistent =
@@ -447,14 +446,13 @@ async fn listed_once(handle: &ConnectionHandle<Message>) -> Result<Option<Vec<Me
             TableFamily::Inet => NFPROTO_INET,
             TableFamily::Ip => NFPROTO_IPV4,
             TableFamily::Ip6 => NFPROTO_IPV6,
-            // Hooks of devices are not followed.
+            // Chains at device hooks are not evaluated.
             TableFamily::Netdev => continue,
         };
         let name = DefaultNla::new(NFTA_RULE_TABLE, [table.as_bytes(), &[0]].concat());
         let mut filter = vec![0; name.buffer_len()];
         name.emit(&mut filter);
         is_consistent &= match dump(handle, NFT_MSG_GETRULE, family, &filter, &mut messages).await {
-            // The table has gone.
             Err(error) if error.kind() == ErrorKind::NotFound => false,
             consistent => consistent?,
         };
@@ -479,7 +477,7 @@ fn tables(rules: &Ruleset) -> BTreeSet<(TableFamily, String)> {
         .collect()
 }
 
-/// Appends the answers to a dump; says whether the dump is consistent.
+/// Appends the answers to a dump. Returns true if the dump is consistent.
 async fn dump(
     handle: &ConnectionHandle<Message>,
     kind: u16,
@@ -496,7 +494,7 @@ async fn dump(
     dumped(answers, |message| messages.push(message)).await
 }
 
-/// Reads the messages. The chains come first.
+/// Parses the messages, in which chains come first.
 fn ruleset(messages: &[Message]) -> Result<Ruleset> {
     let mut rules = Ruleset::new();
     for Message { kind, bytes } in messages {
@@ -549,7 +547,7 @@ fn chain_name(
     })
 }
 
-/// Reads a chain, which has a hook unless only other chains call it.
+/// Parses a chain. A chain without a hook is called by other chains only.
 fn chain(family: TableFamily, chain: &Attrs) -> Result<Chain> {
     let hook = chain.inside(NFTA_CHAIN_HOOK)?;
     let base = hook.u32(NFTA_HOOK_HOOKNUM).map(|number| Base {
@@ -578,7 +576,7 @@ fn chain(family: TableFamily, chain: &Attrs) -> Result<Chain> {
     })
 }
 
-/// Returns the devices of a hook; none if the kernel names some of them otherwise than by name.
+/// Returns the devices of a hook; empty if the kernel does not name all of them.
 fn devices(hook: &Attrs) -> Result<Vec<String>> {
     let list = hook.inside(NFTA_HOOK_DEVS)?;
     if list.has_others(NFTA_DEVICE_NAME) {

@@ -1,4 +1,4 @@
-//! The netlink sockets, and the dumps that come through them.
+//! Netlink sockets and dumps.
 
 use std::fs;
 use std::io;
@@ -15,17 +15,17 @@ pub use rtnetlink::Handle;
 use rtnetlink::sys::SocketAddr;
 use tokio::time::sleep;
 
-/// The number of attempts at a dump that changes interrupt.
+/// The attempts at a dump that changes interrupt.
 const DUMP_TRIES: u32 = 5;
 
-/// The number of attempts at a dump beside another one of its socket, and the pause before the
-/// next: a second in all.
+/// The attempts at a dump while another dump uses the socket, and the pause between them: 1 s in
+/// all.
 const BUSY_TRIES: u32 = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
-/// Opens a netlink socket in the network namespace of this thread. The future is its driver. Only
-/// while it is polled do requests get answers, and it ends only when the socket fails or every
-/// handle is gone.
+/// Opens a netlink socket in the network namespace of this thread. The future drives the socket:
+/// requests get answers only while it is polled. It ends when the socket fails or the last handle
+/// is dropped.
 ///
 /// The kernel checks requests strictly, so it applies their filters instead of ignoring them.
 pub fn connect() -> anyhow::Result<(impl Future<Output = ()> + Send + use<>, Handle)> {
@@ -36,9 +36,8 @@ pub fn connect() -> anyhow::Result<(impl Future<Output = ()> + Send + use<>, Han
     Ok((connection, handle))
 }
 
-/// Runs a future that sends messages to the kernel on a thread of its own. The kernel answers
-/// within the call that sends, and that call waits while another program holds the lock of devices
-/// (RTNL).
+/// Runs a future that sends to the kernel on its own thread. The kernel answers within the send
+/// call, which blocks while another program holds RTNL.
 pub async fn on_own_thread<T: Send + 'static>(
     work: impl Future<Output = T> + Send + 'static,
 ) -> anyhow::Result<T> {
@@ -48,20 +47,18 @@ pub async fn on_own_thread<T: Send + 'static>(
         .context("a thread for netlink")
 }
 
-/// Returns the kernel's name of the network namespace of this thread: `net:[4026531840]`.
+/// Returns the kernel's name of this thread's network namespace: `net:[4026531840]`.
 pub fn namespace() -> anyhow::Result<PathBuf> {
     fs::read_link("/proc/thread-self/ns/net").context("read this network namespace")
 }
 
-/// Returns the kernel's answers to a dump that `pick` selects.
+/// Returns the answers to a dump that `pick` selects.
 ///
-/// Changes during a dump may hide entries that did not change, so the dump is repeated. On a node
-/// that changes all the time the last attempt counts: events announce the changes, and every caller
-/// repeats its dump later anyway.
+/// A dump that changes interrupt may lack unchanged entries, so it is repeated. If changes never
+/// stop, the last attempt counts: events announce the changes, and every caller dumps again later.
 ///
-/// The kernel runs one dump of a socket at a time, and refuses the next with `EBUSY`
-/// (`__netlink_dump_start` in net/netlink/af_netlink.c). Handles share a socket, so a refused dump
-/// is tried again.
+/// The kernel runs one dump per socket and refuses another with `EBUSY` (`__netlink_dump_start` in
+/// net/netlink/af_netlink.c). Handles share a socket, so a refused dump is retried.
 pub(crate) async fn dump<T>(
     handle: &Handle,
     request: RouteNetlinkMessage,
@@ -101,7 +98,7 @@ async fn dump_once<T>(
     dumped(answers, |message| items.extend(pick(message))).await
 }
 
-/// Calls `take` with each message of a dump; says whether the dump is consistent. The connection
+/// Calls `take` with each message of a dump. Returns true if the dump is consistent. The connection
 /// must forward the end of a dump, which carries its error.
 pub(crate) async fn dumped<T>(
     mut answers: impl Stream<Item = NetlinkMessage<T>> + Unpin,
@@ -124,7 +121,7 @@ pub(crate) async fn dumped<T>(
     ))
 }
 
-/// Waits until something is deleted. False if it was gone.
+/// Waits for the kernel's answer to a deletion. Returns false if the object was missing.
 pub(crate) async fn deleted<T>(
     mut answers: impl Stream<Item = NetlinkMessage<T>> + Unpin,
 ) -> io::Result<bool> {
@@ -144,7 +141,6 @@ pub(crate) async fn deleted<T>(
     Ok(true)
 }
 
-/// The address of the kernel, to which requests go.
 pub(crate) fn kernel() -> SocketAddr {
     SocketAddr::new(0, 0)
 }

@@ -1,4 +1,4 @@
-//! Asks the kernel for the route to an address.
+//! Looks up the route to an address.
 
 use std::net::IpAddr;
 
@@ -14,11 +14,11 @@ use rtnetlink::Handle;
 pub struct NextHop {
     /// The interface index of the outgoing device.
     pub device: u32,
-    /// The address from which the host would send.
+    /// The source address that the host would use.
     pub source: Option<IpAddr>,
-    /// The ports of the device, if it is a bridge.
+    /// The ports of the device if it is a bridge.
     pub ports: Vec<u32>,
-    /// The port behind which the bridge has seen the next hop.
+    /// The bridge port that leads to the next hop.
     pub port: Option<u32>,
 }
 

@@ -1,5 +1,5 @@
-//! Maintains routes to pods through their nodes, for a host that has the nodes as neighbours but no
-//! other routes to the pods.
+//! Maintains routes to pods through their nodes, for a host that is a neighbour of the nodes and
+//! has no other routes to the pods.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,10 +16,11 @@ use super::netlink::{Handle, dump};
 use super::route::{MAIN, PROTOCOL, address, family, ip};
 use super::{fib, sysctl};
 
-/// The metric (`RTA_PRIORITY`) of our routes, behind other programs' routes to the same network.
+/// The metric (`RTA_PRIORITY`) of our routes, which follow other programs' routes to the same
+/// network.
 const METRIC: u32 = 4_096;
 
-/// The next hop of packets to a node's pods.
+/// The next hop towards a node's pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Hop {
     pub gateway: IpAddr,
@@ -27,7 +28,7 @@ pub struct Hop {
     pub device: u32,
 }
 
-/// The routes of kpx to pods, recognized by our protocol number and by a gateway.
+/// kpx's routes to pods, recognised by protocol number and gateway.
 pub struct PodRoutes {
     handle: Handle,
 }
@@ -37,9 +38,8 @@ impl PodRoutes {
         Self { handle }
     }
 
-    /// Makes our routes equal to the part of `want` that the kernel lacks. Another program's route
-    /// to the network, or to one around it, makes ours unnecessary. Routes that the kernel refuses
-    /// are returned, and tried again at the next call.
+    /// Makes our routes equal to `want`, except where another program's route already covers the
+    /// network. Returns the routes that the kernel refuses; the next call retries them.
     pub async fn reconcile(&self, want: &BTreeMap<IpNet, Hop>) -> anyhow::Result<Vec<String>> {
         let (now, others) = read(&self.handle).await?;
         let covered = |net: &IpNet| others.iter().any(|other| other.contains(net));
@@ -86,7 +86,7 @@ pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
 
 async fn delete(handle: &Handle, net: IpNet) -> anyhow::Result<()> {
     match handle.route().del(message(net, None)).execute().await {
-        // The route is gone already.
+        // The route is already gone.
         Err(Error::NetlinkError(error)) if error.raw_code() == -nix::libc::ESRCH => Ok(()),
         result => result.with_context(|| format!("delete the route to {net}")),
     }?;
@@ -134,7 +134,7 @@ async fn read(handle: &Handle) -> anyhow::Result<(BTreeMap<IpNet, Hop>, Vec<IpNe
             },
         );
         let routes = match routes.await {
-            // A namespace without any route has no table.
+            // A namespace without routes has no table.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             routes => routes.with_context(|| format!("list the {family:?} routes"))?,
         };
@@ -148,8 +148,8 @@ async fn read(handle: &Handle) -> anyhow::Result<(BTreeMap<IpNet, Hop>, Vec<IpNe
     Ok((ours, others))
 }
 
-/// Reads a network, and its next hop if the route is ours. Returns None for our routes to services,
-/// which have no gateway.
+/// Reads a network, and its next hop if the route is ours. Returns `None` for our routes to
+/// Services, which have no gateway.
 fn parse(route: &RouteMessage) -> Option<(IpNet, Option<Hop>)> {
     let net = fib::specific(route)?;
     let mut gateway = None;

@@ -1,4 +1,4 @@
-//! Keeps the kernel from giving local sockets the source ports that the programs draw.
+//! Reserves the source ports that the programs use, so the kernel does not give them to sockets.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -9,13 +9,13 @@ use proxy_common::flow::SOURCE_PORT_FIRST;
 
 use super::sysctl;
 
-/// The range of ports for sockets without a chosen port, for both families.
+/// The range of automatic ports, for both families.
 const RANGE: &str = "ipv4/ip_local_port_range";
-/// The ports excepted from that range.
+/// The ports excluded from that range.
 const RESERVED: &str = "ipv4/ip_local_reserved_ports";
 
-/// The node ports of clusters that set no other range (`--service-node-port-range` of the API
-/// server). A socket with such a port would hear no client but those that it has sent to.
+/// The default node ports (`--service-node-port-range` of the API server). A socket with such a
+/// port would receive packets only from peers that it has sent to.
 const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 
 /// Returns the ports of our range and the node ports that the kernel could give to sockets.
@@ -28,7 +28,7 @@ pub(super) fn missing() -> Result<BTreeSet<u16>> {
         .collect())
 }
 
-/// Returns those of these ports that a range in the kernel's format has.
+/// Returns our ports and node ports within a range in the kernel's format.
 fn given(range: &str) -> BTreeSet<u16> {
     let ends: Vec<u16> = range
         .split_whitespace()
@@ -50,7 +50,7 @@ pub(super) fn reserve(ports: &BTreeSet<u16>) -> Result<()> {
     )
 }
 
-/// Releases the ports that were reserved here, and keeps later reservations of other programs.
+/// Releases the ports that kpx reserved, and keeps other programs' reservations.
 pub(super) fn release(ports: &BTreeSet<u16>) -> Result<()> {
     sysctl::write(
         RESERVED,
@@ -63,7 +63,7 @@ fn reserved() -> Result<BTreeSet<u16>> {
     parse(&ranges).with_context(|| format!("read sysctl net/{RESERVED}: {ranges}"))
 }
 
-/// Reads ports in the form `8080,30000-30010`.
+/// Parses ports in the form `8080,30000-30010`.
 pub(super) fn parse(ranges: &str) -> Result<BTreeSet<u16>> {
     let mut ports = BTreeSet::new();
     for range in ranges.split(',').filter(|range| !range.is_empty()) {
@@ -73,7 +73,7 @@ pub(super) fn parse(ranges: &str) -> Result<BTreeSet<u16>> {
     Ok(ports)
 }
 
-/// Formats ports as the kernel does: an empty line for none.
+/// Formats ports as the kernel does; empty without ports.
 pub(super) fn text(ports: &BTreeSet<u16>) -> String {
     let mut text = String::new();
     let mut ports = ports.iter().copied().peekable();

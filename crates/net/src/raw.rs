@@ -1,5 +1,4 @@
-//! A netlink message as bytes, for the families that no crate has messages for, and a socket for
-//! such messages.
+//! Netlink messages as bytes, for families without a crate, and a socket for them.
 
 use std::io;
 
@@ -9,14 +8,14 @@ use netlink_packet_core::{
 };
 use rtnetlink::proto::{Connection, ConnectionHandle, new_connection};
 
-/// The content of a message.
+/// A message's type and content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     pub(crate) kind: u16,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// A socket for questions, which may stay open between them.
+/// A socket for requests, which can be kept open.
 pub(crate) struct Asker {
     connection: Connection<Message>,
     handle: ConnectionHandle<Message>,
@@ -30,7 +29,6 @@ impl Asker {
         Ok(Self { connection, handle })
     }
 
-    /// Does work that asks by this socket.
     pub(crate) async fn ask<T, E: Into<anyhow::Error>>(
         &mut self,
         work: impl AsyncFnOnce(&ConnectionHandle<Message>) -> std::result::Result<T, E>,
@@ -53,16 +51,15 @@ pub(crate) fn request(kind: u16, flags: u16, bytes: Vec<u8>) -> NetlinkMessage<M
     message
 }
 
-/// The length of an attribute's head, and the flag of one that holds others.
+/// The length of an attribute's head, and the flag of a nested attribute.
 const ATTRIBUTE_HEAD_LEN: usize = 4;
 const NLA_F_NESTED: u16 = 1 << 15;
 
-/// Builds an attribute of attributes.
 pub(crate) fn nested(kind: u16, inside: &[u8]) -> Vec<u8> {
     attribute(kind | NLA_F_NESTED, inside)
 }
 
-/// Builds an attribute: length, kind, value, and padding to four bytes.
+/// Builds an attribute: length, type, value, padding to four bytes.
 pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let len = (ATTRIBUTE_HEAD_LEN + value.len()) as u16;
     let mut bytes = [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat();

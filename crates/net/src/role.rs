@@ -1,4 +1,4 @@
-//! Decides the role of a device: whether programs are attached to it, and which.
+//! Decides the role of a device: whether programs are attached, and which.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -11,20 +11,19 @@ use super::link::{Link, LinkHeader, LinkKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Loopback,
-    /// The near end of our own pair, into which the service routes lead.
+    /// The near end of kpx's veth pair, where the service routes lead.
     Anchor,
-    /// A device through which packets enter and leave the node, or a pod.
+    /// A device to outside the node or to a pod.
     Device {
-        /// Set if the far end is a pod.
+        /// True if the far end is a pod.
         pod: bool,
     },
-    /// A device without programs, and the reason.
+    /// A device without programs, with the reason.
     Ignored(&'static str),
 }
 
-/// The hosts at the far end of a pair that leads into another namespace, by its routes. A later
-/// variant outweighs an earlier one: a place open to any host is not a pod, even with single hosts
-/// there.
+/// The hosts at the far end of a device, by its routes. A later variant outranks an earlier
+/// variant: a network open to any host is not a pod, even if it has single hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FarEnd {
     /// No route leads there.
@@ -32,25 +31,23 @@ pub enum FarEnd {
     Nothing,
     /// Routes to single addresses only, none of them this host's.
     Hosts,
-    /// A network.
     Network(IpNet),
-    /// A router, to which packets go on their way elsewhere.
+    /// A router that forwards packets.
     Router,
 }
 
 impl FarEnd {
-    /// Returns the evidence of one route that leads `to` a network; `own` are the addresses of this
-    /// host.
+    /// Returns the evidence of a route to `to`; `own` are this host's addresses.
     pub fn of(to: IpNet, gateway: bool, own: &HashSet<IpAddr>) -> Self {
         let is_single = to.prefix_len() == to.max_prefix_len();
         match to.addr() {
             _ if gateway => Self::Router,
-            // Every IPv6 device has such a route, or the two ends agree on it.
+            // Every IPv6 device has such a route; for IPv4 both ends configure it.
             IpAddr::V4(addr) if addr.is_link_local() || addr.is_multicast() => Self::Nothing,
             IpAddr::V6(addr) if addr.is_unicast_link_local() || addr.is_multicast() => {
                 Self::Nothing
             }
-            // The kernel routes a single address of IPv6 to its own device.
+            // The kernel routes each own IPv6 address to its device.
             addr if is_single && own.contains(&addr) => Self::Nothing,
             _ if is_single => Self::Hosts,
             _ => Self::Network(to),
@@ -58,8 +55,8 @@ impl FarEnd {
     }
 }
 
-/// Returns a device's role. `links` are all devices, by interface index: the role depends on the
-/// master.
+/// Returns a device's role. `links` are all devices by interface index, because the role depends on
+/// the master.
 pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
     let to_netns = link.leads_elsewhere();
     let bridge = link.master.and_then(|master| links.get(&master));
@@ -89,30 +86,30 @@ pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
         }
         (_, Some(LinkKind::Bridge)) if to_netns => Role::Device { pod: true },
         (_, Some(LinkKind::Bridge)) => Role::Ignored("its bridge is served"),
-        // The node's own beside those of its pods: no frame from another one gets to it past the
-        // uplink's hook.
+        // The node's own macvlan next to its pods': frames from other hosts pass the uplink's hook
+        // first.
         (LinkKind::Macvlan, _) => Role::Device {
             pod: link.far_end == FarEnd::Hosts,
         },
-        // CNI plugins give a pod's device no address, or the gateway's and a route to the pod. With
-        // anything else behind it, the device is rather a link to a router in a namespace, from
-        // where any client may come.
+        // CNI plugins give a pod's device no address, or the gateway's address and a route to the
+        // pod. A device with anything else behind it probably leads to a router in a namespace,
+        // where any client may be.
         _ => Role::Device {
             pod: to_netns && (link.addrs.is_empty() || link.far_end == FarEnd::Hosts),
         },
     }
 }
 
-/// The device that all ports of Open vSwitch's bridges are enslaved to.
+/// The master of all ports of Open vSwitch bridges.
 pub const OPEN_VSWITCH: &str = "ovs-system";
 
-/// Returns true for a bridge on which the node has no address and no device but pairs into other
-/// namespaces. The node routes nothing there: the network is a tenant's own, and its addresses may
-/// be ClusterIPs by chance.
+/// Returns true for a bridge without an address of the node and only with ports into other
+/// namespaces. The node does not route there: a tenant owns the network, and its addresses may
+/// coincide with ClusterIPs.
 fn is_apart(bridge: &Link, links: &BTreeMap<u32, Link>) -> bool {
     let is_nodes = |port: &Link| port.master == Some(bridge.index) && !port.leads_elsewhere();
-    // A VLAN or macvlan on the bridge has its own address there, and Open vSwitch has the node's
-    // port inside.
+    // A VLAN or macvlan on the bridge has its own address, and Open vSwitch has the node's port
+    // inside.
     let may_carry = |link: &Link| {
         matches!(link.kind, LinkKind::Vlan | LinkKind::Macvlan) && !link.leads_elsewhere()
     };
@@ -122,8 +119,8 @@ fn is_apart(bridge: &Link, links: &BTreeMap<u32, Link>) -> bool {
         && !links.values().any(|link| is_nodes(link) || may_carry(link))
 }
 
-/// Explains why packets through a pair into another namespace do not count as a pod's. Returns None
-/// if routes show plainly that a router is there.
+/// Explains why a pair into another namespace does not count as a pod's. Returns `None` if routes
+/// clearly show a router there.
 pub fn why_no_pod(link: &Link, links: &BTreeMap<u32, Link>) -> Option<String> {
     if !link.leads_elsewhere() || role(link, links) != (Role::Device { pod: false }) {
         return None;
@@ -139,7 +136,7 @@ pub fn why_no_pod(link: &Link, links: &BTreeMap<u32, Link>) -> Option<String> {
     ))
 }
 
-/// The flags that make pods of clients that no device identifies as pods.
+/// The flags that identify pods if devices do not.
 pub const TELL_PODS: &str = "--cluster-cidr or --detect-local-mode";
 
 #[cfg(test)]
@@ -591,7 +588,7 @@ mod tests {
         assert_eq!(why_no_pod(&away(link("v0", Veth)), &BTreeMap::new()), None);
     }
 
-    /// Builds a device into another namespace, with an address, and with these routes.
+    /// Builds a device into another namespace, with an address and these routes.
     fn far_end(routes: &[&str]) -> Link {
         told(
             Link {

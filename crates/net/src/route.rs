@@ -1,4 +1,4 @@
-//! Maintains the service routes, which lead this host's packets to services through the anchor.
+//! Maintains the service routes, which send this host's packets to Services through the anchor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -20,38 +20,38 @@ use super::sysctl;
 pub const PROTOCOL: u8 = b'K';
 
 /// The metric of routes that end the look-up in a table. A route through the anchor to the same
-/// network comes before: the kernel takes the smallest metric, and those have the kernel's default,
-/// 0 or 1024.
+/// network takes precedence: the kernel prefers the smallest metric, and those routes have the
+/// kernel's default, 0 or 1024.
 const THROW_METRIC: u32 = 4096;
 
-/// The table that every lookup asks.
+/// The table that every look-up uses.
 pub const MAIN: u32 = RouteHeader::RT_TABLE_MAIN as u32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Route {
     pub dst: IpNet,
-    /// The source address of sockets that have not chosen one.
+    /// The source address of sockets that have not bound one.
     pub src: Option<IpAddr>,
 }
 
-/// The result of one pass. The kernel may refuse a route and take all others.
+/// The result of a pass. The kernel may refuse a route and accept the others.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub added: usize,
     pub replaced: usize,
     pub deleted: usize,
-    /// The refused routes, with the kernel's reason. Every pass tries them again.
+    /// The refused routes, with the kernel's error. Every pass retries them.
     pub refused: Vec<(Route, String)>,
 }
 
-/// The routes of kpx in one table: those through the anchor, or those that end the look-up there.
+/// kpx's routes in a table: through the anchor, or to end the look-up.
 pub struct Routes {
     handle: Handle,
     table: u32,
-    /// The anchor's interface index. None for routes that end the look-up.
+    /// The anchor's interface index; `None` for routes that end the look-up.
     anchor: Option<u32>,
-    /// The routes in the kernel, as far as known. The kernel drops routes by itself: see
-    /// [`Routes::verify`].
+    /// The routes in the kernel, as last read or written. The kernel also removes routes by itself:
+    /// see [`Routes::verify`].
     now: BTreeMap<IpNet, Option<IpAddr>>,
 }
 
@@ -67,8 +67,8 @@ impl Routes {
         })
     }
 
-    /// Reads our routes that end the look-up in a table: the kernel goes on with the next rule
-    /// (`throw`).
+    /// Reads our `throw` routes, which end the look-up in a table: the kernel continues with the
+    /// next rule.
     pub async fn open_throws(handle: Handle, table: u32) -> anyhow::Result<Self> {
         let now = read(&handle, table, None).await?;
         Ok(Self {
@@ -79,7 +79,7 @@ impl Routes {
         })
     }
 
-    /// Deletes the routes that are not among `want`, and puts none.
+    /// Deletes the routes outside `want`, and adds none.
     pub async fn retain(&mut self, want: &BTreeSet<Route>) -> anyhow::Result<Report> {
         let kept = want
             .iter()
@@ -90,7 +90,7 @@ impl Routes {
     }
 
     /// Makes our routes equal to `want`, and leaves other programs' routes alone, even conflicting
-    /// ones. Asks the kernel nothing, so the cost is that of the difference.
+    /// ones. Works from the routes in memory, so the cost is that of the difference.
     pub async fn reconcile(&mut self, want: &BTreeSet<Route>) -> anyhow::Result<Report> {
         let mut report = Report::default();
         let want: BTreeMap<IpNet, Route> = want
@@ -122,17 +122,17 @@ impl Routes {
         Ok(report)
     }
 
-    /// Reads the kernel's routes, and then does the same as [`Routes::reconcile`]. Call this
-    /// periodically, because any program may delete routes. Also call it when the node lost an
-    /// address: the kernel drops IPv4 routes with that source.
+    /// Reads the kernel's routes, then reconciles like [`Routes::reconcile`]. Call this
+    /// periodically, because any program may delete routes, and when the node loses an address: the
+    /// kernel removes IPv4 routes with that source.
     pub async fn verify(&mut self, want: &BTreeSet<Route>) -> anyhow::Result<Report> {
         self.now = read(&self.handle, self.table, self.anchor).await?;
         self.reconcile(want).await
     }
 
-    /// Puts a route. Returns true if the kernel took it. With `replace` the kernel replaces in one
-    /// step. Without it the kernel refuses where there already is a route, which is then another
-    /// program's.
+    /// Adds a route. Returns true if the kernel accepted it. With `replace` the kernel replaces an
+    /// existing route in one step. Without `replace` it refuses if a route exists, which then
+    /// belongs to another program.
     async fn put(
         &mut self,
         dst: IpNet,
@@ -159,7 +159,7 @@ impl Routes {
             .route()
             .del(message(dst, None, self.table, self.anchor));
         let result = match request.execute().await {
-            // The route is gone already.
+            // The route is already gone.
             Err(Error::NetlinkError(error)) if error.raw_code() == -nix::libc::ESRCH => Ok(()),
             result => result,
         };
@@ -174,7 +174,7 @@ impl Routes {
 
 type Refused = Vec<(Route, String)>;
 
-/// Records a refusal. Returns an error only if the kernel cannot be asked.
+/// Records a refusal. Returns an error only if the request failed otherwise.
 fn taken(result: Result<(), Error>, route: Route, refused: &mut Refused) -> anyhow::Result<bool> {
     match result {
         Ok(()) => Ok(true),

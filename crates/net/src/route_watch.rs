@@ -1,4 +1,4 @@
-//! Reports changes of routes and rules in this network namespace: those of others, and the loss of
+//! Reports changes to other programs' routes and rules in this network namespace, and the loss of
 //! kpx's own.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,19 +17,18 @@ use tokio::time::{Instant, sleep};
 use super::route::{PROTOCOL, ip};
 use super::rule::{self, SERVICES, TABLE};
 
-/// The shortest time between two reports: routing daemons change routes by the thousand.
+/// The shortest time between two reports: routing daemons change thousands of routes.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// The number of messages handled at once.
 const BATCH: usize = 1_024;
 
-/// The networks in which the routes of others are news. A routing daemon changes all others by the
-/// thousand.
+/// The watched networks. Routing daemons change thousands of other routes.
 #[derive(Clone, Debug, Default)]
 pub struct WatchedNets(Arc<Mutex<Option<Vec<IpNet>>>>);
 
 impl WatchedNets {
-    /// From now on only routes within these networks are news. Before the first call all are.
+    /// Reports only routes within these networks from now on. Before the first call all routes are
+    /// reported.
     pub fn set(&self, nets: &[IpNet]) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(nets.to_vec());
     }
@@ -77,7 +76,7 @@ async fn follow(
     loop {
         tokio::select! {
             () = changes.closed() => return Ok(()),
-            // Messages are read at any time, because no limit bounds the queue in which they wait.
+            // Read messages at any time: the queue is unbounded.
             batch = messages.next() => {
                 let batch = batch.context("the netlink socket for changes of routes closed")?;
                 news |= batch.iter().any(|message| is_news(message, &nets));
@@ -113,7 +112,7 @@ fn is_ours(route: &RouteMessage) -> bool {
     route.header.protocol == RouteProtocol::Other(PROTOCOL)
 }
 
-/// Returns true for a route of ours that our rules lead to.
+/// Returns true for our route in a table that our rules use.
 fn is_service_route(route: &RouteMessage) -> bool {
     [TABLE, SERVICES]
         .into_iter()

@@ -1,19 +1,17 @@
-//! Maintains the rules by which packets take the routes of kpx's tables.
+//! Maintains the rules that lead packets to kpx's tables.
 //!
-//! The host's own packets look for a service route before the operator's rules: a rule such as
-//! `from ADDRESS` of a host with several networks would else lead them away. Packets of others meet
-//! their Service at a hook, before the routes. Those that no hook has met come to the same routes
-//! behind all rules that others chose for them.
+//! The rule for the host's own packets precedes the operator's rules: a rule such as `from ADDRESS`
+//! on a multihomed host would otherwise take them. Other packets are translated at a hook, before
+//! routing. Packets that no hook has translated reach the same routes after all other rules.
 //!
-//! Rules for external frontends lead the host's own packets to a frontend, and no others, to a
-//! second table.
-//! A route to the frontend's address would take too much. The address may be another machine's real
-//! one, and packets to ports other than the frontend's must still go there.
+//! Rules for external frontends lead only the host's own packets to a frontend into a second table.
+//! A route to the frontend's address would take too much: the address may be another machine's real
+//! address, and packets to other ports must still reach that machine.
 //!
-//! Replies are injected into the anchor, with the frontend as source. IPv4's rp_filter looks up the
-//! way back to that source. The lookup has no ports, since all our rules concern the host's own
-//! packets (`rule_requires_fldissect` in the kernel's fib_rules.h). The lookup has the packet's
-//! mark, if the device is configured for that: see [`Rule::Back`].
+//! Replies are injected into the anchor with the frontend as source. IPv4's rp_filter looks up the
+//! reverse route to that source. This look-up has no ports, since all our rules are for the host's
+//! own packets (`rule_requires_fldissect` in the kernel's fib_rules.h). It has the packet's mark,
+//! if the device is configured for that: see [`Rule::Back`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -35,43 +33,42 @@ use tracing::debug;
 use super::netlink::{Handle, dump};
 use super::{route, sysctl};
 
-/// The table of external frontends: "kpx" as a number, which no other program uses.
-/// `ip route show table 7041144` lists it.
+/// The table of external frontends: "kpx" as a number. `ip route show table 7041144` lists it.
 pub const TABLE: u32 = u32::from_be_bytes(*b"\0kpx");
 
 /// The table of service routes.
 pub const SERVICES: u32 = TABLE + 1;
 
-/// The preference of the rules for the host's own packets: behind the local table (0), so that the
-/// host's own addresses stay its own, and before the operator's rules. `ip rule show pref 75` lists
+/// The preference of the rules for the host's own packets: after the local table (0), so that the
+/// host keeps its own addresses, and before the operator's rules. `ip rule show pref 75` lists
 /// them.
 ///
-/// `ip rule add` without a preference takes the place before the second rule of the list, which is
-/// ours. Our rules then go before that one: see [`Rules::verify`].
+/// `ip rule add` without a preference inserts a rule before the second rule of the list, which is
+/// ours. Our rules then move before it: see [`Rules::verify`].
 pub const PREFERENCE: u32 = b'K' as u32;
 
-/// The preference of the rules for all packets: before the main table's (32766), and behind the
-/// operator's rules, the first of which `ip rule add` puts here without a preference. Of rules with
-/// one preference the kernel asks the oldest first.
+/// The preference of the rules for all packets: before the main table's (32766) and after the
+/// operator's rules, the first of which `ip rule add` puts here without a preference. Among rules
+/// with the same preference the kernel uses the oldest first.
 pub const LAST_PREFERENCE: u32 = 32_765;
 
-/// The largest number of rules. More would be felt: the kernel goes through its rules one by one
-/// for each packet that it routes.
+/// The largest number of rules. The kernel evaluates rules one by one for each routed packet, so
+/// more rules would cost throughput.
 pub const MAX: usize = 256;
 
-/// The packets that take the routes of a table of ours.
+/// The packets that use a table of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
-    /// Packets of the host's own sockets, by the routes of [`SERVICES`].
+    /// Packets of the host's own sockets, to the routes of [`SERVICES`].
     Own { ipv6: bool },
-    /// All packets behind the operator's rules, by those routes of the main table that are for
-    /// networks narrower than this prefix length.
+    /// All packets, after the operator's rules, to the main table's routes with prefixes longer
+    /// than this length.
     Narrow { ipv6: bool, prefix_len: u8 },
-    /// All packets behind those, by the routes of [`SERVICES`].
+    /// All packets, after `Narrow`, to the routes of [`SERVICES`].
     All { ipv6: bool },
-    /// Packets of the host's own sockets to this address and port, by the routes of [`TABLE`].
+    /// Packets of the host's own sockets to this address and port, to the routes of [`TABLE`].
     To(IpAddr, Proto, u16),
-    /// The way back of IPv4 packets that are injected into the anchor, as rp_filter looks it up.
+    /// The reverse route of IPv4 packets injected into the anchor, for rp_filter.
     Back,
 }
 
@@ -96,26 +93,26 @@ impl fmt::Display for Rule {
     }
 }
 
-/// The result of one pass. The kernel may refuse a rule and take all others.
+/// The result of a pass. The kernel may refuse a rule and accept the others.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub added: usize,
     pub deleted: usize,
-    /// The refused rules, with the kernel's reason. Every pass tries them again.
+    /// The refused rules, with the kernel's error. Every pass retries them.
     pub refused: Vec<(Rule, String)>,
 }
 
-/// The rules of kpx, of both families.
+/// kpx's rules of both families.
 pub struct Rules {
     handle: Handle,
-    /// The rules in the kernel with their preferences, as far as known. Any program may delete
-    /// rules: see [`Rules::verify`].
+    /// The rules in the kernel with their preferences, as last read or written. Any program may
+    /// delete rules: see [`Rules::verify`].
     now: BTreeMap<Rule, u32>,
     others: OtherRules,
 }
 
 impl Rules {
-    /// Takes over the rules of a dead predecessor.
+    /// Reads the existing rules, including those of a dead predecessor.
     pub async fn open(handle: Handle) -> anyhow::Result<Self> {
         let (now, others) = read(&handle).await?;
         Ok(Self {
@@ -125,7 +122,7 @@ impl Rules {
         })
     }
 
-    /// Makes our rules equal to `want`. Asks the kernel nothing, so the cost is that of the
+    /// Makes our rules equal to `want`. Works from the rules in memory, so the cost is that of the
     /// difference.
     pub async fn reconcile(&mut self, want: &BTreeSet<Rule>) -> anyhow::Result<Report> {
         let mut report = Report::default();
@@ -146,7 +143,7 @@ impl Rules {
             let preference = match rule {
                 Rule::Narrow { .. } | Rule::All { .. } => LAST_PREFERENCE,
                 Rule::Own { .. } => first,
-                // They are for addresses and marks that the local table does not know.
+                // The local table has no such addresses and marks.
                 Rule::To(..) | Rule::Back => first.min(PREFERENCE),
             };
             if self.now.get(&rule) != Some(&preference) {
@@ -156,7 +153,7 @@ impl Rules {
         Ok(report)
     }
 
-    /// Adds a rule, and then deletes the same one with another preference.
+    /// Adds a rule, then deletes its copy with another preference.
     async fn put(
         &mut self,
         rule: Rule,
@@ -165,7 +162,7 @@ impl Rules {
     ) -> anyhow::Result<()> {
         let before = self.now.get(&rule).copied();
         if let Rule::Narrow { ipv6, .. } = rule {
-            // It is to come before this one, which follows in turn.
+            // `Narrow` must precede `All`, which is added again afterwards.
             let all = Rule::All { ipv6 };
             if let Some(last) = self.now.remove(&all) {
                 self.delete(all, last, &mut report.refused).await?;
@@ -189,20 +186,19 @@ impl Rules {
         Ok(())
     }
 
-    /// Reads the kernel's rules, and then does the same as [`Rules::reconcile`]. Our rules go
-    /// before those of others that would take packets of the host's own sockets.
+    /// Reads the kernel's rules, then reconciles like [`Rules::reconcile`]. Our rules move before
+    /// other rules that would take packets of the host's own sockets.
     pub async fn verify(&mut self, want: &BTreeSet<Rule>) -> anyhow::Result<Report> {
         (self.now, self.others) = read(&self.handle).await?;
         self.reconcile(want).await
     }
 
-    /// Returns the rules of others that come before ours and may take the host's packets to these
-    /// networks, in the words of `ip rule`.
+    /// Returns the other programs' rules before ours that may take the host's packets to these
+    /// networks, in the syntax of `ip rule`.
     pub fn before_ours(&self, nets: &[IpNet]) -> Vec<String> {
         self.others.before_ours(nets)
     }
 
-    /// Deletes a rule. Returns true if it is gone.
     async fn delete(
         &self,
         rule: Rule,
@@ -215,17 +211,17 @@ impl Rules {
             .del(message(&rule, preference))
             .execute()
             .await;
-        // A missing rule is as wanted.
+        // A missing rule is already as wanted.
         taken(result, nix::libc::ENOENT, rule, refused)
     }
 }
 
-/// The rules of other programs that decide about the place of ours.
+/// The other programs' rules that affect the place of ours.
 #[derive(Debug, Default)]
 struct OtherRules {
     /// The preference of the local table's rule, which some programs move (Cilium).
     local: u32,
-    /// Those that may take packets of the host's own sockets.
+    /// The rules that may take packets of the host's own sockets.
     taking: Vec<OtherRule>,
 }
 
@@ -233,7 +229,7 @@ struct OtherRules {
 struct OtherRule {
     is_ipv6: bool,
     preference: u32,
-    /// The destinations; None for all.
+    /// The destinations; `None` for all.
     to: Option<IpNet>,
 }
 
@@ -246,8 +242,8 @@ impl fmt::Display for OtherRule {
 }
 
 impl OtherRules {
-    /// Packets with a mark, and those of sockets that are bound to a device, are the matter of the
-    /// program that made the rule.
+    /// Records a rule that may take the host's packets. Rules for marked packets or for sockets
+    /// bound to a device are skipped: they concern their own program.
     fn take(&mut self, message: &RuleMessage) {
         let mut preference = 0;
         let mut to = None;
@@ -290,9 +286,9 @@ impl OtherRules {
         }
     }
 
-    /// Returns the preference of our rules for the host's own packets: behind the local table, and
-    /// before the rules of others that would take these packets wherever they go. A rule that names
-    /// destinations stays before ours: its owner has chosen it for them.
+    /// Returns the preference of our rules for the host's own packets: after the local table, and
+    /// before other rules that match any destination. A rule with destinations stays before ours:
+    /// its owner chose them.
     fn first_preference(&self) -> u32 {
         let usual = PREFERENCE.max(self.local + 1).min(LAST_PREFERENCE);
         let others = self
@@ -320,8 +316,8 @@ impl OtherRules {
     }
 }
 
-/// Returns the rules of others that come before ours wherever ours are, as [`Rules::before_ours`]
-/// does. Changes nothing.
+/// Returns the other programs' rules that precede ours wherever ours are, like
+/// [`Rules::before_ours`].
 pub async fn before_ours(handle: &Handle, nets: &[IpNet]) -> anyhow::Result<Vec<String>> {
     let mut others = OtherRules::default();
     list(handle, |rule| !is_ours(rule))
@@ -336,7 +332,7 @@ pub async fn count(handle: &Handle) -> anyhow::Result<usize> {
     Ok(ours(handle).await?.len())
 }
 
-/// Deletes our rules, including those of earlier agents. Does nothing if there are none.
+/// Deletes our rules, including those of earlier agents.
 pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     for message in ours(handle).await? {
         match handle.rule().del(message).execute().await {
@@ -347,8 +343,8 @@ pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns true if the kernel's state is as wanted: the request succeeded, or the error `done` says
-/// that it was so already. Records a refusal. Returns an error only if the kernel cannot be asked.
+/// Returns true if the kernel's state is as wanted: the request succeeded, or failed with `done`.
+/// Records a refusal. Returns an error only if the request failed otherwise.
 fn taken(
     result: Result<(), Error>,
     done: i32,
@@ -366,8 +362,8 @@ fn taken(
     }
 }
 
-/// Reads the rules of this version's form, and those of others that may come before. Our rules of
-/// another form are deleted, and so are doubles, which a move leaves behind that was cut short.
+/// Reads our rules and the other rules that may precede them. Deletes our rules of another form,
+/// and the duplicates that an interrupted move leaves.
 async fn read(handle: &Handle) -> anyhow::Result<(BTreeMap<Rule, u32>, OtherRules)> {
     let (ours, others): (Vec<_>, Vec<_>) =
         list(handle, |_| true).await?.into_iter().partition(is_ours);
@@ -390,7 +386,7 @@ async fn read(handle: &Handle) -> anyhow::Result<(BTreeMap<Rule, u32>, OtherRule
     Ok((now, of_others))
 }
 
-/// Returns all rules with our protocol and preference, or to one of our tables.
+/// Returns all rules with our protocol and preference, or to a table of ours.
 async fn ours(handle: &Handle) -> anyhow::Result<Vec<RuleMessage>> {
     list(handle, is_ours).await
 }
@@ -452,7 +448,7 @@ fn message(rule: &Rule, preference: u32) -> RuleMessage {
         RuleAttribute::Table(table),
     ];
     if !matches!(rule, Rule::All { .. } | Rule::Narrow { .. }) {
-        // The kernel's input device for a packet that starts here.
+        // The kernel's input device for locally generated packets.
         message
             .attributes
             .push(RuleAttribute::Iifname("lo".to_owned()));
@@ -493,8 +489,8 @@ fn message(rule: &Rule, preference: u32) -> RuleMessage {
     message
 }
 
-/// Returns the rule of a message with its preference, or None for another program's rule or one of
-/// another form than [`message`] makes.
+/// Returns the rule in a message with its preference; `None` for another program's rule, or for a
+/// form that [`message`] does not make.
 fn parse(message: &RuleMessage) -> Option<(Rule, u32)> {
     let mut addr = None;
     let mut proto = None;

@@ -1,7 +1,7 @@
-//! Hears of changes to rules: those of nftables, IPsec's policies, and the routing rules.
+//! Receives notifications about changes to nftables rules, IPsec policies and routing rules.
 //!
-//! News make a look come at once. Looks come from time to time without them, because legacy
-//! iptables tells nothing, and the kernel may have no memory for a message.
+//! A notification causes a check at once. Periodic checks remain necessary, because legacy iptables
+//! sends no notifications and the kernel drops notifications when it lacks memory.
 
 use std::future::pending;
 
@@ -18,7 +18,7 @@ use tracing::debug;
 
 use super::raw::Message;
 
-/// The families of messages, with the groups of each (linux/netfilter/nfnetlink.h, linux/xfrm.h,
+/// The netlink families, with the groups of each (linux/netfilter/nfnetlink.h, linux/xfrm.h,
 /// linux/rtnetlink.h).
 const GROUPS: [(isize, &[u32]); 3] = [
     (NETLINK_NETFILTER, &[NFNLGRP_NFTABLES]),
@@ -30,10 +30,9 @@ const XFRMNLGRP_POLICY: u32 = 4;
 const RTNLGRP_IPV4_RULE: u32 = 8;
 const RTNLGRP_IPV6_RULE: u32 = 19;
 
-/// The message with which nftables ends each change. The others carry every rule of the change.
+/// The last message of each nftables transaction. The other messages carry all rules of the change.
 const NFT_MSG_NEWGEN: u16 = 0x0a0f;
 
-/// The sockets that hear of changes.
 pub(crate) struct RuleNews(Vec<Heard>);
 
 struct Heard {
@@ -42,7 +41,7 @@ struct Heard {
 }
 
 impl RuleNews {
-    /// Subscribes, as far as this kernel tells of changes.
+    /// Subscribes to the notifications that this kernel supports.
     pub(crate) fn subscribe() -> Self {
         let heard = GROUPS.iter().filter_map(|(protocol, groups)| {
             let heard = Heard::open(*protocol, groups);
@@ -53,7 +52,7 @@ impl RuleNews {
         Self(heard.collect())
     }
 
-    /// Waits until some rule has changed. The future may be cancelled.
+    /// Waits until a rule changes. Cancel-safe.
     pub(crate) async fn next(&mut self) {
         if self.0.is_empty() {
             return pending().await;
@@ -76,8 +75,8 @@ impl Heard {
                 .attach_filter(&only(NFT_MSG_NEWGEN))
                 .context("attach a filter")?;
         }
-        // The kernel sends no group's news to a socket without an address. This one never sends,
-        // which would give it one, and an address that comes later takes the groups away.
+        // The kernel notifies only sockets with an address. A first send would assign one, but this
+        // socket never sends; an address assigned after subscribing removes the groups.
         socket.bind_auto().context("get an address")?;
         groups
             .iter()
@@ -89,7 +88,7 @@ impl Heard {
         })
     }
 
-    /// Waits for messages, and takes all that have come.
+    /// Waits for messages and reads all that are queued.
     async fn next(&mut self) -> Result<()> {
         tokio::select! {
             message = self.messages.next() => drop(message.context("the socket has closed")?),
@@ -100,9 +99,8 @@ impl Heard {
     }
 }
 
-/// Returns a filter that lets a socket hear netlink messages of one type only. The type stands
-/// behind the length, which has four bytes; the filter reads it as a number in network byte order
-/// (linux/filter.h).
+/// Returns a filter that passes only netlink messages of this type. The type follows the four-byte
+/// length; the filter reads it in network byte order (linux/filter.h).
 fn only(kind: u16) -> [SockFilter; 4] {
     const LOAD_HALF_WORD: u16 = 0x28;
     const JUMP_IF_EQUAL: u16 = 0x15;

@@ -1,8 +1,8 @@
-//! Follows the rules that the fast path depends on: netfilter's, IPsec's, and the routing rules.
+//! Watches the rules that the fast path depends on: netfilter, IPsec policies, routing rules.
 //!
-//! The watch reads the state once a second, by a few numbers and short lists, and at once when the
-//! kernel tells of a change. Legacy iptables tells nothing, and of nftables only the end of a
-//! change is heard: the other messages carry every rule.
+//! The watch reads the state every second, as a few numbers and short lists, and at once after a
+//! notification. Legacy iptables sends no notifications, and for nftables the watch receives only
+//! the end of a transaction: the other messages carry every rule.
 
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -25,46 +25,45 @@ use super::raw::{self, Asker, Message};
 use super::rule_news::RuleNews;
 use super::xfrm;
 
-/// The time between two looks without news, and the shortest one with news.
+/// The time between two checks without notifications, and the shortest time with notifications.
 const PERIOD: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(50);
-/// The time between two reports of a state that was not judged.
+/// The time between two reports of an unjudged state.
 const REMINDER: Duration = Duration::from_secs(2);
 
-/// The type of a request for the number of the rules' state (linux/netfilter/nf_tables.h), and
-/// `struct nfgenmsg` before it.
+/// The request for the generation of the rules (linux/netfilter/nf_tables.h), and its
+/// `struct nfgenmsg`.
 const NFT_MSG_GETGEN: u16 = 0x0a10;
 const HEAD: [u8; 4] = [0; 4];
-/// The place of the attribute NFTA_GEN_ID in the answer: the first one. The others name the program
-/// that asks.
+/// The position of NFTA_GEN_ID, the first attribute of the answer. The other attributes identify
+/// the requesting program.
 const GEN_ID: Range<usize> = HEAD.len()..HEAD.len() + 8;
 
-/// The mark that tells one state of the rules from another.
+/// A fingerprint of the rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleState {
-    /// The number that nftables counts up with each change, as the kernel sends it; none from a
-    /// kernel without nftables.
+    /// The generation of nftables, as the kernel sends it; `None` without nftables.
     nftables: Option<Vec<u8>>,
     legacy: Legacy,
-    /// Conntrack follows a connection.
+    /// True if conntrack follows a connection.
     tracks: bool,
     policies: Vec<xfrm::Policy>,
     routing: Vec<ForeignRule>,
 }
 
-/// The state that was judged last; none if it has to be judged again.
+/// The last judged state; `None` if a new judgement is due.
 #[derive(Clone, Debug, Default)]
 pub struct JudgedRules(Arc<Judged>);
 
 #[derive(Debug, Default)]
 struct Judged {
     state: Mutex<Option<RuleState>>,
-    /// Another state was judged.
+    /// Notified when another state was judged.
     news: Notify,
 }
 
 impl JudgedRules {
-    /// Notes the state from before the judgement.
+    /// Sets the judged state, which was read before the judgement.
     pub fn set(&self, state: Option<RuleState>) {
         *self.0.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
         self.0.news.notify_one();
@@ -76,8 +75,8 @@ impl JudgedRules {
     }
 }
 
-/// Tells `hold`, again and again, whether the present state has been judged, and reports others to
-/// be judged. Ends when the receiver is gone, or when `hold` fails.
+/// Calls `hold` repeatedly with whether the current state was judged, and reports unjudged states.
+/// Ends when the receiver is gone, or when `hold` fails.
 pub async fn watch_rules(
     handle: Handle,
     judged: JudgedRules,
@@ -86,7 +85,7 @@ pub async fn watch_rules(
 ) -> Result<()> {
     let mut ticks = interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // Changes after the first look are heard.
+    // Subscribe before the first check, so later changes are noticed.
     let mut news = RuleNews::subscribe();
     let mut reader = Reader::new(handle);
     let mut reported = None;
@@ -102,13 +101,13 @@ pub async fn watch_rules(
             reader.read().await
         };
         let read = tokio::select! {
-            // Before a runtime that shuts down fails the sockets.
+            // Check this first: a runtime that shuts down fails the sockets.
             biased;
             () = changes.closed() => return Ok(()),
             read = look => read,
         };
         not_before = Instant::now() + PAUSE;
-        // A state that cannot be read, for want of memory or file descriptors, may be any.
+        // A state that cannot be read (no memory, no file descriptors) counts as unjudged.
         let state = read
             .inspect_err(|error| debug!("the state of rules: {error:#}"))
             .ok();
@@ -116,7 +115,7 @@ pub async fn watch_rules(
         hold(is_judged)?;
         if !is_judged && (state != reported || reminder <= Instant::now()) {
             (reported, reminder) = (state, Instant::now() + REMINDER);
-            // A report that waits already stands for this one.
+            // A queued report covers this state.
             let _sent = changes.try_send(());
         }
     }
@@ -129,7 +128,7 @@ impl RuleState {
     }
 }
 
-/// A reader of the state, whose sockets stay open.
+/// A reader of the state with persistent sockets.
 struct Reader {
     handle: Handle,
     sockets: Option<Sockets>,
@@ -137,7 +136,7 @@ struct Reader {
 
 struct Sockets {
     nftables: Asker,
-    /// None on a kernel without IPsec.
+    /// `None` on a kernel without IPsec.
     xfrm: Option<Asker>,
 }
 
@@ -150,10 +149,10 @@ impl Reader {
     }
 
     async fn read(&mut self) -> Result<RuleState> {
-        // Sockets that fail, or whose questions were left, make room for others.
+        // Failed sockets, and sockets with abandoned requests, are replaced.
         let mut sockets = self.sockets.take().map_or_else(Sockets::open, Ok)?;
         let legacy = Legacy::read(true)?;
-        // The kernel follows connections only where some rule asks for it.
+        // The kernel follows connections only if a rule requires it.
         let tracks = follows_connections()?;
         let nftables = sockets
             .nftables
@@ -182,7 +181,7 @@ impl Sockets {
     }
 }
 
-/// Returns the number as the kernel sends it; None from a kernel without nftables.
+/// Returns the generation as the kernel sends it; `None` without nftables.
 async fn number(handle: &ConnectionHandle<Message>) -> io::Result<Option<Vec<u8>>> {
     let request = raw::request(NFT_MSG_GETGEN, NLM_F_REQUEST, HEAD.to_vec());
     let mut answers = handle

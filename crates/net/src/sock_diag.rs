@@ -1,5 +1,5 @@
-//! Lists the connected UDP sockets of this network namespace over netlink, aborts them and TCP
-//! sockets, and finds the owners of TCP sockets (linux/sock_diag.h, linux/inet_diag.h).
+//! Lists connected UDP sockets of this network namespace over netlink, aborts UDP and TCP sockets,
+//! and finds the owners of TCP sockets (linux/sock_diag.h, linux/inet_diag.h).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,7 +14,6 @@ use tokio::time::timeout;
 use super::netlink::{self, kernel};
 use super::raw::{self, Message};
 
-/// The types of messages.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 
@@ -23,27 +22,27 @@ const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
-/// The state of a connected UDP socket, in the kernel's numbering, as a bit.
+/// The state of a connected UDP socket, as a bit.
 const ESTABLISHED: u32 = 1 << 1;
-/// The cookie that stands for any socket with the same ends (`INET_DIAG_NOCOOKIE`, twice).
+/// The cookie that matches any socket with the same ends (`INET_DIAG_NOCOOKIE`, twice).
 const NO_COOKIE: [u8; 8] = [0xff; 8];
 
-/// The longest wait for an answer about one socket.
+/// The time limit for an answer about a single socket.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// The length of `struct inet_diag_sockid`, and its offset in `struct inet_diag_msg`, behind four
+/// The length of `struct inet_diag_sockid`, and its offset in `struct inet_diag_msg`, after four
 /// single bytes.
 const ID_LEN: usize = 48;
 const ID_AT: usize = 4;
-/// The offset of the inode in `struct inet_diag_msg`: behind the id, a time, two queues and a user,
-/// each of four bytes.
+/// The offset of the inode in `struct inet_diag_msg`: after the id, a timer, two queues and a uid,
+/// of four bytes each.
 const INODE_AT: usize = ID_AT + ID_LEN + 16;
 
 /// A connected UDP socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UdpSocket {
     family: u8,
-    /// The `struct inet_diag_sockid`, by which the kernel finds the socket.
+    /// The `struct inet_diag_sockid`, the kernel's key of the socket.
     id: [u8; ID_LEN],
 }
 
@@ -53,7 +52,7 @@ impl UdpSocket {
         u64::from(self.word(40)) | u64::from(self.word(44)) << 32
     }
 
-    /// Returns the peer. An IPv4 address mapped into IPv6 becomes an IPv4 address.
+    /// Returns the peer. An IPv4-mapped address becomes an IPv4 address.
     pub fn peer(&self) -> SocketAddr {
         let port = u16::from_be_bytes([self.id[2], self.id[3]]);
         let bytes: [u8; 16] = std::array::from_fn(|nth| self.id[20 + nth]);
@@ -65,7 +64,7 @@ impl UdpSocket {
         SocketAddr::new(ip, port)
     }
 
-    /// Reads a word in this machine's byte order.
+    /// Reads a word in native byte order.
     fn word(&self, at: usize) -> u32 {
         u32::from_ne_bytes([
             self.id[at],
@@ -75,7 +74,7 @@ impl UdpSocket {
         ])
     }
 
-    /// Reads a socket. Returns None if the message is too short.
+    /// Reads a socket. Returns `None` if the message is too short.
     fn read(message: &[u8]) -> Option<Self> {
         let id = message.get(ID_AT..ID_AT + ID_LEN)?;
         Some(Self {
@@ -85,11 +84,11 @@ impl UdpSocket {
     }
 }
 
-/// A handle for queries about the sockets of this network namespace.
+/// A handle for socket queries in this network namespace.
 #[derive(Clone)]
 pub struct Handle(ConnectionHandle<Message>);
 
-/// Opens the socket. Only while the connection's future is polled do requests get answers.
+/// Opens the socket. Requests get answers only while the connection's future is polled.
 pub fn connect() -> io::Result<(Connection<Message>, Handle)> {
     let (mut connection, handle, _) = new_connection(NETLINK_SOCK_DIAG)?;
     // The end of a dump carries its error.
@@ -98,7 +97,7 @@ pub fn connect() -> io::Result<(Connection<Message>, Handle)> {
 }
 
 impl Handle {
-    /// Returns all sockets. Sockets that change meanwhile may be missing.
+    /// Returns all connected UDP sockets. Sockets that change during the dump may be missing.
     pub async fn list(&self) -> io::Result<Vec<UdpSocket>> {
         let mut sockets = Vec::new();
         for family in FAMILIES {
@@ -120,13 +119,13 @@ impl Handle {
         Ok(sockets)
     }
 
-    /// Aborts a socket. A process that waits at the socket, or uses it next, gets ECONNABORTED.
+    /// Aborts a socket. A process that waits on the socket, or uses it next, gets ECONNABORTED.
     /// Returns false if the socket was gone.
     pub async fn abort(&self, socket: &UdpSocket) -> io::Result<bool> {
         self.destroy((socket.family, IPPROTO_UDP), &socket.id).await
     }
 
-    /// Aborts the TCP socket with these ends in the same way.
+    /// Aborts the TCP socket with these ends, like [`Self::abort`].
     pub async fn abort_tcp(&self, local: SocketAddr, peer: SocketAddr) -> io::Result<bool> {
         let family = if local.is_ipv4() { AF_INET } else { AF_INET6 };
         self.destroy((family, IPPROTO_TCP), &id(local, peer)).await
@@ -166,11 +165,10 @@ impl Handle {
     }
 }
 
-/// Returns true if a process has the TCP socket with these ends, and false if its process has
-/// closed it. The kernel finds the socket by its hash, however many there are.
+/// Returns true if a process owns the TCP socket with these ends, and false if its process closed
+/// it. The kernel finds the socket by hash.
 ///
-/// None says that the kernel names no such socket. A kernel without `tcp_diag` gives the same
-/// answer (`ENOENT`).
+/// Returns `None` if the kernel finds no such socket, or lacks `tcp_diag` (`ENOENT` in both cases).
 pub async fn has_owner(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<bool>> {
     let (connection, handle) = connect()?;
     let closed = || {
@@ -185,16 +183,16 @@ pub async fn has_owner(local: SocketAddr, peer: SocketAddr) -> io::Result<Option
     }
 }
 
-/// Reads from a `struct inet_diag_msg` whether its socket has an owner. None for a socket with
-/// other ends: without a connection the kernel names one that listens at the same port.
+/// Reads from a `struct inet_diag_msg` whether its socket has an owner. Returns `None` for other
+/// ports: without a connection the kernel returns the listener at the same port.
 fn owner(message: &[u8], wanted: &[u8; ID_LEN]) -> Option<bool> {
     let ports = message.get(ID_AT..ID_AT + 4)?;
     let inode = message.get(INODE_AT..INODE_AT + 4)?;
-    // A socket without an inode is no process's.
+    // A socket without an inode has no owner.
     (*ports == wanted[..4]).then(|| inode != [0; 4])
 }
 
-/// Builds a `struct inet_diag_sockid`: two ports, two addresses of 16 bytes, a device and a cookie.
+/// Builds a `struct inet_diag_sockid`: two ports, two addresses of 16 bytes, device, cookie.
 fn id(local: SocketAddr, peer: SocketAddr) -> [u8; ID_LEN] {
     let mut id = [0; ID_LEN];
     for (nth, end) in [local, peer].into_iter().enumerate() {
@@ -250,7 +248,7 @@ mod tests {
                 Some(false),
                 "{at}: it was closed"
             );
-            // The listener has the port, and other ends.
+            // The listener has the same port but other ends.
             let never = SocketAddr::new(peer.ip(), 1);
             assert_eq!(
                 has_owner(peer, never).await.unwrap(),

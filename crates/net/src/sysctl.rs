@@ -13,7 +13,7 @@ pub fn has_ipv6() -> bool {
 }
 
 /// Reads a parameter. `key` is a path below `net`, such as `ipv4/conf/lo/accept_local`. Returns
-/// None if the kernel does not have it.
+/// `None` if the kernel lacks it.
 pub fn read(key: &str) -> anyhow::Result<Option<String>> {
     match fs::read_to_string(path(key)?) {
         Ok(value) => Ok(Some(value.trim().to_owned())),
@@ -22,7 +22,7 @@ pub fn read(key: &str) -> anyhow::Result<Option<String>> {
     }
 }
 
-/// Writes only a different value: a host with read-only sysctls works once they are right.
+/// Writes a parameter if its value differs, so read-only sysctls suffice once they are right.
 pub fn write(key: &str, value: &str) -> anyhow::Result<()> {
     if let Some(old) = set(key, value)? {
         info!(key, old, value, "sysctl set");
@@ -30,24 +30,23 @@ pub fn write(key: &str, value: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Does the same as [`write`] without a line in the log. Returns the value before; None if it was
-/// right already.
+/// Writes like [`write`], without a log line. Returns the previous value; `None` if it was already
+/// right.
 pub fn set(key: &str, value: &str) -> anyhow::Result<Option<String>> {
     let old = read(key)?.with_context(|| format!("the kernel has no sysctl net/{key}"))?;
     if old == value {
         return Ok(None);
     }
-    // The newline lets the kernel accept an empty value.
+    // The newline makes the kernel accept an empty value.
     fs::write(path(key)?, format!("{value}\n"))
         .with_context(|| format!("set sysctl net/{key} to {value}, it is {old}"))?;
     Ok(Some(old))
 }
 
-/// Returns a parameter's path. Container runtimes make /proc/sys read-only, and mount nothing else
-/// into it, so a pod has the host's beside it. Either shows the parameters of the reader's network
-/// namespace.
+/// Returns a parameter's path. Container runtimes mount /proc/sys read-only, so pods mount the
+/// host's at another path. Both paths show the reader's network namespace.
 ///
-/// A key from a file may not lead out of the folder, because kpx writes there as root.
+/// A key from a file must not leave the folder, because kpx writes there as root.
 fn path(key: &str) -> anyhow::Result<PathBuf> {
     static ROOT: LazyLock<&Path> = LazyLock::new(|| {
         let [own, hosts] = ["/proc/sys/net", "/host/proc/sys/net"].map(Path::new);

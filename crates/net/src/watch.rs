@@ -1,4 +1,4 @@
-//! Reports the devices of this network namespace, from the first list on.
+//! Reports the devices of this network namespace, starting with a full list.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -23,41 +23,39 @@ use super::netlink::{Handle, connect, dump};
 /// The shortest time between two full lists.
 const MIN_PERIOD: Duration = Duration::from_secs(1);
 
-/// The bytes of events that may wait in the kernel, which takes no more than `net.core.rmem_max`.
+/// The bytes of events that the kernel may queue, up to `net.core.rmem_max`.
 const RECEIVE_BUFFER: u32 = 4 << 20;
 
-/// The shortest time between two lookups of routes. A pod does not start before its plugin has
-/// ended, which takes about as long.
+/// The shortest time between two look-ups of routes. A pod starts after its CNI plugin ends, which
+/// takes about as long.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The number of messages handled before a report.
+/// The messages handled before a report.
 const BATCH: usize = 256;
 
 type Links = BTreeMap<u32, Link>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkEvent {
-    /// The full list: a device not on it is gone. A full list comes first, after lost events, and
-    /// once in a period.
+    /// The full list: other devices are gone. Sent first, after lost events, and once per period.
     All(Vec<Link>),
-    /// A new device, or one that has changed.
+    /// A new or changed device.
     Put(Box<Link>),
     /// The interface index of a removed device.
     Del(u32),
 }
 
-/// Reports the devices of this thread's network namespace until the receiver is gone. An event
-/// follows the kernel's message at once; several changes of one device in one batch are one event.
-/// Every `period` all devices are listed again: the receiver then also checks whether its own
-/// changes to them are still in place.
+/// Reports the devices of this thread's network namespace until the receiver is gone. Events follow
+/// the kernel's messages at once; several changes of a device in a batch become one event. Every
+/// `period` a full list lets the receiver check its own changes to the devices.
 pub async fn watch(events: mpsc::Sender<LinkEvent>, period: Duration) -> anyhow::Result<()> {
     let groups = [
         MulticastGroup::Link,
         MulticastGroup::Ipv4Ifaddr,
         MulticastGroup::Ipv6Ifaddr,
     ];
-    // With two sockets, answers do not compete with events for room. Events are subscribed first:
-    // changes during the first list are not missed.
+    // Two sockets keep answers from competing with events for room. Subscribing first catches
+    // changes during the first list.
     let (mut event_socket, _, messages) =
         rtnetlink::new_multicast_connection(&groups).context("subscribe to changes of devices")?;
     event_socket
@@ -66,8 +64,7 @@ pub async fn watch(events: mpsc::Sender<LinkEvent>, period: Duration) -> anyhow:
         .set_rx_buf_sz(RECEIVE_BUFFER)
         .context("enlarge the event socket")?;
     let (request_socket, handle) = connect()?;
-    // With a third socket, a routing daemon's thousands of messages do not displace events of
-    // devices.
+    // On a third socket, a routing daemon's thousands of messages do not displace device events.
     let groups = [
         MulticastGroup::Ipv4Route,
         MulticastGroup::Ipv6Route,
@@ -135,8 +132,8 @@ async fn follow(
     }
 }
 
-/// Lists devices before addresses: an address whose device is not listed yet comes again as an
-/// event, behind the device's own.
+/// Lists devices before addresses: an address on an unlisted device comes again as an event, after
+/// the device's own.
 async fn list(handle: &Handle, links: &mut Links) -> anyhow::Result<Vec<LinkEvent>> {
     links.clear();
     for message in dump(handle, link::get_all(), Some)
@@ -158,7 +155,6 @@ async fn list(handle: &Handle, links: &mut Links) -> anyhow::Result<Vec<LinkEven
     Ok(vec![LinkEvent::All(links.values().cloned().collect())])
 }
 
-/// Returns the events of a batch of messages.
 async fn changes(
     handle: &Handle,
     links: &mut Links,
@@ -186,9 +182,9 @@ async fn changes(
             touched.extend(apply(links, RouteNetlinkMessage::NewLink(message)));
         }
     }
-    // When a device or an address goes, the kernel drops its routes without a message.
+    // When a device or an address goes, the kernel removes its routes without a message.
     far_end::query(handle, links, touched.iter().copied()).await?;
-    // The message about its filter may have come before the one about the device.
+    // The message about its filter may have preceded the message about the device.
     filter::query(
         handle,
         links,
@@ -204,7 +200,7 @@ async fn changes(
         .collect())
 }
 
-/// Returns the events for devices whose routes or filters have changed, if their evidence differs.
+/// Returns the events for devices with changed routes or filters, if their evidence differs.
 async fn looked_at(
     handle: &Handle,
     links: &mut Links,
@@ -223,8 +219,7 @@ async fn looked_at(
         .collect())
 }
 
-/// Returns the devices that routes identify as pods' or not, and whose routes have changed by these
-/// messages.
+/// Returns the devices with changed routes that decide their roles.
 fn stale(links: &Links, messages: &[NetlinkMessage<RouteNetlinkMessage>]) -> BTreeSet<u32> {
     let told = links
         .values()
@@ -288,9 +283,9 @@ fn apply(links: &mut Links, message: RouteNetlinkMessage) -> Option<u32> {
     }
 }
 
-/// Returns the veth that stays behind when its other end moves to another network namespace. The
-/// kernel announces the move, but not the change of the remaining end until its carrier changes. By
-/// then packets already flow.
+/// Returns the veth that remains when its other end moves to another network namespace. The kernel
+/// announces the move, but not the change of the remaining end until its carrier changes, when
+/// packets already flow.
 fn orphaned_peer(message: &RouteNetlinkMessage) -> Option<u32> {
     let RouteNetlinkMessage::DelLink(message) = message else {
         return None;
@@ -434,8 +429,7 @@ mod tests {
         message.header.index = index;
         message.header.prefix_len = net.prefix_len();
         message.header.scope = AddressScope::Universe;
-        // IFA_ADDRESS belongs to the far end if there is an IFA_LOCAL, as on a point-to-point
-        // device.
+        // With IFA_LOCAL, as on a point-to-point device, IFA_ADDRESS is the far end's.
         if net.addr().is_ipv4() {
             message
                 .attributes

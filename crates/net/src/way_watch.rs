@@ -1,5 +1,5 @@
-//! Reports changes of what the kernel answers to `bpf_fib_lookup` from: devices, neighbours, routes
-//! and rules of this network namespace.
+//! Reports changes that affect `bpf_fib_lookup`: devices, neighbours, routes and rules of this
+//! network namespace.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -16,21 +16,20 @@ use rtnetlink::MulticastGroup;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-/// The shortest time between two reports. A pod can change its own link address as often as it
-/// likes, and each report costs every flow on the fast path a few look-ups.
+/// The shortest time between two reports. A pod can change its own link address at any rate, and
+/// each report costs every flow on the fast path a few look-ups.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The number of messages handled at once.
 const BATCH: usize = 1_024;
 
-/// Calls `changed` after changes, until that fails, or until `stop` has no receiver.
+/// Calls `changed` after changes, until it fails or the receiver of `stop` is gone.
 pub async fn watch_ways(stop: mpsc::Sender<()>, changed: impl FnMut() -> Result<()>) -> Result<()> {
     use MulticastGroup::{Ipv4Route, Ipv4Rule, Ipv6Route, Ipv6Rule, Link, Neigh};
     let groups = [Link, Neigh, Ipv4Route, Ipv6Route, Ipv4Rule, Ipv6Rule];
     let (socket, _, messages) = rtnetlink::new_multicast_connection(&groups)
         .context("subscribe to changes of routes and neighbours")?;
     tokio::select! {
-        // Before a runtime that shuts down fails the socket.
+        // Check this first: a runtime that shuts down fails the socket.
         biased;
         () = stop.closed() => Ok(()),
         () = socket => bail!("the netlink socket for changes of routes and neighbours failed"),
@@ -49,7 +48,7 @@ async fn follow(
     tokio::pin!(pause);
     loop {
         tokio::select! {
-            // Messages are read at any time, because no limit bounds the queue in which they wait.
+            // Read messages at any time: the queue is unbounded.
             batch = messages.next() => {
                 let batch = batch.context("the netlink socket for changes of routes and neighbours closed")?;
                 for message in &batch {
@@ -87,8 +86,8 @@ impl Neighbours {
         }
     }
 
-    /// Returns true if the neighbour has another link address, or became unusable. The kernel
-    /// reports each of its probes as well.
+    /// Returns true if the neighbour has another link address, or became unusable. The kernel also
+    /// reports each probe.
     fn put(&mut self, neighbour: &NeighbourMessage) -> bool {
         let Some(name) = named(neighbour) else {
             return false;
@@ -116,7 +115,7 @@ fn is_usable(state: NeighbourState) -> bool {
     matches!(state, Permanent | Noarp | Reachable | Probe | Stale | Delay)
 }
 
-/// Returns the device and the address. None for an entry of a bridge's table.
+/// Returns the device and the address; `None` for an entry of a bridge's table.
 fn named(neighbour: &NeighbourMessage) -> Option<(u32, IpAddr)> {
     let address = neighbour
         .attributes

@@ -13,10 +13,9 @@ use rtnetlink::sys::protocols::NETLINK_XFRM;
 use super::netlink::{dumped, kernel};
 use super::raw::{self, Asker, Message};
 
-/// The types of messages.
 const XFRM_MSG_NEWPOLICY: u16 = 0x13;
 const XFRM_MSG_GETPOLICY: u16 = 0x15;
-/// The attributes with the ways to encrypt, and with the xfrm device that the policy belongs to.
+/// The attributes with the encryption templates and with the policy's xfrm device.
 const XFRMA_TMPL: u16 = 5;
 const XFRMA_IF_ID: u16 = 31;
 
@@ -24,10 +23,9 @@ const XFRM_POLICY_OUT: u8 = 1;
 const XFRM_POLICY_FWD: u8 = 2;
 const XFRM_POLICY_BLOCK: u8 = 1;
 
-/// The length of `struct xfrm_userpolicy_id`, which a request has.
+/// The length of `struct xfrm_userpolicy_id`, the body of a request.
 const ID_LEN: usize = 64;
-/// The length of `struct xfrm_userpolicy_info`, and the offsets in it. The selector is its first
-/// field.
+/// The length of `struct xfrm_userpolicy_info`, and offsets in it. The selector is its first field.
 const INFO_LEN: usize = 168;
 const DST_AT: usize = 0;
 const SRC_AT: usize = 16;
@@ -40,8 +38,7 @@ const ACTION_AT: usize = 161;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
-/// A policy by which the kernel encrypts or blocks packets that leave the host, by whichever device
-/// they leave.
+/// A policy that encrypts or blocks packets that leave the host, on any device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     src: IpNet,
@@ -54,23 +51,23 @@ impl fmt::Display for Policy {
     }
 }
 
-/// Lists the policies of this network namespace for packets that leave. A kernel without IPsec has
-/// none. Takes CAP_NET_ADMIN.
+/// Lists this network namespace's policies for outgoing packets; empty without IPsec. Takes
+/// CAP_NET_ADMIN.
 pub async fn outgoing_policies() -> Result<Vec<Policy>> {
     policies(&mut open()?, &[XFRM_POLICY_OUT]).await
 }
 
-/// Lists the policies for packets that pass through, at either end of the way.
+/// Lists the policies for forwarded packets: directions forward and out.
 pub async fn forwarding_policies() -> Result<Vec<Policy>> {
     forwarding_policies_by(&mut open()?).await
 }
 
-/// Lists the same by a socket that stays open.
+/// Lists the same policies over a persistent socket.
 pub(crate) async fn forwarding_policies_by(socket: &mut Option<Asker>) -> Result<Vec<Policy>> {
     policies(socket, &[XFRM_POLICY_OUT, XFRM_POLICY_FWD]).await
 }
 
-/// Opens a socket for questions about policies; None on a kernel without IPsec.
+/// Opens a socket for policy queries; `None` on a kernel without IPsec.
 pub(crate) fn open() -> Result<Option<Asker>> {
     match Asker::open(NETLINK_XFRM) {
         Err(error) if error.raw_os_error() == Some(nix::libc::EPROTONOSUPPORT) => Ok(None),
@@ -102,9 +99,9 @@ async fn policies(socket: &mut Option<Asker>, directions: &[u8]) -> Result<Vec<P
     socket.ask(list).await.context("list the IPsec policies")
 }
 
-/// Returns the policy in a message. Returns None for a policy of another direction, for a policy
-/// that lets packets pass as they are, and for the policy of an xfrm device, which asks it by
-/// itself.
+/// Returns the policy in a message. Returns `None` for a policy of another direction, for a policy
+/// that passes packets unchanged, and for the policy of an xfrm device, which only that device
+/// applies.
 fn policy(message: &Message, directions: &[u8]) -> Option<Policy> {
     let info = message
         .bytes
@@ -153,8 +150,7 @@ fn attributes(mut bytes: &[u8]) -> Vec<(u16, &[u8])> {
 mod tests {
     use super::*;
 
-    /// Returns a message as a kernel on a little-endian machine sends it: selector, direction,
-    /// action, attributes.
+    /// Returns a message from a little-endian kernel: selector, direction, action, attributes.
     fn message(selector: &str, [dir, action]: [u8; 2], attributes: &str) -> Message {
         let bytes = |hex: &str| -> Vec<u8> {
             (0..hex.len())

@@ -1,4 +1,4 @@
-//! Drives the binary `kpx`: starts it on a node, asks how it is, ends it.
+//! Drives the binary `kpx`: starts it on a node, reads its status, stops it.
 
 mod cluster;
 mod objects;
@@ -25,16 +25,14 @@ use crate::http::get_at_socket;
 use crate::lab::{Family, Host, Lab, Node, SERVICE_CIDR};
 use crate::netns::NetNs;
 
-/// The time in which must come what a test waits for, on a slow machine that does other work as
-/// well.
+/// The time limit for any condition that a test waits for, on a slow and busy machine.
 pub const DEADLINE: Duration = Duration::from_secs(30);
-/// The time in which an agent becomes healthy, with 50,000 Services on a slow machine, and in which
-/// it ends.
+/// The time limit for an agent to become healthy with 50,000 Services on a slow machine, and to
+/// end.
 const START: Duration = Duration::from_secs(180);
-/// The name of a folder of manifests.
 const MANIFESTS: &str = "manifests";
 
-/// The namespace of an agent: another's, or its own.
+/// The namespace of an agent: borrowed, or its own.
 #[derive(Debug)]
 pub enum Namespace<'a> {
     Borrowed(&'a NetNs),
@@ -64,14 +62,14 @@ impl Deref for Namespace<'_> {
     }
 }
 
-/// A running `kpx`. Dropping it kills the process; [`Agent::stop`] is its regular end.
+/// A running `kpx`. A drop kills the process; [`Agent::stop`] ends it regularly.
 #[derive(Debug)]
 pub struct Agent<'a> {
     ns: Namespace<'a>,
     child: Child,
     run_dir: PathBuf,
     log: PathBuf,
-    /// The folder of an agent that is no lab's.
+    /// The folder of an agent outside a lab.
     home: Option<TempDir>,
 }
 
@@ -81,7 +79,7 @@ impl<'a> Agent<'a> {
         Self::start_with(lab, node, source, &[])
     }
 
-    /// Starts kpx with more arguments than [`Agent::start`].
+    /// Starts kpx like [`Agent::start`], with additional arguments.
     pub fn start_with(
         lab: &'a Lab,
         node: &'a Node,
@@ -91,7 +89,7 @@ impl<'a> Agent<'a> {
         Self::launch(lab, &node.host, source, args)?.healthy()
     }
 
-    /// Starts kpx in mode host and waits until it knows the cluster, reachable or not.
+    /// Starts kpx in mode host and waits until it has read the cluster, reachable or not.
     pub fn start_outside(
         lab: &'a Lab,
         host: &'a Host,
@@ -110,8 +108,7 @@ impl<'a> Agent<'a> {
         Self::launch_by(None, lab, host, source, args)
     }
 
-    /// Starts kpx on a lab's host, by a command that becomes the one after it, and waits for
-    /// nothing.
+    /// Starts kpx on a lab's host through a command that executes its arguments. Does not wait.
     pub fn launch_by(
         by: Option<Command>,
         lab: &Lab,
@@ -138,7 +135,7 @@ impl<'a> Agent<'a> {
         )
     }
 
-    /// Starts kpx as n1 in a namespace, with manifests in a folder of its own, and waits until it
+    /// Starts kpx as n1 in a namespace, with manifests in its own folder, and waits until it
     /// answers.
     pub fn start_alone(
         ns: impl Into<Namespace<'a>>,
@@ -156,7 +153,7 @@ impl<'a> Agent<'a> {
         agent.answering()
     }
 
-    /// Starts kpx as n1 in a namespace; its run directory and its log are in `dir`.
+    /// Starts kpx as n1 in a namespace, with run directory and log in `dir`.
     pub fn launch_in(
         ns: impl Into<Namespace<'a>>,
         source: Source,
@@ -170,7 +167,7 @@ impl<'a> Agent<'a> {
         Self::spawn(ns, command, &run_dir, &dir.join("log"))
     }
 
-    /// Starts a command that becomes kpx; its output is added to `log`.
+    /// Starts a command that becomes kpx, and appends its output to `log`.
     pub fn spawn(
         ns: impl Into<Namespace<'a>>,
         mut command: Command,
@@ -206,8 +203,8 @@ impl<'a> Agent<'a> {
         Ok(self)
     }
 
-    /// Writes a manifest of an agent that was started alone. A rename keeps kpx from reading half a
-    /// file.
+    /// Writes a manifest of an agent from [`Agent::start_alone`]. The rename keeps kpx from reading
+    /// a partial file.
     pub fn put(&self, name: &str, manifest: &str) -> Result<()> {
         let folder = self.manifests()?;
         fs::write(folder.join("new"), manifest)?;
@@ -217,14 +214,14 @@ impl<'a> Agent<'a> {
         )?)
     }
 
-    /// Removes a manifest of an agent that was started alone.
+    /// Removes a manifest of an agent from [`Agent::start_alone`].
     pub fn delete(&self, name: &str) -> Result<()> {
         Ok(fs::remove_file(
             self.manifests()?.join(format!("{name}.yaml")),
         )?)
     }
 
-    /// Returns the folder of manifests of an agent that was started alone.
+    /// Returns the manifests folder of an agent from [`Agent::start_alone`].
     pub fn manifests(&self) -> Result<PathBuf> {
         Ok(self
             .home
@@ -234,17 +231,17 @@ impl<'a> Agent<'a> {
             .join(MANIFESTS))
     }
 
-    /// Returns what `kpx status` would print as JSON.
+    /// Returns the output of `kpx status` as JSON.
     pub fn status(&self) -> Result<Value> {
         status(&self.run_dir)
     }
 
-    /// Returns the same in the agent's own type.
+    /// Returns the status in the agent's own type.
     pub fn typed_status(&self) -> Result<Status> {
         status(&self.run_dir)
     }
 
-    /// Returns why there is a problem of this name in the status.
+    /// Returns the text of the problem with this name, if the status has it.
     pub fn problem(&self, what: &str) -> Result<Option<String>> {
         let problems = self.typed_status()?.problems.into_iter();
         Ok(problems
@@ -253,13 +250,13 @@ impl<'a> Agent<'a> {
             .next())
     }
 
-    /// Waits until the status is as it should be.
+    /// Waits until the status meets a condition.
     pub fn wait(&self, limit: Duration, what: &str, holds: impl Fn(&Status) -> bool) -> Result<()> {
         wait_until(limit, what, || Ok(holds(&self.typed_status()?)))
             .with_context(|| format!("{:?}\n{}", self.typed_status(), self.log()))
     }
 
-    /// Ends kpx as Kubernetes would; anything but a clean exit is an error.
+    /// Ends kpx as Kubernetes does. Returns an error unless kpx exits with success.
     pub fn stop(mut self) -> Result<()> {
         kill(self.pid(), Signal::SIGTERM).context("send SIGTERM to kpx")?;
         let status = self.ended(START)?;
@@ -282,14 +279,14 @@ impl<'a> Agent<'a> {
         self.kill()
     }
 
-    /// Kills kpx, and keeps the namespace and the folder that this value has.
+    /// Kills kpx and keeps its namespace and folder.
     pub fn kill(&mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
     }
 
-    /// Returns how kpx ended, if it did.
+    /// Returns the exit status of kpx, if it has ended.
     pub fn exited(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
@@ -323,7 +320,7 @@ impl<'a> Agent<'a> {
         &self.run_dir
     }
 
-    /// Waits for a status; the end of kpx is an error.
+    /// Waits for a status. Returns an error if kpx ends.
     fn wait_for(&mut self, what: &str, holds: impl Fn(&Value) -> bool) -> Result<()> {
         let started = Instant::now();
         loop {
@@ -352,7 +349,7 @@ impl<'a> Agent<'a> {
 
 impl Drop for Agent<'_> {
     fn drop(&mut self) {
-        let _ = self.child.kill(); // It may have been stopped already.
+        let _ = self.child.kill(); // It may have ended already.
         let _ = self.child.wait();
         if thread::panicking() {
             eprintln!("--- log of kpx in {}:\n{}", self.ns.name(), self.log());
@@ -360,8 +357,8 @@ impl Drop for Agent<'_> {
     }
 }
 
-/// Asks the agent that uses a run directory, by its socket: tests ask often, and a process for each
-/// question would take more of the processor than the answer.
+/// Requests the status by socket: frequent processes of `kpx status` would use more CPU than the
+/// answers.
 pub(crate) fn status<T: DeserializeOwned>(run_dir: &Path) -> Result<T> {
     let answer = get_at_socket(&proxy_view::socket(run_dir), "/status")?;
     ensure!(answer.code == 200, "{answer:?}");
@@ -383,7 +380,7 @@ pub fn run(node_name: &str, source: Source, run_dir: &Path, ns: &NetNs) -> Resul
     Ok(command)
 }
 
-/// Runs a command of kpx in a namespace to its end.
+/// Runs a kpx command in a namespace to its end.
 pub fn kpx(ns: &NetNs, arguments: &str) -> Result<Output> {
     let mut command = Command::new(binary()?);
     command
@@ -395,8 +392,7 @@ pub fn kpx(ns: &NetNs, arguments: &str) -> Result<Output> {
 
 const POLL: Duration = Duration::from_millis(20);
 
-/// Waits until `condition` holds; an error once `deadline` has passed, or at once if the condition
-/// cannot be told.
+/// Waits until `condition` holds. Returns an error after `deadline`, or if `condition` fails.
 pub fn wait_until(
     deadline: Duration,
     what: &str,
@@ -413,7 +409,7 @@ pub fn wait_until(
     Ok(())
 }
 
-/// Lets time pass, where time is what a test is about.
+/// Sleeps, in tests about elapsed time.
 pub fn idle(time: Duration) -> Result<()> {
     let started = Instant::now();
     wait_until(time + DEADLINE, "time has passed", || {
@@ -421,7 +417,7 @@ pub fn idle(time: Duration) -> Result<()> {
     })
 }
 
-/// The binary under test.
+/// Returns the binary under test.
 pub fn binary() -> Result<PathBuf> {
     let path = match std::env::var_os("KPX_BIN") {
         Some(path) => PathBuf::from(path),

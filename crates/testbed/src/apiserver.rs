@@ -1,11 +1,10 @@
-//! A small Kubernetes API server inside the test, with faults to switch on.
+//! A small Kubernetes API server inside the test, with faults to enable.
 //!
-//! It speaks kube-apiserver's API as far as kube-rs, client-go and kubectl use it. The kinds are
+//! It speaks kube-apiserver's API as far as kube-rs, client-go and kubectl use it. It serves
 //! Services, EndpointSlices, Nodes, Namespaces, ServiceCIDRs, NetworkPolicies, Events and Pods,
-//! with the commands, ports (for kpx and for kubectl) and logs of those that a test runs. The
-//! features are TLS, tokens and client certificates, discovery, pages, bookmarks, streaming lists,
-//! resource versions, patches, tables. There are no controllers, no server-side apply and no
-//! managed fields.
+//! with exec, port-forward and logs of pods that a test runs. It supports TLS, tokens and client
+//! certificates, discovery, pages, bookmarks, streaming lists, resource versions, patches and
+//! tables. It has no controllers, server-side apply or managed fields.
 
 mod admit;
 mod discovery;
@@ -61,18 +60,18 @@ pub use shared::Traffic;
 /// The options of a start.
 #[derive(Debug)]
 pub struct Options {
-    /// Made by the caller, who may have made it inside another network namespace.
+    /// The caller creates the listener, perhaps inside another network namespace.
     pub listener: TcpListener,
-    /// Names and addresses, beside the listener's own, that clients may call the server by.
+    /// The additional names and addresses in the server's certificate.
     pub sans: Vec<String>,
-    /// Where cluster IPs come from; the first one's family is that of Services that do not ask.
+    /// The ranges of ClusterIPs. The first range sets the default family of Services.
     pub service_cidrs: Vec<IpNet>,
-    /// How often a watch that asked for bookmarks gets one. In a cluster it is once a minute.
+    /// The time between two bookmarks of a watch; kube-apiserver sends one a minute.
     pub bookmark_every: Duration,
 }
 
 impl Options {
-    /// On a free port of 127.0.0.1, with 10.96.0.0/16 and fd00:96::/112.
+    /// Returns options for a free port of 127.0.0.1, with 10.96.0.0/16 and fd00:96::/112.
     pub fn loopback() -> Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).context("listen on 127.0.0.1")?;
         Ok(Self::on(listener))
@@ -91,25 +90,25 @@ impl Options {
     }
 }
 
-/// The fate of old resource versions at a restart.
+/// The treatment of old resource versions at a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum History {
     Kept,
-    /// Watches and lists from before get 410 Gone.
+    /// Watches and lists from older versions get 410 Gone.
     Lost,
 }
 
-/// The state to which [`ApiServer::restore`] goes back.
+/// A state to restore with [`ApiServer::restore`].
 #[derive(Clone, Debug)]
 pub struct Backup(store::Store);
 
-/// A running server; dropping it stops it.
+/// A running server; a drop stops it.
 #[derive(Debug)]
 pub struct ApiServer {
     server: Server,
     shared: Arc<Shared>,
     pki: Pki,
-    /// Holds the address while the server is stopped.
+    /// Reserves the address while the server is stopped.
     parked: Option<Socket>,
 }
 
@@ -154,7 +153,7 @@ impl ApiServer {
         &self.pki.token
     }
 
-    /// The certificate that signed the server's, in PEM.
+    /// Returns the CA certificate of the server, in PEM.
     pub fn ca(&self) -> &str {
         &self.pki.ca
     }
@@ -164,18 +163,18 @@ impl ApiServer {
         self.kubeconfig_for(path, &self.url(), Login::Token)
     }
 
-    /// Writes a kubeconfig for another of the server's names.
+    /// Writes a kubeconfig for another name of the server.
     pub fn kubeconfig_for(&self, path: &Path, url: &str, login: Login) -> Result<()> {
         self.pki.write_kubeconfig(path, url, login)
     }
 
-    /// Writes ca.crt, token and namespace, as a pod finds them.
+    /// Writes ca.crt, token and namespace, as a pod gets them.
     pub fn service_account(&self, folder: &Path) -> Result<()> {
         self.pki.write_service_account(folder)
     }
 
-    /// Creates or replaces an object, status and all, and its namespace if that is missing. Returns
-    /// it as stored: defaults are filled in, but nothing is refused that is of the right shape.
+    /// Creates or replaces an object including its status, and creates a missing namespace. Returns
+    /// the stored object with defaults. Decodes the object without further validation.
     pub fn apply(&self, object: &Value) -> Result<Value> {
         let kind = Kind::of(object).with_context(|| format!("no such kind: {object}"))?;
         let stored = self.shared.change(|state| state.objects.put(kind, object));
@@ -184,8 +183,8 @@ impl ApiServer {
             .map_err(|f| refused(&f))
     }
 
-    /// Does what [`Self::apply`] does if the object's namespace is there, as a controller whose
-    /// objects may go meanwhile.
+    /// Applies like [`Self::apply`] if the object's namespace exists, like a controller during a
+    /// namespace's deletion.
     pub fn apply_within(&self, object: &Value) -> Result<()> {
         let kind = Kind::of(object).with_context(|| format!("no such kind: {object}"))?;
         let home = store::Key::new(
@@ -202,7 +201,7 @@ impl ApiServer {
         stored.map_err(|f| refused(&f))
     }
 
-    /// The object as stored. The kind may be given as `Service`, `service` or `services`.
+    /// Returns the stored object. The kind may be given as `Service`, `service` or `services`.
     pub fn get(&self, kind: &str, namespace: &str, name: &str) -> Option<Value> {
         let key = store::Key::new(Kind::named(kind)?, namespace, name);
         self.shared.read(|state| {
@@ -214,7 +213,7 @@ impl ApiServer {
         })
     }
 
-    /// All objects of a resource with its group: `services`, `events.events.k8s.io`.
+    /// Returns all objects of a resource with its group: `services`, `events.events.k8s.io`.
     pub fn list(&self, resource: &str) -> Vec<Value> {
         let Some(kind) = kinds::KINDS.iter().find(|kind| kind.resource() == resource) else {
             return Vec::new();
@@ -229,7 +228,7 @@ impl ApiServer {
         })
     }
 
-    /// Stores an object of any shape as it is, if it has a kind and a name.
+    /// Stores an object of any shape unchanged, if it has a kind and a name.
     pub fn apply_as_is(&self, object: &Value) -> Result<()> {
         let kind = Kind::of(object).with_context(|| format!("no such kind: {object}"))?;
         let [namespace, name] =
@@ -240,7 +239,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Deletes what may be no object of its kind.
+    /// Deletes an object that may be malformed.
     pub fn delete_as_is(&self, kind: &str, namespace: &str, name: &str) -> Result<()> {
         let kind = Kind::named(kind).with_context(|| format!("no such kind: {kind}"))?;
         let key = store::Key::new(kind, namespace, name);
@@ -249,19 +248,19 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Answers for the kubelet of a pod's node: commands in its container, and its log.
+    /// Serves exec, port-forward and logs of this pod from `container`.
     pub fn reach(&self, namespace: &str, pod: &str, container: Arc<dyn Container>) {
         let key = (namespace.to_owned(), pod.to_owned());
         self.shared
             .change(|state| state.containers.insert(key, container));
     }
 
-    /// All data and their versions, as they are now.
+    /// Returns a copy of all data with their versions.
     pub fn backup(&self) -> Backup {
         Backup(self.shared.read(|state| state.objects.store.clone()))
     }
 
-    /// Goes back to the data of a backup, and to their versions: they are given out a second time.
+    /// Restores a backup with its versions, which are then assigned a second time.
     pub fn restore(&self, backup: Backup) {
         self.shared
             .change(|state| state.objects.store.restore(backup.0));
@@ -286,7 +285,7 @@ impl ApiServer {
         deleted.map(drop).map_err(|f| refused(&f))
     }
 
-    /// The version of the last change.
+    /// Returns the version of the last change.
     pub fn version(&self) -> u64 {
         self.shared.read(|state| state.objects.store.version())
     }
@@ -296,20 +295,20 @@ impl ApiServer {
         self.shared.read(|state| state.traffic.clone())
     }
 
-    /// Returns the record of what was sent so far.
+    /// Returns the record of sent data.
     pub fn meter(&self) -> &Meter {
         &self.shared.meter
     }
 
-    /// Waits until the condition holds; false if it still does not after `limit`.
+    /// Waits until the condition holds. Returns false after `limit`.
     pub fn wait(&self, limit: Duration, condition: impl Fn(&Traffic) -> bool) -> bool {
         self.shared.wait(limit, |state| condition(&state.traffic))
     }
 }
 
-/// Faults. Each stays until it is taken back, or until [`ApiServer::heal`].
+/// Faults. A fault lasts until it is disabled, or until [`ApiServer::heal`].
 impl ApiServer {
-    /// Cuts all connections and refuses new ones; the data stay.
+    /// Cuts all connections and refuses new ones; the data remain.
     pub fn stop(&mut self) -> Result<()> {
         if self.parked.is_none() {
             self.parked = Some(self.server.stop()?);
@@ -317,7 +316,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Serves again, on the same address.
+    /// Serves again on the same address.
     pub fn start_again(&mut self, history: History) -> Result<()> {
         if history == History::Lost {
             self.compact();
@@ -328,7 +327,7 @@ impl ApiServer {
         }
     }
 
-    /// Shows a certificate of the past, or a good one again, to those that connect from now on.
+    /// Serves an expired or a valid certificate to new connections.
     pub fn expire_certificate(&self, on: bool) -> Result<()> {
         self.server.serve_by(if on {
             self.pki.expired.clone()
@@ -337,7 +336,7 @@ impl ApiServer {
         })
     }
 
-    /// Answers every request with an HTTP status, as a load balancer does that has no server.
+    /// Answers every request with an HTTP status, like a load balancer without servers.
     pub fn fail_all(&self, code: u16, retry_after: Option<u32>) {
         let failure = Failure::new(code, "told to by a test");
         let failure = retry_after.into_iter().fold(failure, Failure::retry_after);
@@ -345,53 +344,52 @@ impl ApiServer {
             .change(|state| state.faults.everything = Some(failure));
     }
 
-    /// Sends every list in pieces, over so long.
+    /// Sends every list in pieces over this time.
     pub fn trickle_lists(&self, time: Duration) {
         self.shared
             .change(|state| state.faults.list_trickle = Some(time));
     }
 
-    /// Has watches that start from now on send every event twice, and the one before it after it.
+    /// Makes new watches send each event twice, followed by the event before it.
     pub fn disorder(&self) {
         self.shared.change(|state| state.faults.disorder = true);
     }
 
-    /// Breaks off every watch that runs, without a proper end.
+    /// Breaks all running watches without a proper end.
     pub fn cut_watches(&self) {
         self.shared.change(|state| state.faults.cuts += 1);
     }
 
-    /// Tells all connections that they end with their answer, as a server does before its own end:
-    /// by GOAWAY, and by `Connection: close` before HTTP/2.
+    /// Ends all connections after their current answer, like a server during shutdown: by GOAWAY,
+    /// or `Connection: close` in HTTP/1.
     pub fn retire_connections(&self) -> Result<()> {
         self.server.retire()
     }
 
-    /// Has watches of a resource (plural) that start from now on send no events, but this. Lists
-    /// are as they were.
+    /// Makes new watches of a resource (plural) send garbage instead of events. Lists remain
+    /// intact.
     pub fn garble_watches(&self, resource: &str, garbage: Garbage) {
         self.shared
             .change(|state| state.faults.garbled.push((resource.to_owned(), garbage)));
     }
 
-    /// Sends 410 Gone to every watch that runs, and ends it.
+    /// Sends 410 Gone to every running watch and ends it.
     pub fn expire_watches(&self) {
         self.shared.change(|state| state.faults.expiries += 1);
     }
 
-    /// Ends every watch that starts from now on so long after its start; None: when the client
-    /// says.
+    /// Ends new watches after this time; `None`: after the client's timeout.
     pub fn end_watches_after(&self, life: Option<Duration>) {
         self.shared.change(|state| state.faults.watch_life = life);
     }
 
-    /// Makes every resource version of before 410 Gone. Watches that run are not disturbed.
+    /// Makes all older resource versions 410 Gone. Running watches continue.
     pub fn compact(&self) {
         self.shared.change(|state| state.objects.store.compact());
     }
 
-    /// Tells a watch that its version is gone by the status of the response (as older servers do)
-    /// instead of by an event.
+    /// Reports an expired version to watches by the response status (like older servers) instead of
+    /// an event.
     pub fn gone_by_status(&self, on: bool) {
         self.shared.change(|state| state.faults.gone_by_status = on);
     }
@@ -402,7 +400,7 @@ impl ApiServer {
         self.answer(verb, resource, Failure::new(code, "told to by a test"));
     }
 
-    /// The same, with the header Retry-After.
+    /// Fails like [`Self::fail`], with the header Retry-After.
     pub fn fail_retry_after(&self, verb: &str, resource: &str, code: u16, seconds: u32) {
         self.answer(
             verb,
@@ -411,7 +409,7 @@ impl ApiServer {
         );
     }
 
-    /// Does what requests of a verb and a resource (plural) ask for, and never answers them.
+    /// Executes requests with this verb and resource (plural), and never answers.
     pub fn swallow_answers(&self, verb: &str, resource: &str) {
         self.shared.change(|state| {
             state
@@ -421,23 +419,23 @@ impl ApiServer {
         });
     }
 
-    /// Makes every list wait so long.
+    /// Delays every list.
     pub fn delay_lists(&self, delay: Duration) {
         self.shared.change(|state| state.faults.list_delay = delay);
     }
 
-    /// Refuses the token that it gave out.
+    /// Refuses the token that it issued.
     pub fn refuse_tokens(&self, on: bool) {
         self.shared.change(|state| state.faults.tokens_refused = on);
     }
 
-    /// Off: refuses streaming lists with 422, as older servers do.
+    /// Enables streaming lists. Disabled, they fail with 422, as on older servers.
     pub fn streaming_lists(&self, on: bool) {
         self.shared
             .change(|state| state.faults.streaming_lists = on);
     }
 
-    /// Takes back all faults but [`Self::stop`] and what is compacted.
+    /// Ends all faults except [`Self::stop`] and compaction.
     pub fn heal(&self) {
         self.shared.change(|state| state.faults.heal());
     }

@@ -1,4 +1,4 @@
-//! Every packet that a namespace sees during a scenario, with every checksum verified.
+//! Captures every packet of a namespace during a scenario, and verifies all checksums.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -23,24 +23,22 @@ use nix::sys::time::TimeVal;
 use crate::echo::sctp_checksum;
 use crate::lab::{Host, VXLAN_PORT};
 
-/// Room for packets that wait for the capturing thread, so that none is missed.
+/// The receive buffer, large enough to lose no packets.
 const RECEIVE_BUFFER: usize = 64 << 20;
-/// How long the line must be quiet, after the scenario, for the capture to be complete.
+/// The silence after the scenario that completes a capture.
 const QUIET: Duration = Duration::from_millis(20);
-/// Devices whose packets are the host's own and never on a wire: their checksums need not ever be
-/// complete.
+/// Devices that carry only the host's own packets: their checksums may stay incomplete.
 const INTERNAL: [&str; 3] = ["lo", "kpx0", "kpx1"];
 
 /// The allowed states of a TCP or UDP checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksums {
-    /// Complete, or what the sender leaves for the device to complete: the pseudo header's sum.
+    /// Complete, or the pseudo header's sum that the device completes.
     MayBePending,
-    /// Complete.
     Complete,
 }
 
-/// A packet as a namespace saw it. Ports are 0 where the protocol has none.
+/// A captured packet. Ports are 0 for protocols without ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     pub protocol: IpNumber,
@@ -48,7 +46,7 @@ pub struct Packet {
     pub dst: SocketAddr,
 }
 
-/// From its network header on.
+/// A packet from its network header on.
 struct Raw {
     ifindex: usize,
     bytes: Vec<u8>,
@@ -62,7 +60,7 @@ pub struct Capture<'a> {
 }
 
 impl<'a> Capture<'a> {
-    /// Captures IPv4 and IPv6 on all devices of a host's namespace, both directions.
+    /// Captures IPv4 and IPv6 on all devices of a host's namespace, in both directions.
     pub fn start(host: &'a Host) -> Result<Self> {
         let socket = host
             .ns
@@ -76,7 +74,7 @@ impl<'a> Capture<'a> {
         Ok(Self { host, stop, thread })
     }
 
-    /// Ends the capture: the packets, or what is wrong with them.
+    /// Ends the capture. Returns the packets, or the faults in them.
     pub fn stop(self, checksums: Checksums) -> Result<Vec<Packet>> {
         let name = self.host.name;
         let devices = self.host.ns.run(device_names)?;
@@ -119,7 +117,7 @@ impl<'a> Capture<'a> {
     }
 }
 
-/// The devices of the calling thread's namespace by interface index.
+/// Returns the devices of the calling thread's namespace, by interface index.
 fn device_names() -> Result<BTreeMap<usize, String>> {
     let devices = if_nameindex().context("list devices")?;
     Ok(devices
@@ -150,7 +148,7 @@ fn open() -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// All packets until stopped and quiet.
+/// Collects packets until stopped and quiet.
 fn collect(socket: &OwnedFd, stop: &AtomicBool) -> Result<Vec<Raw>> {
     let mut packets = Vec::new();
     let mut buffer = vec![0; 1 << 17];
@@ -174,7 +172,6 @@ fn collect(socket: &OwnedFd, stop: &AtomicBool) -> Result<Vec<Raw>> {
     }
 }
 
-/// Where a fragment comes from and goes to.
 fn fragment(bytes: &[u8]) -> Option<(IpAddr, IpAddr)> {
     let ip = IpSlice::from_slice(bytes).ok()?;
     ip.payload()
@@ -183,15 +180,15 @@ fn fragment(bytes: &[u8]) -> Option<(IpAddr, IpAddr)> {
 }
 
 /// Returns the addresses of a packet's first fragment if the kernel reassembled the packet before
-/// this capture read it. The kernel writes the whole packet's header into memory that it shares
-/// with the capture.
+/// this capture read it. The kernel writes the reassembled header into memory that it shares with
+/// the capture.
 fn put_together(bytes: &[u8]) -> Option<(IpAddr, IpAddr)> {
     let (ip, stopped) = LaxIpSlice::from_slice(bytes).ok()?;
     (ip.payload().incomplete && stopped.is_none())
         .then(|| (ip.source_addr(), ip.destination_addr()))
 }
 
-/// Checks all checksums of a packet that starts with its network header.
+/// Verifies all checksums of a packet that starts with its network header.
 fn verify(bytes: &[u8], checksums: Checksums) -> Result<Packet> {
     let ip = IpSlice::from_slice(bytes)?;
     let payload = ip.payload();
@@ -201,9 +198,8 @@ fn verify(bytes: &[u8], checksums: Checksums) -> Result<Packet> {
         src: SocketAddr::new(ip.source_addr(), 0),
         dst: SocketAddr::new(ip.destination_addr(), 0),
     };
-    // The kernel rewrites headers of fragments where it reassembles and cuts them again, in memory
-    // that it
-    // shares with this capture.
+    // The kernel rewrites the headers of fragments during reassembly and refragmentation, in memory
+    // shared with this capture.
     if let Some(ipv4) = ip.ipv4().filter(|_| !payload.fragmented) {
         let sum = Sum16BitWords::new().add_slice(ipv4.header().slice());
         ensure!(
@@ -229,7 +225,7 @@ fn verify(bytes: &[u8], checksums: Checksums) -> Result<Packet> {
         _ => return Ok(packet),
     };
     if payload.fragmented {
-        return Ok(packet); // Its checksum covers more than this piece.
+        return Ok(packet); // The checksum covers more than this fragment.
     }
     ensure!(
         segment.len() >= at + 2,
@@ -248,7 +244,7 @@ fn verify(bytes: &[u8], checksums: Checksums) -> Result<Packet> {
         pseudo_header(&packet, segment)
     };
     let field = u16::from_be_bytes([segment[at], segment[at + 1]]);
-    // Over UDP zero would mean that there is none; no sender here leaves it out but VXLAN's.
+    // In UDP, zero means no checksum; only VXLAN's sender omits it here.
     let complete = pseudo.clone().add_slice(segment).ones_complement() == 0
         && (field != 0 || packet.protocol != IpNumber::UDP);
     let pending = field == !pseudo.ones_complement().to_be() && packet.src.port() != 0;
@@ -261,8 +257,8 @@ fn verify(bytes: &[u8], checksums: Checksums) -> Result<Packet> {
     Ok(packet)
 }
 
-/// The IP packet in a VXLAN datagram, whose own checksum is left out: that of the inner packet
-/// covers what matters.
+/// Returns the IP packet in a VXLAN datagram. The datagram's own checksum is omitted: the inner
+/// checksum covers the payload.
 fn in_vxlan<'a>(packet: &Packet, datagram: &'a [u8]) -> Option<&'a [u8]> {
     /// The length of the headers of UDP and VXLAN.
     const HEADERS: usize = 8 + 8;
@@ -324,7 +320,7 @@ mod tests {
             verify(&right, Checksums::Complete).unwrap().dst,
             "10.0.0.2:80".parse().unwrap()
         );
-        const FRAGMENT_OFFSET: usize = 7; // What is no whole packet is not checked.
+        const FRAGMENT_OFFSET: usize = 7; // Incomplete packets are not verified.
         for at in (0..right.len()).filter(|at| *at != FRAGMENT_OFFSET) {
             let mut wrong = right.clone();
             wrong[at] ^= 0x40;

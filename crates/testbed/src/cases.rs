@@ -1,4 +1,4 @@
-//! Cases of one test that share a fixture: a start of kpx costs more than most of them.
+//! Cases of a test that share a fixture, because a start of kpx costs more than most cases.
 
 use std::env;
 use std::fmt::Write;
@@ -19,10 +19,11 @@ pub struct Running<'a, F> {
     pub agent: Agent<'a>,
 }
 
-/// A function with its name.
+/// A named function.
 pub type Case<F> = (&'static str, fn(&F) -> Result<()>);
 
-/// Runs functions with one fixture, each under its own name: `cases!(&fixture; mod::one, two)`.
+/// Runs functions with a shared fixture, each under its own name:
+/// `cases!(&fixture; mod::one, two)`.
 #[macro_export]
 macro_rules! cases {
     ($fixture:expr; $($case:path),+ $(,)?) => {
@@ -30,8 +31,8 @@ macro_rules! cases {
     };
 }
 
-/// Runs cases in an order that `KPX_SEED` repeats, or the one that `KPX_CASE` names. A failed case
-/// does not keep the others from running.
+/// Runs cases in an order that `KPX_SEED` repeats, or only the case in `KPX_CASE`. A failed case
+/// does not stop the others.
 pub fn run<F>(fixture: &F, cases: Vec<Case<F>>) -> Result<()> {
     run_as(
         fixture,
@@ -41,7 +42,7 @@ pub fn run<F>(fixture: &F, cases: Vec<Case<F>>) -> Result<()> {
     )
 }
 
-/// Returns the seed of the environment, or a new one, and prints it.
+/// Returns the seed from the environment, or a new seed, and prints it.
 pub fn seed() -> Result<u64> {
     let seed = match env::var("KPX_SEED") {
         Ok(seed) => seed.parse().with_context(|| format!("KPX_SEED={seed}"))?,
@@ -58,7 +59,7 @@ fn run_as<F>(fixture: &F, mut cases: Vec<Case<F>>, seed: u64, only: Option<&str>
     let mut failed = String::new();
     for (name, case) in cases {
         let started = Instant::now();
-        // A fixture that a panic leaves half changed fails later cases, which hides nothing.
+        // A panic may leave the fixture half changed, which fails later cases visibly.
         let outcome = catch_unwind(AssertUnwindSafe(|| case(fixture)))
             .unwrap_or_else(|_| bail!("it panicked: the message is above"));
         println!("case {name}: {:.1} s", started.elapsed().as_secs_f32());

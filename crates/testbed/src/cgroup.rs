@@ -1,5 +1,5 @@
-//! A test's own cgroup, which holds this process for as long as the value lives. Programs attached
-//! there meet no other process's sockets.
+//! A test's own cgroup, which holds this process while the value lives. Programs attached there
+//! handle only this process's sockets.
 
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
@@ -11,28 +11,26 @@ use anyhow::{Context, Result};
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
-/// The places of the hierarchy of version 2: alone, beside version 1, and the one where this module
-/// mounts it.
+/// The mount points of the version 2 hierarchy: alone, next to version 1, and by this module.
 const MOUNTED: [&str; 3] = [
     "/sys/fs/cgroup",
     "/sys/fs/cgroup/unified",
     "/run/kpx-test-cgroup2",
 ];
-/// A process writes 0 for itself.
+/// Writing 0 moves the writing process.
 const PROCS: &str = "cgroup.procs";
 
 #[derive(Debug)]
 pub struct Cgroup {
     path: PathBuf,
-    /// Where this process was.
+    /// The previous cgroup of this process.
     before: PathBuf,
-    /// One test at a time: the kernel moves a process with all of its threads, other tests' as
-    /// well.
+    /// Serialises tests: the kernel moves a process with all threads, including other tests'.
     _alone: MutexGuard<'static, ()>,
 }
 
 impl Cgroup {
-    /// Every thread of this process goes along. Waits while another test has entered.
+    /// Moves this process with every thread. Waits until other tests have left.
     pub fn enter() -> Result<Self> {
         static ALONE: Mutex<()> = Mutex::new(());
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -53,7 +51,7 @@ impl Cgroup {
     }
 }
 
-/// A cgroup that holds this process for moments. It is there as long as the value lives.
+/// A cgroup that holds this process temporarily. It is removed with this value.
 #[derive(Debug)]
 pub struct Visited {
     path: PathBuf,
@@ -74,7 +72,7 @@ impl Visited {
         Ok(Self { path, before })
     }
 
-    /// Makes a cgroup in this one, under any name.
+    /// Creates a child cgroup with any name.
     pub fn within(&self, name: &str) -> Result<Self> {
         Self::at(self.path.join(name))
     }
@@ -83,8 +81,8 @@ impl Visited {
         &self.path
     }
 
-    /// Calls `f` while this process is in the cgroup, with every thread. Sockets that are made
-    /// meanwhile belong to it for good.
+    /// Calls `f` while this process is in the cgroup with every thread. Sockets created in `f`
+    /// belong to the cgroup permanently.
     pub fn visit<T>(&self, f: impl FnOnce() -> T) -> Result<T> {
         join(&self.path)?;
         let done = f();
@@ -93,15 +91,14 @@ impl Visited {
     }
 }
 
-/// Kubelet's folders for the cgroups of pods. They go with this value, and the pods' cgroups with
-/// them.
+/// Kubelet's folders for pods' cgroups, removed with this value including the pods' cgroups.
 #[derive(Debug)]
 pub struct Kubepods {
     path: PathBuf,
 }
 
 impl Kubepods {
-    /// Makes them in a test's own cgroup.
+    /// Creates the folders in a test's own cgroup.
     pub fn make(within: &Cgroup) -> Result<Self> {
         let path = within.path().join("kubepods");
         fs::create_dir_all(path.join("burstable"))
@@ -109,7 +106,7 @@ impl Kubepods {
         Ok(Self { path })
     }
 
-    /// Makes the cgroup of a pod.
+    /// Creates the cgroup of a pod.
     pub fn pod(&self, uid: &str) -> Result<Visited> {
         Visited::at(self.path.join(format!("burstable/pod{uid}")))
     }
@@ -123,15 +120,13 @@ impl Drop for Kubepods {
     }
 }
 
-/// The cgroup of a pod which holds single threads: the one that has entered, and those that it
-/// starts meanwhile. Its place is below that of this process, where programs at the hierarchy's
-/// root meet it.
+/// A pod's cgroup that holds single threads: the thread that entered, and threads that it starts.
+/// It is below this process's cgroup, where programs at the hierarchy's root apply.
 #[derive(Debug)]
 pub struct PodThread {
     kubepods: PathBuf,
-    /// Where the thread was.
     before: PathBuf,
-    /// Only the thread that has entered can leave.
+    /// Only the thread that entered can leave.
     _here: PhantomData<*const ()>,
 }
 
@@ -174,7 +169,7 @@ fn join_thread(cgroup: &Path) -> Result<()> {
         .with_context(|| format!("join {}", cgroup.display()))
 }
 
-/// Removes a cgroup and those in it. They must be empty.
+/// Removes a cgroup and its descendants, which must be empty.
 fn remove_all(cgroup: &Path) -> io::Result<()> {
     for entry in fs::read_dir(cgroup)? {
         let entry = entry?;
@@ -202,7 +197,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// Returns the root of the hierarchy, and where this process is in it.
+/// Returns the root of the hierarchy, and this process's cgroup.
 fn places() -> Result<(PathBuf, PathBuf)> {
     let root = root()?;
     let all = fs::read_to_string("/proc/self/cgroup").context("read this process's cgroups")?;

@@ -1,5 +1,4 @@
-//! The connection table of netfilter, filled by messages. Each network namespace has one, up to the
-//! machine's limit.
+//! Fills a network namespace's conntrack table by netlink messages, up to the machine's limit.
 
 use std::net::Ipv4Addr;
 
@@ -9,7 +8,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::netns::NetNs;
 
-/// More than any default.
+/// Above all default limits.
 const MOST: u32 = 1 << 20;
 /// Messages and attributes of linux/nfnetlink_conntrack.h.
 const NEW: u16 = 1 << 8;
@@ -18,10 +17,10 @@ const NESTED: u16 = 0x8000;
 const REQUEST: u16 = 1;
 const CREATE: u16 = 0x400;
 const NETLINK_NETFILTER: i32 = 12;
-/// Stands for the client's port, and for the server's.
+/// Placeholders for the client's port and the server's port.
 const PORTS: [[u8; 2]; 2] = [[0xfe, 0xdc], [0xdc, 0xfe]];
 
-/// The table of a namespace, by a socket in it.
+/// The conntrack table of a namespace, through a socket there.
 #[derive(Debug)]
 pub struct ConnectionTable<'a> {
     ns: &'a NetNs,
@@ -40,7 +39,7 @@ impl<'a> ConnectionTable<'a> {
         Ok(Self { ns, socket })
     }
 
-    /// Fills it with established connections, which the kernel gives up for no other.
+    /// Fills the table with established connections, which the kernel does not evict.
     pub fn fill(&self) -> Result<()> {
         let number = |name: &str| -> Result<u32> {
             let path = format!("/proc/sys/net/netfilter/{name}");
@@ -78,8 +77,7 @@ impl<'a> ConnectionTable<'a> {
         Ok(())
     }
 
-    /// Forgets all connections, the open ones too: the kernel learns those again with their next
-    /// packets.
+    /// Removes all entries. The kernel recreates those of open connections with their next packets.
     pub fn flush(&self) -> Result<()> {
         for family in [AF_INET, AF_INET6] {
             self.socket
@@ -89,7 +87,7 @@ impl<'a> ConnectionTable<'a> {
     }
 }
 
-/// A TCP connection, with [`PORTS`] in place of ports.
+/// Returns the message of a TCP connection, with [`PORTS`] in place of ports.
 fn established() -> Vec<u8> {
     let client = Ipv4Addr::new(198, 51, 100, 1);
     let server = Ipv4Addr::new(198, 51, 100, 2);
@@ -106,7 +104,7 @@ fn established() -> Vec<u8> {
             &[attribute(1 | NESTED, &addrs), attribute(2 | NESTED, &ports)].concat(),
         )
     };
-    // Seen reply, assured, confirmed.
+    // Reply seen, assured, confirmed.
     let status = attribute(3, &0xe_u32.to_be_bytes());
     let state = attribute(4 | NESTED, &attribute(1 | NESTED, &attribute(1, &[3])));
     let timeout = attribute(7, &60_u32.to_be_bytes());

@@ -1,11 +1,10 @@
-//! Servers that name themselves and the client that they see, and clients that check what comes
-//! back.
+//! Servers that report their name and the client's address, and clients that verify the answers.
 //!
 //! TCP: a request is its length (4 bytes, big endian) and that many bytes; the answer is a greeting
-//! and the same bytes. A connection may carry many. A request that starts with `GET ` is HTTP and
-//! is answered with the greeting as text. UDP and SCTP: the message [`WHO`] is answered with a
-//! greeting, every other one is sent back as it is.
-//! A greeting is its length (one byte) and `backend client-address:port`.
+//! and the same bytes. A connection may carry many requests. A request that starts with `GET ` is
+//! HTTP, answered with the greeting as text. UDP and SCTP: the message [`WHO`] is answered with a
+//! greeting, every other message is echoed. A greeting is its length (one byte) and
+//! `backend client-address:port`.
 
 mod association;
 mod client;
@@ -30,13 +29,13 @@ pub use self::sctp::checksum as sctp_checksum;
 use crate::lab::{Family, Host};
 use crate::netns::NetNs;
 
-/// The datagram that asks for a greeting.
+/// The datagram that requests a greeting.
 const WHO: &[u8] = b"who?";
 
-/// Longest request: guards against taking something else for a length.
+/// The longest request: a larger length is a protocol error.
 const MAX_REQUEST: u32 = 16 << 20;
 
-/// Echo servers, all on one thread; they stop with this value.
+/// Echo servers on one thread; they stop with this value.
 pub struct Servers {
     runtime: Runtime,
     /// By namespace and address.
@@ -55,8 +54,8 @@ impl Servers {
         })
     }
 
-    /// Serves all protocols on both of a host's addresses. Not on the wildcard address: an answer
-    /// over UDP would take the address of the device it leaves through.
+    /// Serves all protocols on both of a host's addresses. On the wildcard address, a UDP answer
+    /// would have the address of its outgoing device.
     pub fn serve(&self, host: &Host, port: u16) -> Result<()> {
         Family::ALL.into_iter().try_for_each(|family| {
             self.serve_at(
@@ -67,7 +66,7 @@ impl Servers {
         })
     }
 
-    /// Serves all protocols at any one of a host's addresses, under any name.
+    /// Serves all protocols at any address of a host, under any name.
     pub fn serve_at(&self, host: &Host, name: &str, addr: SocketAddr) -> Result<()> {
         let (tcp, udp) = host
             .ns
@@ -181,7 +180,7 @@ async fn answer_http(stream: TcpStream, name: &str, peer: SocketAddr) -> io::Res
 async fn serve_udp(socket: UdpSocket, name: Arc<str>) {
     let mut buffer = vec![0; 1 << 16];
     loop {
-        // An error here is an ICMP message about an earlier answer: its client has gone.
+        // The error is an ICMP message about an earlier answer to a client that is gone.
         let Ok((length, peer)) = socket.recv_from(&mut buffer).await else {
             continue;
         };

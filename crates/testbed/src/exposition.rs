@@ -1,11 +1,11 @@
-//! Prometheus' text format 0.0.4, read and judged as `promtool check metrics` does. Knows nothing
-//! of how kpx writes it.
+//! Parses and lints Prometheus' text format 0.0.4 like `promtool check metrics`, independent of
+//! kpx's writer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// All metrics of one scrape, by name.
+/// All metrics of a scrape, by name.
 pub type Exposition = BTreeMap<String, Metric>;
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -18,13 +18,13 @@ pub struct Metric {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// The metric's, with `_bucket`, `_sum` or `_count` in a histogram.
+    /// The metric's name, with `_bucket`, `_sum` or `_count` in a histogram.
     pub name: String,
     pub labels: BTreeMap<String, String>,
     pub value: f64,
 }
 
-/// Errors name the line.
+/// Parses metrics. Errors include the line.
 pub fn parse(text: &str) -> Result<Exposition> {
     ensure!(text.ends_with('\n'), "the last line has no end");
     let mut metrics = Exposition::new();
@@ -129,8 +129,8 @@ fn parse_labels(mut text: &str) -> Result<BTreeMap<String, String>> {
     Ok(labels)
 }
 
-/// Returns the faults of names, units, help and histograms. `exempt` are metrics whose names others
-/// chose.
+/// Returns faults in names, units, help and histograms. `exempt` are metrics with names from other
+/// projects.
 pub fn lint(metrics: &Exposition, exempt: &[&str]) -> Vec<String> {
     let mut faults = Vec::new();
     for (name, metric) in metrics {

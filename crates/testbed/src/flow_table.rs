@@ -1,4 +1,4 @@
-//! Counts the flows in the tables of a running kpx, and the packets that its programs have counted.
+//! Counts the flows and packets of a running kpx.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ use proxy_datapath::open;
 
 use crate::agent::Agent;
 
-/// The flows of one family.
+/// The flows of an IP family.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FlowTable {
     pub entries: usize,
     pub half_open: usize,
-    /// The flows that are more than that.
+    /// The flows that are not half-open.
     pub others: usize,
-    /// The flows among them that neither side has ended.
+    /// The flows that neither side has ended.
     pub established: usize,
 }
 
@@ -49,8 +49,8 @@ fn read<A: Addr>(agent: &Agent<'_>, name: &str) -> Result<FlowTable> {
     Ok(table)
 }
 
-/// Returns an entry as if its packets had passed so many seconds earlier, or later, if the number
-/// is a negative one that wraps.
+/// Returns an entry as if its packets had passed `secs` seconds earlier; a wrapped negative number
+/// makes it later.
 #[must_use]
 pub fn older<A: Addr>(mut flow: Flow<A>, proto: Proto, secs: u32) -> Flow<A> {
     // No flow is older than the machine.
@@ -60,17 +60,17 @@ pub fn older<A: Addr>(mut flow: Flow<A>, proto: Proto, secs: u32) -> Flow<A> {
     } else {
         flow.last_secs.saturating_sub(secs)
     };
-    // The judgement of its sender stays as old as its last packet.
+    // The age of the source validation follows the last packet.
     flow.source.spare = flow.source.spare.wrapping_sub(secs as u16);
     if proto == Proto::TCP && flow.kind == Kind::UNDNAT && !flow.rx.has(Seen::PACKET) {
-        // The moment of the first SYN.
+        // The time of the first SYN.
         let units = i64::from(secs as i32) * 1_000_000_000 / UNIT_NANOS as i64;
         flow.generation = flow.generation.wrapping_sub(units as u32);
     }
     flow
 }
 
-/// Returns the counters of the programs: events and reasons.
+/// Returns the programs' counters: events and reasons.
 pub fn counters(agent: &Agent<'_>) -> Result<BTreeMap<String, u64>> {
     let status = agent.typed_status()?;
     Ok(status.events.into_iter().chain(status.reasons).collect())

@@ -1,4 +1,4 @@
-//! Asks HTTP servers: one request, one connection, one answer.
+//! Queries HTTP servers: one request, connection and answer.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,23 +12,23 @@ use crate::agent::DEADLINE;
 use crate::exposition::{self, Exposition};
 use crate::netns::NetNs;
 
-/// The health check and the metrics of an agent, where it has them unless told otherwise.
+/// The default addresses of an agent's health check and metrics.
 pub const HEALTH: &str = "127.0.0.1:10256";
 pub const METRICS: &str = "127.0.0.1:10249";
 
-/// The longest wait for an answer at a socket in the file system, as that of `kpx status`.
+/// The time limit for an answer at a Unix socket, as in `kpx status`.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// An answer by HTTP.
+/// An HTTP answer.
 #[derive(Debug)]
 pub struct Answer {
     pub code: u16,
-    /// The headers as they were sent, without `Date`.
+    /// The headers as sent, without `Date`.
     pub headers: Vec<String>,
     pub body: String,
 }
 
-/// Asks `at`, an address and a port, from inside a namespace.
+/// Sends a request to `at`, an address and a port, from inside a namespace.
 pub fn ask(ns: &NetNs, at: &str, method: &str, path: &str) -> Result<Answer> {
     let to: SocketAddr = at.parse().with_context(|| at.to_owned())?;
     let stream = ns
@@ -38,10 +38,10 @@ pub fn ask(ns: &NetNs, at: &str, method: &str, path: &str) -> Result<Answer> {
     converse(stream, method, path).with_context(|| format!("{method} {at}{path}"))
 }
 
-/// Gets a path at a socket in the file system.
+/// Gets a path at a Unix socket.
 pub fn get_at_socket(socket: &Path, path: &str) -> Result<Answer> {
     let stream = UnixStream::connect(socket).with_context(|| socket.display().to_string())?;
-    // An agent that starts has its socket before it answers.
+    // A starting agent creates its socket before it answers.
     stream.set_read_timeout(Some(ANSWER))?;
     converse(stream, "GET", path).with_context(|| format!("GET {path} of {}", socket.display()))
 }

@@ -1,7 +1,7 @@
-//! The source lines of a loaded program that the kernel has kept.
+//! The source lines of loaded programs that the kernel has kept.
 //!
-//! The verifier removes code that no packet can reach. Old kernels also remove code that packets do
-//! reach: see "The verifier" in proxy-ebpf's README.
+//! The verifier removes unreachable code. Old kernels also remove reachable code: see "The
+//! verifier" in proxy-ebpf's README.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,17 +14,17 @@ use nix::libc::{SYS_bpf, syscall};
 use proxy_common::names;
 use proxy_datapath::{object, verifier};
 
-/// How often each line is there, of each program: `kpx_lo icmp.rs:109:28`.
+/// The count of each program's lines: `kpx_lo icmp.rs:109:28`.
 pub type Lines = BTreeMap<String, usize>;
 
 /// `BPF_OBJ_GET_INFO_BY_FD` of linux/bpf.h.
 const GET_INFO: i64 = 15;
-/// `struct bpf_prog_info` of linux/bpf.h: its length, and the offsets of fields.
+/// `struct bpf_prog_info` of linux/bpf.h: its length, and field offsets.
 const INFO_LEN: usize = 232;
 const LINES: usize = 148;
 const LINE_ADDR: usize = 152;
 const LINE_LEN: usize = 172;
-/// More lines than any of the programs has.
+/// More lines than any program has.
 const MOST: usize = 65_536;
 
 /// `struct bpf_line_info` of linux/bpf.h.
@@ -37,8 +37,7 @@ struct Line {
     line_and_column: u32,
 }
 
-/// Loads all programs, with the fast path and without, and returns the lines that this kernel has
-/// kept of them.
+/// Loads all programs, with and without the fast path, and returns the lines that this kernel kept.
 pub fn kept_lines() -> Result<Lines> {
     let bytes = object::embedded()?;
     let parsed = Object::parse(bytes).context("parse the BPF object")?;
@@ -82,7 +81,6 @@ fn load(program: &mut Program) -> Result<Vec<Line>> {
     }
 }
 
-/// Asks the kernel for the lines of a program.
 fn lines_of(program: BorrowedFd<'_>) -> Result<Vec<Line>> {
     let mut lines = vec![Line::default(); MOST];
     let mut info = [0_u8; INFO_LEN];
@@ -110,14 +108,14 @@ fn lines_of(program: BorrowedFd<'_>) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// Returns the strings of BTF data, behind its header and types (`struct btf_header` of
+/// Returns the strings of BTF data, after its header and types (`struct btf_header` of
 /// linux/btf.h).
 fn strings(btf: &[u8]) -> Option<&[u8]> {
     let number = |at: usize| Some(u32::from_le_bytes(*btf.get(at..)?.first_chunk()?) as usize);
     btf.get(number(4)? + number(16)?..)
 }
 
-/// Describes a line: `icmp.rs:109:28`.
+/// Returns a line as `icmp.rs:109:28`.
 fn describe(strings: &[u8], line: &Line) -> String {
     let file = strings.get(line.file as usize..).unwrap_or_default();
     let file = file.split(|&byte| byte == 0).next().unwrap_or_default();

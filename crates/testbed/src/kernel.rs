@@ -4,7 +4,7 @@ use std::fs;
 
 use anyhow::{Context, Result};
 
-/// The first two numbers of its version.
+/// Returns the kernel's major and minor version.
 pub fn version() -> Result<(u32, u32)> {
     let release =
         fs::read_to_string("/proc/sys/kernel/osrelease").context("read the kernel's version")?;

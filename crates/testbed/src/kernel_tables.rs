@@ -1,4 +1,4 @@
-//! The tables that a running kpx holds in the kernel, read from outside.
+//! The tables of a running kpx in the kernel, read from outside.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,7 +14,7 @@ use proxy_common::frontend::{Maglev, SetKey, SourceRange};
 use proxy_common::names::{FamilyMaps, GENERATION, IPV4, IPV6};
 use proxy_core::tables::{FamilyTables, RangeKey, Tables};
 
-/// The tables of the process `pid`.
+/// Returns the tables of the process `pid`.
 pub fn of(pid: Pid) -> Result<Tables> {
     let maps = maps_of(pid)?;
     Ok(Tables {
@@ -23,24 +23,24 @@ pub fn of(pid: Pid) -> Result<Tables> {
     })
 }
 
-/// How often the process has deleted endpoints: many at once count once.
+/// Returns the number of endpoint deletions by the process; a batch counts once.
 pub fn generation(pid: Pid) -> Result<u32> {
     let map: Array<MapData, u32> = open(&maps_of(pid)?, GENERATION)?.try_into()?;
     Ok(map.get(&0, 0)?)
 }
 
-/// The ids of the maps that a process holds, by name.
+/// Returns the ids of the maps that a process holds, by name.
 fn maps_of(pid: Pid) -> Result<BTreeMap<String, u32>> {
     let dir = format!("/proc/{pid}/fd");
     let entries = fs::read_dir(&dir).with_context(|| format!("list {dir}"))?;
     let mut ids = BTreeSet::new();
     for entry in entries {
         let entry = entry?;
-        // To tell of a TCX link takes the kernel's lock of devices.
+        // Reading a TCX link's fdinfo would take RTNL.
         if fs::read_link(entry.path()).is_ok_and(|what| what.as_os_str() != "anon_inode:bpf-map") {
             continue;
         }
-        // A descriptor may be closed while we look.
+        // A descriptor may be closed during the listing.
         let Ok(text) = fs::read_to_string(format!("{dir}info/{}", entry.file_name().display()))
         else {
             continue;

@@ -11,10 +11,10 @@
 //!                             └─ xl
 //! ```
 //!
-//! The fabric routes the service network and the external addresses to n1, or those to n2, see
-//! [`Lab::set_external_route`].
+//! The fabric routes the service network and the external addresses to n1;
+//! [`Lab::set_external_route`] moves the external addresses to n2.
 //!
-//! Everything is an ordinary `ip netns` namespace, called `kpx-<lab>-<host>`, so a running lab can
+//! Every host is an ordinary `ip netns` namespace, called `kpx-<lab>-<host>`, so a running lab can
 //! be entered by hand.
 
 mod address;
@@ -43,34 +43,33 @@ pub use self::tunnel::TunnelKind;
 pub use self::uplink::Uplink;
 use crate::netns::NetNs;
 
-/// How pods hang on their node.
+/// The connection of pods to their node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// One address-less veth and one host route per pod, as Calico and the AWS CNI do.
+    /// A veth without address and a host route per pod, like Calico and the AWS CNI.
     Routed,
-    /// One host route per pod, and the gateway's address on every node's end of a veth. The plugin
-    /// `ptp` does so, which is kindnet's, and containerd's by default.
+    /// A host route per pod, and the gateway's address on the node's end of every veth, like the
+    /// plugin `ptp`, which kindnet uses and containerd has by default.
     Ptp,
-    /// All pods on one bridge that has the gateway's address, as flannel and docker do, and routes
-    /// between the nodes.
+    /// All pods on a bridge with the gateway's address, like flannel and docker, and routes between
+    /// the nodes.
     Bridge,
-    /// The same, and VXLAN between the nodes, as flannel does by default.
+    /// Like `Bridge`, with VXLAN between the nodes, flannel's default.
     Vxlan,
-    /// As routed, and a tunnel between the nodes whose packets have no Ethernet header, as Calico's
-    /// and k3s's may have.
+    /// Like `Routed`, with a tunnel without Ethernet headers between the nodes, as Calico and k3s
+    /// may use.
     Tunnel(TunnelKind),
-    /// On macvlan devices above the second link, with one host route per pod, as the plugin macvlan
-    /// does.
+    /// Macvlan devices on the second link, with a host route per pod, like the plugin macvlan.
     Macvlan,
-    /// On ipvlan devices in the mode L2, else as macvlan. Few kernels of build machines have them.
+    /// Like `Macvlan`, with ipvlan devices in mode L2. Kernels of build machines often lack ipvlan.
     Ipvlan,
-    /// As ptp, on pairs of netkit devices, which Cilium may use. Few kernels of build machines have
-    /// them.
+    /// Like `Ptp`, with netkit pairs, which Cilium may use. Kernels of build machines often lack
+    /// netkit.
     Netkit(NetkitLayer),
 }
 
 impl Layout {
-    /// The layouts that every kernel with the needs of tests has.
+    /// The layouts that every test machine's kernel supports.
     pub const ALL: [Self; 6] = [
         Self::Routed,
         Self::Ptp,
@@ -98,25 +97,25 @@ impl Layout {
 /// The MTU of nodes' devices, in bytes.
 pub(crate) const LINK_MTU: u32 = 1500;
 
-/// A namespace with an address: a pod, a node, or a machine outside.
+/// A namespace with addresses: a pod, a node, or an outside machine.
 #[derive(Debug)]
 pub struct Host {
     pub name: &'static str,
     pub ns: NetNs,
-    /// The addresses of its `eth0`.
+    /// The addresses of `eth0`.
     pub addrs: Dual,
 }
 
 #[derive(Debug)]
 pub struct Node {
     pub host: Host,
-    /// The addresses of `eth1`, on the segment beside the fabric.
+    /// The addresses of `eth1`, on the second segment.
     pub second: Dual,
     pub pod_net: DualNet,
     pub pods: Vec<Host>,
 }
 
-/// The whole. Its namespaces and its directory are removed with this value.
+/// A lab. A drop removes its namespaces and its directory.
 #[derive(Debug)]
 pub struct Lab {
     pub layout: Layout,
@@ -124,23 +123,23 @@ pub struct Lab {
     pub n2: Node,
     /// A client outside the cluster.
     pub x: Host,
-    /// A client on the nodes' segments: on the fabric's by `eth0`, on the one beside it by `eth1`.
+    /// A client on the nodes' segments: `eth0` on the fabric's, `eth1` on the second.
     pub xl: Host,
     /// A server outside the cluster.
     pub ext: Host,
-    /// The router between all of them; the nodes reach it at its address.
+    /// The router between all hosts, with its address on the nodes' segment.
     pub fabric: Host,
     _tunnel: Vec<TunnelEnd>,
     dir: PathBuf,
 }
 
 impl Lab {
-    /// Builds a lab; first removes what dead processes left of theirs.
+    /// Builds a lab, after removing the labs of dead processes.
     pub fn start(layout: Layout) -> Result<Self> {
         Self::start_with(layout, Uplink::Card)
     }
 
-    /// Builds a lab whose nodes reach the fabric by such devices.
+    /// Builds a lab with this uplink between nodes and fabric.
     pub fn start_with(layout: Layout, uplink: Uplink) -> Result<Self> {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         remove::remove_on_signals();
@@ -149,11 +148,11 @@ impl Lab {
         let dir = remove::lab_dir(&id);
         fs::create_dir(&dir).with_context(|| format!("create {}", dir.display()))?;
         build::build(&id, layout, uplink, dir.clone()).inspect_err(|_| {
-            let _ = fs::remove_dir_all(&dir); // The reason why there is no lab says more.
+            let _ = fs::remove_dir_all(&dir); // The error of the build matters more.
         })
     }
 
-    /// A directory of this lab's own, for manifests, logs and run directories.
+    /// Returns this lab's directory, for manifests, logs and run directories.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -162,7 +161,7 @@ impl Lab {
         [&self.n1, &self.n2]
     }
 
-    /// Pods, nodes and the server outside: all that may be a backend.
+    /// Returns all possible backends: pods, nodes and the outside server.
     pub fn backends(&self) -> impl Iterator<Item = &Host> {
         let nodes = self
             .nodes()
@@ -171,14 +170,14 @@ impl Lab {
         nodes.chain([&self.ext])
     }
 
-    /// The host of that name: `p1a`, `n1`, `ext`, `x`.
+    /// Returns the host with this name: `p1a`, `n1`, `ext`, `x`.
     pub fn host(&self, name: &str) -> &Host {
         self.hosts()
             .find(|host| host.name == name)
             .unwrap_or_else(|| panic!("the lab has no host {name}"))
     }
 
-    /// The node that a host is, or on which it is a pod.
+    /// Returns the node that is this host, or runs it as a pod.
     pub fn node_of(&self, host: &Host) -> Option<&Node> {
         let is = |node: &&Node| {
             node.pods
@@ -189,7 +188,7 @@ impl Lab {
         self.nodes().into_iter().find(is)
     }
 
-    /// A node's or `xl`'s address on the segment beside the fabric.
+    /// Returns the address of a node or of `xl` on the second segment.
     pub fn second(&self, host: &Host) -> Dual {
         address::SECOND.host(host.addrs.v4.octets()[3])
     }

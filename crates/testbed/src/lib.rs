@@ -1,5 +1,5 @@
-//! The lab that tests, benchmarks and the demo of kpx run in: network namespaces, servers, an API
-//! server, and kpx itself.
+//! The lab of kpx's tests, benchmarks and demo: network namespaces, servers, an API server, and kpx
+//! itself.
 
 pub mod agent;
 pub mod apiserver;

@@ -1,4 +1,4 @@
-//! A cgroup with limits, for one process.
+//! A cgroup that limits a process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use nix::unistd::Pid;
 
-/// Where the hierarchies of version 1 are, each by the name of its controller; that of version 2 is
-/// the folder itself.
+/// The mount point of cgroups: version 2 directly, version 1 in a folder per controller.
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// A cgroup of one controller. Dropping it removes it, once its process has ended.
+/// A cgroup of one controller. A drop removes it once its process has ended.
 #[derive(Debug)]
 pub struct Limits {
     path: PathBuf,
@@ -18,26 +17,26 @@ pub struct Limits {
     file: &'static str,
 }
 
-/// A limit's file in version 1, and in version 2.
+/// A limit's files in version 1 and in version 2.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {
     controller: &'static str,
     files: [&'static str; 2],
 }
 
-/// The bytes.
+/// In bytes.
 pub const MEMORY: Limit = Limit {
     controller: "memory",
     files: ["memory.limit_in_bytes", "memory.max"],
 };
-/// The microseconds of each tenth of a second.
+/// In microseconds per 100 ms.
 pub const CPU: Limit = Limit {
     controller: "cpu",
     files: ["cpu.cfs_quota_us", "cpu.max"],
 };
 
 impl Limits {
-    /// Moves a process into a cgroup of its own with this limit.
+    /// Moves a process into a new cgroup with this limit.
     pub fn around(pid: Pid, limit: &Limit, value: u64) -> Result<Self> {
         let limits = Self::new(&pid.to_string(), limit)?;
         limits.set(value)?;
@@ -45,7 +44,7 @@ impl Limits {
         Ok(limits)
     }
 
-    /// Makes a cgroup without a limit as yet.
+    /// Creates a cgroup without a limit.
     pub fn new(name: &str, limit: &Limit) -> Result<Self> {
         let v1 = Path::new(ROOT).join(limit.controller);
         let name = format!("kpx-test-{}-{name}", limit.controller);
@@ -67,12 +66,12 @@ impl Limits {
         self.write(self.file, &value.to_string())
     }
 
-    /// Returns the file into which a process writes its number to come in.
+    /// Returns the file that a process joins by writing its id.
     pub fn procs(&self) -> PathBuf {
         self.path.join("cgroup.procs")
     }
 
-    /// Moves all its processes out. The memory that they have taken still counts here.
+    /// Moves all processes out. Their memory still counts here.
     pub fn leave(&self) -> Result<()> {
         let parent = self.path.parent().context("a parent")?.join("cgroup.procs");
         let text = fs::read_to_string(self.procs())
@@ -81,7 +80,7 @@ impl Limits {
             .try_for_each(|pid| fs::write(&parent, pid).with_context(|| format!("move {pid}")))
     }
 
-    /// Returns the bytes that its processes have taken.
+    /// Returns the bytes that the processes use.
     pub fn memory(&self) -> Result<u64> {
         let files = ["memory.usage_in_bytes", "memory.current"].map(|file| self.path.join(file));
         let file = files

@@ -11,7 +11,7 @@ use crate::netns;
 /// The command that mounts a BPF file system at the usual place.
 pub const MOUNT_BPF: &str = "mount -t bpf -o mode=0700 bpf /sys/fs/bpf";
 
-/// A mount namespace with a BPF file system of its own, which goes with this value.
+/// A mount namespace with its own BPF file system, removed with this value.
 #[derive(Debug)]
 pub struct Mounts {
     holder: Child,
@@ -40,7 +40,7 @@ impl Mounts {
         Ok(this)
     }
 
-    /// Returns a command that runs another one there.
+    /// Returns a command that runs its arguments there.
     pub fn enter(&self) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--mount", "--target", &self.holder.id().to_string()]);

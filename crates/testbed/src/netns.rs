@@ -1,8 +1,8 @@
-//! Network namespaces: made by name, as `ip netns` shows them, and entered by threads.
+//! Network namespaces: created by name, like `ip netns`, and entered by threads.
 //!
-//! A socket belongs to the namespace in which it was made, whichever thread uses it later. So
-//! nothing here changes the namespace of a thread that lives on: [`NetNs::run`] enters it with a
-//! fresh thread, which ends with the closure.
+//! A socket belongs to the namespace that created it, even if another thread uses it later. So no
+//! living thread changes its namespace: [`NetNs::run`] enters the namespace in a fresh thread,
+//! which ends with the closure.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -22,20 +22,20 @@ use proxy_datapath::BPF_DIR;
 
 use crate::agent::wait_until;
 
-/// For what the kernel does a moment later.
+/// The time limit for delayed effects in the kernel.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// The longest wait for a server in another namespace.
+/// The time limit for a connection to a server in another namespace.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// Where `ip netns` keeps the names.
+/// The folder of `ip netns` names.
 const NAMES: &str = "/run/netns";
 
-/// A lock for making and deleting namespaces in this process. The removal of all of them never
-/// releases it.
+/// The lock for creating and deleting namespaces in this process. The removal of all namespaces
+/// never releases it.
 static CHANGING: Mutex<()> = Mutex::new(());
 
-/// A network namespace with its loopback up; deleted with this value.
+/// A network namespace with lo up, deleted with this value.
 #[derive(Debug)]
 pub struct NetNs {
     name: String,
@@ -55,7 +55,7 @@ impl NetNs {
         let path = format!("{NAMES}/{name}");
         let file = File::open(&path).with_context(|| format!("open {path}"))?;
         let netns = Self { name, file };
-        // Addresses are usable at once, and the only IPv6 chatter is what a test asks for.
+        // Addresses are usable at once, and IPv6 sends nothing by itself.
         for key in [
             "accept_dad",
             "dad_transmits",
@@ -68,8 +68,8 @@ impl NetNs {
         Ok(netns)
     }
 
-    /// Makes a machine: a namespace with eth0 at 192.0.2.1/24 and fd00::1/64, and default routes.
-    /// The other end is `wire`.
+    /// Creates a machine: a namespace with eth0 at 192.0.2.1/24 and fd00::1/64, and default routes.
+    /// The other end of eth0 is `wire`.
     pub fn machine(name: &str) -> Result<Self> {
         let netns = Self::create(format!("kpx-{}-{name}", std::process::id()))?;
         netns.wire()?;
@@ -80,7 +80,7 @@ impl NetNs {
         Ok(netns)
     }
 
-    /// Makes a machine with eth0 at 192.0.2.1/24, and no route but to its neighbours.
+    /// Creates a machine with eth0 at 192.0.2.1/24, without a default route.
     pub fn machine_v4(name: &str) -> Result<Self> {
         let netns = Self::create(format!("kpx-{}-{name}", std::process::id()))?;
         netns.wire()?;
@@ -88,7 +88,7 @@ impl NetNs {
         Ok(netns)
     }
 
-    /// Adds eth0, without an address. Its other end is `wire`.
+    /// Adds eth0 without an address. Its other end is `wire`.
     pub fn wire(&self) -> Result<()> {
         self.ip("link add eth0 type veth peer name wire\nlink set wire up\nlink set eth0 up")
     }
@@ -97,8 +97,8 @@ impl NetNs {
         &self.name
     }
 
-    /// Where a kpx in this namespace has its pins: a folder of its own, which goes with the
-    /// namespace. To a kpx in a container it may be the whole BPF file system.
+    /// Returns the folder for pins of a kpx in this namespace, removed with the namespace. In a
+    /// container it may act as the whole BPF file system.
     pub fn bpf_dir(&self) -> PathBuf {
         bpf_dir(&self.name)
     }
@@ -114,8 +114,7 @@ impl NetNs {
             .unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Calls `f` on a thread that stays inside this namespace until it ends, even after this value
-    /// is dropped.
+    /// Calls `f` on a thread that stays inside this namespace, even after this value is dropped.
     pub fn thread<T: Send + 'static>(
         &self,
         name: &str,
@@ -142,20 +141,20 @@ impl NetNs {
             .with_context(|| format!("start {command:?} in {}", self.name))
     }
 
-    /// Runs a process inside this namespace to its end; an unsuccessful end is an error that says
-    /// what it printed.
+    /// Runs a process inside this namespace to its end. Returns an error with its output if it
+    /// fails.
     pub fn exec(&self, command: &mut Command) -> Result<String> {
         let output = self.run(|| command.output());
         check(output, &format!("{command:?} in {}", self.name))
     }
 
-    /// Runs lines of `ip` commands, the word `ip` left out; empty lines are allowed.
+    /// Runs lines of `ip` commands without the word `ip`; empty lines are allowed.
     pub fn ip(&self, lines: &str) -> Result<()> {
         self.feed(Command::new("ip").args(["-batch", "-"]), lines)
     }
 
-    /// Waits until the kernel treats all IPv6 addresses as its own. The kernel adds the local route
-    /// a moment later; until then a route leads to the device that has the address.
+    /// Waits until the kernel treats all IPv6 addresses as local. It adds the local routes with a
+    /// delay; before that, a route points to the address's device.
     pub fn settle(&self) -> Result<()> {
         let ip = |words: &str| self.exec(Command::new("ip").args(words.split(' ')));
         wait_until(DEADLINE, "IPv6 addresses are local", || {
@@ -173,14 +172,14 @@ impl NetNs {
         self.feed(Command::new("nft").args(["-f", "-"]), rules)
     }
 
-    /// Writes a setting of this namespace; `key` is a path below `/proc/sys/net`.
+    /// Writes a sysctl of this namespace; `key` is a path below `/proc/sys/net`.
     pub fn sysctl(&self, key: &str, value: &str) -> Result<()> {
         let path = format!("/proc/sys/net/{key}");
         self.run(|| fs::write(&path, value))
             .with_context(|| format!("write {value} to {path} in {}", self.name))
     }
 
-    /// Reads a file whose content depends on the namespace of the reader.
+    /// Reads a file that depends on the reader's namespace.
     pub fn read(&self, path: &str) -> Result<String> {
         self.run(|| fs::read_to_string(path))
             .with_context(|| format!("read {path} in {}", self.name))
@@ -215,22 +214,22 @@ impl Drop for NetNs {
     }
 }
 
-/// Takes the lock without which no thread of this process makes or deletes a namespace.
+/// Takes the lock for creating and deleting namespaces.
 pub(crate) fn changing() -> MutexGuard<'static, ()> {
     CHANGING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Names of all namespaces of this machine.
+/// Returns the names of all namespaces of this machine.
 pub fn names() -> Result<Vec<String>> {
     let Ok(entries) = fs::read_dir(NAMES) else {
-        return Ok(Vec::new()); // No namespace was made yet.
+        return Ok(Vec::new()); // No namespace exists yet.
     };
     entries
         .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
         .collect()
 }
 
-/// Mounts the BPF file system, as systemd does when a machine starts.
+/// Mounts the BPF file system, like systemd at boot.
 fn mount_bpf_fs() -> Result<()> {
     const DIR: &str = "/sys/fs/bpf";
     let _changing = changing();
@@ -251,12 +250,12 @@ fn mount_bpf_fs() -> Result<()> {
     Ok(())
 }
 
-/// A BPF file system keeps names with dots to itself.
+/// A BPF file system reserves names with dots.
 fn bpf_dir(name: &str) -> PathBuf {
     PathBuf::from(format!("/sys/fs/bpf/kpx-test-{}", name.replace('.', "_")))
 }
 
-/// Processes that are inside a namespace.
+/// Returns the processes inside a namespace.
 pub fn pids(name: &str) -> Result<Vec<i32>> {
     let text = check(
         Command::new("ip").args(["netns", "pids", name]).output(),
@@ -267,7 +266,7 @@ pub fn pids(name: &str) -> Result<Vec<i32>> {
         .collect()
 }
 
-/// With what a kpx in it has pinned: nothing else would ever find it.
+/// Removes a namespace with the pins of its kpx, which would otherwise be lost.
 pub fn remove(name: &str) -> Result<()> {
     let in_container = Path::new(BPF_DIR)
         .file_name()
@@ -283,7 +282,7 @@ pub fn remove(name: &str) -> Result<()> {
     .map(drop)
 }
 
-/// The standard output of a command that must succeed.
+/// Returns the standard output of a command, or an error if it fails.
 pub fn check(output: std::io::Result<Output>, what: &str) -> Result<String> {
     let output = output.with_context(|| what.to_owned())?;
     if !output.status.success() {
@@ -307,7 +306,7 @@ pub(crate) fn connect_in(namespace: &str, to: SocketAddr) -> Result<TcpStream> {
         setns(net, CloneFlags::CLONE_NEWNET).context("enter the network namespace")?;
         TcpStream::connect_timeout(&to, CONNECT).with_context(|| format!("connect to {to}"))
     };
-    // On a thread of its own, which ends in that namespace.
+    // A separate thread, because it stays in that namespace.
     thread::scope(|scope| {
         scope
             .spawn(connect)

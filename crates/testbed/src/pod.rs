@@ -1,5 +1,5 @@
-//! Plays kubelet and container runtime for pods. The spec's files, environment, capabilities and
-//! network become a process on a node of the lab.
+//! Acts as kubelet and container runtime for pods. The spec's files, environment, capabilities and
+//! network become a process on a lab's node.
 
 mod exec;
 mod kubelet;
@@ -36,16 +36,15 @@ use crate::lab::{Host, Lab, Node};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// The node's files that belong to the kernel: there is one of each for all nodes of a lab.
-/// Where machines have their BPF file system.
+/// The mount point of the BPF file system.
 const BPF_FS: &str = "/sys/fs/bpf";
+/// The node's files that belong to the kernel, which all nodes of a lab share.
 const OF_THE_KERNEL: [&str; 3] = ["/proc", "/sys", "/lib/modules"];
 
-/// The manifest that kubeadm makes for kube-proxy, but for the image, which a user changes to
-/// kpx's.
+/// kubeadm's manifest of kube-proxy, with the image changed to kpx's.
 pub const KUBE_PROXY: &str = include_str!("pod/kube-proxy.yaml");
 
-/// The DaemonSet and the ConfigMap of [`KUBE_PROXY`].
+/// Returns the DaemonSet and the ConfigMap of [`KUBE_PROXY`].
 pub fn swapped() -> Result<(DaemonSet, ConfigMap)> {
     let objects: Vec<Value> = serde_saphyr::from_multiple(KUBE_PROXY).context("read YAML")?;
     let of_kind = |kind: &str| {
@@ -61,18 +60,18 @@ pub fn swapped() -> Result<(DaemonSet, ConfigMap)> {
     ))
 }
 
-/// The supplies of a cluster for its pods.
+/// A cluster's data for its pods.
 #[derive(Clone, Debug)]
 pub struct Supplies {
-    /// Files by ConfigMap.
+    /// File contents by ConfigMap and file name.
     pub config_maps: BTreeMap<String, BTreeMap<String, String>>,
-    /// Holds token, ca.crt and namespace.
+    /// The folder with token, ca.crt and namespace.
     pub service_account: PathBuf,
-    /// /etc/hosts, which stands in for the node's DNS.
+    /// The content of /etc/hosts, in place of the node's DNS.
     pub hosts: String,
 }
 
-/// A running container. Killed with this value; see [`Running::stop`] for its regular end.
+/// A running container, killed with this value. [`Running::stop`] ends it regularly.
 pub struct Running<'a> {
     node: &'a Node,
     child: Child,
@@ -100,8 +99,7 @@ impl<'a> Running<'a> {
         )
     }
 
-    /// Starts a pod as such a host of the lab: as one of the node's pods, or in the node's own
-    /// network.
+    /// Starts a pod in its host of the lab: one of the node's pods, or the node itself.
     fn run(lab: &Lab, node: &'a Node, pod: &Pod) -> Result<Self> {
         let log = lab.dir().join(format!("{}-pod.log", pod.name));
         let output = File::options().create(true).append(true).open(&log)?;
@@ -112,8 +110,7 @@ impl<'a> Running<'a> {
         if let Some(user) = user {
             command.uid(user);
         }
-        // On a thread of its own, which all of this is undone with: its file systems, its root, its
-        // capabilities.
+        // A separate thread discards these changes when it ends: file systems, root, capabilities.
         let child = pod.host.ns.run(|| {
             pod.enter()?;
             command
@@ -129,7 +126,7 @@ impl<'a> Running<'a> {
         })
     }
 
-    /// Returns the container as its kubelet reaches it.
+    /// Returns the container, with the operations of its kubelet.
     pub fn inside(&self) -> Result<Inside> {
         Ok(Inside {
             pid: self.pid(),
@@ -141,7 +138,7 @@ impl<'a> Running<'a> {
         })
     }
 
-    /// Starts a container as [`Running::start`] does, and waits until kpx is healthy.
+    /// Starts a container like [`Running::start`], and waits until kpx is healthy.
     pub fn ready(lab: &Lab, node: &'a Node, set: &DaemonSet, supplies: &Supplies) -> Result<Self> {
         let mut running = Self::start(lab, node, set, supplies)?;
         let healthy = wait_until(DEADLINE, "kpx is healthy", || {
@@ -154,13 +151,13 @@ impl<'a> Running<'a> {
         Ok(running)
     }
 
-    /// Where a path of the node's, which is no machine of its own, is on this machine.
+    /// Returns the path on this machine of a path on the node.
     pub fn on_node(lab: &Lab, node: &Node, path: &Path) -> Result<PathBuf> {
         let root = lab.dir().join(format!("{}-root", node.host.name));
         Ok(root.join(path.strip_prefix("/").context("an absolute path")?))
     }
 
-    /// Returns what `kpx status` would print as JSON. The run directory may be the container's own.
+    /// Returns the output of `kpx status` as JSON. The run directory may be the container's own.
     pub fn status(&self) -> Result<Value> {
         agent::status(Path::new(&format!(
             "/proc/{}/root/run/kpx",
@@ -168,7 +165,7 @@ impl<'a> Running<'a> {
         )))
     }
 
-    /// Asks what a probe of the kubelet would ask, and returns the status line.
+    /// Sends a kubelet's probe, and returns the status line.
     pub fn probe(&self, port: i32, path: &str) -> Result<String> {
         let host = self.node.host.addrs.v4;
         let address = (host, u16::try_from(port)?);
@@ -191,7 +188,7 @@ impl<'a> Running<'a> {
         Pid::from_raw(self.child.id().cast_signed())
     }
 
-    /// Ends the container as the kubelet ends a pod; anything but a clean exit is an error.
+    /// Ends the container like a kubelet. Returns an error unless it exits with success.
     pub fn stop(mut self) -> Result<()> {
         kill(self.pid(), Signal::SIGTERM).context("send SIGTERM")?;
         let status = self.wait()?;
@@ -199,7 +196,7 @@ impl<'a> Running<'a> {
         Ok(())
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until the container ends by itself.
     pub fn wait(&mut self) -> Result<ExitStatus> {
         let mut status = None;
         wait_until(DEADLINE, "kpx ends", || {
@@ -209,7 +206,7 @@ impl<'a> Running<'a> {
         status.context("it has ended")
     }
 
-    /// Returns a field of its process from the kernel: `CapEff`, `Seccomp` and the like.
+    /// Returns a field of the kernel's process status: `CapEff`, `Seccomp` and the like.
     pub fn process(&self, key: &str) -> Result<String> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let value = status
@@ -232,7 +229,7 @@ impl<'a> Running<'a> {
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        let _ = self.child.kill(); // It may have been stopped already.
+        let _ = self.child.kill(); // It may have ended already.
         let _ = self.child.wait();
         if std::thread::panicking() {
             eprintln!("--- log of kpx on {}:\n{}", self.node.host.name, self.log());
@@ -240,16 +237,16 @@ impl Drop for Running<'_> {
     }
 }
 
-/// A pod of one container, bound to a node.
+/// A pod with one container, bound to a node.
 struct Pod<'a> {
     node: &'a Node,
-    /// The host of the lab that the pod is.
+    /// The pod's host in the lab.
     host: &'a Host,
-    /// A name that no other pod of the lab has.
+    /// A unique name in the lab.
     name: &'a str,
     spec: &'a PodSpec,
     container: &'a Container,
-    /// The container's root directory, and the node's: /run of one node is not that of another.
+    /// The roots of the container and of the node: each node has its own /run.
     root: PathBuf,
     node_root: PathBuf,
     supplies: &'a Supplies,
@@ -323,7 +320,7 @@ impl<'a> Pod<'a> {
         })
     }
 
-    /// Puts the calling thread into the container.
+    /// Moves the calling thread into the container.
     fn enter(&self) -> Result<()> {
         unshare(CloneFlags::CLONE_NEWNS).context("make a mount namespace")?;
         mount_at(None, Path::new("/"), MsFlags::MS_REC | MsFlags::MS_PRIVATE)?;
@@ -338,7 +335,7 @@ impl<'a> Pod<'a> {
                 dir == "/sys" && !privileged,
             )?;
         }
-        // Runtimes mount a sysfs of the container's own, in which there is no BPF file system.
+        // Runtimes mount a separate sysfs for the container, without a BPF file system.
         umount2(&self.inside(BPF_FS), MntFlags::MNT_DETACH)
             .context("unmount the BPF file system")?;
         if !privileged {
@@ -378,7 +375,7 @@ impl<'a> Pod<'a> {
         }
     }
 
-    /// kpx under both of its names, and what a kpx that is not linked statically needs.
+    /// Provides kpx under both names, and the libraries of a dynamically linked kpx.
     fn image(&self) -> Result<()> {
         mount(
             Some("tmpfs"),
@@ -391,7 +388,7 @@ impl<'a> Pod<'a> {
         for dir in ["/usr/local/bin", "/etc", "/run", "/var", "/tmp"] {
             fs::create_dir_all(self.inside(dir))?;
         }
-        // Relative, as it is followed before the root directory is changed as well.
+        // Relative, because it is also followed before the change of root.
         symlink("../run", self.inside("/var/run"))?;
         for dir in ["/usr/lib", "/usr/lib64", "/lib", "/lib64"]
             .map(Path::new)
@@ -434,7 +431,7 @@ impl<'a> Pod<'a> {
         Ok(())
     }
 
-    /// Where on this machine the content of a volume is.
+    /// Returns the path of a volume's content on this machine.
     fn source(&self, volume: &Volume) -> Result<PathBuf> {
         if let Some(config_map) = &volume.config_map {
             let files = self
@@ -446,7 +443,7 @@ impl<'a> Pod<'a> {
             fs::create_dir_all(&folder)?;
             for (name, text) in files {
                 let path = folder.join(name);
-                // Another pod may read it just now, to which half a file is a change.
+                // Another pod may be reading the file and would see a partial write as a change.
                 if fs::read_to_string(&path).ok().as_ref() != Some(text) {
                     fs::write(path, text)?;
                 }
@@ -459,13 +456,13 @@ impl<'a> Pod<'a> {
             .context("a source that is not played here")?;
         let path = Path::new(&host_path.path);
         if path == Path::new(BPF_FS) {
-            // A node's own part of it.
+            // The node's own part of the BPF file system.
             let folder = self.node.host.ns.bpf_dir();
             fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
             return Ok(folder);
         }
         if OF_THE_KERNEL.iter().any(|dir| path.starts_with(dir)) {
-            // Some machines have no modules; the kubelet makes the folder then.
+            // Some machines have no modules; kubelet then creates the folder.
             fs::create_dir_all(path).with_context(|| format!("make {}", path.display()))?;
             return Ok(path.to_owned());
         }
@@ -487,14 +484,14 @@ impl<'a> Pod<'a> {
     }
 }
 
-/// `$(NAME)` becomes the variable's value.
+/// Replaces `$(NAME)` by the variable's value.
 fn expand(word: &str, env: &BTreeMap<String, String>) -> String {
     env.iter().fold(word.to_owned(), |word, (name, value)| {
         word.replace(&format!("$({name})"), value)
     })
 }
 
-/// Shows a file or a directory at another place, which is made.
+/// Bind-mounts a file or a directory at another path, which is created.
 fn bind(from: &Path, to: &Path, recursive: bool, read_only: bool) -> Result<()> {
     if from != to && from.is_dir() {
         fs::create_dir_all(to).with_context(|| format!("make {}", to.display()))?;

@@ -1,5 +1,5 @@
-//! The meaning of a Service in plain words: random clusters and packets, and their outcome. It
-//! knows neither the agent's model nor its tables, nor the programs.
+//! The reference model: random clusters and packets, and the outcome that a Service's definition
+//! requires. Independent of the agent's model and tables and of the programs.
 
 pub mod cluster;
 pub mod endpoints;

@@ -1,10 +1,10 @@
-//! The rights of roles, in the form in which the API server records what was asked.
+//! The permissions of roles, in the API server's record format of requests.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::rbac::v1::ClusterRole;
 
-/// Returns what a role grants: verb, group and resource.
+/// Returns the permissions of a role: verb, group and resource.
 pub fn granted(role: &ClusterRole) -> BTreeSet<(&str, &str, &str)> {
     let mut granted = BTreeSet::new();
     for rule in role.rules.iter().flatten() {

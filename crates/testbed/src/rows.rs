@@ -1,5 +1,5 @@
-//! Files of packet rows: their notation, alignment and update. `tests/kernel/rows/README.md`
-//! describes the format.
+//! Files of packet rows: notation, alignment, update. `tests/kernel/rows/README.md` describes the
+//! format.
 
 pub mod parse;
 pub mod step;
@@ -7,7 +7,7 @@ pub mod update;
 
 use crate::test_run::Verdict;
 
-/// The outcome of a row: verdict, packet out, and the counters that grew, in alphabetical order.
+/// The outcome of a row: verdict, packet out, and incremented counters in alphabetical order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     pub verdict: Verdict,

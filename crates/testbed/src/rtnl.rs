@@ -1,5 +1,4 @@
-//! The kernel's lock of devices (RTNL), held by another program. `rtnl.c` is that program. The lock
-//! is one for the whole machine.
+//! The kernel's RTNL lock, held by another program (`rtnl.c`). The lock is global to the machine.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -9,12 +8,12 @@ use anyhow::{Context, Result, ensure};
 
 use crate::netns;
 
-/// The program that holds the lock, until it is released or dropped.
+/// The program that holds the lock until it is released or dropped.
 #[derive(Debug)]
 pub struct HeldRtnl(Child);
 
 impl HeldRtnl {
-    /// Compiles the program in a folder of the test's, and waits until it holds the lock.
+    /// Compiles the program in a folder of the test, and waits until it holds the lock.
     pub fn hold(folder: &Path) -> Result<Self> {
         let program = folder.join("rtnl");
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/rtnl.c");
@@ -40,7 +39,7 @@ impl HeldRtnl {
         Ok(held)
     }
 
-    /// Gives the lock back.
+    /// Releases the lock.
     pub fn release(mut self) -> Result<()> {
         drop(self.0.stdin.take());
         let status = self

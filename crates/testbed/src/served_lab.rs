@@ -1,4 +1,4 @@
-//! The start of most tests: a lab whose hosts answer, and the objects of its cluster.
+//! The start of most tests: a lab with servers on its hosts, and the objects of its cluster.
 
 use anyhow::Result;
 
@@ -6,16 +6,16 @@ use crate::agent::{Agent, Cluster, Service};
 use crate::echo::Servers;
 use crate::lab::{Lab, Layout};
 
-/// A lab with servers and a cluster, without kpx as yet.
+/// A lab with servers and a cluster, without kpx.
 pub struct ServedLab {
-    // Both go before the lab, in whose namespaces they are.
+    // Both drop before the lab with their namespaces.
     pub cluster: Cluster,
     pub servers: Servers,
     pub lab: Lab,
 }
 
 impl ServedLab {
-    /// Builds a lab whose cluster is a folder of manifests.
+    /// Builds a lab with a folder of manifests.
     pub fn with_manifests(layout: Layout) -> Result<Self> {
         Self::start(layout, Cluster::with_manifests)
     }
@@ -34,7 +34,7 @@ impl ServedLab {
         })
     }
 
-    /// Answers on these hosts at a port, over all protocols.
+    /// Starts servers on these hosts at a port, for all protocols.
     pub fn serve(self, hosts: &[&str], port: u16) -> Result<Self> {
         hosts
             .iter()
@@ -42,7 +42,7 @@ impl ServedLab {
         Ok(self)
     }
 
-    /// Answers at a port on all hosts that may be backends.
+    /// Starts servers at a port on all possible backends.
     pub fn serve_all(self, port: u16) -> Result<Self> {
         self.lab
             .backends()
@@ -50,7 +50,7 @@ impl ServedLab {
         Ok(self)
     }
 
-    /// Creates a Service with its slices, or replaces them.
+    /// Creates or replaces a Service with its slices.
     pub fn put(&self, service: &Service) -> Result<()> {
         service
             .objects(&self.lab)

@@ -1,4 +1,4 @@
-//! Sends packets in others' names, and sees none of the answers.
+//! Sends spoofed packets, without receiving the answers.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,12 +8,12 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::lab::Host;
 
-/// The sockets of a host that sends IP packets as they are, in each family.
+/// A host's raw IP sockets, one per family.
 pub struct Stranger([Socket; 2]);
 
 impl Stranger {
     pub fn on(host: &Host) -> Result<Self> {
-        /// Sends the packets with their IP headers.
+        /// Sends packets including their IP headers.
         const RAW: i32 = 255;
         let socket = |domain| {
             host.ns
@@ -30,13 +30,13 @@ impl Stranger {
         ))
     }
 
-    /// Sends a packet to the address that its header has as well.
+    /// Sends a packet to the address in its header.
     pub fn send(&self, packet: PacketBuilderStep<TcpHeader>, to: IpAddr) -> Result<()> {
         self.send_bytes(&written(packet)?, to)
     }
 
-    /// Sends an ICMP error that says that a host cannot be reached, about a SYN with another
-    /// sequence number than the client's. It comes from the host that sends it, as from a router.
+    /// Sends an ICMP host-unreachable error about a SYN with another sequence number than the
+    /// client's. The sender is the router of the error.
     pub fn send_unreachable(
         &self,
         router: IpAddr,
@@ -46,8 +46,8 @@ impl Stranger {
         self.send_bytes(&unreachable(router, client, backend)?, client.ip())
     }
 
-    /// Sends a packet so that its TCP flags are hard to find: of IPv4 in fragments of which the
-    /// first one ends before them, of IPv6 behind an authentication header.
+    /// Sends a packet with hidden TCP flags: in IPv4 as fragments of which the first ends before
+    /// the flags, in IPv6 behind an authentication header.
     pub fn send_hidden(&self, packet: PacketBuilderStep<TcpHeader>, to: IpAddr) -> Result<()> {
         let bytes = written(packet)?;
         if to.is_ipv6() {
@@ -59,7 +59,7 @@ impl Stranger {
     }
 
     fn send_bytes(&self, bytes: &[u8], to: IpAddr) -> Result<()> {
-        // To a port of 0: of IPv6 it would be the protocol's.
+        // Port 0: an IPv6 raw socket interprets the port as a protocol.
         let socket = &self.0[usize::from(to.is_ipv6())];
         socket
             .send_to(bytes, &SockAddr::from(SocketAddr::new(to, 0)))
@@ -74,7 +74,7 @@ fn written(packet: PacketBuilderStep<TcpHeader>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns an ICMP error of a router to a client about its SYN to a backend: host unreachable (RFC
+/// Returns a router's ICMP error to a client about its SYN to a backend: host unreachable (RFC
 /// 792), or no route (RFC 4443).
 fn unreachable(router: IpAddr, client: SocketAddr, backend: SocketAddr) -> Result<Vec<u8>> {
     let quote = written(tcp(client, backend).syn())?;
@@ -95,8 +95,8 @@ fn unreachable(router: IpAddr, client: SocketAddr, backend: SocketAddr) -> Resul
     Ok(bytes)
 }
 
-/// Returns two fragments of an IPv4 packet, the first one with 8 bytes. The kernel writes the
-/// header's checksum.
+/// Returns two fragments of an IPv4 packet, the first with 8 bytes. The kernel writes the header
+/// checksum.
 fn fragments(packet: &[u8]) -> [Vec<u8>; 2] {
     const HEADER_LEN: usize = 20;
     const FIRST_LEN: usize = 8;
@@ -113,7 +113,7 @@ fn fragments(packet: &[u8]) -> [Vec<u8>; 2] {
     })
 }
 
-/// Puts an authentication header (RFC 4302) of 8 bytes behind that of IPv6.
+/// Inserts an authentication header (RFC 4302) of 8 bytes after the IPv6 header.
 fn authenticated(mut packet: Vec<u8>) -> Vec<u8> {
     const HEADER_LEN: usize = 40;
     const AUTHENTICATION: u8 = 51;
@@ -124,12 +124,12 @@ fn authenticated(mut packet: Vec<u8>) -> Vec<u8> {
     packet
 }
 
-/// Returns a TCP packet with a random number, and without flags.
+/// Returns a TCP packet with a random sequence number and without flags.
 pub fn tcp(from: SocketAddr, to: SocketAddr) -> PacketBuilderStep<TcpHeader> {
     tcp_with(from, to, rand::random())
 }
 
-/// Returns a TCP packet with this number, and without flags.
+/// Returns a TCP packet with this sequence number and without flags.
 pub fn tcp_with(from: SocketAddr, to: SocketAddr, seq: u32) -> PacketBuilderStep<TcpHeader> {
     let ip = match (from.ip(), to.ip()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => PacketBuilder::ipv4(from.octets(), to.octets(), 64),
@@ -139,7 +139,7 @@ pub fn tcp_with(from: SocketAddr, to: SocketAddr, seq: u32) -> PacketBuilderStep
     ip.tcp(from.port(), to.port(), seq, 64_000)
 }
 
-/// Returns a RST, FIN or SYN, which would end a connection if its number were right.
+/// Returns a RST, FIN or SYN that would end a connection if its sequence number were right.
 pub fn end(from: SocketAddr, to: SocketAddr) -> PacketBuilderStep<TcpHeader> {
     let packet = tcp(from, to);
     match rand::random_range(0..4) {

@@ -1,28 +1,27 @@
 //! Packets as text, and back: `tcp S client:1000 > web:80 +5` is a SYN with 5 bytes of payload.
 //!
-//! Names stand for addresses, so that one table of packets serves both families. A port `$x` stands
-//! for a number that the first packet with it shows. After a packet, `+N` says how many bytes of
-//! payload it has.
+//! Names stand for addresses, so that a table of packets serves both families. A port `$x` stands
+//! for the number in the first packet that uses it. `+N` after a packet is the payload length in
+//! bytes.
 //!
-//! - `tcp SA …`: with its flags as tcpdump has them (S, F, R, P, A for `.`). A SYN has the sequence
-//!   number 1000, other packets have and acknowledge 1001. `A@N` acknowledges N, `R#N` has the
-//!   sequence number N. Text from a frame leaves numbers out.
+//! - `tcp SA …`: flags as in tcpdump (S, F, R, P, A for `.`). A SYN has the sequence number 1000,
+//!   other packets have and acknowledge 1001. `A@N` acknowledges N, `R#N` has the sequence number
+//!   N. Text from a frame omits these numbers.
 //! - `udp …`
-//! - `sctp INIT …`: with its chunks, as in `COOKIE-ECHO,DATA`; the last one has the payload.
+//! - `sctp INIT …`: chunks, as in `COOKIE-ECHO,DATA`; the last chunk has the payload.
 //! - `icmp frag-needed=1400 router > web about tcp …`: an ICMP error of a kind in `wire::ICMP`, and
-//!   what it quotes. After `about cut`, only 8 bytes of the transport are quoted, and no TCP flags
-//!   are named.
-//! - `unreachable tcp …`: short for a port unreachable that quotes such a packet, cut, from its
+//!   the quoted packet. After `about cut`, the quote has only 8 bytes of the transport and shows no
+//!   TCP flags.
+//! - `unreachable tcp …`: short for a port unreachable with this packet as a cut quote, from its
 //!   destination to its source.
 //! - `icmp echo client > web`
 //!
-//! Brackets before it hold the parts of the IP header beside a transport. `[options]` or
-//! `[options=16]` stands for bytes of IPv4 options or of an IPv6 destination header. `first=ID` and
-//! `later=ID` stand for a fragment. IPv6 also has `hop`, `routing`, `auth`, `esp`, `none` and
-//! `visits` (a routing header that is not done with). `atomic` stands for a fragment header on a
-//! whole packet. A later fragment has no ports: `[later=7] udp client > web +64`. After
-//! `[first=7] cut tcp …`, only 8 bytes of the transport are in the first fragment, and no TCP flags
-//! are named.
+//! Brackets before a packet add parts of the IP header. `[options]` or `[options=16]`: bytes of
+//! IPv4 options or of an IPv6 destination header. `first=ID` and `later=ID`: a fragment. IPv6 also
+//! has `hop`, `routing`, `auth`, `esp`, `none` and `visits` (a routing header with segments left).
+//! `atomic`: a fragment header on an unfragmented packet. A later fragment has no ports:
+//! `[later=7] udp client > web +64`. After `[first=7] cut tcp …`, the first fragment has only 8
+//! bytes of the transport and shows no TCP flags.
 
 mod build;
 pub use build::DST_MAC;
@@ -35,7 +34,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
 
-/// Names of addresses of one family, and the ports found so far.
+/// The names of one family's addresses, and the ports recorded so far.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
     addrs: BTreeMap<&'static str, IpAddr>,
@@ -57,24 +56,24 @@ impl Names {
             .with_context(|| format!("no address is called {name}"))
     }
 
-    /// The port called `$name`, once a packet has shown it.
+    /// Returns the port `$name`, once a packet has shown it.
     pub fn port(&self, name: &str) -> Option<u16> {
         self.ports.get(name).copied()
     }
 
-    /// The frame that `text` stands for, with right checksums.
+    /// Returns the frame of `text`, with valid checksums.
     pub fn frame(&self, text: &str) -> Result<Vec<u8>> {
         build::frame(self, text)
     }
 
-    /// Writes `frame` as text. Checks every checksum, except where a fragment or a quote has only a
-    /// part of the packet.
+    /// Returns `frame` as text. Verifies all checksums, except where a fragment or a quote has only
+    /// a part of the packet.
     pub fn text(&self, frame: &[u8]) -> Result<String> {
         read::frame(self, frame)
     }
 
-    /// Writes `frame` as [`Names::text`] does, and learns the ports that `expected` calls `$x`. The
-    /// two are equal if all is as expected.
+    /// Returns `frame` as [`Names::text`] does, and records the ports called `$x` in `expected`.
+    /// The result equals `expected` if the frame is as expected.
     pub fn learn(&mut self, frame: &[u8], expected: &str) -> Result<String> {
         let plain = Self {
             ports: BTreeMap::new(),
@@ -94,8 +93,8 @@ impl Names {
         self.text_as(frame, expected)
     }
 
-    /// Writes `frame` as [`Names::text`] does, with the names that `expected` has for peers
-    /// wherever they are right: what two flows got may be one number.
+    /// Returns `frame` as [`Names::text`] does, with the names that `expected` has for peers
+    /// wherever they are right: two flows may have the same port.
     pub fn text_as(&self, frame: &[u8], expected: &str) -> Result<String> {
         let text = self.text(frame)?;
         let words = text

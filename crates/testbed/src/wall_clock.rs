@@ -1,5 +1,4 @@
-//! A wall clock that a test moves, for processes that it starts. `wall_clock.c` is what they call
-//! in place of libc's.
+//! A movable wall clock for processes of a test. `wall_clock.c` replaces libc's functions.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -18,7 +17,7 @@ pub struct WallClock {
 }
 
 impl WallClock {
-    /// Compiles the library, in a folder of the test's. The clock is right until it is set.
+    /// Compiles the library in a folder of the test. The clock is right until it is set.
     pub fn new(folder: &Path) -> Result<Self> {
         let [library, path] = ["wall_clock.so", "offset"].map(|name| folder.join(name));
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/wall_clock.c");
@@ -41,14 +40,14 @@ impl WallClock {
         })
     }
 
-    /// Sets it so many seconds on from the true time.
+    /// Moves the clock this many seconds from the true time.
     pub fn set(&self, secs: i64) -> Result<()> {
         self.offset
             .write_all_at(&secs.to_ne_bytes(), 0)
             .context("set the clock")
     }
 
-    /// Returns a command that starts another one with this clock.
+    /// Returns a command that runs its arguments with this clock.
     pub fn env(&self) -> Command {
         let mut env = Command::new("env");
         env.arg(format!("LD_PRELOAD={}", self.library.display()));

@@ -1,4 +1,4 @@
-//! A lab whose hosts answer, and whose API server a test may stop and start.
+//! A lab with servers on its hosts, and an API server that a test can stop and start.
 
 use std::cell::{Ref, RefCell, RefMut};
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::echo::Servers;
 use crate::lab::{Lab, Layout};
 
 pub struct WatchedLab {
-    // Both go before the lab, in whose namespaces they are.
+    // Both drop before the lab with their namespaces.
     api: RefCell<ApiServer>,
     _servers: Servers,
     pub kubeconfig: PathBuf,
@@ -25,12 +25,12 @@ pub struct WatchedLab {
 }
 
 impl WatchedLab {
-    /// Answers at a port on all hosts that may be backends, over all protocols.
+    /// Starts servers at a port on all possible backends, for all protocols.
     pub fn start(port: u16) -> Result<Self> {
         Self::start_in(Layout::Routed, port, Vec::new())
     }
 
-    /// Builds another layout; the API server's certificate is for `sans` too.
+    /// Starts another layout; the API server's certificate includes `sans`.
     pub fn start_in(layout: Layout, port: u16, sans: Vec<String>) -> Result<Self> {
         let lab = Lab::start(layout)?;
         let servers = Servers::start()?;
@@ -51,7 +51,7 @@ impl WatchedLab {
         self.api.borrow()
     }
 
-    /// To stop the API server, and to start it again.
+    /// Returns the API server, to stop and start it.
     pub fn api_mut(&self) -> RefMut<'_, ApiServer> {
         self.api.borrow_mut()
     }
@@ -64,7 +64,7 @@ impl WatchedLab {
         self.api().apply(&object.0).map(drop)
     }
 
-    /// Creates a Service with its slices, or replaces them.
+    /// Creates or replaces a Service with its slices.
     pub fn put_service(&self, service: &Service) -> Result<()> {
         service
             .objects(&self.lab)
@@ -72,8 +72,7 @@ impl WatchedLab {
             .try_for_each(|object| self.put(object))
     }
 
-    /// Returns the contents that a node's maps should have, computed from the objects as the API
-    /// server has them.
+    /// Returns the wanted contents of a node's maps, computed from the objects in the API server.
     pub fn wanted(&self, node: &str) -> Result<Tables> {
         let mut desired = Desired::new(node);
         desired.apply(Update::All(self.stored::<core::Service>("services")).into());
@@ -93,7 +92,7 @@ impl WatchedLab {
         Ok(desired.tables().clone())
     }
 
-    /// Returns the objects that can be read.
+    /// Returns the objects that decode.
     fn stored<K: DeserializeOwned>(&self, resource: &str) -> Vec<K> {
         let objects = self.api().list(resource).into_iter();
         objects

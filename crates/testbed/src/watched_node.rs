@@ -1,4 +1,4 @@
-//! A node alone: a network namespace with an API server on its loopback, where kpx runs as n1.
+//! A single node: a network namespace with an API server on lo, where kpx runs as n1.
 
 use std::fs;
 use std::net::TcpListener;
@@ -21,7 +21,7 @@ pub struct WatchedNode {
 }
 
 impl WatchedNode {
-    /// Starts an API server without an object in a namespace.
+    /// Starts an empty API server in a namespace.
     pub fn new(ns: NetNs) -> Result<Self> {
         let listener = ns
             .run(|| TcpListener::bind("127.0.0.1:6443"))
@@ -32,12 +32,12 @@ impl WatchedNode {
         Ok(Self { api, ns, dir })
     }
 
-    /// Creates an object or replaces it.
+    /// Creates or replaces an object.
     pub fn put(&self, object: &Value) -> Result<Value> {
         self.api.apply(object)
     }
 
-    /// Starts kpx with a new log. It may end at once.
+    /// Starts kpx with a new log. kpx may end at once.
     pub fn spawn(&self, arguments: &str) -> Result<Agent<'_>> {
         let dir = self.dir.path();
         let _old = fs::remove_file(dir.join("log"));
@@ -59,7 +59,7 @@ impl WatchedNode {
         self.spawn(arguments)?.healthy()
     }
 
-    /// Returns what kpx has said, also after its end.
+    /// Returns the log of kpx, also after its end.
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
@@ -73,7 +73,7 @@ impl WatchedNode {
     }
 }
 
-/// Returns the object of n1 with these addresses.
+/// Returns the Node n1 with these addresses.
 pub fn node(addresses: &[&str]) -> Value {
     let addresses: Vec<_> = addresses
         .iter()
@@ -82,7 +82,7 @@ pub fn node(addresses: &[&str]) -> Value {
     json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n1" }, "status": { "addresses": addresses } })
 }
 
-/// Returns a Service of both families with one port: `nth` of the service network.
+/// Returns a dual-stack Service with one port and the `nth` addresses of the service network.
 pub fn service(name: &str, nth: u8, protocol: &str, port: u16) -> Value {
     let ips = [format!("10.96.0.{nth}"), format!("fd00:96::{nth:x}")];
     json!({

@@ -1,5 +1,5 @@
-//! The programs for sockets among the attached programs. Where they are optional, packets serve
-//! sockets without them.
+//! The socket programs among the attached programs. If they are optional and fail, the packet
+//! programs translate instead.
 
 use anyhow::{Context, Result};
 use tracing::warn;
@@ -11,8 +11,7 @@ use crate::sockets::{
 };
 
 impl Attachments {
-    /// Attaches the programs for sockets to a cgroup if they were loaded, and lets go of those of a
-    /// predecessor.
+    /// Attaches the loaded socket programs to a cgroup and removes those of a predecessor.
     pub fn attach_sockets(&mut self, cgroup: Cgroup, options: SocketOptions) -> Result<()> {
         if self.sockets_left.is_some() {
             return Ok(());
@@ -28,21 +27,21 @@ impl Attachments {
         Ok(())
     }
 
-    /// Lets go of sockets, which packets serve from now on.
+    /// Detaches the socket programs; the packet programs serve the sockets from now on.
     fn leave_sockets_to_packets(&mut self, why: &anyhow::Error) -> Result<()> {
         if let Some(sockets) = self.sockets.take() {
             sockets.detach();
         }
         if let Some(Persistence { pins, .. }) = &self.persistence {
             remove_unused(pins, None)?;
-            // Otherwise the removed pins would be missed.
+            // Else the next repair would report the removed pins as missing.
             self.keep_maps()?;
         }
         self.leave_sockets(format!("{why:#}"));
         Ok(())
     }
 
-    /// Leaves sockets to packets, for this reason.
+    /// Leaves sockets to the packet programs, for this reason.
     pub fn leave_sockets(&mut self, why: String) {
         warn!(why, "packets serve the sockets of this host");
         self.note_sockets_left(Some(why));
@@ -52,13 +51,13 @@ impl Attachments {
         self.sockets_left = why;
     }
 
-    /// Returns why packets serve sockets that programs should have served.
+    /// Returns why packets are translated instead of sockets, if socket programs were requested.
     pub fn sockets_left(&self) -> Option<&str> {
         self.sockets_left.as_deref()
     }
 
-    /// Returns which sockets programs serve, and why if that differs from the options: `off`,
-    /// `host`, `all`, `auto: …`.
+    /// Returns the served sockets, and the reason if they differ from the options: `off`, `host`,
+    /// `all`, `auto: …`.
     pub fn socket_lb(&self) -> String {
         match (&self.sockets, &self.sockets_left) {
             (Some(sockets), _) => sockets.served(),
@@ -67,8 +66,8 @@ impl Attachments {
         }
     }
 
-    /// Returns the means to choose pods whose sockets are led, where that was asked for and the
-    /// programs are attached.
+    /// Returns the selection of pods for socket load balancing, if it is enabled and the programs
+    /// are attached.
     pub fn pod_sockets(&self, rows: Option<PodRows>) -> Result<Option<PodSockets>> {
         let (Some(sockets), Some(rows)) = (&self.sockets, rows) else {
             return Ok(None);
@@ -80,7 +79,7 @@ impl Attachments {
         self.sockets.as_ref().map(Sockets::status)
     }
 
-    /// Attaches socket programs again that were taken off, and returns their number.
+    /// Attaches missing socket programs again and returns their number.
     pub fn repair_sockets(&mut self) -> Result<u64> {
         match (&mut self.sockets, &self.persistence) {
             (Some(sockets), Some(Persistence { pins, .. })) => {

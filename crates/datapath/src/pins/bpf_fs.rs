@@ -1,4 +1,4 @@
-//! Finds out whose BPF file system the folder of pins is in: the host's outlives a container, the
+//! Finds the owner of the BPF file system that holds the pins: the host's outlives a container, a
 //! container's own does not.
 
 use std::fs::{self, File};
@@ -11,7 +11,6 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{major, minor};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
-/// The mount point of BPF file systems.
 pub(super) const MOUNT_POINT: &str = "/sys/fs/bpf";
 
 /// The owner of a BPF file system.
@@ -20,13 +19,13 @@ pub enum BpfFs {
     Host,
     /// This container: the file system goes with it.
     Container,
-    /// One of the two.
+    /// Host or container.
     Unknown,
 }
 
-/// Mounts a BPF file system at the usual place if there is none, which takes CAP_SYS_ADMIN. Returns
-/// whose it is. Call this before capabilities are given up: a process without all capabilities of
-/// process 1 may not read its namespaces.
+/// Mounts a BPF file system at the usual place if none is there, which takes CAP_SYS_ADMIN. Returns
+/// its owner. Call this before giving up capabilities: reading the namespaces of process 1 takes
+/// all capabilities of process 1.
 pub fn ensure_bpf_fs(root: &Path) -> Result<BpfFs> {
     if is_on_bpf_fs(root)? {
         return owner(root);
@@ -36,7 +35,7 @@ pub fn ensure_bpf_fs(root: &Path) -> Result<BpfFs> {
         "{} is not in a BPF file system: mount one there, or use a folder below {MOUNT_POINT}",
         root.display()
     );
-    // Without the lock, two processes that mount at once would hide each other's file system.
+    // The lock prevents two processes from mounting at once: one mount would hide the other.
     let mount_point = File::open(MOUNT_POINT).with_context(|| format!("open {MOUNT_POINT}"))?;
     let _lock = Flock::lock(mount_point, FlockArg::LockExclusive)
         .map_err(|(_, errno)| errno)
@@ -55,7 +54,6 @@ pub fn ensure_bpf_fs(root: &Path) -> Result<BpfFs> {
     })
 }
 
-/// Returns whose an existing file system is.
 fn owner(root: &Path) -> Result<BpfFs> {
     if is_in_namespaces_of_the_host() {
         return Ok(BpfFs::Host);
@@ -65,22 +63,22 @@ fn owner(root: &Path) -> Result<BpfFs> {
         .with_context(|| format!("look at {}", root.display()))?
         .dev();
     let dev = format!("{}:{}", major(dev), minor(dev));
-    // Process 1 is the host's only for one that sees the host's processes.
+    // Process 1 is the host's only in the host's PID namespace.
     let mounts_of = |process| fs::read_to_string(format!("/proc/{process}/mountinfo")).ok();
     let of_host = mounts_of("1").filter(|_| is_in_pid_namespace_of_the_host());
     let own = mounts_of("self").unwrap_or_default();
     Ok(judge(&dev, of_host.as_deref(), &own))
 }
 
-/// Judges by the mounts of process 1, if it is the host's, else by those of this process.
+/// Decides by the mounts of process 1 if it is the host's, else by this process's mounts.
 fn judge(dev: &str, of_host: Option<&str>, own: &str) -> BpfFs {
     let is_there = |mounts: &str| {
         mounts
             .lines()
             .any(|line| line.split(' ').nth(2) == Some(dev))
     };
-    // Optional fields stand before the separator. A mount made in a container follows none of
-    // another mount namespace.
+    // Optional fields precede the separator. A mount made in a container has no master in another
+    // mount namespace.
     let follows = |line: &str| {
         line.split(' ')
             .skip(6)
@@ -104,7 +102,7 @@ fn is_in_pid_namespace_of_the_host() -> bool {
     fs::read_link("/proc/self/ns/pid").is_ok_and(|ns| ns == Path::new(INITIAL_PID_NS))
 }
 
-/// Returns false in a container, as far as this process can tell.
+/// Returns false in a container, as far as this process can detect.
 fn is_in_namespaces_of_the_host() -> bool {
     let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     is_in_pid_namespace_of_the_host() && of("1").is_some_and(|ns| Some(ns) == of("self"))
@@ -117,7 +115,7 @@ pub(super) fn is_on_bpf_fs(path: &Path) -> Result<bool> {
     Ok(fs.filesystem_type() == BPF_FS_MAGIC)
 }
 
-/// Returns the folder itself, or the first above it that exists.
+/// Returns the path, or its closest existing ancestor.
 fn there(path: &Path) -> Result<&Path> {
     path.ancestors()
         .find(|dir| dir.exists())

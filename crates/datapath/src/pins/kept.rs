@@ -1,5 +1,5 @@
-//! The maps behind the pins, held open. Another program may remove pins, or unmount their file
-//! system, and only what is pinned outlives the agent.
+//! Holds the pinned maps open. Another program may remove pins or unmount their file system, and
+//! only pinned maps outlive the agent.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,7 +11,6 @@ use aya::maps::MapData;
 use super::bpf_fs::{MOUNT_POINT, is_on_bpf_fs};
 use super::{Pins, names, trust};
 
-/// The pinned maps, each with its path.
 pub(crate) struct KeptMaps(Vec<(PathBuf, MapData)>);
 
 impl KeptMaps {
@@ -30,7 +29,7 @@ impl KeptMaps {
         ))
     }
 
-    /// Makes the pins again that are gone. Returns their number.
+    /// Restores missing pins. Returns their number.
     pub(crate) fn restore(&self) -> Result<u64> {
         let gone: Vec<_> = self.0.iter().filter(|(path, _)| !path.exists()).collect();
         if gone.is_empty() {
@@ -45,8 +44,7 @@ impl KeptMaps {
 }
 
 impl Pins {
-    /// Makes the folders again that are gone. Returns an error if the place has no BPF file system
-    /// any more.
+    /// Creates missing folders again. Returns an error if the BPF file system is unmounted.
     pub(crate) fn reopen(&self) -> Result<()> {
         if self.maps().exists() && self.links().exists() {
             return Ok(());

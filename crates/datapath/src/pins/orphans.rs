@@ -1,5 +1,5 @@
-//! Finds maps without a pin. A filter of clsact holds its program, and the program its maps. If the
-//! pins went with a container, the next start finds the maps through the filters, and pins them
+//! Finds maps without a pin. A clsact filter holds its program, and the program its maps. If the
+//! pins went with a container, the next start finds the maps through the filters and pins them
 //! again.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,19 +34,19 @@ pub struct Orphan {
     pub map: MapData,
 }
 
-/// Returns the maps of the programs that `filters` hold, each filter with its device's name. An
-/// interrupted resize leaves two maps of a name. Of two maps with the same name and size, the
+/// Returns the maps of the programs that `filters` hold; each filter comes with its device's name.
+/// An interrupted resize leaves two maps of a name. Of two maps with the same name and size, the
 /// younger program's counts.
 ///
-/// A filter is ours by its priority and its handle, on a device of this network namespace, where
-/// adding a filter takes CAP_NET_ADMIN. Its program must have the name, type and loader of ours at
-/// that hook, and its maps those of `object`.
+/// A filter is ours by its priority and handle, on a device of this network namespace, where adding
+/// a filter takes CAP_NET_ADMIN. Its program must have the name, type and loader of ours at that
+/// hook, and its maps must match `object`.
 pub fn find(object: &[u8], filters: &[(String, Filter)]) -> Result<Vec<Orphan>> {
     maps_of(object, &programs(filters)?)
 }
 
-/// Returns true if the anchor's programs have Services in their tables and still open flows, with
-/// or without an agent.
+/// Returns true if the anchor's programs have Services and still open flows, with or without an
+/// agent.
 pub fn serves(object: &[u8], filters: &[(String, Filter)]) -> Result<bool> {
     let at_anchor: Vec<_> = filters
         .iter()
@@ -54,7 +54,7 @@ pub fn serves(object: &[u8], filters: &[(String, Filter)]) -> Result<bool> {
         .cloned()
         .collect();
     let mut programs = programs(&at_anchor)?;
-    // A kernel without TCX has no links there, and neither has a missing device.
+    // A kernel without TCX and a missing device have no links.
     let (_, linked) =
         SchedClassifier::query_tcx(anchor::NAME, TcAttachType::Egress).unwrap_or_default();
     programs.extend(
@@ -124,7 +124,7 @@ fn maps_of(object: &[u8], programs: &[ProgramInfo]) -> Result<Vec<Orphan>> {
     Ok(found.into_values().collect())
 }
 
-/// Returns the programs from the eldest to the youngest.
+/// Returns the programs, eldest first.
 fn programs(filters: &[(String, Filter)]) -> Result<Vec<ProgramInfo>> {
     ensure!(
         filters.is_empty() || may_open_by_id(),
@@ -155,7 +155,7 @@ fn programs(filters: &[(String, Filter)]) -> Result<Vec<ProgramInfo>> {
         }
     }
     let mut programs = Vec::new();
-    // A program that vanishes meanwhile is not held by a filter.
+    // A program that vanishes during the walk is not held by a filter.
     for program in loaded_programs().flatten() {
         let Some(name) = wanted.get(&program.id()) else {
             continue;
@@ -185,12 +185,12 @@ fn kernel_name(name: &str) -> &str {
     &name[..name.len().min(NAME_BYTES)]
 }
 
-/// Returns an error if a kpx whose pins are out of sight has TCX links here: both would translate.
+/// Returns an error if TCX links of a kpx with hidden pins exist here: both would translate.
 pub fn ensure_no_hidden_links() -> Result<()> {
     for device in if_nameindex().context("list the devices")?.iter() {
         let name = device.name().to_string_lossy();
         for attach_type in [TcAttachType::Ingress, TcAttachType::Egress] {
-            // A kernel without TCX has no links there.
+            // A kernel without TCX has no links.
             let (_, programs) = SchedClassifier::query_tcx(&name, attach_type).unwrap_or_default();
             let is_ours = |program: &ProgramInfo| {
                 program
@@ -208,7 +208,8 @@ pub fn ensure_no_hidden_links() -> Result<()> {
 }
 
 impl Pins {
-    /// Pins the maps of the programs that `filters` hold, in one step. No map may be pinned yet.
+    /// Pins the maps of the programs that `filters` hold, in one step. The folder must have no
+    /// pins.
     pub fn recover(&self, object: &[u8], filters: &[(String, Filter)]) -> Result<()> {
         if filters.is_empty() {
             return Ok(());

@@ -1,6 +1,6 @@
-//! Replaces maps by maps of another size. The new maps take over the entries of the old while
-//! packets still use the old. After all programs have the new maps, the later changes are copied
-//! once more. After a crash at any point the next start finds both.
+//! Replaces maps by maps of another size. The new maps get the entries while packets still use the
+//! old maps. When all programs have the new maps, later changes are copied once more. After a crash
+//! at any point the next start finds both.
 
 use std::fs;
 use std::path::Path;
@@ -27,10 +27,10 @@ use super::{PinPath, remove_pin};
 use crate::maps::FamilyNames;
 use crate::sizes::is_full;
 
-/// The flag of bpf(2) that creates a row only if there is none.
+/// The bpf(2) flag to create a row only if it is missing.
 const NO_EXIST: u64 = 1;
 
-/// The maps of a load that take over entries from others.
+/// The maps of a load that take over entries from other maps.
 pub(crate) struct Resize(Vec<PinPath>);
 
 impl Resize {
@@ -66,7 +66,6 @@ impl Resize {
         Ok(())
     }
 
-    /// Drops the old maps.
     pub(crate) fn finish(self) -> Result<()> {
         for pin in self.0 {
             if pin.target != pin.path {
@@ -81,23 +80,22 @@ impl Resize {
     }
 }
 
-/// A map, and the map that takes over its entries.
 struct Pair<'a> {
     from: &'a Path,
     to: &'a Path,
 }
 
-/// Copies a map. Returns the number of entries that found no room.
+/// Copies a map. Returns the number of entries that did not fit.
 fn copy(name: &str, pair: &Pair<'_>) -> Result<usize> {
     if name == names::DEVICES {
         return entries::<u32, Device>(pair, keep);
     }
     let copied = family::<Addr4>(name, pair).or_else(|| family::<Addr6>(name, pair));
-    // None means an array of a fixed size, or a table that fills by itself.
+    // `None` is an array of a fixed size, or a table that fills by itself.
     copied.unwrap_or(Ok(0))
 }
 
-/// Copies in the way that a map's row in `proxy_common::maps` names.
+/// Copies by the method in the map's row of `proxy_common::maps`.
 macro_rules! copied {
     (keep, $pair:ident, $key:ty, $value:ty) => {
         Some(entries::<$key, $value>($pair, keep))
@@ -115,8 +113,7 @@ macro_rules! copied {
 
 macro_rules! family {
     ($($(#[$doc:meta])* $field:ident: $v4:ident $v6:ident: $map:ident<$($part:ty),+> = $size:expr, $flags:expr, $how:ident;)+) => {
-        /// Copies a map of this family. Returns None if the map is not of this family, or is not
-        /// copied.
+        /// Copies a map of this family. Returns `None` for other maps and maps that are not copied.
         fn family<A: FamilyNames>(name: &str, pair: &Pair<'_>) -> Option<Result<usize>> {
             match name {
                 $(_ if name == A::MAPS.$field => copied!($how, pair, $($part),+),)+
@@ -127,7 +124,6 @@ macro_rules! family {
 }
 proxy_common::family_maps!(family);
 
-/// Keeps the entry that is there already.
 fn keep<V>(_old: &V, _new: &V) -> bool {
     false
 }
@@ -144,8 +140,8 @@ fn entries<K: Pod + Ord, V: Pod>(
     let from: HashMap<_, K, V> = open(pair.from)?;
     let mut to: HashMap<_, K, V> = open(pair.to)?;
     let mut left_out = 0;
-    // The keys are read first: programs delete meanwhile, and then the kernel's iteration starts
-    // over.
+    // Read the keys first: programs delete entries during the copy, and a deletion restarts the
+    // kernel's iteration.
     let keys = from
         .keys()
         .collect::<Result<std::collections::BTreeSet<K>, _>>()?;
@@ -174,13 +170,13 @@ fn networks<K: Pod>(pair: &Pair<'_>) -> Result<usize> {
     Ok(left_out)
 }
 
-/// Returns false if there was no room.
+/// Returns false if the map was full.
 fn is_put(result: Result<(), MapError>) -> Result<bool> {
     const EEXIST: i32 = 17;
     match result {
         Err(error) if is_full(&error) => Ok(false),
         Err(MapError::SyscallError(error)) => match error.io_error.raw_os_error() {
-            // A program has written the entry first.
+            // A program created the entry first.
             Some(EEXIST) => Ok(true),
             _ => Err(error.into()),
         },

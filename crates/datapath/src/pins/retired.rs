@@ -1,4 +1,4 @@
-//! Maps of earlier versions that no program of this layout uses any more.
+//! Maps of earlier versions that this layout's programs do not use.
 
 use std::path::Path;
 
@@ -6,8 +6,8 @@ use anyhow::Result;
 
 use super::{names, remove_pin};
 
-/// The queues that were the half-open queue before each CPU had a ring, under both of their names;
-/// the tables of TCP sockets before each socket kept what it dialled.
+/// The half-open queues from before per-CPU rings, under both of their names; the tables of TCP
+/// sockets from before socket storage.
 const RETIRED: [&str; 6] = [
     "HALF_OPEN4",
     "HALF_OPEN6",
@@ -17,10 +17,10 @@ const RETIRED: [&str; 6] = [
     "TCP_SOCKETS6",
 ];
 
-/// Removes the pins of such maps, and of those that were about to replace them: `HALF_OPEN4-65536`.
+/// Removes the pins of these maps, and of their resized copies such as `HALF_OPEN4-65536`.
 ///
-/// The half-open flows that only a retired queue names make no room for others. They go with their
-/// time, a minute at most. To the sockets of a retired table, `getpeername` shows their backends.
+/// Half-open flows that only a retired queue lists are not evicted; they expire within a minute.
+/// For sockets in a retired table, `getpeername` returns the backend.
 pub(crate) fn remove(maps: &Path) -> Result<()> {
     let is_retired = |name: &&String| {
         name.split('-')

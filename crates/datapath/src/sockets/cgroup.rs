@@ -1,5 +1,5 @@
-//! Finds the cgroup below which sockets are translated: the root of the version 2 hierarchy, which
-//! every process belongs to.
+//! Finds the cgroup for socket translation: the root of the version 2 hierarchy, which contains
+//! every process.
 
 use std::fmt;
 use std::fs::File;
@@ -12,14 +12,14 @@ use rustix::fs::{Access, AtFlags, Mode, OFlags, accessat, openat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use tracing::{info, warn};
 
-/// The mount point of the hierarchy: alone, or in this folder beside version 1.
+/// The mount point of the version 2 hierarchy; next to version 1 it is mounted in the folder below.
 const USUAL: &str = "/sys/fs/cgroup";
 const BESIDE_V1: &str = "unified";
 
-/// The place in a container at which the manifests of kpx mount the host's.
+/// The place where kpx's manifests mount the host's hierarchy in a container.
 const OF_HOST: &str = "/host/cgroup";
 
-/// The file that every cgroup has except the root.
+/// A file in every cgroup except the root.
 const NOT_ROOT: &str = "cgroup.type";
 
 /// A folder of the hierarchy, held open.
@@ -30,8 +30,8 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Opens the cgroup that the operator names, or else the host's root at its usual mount points.
-    /// Returns an error if it is not mounted there.
+    /// Opens the cgroup that the operator gives, or the host's root at its usual mount points.
+    /// Returns an error if the hierarchy is not mounted there.
     pub fn find(given: Option<&Path>) -> Result<Self> {
         let given = given.or_else(|| is_mounted(Path::new(OF_HOST)).then_some(Path::new(OF_HOST)));
         if let Some(path) = given {
@@ -46,8 +46,8 @@ impl Cgroup {
         Ok(this)
     }
 
-    /// Opens it in the same way. If the root is not mounted, mounts it where no other process sees
-    /// it. Call this before capabilities are given up: mounting takes CAP_SYS_ADMIN.
+    /// Opens the cgroup like [`Self::find`]. If the root is not mounted, mounts it invisibly to
+    /// other processes. Call this before giving up capabilities: mounting takes CAP_SYS_ADMIN.
     pub fn find_or_mount(given: Option<&Path>) -> Result<Self> {
         let found = Self::find(given);
         if found.is_ok() || given.is_some() {
@@ -87,8 +87,7 @@ impl Cgroup {
         })
     }
 
-    /// Mounts the hierarchy without a place in the file tree. The mount ends with its last open
-    /// descriptor.
+    /// Mounts the hierarchy without a path. The mount ends with its last open descriptor.
     fn mount() -> Result<Self> {
         let fs = fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC).context("open cgroup2")?;
         fsconfig_create(&fs).context("make a cgroup2 file system")?;
@@ -107,7 +106,6 @@ impl Cgroup {
         })
     }
 
-    /// Returns another handle on the same folder.
     pub(super) fn try_clone(&self) -> Result<Self> {
         let dir = self
             .dir
@@ -136,7 +134,7 @@ impl fmt::Display for Cgroup {
     }
 }
 
-/// Returns the folder of version 2 at a mount point of all versions.
+/// Returns the folder of version 2, given a mount point that may hold both versions.
 fn hierarchy(path: &Path) -> PathBuf {
     let beside = path.join(BESIDE_V1);
     if !is_cgroup2(path) && is_cgroup2(&beside) {

@@ -1,7 +1,7 @@
-//! Finds the cgroups of pods, as kubelet names them.
+//! Finds the cgroups of pods by kubelet's names.
 //!
-//! Kubelet's own folders alone are searched. What a pod makes below its own cgroup has no say,
-//! whatever name it has.
+//! The search covers kubelet's own folders only. Cgroups that a pod creates below its own are
+//! ignored, under any name.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,28 +11,28 @@ use proxy_common::socket::PODS_DEPTH;
 use rustix::fs::{Dir, FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
 
-/// The deepest place of kubelet's topmost folder. It has two more levels below.
+/// The greatest depth of kubelet's top folder, which has two more levels below.
 const KUBEPODS_DEPTH: u32 = PODS_DEPTH - 2;
 
-/// A place in the hierarchy.
+/// A level in the hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
-    /// Kubelet's folders may be below.
+    /// Above kubelet's top folder.
     Above,
-    /// The topmost of kubelet's folders, with pods of class Guaranteed in it.
+    /// Kubelet's top folder, with pods of class Guaranteed.
     Kubepods,
-    /// The folder of another class.
+    /// The folder of another QoS class.
     Class,
-    /// A pod's, by its uid.
+    /// A pod's cgroup, with the pod's uid.
     Pod(Box<str>),
 }
 
 impl Place {
-    /// Returns the place of a folder, or None if no pod's cgroup is there.
+    /// Returns the level of a folder, or `None` if the folder cannot contain kubelet's cgroups.
     fn of(name: &str, within: &Self) -> Option<Self> {
         match within {
             Self::Above if is_kubepods(name) => Some(Self::Kubepods),
-            // A user's own folders, and a service's, may have any name.
+            // Users and services choose the names of their own folders.
             Self::Above if name == "user.slice" => None,
             Self::Above => (!name.contains('.') || has_ending(name, &[".slice", ".scope"]))
                 .then_some(Self::Above),
@@ -52,8 +52,8 @@ fn is_class(name: &str) -> bool {
     classes.contains(&name) || has_ending(name, &["-besteffort.slice", "-burstable.slice"])
 }
 
-/// Returns the uid in the name of a pod's cgroup. Names of slices have `_` in the place of `-`,
-/// which separates slices.
+/// Returns the uid in the name of a pod's cgroup. Slices have `_` instead of `-`, because `-`
+/// separates slices.
 fn pod_uid(name: &str) -> Option<Box<str>> {
     let uid = match name.strip_suffix(".slice") {
         Some(slice) => slice.rsplit_once("-pod")?.1.replace('_', "-"),
@@ -70,11 +70,11 @@ fn has_ending(name: &str, endings: &[&str]) -> bool {
     endings.iter().any(|ending| name.ends_with(ending))
 }
 
-/// Returns the ids of pods' cgroups by the pods' uids. Of two cgroups the one that is less deep
-/// counts: only kubelet makes that one.
+/// Returns the ids of pods' cgroups by pod uid. Of two cgroups with a uid the less deep counts:
+/// only kubelet creates it.
 pub(super) fn find(root: impl AsFd) -> Result<BTreeMap<Box<str>, u64>> {
     let mut pods = BTreeMap::new();
-    // Paths wait here, since a host may have more folders than this process may have open files.
+    // A queue of paths, because a host may have more folders than this process may open files.
     let mut folders = VecDeque::from([(".".to_owned(), Place::Above, 0)]);
     while let Some((path, within, depth)) = folders.pop_front() {
         let folder = match open(&root, &path) {
@@ -126,7 +126,7 @@ mod tests {
     const UID: &str = "6ad0a8c5-9fd1-4d0b-8f5e-0a1b2c3d4e5f";
     const OTHER: &str = "7be1b9d6-0ae2-4e1c-906f-1b2c3d4e5f60";
 
-    /// Returns the uids that are found in a tree of such folders, with the folder of each.
+    /// Returns the uids in a tree of these folders, with the folder of each.
     fn found(folders: &[&str]) -> Vec<(String, String)> {
         let root = tempfile::tempdir().unwrap();
         folders
@@ -176,7 +176,7 @@ mod tests {
         );
     }
 
-    /// Checks a host with more folders than a process may have open files.
+    /// The host has more folders than a process may open files.
     #[test]
     fn folders_beside_kubelets_need_no_open_files() {
         const SCOPES: usize = 2_000;
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(pods.keys().map(AsRef::as_ref).collect::<Vec<_>>(), [UID]);
     }
 
-    /// Checks that a pod's own cgroups, and those of users and services, take no other pod's place.
+    /// A pod's own cgroups, and those of users and services, do not replace another pod's cgroup.
     #[test]
     fn a_pod_cannot_take_anothers_place() {
         let own = format!("kubepods/burstable/pod{UID}");

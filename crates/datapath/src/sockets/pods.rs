@@ -1,4 +1,4 @@
-//! Tells the programs which pods' sockets are led.
+//! Tells the programs which pods have socket load balancing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,26 +11,24 @@ use proxy_common::socket::{LED, PODS_MAX};
 use super::{Cgroup, kubepods};
 use crate::maps::take;
 
-/// The rows of the pods whose sockets are led, and the cgroups by which the programs know them.
+/// The rows of the pods with socket load balancing, and the root of the pods' cgroups.
 pub struct PodSockets {
     rows: PodRows,
     cgroup: Cgroup,
 }
 
-/// The table of the pods whose sockets are led, by the ids of their cgroups.
+/// The table of pods with socket load balancing, by cgroup id.
 pub type PodRows = HashMap<MapData, u64, u32>;
 
-/// The place of a pod that is to be led.
+/// The state of a pod that is to have socket load balancing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodRow {
     Led,
-    /// It has no cgroup, or none yet.
+    /// The pod has no cgroup yet.
     NoCgroup,
-    /// The table is full.
     NoRoom,
 }
 
-/// Takes the table out of the object.
 pub(crate) fn rows(ebpf: &mut Ebpf) -> Result<PodRows> {
     take(ebpf, names::SOCKET_PODS)
 }
@@ -40,8 +38,8 @@ impl PodSockets {
         Self { rows, cgroup }
     }
 
-    /// Makes the programs lead the sockets of the pods with these uids, and of no other. A row goes
-    /// before another one comes, so that the table has room.
+    /// Makes the programs translate the sockets of exactly these pods. Old rows are deleted before
+    /// new rows are written, so the table has room.
     pub fn lead(&mut self, uids: &BTreeSet<Box<str>>) -> Result<BTreeMap<Box<str>, PodRow>> {
         let cgroups = if uids.is_empty() {
             BTreeMap::new()

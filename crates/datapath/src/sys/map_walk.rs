@@ -1,8 +1,8 @@
 //! Reads and writes a kernel hash map in batches (`BPF_MAP_LOOKUP_BATCH` and its siblings, Linux
-//! 5.6), because aya has no calls for batches. Each system call serves many entries.
+//! 5.6), which aya lacks.
 //!
 //! A walk key by key starts over whenever the key at its position is deleted. A walk in batches
-//! goes from bucket to bucket: the walk ends, and it meets no entry twice that stays in the map.
+//! goes from bucket to bucket: it ends, and returns every lasting entry at most once.
 
 use std::io::{Error, ErrorKind, Result};
 use std::marker::PhantomData;
@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use aya::Pod;
 use aya::maps::MapData;
 
-/// A walk through a hash map, with its buffers, whose size does not depend on the map's.
+/// A walk through a hash map, with buffers of a fixed size.
 #[derive(Debug)]
 pub(crate) struct Walk<K, V> {
     map: OwnedFd,
@@ -20,7 +20,7 @@ pub(crate) struct Walk<K, V> {
     at: At,
 }
 
-/// The position of a walk, in the kernel's own number.
+/// The position of a walk, as the kernel numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     Start,
@@ -29,7 +29,7 @@ enum At {
 }
 
 impl<K: Pod, V: Pod> Walk<K, V> {
-    /// Returns a walk in batches of up to `len` entries, or of more where one bucket holds more.
+    /// Returns a walk in batches of up to `len` entries, or more if one bucket holds more.
     pub(crate) fn new(map: &MapData, len: usize) -> Result<Self> {
         Ok(Self::of(open::<K, V>(map)?, len))
     }
@@ -45,7 +45,6 @@ impl<K: Pod, V: Pod> Walk<K, V> {
         walk
     }
 
-    /// Lets the next batch begin at the start.
     pub(crate) fn restart(&mut self) {
         self.at = At::Start;
     }
@@ -62,7 +61,6 @@ impl<K: Pod, V: Pod> Walk<K, V> {
         Ok(Some(keys.iter().copied().zip(values.iter().copied())))
     }
 
-    /// Reads a batch and returns its length.
     fn read(&mut self) -> Result<Option<usize>> {
         let mut tries = 0;
         while self.at != At::End {
@@ -77,7 +75,7 @@ impl<K: Pod, V: Pod> Walk<K, V> {
                     return Ok(Some(len));
                 }
                 Some(libc::ENOSPC) if len == 0 => self.make_room(self.keys.len() * 2),
-                // The kernel met a locked bucket: the entries before that bucket were read.
+                // The kernel stopped at a locked bucket and has read the entries before it.
                 Some(libc::EBUSY | libc::EAGAIN | libc::EINTR) if len > 0 => {
                     self.at = at;
                     return Ok(Some(len));
@@ -89,7 +87,7 @@ impl<K: Pod, V: Pod> Walk<K, V> {
         Ok(None)
     }
 
-    /// Makes one call. Returns the position after it and the number of entries read.
+    /// Makes one call. Returns its result, the position after it and the number of entries read.
     fn ask(&mut self) -> (Result<()>, At, usize) {
         let (from, mut to) = match self.at {
             At::Bucket(bucket) => (Some(bucket), 0_u32),
@@ -125,17 +123,16 @@ impl<K: Pod, V: Pod> Walk<K, V> {
     }
 }
 
-/// A hash map that is written in batches.
 #[derive(Debug)]
 pub(crate) struct Rows<K, V> {
     map: OwnedFd,
     row: PhantomData<(K, V)>,
 }
 
-/// A batch that stopped at a row that the kernel refused.
+/// A batch that stopped at a refused row.
 #[derive(Debug)]
 pub(crate) struct Stopped {
-    /// The number of rows before the refused one, all written; zero where the kernel takes no
+    /// The number of rows written before the refused row; zero if the kernel does not support
     /// batches.
     pub done: usize,
     pub error: Error,
@@ -154,13 +151,11 @@ impl<K: Pod, V: Pod> Rows<K, V> {
         Ok(Walk::of(self.map.try_clone()?, len))
     }
 
-    /// Returns another handle of the map.
     pub(crate) fn map(&self) -> Result<OwnedFd> {
         self.map.try_clone()
     }
 
-    /// Writes rows in their order, each in place of a row with the same key. Writes as many rows as
-    /// there are both keys and values.
+    /// Writes rows in order, replacing rows with the same key. Surplus keys or values are ignored.
     pub(crate) fn put(&mut self, keys: &[K], values: &[V]) -> std::result::Result<(), Stopped> {
         let len = keys.len().min(values.len());
         self.write(UPDATE_BATCH, &keys[..len], Some(&values[..len]))
@@ -171,7 +166,7 @@ impl<K: Pod, V: Pod> Rows<K, V> {
         self.write(DELETE_BATCH, keys, None)
     }
 
-    /// Runs a command on the keys, with one value per key where values are given.
+    /// Runs a command on the keys, and on one value per key if values are given.
     fn write(
         &mut self,
         command: libc::c_int,
@@ -205,7 +200,7 @@ impl<K: Pod, V: Pod> Rows<K, V> {
     }
 }
 
-/// Returns the map's descriptor, or an error if its rows are of other types.
+/// Returns the map's descriptor, or an error if the sizes of `K` and `V` differ from the map's.
 fn open<K: Pod, V: Pod>(map: &MapData) -> Result<OwnedFd> {
     let info = map.info().map_err(Error::other)?;
     let sizes = (info.key_size() as usize, info.value_size() as usize);
@@ -222,7 +217,7 @@ fn address<T>(pointer: *const T) -> u64 {
     pointer.addr() as u64
 }
 
-/// The number of repetitions of a call whose first bucket is locked.
+/// The retries of a call that finds its first bucket locked.
 const TRIES: u32 = 100;
 
 // The commands of linux/bpf.h: BPF_MAP_LOOKUP_BATCH and its siblings.

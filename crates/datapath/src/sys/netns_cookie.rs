@@ -1,5 +1,5 @@
-//! Reads the kernel's number of a network namespace, which is never given twice (`SO_NETNS_COOKIE`,
-//! Linux 5.14). BPF programs read the number of a socket's namespace with `bpf_get_netns_cookie`.
+//! Reads a network namespace's cookie, which the kernel never reuses (`SO_NETNS_COOKIE`, Linux
+//! 5.14). BPF programs read the same cookie with `bpf_get_netns_cookie`.
 
 use std::io::{Error, Result};
 use std::mem::size_of;
@@ -11,9 +11,8 @@ use anyhow::Context;
 /// The option's number in include/uapi/asm-generic/socket.h.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// Returns the number of this thread's network namespace.
+/// Returns the cookie of this thread's network namespace.
 pub(crate) fn netns_cookie() -> Result<u64> {
-    // Any socket tells the number of its namespace.
     let socket = UnixDatagram::unbound()?;
     let mut cookie = 0_u64;
     let mut len = size_of::<u64>() as libc::socklen_t;
@@ -35,10 +34,10 @@ pub(crate) fn netns_cookie() -> Result<u64> {
     }
 }
 
-/// Returns true if this thread is in the network namespace that the kernel has made first: all
-/// processes of a machine without containers are there.
+/// Returns true if this thread is in the initial network namespace, which holds all processes of a
+/// machine without containers.
 pub fn is_first_namespace() -> anyhow::Result<bool> {
-    // Cookies are given in turn (net/core/net_namespace.c).
+    // The kernel assigns cookies in sequence (net/core/net_namespace.c).
     Ok(netns_cookie().context("read the cookie of this network namespace")? == 1)
 }
 

@@ -1,5 +1,5 @@
-//! Lists the programs at a TCX hook by their ids (BPF_PROG_QUERY, linux/bpf.h). aya's list also
-//! opens each of them, which takes CAP_SYS_ADMIN.
+//! Lists the ids of the programs at a TCX hook (BPF_PROG_QUERY, linux/bpf.h). aya's list also opens
+//! each program, which takes CAP_SYS_ADMIN.
 
 use std::io::{Error, Result};
 
@@ -28,8 +28,8 @@ struct Query {
     revision: u64,
 }
 
-/// Returns the ids of the programs at a hook of a device. A kernel without TCX, and a device that
-/// is gone, have none.
+/// Returns the ids of the programs at a hook of a device; empty without TCX and for a missing
+/// device.
 pub(crate) fn tcx_programs(ifindex: u32, hook: Hook) -> Result<Vec<u32>> {
     let mut ids = [0_u32; PROGRAMS_MAX];
     let attach_type = match hook {

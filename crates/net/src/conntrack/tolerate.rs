@@ -1,11 +1,10 @@
-//! Makes conntrack tolerate, of single connections, that it misses packets
-//! (linux/netfilter/nfnetlink_conntrack.h), or has missed all so far.
+//! Makes the conntrack entries of single connections liberal
+//! (linux/netfilter/nfnetlink_conntrack.h), because conntrack sees only some of their packets, or
+//! none.
 //!
-//! An entry with the flag for liberality takes a packet for one of its connection whatever the
-//! packet's numbers are. Two flags more are taken away. One shortens the time of an entry whose
-//! last bytes conntrack has not seen acknowledged, and the other has conntrack compare the number
-//! of a RST with numbers that it knows from long ago. Both come back with the next packet that
-//! conntrack takes for one in order.
+//! A liberal entry ignores TCP windows. kpx also clears two flags: DATA_UNACKNOWLEDGED shortens the
+//! timeout until conntrack sees the last bytes acknowledged, and MAXACK_SET compares a RST with an
+//! old sequence number. Both flags return with the next packet that conntrack accepts in order.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
@@ -21,10 +20,10 @@ use crate::netfilter::attrs::Attrs;
 use crate::netlink::{deleted, kernel};
 use crate::raw::{self, Message, attribute, nested};
 
-/// The types of messages: the subsystem of conntrack, and the message's own number.
+/// The types of messages: the conntrack subsystem and the message number.
 const IPCTNL_MSG_CT_NEW: u16 = 0x0100;
 const IPCTNL_MSG_CT_GET: u16 = 0x0101;
-/// The length of `struct nfgenmsg`, with which each message begins.
+/// The length of `struct nfgenmsg`, the head of each message.
 const HEAD_LEN: usize = 4;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
@@ -34,9 +33,9 @@ const CTA_TUPLE_REPLY: u16 = 2;
 const CTA_STATUS: u16 = 3;
 const CTA_PROTOINFO: u16 = 4;
 const CTA_TIMEOUT: u16 = 7;
-/// The attributes that say nothing against it: tuples, status, protocol, timeout, mark, counters,
-/// uses, number, security context, time, labels. A helper, an expectation, sequence numbers that
-/// are adjusted, another zone, synproxy and all that is newer do.
+/// The attributes of a plain entry: tuples, status, protocol, timeout, mark, counters, uses, id,
+/// security context, time, labels. Any other attribute rules the entry out: a helper, an
+/// expectation, adjusted sequence numbers, another zone, synproxy, and newer attributes.
 const HARMLESS: [u16; 13] = [1, 2, 3, 4, 7, 8, 9, 10, 11, 12, 19, 20, 22];
 const CTA_TUPLE_IP: u16 = 1;
 const CTA_TUPLE_PROTO: u16 = 2;
@@ -52,60 +51,59 @@ const CTA_PROTOINFO_TCP_STATE: u16 = 1;
 const CTA_PROTOINFO_TCP_FLAGS_ORIGINAL: u16 = 4;
 const CTA_PROTOINFO_TCP_FLAGS_REPLY: u16 = 5;
 
-/// The states of an entry in which both sides have answered, and in which one of them has sent its
-/// FIN.
+/// The state in which both sides have answered, and the state in which one side has sent its FIN.
 const TCP_CONNTRACK_ESTABLISHED: u8 = 3;
 const TCP_CONNTRACK_CLOSE_WAIT: u8 = 5;
 const IP_CT_TCP_FLAG_BE_LIBERAL: u8 = 0x08;
 const IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED: u8 = 0x10;
 const IP_CT_TCP_FLAG_MAXACK_SET: u8 = 0x20;
-/// `struct nf_ct_tcp_flags`: the flags, and which of them are meant.
+/// `struct nf_ct_tcp_flags`: the flags, and their mask.
 const FLAGS: [u8; 2] = [
     IP_CT_TCP_FLAG_BE_LIBERAL,
     IP_CT_TCP_FLAG_BE_LIBERAL | IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED | IP_CT_TCP_FLAG_MAXACK_SET,
 ];
 
-/// The bits of an entry's status that it has to have: seen a reply, assured, confirmed; and all
-/// that it may have: NAT was asked for nothing.
+/// The required bits of an entry's status: reply seen, assured, confirmed; and the permitted bits,
+/// which add that NAT was set up without a translation.
 const NEEDED: u32 = 1 << 1 | 1 << 2 | 1 << 3;
 const ALLOWED: u32 = NEEDED | 1 << 7 | 1 << 8;
 
-/// A connection as the kernel follows it, without translation.
+/// A connection that conntrack follows without translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Followed {
     pub original: Tuple,
     pub is_tcp: bool,
 }
 
-/// A handle for questions about single connections of this network namespace.
+/// A handle for queries about single connections of this network namespace.
 #[derive(Clone)]
 pub struct Tolerance(ConnectionHandle<Message>);
 
-/// Opens the socket. Only while the connection's future is polled do requests get answers.
+/// Opens the socket. Requests get answers only while the connection's future is polled.
 pub fn connect() -> io::Result<(Connection<Message>, Tolerance)> {
     let (connection, handle, _) = new_connection(NETLINK_NETFILTER)?;
     Ok((connection, Tolerance(handle)))
 }
 
 impl Tolerance {
-    /// Makes conntrack tolerate that it misses packets of an open connection. Returns false if it
-    /// follows none of these addresses and ports, translates it, or does more than follow it. A
-    /// connection of UDP needs no word, because no packet of it is out of order.
+    /// Makes the entry of an open connection liberal. Returns false if conntrack does not follow
+    /// these addresses and ports, translates the connection, or does more than follow it. UDP
+    /// entries need no flag, because UDP has no windows.
     pub async fn ask(&self, followed: &Followed) -> io::Result<bool> {
         Ok(self.is_plain(followed).await?
             && (!followed.is_tcp || self.relax(followed, None).await?))
     }
 
-    /// Tells conntrack again of an open TCP connection, and to keep it for so many seconds. Returns
-    /// false as [`Self::ask`] does.
+    /// Makes the entry of an open TCP connection liberal again, with a timeout of `secs` seconds.
+    /// Returns false as [`Self::ask`] does.
     pub async fn renew(&self, followed: &Followed, secs: u32) -> io::Result<bool> {
         Ok(self.is_plain(followed).await?
             && (!followed.is_tcp || self.relax(followed, Some(secs)).await?))
     }
 
-    /// Has conntrack follow a TCP connection that it has not seen, as one that both sides have
-    /// opened long ago, and keep it for so many seconds. `is_closing`: one side has sent its FIN.
-    /// An entry that is there becomes such a one.
+    /// Creates an entry for a TCP connection that conntrack has not seen, as established by both
+    /// sides, with a timeout of `secs` seconds. `is_closing`: one side has sent its FIN. An
+    /// existing entry gets the same state.
     pub async fn adopt(&self, original: Tuple, is_closing: bool, secs: u32) -> io::Result<()> {
         let followed = Followed {
             original,
@@ -186,8 +184,7 @@ impl Tolerance {
     }
 }
 
-/// Returns the attributes with which an entry tolerates, in either direction, that packets are
-/// missing.
+/// Returns the attributes that make an entry liberal in both directions.
 fn liberal() -> Vec<u8> {
     let kinds = [
         CTA_PROTOINFO_TCP_FLAGS_ORIGINAL,
@@ -199,7 +196,7 @@ fn liberal() -> Vec<u8> {
         .collect()
 }
 
-/// Returns a message that names a connection, and what is to change.
+/// Returns a message with a connection's tuple and the changes.
 fn message(followed: &Followed, changes: &[u8]) -> Vec<u8> {
     let family = if followed.original.src.is_ipv4() {
         AF_INET
@@ -233,8 +230,7 @@ fn tuple(Tuple { src, dst }: Tuple, is_tcp: bool) -> Vec<u8> {
     .concat()
 }
 
-/// Returns true if the kernel's answer is about this connection, and it does no more than follow
-/// the connection.
+/// Returns true if the kernel's answer is for this connection and conntrack only follows it.
 fn is_plain(followed: &Followed, bytes: &[u8]) -> bool {
     let Some(entry) = bytes
         .get(HEAD_LEN..)
@@ -264,7 +260,6 @@ fn is_plain(followed: &Followed, bytes: &[u8]) -> bool {
         && (!followed.is_tcp || state == Some(TCP_CONNTRACK_ESTABLISHED))
 }
 
-/// Returns true if the kernel's tuple is this one.
 fn is_tuple(found: &[u8], wanted: Tuple, is_tcp: bool) -> bool {
     let read = |bytes: &[u8]| -> Option<Vec<Vec<u8>>> {
         let parts = Attrs::parse(bytes).ok()?;
@@ -289,7 +284,7 @@ fn is_tuple(found: &[u8], wanted: Tuple, is_tcp: bool) -> bool {
 mod tests {
     use super::*;
 
-    /// Returns an answer of the kernel about a connection with these attributes more.
+    /// Returns a kernel's answer about a connection, with the additional attributes `more`.
     fn answer(reply: [&str; 2], status: u32, state: u8, more: &[u8]) -> Vec<u8> {
         let ends = |[src, dst]: [&str; 2]| Tuple {
             src: src.parse().unwrap(),

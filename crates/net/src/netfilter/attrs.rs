@@ -1,12 +1,12 @@
-//! The attributes of a netlink message, found by their numbers.
+//! The attributes of a netlink message, by number.
 
 use std::str;
 
 use anyhow::{Context, Result, bail};
 
-/// The length of an attribute's head, which its length includes.
+/// The length of an attribute's head, which the attribute's length includes.
 const HEAD_LEN: usize = 4;
-/// The bits of a kind that are no flags (linux/netlink.h).
+/// The bits of a type that are not flags (linux/netlink.h).
 const NLA_TYPE_MASK: u16 = 0x3fff;
 
 /// The attributes at one level of a message.
@@ -14,7 +14,7 @@ const NLA_TYPE_MASK: u16 = 0x3fff;
 pub(crate) struct Attrs<'a>(Vec<(u16, &'a [u8])>);
 
 impl<'a> Attrs<'a> {
-    /// Splits attributes: length, kind, value, and padding to four bytes.
+    /// Splits attributes: length, type, value, and padding to four bytes.
     pub(crate) fn parse(mut bytes: &'a [u8]) -> Result<Self> {
         let mut attributes = Vec::new();
         while !bytes.is_empty() {
@@ -31,7 +31,7 @@ impl<'a> Attrs<'a> {
         Ok(Self(attributes))
     }
 
-    /// Returns the values of a list, whose elements all have one number.
+    /// Returns the values of all attributes with this number.
     pub(crate) fn all(&self, kind: u16) -> impl Iterator<Item = &'a [u8]> {
         self.0
             .iter()
@@ -47,17 +47,17 @@ impl<'a> Attrs<'a> {
         self.get(kind).is_some()
     }
 
-    /// Returns true if there are attributes with other numbers.
+    /// Returns true if an attribute has another number.
     pub(crate) fn has_others(&self, kind: u16) -> bool {
         self.0.iter().any(|(found, _)| *found != kind)
     }
 
-    /// Returns true if there are attributes with none of these numbers.
+    /// Returns true if an attribute has a number outside `kinds`.
     pub(crate) fn has_others_than(&self, kinds: &[u16]) -> bool {
         self.0.iter().any(|(found, _)| !kinds.contains(found))
     }
 
-    /// Returns a number, which netfilter sends in the order of the network.
+    /// Returns a number, which netfilter sends in network byte order.
     pub(crate) fn u32(&self, kind: u16) -> Option<u32> {
         Some(u32::from_be_bytes(self.get(kind)?.try_into().ok()?))
     }
@@ -67,7 +67,7 @@ impl<'a> Attrs<'a> {
         Some(text.trim_end_matches('\0'))
     }
 
-    /// Returns the attributes inside an attribute. A missing attribute has none inside.
+    /// Returns the attributes nested in an attribute; empty if it is missing.
     pub(crate) fn inside(&self, kind: u16) -> Result<Self> {
         self.get(kind)
             .map_or_else(|| Ok(Self::default()), Self::parse)

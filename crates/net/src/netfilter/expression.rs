@@ -18,7 +18,6 @@ const NFTA_DATA_VERDICT: u16 = 2;
 const NFTA_VERDICT_CODE: u16 = 1;
 const NFTA_VERDICT_CHAIN: u16 = 2;
 
-/// The register whose content decides what becomes of the packet.
 const NFT_REG_VERDICT: u32 = 0;
 
 const NFTA_PAYLOAD_DREG: u16 = 1;
@@ -37,7 +36,7 @@ const NFT_META_OIFNAME: u32 = 7;
 const NFT_META_NFTRACE: u32 = 12;
 const NFT_META_NFPROTO: u32 = 15;
 const NFT_META_L4PROTO: u32 = 16;
-/// The length of a device's name with the zeroes that fill it up.
+/// The length of a device name with its zero padding.
 const IFNAMSIZ: usize = 16;
 
 const NFTA_FIB_DREG: u16 = 1;
@@ -64,14 +63,14 @@ const NFTA_IMMEDIATE_DATA: u16 = 2;
 
 const NFTA_LOOKUP_DREG: u16 = 3;
 
-/// The registers that `ct` and `exthdr` write. Without them, the two are statements.
+/// The registers that `ct` and `exthdr` write. Without a register, both are statements.
 const NFTA_CT_DREG: u16 = 1;
 const NFTA_CT_KEY: u16 = 2;
 const NFTA_CT_DIRECTION: u16 = 3;
 const NFT_CT_STATE: u32 = 0;
 const NFTA_EXTHDR_DREG: u16 = 1;
 
-/// The kind of a named object that a rule uses.
+/// The type of a named object that a rule uses.
 const NFTA_OBJREF_IMM_TYPE: u16 = 1;
 const NFT_OBJECT_COUNTER: u32 = 1;
 const NFT_OBJECT_QUOTA: u32 = 2;
@@ -81,7 +80,7 @@ const NFT_OBJECT_CONNLIMIT: u32 = 5;
 const NFTA_NAT_TYPE: u16 = 1;
 const NFT_NAT_SNAT: u32 = 0;
 
-/// The verdicts (linux/netfilter.h, and `enum nft_verdicts` below zero).
+/// The verdicts (linux/netfilter.h; negative ones in `enum nft_verdicts`).
 const NF_DROP: i32 = 0;
 const NF_ACCEPT: i32 = 1;
 const NFT_CONTINUE: i32 = -1;
@@ -90,14 +89,12 @@ const NFT_JUMP: i32 = -3;
 const NFT_GOTO: i32 = -4;
 const NFT_RETURN: i32 = -5;
 
-/// A rule that is being read.
 #[derive(Default)]
 struct Reader {
     rule: Rule,
     registers: Registers,
 }
 
-/// Reads the list of a rule's expressions.
 pub(super) fn rule(list: &Attrs) -> Result<Rule> {
     let mut reader = Reader::default();
     for expression in list.all(NFTA_LIST_ELEM) {
@@ -113,7 +110,7 @@ pub(super) fn rule(list: &Attrs) -> Result<Rule> {
 impl Reader {
     fn read(&mut self, name: &str, data: &Attrs) -> Result<()> {
         match name {
-            // Counts are bookkeeping: every rule of iptables has one.
+            // Counters have no effect: every iptables rule has one.
             "counter" | "last" => {}
             "objref" => self.object(data),
             "range" | "limit" | "quota" | "connlimit" => self.maybe(),
@@ -180,7 +177,7 @@ impl Reader {
         self.rule.push(Part::Change(what.to_owned()));
     }
 
-    /// Notes a load that kpx does not follow. The rule ends if there is nothing to load.
+    /// Records a load that kpx does not evaluate. The rule ends if there is nothing to load.
     fn unknown_load(&mut self) {
         self.registers.forget();
         self.maybe();
@@ -213,7 +210,7 @@ impl Reader {
                         .u32(NFTA_META_SREG)
                         .and_then(|from| self.registers.mark(from));
                     self.rule.push(Part::SetMark(change));
-                    // Registers may hold the mark of before.
+                    // Registers may hold the previous mark.
                     self.registers.forget();
                 }
                 Some(NFT_META_NFTRACE) => self.change("trace the packet"),

@@ -1,5 +1,4 @@
-//! The tables of legacy iptables, as far as forwarded packets meet them, and the state of
-//! conntrack.
+//! The tables of legacy iptables that apply to forwarded packets, and the state of conntrack.
 
 mod ask;
 
@@ -16,66 +15,63 @@ use super::TRIES;
 use super::packet::Family;
 use crate::sysctl;
 
-/// The parameter that counts the connections that conntrack follows.
+/// The number of connections that conntrack follows.
 const TRACKED: &str = "netfilter/nf_conntrack_count";
-/// The kind of chain, and the table of iptables, that changes addresses; only a connection's first
-/// packet passes it.
+/// The iptables table, and the nftables chain type, that translates addresses; only the first
+/// packet of a connection traverses it.
 pub(super) const NAT: &str = "nat";
 
-/// The files that list the tables there are, by family. The kernel makes a table that a program
-/// asks for.
+/// The files that list the existing tables, by family. Any other query creates the table.
 const LISTS: [(Family, &str); 2] = [
     (Family::V4, "/proc/thread-self/net/ip_tables_names"),
     (Family::V6, "/proc/thread-self/net/ip6_tables_names"),
 ];
 
-/// The length of a table's name, with which each question begins.
+/// The length of a table's name at the start of each request.
 const NAME_LEN: usize = 32;
-/// The places in `struct ipt_getinfo`: the hooks that have a chain, as bits; for each hook where
-/// its chain begins among the entries, and where the chain's policy is; the number of entries, and
-/// their bytes.
+/// The offsets in `struct ipt_getinfo`: a bit set of the hooks with a chain; for each hook the
+/// start of its chain and the position of the chain's policy; the number of entries and their size
+/// in bytes.
 const HOOKS_AT: usize = 32;
 const BEGINNINGS_AT: usize = 36;
 const POLICIES_AT: usize = 56;
 const NUMBER_AT: usize = 76;
 const SIZE_AT: usize = 80;
 const INFO_LEN: usize = 84;
-/// The place of the entries in `struct ipt_get_entries`: behind name, size and padding.
+/// The offset of the entries in `struct ipt_get_entries`, after name, size and padding.
 const ENTRIES_AT: usize = 40;
-/// The length of `struct xt_entry_target`, behind which a verdict stands, and the verdict of a
+/// The length of `struct xt_entry_target`, after which the verdict follows, and the verdict of a
 /// policy that accepts.
 const TARGET_LEN: usize = 32;
 const ACCEPT: i32 = -2;
 
-/// The chains by the numbers of their hooks. Forwarded packets meet three of them.
+/// The chains by hook number. Forwarded packets traverse three of them.
 const CHAINS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
 const FORWARDED: [usize; 3] = [0, 2, 4];
 pub(super) const INPUT: usize = 1;
 pub(super) const FORWARD: usize = 2;
 
-/// The most bytes of entries that are read for the policies: at each look for changes (once a
-/// second), and when rules are judged.
+/// The most bytes of entries that are read for the policies: at each check for changes (every
+/// second), and for a judgement.
 const MOST_OFTEN: usize = 1 << 16;
 const MOST_ONCE: usize = 1 << 26;
 
-/// A table of legacy iptables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Table {
     family: Family,
     name: String,
-    /// Some chain has a rule.
     has_rules: bool,
-    /// So has one that forwarded packets meet, and that rule may do anything.
+    /// True if a chain for forwarded packets has a rule, which may do anything.
     has_rules_for_forwarded: bool,
-    /// The hooks whose chains drop what their rules do not accept; None if they were not read.
+    /// The hooks of chains that drop packets without an accepting rule; `None` if not read.
     dropping: Option<Vec<usize>>,
 }
 
-/// The answer about a table (`struct ipt_getinfo`).
+/// The kernel's description of a table (`struct ipt_getinfo`).
 struct Info(Vec<u8>);
 
 impl Table {
-    /// Reads a table. Returns None if it has gone since it was listed.
+    /// Reads a table. Returns `None` if it is gone.
     fn read(asker: &Asker, family: Family, name: &str, is_often: bool) -> Result<Option<Self>> {
         let of = |info: &Info, dropping| {
             let has_rules = info.has_rules();
@@ -102,7 +98,7 @@ impl Table {
             let mut entries = question(name, ENTRIES_AT + info.size())?;
             entries[NAME_LEN..][..4].copy_from_slice(&info.0[SIZE_AT..]);
             match asker.ask(GET_ENTRIES, &mut entries) {
-                // The table has changed meanwhile.
+                // The table changed between the two requests.
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
                 answer => {
                     answer.with_context(|| format!("read the entries of table {name}"))?;
@@ -113,7 +109,7 @@ impl Table {
         bail!("other programs keep changing table {name}")
     }
 
-    /// A table about which the kernel does not tell.
+    /// A table that the kernel does not describe.
     fn unread(family: Family, name: &str) -> Self {
         let name = name.to_owned();
         Self {
@@ -125,7 +121,7 @@ impl Table {
         }
     }
 
-    /// Says what the table may do to forwarded packets, if anything.
+    /// Returns the table's possible effects on forwarded packets.
     fn obstacles(&self) -> Vec<String> {
         match &self.dropping {
             Some(dropping) if !self.has_rules_for_forwarded => {
@@ -143,7 +139,6 @@ impl Table {
         )
     }
 
-    /// Returns the tool that changes the table.
     pub(super) fn tool(&self) -> &'static str {
         if self.family == Family::V4 {
             "iptables-legacy"
@@ -154,7 +149,7 @@ impl Table {
 }
 
 impl Info {
-    /// Reads a number: one of a list, where the places of hooks are asked for.
+    /// Reads the number at `at`, or the `nth` number of an array there.
     fn number(&self, at: usize, nth: usize) -> u32 {
         let at = at + 4 * nth;
         u32::from_ne_bytes([self.0[at], self.0[at + 1], self.0[at + 2], self.0[at + 3]])
@@ -164,14 +159,13 @@ impl Info {
         self.number(SIZE_AT, 0) as usize
     }
 
-    /// Returns the hooks that have a chain.
     fn hooks(&self) -> impl Iterator<Item = usize> {
         let hooks = self.number(HOOKS_AT, 0);
         (0..CHAINS.len()).filter(move |hook| hooks & 1 << hook != 0)
     }
 
-    /// Returns true if a chain that forwarded packets meet has more than its policy. No other chain
-    /// is called without.
+    /// Returns true if a chain for forwarded packets has more than its policy. Other chains are
+    /// only called from these.
     fn has_rules_for_forwarded(&self) -> bool {
         let mut forwarded = self.hooks().filter(|hook| FORWARDED.contains(hook));
         forwarded.any(|hook| self.number(BEGINNINGS_AT, hook) != self.number(POLICIES_AT, hook))
@@ -182,7 +176,7 @@ impl Info {
         self.number(NUMBER_AT, 0) != self.number(HOOKS_AT, 0).count_ones() + 1
     }
 
-    /// Finds the hooks whose chains drop. Returns None if a policy cannot be read.
+    /// Returns the hooks of chains that drop; `None` if a policy cannot be read.
     fn dropping(&self, family: Family, entries: &[u8]) -> Option<Vec<usize>> {
         let policy = |hook| {
             Some((
@@ -207,7 +201,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// Reads the verdict of the entry at this place (`struct ipt_entry`, `struct ip6t_entry`).
+/// Reads the verdict of the entry at this offset (`struct ipt_entry`, `struct ip6t_entry`).
 fn policy(family: Family, entries: &[u8], at: usize) -> Option<i32> {
     let target_at = match family {
         Family::V4 => 88,
@@ -221,7 +215,7 @@ fn policy(family: Family, entries: &[u8], at: usize) -> Option<i32> {
     Some(i32::from_ne_bytes(verdict.try_into().ok()?))
 }
 
-/// Returns a buffer that begins with a table's name.
+/// Returns a buffer that starts with a table's name.
 fn question(name: &str, len: usize) -> Result<Vec<u8>> {
     ensure!(
         name.len() < NAME_LEN,
@@ -232,22 +226,19 @@ fn question(name: &str, len: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A chain that drops packets that its rules do not accept.
+/// A chain that drops packets that no rule accepts.
 pub(super) struct Dropping {
     pub(super) tool: &'static str,
     pub(super) chain: &'static str,
-    /// That in words.
     pub(super) why: String,
     pub(super) has_rules: bool,
 }
 
-/// The tables of both families.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Legacy(Vec<Table>);
 
 impl Legacy {
-    /// Reads the tables that there are, and makes none. `is_often` spares the kernel what costs
-    /// much.
+    /// Reads the existing tables without creating any. `is_often` skips expensive reads.
     pub(crate) fn read(is_often: bool) -> Result<Self> {
         let mut tables = Vec::new();
         for (family, path) in LISTS {
@@ -285,12 +276,12 @@ impl Legacy {
         )
     }
 
-    /// Returns true if a rule of whichever chain may have connections followed.
+    /// Returns true if any chain has a rule, which may activate conntrack.
     pub(super) fn has_rules(&self) -> bool {
         self.0.iter().any(|table| table.has_rules)
     }
 
-    /// Returns the chains of a family at a hook that drop what their rules do not accept.
+    /// Returns a family's chains at a hook that drop packets that no rule accepts.
     pub(super) fn dropping(&self, family: Family, hook: usize) -> impl Iterator<Item = Dropping> {
         let drops = move |table: &&Table| {
             table.family == family
@@ -307,7 +298,7 @@ impl Legacy {
         })
     }
 
-    /// Says what the tables of a family may do to forwarded packets.
+    /// Returns the possible effects of a family's tables on forwarded packets.
     pub(super) fn obstacles(&self, family: Family, is_met: impl Fn(&str) -> bool) -> Vec<String> {
         let met = self
             .0
@@ -317,7 +308,7 @@ impl Legacy {
     }
 }
 
-/// Returns the names in a list, one on each line. A kernel without such tables has no list.
+/// Returns the names in a list, one per line; empty on a kernel without these tables.
 fn names(path: &str) -> Result<String> {
     match fs::read_to_string(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
@@ -325,7 +316,7 @@ fn names(path: &str) -> Result<String> {
     }
 }
 
-/// Returns true if conntrack follows a connection.
+/// Returns true if conntrack follows at least one connection.
 pub(crate) fn follows_connections() -> Result<bool> {
     Ok(sysctl::read(TRACKED)?.is_some_and(|number| number != "0"))
 }

@@ -1,4 +1,4 @@
-//! The rules as text, as far as kpx reads them: for reports from nodes without the tool `nft`.
+//! The parsed rules as text, for reports from nodes without `nft`.
 
 use std::fmt::Write as _;
 
@@ -8,8 +8,8 @@ use super::model::{Chain, Condition, Field, Part, Verdict};
 use super::packet::Family;
 
 impl Netfilter {
-    /// Lists each chain with its rules, a line for each, and the legacy tables that may do
-    /// something.
+    /// Lists each chain with its rules, one per line, and the legacy tables that may have an
+    /// effect.
     pub fn listing(&self) -> String {
         let mut text = String::new();
         for (name, chain) in &self.rules {
@@ -38,7 +38,7 @@ fn head(chain: &Chain) -> String {
     if !chain.devices.is_empty() {
         text += &format!(", devices {}", chain.devices.join(","));
     }
-    // Tables without a chain for forwarded packets are not read, and say so by this.
+    // The rules of tables without a chain for forwarded packets are not read; the count shows them.
     format!("{text}, {} rules", chain.uses)
 }
 

@@ -1,9 +1,9 @@
-//! The rules of netfilter as far as they decide what happens to a packet between pods.
+//! The rules of netfilter, as far as they affect packets between pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// The families of tables that nftables has for IP packets.
+/// The nftables families for IP packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum TableFamily {
     Inet,
@@ -12,7 +12,6 @@ pub(super) enum TableFamily {
     Netdev,
 }
 
-/// The full name of a chain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ChainName {
     pub(super) family: TableFamily,
@@ -20,85 +19,84 @@ pub(super) struct ChainName {
     pub(super) chain: String,
 }
 
-/// The hooks, those of forwarded packets in the packet's order.
+/// The hooks; those of forwarded packets in traversal order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Hook {
-    /// The ingress or egress of devices.
+    /// The ingress or egress hook of devices.
     Device,
     Prerouting,
     Forward,
     Postrouting,
-    /// The hook of packets to the host itself, and others.
+    /// The hook for packets to the host itself.
     Input,
+    /// Every other hook.
     Host,
 }
 
-/// The place at which the kernel calls a chain.
+/// The hook and priority of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Base {
     pub(super) hook: Hook,
     pub(super) priority: i32,
     pub(super) drops: bool,
-    /// The chain changes addresses, and only a connection's first packet passes it.
+    /// True for a chain that translates addresses; only a connection's first packet traverses it.
     pub(super) is_nat: bool,
 }
 
-/// A chain; without a base, only other chains call it.
+/// A chain. Without a base, only other chains call it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Chain {
     pub(super) base: Option<Base>,
-    /// The devices of a chain that hooks of devices call.
+    /// The devices of a chain at a device hook.
     pub(super) devices: Vec<String>,
-    /// The number of the chain's users: of a base chain, that of its rules.
+    /// The kernel's use count; for a base chain, the number of its rules.
     pub(super) uses: u32,
     pub(super) rules: Vec<Rule>,
 }
 
-/// The chains of the kernel. Only tables with chains for forwarded packets also have their rules.
+/// The kernel's chains. Rules are read only for tables with chains for forwarded packets.
 pub(super) type Ruleset = BTreeMap<ChainName, Chain>;
 
-/// The parts of a rule in their order. The first condition that does not hold ends the rule.
+/// The parts of a rule in order. The first condition that fails ends the rule.
 pub(super) type Rule = Vec<Part>;
 
-/// A part of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Condition(Condition),
     /// A condition that may or may not hold.
     Maybe,
-    /// The source is none that the kernel would answer by the device of the packet; or it is one,
-    /// unless `spoofed`.
+    /// A reverse-path match: without `spoofed` it holds for packets with a valid source, with
+    /// `spoofed` for all others.
     Sender {
         spoofed: bool,
     },
-    /// None: to a mark that is not followed.
+    /// `None` sets an unknown mark.
     SetMark(Option<MarkChange>),
-    /// An effect of the packet or on it, in words that follow "may".
+    /// An effect, worded to follow "may".
     Change(String),
-    /// An end of the packet, in such words.
+    /// A refusal, worded the same way.
     Refuse(String),
     Verdict(Verdict),
 }
 
-/// A change of a mark: some bits stay, and then some are flipped.
+/// A change of a mark: keep these bits, then flip those.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MarkChange {
     pub(super) keep: u32,
     pub(super) flip: u32,
 }
 
-/// An end of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Accept,
     Return,
     Jump(String),
     Goto(String),
-    /// The next rule comes.
+    /// Continue with the next rule.
     Break,
 }
 
-/// A comparison: the field's bits under the mask are the value, or are not.
+/// A comparison: the field's masked bits equal the value, or differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Condition {
     pub(super) field: Field,
@@ -107,38 +105,37 @@ pub(super) struct Condition {
     pub(super) equal: bool,
 }
 
-/// A field of a packet that a rule compares.
+/// A packet field that a rule compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Field {
-    /// The bytes of the IP header from this offset on.
+    /// The bytes of the IP header from this offset.
     Header(usize),
     Mark,
-    /// The family as netfilter numbers it, in one byte.
+    /// The netfilter number of the family, one byte.
     NfProto,
-    /// The EtherType.
     Protocol,
-    /// The number of the protocol above IP.
+    /// The protocol number above IP.
     L4Proto,
-    /// The kind of the route to the destination (`RTN_LOCAL` and others).
+    /// The type of the route to the destination (`RTN_LOCAL` and others).
     DestinationKind,
-    /// The name of a device, filled up with zeroes, on the packet's way in or out.
+    /// The zero-padded name of the incoming or outgoing device.
     InName,
     OutName,
-    /// The state of the connection, as a bit (`NF_CT_STATE_BIT`).
+    /// The conntrack state, as a bit (`NF_CT_STATE_BIT`).
     State,
 }
 
-/// A reason for which a packet may not arrive as it was sent, or may leave a trace.
+/// A reason why a packet may be refused, changed or recorded.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Obstacle {
     Rule {
         chain: ChainName,
-        /// The rule's place in its chain, from 1 on.
+        /// The rule's position in its chain, from 1.
         number: usize,
         what: String,
     },
     Policy(ChainName),
-    /// A chain of devices, with the number of its rules.
+    /// A chain at a device hook, with the number of its rules.
     Device(ChainName, u32),
     TooMany,
 }
@@ -147,7 +144,7 @@ pub(super) enum Obstacle {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) obstacles: BTreeSet<Obstacle>,
-    /// The chains with rules that let all packets pass.
+    /// The chains with rules that accept all packets unchanged.
     pub(super) harmless: BTreeSet<ChainName>,
 }
 

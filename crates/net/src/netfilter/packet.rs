@@ -1,5 +1,5 @@
-//! The packets between pods, all at once: each field holds every value that a packet may still have
-//! there.
+//! A set of packets between pods: each field holds all values that packets may still have at a
+//! rule.
 
 use std::collections::BTreeSet;
 use std::iter;
@@ -11,32 +11,30 @@ use nix::libc::{IPPROTO_ICMP, IPPROTO_ICMPV6};
 
 use super::model::{Condition, Field, MarkChange, TableFamily};
 
-/// The kind of a route to an address of the host (linux/rtnetlink.h).
 pub(super) const RTN_LOCAL: u32 = 2;
 
-/// The families of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     V4,
     V6,
 }
 
-/// The knowledge about the packets' mark: the bits that are known, and what they are.
+/// The known bits of the packets' mark, and their values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
     known: u32,
     value: u32,
 }
 
-/// The bits of connections' states (linux/netfilter/nf_conntrack_common.h). A packet of a
-/// connection that conntrack saw from the start is not `INVALID`, and only packets of helpers are
-/// `RELATED`. An error about a connection that conntrack did not see is.
+/// Bits of conntrack states (linux/netfilter/nf_conntrack_common.h). A packet of a connection that
+/// conntrack saw from the start is not `INVALID`; only packets of helpers are `RELATED`. An ICMP
+/// error about an unseen connection is `INVALID`.
 pub(super) const INVALID: u32 = 1;
 pub(super) const ESTABLISHED: u32 = 2;
 pub(super) const RELATED: u32 = 4;
 pub(super) const NEW: u32 = 8;
 
-/// The packets that are asked about.
+/// The packets to judge.
 #[derive(Clone, Debug)]
 pub(super) struct Asked<'a> {
     pub(super) sources: &'a [IpNet],
@@ -44,17 +42,18 @@ pub(super) struct Asked<'a> {
     pub(super) mark: Mark,
     pub(super) states: &'a [u32],
     pub(super) protocols: &'a [u8],
-    /// The networks of hosts that send ICMP errors about the connections. Empty where no error
-    /// skips the stack.
+    /// The networks that send ICMP errors about the connections; empty if errors do not skip the
+    /// stack.
     pub(super) reporters: &'a [IpNet],
-    /// The state of these errors.
+    /// The conntrack state of these errors.
     pub(super) reports: u32,
     pub(super) devices: Devices<'a>,
-    /// A rule that sets the mark does something to the packets, ...
+    /// A rule that sets the mark has an effect on the packets, ...
     pub(super) heeds_marks: bool,
-    /// ... unless the mark is followed, and is as it was.
+    /// ... unless the mark is tracked and ends up unchanged.
     pub(super) knows_marks: bool,
-    /// The packets come from where the kernel would send an answer.
+    /// The packets' sources are valid: they come from the device that the kernel would reply
+    /// through.
     pub(super) knows_senders: bool,
 }
 
@@ -65,38 +64,36 @@ pub(super) struct Packets<'a> {
     pub(super) source: Rc<[IpNet]>,
     pub(super) destination: Rc<[IpNet]>,
     pub(super) mark: Mark,
-    /// The state of their connections. None before conntrack has looked.
+    /// The conntrack state; `None` before conntrack.
     pub(super) state: Option<u32>,
     pub(super) protocol: u8,
     pub(super) devices: Devices<'a>,
 }
 
-/// The devices by which packets come, and those by which they go.
+/// The incoming and outgoing devices of packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Devices<'a> {
     pub(super) incoming: Names<'a>,
     pub(super) outgoing: Names<'a>,
 }
 
-/// The names that a device may have.
+/// The possible names of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Names<'a> {
-    /// Any but these.
     AnyBut(&'a BTreeSet<String>),
-    /// One of these.
     Only(Rc<BTreeSet<String>>),
 }
 
-/// The share of the packets for which a condition holds.
+/// The share of the packets that match a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Share {
     All,
     None,
-    /// A share that nothing tells: some, all or none.
+    /// Unknown: some, all or none.
     Some,
 }
 
-/// The bits of an address that a condition asks for.
+/// The bits of an address that a condition compares.
 struct Bits {
     mask: Vec<u8>,
     value: Vec<u8>,
@@ -110,7 +107,6 @@ impl Family {
         }
     }
 
-    /// Returns the number of ICMP.
     pub(super) fn icmp(self) -> u8 {
         match self {
             Self::V4 => IPPROTO_ICMP as u8,
@@ -118,7 +114,7 @@ impl Family {
         }
     }
 
-    /// Returns true if packets of this family pass the tables of that family.
+    /// Returns true if packets of this family traverse tables of that family.
     pub(super) fn passes(self, tables: TableFamily) -> bool {
         match tables {
             TableFamily::Inet | TableFamily::Netdev => true,
@@ -127,8 +123,7 @@ impl Family {
         }
     }
 
-    /// Returns where the header has its addresses: the source's offset, the destination's, the
-    /// length of each.
+    /// Returns the offsets of the source and destination addresses in the header, and their length.
     fn addresses(self) -> (usize, usize, usize) {
         match self {
             Self::V4 => (12, 16, 4),
@@ -136,8 +131,8 @@ impl Family {
         }
     }
 
-    /// Returns the offset of the protocol's number in the header. Packets with extension headers
-    /// take the stack.
+    /// Returns the offset of the protocol number in the header. Packets with extension headers take
+    /// the stack.
     fn protocol_at(self) -> usize {
         match self {
             Self::V4 => 9,
@@ -161,7 +156,7 @@ impl Family {
 }
 
 impl<'a> Asked<'a> {
-    /// Asks about packets of open connections among these networks, that no ICMP error is about.
+    /// Returns packets of open connections among these networks, without ICMP errors.
     pub(super) fn new(
         nets: &'a [IpNet],
         mark: Mark,
@@ -193,7 +188,7 @@ impl Mark {
     };
     pub(super) const UNKNOWN: Self = Self { known: 0, value: 0 };
 
-    /// Returns what is known if either may be the mark.
+    /// Returns the known bits that both marks share.
     pub(super) fn or(self, other: Self) -> Self {
         let known = self.known & other.known & !(self.value ^ other.value);
         Self {
@@ -202,7 +197,7 @@ impl Mark {
         }
     }
 
-    /// Returns the mark after a rule has kept the bits of `keep` and flipped those of `flip`.
+    /// Returns the mark after a rule has kept the bits `keep` and flipped the bits `flip`.
     pub(super) fn changed(self, MarkChange { keep, flip }: MarkChange) -> Self {
         Self {
             known: self.known | !keep,
@@ -210,7 +205,7 @@ impl Mark {
         }
     }
 
-    /// Returns the share of equality.
+    /// Returns the share with a mark equal to the condition's value.
     fn compared(self, condition: &Condition) -> Share {
         let bits = |bytes: &[u8]| bytes.try_into().map(u32::from_ne_bytes);
         let (Ok(mask), Ok(value)) = (bits(&condition.mask), bits(&condition.value)) else {
@@ -227,8 +222,8 @@ impl Mark {
 }
 
 impl Names<'_> {
-    /// Returns the share of packets by a device of the name that is asked for, their devices, and
-    /// the devices of the others.
+    /// Returns the share with the condition's device name, their devices, and the remaining
+    /// devices.
     fn split(&self, condition: &Condition) -> (Share, Self, Self) {
         let names = match self {
             Self::AnyBut(others) => {
@@ -260,7 +255,7 @@ impl Names<'_> {
         }
     }
 
-    /// Returns true if a packet may come by this device.
+    /// Returns true if this device is possible.
     pub(super) fn has(&self, name: &String) -> bool {
         match self {
             Self::AnyBut(others) => !others.contains(name),
@@ -277,8 +272,7 @@ impl Devices<'_> {
         }
     }
 
-    /// Narrows the devices to those of packets for which a condition holds, or to those of the
-    /// others.
+    /// Narrows the devices to packets that match a condition, or to those that do not.
     fn keep(&mut self, condition: &Condition, holds: bool) -> Option<Share> {
         let names = match condition.field {
             Field::InName => &mut self.incoming,
@@ -294,7 +288,6 @@ impl Devices<'_> {
         Some(share)
     }
 
-    /// Returns the devices of packets for which a condition does not hold.
     pub(super) fn without(&self, condition: &Condition) -> Self {
         let mut rest = self.clone();
         rest.keep(condition, false);
@@ -303,7 +296,7 @@ impl Devices<'_> {
 }
 
 impl Packets<'_> {
-    /// Returns the share for which a condition holds, and narrows the packets to those.
+    /// Returns the share that matches a condition, and narrows the packets to it.
     pub(super) fn keep(&mut self, condition: &Condition) -> Share {
         let Condition { field, equal, .. } = condition;
         let share = match field {
@@ -333,8 +326,8 @@ impl Packets<'_> {
         }
     }
 
-    /// Returns [`Share::None`] for the question of a local destination: those of pods and of their
-    /// clients are none of the host.
+    /// Returns [`Share::None`] for a local destination: addresses of pods and of their clients are
+    /// not the host's.
     fn destination_kind(&self, condition: &Condition) -> Share {
         let asks_local = condition.value == RTN_LOCAL.to_ne_bytes() && condition.mask == [0xff; 4];
         if asks_local && condition.equal {
@@ -344,8 +337,7 @@ impl Packets<'_> {
         }
     }
 
-    /// Returns the share for which bytes of the IP header are as asked, and the addresses that
-    /// those packets have.
+    /// Returns the share with a matching IP header, and its source and destination networks.
     fn header(&self, offset: usize, condition: &Condition) -> (Share, Rc<[IpNet]>, Rc<[IpNet]>) {
         let (source_at, destination_at, len) = self.family.addresses();
         let (of_source, source) = kept(&self.source, &condition.bits(offset, source_at, len));
@@ -385,7 +377,7 @@ impl Share {
 }
 
 impl Condition {
-    /// Returns the share of equality for a field that all packets have alike.
+    /// Returns the share for a field with the same value in all packets.
     fn of_constant(&self, bytes: &[u8]) -> Share {
         if bytes.len() < self.value.len() {
             return Share::Some;
@@ -398,8 +390,7 @@ impl Condition {
         }
     }
 
-    /// Returns the share of packets by a device of the name that is asked for. A name may be that
-    /// of any device but `others`.
+    /// Returns the share with the condition's device name. The name may be any except `others`.
     fn of_device(&self, others: &BTreeSet<String>) -> Share {
         if self.exact_name().is_some_and(|name| others.contains(name)) {
             Share::None
@@ -408,14 +399,15 @@ impl Condition {
         }
     }
 
-    /// Returns true if this name, filled up with zeroes, has the bytes that are asked for.
+    /// Returns true if this name, padded with zeroes, matches the condition.
     fn is_of_name(&self, name: &str) -> bool {
         let mut asked = iter::zip(&self.mask, &self.value);
         let mut bytes = name.bytes().chain(iter::repeat(0));
         asked.all(|(mask, value)| bytes.next().is_some_and(|byte| byte & mask == *value))
     }
 
-    /// Returns the name of a device that is asked for as a whole, to the zero that ends it.
+    /// Returns the device name of a condition that compares the whole name, including its
+    /// terminator.
     fn exact_name(&self) -> Option<&str> {
         let end = self.value.iter().position(|byte| *byte == 0)?;
         let is_whole = self.mask.get(..=end)?.iter().all(|mask| *mask == 0xff);
@@ -424,8 +416,7 @@ impl Condition {
             .filter(|_| is_whole)
     }
 
-    /// Returns the bits of a field in the header. The comparison begins at `offset`, the field at
-    /// `at`.
+    /// Returns the condition's bits of the header field at `at`. The comparison starts at `offset`.
     fn bits(&self, offset: usize, at: usize, len: usize) -> Bits {
         let byte = |from: &[u8], at: usize| {
             at.checked_sub(offset)
@@ -441,7 +432,7 @@ impl Condition {
     }
 }
 
-/// Returns the share of addresses with these bits, and the networks of those addresses.
+/// Returns the share of addresses that match these bits, and the matching networks.
 fn kept(nets: &Rc<[IpNet]>, bits: &Bits) -> (Share, Rc<[IpNet]>) {
     if bits.mask.iter().chain(&bits.value).all(|byte| *byte == 0) {
         return (Share::All, Rc::clone(nets));
@@ -469,7 +460,7 @@ fn kept(nets: &Rc<[IpNet]>, bits: &Bits) -> (Share, Rc<[IpNet]>) {
     (share, kept.into())
 }
 
-/// Returns the network of the leading bits of an address.
+/// Returns the network given by the leading bits of an address.
 fn net(addr: &[u8], len: u32) -> Option<IpNet> {
     let addr = match addr.len() {
         4 => IpAddr::from(<[u8; 4]>::try_from(addr).ok()?),
@@ -478,7 +469,6 @@ fn net(addr: &[u8], len: u32) -> Option<IpNet> {
     Some(IpNet::new(addr, u8::try_from(len).ok()?).ok()?.trunc())
 }
 
-/// Returns the addresses that two networks have in common: those of the smaller one, or none.
 fn common(one: &IpNet, other: &IpNet) -> Option<IpNet> {
     if other.contains(one) {
         Some(*one)

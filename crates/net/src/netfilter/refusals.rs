@@ -1,5 +1,5 @@
-//! Finds the chains that refuse what clients outside and pods exchange, because no rule accepts it.
-//! kube-proxy's mode iptables has such a rule.
+//! Finds the chains that refuse packets between outside clients and pods because no rule accepts
+//! them. kube-proxy's mode iptables adds such a rule.
 
 use std::collections::BTreeSet;
 
@@ -11,29 +11,28 @@ use super::model::{ChainName, Hook, Obstacle, Part, TableFamily};
 use super::packet::{Asked, Devices, ESTABLISHED, Family, Mark, NEW, Names};
 use super::{Netfilter, walk};
 
-/// The chain of iptables that forwarded packets meet, and its table.
+/// The iptables chain for forwarded packets, and its table.
 const FORWARD: &str = "FORWARD";
 const FILTER: &str = "filter";
-/// The chains in which Docker, and ufw for each family, keep the operator's rules.
+/// The chains for the operator's rules in Docker and, for each family, in ufw.
 const DOCKER: &str = "DOCKER-USER";
 const UFW: [&str; 2] = ["ufw-user-forward", "ufw6-user-forward"];
 
-/// A chain that refuses such packets, and the remedy.
+/// A chain that refuses these packets, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The chain, in words: `chain FORWARD of table ip filter drops packets that its rules do not accept`.
+    /// The reason: `chain FORWARD of table ip filter drops packets that its rules do not accept`.
     pub why: String,
-    /// The commands that have it accept pods' packets. `PODS` stands for their network if all
-    /// addresses were asked about.
+    /// The commands that make the chain accept pods' packets. `PODS` stands for their network if
+    /// all addresses were judged.
     pub remedy: String,
-    /// The chain may have a rule that accepts, which kpx does not read.
+    /// True if a rule that kpx does not evaluate may accept the packets.
     pub is_doubtful: bool,
 }
 
 impl Netfilter {
-    /// Judges new connections of clients outside to addresses of `pods`, and the answers. Their
-    /// packets carry no mark, and come and go by whichever device. Only the families of `pods` are
-    /// looked at.
+    /// Judges new connections of outside clients to addresses of `pods`, and the replies. The
+    /// packets have no mark and use any device. Only the families of `pods` are judged.
     pub fn refusals(&self, pods: &[IpNet]) -> Vec<Refusal> {
         let everywhere = Self::everywhere();
         let none = BTreeSet::new();
@@ -97,8 +96,8 @@ impl Netfilter {
         of_nftables.chain(of_legacy).collect()
     }
 
-    /// Returns the chains that drop what comes for the host itself unless a rule accepts it. That
-    /// rule is not looked for.
+    /// Returns the chains that drop packets to the host itself unless a rule accepts them.
+    /// Accepting rules are not evaluated.
     pub fn closed_inputs(&self) -> Vec<String> {
         let drops = |chain: &&ChainName| {
             self.rules[*chain]
@@ -116,8 +115,8 @@ impl Netfilter {
         chains.chain(legacy.map(|dropping| dropping.why)).collect()
     }
 
-    /// Returns the chain that refuses everything, by its policy or by a rule without conditions,
-    /// and how. A rule about some packets is meant so.
+    /// Returns a chain that refuses everything, by its policy or an unconditional rule, and how it
+    /// refuses. A rule about some packets is deliberate and does not count.
     fn refuses<'a>(&self, obstacle: &'a Obstacle) -> Option<(&'a ChainName, &'static str)> {
         match obstacle {
             Obstacle::Policy(chain) => Some((chain, "drops")),
@@ -178,7 +177,7 @@ fn by_iptables(tool: &str, chain: &str, net: &IpNet) -> [String; 2] {
     ["-d", "-s"].map(|end| format!("{tool} -I {chain} {end} {} -j ACCEPT", name(net)))
 }
 
-/// Returns a network's name. That of all addresses is a guess at the pods'.
+/// Returns a network as text. The network of all addresses becomes a placeholder.
 fn name(net: &IpNet) -> String {
     if net.prefix_len() == 0 {
         "PODS".to_owned()

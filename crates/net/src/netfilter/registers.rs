@@ -1,15 +1,15 @@
-//! The registers of a rule: each load and each mask changes what a later comparison looks at.
+//! The registers of a rule: loads and masks determine the field that a later comparison reads.
 
 use std::iter;
 use std::ops::Range;
 
 use super::model::{Condition, Field, MarkChange};
 
-/// The registers of four bytes begin with this number; those of sixteen bytes are four of them, and
-/// begin with 1.
+/// The number of the first four-byte register. Sixteen-byte registers overlap four of them and
+/// start at 1.
 const FIRST_OF_FOUR_BYTES: u32 = 8;
 
-/// The content of registers: a field's bits under a mask, some of them flipped.
+/// The content of registers: a field's masked bits, some of them flipped.
 #[derive(Clone, Debug)]
 struct Loaded {
     field: Field,
@@ -17,12 +17,12 @@ struct Loaded {
     flipped: Vec<u8>,
 }
 
-/// The known registers; their places count in units of four bytes.
+/// The known registers, with positions in units of four bytes.
 #[derive(Debug, Default)]
 pub(super) struct Registers(Vec<(Range<u32>, Loaded)>);
 
 impl Registers {
-    /// Forgets everything: an expression wrote registers that kpx does not follow.
+    /// Forgets everything: an expression wrote registers that kpx does not track.
     pub(super) fn forget(&mut self) {
         self.0.clear();
     }
@@ -61,8 +61,7 @@ impl Registers {
         );
     }
 
-    /// Returns the condition that a register's content is this value. Returns None for unknown
-    /// content.
+    /// Returns the condition that a register equals this value; `None` for unknown content.
     pub(super) fn compare(&self, from: u32, value: &[u8], equal: bool) -> Option<Condition> {
         let Loaded {
             field,
@@ -79,8 +78,8 @@ impl Registers {
         })
     }
 
-    /// Returns the change that makes the mark a register's content, if that is the mark under a
-    /// mask, some of its bits flipped.
+    /// Returns the change that stores a register in the mark; `None` unless the register holds a
+    /// masked and flipped mark.
     pub(super) fn mark(&self, from: u32) -> Option<MarkChange> {
         let Loaded { mask, flipped, .. } = self
             .read(from)
@@ -112,7 +111,7 @@ impl Registers {
     }
 }
 
-/// Returns None for the register of the verdict and for unknown registers.
+/// Returns `None` for the verdict register and unknown registers.
 fn place(register: u32) -> Option<u32> {
     match register {
         1..=4 => Some((register - 1) * 4),

@@ -1,4 +1,4 @@
-//! Tests of the walk with rules written by hand. The tests of recorded rule sets are below.
+//! Tests of the walk with handwritten rules. Tests with recorded rule sets are in the submodules.
 
 mod bytes;
 mod filters;
@@ -16,7 +16,7 @@ use super::model::{
 use super::*;
 
 const PODS: &str = "10.244.1.0/24";
-/// Devices that are no pods'.
+/// Devices that do not belong to pods.
 const OTHERS: [&str; 3] = ["docker0", "eth0", "lo"];
 /// The offsets of the addresses in the header of IPv4.
 const SOURCE: usize = 12;
@@ -28,8 +28,8 @@ fn nets(nets: &str) -> Vec<IpNet> {
         .collect()
 }
 
-/// Returns the condition that an address is in a network: `10.244.0.0/16`, or is not:
-/// `!10.244.0.0/16`.
+/// Returns the condition that an address is in a network (`10.244.0.0/16`) or outside
+/// (`!10.244.0.0/16`).
 fn address(offset: usize, net: &str) -> Part {
     let (equal, net) = net
         .strip_prefix('!')
@@ -80,8 +80,8 @@ const ACCEPT: Part = Part::Verdict(Verdict::Accept);
 const RETURN: Part = Part::Verdict(Verdict::Return);
 const BREAK: Part = Part::Verdict(Verdict::Break);
 
-/// Returns a chain of table `ip nat`. Only RAW, PRE, FWD and POST have a hook, and FWD is none of
-/// NAT.
+/// Returns a chain of table `ip nat`. Only RAW, PRE, FWD and POST have a hook; FWD is not a NAT
+/// chain.
 fn chain(name: &str, rules: Vec<Rule>) -> (ChainName, Chain) {
     let hook = match name {
         "RAW" => Some((Hook::Prerouting, -300)),
@@ -116,7 +116,7 @@ fn named(table: &str, chain: &str) -> ChainName {
     }
 }
 
-/// Returns a rule's place and effect without its table; other obstacles in full.
+/// Returns a rule's position and effect without its table; other obstacles in full.
 fn short(obstacle: &Obstacle) -> String {
     match obstacle {
         Obstacle::Rule {
@@ -128,12 +128,12 @@ fn short(obstacle: &Obstacle) -> String {
     }
 }
 
-/// Returns what is found about whole connections between these addresses, but for errors.
+/// Returns the result for bypass connections between these addresses, without ICMP errors.
 fn found(rules: &Ruleset, pods: &str) -> Found {
     found_with_errors(rules, pods, "")
 }
 
-/// Returns what is found about them, and about errors that hosts of these networks send.
+/// Returns the result for these connections and for ICMP errors from `reporters`.
 fn found_with_errors(rules: &Ruleset, pods: &str, reporters: &str) -> Found {
     let reporters = &nets(reporters)[..];
     let nets = nets(pods);
@@ -165,7 +165,7 @@ fn judged(chains: impl IntoIterator<Item = (ChainName, Chain)>) -> Vec<String> {
         .collect()
 }
 
-/// A test's name, the rules of POST and of SUB, and the obstacles.
+/// A test's name, the rules of POST and SUB, and the obstacles.
 type Case = (&'static str, Vec<Rule>, Vec<Rule>, &'static [&'static str]);
 
 #[test]
@@ -539,7 +539,7 @@ fn answer_has_few_lines() {
     );
 }
 
-// To skip a message would make its rule harmless.
+// Skipping a message would make its rule harmless.
 #[test]
 fn broken_messages_are_errors() {
     let chain = Message {

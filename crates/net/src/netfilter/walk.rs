@@ -1,5 +1,5 @@
-//! The walk of the packets between pods through the chains. Where a rule may or may not apply, the
-//! walk takes both ways.
+//! Walks packets between pods through the chains. At a rule that may or may not match, the walk
+//! follows both outcomes.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -12,37 +12,35 @@ use super::model::{
 };
 use super::packet::{Asked, Devices, Family, Mark, NEW, Packets, Share};
 
-/// The table of kube-proxy in mode nftables: without Services that kube-proxy serves, no packet
-/// meets its rules.
+/// kube-proxy's table in mode nftables: without Services that kube-proxy serves, its rules match
+/// nothing.
 const KUBE_PROXY: &str = "kube-proxy";
-/// The place of conntrack at the first hook. Chains before it find every connection `INVALID`.
+/// The priority of conntrack at the first hook. In chains before it every connection is `INVALID`.
 const NF_IP_PRI_CONNTRACK: i32 = -200;
 
-/// The most rules that a walk of one kind of packet looks at. A rule counts again on each way that
+/// The rules that a walk of one kind of packet visits at most. A rule counts for each path that
 /// leads to it.
 const STEPS: u32 = 100_000;
-/// The most chains that call one another. The kernel allows 16.
+/// The deepest nesting of chains. The kernel allows 16.
 const DEPTH: u32 = 32;
 
-/// The ways out of a chain. Each holds what is known of the mark of the packets that take it, if
-/// any do.
+/// The exits of a chain, with the known mark of the packets that take each exit.
 #[derive(Clone, Copy, Default)]
 struct Ends {
-    /// The packets that go back to the calling chain.
+    /// The packets that return to the calling chain.
     returned: Option<Mark>,
     /// The packets that leave the base chain.
     accepted: Option<Mark>,
 }
 
-/// The ways out of a rule.
 #[derive(Default)]
 struct RuleEnds<'a> {
-    /// The packets that go on with the next rule.
+    /// The packets that continue with the next rule.
     next: Option<Rest<'a>>,
     of_chain: Ends,
 }
 
-/// The facts about packets that go on with the next rule.
+/// The packets that continue with the next rule, as far as known.
 #[derive(Clone)]
 struct Rest<'a> {
     mark: Mark,
@@ -54,12 +52,11 @@ struct Walk<'a> {
     asked: &'a Asked<'a>,
     steps: u32,
     found: Found,
-    /// The present base chain has done something to packets.
+    /// True if the current base chain has an effect on packets.
     is_blamed: bool,
 }
 
-/// Returns the rules and policies that may do something to the packets asked about, and the chains
-/// that do nothing.
+/// Returns the rules and policies that may affect the packets, and the chains without effect.
 pub(super) fn walk<'a>(rules: &'a Ruleset, asked: &'a Asked<'a>) -> Found {
     let mut walk = Walk {
         rules,
@@ -79,7 +76,7 @@ pub(super) fn walk<'a>(rules: &'a Ruleset, asked: &'a Asked<'a>) -> Found {
         let [sources, destinations] = [asked.sources, asked.destinations].map(of_family);
         let reporters = of_family(asked.reporters);
         let are_there = !sources.is_empty() && !destinations.is_empty();
-        // Each kind of packet walks alone, so that rules which share out the kinds are followed
+        // Each kind of packet walks alone, so rules that split packets by kind are evaluated
         // exactly.
         let kinds = asked
             .states
@@ -108,7 +105,7 @@ pub(super) fn walk<'a>(rules: &'a Ruleset, asked: &'a Asked<'a>) -> Found {
     walk.found
 }
 
-/// Returns the chain's place if packets of the family pass the chain.
+/// Returns the chain's base if packets of the family traverse the chain.
 pub(super) fn passed(name: &ChainName, chain: &Chain, family: Family) -> Option<Base> {
     let is_kube_proxy = name.table == KUBE_PROXY && name.family != TableFamily::Inet;
     chain.base.filter(|base| {
@@ -118,7 +115,7 @@ pub(super) fn passed(name: &ChainName, chain: &Chain, family: Family) -> Option<
     })
 }
 
-/// The place of a rule: its chain, and its number there from 1 on.
+/// The position of a rule: its chain, and its number from 1.
 #[derive(Clone, Copy)]
 struct RulePlace<'a> {
     chain: &'a ChainName,
@@ -150,7 +147,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// A device's hook is not followed: either only other devices have it, or its rules may do
+    /// Evaluates a chain at a device hook: it concerns other devices only, or its rules may do
     /// anything.
     fn device(&mut self, name: &ChainName, chain: &Chain, packets: &Packets) {
         let is_elsewhere = !chain.devices.is_empty()
@@ -163,8 +160,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Returns the mark with which packets leave the chain. Those that it accepts go on with the
-    /// next base chain, too.
+    /// Returns the mark with which packets leave the chain. Accepted packets continue with the next
+    /// base chain.
     fn base_chain(
         &mut self,
         base: Base,
@@ -288,7 +285,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Returns what is known of a mark that a rule sets.
+    /// Returns the known bits of the mark after a rule sets it.
     fn set_mark(&mut self, place: RulePlace<'_>, mark: Mark, change: Option<MarkChange>) -> Mark {
         let known = change
             .filter(|_| self.asked.knows_marks)

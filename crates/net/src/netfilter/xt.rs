@@ -1,40 +1,39 @@
-//! The matches and targets of iptables inside nftables: `iptables-nft` sends them as the structures
-//! of old.
+//! The matches and targets of iptables in nftables: `iptables-nft` sends them as the legacy
+//! structures.
 
 use super::attrs::Attrs;
 use super::model::{Condition, Field, MarkChange, Part};
 use super::packet::RTN_LOCAL;
 
-/// The attributes of a match, which a target numbers alike.
+/// The attributes of a match; a target has the same numbers.
 const NFTA_MATCH_NAME: u16 = 1;
 const NFTA_MATCH_REV: u16 = 2;
 const NFTA_MATCH_INFO: u16 = 3;
 
-/// The kinds of source and of destination, and the flags, in `struct xt_addrtype_info_v1`: only
-/// `--dst-type LOCAL` is asked.
+/// The source types, destination types and flags of `struct xt_addrtype_info_v1` for
+/// `--dst-type LOCAL` alone.
 const LOCAL_DESTINATION: (u16, u16, u32) = (0, 1 << RTN_LOCAL, 0);
 
-/// The places of the states' mask and of the flags in `struct xt_conntrack_mtinfo2` and `3`; the
-/// flags say what is asked and what is inverted.
+/// The offsets of the state mask and the flags in `struct xt_conntrack_mtinfo2` and `3`. The flags
+/// select the compared fields and invert them.
 const STATES_AT: usize = 150;
 const FLAGS_AT: usize = 146;
 const XT_CONNTRACK_STATE: u16 = 1;
-/// The flag that only tells iptables by which name the match was asked for.
+/// A flag that only records the name under which iptables requested the match.
 const XT_CONNTRACK_STATE_ALIAS: u16 = 1 << 13;
-/// The states that every connection may have besides: translated at its source or destination.
+/// Extra states of any connection: translated source or destination.
 const TRANSLATED: u32 = 0xc0;
 
-/// The flag of `struct xt_rpfilter_info` that asks for packets which the match does not hold for.
+/// The flag of `struct xt_rpfilter_info` that inverts the match.
 const XT_RPFILTER_INVERT: u8 = 1 << 3;
 
-/// The matches that leave no trace of a packet but in counters and limits of their own, with blanks
-/// around each.
+/// The matches without effects except on their own counters and limits, each between blanks.
 const ASKING: &str = " addrtype cgroup connbytes connlimit connmark conntrack cpu devgroup dscp ecn esp frag hashlimit helper hl \
     icmp icmp6 iprange length limit mac mark multiport nfacct owner physdev pkttype policy quota realm rpfilter sctp set \
     socket state statistic string tcp tcpmss time tos ttl u32 udp ";
 
-/// Returns what a match asks; nothing for one that always holds. A match that kpx does not know may
-/// leave a trace.
+/// Returns the conditions of a match; empty if it always holds. A match that kpx does not support
+/// may have an effect.
 pub(super) fn matched(data: &Attrs) -> Vec<Part> {
     let info = data.get(NFTA_MATCH_INFO).unwrap_or_default();
     let name = data.text(NFTA_MATCH_NAME).unwrap_or("?");
@@ -62,7 +61,6 @@ pub(super) fn matched(data: &Attrs) -> Vec<Part> {
         .collect()
 }
 
-/// Returns the effect of a target.
 pub(super) fn target(data: &Attrs) -> Part {
     let what = match data.text(NFTA_MATCH_NAME).unwrap_or("?") {
         "MARK" => return Part::SetMark(set_mark(data)),
@@ -79,7 +77,7 @@ pub(super) fn target(data: &Attrs) -> Part {
     Part::Change(what)
 }
 
-/// Reads `struct xt_mark_tginfo2`: the bits to flip, and the mask of those that are cleared before.
+/// Reads `struct xt_mark_tginfo2`: the bits to flip, and the mask of the bits cleared first.
 fn set_mark(data: &Attrs) -> Option<MarkChange> {
     let info = data
         .get(NFTA_MATCH_INFO)
@@ -91,7 +89,7 @@ fn set_mark(data: &Attrs) -> Option<MarkChange> {
     })
 }
 
-/// Reads `struct xt_mark_mtinfo1`: the mark, its mask, a byte for inversion.
+/// Reads `struct xt_mark_mtinfo1`: mark, mask, inversion byte.
 fn mark(info: &[u8]) -> Option<Condition> {
     let value = info.get(..4)?;
     let mask = info.get(4..8)?;
@@ -104,7 +102,7 @@ fn mark(info: &[u8]) -> Option<Condition> {
     })
 }
 
-/// Returns None unless only states are asked for.
+/// Returns `None` unless the match compares only states.
 fn conntrack(info: &[u8]) -> Option<Condition> {
     let u16_at = |at: usize| Some(u16::from_ne_bytes(info.get(at..at + 2)?.try_into().ok()?));
     let asks = u16_at(FLAGS_AT)?;
@@ -114,7 +112,8 @@ fn conntrack(info: &[u8]) -> Option<Condition> {
         .then(|| state(u32::from(u16_at(STATES_AT)?), is_inverted))?
 }
 
-/// Returns the condition that the connection has one of these states, or none of them.
+/// Returns the condition that the connection has one of these states, or has none of them if
+/// inverted.
 fn state(states: u32, is_inverted: bool) -> Option<Condition> {
     (states & TRANSLATED == 0).then(|| Condition {
         field: Field::State,
@@ -124,7 +123,7 @@ fn state(states: u32, is_inverted: bool) -> Option<Condition> {
     })
 }
 
-/// Reads `struct xt_addrtype_info_v1`. Returns None unless it asks for a destination of the host.
+/// Reads `struct xt_addrtype_info_v1`. Returns `None` unless it matches only local destinations.
 fn addr_type(info: &[u8]) -> Option<Condition> {
     let kinds = |at: usize| Some(u16::from_ne_bytes(info.get(at..at + 2)?.try_into().ok()?));
     let flags = u32::from_ne_bytes(info.get(4..8)?.try_into().ok()?);

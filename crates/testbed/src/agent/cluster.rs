@@ -1,4 +1,4 @@
-//! Where a lab's objects are kept for its agents: behind an API server, or in a folder.
+//! Keeps a lab's objects for its agents: behind an API server, or in a folder.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -14,13 +14,13 @@ use crate::apiserver::{ApiServer, Container, Options};
 use crate::lab::{Family, Lab, SERVICE_CIDR};
 use crate::netns::connect_in;
 
-/// An API server in the lab's fabric, at the address by which the nodes know it; its certificate is
-/// for `sans` too. Starts with the lab's nodes.
+/// Starts an API server in the lab's fabric, at the address that the nodes use, with the lab's Node
+/// objects. Its certificate includes `sans`.
 pub fn api_server(lab: &Lab, sans: Vec<String>) -> Result<ApiServer> {
     api_server_at(lab, 6443, sans)
 }
 
-/// The same at another port.
+/// Starts an API server like [`api_server`], at another port.
 pub fn api_server_at(lab: &Lab, port: u16, sans: Vec<String>) -> Result<ApiServer> {
     let addr = SocketAddr::new(lab.fabric.addrs.ip(Family::V4), port);
     let listener = lab
@@ -42,19 +42,17 @@ pub fn api_server_at(lab: &Lab, port: u16, sans: Vec<String>) -> Result<ApiServe
     Ok(server)
 }
 
-/// The objects of a lab's cluster. Starts with the lab's nodes.
+/// The objects of a lab's cluster, initially the lab's Node objects.
 #[derive(Debug)]
 pub struct Cluster {
     keeper: Keeper,
     path: PathBuf,
 }
 
-/// Where an agent learns of the cluster.
+/// The agent's source of objects.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
-    /// A folder of manifests.
     Manifests(&'a Path),
-    /// A kubeconfig that leads to an API server.
     Kubeconfig(&'a Path),
 }
 
@@ -65,7 +63,7 @@ enum Keeper {
 }
 
 impl Cluster {
-    /// With an API server in the lab's fabric, at the address by which the nodes know it.
+    /// Keeps the objects in an API server in the lab's fabric, at the address that the nodes use.
     pub fn with_api_server(lab: &Lab) -> Result<Self> {
         let server = api_server(lab, Vec::new())?;
         let path = lab.dir().join("kubeconfig");
@@ -76,7 +74,7 @@ impl Cluster {
         })
     }
 
-    /// With a folder of manifests.
+    /// Keeps the objects in a folder of manifests.
     pub fn with_manifests(lab: &Lab) -> Result<Self> {
         let path = lab.dir().join("manifests");
         fs::create_dir(&path).with_context(|| format!("create {}", path.display()))?;
@@ -97,7 +95,7 @@ impl Cluster {
         }
     }
 
-    /// To switch its faults on.
+    /// Returns the API server, to enable faults.
     pub fn server(&mut self) -> Result<&mut ApiServer> {
         match &mut self.keeper {
             Keeper::Api(server) => Ok(server),
@@ -105,7 +103,7 @@ impl Cluster {
         }
     }
 
-    /// Has the API server reach the ports of these hosts as pods of the namespace `default`.
+    /// Makes the API server reach the ports of these hosts as pods of the namespace `default`.
     pub fn reach(&self, lab: &Lab, hosts: &[&str]) -> Result<()> {
         let Keeper::Api(server) = &self.keeper else {
             bail!("a folder of manifests has no API server")
@@ -120,7 +118,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The API server, to look at it or to switch its faults on.
+    /// Returns the API server, to read it or to enable faults.
     pub fn api_server(&self) -> Result<&ApiServer> {
         match &self.keeper {
             Keeper::Api(server) => Ok(server),
@@ -128,7 +126,7 @@ impl Cluster {
         }
     }
 
-    /// Creates an object or replaces it.
+    /// Creates or replaces an object.
     pub fn put(&self, object: &Object) -> Result<()> {
         match &self.keeper {
             Keeper::Api(server) => server.apply(&object.0).map(drop),
@@ -136,7 +134,7 @@ impl Cluster {
         }
     }
 
-    /// Stores an object with the uid that it has, which a server's own objects get from the server.
+    /// Stores an object with its own uid, where a server would assign one.
     pub fn put_as_is(&self, object: &Object) -> Result<()> {
         match &self.keeper {
             Keeper::Api(server) => server.apply_as_is(&object.0),
@@ -166,13 +164,13 @@ impl Cluster {
     }
 }
 
-/// A pod of the lab as its kubelet reaches it.
+/// A pod of the lab, for the API server's kubelet part.
 #[derive(Debug)]
 struct LabPod {
     /// The path of its network namespace.
     namespace: String,
-    /// The address of its server. A kubelet connects to `localhost`, where servers of the lab do
-    /// not listen.
+    /// The address of its server. A kubelet connects to `localhost`, where the lab's servers do not
+    /// listen.
     ip: IpAddr,
 }
 
@@ -190,7 +188,7 @@ impl Container for LabPod {
     }
 }
 
-/// By a rename, so that no reader sees half a file.
+/// Writes by rename, so that no reader sees a partial file.
 fn write_whole(path: &Path, text: &str) -> Result<()> {
     let hidden = path.with_extension("new");
     fs::write(&hidden, text).with_context(|| format!("write {}", hidden.display()))?;

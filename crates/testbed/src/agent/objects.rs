@@ -4,38 +4,38 @@ use serde_json::{Value, json};
 
 use crate::lab::{Dual, Family, Host, Lab, Node, SERVICE_CIDR};
 
-/// The port that every service of the lab offers, over TCP, UDP and SCTP.
+/// The port of every Service of the lab, over TCP, UDP and SCTP.
 pub const SERVICE_PORT: u16 = 80;
 
-/// A Service, an EndpointSlice or a Node, as its manifest says it.
+/// The manifest of a Service, an EndpointSlice or a Node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Object(pub Value);
 
-/// A dual-stack service of the lab and what backs it.
+/// A dual-stack Service of the lab, and its backends.
 #[derive(Clone, Debug)]
 pub struct Service {
     pub name: &'static str,
     namespace: &'static str,
-    /// Its ClusterIPs are the service network's `nth` addresses.
+    /// The ClusterIPs are the `nth` addresses of the service network.
     pub nth: u8,
     pub backends: Vec<&'static str>,
     /// The port of the backends.
     pub target_port: u16,
-    /// The backends that terminate and still serve.
+    /// The backends that are terminating and still serve.
     terminating: Vec<&'static str>,
-    /// The zones or nodes whose clients a backend is for.
+    /// The zones or nodes that a backend is hinted for.
     hints: Vec<(&'static str, Hint)>,
-    /// The fields of its spec beside names, addresses and ports.
+    /// The fields of the spec other than names, addresses and ports.
     spec: Value,
     labels: Value,
     annotations: Value,
     node_port: Option<u16>,
     ingress: Vec<Value>,
-    /// The endpoints are Pods of the hosts' names.
+    /// True if the endpoints refer to Pods with the hosts' names.
     names_pods: bool,
 }
 
-/// For whose clients an endpoint is.
+/// A topology hint of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
     Zone(&'static str),
@@ -61,12 +61,12 @@ impl Service {
         }
     }
 
-    /// In another namespace than `default`.
+    /// Moves the Service to another namespace than `default`.
     pub fn in_namespace(self, namespace: &'static str) -> Self {
         Self { namespace, ..self }
     }
 
-    /// The same with other backends.
+    /// Returns the Service with other backends.
     pub fn backed_by(&self, backends: &[&'static str]) -> Self {
         Self {
             backends: backends.to_vec(),
@@ -74,7 +74,7 @@ impl Service {
         }
     }
 
-    /// The same whose endpoints name no Pods, as an operator's own.
+    /// Returns the Service with endpoints that do not refer to Pods, like an operator's own.
     pub fn of_no_pods(self) -> Self {
         Self {
             names_pods: false,
@@ -82,12 +82,12 @@ impl Service {
         }
     }
 
-    /// `internalTrafficPolicy: Local`.
+    /// Sets `internalTrafficPolicy: Local`.
     pub fn local(self) -> Self {
         self.spec("internalTrafficPolicy", "Local")
     }
 
-    /// `externalTrafficPolicy: Local`.
+    /// Sets `externalTrafficPolicy: Local`.
     pub fn external_local(self) -> Self {
         self.spec("externalTrafficPolicy", "Local")
     }
@@ -99,7 +99,7 @@ impl Service {
         )
     }
 
-    /// The same number for all protocols.
+    /// Sets the same node port for all protocols.
     pub fn node_port(self, number: u16) -> Self {
         let spec = if self.spec["type"] == "ClusterIP" {
             self.spec("type", "NodePort")
@@ -112,7 +112,7 @@ impl Service {
         }
     }
 
-    /// With these addresses in its status. What is sent there comes to the nodes as it is, unless
+    /// Sets these addresses in the status. Packets to them arrive at the nodes unchanged, unless
     /// `mode` is `Proxy`.
     pub fn load_balancer(self, addrs: Dual, mode: &str) -> Self {
         let ingress = Family::ALL
@@ -124,7 +124,7 @@ impl Service {
         }
     }
 
-    /// With a name in its status, which is nothing that a node could serve.
+    /// Sets a host name in the status, which nodes cannot serve.
     pub fn load_balancer_at(self, hostname: &str) -> Self {
         Self {
             ingress: vec![json!({ "hostname": hostname })],
@@ -136,7 +136,7 @@ impl Service {
         self.spec("allocateLoadBalancerNodePorts", false)
     }
 
-    /// In the notation `address/length`.
+    /// Sets `loadBalancerSourceRanges`, in the form `address/length`.
     pub fn source_ranges(self, ranges: &[String]) -> Self {
         self.spec("loadBalancerSourceRanges", json!(ranges))
     }
@@ -145,7 +145,7 @@ impl Service {
         self.spec("healthCheckNodePort", number)
     }
 
-    /// `sessionAffinity: ClientIP`.
+    /// Sets `sessionAffinity: ClientIP`.
     pub fn affinity(self, timeout_secs: u32) -> Self {
         let config = json!({ "clientIP": { "timeoutSeconds": timeout_secs } });
         self.spec("sessionAffinity", "ClientIP")
@@ -192,18 +192,18 @@ impl Service {
         SERVICE_CIDR.host(self.nth)
     }
 
-    /// Where clients dial.
+    /// Returns the address that clients dial.
     pub fn frontend(&self, family: Family) -> std::net::SocketAddr {
         (self.cluster_ip().ip(family), SERVICE_PORT).into()
     }
 
-    /// The Service and an EndpointSlice for each family.
+    /// Returns the Service and an EndpointSlice for each family.
     pub fn objects(&self, lab: &Lab) -> Vec<Object> {
         let slices = Family::ALL.map(|family| Object(self.slice(lab, family)));
         [self.service()].into_iter().chain(slices).collect()
     }
 
-    /// The Service alone.
+    /// Returns the Service without slices.
     pub fn service(&self) -> Object {
         let mut spec = self.spec.clone();
         spec["clusterIP"] = json!(self.cluster_ip().v4);
@@ -240,7 +240,7 @@ impl Service {
             .iter()
             .map(|name| self.endpoint(lab, lab.host(name), family))
             .collect();
-        // The control plane copies the service's labels too.
+        // The control plane copies the Service's labels too.
         let mut labels = self.labels.clone();
         labels["kubernetes.io/service-name"] = self.name.into();
         json!({
@@ -266,8 +266,8 @@ impl Service {
         if let Some(node) = lab.node_of(host) {
             endpoint["nodeName"] = node.host.name.into();
             endpoint["zone"] = zone(node).into();
-            // The control plane names the pod of an endpoint. Addresses of nodes and of machines
-            // outside have none.
+            // The control plane adds the pod of an endpoint. Nodes and outside machines have no
+            // pod.
             if self.names_pods && node.host.name != host.name {
                 endpoint["targetRef"] =
                     json!({ "kind": "Pod", "name": host.name, "namespace": self.namespace });
@@ -293,7 +293,7 @@ fn ports(number: u16, complete: impl Fn(&mut Value)) -> [Value; 3] {
     })
 }
 
-/// Each node of the lab is in a zone of its own: n1 in `zone-n1`.
+/// Returns the node's zone; each node has its own: n1 is in `zone-n1`.
 fn zone(node: &Node) -> String {
     format!("zone-{}", node.host.name)
 }

@@ -1,4 +1,4 @@
-//! The checks and defaults of an object before it is stored.
+//! Validation and defaults of an object before it is stored.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use super::kinds::Kind;
 use super::objects::Target;
 use super::service::{self, Addresses};
 
-/// Reads what was sent as an object of the kind, in the place, that the request is about.
+/// Decodes a request's body as an object of the target's kind and place.
 pub(crate) fn decoded(target: &Target, sent: &Value) -> Outcome<Value> {
     let kind = target.kind;
     let unreadable = |why: String| match target.patch {
@@ -58,7 +58,7 @@ pub(crate) fn decoded(target: &Target, sent: &Value) -> Outcome<Value> {
     Ok(object)
 }
 
-/// Fills in what the server owns of an object, and the defaults.
+/// Fills in server-owned fields and defaults.
 pub(crate) fn complete(
     kind: &Kind,
     new: &mut Value,
@@ -111,7 +111,7 @@ pub(crate) fn complete(
     Ok(())
 }
 
-/// Refuses what kube-apiserver would refuse, as far as a proxy relies on it.
+/// Refuses objects that kube-apiserver would refuse, as far as a proxy relies on it.
 pub(crate) fn validate(
     kind: &Kind,
     new: &Value,
@@ -130,7 +130,7 @@ pub(crate) fn validate(
     }
 }
 
-/// The first field of `sent` that did not survive being read as its type.
+/// Returns the first field of `sent` that was lost in decoding.
 fn unknown_field(sent: &Value, known: &Value, path: String) -> Option<String> {
     match (sent, known) {
         (Value::Object(sent), known) => {
@@ -169,7 +169,7 @@ fn complete_slice(slice: &mut Value) {
             }
         }
     }
-    // Kube-apiserver writes a slice's empty lists as null, so readers must cope.
+    // kube-apiserver writes a slice's empty lists as null, so readers must handle null.
     for list in ["endpoints", "ports"] {
         if slice[list].as_array().is_none_or(Vec::is_empty) {
             slice[list] = Value::Null;
@@ -235,7 +235,7 @@ fn validate_slice(kind: &Kind, new: &Value, old: Option<&Value>) -> Outcome<()> 
     Ok(())
 }
 
-/// Ends a name that is left to the server.
+/// Completes a `generateName`.
 pub(crate) fn give_name(new: &mut Value) {
     let start = text(new, "/metadata/generateName");
     if text(new, "/metadata/name").is_empty() && !start.is_empty() {
@@ -286,7 +286,7 @@ fn internal(error: serde_json::Error) -> Failure {
     Failure::new(500, format!("Internal error occurred: {error}"))
 }
 
-/// The text at a JSON pointer; empty where there is none.
+/// Returns the text at a JSON pointer, or an empty string.
 pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object
         .pointer(pointer)
@@ -300,14 +300,14 @@ pub(crate) fn remove(object: &mut Value, field: &str) {
     }
 }
 
-/// In seconds, as the API has its times.
+/// Returns the current time in seconds, as the API writes times.
 pub(crate) fn now() -> String {
     Timestamp::from_second(Timestamp::now().as_second())
         .unwrap_or_default()
         .to_string()
 }
 
-/// A random UUID, version 4 of RFC 9562.
+/// Returns a random UUID, version 4 of RFC 9562.
 fn uid() -> String {
     let bits = rand::rng().random::<u128>() & !(0xf << 76 | 0b11 << 62) | 4 << 76 | 0b10 << 62;
     let hex = format!("{bits:032x}");

@@ -1,5 +1,4 @@
-//! The server's description of itself: its version, its kinds, and as much OpenAPI as kubectl asks
-//! for.
+//! Discovery: the server's version, its kinds, and the OpenAPI that kubectl needs.
 
 use serde_json::{Value, json};
 
@@ -9,7 +8,7 @@ const VERBS: [&str; 7] = [
     "create", "delete", "get", "list", "patch", "update", "watch",
 ];
 
-/// The answer to a GET of a path that is not an object's.
+/// Returns the answer to a GET of a path outside objects.
 pub(crate) fn document(path: &str) -> Option<Value> {
     let segments: Vec<_> = path.trim_matches('/').split('/').collect();
     Some(match segments[..] {
@@ -58,7 +57,7 @@ pub(crate) fn document(path: &str) -> Option<Value> {
     })
 }
 
-/// The groups but the core one, each once.
+/// Returns the groups except the core group, each once.
 fn groups() -> Vec<&'static str> {
     let mut groups: Vec<_> = KINDS
         .iter()
@@ -102,8 +101,8 @@ fn resources(group: &str) -> Value {
     json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources})
 }
 
-/// Which kinds can be patched with which parameters: kubectl leaves the validation of fields to a
-/// server that says so.
+/// Returns the kinds' patch parameters: kubectl leaves field validation to a server that declares
+/// them.
 fn openapi(group: &str) -> Value {
     let paths = KINDS.iter().filter(|k| k.group == group).map(|kind| {
         let place = if kind.namespaced { "namespaces/{namespace}/" } else { "" };

@@ -7,7 +7,7 @@ use super::admit::text;
 use super::failure::{Cause, Failure, Outcome};
 use super::kinds::Kind;
 
-/// Text fields that must not be empty, and how many bytes they may have.
+/// Text fields that must not be empty, and their limits in bytes.
 const TEXTS: [(&str, usize); 4] = [
     ("reportingController", 253),
     ("reportingInstance", 128),
@@ -15,7 +15,7 @@ const TEXTS: [(&str, usize); 4] = [
     ("reason", 128),
 ];
 const NOTE: usize = 1024;
-/// The fields that an update may not touch.
+/// The fields that an update must not change.
 const IMMUTABLE: [&str; 7] = [
     "note",
     "reason",
@@ -37,7 +37,7 @@ pub(crate) fn validate(kind: &Kind, new: &Value, old: Option<&Value>) -> Outcome
             message,
         ))
     };
-    // Events about cluster-wide objects go to the default namespace.
+    // Events about cluster-scoped objects belong to the default namespace.
     let regarding = text(new, "/regarding/namespace");
     let home = if regarding.is_empty() {
         "default"

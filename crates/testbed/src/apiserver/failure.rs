@@ -1,4 +1,4 @@
-//! The server's refusals: the `Status` object of the Kubernetes API.
+//! The server's errors: the `Status` object of the Kubernetes API.
 
 use serde_json::{Value, json};
 
@@ -6,14 +6,14 @@ use super::kinds::Kind;
 
 pub(crate) type Outcome<T> = Result<T, Failure>;
 
-/// A refusal, in the words and with the code of kube-apiserver.
+/// An error with kube-apiserver's words and code.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u16,
     reason: &'static str,
     message: String,
     details: Value,
-    /// Seconds; also sent as the header `Retry-After`.
+    /// In seconds; also sent as the header `Retry-After`.
     pub(crate) retry_after: Option<u32>,
 }
 
@@ -35,7 +35,7 @@ impl Failure {
         }
     }
 
-    /// An error that the server gives no reason for.
+    /// Returns an error without a reason.
     pub(crate) fn unexplained(message: impl Into<String>) -> Self {
         Self {
             details: Value::Null,
@@ -82,7 +82,6 @@ impl Failure {
         Self::new(409, message).about(kind, name)
     }
 
-    /// The version asked for is no longer in the history.
     pub(crate) fn expired(message: impl Into<String>) -> Self {
         Self {
             reason: "Expired",
@@ -90,7 +89,6 @@ impl Failure {
         }
     }
 
-    /// The field at `path` does not hold what it must.
     pub(crate) fn invalid(
         kind: &str,
         group: &str,
@@ -125,7 +123,6 @@ impl Failure {
         }
     }
 
-    /// Refuses a deletion whose precondition does not hold.
     pub(crate) fn precondition(kind: &Kind, name: &str, why: &str) -> Self {
         let message = format!(
             "Operation cannot be fulfilled on {} \"{name}\": {why}",
@@ -154,7 +151,6 @@ impl Failure {
         }
     }
 
-    /// The `Status` object.
     pub(crate) fn status(&self) -> Value {
         let mut details = self.details.clone();
         if let Some(seconds) = self.retry_after {
@@ -180,7 +176,6 @@ impl Failure {
     }
 }
 
-/// Why a field is invalid.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Cause {
     Invalid,
@@ -209,7 +204,6 @@ impl Cause {
     }
 }
 
-/// The reason that goes with a code where nothing more is known.
 fn reason(code: u16) -> &'static str {
     match code {
         400 => "BadRequest",

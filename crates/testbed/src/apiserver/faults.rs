@@ -1,44 +1,41 @@
-//! The faults that a test makes the server have.
+//! The faults that a test enables.
 
 use std::time::Duration;
 
 use super::failure::Failure;
 
-/// The faults that are switched on. None of them touches the data.
+/// The enabled faults. Faults never change the data.
 #[derive(Clone, Debug)]
 pub(crate) struct Faults {
-    /// Verb, resource (plural), and what is answered instead.
+    /// Verb, resource (plural), and the answer.
     pub(crate) answers: Vec<(String, String, Failure)>,
-    /// Verb and resource (plural) of requests that are carried out and never answered.
+    /// Verb and resource (plural) of requests that are executed without an answer.
     pub(crate) unanswered: Vec<(String, String)>,
-    /// The answer to every request of every client, as a load balancer without servers gives it.
+    /// The answer to every request, like a load balancer without servers.
     pub(crate) everything: Option<Failure>,
-    /// Every list comes in pieces, over so long.
+    /// The time over which each list is sent in pieces.
     pub(crate) list_trickle: Option<Duration>,
-    /// Watches of a resource (plural) that start send this in place of events.
+    /// The garbage that new watches of a resource (plural) send instead of events.
     pub(crate) garbled: Vec<(String, Garbage)>,
-    /// After each event of a watch it comes once more, and so does the one before it.
+    /// New watches repeat each event, followed by the event before it.
     pub(crate) disorder: bool,
-    /// Every list waits so long before it is read.
     pub(crate) list_delay: Duration,
-    /// Every watch that starts ends after so long.
     pub(crate) watch_life: Option<Duration>,
     pub(crate) tokens_refused: bool,
-    /// Off: `sendInitialEvents` is refused, as by servers before 1.32.
+    /// If false, `sendInitialEvents` is refused, as before 1.32.
     pub(crate) streaming_lists: bool,
-    /// How a watch from too old a version is told so: by the status of the response, or by the
-    /// first event.
+    /// If true, an expired version ends a watch by the response status, else by the first event.
     pub(crate) gone_by_status: bool,
-    /// Counts the times that all watches were cut; a watch that sees it change breaks off.
+    /// The number of times that all watches were cut. A watch breaks when it changes.
     pub(crate) cuts: u64,
-    /// Counts the times that all watches were told that their version is too old.
+    /// The number of times that all watches got 410 Gone.
     pub(crate) expiries: u64,
 }
 
-/// The bytes of a watch that sends no event.
+/// The bytes of a watch without events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Garbage {
-    /// A line without end, as fast as the client reads it.
+    /// An endless line, as fast as the client reads.
     EndlessLine,
     /// A byte a second.
     Trickle,
@@ -79,7 +76,7 @@ impl Faults {
             .any(|(v, r)| v == verb && r == resource)
     }
 
-    /// Returns what watches of a resource send in place of events.
+    /// Returns the garbage that watches of a resource send.
     pub(crate) fn garbage(&self, resource: &str) -> Option<Garbage> {
         self.garbled
             .iter()
@@ -87,7 +84,7 @@ impl Faults {
             .map(|(_, garbage)| *garbage)
     }
 
-    /// Back to a server without faults, but for the counts, which only ever grow.
+    /// Disables all faults. The counts remain, because they only grow.
     pub(crate) fn heal(&mut self) {
         *self = Self {
             cuts: self.cuts,

@@ -1,4 +1,4 @@
-//! Requests and responses: who asks, for what, and how it is answered.
+//! HTTP: authentication, routing and answers.
 
 use std::convert::Infallible;
 use std::io;
@@ -30,7 +30,7 @@ use super::watch::Watch;
 
 pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, io::Error>>;
 
-/// The parts that a path of objects names; a part that it does not name is empty.
+/// The parts of an object's path; missing parts are empty.
 #[derive(Clone, Debug)]
 struct Route {
     kind: &'static Kind,
@@ -39,8 +39,7 @@ struct Route {
     status: bool,
 }
 
-/// Answers one request. `has_certificate`: the client showed one that the server's authority
-/// signed.
+/// Answers a request. `has_certificate`: the client presented a certificate of the server's CA.
 pub(crate) async fn answer(
     shared: Arc<Shared>,
     has_certificate: bool,
@@ -125,8 +124,8 @@ async fn respond(
     }
 }
 
-/// Takes the token, or a client certificate. As in kube-apiserver, a wrong token is wrong even
-/// where none is needed.
+/// Accepts the token or a client certificate. As in kube-apiserver, a wrong token fails even if
+/// none is needed.
 fn authenticate(
     shared: &Shared,
     has_certificate: bool,
@@ -142,7 +141,7 @@ fn authenticate(
     }
 }
 
-/// Takes a path apart: `/api/v1/...` or `/apis/GROUP/VERSION/...`, then
+/// Parses a path: `/api/v1/...` or `/apis/GROUP/VERSION/...`, then
 /// `[namespaces/NAMESPACE/]PLURAL[/NAME[/status]]`.
 fn route(path: &str) -> Option<Route> {
     let segments: Vec<_> = path.trim_matches('/').split('/').collect();
@@ -178,7 +177,7 @@ fn verb(method: &Method, route: &Route, query: &Query) -> Outcome<&'static str> 
     let is_collection = route.name.is_empty();
     let is_homeless = route.kind.namespaced && route.namespace.is_empty();
     Ok(match *method {
-        // A streaming list is a list where requests are counted or refused.
+        // Counts and faults treat a streaming list as a list.
         Method::GET if is_collection && query.flag("sendInitialEvents") == Some(true) => "list",
         Method::GET if is_collection && query.flag("watch") == Some(true) => "watch",
         Method::GET if is_collection => "list",
@@ -211,7 +210,7 @@ async fn answer_list(shared: &Shared, route: &Route, query: &Query, view: View) 
     })
 }
 
-/// A body in pieces, evenly over `time`.
+/// Returns a body in pieces, evenly over `time`.
 fn trickle(body: Bytes, time: Duration) -> Answer {
     const PIECES: usize = 20;
     let pieces: Vec<Bytes> = body
@@ -228,7 +227,7 @@ fn trickle(body: Bytes, time: Duration) -> Answer {
     )
 }
 
-/// The bytes in place of events, until a test takes the fault back or cuts all watches.
+/// Returns garbage instead of events, until the fault ends or all watches are cut.
 fn garbled(
     shared: Arc<Shared>,
     resource: &'static str,
@@ -258,7 +257,7 @@ async fn answer_watch(
     query: &Query,
     view: View,
 ) -> Outcome<Answer> {
-    // A list that trickles comes in pages.
+    // A list that trickles is paged.
     let streaming_lists =
         shared.read(|state| state.faults.streaming_lists && state.faults.list_trickle.is_none());
     let options = ListOptions::parse(route.kind, query, true, streaming_lists)?;

@@ -1,4 +1,4 @@
-//! The kinds of objects that are served, and what is particular to each.
+//! The served kinds and their particulars.
 
 use k8s_openapi::Resource;
 use k8s_openapi::api::core::v1::{Endpoints, Event as CoreEvent, Namespace, Node, Pod, Service};
@@ -9,7 +9,7 @@ use proxy_core::compact::LocalRedirect;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-/// One kind, of the one version that its group has.
+/// A kind in the only version of its group.
 #[derive(Debug)]
 pub(crate) struct Kind {
     /// Empty for the core group.
@@ -20,24 +20,23 @@ pub(crate) struct Kind {
     pub(crate) short: &'static [&'static str],
     pub(crate) namespaced: bool,
     pub(crate) status: Status,
-    /// The fields that a field selector may name, beside the name and the namespace.
+    /// The selectable fields in addition to name and namespace.
     pub(crate) fields: &'static [&'static str],
-    /// Where a strategic merge patch merges lists: path of the list, and the field that tells its
-    /// items apart
-    /// (empty where the items are plain values).
+    /// The lists that a strategic merge patch merges: path of the list, and the key field of its
+    /// items (empty for plain values).
     pub(crate) merge_keys: &'static [(&'static str, &'static str)],
-    /// Reads an object as its type and writes it again: checks types, drops unknown fields.
+    /// Decodes and re-encodes an object: checks types, drops unknown fields.
     pub(crate) decode: fn(&Value) -> serde_json::Result<Value>,
 }
 
-/// How an object's status is written.
+/// The way to write an object's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
-    /// There is none.
+    /// The kind has no status.
     None,
-    /// Through the subresource only.
+    /// Only through the subresource.
     Apart,
-    /// Through the subresource, and with the object when it is created.
+    /// Through the subresource, and with the object at creation.
     WithCreation,
 }
 
@@ -191,13 +190,12 @@ pub(crate) static KINDS: [Kind; 11] = [
     },
 ];
 
-/// The version of a group's kinds.
 pub(crate) fn version(group: &str) -> &'static str {
     if group == "kpx.dev" { "v1alpha1" } else { "v1" }
 }
 
 impl Kind {
-    /// The kind of an object that names it.
+    /// Returns the kind in an object's `apiVersion` and `kind`.
     pub(crate) fn of(object: &Value) -> Option<&'static Self> {
         let version = object["apiVersion"].as_str()?;
         let kind = object["kind"].as_str()?;
@@ -206,14 +204,14 @@ impl Kind {
             .find(|k| k.kind == kind && k.api_version() == version)
     }
 
-    /// The kind behind a path.
+    /// Returns the kind of a path.
     pub(crate) fn at(group: &str, plural: &str) -> Option<&'static Self> {
         KINDS
             .iter()
             .find(|k| k.group == group && k.plural == plural)
     }
 
-    /// The kind that a test names: its kind, plural or singular.
+    /// Returns the kind with this name: its kind, plural or singular.
     pub(crate) fn named(name: &str) -> Option<&'static Self> {
         KINDS
             .iter()
@@ -224,7 +222,7 @@ impl Kind {
         api_version(self.group)
     }
 
-    /// With its group: `endpointslices.discovery.k8s.io`.
+    /// Returns the resource with its group: `endpointslices.discovery.k8s.io`.
     pub(crate) fn resource(&self) -> String {
         if self.group.is_empty() {
             self.plural.to_owned()
@@ -234,7 +232,6 @@ impl Kind {
     }
 }
 
-/// Returns the `apiVersion` of a group's kinds.
 pub(crate) fn api_version(group: &str) -> String {
     if group.is_empty() {
         version(group).to_owned()
@@ -243,7 +240,7 @@ pub(crate) fn api_version(group: &str) -> String {
     }
 }
 
-/// The same for a type that does not write its kind.
+/// Decodes like `decode`, for a type that does not write its kind.
 fn decode_own<K: Resource + Serialize + DeserializeOwned>(
     object: &Value,
 ) -> serde_json::Result<Value> {

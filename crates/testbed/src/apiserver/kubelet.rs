@@ -1,5 +1,4 @@
-//! The kubelets' part of the API: commands in containers and connections to their ports, by
-//! WebSocket, and containers' logs.
+//! The kubelet's part of the API: exec and port-forward over WebSocket, and logs.
 
 use std::fmt::Debug;
 use std::io::Read;
@@ -27,28 +26,26 @@ use super::http::Answer;
 use super::portforward;
 use super::shared::Shared;
 
-/// The sub-protocols of Kubernetes, the best first.
+/// The sub-protocols of Kubernetes, in order of preference.
 const PROTOCOLS: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
-/// The channels, which are the first byte of each message.
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const STATUS: u8 = 3;
-/// Messages that may wait for the client.
+/// The messages that may wait for the client.
 const QUEUE: usize = 16;
 
-/// A container, as the kubelet of its node reaches it.
+/// A container, with the operations of its node's kubelet.
 pub trait Container: Debug + Send + Sync {
     /// Starts a command in the container, with pipes for its output.
     fn exec(&self, command: &[String]) -> anyhow::Result<Child>;
     fn log(&self) -> anyhow::Result<String>;
-    /// Connects to a port from within the pod, as the container runtime does.
+    /// Connects to a port from inside the pod, like the container runtime.
     fn connect(&self, port: u16) -> anyhow::Result<TcpStream>;
 }
 
 const PORT_FORWARD: &str = "pods/portforward";
 
-/// The kubelet's part of a path: `/api/v1/namespaces/NAMESPACE/pods/NAME/exec`, `/log` or
-/// `/portforward`.
+/// A kubelet path: `/api/v1/namespaces/NAMESPACE/pods/NAME/exec`, `/log` or `/portforward`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Asked<'a> {
     namespace: &'a str,
@@ -78,7 +75,7 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// Answers what the kubelet of a pod's node would answer.
+/// Answers like the kubelet of the pod's node.
 pub(crate) async fn answer(
     shared: &Shared,
     asked: &Asked<'_>,
@@ -95,8 +92,8 @@ pub(crate) async fn answer(
     match asked.what {
         "log" => log(container.as_ref(), &query),
         "portforward" => {
-            // The verb of a WebSocket's request, and the one that servers from 1.35 on ask for as
-            // well.
+            // The verb of a WebSocket request, and the verb that servers from 1.35 on also
+            // authorise.
             for verb in ["get", "create"] {
                 shared.change(|state| state.traffic.asked(verb, "", PORT_FORWARD));
                 if let Some(failure) = shared.read(|state| state.faults.answer(verb, PORT_FORWARD))
@@ -139,8 +136,7 @@ fn log(container: &dyn Container, query: &[(String, String)]) -> Outcome<Answer>
     ))
 }
 
-/// Starts the command, and then speaks by WebSocket: as an API server, which refuses before it
-/// switches protocols.
+/// Starts the command, then upgrades to WebSocket: like an API server, errors precede the upgrade.
 async fn exec(
     container: Arc<dyn Container>,
     query: &[(String, String)],
@@ -159,14 +155,14 @@ async fn exec(
     upgrade.accept(request, |upgraded| stream(upgraded, child))
 }
 
-/// A client's wish to go on by WebSocket.
+/// A client's request to upgrade to WebSocket.
 pub(super) struct Upgrade {
     protocol: &'static str,
     accept: String,
 }
 
 impl Upgrade {
-    /// Reads the wish from a request. The first of the `protocols` counts that the client offers.
+    /// Parses the upgrade. Uses the first of `protocols` that the client offers.
     pub(super) fn of(request: &Request<Incoming>, protocols: &[&'static str]) -> Outcome<Self> {
         let text = |name: header::HeaderName| {
             request
@@ -192,7 +188,7 @@ impl Upgrade {
         self.protocol
     }
 
-    /// Agrees, and goes on by `work`.
+    /// Accepts the upgrade and continues with `work`.
     pub(super) fn accept<F: Future<Output = ()> + Send + 'static>(
         self,
         mut request: Request<Incoming>,
@@ -227,8 +223,8 @@ impl Upgrade {
     }
 }
 
-/// Sends what the command prints, and how it ends. If the client goes, the command is killed, as
-/// containerd does.
+/// Streams a command's output and exit status. If the client disconnects, kills the command, like
+/// containerd.
 async fn stream(upgraded: Upgraded, mut child: Child) {
     let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, None).await;
     let (mut sink, mut source) = socket.split();
@@ -265,7 +261,7 @@ async fn stream(upgraded: Upgraded, mut child: Child) {
                 None => {
                     let status = child.wait().map_or(Value::Null, ended);
                     let message = [&[STATUS], status.to_string().as_bytes()].concat();
-                    // The client may have gone.
+                    // The client may have disconnected.
                     let _ = sink.send(Message::Binary(message.into())).await;
                     let _ = sink.send(Message::Close(None)).await;
                     break;
@@ -276,7 +272,7 @@ async fn stream(upgraded: Upgraded, mut child: Child) {
             },
         }
     }
-    let _ = child.kill(); // It may have ended.
+    let _ = child.kill(); // It may have ended already.
     let _ = child.wait();
 }
 
@@ -292,12 +288,12 @@ fn pump(channel: u8, mut pipe: impl Read, sender: &mpsc::Sender<Vec<u8>>) {
     }
 }
 
-/// Returns the Status of a command that ended.
+/// Returns the Status of a finished command.
 fn ended(status: ExitStatus) -> Value {
     if status.success() {
         return json!({"metadata": {}, "status": "Success"});
     }
-    // A container runtime tells a signal as shells do.
+    // A container runtime reports a signal as shells do.
     let code = status.code().unwrap_or(137).to_string();
     json!({
         "metadata": {}, "status": "Failure", "message": format!("command terminated with exit code {code}"),

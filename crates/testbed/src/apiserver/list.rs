@@ -1,4 +1,4 @@
-//! Lists, whole or by page.
+//! Lists, complete or paged.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::options::ListOptions;
 use super::store::{Key, Store};
 use super::view::View;
 
-/// Answers a list. Every page shows the objects as they were when the first one was read.
+/// Answers a list. All pages show the state at the first page.
 pub(crate) fn list(
     store: &Store,
     kind: &Kind,
@@ -74,7 +74,7 @@ pub(crate) fn list(
     ))
 }
 
-/// Returns the token with the start of the next page, and its version.
+/// Returns the continue token: the version and the last key.
 fn token(version: u64, last: &Key) -> String {
     BASE64.encode(json!([version, last.namespace, last.name]).to_string())
 }

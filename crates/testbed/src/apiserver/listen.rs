@@ -1,4 +1,4 @@
-//! The socket and the connections, on a thread of their own.
+//! The socket and its connections, on a separate thread.
 
 use std::fs::File;
 use std::io;
@@ -26,29 +26,29 @@ use super::meter::Metered;
 use super::shared::Shared;
 use crate::agent::wait_until;
 
-/// Pending connections, as in Go.
+/// The backlog, as in Go.
 const BACKLOG: i32 = 4_096;
-/// How long an address may stay taken whose listener is closed.
+/// The time limit for a closed listener's address to become free.
 const FREED: Duration = Duration::from_secs(2);
 
-/// The thread that serves, and the means to stop it.
+/// The serving thread, and the channel that controls it.
 #[derive(Debug)]
 pub(crate) struct Server {
     commands: Option<commands::UnboundedSender<Command>>,
     thread: Option<JoinHandle<()>>,
     address: SocketAddr,
-    /// The network namespace of the socket that was given, where a new one must be made.
+    /// The network namespace of the given socket, where new sockets must be created.
     network: Option<File>,
 }
 
 #[derive(Debug)]
 enum Command {
-    /// Close the listening socket and all connections, then say so.
+    /// Close the listening socket and all connections, then confirm.
     Stop(mpsc::Sender<()>),
     Start(TcpListener),
-    /// Serve new connections with this.
+    /// Serve new connections with this configuration.
     Tls(Arc<ServerConfig>),
-    /// End each connection with the answer that it carries.
+    /// End each connection after its current answer.
     Retire,
 }
 
@@ -85,8 +85,7 @@ impl Server {
         self.address
     }
 
-    /// Cuts every connection and refuses new ones. The socket that is returned keeps the address
-    /// taken.
+    /// Cuts every connection and refuses new ones. The returned socket reserves the address.
     pub(crate) fn stop(&self) -> Result<Socket> {
         let (done, stopped) = mpsc::channel();
         self.send(Command::Stop(done))?;
@@ -97,7 +96,7 @@ impl Server {
                     setns(network, CloneFlags::CLONE_NEWNET)?;
                     bind_when_free(self.address)
                 };
-                // Never in this thread: it would stay in that namespace.
+                // A separate thread, because the thread stays in that namespace.
                 scope
                     .spawn(bind_there)
                     .join()
@@ -108,7 +107,7 @@ impl Server {
         parked.with_context(|| format!("keep {} while the API server is stopped", self.address))
     }
 
-    /// Serves again, on what [`Self::stop`] kept.
+    /// Serves again on the socket from [`Self::stop`].
     pub(crate) fn start_again(&self, parked: Socket) -> Result<()> {
         parked
             .listen(BACKLOG)
@@ -116,12 +115,12 @@ impl Server {
         self.send(Command::Start(parked.into()))
     }
 
-    /// Shows another certificate to those that connect from now on.
+    /// Serves another certificate to new connections.
     pub(crate) fn serve_by(&self, tls: Arc<ServerConfig>) -> Result<()> {
         self.send(Command::Tls(tls))
     }
 
-    /// Ends each connection with the answer that it carries.
+    /// Ends each connection after its current answer.
     pub(crate) fn retire(&self) -> Result<()> {
         self.send(Command::Retire)
     }
@@ -136,7 +135,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         drop(self.commands.take());
         if let Some(thread) = self.thread.take() {
-            // It has nothing to say: a panic in there has been printed already.
+            // The thread has already printed any panic.
             let _ = thread.join();
         }
     }
@@ -221,8 +220,8 @@ fn listen(socket: TcpListener) -> io::Result<tokio::net::TcpListener> {
     tokio::net::TcpListener::from_std(socket)
 }
 
-/// A child that another thread starts holds the listener as well, from its fork until it runs its
-/// own program.
+/// Retries, because a child forked by another thread holds the listener until it executes its
+/// program.
 fn bind_when_free(address: SocketAddr) -> Result<Socket> {
     let mut socket = None;
     wait_until(FREED, "the address is free", || match bind(address) {
@@ -235,23 +234,21 @@ fn bind_when_free(address: SocketAddr) -> Result<Socket> {
     socket.context("nothing was bound")
 }
 
-/// A socket that has the address but does not listen: who connects is refused, and no one else can
-/// take the address.
+/// Binds without listening: clients are refused, and the address stays reserved.
 fn bind(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(
         Domain::for_address(address),
         Type::STREAM,
         Some(Protocol::TCP),
     )?;
-    // The connections of before may still be winding down.
+    // Earlier connections may still be closing.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     Ok(socket)
 }
 
-/// The network namespace that a socket was made in. None without the privilege to ask, and then a
-/// socket made
-/// here is in the same one: who cannot ask cannot have changed it.
+/// Returns the network namespace of a socket. Without the privilege to query it, `None`: an
+/// unprivileged process cannot have changed its namespace.
 fn network_namespace(socket: &TcpListener) -> Option<File> {
     /// From linux/sockios.h.
     const SIOCGSKNS: nix::libc::Ioctl = 0x894c;

@@ -1,4 +1,4 @@
-//! A record of what the server sent and when, for measurements of its clients.
+//! Records sent data and times, to measure clients.
 
 use std::io;
 use std::pin::Pin;
@@ -18,12 +18,12 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// To all clients, with what TLS adds.
+    /// Returns the bytes sent to all clients, including TLS.
     pub fn bytes_sent(&self) -> u64 {
         self.bytes_sent.load(Ordering::Relaxed)
     }
 
-    /// When the last page of a list was made, or the last line of a stream.
+    /// Returns the time of the last page of a list, or of a stream's last line.
     pub fn last_list(&self) -> Option<Instant> {
         *self
             .last_list
@@ -31,7 +31,7 @@ impl Meter {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The versions of all events from now on, and when each was made.
+    /// Returns the version and time of each event from now on.
     pub fn events(&self) -> mpsc::Receiver<(u64, Instant)> {
         let (sender, receiver) = mpsc::channel();
         *self.events.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
@@ -51,12 +51,12 @@ impl Meter {
 
     pub(super) fn event_made(&self, version: u64) {
         if let Some(events) = &*self.events.lock().unwrap_or_else(PoisonError::into_inner) {
-            let _ = events.send((version, Instant::now())); // The receiver may have gone.
+            let _ = events.send((version, Instant::now())); // The receiver may be gone.
         }
     }
 }
 
-/// A connection whose bytes are counted.
+/// A connection that counts its bytes.
 pub(super) struct Metered {
     pub(super) stream: TcpStream,
     pub(super) meter: Arc<Meter>,

@@ -1,4 +1,4 @@
-//! Writing objects: what happens to one between a request (or a test) and the store.
+//! Writes objects: from a request or a test to the store.
 
 use std::sync::Arc;
 
@@ -11,32 +11,31 @@ use super::kinds::{KINDS, Kind, NAMESPACE, SERVICE, SERVICE_CIDR, Status};
 use super::service::{Addresses, validate_status};
 use super::store::{Key, Store};
 
-/// The objects, and what must be known beside them to write one.
+/// The objects, and the allocations that writes need.
 #[derive(Debug)]
 pub(crate) struct Objects {
     pub(crate) store: Store,
     addresses: Addresses,
 }
 
-/// The object of a request to write.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) kind: &'static Kind,
     pub(crate) namespace: String,
-    /// Empty where an object is created: it is then the object's own.
+    /// Empty for a creation, which takes the object's own name.
     pub(crate) name: String,
-    /// The body is a patch, not an object.
+    /// True if the body is a patch.
     pub(crate) patch: bool,
-    /// Only the status is written.
+    /// True if only the status is written.
     pub(crate) status: bool,
-    /// Everything but the write.
+    /// True to skip the write itself.
     pub(crate) dry_run: bool,
-    /// Unknown fields are refused instead of dropped.
+    /// True to refuse unknown fields instead of dropping them.
     pub(crate) strict: bool,
 }
 
 impl Objects {
-    /// The objects that every cluster starts with, but for the service `kubernetes`.
+    /// Returns the objects of every new cluster, except the Service `kubernetes`.
     pub(crate) fn new(cidrs: Vec<IpNet>) -> Outcome<Self> {
         let spec = json!({"cidrs": cidrs.iter().map(ToString::to_string).collect::<Vec<_>>()});
         let mut objects = Self {
@@ -82,7 +81,7 @@ impl Objects {
         self.write(target, &key, Some(new))
     }
 
-    /// Replaces an object by what `change` makes of it: a PUT or a PATCH.
+    /// Replaces an object by the result of `change`: a PUT or a PATCH.
     pub(crate) fn update(
         &mut self,
         target: &Target,
@@ -150,13 +149,13 @@ impl Objects {
             return Ok(Arc::new(new));
         }
         if new == *old {
-            return Ok(old); // Nothing changes: no new version, no event.
+            return Ok(old); // No change: no new version, no event.
         }
         self.write(target, &key, Some(new))
     }
 
-    /// Deletes an object, or marks it so if finalizers hold it. Returns what it was, and whether it
-    /// is gone.
+    /// Deletes an object, or marks it while finalizers hold it. Returns the previous object, and
+    /// whether it is gone.
     pub(crate) fn delete(
         &mut self,
         target: &Target,
@@ -199,8 +198,8 @@ impl Objects {
         Ok((old, true))
     }
 
-    /// Stores a test's object, old or new, with its status. The object is completed but not
-    /// validated, and its namespace need not exist.
+    /// Stores a test's object with its status, without validation and without requiring its
+    /// namespace.
     pub(crate) fn put(&mut self, kind: &'static Kind, object: &Value) -> Outcome<Arc<Value>> {
         let given = text(object, "/metadata/namespace");
         let namespace = if !kind.namespaced {
@@ -237,8 +236,8 @@ impl Objects {
         }
     }
 
-    /// Writes, and keeps account of the Services' addresses. Returns the object as stored, or its
-    /// old self.
+    /// Writes, and tracks the Services' addresses. Returns the object as stored, or the deleted
+    /// object.
     fn write(&mut self, target: &Target, key: &Key, new: Option<Value>) -> Outcome<Arc<Value>> {
         let old = self.store.get(key).cloned();
         if target.dry_run {
@@ -256,7 +255,7 @@ impl Objects {
         Ok(new.or(old).unwrap_or_default())
     }
 
-    /// Deletes all there is in a namespace, in place of the controller that does it in a cluster.
+    /// Deletes all objects of a namespace, like the namespace controller.
     fn empty(&mut self, namespace: &str) {
         for kind in KINDS.iter().filter(|k| k.namespaced) {
             let keys: Vec<_> = self

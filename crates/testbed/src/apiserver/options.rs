@@ -7,7 +7,7 @@ use super::failure::{Cause, Failure, Outcome};
 use super::kinds::Kind;
 use super::select::Selector;
 
-/// The parameters of a request; the last one of a name counts.
+/// The parameters of a request; the last of equal names counts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Query(BTreeMap<String, String>);
 
@@ -15,7 +15,7 @@ pub(crate) struct Query(BTreeMap<String, String>);
 #[derive(Clone, Debug)]
 pub(crate) struct ListOptions {
     pub(crate) selector: Selector,
-    /// 0: no limit.
+    /// 0 means no limit.
     pub(crate) limit: usize,
     pub(crate) token: Option<String>,
     pub(crate) version: Option<u64>,
@@ -125,7 +125,7 @@ impl ListOptions {
                 query.get("labelSelector"),
                 query.get("fieldSelector"),
             )?,
-            // Any version will do: then the watch cache answers, and that knows no limit.
+            // Version 0 accepts any version and is served by the watch cache, which ignores limits.
             limit: if version == Some(0) {
                 0
             } else {

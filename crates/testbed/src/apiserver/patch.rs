@@ -1,11 +1,11 @@
-//! The three kinds of patches that clients send.
+//! The three patch types that clients send.
 
 use serde_json::{Map, Value};
 
 use super::failure::{Failure, Outcome};
 use super::kinds::Kind;
 
-/// Applies a patch of the media type that the request names to `object`.
+/// Applies a patch of the request's media type to `object`.
 pub(crate) fn patched(
     kind: &Kind,
     object: &Value,
@@ -32,9 +32,9 @@ pub(crate) fn patched(
     Ok(object)
 }
 
-/// A strategic merge works like a merge patch with two differences. Some lists are merged by a key
-/// of their items, and names that start with `$` are directives. The path is that of `object`, in
-/// the form of [`Kind::merge_keys`].
+/// Applies a strategic merge patch: a merge patch that merges some lists by a key of their items,
+/// and treats names with `$` as directives. `path` is the object's path in the form of
+/// [`Kind::merge_keys`].
 fn merge(kind: &Kind, object: &mut Value, patch: &Value, path: &str) {
     let Value::Object(patch) = patch else {
         *object = patch.clone();
@@ -93,7 +93,7 @@ fn merge(kind: &Kind, object: &mut Value, patch: &Value, path: &str) {
         if let Some(list) = name.strip_prefix("$setElementOrder/")
             && let Some(Value::Array(list)) = fields.get_mut(list)
         {
-            // An item of the order names its key only; what the order does not name stays behind.
+            // An item of the order has only its key; other items follow.
             list.sort_by_key(|item| {
                 values
                     .iter()
@@ -132,7 +132,6 @@ fn merge_list(kind: &Kind, list: &mut Value, items: &[Value], key: &str, path: &
     }
 }
 
-/// Tells if `item` has all that `part` has.
 fn is_part(part: &Value, item: &Value) -> bool {
     match part {
         Value::Object(fields) => fields

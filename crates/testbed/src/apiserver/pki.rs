@@ -1,4 +1,4 @@
-//! Certificates, the token, and the files in which clients find them.
+//! Certificates, the token, and the files that give them to clients.
 
 use std::fs;
 use std::path::Path;
@@ -18,30 +18,29 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use serde_json::{Value, json};
 
-/// An authority of the server's own, and what it signed.
+/// The server's own CA, and the certificates that it issued.
 #[derive(Debug)]
 pub(crate) struct Pki {
     pub(crate) token: String,
-    /// PEM.
+    /// In PEM.
     pub(crate) ca: String,
     issuer: Issuer<'static, KeyPair>,
     pub(crate) server: Arc<ServerConfig>,
-    /// The configuration of [`Self::server`], with a certificate that has expired.
+    /// The configuration of [`Self::server`] with an expired certificate.
     pub(crate) expired: Arc<ServerConfig>,
 }
 
-/// How a kubeconfig lets its user in.
+/// The credentials in a kubeconfig.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Login {
     Token,
     ClientCertificate,
-    /// With a certificate that ends so long from now.
+    /// With a certificate that expires after this time.
     ShortClientCertificate(Duration),
 }
 
 impl Pki {
-    /// Makes all keys and certificates; `sans` are the names and addresses that the server may be
-    /// called by.
+    /// Creates all keys and certificates; `sans` are the server's names and addresses.
     pub(crate) fn new(sans: Vec<String>) -> Result<Self> {
         let mut ca = named("kpx-test-ca")?;
         ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -83,7 +82,6 @@ impl Pki {
         fs::write(path, text).with_context(|| format!("write {}", path.display()))
     }
 
-    /// A certificate and key of a client, as a kubeconfig has them.
     fn client(&self, life: Option<Duration>) -> Result<Value> {
         let mut client = named("kpx-test-client")?;
         client.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
@@ -100,7 +98,7 @@ impl Pki {
         )
     }
 
-    /// Writes the files that a pod finds below /var/run/secrets/kubernetes.io/serviceaccount.
+    /// Writes the files of /var/run/secrets/kubernetes.io/serviceaccount.
     pub(crate) fn write_service_account(&self, folder: &Path) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
         for (name, text) in [
@@ -115,7 +113,8 @@ impl Pki {
     }
 }
 
-/// Serves with a certificate of these parameters, and takes clients' certificates of these roots.
+/// Returns a configuration with a certificate of these parameters that accepts clients of these
+/// roots.
 fn serve_by(
     parameters: &CertificateParams,
     issuer: &Issuer<'_, KeyPair>,
@@ -137,8 +136,8 @@ fn serve_by(
         .with_client_cert_verifier(verifier)
         .with_single_cert(vec![certificate.der().clone()], key)
         .context("use the API server's certificate")?;
-    // A client that resumes a session shows no certificate again, so an expired one would do. (Go's
-    // servers look.)
+    // A resumed session presents no certificate again, so an expired certificate would pass. (Go's
+    // servers check.)
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];

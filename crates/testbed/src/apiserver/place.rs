@@ -1,4 +1,4 @@
-//! Where a scenario runs: this server, and others if the environment names them.
+//! The servers that run a scenario: this server, and others from the environment.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -18,24 +18,24 @@ use tokio::time::timeout;
 use super::real::KubeApiserver;
 use super::{ApiServer, Options};
 
-/// The kubeconfig of a server that runs already.
+/// The kubeconfig of a running server.
 pub const KUBECONFIG: &str = "KPX_TEST_KUBECONFIG";
-/// A folder with kube-apiserver and etcd, by the convention of envtest.
+/// A folder with kube-apiserver and etcd, as envtest expects.
 pub const ASSETS: &str = "KUBEBUILDER_ASSETS";
-/// How long a scenario waits for anything.
+/// The time limit of each wait in a scenario.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A server, and a namespace of the scenario's own on it.
+/// A server, with a namespace for the scenario.
 #[derive(Debug)]
 pub struct Place {
     pub kubeconfig: PathBuf,
     pub namespace: String,
-    /// Home of kubectl's cache.
+    /// The home directory for kubectl's cache.
     home: TempDir,
 }
 
-/// Runs a scenario on this server, on the one that [`KUBECONFIG`] names, and on the one that
-/// [`ASSETS`] holds.
+/// Runs a scenario on this server, on the server of [`KUBECONFIG`], and on the server in
+/// [`ASSETS`].
 pub fn everywhere(scenario: impl AsyncFn(&Place) -> Result<()>) -> Result<()> {
     let folder = TempDir::new().context("make a folder")?;
     let own = ApiServer::start(Options::loopback()?)?;
@@ -47,7 +47,7 @@ pub fn everywhere(scenario: impl AsyncFn(&Place) -> Result<()>) -> Result<()> {
             .with_context(|| format!("on the server of {KUBECONFIG}"))?;
     }
     if let Some(assets) = std::env::var_os(ASSETS) {
-        // One at a time: each is an etcd and a kube-apiserver.
+        // Only one at a time: each is an etcd and a kube-apiserver.
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let real = KubeApiserver::start(Path::new(&assets))?;
@@ -87,8 +87,8 @@ impl Place {
         client(&self.kubeconfig).await
     }
 
-    /// Runs the stock kubectl in the scenario's namespace until it ends, with `input` as its
-    /// standard input.
+    /// Runs the stock kubectl in the scenario's namespace to its end, with `input` as standard
+    /// input.
     pub async fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String> {
         let mut child = self
             .kubectl_command(arguments)
@@ -111,7 +111,7 @@ impl Place {
         Ok(out.into_owned())
     }
 
-    /// A kubectl for the scenario's namespace, not started yet.
+    /// Returns a kubectl command for the scenario's namespace.
     pub fn kubectl_command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("kubectl");
         command
@@ -128,7 +128,7 @@ impl Place {
     }
 }
 
-/// A client as the agent makes it.
+/// Returns a client like the agent's.
 pub async fn client(kubeconfig: &Path) -> Result<Client> {
     let kubeconfig = Kubeconfig::read_from(kubeconfig).context("read the kubeconfig")?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;

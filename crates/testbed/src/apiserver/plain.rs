@@ -1,4 +1,4 @@
-//! A client that watches without a selector: what the server sends when its clients filter nothing.
+//! A client that watches without a selector, to measure unfiltered data.
 
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
@@ -20,7 +20,7 @@ pub struct PlainWatch {
 }
 
 impl PlainWatch {
-    /// Starts it inside a namespace, for the changes after a version.
+    /// Starts the watch inside a namespace, for the changes after a version.
     pub fn start(ns: &NetNs, kubeconfig: &Path, version: u64) -> Result<Self> {
         let (stop, stopped) = oneshot::channel();
         let kubeconfig = kubeconfig.to_owned();
@@ -34,9 +34,9 @@ impl PlainWatch {
         Ok(Self { stop, thread })
     }
 
-    /// Ends it. Fails if the watch has ended before.
+    /// Ends the watch. Returns an error if it has already ended.
     pub fn stop(self) -> Result<()> {
-        let _ = self.stop.send(()); // A watch that has ended says why below.
+        let _ = self.stop.send(()); // A watch that has ended reports its error below.
         self.thread
             .join()
             .map_err(|_| anyhow!("the watch has panicked"))?

@@ -1,5 +1,5 @@
-//! `pods/portforward` by WebSocket: as a kubelet speaks it, with one data and one error channel for
-//! each port, and as kubectl does.
+//! `pods/portforward` over WebSocket: the kubelet's form with a data and an error channel per port,
+//! and kubectl's form.
 
 mod streams;
 
@@ -22,16 +22,16 @@ use super::failure::{Failure, Outcome};
 use super::http::Answer;
 use super::kubelet::{Container, Upgrade};
 
-/// The kubelet knows no later protocol with channels here.
+/// The kubelet supports no later channel protocol here.
 const CHANNELS: &str = "v4.channel.k8s.io";
-/// Frames of SPDY in messages, which kubectl asks for since 1.31.
+/// SPDY frames in messages, which kubectl requests since 1.31.
 const STREAMS: &str = "SPDY/3.1+portforward.k8s.io";
 const DATA: u8 = 0;
 const ERROR: u8 = 1;
-/// The most bytes that a kubelet puts into a message.
+/// The largest message of a kubelet, in bytes.
 const PIECE: usize = 32 * 1024;
 
-/// Agrees to forward: to the one port that a query names, or to the ports that streams name.
+/// Accepts a port-forward: to the port in the query, or to the ports of streams.
 pub(super) fn answer(
     container: Arc<dyn Container>,
     query: &[(String, String)],
@@ -61,8 +61,7 @@ async fn forward(upgraded: Upgraded, container: Arc<dyn Container>, port: u16) {
     }
 }
 
-/// Relays until either side ends. As containerd does, it ends the whole stream with either
-/// direction.
+/// Relays until either side ends. Like containerd, ends both directions together.
 async fn relay(
     socket: WebSocketStream<TokioIo<Upgraded>>,
     container: Arc<dyn Container>,
@@ -113,7 +112,7 @@ async fn connect(container: Arc<dyn Container>, port: u16) -> anyhow::Result<Tcp
     of_tokio(connected.context("connect").flatten()?)
 }
 
-/// Returns what a kubelet says of a port that it does not reach.
+/// Returns the kubelet's error for an unreachable port.
 fn failure(port: u16, error: &anyhow::Error) -> String {
     format!("an error occurred forwarding {port}: {error:#}")
 }

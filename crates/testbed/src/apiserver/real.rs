@@ -1,5 +1,4 @@
-//! kube-apiserver itself, from a folder that envtest's setup made: started with an etcd of its own,
-//! on loopback.
+//! The real kube-apiserver from envtest's folder, with its own etcd, on loopback.
 
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -15,16 +14,16 @@ use rcgen::KeyPair;
 use serde_json::json;
 use tempfile::TempDir;
 
-/// How long the two take to start at most, on a slow machine.
+/// The time limit for both to start on a slow machine.
 const START: Duration = Duration::from_secs(120);
-/// How long they take to end before they are killed.
+/// The time limit for both to end before they are killed.
 const END: Duration = Duration::from_secs(10);
 const SERVICE_CIDRS: &str = "10.96.0.0/16,fd00:96::/112";
 
-/// A running kube-apiserver; dropping it stops it and its etcd, and deletes all they wrote.
+/// A running kube-apiserver; a drop stops it and its etcd, and deletes their files.
 #[derive(Debug)]
 pub struct KubeApiserver {
-    // In the order in which they must go.
+    // In drop order.
     _apiserver: Process,
     _etcd: Process,
     kubeconfig: PathBuf,
@@ -56,7 +55,7 @@ impl KubeApiserver {
         })
     }
 
-    /// Returns the kubeconfig of a user who may do everything.
+    /// Returns the kubeconfig of a cluster admin.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
@@ -76,12 +75,11 @@ fn etcd_flags(folder: &Path, client: u16, peer: u16) -> Vec<String> {
     ]
 }
 
-/// The flags without which kube-apiserver does not start, a token for us, and no admission that
-/// needs a controller.
+/// Returns the required flags of kube-apiserver, with a token, and without admission plugins that
+/// need a controller.
 fn apiserver_flags(folder: &Path, token: &str, etcd: u16, secure: u16) -> Result<Vec<String>> {
     let file = |name: &str| folder.join(name).display().to_string();
-    // The key signs service account tokens. No test asks for one, but the server does not start
-    // without the key.
+    // The key signs service account tokens, which no test uses; the server requires it.
     let key = KeyPair::generate().context("make a key")?;
     for (name, text) in [
         (
@@ -98,8 +96,7 @@ fn apiserver_flags(folder: &Path, token: &str, etcd: u16, secure: u16) -> Result
         "--bind-address=127.0.0.1".to_owned(),
         "--advertise-address=127.0.0.1".to_owned(),
         format!("--secure-port={secure}"),
-        // Into this folder it writes a certificate of its own, which names 127.0.0.1 and signs
-        // itself.
+        // The server writes its self-signed certificate for 127.0.0.1 there.
         format!("--cert-dir={}", file("pki")),
         format!("--token-auth-file={}", file("tokens.csv")),
         "--authorization-mode=RBAC".to_owned(),
@@ -108,12 +105,12 @@ fn apiserver_flags(folder: &Path, token: &str, etcd: u16, secure: u16) -> Result
         format!("--service-account-key-file={}", file("sa.pub")),
         format!("--service-cluster-ip-range={SERVICE_CIDRS}"),
         "--disable-admission-plugins=ServiceAccount".to_owned(),
-        // The endpoint of the service kubernetes may not be a loopback address.
+        // The endpoint of the Service kubernetes must not be a loopback address.
         "--endpoint-reconciler-type=none".to_owned(),
     ])
 }
 
-/// Without the certificate's check: it is made when the server starts.
+/// Skips verification: the server creates its certificate at its start.
 fn write_kubeconfig(path: &Path, port: u16, token: &str) -> Result<()> {
     let cluster =
         json!({"server": format!("https://127.0.0.1:{port}"), "insecure-skip-tls-verify": true});
@@ -123,7 +120,7 @@ fn write_kubeconfig(path: &Path, port: u16, token: &str) -> Result<()> {
     fs::write(path, config.to_string()).with_context(|| format!("write {}", path.display()))
 }
 
-/// Ports that are free now; all at once, so that they differ.
+/// Returns free ports, bound together so that they differ.
 fn free_ports<const N: usize>() -> Result<[u16; N]> {
     let mut ports = [0; N];
     let listeners: Vec<_> = (0..N)
@@ -156,7 +153,7 @@ impl Process {
         Ok(Self { child, log })
     }
 
-    /// Waits until the server whose kubeconfig this is says that it is ready.
+    /// Waits until the server of this kubeconfig is ready.
     fn wait_ready(&mut self, kubeconfig: &Path) -> Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -176,7 +173,7 @@ impl Process {
                     self.last_words()
                 );
             }
-            std::thread::sleep(Duration::from_millis(100)); // There is nothing to wait on but its answer.
+            std::thread::sleep(Duration::from_millis(100)); // Only a retry shows readiness.
         }
     }
 

@@ -1,4 +1,4 @@
-//! `SelfSubjectAccessReview`: clients may do all but what a test refuses with 403.
+//! `SelfSubjectAccessReview`: clients may do everything that no test fails with 403.
 
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt;
@@ -12,7 +12,7 @@ use super::shared::Shared;
 
 pub(crate) const PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
-/// Answers if the client may use the verb of the resource.
+/// Answers whether the client may use the verb on the resource.
 pub(crate) async fn answer(shared: &Shared, request: Request<Incoming>) -> Outcome<Answer> {
     if request.method() != Method::POST {
         return Err(Failure::method_not_allowed());

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::failure::{Failure, Outcome};
 use super::kinds::Kind;
 
-/// The requirements that narrow a list or a watch: every one holds.
+/// The requirements of a list or a watch, all of which must hold.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Selector {
     labels: Vec<Requirement>,
@@ -14,7 +14,7 @@ pub(crate) struct Selector {
 
 #[derive(Clone, Debug)]
 struct Requirement {
-    /// A label, or a field's path with dots.
+    /// A label, or a field's dotted path.
     what: String,
     test: Test,
 }
@@ -24,7 +24,7 @@ enum Test {
     Exists,
     Absent,
     In(Vec<String>),
-    /// Holds as well where there is no value.
+    /// Also holds without a value.
     NotIn(Vec<String>),
 }
 
@@ -70,7 +70,7 @@ impl Requirement {
     }
 }
 
-/// The requirements, which commas part, but not those within a set's parentheses.
+/// Splits requirements at commas outside a set's parentheses.
 fn split(selector: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0;
     selector
@@ -82,7 +82,8 @@ fn split(selector: &str) -> impl Iterator<Item = &str> {
         .filter(|r| !r.is_empty())
 }
 
-/// `key`, `!key`, `key=value`, `key==value`, `key!=value`, `key in (a,b)`, `key notin (a,b)`
+/// Parses `key`, `!key`, `key=value`, `key==value`, `key!=value`, `key in (a,b)`,
+/// `key notin (a,b)`.
 fn label_requirement(text: &str) -> Outcome<Requirement> {
     if let Some((what, test)) = equality(text) {
         return requirement(text, what, test);
@@ -144,7 +145,7 @@ fn unreadable(text: &str) -> Failure {
     Failure::bad_request(format!("unable to parse requirement: {text}"))
 }
 
-/// The field at a path as a field selector sees it: empty where there is none.
+/// Returns the field at a path as field selectors see it; empty if missing.
 fn field(object: &Value, path: &str) -> String {
     match path
         .split('.')

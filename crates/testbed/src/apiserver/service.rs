@@ -14,23 +14,23 @@ use super::admit::text;
 use super::failure::{Cause, Failure, Outcome};
 
 const NODE_PORTS: std::ops::RangeInclusive<i32> = 30_000..=32_767;
-/// Seconds.
+/// In seconds.
 const AFFINITY_TIMEOUT: i32 = 10_800;
 
-/// The addresses and node ports that Services may have, and which of them are taken.
+/// The address ranges, and the allocated addresses and node ports.
 #[derive(Debug)]
 pub(crate) struct Addresses {
-    /// The first one's family is that of a Service which does not ask.
+    /// The first range sets the default family of Services.
     cidrs: Vec<IpNet>,
     taken: HashSet<IpAddr>,
     taken_ports: HashSet<(i32, String)>,
-    /// How far each CIDR has been given out.
+    /// The next candidate in each range.
     next: Vec<usize>,
 }
 
 impl Addresses {
     pub(crate) fn new(cidrs: Vec<IpNet>) -> Self {
-        // The first address is not given out: it is that of the service default/kubernetes.
+        // The first address belongs to the Service default/kubernetes.
         let next = vec![1; cidrs.len()];
         Self {
             cidrs,
@@ -67,7 +67,7 @@ impl Addresses {
             )
         };
         let at = self.families().position(|f| f == of).ok_or_else(unknown)?;
-        // Twice round: addresses that came back lie before those given out last.
+        // Two passes: released addresses lie before the last allocated.
         for start in [self.next[at], 1] {
             if let Some((n, ip)) = self.cidrs[at]
                 .hosts()
@@ -101,7 +101,7 @@ impl Addresses {
     }
 }
 
-/// Fills in what the writer of a Service left to the server.
+/// Fills in the fields that a Service's writer left to the server.
 pub(crate) fn complete(
     service: &mut Service,
     old: Option<&Service>,
@@ -123,7 +123,7 @@ pub(crate) fn complete(
     Ok(())
 }
 
-/// Fills in a status as it was sent: by the type beside it, whether or not that is written.
+/// Completes a status by the Service's type, even if the type is not written.
 pub(crate) fn default_status(service: &mut Value) {
     if service["spec"]["type"] != "LoadBalancer" {
         return;
@@ -140,7 +140,7 @@ pub(crate) fn default_status(service: &mut Value) {
     }
 }
 
-/// Refuses what kube-apiserver would refuse when a status is written.
+/// Refuses a status that kube-apiserver would refuse.
 pub(crate) fn validate_status(service: &Value) -> Outcome<()> {
     let name = text(service, "/metadata/name");
     let refuse = |field: &str, cause: Cause, message: &str| {
@@ -195,7 +195,7 @@ pub(crate) fn validate_status(service: &Value) -> Outcome<()> {
     Ok(())
 }
 
-/// Refuses what kube-apiserver would refuse in a Service, as far as a proxy relies on it.
+/// Refuses a Service that kube-apiserver would refuse, as far as a proxy relies on it.
 pub(crate) fn validate(
     service: &Service,
     old: Option<&Service>,
@@ -329,7 +329,7 @@ fn set_defaults(spec: &mut ServiceSpec) {
     }
 }
 
-/// A patch of the type alone leaves what belonged to the type of before: that goes with it.
+/// Removes the fields of the previous type that a patch of the type leaves.
 fn drop_leftovers(spec: &mut ServiceSpec, was: &ServiceSpec) {
     if !has_node_ports(spec) && has_node_ports(was) {
         for port in spec.ports.iter_mut().flatten() {

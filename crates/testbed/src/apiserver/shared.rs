@@ -1,4 +1,4 @@
-//! The state that the handle, the connections and the watches share.
+//! The state shared by the handle, the connections and the watches.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,9 +16,9 @@ use super::view::View;
 #[derive(Debug)]
 pub(crate) struct Shared {
     state: Mutex<State>,
-    /// Told of every change of the state: watches wait for it...
+    /// Notifies watches of every state change.
     changed: watch::Sender<()>,
-    /// ...and so do tests.
+    /// Notifies tests of every state change.
     happened: Condvar,
     pub(crate) token: String,
     pub(crate) bookmark_every: Duration,
@@ -30,17 +30,17 @@ pub(crate) struct State {
     pub(crate) objects: Objects,
     pub(crate) faults: Faults,
     pub(crate) traffic: Traffic,
-    /// The containers that kubelets run, by namespace and pod.
+    /// The running containers, by namespace and pod.
     pub(crate) containers: BTreeMap<(String, String), Arc<dyn Container>>,
 }
 
-/// The requests of clients so far.
+/// The requests so far.
 #[derive(Clone, Debug, Default)]
 pub struct Traffic {
     requests: BTreeMap<(String, String), usize>,
     lists: BTreeMap<&'static str, usize>,
     total: usize,
-    /// The requests by HTTP/2.
+    /// The number of HTTP/2 requests.
     http2: usize,
     /// Verb, group and resource (plural).
     kinds: BTreeSet<(&'static str, &'static str, &'static str)>,
@@ -48,7 +48,8 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// How many requests of a verb there were for a resource (plural), refused ones among them.
+    /// Returns the number of requests of a verb and a resource (plural), including refused
+    /// requests.
     pub fn requests(&self, verb: &str, resource: &str) -> usize {
         self.requests
             .get(&(verb.to_owned(), resource.to_owned()))
@@ -56,28 +57,28 @@ impl Traffic {
             .unwrap_or_default()
     }
 
-    /// How many lists of a resource (plural) were asked for with all that its objects hold, refused
-    /// ones among them.
+    /// Returns the number of lists of a resource's (plural) complete objects, including refused
+    /// requests.
     pub fn lists(&self, resource: &str) -> usize {
         self.lists.get(resource).copied().unwrap_or_default()
     }
 
-    /// Returns the number of requests of all kinds, with those that a fault answered.
+    /// Returns the number of all requests, including those that faults answered.
     pub fn total(&self) -> usize {
         self.total
     }
 
-    /// Returns the number of requests that came by HTTP/2, which the server offers to all.
+    /// Returns the number of requests over HTTP/2, which the server offers to all.
     pub fn by_http2(&self) -> usize {
         self.http2
     }
 
-    /// How many watches of a resource (plural) are open.
+    /// Returns the number of open watches of a resource (plural).
     pub fn watches(&self, resource: &str) -> usize {
         self.watches.get(resource).copied().unwrap_or_default()
     }
 
-    /// All that was asked for: verb, group (empty for the core's) and resource (plural).
+    /// Returns all requested combinations of verb, group (empty for core) and resource (plural).
     pub fn kinds(&self) -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
         self.kinds.iter().copied()
     }
@@ -135,12 +136,11 @@ impl Shared {
         }
     }
 
-    /// Reads the state.
     pub(crate) fn read<T>(&self, f: impl FnOnce(&State) -> T) -> T {
         f(&self.lock())
     }
 
-    /// Changes the state, and tells all who wait for that.
+    /// Changes the state and wakes all waiters.
     pub(crate) fn change<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
         let result = f(&mut self.lock());
         self.changed.send_replace(());
@@ -152,7 +152,7 @@ impl Shared {
         self.changed.subscribe()
     }
 
-    /// Waits until the condition holds; false if it still does not after `limit`.
+    /// Waits until the condition holds. Returns false after `limit`.
     pub(crate) fn wait(&self, limit: Duration, mut condition: impl FnMut(&State) -> bool) -> bool {
         let waited = self
             .happened
@@ -160,7 +160,7 @@ impl Shared {
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// A test that panics while it holds the lock must not make every other thread panic as well.
+    /// A test that panics with the lock must not make other threads panic.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

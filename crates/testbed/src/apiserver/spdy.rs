@@ -1,45 +1,43 @@
-//! Frames of SPDY/3.1, as far as `kubectl port-forward` speaks it: streams with headers and data,
-//! and pings.
+//! SPDY/3.1 frames, as far as `kubectl port-forward` uses them: streams with headers and data, and
+//! pings.
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::{Buf, Bytes, BytesMut};
 use flate2::{Decompress, FlushDecompress};
 
-/// The bytes before the contents of a frame.
+/// The length of a frame's header.
 const HEAD: usize = 8;
-/// The bit of a frame that carries no data, above its version.
+/// The bit of a control frame, above its version.
 const CONTROL: u32 = 1 << 31;
 const VERSION: u32 = 3;
 const SYN_STREAM: u32 = 1;
 const SYN_REPLY: u32 = 2;
 const RST_STREAM: u32 = 3;
 const PING: u32 = 6;
-/// The flag of the last frame of a direction.
 const FIN: u8 = 1;
-/// The bits of a stream's number.
+/// The bits of a stream id.
 const STREAM: u32 = CONTROL - 1;
 
-/// The words that both ends know before the first header, each behind its length, ...
+/// The words of the initial dictionary, each preceded by its length, ...
 const WORDS: &str = "options head post put delete trace accept accept-charset accept-encoding accept-language accept-ranges age allow \
     authorization cache-control connection content-base content-encoding content-language content-length content-location content-md5 \
     content-range content-type date etag expect expires from host if-match if-modified-since if-none-match if-range \
     if-unmodified-since last-modified location max-forwards pragma proxy-authenticate proxy-authorization range referer retry-after \
     server te trailer transfer-encoding upgrade user-agent vary via warning www-authenticate method get status 200_OK version HTTP/1.1 \
     url public set-cookie keep-alive origin";
-/// ... and the text after them.
+/// ... and the text that follows them.
 const TEXT: &str = "100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505203 Non-Authoritative \
     Information204 No Content301 Moved Permanently400 Bad Request401 Unauthorized403 Forbidden404 Not Found500 Internal Server \
     Error501 Not Implemented503 Service UnavailableJan Feb Mar Apr May Jun Jul Aug Sept Oct Nov Dec 00:00:00 Mon, Tue, Wed, Thu, Fri, \
     Sat, Sun, GMTchunked,text/html,image/png,image/jpg,image/gif,application/xml,application/xhtml+xml,text/plain,text/javascript,\
     publicprivatemax-age=gzip,deflate,sdchcharset=utf-8charset=iso-8859-1,utf-,*,enq=0.";
-/// The start of a client's first headers: zlib's, with the checksum of that dictionary.
+/// The start of a client's first headers: a zlib header with the checksum of that dictionary.
 const DICTIONARY_ID: [u8; 4] = [0xe3, 0xc6, 0xa7, 0xc2];
-/// The start of the first headers that are sent: zlib's, without a dictionary.
+/// The start of the first sent headers: a zlib header without a dictionary.
 const ZLIB: [u8; 2] = [0x78, 0x01];
-/// A list of no headers, and what makes a reader of zlib look at it, both uncompressed.
+/// An empty list of headers and a zlib flush, both uncompressed.
 const NO_HEADERS: [u8; 14] = [0, 4, 0, 0xfb, 0xff, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 
-/// A frame that a client sent.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Frame {
     Open {
@@ -60,10 +58,10 @@ pub(super) enum Frame {
     Other,
 }
 
-/// Makes frames of a connection's bytes.
+/// Splits a connection's bytes into frames.
 pub(super) struct Reader {
     bytes: BytesMut,
-    /// Inflates the headers of all frames, which are one stream of zlib.
+    /// Inflates the headers of all frames, which share a zlib stream.
     headers: Decompress,
     has_dictionary: bool,
 }
@@ -81,7 +79,7 @@ impl Reader {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Returns the next frame once all of it is there.
+    /// Returns the next frame once it is complete.
     pub(super) fn next(&mut self) -> Result<Option<Frame>> {
         let Some(head) = self.bytes.first_chunk::<HEAD>() else {
             return Ok(None);
@@ -109,7 +107,7 @@ impl Reader {
         Ok(Some(match kind & 0xffff {
             SYN_STREAM => {
                 let stream = number(&mut contents)? & STREAM;
-                // The stream that this one belongs to, and its priority.
+                // Skip the associated stream and the priority.
                 ensure!(contents.len() >= 6, "a short frame");
                 contents.advance(6);
                 Frame::Open {
@@ -136,7 +134,7 @@ impl Reader {
                 start[2..] == DICTIONARY_ID,
                 "the headers are compressed with another dictionary"
             );
-            // Later bytes refer to the dictionary as to earlier output.
+            // The dictionary acts as earlier output for later bytes.
             inflate(&mut self.headers, &stored(&dictionary())?)?;
             self.has_dictionary = true;
             block = rest;
@@ -149,8 +147,8 @@ impl Reader {
     }
 }
 
-/// Returns the frame that accepts a stream; the first one of a connection starts the stream of
-/// zlib.
+/// Returns the frame that accepts a stream. The connection's first such frame starts the zlib
+/// stream.
 pub(super) fn accept(stream: u32, is_first: bool) -> Vec<u8> {
     let start: &[u8] = if is_first { &ZLIB } else { &[] };
     frame(
@@ -160,12 +158,12 @@ pub(super) fn accept(stream: u32, is_first: bool) -> Vec<u8> {
     )
 }
 
-/// Returns a frame with data of a stream, at most 16 MiB.
+/// Returns a data frame of a stream, at most 16 MiB.
 pub(super) fn data(stream: u32, data: &[u8], is_last: bool) -> Vec<u8> {
     frame(stream, is_last, &[data])
 }
 
-/// Returns the answer to a ping, which is the same ping.
+/// Returns the answer to a ping, which equals the ping.
 pub(super) fn ping(id: u32) -> Vec<u8> {
     frame(CONTROL | VERSION << 16 | PING, false, &[&id.to_be_bytes()])
 }
@@ -205,7 +203,7 @@ fn dictionary() -> Vec<u8> {
         .collect()
 }
 
-/// Returns a block of a deflated stream that holds these bytes as they are.
+/// Returns an uncompressed deflate block with these bytes.
 fn stored(bytes: &[u8]) -> Result<Vec<u8>> {
     let length = u16::try_from(bytes.len())?;
     Ok([
@@ -240,7 +238,7 @@ fn inflate(stream: &mut Decompress, mut input: &[u8]) -> Result<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// Headers that zlib compressed with the dictionary of SPDY/3.1, flushed after each list.
+    /// Headers compressed by zlib with the SPDY/3.1 dictionary, flushed after each list.
     const FIRST: &[u8] =
         b"\x78\xf9\xe3\xc6\xa7\xc2\x02\x25\x3a\x70\x3a\x2b\x29\x4a\x4d\xcc\x85\x16\x25\xac\xa9\xa0\x80\x86\x14\xcb\x45\
         \xe0\x1c\x60\x61\x60\x61\x00\xa4\x39\x8b\x20\xd1\x98\x09\x4a\xde\x8c\x06\x00\x00\x00\x00\xff\xff";

@@ -1,4 +1,4 @@
-//! The objects and their history: what etcd and the watch cache are to kube-apiserver.
+//! The objects and their history, in the role of etcd and the watch cache.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use super::failure::{Failure, Outcome};
 use super::kinds::Kind;
 
-/// How many changes are remembered for watches and for lists by page.
+/// The changes kept for watches and paged lists.
 const HISTORY: usize = 100_000;
 
-/// Where an object is kept. Ordered as lists are: by namespace, then by name.
+/// The key of an object. Ordered like lists: by namespace, then name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
     group: &'static str,
@@ -35,7 +35,7 @@ impl Key {
     }
 }
 
-/// One write. `old` is absent where an object appears, `new` where one goes.
+/// A write. `old` is absent for a creation, `new` for a deletion.
 #[derive(Clone, Debug)]
 pub(crate) struct Change {
     pub(crate) version: u64,
@@ -44,22 +44,22 @@ pub(crate) struct Change {
     pub(crate) new: Option<Arc<Value>>,
 }
 
-/// All objects of all kinds, under one count of versions, as in etcd.
+/// All objects of all kinds, with one version counter, as in etcd.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     objects: BTreeMap<Key, Arc<Value>>,
-    /// By version, without holes, from `forgotten + 1` on.
+    /// By version, without gaps, from `forgotten + 1` on.
     changes: VecDeque<Change>,
     version: u64,
-    /// The last version whose change is no longer known.
+    /// The last version without a stored change.
     forgotten: u64,
-    /// No watch may start from before this version, even where its changes are still known. Watches
-    /// that run while the history is compacted still get their missing changes.
+    /// Watches may not start before this version, even if its changes are stored. Watches that run
+    /// during a compaction still get their missing changes.
     compacted: u64,
 }
 
 impl Store {
-    /// An empty store. Counts from 1: version 0 means "any" to clients.
+    /// Returns an empty store with version 1: version 0 means "any" to clients.
     pub(crate) fn new() -> Self {
         Self {
             objects: BTreeMap::new(),
@@ -78,8 +78,8 @@ impl Store {
         self.objects.get(key)
     }
 
-    /// Writes `object` (or its absence) as the next version, which goes into the object, and
-    /// returns it as stored.
+    /// Writes `object` (or its deletion) as the next version, which goes into the object. Returns
+    /// the stored object.
     pub(crate) fn write(&mut self, key: &Key, object: Option<Value>) -> Option<Arc<Value>> {
         self.version += 1;
         let new = object.map(|mut object| {
@@ -102,7 +102,7 @@ impl Store {
         new
     }
 
-    /// The objects of a kind, in one namespace or (if empty) in all, as they are now.
+    /// Returns the current objects of a kind in a namespace, or in all if it is empty.
     pub(crate) fn objects(
         &self,
         kind: &Kind,
@@ -116,8 +116,7 @@ impl Store {
         })
     }
 
-    /// The same as they were at `version`: what is now, with the later changes undone.
-    /// None if that is too long ago.
+    /// Returns the objects at `version`, by undoing later changes; `None` if that is too long ago.
     pub(crate) fn objects_at(
         &self,
         kind: &Kind,
@@ -158,7 +157,6 @@ impl Store {
         Ok(())
     }
 
-    /// The changes after `version`, oldest first.
     pub(crate) fn changes_after(&self, version: u64) -> Outcome<impl Iterator<Item = &Change>> {
         if version < self.forgotten {
             return Err(Failure::expired(format!(
@@ -171,10 +169,9 @@ impl Store {
             .range(self.changes.partition_point(|c| c.version <= version)..))
     }
 
-    /// Lets nothing start from before now any more.
+    /// Prevents starts from older versions.
     pub(crate) fn compact(&mut self) {
-        // One more version without a change, so that the last version before now is an older one
-        // too.
+        // An extra version without a change makes the current version an older version too.
         self.version += 1;
         self.changes.push_back(Change {
             version: self.version,
@@ -185,7 +182,7 @@ impl Store {
         self.compacted = self.version;
     }
 
-    /// The data of `backup`, and of what came before it and after it nothing.
+    /// Restores the data of `backup`, without any history.
     pub(crate) fn restore(&mut self, backup: Self) {
         let version = backup.version;
         *self = Self {

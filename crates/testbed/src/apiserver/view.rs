@@ -1,5 +1,4 @@
-//! The forms in which a client may ask for objects: whole, their metadata only, or as a table for
-//! people.
+//! The representations of objects: complete, metadata only, or a table.
 
 use std::fmt::Write;
 
@@ -14,7 +13,7 @@ use super::kinds::Kind;
 pub(crate) enum View {
     Whole,
     Metadata,
-    /// A table; each row brings along this part of its object.
+    /// A table; each row includes this part of its object.
     Table(Include),
 }
 
@@ -26,7 +25,7 @@ pub(crate) enum Include {
 }
 
 impl View {
-    /// The first of the accepted media types that can be served.
+    /// Returns the first supported media type of `accept`.
     pub(crate) fn accepted(accept: &str, include: Option<&str>) -> Outcome<Self> {
         let include = match include {
             Some("None") => Include::None,
@@ -55,8 +54,8 @@ impl View {
         accept.split(',').find_map(view).ok_or_else(refusal)
     }
 
-    /// One object, as the answer to a request or in an event. Only the first event of a watch names
-    /// the columns.
+    /// Returns an object as the answer to a request or as an event's content. Only the first event
+    /// of a watch has the columns.
     pub(crate) fn of(self, kind: &Kind, object: &Value, with_columns: bool) -> Value {
         match self {
             Self::Whole => object.clone(),
@@ -98,7 +97,7 @@ impl View {
     }
 }
 
-/// The items of a list do not say what they are: the list does.
+/// Removes the type from an item: the list has it.
 fn without_type(object: &Value) -> Value {
     let fields = object.as_object().into_iter().flatten();
     fields
@@ -146,7 +145,6 @@ fn table<'a>(
 
 type Column = (&'static str, fn(&Value) -> String);
 
-/// Returns the columns of a table between name and age.
 fn columns(kind: &Kind) -> &'static [Column] {
     match kind.kind {
         "Service" => &[
@@ -214,7 +212,7 @@ fn columns(kind: &Kind) -> &'static [Column] {
     }
 }
 
-/// The texts at a JSON pointer in each item of a list.
+/// Returns the texts at a JSON pointer in each item of a list.
 fn texts(list: &Value, pointer: &str) -> Vec<String> {
     let items = list.as_array().into_iter().flatten();
     items

@@ -1,4 +1,4 @@
-//! Watches: the changes of a kind as they happen, as a stream of lines of JSON.
+//! Watches: the changes of a kind, as a stream of JSON lines.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,10 +18,9 @@ use super::options::ListOptions;
 use super::shared::{Shared, State};
 use super::view::View;
 
-/// How long a watch lasts that does not say, as by default in kube-apiserver.
+/// The default lifetime of a watch, as in kube-apiserver.
 const TIMEOUT: Duration = Duration::from_secs(1_800);
 
-/// One watch, and how far it is.
 pub(crate) struct Watch {
     shared: Arc<Shared>,
     changes: watch::Receiver<()>,
@@ -29,14 +28,13 @@ pub(crate) struct Watch {
     namespace: String,
     options: ListOptions,
     view: View,
-    /// The last version whose changes have been looked at.
+    /// The last version that was processed.
     seen: u64,
     ready: VecDeque<Bytes>,
-    /// The last of what is ready is the end of a list.
+    /// True if the last ready line ends a list.
     ends_list: bool,
-    /// The last event.
     last: Option<Bytes>,
-    /// An event has been written.
+    /// True once an event was written.
     begun: bool,
     disorder: bool,
     state: Running,
@@ -49,14 +47,14 @@ pub(crate) struct Watch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Running {
     On,
-    /// The watch has ended; events that are ready are still sent.
+    /// The watch has ended; ready events are still sent.
     Ended,
     /// The connection breaks.
     Cut,
 }
 
 impl Watch {
-    /// Starts a watch at the version that is asked for, or with all objects as they are now.
+    /// Starts a watch at the requested version, or with all current objects.
     pub(crate) fn start(
         shared: &Arc<Shared>,
         kind: &'static Kind,
@@ -83,7 +81,7 @@ impl Watch {
             if let Some(failure) = expired.clone().filter(|_| state.faults.gone_by_status) {
                 return Err(failure);
             }
-            // From here on nothing may fail: a watch that is dropped takes the lock, which is held
+            // Nothing may fail after this point: dropping a watch takes the lock, which is held
             // here.
             let life = state
                 .faults
@@ -158,7 +156,7 @@ impl Watch {
         }
     }
 
-    /// Makes events of the changes since the last time.
+    /// Turns the changes since the last call into events.
     fn collect(&mut self, state: &State) {
         if state.faults.cuts != self.cuts {
             self.state = Running::Cut;
@@ -184,7 +182,7 @@ impl Watch {
             let selected = |object: &Option<Arc<Value>>| {
                 object.clone().filter(|o| self.options.selector.matches(o))
             };
-            // An object that stops matching is deleted for this watch, in its last matching form.
+            // For this watch, an object that stops matching is deleted in its last matching form.
             match (selected(&change.old), selected(&change.new)) {
                 (None, Some(new)) => self.push("ADDED", &new),
                 (Some(_), Some(new)) => self.push("MODIFIED", &new),
@@ -233,7 +231,7 @@ impl Watch {
         if let Some(annotations) = annotations {
             metadata["annotations"] = annotations;
         }
-        // Kube-apiserver writes an object with nothing but a version in this form.
+        // kube-apiserver writes a bookmark in this form: an object with only a version.
         let object = match (self.view, self.kind.kind) {
             (View::Table(_), _) => {
                 json!({"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,

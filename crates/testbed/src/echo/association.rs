@@ -1,4 +1,4 @@
-//! The client's side of an SCTP conversation.
+//! The client's side of an SCTP association.
 
 use std::io::{self, ErrorKind, Read};
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use socket2::{SockAddr, Socket};
 use super::client::uninterrupted;
 use super::sctp::{Chunk, Packet, payload, ports};
 
-/// An open association, or one that opens. Aborted with this value.
+/// An open or opening association, aborted with this value.
 #[derive(Debug)]
 pub(super) struct Association {
     socket: Socket,
@@ -27,20 +27,20 @@ pub(super) struct Association {
 }
 
 impl Association {
-    /// Connects the socket, which is bound; each step may take as long as `deadline`.
+    /// Connects the bound socket; each step may take `deadline`.
     pub(super) fn connect(
         socket: Socket,
         port: u16,
         peer: SocketAddr,
         deadline: Duration,
     ) -> io::Result<Self> {
-        // A refusal comes to every raw socket between two addresses; what it quotes tells whose it
-        // is.
+        // Every raw socket between two addresses receives a refusal; the quoted packet shows its
+        // association.
         match peer {
             SocketAddr::V4(_) => setsockopt(&socket, sockopt::Ipv4RecvErr, &true)?,
             SocketAddr::V6(_) => setsockopt(&socket, sockopt::Ipv6RecvErr, &true)?,
         }
-        // For a raw socket the kernel takes another port of an IPv6 address for a protocol.
+        // The kernel interprets the port of an IPv6 raw address as a protocol.
         socket.connect(&SockAddr::from(SocketAddr::new(peer.ip(), 0)))?;
         let port = if port == 0 { free_port() } else { port };
         let tag = rand::random_range(1..u32::MAX);
@@ -84,18 +84,19 @@ impl Association {
             chunk,
         };
         match self.socket.send(&packet.encode()) {
-            // It reports what came of an earlier packet, perhaps another's, and sends nothing.
+            // The error reports an earlier packet, perhaps of another association, and this call
+            // sent nothing.
             Err(error) if error.kind() == ErrorKind::ConnectionRefused && !self.is_refused()? => {
                 self.send(packet.chunk)
             }
-            // It was dropped on its way out, which the kernel tells those only who ask for errors:
-            // it is lost.
+            // The packet was dropped on its way out, which the kernel reports only with RECVERR:
+            // treat it as lost.
             Err(error) if error.raw_os_error() == Some(ENOBUFS) => Ok(()),
             result => result.map(drop),
         }
     }
 
-    /// The first chunk that `wanted` takes.
+    /// Returns the first result of `wanted` for a chunk.
     fn wait<T>(&self, wanted: impl Fn(Chunk) -> Option<T>) -> io::Result<T> {
         let end = Instant::now() + self.deadline;
         loop {
@@ -121,7 +122,7 @@ impl Association {
         }
     }
 
-    /// One chunk, if it is of this association.
+    /// Returns a chunk if it belongs to this association.
     fn receive(&self) -> io::Result<Option<Chunk>> {
         let mut buffer = vec![0; 1 << 16];
         let length = uninterrupted(|| (&self.socket).read(&mut buffer))?;
@@ -133,7 +134,7 @@ impl Association {
         Ok(packet.filter(is_ours).map(|packet| packet.chunk))
     }
 
-    /// Does one of the errors that wait quote a packet of this association?
+    /// Returns true if a queued error quotes a packet of this association.
     fn is_refused(&self) -> io::Result<bool> {
         let mut quoted = [0; 128];
         loop {
@@ -156,12 +157,11 @@ impl Association {
 impl Drop for Association {
     fn drop(&mut self) {
         if self.peer_tag != 0 {
-            let _ = self.send(Chunk::Abort); // It is over either way.
+            let _ = self.send(Chunk::Abort); // The association ends in either case.
         }
     }
 }
 
-/// From the range from which the kernel takes them too.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     32_768 + NEXT.fetch_add(1, Ordering::Relaxed) % 28_000

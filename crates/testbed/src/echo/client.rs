@@ -1,4 +1,4 @@
-//! The client's side: dial from a namespace, exchange bytes, say precisely what went wrong.
+//! The client's side: dials from a namespace, exchanges bytes, reports faults precisely.
 
 use std::error::Error;
 use std::fmt;
@@ -14,14 +14,14 @@ use super::{WHO, kernel_sctp, sctp};
 use crate::lab::{LINK_MTU, Layout};
 use crate::netns::NetNs;
 
-/// Bytes per datagram of a burst that the kernel cuts up (`UDP_SEGMENT`).
+/// The bytes per datagram of a burst that the kernel segments (`UDP_SEGMENT`).
 const SEGMENT: u16 = 1400;
-/// The largest datagram that fits an Ethernet frame, 1500 − 20 − 8 bytes. A longer payload goes as
-/// a burst.
+/// The largest datagram in an Ethernet frame, 1500 − 20 − 8 bytes. A longer payload is sent as a
+/// burst.
 const MAX_DATAGRAM: usize = 1472;
-/// How long an answer is waited for that a narrow path may have cost.
+/// The wait for an answer that a path's MTU may have dropped.
 const LESSON: Duration = Duration::from_millis(300);
-/// Roomy enough for a burst of datagrams to wait until the reader is scheduled.
+/// Large enough to queue a burst until the reader is scheduled.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,7 +33,7 @@ pub enum Protocol {
 
 impl Protocol {
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
-    /// The protocols that every kernel speaks.
+    /// The protocols of every kernel.
     pub const COMMON: [Self; 2] = [Self::Tcp, Self::Udp];
 }
 
@@ -47,49 +47,49 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// Bytes that tell a shifted, swapped or repeated piece from the right one.
+/// Returns bytes that reveal shifted, swapped or repeated pieces.
 pub fn pattern(length: usize) -> Vec<u8> {
-    // 251 is prime, so no two segments of a burst begin alike.
+    // 251 is prime, so the segments of a burst start differently.
     (0..length)
         .map(|at| (at % 251) as u8 ^ (at / 251) as u8)
         .collect()
 }
 
-/// A destination, and the way to dial it.
+/// A destination, and how to dial it.
 #[derive(Clone, Copy, Debug)]
 pub struct Dial {
     pub protocol: Protocol,
     pub to: SocketAddr,
-    /// The client's own address; none lets the kernel choose.
+    /// The client's address; `None` lets the kernel choose.
     pub source_ip: Option<IpAddr>,
-    /// The client's own port; 0 lets the kernel choose.
+    /// The client's port; 0 lets the kernel choose.
     pub source_port: u16,
-    /// The device that all packets must take, against the routes.
+    /// The device of all packets, overriding routes.
     pub device: Option<&'static str>,
-    /// UDP: one datagram, however long, which IP cuts into fragments. Otherwise what is long goes
+    /// UDP: sends one datagram of any length, which IP fragments. Otherwise long payloads are sent
     /// as a burst of datagrams.
     pub fragments: bool,
-    /// How long each step (connect, write, read) may take.
+    /// The time limit of each step (connect, write, read).
     pub deadline: Duration,
 }
 
-/// The result of an exchange whose bytes all came back as they were.
+/// The result of an exchange that returned all bytes unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Name of the server that answered.
+    /// The name of the server that answered.
     pub backend: String,
-    /// The client as that server saw it.
+    /// The client's address as the server saw it.
     pub source: SocketAddr,
 }
 
 /// A failure, with its step.
 #[derive(Debug)]
 pub enum Fault {
-    /// RST or ICMP port unreachable: somebody said no.
+    /// RST or ICMP port unreachable.
     Refused,
     /// No answer came in time.
     TimedOut(&'static str),
-    /// An answer came, but not what was sent.
+    /// The answer differs from the sent bytes.
     Corrupt(String),
     Io(&'static str, io::Error),
 }
@@ -163,11 +163,10 @@ impl Dial {
         Self { deadline, ..self }
     }
 
-    /// Converses, and retries once without an answer where pods have a smaller MTU than the links.
-    /// There the first datagram in IPv6 fragments is lost, and an ICMP error teaches its sender the
-    /// path's MTU. The error may come late, and end a second conversation. On a busy machine one
-    /// IPv4 datagram in some thousands is lost there: a fragment that overtakes its packet's first
-    /// one is not translated.
+    /// Converses, with a retry after a timeout if pods have a smaller MTU than the links. There the
+    /// first datagram in IPv6 fragments is lost, and an ICMP error reports the path's MTU. A late
+    /// error can end a second conversation. On a busy machine an IPv4 datagram in some thousands is
+    /// lost too: a fragment that overtakes its packet's first fragment is not translated.
     pub fn learning<T>(
         self,
         layout: Layout,
@@ -187,8 +186,8 @@ impl Dial {
         converse(self)
     }
 
-    /// Connects from inside `ns`. A UDP socket is connected too, so that it hears of refusals, but
-    /// nothing is sent.
+    /// Connects from inside `ns`. A UDP socket is connected too, to receive refusals, without
+    /// sending.
     pub fn connect(&self, ns: &NetNs) -> Result<Connection, Fault> {
         let socket = ns.run(|| self.socket()).map_err(Fault::at("make socket"))?;
         let link = match self.protocol {
@@ -212,7 +211,7 @@ impl Dial {
         })
     }
 
-    /// Connects, sends `payload` and gets it back.
+    /// Connects, sends `payload` and receives it back.
     pub fn exchange(&self, ns: &NetNs, payload: &[u8]) -> Result<Answer, Fault> {
         self.connect(ns)?.exchange(payload)
     }
@@ -249,9 +248,9 @@ pub(super) fn udp_socket(addr: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// A client that names its port may use it for several destinations. Where the kernel chooses the
-/// port, sharing is not allowed. The kernel would sometimes give one port to two sockets with the
-/// same destination, and each would get the other's answers.
+/// Lets a client with a fixed port use it for several destinations. With a port of the kernel's
+/// choice sharing is off: the kernel could give two sockets with the same destination one port, and
+/// each would receive the other's answers.
 fn share_port(socket: &Socket, addr: SocketAddr) -> io::Result<()> {
     socket.set_reuse_address(addr.ip().is_unspecified() && addr.port() != 0)
 }
@@ -269,13 +268,13 @@ enum Link {
         socket: Socket,
         fragments: bool,
     },
-    /// SCTP of the kernel.
+    /// The kernel's SCTP.
     Messages(Socket),
     Association(Association),
 }
 
 impl Connection {
-    /// Sends `payload` and returns who sent every byte of it back.
+    /// Sends `payload` and returns the server that echoed it.
     pub fn exchange(&mut self, payload: &[u8]) -> Result<Answer, Fault> {
         match &mut self.link {
             Link::Stream(socket) => exchange_stream(socket, payload, false),
@@ -283,7 +282,7 @@ impl Connection {
         }
     }
 
-    /// The client's own end and its peer's, as its socket tells them.
+    /// Returns the client's own end and its peer's, from its socket.
     pub fn ends(&self) -> Result<[SocketAddr; 2], Fault> {
         let (Link::Stream(socket) | Link::Datagrams { socket, .. } | Link::Messages(socket)) =
             &self.link
@@ -304,7 +303,7 @@ impl Connection {
             .map_err(|_| Fault::Corrupt("not two ends".to_owned()))
     }
 
-    /// Ends it at once: TCP by RST, so that the client's port is free again.
+    /// Ends the flow at once: TCP by RST, which frees the client's port.
     pub fn reset(self) -> Result<(), Fault> {
         match self.link {
             Link::Stream(socket) => socket
@@ -314,8 +313,8 @@ impl Connection {
         }
     }
 
-    /// Exchanges bytes as [`Connection::exchange`], and ends a TCP client's stream with the last
-    /// byte: the answer comes by a half-open connection.
+    /// Exchanges like [`Connection::exchange`], and closes a TCP client's direction with the last
+    /// byte: the answer uses a half-closed connection.
     pub fn exchange_last(mut self, payload: &[u8]) -> Result<Answer, Fault> {
         match &mut self.link {
             Link::Stream(socket) => exchange_stream(socket, payload, true),
@@ -324,7 +323,7 @@ impl Connection {
     }
 }
 
-/// In one write, so that the kernel cuts it up as late as it can.
+/// Writes once, so that the kernel segments as late as possible.
 fn exchange_stream(socket: &mut Socket, payload: &[u8], last: bool) -> Result<Answer, Fault> {
     let length = u32::try_from(payload.len())
         .map_err(|_| Fault::Corrupt("payload too long to send".to_owned()))?;
@@ -380,7 +379,6 @@ fn exchange_messages(link: &mut Link, payload: &[u8]) -> Result<Answer, Fault> {
 }
 
 impl Link {
-    /// Returns the messages that went out.
     fn send<'a>(&mut self, payload: &'a [u8]) -> io::Result<Vec<&'a [u8]>> {
         match self {
             Self::Datagrams { socket, fragments }
@@ -389,7 +387,7 @@ impl Link {
                 let datagrams: Vec<&[u8]> = payload.chunks(SEGMENT.into()).collect();
                 setsockopt(socket, sockopt::UdpGsoSegment, &i32::from(SEGMENT))?;
                 match socket.send(payload) {
-                    // Older kernels cut up only what the device computes checksums for.
+                    // Older kernels only segment if the device computes checksums.
                     Err(error) if error.raw_os_error() == Some(nix::libc::EIO) => {
                         setsockopt(socket, sockopt::UdpGsoSegment, &0)?;
                         datagrams
@@ -427,8 +425,8 @@ impl Link {
     }
 }
 
-/// Calls again after a signal. The kernel restarts no call on a socket with a timeout, and the
-/// death of a child that another thread waits for is a signal.
+/// Retries a call after a signal. The kernel does not restart socket calls with a timeout, and
+/// SIGCHLD may arrive at any time.
 pub(super) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {

@@ -1,5 +1,4 @@
-//! SCTP of the kernel, where it has it: one socket an association, whose messages keep their
-//! bounds.
+//! The kernel's SCTP, if available: one socket per association, with message boundaries.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,10 +12,10 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::{WHO, greeting};
 
-/// Associations that may wait to be accepted.
+/// The associations that may wait for accept.
 const BACKLOG: i32 = 128;
 
-/// Tells if this kernel speaks SCTP. Where it does not, a raw socket stands in for it.
+/// Returns true if this kernel supports SCTP. Otherwise raw sockets replace it.
 pub fn is_there() -> bool {
     static THERE: LazyLock<bool> = LazyLock::new(|| new(Domain::IPV4).is_ok());
     *THERE
@@ -30,7 +29,7 @@ fn new(domain: Domain) -> io::Result<Socket> {
     )
 }
 
-/// A client's, that hears at once of ICMP's refusals.
+/// Returns a client socket that receives ICMP refusals at once.
 pub(super) fn socket(from: SocketAddr) -> io::Result<Socket> {
     let socket = bound(from)?;
     match from {
@@ -40,7 +39,7 @@ pub(super) fn socket(from: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// The listener is none of TCP's, but accepts, reads and writes alike.
+/// Returns an SCTP listener in the type of a TCP listener, which accepts, reads and writes alike.
 pub(super) fn listen(addr: SocketAddr) -> io::Result<std::net::TcpListener> {
     let socket = bound(addr)?;
     socket.listen(BACKLOG)?;
@@ -51,7 +50,7 @@ pub(super) fn listen(addr: SocketAddr) -> io::Result<std::net::TcpListener> {
 fn bound(addr: SocketAddr) -> io::Result<Socket> {
     let socket = new(Domain::for_address(addr))?;
     if addr.is_ipv6() {
-        // Otherwise it would offer the host's IPv4 addresses to its peer, too.
+        // Otherwise it would also offer the host's IPv4 addresses to its peer.
         socket.set_only_v6(true)?;
     }
     socket.bind(&SockAddr::from(addr))?;

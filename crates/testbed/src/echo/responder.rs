@@ -1,4 +1,4 @@
-//! The server's side of SCTP: one raw socket an address, for all its ports.
+//! The server's side of SCTP: a raw socket per address for all ports.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,17 +9,16 @@ use tokio::net::UdpSocket;
 use super::sctp::{Chunk, Packet, payload};
 use super::{WHO, greeting};
 
-/// The names of the servers at the ports of an address.
+/// The names of the servers at an address, by port.
 pub(super) type Listeners = Arc<Mutex<BTreeMap<u16, Arc<str>>>>;
 
-/// Answers until the task ends. To an INIT for a port without a server, and to a packet that
-/// belongs to no association: ABORT. The socket is a raw one; it reads and writes as one of UDP
-/// does.
+/// Answers until the task ends. An INIT for a port without a server, and a packet outside an
+/// association, get an ABORT. The raw socket reads and writes like a UDP socket.
 pub(super) async fn serve(socket: UdpSocket, listeners: Listeners) {
     let mut associations = BTreeMap::new();
     let mut buffer = vec![0; 1 << 16];
     loop {
-        // An error here is an ICMP message about an earlier answer: its client has gone.
+        // The error is an ICMP message about an earlier answer to a client that is gone.
         let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
             continue;
         };
@@ -32,7 +31,7 @@ pub(super) async fn serve(socket: UdpSocket, listeners: Listeners) {
             .get(&packet.dst_port)
             .cloned();
         if name.is_none() && !matches!(packet.chunk, Chunk::Init(_)) {
-            continue; // Perhaps for a client at the same address.
+            continue; // It may be for a client at the same address.
         }
         let peer = SocketAddr::new(from.ip(), packet.src_port);
         let Some((tag, chunk)) = answer(&mut associations, name.as_deref(), peer, &packet) else {
@@ -46,11 +45,11 @@ pub(super) async fn serve(socket: UdpSocket, listeners: Listeners) {
         };
         let _ = socket
             .send_to(&answer.encode(), SocketAddr::new(from.ip(), 0))
-            .await; // As if it were lost.
+            .await; // A failed send counts as a lost packet.
     }
 }
 
-/// By peer and own port: own tag, the peer's tag, messages sent.
+/// By peer and own port: own tag, peer's tag, number of sent messages.
 type Associations = BTreeMap<(SocketAddr, u16), (u32, u32, u32)>;
 
 fn answer(

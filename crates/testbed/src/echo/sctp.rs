@@ -1,7 +1,6 @@
-//! SCTP (RFC 9260) as far as a short conversation needs it, over raw sockets: the kernel need not
-//! have it.
+//! SCTP (RFC 9260) for short conversations over raw sockets, independent of the kernel's SCTP.
 //!
-//! One chunk a packet. Lost packets are not sent again, so nothing is acknowledged.
+//! Each packet has one chunk. Lost packets are not retransmitted, so nothing is acknowledged.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,8 +10,7 @@ use crc::{CRC_32_ISCSI, Crc, Table};
 use etherparse::IpNumber;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-/// The longest message of one packet, which fits an Ethernet frame, in an overlay and over IPv6
-/// too.
+/// The longest message in a packet, which fits an Ethernet frame even in an overlay and over IPv6.
 pub(super) const MAX_MESSAGE: usize = 1350;
 const HEADER: usize = 12;
 const RECEIVE_BUFFER: usize = 4 << 20;
@@ -23,7 +21,7 @@ const INIT_ACK: u8 = 2;
 const ABORT: u8 = 6;
 const COOKIE_ECHO: u8 = 10;
 const COOKIE_ACK: u8 = 11;
-/// The first and the last piece of its message.
+/// The flags of a complete message.
 const WHOLE: u8 = 3;
 const COOKIE_PARAMETER: u16 = 7;
 
@@ -50,7 +48,7 @@ pub(super) enum Chunk {
 }
 
 impl Packet {
-    /// From the common header on, with its checksum.
+    /// Returns the packet from the common header on, with its checksum.
     pub(super) fn encode(&self) -> Vec<u8> {
         let (kind, flags, body) = match &self.chunk {
             Chunk::Init(tag) => (INIT, 0, init(*tag)),
@@ -58,7 +56,7 @@ impl Packet {
             Chunk::CookieEcho(cookie) => (COOKIE_ECHO, 0, cookie.clone()),
             Chunk::CookieAck => (COOKIE_ACK, 0, Vec::new()),
             Chunk::Data(number, message) => {
-                // Stream 0, number 0 in it, no protocol of its own.
+                // Stream 0, sequence number 0, no payload protocol.
                 (
                     DATA,
                     WHOLE,
@@ -109,7 +107,7 @@ impl Packet {
     }
 }
 
-/// Source and destination of what begins with a common header.
+/// Returns the source and destination port of a common header.
 pub(super) fn ports(bytes: &[u8]) -> Option<(u16, u16)> {
     let bytes = bytes.get(..4)?;
     Some((
@@ -118,7 +116,7 @@ pub(super) fn ports(bytes: &[u8]) -> Option<(u16, u16)> {
     ))
 }
 
-/// CRC32c of a packet whose checksum counts as 0, as it is on the wire.
+/// Returns the CRC32c of a packet with its checksum as 0, in wire order.
 pub fn checksum(packet: &[u8]) -> [u8; 4] {
     static CRC: LazyLock<Crc<u32, Table<16>>> =
         LazyLock::new(|| Crc::<u32, Table<16>>::new(&CRC_32_ISCSI));
@@ -146,7 +144,7 @@ pub(super) fn socket(addr: IpAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// The wildcard address of the same family.
+/// Returns the wildcard address of the same family.
 pub(super) fn any(addr: IpAddr) -> IpAddr {
     match addr {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -154,7 +152,7 @@ pub(super) fn any(addr: IpAddr) -> IpAddr {
     }
 }
 
-/// Returns the payload that a raw socket received, without the IP header, which only IPv4 has.
+/// Returns the received payload without the IP header, which only IPv4 raw sockets include.
 pub(super) fn payload(from: IpAddr, received: &[u8]) -> &[u8] {
     let header = match (from, received) {
         (IpAddr::V4(_), [first, ..]) => usize::from(first & 0x0f) * 4,
@@ -163,7 +161,7 @@ pub(super) fn payload(from: IpAddr, received: &[u8]) -> &[u8] {
     received.get(header..).unwrap_or_default()
 }
 
-/// Tag, window, streams out and in, first transmission sequence number.
+/// Tag, window, outbound and inbound streams, initial TSN.
 fn init(tag: u32) -> Vec<u8> {
     [
         tag.to_be_bytes(),

@@ -1,4 +1,4 @@
-//! The lab's addresses: one plan for both families.
+//! The lab's address plan for both families.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -70,8 +70,8 @@ impl DualNet {
         }
     }
 
-    /// The network's `n`-th address; IPv6 addresses read like it (`::11` is the 11th), as people
-    /// number hosts.
+    /// Returns the network's `n`-th address; IPv6 uses the same decimal digits (`::11` is the
+    /// 11th).
     pub fn host(&self, n: u8) -> Dual {
         let [a, b, c, _] = self.net.v4.octets();
         let [s0, s1, s2, s3, ..] = self.net.v6.segments();
@@ -82,7 +82,7 @@ impl DualNet {
         }
     }
 
-    /// In the notation `address/length`.
+    /// Returns the network in the form `address/length`.
     pub fn cidr(&self, family: Family) -> String {
         let len = match family {
             Family::V4 => self.len4,
@@ -91,7 +91,7 @@ impl DualNet {
         format!("{}/{len}", self.net.ip(family))
     }
 
-    /// Prefix length.
+    /// Returns the prefix length.
     pub fn len(&self, family: Family) -> u8 {
         match family {
             Family::V4 => self.len4,
@@ -107,14 +107,14 @@ pub(super) const PODS: [DualNet; 2] = [
     DualNet::new([10, 244, 1, 0], 24, [0xfd00, 0x10, 0x244, 1], 64),
     DualNet::new([10, 244, 2, 0], 24, [0xfd00, 0x10, 0x244, 2], 64),
 ];
-/// Between nodes and fabric.
+/// The segment between nodes and fabric.
 pub(super) const NODES: DualNet = DualNet::new([172, 18, 0, 0], 24, [0xfd00, 0x172, 0x18, 0], 64);
-/// From node to node, not through the fabric.
+/// The second segment, directly between nodes.
 pub(super) const SECOND: DualNet = DualNet::new([172, 19, 0, 0], 24, [0xfd00, 0x172, 0x19, 0], 64);
-/// Outside the cluster, behind the fabric.
+/// The outside, behind the fabric.
 pub(super) const OUTSIDE: DualNet =
     DualNet::new([198, 51, 100, 0], 24, [0xfd00, 0x198, 0x51, 0], 64);
-/// The network of ExternalIPs and load balancers: no host has such an address, the fabric routes
+/// The network of ExternalIPs and load balancers: no host has such an address; the fabric routes
 /// them to a node.
 pub const EXTERNAL: DualNet = DualNet::new([203, 0, 113, 0], 24, [0xfd00, 0x203, 0x113, 0], 64);
 

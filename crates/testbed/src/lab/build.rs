@@ -1,4 +1,4 @@
-//! How a lab is made: `ip` commands that could be pasted into a shell.
+//! Builds a lab by `ip` commands that also work in a shell.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use super::remove::ns_name;
 use super::{Host, Lab, Layout, Node, Uplink, pods, tunnel, uplink};
 use crate::netns::NetNs;
 
-/// Number of `xl` on the nodes' segments.
+/// The number of `xl` on the nodes' segments.
 const NEIGHBOUR: u8 = 30;
 
 pub(super) fn build(id: &str, layout: Layout, uplink: Uplink, dir: PathBuf) -> Result<Lab> {
@@ -45,7 +45,7 @@ pub(super) fn build(id: &str, layout: Layout, uplink: Uplink, dir: PathBuf) -> R
         dir,
     };
     lab.set_external_route(&lab.n1)?;
-    // So that an outsider's packet to a ClusterIP meets a node, which has to decide.
+    // An outside packet to a ClusterIP must reach a node, which decides about it.
     let routes = Family::ALL.map(|family| {
         format!(
             "route add {} via {}",
@@ -60,11 +60,11 @@ pub(super) fn build(id: &str, layout: Layout, uplink: Uplink, dir: PathBuf) -> R
     Ok(lab)
 }
 
-/// Routes between nodes and outside. It knows no pods, as a real network often does not.
+/// Creates the router between nodes and outside. It has no routes to pods, like many real networks.
 fn fabric(id: &str) -> Result<Host> {
     let ns = NetNs::create(ns_name(id, "fabric"))?;
     forward(&ns)?;
-    // A node that does not serve a packet sends it back, which must not cause a redirect.
+    // A node that does not serve a packet returns it, which must not cause a redirect.
     ns.sysctl("ipv4/conf/default/send_redirects", "0")?;
     ns.sysctl("ipv4/conf/all/send_redirects", "0")?;
     ns.ip(&format!(
@@ -106,7 +106,7 @@ fn outsider(id: &str, fabric: &Host, name: &'static str, addrs: Dual) -> Result<
     Ok(Host { name, ns, addrs })
 }
 
-/// A client on the nodes' own segments, which needs no router to reach them.
+/// Creates a client on the nodes' own segments, which reaches them without a router.
 fn neighbour(id: &str, fabric: &Host) -> Result<Host> {
     let ns = NetNs::create(ns_name(id, "xl"))?;
     plug(&fabric.ns, "fab0", "xl", &ns, "eth0")?;
@@ -122,7 +122,7 @@ fn neighbour(id: &str, fabric: &Host) -> Result<Host> {
     })
 }
 
-/// A node with its pods. `nth` from 0 numbers its addresses.
+/// Creates a node with its pods. `nth`, from 0, determines its addresses.
 fn node(
     id: &str,
     fabric: &Host,
@@ -175,7 +175,6 @@ fn node(
     })
 }
 
-/// Pod traffic that leaves the cluster takes the node's address, as every CNI plugin arranges it.
 fn masquerade(node: &NetNs, pods: &DualNet) -> Result<()> {
     node.nft(&format!(
         "table inet cni {{
@@ -192,7 +191,7 @@ fn masquerade(node: &NetNs, pods: &DualNet) -> Result<()> {
     ))
 }
 
-/// Gives `ns` a device whose other end, called `port`, is on a bridge of `owner`.
+/// Gives `ns` a device with its other end, `port`, on a bridge of `owner`.
 pub(super) fn plug(
     owner: &NetNs,
     bridge: &str,
@@ -207,8 +206,7 @@ pub(super) fn plug(
     ))
 }
 
-/// Gives a host an `eth1` on the segment beside the fabric, with the number that it has on the
-/// first.
+/// Gives a host an `eth1` on the second segment, with its number on the first.
 fn second_link(fabric: &Host, name: &str, ns: &NetNs, number: u8) -> Result<()> {
     plug(&fabric.ns, "sec0", &format!("{name}-1"), ns, "eth1")?;
     ns.ip(&format!(

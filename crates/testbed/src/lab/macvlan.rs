@@ -1,12 +1,12 @@
-//! Pods whose devices lie on an uplink of their node, as the plugins macvlan and ipvlan make them,
-//! and the node's own device beside them.
+//! Pods with devices on an uplink of their node, like the plugins macvlan and ipvlan, and the
+//! node's own device there.
 //!
-//! The uplink and what lies on it do not see each other. So a node reaches its pods by a device of
-//! its own there. The pods send everything through that one, because a packet straight to another
-//! pod would pass no stack that knows Services.
+//! An uplink does not exchange packets with its macvlan devices, so a node reaches its pods by its
+//! own device on the uplink. The pods send everything through that device, because a direct packet
+//! to another pod would bypass the node's stack and its Services.
 //!
-//! All ipvlan devices of an uplink have its link address. The kernel hands a packet between them
-//! wherever its destination is one of their addresses, and else to the uplink.
+//! All ipvlan devices of an uplink share its link address. The kernel passes a packet between them
+//! if its destination is an address of theirs, and otherwise to the uplink.
 
 use anyhow::Result;
 
@@ -17,7 +17,7 @@ use crate::netns::NetNs;
 const UPLINK: &str = "eth1";
 const OWN: &str = "pods0";
 
-/// The kinds of such devices, as `ip` names them.
+/// The device types, in the syntax of `ip`.
 pub(super) const MACVLAN: &str = "macvlan mode bridge";
 pub(super) const IPVLAN: &str = "ipvlan mode l2";
 
@@ -35,11 +35,11 @@ pub(super) fn prepare(node: &NetNs, pod_net: DualNet, kind: &str) -> Result<()> 
 pub(super) fn connect(node: &NetNs, pod: &Host, pod_net: DualNet, kind: &str) -> Result<()> {
     let Host { name, ns, addrs } = pod;
     let gateway = pod_net.host(1);
-    // The node says that the other pods of this uplink need no router.
+    // The node redirects packets for other pods of this uplink.
     for key in ["ipv4/conf/all", "ipv4/conf/default", "ipv6/conf/default"] {
         ns.sysctl(&format!("{key}/accept_redirects"), "0")?;
     }
-    // Older kernels do not make it under its last name, which the node's own eth0 has.
+    // Older kernels refuse the final name here, because the node has its own eth0.
     node.ip(&format!(
         "link add {name} link {UPLINK} type {kind}
          link set {name} netns {} name eth0

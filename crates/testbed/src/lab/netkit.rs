@@ -1,5 +1,4 @@
-//! Pairs of netkit devices, which are for containers what veth pairs are. Linux 6.7 is the first
-//! with them.
+//! Netkit pairs (Linux 6.7), the container counterpart of veth.
 
 use anyhow::{Context, Result};
 use rtnetlink::LinkNetkit;
@@ -8,17 +7,16 @@ use rtnetlink::packet_route::link::NetkitMode;
 use super::Host;
 use crate::netns::NetNs;
 
-/// The layer at which a pair hands packets on.
+/// The layer at which a pair passes packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetkitLayer {
-    /// Ethernet: the ends have addresses, and ask for each other's.
+    /// Ethernet: the ends have link addresses and resolve neighbours.
     L2,
-    /// IP: the ends have no address and ask for none. It is the kernel's default, and Cilium's.
+    /// IP, without link addresses: the default of the kernel and of Cilium.
     L3,
 }
 
-/// Makes a pod's eth0. The command `ip` of Debian 12 does not know the modes, so the kernel is
-/// asked without it.
+/// Creates a pod's eth0. Debian 12's `ip` does not support the modes, so this uses netlink.
 pub(super) fn make(node: &NetNs, pod: &Host, layer: NetkitLayer) -> Result<()> {
     let name = pod.name;
     let far = format!("{}-far", pod.name);

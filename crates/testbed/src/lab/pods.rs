@@ -1,4 +1,4 @@
-//! How pods hang on their node, and how nodes reach each other's: as CNI plugins make it.
+//! The connections of pods to their node and between nodes, as CNI plugins set them up.
 
 use anyhow::{Context, Result};
 
@@ -7,19 +7,18 @@ use super::build::{add_addr, plug};
 use super::{Host, Layout, macvlan, netkit};
 use crate::netns::NetNs;
 
-/// The MAC address of the node's end of every routed pod's veth. It is always the same, and so is a
-/// pod's neighbour entry.
+/// The MAC address of the node's end of every routed pod's veth. It is constant, so pods keep their
+/// neighbour entries.
 const GATEWAY_MAC: &str = "ee:ee:ee:ee:ee:ee";
 
-/// The device of a node that leads to the pods of the other, in the layout that has one, as flannel
-/// calls it.
+/// The node's device to the other node's pods in the overlay layout, with flannel's name.
 pub(super) const OVERLAY: &str = "flannel.1";
-/// The UDP port of the nodes for frames of the overlay: Linux's, which flannel keeps.
+/// The nodes' UDP port for the overlay: Linux's default, which flannel keeps.
 pub const VXLAN_PORT: u16 = 8472;
-/// An Ethernet frame in VXLAN, UDP and IPv4 is so many bytes longer.
+/// The bytes that VXLAN, UDP and IPv4 add to an Ethernet frame.
 pub(super) const OVERHEAD: u32 = 50;
 
-/// Makes what pods share on a node.
+/// Creates the devices that a node's pods share.
 pub(super) fn prepare(node: &NetNs, layout: Layout, pod_net: DualNet) -> Result<()> {
     match layout {
         Layout::Routed | Layout::Ptp | Layout::Tunnel(_) | Layout::Netkit(_) => Ok(()),
@@ -32,7 +31,6 @@ pub(super) fn prepare(node: &NetNs, layout: Layout, pod_net: DualNet) -> Result<
     }
 }
 
-/// Gives a pod its device and its way to its node.
 pub(super) fn connect(node: &NetNs, layout: Layout, pod: &Host, pod_net: DualNet) -> Result<()> {
     match layout {
         Layout::Routed | Layout::Tunnel(_) => routed(node, layout, pod),
@@ -54,8 +52,7 @@ pub(super) fn connect(node: &NetNs, layout: Layout, pod: &Host, pod_net: DualNet
 }
 
 fn bridge(node: &NetNs, layout: Layout, pod_net: DualNet) -> Result<()> {
-    // Kubernetes asks for these wherever pods share a bridge: netfilter must see both directions of
-    // a flow.
+    // Kubernetes requires these on bridges of pods: netfilter must see both directions of a flow.
     for key in ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"] {
         node.sysctl(&format!("bridge/{key}"), "1")
             .context("load the module br_netfilter")?;
@@ -69,8 +66,8 @@ fn bridge(node: &NetNs, layout: Layout, pod_net: DualNet) -> Result<()> {
     ))
 }
 
-/// A VXLAN device with the first address of the node's pods; the other node's side is told by
-/// [`lead_to`].
+/// Creates a VXLAN device with the first address of the node's pods; [`lead_to`] configures the
+/// remote node.
 fn overlay(node: &NetNs, layout: Layout, pod_net: DualNet) -> Result<()> {
     let addrs = pod_net.host(0);
     node.ip(&format!(
@@ -85,8 +82,7 @@ fn overlay(node: &NetNs, layout: Layout, pod_net: DualNet) -> Result<()> {
     ))
 }
 
-/// Leads what is for another node's pods into the overlay, and through it to that node at
-/// `underlay`.
+/// Routes packets for another node's pods into the overlay, to that node at `underlay`.
 pub(super) fn lead_to(node: &NetNs, other: DualNet, underlay: std::net::Ipv4Addr) -> Result<()> {
     let mac = overlay_mac(other);
     let gateway = other.host(0);
@@ -104,7 +100,7 @@ pub(super) fn lead_to(node: &NetNs, other: DualNet, underlay: std::net::Ipv4Addr
     node.exec(bridge.args(entry.split(' '))).map(drop)
 }
 
-/// Returns the MAC address of the overlay's end on the node that has these pods.
+/// Returns the MAC address of the overlay device on the node with these pods.
 fn overlay_mac(pod_net: DualNet) -> String {
     let [_, _, third, _] = pod_net.host(0).v4.octets();
     format!("02:00:00:00:00:{third:02x}")
@@ -155,11 +151,11 @@ fn routed(node: &NetNs, layout: Layout, pod: &Host) -> Result<()> {
     ))
 }
 
-/// Configures a pair's ends. The pod's side first, then the node's: the order of the plugin.
+/// Configures a pair's ends, the pod's side first, like the plugin.
 fn ptp(node: &NetNs, pod: &Host, pod_net: DualNet) -> Result<()> {
     let Host { name, ns, addrs } = pod;
     let gateway = pod_net.host(1);
-    // All that is for other pods of the node goes to the gateway, too.
+    // Packets to other pods of the node go through the gateway too.
     let routes = Family::ALL.map(|family| {
         let net = pod_net.cidr(family);
         let via = gateway.ip(family);

@@ -1,7 +1,6 @@
-//! A lab must not outlive its process, however that ends.
+//! Removes labs when their process ends in any way.
 //!
-//! By its name a lab tells whose it is, so removal needs nothing that a killed process could have
-//! lost.
+//! A lab's name has its process id, so removal works after a kill.
 
 use std::convert::Infallible;
 use std::fs;
@@ -19,10 +18,10 @@ use crate::netns;
 
 const PREFIX: &str = "kpx-";
 
-/// A signal is the end that was announced.
+/// True if a signal is the expected end.
 static KEPT: AtomicBool = AtomicBool::new(false);
 
-/// The `nth` lab of a process, from 0: `1234`, `1234.1`.
+/// Returns the id of a process's `nth` lab, from 0: `1234`, `1234.1`.
 pub(super) fn lab_id(pid: u32, nth: u32) -> String {
     if nth == 0 {
         pid.to_string()
@@ -39,7 +38,7 @@ pub(super) fn ns_name(id: &str, host: &str) -> String {
     format!("{PREFIX}{id}-{host}")
 }
 
-/// Ends the processes in all labs of a process and removes the labs.
+/// Kills the processes in all labs of a process and removes the labs.
 pub fn remove_labs_of(pid: u32) -> Result<()> {
     for name in netns::names()?
         .iter()
@@ -50,7 +49,7 @@ pub fn remove_labs_of(pid: u32) -> Result<()> {
             .map(Pid::from_raw)
             .filter(|inside| *inside != Pid::this())
         {
-            let _ = kill(inside, Signal::SIGKILL); // It may have ended by itself meanwhile.
+            let _ = kill(inside, Signal::SIGKILL); // It may have ended already.
         }
         netns::remove(name)?;
     }
@@ -64,7 +63,7 @@ pub fn remove_labs_of(pid: u32) -> Result<()> {
     Ok(())
 }
 
-/// Removes the labs of processes that are no more.
+/// Removes the labs of dead processes.
 pub(super) fn remove_stale_labs() -> Result<()> {
     let names = netns::names()?.into_iter().chain(temporary_names()?);
     let mut owners: Vec<u32> = names.filter_map(|name| owner(&name)).collect();
@@ -75,14 +74,14 @@ pub(super) fn remove_stale_labs() -> Result<()> {
         .filter(|pid| !Path::new(&format!("/proc/{pid}")).exists())
     {
         if let Err(error) = remove_labs_of(pid) {
-            // Another process that starts now may be removing it at the same time.
+            // Another starting process may be removing the same lab.
             tracing::warn!(%error, pid, "stale lab is left over");
         }
     }
     Ok(())
 }
 
-/// From now on SIGINT and SIGTERM remove this process's labs before they end it.
+/// Makes SIGINT and SIGTERM remove this process's labs before they end it.
 pub(super) fn remove_on_signals() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -93,7 +92,7 @@ pub(super) fn remove_on_signals() {
             let number = runtime.map(|runtime| runtime.block_on(wait_for_signal()));
             match number {
                 Ok(Ok(number)) => {
-                    // Kept to the end, so that the lab neither grows nor ends by itself meanwhile.
+                    // Held to the end, so that no other thread creates or removes namespaces.
                     let _changing = netns::changing();
                     let removed = remove_labs_of(std::process::id());
                     match &removed {
@@ -114,10 +113,10 @@ pub(super) fn remove_on_signals() {
     });
 }
 
-/// Says by `say` that this process's labs stay, until a signal removes them and ends the process
-/// well.
+/// Keeps this process's labs until a signal removes them and ends the process with success; `say`
+/// announces this.
 pub fn keep_until_signal(say: impl FnOnce() -> Result<()>) -> Result<Infallible> {
-    // First: a signal may come as soon as that is said.
+    // Set this first: a signal may follow the announcement at once.
     KEPT.store(true, Ordering::Relaxed);
     say()?;
     loop {
@@ -141,7 +140,7 @@ fn temporary_names() -> Result<Vec<String>> {
         .collect()
 }
 
-/// The process whose lab a namespace or a directory of that name belongs to.
+/// Returns the process id in the name of a lab's namespace or directory.
 fn owner(name: &str) -> Option<u32> {
     let rest = name.strip_prefix(PREFIX)?;
     rest.split(['-', '.']).next()?.parse().ok()

@@ -1,4 +1,4 @@
-//! The settings of a lab that may change while it runs.
+//! The settings of a lab that can change while it runs.
 
 use std::process::Command;
 
@@ -9,30 +9,30 @@ use super::address::{CLUSTER_PODS, EXTERNAL, Family, NODES, OUTSIDE, SECOND};
 use super::build::add_addr;
 use super::{Dual, Host, Lab, Layout, Node, pods, tunnel};
 
-/// Over which link the nodes reach each other's pods.
+/// The link between the nodes' pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodRoute {
-    /// The fabric, like all else.
+    /// The fabric, like all other traffic.
     Eth0,
-    /// The second link, as an overlay would be: its addresses are not the nodes' primary ones.
+    /// The second link, like an overlay: its addresses are not the nodes' primary addresses.
     Eth1,
 }
 
-/// By which links of n1 packets come in from outside, and by which they leave.
+/// The links of n1 for packets from and to outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ways {
-    /// Both by the fabric's link.
+    /// Both through the fabric's link.
     Eth0,
-    /// Out by the second link.
+    /// Outgoing packets through the second link.
     OutByEth1,
-    /// In by the second link.
+    /// Incoming packets through the second link.
     InByEth1,
 }
 
 const FIREWALL: &str = "table inet firewall";
 
 impl Lab {
-    /// `rp_filter` of every device of both nodes, and of those to come: 0 off, 1 strict, 2 loose.
+    /// Sets `rp_filter` on every current and future device of both nodes: 0 off, 1 strict, 2 loose.
     pub fn set_rp_filter(&self, value: u8) -> Result<()> {
         for node in self.nodes() {
             for device in node.host.ns.run(|| conf_names("/proc/sys/net/ipv4/conf"))? {
@@ -44,13 +44,13 @@ impl Lab {
         Ok(())
     }
 
-    /// Gives the nodes a default route, or only the routes to what they know.
+    /// Adds or removes the nodes' default route.
     pub fn set_default_route(&self, exists: bool) -> Result<()> {
         let gateway = NODES.host(1);
         for node in self.nodes() {
             for family in Family::ALL {
                 let route = format!("default via {}", gateway.ip(family));
-                node.host.ns.ip(&format!("route replace {route}"))?; // So that there is one to delete.
+                node.host.ns.ip(&format!("route replace {route}"))?; // There must be a route to delete.
                 if !exists {
                     node.host.ns.ip(&format!("route del {route}"))?;
                 }
@@ -63,7 +63,7 @@ impl Lab {
         for (node, other) in [(&self.n1, &self.n2), (&self.n2, &self.n1)] {
             let gateway = node_addrs(other, route);
             if matches!(self.layout, Layout::Tunnel(_)) {
-                continue; // Its ends are where they are.
+                continue; // The tunnel has its own ends.
             }
             if self.layout == Layout::Vxlan {
                 pods::lead_to(&node.host.ns, other.pod_net, gateway.v4)?;
@@ -81,13 +81,13 @@ impl Lab {
         Ok(())
     }
 
-    /// Sets the ways between n1 and the outside, also where there was no default route. A strict
-    /// `rp_filter` of n1 drops what comes in by one link and leaves by the other.
+    /// Sets the links between n1 and the outside, even without a default route. n1's strict
+    /// `rp_filter` drops packets that arrive on one link if the reverse route uses the other.
     pub fn set_ways(&self, ways: Ways) -> Result<()> {
         let fabric = &self.fabric.ns;
         let n1 = &self.n1;
         if ways != Ways::Eth0 {
-            // The fabric, too, meets packets that it would answer by another link.
+            // The fabric also receives packets with a reverse route on another link.
             fabric.sysctl("ipv4/conf/all/rp_filter", "0")?;
             fabric.sysctl("ipv4/conf/sec0/rp_filter", "0")?;
             fabric.ip(&add_addr("sec0", SECOND, 1).replace("addr add", "addr replace"))?;
@@ -122,7 +122,7 @@ impl Lab {
         Ok(())
     }
 
-    /// To which node the fabric sends what is for ExternalIPs and addresses of load balancers.
+    /// Routes ExternalIPs and load balancer addresses in the fabric to this node.
     pub fn set_external_route(&self, node: &Node) -> Result<()> {
         let routes = Family::ALL.map(|family| {
             format!(
@@ -134,16 +134,15 @@ impl Lab {
         self.fabric.ns.ip(&routes.join("\n"))
     }
 
-    /// Limits packets from the fabric to outside to 1400 bytes, or not. Only the fabric knows: a
-    /// host that
-    /// sends more learns it by ICMP, or not at all.
+    /// Limits packets from the fabric to outside to 1400 bytes, or removes the limit. Hosts detect
+    /// the limit only by ICMP errors.
     pub fn set_narrow(&self, on: bool) -> Result<()> {
         self.fabric.ns.ip(&format!(
             "link set out0 mtu {}",
             if on { 1400 } else { 1500 }
         ))?;
         for host in self.hosts() {
-            // The hosts forget what they learned of paths.
+            // Remove the path MTUs that the hosts have cached.
             host.ns.sysctl("ipv4/route/flush", "1")?;
             host.ns
                 .exec(Command::new("ip").args(["-6", "route", "flush", "cache"]))?;
@@ -151,12 +150,11 @@ impl Lab {
         Ok(())
     }
 
-    /// Lets every veth end of the lab hand unfinished checksums on, as veths do, or complete them
-    /// first.
+    /// Enables checksum offload on every veth of the lab, or makes senders complete checksums.
     ///
-    /// The ends of kpx's own pair are left out. If a UDP burst starts at a device without offload,
-    /// the kernel cannot tell that its checksum is unfinished. Each rewrite of an address breaks
-    /// it, netfilter's too.
+    /// kpx's own pair is excluded. If a UDP burst starts at a device without offload, the kernel
+    /// cannot detect that its checksum is unfinished, and each rewrite of an address corrupts it,
+    /// including netfilter's.
     pub fn set_offload(&self, on: bool) -> Result<()> {
         let state = if on { "on" } else { "off" };
         for host in self.hosts() {
@@ -170,7 +168,7 @@ impl Lab {
                 let mut ethtool = Command::new("ethtool");
                 ethtool.args(["-K", &device, "tx", state, "rx", state]);
                 if device == pods::OVERLAY {
-                    ethtool.args(["gro", state]); // What it puts together has no checksum of its own yet.
+                    ethtool.args(["gro", state]); // GRO produces packets with incomplete checksums.
                 }
                 host.ns.exec(&mut ethtool)?;
             }
@@ -178,8 +176,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Lets the nodes' own links hand unfinished checksums on while pods do, or complete them. Some
-    /// network cards know TCP and UDP but not SCTP, and some know none of them.
+    /// Enables checksum offload on the nodes' own links only. Some network cards offload TCP and
+    /// UDP but not SCTP, or nothing.
     pub fn set_uplink_offload(&self, on: bool) -> Result<()> {
         for node in self.nodes() {
             for device in ["eth0", "eth1"] {
@@ -192,8 +190,8 @@ impl Lab {
         Ok(())
     }
 
-    /// A firewall as docker and careful administrators set up on nodes. It admits new flows only
-    /// from and to pods and nodes, and drops packets that connection tracking finds invalid.
+    /// Enables a firewall on the nodes, as docker and careful administrators configure it: new
+    /// flows only from and to pods and nodes, and no packets that conntrack considers invalid.
     pub fn set_firewall(&self, on: bool) -> Result<()> {
         let [pods4, pods6] = Family::ALL.map(|family| CLUSTER_PODS.cidr(family));
         let [nodes4, nodes6] = Family::ALL.map(|family| NODES.cidr(family));
@@ -224,7 +222,7 @@ impl Lab {
             }}"
         );
         for node in self.nodes() {
-            // Declaring it first makes the deletion succeed whether it is there or not.
+            // Declaring the table first makes the deletion succeed even if it is missing.
             node.host.ns.nft(&format!(
                 "{FIREWALL}\ndelete {FIREWALL}\n{}",
                 if on { &rules } else { "" }
@@ -233,8 +231,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Where connection tracking has found packets invalid on either node since the firewall was
-    /// switched on.
+    /// Returns the places where conntrack considered packets invalid since the firewall was
+    /// enabled.
     pub fn invalid_packets(&self) -> Result<Vec<String>> {
         let mut found = Vec::new();
         for node in self.nodes() {
@@ -267,7 +265,7 @@ impl Lab {
 }
 
 impl Host {
-    /// Gives a device of this host another address of each family, which it does not use by itself.
+    /// Adds an address of each family to a device of this host, which does not use it by itself.
     pub fn add_addrs(&self, device: &str, addrs: Dual) -> Result<()> {
         self.ns.ip(&format!(
             "addr add {}/32 dev {device}\naddr add {}/128 dev {device} nodad preferred_lft 0",
@@ -275,7 +273,7 @@ impl Host {
         ))
     }
 
-    /// Takes back what [`Host::add_addrs`] gave.
+    /// Removes the addresses from [`Host::add_addrs`].
     pub fn del_addrs(&self, device: &str, addrs: Dual) -> Result<()> {
         self.ns.ip(&format!(
             "addr del {}/32 dev {device}\naddr del {}/128 dev {device}",
@@ -285,8 +283,8 @@ impl Host {
 }
 
 impl Node {
-    /// The address of the device through which this node reaches its own pods: for one without, the
-    /// node's stands in.
+    /// Returns the address of this node's device to its own pods, or the node's address if the
+    /// device has none.
     pub fn towards_own_pods(&self, layout: Layout) -> Dual {
         match layout {
             Layout::Routed | Layout::Tunnel(_) => self.host.addrs,
@@ -299,7 +297,7 @@ impl Node {
         }
     }
 
-    /// The address with which this node reaches the other's pods.
+    /// Returns the source address of this node towards the other node's pods.
     pub fn towards_pods(&self, layout: Layout, route: PodRoute) -> Dual {
         match layout {
             Layout::Vxlan | Layout::Tunnel(_) => self.pod_net.host(0),
@@ -320,7 +318,7 @@ fn node_addrs(node: &Node, route: PodRoute) -> Dual {
     }
 }
 
-/// The devices of the calling thread's namespace, and `all` and `default`.
+/// Returns the devices of the calling thread's namespace, with `all` and `default`.
 fn conf_names(path: &str) -> Result<Vec<String>> {
     let entries = std::fs::read_dir(path).with_context(|| format!("read {path}"))?;
     entries

@@ -1,4 +1,5 @@
-//! The tunnel of a layout: devices whose packets have no Ethernet header, between the two nodes.
+//! The tunnel of a layout: devices between the two nodes that carry packets without an Ethernet
+//! header.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -11,30 +12,29 @@ use super::{Host, LINK_MTU, Node};
 use crate::agent::{DEADLINE, wait_until};
 use crate::netns::check;
 
-/// The devices of both ends.
+/// The type of both tunnel devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TunnelKind {
-    /// A tun device, and a process that carries its packets in UDP datagrams, as tunnels in user
-    /// space do.
+    /// A tun device with a process that carries its packets in UDP, like user-space tunnels.
     Tun,
-    /// The kernel's WireGuard, as k3s, Calico and flannel use it. Few kernels of build machines
-    /// have it.
+    /// The kernel's WireGuard, as in k3s, Calico and flannel. Kernels of build machines often lack
+    /// it.
     WireGuard,
-    /// The kernel's IP in IPv6, of both families. It belongs to the drivers of IPIP, which takes
-    /// IPv4 alone.
+    /// The kernel's IP in IPv6, for both families. It belongs to the IPIP drivers; IPIP itself
+    /// carries only IPv4.
     Ip6Tnl,
 }
 
 pub(super) const DEVICE: &str = "tun0";
-/// An IP packet in UDP and IPv4 is so many bytes longer.
+/// The bytes that UDP and IPv4 add to an IP packet.
 const OVERHEAD: u32 = 28;
-/// The MTU of the second link below a tunnel of the kernel's, in bytes: any packet of a pod fits.
+/// The MTU of the second link below a kernel tunnel, in bytes; every pod packet fits.
 const UNDERLAY_MTU: u32 = 1_600;
 /// The UDP port of both ends.
 const PORT: u16 = 7_777;
 
 impl TunnelKind {
-    /// The MTU of pods behind it, in bytes.
+    /// Returns the MTU of pods behind the tunnel, in bytes.
     pub(super) fn mtu(self) -> u32 {
         match self {
             Self::Tun => LINK_MTU - OVERHEAD,
@@ -43,11 +43,11 @@ impl TunnelKind {
     }
 }
 
-/// The process of one end, which ends with this value.
+/// The process of an end, which is killed with this value.
 #[derive(Debug)]
 pub(super) struct TunnelEnd(Child);
 
-/// Makes a tunnel that leads from each node to the pods of the other. Files of the lab go to `dir`.
+/// Creates a tunnel from each node to the other's pods. Files of the lab go to `dir`.
 pub(super) fn make(
     kind: TunnelKind,
     nodes: [&Node; 2],
@@ -91,8 +91,8 @@ pub(super) fn make(
 fn tun(node: &Node, other: &Node) -> Result<TunnelEnd> {
     let ns = &node.host.ns;
     let device = format!("TUN,tun-type=tun,tun-name={DEVICE},iff-no-pi");
-    // SOL_SOCKET, SO_RCVBUFFORCE and its value in bytes: the rows of a table dial all at once, and
-    // nothing may be lost.
+    // SOL_SOCKET, SO_RCVBUFFORCE and its value in bytes: many tests dial at once, and no packet may
+    // be lost.
     let buffer = "setsockopt=1:33:i16777216";
     let link = format!(
         "UDP-DATAGRAM:{}:{PORT},bind={}:{PORT},{buffer}",
@@ -140,7 +140,7 @@ fn wireguard(node: &Node, other: &Node, dir: &Path) -> Result<()> {
     node.host.ns.exec(&mut set).map(drop)
 }
 
-/// Returns the public key of the private one in a file, which is made if there is none.
+/// Returns the public key of the private key in a file, which is created if missing.
 fn public_key(file: &Path) -> Result<String> {
     if !file.exists() {
         let private = check(Command::new("wg").arg("genkey").output(), "wg genkey")?;

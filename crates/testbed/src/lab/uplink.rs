@@ -1,4 +1,4 @@
-//! The device by which a node reaches the fabric. It is called eth0, whatever it is made of.
+//! The device between a node and the fabric, always called eth0.
 
 use anyhow::Result;
 
@@ -7,18 +7,18 @@ use crate::netns::NetNs;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Uplink {
-    /// One end of a veth pair, which stands for a network card.
+    /// An end of a veth pair, as a network card.
     Card,
-    /// A VLAN on a card. All frames between card and fabric have its tag.
+    /// A VLAN on a card. Frames between card and fabric are tagged.
     Vlan,
-    /// A bond of two cards. One is active, the other stands by.
+    /// A bond of two cards: active and backup.
     Bond,
 }
 
-/// The identifier of the VLAN.
+/// The VLAN id.
 const VLAN: u16 = 5;
 
-/// Makes a node's eth0. Its other end, or ends, are on the fabric's bridge for nodes.
+/// Creates a node's eth0. Its other ends are on the fabric's bridge for nodes.
 pub(super) fn make(uplink: Uplink, fabric: &NetNs, name: &str, node: &NetNs) -> Result<()> {
     match uplink {
         Uplink::Card => plug(fabric, "fab0", name, node, "eth0"),

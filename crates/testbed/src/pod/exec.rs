@@ -1,5 +1,4 @@
-//! Commands in a running container, as a container runtime starts them: in its namespaces, with its
-//! capabilities.
+//! Runs commands in a container like a container runtime: in its namespaces, with its capabilities.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -18,21 +17,21 @@ use nix::unistd::{Pid, chdir, chroot, fchdir};
 use crate::apiserver::Container;
 use crate::netns::connect_in;
 
-/// A container as its kubelet knows it.
+/// A container, with the data for commands in it.
 #[derive(Clone, Debug)]
 pub struct Inside {
     pub(super) pid: Pid,
     pub(super) env: BTreeMap<String, String>,
     pub(super) capabilities: CapsHashSet,
     pub(super) no_new_privileges: bool,
-    /// The user; None for root.
+    /// The uid; `None` for root.
     pub(super) user: Option<u32>,
     pub(super) log: PathBuf,
 }
 
 impl Container for Inside {
     fn exec(&self, command: &[String]) -> Result<Child> {
-        // On a thread of its own, which ends with all that it took on.
+        // A separate thread, because it keeps the namespaces and capabilities.
         thread::scope(|scope| {
             scope
                 .spawn(|| self.spawn(command))
@@ -61,7 +60,7 @@ impl Inside {
         let net = open("ns/net")?;
         let mounts = open("ns/mnt")?;
         let root = open("root")?;
-        // A thread that shares its root with others may not enter a mount namespace.
+        // Entering a mount namespace takes an unshared root.
         unshare(CloneFlags::CLONE_FS).context("part from the other threads")?;
         setns(net, CloneFlags::CLONE_NEWNET).context("enter the network namespace")?;
         setns(mounts, CloneFlags::CLONE_NEWNS).context("enter the mount namespace")?;

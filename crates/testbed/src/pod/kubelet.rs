@@ -1,5 +1,4 @@
-//! Plays the kubelets of both nodes for the pods that a client makes, and the controller of
-//! EndpointSlices.
+//! Acts as both nodes' kubelets for the pods of a client, and as the EndpointSlice controller.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,15 +11,15 @@ use super::{Pod, Running, Supplies};
 use crate::apiserver::ApiServer;
 use crate::lab::{Dual, Family, Host, Lab, Node};
 
-/// A pod by namespace and name.
+/// A pod's namespace and name.
 type Name = (String, String);
 
-/// The pods that run, each as one of the lab's, or in its node's network.
+/// The running pods, each in a pod of the lab or in its node's network.
 pub struct Kubelets<'a> {
     lab: &'a Lab,
     supplies: Supplies,
     running: BTreeMap<Name, Played<'a>>,
-    /// A Service whose endpoints have this port instead of their own.
+    /// A Service, and the port of its endpoints in place of their own.
     pub misdirected: Option<(&'static str, u16)>,
 }
 
@@ -41,13 +40,12 @@ impl<'a> Kubelets<'a> {
         }
     }
 
-    /// Returns the number of pods that run.
+    /// Returns the number of running pods.
     pub fn running(&self) -> usize {
         self.running.len()
     }
 
-    /// Starts the pods that are bound to a node and do not run yet, ends those that are gone, and
-    /// writes the endpoints of Services.
+    /// Starts new pods with a node, ends deleted pods, and writes the endpoints of Services.
     pub fn sync(&mut self, api: &ApiServer) -> Result<()> {
         let pods = api.list("pods");
         let named = |pod: &Value| {
@@ -115,7 +113,7 @@ impl<'a> Kubelets<'a> {
         })
     }
 
-    /// Writes an EndpointSlice for each Service with a selector, and each family.
+    /// Writes an EndpointSlice of each family for each Service with a selector.
     fn write_endpoints(&self, api: &ApiServer) -> Result<()> {
         let pods = api.list("pods");
         for service in api.list("services") {

@@ -1,5 +1,4 @@
-//! The system calls that container runtimes leave to a container by default: their profile, as of
-//! Docker 23 and containerd 1.7.
+//! The default seccomp profile of container runtimes, as of Docker 23 and containerd 1.7.
 
 use anyhow::{Context, Result};
 use caps::{Capability, CapsHashSet};
@@ -7,9 +6,9 @@ use nix::libc::{AF_VSOCK, ENOSYS, EPERM};
 use seccompiler::{apply_filter, compile_from_json};
 use serde_json::{Value, json};
 
-/// The calls that are allowed with any capabilities and arguments.
+/// The calls allowed with any capabilities and arguments.
 const ALWAYS: &str = include_str!("seccomp.txt");
-/// With a capability, further ones.
+/// The additional calls of a capability.
 const BY_CAPABILITY: [(Capability, &str); 3] = [
     (Capability::CAP_BPF, "bpf"),
     (Capability::CAP_PERFMON, "perf_event_open"),
@@ -18,10 +17,10 @@ const BY_CAPABILITY: [(Capability, &str); 3] = [
         "bpf fsconfig fsmount fsopen mount move_mount open_tree perf_event_open setns umount2 unshare",
     ),
 ];
-/// The flags of clone(2) that make a namespace.
+/// The flags of clone(2) that create a namespace.
 const NAMESPACES: u32 = 0x7E02_0000;
 
-/// Leaves these to the calling thread and to what it starts.
+/// Restricts the calling thread and its children to the profile.
 pub(super) fn apply_default_profile(capabilities: &CapsHashSet) -> Result<()> {
     let granted = BY_CAPABILITY
         .into_iter()
@@ -34,8 +33,7 @@ pub(super) fn apply_default_profile(capabilities: &CapsHashSet) -> Result<()> {
     allowed.push(json!({ "syscall": "clone", "args": [{ "index": 0, "type": "qword", "op": masked, "val": 0 }] }));
     allowed
         .push(json!({ "syscall": "socket", "args": [{ "index": 0, "type": "dword", "op": "ne", "val": AF_VSOCK }] }));
-    // The strictest of several filters wins. This call fails as unknown, so that libraries fall
-    // back.
+    // The strictest of several filters wins. This call fails as unknown, so libraries fall back.
     allowed.push(json!({ "syscall": "clone3" }));
     let unknown = json!([{ "syscall": "clone3" }]);
     filter("allow", json!({ "errno": ENOSYS }), &unknown)?;

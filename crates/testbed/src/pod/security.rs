@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use caps::{Capability, CapsHashSet};
 use k8s_openapi::api::core::v1::SecurityContext;
 
-/// The capabilities that containerd leaves to a container that asks for none.
+/// containerd's default capabilities.
 const DEFAULT_CAPABILITIES: &str = "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE NET_RAW \
                                     SETFCAP SETGID SETPCAP SETUID SYS_CHROOT";
 
@@ -38,7 +38,7 @@ pub(super) fn capabilities(security: &SecurityContext) -> Result<CapsHashSet> {
     Ok(left)
 }
 
-/// Returns the user of a container; None for root.
+/// Returns the uid of a container; `None` for root.
 pub(super) fn user(security: &SecurityContext) -> Result<Option<u32>> {
     let user = security.run_as_user.filter(|user| *user != 0);
     user.map(|user| u32::try_from(user).context("a user's number"))

@@ -1,4 +1,4 @@
-//! One state of a cluster, as one of its nodes sees it, and one packet on that node.
+//! The state of a cluster as seen by a node, and a packet on that node.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -20,12 +20,12 @@ pub struct Cluster {
     pub node: NodeFacts,
 }
 
-/// The facts of the node under test, and the choices of its operator.
+/// The node under test, and its operator's options.
 #[derive(Clone, Debug)]
 pub struct NodeFacts {
     pub name: &'static str,
     pub zone: Option<&'static str>,
-    /// The node's own addresses at which node ports are served.
+    /// The node's own addresses that serve node ports.
     pub node_port_addrs: BTreeSet<IpAddr>,
     pub detector: Detector,
     /// `--masquerade compat`
@@ -34,12 +34,12 @@ pub struct NodeFacts {
     pub cluster_ip_external: bool,
 }
 
-/// How local pods are told from others.
+/// The detection of local pods.
 #[derive(Clone, Debug)]
 pub enum Detector {
-    /// By source address. A family without a network is not detected.
+    /// By source address. Families without a network are not detected.
     Cidrs(Vec<IpNet>),
-    /// By the device through which they send.
+    /// By the incoming device.
     Device(Device),
 }
 
@@ -53,7 +53,7 @@ pub enum Proto {
 impl Proto {
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
-    /// Returns the name as the API spells it.
+    /// Returns the API's name of the protocol.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "TCP",
@@ -63,14 +63,14 @@ impl Proto {
     }
 }
 
-/// Where a packet meets the programs.
+/// The hook that handles a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hook {
-    /// It arrives at a device.
+    /// A packet that arrives at a device.
     Ingress(Device),
-    /// The node's own, on its way to an address elsewhere.
+    /// The node's own packet to a remote address.
     Anchor,
-    /// The node's own, to an address of its own.
+    /// The node's own packet to an address of the node.
     Lo,
 }
 
@@ -125,7 +125,7 @@ pub fn object<T: serde::de::DeserializeOwned>(value: serde_json::Value) -> T {
     serde_json::from_value(value).expect("an object of this kind")
 }
 
-/// The objects as YAML, and the node.
+/// Displays the objects as YAML, and the node.
 impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.services

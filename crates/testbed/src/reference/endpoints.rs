@@ -1,4 +1,4 @@
-//! Which endpoints a service port may use: sections 2 and 3 of kube-proxy's semantics, step by
+//! The endpoints that a service port may use: sections 2 and 3 of kube-proxy's semantics, step by
 //! step.
 
 use std::collections::BTreeSet;
@@ -18,23 +18,22 @@ pub struct Endpoint {
     ready: bool,
     serving: bool,
     terminating: bool,
-    /// The share in new conversations; with 0 it gets none.
+    /// The weight for new flows; 0 excludes the endpoint from new flows.
     weight: u16,
     for_nodes: BTreeSet<String>,
     for_zones: BTreeSet<String>,
 }
 
-/// The endpoints of a service port in one family, by what may be done with them.
+/// The endpoints of a service port in one family, by use.
 #[derive(Clone, Debug)]
 pub struct Endpoints {
-    /// The endpoints that a policy `Cluster` spreads over.
+    /// The endpoints for a policy `Cluster`.
     pub cluster: Vec<Endpoint>,
-    /// The endpoints that a policy `Local` spreads over.
+    /// The endpoints for a policy `Local`.
     pub local: Vec<Endpoint>,
-    /// All that serve, be it out of reach. None if no new conversation may go to any of them.
+    /// All serving endpoints, even out of reach; empty if new flows may use none of them.
     pub serving: Vec<Endpoint>,
-    /// All that serve, also without a share of new conversations: those that a conversation may
-    /// stay with.
+    /// All serving endpoints, including weight 0: existing flows may keep them.
     pub kept: Vec<Endpoint>,
 }
 
@@ -48,7 +47,7 @@ pub fn of(cluster: &Cluster, service: &Service, port: &ServicePort, family: Fami
     };
     let serves = |endpoint: &Endpoint| endpoint.ready || endpoint.serving && endpoint.terminating;
     let ready = those(|endpoint| endpoint.ready && endpoint.weight > 0);
-    // The last resort.
+    // The fallback.
     let terminating = those(|endpoint| {
         !endpoint.ready && endpoint.serving && endpoint.terminating && endpoint.weight > 0
     });
@@ -84,8 +83,7 @@ pub fn of(cluster: &Cluster, service: &Service, port: &ServicePort, family: Fami
     }
 }
 
-/// Returns the ready endpoints that hints leave: those for this node, else those for its zone, else
-/// all.
+/// Returns the ready endpoints that hints select: those for this node, else for its zone, else all.
 fn near(ready: &[Endpoint], node: &NodeFacts) -> Vec<Endpoint> {
     let hinted = |hints: fn(&Endpoint) -> &BTreeSet<String>, to: &str| -> Option<Vec<Endpoint>> {
         let all_have_hints = ready.iter().all(|endpoint| !hints(endpoint).is_empty());
@@ -104,7 +102,7 @@ fn near(ready: &[Endpoint], node: &NodeFacts) -> Vec<Endpoint> {
         .unwrap_or_else(|| ready.to_vec())
 }
 
-/// All that the slices list, each listener once.
+/// Returns all endpoints in the slices, each once.
 fn listed(
     cluster: &Cluster,
     service: &Service,
@@ -139,8 +137,7 @@ fn listed(
                     Some(known) if known.terminating == endpoint.terminating => {
                         known.weight = known.weight.max(endpoint.weight);
                     }
-                    // An address that a new pod got while the old one still terminates is the new
-                    // one's.
+                    // If a new pod has the address of a terminating pod, the new pod counts.
                     Some(known) if !endpoint.terminating => *known = endpoint,
                     Some(_) => {}
                 }
@@ -157,7 +154,7 @@ fn belongs(slice: &EndpointSlice, service: &Service) -> bool {
         && !labels.contains_key("service.kubernetes.io/headless")
 }
 
-/// Joined by name and protocol; the name of an unnamed Service port is the empty one.
+/// Matches by name and protocol; an unnamed Service port has an empty name.
 fn is_same_port(slice_port: &EndpointPort, port: &ServicePort) -> bool {
     let protocol = |protocol: &Option<String>| protocol.clone().unwrap_or_else(|| "TCP".to_owned());
     slice_port.name.as_deref() == Some(port.name.as_deref().unwrap_or_default())

@@ -1,4 +1,4 @@
-//! The facts that the node's own watchers tell the programs: its addresses, devices and networks.
+//! The facts about the node that the agent writes for the programs: addresses, devices, networks.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,17 +13,17 @@ use crate::reference::cluster::{Detector, NodeFacts};
 use crate::reference::place::{self, Device, Family};
 
 pub const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
-/// The MAC address of every device of the node but lo.
+/// The MAC address of all devices of the node except lo.
 pub const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
-/// The words of the agent to the fast path, which no choice of a backend depends on.
+/// The agent's controls of the fast path, which do not affect the choice of a backend.
 #[derive(Clone, Debug, Default)]
 pub struct FastFacts {
     /// Flags of the node, ...
     pub node: u32,
-    /// ... and of devices, beside those that they have anyway.
+    /// ... and additional flags of devices.
     pub devices: BTreeMap<Device, u32>,
-    /// The networks whose packets among themselves the stack leaves as they are.
+    /// The networks within which the stack leaves packets unchanged.
     pub unchanged: Vec<IpNet>,
 }
 

@@ -1,4 +1,4 @@
-//! First packets of flows as frames, and what the programs made of them.
+//! Builds first packets of flows, and parses the programs' output.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,7 +9,7 @@ use etherparse::{
 
 use super::cluster::{Packet, Proto};
 
-/// A SYN, a datagram, or an INIT.
+/// Returns a SYN, a datagram, or an INIT.
 pub fn of(packet: &Packet) -> Result<Vec<u8>> {
     let src = packet.src.port();
     let dst = packet.dst.port();
@@ -34,8 +34,8 @@ fn ip(packet: &Packet) -> Result<PacketBuilderStep<IpHeaders>> {
     }
 }
 
-/// RFC 9260 §3.1 and §3.3.2. The checksum is left to the device, as in a packet that starts on this
-/// machine.
+/// Returns an INIT chunk (RFC 9260 §3.1, §3.3.2). The device completes the checksum, as for a
+/// packet from this machine.
 fn init(src: u16, dst: u16) -> Vec<u8> {
     let mut init = [src.to_be_bytes(), dst.to_be_bytes()].concat();
     init.extend([0; 8]); // No tag yet, no checksum.
@@ -44,7 +44,7 @@ fn init(src: u16, dst: u16) -> Vec<u8> {
     init
 }
 
-/// Source and destination of a translated packet.
+/// Returns the source and destination of a translated packet.
 pub fn peers(frame: &[u8]) -> Result<(SocketAddr, SocketAddr)> {
     let (src, dst, proto, payload) = parts(frame)?;
     ensure!(
@@ -61,7 +61,7 @@ pub fn peers(frame: &[u8]) -> Result<(SocketAddr, SocketAddr)> {
     Ok((SocketAddr::new(src, sport), SocketAddr::new(dst, dport)))
 }
 
-/// Tells if a frame refuses `packet` at once.
+/// Returns true if a frame rejects `packet`.
 pub fn is_refusal_of(packet: &Packet, frame: &[u8]) -> Result<bool> {
     const RST: u8 = 1 << 2;
     let (src, dst, proto, payload) = parts(frame)?;

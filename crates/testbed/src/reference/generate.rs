@@ -1,5 +1,5 @@
-//! Random clusters and packets. What the API server would refuse, and what kube-proxy leaves
-//! undefined, is not among them.
+//! Random clusters and packets, without objects that the API server refuses or cases that
+//! kube-proxy leaves undefined.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -163,8 +163,8 @@ fn service(dice: &mut Dice, index: u8) -> Service {
     )
 }
 
-/// Distinct by number and protocol, as the API server wants them; so are the node ports of one
-/// Service.
+/// Returns ports with distinct numbers and protocols, as the API server requires; the node ports of
+/// a Service are distinct too.
 fn ports(dice: &mut Dice, type_: &str) -> Vec<Value> {
     let mut taken = BTreeSet::new();
     let mut ports = Vec::new();
@@ -192,7 +192,7 @@ fn ports(dice: &mut Dice, type_: &str) -> Vec<Value> {
     ports
 }
 
-/// Mostly one of those that the Service has.
+/// Returns a family, usually one of the Service's.
 fn likely(dice: &mut Dice, families: &[Family]) -> Family {
     if dice.random_bool(0.9) {
         one(dice, families)
@@ -256,7 +256,7 @@ fn source_ranges(dice: &mut Dice) -> Vec<String> {
     (0..count).map(choose).collect()
 }
 
-/// A packet that is likely to dial something.
+/// Returns a packet that probably dials a Service.
 pub fn packet(dice: &mut Dice, cluster: &Cluster) -> Packet {
     let (dst, proto) = match dice.random_range(0..100) {
         0 => {
@@ -301,7 +301,7 @@ pub fn packet(dice: &mut Dice, cluster: &Cluster) -> Packet {
     }
 }
 
-/// One of a Service's addresses or the node's, and likely a port at which something is served.
+/// Returns an address of a Service or the node, with a port that is probably served.
 fn offered(dice: &mut Dice, cluster: &Cluster) -> (SocketAddr, Proto) {
     let service = cluster
         .services
@@ -378,7 +378,7 @@ fn source(dice: &mut Dice, hook: Hook, dst: SocketAddr) -> SocketAddr {
     let addr = match hook {
         Hook::Lo if dice.random_bool(0.7) => dst.ip(),
         Hook::Lo | Hook::Anchor => one(dice, &own),
-        // Not quite honest.
+        // A spoofed source.
         Hook::Ingress(_) if dice.random_bool(0.03) => {
             one(dice, &[FAR.addr(family, 10), PODS.addr(family, 10)])
         }
@@ -401,12 +401,12 @@ fn source(dice: &mut Dice, hook: Hook, dst: SocketAddr) -> SocketAddr {
         }
         Hook::Ingress(_) => PODS.addr(family, one(dice, &[10, 11])),
     };
-    // Below those that kpx gives.
+    // Below the ports that kpx assigns.
     SocketAddr::new(addr, dice.random_range(1_024..61_000))
 }
 
-/// Endpoints of about half of the Services come, go, or change their conditions: all records of one
-/// alike.
+/// Adds, removes or changes endpoints of about half of the Services; all records of an endpoint
+/// change alike.
 pub fn change_endpoints(dice: &mut Dice, cluster: &mut Cluster) {
     let owner = |labels: &BTreeMap<String, String>| labels["kubernetes.io/service-name"].clone();
     let owners: BTreeSet<String> = cluster

@@ -1,5 +1,5 @@
-//! The outcome of a packet on a node, worked out from the objects alone: no tables, no sets, no
-//! memory. Slow and plain, for it is the measure of the rest.
+//! Computes the outcome of a packet on a node from the objects alone, without tables, sets or
+//! memory. Slow and simple, because it is the standard for all other code.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -23,15 +23,15 @@ pub enum Answer {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forward {
-    /// The service port, whichever way it was dialled: what a client's affinity is to.
+    /// The service port, independent of the dialled address: the key of a client's affinity.
     pub entry: Entry,
     pub kind: Kind,
     pub has_affinity: bool,
-    /// The backends that may serve, each with the address that it must see as the client's.
+    /// The possible backends, each with the client address that it must see.
     pub backends: BTreeMap<SocketAddr, IpAddr>,
 }
 
-/// Namespace, name and port of a Service, and a family.
+/// A Service's namespace, name and port, protocol and family.
 pub type Entry = (String, String, String, Proto, Family);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub enum Kind {
     NodePort,
 }
 
-/// A service port, as a client dials it.
+/// A service port with the dialled frontend.
 struct Dialled<'a> {
     service: &'a Service,
     spec: &'a ServiceSpec,
@@ -53,13 +53,13 @@ struct Dialled<'a> {
 /// The client of a packet.
 #[derive(Clone, Copy)]
 struct Client {
-    /// A process of this node: its source address is the node's own.
+    /// True for a process of this node: the source is an address of the node.
     is_node: bool,
-    /// A pod, says the operator's detector.
+    /// True for a pod by the operator's detector.
     is_detected: bool,
-    /// Behind a pod's device, or one that the detector names.
+    /// True behind a pod's device, or a device of the detector.
     is_here: bool,
-    /// Behind a pod's device, which kube-proxy does not ask for.
+    /// True behind a pod's device, which kube-proxy does not check.
     is_pod: bool,
 }
 
@@ -68,7 +68,7 @@ impl Client {
         !self.is_node && !self.is_detected && !self.is_pod
     }
 
-    /// A pod of this node, or the node itself: an address alone makes no client one.
+    /// Returns true for a pod of this node or the node itself; the address alone is no proof.
     fn is_local(self) -> bool {
         self.is_node || self.is_pod || (self.is_detected && self.is_here)
     }
@@ -85,7 +85,7 @@ pub fn answer(cluster: &Cluster, packet: &Packet) -> Answer {
     let nothing = dialled
         .is_none()
         .then(|| nothing_dialled(cluster, packet, is_shut_out));
-    // Departure: kube-proxy leaves it to rp_filter to drop what comes in another's name.
+    // Departure: kube-proxy leaves spoofed packets to rp_filter.
     if matches!(packet.hook, Hook::Ingress(_))
         && nothing != Some(Answer::Pass(Reason::NotOurs))
         && is_forged(packet)
@@ -129,15 +129,15 @@ pub fn answer(cluster: &Cluster, packet: &Packet) -> Answer {
     })
 }
 
-/// All that open conversations may stay with behind what the packet dials, be it in reach or not.
-/// None if it dials nothing.
+/// Returns all serving backends of the dialled service port, even out of reach, which open flows
+/// may keep; `None` if the packet dials no Service.
 pub fn serving(cluster: &Cluster, packet: &Packet) -> Option<Vec<SocketAddr>> {
     let Dialled { service, port, .. } = dialled(cluster, packet)?;
     let endpoints = endpoints::of(cluster, service, port, packet.family());
     Some(endpoints.kept.iter().map(|endpoint| endpoint.at).collect())
 }
 
-/// The service port that the packet dials, by its ClusterIP.
+/// Returns the dialled service port, as its ClusterIP and port.
 pub fn service_port(cluster: &Cluster, packet: &Packet) -> Option<SocketAddr> {
     let Dialled { service, port, .. } = dialled(cluster, packet)?;
     Some(SocketAddr::new(
@@ -146,8 +146,8 @@ pub fn service_port(cluster: &Cluster, packet: &Packet) -> Option<SocketAddr> {
     ))
 }
 
-/// Tells for a Service whose TCP flows leave silent backends whether it has affinity; None for all
-/// others. A set that is in use must not have a single backend.
+/// Returns the affinity of a Service with failover of TCP flows; `None` for other Services. A set
+/// in use must not have a single backend.
 pub fn fails_over(cluster: &Cluster, packet: &Packet) -> Option<bool> {
     let Dialled {
         service,
@@ -181,13 +181,13 @@ pub fn fails_over(cluster: &Cluster, packet: &Packet) -> Option<bool> {
     fails_over.then(|| spec.session_affinity.as_deref() == Some("ClientIP"))
 }
 
-/// A packet that dials nothing that is offered.
+/// Returns the outcome of a packet that dials no Service.
 fn nothing_dialled(cluster: &Cluster, packet: &Packet, is_shut_out: bool) -> Answer {
     if place::is_own(packet.dst.ip()) {
         return pass(packet, Reason::NotOurs);
     }
     if is_cluster_ip(cluster, packet.dst.ip()) {
-        // A client that ClusterIPs do not serve is not told which of them exist.
+        // A client that ClusterIPs do not serve must not detect existing ClusterIPs.
         return if is_shut_out {
             Answer::Drop(Reason::Outside)
         } else {
@@ -206,7 +206,7 @@ fn nothing_dialled(cluster: &Cluster, packet: &Packet, is_shut_out: bool) -> Ans
     pass(packet, Reason::NotOurs)
 }
 
-/// Nothing may pass the anchor, since only what is for services is routed there.
+/// Replaces a pass at the anchor, where only packets to Services are routed, by a reject.
 fn pass(packet: &Packet, reason: Reason) -> Answer {
     match (packet.hook, reason) {
         (Hook::Anchor, Reason::NotOurs) => Answer::Reject(reason),
@@ -215,7 +215,7 @@ fn pass(packet: &Packet, reason: Reason) -> Answer {
     }
 }
 
-/// Does the packet name a sender who cannot be behind the device through which it came in?
+/// Returns true if the packet's source cannot be behind its incoming device.
 pub fn is_forged(packet: &Packet) -> bool {
     let Hook::Ingress(device) = packet.hook else {
         return false;
@@ -226,9 +226,9 @@ pub fn is_forged(packet: &Packet) -> bool {
             && (device.leads_to_pods() || back.is_some_and(Device::leads_to_pods))
 }
 
-/// Returns the frontend that the packet dials: addresses of Services come before node ports, and
-/// the oldest Service has a shared one. But no external address is another Service's ClusterIP
-/// (kube-proxy leaves open what happens).
+/// Returns the dialled frontend: Service addresses precede node ports, and the oldest Service owns
+/// a shared address. External addresses never equal another Service's ClusterIP (undefined in
+/// kube-proxy).
 fn dialled<'a>(cluster: &'a Cluster, packet: &Packet) -> Option<Dialled<'a>> {
     let mut services: Vec<_> = cluster.services.iter().collect();
     services.sort_by_key(|service| {
@@ -318,7 +318,7 @@ fn addresses(service: &Service, spec: &ServiceSpec, kind: Kind, family: Family) 
     }
 }
 
-/// The Service's ClusterIP of a family, if it is for this proxy and has one.
+/// Returns the Service's ClusterIP of a family, if this proxy serves it.
 fn cluster_ip(service: &Service, family: Family) -> Option<IpAddr> {
     let labels = service.metadata.labels.clone().unwrap_or_default();
     let spec = service.spec.as_ref()?;
@@ -335,7 +335,7 @@ fn cluster_ip(service: &Service, family: Family) -> Option<IpAddr> {
     spec.cluster_ips.as_ref()?.get(place)?.parse().ok()
 }
 
-/// Tells if another proxy serves that ClusterIP: it is left alone.
+/// Returns true if another proxy serves that ClusterIP, which kpx then ignores.
 fn is_of_other_proxy(cluster: &Cluster, addr: IpAddr) -> bool {
     let is_other = |service: &&Service| {
         let labels = service.metadata.labels.as_ref();
@@ -378,10 +378,10 @@ fn client(cluster: &Cluster, packet: &Packet) -> Client {
     let (is_node, device) = match packet.hook {
         Hook::Ingress(device) => (false, Some(device)),
         Hook::Anchor | Hook::Lo if place::is_own(packet.src.ip()) => (true, None),
-        // Forwarded: it came in through the device that leads back to its sender.
+        // Forwarded: it came in through the device on its reverse route.
         Hook::Anchor | Hook::Lo => (false, place::route(packet.src.ip())),
     };
-    // From nowhere that we know of: nothing says that it is from outside.
+    // An unknown origin does not count as outside.
     let is_unknown = !is_node && device.is_none();
     let is_detected = match &cluster.node.detector {
         Detector::Cidrs(cidrs) => cidrs.iter().any(|cidr| cidr.contains(&packet.src.ip())),
@@ -393,12 +393,12 @@ fn client(cluster: &Cluster, packet: &Packet) -> Client {
         is_here: is_unknown
             || device.is_some_and(Device::leads_to_pods)
             || matches!(&cluster.node.detector, Detector::Device(pods) if device == Some(*pods)),
-        // kube-proxy's own notion is the detector alone.
+        // kube-proxy uses only the detector.
         is_pod: !cluster.node.compat && device.is_some_and(Device::leads_to_pods),
     }
 }
 
-/// Does the Service let this client use the addresses of its load balancer?
+/// Returns true if the Service's source ranges admit this client to its load balancer addresses.
 fn is_in_source_ranges(service: &Service, spec: &ServiceSpec, client: IpAddr) -> bool {
     let family = Family::of(client);
     let parse = |text: &String| text.trim().parse::<IpNet>().ok();
@@ -411,14 +411,13 @@ fn is_in_source_ranges(service: &Service, spec: &ServiceSpec, client: IpAddr) ->
         .filter(|range| Family::of(range.addr()) == family)
         .collect();
     let holds = |addr: IpAddr| ranges.iter().any(|range| range.contains(&addr));
-    // The node dials an address of a load balancer that is bound to one of its devices from that
-    // very address.
+    // The node uses a load balancer address on its own device as source when it dials that address.
     let is_own_vip = || addresses(service, spec, Kind::LoadBalancer, family).contains(&client);
     ranges.is_empty() || holds(client) || (is_own_vip() && holds(place::primary(family)))
 }
 
-/// The policy of the frontend in use; under an external policy `Local` clients on this node are
-/// served by all.
+/// Returns true if the frontend's policy is `Local`. Under an external policy `Local`, clients on
+/// this node use all endpoints.
 fn uses_local_list(dialled: &Dialled<'_>, client: Client) -> bool {
     if dialled.kind == Kind::ClusterIp {
         return dialled.spec.internal_traffic_policy.as_deref() == Some("Local");
@@ -435,7 +434,7 @@ fn is_external_local(spec: &ServiceSpec) -> bool {
     is_external && spec.external_traffic_policy.as_deref() == Some("Local")
 }
 
-/// The client's address, as the backend sees it.
+/// Returns the client's address as the backend sees it.
 fn source_seen(
     cluster: &Cluster,
     packet: &Packet,
@@ -468,7 +467,7 @@ fn source_seen(
             chosen
         };
     }
-    // Forwarded from a device without hooks, which only the anchor's routes have brought here.
+    // Forwarded from a device without hooks, through the anchor's routes.
     if !place::is_own(chosen) {
         return if masqueraded {
             on_device.unwrap_or(chosen)
@@ -476,9 +475,9 @@ fn source_seen(
             chosen
         };
     }
-    // The route to the frontend chose an address of the node without knowing the backend. A
-    // frontend's own address does not serve other frontends. Beyond a device with an address of its
-    // own, only replies to that address are sure to come back through the device.
+    // The route to the frontend chose an address of the node before the backend was known. A
+    // frontend's own address does not serve other frontends. Behind a device with an address, only
+    // replies to that address are sure to return through the device.
     let chosen = if chosen == packet.dst.ip() {
         primary
     } else {
@@ -491,7 +490,7 @@ fn source_seen(
     }
 }
 
-/// Section 4.4 of kube-proxy's semantics, but for clients that are their own backends.
+/// Section 4.4 of kube-proxy's semantics, except for clients that are their own backends.
 fn kube_proxy_masquerades(
     cluster: &Cluster,
     packet: &Packet,
@@ -507,7 +506,7 @@ fn kube_proxy_masquerades(
     }
 }
 
-/// Has the operator given a way to tell pods of the packet's family?
+/// Returns true if the operator configured pod detection for the packet's family.
 fn detects(cluster: &Cluster, packet: &Packet) -> bool {
     match &cluster.node.detector {
         Detector::Cidrs(cidrs) => cidrs

@@ -1,5 +1,5 @@
 //! The node under test: the agent's pure core and the loaded programs, in a namespace with the
-//! routes of the cluster.
+//! cluster's routes.
 
 use std::collections::BTreeMap;
 
@@ -18,14 +18,14 @@ pub struct Node {
     pub bench: Bench,
     desired: Desired,
     pub ifindexes: BTreeMap<Device, u32>,
-    /// In force with the next cluster.
+    /// Applied with the next cluster.
     pub fast: FastFacts,
 }
 
-/// The MAC address of every device of the node but lo.
+/// The MAC address of all devices of the node except lo.
 const MAC: &str = "02:00:00:00:00:02";
 
-/// A namespace with the node's devices, addresses, routes and neighbours.
+/// Creates a namespace with the node's devices, addresses, routes and neighbours.
 pub fn namespace(name: &str) -> Result<NetNs> {
     let netns = NetNs::create(format!("kpx-{}-{name}", std::process::id()))?;
     let mut lines = String::new();
@@ -34,8 +34,8 @@ pub fn namespace(name: &str) -> Result<NetNs> {
         .filter(|device| *device != Device::Lo)
     {
         let name = device.name();
-        // No frame is too long: the kernel would not say where it goes, now that the neighbours
-        // there are known.
+        // Every frame fits: with known neighbours, the kernel's look-up fails for frames above the
+        // MTU.
         lines +=
             &format!("link add {name} address {MAC} mtu 9000 type veth peer name {name}-far\n");
         lines += &format!("link set {name} up\nlink set {name}-far up\n");
@@ -63,7 +63,8 @@ pub fn namespace(name: &str) -> Result<NetNs> {
 }
 
 impl Node {
-    /// On a thread that stays in `namespace`. `name` is the one by which the agent knows its node.
+    /// Loads the programs on a thread that stays in `namespace`. `name` is the node's name in the
+    /// agent.
     pub fn new(name: &str, options: Options) -> Result<Self> {
         let bench = Bench::load(options)?;
         let index = |device: Device| {
@@ -82,7 +83,7 @@ impl Node {
         })
     }
 
-    /// Makes the objects and the node what they are in `cluster`.
+    /// Applies the objects and the node of `cluster`.
     pub fn enter(&mut self, cluster: &Cluster) -> Result<()> {
         facts::write(
             &mut self.bench,
@@ -111,7 +112,7 @@ impl Node {
         Ok(())
     }
 
-    /// Returns what the agent leaves out of the objects, and why.
+    /// Returns the skipped objects and parts, with reasons.
     pub fn skipped(&self) -> Vec<String> {
         self.desired.skipped().map(ToString::to_string).collect()
     }

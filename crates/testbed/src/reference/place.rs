@@ -1,5 +1,5 @@
-//! Where everything is: few addresses, so that everything collides with everything, at the same
-//! places in both families.
+//! The address plan: few addresses, so that collisions are frequent, with the same places in both
+//! families.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -18,7 +18,7 @@ impl Family {
         if addr.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    /// Returns the name as the API spells it.
+    /// Returns the API's name of the family.
     pub fn name(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",
@@ -37,12 +37,12 @@ impl Family {
 /// The devices of the node under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Device {
-    /// Carries an address of its own, of those that load balancers have, too.
+    /// Has an additional address, from the range of load balancers.
     Lo,
     Anchor,
-    /// To pods, without an address on our side.
+    /// To pods, without an address of the node.
     Pod,
-    /// To pods, with the address that is their gateway.
+    /// To pods, with the gateway's address.
     Bridge,
     /// To other nodes and the rest of the cluster.
     Uplink,
@@ -59,7 +59,7 @@ impl Device {
         Self::Uplink,
         Self::SecondUplink,
     ];
-    /// The devices on which packets arrive.
+    /// The devices where packets arrive.
     pub const OUTER: [Self; 4] = [Self::Pod, Self::Bridge, Self::Uplink, Self::SecondUplink];
 
     pub fn name(self) -> &'static str {
@@ -77,17 +77,18 @@ impl Device {
         matches!(self, Self::Pod | Self::Bridge)
     }
 
-    /// Does what arrives here come from another namespace, past no hook of the node's?
+    /// Returns true if packets arrive here from another namespace without passing another hook of
+    /// the node.
     pub fn is_edge(self) -> bool {
         matches!(self, Self::Pod | Self::Uplink)
     }
 
-    /// Has another program a filter there, which may write over what a hook has noted?
+    /// Returns true if another program's filter there may overwrite a hook's packet mark.
     pub fn is_filtered(self) -> bool {
         self == Self::SecondUplink
     }
 
-    /// The node's address on this device.
+    /// Returns the node's address on this device.
     pub fn addr(self, family: Family) -> Option<IpAddr> {
         OWN.iter()
             .find(|(_, _, device)| *device == self)
@@ -100,7 +101,7 @@ impl Device {
 pub struct Net {
     v4: [u8; 3],
     v6: [u16; 7],
-    /// Where the node's routes to it lead.
+    /// The device of the node's route to the network.
     pub device: Device,
 }
 
@@ -112,9 +113,9 @@ const fn net(v4: [u8; 3], device: Device) -> Net {
     }
 }
 
-/// ClusterIPs, from the range that a ServiceCIDR may declare.
+/// ClusterIPs in the range that a ServiceCIDR may declare.
 pub const CLUSTER_IPS: Net = net([10, 96, 0], Device::Anchor);
-/// ClusterIPs from a range that no object declares.
+/// ClusterIPs in a range without a declaration.
 pub const UNDECLARED: Net = net([10, 97, 0], Device::Anchor);
 pub const PODS: Net = net([10, 244, 1], Device::Pod);
 pub const BRIDGED: Net = net([10, 244, 2], Device::Bridge);
@@ -123,9 +124,9 @@ pub const FAR: Net = net([10, 244, 3], Device::Uplink);
 pub const FARTHER: Net = net([10, 244, 4], Device::SecondUplink);
 pub const NODES: Net = net([172, 18, 0], Device::Uplink);
 pub const STORAGE: Net = net([172, 19, 0], Device::SecondUplink);
-/// Clients that are not in the cluster.
+/// Clients outside the cluster.
 pub const OUTSIDE: Net = net([198, 51, 100], Device::Uplink);
-/// External IPs and addresses of load balancers.
+/// External IPs and load balancer addresses.
 pub const PUBLIC: Net = net([203, 0, 113], Device::Uplink);
 
 const NETS: [Net; 10] = [
@@ -141,7 +142,7 @@ const NETS: [Net; 10] = [
     PUBLIC,
 ];
 
-/// The node's own addresses, the primary one first.
+/// The node's own addresses, the primary address first.
 pub const OWN: [(Net, u8, Device); 4] = [
     (NODES, 11, Device::Uplink),
     (STORAGE, 11, Device::SecondUplink),
@@ -167,7 +168,7 @@ impl Net {
         self.part(family, 0, 8)
     }
 
-    /// The block around an address in which `bits` bits vary.
+    /// Returns the block around an address with `bits` variable bits.
     pub fn part(self, family: Family, host: u8, bits: u8) -> IpNet {
         let net = IpNet::new(self.addr(family, host), family.addr_bits() - bits)
             .expect("a prefix within the address");
@@ -199,7 +200,8 @@ pub fn primary(family: Family) -> IpAddr {
         .expect("the uplink has the primary address")
 }
 
-/// Where the node would send a packet. It has no default route, and none back into the anchor.
+/// Returns the node's device for packets to an address. The node has no default route and no route
+/// into the anchor.
 pub fn route(addr: IpAddr) -> Option<Device> {
     let net = NETS
         .iter()
@@ -208,13 +210,13 @@ pub fn route(addr: IpAddr) -> Option<Device> {
         .filter(|device| *device != Device::Anchor)
 }
 
-/// The node's routes: to pods and nodes through their devices, the rest through the uplink.
+/// Returns the node's routes: to pods and nodes through their devices, the rest through the uplink.
 pub fn routes(family: Family) -> impl Iterator<Item = (IpNet, Device)> {
     let nets = NETS.iter().filter(|net| net.device != Device::Anchor);
     nets.map(move |net| (net.cidr(family), net.device))
 }
 
-/// Returns the hosts that the node reaches at once, where its routes lead.
+/// Returns the node's neighbours.
 pub fn neighbours(family: Family) -> impl Iterator<Item = (IpAddr, Device)> {
     const HOSTS: u8 = 40;
     let nets = NETS.iter().filter(|net| net.device != Device::Anchor);

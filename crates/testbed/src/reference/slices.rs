@@ -1,4 +1,4 @@
-//! Random EndpointSlices of a Service.
+//! Generates random EndpointSlices of a Service.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use crate::reference::cluster::object;
 use crate::reference::generate::{Dice, one};
 use crate::reference::place::{BRIDGED, FAR, FARTHER, Family, NODES, Net, PODS};
 
-/// Where endpoints may be, and on which node they usually are.
+/// The places of endpoints, with their usual node.
 const PLACES: [(Net, u8, &str); 9] = [
     (PODS, 10, "here"),
     (PODS, 11, "here"),
@@ -25,19 +25,19 @@ const PLACES: [(Net, u8, &str); 9] = [
     (FARTHER, 10, "there"),
 ];
 
-/// Which hints the endpoints of a Service carry.
+/// The hints on the endpoints of a Service.
 #[derive(Clone, Copy)]
 enum Hints {
     None,
     Zones,
-    /// The hints that the controller writes for PreferSameNode.
+    /// The controller's hints for PreferSameNode.
     NodesAndZones,
-    /// Some do, some do not.
+    /// Hints on some endpoints only.
     Mixed,
 }
 
-/// Makes up to three slices for each family, in which the same endpoint may stand more than once.
-/// Its records agree, except that one may be terminating beside one that is not.
+/// Returns up to three slices for each family, which may repeat an endpoint. Its records agree,
+/// except that only one may be terminating.
 pub fn of(dice: &mut Dice, service: &Service) -> Vec<EndpointSlice> {
     let hints = one(
         dice,
@@ -131,8 +131,7 @@ fn endpoint(dice: &mut Dice, addr: IpAddr, node: &str, hints: Hints, is_quiet: b
     };
     let node = match dice.random_range(0..20) {
         0 => Value::Null,
-        // An address of a pod's network that is on another node all the same, or the other way
-        // round.
+        // An address of a pod network on the wrong node.
         1 => one(dice, &["here", "there"]).into(),
         _ => node.into(),
     };

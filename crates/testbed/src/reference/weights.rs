@@ -1,4 +1,4 @@
-//! Weights of endpoints: what the annotations say, and random ones.
+//! Weights of endpoints: from annotations, and random.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,11 +13,11 @@ use crate::reference::generate::{Dice, one};
 const OF_SERVICE: &str = "kpx.dev/weights";
 const OF_SLICE: &str = "kpx.dev/weight";
 
-/// Some are no weights, and cost only themselves.
+/// Some are invalid and affect only themselves.
 const WEIGHTS: [&str; 8] = ["0", "0", "0", "1", "3", "1000", "1001", "-1"];
 
-/// Returns the weight of a slice's endpoint: the Service's list has it by address or by the pod's
-/// name, else the slice has one for all.
+/// Returns the weight of a slice's endpoint: from the Service's list by address or pod name, else
+/// the slice's common weight.
 pub fn of(service: &Service, slice: &EndpointSlice, endpoint: &Endpoint) -> u16 {
     let said = |annotations: &Option<BTreeMap<String, String>>, name| {
         annotations.as_ref()?.get(name).cloned()
@@ -51,7 +51,7 @@ fn weight(text: &str) -> Option<u16> {
     text.parse().ok().filter(|weight| *weight <= 1_000)
 }
 
-/// Gives endpoints of some Services weights, and takes those of the others away.
+/// Sets weights on endpoints of some Services, and removes the others.
 pub fn give(dice: &mut Dice, cluster: &mut Cluster) {
     for slice in &mut cluster.slices {
         let annotations = slice.metadata.annotations.get_or_insert_default();

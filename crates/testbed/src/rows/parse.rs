@@ -22,7 +22,7 @@ const VERDICTS: [(&str, Verdict); 3] = [
     ("redirect", Verdict::Redirect),
 ];
 const COLUMNS: usize = 5;
-/// The word for no packet out, and for no counter.
+/// The text for no packet out and for no counters.
 const NOTHING: &str = "-";
 
 #[derive(Debug)]
@@ -44,31 +44,31 @@ pub enum Item {
         place: String,
         step: Step,
     },
-    /// The items of another section.
+    /// Includes the items of another section.
     Rows {
         place: String,
         section: String,
     },
-    /// The lines up to the next such line are for IPv4 (true), IPv6 (false) or both (None).
+    /// Restricts the lines up to the next `Only` to IPv4 (true), IPv6 (false) or both (`None`).
     Only(Option<bool>),
 }
 
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// File, line and column of the packet in.
+    /// The file, line and column of the packet in.
     pub place: String,
     pub(super) file: String,
     pub(super) line: usize,
     hook: String,
     /// The program of the hook.
     pub program: &'static str,
-    /// The device that the packet is on, if the row names one.
+    /// The packet's device, if the row has it.
     pub device: Option<String>,
     pub packet: String,
     verdict: String,
     /// The packet out: text, `same`, or `-` for a dropped packet.
     pub out: String,
-    /// The counters that grow, in alphabetical order.
+    /// The incremented counters, in alphabetical order.
     counted: Vec<String>,
 }
 
@@ -211,7 +211,7 @@ impl Section {
     }
 }
 
-/// Returns the place of a column, counted in bytes from 0, as file, line and column, counted in
+/// Returns a position as file, line and column. `column` is in bytes from 0, the result in
 /// characters from 1.
 fn place(file: &str, line: usize, column: usize, text: &str) -> String {
     let column = text
@@ -221,8 +221,7 @@ fn place(file: &str, line: usize, column: usize, text: &str) -> String {
     format!("{file}:{line}:{column}")
 }
 
-/// Reads the text of `file`, a path from the top of the workspace; an error names its line and
-/// column.
+/// Parses the text of `file`, a path from the top of the workspace. Errors include line and column.
 pub fn sections(file: &str, text: &str) -> Result<Vec<Section>> {
     let mut sections: Vec<Section> = Vec::new();
     for (line, text) in (1..)

@@ -1,4 +1,4 @@
-//! Steps between rows: changes of the node, its devices and its network, and time that passes.
+//! Steps between rows: changes of the node, its devices and its network, and elapsed time.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -8,8 +8,7 @@ use ipnet::IpNet;
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{Device, Node};
 
-/// The fixture of a section; `room` is the number of flow entries, by default as many as a node
-/// has.
+/// The fixture of a section; `room` is the number of flow entries, by default a node's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Plain { room: Option<u32> },
@@ -45,7 +44,7 @@ pub enum Step {
     Flood(u16),
     /// `forget flows`
     ForgetFlows,
-    /// `agent tolerates flows` that have asked, or `no flows`
+    /// `agent tolerates flows` with a request, or `no flows`
     Tolerate(bool),
     /// `connections of web:80 to pod:8080 end`
     ConnectionsEnd { service: String, backend: String },
@@ -57,7 +56,7 @@ pub enum Step {
     FramesForOthers(bool),
 }
 
-/// A word that cannot be read, and the reason.
+/// An invalid word, and the reason.
 type Wrong = (String, String);
 
 const NODE_FLAGS: [(&str, u32); 17] = [
@@ -91,7 +90,7 @@ const DEVICE_FLAGS: [(&str, u32); 9] = [
     ("strict4", Device::STRICT4),
 ];
 
-/// Returns the union of the flags that `words` name.
+/// Returns the union of the flags in `words`.
 fn flags(words: &str, known: &[(&str, u32)], what: &str) -> Result<u32, Wrong> {
     words.split_whitespace().try_fold(0, |flags, word| {
         let flag = known.iter().find(|(name, _)| *name == word);
@@ -191,7 +190,7 @@ impl Step {
     }
 }
 
-/// Reads a device: `pod0 is unhooked`, or its flags.
+/// Parses a device: `pod0 is unhooked`, or its flags.
 fn device(text: &str) -> Result<(String, Option<Device>), Wrong> {
     let (name, is) = text
         .split_once(" is ")

@@ -1,4 +1,4 @@
-//! Rewrites rows in place where `UPDATE_EXPECT` is set.
+//! Rewrites rows in place if `UPDATE_EXPECT` is set.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::{env, fs};
 use anyhow::{Context, Result, ensure};
 
 use super::parse::{Row, aligned};
-/// The outcomes that rows had so far, by file and line; its lock is also that of the files.
+/// The outcomes so far, by file and line; the lock also protects the files.
 static OUTCOMES: Mutex<BTreeMap<(String, usize), String>> = Mutex::new(BTreeMap::new());
 
 pub fn is_updating() -> bool {
@@ -19,8 +19,8 @@ fn outcomes() -> MutexGuard<'static, BTreeMap<(String, usize), String>> {
     OUTCOMES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Writes a row as it was found, unless an earlier run of it, in the other family above all, has
-/// found it otherwise.
+/// Writes a row's outcome, unless an earlier run of the row, such as in the other family, had
+/// another outcome.
 pub fn record(written: &Row, found: &Row) -> Result<()> {
     let mut outcomes = outcomes();
     let key = (written.file.clone(), written.line);
@@ -47,7 +47,7 @@ pub fn record(written: &Row, found: &Row) -> Result<()> {
     write(&path, &written.file, &lines.join("\n"))
 }
 
-/// Aligns a file as it is now.
+/// Aligns a file.
 pub fn align(file: &str) -> Result<()> {
     let _outcomes = outcomes();
     let path = path_here(file)?;
@@ -60,7 +60,7 @@ fn write(path: &Path, file: &str, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("write {}", path.display()))
 }
 
-/// Returns the path of a file of rows on this machine.
+/// Returns the path of a rows file on this machine.
 fn path_here(file: &str) -> Result<PathBuf> {
     let found = Path::new(env!("CARGO_MANIFEST_DIR"))
         .ancestors()

@@ -1,4 +1,4 @@
-//! From text to a frame.
+//! Converts text to a frame.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,9 +10,9 @@ use super::wire::*;
 
 pub const DST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const SRC_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
-/// The bytes of a transport that are left where it is cut.
+/// The bytes of a cut transport header.
 const CUT: usize = 8;
-/// The first sequence number of both sides of every TCP connection.
+/// The initial sequence number of both sides of every TCP connection.
 const ISN: u32 = 1_000;
 
 pub(super) fn frame(names: &Names, text: &str) -> Result<Vec<u8>> {
@@ -26,7 +26,7 @@ pub(super) fn frame(names: &Names, text: &str) -> Result<Vec<u8>> {
     Ok([&DST_MAC[..], &SRC_MAC, &ethertype, &packet].concat())
 }
 
-/// A packet, from its IP header on.
+/// Returns a packet, from its IP header on.
 fn packet(names: &Names, words: &[&str]) -> Result<Vec<u8>> {
     let (extras, words) = match words {
         [first, rest @ ..] if first.starts_with('[') => (extras(first)?, rest),
@@ -43,7 +43,7 @@ fn packet(names: &Names, words: &[&str]) -> Result<Vec<u8>> {
         let (proto, message) = icmp(names, "port-unreachable", from, to, &quoted)?;
         return ip(from.ip(), to.ip(), &extras, proto, message);
     }
-    // The flags will be cut off, as in a quote.
+    // The flags are cut off, as in a quote.
     let (words, most) = match words {
         ["cut", proto, rest @ ..] => ([&[*proto], any_flags(proto), rest].concat(), CUT),
         _ => (words.to_vec(), usize::MAX),
@@ -79,7 +79,7 @@ fn packet(names: &Names, words: &[&str]) -> Result<Vec<u8>> {
     ip(src.ip(), dst.ip(), &extras, proto, transport)
 }
 
-/// Returns flags that a packet of this transport may have, and none if it has no flags.
+/// Returns valid flags of this transport; empty if it has no flags.
 fn any_flags(proto: &str) -> &'static [&'static str] {
     match proto {
         "tcp" => &["A"],
@@ -88,13 +88,13 @@ fn any_flags(proto: &str) -> &'static [&'static str] {
     }
 }
 
-/// The part of an IP header beside a transport.
+/// An extra part of an IP header.
 #[derive(Clone, Copy)]
 enum Extra {
     Options(u8),
     First(u32),
     Later(u32),
-    /// An IPv6 extension header: its number, its first 8 bytes without the next header.
+    /// An IPv6 extension header: its number, and its first 8 bytes without the next header.
     Extension(u8, [u8; 7]),
 }
 
@@ -181,7 +181,7 @@ fn ip(
     }
 }
 
-/// An IPv6 extension header: its number, and all of it but for the next header.
+/// Returns an IPv6 extension header: its number, and its bytes without the next header.
 fn extension(extra: &Extra) -> (u8, Vec<u8>) {
     let fragment = |offset_more: u16, id: u32| {
         [&[0][..], &offset_more.to_be_bytes(), &id.to_be_bytes()].concat()
@@ -189,7 +189,7 @@ fn extension(extra: &Extra) -> (u8, Vec<u8>) {
     match *extra {
         Extra::Options(len) => {
             let mut rest = vec![0; usize::from(len) - 1];
-            // One PadN over all.
+            // A single PadN.
             rest[..3].copy_from_slice(&[len / 8 - 1, 1, len - 4]);
             (DESTINATION, rest)
         }

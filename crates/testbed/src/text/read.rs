@@ -1,4 +1,4 @@
-//! From a frame to text, with every checksum verified.
+//! Converts a frame to text, and verifies every checksum.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -8,7 +8,7 @@ use etherparse::checksum::Sum16BitWords;
 use super::Names;
 use super::wire::*;
 
-/// Quoted bytes of an INIT: up to the tag by which its sender knows it.
+/// The quoted bytes of an INIT: up to the tag that identifies it to its sender.
 const CUT_SCTP: usize = 20;
 
 pub(super) fn frame(names: &Names, frame: &[u8]) -> Result<String> {
@@ -36,17 +36,17 @@ pub(super) fn frame(names: &Names, frame: &[u8]) -> Result<String> {
     Ok(extras + &text)
 }
 
-/// Where the transport header of a packet starts.
+/// Returns the offset of a packet's transport header.
 pub(super) fn transport_at(packet: &[u8]) -> Result<usize> {
     Ok(packet.len() - Ip::read(packet)?.transport.len())
 }
 
-/// An IP header, with what stands between it and the transport.
+/// An IP header, with the headers before the transport.
 struct Ip<'a> {
     src: IpAddr,
     dst: IpAddr,
     proto: u8,
-    /// The length of the packet, by its own account.
+    /// The length of the packet, from its header.
     len: usize,
     extras: Vec<String>,
     is_later: bool,
@@ -177,7 +177,7 @@ impl<'a> Ip<'a> {
     }
 }
 
-/// A TCP, UDP or SCTP packet; whole, or as much as was quoted.
+/// Returns the text of a TCP, UDP or SCTP packet, complete or quoted.
 fn transport(names: &Names, ip: &Ip<'_>, whole: bool) -> Result<String> {
     let bytes = ip.transport;
     let proto = match ip.proto {
@@ -219,7 +219,7 @@ fn transport(names: &Names, ip: &Ip<'_>, whole: bool) -> Result<String> {
             word(bytes, 4),
             bytes.len()
         );
-        // 0 means that there is none, which IPv6 does not allow (RFC 768, RFC 8200 §8.1).
+        // 0 means no checksum, which IPv6 forbids (RFC 768, RFC 8200 §8.1).
         let none = ip.src.is_ipv4() && word(bytes, 6) == 0;
         let sum = ip.pseudo()?.add_slice(bytes).ones_complement();
         ensure!(
@@ -253,7 +253,7 @@ fn transport(names: &Names, ip: &Ip<'_>, whole: bool) -> Result<String> {
     Ok(peers(&format!("sctp {chunks}"), payload_len))
 }
 
-/// The names of an SCTP packet's chunks, and how much is in the last one.
+/// Returns the names of an SCTP packet's chunks, and the payload length of the last chunk.
 fn chunks(packet: &[u8]) -> Result<(String, usize)> {
     let mut names = Vec::new();
     let mut payload_len = 0;

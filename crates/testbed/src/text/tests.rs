@@ -1,5 +1,4 @@
-//! Every packet of the notation is read as it was written, and not if any byte of it that a
-//! checksum covers is wrong.
+//! Every packet of the notation round-trips, and fails if any byte covered by a checksum is wrong.
 
 use super::*;
 
@@ -86,7 +85,7 @@ fn a_wrong_byte_shows() {
         let is_covered = |packet: &str| !packet.contains("later=") && !packet.contains("] cut");
         for packet in PACKETS.iter().filter(|packet| is_covered(packet)) {
             let frame = names.frame(packet).unwrap();
-            // IPv6 has no checksum of its own: class, label and hop limit may be anything.
+            // IPv6 has no header checksum: class, label and hop limit may be anything.
             let free: &[usize] = if frame[12] == 0x86 {
                 &[14, 15, 16, 17, 21]
             } else {
@@ -105,8 +104,8 @@ fn a_wrong_byte_shows() {
     }
 }
 
-/// A checksum that was right before and after a change of one packet says little if the reader
-/// takes any.
+/// Valid checksums before and after a change prove little if the reader accepts any, so this test
+/// uses an independent reader.
 #[test]
 fn checksums_are_those_of_an_independent_reader() {
     use etherparse::{SlicedPacket, TransportSlice};

@@ -1,4 +1,4 @@
-//! The names of headers, and the checksums that no crate has.
+//! The names of headers, and the checksums that no crate offers.
 
 use std::net::IpAddr;
 
@@ -23,7 +23,7 @@ pub(super) const DESTINATION: u8 = 60;
 
 pub(super) const ACK: u8 = 0x10;
 pub(super) const SYN: u8 = 0x02;
-/// The flags as tcpdump has them, in its order.
+/// The flags in tcpdump's notation and order.
 pub(super) const TCP_FLAGS: [(char, u8); 5] = [
     ('S', SYN),
     ('F', 0x01),
@@ -32,7 +32,7 @@ pub(super) const TCP_FLAGS: [(char, u8); 5] = [
     ('A', ACK),
 ];
 
-/// Chunks of SCTP (RFC 9260 §3.2).
+/// SCTP chunks (RFC 9260 §3.2).
 pub(super) const CHUNKS: [(&str, u8); 11] = [
     ("DATA", 0),
     ("INIT", 1),
@@ -47,7 +47,7 @@ pub(super) const CHUNKS: [(&str, u8); 11] = [
     ("SHUTDOWN-COMPLETE", 14),
 ];
 
-/// Messages of ICMP, with type and code in ICMPv4 (RFC 792, RFC 1812) and in ICMPv6 (RFC 4443, RFC
+/// ICMP messages, with type and code in ICMPv4 (RFC 792, RFC 1812) and in ICMPv6 (RFC 4443, RFC
 /// 4861).
 pub(super) const ICMP: [(&str, [u8; 2], [u8; 2]); 8] = [
     ("port-unreachable", [3, 3], [1, 4]),
@@ -64,7 +64,7 @@ pub(super) fn is_error(kind: &str) -> bool {
     kind != "echo"
 }
 
-/// The pseudo header that transports and ICMPv6 have in their checksums.
+/// Returns the pseudo header in the checksums of transports and ICMPv6.
 pub(super) fn pseudo(src: IpAddr, dst: IpAddr, proto: u8, len: usize) -> Result<Sum16BitWords> {
     let mut sum = Sum16BitWords::new();
     sum = sum
@@ -81,7 +81,7 @@ pub(super) fn pseudo(src: IpAddr, dst: IpAddr, proto: u8, len: usize) -> Result<
     }
 }
 
-/// Returns the start of an ICMP checksum: IPv4's has no pseudo header.
+/// Returns the start of an ICMP checksum: ICMPv4 has no pseudo header.
 pub(super) fn icmp_seed(src: IpAddr, dst: IpAddr, len: usize) -> Result<Sum16BitWords> {
     if src.is_ipv4() {
         Ok(Sum16BitWords::new())
@@ -90,15 +90,13 @@ pub(super) fn icmp_seed(src: IpAddr, dst: IpAddr, len: usize) -> Result<Sum16Bit
     }
 }
 
-/// Returns the checksum for the field at `at` of a message with these contents; the field itself
-/// does not count.
+/// Returns the checksum for the field at `at` of a message; the field itself does not count.
 pub(super) fn checksum(seed: Sum16BitWords, message: &[u8], at: usize) -> [u8; 2] {
     let sum = seed.add_slice(&message[..at]).add_slice(&message[at + 2..]);
     sum.ones_complement().to_ne_bytes()
 }
 
-/// The checksum of an SCTP packet (RFC 9260 appendix A): a CRC32c over it, with zeros in its own
-/// place.
+/// Returns the checksum of an SCTP packet (RFC 9260 appendix A): a CRC32c with the field as zeros.
 pub(super) fn crc32c(packet: &[u8]) -> [u8; 4] {
     let mut register = u32::MAX;
     for (at, byte) in packet.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Asks the kernel about a table of legacy iptables by the socket options of old
-//! (linux/netfilter_ipv4/ip_tables.h, ip6_tables.h).
+//! Queries tables of legacy iptables through socket options (linux/netfilter_ipv4/ip_tables.h,
+//! ip6_tables.h).
 #![allow(
     unsafe_code,
     reason = "the kernel reads and writes the buffer of a socket option, for which no crate has a call"
@@ -14,11 +14,11 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use super::super::packet::Family;
 
-/// The options: what a table has, and its entries.
+/// The options: a table's description, and its entries.
 pub(super) const GET_INFO: c_int = 64;
 pub(super) const GET_ENTRIES: c_int = 65;
 
-/// A socket that asks. The kernel wants CAP_NET_ADMIN, and takes any socket of the family.
+/// A socket for queries. The kernel requires CAP_NET_ADMIN and accepts any socket of the family.
 pub(super) struct Asker {
     socket: OwnedFd,
     level: c_int,
@@ -36,7 +36,7 @@ impl Asker {
         })
     }
 
-    /// Hands `buffer` to the kernel, which reads the question there and writes the answer.
+    /// Sends the request in `buffer` to the kernel, which writes the answer there.
     pub(super) fn ask(&self, option: c_int, buffer: &mut [u8]) -> Result<()> {
         let mut len = size_of_val(buffer) as socklen_t;
         // SAFETY: the kernel writes at most `len` bytes to `buffer`, and both variables outlive the

@@ -1,4 +1,4 @@
-//! Expressions that no current program writes into a recorded rule set, as bytes.
+//! Expressions that no current program writes, as bytes.
 
 use netlink_packet_core::{DefaultNla, Emitable};
 
@@ -13,7 +13,7 @@ fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Returns numbered attributes, which hold numbers.
+/// Returns attributes with these numbers and values.
 fn numbers(numbers: &[(u16, u32)]) -> Vec<u8> {
     numbers
         .iter()
@@ -21,7 +21,7 @@ fn numbers(numbers: &[(u16, u32)]) -> Vec<u8> {
         .collect()
 }
 
-/// Reads a rule of these expressions, each a name and its attributes.
+/// Parses a rule of these expressions, each a name and its attributes.
 fn rule(expressions: &[(&str, Vec<u8>)]) -> Rule {
     let element = |(name, data): &(&str, Vec<u8>)| {
         attribute(
@@ -37,7 +37,7 @@ fn rule(expressions: &[(&str, Vec<u8>)]) -> Rule {
     expression::rule(&Attrs::parse(&list).unwrap()).unwrap()
 }
 
-/// Reads a match or a target of iptables.
+/// Parses an iptables match or target.
 fn xt(kind: &str, name: &str, revision: u32, info: &[u8]) -> Rule {
     let name = attribute(1, format!("{name}\0").as_bytes());
     rule(&[(

@@ -1,4 +1,4 @@
-//! Rule sets of well-known programs for forwarded packets, with what they may do to whole
+//! Rule sets of well-known programs for forwarded packets, and their possible effects on bypass
 //! connections between pods.
 
 use std::collections::BTreeSet;
@@ -8,13 +8,13 @@ use super::super::{Judgement, Legacy, Netfilter, ruleset};
 use super::fixtures::{PODS, judged, leaves_alone};
 use super::{Condition, Field, OTHERS, Part, chain, found, from, nets, record, to};
 
-/// Returns the judgement of a file's rules about the pods, `others` being no devices of theirs.
+/// Judges a file's rules for the pods; `others` are not pods' devices.
 fn judgement(file: &str, others: &[&str]) -> Judgement {
     let others = others.iter().map(|name| (*name).to_owned()).collect();
     netfilter(file, true).judge_whole(&nets(PODS), &others, false)
 }
 
-/// Returns a file's rules; `takes_up` if conntrack takes up connections in their middle.
+/// Parses a file's rules; `takes_up` if conntrack picks up connections midstream.
 fn netfilter(file: &str, takes_up: bool) -> Netfilter {
     let rules = ruleset(&record::messages(file)).unwrap();
     Netfilter {
@@ -25,8 +25,7 @@ fn netfilter(file: &str, takes_up: bool) -> Netfilter {
     }
 }
 
-/// Returns the judgement of a file's rules about open connections between pods that have these
-/// devices alone.
+/// Judges a file's rules for open connections between pods on these devices only.
 fn opened(file: &str, ports: &[&str], heeds_marks: bool) -> Vec<String> {
     let ports = ports.iter().map(|name| (*name).to_owned()).collect();
     netfilter(file, true)
@@ -34,7 +33,7 @@ fn opened(file: &str, ports: &[&str], heeds_marks: bool) -> Vec<String> {
         .against
 }
 
-// Each accepts packets of open connections, between the devices that it knows.
+// Each accepts packets of open connections between the devices in its rules.
 #[test]
 fn policies_of_cnis_let_open_connections_pass() {
     let pod = "cali0a1b2c3d4e5";
@@ -58,10 +57,10 @@ fn policies_of_cnis_let_open_connections_pass() {
     );
     let refused = "chain FORWARD of table ip filter drops packets that its rules do not accept";
     assert_eq!(opened("docker-filter.iptables", &[pod], false), [refused]);
-    // firewalld asks for states by a set, and kpx does not read sets.
+    // firewalld matches states by a set, which kpx does not read.
     let first = "rule 5 of chain filter_FORWARD of table inet firewalld may reject the packet";
     assert_eq!(opened("firewalld.nft", &[pod], false)[0], first);
-    // A routing rule may ask for a mark that Calico leaves.
+    // A routing rule may match a mark that Calico leaves.
     let marks = "rule 2 of chain cali-PREROUTING of table ip raw may set the mark";
     assert_eq!(opened("calico-raw.iptables", &[pod], true), [marks]);
     assert_eq!(
@@ -71,7 +70,7 @@ fn policies_of_cnis_let_open_connections_pass() {
     );
 }
 
-// Each accepts packets of open connections from outside to a pod that it knows, and answers.
+// Each accepts packets of open connections from outside to its pod, and the replies.
 #[test]
 fn policies_of_cnis_let_open_connections_from_outside_pass() {
     let outside = |file, pod: &str, heeds_marks| {
@@ -196,7 +195,7 @@ fn open_connections_from_outside_are_judged_in_each_direction() {
     );
 }
 
-// flannel accepts what comes from or goes to its network.
+// flannel accepts packets from and to its network.
 #[test]
 fn flannels_rules_let_pods_pass() {
     let refused = ["chain FORWARD of table ip filter drops packets that its rules do not accept"];
@@ -215,7 +214,7 @@ fn flannels_rules_let_pods_pass() {
     );
 }
 
-// Docker's rules concern its bridge alone, but its policy drops what no other rule accepts.
+// Docker's rules concern its bridge only, but its policy drops packets that no rule accepts.
 #[test]
 fn dockers_rules_leave_pods_to_the_policy() {
     let refused = "chain FORWARD of table ip filter drops packets that its rules do not accept";
@@ -230,7 +229,7 @@ fn dockers_rules_leave_pods_to_the_policy() {
         [].into(),
         "with the policy ACCEPT"
     );
-    // A pod's device could have the name of a bridge that is not there.
+    // A pod's device could have the name of a missing bridge.
     let Judgement { against, .. } = judgement("docker-flannel.iptables", &["eth0"]);
     let drops = [
         "rule 2 of chain DOCKER of table ip filter may drop the packet",
@@ -239,7 +238,7 @@ fn dockers_rules_leave_pods_to_the_policy() {
     assert_eq!(against, drops);
 }
 
-// kube-proxy refuses packets to addresses of Services, with its own mark, or of no connection.
+// kube-proxy refuses packets to Service addresses, with its own mark, or without a connection.
 #[test]
 fn kube_proxys_filters_let_pods_pass() {
     let refused = [
@@ -270,7 +269,7 @@ fn kube_proxys_filters_let_pods_pass() {
     );
 }
 
-// Errors of pods about whole connections skip the stack as well, and so a rule about ICMP counts.
+// ICMP errors of pods about bypass connections skip the stack too, so rules about ICMP count.
 #[test]
 fn rules_about_icmp_between_pods_count() {
     let icmp = Condition {
@@ -299,8 +298,8 @@ fn rules_about_icmp_between_pods_count() {
     );
 }
 
-// Cilium's chain accepts packets of its devices, and its marks are on packets of its proxy alone.
-// The CNI accepts the pods.
+// Cilium's chain accepts packets of its devices, and only packets of its proxy have its marks. The
+// CNI accepts the pods.
 #[test]
 fn ciliums_rules_let_pods_pass_without_its_proxy() {
     leaves_alone(
@@ -314,7 +313,7 @@ fn ciliums_rules_let_pods_pass_without_its_proxy() {
     );
 }
 
-// kube-router judges packets to pods with NetworkPolicies, by sets and marks.
+// kube-router filters packets to pods with NetworkPolicies, by sets and marks.
 #[test]
 fn kube_routers_rules_concern_pods_with_policies() {
     let want = [
@@ -328,7 +327,7 @@ fn kube_routers_rules_concern_pods_with_policies() {
     assert_eq!(judged("kube-router.iptables", "10.244.1.8/29"), [""; 0]);
 }
 
-// Calico judges and marks packets of every pod.
+// Calico filters and marks packets of every pod.
 #[test]
 fn calicos_rules_concern_every_pod() {
     let want = [
@@ -341,7 +340,7 @@ fn calicos_rules_concern_every_pod() {
     assert_eq!(judged("calico-filter.iptables", PODS), want);
 }
 
-// kindnet hands new connections of pods in its sets to a program, and kpx does not read sets.
+// kindnet queues new connections of pods in its sets to a program; kpx does not read sets.
 #[test]
 fn kindnets_policies_concern_pods() {
     let want = [4, 5].map(|rule| format!("POSTROUTING {rule} hand the packet to a program"));
@@ -359,7 +358,7 @@ fn ufws_rules_leave_pods_to_the_policy() {
     assert_eq!(judged("ufw-accept.iptables", PODS), [""; 0]);
 }
 
-// firewalld rejects what no zone accepts, and asks IPv6 for the way back.
+// firewalld rejects packets that no zone accepts, and checks the reverse path for IPv6.
 #[test]
 fn firewallds_rules_reject_pods() {
     let rejects = "filter_FWD_public 3 reject the packet";
@@ -379,7 +378,7 @@ fn conditions_of_every_known_form_let_pods_pass() {
     });
     assert_eq!(judged("pods-filter.nft", PODS), [""; 0]);
     assert_eq!(judged("pods-filter.nft", "10.99.0.0/24"), refused[1..]);
-    // Where the node's uplink may be a pod's device, its rules may meet pods.
+    // If the node's uplink may be a pod's device, the uplink's rules may apply to pods.
     let Judgement { against, .. } = judgement("pods-filter.nft", &OTHERS[..1]);
     assert_eq!(
         against[0],
@@ -396,8 +395,7 @@ fn conditions_of_every_known_form_let_pods_pass() {
     assert!(far.contains(&no_errors.to_owned()), "{far:?}");
 }
 
-// The rules at a device's hook are not followed, so their presence counts where the device may be a
-// pod's.
+// Rules at a device hook are not evaluated, so they count if the device may be a pod's.
 #[test]
 fn chains_at_hooks_of_devices_are_found() {
     let of_devices = |table: &str, chain: &str| format!("chain {chain} of table {table} ports");

@@ -1,4 +1,4 @@
-//! Rule sets of well-known programs, with what they may do to packets between pods.
+//! Rule sets of well-known programs, and their possible effects on packets between pods.
 
 use super::super::ruleset;
 use super::{found, record, short};
@@ -6,22 +6,22 @@ use super::{found, record, short};
 /// The pods of the recorded nodes.
 pub(super) const PODS: &str = "10.244.1.0/24 fd00:10:244:1::/64";
 
-/// Returns what the rules of a file may do to packets between these addresses:
+/// Returns the possible effects of a file's rules on packets between these addresses:
 /// `POSTROUTING 1 masquerade`.
 pub(super) fn judged(file: &str, pods: &str) -> Vec<String> {
     let rules = ruleset(&record::messages(file)).unwrap();
     found(&rules, pods).obstacles.iter().map(short).collect()
 }
 
-/// Checks that the rules leave the node's pods alone, and that they would change packets of pods
-/// with other addresses.
+/// Checks that the rules leave the node's pods alone and would change packets of pods with other
+/// addresses.
 #[track_caller]
 pub(super) fn leaves_alone(file: &str, others: &str, want: &[&str]) {
     assert_eq!(judged(file, PODS), [""; 0], "{file}");
     assert_eq!(judged(file, others), want, "{file}: {others}");
 }
 
-// flannel returns what stays in its network before it masquerades the rest.
+// flannel returns packets within its network before it masquerades the rest.
 #[test]
 fn flannels_rules_leave_pods_alone() {
     let want = [
@@ -40,8 +40,8 @@ fn flannels_rules_leave_pods_alone() {
     );
 }
 
-// The plugins accept what stays in the pod's network. portmap's chain takes packets to the host's
-// addresses alone, and its masquerade takes packets with a mark alone.
+// The plugins accept packets within the pod's network. portmap's chain matches only the host's
+// addresses, and its masquerade only marked packets.
 #[test]
 fn cni_plugins_leave_pods_of_one_network_alone() {
     let want = [
@@ -55,7 +55,7 @@ fn cni_plugins_leave_pods_of_one_network_alone() {
     leaves_alone("cni-ipmasq.nft", "fd00:10:244:1::/64 fd00:99::/64", &want);
 }
 
-// A pod alone in its network is masqueraded on the way to every other pod.
+// A pod alone in its network is masqueraded towards every other pod.
 #[test]
 fn cni_plugins_may_masquerade_pods_of_single_addresses() {
     assert_eq!(
@@ -69,7 +69,7 @@ fn cni_plugins_may_masquerade_pods_of_single_addresses() {
     );
 }
 
-// kindnet returns what goes to pods. Docker's resolver has another address.
+// kindnet returns packets to pods. Docker's resolver has another address.
 #[test]
 fn kindnets_rules_leave_pods_alone() {
     leaves_alone(
@@ -84,7 +84,7 @@ fn kindnets_rules_leave_pods_alone() {
     );
 }
 
-// ip-masq-agent returns what goes to private networks.
+// ip-masq-agent returns packets to private networks.
 #[test]
 fn ip_masq_agents_rules_leave_pods_alone() {
     leaves_alone(
@@ -104,7 +104,7 @@ fn dockers_rules_leave_pods_alone() {
     );
 }
 
-// kube-proxy's rules ask for ClusterIPs, for the host's addresses, and for its own mark.
+// kube-proxy's rules match ClusterIPs, the host's addresses, and its own mark.
 #[test]
 fn kube_proxys_rules_leave_pods_alone() {
     let want = [
@@ -117,7 +117,7 @@ fn kube_proxys_rules_leave_pods_alone() {
     leaves_alone("kube-proxy.iptables", "10.244.1.0/24 10.96.0.0/16", &want);
 }
 
-// Calico's rule depends on sets, which kpx does not read, and on the kinds of sources.
+// Calico's rule depends on sets, which kpx does not read, and on source address types.
 #[test]
 fn calicos_rules_may_masquerade_pods() {
     let want = [
@@ -127,14 +127,14 @@ fn calicos_rules_may_masquerade_pods() {
     assert_eq!(judged("calico.iptables", PODS), want);
 }
 
-// A masquerade of all pods does not ask where packets go.
+// A masquerade of all pods ignores the destination.
 #[test]
 fn plain_masquerade_may_change_packets_of_pods() {
     assert_eq!(judged("all-pods.nft", PODS), ["postrouting 1 masquerade"]);
     assert_eq!(judged("all-pods.nft", "10.99.0.0/24 fd00::/64"), [""; 0]);
 }
 
-// A pod may send to itself, and this masquerade is made for that.
+// A pod may send to itself, and this masquerade serves that case.
 #[test]
 fn hairpin_masquerade_may_change_packets_of_a_pod() {
     assert_eq!(

@@ -1,5 +1,4 @@
-//! The recordings of rule sets: the kernel's messages as bytes, `NAME.EXT.bin` beside the text that
-//! was loaded.
+//! Recorded rule sets: the kernel's messages as bytes in `NAME.EXT.bin`, next to the loaded text.
 //!
 //! `UPDATE_EXPECT=1 cargo test -p proxy-net netfilter` records them (root; nft, iptables-nft,
 //! ipset), on a little-endian machine.
@@ -17,7 +16,7 @@ use super::super::{Message, listed, raw};
 /// The length of `struct nlmsghdr`.
 const HEAD_LEN: usize = 16;
 
-/// Returns the kernel's messages about a rule set, as recorded.
+/// Returns the recorded kernel messages of a rule set.
 pub(super) fn messages(file: &str) -> Vec<Message> {
     let recorded = folder().join(format!("{file}.bin"));
     if env::var_os("UPDATE_EXPECT").is_some() {
@@ -39,7 +38,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/netfilter/fixtures")
 }
 
-/// Loads a rule set into a fresh network namespace and asks the kernel for it.
+/// Loads a rule set into a fresh network namespace and dumps it from the kernel.
 fn record(file: &Path) -> Vec<Message> {
     unshare(CloneFlags::CLONE_NEWNET).unwrap();
     let sets = file.with_extension("ipset");

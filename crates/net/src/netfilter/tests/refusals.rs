@@ -1,4 +1,4 @@
-//! Chains that refuse what clients outside and pods exchange.
+//! Chains that refuse packets between outside clients and pods.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The traps of chains for forwarded packets.
+//! Corner cases of chains for forwarded packets.
 
 use super::*;
 
@@ -35,7 +35,7 @@ fn device(name: &str, equal: bool) -> Part {
     })
 }
 
-/// Returns a chain that drops packets that its rules do not accept.
+/// Returns a chain that drops packets that no rule accepts.
 fn dropping(name: &str, rules: Vec<Rule>) -> (ChainName, Chain) {
     let (name, mut chain) = chain(name, rules);
     chain.base.as_mut().unwrap().drops = true;
@@ -233,7 +233,7 @@ fn states_and_protocols_share_out_the_packets() {
     );
 }
 
-// Conntrack has not looked yet, so every packet is invalid there.
+// Conntrack has not run, so every packet is invalid there.
 #[test]
 fn states_are_unknown_before_conntrack() {
     let refuses_invalid = || vec![vec![state(1, false), refuse()]];
@@ -241,7 +241,7 @@ fn states_are_unknown_before_conntrack() {
     assert_eq!(judged([chain("FWD", refuses_invalid())]), [""; 0]);
 }
 
-// Conntrack does not know the connection that an error is about.
+// Conntrack has no entry for the connection in the error.
 #[test]
 fn errors_are_invalid_packets_of_any_router() {
     let errors = |chain: (ChainName, Chain), reporters| {

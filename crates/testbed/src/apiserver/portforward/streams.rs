@@ -1,5 +1,5 @@
-//! Many connections to the ports of a pod over one WebSocket: a pair of SPDY's streams for each,
-//! one for data and one for errors.
+//! Many connections to a pod's ports over one WebSocket, each with a pair of SPDY streams for data
+//! and errors.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,13 +21,12 @@ use super::{PIECE, connect, failure};
 use crate::apiserver::kubelet::Container;
 use crate::apiserver::spdy::{self, Frame, Reader};
 
-/// The pieces of data that may wait for a pod. A full queue holds up the other streams, as in
-/// client-go.
+/// The data pieces that may wait for a pod. A full queue blocks the other streams, as in client-go.
 const QUEUE: usize = 50;
 
 type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
-/// Serves streams until the client ends the connection.
+/// Serves streams until the client disconnects.
 pub(super) async fn serve(upgraded: Upgraded, container: Arc<dyn Container>) {
     let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, None).await;
     let (sink, source) = socket.split();
@@ -44,7 +43,7 @@ pub(super) async fn serve(upgraded: Upgraded, container: Arc<dyn Container>) {
     }
 }
 
-/// The way to the client, which all streams share.
+/// The shared connection to the client.
 struct Out(Mutex<SplitSink<Socket, Message>>);
 
 impl Out {
@@ -61,14 +60,13 @@ impl Out {
 struct Session {
     out: Arc<Out>,
     container: Arc<dyn Container>,
-    /// No stream was accepted yet.
+    /// True before the first accepted stream.
     is_first: bool,
-    /// The streams for errors of connections that have no data stream yet, by number of the
-    /// request.
+    /// The error streams of connections without a data stream yet, by request number.
     errors: HashMap<String, u32>,
-    /// The ways to pods, by data stream.
+    /// The connections to pods, by data stream.
     pods: HashMap<u32, mpsc::Sender<Bytes>>,
-    /// The connections to pods, which end with the client's.
+    /// The connections' tasks, which end with the client's connection.
     tasks: JoinSet<()>,
 }
 
@@ -147,7 +145,7 @@ impl Session {
     }
 }
 
-/// A connection to a pod, by its two streams.
+/// A connection to a pod, with its two streams.
 struct Connection {
     out: Arc<Out>,
     data: u32,
@@ -174,10 +172,10 @@ impl Connection {
             self.out.send(spdy::data(self.data, &[], true)).await?;
             self.out.send(spdy::data(self.errors, &[], true)).await
         };
-        let _ = ended.await; // The client may have gone.
+        let _ = ended.await; // The client may have disconnected.
     }
 
-    /// Relays until either side ends, as for a single port.
+    /// Relays until either side ends, like a single port.
     async fn relay(
         &self,
         container: Arc<dyn Container>,
