@@ -1,4 +1,4 @@
-//! The agent's only loop: takes in events, and makes the kernel's maps match the desired state.
+//! The agent's loop: takes in events and makes the kernel's maps match the desired state.
 
 mod backend_health;
 mod finished_work;
@@ -55,28 +55,27 @@ use proxy_metrics::Phase;
 use proxy_net::LinkEvent;
 use proxy_source::health::{Health, Problem};
 
-/// The number of inputs taken in before the maps are written: a burst costs one pass.
+/// The most inputs that one pass takes in.
 const BATCH: usize = 4_096;
-/// The same limit for changes of devices. The limit is small, because the first of many pods must
-/// not wait for the last.
+/// The same limit for changes of devices. It is small, so that the first of many new pods does not
+/// wait for the last.
 const LINK_BATCH: usize = 64;
-/// The rows of the tables that a pass is for in each family, about. A new Service of one namespace
-/// waits for one such pass.
+/// The approximate number of table rows, per family, that one pass covers. A new Service of one
+/// namespace waits for one such pass.
 const PASS: usize = 1 << 16;
-/// The channels by which other tasks reach the agent.
+/// The channels from other tasks to the agent.
 pub struct Inbox {
     pub inputs: mpsc::Receiver<Input>,
     pub links: mpsc::Receiver<LinkEvent>,
-    /// The signal that routes or rules have changed.
+    /// Signals a change of routes or rules.
     pub routes: mpsc::Receiver<()>,
-    /// The signal that rules of netfilter have changed. Silent without the fast path.
+    /// Signals a change of netfilter's rules. Silent without the fast path.
     pub rules: mpsc::Receiver<()>,
     pub queries: mpsc::Receiver<Query>,
-    /// The problems of the source.
     pub source_health: Health,
 }
 
-/// The agent's handles on the datapath, except for the node's.
+/// The agent's handles on the datapath. The node has its own.
 pub struct Kernel {
     pub tables: KernelTables,
     pub flows: FlowMaps,
@@ -85,19 +84,18 @@ pub struct Kernel {
     pub loaded: Loaded,
 }
 
-/// The settings of an agent, and the tasks beside it that it reports on.
+/// The settings of an agent, and handles on the tasks that it reports on.
 pub struct Setup {
     pub node_name: String,
     pub mode: Mode,
     pub schedule: PassSchedule,
-    /// The pods whose sockets are led, where pods are chosen.
+    /// The pods with socket load balancing, if pods are selected.
     pub led_pods: Option<LedPods>,
-    /// The places of endpoints, where connections to lost nodes are ended.
+    /// The places of endpoints, if connections to lost nodes are ended.
     pub places: Option<EndpointPlaces>,
     pub outside: OutsideStates,
 }
 
-/// The agent's state.
 pub struct Agent {
     node_name: String,
     mode: Mode,
@@ -118,7 +116,7 @@ pub struct Agent {
     port_conflicts: PortConflicts,
     undetected_pods: UndetectedPods,
     notices: Notices,
-    /// The parts of Services that this node leaves out, as far as Events name them.
+    /// The parts of Services that this node leaves out and Events report.
     left_out: BTreeSet<Skipped>,
     outside: OutsideStates,
 }
@@ -173,7 +171,7 @@ impl Agent {
             tokio::select! {
                 taken = inbox.inputs.recv_many(&mut batch, BATCH) => {
                     if taken == 0 {
-                        // The source itself reports why it ended.
+                        // The source reports why it ended.
                         return std::future::pending().await;
                     }
                     let _work = self.reports.liveness.work();
@@ -194,7 +192,7 @@ impl Agent {
                     for query in self.node.take_waiting() {
                         self.answer(query, &inbox.source_health.problems());
                     }
-                    // Each pass asks for all routes, once for all pending events. The first pass
+                    // Each pass looks up all routes, once for all pending events. The first pass
                     // may have waited for devices.
                     let is_due = self.mode == Mode::Host || !self.passes.has_synced;
                     if is_due && inbox.links.is_empty() && self.passes.schedule.request() {
@@ -230,7 +228,7 @@ impl Agent {
         }
     }
 
-    /// Returns the time of the next pass that no event asks for.
+    /// Returns the time of the next pass without an event.
     fn next_pass(&self) -> Option<Instant> {
         let is_here = self.node.is_here();
         let maps = self
@@ -241,14 +239,14 @@ impl Agent {
         maps.into_iter().chain(node.filter(|_| is_here)).min()
     }
 
-    /// Sends the node away to take in changes of devices.
+    /// Sends the node off to take in changes of devices.
     fn take_in(&mut self, events: Vec<LinkEvent>) {
         let health = self.reports.health.clone();
         let work = self.reports.liveness.work();
         self.node.take_in(events, health, work);
     }
 
-    /// Sends the node away to put back routes and rules that have changed.
+    /// Sends the node off to restore routes and rules.
     fn on_routes(&mut self) {
         self.node.here_mut().into_iter().for_each(Node::on_routes);
         let health = self.reports.health.clone();
@@ -256,7 +254,6 @@ impl Agent {
         self.node.repair_routes(health, work);
     }
 
-    /// Takes in changes of objects.
     async fn on_inputs(&mut self, inputs: impl Iterator<Item = Input>) -> Result<()> {
         let mut has_pods = false;
         let mut has_others = false;
@@ -281,17 +278,17 @@ impl Agent {
         }
     }
 
-    /// Returns what keeps the programs in the kernel after the agent's end.
+    /// Returns the kind of object that keeps the programs in the kernel after the agent's end.
     pub fn persistence_kind(&self) -> PersistenceKind {
         self.node.persistence_kind()
     }
 
-    /// Takes the programs off this host. Otherwise the programs go on: see [`Self::hand_over`].
+    /// Removes the programs from this host. [`Self::hand_over`] keeps them.
     pub async fn detach(self) -> Result<()> {
         self.node.into_node().await.map(Node::detach)
     }
 
-    /// Makes the maps and the node match the desired state. Returns an error if the agent must
+    /// Makes the maps and the node match the desired state. An error means that the agent must
     /// restart.
     async fn sync(&mut self) -> Result<()> {
         self.passes.schedule.begin();
@@ -299,7 +296,7 @@ impl Agent {
         if !self.desired.is_complete() {
             return Ok(());
         }
-        // The first pass needs the node, and so does each pass in host mode.
+        // The first pass needs the node, as does each pass in host mode.
         if !self.node.is_here() && (!self.passes.has_synced || self.mode == Mode::Host) {
             self.node.owes_pass = true;
             return Ok(());
@@ -330,7 +327,7 @@ impl Agent {
                 self.passes.written();
                 self.reports.health.end(&Problem::Maps);
             }
-            // A write that was refused earlier still waits.
+            // An earlier refused write still waits.
             Ok(()) => {}
             Err(error) => {
                 let health = &self.reports.health;
@@ -348,12 +345,12 @@ impl Agent {
         Ok(())
     }
 
-    /// Returns false while the agent must wait, and an error if the agent must restart.
+    /// Returns false while the agent must wait, and an error if it must restart.
     fn may_serve(&mut self) -> Result<bool> {
         let is_known = self.lifecycle.learn(&self.desired, &self.reports.health)?;
         let is_ready = match self.node.here_mut() {
             Some(node) => node.before_sync(&self.desired, &self.reports.health)?,
-            None => true, // It was, before the first pass.
+            None => true, // An absent node was ready before the first pass.
         };
         self.lifecycle.ready(is_ready);
         if !is_known || !is_ready {
@@ -365,10 +362,10 @@ impl Agent {
         Ok(true)
     }
 
-    /// Writes the changes. A `full` pass compares with what the maps really hold.
+    /// Writes the changes. A `full` pass compares with the real content of the maps.
     fn write(&mut self, pass: &mut Pass) -> Result<()> {
         let started = Instant::now();
-        // To the first pass a Service without a model would be a deleted one.
+        // The first pass would delete the rows of a Service without a model.
         let models = if self.passes.has_synced {
             self.desired.read_in_turn(PASS)
         } else {
@@ -400,7 +397,7 @@ impl Agent {
         pass.passed(Phase::Write, write_started.elapsed());
         let micros = started.elapsed().as_micros();
         if !changes.is_empty() || !self.passes.has_synced {
-            // Later syncs are not worth a log line of their own: there may be a thousand a second.
+            // Later syncs are logged at debug level: there may be a thousand a second.
             match pass.full {
                 true => info!(changes = changes.len(), micros, "synced"),
                 false => debug!(changes = changes.len(), micros, "synced"),

@@ -1,8 +1,8 @@
-//! Attempts that do not depend on each other: each is made, and all that fail are told.
+//! Runs independent attempts, and reports every failure.
 
 use anyhow::{Result, anyhow};
 
-/// Puts the results of several attempts into one; its error names the reasons of all that failed.
+/// Joins the results of several attempts into one, whose error lists all failures.
 pub(crate) fn all<const N: usize>(results: [Result<()>; N]) -> Result<()> {
     let mut failed: Vec<_> = results.into_iter().filter_map(Result::err).collect();
     match failed.len() {

@@ -1,41 +1,39 @@
-//! The choices among few that an operator has, as flags and files spell them.
+//! The operator's closed choices, as flags and files spell them.
 
 pub use proxy_view::Mode;
 
-/// The way in which a host outside the cluster finds pods, beside its own routes to them.
+/// Mode host: the routes to pods without a route of the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum PodRoutes {
-    /// No other way: the default route does not count.
+    /// None; the default route does not count.
     #[default]
     Off,
-    /// The default route, whose gateway knows where pods are.
+    /// The default route, whose gateway has routes to pods.
     Default,
-    /// Routes of kpx through the pods' nodes, as far as the nodes are the host's neighbours.
+    /// kpx's own routes through the pods' nodes, if the nodes are neighbours of the host.
     Nodes,
 }
 
-/// The connections that reach pods through the API server, from a host outside the cluster that
-/// reaches them by no other way.
+/// Mode host: the connections that reach pods only through the API server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Tunnel {
-    /// None.
     #[default]
     Off,
-    /// Those by TCP: the API server forwards no others.
+    /// TCP connections: the API server forwards no other protocol.
     Tcp,
 }
 
-/// The sockets whose destination is translated before they send a packet.
+/// The sockets whose destination is translated at connect, before any packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum SocketLb {
-    /// No sockets; their packets are translated.
+    /// None; packets are translated.
     Off,
-    /// On a node, the sockets of its own network namespace and of pods that nothing speaks against,
-    /// if kernel and cgroups allow that.
+    /// On a node, the host's sockets and those of pods without an obstacle, if kernel and cgroups
+    /// support it.
     #[default]
     Auto,
     /// The sockets of the host's own network namespace.
     Host,
-    /// The sockets of pods as well.
+    /// The host's sockets and those of all pods.
     All,
 }

@@ -1,8 +1,7 @@
-//! Makes [`Settings`] from the operator's flags and files.
+//! Makes [`Settings`] from flags and files.
 //!
-//! Flags and files set the same fields: those of a [`KubeProxyConfiguration`] and of a
-//! [`KpxConfiguration`]. All of them are merged into one tree of fields, and only then decoded and
-//! checked.
+//! Flags and files set the same fields, those of a [`KubeProxyConfiguration`] and of a
+//! [`KpxConfiguration`]. All are merged into one tree of fields, then decoded and checked.
 
 mod checked_run;
 pub(crate) mod choice;
@@ -48,10 +47,10 @@ pub use flags::{CheckFlags, NodeArgs, RunArgs, arguments};
 pub use kpx::KpxConfiguration;
 pub use kube_proxy::KubeProxyConfiguration;
 
-/// The mode of kube-proxy whose fields mean something else to kpx.
+/// The mode of kube-proxy whose fields have another meaning in kpx.
 const IPVS: &str = "ipvs";
 
-/// The configuration in force, including defaults.
+/// The configuration in use, including defaults.
 #[derive(Debug)]
 pub struct Configuration {
     pub kube_proxy: KubeProxyConfiguration,
@@ -61,19 +60,18 @@ pub struct Configuration {
     remarks: Remarks,
 }
 
-/// The remarks about a configuration that the operator should read.
+/// The operator's warnings about a configuration.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Remarks {
-    /// The doubtful fields of a file.
     doubtful_fields: Vec<String>,
     /// The flags that have no effect in kpx.
     ignored_flags: Vec<&'static str>,
     /// The flags that a `--config` file overrides.
     overruled_flags: Vec<&'static str>,
     unknown_feature_gates: Vec<String>,
-    /// The fields that the operator has set and that change nothing, with the reason.
+    /// The configured fields without an effect, with the reason.
     fields_without_effect: Vec<(&'static str, &'static str)>,
-    /// The file of kube-proxy names no mode, and another default will come.
+    /// Set if kube-proxy's file names no mode, whose default will change.
     awaits_mode: bool,
 }
 
@@ -110,7 +108,7 @@ impl Configuration {
         Ok(configuration)
     }
 
-    /// Parses a `--config` file without any flags.
+    /// Parses a `--config` file without flags.
     pub fn parse(text: &str) -> Result<Self> {
         let mut from_files = FileConfig::default();
         from_files.read(Path::new("text"), text)?;
@@ -223,7 +221,7 @@ impl Configuration {
         Ok(name)
     }
 
-    /// Returns the source of objects; `pods` is set if the Pods of the node are wanted.
+    /// Returns the source of objects; `pods` is set if the node's Pods are wanted.
     fn source(&self, pods: bool) -> Source {
         let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         let connection = &self.kube_proxy.client_connection;
@@ -241,7 +239,7 @@ impl Configuration {
         }
     }
 
-    /// Returns the API server through which connections reach pods, if any do.
+    /// Returns the API server for connections to pods, if the tunnel is enabled.
     fn tunnel(&self) -> Option<kubernetes::Options> {
         match self.source(false) {
             Source::Kubernetes(options) if self.kpx.tunnel == Tunnel::Tcp => Some(options),
@@ -249,8 +247,8 @@ impl Configuration {
         }
     }
 
-    /// Writes both documents as a `--config` file. kpx's document is left out if all its fields are
-    /// defaults, which depend on kube-proxy's document in mode ipvs alone.
+    /// Writes both documents as a `--config` file. kpx's document is omitted if all its fields are
+    /// defaults; these depend on kube-proxy's document only in mode ipvs.
     pub fn to_yaml(&self) -> Result<String> {
         let mut text = serde_saphyr::to_string(&self.kube_proxy)
             .context("write the KubeProxyConfiguration")?;
@@ -280,8 +278,8 @@ fn decode<T: DeserializeOwned>(value: Value, kind: &'static str, given: &FlagVal
     })
 }
 
-/// Returns the defaults of a host that is not a node. The host keeps its connection tracking, and
-/// has no clients for health or metrics.
+/// Returns the defaults of host mode. The host keeps its conntrack settings, and has no clients for
+/// health or metrics.
 fn host_mode_defaults() -> Value {
     json!({
         "healthzBindAddress": "0.0.0.0:0",

@@ -1,16 +1,16 @@
-//! Works beside the kernel's own connection tracking, on which kpx does not depend.
+//! Works with the kernel's connection tracking, on which kpx does not depend.
 //!
 //! Between kpx's hooks netfilter sees a flow from a pod or from outside translated: client to
-//! backend. Netfilter sees the host's own flows untranslated, client to frontend, on their way into
-//! the anchor. So connections count against `nf_conntrack_max`, are subject to its timeouts, and
-//! NetworkPolicies may go by their state. Therefore kube-proxy's settings of conntrack ([`sysctl`])
-//! keep their meaning.
+//! backend. The host's own flows pass netfilter untranslated, client to frontend, on their way into
+//! the anchor. So connections count against `nf_conntrack_max`, conntrack's timeouts apply, and
+//! NetworkPolicies may use conntrack states. kube-proxy's conntrack settings ([`sysctl`]) keep
+//! their meaning.
 //!
-//! Only `tcp_be_liberal` has lost its reason. kube-proxy's rules drop packets that conntrack takes
-//! for invalid; kpx has no such rule, but others may.
+//! Only `tcp_be_liberal` is unnecessary for kpx: kube-proxy's rules drop packets that conntrack
+//! marks invalid. kpx has no such rule, but other programs may.
 //!
-//! Entries that kube-proxy made go on to translate after its end ([`stale`]). UDP flows have no end
-//! of their own, so kpx deletes those entries.
+//! Entries from kube-proxy keep translating after its end ([`stale`]). UDP flows never close, so
+//! kpx deletes those entries.
 
 pub mod stale;
 pub mod sysctl;
@@ -44,25 +44,22 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The same time after a failed walk.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// The frontends of a walk, and its result.
 type WalkResult = (Arc<Frontends>, Result<Vec<Reconciled>>);
 
-/// Removes stale entries on a task of its own, because the table may be large.
+/// Removes stale entries on its own task, because the table may be large.
 #[derive(Debug, Default)]
 pub struct Reconciler {
     /// The frontends of the next walk.
     due: Option<Arc<Frontends>>,
-    /// The frontends of the last request, and their revision. Most changes are of endpoints, and
-    /// leave the frontends as they are.
+    /// The frontends of the last request, and their revision. Most changes concern endpoints alone.
     known: Option<(u64, Arc<Frontends>)>,
-    /// The time before which the next walk does not begin.
+    /// The earliest start of the next walk.
     not_before: Option<Instant>,
     work: Option<JoinHandle<WalkResult>>,
 }
 
 impl Reconciler {
-    /// Asks for a walk over the frontends that clients may dial now; `own` are this node's
-    /// addresses.
+    /// Requests a walk over the current frontends; `own` are this node's addresses.
     pub fn set_due(&mut self, desired: &Desired, own: BTreeSet<IpAddr>) {
         let revision = desired.revision();
         let known = self
@@ -75,8 +72,8 @@ impl Reconciler {
         self.due = Some(Arc::clone(frontends));
     }
 
-    /// Waits for the end of the next walk. The future may be cancelled: the walk goes on, and the
-    /// next call waits for it.
+    /// Waits for the end of the next walk. Cancel-safe: the walk continues, and the next call waits
+    /// for it.
     pub async fn next(&mut self) -> Result<Vec<Reconciled>> {
         if self.work.is_none() {
             if self.due.is_none() {

@@ -1,5 +1,5 @@
-//! Answers queries about the running agent. Only the agent's loop has the state, so each query goes
-//! to it. Other processes ask by HTTP on a socket in the run directory, and get JSON.
+//! Answers queries about the running agent. The loop owns the state, so each query goes to it.
+//! Other processes use HTTP with JSON on a socket in the run directory.
 
 mod flows;
 
@@ -38,22 +38,20 @@ pub use flows::{EndedFlows, FlowFilter};
 #[derive(Debug)]
 pub enum Query {
     Status(oneshot::Sender<Result<Status>>),
-    /// A query for some of the Services that are served, from the one after a name on, with the
-    /// maps that count their traffic.
+    /// Some of the served Services, from the one after a name on, with the maps that count their
+    /// traffic.
     Services(Option<ObjectName>, oneshot::Sender<(Part, FlowMaps)>),
-    /// A query for the objects that a name is about; the answer is None before the first lists.
+    /// The objects behind a name; None before the first lists.
     Known(Wanted, oneshot::Sender<Option<Known>>),
-    /// A query for the pods that serve a ClusterIP and port through the tunnel; the answer is None
-    /// if none do.
+    /// The pods that serve a ClusterIP and port through the tunnel, if any.
     Tunnelled(InternetAddr, oneshot::Sender<Option<Tunnelled>>),
-    /// A query for the kernel's ids of the maps, by name.
+    /// The kernel's ids of the maps, by name.
     Maps(oneshot::Sender<BTreeMap<String, u32>>),
-    /// A query for the readings that a scrape needs.
+    /// The values for a scrape.
     Readings(oneshot::Sender<Result<Readings>>),
 }
 
 impl Query {
-    /// Returns true if its client has gone.
     pub(crate) fn is_abandoned(&self) -> bool {
         match self {
             Self::Status(answer) => answer.is_closed(),
@@ -66,10 +64,10 @@ impl Query {
     }
 }
 
-/// The number of queries that may wait for the agent.
+/// The most queries that wait for the agent.
 pub(crate) const QUEUE: usize = 64;
 
-/// A handle that sends queries to the agent of this process, and has its history.
+/// A handle that sends queries to this process's agent, with the agent's history.
 #[derive(Clone, Debug)]
 pub struct AgentHandle {
     queries: mpsc::Sender<Query>,
@@ -77,12 +75,12 @@ pub struct AgentHandle {
 }
 
 impl AgentHandle {
-    /// Makes the handle, and the receiver of its queries.
+    /// Creates the handle, and the receiver of its queries.
     pub fn new() -> (Self, mpsc::Receiver<Query>) {
         Self::telling(0)
     }
 
-    /// Makes the same, with series of so many Service ports in its readings.
+    /// Like [`Self::new`], with series of `service_metrics` Service ports in its readings.
     pub fn telling(service_metrics: usize) -> (Self, mpsc::Receiver<Query>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         (
@@ -98,7 +96,7 @@ impl AgentHandle {
         self.query(Query::Status).await?
     }
 
-    /// Returns the views of the Services, which are built outside of the agent's loop.
+    /// Returns the views of the Services, built outside the agent's loop.
     pub async fn services(&self) -> Result<Vec<ServiceView>> {
         let (snapshot, flows) = self.flows().await?;
         let views = tokio::task::spawn_blocking(move || {
@@ -108,7 +106,7 @@ impl AgentHandle {
         views.await.context("build the views of Services")?
     }
 
-    /// Returns the names of the frontends in force.
+    /// Returns the names of the frontends in the maps.
     pub async fn names(&self) -> Result<Vec<NameView>> {
         let (snapshot, _) = self.flows().await?;
         tokio::task::spawn_blocking(move || proxy_view::frontend_names(&snapshot))
@@ -116,8 +114,7 @@ impl AgentHandle {
             .context("build the views of Services")
     }
 
-    /// Returns what tells the flows and their names. The agent takes in changes between two parts
-    /// of it.
+    /// Returns the data that name and count flows. The agent takes in changes between two parts.
     pub(crate) async fn flows(&self) -> Result<(Snapshot, FlowMaps)> {
         let mut snapshot = Snapshot::default();
         let mut after = None;
@@ -130,7 +127,7 @@ impl AgentHandle {
         }
     }
 
-    /// Returns the objects that a name is about. None before the first lists.
+    /// Returns the objects behind a name. None before the first lists.
     pub(crate) async fn known(&self, wanted: Wanted) -> Result<Option<Known>> {
         self.query(|answer| Query::Known(wanted, answer)).await
     }
@@ -166,7 +163,7 @@ impl AgentHandle {
     }
 }
 
-/// Answers on `listener` until dropped, with the paths of `more` beside its own.
+/// Answers on `listener` until dropped, with the extra paths `more`.
 pub async fn serve(listener: UnixListener, agent: AgentHandle, more: Router) {
     let router = router().with_state(agent).merge(more);
     http_server::serve(LocalListener(listener), router, Room::default().place()).await;
@@ -182,14 +179,14 @@ fn router() -> Router<AgentHandle> {
         .route("/history", get(history::history))
 }
 
-/// Returns `/pins` alone: the folder of the pinned maps, for a process that may not open them by
-/// their ids.
+/// Returns the path `/pins`: the folder of the pinned maps, for processes that cannot open maps by
+/// id.
 pub(crate) fn pins_router(root: &Path) -> Router {
     let folder = Pins::maps_in(root);
     Router::new().route("/pins", get(move || async move { Json(folder) }))
 }
 
-/// Returns `/events` alone: what the agent told last.
+/// Returns the path `/events`: recent Events and problems.
 pub(crate) fn events_router(journal: Journal) -> Router {
     let view = |Told {
                     entry,
@@ -245,11 +242,11 @@ pub(crate) fn answer<T: serde::Serialize>(result: Result<T>) -> Response {
     }
 }
 
-/// Listens in the run directory. Root may connect, and the members of `group`: they read, and
-/// change nothing, for each request that changes something asks who its client is.
+/// Listens in the run directory. Root and the members of `group` may connect. The group only reads:
+/// each request with a change checks the client's user.
 ///
-/// The process must have only one thread, because the mask of file modes is one for all. It must
-/// not have given up root's rights, which a group takes.
+/// The process must have only one thread, because the umask is global, and must still have root's
+/// rights, which setting a group requires.
 pub fn listen(run_dir: &Path, group: Option<u32>) -> Result<StdUnixListener> {
     std::fs::create_dir_all(run_dir).with_context(|| format!("create {}", run_dir.display()))?;
     let path = socket(run_dir);
@@ -257,7 +254,7 @@ pub fn listen(run_dir: &Path, group: Option<u32>) -> Result<StdUnixListener> {
     if path.exists() {
         std::fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
     }
-    // The mask lets root alone connect before the mode is set.
+    // Until the mode is set, the umask lets only root connect.
     let mask = umask(Mode::S_IRWXG | Mode::S_IRWXO);
     let listener = StdUnixListener::bind(&path);
     umask(mask);
@@ -272,10 +269,10 @@ pub fn listen(run_dir: &Path, group: Option<u32>) -> Result<StdUnixListener> {
     Ok(listener)
 }
 
-/// Lets a group connect to the socket, and pass through its folder. A folder that all may pass
-/// stays as it is.
+/// Lets a group connect to the socket, and traverse its folder. A folder that everyone may traverse
+/// stays unchanged.
 ///
-/// The group may do no more there: who may write to the folder may swap the list of changes, which
+/// The group gets no write access: a writer of the folder could replace the list of changes that
 /// root reverts.
 fn admit(run_dir: &Path, socket: &Path, group: u32) -> Result<()> {
     const PASS_BY_GROUP: u32 = 0o010;
@@ -294,7 +291,7 @@ fn admit(run_dir: &Path, socket: &Path, group: u32) -> Result<()> {
     Ok(())
 }
 
-/// Removes the socket that [`listen`] made.
+/// Removes the socket of [`listen`].
 pub fn unlisten(run_dir: &Path) -> Result<()> {
     let path = socket(run_dir);
     match std::fs::remove_file(&path) {

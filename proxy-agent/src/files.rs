@@ -1,4 +1,4 @@
-//! The files of the configuration, watched for changes.
+//! Watches the configuration's files for changes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::warn;
 
-/// The period of polling without a wake-up. A node may have too few inotify instances left, and
-/// inotify does not follow more than one link.
+/// The polling period without a wake-up. A node may lack inotify instances, and inotify follows a
+/// single link only.
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// The files with the content that was read.
@@ -34,7 +34,6 @@ impl Files {
         self.0.iter().map(|(path, _)| path)
     }
 
-    /// Returns the names for the log.
     pub(crate) fn names(&self) -> String {
         let names: Vec<_> = self
             .0
@@ -48,8 +47,8 @@ impl Files {
         }
     }
 
-    /// Waits until a file changes or becomes unreadable, and returns a text that names it. A write
-    /// of the same content is not a change; nor is a ConfigMap mounted again with the same content.
+    /// Waits until a file changes or becomes unreadable, and returns a text that names the file.
+    /// Only a different content is a change, also for a remounted ConfigMap.
     pub async fn changed(&self) -> String {
         if self.0.is_empty() {
             return std::future::pending().await;
@@ -66,18 +65,17 @@ impl Files {
             if let Some(change) = self.0.iter().find_map(change) {
                 return change;
             }
-            // The files are read after a wake-up or after the interval.
             let _ = timeout(INTERVAL, woken.notified()).await;
         }
     }
 
-    /// Watches folders instead of files. A ConfigMap's file is a link through the link `..data`,
-    /// which is replaced beside it, and editors replace files as well.
+    /// Watches folders instead of files: editors replace files, and a ConfigMap's file is a link
+    /// through the link `..data`, which is replaced.
     fn watch(&self, woken: &Arc<Notify>) -> Result<notify::RecommendedWatcher> {
         let wakes = Arc::clone(woken);
         let mut watcher =
             notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-                // Our own reading causes an event as well.
+                // The agent's own reading causes an event as well.
                 if !event.is_ok_and(|event| matches!(event.kind, EventKind::Access(_))) {
                     wakes.notify_one();
                 }

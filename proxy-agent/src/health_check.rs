@@ -1,5 +1,5 @@
-//! `healthCheckNodePort`: tells external load balancers whether this node has local endpoints of a
-//! Service (kube-proxy's `pkg/proxy/healthcheck/service_health.go`).
+//! `healthCheckNodePort`: reports to external load balancers whether this node has local endpoints
+//! of a Service (kube-proxy's `pkg/proxy/healthcheck/service_health.go`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -24,8 +24,8 @@ use proxy_core::model::HealthCheck;
 use proxy_source::events::Events;
 use proxy_source::health::{Health, Problem};
 
-/// The listeners for all Services that ask for one, at each address. Dropping this value closes
-/// them.
+/// The listeners of all Services with a `healthCheckNodePort`, at each address. Dropping this value
+/// closes them.
 pub struct HealthChecks {
     health: Health,
     liveness: Liveness,
@@ -33,23 +33,21 @@ pub struct HealthChecks {
     want: BTreeMap<ObjectName, HealthCheck>,
     addrs: BTreeSet<IpAddr>,
     open: BTreeMap<ObjectName, Check>,
-    /// The room for connections to all of them.
+    /// The connection limit of all listeners together.
     room: Room,
-    /// The most listeners.
     most: usize,
 }
 
-/// The listeners of one Service.
 struct Check {
     port: u16,
     local_endpoints: Arc<AtomicUsize>,
-    /// The tasks by address; each set has one task, which never ends by itself.
+    /// One endless task per address.
     listeners: BTreeMap<IpAddr, JoinSet<()>>,
 }
 
 impl HealthChecks {
-    /// Makes the value. Problems go to `health` and to `events`; `liveness` says whether Services
-    /// are being served.
+    /// Creates the listeners' state. Problems go to `health` and to `events`; `liveness` reports
+    /// whether Services are served.
     pub fn new(health: Health, liveness: Liveness, events: Events) -> Self {
         let (want, addrs, open) = Default::default();
         Self {
@@ -64,27 +62,26 @@ impl HealthChecks {
         }
     }
 
-    /// Limits the listeners to so many.
     pub fn at_most(self, most: usize) -> Self {
         Self { most, ..self }
     }
 
-    /// Returns true if no Service asks for one.
+    /// Returns true if no Service has a `healthCheckNodePort`.
     pub fn is_empty(&self) -> bool {
         self.want.is_empty()
     }
 
-    /// Takes over the health checks that Services ask for, after a sync.
+    /// Applies the health checks of Services, after a sync.
     pub async fn set(&mut self, want: &BTreeMap<ObjectName, HealthCheck>) {
-        // A listener that failed is tried again with every sync.
+        // Each sync retries failed listeners.
         if self.want != *want || !self.is_whole(&self.addrs) {
             self.want.clone_from(want);
             self.update().await;
         }
     }
 
-    /// Takes over the addresses to listen on; an unspecified address stands for all addresses of
-    /// its family.
+    /// Applies the addresses to listen on; an unspecified address stands for all addresses of its
+    /// family.
     pub async fn listen_on(&mut self, addrs: BTreeSet<IpAddr>) {
         if !self.is_whole(&addrs) || self.addrs != addrs {
             self.addrs = addrs;
@@ -92,7 +89,7 @@ impl HealthChecks {
         }
     }
 
-    /// Returns the Services that may listen. Where there are too many, each namespace has its turn.
+    /// Returns the Services that may listen. Above the limit, namespaces take turns.
     fn admitted(&self) -> BTreeSet<ObjectName> {
         let mut turns = BTreeMap::<_, usize>::new();
         let mut turn_of = |name: &'_ ObjectName| {
@@ -115,12 +112,12 @@ impl HealthChecks {
             .all(|check| addrs.iter().eq(check.listeners.keys()))
     }
 
-    /// Opens, closes and moves listeners; those that are right stay open. A port that fails is a
-    /// problem of its Service alone, and is tried again the next time.
+    /// Opens, closes and moves listeners; correct listeners stay open. A failing port is a problem
+    /// of its Service alone, and is retried at the next call.
     async fn update(&mut self) {
         let admitted = self.admitted();
-        // All obsolete listeners are closed before a new one opens, because a port may pass from
-        // one Service to another.
+        // All obsolete listeners close before a new listener opens, because a port may move between
+        // Services.
         let names: Vec<ObjectName> = self.open.keys().cloned().collect();
         for name in names {
             let want = self.want.get(&name);
@@ -161,7 +158,7 @@ impl HealthChecks {
             match listened {
                 Ok(()) => self.health.end(&problem(name)),
                 Err(error) => {
-                    // The port is tried again with every sync, and reported once.
+                    // Each sync retries the port; the Event is sent once.
                     if !self.health.has(&problem(name)) {
                         self.events.health_check_failed(name, want.port, &error);
                     }
@@ -187,7 +184,6 @@ impl Check {
         }
     }
 
-    /// Listens at each of `addrs` that has no listener yet.
     fn listen(
         &mut self,
         name: &ObjectName,
@@ -201,7 +197,7 @@ impl Check {
                 continue;
             }
             let at = SocketAddr::new(*addr, self.port);
-            // The IPv6 socket is for IPv6 only, so that both unspecified addresses can have a
+            // The IPv6 socket serves IPv6 only, so that both unspecified addresses can have a
             // listener.
             match http_server::bind(at, true).with_context(|| format!("listen on {at}")) {
                 Ok(listener) => drop(
@@ -232,7 +228,7 @@ impl Check {
             )
         };
         let mut task = JoinSet::new();
-        // Any path and method is answered, because load balancers may be set to ask for any.
+        // Load balancers may probe with any path and method.
         task.spawn(http_server::serve(
             listener,
             Router::new().fallback(answer),

@@ -17,11 +17,10 @@ use crate::liveness::{Liveness, Report};
 use proxy_metrics::{ByCode, Metrics};
 use proxy_source::health;
 
-/// Returns the health paths. Any method is answered, because load balancers may be set to use any.
+/// Returns the health paths, for any method: load balancers may use any.
 ///
-/// The `problems` go only to clients on this host, because these name servers, files and Services.
-/// Problems do not change the status code: a node that cannot reach the API server serves as
-/// before.
+/// Only clients on this host see the `problems`, because these name servers, files and Services.
+/// Problems never change the status code: a node without API server serves as before.
 pub fn router(liveness: Liveness, metrics: Metrics, problems: [health::Health; 2]) -> Router {
     Router::new()
         .route("/healthz", any(healthz))
@@ -41,7 +40,7 @@ struct Health {
     problems: [health::Health; 2],
 }
 
-/// The body, with fields in kube-proxy's order. Clients on this host get the problems as well.
+/// The body, with fields in kube-proxy's order. Clients on this host also get the problems.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Answer {
@@ -52,7 +51,6 @@ struct Answer {
     /// True if the proxy is healthy, even on an ineligible node.
     healthy: bool,
     status: BTreeMap<&'static str, FamilyAnswer>,
-    /// The reasons by problem.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     problems: BTreeMap<String, String>,
 }
@@ -64,7 +62,7 @@ struct FamilyAnswer {
     healthy: bool,
 }
 
-/// Answers whether new traffic from load balancers may be sent to this node.
+/// Reports whether load balancers may send new traffic to this node.
 async fn healthz(State(health): State<Health>, client: Option<Extension<Client>>) -> Response {
     let report = health.liveness.report();
     let response = answer(
@@ -81,7 +79,7 @@ async fn healthz(State(health): State<Health>, client: Option<Extension<Client>>
     response
 }
 
-/// Answers whether kpx does its work.
+/// Reports whether kpx works.
 async fn livez(State(health): State<Health>, client: Option<Extension<Client>>) -> Response {
     let response = answer(&health.liveness.report(), None, health.problems_for(client));
     health
@@ -94,7 +92,6 @@ async fn livez(State(health): State<Health>, client: Option<Extension<Client>>) 
 }
 
 impl Health {
-    /// Returns the problems that the client may read.
     fn problems_for(&self, client: Option<Extension<Client>>) -> BTreeMap<String, String> {
         match client.unwrap_or_default().0 {
             Client::OnHost | Client::Own => {

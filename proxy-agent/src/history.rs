@@ -1,8 +1,8 @@
-//! The last 15 minutes of traffic, kept for the web page and for `/history` of the run directory's
+//! The last 15 minutes of traffic, for the web page and for `/history` of the run directory's
 //! socket.
 //!
 //! The agent takes the counters every ten seconds, mostly from the sweep of the flow table, which
-//! counts anyway. The room is bounded: see [`proxy_view::history`].
+//! counts in any case. The size is bounded: see [`proxy_view::history`].
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,23 +21,23 @@ use proxy_metrics::ServiceReading;
 use proxy_view::history::{Chosen, Kept, STEP, Traffic};
 use proxy_view::{HistoryView, PortSums, port_sums};
 
-/// The time to the next look where no point could be taken, such as before Services are listed.
+/// The time to the next attempt after a missed point, such as before Services are listed.
 const RETRY: Duration = Duration::from_secs(1);
-/// The age of a count that a point may use. It is half a step, so that no count serves two points.
+/// The oldest count that a point may use: half a step, so that two points never share a count.
 const COUNT_AGE: Duration = Duration::from_secs(5);
 
-/// A handle on the history, which the sampler writes and the servers read.
+/// A handle on the history: the sampler writes, the servers read.
 #[derive(Clone, Debug, Default)]
 pub struct History(Arc<Mutex<(Kept, Chosen)>>);
 
-/// The Service to answer for, as `NAMESPACE/NAME`; all without it.
+/// The requested Service as `NAMESPACE/NAME`. None: all.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Wanted {
     service: Option<String>,
 }
 
 impl History {
-    /// Returns an empty history, which tells the series of so many Service ports.
+    /// Creates an empty history with series of `service_metrics` Service ports.
     pub(crate) fn telling(service_metrics: usize) -> Self {
         Self(Arc::new(Mutex::new((
             Kept::default(),
@@ -50,12 +50,11 @@ impl History {
         self.lock().1.readings()
     }
 
-    /// Returns what is kept for a question. It takes some milliseconds, and holds up the sampler.
+    /// Returns the stored history of a request. Takes some milliseconds, and delays the sampler.
     pub(crate) fn view(&self, wanted: &Wanted) -> HistoryView {
         self.lock().0.view(wanted.service.as_deref())
     }
 
-    /// Takes a point, if one is due.
     fn take(&self, at: Instant, ports: Vec<PortSums>) {
         let traffic = Traffic::of(&ports);
         let (kept, chosen) = &mut *self.lock();
@@ -70,7 +69,7 @@ impl History {
     }
 }
 
-/// Takes a point in each step, for as long as it is polled.
+/// Adds a point in each step while polled.
 pub(crate) async fn keep(agent: &AgentHandle) -> Infallible {
     let mut ticks = interval(STEP);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -84,7 +83,6 @@ pub(crate) async fn keep(agent: &AgentHandle) -> Infallible {
     }
 }
 
-/// Answers with the history.
 pub(crate) async fn history(
     State(agent): State<AgentHandle>,
     Query(wanted): Query<Wanted>,
@@ -93,11 +91,11 @@ pub(crate) async fn history(
     answer(view.await.context("build the view of the history"))
 }
 
-/// Takes a point from the traffic of each Service port since the programs were loaded. A thread of
-/// its own does it, lest changes wait.
+/// Adds a point from the traffic of each Service port since the programs were loaded. Runs on its
+/// own thread, so that changes do not wait.
 async fn sample(agent: &AgentHandle) -> Result<()> {
     let (snapshot, flows) = agent.flows().await?;
-    // Services that are listed later would seem to have had all their traffic since.
+    // A Service that is listed later would otherwise show all its past traffic in one step.
     ensure!(!snapshot.services.is_empty(), "no Service is listed yet");
     let history = agent.history.clone();
     let sample = tokio::task::spawn_blocking(move || {
@@ -108,7 +106,6 @@ async fn sample(agent: &AgentHandle) -> Result<()> {
     sample.await.context("take a point of the history")?
 }
 
-/// Returns the time of a moment that has passed.
 fn time_of(at: Instant) -> Timestamp {
     let ago = SignedDuration::try_from(at.elapsed()).unwrap_or_default();
     Timestamp::now()

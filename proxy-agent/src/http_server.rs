@@ -30,14 +30,13 @@ use room::Permits;
 
 pub(crate) use room::{Place, Room, files};
 
-/// The maximal number of connections that wait for an accept, as far as the kernel's
-/// `net.core.somaxconn` lets it: that parameter's default, which Go takes. In a queue that is full,
-/// the SYN of a probe is lost, and the next one comes a second later.
+/// The accept queue, limited by the kernel's `net.core.somaxconn`: that parameter's default, as in
+/// Go. In a full queue the SYN of a probe is lost, and its retry comes a second later.
 const BACKLOG: i32 = 4_096;
-/// The place of a connection's client, which is added to each request.
+/// The place of a connection's client, added to each request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Client {
-    /// A process with the user of this one, at a socket in the file system.
+    /// A process of this process's user, at a Unix socket.
     Own,
     /// A client in the host's own network namespace. A loopback address proves it, because no
     /// packet from outside has one.
@@ -46,21 +45,20 @@ pub(crate) enum Client {
     Elsewhere,
 }
 
-/// The far end of a connection.
 pub(crate) trait RemoteAddr: Debug {
     fn client(&self) -> Client;
 
-    /// Returns the address; None for a client at a socket in the file system.
+    /// Returns the address; None at a Unix socket.
     fn ip(&self) -> Option<IpAddr>;
 
-    /// The longest time in which a client takes none of what was written. The operator's programs
-    /// on this host may pause for as long as they like.
+    /// The longest time in which a client takes none of the written data. None for the operator's
+    /// programs on this host, which may pause.
     const PATIENCE: Option<Duration>;
 }
 
 impl RemoteAddr for SocketAddr {
     fn client(&self) -> Client {
-        // A listener of both families shows IPv4's clients at mapped addresses.
+        // A dual-stack listener shows IPv4 clients at mapped addresses.
         if self.ip().to_canonical().is_loopback() {
             Client::OnHost
         } else {
@@ -75,11 +73,10 @@ impl RemoteAddr for SocketAddr {
     const PATIENCE: Option<Duration> = Some(WRITE_TIMEOUT);
 }
 
-/// The far end of a connection at a socket in the file system: its user, if the kernel names that.
+/// The far end of a Unix socket: its user, if the kernel reports it.
 #[derive(Debug)]
 pub(crate) struct Peer(Option<u32>);
 
-/// A listener at a socket in the file system.
 pub(crate) struct LocalListener(pub(crate) UnixListener);
 
 impl Listener for LocalListener {
@@ -113,20 +110,19 @@ impl RemoteAddr for Peer {
     const PATIENCE: Option<Duration> = None;
 }
 
-/// The time after which a failed address is tried again; kube-proxy's.
+/// The time after which a failed address is retried, as in kube-proxy.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// The most bytes of a request's header, and of an answer that waits for its client. Clients of
-/// these servers send some hundred bytes.
+/// The most bytes of a request's header, and of a pending answer. Clients send some hundred bytes.
 const BUFFER: usize = 16 << 10;
 /// The time limit for the header of a connection's next request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time limit for a client on the network to take some of an answer. Without it, clients that
-/// do not read would keep the room of others.
+/// The time limit for a client on the network to take some of an answer. Otherwise clients that do
+/// not read would use up the connections.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Serves `router` at an address until dropped. A failure to listen is a problem named `what`, and
-/// listening is tried again. If `hard_fail`, the failure is returned instead.
+/// Serves `router` at an address until dropped. A failure to listen is reported as the problem
+/// `what` and retried, or returned if `hard_fail`.
 pub(crate) async fn keep_serving(
     what: &Problem,
     address: SocketAddr,
@@ -149,7 +145,7 @@ pub(crate) async fn keep_serving(
 }
 
 /// Listens on an address. The unspecified address of either family stands for all addresses of
-/// both, as for Go's `net.Listen`.
+/// both, as in Go's `net.Listen`.
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     if address.ip().is_unspecified() {
         match bind((Ipv6Addr::UNSPECIFIED, address.port()).into(), false) {
@@ -179,7 +175,7 @@ pub(crate) fn bind(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener
     TcpListener::from_std(socket.into())
 }
 
-/// Answers a path that is not served, as Go's servers do.
+/// Answers an unknown path as Go's servers do.
 pub(crate) async fn not_found() -> Response {
     let mut response = (StatusCode::NOT_FOUND, "404 page not found\n").into_response();
     nosniff(&mut response);
@@ -192,30 +188,28 @@ pub(crate) fn nosniff(response: &mut Response) {
         .insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
 }
 
-/// Ends the connection after this response. A probe that keeps its connections would ask some time
-/// in the very moment in which the time for its next request ends, and take that for a failure.
+/// Ends the connection after this response. A probe on a kept connection could send its request
+/// just as the connection's header timeout expires, and count that as a failure.
 pub(crate) fn close_after(response: &mut Response) {
     response
         .headers_mut()
         .insert(CONNECTION, HeaderValue::from_static("close"));
 }
 
-/// Answers requests by `router` until dropped.
 pub(crate) async fn serve<L>(mut listener: L, router: Router, place: Place)
 where
     L: Listener,
     L::Addr: RemoteAddr,
 {
     let mut connections = JoinSet::new();
-    // A layer costs as much as all routes, so each kind of client has one for all its connections.
+    // A layer costs as much as all routes, so each kind of client shares one.
     let of = |client: Client| router.clone().layer(Extension(client));
     let own = of(Client::Own);
     let on_host = of(Client::OnHost);
     let elsewhere = of(Client::Elsewhere);
     loop {
         tokio::select! {
-            // This waits while the kernel refuses connections, for example for lack of file
-            // descriptors.
+            // Waits while the kernel refuses connections, for example for lack of file descriptors.
             (stream, peer) = listener.accept() => {
                 let router = match peer.client() {
                     Client::Own => &own,

@@ -1,4 +1,4 @@
-//! Removes everything that any kpx has put onto a host.
+//! Removes everything that any kpx has left on a host.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,8 +12,8 @@ use proxy_net::changes::{Changes, Undo, Wanted};
 use proxy_net::filter::{self, Filter};
 use proxy_net::{Handle, anchor, pod_route, rule};
 
-/// Removes all leftovers, and reports each one. One failure does not keep the others in place. A
-/// change that others have `wanted` stays.
+/// Removes all leftovers, and reports each. A failure does not stop the rest. Changes that other
+/// programs have `wanted` stay.
 pub async fn remove(
     handle: &Handle,
     changes: &Changes,
@@ -25,8 +25,7 @@ pub async fn remove(
     // The routes and rules that lead packets to the programs go first.
     let routes = remove_routes(handle, removed).await;
     let pins = datapath::remove(bpf_dir, removed);
-    // The list is read before it is forgotten. An error of the list is reported where it is
-    // forgotten.
+    // The list is read before it is deleted, and its error is reported with the deletion.
     let made = changes.qdiscs().unwrap_or_default();
     let filters = filters(handle, &made, removed).await;
     let undone = changes.undo(wanted, done).context("change parameters back");
@@ -54,8 +53,8 @@ async fn remove_routes(handle: &Handle, removed: &mut dyn FnMut(String)) -> Resu
     Ok(())
 }
 
-/// Removes the filters of all devices, and the qdiscs that kpx made unless others use them by now.
-/// A device that vanishes meanwhile counts as clean.
+/// Removes the filters of all devices, and kpx's own qdiscs unless other programs use them. A
+/// device that vanishes counts as clean.
 async fn filters(
     handle: &Handle,
     made: &BTreeSet<u32>,

@@ -1,4 +1,4 @@
-//! The agent of kpx. The modules stand in reading order: from the cluster's objects to the kernel's
+//! The agent of kpx. The modules are in reading order: from the cluster's objects to the kernel's
 //! maps.
 #![forbid(unsafe_code)]
 
@@ -10,7 +10,7 @@ pub mod monitor;
 pub mod conntrack;
 pub mod node;
 
-// The interfaces by which other programs ask the agent.
+// The interfaces for other programs.
 pub mod control;
 pub mod health_check;
 pub mod healthz;

@@ -1,6 +1,6 @@
-//! Tracks whether this node is being served, for `/livez`, `/healthz` and the health check ports;
-//! all of them use this one notion. The notion is kube-proxy's
-//! (`pkg/proxy/healthcheck/proxy_health.go`): desired state gets into force in time.
+//! Tracks whether this node is served, for `/livez`, `/healthz` and the health check ports. The
+//! definition is kube-proxy's (`pkg/proxy/healthcheck/proxy_health.go`): desired state is applied
+//! in time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,9 +14,8 @@ use proxy_core::ip_family::IpFamily;
 
 /// The state that the agent's loop writes and the servers read.
 ///
-/// A family is unhealthy if a request has waited for longer than [`Liveness::new`] allows. A family
-/// without requests stays healthy for any time. If the agent hangs in any work, both families are
-/// unhealthy.
+/// A family is unhealthy if a request waits longer than [`Liveness::new`] allows, and healthy for
+/// any time without requests. If the agent hangs in any work, both families are unhealthy.
 #[derive(Clone, Debug)]
 pub struct Liveness {
     timeout: Duration,
@@ -26,9 +25,8 @@ pub struct Liveness {
 #[derive(Clone, Debug)]
 struct State {
     families: BTreeMap<IpFamily, Family>,
-    /// The starts of the agent's current works, by their numbers.
+    /// The starts of the agent's current work items, by number.
     works: BTreeMap<u64, Instant>,
-    /// The number of the next work.
     next_work: u64,
     node_eligible: bool,
 }
@@ -36,32 +34,32 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 struct Family {
     last_updated: Timestamp,
-    /// The time of the oldest request that is not in force yet.
+    /// The time of the oldest request that is not applied.
     queued: Option<Instant>,
 }
 
 /// The state at one moment.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The latest time of the families.
+    /// The later time of the families.
     pub last_updated: Timestamp,
-    /// True if all families are healthy.
+    /// Set if all families are healthy.
     pub live: bool,
-    /// True if new traffic from load balancers may be sent to this node.
+    /// Set if load balancers may send new traffic to this node.
     pub node_eligible: bool,
     pub families: BTreeMap<IpFamily, FamilyReport>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct FamilyReport {
-    /// The time when the family was last brought into force; at first the agent's start.
+    /// The time when the family was last up to date; at first the agent's start.
     pub last_updated: Timestamp,
     pub healthy: bool,
 }
 
 impl Liveness {
-    /// Makes the state of a new agent. A request may take twice `sync_period` to get into force. A
-    /// host in host mode is always eligible.
+    /// Creates the state of a new agent. A request may take twice `sync_period`. A host in host
+    /// mode is always eligible.
     pub fn new(sync_period: Duration, mode: Mode) -> Self {
         let family = Family {
             last_updated: Timestamp::now(),
@@ -80,14 +78,14 @@ impl Liveness {
         }
     }
 
-    /// Notes that a request for this family is not in force yet.
+    /// Notes a pending request for this family.
     pub fn queued(&self, family: IpFamily) {
         self.family(family, |family| {
             family.queued = family.queued.or_else(|| Some(Instant::now()))
         });
     }
 
-    /// Notes that all requests for this family are in force.
+    /// Notes that all requests for this family are applied.
     pub fn synced(&self, family: IpFamily) {
         self.family(family, |family| {
             *family = Family {
@@ -154,7 +152,7 @@ impl Liveness {
     }
 }
 
-/// A token for a work of the agent. There may be two: one of its loop, and one on devices.
+/// A token for a work item of the agent. Two can coexist: the loop's, and the work on devices.
 #[must_use]
 #[derive(Debug)]
 pub struct Work {
@@ -216,7 +214,7 @@ mod tests {
         let liveness = Liveness::new(SYNC_PERIOD, Mode::Node);
         let work = liveness.work();
         advance(SYNC_PERIOD).await;
-        // A short work beside it hides nothing.
+        // A short concurrent work item hides nothing.
         drop(liveness.work());
         advance(SYNC_PERIOD).await;
         assert_eq!(healthy(&liveness), [false, false]);

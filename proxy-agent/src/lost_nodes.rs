@@ -1,6 +1,6 @@
-//! Ends connections to backends that have gone with their nodes, for Services that ask for it. The
-//! agent's loop says where endpoints are, and a task of its own looks for connections and asks for
-//! nodes.
+//! Ends connections to backends that were lost with their nodes, for Services with the annotation.
+//! The agent's loop publishes the places of endpoints, and this task looks for connections and
+//! queries nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -21,16 +21,15 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
-/// The time over which changes of endpoints are gathered for one look.
+/// The time over which changes of endpoints are gathered.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The waits between looks while suspects have connections, and nothing changes.
+/// The waits between walks while suspects have connections and nothing changes.
 const WAIT_MIN: Duration = Duration::from_secs(1);
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// The part of the time that may go into walks through the flows, and into finding out where
-/// endpoints are.
+/// Walks through flows, and the computation of places, each take at most 1/20 of the time.
 const SHARE: u32 = 20;
 
-/// The agent's end.
+/// The agent's end of the channel.
 #[derive(Debug)]
 pub struct EndpointPlaces {
     places: watch::Sender<Placements>,
@@ -38,19 +37,18 @@ pub struct EndpointPlaces {
     not_before: Instant,
 }
 
-/// The task's end.
+/// The task's end of the channel.
 pub struct LostNodesTask {
     places: watch::Receiver<Placements>,
     losses: Losses,
     flows: Arc<Mutex<LostFlows>>,
-    /// The time that the last walk through the flows has taken.
     walked: Duration,
     nodes: NodeAsker,
     events: Events,
     started: Instant,
 }
 
-/// Connects an agent with its task, and that with a source.
+/// Connects an agent with its task, and the task with a source.
 pub fn start(
     flows: &FlowMaps,
     events: &Events,
@@ -79,12 +77,12 @@ pub fn start(
 }
 
 impl EndpointPlaces {
-    /// Tells that a pass has taken in changes.
+    /// Notes a pass that took in changes.
     pub fn changed(&mut self) {
         self.is_due = true;
     }
 
-    /// Tells the task where endpoints are, if that may have changed. The agent calls it often.
+    /// Publishes the places of endpoints if they may have changed. The agent calls this often.
     pub fn tell(&mut self, desired: &Desired) {
         let began = Instant::now();
         if !self.is_due || began < self.not_before {
@@ -116,7 +114,7 @@ impl LostNodesTask {
                     sleep(PAUSE.max(self.walked * SHARE)).await;
                     self.losses.see(&self.places.borrow_and_update());
                 }
-                // The agent ends, and says why itself.
+                // The agent ends, and reports why.
                 Some(Err(_)) => return std::future::pending().await,
                 None => {}
             }
@@ -133,7 +131,7 @@ impl LostNodesTask {
     }
 
     /// Looks for connections to suspects, and ends those to lost nodes. Returns true if no suspect
-    /// has any.
+    /// has connections.
     async fn look(&mut self) -> Result<bool> {
         let back = self.losses.back().clone();
         if !back.is_empty() {
@@ -159,8 +157,8 @@ impl LostNodesTask {
             by_node.entry(node.clone()).or_default().insert(*path);
         }
         let nodes = self.nodes.clone();
-        // Of nodes whose answers come together, the flows are ended together: each end takes two
-        // walks.
+        // Nodes whose answers arrive together are handled together, because each end of flows takes
+        // two walks.
         let mut answers = pin!(nodes.ask(by_node.keys().cloned()).ready_chunks(AT_ONCE));
         while let Some(answers) = answers.next().await {
             let mut lost = BTreeMap::new();
@@ -186,13 +184,13 @@ impl LostNodesTask {
         Ok(left.is_empty())
     }
 
-    /// Ends the connections to endpoints of lost nodes, but not to those that serve by now, or have
-    /// just been heard of: the API server's answer may have taken long.
+    /// Ends the connections to endpoints of lost nodes, except endpoints that serve again or were
+    /// seen recently: the API server's answer may have taken long.
     async fn end(&mut self, lost: &mut BTreeMap<Path, Shared>) -> Result<Vec<EndedFlow>> {
         self.losses.see(&self.places.borrow());
         lost.retain(|path, node| self.losses.suspects_on(path, node));
         let mut paths: BTreeSet<_> = lost.keys().copied().collect();
-        // A walk that fails has perhaps ended some.
+        // A failed walk may have ended some.
         self.losses.were_ended(paths.iter().copied());
         let ended = self.walk(move |flows| {
             let Found { heard, .. } = flows.find(&paths)?;
@@ -212,7 +210,7 @@ impl LostNodesTask {
         work.await.context("look for connections to lost nodes")?
     }
 
-    /// Tells each Service how many of its open connections were ended with each node.
+    /// Reports to each Service the number of its connections that ended with each node.
     fn tell(&self, lost: &BTreeMap<Path, Shared>, ended: &[EndedFlow]) {
         let mut told = BTreeMap::<_, (usize, BTreeSet<String>)>::new();
         let open = ended.iter().filter(|flow| !flow.is_half_open);

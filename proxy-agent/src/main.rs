@@ -1,4 +1,4 @@
-//! kpx: reaches Kubernetes Services by eBPF, in place of kube-proxy.
+//! kpx: a kube-proxy replacement in eBPF.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

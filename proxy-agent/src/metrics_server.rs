@@ -19,11 +19,11 @@ use proxy_metrics::{Metrics, TEXT_FORMAT};
 
 /// The answer of `/proxyMode`, where kube-proxy answers `iptables`, `ipvs` or `nftables`.
 const PROXY_MODE: &str = "ebpf";
-/// The longest time that a scrape waits for the agent, which may be in the middle of a sync. After
-/// it the kernel's numbers are left out.
+/// The longest time that a scrape waits for the agent. After it a scrape has only the kernel's
+/// numbers.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Returns the paths of the metrics address, with those of `more`.
+/// Returns the paths of the metrics address, with the extra paths `more`.
 pub fn router(agent: AgentHandle, metrics: Metrics, settings: &Settings, more: Router) -> Router {
     let slis = metrics.slis.clone();
     let text = |body: &'static str| move || async move { plain(body) };
@@ -41,12 +41,12 @@ pub fn router(agent: AgentHandle, metrics: Metrics, settings: &Settings, more: R
         .fallback(not_found)
 }
 
-/// Returns `/configz` alone: the configuration in force.
+/// Returns the path `/configz`: the configuration in use.
 pub fn configz_router(configz: Value) -> Router {
     Router::new().route("/configz", any(async move || json(&configz)))
 }
 
-/// Returns `/metrics` alone.
+/// Returns the path `/metrics`.
 pub fn scrape_router(agent: AgentHandle, metrics: Metrics) -> Router {
     Router::new()
         .route("/metrics", any(scrape))
@@ -68,7 +68,7 @@ async fn scrape(State((agent, metrics)): State<(AgentHandle, Metrics)>) -> Respo
     exposition(metrics.text(readings))
 }
 
-/// Answers that the process runs, and no more than that, as all Kubernetes components do.
+/// Reports only that the process runs, as in all Kubernetes components.
 async fn healthz(State(metrics): State<Metrics>, RawQuery(query): RawQuery) -> Response {
     metrics.slis.pinged();
     let verbose = query.is_some_and(|query| {

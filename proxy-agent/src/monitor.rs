@@ -1,4 +1,4 @@
-//! Streams the programs' decisions about single packets to watchers, which may be slow.
+//! Streams the programs' per-packet decisions to watchers, which may be slow.
 
 mod command;
 mod event;
@@ -35,21 +35,20 @@ pub(crate) use filter::Filter;
 use past::{Past, Place};
 pub(crate) use proxy_view::limit::Limit;
 
-/// The number of events that a watcher may be behind; a slower watcher loses events.
+/// The number of events that a watcher may lag behind; a slower watcher loses events.
 const BEHIND: usize = 8_192;
-/// The number of records handed on in one go. The agent's loop runs on the same thread, and in a
-/// flood records come without end.
+/// The most records forwarded at a time. The agent's loop shares the thread, and a flood brings
+/// records without end.
 const BATCH: usize = 256;
-/// The time between two readings of the number of records that the programs could not write.
+/// The time between two reads of the programs' count of lost records.
 const LOST_PERIOD: Duration = Duration::from_secs(1);
 
 /// The registry of watchers.
 #[derive(Clone, Debug)]
 pub struct Watchers {
     events: broadcast::Sender<Arc<Event>>,
-    /// The number of watchers.
     number: watch::Sender<usize>,
-    /// The events of the past; None unless they are asked for.
+    /// The past events; None unless enabled.
     past: Arc<Mutex<Option<Past>>>,
 }
 
@@ -59,12 +58,12 @@ impl Default for Watchers {
     }
 }
 
-/// What a watcher asks for: nothing of the past and all from now on, unless it says so.
+/// A watcher's request. Default: no past events, all events from now on.
 #[derive(Debug, Deserialize)]
 struct Wanted {
-    /// The time from which on events of the past are wanted.
+    /// The start time of past events.
     since: Option<Timestamp>,
-    /// False if nothing is wanted that comes later.
+    /// False: past events only.
     follow: Option<bool>,
 }
 
@@ -78,8 +77,8 @@ impl Drop for Watcher {
 }
 
 impl Watchers {
-    /// Creates a registry that keeps the last so many decisions, and as many refusals. Then
-    /// programs tell even without watchers.
+    /// Creates a registry that keeps the last `most` decisions and as many refusals. The programs
+    /// then record even without watchers.
     pub(crate) fn keeping(most: usize) -> Self {
         let past = Past::of(most);
         let number = watch::Sender::new(usize::from(most > 0));
@@ -90,8 +89,8 @@ impl Watchers {
         }
     }
 
-    /// Hands the programs' records to the watchers, and turns recording on only while there are
-    /// watchers. Returns only on failure.
+    /// Forwards the programs' records to the watchers, and records only while there are watchers.
+    /// Returns only on failure.
     pub async fn serve(&self, monitor: Monitor) -> Result<()> {
         #[expect(
             deprecated,
@@ -119,8 +118,8 @@ impl Watchers {
                 }
                 ready = monitor.readable_mut(), if on && !more => {
                     let mut ready = ready.context("wait for records")?;
-                    // The flag is cleared before the records are read: a record that comes after
-                    // the last one read sets it again.
+                    // The flag is cleared before the read, so that a record after the last read
+                    // sets it again.
                     ready.clear_ready();
                     more = self.hand_on(ready.get_inner_mut());
                 }
@@ -136,7 +135,7 @@ impl Watchers {
         }
     }
 
-    /// Hands on some records. Returns true if there may be more.
+    /// Forwards some records. Returns true if there may be more.
     fn hand_on(&self, monitor: &mut Monitor) -> bool {
         for _ in 0..BATCH {
             let Some(record) = monitor.record() else {
@@ -149,8 +148,8 @@ impl Watchers {
         true
     }
 
-    /// Sends an event to the watchers, and keeps it if the past is kept; else without a watcher the
-    /// event is dropped.
+    /// Sends an event to the watchers, and stores it if the past is kept. Without either, the event
+    /// is dropped.
     pub(crate) fn tell(&self, event: Event) {
         let event = Arc::new(event);
         let mut past = self.past();
@@ -198,7 +197,6 @@ impl Watchers {
         Body::from_stream(lines.map(Ok::<_, Infallible>)).into_response()
     }
 
-    /// Returns all events from now on.
     pub(crate) fn feed(&self) -> Feed {
         let events = self.events.subscribe();
         self.number.send_modify(|number| *number += 1);
@@ -208,28 +206,25 @@ impl Watchers {
         }
     }
 
-    /// Returns the number of watchers.
     #[cfg(test)]
     pub(crate) fn number(&self) -> usize {
         *self.number.borrow()
     }
 }
 
-/// Returns an event as a line of JSON.
 fn line(event: &Event) -> Option<Bytes> {
     let mut line = serde_json::to_vec(event).ok()?;
     line.push(b'\n');
     Some(Bytes::from(line))
 }
 
-/// A client's way through the past, and on from there.
+/// A client's position in the past, and its feed after the past.
 struct Reader {
     watchers: Watchers,
     follows: bool,
-    /// The place in the past; None behind it.
+    /// The position in the past; None after the end of the past.
     place: Option<Place>,
-    /// Events of the past that are about to be sent. There are few, because a client may stop to
-    /// read for as long as it likes.
+    /// Past events about to be sent. There are few, because a client may stop reading.
     batch: vec::IntoIter<Arc<Event>>,
     feed: Option<Feed>,
 }
@@ -245,7 +240,7 @@ impl Reader {
         }
     }
 
-    /// Takes the next events of the past, or else begins to follow.
+    /// Takes the next past events, or begins to follow.
     fn go_on(&mut self) {
         let past = self.watchers.past();
         let (Some(place), Some(past)) = (&mut self.place, &*past) else {
@@ -254,20 +249,20 @@ impl Reader {
         self.batch = past.next(place, BATCH).into_iter();
         if self.batch.len() == 0 {
             self.place = None;
-            // No event comes between the past and the feed, because this holds the past.
+            // The lock on the past excludes events between the past and the feed.
             self.feed = self.follows.then(|| self.watchers.feed());
         }
     }
 }
 
-/// The events for one watcher, which counts as long as this lives.
+/// The events for one watcher, which counts as a watcher while it lives.
 pub(crate) struct Feed {
     events: broadcast::Receiver<Arc<Event>>,
     _watcher: Watcher,
 }
 
 impl Feed {
-    /// Returns the next event; None at the end of the agent. This future may be cancelled.
+    /// Returns the next event; None at the end of the agent. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Option<Arc<Event>> {
         match self.events.recv().await {
             Ok(event) => Some(event),

@@ -1,4 +1,5 @@
-//! Serves the cluster's names to programs of this machine, and has systemd-resolved ask for them.
+//! Serves the cluster's names to programs of this machine, and configures systemd-resolved to use
+//! them.
 
 use std::convert::Infallible;
 use std::fs;
@@ -18,30 +19,27 @@ use proxy_dns::{Cluster, Known, Server, Wanted, Zone};
 use proxy_net as net;
 use proxy_view::status::NamesStatus;
 
-/// The wait before another attempt to listen, and between looks at the anchor's device.
+/// The wait before another attempt to listen, and between checks of the anchor's device.
 const RETRY: Duration = Duration::from_secs(10);
-/// The time after which systemd-resolved is told again, if nothing shows that it must be told
-/// sooner.
+/// The time after which systemd-resolved is configured again without a visible need.
 const AGAIN: Duration = Duration::from_secs(900);
-/// The same where it cannot be seen what systemd-resolved was told.
+/// The same if systemd-resolved's state is not visible.
 const AGAIN_UNSEEN: Duration = Duration::from_secs(60);
-/// The folder in which systemd-resolved keeps what it was told about a device, for its own next
-/// start.
+/// The folder in which systemd-resolved keeps a device's settings for its own next start.
 const KEPT: &str = "/run/systemd/resolve/netif";
-/// The longest wait for `resolvectl`.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The place where the cluster's names are served.
+/// The address that serves the cluster's names.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamesOptions {
     pub address: SocketAddr,
     pub zone: Zone,
 }
 
-/// The state of the names, as `kpx status` shows it.
+/// The state of the names for `kpx status`.
 pub type NamesState = watch::Receiver<NamesStatus>;
 
-/// Makes the server of names, where they are wanted, and its state.
+/// Creates the server of names, if enabled, and its state.
 pub(crate) fn start(
     options: Option<NamesOptions>,
     agent: &AgentHandle,
@@ -52,7 +50,6 @@ pub(crate) fn start(
         .unzip()
 }
 
-/// Serves names, where they are wanted.
 pub(crate) async fn serve(names: Option<Names>) -> Infallible {
     match names {
         Some(names) => names.run().await,
@@ -60,7 +57,6 @@ pub(crate) async fn serve(names: Option<Names>) -> Infallible {
     }
 }
 
-/// The server of the cluster's names.
 pub(crate) struct Names {
     options: NamesOptions,
     agent: AgentHandle,
@@ -86,7 +82,8 @@ impl Names {
         )
     }
 
-    /// Serves for as long as kpx runs. Connections do not need names, so a failure is only told.
+    /// Serves for as long as kpx runs. Connections do not need names, so a failure is only
+    /// reported.
     async fn run(self) -> Infallible {
         let cluster = AgentsCluster(self.agent.clone());
         let mut told = None;
@@ -117,8 +114,8 @@ impl Names {
         }
     }
 
-    /// Has systemd-resolved ask kpx for names of the domain, by the device of the anchor that no
-    /// route leads to. The setting ends with the device.
+    /// Configures systemd-resolved to query kpx for names of the domain, on the anchor's far
+    /// device, which no route uses. The setting ends with the device.
     async fn tell_resolved(&self) -> Infallible {
         let mut told = None;
         let mut last: Option<Telling> = None;
@@ -132,8 +129,8 @@ impl Names {
                 sleep(RETRY).await;
                 continue;
             };
-            // systemd-resolved may be started later, and others may change what it is told. A new
-            // pair is told at once.
+            // systemd-resolved may start later, and other programs may change its settings. A new
+            // pair is configured at once.
             if last
                 .as_ref()
                 .is_some_and(|last| last.holds(device, kept(device)))
@@ -176,13 +173,13 @@ impl Names {
         // systemd-resolved uses no device without an address (resolved-link.c).
         net::anchor::address_far_end(&self.netlink, device).await?;
         let NamesOptions { address, zone } = &self.options;
-        // A device with a server and without a domain would be asked for every name, so the domain
-        // comes first.
+        // systemd-resolved would send every name to a device with a server and no domain, so the
+        // domain comes first.
         let domain = format!("~{zone}");
         let address = address.to_string();
         let settings: [&[&str]; 6] = [
             &["domain", net::anchor::PEER, &domain],
-            // No packet is to come out of the device, and kpx neither signs nor encrypts.
+            // The device must send no packet, and kpx neither signs nor encrypts.
             &["llmnr", net::anchor::PEER, "no"],
             &["mdns", net::anchor::PEER, "no"],
             &["dnssec", net::anchor::PEER, "no"],
@@ -191,7 +188,7 @@ impl Names {
         ];
         for setting in settings {
             if let Err(error) = resolvectl(setting).await {
-                // A part that was told before the failure would be half a setting.
+                // A part that was set before the failure would be half a setting.
                 let _ = resolvectl(&["revert", net::anchor::PEER]).await;
                 return Err(error);
             }
@@ -200,16 +197,16 @@ impl Names {
     }
 }
 
-/// What systemd-resolved was told last, as far as it can be seen.
+/// The last settings of systemd-resolved, as far as visible.
 struct Telling {
     device: u32,
-    /// What it kept of that; None if it did not take it, or keeps nothing.
+    /// The stored form; None if it was refused or is not stored.
     kept: Option<Vec<u8>>,
     at: Instant,
 }
 
 impl Telling {
-    /// Returns true if it need not be told again. It is looked at every ten seconds, which takes no
+    /// Returns true if the settings still hold. The check runs every ten seconds, without a child
     /// process.
     fn holds(&self, device: u32, kept: Option<Vec<u8>>) -> bool {
         let again = if self.kept.is_some() {
@@ -221,18 +218,18 @@ impl Telling {
     }
 }
 
-/// Returns what systemd-resolved keeps about a device. The form is its own affair: the bytes say
-/// only whether it is still the same.
+/// Returns systemd-resolved's stored settings of a device. Their format is private: the bytes only
+/// show whether they are unchanged.
 fn kept(device: u32) -> Option<Vec<u8>> {
     fs::read(format!("{KEPT}/{device}")).ok()
 }
 
-/// Returns true if the system's systemd-resolved sees the same devices as this process. A device's
-/// number means another device in another network namespace.
+/// Returns true if the system's systemd-resolved sees the same devices as this process. In another
+/// network namespace a device's index means another device.
 fn is_of_this_machine() -> Result<bool> {
     match fs::read_link("/proc/1/ns/net") {
         Ok(of_init) => Ok(of_init == net::namespace()?),
-        // Without the right to see that, only the kernel's first namespace is certain.
+        // Without the right to read the link, only the kernel's first namespace is certain.
         Err(_) => is_first_namespace(),
     }
 }
@@ -256,7 +253,6 @@ async fn resolvectl(args: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The objects of the agent, which alone has them.
 #[derive(Clone)]
 struct AgentsCluster(AgentHandle);
 

@@ -1,5 +1,5 @@
-//! Maintains this node: the devices that carry programs, the anchor, the service routes, and the
-//! programs' knowledge of the node.
+//! Maintains this node: devices with programs, the anchor, the service routes, and the node's rows
+//! in the maps.
 
 mod anchor;
 mod desired_node;
@@ -64,15 +64,15 @@ pub struct Node {
     rows: NodeRows,
     detection: Detection,
     ranges: Ranges,
-    /// Set once the programs can detect local pods, as far as that is possible.
+    /// Set once the programs can detect local pods, as far as possible.
     detects: bool,
     fast_path: FastPathState,
     whole_flows: WholeFlows,
-    /// The state of rules for which that holds.
+    /// The rules' state that `fast_path` was evaluated for.
     judged_rules: JudgedRules,
-    /// The rules have to be judged again for a pod's device that is new.
+    /// Set while a new device of a pod waits for an evaluation of the rules.
     judges_pods: bool,
-    /// This is no node.
+    /// Set in host mode.
     host_mode: Option<HostMode>,
     /// The desired state of this node as of the last sync.
     synced_node: SyncedNode,
@@ -83,8 +83,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// Makes the anchor. Devices get their programs as soon as [`Node::on_links`] hears of them.
-    /// `watched` gets the networks in which the watch of routes looks for them.
+    /// Creates the anchor. Devices get their programs in [`Node::on_links`]. `watched` receives the
+    /// networks for the watch on routes.
     pub async fn start(
         options: NodeOptions,
         handle: Handle,
@@ -136,7 +136,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Takes the programs off all devices. Otherwise they stay.
+    /// Detaches the programs from all devices. Without this call they stay.
     pub fn detach(self) {
         self.programs.attachments.detach_all();
     }
@@ -168,12 +168,12 @@ impl Node {
         &self.programs.attachments
     }
 
-    /// Returns true if the devices have been listed. Until then only the anchor has programs.
+    /// Returns true once the devices have been listed. Until then only the anchor has programs.
     pub fn knows_devices(&self) -> bool {
         self.devices.are_known()
     }
 
-    /// Returns the addresses in force, as far as there are any.
+    /// Returns the addresses in use: one per family at most.
     pub fn addresses(&self) -> Vec<IpAddr> {
         self.rows.addresses()
     }
@@ -183,7 +183,7 @@ impl Node {
         self.devices.addresses()
     }
 
-    /// Returns the addresses whose packets the host keeps, with the device that has each.
+    /// Returns the addresses whose packets the host keeps, with the device of each.
     pub fn kept_addresses(&self) -> BTreeMap<IpAddr, String> {
         self.devices.kept_addresses()
     }
@@ -192,8 +192,8 @@ impl Node {
         &self.options
     }
 
-    /// Returns the addresses to listen on for a service that is reachable at the same addresses as
-    /// node ports. The unspecified address stands for all of its family.
+    /// Returns the addresses to listen on for a service that node port addresses serve. The
+    /// unspecified address stands for all of its family.
     pub fn listen_addresses(&self) -> BTreeSet<IpAddr> {
         self.options.node_ports.listen_on(
             self.own_addresses(),
@@ -216,8 +216,7 @@ impl Node {
         self.devices.why_no_pod(ifindex)
     }
 
-    /// Returns the state of the fast path on this node: `off`, `on`, or the obstacle that was
-    /// found.
+    /// Returns the state of the fast path: `off`, `on`, or the obstacle.
     pub fn fast_path(&self) -> String {
         self.fast_path.to_string()
     }
@@ -227,7 +226,6 @@ impl Node {
         self.rows.has_bare_pods() && self.fast_path.opens_flows()
     }
 
-    /// Returns true if this host is not a node.
     pub fn is_host_mode(&self) -> bool {
         self.host_mode.is_some()
     }
@@ -237,12 +235,12 @@ impl Node {
         std::mem::take(&mut self.repairs)
     }
 
-    /// Notes that routes have changed, by kpx or by others.
+    /// Notes a change of routes, by kpx or by another program.
     pub fn on_routes(&mut self) {
         self.host_mode.iter_mut().for_each(HostMode::routes_changed);
     }
 
-    /// Takes in the kernel's events about devices: a burst costs little more than a single change.
+    /// Takes in the kernel's events about devices. A burst costs little more than a single change.
     pub async fn on_links(
         &mut self,
         events: impl IntoIterator<Item = LinkEvent>,
@@ -251,16 +249,16 @@ impl Node {
         let before = (self.devices.addresses_up(), self.anchor());
         let repaired = self.repairs;
         let judged_names = self.judged_names();
-        self.on_routes(); // With a device or an address the kernel drops routes, without a message.
+        self.on_routes(); // The kernel silently drops routes with their device or address.
         let listed = self.devices.take(events);
-        // The kernel drops routes with the address that they have as source, and says nothing.
+        // The kernel silently drops routes together with their source address.
         let lost = !before.0.is_subset(&self.devices.addresses_up());
         if listed {
             self.devices.ask_for_routes(&self.handle).await;
         }
         let judged_again = self.judge_for_devices(&judged_names).await;
         // The programs' map has a device before the device has programs. A failing part must not
-        // keep others from work.
+        // stop the other parts.
         let written = self.write_devices();
         self.programs.attach(&self.devices, health);
         let judged = if listed {
@@ -297,7 +295,7 @@ impl Node {
         let routed = self
             .update_routes(listed || lost || is_new_anchor, health)
             .await;
-        // A change that follows an address or the anchor is not another program's.
+        // A change that follows an address or the anchor does not come from another program.
         if let Ok(changed) = routed
             && listed
             && before == (self.devices.addresses_up(), self.anchor())
@@ -322,7 +320,7 @@ impl Node {
         ])
     }
 
-    /// Finds out what this host reaches, if it is no node.
+    /// Looks up the backends that this host reaches, in host mode.
     pub async fn query_routes(&mut self, desired: &mut Desired, health: &Health) -> Result<()> {
         let Some(host_mode) = self.host_mode.as_mut().filter(|_| self.devices.are_known()) else {
             return Ok(());
@@ -338,11 +336,11 @@ impl Node {
         Ok(())
     }
 
-    /// Takes in the facts that must be known before the node serves. Returns false while they are
+    /// Takes in the facts that the node needs before it serves. Returns false while facts are
     /// missing, and an error if the agent must restart.
     pub fn before_sync(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
-        // Without devices no node is a neighbour, so routes to pods would go and come back, and the
-        // node loses its address.
+        // Before devices are known, no node counts as a neighbour: routes to pods would be removed
+        // and made again, and the node would lose its address.
         if (self.is_host_mode() || self.rows.is_inherited()) && !self.knows_devices() {
             return Ok(false);
         }
@@ -360,7 +358,7 @@ impl Node {
             match self.write_pods(desired).and_then(|()| self.write_node()) {
                 Ok(()) => health.end(&Problem::LocalPods),
                 Err(error) => {
-                    self.detects = false; // The next sync tries again.
+                    self.detects = false; // The next sync retries.
                     health.begin(&Problem::LocalPods, format!("{error:#}"));
                 }
             }
@@ -374,8 +372,7 @@ impl Node {
     }
 
     /// Takes in the cluster's objects after a sync; `written` is set if all frontends are in the
-    /// maps. Returns true if there is work for [`Node::follow`], beside the result of what is done
-    /// here.
+    /// maps. Returns true if [`Node::follow`] has work, with the result of the work done here.
     pub fn on_sync(&mut self, desired: &Desired, written: bool) -> (bool, Result<()>) {
         let given = &self.options.service_cidrs;
         let cidrs = if given.is_empty() {
@@ -390,8 +387,8 @@ impl Node {
         if let Some(host_mode) = &mut self.host_mode {
             host_mode.log(desired);
         }
-        // Packets into these ranges that meet no frontend are dropped, so the frontends are written
-        // first, and what else is there is known.
+        // The programs drop packets into these ranges without a frontend. So the frontends, and the
+        // other networks in the ranges, come first.
         (
             is_due,
             if written && self.ranges.routes.is_some() {
@@ -403,8 +400,7 @@ impl Node {
         )
     }
 
-    /// Brings addresses, routes and rules up to date with the last sync. It may wait for the
-    /// kernel's lock of devices.
+    /// Brings addresses, routes and rules up to date with the last sync. May wait for RTNL.
     pub async fn follow(&mut self, health: &Health) -> Result<()> {
         let updated = self.update_addresses().await;
         let read = if self.ranges.routes.is_some() {
@@ -418,8 +414,8 @@ impl Node {
         result
     }
 
-    /// Puts service routes and rules back that are gone, and reads the routes in ranges of
-    /// ClusterIPs. It may wait for the kernel's lock of devices.
+    /// Restores missing service routes and rules, and reads the routes in ranges of ClusterIPs. May
+    /// wait for RTNL.
     pub async fn repair_routes(&mut self, health: &Health) -> Result<()> {
         let routed = self.update_routes(true, health).await;
         if let Ok(changed) = routed {
@@ -430,14 +426,14 @@ impl Node {
         all([routed.map(drop), read])
     }
 
-    /// Sets parameters beside the anchor's back, which systemd-sysctl may change whenever it is
-    /// run.
+    /// Restores sysctls outside the anchor, which systemd-sysctl may change whenever it runs.
     fn verify_changes(&mut self) -> Result<()> {
         self.repairs.sysctls += self.programs.verify_changes(&self.devices)?;
         Ok(())
     }
 
-    /// Makes the anchor as it should be. True if anything was done: then routes may have been lost.
+    /// Restores the anchor. Returns true after any change, because routes may have been lost with
+    /// it.
     async fn fit_anchor(&mut self, listed: bool) -> Result<bool> {
         let Some(anchor_state) = self.anchor.fit(self.devices.links(), listed).await? else {
             return Ok(false);
@@ -460,20 +456,20 @@ impl Node {
         Ok(true)
     }
 
-    /// Makes the ways to the anchor what they should be. `verify` asks the kernel first what there
-    /// is.
+    /// Brings service routes and rules up to date. `verify` reads the kernel's state first.
     async fn update_routes(&mut self, verify: bool, health: &Health) -> Result<RouteChanges> {
-        // Routes are left alone before the first sync: no packet may reach the anchor before
-        // frontends exist. A predecessor's routes lead to services that will exist again.
+        // No change before the first sync: no packet may reach the anchor before frontends exist. A
+        // predecessor's routes lead to Services that will exist again.
         let Some(desired_node) = self.synced_node.desired_node() else {
             return Ok(RouteChanges::default());
         };
-        // Nor before the devices have their programs: what a pod sends would come to the anchor
+        // No change before the devices have programs: a pod's packets would reach the anchor
         // untranslated.
         if !self.knows_devices() {
             return Ok(RouteChanges::default());
         }
-        // Nor before the pass that knows what else is in the ranges. It follows at once.
+        // No change before the pass that takes in the other networks in the ranges. It follows at
+        // once.
         if self.ranges.routes.is_some() && desired_node.shared != self.ranges.known_shared() {
             return Ok(RouteChanges::default());
         }
@@ -489,7 +485,6 @@ impl Node {
         self.routes.update(&desired_routes, verify, health).await
     }
 
-    /// Counts repairs, and returns what was repaired.
     fn count_route_repairs(
         &mut self,
         RouteChanges { routes, rules }: RouteChanges,
@@ -519,7 +514,7 @@ impl Node {
         }
         info!(ipv4 = ?addrs.0, ipv6 = ?addrs.1, "node addresses");
         let before = std::mem::replace(&mut self.rows.addrs, addrs);
-        all([self.write_node(), self.write_addrs()]).inspect_err(|_| self.rows.addrs = before) // The next event tries again.
+        all([self.write_node(), self.write_addrs()]).inspect_err(|_| self.rows.addrs = before) // The next event retries.
     }
 
     async fn node_address<A: Addr>(&self) -> Result<A> {
@@ -530,7 +525,7 @@ impl Node {
                 .into_iter()
                 .flat_map(|node| &node.node_addresses),
         );
-        // This lookup lists all routes, so it is left out where an address is named.
+        // This look-up lists all routes, so a named address replaces it.
         let named = preferred.iter().any(|ip| A::from_ip(*ip).is_some());
         let default_route = if named {
             None
@@ -549,7 +544,7 @@ impl Node {
         } else {
             desired.pod_cidrs()
         };
-        self.judged_rules.set(None); // For other addresses.
+        self.judged_rules.set(None); // It held for the old addresses.
         self.rows.write_pods(&self.detection, pod_cidrs)
     }
 
@@ -566,5 +561,5 @@ impl Node {
     }
 }
 
-/// The interface index of lo, in every network namespace.
+/// The interface index of lo in every network namespace.
 const LO: u32 = 1;

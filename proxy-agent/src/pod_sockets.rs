@@ -1,5 +1,5 @@
-//! Keeps the pods whose sockets are led. The agent's loop says which, and a task of its own looks
-//! for their cgroups.
+//! Maintains the pods with socket load balancing. The agent's loop selects them, and this task
+//! finds their cgroups.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,31 +12,30 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-/// The time over which changes of pods are gathered for one look.
+/// The time over which changes of pods are gathered.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The first wait for a cgroup that is not there. The longest is the sync period.
+/// The first wait for a missing cgroup. The longest is the sync period.
 const RETRY_MIN: Duration = Duration::from_millis(500);
 
-/// Pods by their uids.
 type Uids = BTreeSet<Box<str>>;
 
-/// The agent's end.
+/// The agent's end of the channel.
 #[derive(Debug)]
 pub struct LedPods {
     wanted: watch::Sender<Option<Uids>>,
     found: watch::Receiver<Arc<Found>>,
 }
 
-/// The results of the last look.
+/// The results of the last search.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// The places of the pods that are to be led.
+    /// The rows of the selected pods.
     pub rows: BTreeMap<Box<str>, PodRow>,
-    /// Why the look has failed.
+    /// The reason why the search failed.
     pub error: Option<String>,
 }
 
-/// The task's end.
+/// The task's end of the channel.
 pub struct PodSocketsTask {
     sockets: PodSockets,
     wanted: watch::Receiver<Option<Uids>>,
@@ -44,7 +43,7 @@ pub struct PodSocketsTask {
     sync_period: Duration,
 }
 
-/// Connects an agent with its task, where pods are chosen.
+/// Connects an agent with its task, if pods are selected.
 pub fn start(
     datapath: &mut Datapath,
     sync_period: Duration,
@@ -65,7 +64,7 @@ pub fn start(
 }
 
 impl LedPods {
-    /// Sets the pods that are to be led. Until the first call the rows of a predecessor stay.
+    /// Sets the selected pods. A predecessor's rows stay until the first call.
     pub fn set(&self, uids: Uids) {
         self.wanted.send_if_modified(|wanted| {
             let is_new = wanted.as_ref() != Some(&uids);
@@ -79,7 +78,7 @@ impl LedPods {
     }
 }
 
-/// Runs the task, which ends with a panic of its look alone; waits for ever without one.
+/// Runs the task, which ends only with a panic of its search; waits for ever without a task.
 pub async fn run(task: Option<PodSocketsTask>) -> Result<()> {
     match task {
         Some(task) => task.run().await,
@@ -112,14 +111,14 @@ impl PodSocketsTask {
                     wait = RETRY_MIN;
                     sleep(PAUSE).await;
                 }
-                // The agent ends, and says why itself.
+                // The agent ends, and reports why.
                 Ok(Err(_)) => return std::future::pending().await,
                 Err(_) => {}
             }
         }
     }
 
-    /// Returns true if nothing is missing that another look might find.
+    /// Publishes the results. Returns true if another search would find nothing more.
     fn tell(&self, found: Option<Result<BTreeMap<Box<str>, PodRow>>>) -> bool {
         let last = self.found.borrow().clone();
         let found = match found {

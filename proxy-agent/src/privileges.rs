@@ -19,8 +19,8 @@ pub fn demand() -> Result<()> {
     Ok(())
 }
 
-/// Gives up all capabilities but the needed ones and `more`, and all ways to gain any, for this
-/// process and its children. An error names the missing ones.
+/// Drops all capabilities except the needed ones and `more`, and all means to gain any, for this
+/// process and its children. An error names the missing capabilities.
 ///
 /// The process must have only one thread, because each thread has its own capabilities.
 pub fn confine(more: &[Capability]) -> Result<()> {
@@ -33,7 +33,7 @@ pub fn confine(more: &[Capability]) -> Result<()> {
         .copied()
         .collect();
     set_no_new_privs().context("forbid new privileges")?;
-    // Without CAP_SETPCAP the bounding set stays as inherited, which has no effect any more.
+    // Without CAP_SETPCAP the inherited bounding set stays, and has no effect any more.
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)? {
         let bounding = caps::read(None, CapSet::Bounding).context("read the bounding set")?;
         for capability in bounding.difference(&kept) {
@@ -64,8 +64,8 @@ fn kept(permitted: &CapsHashSet, more: &[Capability]) -> CapsHashSet {
     needed.chain(more.iter().copied()).collect()
 }
 
-/// Raises the limit on locked memory: before Linux 5.11 the memory of maps is locked memory.
-/// Raising it needs CAP_SYS_RESOURCE, which is given up later.
+/// Raises the limit on locked memory: before Linux 5.11 maps use locked memory. This needs
+/// CAP_SYS_RESOURCE, which is dropped later.
 fn raise_memory_limit() {
     if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
         debug!(%error, "the limit on locked memory stays, which matters before Linux 5.11");

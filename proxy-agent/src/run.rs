@@ -1,4 +1,4 @@
-//! `kpx run`: connects source, node and agent, and takes them apart at the end.
+//! `kpx run`: connects source, node and agent, and disconnects them at the end.
 
 mod fast_path;
 mod outside;
@@ -54,15 +54,15 @@ use proxy_source::journal::Journal;
 pub use outside::OutsideStates;
 pub use prepare::{Prepared, prepare};
 
-/// The number of inputs and device events that may wait for the agent.
+/// The most inputs and device events that wait for the agent.
 const QUEUE: usize = 4_096;
 
 /// Runs until a signal asks to stop, or until a failure that a restart may mend.
 ///
 /// ```text
-///   prepared ─▶ take_over ─▶ Datapath ──┐
-///   settings ─▶ Reporting ──────────────┼─▶ work: source ─▶ agent ─▶ maps, node ─▶ leave ─▶ clean_up
-///   netlink ─▶ Host ────────────────────┘         beside them: watches, servers, tasks, signals
+/// prepared ─▶ take_over ─▶ Datapath ─┐
+/// settings ─▶ Reporting ─────────────┼─▶ work: source ─▶ agent ─▶ maps, node ─▶ leave ─▶ clean_up
+/// netlink ─▶ Host ───────────────────┘   in parallel: watches, servers, tasks, signals
 /// ```
 pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Result<()> {
     let reporting = Reporting::new(&settings);
@@ -113,7 +113,7 @@ fn is_cluster_node(settings: &Settings) -> bool {
     settings.mode == Mode::Node && matches!(settings.source, Source::Kubernetes(_))
 }
 
-/// The host's side of a run: where kpx changes it, and whether those changes end with kpx.
+/// The host's side of a run: handles for changes, and whether the changes end with kpx.
 struct Host {
     netlink: Handle,
     changes: Changes,
@@ -122,7 +122,7 @@ struct Host {
     cleans_up: Cell<bool>,
 }
 
-/// The ways by which a run shows its state: to commands, to servers, to the cluster.
+/// The outputs of a run's state: for commands, servers and the cluster.
 struct Reporting {
     journal: Journal,
     watchers: Watchers,
@@ -165,7 +165,6 @@ impl Reporting {
         )
     }
 
-    /// Returns the paths of the run directory's socket beside the agent's own state.
     fn more_paths(&self, configz: serde_json::Value, bpf_dir: &Path) -> Router {
         scrape_router(self.agent.clone(), self.metrics.clone())
             .merge(configz_router(configz))
@@ -175,7 +174,7 @@ impl Reporting {
     }
 }
 
-/// Connects all parts, and serves until one of them ends, or a signal asks to stop.
+/// Connects all parts, and serves until a part ends or a signal arrives.
 #[expect(
     clippy::too_many_lines,
     reason = "the wiring of all parts: each is made once, from those above it"
@@ -248,7 +247,7 @@ async fn work(
         &host.netlink,
     )
     .await?;
-    // Outside of the cluster no Node object is this host's, even one of the same name.
+    // Outside the cluster a Node object of the same name is not this host's.
     let own_node = (mode == Mode::Node).then(|| node_name.clone());
     let desired = desired_in(&datapath.loaded, own_node.clone(), model);
     let fast_path = skips_stack.then(|| FastPathWatch {
@@ -276,8 +275,7 @@ async fn work(
     };
     let mut agent = Agent::new(setup, desired, kernel, node, lifecycle, reports);
 
-    // The source has a thread of its own: kube blocks it while a kubeconfig's credential plugin
-    // runs.
+    // The source has its own thread: kube blocks it while a kubeconfig's credential plugin runs.
     let mut sources = JoinSet::from_iter([settings.source.run(
         own_node,
         input_sender,
@@ -299,7 +297,7 @@ async fn work(
         history::keep(&agent_handle),
     );
     let answers = control::serve(socket, agent_handle.clone(), paths);
-    // The end of any of these ends the agent; its supervisor restarts it.
+    // The end of any part ends the agent; its supervisor restarts it.
     let end = tokio::select! {
         result = flushed(agent.run(&mut inbox), &events) => result.context("the agent"),
         error = never("the source", source) => Err(error),
@@ -322,7 +320,7 @@ async fn work(
     end.and(left)
 }
 
-/// Returns the error with which a task ends that must not end.
+/// Waits for a task that must not end, and returns the error.
 async fn never(name: &str, task: impl Future<Output = Result<()>>) -> Error {
     match task.await {
         Ok(()) => anyhow!("{name} has ended"),
@@ -366,14 +364,12 @@ fn take_over(
     Ok(datapath)
 }
 
-/// Returns an empty desired state for maps of this room.
 fn desired_in(loaded: &Loaded, node_name: Option<String>, options: ModelOptions) -> Desired {
     Desired::with_options(node_name.unwrap_or_default(), options)
         .within(Room::of(&loaded.max_entries))
 }
 
-/// Detaches the programs if nothing keeps them: programs that end with this process should end in
-/// order.
+/// Detaches programs that would end with this process, so that they end in order.
 async fn leave(agent: Agent, cleans_up: &Cell<bool>) -> Result<()> {
     if agent.persistence_kind() == PersistenceKind::Nothing {
         cleans_up.set(true);
@@ -385,7 +381,7 @@ async fn leave(agent: Agent, cleans_up: &Cell<bool>) -> Result<()> {
     Ok(())
 }
 
-/// Takes everything off the host, if that is asked for or nothing keeps the programs.
+/// Removes everything from the host, if requested or if nothing keeps the programs.
 async fn clean_up(host: &Host) -> Result<()> {
     if !host.cleans_up.get() {
         return Ok(());
@@ -404,8 +400,8 @@ async fn clean_up(host: &Host) -> Result<()> {
     .await
 }
 
-/// Aborts stale sockets, leads those of pods, ends connections to lost nodes and serves names and
-/// the tunnel, each as far as it is asked for, and keeps the history.
+/// Runs the optional tasks: aborts stale sockets, translates sockets of pods, ends connections to
+/// lost nodes, serves names and the tunnel. Also keeps the history.
 async fn tend(
     stale: Option<StaleSockets>,
     pods: Option<PodSocketsTask>,
@@ -428,15 +424,15 @@ async fn tend(
     }
 }
 
-/// Waits until events are sent, so that an error reaches the cluster before it ends the agent.
+/// Waits until events are sent, so that an error reaches the cluster before the agent ends.
 async fn flushed<T>(work: impl Future<Output = Result<T>>, events: &Events) -> Result<T> {
     let result = work.await;
     events.flushed().await;
     result
 }
 
-/// The signals that ask to stop. The agent catches signals from the start, because an earlier
-/// signal would leave its changes behind.
+/// The stop signals. The agent catches them from the start, because an earlier signal would leave
+/// its changes behind.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -460,8 +456,8 @@ impl Signals {
     }
 }
 
-/// Sets conntrack's parameters and reserves source ports. A failure is only logged, because the
-/// node can be served without it.
+/// Sets conntrack's sysctls and reserves source ports. A failure is only logged: the node is served
+/// all the same.
 fn set_parameters(conntrack: &Conntrack, changes: &Changes, events: &Events) {
     conntrack::sysctl::apply(conntrack, changes, events);
     if let Err(error) = changes.reserve_ports() {
@@ -472,9 +468,9 @@ fn set_parameters(conntrack: &Conntrack, changes: &Changes, events: &Events) {
     }
 }
 
-/// Makes the kernel measure how often and how long programs run, while the result is open. The
-/// kernel refuses without CAP_SYS_ADMIN, which neither the pod nor the systemd unit has. The node
-/// is served without these numbers.
+/// Makes the kernel measure the programs' runs and run times while the result is open. The kernel
+/// requires CAP_SYS_ADMIN, which neither the pod nor the systemd unit has. The node is served
+/// without these numbers.
 fn measure_programs() -> Result<OwnedFd> {
     let stats = enable_stats(Stats::RunTime)
         .context("have the kernel measure programs, which takes CAP_SYS_ADMIN");

@@ -1,8 +1,8 @@
-//! Leads connections of this machine's programs to pods out of its reach, through the API server.
+//! Forwards connections of this machine's programs to unreachable pods through the API server.
 //!
-//! The datapath sends such a connection to a socket of kpx's own on this machine, which is the only
-//! backend of its Service port. The flow table says for which Service it came. So one socket of
-//! each family serves all Services, and a connection without a flow of this machine's is nobody's.
+//! The datapath sends such a connection to a socket of kpx on this machine, the only backend of the
+//! Service port. The flow table names the Service. So one socket of each family serves all
+//! Services, and a connection without a local flow is refused.
 
 mod listen;
 
@@ -29,35 +29,33 @@ use tracing::{debug, info, warn};
 
 use crate::control::AgentHandle;
 
-/// The most streams at once. Later connections wait to be accepted.
+/// The most streams at once. Later connections wait in the accept queue.
 const STREAMS: usize = 256;
 /// The pods that are tried for one connection.
 const TRIES: usize = 3;
-/// The time between looks at the addresses at which the tunnel begins.
+/// The time between checks of the tunnel's own addresses.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// The wait between looks at the socket of a client that sends no more: at first, and at most.
+/// The wait between checks of a half-closed client socket: first and longest.
 const GONE_MIN: Duration = Duration::from_millis(10);
 const GONE_MAX: Duration = Duration::from_secs(1);
 
-/// The state of the tunnel, as `kpx status` shows it.
+/// The state of the tunnel for `kpx status`.
 pub type TunnelState = watch::Receiver<TunnelStatus>;
 
-/// The pods that a connection may go to.
+/// The candidate pods of a connection.
 #[derive(Clone, Debug)]
 pub struct Tunnelled {
     pub service: ObjectName,
     pub pods: Vec<TunnelledPod>,
 }
 
-/// The tunnel, before it serves.
 pub(crate) struct Tunnel {
     listeners: Vec<TcpListener>,
     netlink: Handle,
     shared: Arc<Shared>,
 }
 
-/// The parts that all streams use.
 struct Shared {
     flows: HostFlows,
     agent: AgentHandle,
@@ -66,7 +64,7 @@ struct Shared {
 }
 
 impl Tunnel {
-    /// Listens, where that is asked for, and notes in `routes` where.
+    /// Listens if enabled, and enters the addresses in `routes`.
     pub(crate) async fn start(
         options: Option<Options>,
         routes: Option<&mut Arc<HostRoutes>>,
@@ -111,7 +109,6 @@ impl Tunnel {
         ))
     }
 
-    /// Serves for as long as kpx runs.
     pub(crate) async fn run(self) -> Infallible {
         let Self {
             listeners,
@@ -126,7 +123,7 @@ impl Tunnel {
                 }
                 Some(_) = open.join_next() => {}
                 () = sleep(LOOK) => {
-                    // The device may be a new one, without the addresses.
+                    // The device may be new, without the addresses.
                     match anchor::address_listeners(&netlink).await {
                         Ok(()) => shared.clear(None),
                         Err(error) => shared.fail(None, format!("{error:#}")),
@@ -137,7 +134,6 @@ impl Tunnel {
     }
 }
 
-/// Serves the tunnel, where there is one.
 pub(crate) async fn serve(tunnel: Option<Tunnel>) -> Infallible {
     match tunnel {
         Some(tunnel) => tunnel.run().await,
@@ -146,7 +142,7 @@ pub(crate) async fn serve(tunnel: Option<Tunnel>) -> Infallible {
 }
 
 impl Shared {
-    /// Leads one connection to a pod, and waits for its end. A failure resets it.
+    /// Forwards one connection to a pod until its end. A failure resets it.
     async fn lead(self: Arc<Self>, stream: TcpStream, client: SocketAddr) {
         let wanted = self.wanted(&stream, client).await;
         let (led, service, pod) = match wanted {
@@ -186,7 +182,7 @@ impl Shared {
         }
     }
 
-    /// Returns the pods for a connection. None if no flow of this machine's led it here.
+    /// Returns the pods for a connection. None without a flow of this machine.
     async fn wanted(
         &self,
         stream: &TcpStream,
@@ -202,7 +198,7 @@ impl Shared {
         Ok(Some((led, wanted)))
     }
 
-    /// Opens a stream to one of the pods, drawn by lot as the Service's backends are.
+    /// Opens a stream to a random pod of the Service, as backends are chosen.
     async fn open(&self, Tunnelled { mut pods, .. }: Tunnelled) -> Result<(String, PodStream)> {
         pods.shuffle(&mut rand::rng());
         let mut failed = anyhow::anyhow!("no pods");
@@ -220,7 +216,7 @@ impl Shared {
         Err(failed)
     }
 
-    /// Counts a stream. The one lock of the status orders the counts of all streams.
+    /// Counts a stream. The status lock orders the counts of all streams.
     fn count(&self) {
         self.status.send_modify(|status| {
             status.opened += 1;
@@ -237,7 +233,7 @@ impl Shared {
             .send_if_modified(|status| clear(status, service));
     }
 
-    /// Notes a failure, and logs it if the last one was another.
+    /// Notes a failure, and logs it if it differs from the last.
     fn fail(&self, service: Option<&ObjectName>, why: String) {
         let service = service.map(ObjectName::to_string);
         let last = self
@@ -257,8 +253,8 @@ impl Shared {
     }
 }
 
-/// Forgets the failure of a Service whose stream has ended well, and one of no Service. Returns
-/// false if there was neither.
+/// Clears the failure of a Service whose stream ended well, and any failure without a Service.
+/// Returns false if neither existed.
 fn clear(status: &mut TunnelStatus, service: Option<&ObjectName>) -> bool {
     let service = service.map(ObjectName::to_string);
     let is_past =
@@ -266,8 +262,7 @@ fn clear(status: &mut TunnelStatus, service: Option<&ObjectName>) -> bool {
     status.failure.take_if(is_past).is_some()
 }
 
-/// Waits until no process has the client's socket any more. Its FIN says only that it will send no
-/// more.
+/// Waits until no process has the client's socket. The client's FIN only ends its own direction.
 async fn is_gone(
     Led {
         client, frontend, ..
@@ -284,13 +279,11 @@ async fn is_gone(
     }
 }
 
-/// Returns true if a process has the client's socket. Without an answer it is the pod's end that
-/// ends the stream.
+/// Returns true if a process has the client's socket. Without an answer, the pod ends the stream.
 async fn has_owner(client: SocketAddr, frontend: SocketAddr) -> bool {
     match sock_diag::has_owner(client, frontend).await {
         Ok(Some(has_owner)) => has_owner,
-        // The kernel may not be able to look for one socket. The list of all takes long where there
-        // are many.
+        // The kernel may be unable to look up a single socket. A list of many sockets takes long.
         answer => {
             debug!(?answer, %client, "the kernel names no such socket");
             listeners::has_owner(client, frontend).unwrap_or(true)

@@ -1,4 +1,4 @@
-//! Parses YAML and JSON into values that know their lines.
+//! Parses YAML and JSON into values with line numbers.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use serde_saphyr::{MessageFormatter as _, Spanned, UserMessageFormatter};
 /// A document of a file.
 #[derive(Debug)]
 pub struct Document {
-    /// The line before the document's first one; lines are counted from 1.
+    /// The number of lines before this document.
     before: u64,
     root: Spanned<Tree>,
 }
@@ -29,8 +29,7 @@ enum Tree {
     Map(Vec<(Spanned<String>, Spanned<Tree>)>),
 }
 
-/// Returns the documents of a file in their order. An unreadable document does not hide the
-/// following ones.
+/// Returns the documents of a file in order. Documents after an unreadable document still follow.
 pub fn documents(text: &str) -> impl Iterator<Item = Result<Document, Unreadable>> {
     documents_with(text, DuplicateKeyPolicy::Error)
 }
@@ -47,8 +46,8 @@ pub fn documents_with(
     })
 }
 
-/// Splits a text before each line that begins a YAML document. JSON values may also follow each
-/// other without such a line.
+/// Splits a text before each line that begins a YAML document, and between JSON values without such
+/// a line.
 fn split(text: &str) -> Vec<&str> {
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<de::IgnoredAny>();
     let mut ends = vec![0];
@@ -64,8 +63,7 @@ fn split(text: &str) -> Vec<&str> {
     let mut starts = vec![0];
     let mut offset = 0;
     for line in text.split_inclusive('\n') {
-        // YAML begins a document here even within a block scalar, because a block scalar's lines
-        // are indented.
+        // Such a line begins a document even within a block scalar, whose lines are indented.
         if line
             .strip_prefix("---")
             .is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace))
@@ -93,8 +91,8 @@ fn is_blank(part: &str) -> bool {
 impl Document {
     fn parse(text: &str, before: u64, duplicates: DuplicateKeyPolicy) -> Result<Self, Unreadable> {
         let options = serde_saphyr::options! {
-            // A List of a cluster's EndpointSlices may have millions of nodes. The nodes that
-            // aliases add are limited.
+            // A List of a cluster's EndpointSlices may have millions of YAML nodes. Nodes from
+            // aliases are limited.
             budget: serde_saphyr::budget! {
                 max_events: 100_000_000,
                 max_nodes: 50_000_000,
@@ -119,8 +117,8 @@ impl Document {
         self.root.value.value()
     }
 
-    /// Returns the line of a field such as `spec.ports[0].port`. If the field is missing, the line
-    /// is that of the innermost existing field around it.
+    /// Returns the line of a field such as `spec.ports[0].port`, or of the innermost existing field
+    /// around a missing field.
     pub fn line(&self, path: &str) -> u64 {
         let mut line = self.root.referenced.line();
         let mut tree = &self.root.value;
@@ -131,8 +129,7 @@ impl Document {
         self.before + line
     }
 
-    /// Returns the fields that occur more than once in an object, each with the line of its last
-    /// occurrence.
+    /// Returns the repeated fields of an object, each with the line of its last occurrence.
     pub fn duplicates(&self) -> Vec<(String, u64)> {
         let mut found = Vec::new();
         self.root.value.duplicates("", &mut found);
@@ -193,7 +190,7 @@ impl Tree {
                 let item = items.get(index.parse::<usize>().ok()?)?;
                 Some((item.referenced.line(), &item.value, rest))
             }
-            // Keys may contain dots, so the longest key that fits is taken.
+            // Keys may contain dots, so the longest matching key wins.
             Self::Map(fields) => {
                 let path = path.strip_prefix('.').unwrap_or(path);
                 let fits = |key: &str| {

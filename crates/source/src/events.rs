@@ -1,9 +1,7 @@
-//! Events about objects of the cluster, as kube-proxy sends them: `kubectl describe` shows them
-//! beside the object.
+//! Events about objects of the cluster, in kube-proxy's form, for `kubectl describe`.
 //!
-//! Sending never blocks. Events go through a queue to the recorder
-//! (`source/kubernetes/recorder.rs`). Events that do not fit are counted and dropped. Without an
-//! API server all events are dropped.
+//! Sending never blocks: Events wait in a queue for the recorder (`kubernetes/recorder.rs`), and a
+//! full queue drops and counts them. Without an API server all are dropped.
 
 pub(crate) mod history;
 
@@ -21,12 +19,12 @@ use crate::journal::{Entry, Journal};
 use proxy_core::input::ObjectName;
 use proxy_core::model::{Cause, ObjectRef, Skipped};
 
-/// The number of events that may wait to be sent.
+/// The most Events that wait to be sent.
 const QUEUE: usize = 1_000;
-/// The longest time that an ending agent waits until its events are sent.
+/// The longest time that an ending agent waits for its Events.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// An event. Equal events are counted.
+/// An Event. Equal Events are counted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Event {
     pub regarding: Regarding,
@@ -36,11 +34,11 @@ pub struct Event {
     pub note: String,
 }
 
-/// The object that an event is about.
+/// The object of an Event.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Regarding {
     pub object: ObjectRef,
-    /// The uid of the object, or the text that kube-proxy puts there.
+    /// The uid of the object, or kube-proxy's text in its place.
     pub uid: Option<String>,
 }
 
@@ -50,24 +48,24 @@ pub enum Severity {
     Warning,
 }
 
-/// The sending end of the queue, for those parts of the agent that report events.
+/// The sending end of the queue.
 #[derive(Clone, Debug)]
 pub struct Events {
     node_name: Arc<str>,
     sender: mpsc::Sender<Event>,
-    /// The number of events that are neither sent nor given up.
+    /// The number of Events that are neither sent nor given up.
     pending: watch::Sender<usize>,
     dropped: Arc<AtomicU64>,
     journal: Journal,
 }
 
 impl Events {
-    /// Makes both ends of the queue. `node_name` is the reporting node.
+    /// Creates both ends of the queue. `node_name` is the reporting node.
     pub fn new(node_name: &str) -> (Self, Queue) {
         Self::telling(node_name, &Journal::default())
     }
 
-    /// Makes the same, which tells each Event to the journal as well, whether it is sent or not.
+    /// Like [`Self::new`], and writes each Event to the journal, whether it is sent or not.
     pub fn telling(node_name: &str, journal: &Journal) -> (Self, Queue) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let pending = watch::Sender::new(0);
@@ -112,7 +110,7 @@ impl Events {
         );
     }
 
-    /// Reports that the limits of connection tracking cannot be set.
+    /// Reports that conntrack's limits cannot be set.
     pub fn sysctls_read_only(&self, why: &Error) {
         self.node(
             Severity::Warning,
@@ -132,7 +130,7 @@ impl Events {
         );
     }
 
-    /// Reports that addresses of this node's pods are taken for clients outside the cluster.
+    /// Reports that addresses of this node's pods count as clients outside the cluster.
     pub fn undetected_pods(&self, why: &str) {
         self.node(
             Severity::Warning,
@@ -162,8 +160,8 @@ impl Events {
         });
     }
 
-    /// Reports that a part of an object has no effect. `uid` is the object's; `concerned` are
-    /// Services that it is about.
+    /// Reports that a part of an object has no effect. `uid` is the object's; `concerned` are its
+    /// Services.
     pub fn skipped(&self, skipped: &Skipped, uid: Option<&str>, concerned: &[ObjectName]) {
         let Skipped {
             object,
@@ -211,8 +209,8 @@ impl Events {
         });
     }
 
-    /// Reports that a Service takes the packets of an address and port from a process of this node.
-    /// `uid` is the Service's.
+    /// Reports that a Service receives the packets of a process of this node. `uid` is the
+    /// Service's.
     pub fn port_conflict(&self, service: &ObjectRef, uid: Option<&str>, note: String) {
         self.tell(Event {
             regarding: Regarding {
@@ -226,7 +224,7 @@ impl Events {
         });
     }
 
-    /// Reports that backends of a port of a Service are silent, or answer again. `uid` is the
+    /// Reports that backends of a Service port are unresponsive or answer again. `uid` is the
     /// Service's.
     pub fn backends_changed(
         &self,
@@ -264,8 +262,8 @@ impl Events {
         });
     }
 
-    /// Reports that connections of a port of a Service were ended, because their backends have gone
-    /// with their node. `uid` is the Service's.
+    /// Reports that connections of a Service port were ended because their backends' node is lost.
+    /// `uid` is the Service's.
     pub fn connections_ended(
         &self,
         service: &ObjectRef,
@@ -288,19 +286,19 @@ impl Events {
         });
     }
 
-    /// Waits until all events are sent. The wait is short, because the caller is about to end.
+    /// Waits until all Events are sent, for two seconds at most, because the agent is about to end.
     pub async fn flushed(&self) {
         let mut pending = self.pending.subscribe();
         let _in_time = timeout(FLUSH, pending.wait_for(|pending| *pending == 0)).await;
     }
 
-    /// Returns the number of events that were dropped because the queue was full.
+    /// Returns the number of Events that a full queue dropped.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Reports an event about this node. The uid is the node's name, as in kube-proxy's events:
-    /// `kubectl describe node` asks for that.
+    /// Reports an Event about this node. The uid is the node's name, as in kube-proxy's Events:
+    /// `kubectl describe node` selects by it.
     fn node(&self, severity: Severity, reason: &'static str, action: &'static str, note: String) {
         let name = self.node_name.to_string();
         let object = ObjectRef {
@@ -355,7 +353,7 @@ fn entry(event: &Event, services: &[ObjectName]) -> Entry {
 
 const START: &str = "StartKubeProxy";
 
-/// The number of backends that an Event names.
+/// The most backends that an Event names.
 const NAMED_BACKENDS: usize = 5;
 
 fn named<'a>(backends: impl Iterator<Item = &'a str>, number: usize) -> String {
@@ -367,7 +365,7 @@ fn named<'a>(backends: impl Iterator<Item = &'a str>, number: usize) -> String {
     }
 }
 
-/// The receiving end of the queue. Without it events are dropped.
+/// The receiving end of the queue. Without it Events are dropped.
 #[derive(Debug)]
 pub struct Queue {
     receiver: mpsc::Receiver<Event>,
@@ -375,32 +373,30 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Makes a queue that never gets an event.
+    /// Creates a queue that receives no Event.
     pub fn none() -> Self {
         Events::new("").1
     }
 
-    /// Returns the queue itself if a recorder will take its events, else a queue that never gets
-    /// any.
+    /// Returns the queue if a recorder will take its Events, else an empty queue.
     pub fn only_if(self, taken: bool) -> Self {
         if taken { self } else { Self::none() }
     }
 
-    /// Takes the next event; the caller must call [`Queue::done`] after it.
+    /// Takes the next Event; the caller must call [`Queue::done`] after it.
     pub(crate) async fn next(&mut self) -> Event {
         match self.receiver.recv().await {
             Some(event) => event,
-            // All senders have gone.
             None => std::future::pending().await,
         }
     }
 
-    /// Returns the number of events that wait.
+    /// Returns the number of waiting Events.
     pub fn waiting(&self) -> usize {
         self.receiver.len()
     }
 
-    /// Counts one event as sent or given up.
+    /// Counts one Event as sent or given up.
     pub(crate) fn done(&self) {
         self.pending
             .send_modify(|pending| *pending = pending.saturating_sub(1));

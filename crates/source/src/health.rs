@@ -1,4 +1,4 @@
-//! The problems of the moment, of the source or of the agent's own work.
+//! The current problems of the source and of the agent's own work.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -12,34 +12,29 @@ use tracing::{info, warn};
 use crate::journal::{Entry as Told, Journal};
 use proxy_core::input::ObjectName;
 
-/// A thing that can be in trouble. Its text is the one in status, log and `/healthz`.
+/// The subject of a problem. Its text appears in status, log and `/healthz`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Problem {
-    /// The reading of what failed at backends.
+    /// The reading of backend failures.
     BackendHealth,
     Conntrack,
     Counters,
     Credentials,
     /// The default routes in the table that the rules lead to.
     DefaultRoutes,
-    /// A device by its name, which should carry programs.
+    /// A device, by name, that should carry programs.
     Device(String),
-    /// The list of devices.
     Devices,
     /// The sweep of the flow tables.
     Flows,
-    /// The folder of manifests.
     Folder(PathBuf),
-    /// The `healthCheckNodePort` of a Service.
     HealthCheck(ObjectName),
     HealthServer,
-    /// The server's history, by the kind of objects.
+    /// The server's history, by kind of object.
     History(String),
-    /// The detection of local pods.
     LocalPods,
-    /// A place in a file of manifests: `web.yaml:14`.
+    /// A place in a manifest file: `web.yaml:14`.
     Manifest(String),
-    /// The writes to the maps.
     Maps,
     MetricsServer,
     /// The steps that lead the node's packets to the datapath.
@@ -51,13 +46,13 @@ pub enum Problem {
     PodRoutes,
     /// The pods that detection takes for clients outside the cluster.
     PodsOutside,
-    /// The repairs of a thing that another program undoes each time.
+    /// Repairs that another program undoes each time.
     Repairs(String),
     Routes,
     /// The kernel's routes to backends, in mode host.
     RoutesToBackends,
     Rules,
-    /// The ranges of ClusterIPs, which others use as well.
+    /// The ranges of ClusterIPs that have other uses as well.
     ServiceRanges,
     /// The watch on objects of a kind.
     Watch(String),
@@ -97,20 +92,19 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The problems that last, each with its reason.
+/// The lasting problems, each with its reason.
 pub type Problems = BTreeMap<Problem, Reason>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reason {
     pub why: String,
-    /// The beginning of the problem, however its reason may have changed since.
+    /// The beginning of the problem, even if its reason has changed since.
     pub since: Timestamp,
 }
 
-/// The place where problems are reported, and from where the status and others read them.
+/// The registry of problems, which status and servers read.
 ///
-/// A problem is logged when it begins, when its reason changes, and when it is over; not each time
-/// it is met again.
+/// A problem is logged when it begins, when its reason changes, and when it ends.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
     problems: watch::Sender<Problems>,
@@ -118,7 +112,7 @@ pub struct Health {
 }
 
 impl Health {
-    /// Creates a place without problems, which tells their changes to the journal.
+    /// Creates a registry that writes changes to the journal.
     pub fn telling(journal: &Journal) -> Self {
         Self {
             journal: journal.clone(),

@@ -1,5 +1,5 @@
-//! Keeps the latest Events and problems, for `kpx events`. It is the only place where Events of a
-//! host without API server are seen.
+//! Stores the latest Events and problems, for `kpx events`: the only record of Events on a host
+//! without API server.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,36 +9,34 @@ use proxy_core::input::ObjectName;
 
 /// The most entries. With notes of at most [`NOTE`] bytes they take at most 3 MiB.
 const CAPACITY: usize = 1_000;
-/// The most bytes of a note.
 const NOTE: usize = 1_024;
-/// The most Services of an entry, beside its object.
+/// The most Services of an entry, without its object.
 const SERVICES: usize = 4;
 
-/// An Event of an object of the cluster, or a change of one of the agent's problems. Equal ones are
-/// counted.
+/// An Event of an object, or a change of one of the agent's problems. Equal entries are counted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
     pub is_warning: bool,
     pub reason: &'static str,
     /// The kind of the object: `Service`, `EndpointSlice`, `LocalRedirect`, `Node`, or `Problem`
-    /// for one of the agent's.
+    /// for a problem of the agent.
     pub kind: &'static str,
     pub namespace: Box<str>,
     pub name: Box<str>,
     pub note: Box<str>,
-    /// The Services that it concerns beside its object, at most [`SERVICES`].
+    /// The other Services of the entry, at most [`SERVICES`].
     pub services: Box<[ObjectName]>,
 }
 
 impl Entry {
-    /// Returns the Services that the entry concerns: its object, if that is one, and others.
+    /// Returns the Services of the entry, including its object.
     pub fn concerned(&self) -> impl Iterator<Item = ObjectName> {
         let own = (self.kind == "Service").then(|| ObjectName::new(&*self.namespace, &*self.name));
         own.into_iter().chain(self.services.iter().cloned())
     }
 }
 
-/// How often an entry was told, and when.
+/// The count and the times of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
     pub entry: Arc<Entry>,
@@ -53,9 +51,8 @@ pub struct Journal(Arc<Mutex<Pages>>);
 
 #[derive(Debug, Default)]
 struct Pages {
-    /// The number of the next entry.
     next: u64,
-    /// The entries by number: the one that was told last has the highest.
+    /// The entries by number: the latest has the highest.
     by_number: BTreeMap<u64, Told>,
     numbers: HashMap<Arc<Entry>, u64>,
     by_namespace: BTreeMap<Box<str>, BTreeSet<u64>>,
@@ -66,7 +63,7 @@ impl Journal {
         self.lock().tell(entry, Timestamp::now());
     }
 
-    /// Returns the entries; the one that was told last comes last.
+    /// Returns the entries, the latest last.
     pub fn all(&self) -> Vec<Told> {
         self.lock().by_number.values().cloned().collect()
     }
@@ -114,8 +111,8 @@ impl Pages {
         );
     }
 
-    /// Removes the oldest entry of the namespace with the most. The author of one namespace's
-    /// objects thus cannot push those of others out.
+    /// Removes the oldest entry of the namespace with the most entries, so that the author of one
+    /// namespace cannot evict the entries of others.
     fn make_room(&mut self) {
         let most = self
             .by_namespace

@@ -44,22 +44,22 @@ pub use forward::Forwarder;
 pub use forward_stream::PodStream;
 pub use granted::{Granted, NotGranted, Streams};
 
-/// The options for reaching the API server. Without a kubeconfig kpx uses the service account of
-/// its pod, or else the files that `kubectl` would use (`KUBECONFIG`, `~/.kube/config`).
+/// The options for the API server. Without a kubeconfig kpx uses its pod's service account, else
+/// `kubectl`'s files (`KUBECONFIG`, `~/.kube/config`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
     pub kubeconfig: Option<PathBuf>,
-    /// Kubeconfig context, other than its current one.
+    /// A kubeconfig context, instead of the current one.
     pub context: Option<String>,
-    /// The URL of the API server, in place of the configuration's.
+    /// The URL of the API server, instead of the configuration's.
     pub master: Option<String>,
     /// The limit on requests; None: unlimited.
     pub rate: Option<Rate>,
-    /// True if the Pods of the node are wanted as well.
+    /// Set to watch the node's Pods.
     pub pods: bool,
-    /// True if the LocalRedirects are wanted as well.
+    /// Set to watch LocalRedirects.
     pub redirects: bool,
-    /// True if headless Services are wanted as well, for their names.
+    /// Set to watch headless Services, for their names.
     pub headless: bool,
 }
 
@@ -82,7 +82,7 @@ impl Options {
     }
 }
 
-/// The rate of requests, limited as in client-go: by a bucket of tokens.
+/// The rate limit on requests: a token bucket, as in client-go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// The number of requests that may come at once.
@@ -137,7 +137,7 @@ pub(super) async fn run(
     } = options.connect(&outage).await?;
     loop {
         let until = clients.limited.valid_until().as_ref().copied();
-        // The address comes before any Service, so that no Service takes it.
+        // The address precedes any Service, so that no Service takes it.
         addrs.send_new(inputs).await;
         tokio::select! {
             () = inputs.closed() => return Ok(()),
@@ -156,8 +156,8 @@ pub(super) async fn run(
             () = inputs.closed() => return Ok(()),
             next = options.connect_again(&mut files, &outage, health) => next,
         };
-        // The objects and versions that kpx knows mean nothing there. A start takes over what is in
-        // force, and changes nothing before all of the other cluster is listed.
+        // In another cluster the stored objects and versions are meaningless. A restart keeps the
+        // maps until the new cluster is fully listed.
         if let Some(change) = cluster.change(&next.cluster) {
             bail!(
                 "the credentials no longer belong to {cluster}: {change}; kpx exits and must be restarted there"
@@ -175,8 +175,8 @@ pub(super) async fn run(
 const CREDENTIALS_RETRY: Duration = Duration::from_secs(1);
 
 impl Options {
-    /// Makes clients with the current credentials. The credentials were valid once, so the attempts
-    /// go on until they are again. The last state stays in force meanwhile.
+    /// Creates clients with the current credentials. These were valid once, so attempts continue
+    /// until they are again, and the last state stays in use.
     async fn connect_again(
         &self,
         files: &mut Files,
@@ -205,15 +205,13 @@ struct Watches {
     slices: Watch<EndpointSlice>,
     node: Watch<Node>,
     service_cidrs: Watch<ServiceCIDR>,
-    /// None if no Pods are wanted.
     pods: Option<Watch<LocalPod>>,
-    /// None if no LocalRedirects are wanted.
     redirects: Option<Watch<LocalRedirect>>,
 }
 
 impl Watches {
-    /// Creates the watches. They have kube-proxy's selectors, except that Services of other proxies
-    /// are included, for their ClusterIPs.
+    /// Creates the watches with kube-proxy's selectors, except that Services of other proxies are
+    /// included for their ClusterIPs.
     fn new(node_name: Option<&str>, options: &Options) -> Self {
         let services = Watch::new(Input::Service);
         let slices = Watch::new(Input::EndpointSlice);
@@ -229,7 +227,7 @@ impl Watches {
             Some(name) => node.named(name),
             None => node,
         };
-        // API servers have an index of Pods by their node, in their caches alone.
+        // API servers index Pods by node, only in their caches.
         let pods_of = |name: &str| {
             Watch::new(Input::Pod)
                 .fields(&format!("spec.nodeName={name}"))
@@ -250,7 +248,6 @@ impl Watches {
         }
     }
 
-    /// Runs until one of the watches ends.
     async fn run(
         &mut self,
         clients: &Clients,

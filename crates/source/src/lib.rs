@@ -1,5 +1,5 @@
-//! Where objects come from, a cluster's API server or files, and what is told there: Events.
-//! Modules in reading order.
+//! The source of objects, an API server or files, and the Events sent there. Modules are in reading
+//! order.
 #![forbid(unsafe_code)]
 
 // The sources.
@@ -7,18 +7,18 @@ pub mod kubernetes;
 mod manifests;
 mod source;
 
-// The parts that sources share.
+// The shared parts.
 pub mod document;
 mod needed;
 pub mod requests;
 pub mod watches;
 
-// Problems, and Events.
+// Problems and Events.
 pub mod events;
 pub mod health;
 pub mod journal;
 
-// The nodes that no watch tells of.
+// The nodes, which no watch covers.
 pub mod nodes;
 
 pub use source::Source;

@@ -1,7 +1,7 @@
 //! Reads objects from a folder of YAML and JSON files, for kpx without an API server.
 //!
-//! An unreadable document costs only itself: the last version in its file stays in force. With an
-//! unreadable folder everything stays in force, without updates.
+//! An unreadable document costs only itself: its last version stays in use. With an unreadable
+//! folder everything stays in use, without updates.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,12 +30,12 @@ mod validate;
 /// cluster has tens of MiB.
 const LONGEST: u64 = 64 << 20;
 
-/// The objects in force, in the order in which new ones are sent.
+/// The objects in use, in the order in which new ones are sent.
 type Objects = BTreeMap<Key, Arc<Object>>;
 
 /// Checks that the folder can be read.
 pub(super) fn check(path: &Path) -> anyhow::Result<()> {
-    // This check takes no watch on the folder, which would start a thread.
+    // No inotify watch here, because it would start a thread.
     fs::read_dir(path)
         .map(drop)
         .with_context(|| format!("read folder {}", path.display()))
@@ -84,18 +84,16 @@ pub(super) async fn run(
     }
 }
 
-/// The content read from the folder.
 #[derive(Debug, Default)]
 struct Manifests {
     path: PathBuf,
-    /// The name of the node whose object counts; without it all Nodes count.
+    /// The name of this node's object; without a name all Nodes are sent.
     node_name: Option<String>,
     listing: Listing,
     files: BTreeMap<OsString, File>,
 }
 
 impl Manifests {
-    /// Reads the files that have changed.
     fn read(&mut self, listing: Listing) {
         self.files.retain(|name, _| listing.contains_key(name));
         for (name, stamp) in &listing {
@@ -112,7 +110,7 @@ impl Manifests {
         self.listing = listing;
     }
 
-    /// Returns the objects in force, and the problems by place.
+    /// Returns the objects in use, and the problems by place.
     fn state(&self) -> (Objects, BTreeMap<String, String>) {
         let mut placed: BTreeMap<&Key, (String, &LocatedObject)> = BTreeMap::new();
         let mut problems = BTreeMap::new();
@@ -135,7 +133,7 @@ impl Manifests {
                 }
             }
         }
-        // An object that was moved to another file is not kept in the old one.
+        // An object that moved to another file is dropped from the old file.
         for (name, file) in &self.files {
             for object in &file.kept {
                 placed
@@ -156,7 +154,7 @@ impl Manifests {
     }
 }
 
-/// Reads a file that is not longer than [`LONGEST`], whatever its length was when it was listed.
+/// Reads a file of at most [`LONGEST`] bytes, even if it grew since it was listed.
 fn text_of(path: &Path) -> Result<String, String> {
     let mut bytes = Vec::new();
     let read = fs::File::open(path).and_then(|file| file.take(LONGEST + 1).read_to_end(&mut bytes));
@@ -222,7 +220,7 @@ fn all(objects: &Objects) -> Vec<Input> {
     ]
 }
 
-/// Returns the changes, with new and different objects before deleted ones: a Service that moves to
+/// Returns the changes, with new and changed objects before deleted ones: a Service that moves to
 /// other EndpointSlices never lacks both.
 fn changes(old: &Objects, new: &Objects) -> Vec<Input> {
     let put = new

@@ -1,6 +1,5 @@
-//! Reads of an object what kpx needs. Nothing else in it can refuse it: fields that are not needed
-//! are left out, of any shape, and so are nulls, which the API server stores and serves at any
-//! place.
+//! Reads only the needed fields of an object. Other fields of any shape cannot make it unreadable,
+//! nor can nulls, which the API server stores and serves anywhere.
 
 use std::fmt;
 
@@ -11,11 +10,10 @@ use serde::de::{
     Visitor,
 };
 
-/// The reason why an object cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Misread {
-    /// The needed field that has the wrong shape, such as `spec.ports[0].port`; empty if it is the
-    /// whole object.
+    /// The needed field with the wrong shape, such as `spec.ports[0].port`; empty for the whole
+    /// object.
     pub(crate) field: String,
     pub(crate) why: String,
 }
@@ -45,7 +43,7 @@ pub(crate) fn read<T: DeserializeOwned>(text: &str, needed: Needed) -> Result<T,
         .map_err(|error| misread(String::new(), error))?
         .text;
     serde_json::from_slice(&kept).map_err(|error| {
-        // The text has one line. A second way through it finds the value that ends or begins there.
+        // The text has one line. A second pass finds the value that ends or begins at the column.
         let place = Kept::of(&kept, Needed::All, Some(error.column()))
             .ok()
             .and_then(|kept| kept.place);
@@ -57,10 +55,9 @@ pub(crate) fn read<T: DeserializeOwned>(text: &str, needed: Needed) -> Result<T,
 #[derive(Default)]
 struct Kept {
     text: Vec<u8>,
-    /// The number of bytes before the end, or before the beginning, of the value whose place is
-    /// looked for.
+    /// The number of bytes before the end, or before the beginning, of the searched value.
     column: Option<usize>,
-    /// The fields and items down to the value that is being written, while a place is looked for.
+    /// The fields and items down to the current value, during a search.
     path: Vec<String>,
     place: Option<String>,
 }
@@ -84,14 +81,13 @@ impl Kept {
         Ok(true)
     }
 
-    /// Begins a field or an item of what began at `start`.
     fn separate(&mut self, start: usize) {
         if self.text.len() > start {
             self.text.push(b',');
         }
     }
 
-    /// Writes a field or an item: `write` returns false for a null, which is taken back to
+    /// Writes a field or an item. `write` returns false for a null, which is removed back to
     /// `before`.
     fn member<E>(
         &mut self,
@@ -117,7 +113,7 @@ impl Kept {
     }
 }
 
-/// Copies a value as far as it is needed. Yields false for a null.
+/// Copies the needed part of a value. Yields false for a null.
 struct Sieve<'a> {
     needed: Needed,
     kept: &'a mut Kept,
@@ -211,13 +207,12 @@ impl<'de> Visitor<'de> for Sieve<'_> {
     }
 }
 
-/// Copies a field's name, if the field is needed.
 struct Field<'a> {
     needed: Needed,
     kept: &'a mut Kept,
 }
 
-/// The needed part of a field, and its name while a place is looked for.
+/// The needed part of a field, and its name during a search.
 struct Key {
     needed: Needed,
     step: String,

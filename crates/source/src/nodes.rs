@@ -1,30 +1,29 @@
-//! Questions about single nodes, which are too many to be watched. They are few: see
-//! `kubernetes/node_states.rs`.
+//! Look-ups of single nodes, which are too many for a watch: see `kubernetes/node_states.rs`.
 
 use futures::{Stream, StreamExt, stream};
 use proxy_core::compact::Shared;
 use tokio::sync::{mpsc, oneshot};
 
-/// The questions that wait for answers at one time. They share the limit on requests with lists and
-/// Events, which wait no longer than these do.
+/// The most look-ups in progress. They share the rate limit with lists and Events, which wait no
+/// longer than these do.
 pub const AT_ONCE: usize = 16;
 
-/// The state of a node, as the API server has it.
+/// The state of a node in the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeState {
-    /// The control plane hears of it.
+    /// The control plane receives its heartbeats.
     There,
-    /// The control plane has not heard of it for long, or it has no object any more.
+    /// The control plane has had no heartbeat for long, or the Node object is gone.
     Lost,
-    /// No API server has told, and why.
+    /// No answer from an API server, with the reason.
     Unknown(String),
 }
 
-/// The end that asks.
+/// The requesting end.
 #[derive(Clone, Debug)]
 pub struct NodeAsker(mpsc::Sender<Question>);
 
-/// The end of the source.
+/// The source's end.
 #[derive(Debug)]
 pub struct NodeQuestions(pub(crate) mpsc::Receiver<Question>);
 
@@ -34,21 +33,21 @@ pub(crate) struct Question {
     pub(crate) answer: oneshot::Sender<NodeState>,
 }
 
-/// Makes both ends.
+/// Creates both ends.
 pub fn questions() -> (NodeAsker, NodeQuestions) {
     let (sender, receiver) = mpsc::channel(1);
     (NodeAsker(sender), NodeQuestions(receiver))
 }
 
 impl NodeQuestions {
-    /// Makes an end to which no question comes.
+    /// Creates an end that receives no requests.
     pub fn none() -> Self {
         questions().1
     }
 }
 
 impl NodeAsker {
-    /// Asks for the states of nodes. Answers come in any order.
+    /// Looks up the states of nodes. Answers come in any order.
     pub fn ask(
         &self,
         nodes: impl IntoIterator<Item = Shared>,

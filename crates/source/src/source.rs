@@ -13,13 +13,13 @@ use proxy_core::input::Input;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     Kubernetes(kubernetes::Options),
-    /// A folder of YAML and JSON files, applied as `kubectl apply -f` would, with kpx as the API
+    /// A folder of YAML and JSON files, applied as by `kubectl apply -f` with kpx as the API
     /// server.
     Manifests(PathBuf),
 }
 
 impl Source {
-    /// Returns the operator's files and folders that are read again and again.
+    /// Returns the operator's files and folders that are read repeatedly.
     pub fn paths(&self) -> Vec<PathBuf> {
         match self {
             Self::Kubernetes(options) => options.paths(),
@@ -27,8 +27,8 @@ impl Source {
         }
     }
 
-    /// Checks that the files on the way to the objects can be read and used. The check asks the API
-    /// server nothing, and runs no credential plugin.
+    /// Checks that the files on the way to the objects are readable and valid. Sends no request to
+    /// the API server and runs no credential plugin.
     pub async fn check(&self) -> anyhow::Result<()> {
         match self {
             Self::Kubernetes(options) => options.check().await,
@@ -36,7 +36,7 @@ impl Source {
         }
     }
 
-    /// Returns the URL of the API server, without credentials. None if there is none.
+    /// Returns the URL of the API server, without credentials. `None` without an API server.
     pub async fn server(&self) -> anyhow::Result<Option<String>> {
         match self {
             Self::Kubernetes(options) => options.server().await.map(Some),
@@ -45,11 +45,11 @@ impl Source {
     }
 
     /// Feeds `inputs` until its receiver is gone, which is `Ok`. The first input of every kind is
-    /// `Update::All`, or `Update::Refused`.
+    /// `Update::All` or `Update::Refused`.
     ///
-    /// `node_name` selects the Node that is sent; without it all are. `events` are sent to the
-    /// source if it is an API server, and only that answers `questions`. An error is one that
-    /// waiting does not cure; all others are in `health` while the source keeps trying.
+    /// `node_name` selects the Node that is sent; without it all are. Only an API server receives
+    /// `events` and answers `questions`. An error needs the operator; all other failures are in
+    /// `health` while the source retries.
     pub async fn run(
         self,
         node_name: Option<String>,

@@ -45,7 +45,7 @@ impl Watches {
         registry.register("unreadable_objects", help, self.unreadable.clone());
     }
 
-    /// Creates the series of a kind, so that they exist from the start.
+    /// Creates the series of a kind, so that it exists from the start.
     pub fn know(&self, kind: &str) {
         let kind = ByKind::new(kind);
         drop((
@@ -55,8 +55,8 @@ impl Watches {
         drop(self.unreadable.get_or_create(&kind));
     }
 
-    /// Removes the series of a kind that the server does not serve, so that no watch counts as
-    /// broken.
+    /// Removes the series of a kind that the server does not serve, so that its watch does not
+    /// count as broken.
     pub fn unserved(&self, kind: &str) {
         self.up.remove(&ByKind::new(kind));
     }

@@ -1,4 +1,5 @@
-//! Judges backends by what the programs count of them, and tells their Services.
+//! Applies backend health: reads the programs' counters, ejects unresponsive backends and reports
+//! them to their Services.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,47 +19,43 @@ use tracing::{info, warn};
 use super::Agent;
 use crate::lost_nodes::EndpointPlaces;
 
-/// The time between two looks at the programs' counters of failures and of late backends, and the
-/// same while no connection is opened.
+/// The time between two reads of the programs' counters: normally, and while no connection opens.
 const PERIOD: Duration = Duration::from_millis(200);
 const REST: Duration = Duration::from_secs(1);
-/// The time without a new connection after which looks are rare. A client's second SYN comes
+/// The time without a new connection after which reads become rare. A client retries its SYN
 /// sooner.
 const CALM: Duration = Duration::from_secs(10);
-/// The counters that grow with each new connection, and with each that fails.
+/// The counters that grow with each new and each failed connection.
 const SIGNS: [Event; 4] = [
     Event::FlowOpened,
     Event::SocketLed,
     Event::BackendFailed,
     Event::BackendOwes,
 ];
-/// The part of the time that may go into reading what failed.
+/// The reads take at most 1/20 of the time.
 const SHARE: u32 = 20;
 
-/// The lines that one judgement may write to the log, and the backends that each of them names.
+/// The most log lines of one evaluation, and the most backends that each line names.
 const LINES: usize = 20;
 const NAMED: usize = 3;
 
-/// The judgement of this node's backends.
 #[derive(Debug)]
 pub(super) struct BackendHealth {
     judge: Judge,
     votes: VoteReader,
     started: Instant,
     due: Instant,
-    /// The failures and the SYNs for late backends at the last reading; None before the first.
+    /// The failures, and the SYNs to late backends, at the last read. None before the first.
     counted: Option<[u64; 2]>,
-    /// The sum of all [`SIGNS`] at the last look, and the time of the last one that found more, if
-    /// any did.
+    /// The sum of all [`SIGNS`] at the last read, and the time of its last growth.
     signs: (u64, Option<Instant>),
-    /// The service port at which the next look for unresponsive nodes begins.
+    /// The service port at which the next search for unresponsive nodes begins.
     turn: Option<SocketAddr>,
-    /// The places of endpoints, whose nodes may be lost.
+    /// The places of endpoints, if connections to lost nodes are ended.
     places: Option<EndpointPlaces>,
 }
 
 impl BackendHealth {
-    /// `places`: connections to lost nodes are ended.
     pub(super) fn new(votes: VoteReader, places: Option<EndpointPlaces>) -> Self {
         let now = Instant::now();
         let judge = Judge::default();
@@ -75,17 +72,15 @@ impl BackendHealth {
         }
     }
 
-    /// Takes in that a pass has taken in changes.
     pub(super) fn changed(&mut self) {
         self.places.iter_mut().for_each(EndpointPlaces::changed);
     }
 
-    /// Waits until a look is due.
     pub(super) async fn due(&self) {
         sleep_until(self.due).await;
     }
 
-    /// Returns the time until the next look: some connection may fail soon, or none.
+    /// Returns the time until the next read: short while connections open or wait for an answer.
     fn pace(&mut self, counters: &Counters) -> Result<Duration> {
         let signs = SIGNS
             .into_iter()
@@ -102,7 +97,7 @@ impl BackendHealth {
         })
     }
 
-    /// Reads the votes, unless nothing can have changed.
+    /// Reads the votes if the counters have grown or the judge waits for time to pass.
     fn read(&mut self, counters: &Counters, desired: &Desired) -> Result<Vec<Change>> {
         let counted = [
             counters.event(Event::BackendFailed)?,
@@ -123,7 +118,7 @@ impl BackendHealth {
 }
 
 impl Agent {
-    /// Judges all backends, and takes those out of the tables that are silent now.
+    /// Evaluates all backends, and ejects the unresponsive ones from the tables.
     pub(super) async fn judge_backends(&mut self) -> Result<()> {
         let _work = self.reports.liveness.work();
         let Self {
@@ -144,7 +139,7 @@ impl Agent {
             .for_each(|places| places.tell(desired));
         let read = backend_health.read(counters, desired);
         let concerns_any = desired.set_aside(backend_health.judge.silent());
-        // Counters that cannot be read are told of by the reading.
+        // The read above has reported unreadable counters.
         let pace = backend_health.pace(counters).unwrap_or(PERIOD);
         backend_health.due = began + pace.max(began.elapsed() * SHARE);
         let told = read.map(|changes| self.tell_changes(&changes));
@@ -156,7 +151,7 @@ impl Agent {
         }
     }
 
-    /// Tells each Service once which of its backends are silent, and which are no more.
+    /// Reports to each Service, once, its backends that became unresponsive or answer again.
     fn tell_changes(&self, changes: &[Change]) {
         let mut told = BTreeMap::<_, Vec<String>>::new();
         for change in changes {
@@ -191,7 +186,6 @@ impl Agent {
         }
     }
 
-    /// Returns the silent backends, with their Services.
     pub(super) fn silent_status(&self) -> Vec<SilentStatus> {
         let silent = self.desired.silent().keys().filter_map(|path| {
             let service = self.desired.service_at(path)?.name.to_string();
@@ -208,7 +202,6 @@ impl Agent {
     }
 }
 
-/// Logs which backends of a port are silent, or answer again.
 fn log_change(service: &ObjectName, port: u16, is_silent: bool, backends: &[String]) {
     let number = backends.len();
     let some = backends[..number.min(NAMED)].join(", ");

@@ -1,4 +1,4 @@
-//! Goes on where work beside the loop has ended: the node's, the sweep's, and all of it.
+//! Continues after work outside the loop: the node's tasks, the sweep, and the agent's end.
 
 use std::time::Duration;
 
@@ -12,7 +12,6 @@ use super::node_part::Errand;
 use crate::node::Node;
 
 impl Agent {
-    /// Goes on where the node was sent away.
     pub(super) async fn on_node_back(&mut self, errand: Errand, result: Result<()>) -> Result<()> {
         let is_kept = match errand {
             Errand::Devices => {
@@ -35,7 +34,7 @@ impl Agent {
                 self.on_facts().await
             }
             Errand::Judgement => {
-                // The next full list of devices ends the problem.
+                // The next full list of devices clears the problem.
                 if result.is_err() {
                     self.record(&Problem::Devices, result);
                 }
@@ -50,8 +49,8 @@ impl Agent {
         }
     }
 
-    /// Takes in the facts of changed devices or routes. Returns true if a pass must follow at once:
-    /// packets to an address that has left the host must not wait for their Service.
+    /// Takes in changed devices and routes. Returns true if a pass must follow at once: packets to
+    /// an address that left the host must not wait for their Service.
     async fn on_facts(&mut self) -> bool {
         self.tell_left_out();
         let Some(node) = self.node.here_mut() else {
@@ -63,7 +62,7 @@ impl Agent {
         (self.desired.keep_by_host(node.kept_addresses()) || is_shared) && self.passes.has_synced
     }
 
-    /// Leaves the programs to the next agent, which may be of another version.
+    /// Leaves the programs to the next agent, which may have another version.
     pub async fn hand_over(self) {
         let flows = self.sweeper.flows();
         let left = tokio::task::spawn_blocking(move || flows.leave()).await;
@@ -82,7 +81,6 @@ impl Agent {
         }
     }
 
-    /// Takes in the end of a sweep of the flow tables.
     pub(super) fn on_swept(&mut self, swept: Result<Duration>) {
         let has_swept = swept.is_ok();
         let swept = swept.map(|duration| self.reports.swept(duration, self.sweeper.expired()));
@@ -91,7 +89,7 @@ impl Agent {
             self.undetected_pods
                 .check(&self.counters, &self.reports.health, &self.reports.events);
         self.record(&Problem::Counters, checked);
-        // A sweep that failed has found nothing out.
+        // A failed sweep has no new counts.
         let remaining = self.sweeper.fast();
         if has_swept && let Some(node) = self.node.here_mut() {
             let kept = node.keep_fast_flows(remaining);

@@ -1,4 +1,4 @@
-//! The last part of a pass: the node's routes and rules follow the frontends that they lead to.
+//! The last part of a pass: the node's routes and rules follow their frontends.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use super::reports::Pass;
 use crate::all::all;
 use crate::choices::Mode;
 
-/// The time in which the kernel changes routes and rules, unless another program holds its lock of
-/// devices (RTNL). The loop waits so long.
+/// The time that the kernel needs to change routes and rules while no other program holds RTNL. The
+/// loop waits that long for the node.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
 /// A pass that ends when the node has followed.
@@ -22,7 +22,7 @@ pub(super) struct Following {
     pass: Pass,
     started: Instant,
     written: bool,
-    /// The result of what the node has done already.
+    /// The result of the part that needs no RTNL.
     done: Result<()>,
 }
 
@@ -31,7 +31,7 @@ impl Agent {
     pub(super) async fn follow(&mut self, pass: Pass, written: bool) -> Result<()> {
         let Some(node) = self.node.here_mut() else {
             self.node.owes_pass = true;
-            // A pass beside one that the node is away for is in force with that one.
+            // A pass that overlaps with a following pass ends together with that pass.
             if !self.node.is_following() {
                 self.reports.end(pass, |family| {
                     self.node.retry.is_none() && self.writer.is_whole(family)
@@ -61,7 +61,6 @@ impl Agent {
         Ok(())
     }
 
-    /// Ends a pass after the node has followed.
     pub(super) async fn end(&mut self, following: Following, result: Result<()>) {
         let Following {
             mut pass,
@@ -77,13 +76,13 @@ impl Agent {
         self.reports.end(pass, |family| {
             result.is_ok() && self.writer.is_whole(family)
         });
-        // With new ranges the node has read its routes.
+        // After a change of ranges the node has read its routes again.
         if let Some(node) = self.node.here_mut()
             && node.share_networks(&mut self.desired)
         {
             self.passes.schedule.ask_again();
         }
-        // The Node object tells which of the node's addresses are its own.
+        // The Node object decides which of the node's addresses are its own.
         if let Some(node) = self.node.here() {
             self.health_checks.listen_on(node.listen_addresses()).await;
         }

@@ -1,13 +1,12 @@
-//! The node's part of the agent, which may be away at work on devices, routes and rules.
+//! The node's part of the agent, which may be away to work on devices, routes and rules.
 //!
-//! The kernel changes all of these, and attaches programs, under one lock (RTNL), and any program
-//! on the machine can hold it for long. So that work has a thread of its own, and the agent's loop
-//! goes on with Services and endpoints meanwhile.
+//! The kernel changes all of these, and attaches programs, under RTNL, which any program can hold
+//! for long. That work runs on its own thread, and the loop continues with Services and endpoints.
 //!
 //! ```text
-//!   Here ── an errand: devices, a pass to follow, routes, a judgement ──▶ Away
-//!    ▲                                                                     │
-//!    └───────────────── back: the errand and its result ───────────────────┘
+//!   Here ── task: devices, a pass to follow, routes, rule check ──▶ Away
+//!    ▲                                                              │
+//!    └────────────────── back: the task and its result ─────────────┘
 //! ```
 
 use std::collections::BTreeSet;
@@ -26,38 +25,37 @@ use crate::control::{QUEUE, Query};
 use crate::liveness::Work;
 use crate::node::Node;
 
-/// The node, and the work that waits for it.
 pub(super) struct NodePart {
     state: State,
     last: LastKnown,
-    /// Set if a pass had to leave out the node, which was away.
+    /// Set if a pass skipped the absent node.
     pub(super) owes_pass: bool,
-    /// The time of the next attempt to update the node, after a failed one.
+    /// The time of the next attempt after a failed update of the node.
     pub(super) retry: Option<Instant>,
-    /// The queries that wait until the node is back.
+    /// The queries that wait for the node.
     waiting: Vec<Query>,
 }
 
 enum State {
     Here(Box<Node>),
     Away(Errand, JoinHandle<(Box<Node>, Result<()>)>),
-    /// The errand has panicked, and the agent ends.
+    /// The task has panicked, and the agent ends.
     Lost,
 }
 
-/// The work that the node is away for.
+/// The task of an absent node.
 pub(super) enum Errand {
-    /// Changes of devices are taken in.
+    /// Take in changes of devices.
     Devices,
-    /// Routes and rules follow a pass.
+    /// Bring routes and rules up to date after a pass.
     Follow(Following),
-    /// Routes and rules are put back.
+    /// Restore routes and rules.
     Routes,
-    /// The rules of netfilter decide which packets may skip the stack.
+    /// Evaluate netfilter's rules: the packets that may skip the stack.
     Judgement,
 }
 
-/// The facts of the node that the loop needs while it is away.
+/// The node's facts that the loop needs while the node is away.
 struct LastKnown {
     own_addresses: BTreeSet<IpAddr>,
     persistence: PersistenceKind,
@@ -78,12 +76,10 @@ impl NodePart {
         matches!(self.state, State::Here(_))
     }
 
-    /// Returns true while the node is away to follow a pass.
     pub(super) fn is_following(&self) -> bool {
         matches!(self.state, State::Away(Errand::Follow(_), _))
     }
 
-    /// Returns the node unless it is away.
     pub(super) fn here(&self) -> Option<&Node> {
         match &self.state {
             State::Here(node) => Some(node),
@@ -98,35 +94,31 @@ impl NodePart {
         }
     }
 
-    /// Sends the node away to take in changes of devices. Without effect while it is away.
     pub(super) fn take_in(&mut self, events: Vec<LinkEvent>, health: Health, work: Work) {
         self.send(Errand::Devices, work, async move |node| {
             node.on_links(events, &health).await
         });
     }
 
-    /// Sends the node away to follow a pass. Without effect while it is away.
     pub(super) fn follow(&mut self, following: Following, health: Health, work: Work) {
         self.send(Errand::Follow(following), work, async move |node| {
             node.follow(&health).await
         });
     }
 
-    /// Sends the node away to put routes and rules back. Without effect while it is away.
     pub(super) fn repair_routes(&mut self, health: Health, work: Work) {
         self.send(Errand::Routes, work, async move |node| {
             node.repair_routes(&health).await
         });
     }
 
-    /// Sends the node away to judge which packets may skip the stack. Without effect while it is
-    /// away.
     pub(super) fn judge(&mut self, work: Work) {
         self.send(Errand::Judgement, work, async move |node| {
             node.judge_fast_path().await
         });
     }
 
+    /// Sends the node off with a task. No effect while the node is away.
     fn send(
         &mut self,
         errand: Errand,
@@ -150,8 +142,8 @@ impl NodePart {
         self.state = State::Away(errand, task);
     }
 
-    /// Waits until the node is back, for ever if it is not away, and returns its errand with the
-    /// result. The outer error is a panic of its work.
+    /// Waits until the node is back, and returns its task with the result; never returns while the
+    /// node is here. The outer error is a panic of the task.
     pub(super) async fn back(&mut self) -> Result<(Errand, Result<()>)> {
         let State::Away(_, task) = &mut self.state else {
             return std::future::pending().await;
@@ -165,10 +157,10 @@ impl NodePart {
         Ok((errand, result))
     }
 
-    /// Waits for a node that is away, and returns it.
+    /// Waits for an absent node, and returns it.
     pub(super) async fn into_node(mut self) -> Result<Node> {
         if let State::Away(..) = self.state {
-            // The agent ends, and the next one does what is left to do.
+            // The agent ends, and the next agent completes the work.
             let _ended = self.back().await?;
         }
         match self.state {
@@ -177,7 +169,7 @@ impl NodePart {
         }
     }
 
-    /// Keeps a query until the node is back, and forgets those whose clients have gone.
+    /// Keeps a query until the node is back, and drops the queries of clients that have gone.
     pub(super) fn keep_waiting(&mut self, query: Query) {
         self.waiting.retain(|query| !query.is_abandoned());
         if self.waiting.len() < QUEUE {
@@ -185,18 +177,16 @@ impl NodePart {
         }
     }
 
-    /// Takes the queries that have waited for the node.
     pub(super) fn take_waiting(&mut self) -> Vec<Query> {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Returns the addresses of all devices.
     pub(super) fn own_addresses(&self) -> BTreeSet<IpAddr> {
         self.here()
             .map_or_else(|| self.last.own_addresses.clone(), Node::own_addresses)
     }
 
-    /// Returns what keeps the programs in the kernel after the agent's end.
+    /// Returns the kind of object that keeps the programs in the kernel after the agent's end.
     pub(super) fn persistence_kind(&self) -> PersistenceKind {
         self.here().map_or(self.last.persistence, |node| {
             node.attachments().persistence_kind()

@@ -1,5 +1,5 @@
-//! Finds properties of the host that kpx cannot honour. The node stays healthy, and `kpx status`
-//! shows them.
+//! Finds properties of the host that kpx cannot honour. `kpx status` shows them; the node stays
+//! healthy.
 
 use std::time::Duration;
 
@@ -9,21 +9,20 @@ use proxy_net::xfrm;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-/// The table of kube-proxy, and the chain of it that refuses what goes to a ClusterIP without a
-/// Service.
+/// kube-proxy's table, and its chain that refuses packets to a ClusterIP without a Service.
 const REFUSING: (&str, &str) = ("kube-proxy", "cluster-ips-check");
 const STALE: &str = "kube-proxy's nftables rules are on this node: without a running kube-proxy they refuse packets of the node and of hostNetwork pods to newer Services, unless socket load balancing applies (Sockets): run kpx cleanup --kube-proxy";
 
 #[derive(Debug, Default)]
 pub(super) struct Notices {
     texts: Vec<String>,
-    /// The time of the next look; None is at once.
+    /// The time of the next check. None: at once.
     due: Option<Instant>,
 }
 
 impl Notices {
-    /// Waits until a look is due, and looks: at once, and then once in each `period`. `is_probed`:
-    /// load balancers ask for `healthCheckNodePort`s here. The future may be cancelled.
+    /// Waits until a check is due and runs it: at once, then once per `period`. `is_probed`: load
+    /// balancers probe `healthCheckNodePort`s here. Cancel-safe.
     pub(super) async fn next(&mut self, period: Duration, is_probed: bool) {
         if let Some(due) = self.due {
             sleep_until(due).await;

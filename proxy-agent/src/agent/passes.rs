@@ -1,4 +1,4 @@
-//! The passes over the maps: the past ones, and when the next one is due.
+//! The passes over the maps: past passes, and the time of the next.
 
 use std::time::Duration;
 
@@ -7,24 +7,22 @@ use tokio::time::Instant;
 
 use super::schedule::PassSchedule;
 
-/// The first wait between attempts to write what the kernel refused. The longest wait is the sync
-/// period.
+/// The first wait before a refused write is retried. The longest wait is the sync period.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(super) struct Passes {
     pub(super) schedule: PassSchedule,
     retry: Option<Retry>,
-    /// Set if the last pass has left Services to the next one.
+    /// Set if the last pass left Services to the next.
     pub(super) is_behind: bool,
-    /// Set by the first pass. Before it, the maps may hold what a predecessor left.
+    /// Set by the first pass. Before it, the maps may hold a predecessor's rows.
     pub(super) has_synced: bool,
-    /// The number of passes that changed a map, and the time of the last one.
+    /// The number of passes that changed a map, and the time of the last.
     pub(super) changing: u64,
     pub(super) last_change: Option<Timestamp>,
 }
 
-/// The next attempt to write what the kernel refused.
 #[derive(Debug)]
 struct Retry {
     at: Instant,
@@ -39,7 +37,7 @@ impl Passes {
         }
     }
 
-    /// Returns the time of the next pass over the maps that no change asks for.
+    /// Returns the time of the next pass without a change of objects.
     pub(super) fn due(&self) -> Option<Instant> {
         let retry = self.retry.as_ref().map(|retry| retry.at);
         let behind = self.is_behind.then(Instant::now);
@@ -47,24 +45,22 @@ impl Passes {
         retry.into_iter().chain(behind).chain(scheduled).min()
     }
 
-    /// Returns true if a write that the kernel refused waits for its next attempt.
     pub(super) fn has_refused(&self) -> bool {
         self.retry.is_some()
     }
 
-    /// Returns true unless a write that the kernel refused has to wait longer.
+    /// Returns false while a refused write must wait longer.
     pub(super) fn may_write(&self) -> bool {
         self.retry
             .as_ref()
             .is_none_or(|retry| retry.at <= Instant::now())
     }
 
-    /// Notes that everything is written.
     pub(super) fn written(&mut self) {
         self.retry = None;
     }
 
-    /// Notes that the kernel refused a write. Each next attempt waits twice as long.
+    /// Notes a refused write. The wait doubles with each refusal.
     pub(super) fn refused(&mut self) {
         let wait = self.retry.as_ref().map_or(RETRY_MIN, |retry| {
             (retry.wait * 2).min(self.schedule.sync_period)
@@ -75,7 +71,6 @@ impl Passes {
         });
     }
 
-    /// Counts a pass that changed a map.
     pub(super) fn count_change(&mut self) {
         self.changing += 1;
         self.last_change = Some(Timestamp::now());

@@ -1,4 +1,5 @@
-//! Says which pods of this node have their sockets led, and which way the others take.
+//! Selects the pods of this node with socket load balancing, and reports the path of the other
+//! pods.
 
 use std::collections::BTreeSet;
 
@@ -12,17 +13,15 @@ use crate::node::Node;
 use crate::pod_sockets::{Found, LedPods};
 use proxy_view::status::{PodStatus, PodsStatus};
 
-/// The Pods of this node, whose sockets may be led.
 #[derive(Debug, Default)]
 pub(super) struct Pods {
-    /// The pods whose sockets are led, where pods are chosen.
+    /// The pods with socket load balancing, if pods are selected.
     pub(super) led: Option<LedPods>,
-    /// Annotations of Pods that mean nothing.
+    /// Annotations of Pods without a meaning.
     pub(super) bad: BTreeSet<Skipped>,
 }
 
 impl Agent {
-    /// Takes in changed Pods.
     pub(super) fn on_pods(&mut self) {
         let (Some(led), Some(pods)) = (&self.pods.led, self.desired.store().pods()) else {
             return;
@@ -46,9 +45,8 @@ impl Agent {
             .for_each(|skipped| self.skip(skipped));
     }
 
-    /// Returns the way of each pod, if pods are chosen here.
     pub(super) fn pods_status(&self, node: &Node) -> Option<PodsStatus> {
-        // Packets serve pods, too, once the programs could not be attached again.
+        // Programs that could not be reattached leave pods to packet translation.
         let led = self
             .pods
             .led
@@ -95,7 +93,7 @@ fn skipped(pod: &LocalPod, value: &str) -> Skipped {
     }
 }
 
-/// `skips` is set while whole connections of pods skip the stack.
+/// `skips` is set while bypass connections of pods skip the stack.
 fn status(pod: &LocalPod, found: &Found, skips: bool) -> PodStatus {
     let (way, group, why) = match PodWay::of(pod) {
         PodWay::Host => (HOST, "", Some("its sockets are the host's".to_owned())),

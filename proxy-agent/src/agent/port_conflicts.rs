@@ -1,6 +1,6 @@
-//! Finds processes of this node that get no packets any more because a Service has their address
-//! and port. The agent reports such processes and leaves the Service in place: kube-proxy serves
-//! such Services, and some clusters are entered through them.
+//! Finds processes of this node that receive no packets because a Service has their address and
+//! port. The agent reports them and keeps the Service: kube-proxy serves such Services, and some
+//! clusters depend on them for ingress.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -14,14 +14,14 @@ use proxy_source::events::Events;
 
 #[derive(Debug, Default)]
 pub(super) struct PortConflicts {
-    /// The external frontends at the node's own addresses at the last scan.
+    /// The external frontends at the node's own addresses, as of the last scan.
     known: BTreeSet<(IpAddr, Proto, u16)>,
-    /// The revision and the own addresses at the last scan.
+    /// The revision and the own addresses as of the last scan.
     seen: Option<(u64, BTreeSet<IpAddr>)>,
 }
 
 impl PortConflicts {
-    /// Looks for processes behind the new frontends at the node's `own` addresses.
+    /// Scans for processes behind the new frontends at the node's `own` addresses.
     pub(super) fn scan(&mut self, desired: &Desired, own: BTreeSet<IpAddr>, events: &Events) {
         if self
             .seen

@@ -1,4 +1,4 @@
-//! Collects the values that a scrape asks of the agent.
+//! Collects the agent's values for a scrape.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ impl Agent {
                     .filter(|backend| backend.is_aside == aside)
                     .count() as u64
             }),
-            // The servers add them: they are no part of the loop's state.
+            // The servers add these, which are not part of the loop's state.
             services: Vec::new(),
         })
     }
@@ -68,7 +68,7 @@ impl Agent {
     }
 }
 
-/// Counts the services without local endpoints, for the internal policy and for the external one.
+/// Counts the services without local endpoints, for the internal and for the external policy.
 fn no_local_endpoints<A: Addr>(tables: &FamilyTables<A>) -> [u64; 2] {
     [Service::INTERNAL_LOCAL, Service::EXTERNAL_LOCAL].map(|policy| {
         let without = |service: &&Service| {

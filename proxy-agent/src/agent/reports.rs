@@ -1,4 +1,4 @@
-//! Reports the agent's state: its problems, its liveness, its durations.
+//! Reports the agent's state: problems, liveness, durations.
 
 use std::time::Duration;
 
@@ -16,18 +16,15 @@ use proxy_source::health::Health;
 
 #[derive(Debug)]
 pub struct Reports {
-    /// The problems of the agent's own work.
     pub(super) health: Health,
     pub(super) liveness: Liveness,
-    /// The Events that the agent sends to the cluster.
     pub(super) events: Events,
     metrics: Metrics,
     latencies: Latencies,
 }
 
-/// A pass of the agent over the changes.
 pub(super) struct Pass {
-    /// Set if there is something to bring into force.
+    /// Set if there are changes to apply.
     asked: bool,
     /// Set if the pass begins by reading the maps.
     pub(super) full: bool,
@@ -71,7 +68,7 @@ impl Reports {
         }
     }
 
-    /// Records what has been received and is not in force yet.
+    /// Records the received changes that are not yet applied.
     pub(super) fn know(&self, desired: &Desired) {
         let proxy = &self.metrics.proxy;
         let pending = desired.pending();
@@ -84,8 +81,7 @@ impl Reports {
         }
     }
 
-    /// Records that there is work to bring into force. The record precedes the work, because the
-    /// work may hang.
+    /// Records pending work before it begins, because the work may hang.
     pub(super) fn queued(&self) {
         for family in IpFamily::ALL {
             self.liveness.queued(family);
@@ -99,7 +95,7 @@ impl Reports {
             .for_each(|trigger| self.latencies.add(trigger));
     }
 
-    /// Records the end of a pass, and for each family whether its desired state is in force.
+    /// Records the end of a pass, and for each family whether its desired state is in the maps.
     pub(super) fn end(&mut self, pass: Pass, in_force: impl Fn(IpFamily) -> bool) {
         let duration = pass.started.elapsed();
         for family in IpFamily::ALL {

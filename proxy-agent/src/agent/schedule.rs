@@ -1,16 +1,15 @@
-//! Decides when a pass may begin. Passes cost because of their writes, so the operator may limit
-//! how often they come.
+//! Decides when a pass may begin. Passes cost writes, so the operator may limit their rate.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The limits on how often passes come, and the pass that waits.
+/// The rate limit on passes, and the pending pass.
 #[derive(Clone, Debug)]
 pub struct PassSchedule {
-    /// The longest time until failed work is tried again.
+    /// The longest time until failed work is retried.
     pub(super) sync_period: Duration,
-    /// The shortest time between the beginnings of two passes.
+    /// The shortest time between the starts of two passes.
     min_period: Duration,
     last: Option<Instant>,
     is_waiting: bool,
@@ -34,37 +33,34 @@ impl PassSchedule {
         !self.is_waiting
     }
 
-    /// Asks for one more pass behind the present one.
     pub(super) fn ask_again(&mut self) {
         self.is_waiting = true;
     }
 
-    /// Returns the time at which the waiting pass may begin.
     pub(super) fn due(&self) -> Option<Instant> {
         self.last
             .filter(|_| self.is_waiting)
             .map(|last| last + self.min_period)
     }
 
-    /// Notes that a pass begins, which may find nothing to write yet.
+    /// Notes the start of a pass, which may have nothing to write.
     pub(super) fn begin(&mut self) {
         self.is_waiting = false;
     }
 
-    /// Counts this pass for the next one's wait.
+    /// Counts this pass in the wait for the next.
     pub(super) fn count(&mut self) {
         self.last = Some(Instant::now());
     }
 }
 
-/// Returns kube-proxy's period, without a wait.
+/// kube-proxy's period, without a minimum.
 impl Default for PassSchedule {
     fn default() -> Self {
         Self::new(Duration::from_secs(30), Duration::ZERO)
     }
 }
 
-/// Waits until a time; for ever if there is none.
 pub(super) async fn sleep_until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at).await,

@@ -1,4 +1,4 @@
-//! Tells objects which of their parts have no effect.
+//! Reports to objects which of their parts have no effect.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use super::Agent;
 use crate::node::Node;
 
 impl Agent {
-    /// Tells Services what they have begun to go without on this node.
+    /// Reports to Services which of their parts this node newly leaves out.
     pub(super) fn tell_left_out(&mut self) {
         let left_out: BTreeSet<_> = self
             .node
@@ -25,7 +25,7 @@ impl Agent {
         self.left_out = left_out;
     }
 
-    /// Logs that a part of an object has no effect, and tells the object.
+    /// Logs that a part of an object has no effect, and sends an Event to the object.
     pub(super) fn skip(&self, skipped: &Skipped) {
         if skipped.cause == Cause::NotTaken {
             debug!(object = %skipped.object, field = skipped.field, why = skipped.why, "not taken");
@@ -49,8 +49,8 @@ impl Agent {
     }
 }
 
-/// Counts the addresses that a host in mode host leaves to the network. A cluster may have any
-/// number of them, and that is no problem.
+/// Counts the addresses that a host in host mode leaves to the network. Any number is normal, and
+/// not a problem.
 pub(super) fn not_taken(desired: &Desired) -> Option<String> {
     let not_taken: Vec<_> = desired
         .skipped()

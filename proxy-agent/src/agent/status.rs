@@ -24,12 +24,12 @@ use proxy_view::status::{
     TableStatus, UnheardStatus, UnreachableStatus,
 };
 
-/// The number of Services and slices that one answer has, or nearly. A change may wait for one
-/// answer.
+/// The approximate number of Services and slices in one answer. A change waits for one answer at
+/// most.
 const PART: usize = 512;
 
 impl Agent {
-    /// Answers a query, if the node need not be back for that. The client may have gone meanwhile.
+    /// Answers a query, unless it must wait for the node. The client may have gone.
     pub(super) fn answer(&mut self, query: Query, source_problems: &Problems) {
         match (query, self.node.here()) {
             (query, _) if query.is_abandoned() => {}
@@ -167,8 +167,8 @@ impl Agent {
         of_the_host.chain(not_taken(&self.desired)).collect()
     }
 
-    /// Returns the fill of each map without a walk through any. The fill comes from the tables for
-    /// the maps that the agent fills, and from the last sweep's count for the flows.
+    /// Returns the fill of each map without a walk: from the tables for the maps that the agent
+    /// fills, and from the last sweep for flows.
     pub(super) fn map_fill(&self) -> BTreeMap<String, MapFill> {
         let mut entries = self.desired.tables().sizes();
         for (maps, family) in [(names::IPV4, Addr4::FAMILY), (names::IPV6, Addr6::FAMILY)] {
@@ -213,7 +213,6 @@ fn options_status(node: &Node, model: &NodeModel) -> OptionsStatus {
     }
 }
 
-/// Returns the word for a device's role.
 pub(super) fn role_name(node: &Node, ifindex: u32) -> &'static str {
     if ifindex == node.anchor().ifindex {
         return "anchor";
@@ -221,7 +220,7 @@ pub(super) fn role_name(node: &Node, ifindex: u32) -> &'static str {
     role_word(node.role(ifindex), node.knows_devices())
 }
 
-/// Returns the word for a role, which no device has before all have been listed.
+/// Returns the name of a role. No device has a role before all are listed.
 const fn role_word(role: Option<Role>, are_listed: bool) -> &'static str {
     match role {
         Some(Role::Device { pod: true }) => "pod",
@@ -233,8 +232,7 @@ const fn role_word(role: Option<Role>, are_listed: bool) -> &'static str {
     }
 }
 
-/// Returns the kinds of objects whose watches do not work, and the time since which the first of
-/// them does not.
+/// Returns the kinds of objects with failing watches, and the time of the first failure.
 fn unheard(source_problems: &Problems) -> Option<UnheardStatus> {
     let watches = source_problems
         .iter()
@@ -249,7 +247,6 @@ fn unheard(source_problems: &Problems) -> Option<UnheardStatus> {
     })
 }
 
-/// Returns problems by the order of their texts.
 fn problem_status(problems: &Problems) -> Vec<ProblemStatus> {
     let status = |(problem, reason): (&Problem, &Reason)| ProblemStatus {
         what: problem.to_string(),

@@ -9,16 +9,15 @@ use tokio::time::Instant as Due;
 
 use proxy_datapath::{FlowMaps, Pressure, Remaining, Swept};
 
-/// The time between two sweeps for expired flows.
 const SWEEP_PERIOD: Duration = Duration::from_secs(10);
 
-/// The same time behind the first sweep: packets of no flow are told apart once there were two.
+/// The time before the second sweep: packets without a flow are classified only after two sweeps.
 const SECOND_SWEEP: Duration = Duration::from_secs(1);
 
-/// The same time while a table is nearly full.
+/// The time between sweeps while a table is nearly full.
 const EMERGENCY_PERIOD: Duration = Duration::from_secs(1);
 
-/// Sweeps the flow tables on a thread of its own, because a large table takes a while.
+/// Sweeps the flow tables on its own thread, because a large table takes long.
 pub(super) struct Sweeper {
     due: Due,
     flows: FlowMaps,
@@ -38,22 +37,19 @@ impl Sweeper {
         }
     }
 
-    /// Returns a handle on the swept tables.
     pub(super) fn flows(&self) -> FlowMaps {
         self.flows.clone()
     }
 
-    /// Returns the result of the last sweep.
     pub(super) fn last(&self) -> &SweptFamilies {
         &self.last
     }
 
-    /// Returns the number of flows that the last sweep removed.
     pub(super) fn expired(&self) -> u64 {
         self.last.values().map(|swept| swept.expired as u64).sum()
     }
 
-    /// Returns the flows that the fast path has to know, as of the last sweep.
+    /// Returns the flows that concern the fast path, as of the last sweep.
     pub(super) fn fast(&self) -> Remaining {
         self.last
             .values()
@@ -63,8 +59,8 @@ impl Sweeper {
             })
     }
 
-    /// Waits for the end of the next sweep, and returns its duration. The future may be cancelled:
-    /// the sweep goes on, and the next call waits for it.
+    /// Waits for the end of the next sweep, and returns its duration. Cancel-safe: the sweep
+    /// continues, and the next call waits for it.
     pub(super) async fn next(&mut self) -> Result<Duration> {
         if self.sweep.is_none() {
             tokio::time::sleep_until(self.due).await;

@@ -1,5 +1,5 @@
 //! Finds pods of this node that detection takes for clients outside the cluster. The programs serve
-//! such pods, and the agent reports them to the operator.
+//! such pods, and the agent reports them.
 
 use std::time::Duration;
 
@@ -11,15 +11,14 @@ use proxy_datapath::Counters;
 use proxy_source::events::Events;
 use proxy_source::health::{Health, Problem};
 
-/// The problem ends after this long without another such client.
+/// The problem ends after this time without another such client.
 const QUIET: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
 pub(super) struct UndetectedPods {
-    /// The number of connections counted at the last check.
     seen: u64,
     last: Option<Instant>,
-    /// Set after the Event was sent, which happens once.
+    /// Set after the only Event was sent.
     told: bool,
 }
 

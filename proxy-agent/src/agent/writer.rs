@@ -1,5 +1,4 @@
-//! Writes changes to the maps, and remembers the service ports whose rows in the maps are
-//! incomplete.
+//! Writes changes to the maps, and tracks the service ports with incomplete rows.
 
 use std::collections::BTreeSet;
 
@@ -11,16 +10,15 @@ use proxy_core::ip_family::IpFamily;
 use proxy_core::tables::Tables;
 use proxy_datapath::Maps;
 
-/// The largest number of changes that one call hands over. After a refused change the agent looks
-/// through the rest again.
+/// The most changes in one call. After a refused change the agent filters the rest again.
 const BATCH: usize = 1_024;
 
 pub(super) struct Writer<M> {
     maps: M,
-    /// The service ports with a refused or omitted write. Later changes of such a port do not
-    /// follow from what the maps hold, so they wait for a pass that starts from the maps.
+    /// The service ports with a refused or omitted write. The maps do not hold what later changes
+    /// of such a port build on, so these wait for a pass that starts from the maps.
     behind: BTreeSet<ServiceKey>,
-    /// Set if reading the maps failed when it was required.
+    /// Set if a required read of the maps failed.
     unread: bool,
 }
 
@@ -39,7 +37,7 @@ impl<M: Maps> Writer<M> {
         tables
     }
 
-    /// Returns true if everything written of a family has arrived.
+    /// Returns true if all writes of a family succeeded.
     pub(super) fn is_whole(&self, family: IpFamily) -> bool {
         let of = |service: &ServiceKey| match service {
             ServiceKey::V4(_) => IpFamily::V4,
@@ -48,15 +46,15 @@ impl<M: Maps> Writer<M> {
         !self.unread && self.behind.iter().all(|service| of(service) != family)
     }
 
-    /// Writes the changes that lead from what the maps really hold to the desired state.
+    /// Writes the changes from the real content of the maps to the desired state.
     pub(super) fn write_from_maps(&mut self, changes: &[Change]) -> Result<()> {
         self.behind.clear();
         self.write(changes)
     }
 
-    /// Writes changes in order. A refused write costs the rest of its own service port, whose order
-    /// would not be safe without it. The other ports' changes are written: one of them may be the
-    /// very deletion that makes room.
+    /// Writes changes in order. A refused write stops the rest of its own service port, because the
+    /// order would no longer be safe. Other ports go on: one of their changes may be the deletion
+    /// that makes room.
     pub(super) fn write(&mut self, changes: &[Change]) -> Result<()> {
         let mut first_error = Ok(());
         let mut left = changes;
@@ -77,7 +75,7 @@ impl<M: Maps> Writer<M> {
                 .iter()
                 .for_each(|change| debug!(%change, "map"));
             left = &left[made..];
-            // In a full map one refusal follows the other.
+            // In a full map refusals follow one another.
             most = if result.is_ok() {
                 (most * 2).min(BATCH)
             } else {
@@ -117,7 +115,6 @@ mod tests {
     use proxy_core::desired::Desired;
     use proxy_core::diff::FamilyChange;
 
-    /// A map with room for two slots.
     #[derive(Default)]
     struct SmallMaps(Tables);
 
@@ -148,7 +145,7 @@ mod tests {
         assert!(writer.write(&desired.sync().changes).is_ok());
         desired.apply(pods(4).into());
         assert!(writer.write(&desired.sync().changes).is_err());
-        // This change needs no room, but builds on a refused one.
+        // This change needs no room, but builds on a refused change.
         desired.apply(web(30).into());
         assert!(writer.write(&desired.sync().changes).is_ok());
         assert_whole(&writer);
@@ -163,7 +160,6 @@ mod tests {
                 .is_err()
         );
         assert_whole(&writer);
-        // The remaining changes find room.
         desired.apply(pods(1).into());
         desired.sync();
         let now = writer.read().unwrap();

@@ -1,4 +1,4 @@
-//! The settings that `kpx check` goes by, from flags and files as of `kpx run`.
+//! The settings of `kpx run` that `kpx check` uses, from flags and files.
 
 use anyhow::Result;
 use proxy_check::{RunFlags, Setting};

@@ -1,5 +1,5 @@
-//! The closed choices of a configuration: enums in Rust, and their names in documents and on the
-//! command line.
+//! The closed choices of a configuration: enums in Rust, with names in documents and on the command
+//! line.
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, Resettable};
@@ -10,19 +10,18 @@ use serde::{Deserialize, Deserializer, Serializer};
 use proxy_core::health::HealthMode;
 use proxy_core::model::{ALGORITHMS, algorithm_name};
 
-/// Returns all values as flags and documents spell them, without the help of each.
+/// Returns all values as flags and documents spell them, without their help.
 pub(super) fn values<T: ValueEnum>() -> Vec<PossibleValue> {
     let values = T::value_variants().iter().filter_map(T::to_possible_value);
     values.map(|value| value.help(Resettable::Reset)).collect()
 }
 
-/// Returns the complaint about a value that is none of `values`.
+/// Returns the error text for a value outside `values`.
 pub(super) fn must_be_one_of(values: &[PossibleValue]) -> String {
     let names: Vec<_> = values.iter().map(PossibleValue::get_name).collect();
     format!("must be one of {}", names.join(", "))
 }
 
-/// Returns the name of a value.
 pub(crate) fn name<T: ValueEnum>(value: &T) -> String {
     value
         .to_possible_value()
@@ -42,7 +41,7 @@ fn read<T: ValueEnum>(text: &str) -> Result<T, String> {
     T::from_str(text, false).map_err(|_| must_be_one_of(&values::<T>()))
 }
 
-/// A choice that may be left open, by an empty text.
+/// A choice that an empty text leaves open.
 pub(super) mod or_empty {
     use super::*;
 
@@ -65,7 +64,7 @@ pub(super) mod or_empty {
     }
 }
 
-/// What follows from silent backends, by the names that the annotation has for it as well.
+/// The action for backends that do not answer, with the annotation's names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackendHealth(pub HealthMode);
 
@@ -84,7 +83,7 @@ impl ValueEnum for BackendHealth {
     }
 }
 
-/// A load-balancing algorithm, by the names that the annotation has for them as well.
+/// A load-balancing algorithm, with the annotation's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LbAlgorithm(pub Algorithm);
 

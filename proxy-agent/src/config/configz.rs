@@ -1,4 +1,4 @@
-//! Shows the configuration as `/configz` does: kube-proxy's has the names of its internal fields.
+//! The configuration for `/configz`: kube-proxy's part has the names of its internal fields.
 
 use serde_json::{Value, json};
 
@@ -31,7 +31,7 @@ fn internal(config: &KubeProxyConfiguration) -> Value {
             "QPS": connection.qps,
             "Burst": connection.burst,
         },
-        // This is the only type that is the same in files.
+        // Only this type is the same in files.
         "Logging": config.logging,
         "HostnameOverride": config.hostname_override,
         "BindAddress": config.bind_address,

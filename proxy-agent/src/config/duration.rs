@@ -13,8 +13,7 @@ pub struct GoDuration(i64);
 
 const SECOND: i64 = 1_000_000_000;
 
-/// The units; of those with a common beginning the longest comes first. Go accepts both signs for
-/// micro.
+/// The units; of units with a common prefix the longest comes first. Go accepts both micro signs.
 const UNITS: [(&str, i64); 8] = [
     ("ns", 1),
     ("us", 1_000),

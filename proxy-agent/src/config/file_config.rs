@@ -1,4 +1,4 @@
-//! Reads configuration files: their documents, and the fields of these.
+//! Reads configuration files: their documents and fields.
 
 use std::path::Path;
 
@@ -13,17 +13,17 @@ use super::kube_proxy::{KubeProxyConfiguration, UNSET_WHEN_ZERO};
 use crate::config::tree;
 use proxy_source::document::{Document, documents_with};
 
-/// The fields from files for each kind of configuration.
+/// The fields from files, for each kind of document.
 #[derive(Debug, Default)]
 pub(super) struct FileConfig {
     pub(super) kube_proxy: Option<Value>,
     pub(super) kpx: Option<Value>,
-    /// The unknown and the repeated fields: the file may be made for a newer kpx, or have mistakes.
+    /// The unknown and the repeated fields: the file may be for a newer kpx, or have mistakes.
     pub(super) doubtful: Vec<String>,
 }
 
 impl FileConfig {
-    /// Reads a file's documents. A document that cannot be understood is an error with its line.
+    /// Reads a file's documents. An unreadable document is an error with its line.
     pub(super) fn read(&mut self, path: &Path, text: &str) -> Result<()> {
         for document in documents_with(text, DuplicateKeyPolicy::LastWins) {
             match document {
@@ -65,7 +65,7 @@ impl FileConfig {
         let unknown = if is_kube_proxy {
             decode::<KubeProxyConfiguration>(&value)
         } else {
-            // They are named with all else that is wrong, unless a flag goes before them.
+            // Validation reports them with all other errors, unless a flag replaces them.
             let mut value = value.clone();
             Fields::of(KpxConfiguration::KIND).take_unknown_choices(&mut value);
             decode::<KpxConfiguration>(&value)
@@ -103,7 +103,7 @@ impl FileConfig {
     }
 }
 
-/// Decodes a document. Returns its unknown fields, or the field that is wrong and the reason.
+/// Decodes a document. Returns its unknown fields, or the wrong field and the reason.
 fn decode<T: DeserializeOwned>(value: &Value) -> Result<Vec<String>, (String, String)> {
     let mut unknown = Vec::new();
     let mut ignored = |path: serde_ignored::Path<'_>| unknown.push(tree::path(&path.to_string()));

@@ -1,4 +1,4 @@
-//! The feature gates of kube-proxy: those that kpx obeys, and those that it only knows.
+//! The feature gates of kube-proxy: those that kpx obeys, and those that it accepts.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ pub(super) const LOCALHOST: &str = "KubeProxyNFTablesLocalhostNodePorts";
 /// The mode ipvs is permitted (KEP-5495).
 pub(super) const IPVS: &str = "KubeProxyIPVS";
 
-/// The version from which on ExternalIPs and IPVS need their gates (KEP-5707, KEP-5495).
+/// The first version in which ExternalIPs and IPVS need their gates (KEP-5707, KEP-5495).
 const DEPRECATED_OFF: KubeVersion = KubeVersion(40);
 
 /// The gates of kube-proxy since 1.26.
@@ -53,7 +53,7 @@ const GATES: [&str; 36] = [
     "WatchListClient",
     "WinDSR",
 ];
-/// The older ones, and those of other systems.
+/// Older gates, and gates of other systems.
 const OTHERS: [&str; 2] = ["WatchList", "WinOverlay"];
 
 /// The gates that kpx obeys.
@@ -67,7 +67,6 @@ pub(super) struct Gates<'a> {
 }
 
 impl Gates<'_> {
-    /// Returns true if ExternalIPs are served.
     pub(super) fn external_ips(self) -> bool {
         self.set
             .get(EXTERNAL_IPS)
@@ -83,8 +82,8 @@ impl Gates<'_> {
             .unwrap_or(self.version < DEPRECATED_OFF)
     }
 
-    /// Returns true unless the operator has switched node ports at loopback addresses off.
-    /// kube-proxy needs the gate up to 1.37; the operator has to name the addresses in any case.
+    /// Returns true unless the operator has disabled node ports at loopback addresses. kube-proxy
+    /// needs the gate up to 1.37; the operator has to name the addresses in any case.
     pub(super) fn localhost(self) -> bool {
         self.set.get(LOCALHOST).copied().unwrap_or(true)
     }
@@ -99,8 +98,8 @@ impl Gates<'_> {
             .collect()
     }
 
-    /// Returns the unknown gates whose names are nearly those of gates that kpx obeys, each with
-    /// the right name. The operator means them, and would trust in what they do.
+    /// Returns unknown gates whose names nearly match a gate that kpx obeys, with the correct name.
+    /// The operator would rely on their effect.
     pub(super) fn misspelt(self) -> Vec<(String, &'static str)> {
         let nearly = |gate: &str| OBEYED.into_iter().find(|obeyed| is_near(gate, obeyed));
         self.unknown()
@@ -110,13 +109,12 @@ impl Gates<'_> {
     }
 }
 
-/// Returns true if two names differ in no more than three letters, or in upper and lower case
-/// alone.
+/// Returns true if two names differ in at most three letters, or only in case.
 fn is_near(name: &str, other: &str) -> bool {
     distance(&name.to_ascii_lowercase(), &other.to_ascii_lowercase()) <= 3
 }
 
-/// Counts the letters to change, to add and to take away.
+/// Returns the edit distance: letters to change, insert and remove.
 fn distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();

@@ -41,7 +41,6 @@ impl fmt::Display for Invalid {
     }
 }
 
-/// The list of all errors in the configuration.
 #[derive(Debug)]
 pub(super) struct InvalidConfiguration(pub(super) Vec<Invalid>);
 
@@ -60,7 +59,7 @@ impl fmt::Display for InvalidConfiguration {
 
 impl std::error::Error for InvalidConfiguration {}
 
-/// A check of the fields of one kind of document, which collects the errors.
+/// A check of the fields of one document, which collects the errors.
 pub(super) struct Fields {
     kind: &'static str,
     pub(super) invalid: Vec<Invalid>,
@@ -99,7 +98,7 @@ impl Fields {
         parsed
     }
 
-    /// Parses a list, and returns the items that are valid.
+    /// Parses a list, and returns the valid items.
     pub(super) fn parse_each<T: FromStr>(
         &mut self,
         field: &str,
@@ -112,11 +111,11 @@ impl Fields {
             .collect()
     }
 
-    /// Takes out of `document` each value that is none of the choices of its field, and makes words
-    /// of switches.
+    /// Removes from `document` each value outside the choices of its field, and converts booleans
+    /// to words.
     pub(super) fn take_unknown_choices(&mut self, document: &mut Value) {
         for (field, values) in FLAGS.iter().filter_map(Flag::choice) {
-            // YAML 1.1 makes booleans of the words `on` and `off`.
+            // YAML 1.1 parses the words `on` and `off` as booleans.
             if let Some(is_on) = tree::get(document, field).and_then(Value::as_bool) {
                 let word = if is_on { "on" } else { "off" };
                 tree::set(document, field, word.into());

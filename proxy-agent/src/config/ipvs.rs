@@ -1,4 +1,4 @@
-//! The settings of kube-proxy's mode ipvs, and what kpx does in their place.
+//! The settings of kube-proxy's mode ipvs, and their replacements in kpx.
 
 use ipnet::IpNet;
 use proxy_common::frontend::Algorithm;
@@ -9,11 +9,11 @@ use super::kube_proxy::{Ipvs, KubeProxyConfiguration};
 use crate::config::duration::GoDuration;
 use crate::config::tree;
 
-/// A scheduler of IPVS, and what spreads clients most like it.
+/// A scheduler of IPVS, and the algorithm that spreads clients most like it.
 struct Scheduler {
     name: &'static str,
     nearest: Algorithm,
-    /// The difference that a client or a backend may notice; empty if there is none.
+    /// The difference that a client or a backend may notice; empty without one.
     differs: &'static str,
 }
 
@@ -21,10 +21,9 @@ const TWO: &str = "kpx selects the backend with fewer open flows of this node fr
 const BY_ADDRESS: &str = "IPVS selects by the client's address, kpx by address and port: use sessionAffinity: ClientIP for clients that must stay";
 const ONE: &str = "IPVS sends all clients of a frontend to one backend, kpx to all backends";
 
-/// The schedulers of Linux, of which kube-proxy takes the first ten. Without one it takes `rr`.
+/// The schedulers of Linux, of which kube-proxy accepts the first ten; its default is `rr`.
 ///
-/// kube-proxy gives each server the weight 1, so the schedulers by weight do what those without
-/// weights do.
+/// kube-proxy gives each server the weight 1, so weighted schedulers behave like unweighted ones.
 #[rustfmt::skip]
 const SCHEDULERS: [Scheduler; 13] = [
     Scheduler { name: "rr", nearest: Algorithm::ROUND_ROBIN, differs: "" },
@@ -42,7 +41,6 @@ const SCHEDULERS: [Scheduler; 13] = [
     Scheduler { name: "fo", nearest: Algorithm::RANDOM, differs: ONE },
 ];
 
-/// Returns the scheduler of this name, if there is one.
 fn scheduler(name: &str) -> Option<&'static Scheduler> {
     let name = if name.is_empty() { "rr" } else { name };
     SCHEDULERS.iter().find(|scheduler| scheduler.name == name)
@@ -52,7 +50,7 @@ pub(super) fn is_scheduler(name: &str) -> bool {
     scheduler(name).is_some()
 }
 
-/// Returns the names of all schedulers for a complaint about another one.
+/// Returns the names of all schedulers, for an error text.
 pub(super) fn schedulers() -> String {
     SCHEDULERS
         .each_ref()
@@ -72,8 +70,7 @@ pub(super) fn defaults(kube_proxy: &Value) -> Value {
     }
 }
 
-/// Returns what the scheduler's place is taken by, and the difference; None if there is no
-/// difference.
+/// Returns the replacement of the scheduler and the difference; None without a difference.
 pub(super) fn notice(ipvs: &Ipvs) -> Option<String> {
     let Scheduler {
         name,
@@ -96,7 +93,7 @@ pub(super) fn excluded(kube_proxy: &KubeProxyConfiguration) -> Vec<IpNet> {
     excluded.filter_map(|net| net.parse().ok()).collect()
 }
 
-/// Returns the fields that are set and change nothing, each with the reason.
+/// Returns the configured fields without an effect, each with the reason.
 pub(super) fn without_effect(ipvs: &Ipvs) -> impl Iterator<Item = (&'static str, &'static str)> {
     let timeouts = [
         ("ipvs.tcpTimeout", ipvs.tcp_timeout),

@@ -1,4 +1,4 @@
-//! The settings of kpx beyond kube-proxy's configuration: `kpx.dev/v1alpha1`.
+//! kpx's settings beyond kube-proxy's configuration: `kpx.dev/v1alpha1`.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -28,8 +28,7 @@ pub struct KpxConfiguration {
     pub node_ips: Vec<String>,
     #[serde(rename = "serviceCIDRs")]
     pub service_cidrs: Vec<String>,
-    /// The networks that may hold ExternalIPs. An empty list stands for any network, `none` alone
-    /// for no network.
+    /// The networks that may hold ExternalIPs. Empty: any network. `none` alone: no network.
     #[serde(rename = "externalIPCIDRs")]
     pub external_ip_cidrs: Vec<String>,
     #[serde(with = "choice")]
@@ -44,21 +43,20 @@ pub struct KpxConfiguration {
     pub pod_routes: PodRoutes,
     #[serde(with = "choice")]
     pub tunnel: Tunnel,
-    /// An address and a port, or `none`; empty stands for `127.0.0.153:53` in mode host, and for
-    /// none otherwise.
+    /// An address and a port, or `none`. Empty: `127.0.0.153:53` in mode host, else `none`.
     pub dns_address: String,
     pub cluster_domain: String,
-    /// The mechanism that the kernel takes, unless one is given.
+    /// Empty: the mechanism that the kernel supports.
     #[serde(with = "choice::or_empty")]
     pub attach: Option<Mechanism>,
     #[serde(with = "choice")]
     pub fast_path: FastPath,
-    /// The entries of each family's flow table; 0 goes by the machine's memory.
+    /// The entries of each family's flow table; 0: by the machine's memory.
     pub flow_table_size: u32,
-    /// The entries of each family's tables of frontends and service ports; 0 goes by the machine's
+    /// The entries of each family's tables of frontends and service ports; 0: by the machine's
     /// memory.
     pub service_table_size: u32,
-    /// The entries of each family's tables of endpoints; 0 goes by the machine's memory.
+    /// The entries of each family's tables of endpoints; 0: by the machine's memory.
     pub endpoint_table_size: u32,
     #[serde(rename = "socketLB", with = "choice")]
     pub socket_lb: SocketLb,
@@ -66,12 +64,11 @@ pub struct KpxConfiguration {
     pub socket_lb_udp: bool,
     /// A folder of a cgroup2 file system; empty: its root.
     pub cgroup_root: String,
-    /// Lets pods of this node answer for Services that ask for it.
+    /// Lets pods of this node answer for Services that request it.
     pub local_redirect: bool,
-    /// The networks of addresses that LocalRedirects may redirect, beside Services.
+    /// The networks of addresses, besides Services, that LocalRedirects may redirect.
     pub local_redirect_addresses: Vec<String>,
-    /// The cluster's version, by which settings get their defaults that depend on kube-proxy's
-    /// version.
+    /// The cluster's version, for defaults that depend on kube-proxy's version.
     pub kubernetes_version: String,
     /// The longest wait for this node's object.
     pub node_timeout: GoDuration,
@@ -80,14 +77,14 @@ pub struct KpxConfiguration {
     pub socket_group: String,
     /// A folder in a BPF file system.
     pub bpf_dir: String,
-    /// Takes the data path away when the agent ends.
+    /// Removes the data path when the agent ends.
     pub cleanup_on_exit: bool,
     pub ui: bool,
     /// The number of Service ports with series of their own in `/metrics`.
     pub service_metrics: u32,
     /// The number of decisions, and of refusals, that `kpx monitor --since` can show.
     pub monitor_history: u32,
-    /// Lets the kernel measure the programs.
+    /// Makes the kernel measure the programs.
     pub bpf_stats: bool,
 }
 
@@ -95,14 +92,14 @@ impl KpxConfiguration {
     pub const API_VERSION: &str = "kpx.dev/v1alpha1";
     pub const KIND: &str = "KpxConfiguration";
 
-    /// Returns the version in force. A wrong one is named later.
+    /// Returns the version in use. Validation reports an invalid version later.
     pub(super) fn version(&self) -> KubeVersion {
         self.kubernetes_version
             .parse()
             .unwrap_or(KubeVersion::DEFAULT)
     }
 
-    /// Returns the fields as others may see them. A URL may hold a password.
+    /// Returns the fields without secrets: a URL may hold a password.
     pub(super) fn without_secrets(&self) -> Value {
         let mut fields = json!(self);
         if !self.master.is_empty() {
@@ -117,17 +114,17 @@ impl KpxConfiguration {
         fields
     }
 
-    /// Returns how sockets are served; None if none are. `masquerades` is set if the addresses of
-    /// clients decide who is masqueraded, which packets alone have.
+    /// Returns the options of socket load balancing; None if disabled. `masquerades` is set if
+    /// masquerading depends on clients' addresses, which only packets have.
     pub(super) fn sockets(&self, masquerades: bool, own: &mut Fields) -> Option<SocketOptions> {
-        // A wrong scope was named already, and decides nothing about the other fields.
+        // An invalid scope was reported before, and decides nothing about the other fields.
         if own.has_refused("socketLB") {
             return None;
         }
         let is_on = match self.socket_lb {
             SocketLb::Off => false,
-            // A host outside of the cluster is somebody's machine, where programs on all sockets
-            // are that person's choice.
+            // A host outside the cluster is somebody's machine: translation on all sockets is that
+            // person's choice.
             SocketLb::Auto => self.mode == Mode::Node,
             SocketLb::Host | SocketLb::All => true,
         };

@@ -140,7 +140,7 @@ pub struct Conntrack {
     pub udp_stream_timeout: GoDuration,
 }
 
-/// The fields that kube-proxy's modes have in common, from the section of the active mode.
+/// The fields that kube-proxy's modes have in common, from the active mode's section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Common {
     /// The section that holds the periods.
@@ -170,7 +170,7 @@ pub(super) const UNSET_WHEN_ZERO: [&str; 15] = [
     "logging.flushFrequency",
 ];
 
-/// The mode that is the default in newer versions.
+/// The default mode of newer versions.
 pub(super) const NFTABLES: &str = "nftables";
 
 const HEALTHZ_PORT: u16 = 10_256;
@@ -183,7 +183,7 @@ impl KubeProxyConfiguration {
     /// Sets the defaults that depend on other fields and on the version.
     pub(super) fn complete(&mut self, version: KubeVersion) {
         self.mode_is_given = !self.mode.is_empty();
-        // The mode of before has always stood for iptables.
+        // An empty mode has always meant iptables.
         if !self.mode_is_given && version.default_mode() == NFTABLES {
             self.mode = NFTABLES.to_owned();
         }
@@ -252,8 +252,7 @@ impl KubeProxyConfiguration {
     }
 }
 
-/// Completes an address of the form `IP:port`. Text that is not an address stays, so that
-/// validation reports it.
+/// Completes an address of the form `IP:port`. A text that is not an address stays for validation.
 pub(super) fn with_port(address: &str, default_host: &str, default_port: u16) -> String {
     let (host, port) = match address.strip_prefix(':').map(str::parse) {
         Some(Ok(port)) => (default_host, port),

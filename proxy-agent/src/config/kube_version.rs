@@ -1,4 +1,4 @@
-//! A version of Kubernetes, and the defaults that it decides.
+//! A version of Kubernetes, and the defaults that depend on it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,12 +8,12 @@ use std::str::FromStr;
 pub(super) struct KubeVersion(pub(super) u16);
 
 impl KubeVersion {
-    /// The version for which kpx takes a cluster unless it is told another one.
+    /// The assumed version of the cluster, unless configured.
     pub(super) const DEFAULT: Self = Self(37);
-    /// The version from which on kube-proxy's default mode is nftables (KEP-5343).
+    /// The first version with the default mode nftables (KEP-5343).
     pub(super) const NFTABLES_DEFAULT: Self = Self(40);
 
-    /// Returns the mode of a configuration that names none.
+    /// Returns the mode of a configuration without one.
     pub(super) fn default_mode(self) -> &'static str {
         if self >= Self::NFTABLES_DEFAULT {
             "nftables"

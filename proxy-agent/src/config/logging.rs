@@ -19,7 +19,7 @@ pub(crate) fn start(logging: &Logging) {
     let filter = EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| EnvFilter::new(filter(logging.verbosity)));
     let subscriber = tracing_subscriber::registry().with(filter);
-    // The names of modules help only who reads the lines for developers.
+    // Module names help only readers of debug lines.
     let has_modules = logging.verbosity >= 4 || std::env::var_os("RUST_LOG").is_some();
     let form = tracing_subscriber::fmt::layer().with_writer(stderr);
     // An earlier logger of this process stays in use.
@@ -35,7 +35,7 @@ pub(crate) fn start(logging: &Logging) {
 }
 
 impl Configuration {
-    /// Logs the configuration in force, and the remarks about it.
+    /// Logs the configuration in use, and its warnings.
     #[expect(
         clippy::cognitive_complexity,
         reason = "a list of lines, each with its condition; the lint counts what the log's macros expand to"
@@ -107,8 +107,8 @@ impl Configuration {
     }
 }
 
-/// Returns the filter. kube's own log lines are left out, because kube logs each failure, and kpx
-/// logs a lasting failure once as a problem.
+/// Returns the filter. kube's own log lines are excluded: kube logs each failure, and kpx logs a
+/// lasting failure once as a problem.
 pub(super) fn filter(verbosity: u32) -> &'static str {
     match verbosity {
         0..=1 => "info,kube_client=off,kube_runtime=error",

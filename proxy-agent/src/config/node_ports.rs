@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-/// The value of `--nodeport-addresses`. Without any, all addresses are meant.
+/// The value of `--nodeport-addresses`. Empty: all addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePortAddresses {
     /// Set to include the node's primary addresses.
@@ -14,16 +14,16 @@ pub struct NodePortAddresses {
     nets: Vec<IpNet>,
 }
 
-/// The choice of loopback addresses that serve node ports, to programs of the host itself.
+/// The loopback addresses that serve node ports to programs of the host itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Localhost {
     #[default]
     Off,
-    /// 127.0.0.1 unless other addresses were given, and each one that was given by name.
-    /// kube-proxy's rule in mode iptables.
+    /// 127.0.0.1 unless other addresses were configured, and each loopback address configured by
+    /// name: kube-proxy's rule in mode iptables.
     Included,
-    /// The ones that were given by name, with local endpoints alone under
-    /// `externalTrafficPolicy: Local`. kube-proxy's rule in mode nftables (KEP-6032).
+    /// The addresses configured by name, with local endpoints only under `externalTrafficPolicy:
+    /// Local`: kube-proxy's rule in mode nftables (KEP-6032).
     Named,
 }
 
@@ -36,8 +36,7 @@ const LOCALHOSTS: [IpAddr; 2] = [
 impl NodePortAddresses {
     pub const PRIMARY: &str = "primary";
 
-    /// Adds what an item of the option names: a network or a keyword. Returns false if it is
-    /// neither.
+    /// Adds an item of the option: a network or a keyword. Returns false if it is neither.
     pub fn add(&mut self, item: &str) -> bool {
         let nets: &[&str] = match item {
             Self::PRIMARY => {
@@ -63,7 +62,7 @@ impl NodePortAddresses {
 
     /// Returns the loopback addresses that serve node ports to programs of the host.
     pub fn localhosts(&self, localhost: Localhost) -> Vec<IpAddr> {
-        // A network of many addresses that has loopback ones among them does not name those.
+        // A larger network that includes loopback addresses does not name them.
         let is_named = |addr| {
             self.nets
                 .iter()
@@ -81,8 +80,8 @@ impl NodePortAddresses {
         LOCALHOSTS.into_iter().filter(serves).collect()
     }
 
-    /// Returns the addresses to listen on for a service that is reachable at the same addresses.
-    /// The unspecified address stands for all of its family. `own` are the node's addresses.
+    /// Returns the addresses to listen on for a service that node port addresses serve. The
+    /// unspecified address stands for all of its family. `own` are the node's addresses.
     pub fn listen_on(
         &self,
         own: impl IntoIterator<Item = IpAddr>,
@@ -105,7 +104,7 @@ impl NodePortAddresses {
             .collect()
     }
 
-    /// Returns true if no other network restricts a family, or if one of length zero is among them.
+    /// Returns true if the option accepts every address of a family.
     fn takes_all_of(&self, ipv4: bool) -> bool {
         let mut nets = self
             .nets

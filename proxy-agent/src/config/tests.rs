@@ -59,7 +59,7 @@ impl ConfigFile {
         Self { folder, path }
     }
 
-    /// Makes a file of a KubeProxyConfiguration with these fields.
+    /// Creates a file of a KubeProxyConfiguration with these fields.
     fn kube_proxy(fields: &str) -> Self {
         Self::new(&format!(
             "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}"

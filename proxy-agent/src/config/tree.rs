@@ -4,13 +4,12 @@ use serde_json::{Map, Value};
 
 use super::duration::GoDuration;
 
-/// Returns the value of a field.
 pub(super) fn get<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
     path.split('.')
         .try_fold(value, |value, step| value.get(step))
 }
 
-/// Sets a field, and makes the missing objects above it.
+/// Sets a field, and creates the missing objects above it.
 pub(super) fn set(value: &mut Value, path: &str, new: Value) {
     let place = path.split('.').fold(value, |value, step| {
         if !value.is_object() {
@@ -79,7 +78,7 @@ pub(super) fn path(dotted: &str) -> String {
     path
 }
 
-/// Joins the values of a repeated flag: lists and maps are continued.
+/// Joins the values of a repeated flag: lists and maps grow.
 pub(super) fn join(first: Value, more: Value) -> Value {
     match (first, more) {
         (Value::Array(first), Value::Array(more)) => first.into_iter().chain(more).collect(),

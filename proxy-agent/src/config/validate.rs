@@ -1,4 +1,4 @@
-//! Checks a configuration and resolves it. Every wrong field is named, not only the first one.
+//! Checks a configuration and resolves it. Every wrong field is reported.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const DEVICE_NAME_MAX: usize = 15;
 /// The most packets of a kind that the monitor keeps: they take up to 100 MiB.
 const MONITOR_HISTORY_MAX: u32 = 100_000;
 
-/// The fields of both documents that need parsing, parsed.
+/// The parsed fields of both documents.
 #[derive(Debug)]
 pub(super) struct Checked {
     pub(super) node: NodeOptions,
@@ -97,7 +97,7 @@ pub(super) fn check(
     })
 }
 
-/// Returns the settings of the node. A field that is refused has its default there.
+/// Returns the settings of the node. A refused field has its default.
 fn node_options(
     fields: &mut Fields,
     own: &mut Fields,
@@ -135,7 +135,7 @@ fn node_options(
     }
 }
 
-/// Returns the settings that decide what a Service means.
+/// Returns the settings that decide the meaning of a Service.
 fn model_options(
     own: &mut Fields,
     kpx: &KpxConfiguration,
@@ -176,8 +176,8 @@ fn manifests(own: &mut Fields, kube_proxy: &KubeProxyConfiguration, kpx: &KpxCon
     }
 }
 
-/// Returns the number of the group whose members may ask the agent. A static program has no other
-/// way to read names than the file.
+/// Returns the id of the group whose members may query the agent. A static binary can look up names
+/// only in the file.
 fn socket_group(own: &mut Fields, group: &str) -> Option<u32> {
     if group.is_empty() {
         return None;
@@ -193,7 +193,7 @@ fn socket_group(own: &mut Fields, group: &str) -> Option<u32> {
     number
 }
 
-/// Finds the number of a group in the text of `/etc/group`: `name:password:number:members`.
+/// Finds the id of a group in the text of `/etc/group`: `name:password:number:members`.
 fn group_number(groups: &str, name: &str) -> Option<u32> {
     let lines = groups
         .lines()
@@ -211,7 +211,7 @@ fn misspelt_gates(fields: &mut Fields, gates: Gates<'_>) {
     }
 }
 
-/// Checks the version, and the fields that only one of the modes has a use for.
+/// Checks the version, and the fields that only one mode uses.
 fn of_the_mode(own: &mut Fields, kpx: &KpxConfiguration) {
     let version = &kpx.kubernetes_version;
     let is_version = version.parse::<KubeVersion>().is_ok();
@@ -238,7 +238,7 @@ fn of_the_mode(own: &mut Fields, kpx: &KpxConfiguration) {
         &tunnel,
         "needs an API server, not a folder of manifests",
     );
-    // The flows of packets say for which Service a connection came.
+    // The flows of packets record the Service of a connection.
     let by_packets = matches!(kpx.socket_lb, SocketLb::Off | SocketLb::Auto);
     own.check(
         is_off || by_packets,
@@ -281,7 +281,7 @@ fn of_the_mode(own: &mut Fields, kpx: &KpxConfiguration) {
     );
 }
 
-/// Returns where the cluster's names are served, and which. None if they are not.
+/// Returns the address and zone of the cluster's names. None if disabled.
 fn names(own: &mut Fields, kpx: &KpxConfiguration) -> Option<NamesOptions> {
     let zone = Zone::new(&kpx.cluster_domain);
     let why = zone.as_ref().err().map(|error| format!("{error:#}"));
@@ -303,7 +303,7 @@ fn names(own: &mut Fields, kpx: &KpxConfiguration) -> Option<NamesOptions> {
         )?,
     };
     own.check(is_host, "dnsAddress", &kpx.dns_address, "is for mode host");
-    // Strangers would ask it as well, and systemd-resolved has to be told a port.
+    // Other hosts could query another address, and systemd-resolved needs a port.
     let is_fit = address.ip().is_loopback() && address.port() != 0;
     own.check(
         is_fit,
@@ -317,7 +317,7 @@ fn names(own: &mut Fields, kpx: &KpxConfiguration) -> Option<NamesOptions> {
     })
 }
 
-/// Returns the node's own address. The unspecified address names none.
+/// Returns the node's own address. The unspecified address means none.
 fn bind_address(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Option<IpAddr> {
     let why = "not a valid textual representation of an IP address";
     let address: Option<IpAddr> = fields.parse("bindAddress", &kube_proxy.bind_address, why);
@@ -438,7 +438,7 @@ fn listen_address(fields: &mut Fields, field: &str, text: &str) -> Option<Socket
     address.filter(|address| address.port() != 0)
 }
 
-/// Returns the kernel's limits to set. Zero leaves the kernel's own value.
+/// Returns the kernel's limits to set. Zero keeps the kernel's value.
 fn conntrack(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Conntrack {
     let given = &kube_proxy.conntrack;
     let mut count = |field, count: i32| {

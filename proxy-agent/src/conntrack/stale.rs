@@ -1,11 +1,11 @@
-//! Deletes kernel entries that translate packets which kpx has to translate. kube-proxy made these
-//! entries, and they stay while packets come.
+//! Deletes kube-proxy's conntrack entries for frontends that kpx translates. The kernel keeps them
+//! while packets come.
 //!
 //! With kpx no netfilter rule translates frontends. Packets from pods and from outside are
-//! translated before netfilter. A stale entry stands in their way, because its replies look like
-//! theirs. The host's own packets do pass netfilter untranslated on their way into the anchor.
-//! There such an entry sends them to a backend that may be gone. Entries that netfilter made by
-//! itself of the host's packets to frontends translate nothing, and kpx leaves them alone.
+//! translated before netfilter, and a stale entry collides with theirs because its replies look the
+//! same. The host's own packets pass netfilter untranslated on their way into the anchor, where a
+//! stale entry sends them to a backend that may be gone. Netfilter's own entries for the host's
+//! packets translate nothing, and kpx keeps them.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -24,7 +24,6 @@ use proxy_core::tables::{FamilyTables, Tables};
 use proxy_net::conntrack::{self, Handle, Tuple};
 use proxy_net::sysctl;
 
-/// The number of entries in this network namespace.
 const COUNT: &str = "netfilter/nf_conntrack_count";
 
 /// The addresses and ports that clients dial by UDP.
@@ -32,7 +31,7 @@ const COUNT: &str = "netfilter/nf_conntrack_count";
 pub struct Frontends {
     /// The dialled sockets. A node port has the unspecified address.
     dialled: BTreeSet<SocketAddr>,
-    /// The addresses at which node ports are dialled.
+    /// The addresses that serve node ports.
     own: BTreeSet<IpAddr>,
 }
 
@@ -65,14 +64,14 @@ impl Frontends {
         self.dialled.contains(&at) || self.own.contains(&at.ip()) && is_node_port()
     }
 
-    /// Returns true if an entry of these two tuples translates a frontend's address or port.
+    /// Returns true if an entry with these tuples translates a frontend's address or port.
     fn are_translated(&self, original: &Tuple, reply: &Tuple) -> bool {
         reply.src != original.dst && self.has(original.dst)
     }
 }
 
-/// Returns what clients dial by UDP. Redirected addresses are left out: other programs may
-/// translate them for others.
+/// Returns the UDP sockets that clients dial, without redirected addresses: other programs may
+/// translate those.
 fn dialled<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = SocketAddr> {
     let passes = |frontend: &Frontend<A>| {
         tables
@@ -87,9 +86,8 @@ fn dialled<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = SocketAddr
     udp.map(|(key, _)| key.socket_addr())
 }
 
-/// Deletes the entries that translate frontends. Returns the result for each family that has
-/// frontends. Nothing is to be done where the kernel tracks no connections, or where this process
-/// may not see them.
+/// Deletes the entries that translate frontends. Returns the result for each family with frontends.
+/// Does nothing if the kernel tracks no connections or hides them from this process.
 pub(super) async fn remove(frontends: &Frontends) -> Result<Vec<Reconciled>> {
     if sysctl::read(COUNT)?.is_none_or(|count| count == "0") {
         return Ok(Vec::new());
@@ -168,7 +166,7 @@ async fn remove_family(
     Ok(deleted)
 }
 
-/// Returns true if the right or the kernel module is missing.
+/// Returns true if the capability or the kernel module is missing.
 fn is_denied(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<io::Error>();
     io.is_some_and(|error| {

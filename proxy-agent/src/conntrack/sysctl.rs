@@ -1,7 +1,7 @@
-//! Applies kube-proxy's settings of connection tracking (`KubeProxyConfiguration.conntrack`).
+//! Applies kube-proxy's conntrack settings (`KubeProxyConfiguration.conntrack`).
 //!
-//! The size of the table belongs to the whole machine, and only the initial network namespace can
-//! set it. All other settings belong to this network namespace.
+//! The size of the table is global to the machine, and only the initial network namespace can set
+//! it. All other settings belong to this network namespace.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use proxy_net::sysctl;
 use proxy_source::events::Events;
 
 const MAX: &str = "netfilter/nf_conntrack_max";
-/// The number of buckets of the hash table. The kernel takes it only here, and for all namespaces.
+/// The number of buckets of the hash table, for all namespaces. Only this file sets it.
 const HASH_SIZE: &str = "/sys/module/nf_conntrack/parameters/hashsize";
 
-/// The limits of the kernel's connection tracking, which still sees each flow, translated. An unset
-/// field is left as it is.
+/// The settings of the kernel's conntrack, which sees each flow translated. An unset field leaves
+/// the kernel's value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conntrack {
     pub max_per_core: Option<u32>,
@@ -34,8 +34,7 @@ pub struct Conntrack {
     pub udp_stream_timeout: Option<Duration>,
 }
 
-/// Sets the kernel's parameters as the operator asks. A failed write is reported and does not keep
-/// the agent from serving: the kernel tracks connections all the same.
+/// Sets the kernel's parameters. A failed write is reported, and the agent serves all the same.
 pub fn apply(settings: &Conntrack, changes: &Changes, events: &Events) {
     if let Some(max) = max(settings, processors())
         && let Err(error) = set_max(max, changes)
@@ -59,8 +58,8 @@ pub fn apply(settings: &Conntrack, changes: &Changes, events: &Events) {
     }
 }
 
-/// Returns the times for which flows may be silent: the operator's, else the kernel's as they
-/// stand. The kernel's two minutes for streams of UDP are shorter than the programs' own.
+/// Returns the idle timeouts of flows: the operator's, else the kernel's current values. The
+/// kernel's two minutes for UDP streams are shorter than the programs' default.
 pub fn flow_timeouts(settings: &Conntrack) -> Timeouts {
     let default = Timeouts::DEFAULT;
     let established = settings.tcp_established_timeout;
@@ -83,13 +82,13 @@ pub fn flow_timeouts(settings: &Conntrack) -> Timeouts {
     }
 }
 
-/// Returns a time that the operator has set. 0 stands for the kernel's.
+/// Returns a timeout that the operator has set. 0 means the kernel's.
 fn secs(set: Option<Duration>) -> Option<u32> {
     set.filter(|time| time.as_secs() > 0)
         .map(|time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX))
 }
 
-/// Returns a time of the kernel's. Without conntrack the kernel has none.
+/// Returns the kernel's timeout. None without conntrack.
 fn secs_as_they_stand(name: &str) -> Option<u32> {
     sysctl::read(&format!("netfilter/nf_conntrack_{name}"))
         .ok()
@@ -108,8 +107,7 @@ pub fn wanted(settings: &Conntrack) -> BTreeMap<&'static str, String> {
         .collect()
 }
 
-/// Returns the number of entries for all families together: a number per processor, but at least a
-/// minimum.
+/// Returns the number of entries for all families together: a number per processor, with a minimum.
 fn max(settings: &Conntrack, processors: u32) -> Option<u32> {
     let per_core = settings.max_per_core.filter(|per_core| *per_core > 0)?;
     Some(
@@ -119,8 +117,8 @@ fn max(settings: &Conntrack, processors: u32) -> Option<u32> {
     )
 }
 
-/// Returns timeouts in seconds, and whether conntrack follows TCP strictly. A setting of 0 leaves
-/// the parameter unchanged.
+/// Returns timeouts in seconds, and whether conntrack tracks TCP strictly. A setting of 0 keeps the
+/// kernel's value.
 fn timeouts(settings: &Conntrack) -> impl Iterator<Item = (&'static str, u64)> {
     let secs = |time: Option<Duration>| time.map_or(0, |time| time.as_secs());
     let values = [
@@ -148,7 +146,7 @@ fn timeouts(settings: &Conntrack) -> impl Iterator<Item = (&'static str, u64)> {
     values.into_iter().filter(|(_, value)| *value > 0)
 }
 
-/// Sets the number of entries and grows the hash table with it: four entries to a bucket.
+/// Sets the number of entries and grows the hash table with it: four entries per bucket.
 fn set_max(max: u32, changes: &Changes) -> Result<()> {
     write(MAX, u64::from(max), changes)?;
     let size = match fs::read_to_string(HASH_SIZE) {

@@ -1,10 +1,8 @@
-//! Answers flows that could skip the stack beside conntrack: makes conntrack tolerate, for each of
-//! them, that it misses packets.
+//! Makes conntrack entries liberal for flows that skip the stack, one flow at a time.
 //!
-//! Conntrack sees one packet in sixteen seconds of such a flow, and its end. What it saw last may
-//! look to it like bytes that no side has acknowledged, and it forgets a silent connection soon
-//! then. So the agent tells it again, once a flow has fallen silent, and once a minute while a flow
-//! goes on.
+//! Conntrack sees one packet in sixteen seconds of such a flow, and its end. Its last packet may
+//! look unacknowledged, and conntrack soon drops such a connection when it falls silent. The agent
+//! therefore renews the entry when a flow falls silent, and once a minute while the flow continues.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::pending;
@@ -21,60 +19,57 @@ use proxy_net::sysctl;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
-/// The time between two looks for questions while some come, and the most questions of each.
+/// The time between two reads of requests while requests come, and the most requests of one read.
 const PERIOD: Duration = Duration::from_millis(150);
 const QUESTIONS: usize = 256;
-/// The time between two looks for questions while none come. A flow asks in each of its seconds.
+/// The same time without requests. A flow repeats its request every second.
 const REST: Duration = Duration::from_secs(1);
-/// The time between two looks at known flows, and the most of them that one looks at.
+/// The time between two checks of liberal flows, and the most flows of one check.
 const LOOK: Duration = Duration::from_secs(1);
 const LOOKS: usize = 7_168;
-/// The flows that have a yes at one time. The programs' map has room for more.
+/// The most liberal flows at a time. The programs' map has room for more.
 const FLOWS_MAX: usize = 60_000;
-/// Those of them that clients outside may have: any host can borrow addresses for more.
+/// The most liberal flows of clients outside: any host can borrow addresses for more.
 const FAR_MAX: usize = FLOWS_MAX / 2;
 
-/// The seconds after which a flow skips the stack that was told so.
+/// The seconds from the answer until a flow skips the stack.
 const BEGIN_SECS: u32 = 3;
-/// The seconds of silence after which nothing of a flow is on its way.
+/// The seconds of silence after which no packet of a flow is in transit.
 const SILENCE_SECS: u32 = 5;
-/// The seconds between two words about a flow that goes on.
+/// The seconds between two renewals of a flow that continues.
 const AGAIN_SECS: u32 = 60;
-/// The longest time in seconds for which conntrack is to keep a silent connection: longer than the
-/// programs keep the flow.
+/// The longest timeout in seconds of a silent conntrack entry: longer than the programs keep the
+/// flow.
 const KEPT_SECS: u32 = 8_200;
 const ESTABLISHED: &str = "netfilter/nf_conntrack_tcp_timeout_established";
 
-/// A flow that has a yes.
 struct Known {
     flow: OpenFlow,
-    /// When conntrack was told last, and whether that was before the flow skipped the stack.
+    /// The time of the last change of the conntrack entry, and whether it was the first.
     told_secs: u32,
     is_new: bool,
 }
 
-/// The questions that wait, the latest of each flow. A flow asks every second, and only an answer
-/// to a question of this second or the last one is for it.
+/// The pending requests, the latest of each flow. A flow repeats its request every second, and
+/// accepts an answer only to a request of this second or the last.
 #[derive(Default)]
 struct Waiting {
     offers: HashMap<AnyKey, Offer>,
     order: VecDeque<AnyKey>,
 }
 
-/// The answers of the agent.
 struct Answers {
     flows: ToleratedFlows,
     conntrack: Tolerance,
     waiting: Waiting,
     known: HashMap<AnyKey, Known>,
-    /// The number of those whose client is outside.
+    /// The number of liberal flows with a client outside.
     far: usize,
-    /// The known flows in the order in which they are looked at.
+    /// The liberal flows in the order of their checks.
     order: VecDeque<AnyKey>,
 }
 
-/// Answers until the maps fail. Without a socket for conntrack no flow gets an answer, and all of
-/// them stay on the stack.
+/// Answers until the maps fail. Without a conntrack socket all flows stay on the stack.
 pub async fn answer(flows: ToleratedFlows) -> Result<()> {
     let (connection, conntrack) = match tolerate::connect() {
         Ok(socket) => socket,
@@ -115,7 +110,7 @@ pub async fn answer(flows: ToleratedFlows) -> Result<()> {
 }
 
 impl Answers {
-    /// Answers the questions that have come. Returns true if more may come soon.
+    /// Answers the pending requests. Returns true if more may come soon.
     async fn answer_questions(&mut self) -> Result<bool> {
         while self.waiting.has_room()
             && let Some(offer) = self.flows.offered()?
@@ -148,7 +143,7 @@ impl Answers {
     }
 
     fn agree(&mut self, offer: &Offer, flow: OpenFlow) {
-        // Without a row the flow asks again.
+        // Without a row the flow repeats its request.
         if let Err(error) = self.flows.tolerate(offer) {
             debug!(error = format!("{error:#}"), "a flow gets no answer");
             return;
@@ -165,8 +160,7 @@ impl Answers {
         }
     }
 
-    /// Looks at a part of the known flows: at each of them every other second, if there are not too
-    /// many.
+    /// Checks a part of the liberal flows: each flow every other second, up to the limit.
     async fn look_at_known(&mut self) -> Result<()> {
         let now_secs = now_secs()?;
         for _ in 0..LOOKS.min(self.order.len().div_ceil(2)) {
@@ -229,7 +223,7 @@ impl Waiting {
         }
     }
 
-    /// Returns the question of the flow that has waited longest, of those that still ask.
+    /// Returns the oldest request that its flow still waits for.
     fn next(&mut self, now_secs: u32) -> Option<Offer> {
         loop {
             let offer = self.offers.remove(&self.order.pop_front()?)?;
@@ -241,8 +235,8 @@ impl Waiting {
 }
 
 impl Known {
-    /// Returns true if conntrack has seen packets of the flow since it was told, and the flow is
-    /// silent, or goes on for long.
+    /// Returns true if the entry needs a renewal: when the flow begins to skip the stack, and,
+    /// after packets since the last renewal, when the flow is silent or the last renewal is old.
     fn is_due(&self, now_secs: u32) -> bool {
         let told_ago = now_secs.saturating_sub(self.told_secs);
         let is_silent = now_secs.saturating_sub(self.flow.last_secs) >= SILENCE_SECS;
@@ -251,12 +245,12 @@ impl Known {
     }
 }
 
-/// Returns true if one flow more may get a yes beside so many, `far` of them from outside.
+/// Returns true if one more flow may become liberal, given `known` such flows, `far` of them from
+/// outside.
 const fn has_room(known: usize, far: usize, is_far: bool) -> bool {
     known < FLOWS_MAX && (!is_far || far < FAR_MAX)
 }
 
-/// Returns the connection as conntrack knows it.
 fn followed(flow: &OpenFlow) -> Option<Followed> {
     let original = Tuple {
         src: flow.client,
@@ -275,7 +269,7 @@ fn followed(flow: &OpenFlow) -> Option<Followed> {
     }
 }
 
-/// Returns the time of the programs' clock.
+/// Returns the time of the programs' clock (`CLOCK_BOOTTIME`).
 fn now_secs() -> Result<u32> {
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME).context("read the time since boot")?;
     u32::try_from(now.tv_sec()).context("the time since boot")
@@ -290,7 +284,8 @@ mod tests {
 
     use super::*;
 
-    // More flows than get their answers in two seconds: each asks in every second until it has one.
+    // The flows outnumber the answers of two seconds. Each flow repeats its request every second
+    // until an answer comes.
     #[test]
     fn flows_that_ask_all_at_once_get_answers_that_are_for_them() {
         const LOOKS_A_SECOND: usize = 6;

@@ -1,8 +1,8 @@
-//! `/flows`: the flows that pass this node, as lines of JSON; and the end of some of them.
+//! `/flows`: the flows of this node as lines of JSON, and the end of selected flows.
 //!
-//! A large table has hundreds of thousands of them. The agent reads a batch on a thread of its own
-//! when the client has taken the one before. So neither its memory nor its loop depends on the
-//! number of flows, or on a slow client.
+//! A large table has hundreds of thousands of flows. The agent reads a batch on its own thread when
+//! the client has taken the previous batch. So neither memory nor the loop depends on the number of
+//! flows or on a slow client.
 
 use std::net::IpAddr;
 
@@ -24,21 +24,21 @@ use proxy_core::desired::Snapshot;
 use proxy_datapath::{FlowMaps, FlowReader};
 use proxy_view::{FlowView, Names, frontend_names};
 
-/// The lists that are made at a time: each keeps a batch, and the names of all frontends.
+/// The most concurrent lists: each holds a batch and the names of all frontends.
 const LISTS: usize = 4;
 
 static ROOM: Semaphore = Semaphore::const_new(LISTS);
 
-/// The flows that a client asks for.
+/// The flows that a client selects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct FlowFilter {
     /// `namespace/name`.
     pub service: Option<String>,
     pub client: Option<IpAddr>,
     pub backend: Option<IpAddr>,
-    /// Of its Service.
+    /// The namespace of the Service.
     pub namespace: Option<String>,
-    /// With commas between them.
+    /// A comma-separated list.
     pub states: Option<String>,
 }
 
@@ -49,7 +49,7 @@ pub struct EndedFlows {
 }
 
 impl FlowFilter {
-    /// Returns the path that asks for these flows.
+    /// Returns the request path for these flows.
     pub fn path(&self) -> String {
         let service = self
             .service
@@ -117,7 +117,7 @@ pub(super) async fn flows(
     }
 }
 
-/// Writes what a user has typed as part of a path (RFC 3986).
+/// Percent-encodes user input for a path (RFC 3986).
 fn encoded(text: &str) -> String {
     let byte = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' => {
@@ -128,7 +128,7 @@ fn encoded(text: &str) -> String {
     text.bytes().map(byte).collect()
 }
 
-/// Ends flows. Who may only ask may not.
+/// Ends flows. A client with read access alone is refused.
 pub(super) async fn end(
     State(agent): State<AgentHandle>,
     client: Option<Extension<Client>>,
@@ -152,7 +152,6 @@ async fn end_flows(agent: &AgentHandle, filter: FlowFilter) -> Result<EndedFlows
     Ok(EndedFlows { ended })
 }
 
-/// A list that is being read.
 struct List {
     reader: FlowReader,
     names: Names,
@@ -180,7 +179,7 @@ impl List {
             .context("open the list of flows")?
     }
 
-    /// Returns the lines. A batch is read when the client has taken the one before.
+    /// Returns the lines. Each batch is read when the client has taken the previous batch.
     fn lines(self) -> impl TryStream<Ok = Bytes, Error = anyhow::Error> + Send + 'static {
         stream::try_unfold(self, |mut list| async {
             let batch = spawn_blocking(move || {
@@ -192,7 +191,7 @@ impl List {
         })
     }
 
-    /// Returns some lines; None after the last flow of the filter.
+    /// Returns some lines; None after the last matching flow.
     fn next_lines(&mut self) -> Result<Option<Bytes>> {
         while let Some(flows) = self.reader.next_batch()? {
             let views = flows

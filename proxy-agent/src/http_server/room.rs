@@ -1,4 +1,4 @@
-//! The room for connections. Where it is used up, the client with the most of them gives way.
+//! The connection limit. At the limit, the client with the most connections loses one.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -9,12 +9,12 @@ use proxy_common::addr::{Addr, Addr6};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 
-/// The most connections of one listener, and of all listeners that share a room. Where a process
-/// may have few files open, these are a sixteenth and a quarter of them.
+/// The most connections of a listener, and of all listeners with a shared limit. If the process may
+/// open few files, these limits are a sixteenth and a quarter of its file limit.
 const OF_LISTENER: usize = 256;
 const IN_SUM: usize = 1_024;
 
-/// The room of listeners that share it.
+/// The connection limit that listeners share.
 #[derive(Clone, Debug)]
 pub(crate) struct Room {
     of_listener: usize,
@@ -22,7 +22,7 @@ pub(crate) struct Room {
     open: Arc<Mutex<Open>>,
 }
 
-/// The room of one listener.
+/// The part of one listener.
 #[derive(Debug)]
 pub(crate) struct Place {
     room: Room,
@@ -30,21 +30,20 @@ pub(crate) struct Place {
     free: Arc<Semaphore>,
 }
 
-/// The right of one connection to be open, at its listener and in sum.
+/// The permits of an open connection: its listener's, and the shared one.
 pub(super) type Permits = [OwnedSemaphorePermit; 2];
 
 #[derive(Debug, Default)]
 struct Open {
-    /// The number of listeners so far.
     listeners: usize,
-    /// The connections, the oldest one first.
+    /// The connections, the oldest first.
     connections: VecDeque<Connection>,
 }
 
 #[derive(Debug)]
 struct Connection {
     listener: usize,
-    /// None for a client on this host's own socket.
+    /// None for a client at this host's own socket.
     client: Option<IpAddr>,
     task: AbortHandle,
 }
@@ -65,7 +64,6 @@ impl Room {
         }
     }
 
-    /// Returns the place of another listener.
     pub(crate) fn place(&self) -> Place {
         let mut open = self.lock();
         open.listeners += 1;
@@ -82,7 +80,7 @@ impl Room {
 }
 
 impl Place {
-    /// Lets a connection in, which keeps the permits as long as it is open.
+    /// Admits a connection, which keeps its permits while open.
     pub(super) async fn admit(
         &self,
         client: Option<IpAddr>,
@@ -101,8 +99,8 @@ impl Place {
         self.room.lock().connections.push_back(connection);
     }
 
-    /// Returns a permit, for which one of these connections may have to end. On a busy machine a
-    /// task that is aborted lives on for a while, and its connection is open until then.
+    /// Returns a permit, for which one of these connections may have to end. On a busy machine an
+    /// aborted task lives on for a while, with its connection open.
     async fn permit(
         &self,
         free: &Arc<Semaphore>,
@@ -131,8 +129,8 @@ impl Open {
         }
     }
 
-    /// Returns the oldest connection of the client that has the most. Age alone would let one
-    /// client end all others' connections, before they have asked.
+    /// Returns the oldest connection of the client with the most. By age alone, one client could
+    /// end all other connections before their requests.
     fn gives_way(&self, among: impl Fn(&Connection) -> bool) -> Option<usize> {
         let mut of_site = HashMap::<_, usize>::new();
         let mut of_client = HashMap::<_, usize>::new();
@@ -146,7 +144,7 @@ impl Open {
             *of_site.entry(client.map(site)).or_default() += 1;
             *of_client.entry(client).or_default() += 1;
         }
-        // `max_by_key` takes the last one of equals.
+        // `max_by_key` returns the last maximum.
         let heaviest = among().rev().max_by_key(|(_, Connection { client, .. })| {
             (of_site[&client.map(site)], of_client[client])
         });
@@ -154,8 +152,8 @@ impl Open {
     }
 }
 
-/// Returns the address that stands for all of one site: of IPv6 the /64, in which one host may have
-/// any number.
+/// Returns the address that identifies a site. In IPv6 this is the /64, because a host may have any
+/// address in it.
 fn site(client: IpAddr) -> IpAddr {
     match client.to_canonical() {
         IpAddr::V4(client) => client.into(),
@@ -163,7 +161,7 @@ fn site(client: IpAddr) -> IpAddr {
     }
 }
 
-/// Returns the number of files that this process may have open, once it has raised the limit.
+/// Returns this process's limit on open files, after it is raised.
 pub(crate) fn files() -> usize {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(1_024, |(_, hard)| {
         usize::try_from(hard).unwrap_or(usize::MAX)
@@ -179,7 +177,7 @@ mod tests {
     const GREEDY: &str = "10.244.1.2";
     const PROBER: &str = "192.0.2.1";
 
-    /// Admits a connection that lasts, and returns it.
+    /// Admits a lasting connection, and returns it.
     async fn connect(place: &Place, client: &str) -> JoinHandle<()> {
         let client = client.parse().unwrap();
         let mut task = None;
@@ -204,7 +202,6 @@ mod tests {
         connected
     }
 
-    /// Returns the places of the connections that have ended.
     async fn ended(connections: &[JoinHandle<()>]) -> Vec<usize> {
         yield_now().await;
         (0..connections.len())
@@ -246,7 +243,7 @@ mod tests {
         assert_eq!(ended(&connections).await, [0, 1]);
     }
 
-    /// Each listener alone would hold all connections.
+    /// Each listener alone could hold all connections.
     #[tokio::test]
     async fn listeners_that_share_a_room_hold_no_more_in_sum() {
         let room = Room::new(8, 10);

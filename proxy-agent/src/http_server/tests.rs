@@ -40,8 +40,8 @@ fn client_with_loopback_address_is_on_the_host() {
     }
 }
 
-/// Ordinary connections of three pods wait for an accept, as beside an agent that is busy. Then a
-/// load balancer asks.
+/// Three pods' ordinary connections wait to be accepted by a busy agent. Then a load balancer
+/// connects.
 #[tokio::test]
 async fn probe_that_waits_behind_connections_of_three_pods_is_answered() {
     let listener = bind((Ipv4Addr::LOCALHOST, 0).into(), true).unwrap();
@@ -71,7 +71,7 @@ async fn header_of_16_kib_is_read_and_a_longer_one_refused() {
             "GET / HTTP/1.1\r\nHost: node\r\nX: {}\r\n\r\n",
             "x".repeat(bytes)
         );
-        // The server reads no further than it likes.
+        // The server stops reading at its own limit.
         let _sent = client.write_all(header.as_bytes()).await;
         assert!(read_some(&mut client).await.starts_with(status), "{bytes}");
     }
@@ -88,7 +88,7 @@ async fn half_a_header_ends_the_connection_after_5_seconds() {
     }
 }
 
-/// Returns the client's end of a connection, and the server's work on it.
+/// Returns the client's end of a connection, and the server's task.
 fn conversation() -> (DuplexStream, JoinHandle<()>) {
     let (client, server) = duplex(1 << 10);
     (client, tokio::spawn(converse(server, router())))
@@ -108,7 +108,7 @@ async fn connect(host: u8, to: SocketAddr) -> TcpStream {
         .await
         .expect("the queue of the listener is full");
     let stream = connected.unwrap();
-    // Ports do not wait after the end.
+    // The ports must not stay in TIME_WAIT.
     SockRef::from(&stream)
         .set_linger(Some(Duration::ZERO))
         .unwrap();

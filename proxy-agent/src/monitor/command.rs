@@ -103,7 +103,7 @@ pub async fn monitor(args: &MonitorArgs) -> Result<()> {
         if !filter.wants(&event) {
             continue;
         }
-        // The past comes at once, and its number is limited.
+        // Past events arrive at once, in a limited number.
         let (lost, may) = if event.time < started {
             (0, true)
         } else {
@@ -121,7 +121,6 @@ pub async fn monitor(args: &MonitorArgs) -> Result<()> {
 }
 
 impl MonitorArgs {
-    /// Returns what to ask the agent for.
     fn path(&self, now: Timestamp) -> Result<String> {
         let Some(since) = self.since else {
             return Ok("/monitor".to_owned());
@@ -156,7 +155,6 @@ impl MonitorArgs {
     }
 }
 
-/// A lookup of Services' names.
 struct Namer {
     client: Client,
     names: Names,
@@ -164,8 +162,8 @@ struct Namer {
 }
 
 impl Namer {
-    /// Adds the Service's name to the event. An unknown Service may be new, so the names are read
-    /// again; at most once a second, because the Service may be gone.
+    /// Adds the Service's name to the event. For an unknown Service the names are read again, at
+    /// most once a second, because it may be new or gone.
     async fn name(&mut self, event: &mut Event) -> Result<()> {
         const PERIOD: Duration = Duration::from_secs(1);
         event.name(&self.names);

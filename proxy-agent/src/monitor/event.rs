@@ -1,4 +1,4 @@
-//! An event in the form that watchers get. The form is stable: fields may be added, and no field is
+//! An event in the form that watchers get. The form is stable: fields may be added, and are never
 //! renamed or removed.
 
 use std::net::{IpAddr, SocketAddr};
@@ -27,16 +27,15 @@ pub struct Event {
     pub reason: Option<String>,
     /// The hook: `ingress`, `egress`, `anchor` or `lo`.
     pub hook: String,
-    /// The index of the device.
     pub ifindex: u32,
     pub device: Option<String>,
-    /// The protocol: `TCP`, `UDP` or `SCTP`. None if the programs did not understand the packet's
-    /// headers; the event then has no addresses either.
+    /// The protocol: `TCP`, `UDP` or `SCTP`. None, without addresses, for headers that the programs
+    /// did not parse.
     pub protocol: Option<String>,
     pub client: Option<SocketAddr>,
     pub dialled: Option<SocketAddr>,
     pub decision: Option<DecisionEvent>,
-    /// The number of lost events, if this is a `lost` event.
+    /// The number of lost events of a `lost` event.
     pub lost: u64,
 }
 
@@ -48,15 +47,14 @@ pub struct DecisionEvent {
     pub kind: String,
     /// The ClusterIP and port of the service port.
     pub service: SocketAddr,
-    /// The namespace of the Service; None if it is unknown, for example because the Service is
-    /// gone.
+    /// The namespace of the Service; None if unknown, for example because the Service is gone.
     pub namespace: Option<String>,
     pub name: Option<String>,
     pub port_name: Option<String>,
     /// The place of the client: `outside`, `detected`, `pod` or `node`.
     pub origin: String,
-    /// The set of endpoints, `cluster` or `local`; None if the decision was made before a set was
-    /// chosen.
+    /// The set of endpoints, `cluster` or `local`; None if the decision came before the choice of a
+    /// set.
     pub set: Option<String>,
     pub backend: Option<SocketAddr>,
     /// True if session affinity chose the backend.
@@ -116,7 +114,6 @@ impl Event {
         }
     }
 
-    /// Adds the name of the Service.
     pub(crate) fn name(&mut self, names: &Names) {
         let (Some(protocol), Some(decision)) = (&self.protocol, &mut self.decision) else {
             return;
@@ -159,8 +156,8 @@ impl Event {
     }
 }
 
-/// Returns true for what the host sends by the anchor because that is a device with IPv6: neighbour
-/// discovery, and reports of multicast groups. Nothing else of IPv6 is refused for this reason.
+/// Returns true for the host's own IPv6 packets on the anchor, as on any device with IPv6:
+/// neighbour discovery and multicast reports. No other IPv6 packet is refused for this reason.
 pub(super) fn is_housekeeping(record: &AnyRecord) -> bool {
     let is_not_unicast = |reason: u8| Reason::from_index(reason.into()) == Some(Reason::NotUnicast);
     matches!(record, AnyRecord::V6(record) if record.what != What::DECIDED && is_not_unicast(record.reason))

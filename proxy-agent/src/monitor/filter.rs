@@ -1,26 +1,26 @@
-//! Selects events by what a reader asks for.
+//! Selects events for a reader.
 
 use std::net::IpAddr;
 
 use super::event::Event;
 use proxy_view::object_name::ObjectName;
 
-/// The events that a reader wants; every field that is set must hold.
+/// A reader's selection; every field that is set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Filter {
     pub(crate) service: Option<ObjectName>,
     pub(crate) namespace: Option<String>,
     pub(crate) client: Option<IpAddr>,
     pub(crate) reason: Option<String>,
-    /// True if only dropped and rejected packets are wanted.
+    /// Set to select dropped and rejected packets only.
     pub(crate) unserved: bool,
-    /// True if only packets that open flows are wanted.
+    /// Set to select packets that open flows only.
     pub(crate) decisions: bool,
 }
 
 impl Filter {
-    /// Returns true if the event is wanted. Lost events might have been wanted, so they count as
-    /// wanted.
+    /// Returns true if the event matches. Lost events might have matched, so they count as
+    /// matching.
     pub(crate) fn wants(&self, event: &Event) -> bool {
         let is_decision = event.what == "decision";
         let kind = if self.decisions {

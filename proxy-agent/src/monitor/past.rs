@@ -1,4 +1,4 @@
-//! Keeps the last decisions and refusals, for `kpx monitor --since`.
+//! Stores the last decisions and refusals, for `kpx monitor --since`.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -8,8 +8,8 @@ use jiff::Timestamp;
 
 use super::event::Event;
 
-/// The events of the past: as many decisions as refusals, so that a flood of one kind pushes out
-/// none of the other.
+/// The past events. Decisions and refusals have the same separate limit, so that a flood of one
+/// kind does not evict the other.
 #[derive(Debug)]
 pub(super) struct Past {
     most: usize,
@@ -17,24 +17,21 @@ pub(super) struct Past {
     refusals: Kept,
 }
 
-/// The last events of a kind.
 #[derive(Debug, Default)]
 struct Kept {
     events: VecDeque<Arc<Event>>,
-    /// The number of events that were here and gave way: the number of the first one that is still
-    /// here.
+    /// The number of evicted events, which is the number of the first stored event.
     gone: u64,
 }
 
-/// The place of a reader: for each kind the numbers of its next event, and of the first that it
-/// does not want.
+/// A reader's position: for each kind, the number of its next event and of its end.
 ///
-/// A reader that stops holds no event by it, however many give way meanwhile.
+/// A stopped reader holds no event, however many are evicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place([Range<u64>; 2]);
 
 impl Past {
-    /// Creates the memory of at most so many decisions, and of as many refusals; None for 0.
+    /// Creates the store of at most `most` decisions and as many refusals; None for 0.
     pub(super) fn of(most: usize) -> Option<Self> {
         (most > 0).then(|| Self {
             most,
@@ -56,8 +53,8 @@ impl Past {
         kept.events.push_back(event);
     }
 
-    /// Returns the place of the first event from a time on. `follows` tells whether events that
-    /// come later are wanted.
+    /// Returns the position of the first event since a time. `follows`: later events are wanted
+    /// too.
     pub(super) fn place(&self, time: Timestamp, follows: bool) -> Place {
         Place([&self.decisions, &self.refusals].map(|kept| {
             let before = kept
@@ -74,9 +71,8 @@ impl Past {
         }))
     }
 
-    /// Returns the next events, about `most` and the oldest first, and moves the place behind them.
-    /// Those that gave way before they were read are counted as lost. None are left if it returns
-    /// none.
+    /// Returns about `most` next events, the oldest first, and advances the position. Events
+    /// evicted before they were read count as lost. An empty result is the end.
     pub(super) fn next(&self, place: &mut Place, most: usize) -> Vec<Arc<Event>> {
         let kinds = [&self.decisions, &self.refusals];
         let mut lost = 0;
@@ -174,7 +170,7 @@ mod tests {
 
     #[test]
     fn event_takes_less_than_a_kilobyte() {
-        // Its texts have some bytes each: words of the programs, and the name of a device.
+        // The texts are short: words of the programs, and a device's name.
         const TEXTS: usize = 9 * 32;
         assert!(size_of::<Event>() + TEXTS < 1_024, "{}", size_of::<Event>());
     }

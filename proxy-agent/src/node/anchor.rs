@@ -1,4 +1,4 @@
-//! The anchor of this node: of the right MTU, up, and with its parameters.
+//! The anchor of this node: its MTU, state and sysctls.
 
 use std::collections::BTreeMap;
 
@@ -8,29 +8,28 @@ use proxy_net::anchor::{self, Anchor, anchor_mtu};
 use proxy_net::link::Link;
 use tracing::debug;
 
-/// The anchor's device, as it was last made.
+/// The anchor's device, as last created.
 pub(super) struct AnchorDevice {
     handle: Handle,
     device: Anchor,
     mtu: u32,
-    /// 127.0.0.1 serves node ports.
+    /// Set if 127.0.0.1 serves node ports.
     serves_localhost: bool,
 }
 
-/// The state of the anchor after a check. [`AnchorDevice::set`] takes it in once the rest of the
+/// The state of the anchor after a check. [`AnchorDevice::set`] takes it over once the rest of the
 /// node has adapted.
 pub(super) struct AnchorState {
     pub(super) device: Anchor,
-    /// It was there before.
+    /// Set if the anchor existed before.
     pub(super) was_up: bool,
-    /// The parameters that somebody had changed, and that are set back. Those of an anchor that was
-    /// gone or down come with it.
+    /// The number of restored sysctls. The sysctls of a missing or stopped anchor are not counted.
     pub(super) sysctls: u64,
     mtu: u32,
 }
 
 impl AnchorDevice {
-    /// Makes the anchor. Until devices are known it has the MTU that it had.
+    /// Creates the anchor. It keeps its present MTU until devices are known.
     pub(super) async fn start(handle: Handle, serves_localhost: bool) -> Result<Self> {
         let present = anchor::present_mtu(&handle)
             .await
@@ -56,9 +55,9 @@ impl AnchorDevice {
         self.device.ifindex
     }
 
-    /// Restores the anchor if it is missing or down, or if its MTU differs from the uplinks'. Does
-    /// so now and then without a reason, because some damage does not show. None if nothing had to
-    /// be done.
+    /// Restores the anchor if it is missing or down, or if its MTU differs from the uplinks'.
+    /// `listed` forces a full check, because some damage does not show. Returns None if nothing was
+    /// due.
     pub(super) async fn fit(
         &self,
         links: &BTreeMap<u32, Link>,
@@ -69,8 +68,8 @@ impl AnchorDevice {
         if mtu == self.mtu && up && !listed {
             return Ok(None);
         }
-        // The known state of devices is a moment old. In that moment the anchor may have come up
-        // and gone down again.
+        // The list of devices is slightly old. Since then the anchor may have gone up and down
+        // again.
         let was_up = anchor::stands(&self.handle)
             .await
             .context("look at the anchor")?;

@@ -1,4 +1,4 @@
-//! Tracks the desired addresses, routes and rules, and whether they are in force.
+//! Tracks the desired addresses, routes and rules, and whether the kernel has them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,37 +11,34 @@ use proxy_core::input::ObjectName;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DesiredNode {
-    /// The revision of the frontends, from which the last two fields are made.
+    /// The revision of the frontends, the source of the last two fields.
     revision: u64,
     pub(super) node_addresses: Vec<IpAddr>,
     /// The ranges of ClusterIPs, from the operator or from ServiceCIDR objects.
     pub(super) service_cidrs: Vec<IpNet>,
-    /// The networks in these that are not for Services alone.
+    /// The networks in these ranges that have other uses as well.
     pub(super) shared: Vec<IpNet>,
-    /// The ClusterIPs outside of the ranges, or in such a network.
+    /// The ClusterIPs outside the ranges, or in a shared network.
     pub(super) lone_addresses: BTreeSet<IpAddr>,
-    /// Each with its Service.
     pub(super) external_frontends: Vec<(ObjectName, (IpAddr, Proto, u16))>,
 }
 
-/// The desired state of the last sync.
 #[derive(Debug, Default)]
 pub(super) struct SyncedNode {
     desired_node: Option<DesiredNode>,
-    /// Set if the desired state is in force. Otherwise the node's state is unknown: it may mix this
-    /// desired state with earlier ones.
+    /// Set if the node has the desired state. Otherwise the node may have a mixture with earlier
+    /// states.
     is_done: bool,
 }
 
 impl SyncedNode {
-    /// Returns the last desired state, or None before the first sync.
+    /// Returns the last desired state. None before the first sync.
     pub(super) fn desired_node(&self) -> Option<&DesiredNode> {
         self.desired_node.as_ref()
     }
 
-    /// Takes in the desired state with the ranges of ClusterIPs in force, and the networks in them
-    /// that are not for Services alone. Returns true if there is work, whose result goes to
-    /// [`Self::end`].
+    /// Takes in the desired state with the ranges of ClusterIPs and the shared networks in them.
+    /// Returns true if there is work, whose result goes to [`Self::end`].
     pub(super) fn begin(
         &mut self,
         desired: &Desired,
@@ -181,7 +178,7 @@ mod tests {
             "something else is wanted"
         );
         synced_node.end(false);
-        // The first state is desired again; half of it may no longer be in force.
+        // The first state is desired again; half of it may have been replaced.
         declare(&mut desired, "10.96.0.0/16");
         assert!(
             begin(&mut synced_node, &desired),

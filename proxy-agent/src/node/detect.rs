@@ -1,4 +1,4 @@
-//! Detects local pods among all clients, where the operator says how (`--detect-local-mode`).
+//! Detects local pods among all clients (`--detect-local-mode`).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,17 +9,17 @@ use proxy_common::device::Node;
 
 use proxy_net::link::{Link, LinkKind};
 
-/// The property by which a client counts as a local pod.
+/// The property that makes a client a local pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Detector {
-    /// An address in these networks, at most one a family. A family without a network has no
+    /// An address in these networks, at most one per family. A family without a network has no
     /// detection.
     ClusterCidr(Vec<IpNet>),
     /// An address in `spec.podCIDRs` of the Node object.
     NodeCidr,
     /// A packet through this bridge.
     Bridge(String),
-    /// A packet through a device whose name begins with this prefix.
+    /// A packet through a device with this name prefix.
     Prefix(String),
 }
 
@@ -44,11 +44,11 @@ impl fmt::Display for Detector {
     }
 }
 
-/// A detector, with the facts that it learns from the cluster.
+/// A detector, with its facts from the cluster.
 #[derive(Clone, Debug, Default)]
 pub struct Detection {
     detector: Detector,
-    /// The `spec.podCIDRs`, once the Node object has them.
+    /// The Node object's `spec.podCIDRs`, once present.
     pod_cidrs: Vec<IpNet>,
 }
 
@@ -61,7 +61,7 @@ impl Detection {
     }
 
     /// Takes in the Node object's `spec.podCIDRs`. Returns an error if the detector has used other
-    /// ones: open flows are not judged again, so the agent must restart.
+    /// networks: open flows keep their classification, so the agent must restart.
     pub fn learn(&mut self, pod_cidrs: &[IpNet]) -> Result<()> {
         if self.detector != Detector::NodeCidr || self.pod_cidrs == pod_cidrs {
             return Ok(());
@@ -112,7 +112,7 @@ impl Detection {
         }
     }
 
-    /// Returns the families that have detection: `DETECTS4` and `DETECTS6` of [`Node`].
+    /// Returns the flags of the families with detection: `DETECTS4` and `DETECTS6` of [`Node`].
     pub fn flags(&self) -> u32 {
         if matches!(self.detector, Detector::Bridge(_) | Detector::Prefix(_)) {
             return Node::DETECTS4 | Node::DETECTS6;

@@ -25,7 +25,7 @@ impl Node {
         all([written, self.write_addrs(), self.note_properties()])
     }
 
-    /// Tells the programs what follows from all devices together, where that has changed.
+    /// Writes the node flags that depend on all devices together, after a change.
     pub(super) fn note_properties(&mut self) -> Result<()> {
         if self.rows.misses(self.devices.flags())? {
             self.write_node()

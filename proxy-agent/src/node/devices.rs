@@ -1,4 +1,4 @@
-//! The devices of this host, and what the programs are told of them.
+//! The devices of this host, and their rows for the programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,18 +11,16 @@ use proxy_net::link::{KUBE_IPVS0, Link, LinkHeader, LinkKind};
 use proxy_net::role::{self, FarEnd, OPEN_VSWITCH, Role, role};
 use proxy_net::{Handle, LinkEvent, addr, fib, foreign_rule, sysctl};
 
-/// The devices of this host, as of the last event.
 #[derive(Debug)]
 pub(super) struct Devices {
     links: BTreeMap<u32, Link>,
-    /// This host is a node of the cluster.
     is_node: bool,
-    /// Some route has several next hops, as of the last list of devices.
+    /// Set if a look-up by the programs may find another reply path than the kernel's, because of
+    /// several next hops or of routing rules. As of the last list of devices.
     is_misled: bool,
 }
 
 impl Devices {
-    /// None are known yet.
     pub(super) fn new(is_node: bool) -> Self {
         Self {
             links: BTreeMap::new(),
@@ -31,7 +29,7 @@ impl Devices {
         }
     }
 
-    /// Takes in what the kernel says of devices. True if that was a list of all.
+    /// Takes in device events of the kernel. Returns true after a complete list.
     pub(super) fn take(&mut self, events: impl IntoIterator<Item = LinkEvent>) -> bool {
         let mut listed = false;
         for event in events {
@@ -47,7 +45,7 @@ impl Devices {
         listed
     }
 
-    /// Asks whether a look-up of the programs may find another way back than the kernel.
+    /// Checks whether a look-up by the programs may find another reply path than the kernel's.
     pub(super) async fn ask_for_routes(&mut self, handle: &Handle) {
         let has_many_ways = fib::has_many_ways(handle).await.unwrap_or(true);
         self.is_misled = has_many_ways
@@ -56,17 +54,15 @@ impl Devices {
                 .unwrap_or(true);
     }
 
-    /// By interface index.
+    /// Returns the devices by interface index.
     pub(super) fn links(&self) -> &BTreeMap<u32, Link> {
         &self.links
     }
 
-    /// Returns true once the devices have been listed.
     pub(super) fn are_known(&self) -> bool {
         !self.links.is_empty()
     }
 
-    /// The addresses of all devices.
     pub(super) fn addresses(&self) -> BTreeSet<IpAddr> {
         self.links
             .values()
@@ -74,16 +70,15 @@ impl Devices {
             .collect()
     }
 
-    /// The addresses of devices that are up.
     pub(super) fn addresses_up(&self) -> BTreeSet<IpAddr> {
         let up = self.links.values().filter(|link| link.up);
         up.flat_map(|link| link.addrs.iter().map(|net| net.addr()))
             .collect()
     }
 
-    /// Returns the addresses of devices that lead nowhere, with the name of each device. A process
-    /// of the host serves such an address, as NodeLocal DNSCache does. kpx itself serves the
-    /// addresses of kube-ipvs0.
+    /// Returns the addresses of devices that lead nowhere, each with its device's name. A process
+    /// of the host serves such an address, as NodeLocal DNSCache does. The addresses of kube-ipvs0
+    /// are left out, because kpx serves them.
     pub(super) fn kept_addresses(&self) -> BTreeMap<IpAddr, String> {
         let kept = self
             .links
@@ -103,7 +98,7 @@ impl Devices {
         role::why_no_pod(link, &self.links)
     }
 
-    /// Returns the device's role. A host outside the cluster does not tell pods from other clients.
+    /// Returns the device's role. Host mode does not distinguish pods from other clients.
     pub(super) fn role_of(&self, link: &Link) -> Role {
         match role(link, &self.links) {
             Role::Device { pod: true } if !self.is_node => {
@@ -117,9 +112,9 @@ impl Devices {
         }
     }
 
-    /// Returns the names of devices by which netfilter sees no packet of a whole connection: those
-    /// of other kinds than [`Device::BARE`] ones, unless a veth belongs to them. A bridge's ports
-    /// are not bare, but those of a VRF are.
+    /// Returns the names of devices where netfilter sees no packet of a bypass connection: all
+    /// kinds except [`Device::BARE`] ones and masters of a veth. A bridge's ports are not bare; the
+    /// ports of a VRF are.
     pub(super) fn surely_no_pods(&self) -> BTreeSet<String> {
         let has_veths = |index| {
             self.links
@@ -134,8 +129,8 @@ impl Devices {
         others.map(|link| link.name.clone()).collect()
     }
 
-    /// Returns those of these names by which no packet leaves for a pod of another node past the
-    /// stack.
+    /// Returns the devices of [`Self::surely_no_pods`] that no bypass packet to a pod of another
+    /// node leaves by.
     pub(super) fn surely_no_ways(&self) -> BTreeSet<String> {
         let ways = self
             .links
@@ -152,8 +147,8 @@ impl Devices {
         ways.map(|link| link.name.clone()).collect()
     }
 
-    /// Returns the names of all devices of pods that may be [`Device::BARE`]. None if netfilter may
-    /// know one by another name: that of a VRF.
+    /// Returns the names of all pods' devices that may be [`Device::BARE`]. None if netfilter may
+    /// use another name: that of a VRF.
     pub(super) fn bare_pods(&self) -> Option<BTreeSet<String>> {
         let is_bridge = |index| {
             self.links
@@ -172,9 +167,8 @@ impl Devices {
         })
     }
 
-    /// The rows of `DEVICES`.
     pub(super) fn rows(&self, detection: &Detection) -> BTreeMap<u32, Device> {
-        // One card's filter meets the packets of all that lies on it.
+        // An uplink's filter sees the packets of all devices above it.
         let may_be_bare = !self.links.values().any(|link| {
             (link.filtered || link.filtered_out)
                 && self.role_of(link) == Role::Device { pod: false }
@@ -197,7 +191,7 @@ impl Devices {
         rows.collect()
     }
 
-    /// Returns the flags of [`device::Node`] that follow from all devices together.
+    /// Returns the flags of [`device::Node`] that depend on all devices together.
     pub(super) fn flags(&self) -> u32 {
         let has = |is_so: fn(&Link) -> bool| self.links.values().any(is_so);
         let is_stacked = has(|link| link.kind == LinkKind::Bridge || may_be_macvlan(link));
@@ -213,7 +207,7 @@ impl Devices {
     }
 }
 
-/// Returns true for a device of a kind by which packets may leave for other nodes past the stack.
+/// Returns true if packets may leave by this kind of device for other nodes past the stack.
 fn may_be_way(link: &Link) -> bool {
     let kinds = [
         LinkKind::Physical,
@@ -234,8 +228,8 @@ fn leads_nowhere(link: &Link, links: &BTreeMap<u32, Link>) -> bool {
     }
 }
 
-/// Returns true if the device may be a macvlan or ipvlan, which lies on another device whose hooks
-/// see its packets as well. Some other kinds of device count too.
+/// Returns true if the device may be a macvlan or ipvlan, whose packets also pass the hooks of the
+/// device below. Includes some other kinds of device.
 fn may_be_macvlan(link: &Link) -> bool {
     let kinds = [LinkKind::Macvlan, LinkKind::Other];
     kinds.contains(&link.kind) && link.header == LinkHeader::Ethernet && !link.peer_netns
@@ -243,8 +237,8 @@ fn may_be_macvlan(link: &Link) -> bool {
 
 /// Returns the row of `DEVICES` for a link. `links` are all devices, by interface index.
 ///
-/// `is_misled` is set if a look-up may find another way back than the kernel: one of several next
-/// hops, or by other rules.
+/// `is_misled` is set if a look-up may find another reply path than the kernel's, because of
+/// several next hops or of routing rules.
 fn row(
     link: &Link,
     links: &BTreeMap<u32, Link>,
@@ -256,12 +250,13 @@ fn row(
         .master
         .and_then(|master| links.get(&master))
         .filter(|master| master.kind == LinkKind::Bridge);
-    // The host's IP layer is behind the bridge, and uses the bridge's parameters.
+    // The host's IP layer is behind the bridge, and uses the bridge's sysctls.
     let routed = bridge.unwrap_or(link);
     let is_alone = bridge.is_none() && !link.filtered && !link.filtered_out;
     let may_tell = !is_misled && !links.values().any(may_be_macvlan);
     let is_strict = is_strict(&routed.name);
-    // What the kernel would drop must meet the kernel, unless the programs know.
+    // Packets that the kernel would drop must reach the kernel, unless the programs apply the same
+    // check.
     let tells_strictness = may_tell || !is_strict;
     let flags = [
         (pod, Device::POD),
@@ -298,8 +293,8 @@ fn row(
     Device::new(flags, addr4, addr6).with_link(bridge, link.mtu, routed.mac.unwrap_or_default())
 }
 
-/// Returns true for a bridge all of whose ports lead to pods. Behind a port of another kind, or a
-/// router on the bridge, are networks that have other ways to the node as well.
+/// Returns true for a bridge whose ports all lead to pods. Networks behind another kind of port, or
+/// behind a router on the bridge, have other paths to the node.
 fn has_pods_alone(link: &Link, links: &BTreeMap<u32, Link>) -> bool {
     let mut ports = links
         .values()
@@ -318,7 +313,7 @@ fn is_edge(kind: LinkKind) -> bool {
 }
 
 /// Returns true if the kernel drops packets whose replies it would send through another device (RFC
-/// 3704 §2.2). The kernel uses the larger of two parameters.
+/// 3704 §2.2). The kernel uses the larger of two sysctls.
 fn is_strict(name: &str) -> bool {
     let of = |name: &str| {
         let value = sysctl::read(&format!("ipv4/conf/{name}/rp_filter"))
@@ -384,7 +379,7 @@ mod tests {
         );
     }
 
-    // Netfilter sees the packets of a VRF's ports with the name of the VRF.
+    // Netfilter sees the packets of a VRF's ports under the name of the VRF.
     #[test]
     fn veths_and_vrfs_above_them_may_be_pods() {
         let mut devices = Devices::new(true);

@@ -33,41 +33,42 @@ pub(super) struct FastPathState {
     asked: FastPath,
     /// The rules that packets of open connections would miss; None before the first check.
     rules: Option<Vec<String>>,
-    /// The reason why conntrack cannot be configured for skipped packets: conntrack would call
-    /// later packets of such connections invalid.
+    /// The reason why conntrack cannot be made liberal: it would mark later packets of such
+    /// connections invalid.
     obstacle: Option<String>,
     /// The connections that may skip the stack from their first packet on.
     whole: Whole,
-    /// The connections that may once they are open.
+    /// The connections that may skip the stack once they are open.
     opened: Opened,
-    /// Those of the first kind that are open, and go on past the stack.
+    /// The open bypass connections that keep skipping the stack.
     staying: Staying,
-    /// The same as of the last walk through the flows that had others take the stack; None if there
-    /// has to be another.
+    /// The value of `staying` at the last walk that moved other connections to the stack. None:
+    /// another walk is due.
     left: Option<Staying>,
-    /// The number of connections that take the stack again unknown to conntrack, and its reason.
+    /// The number of moved connections without a conntrack entry, and the last reason.
     unknown: Option<(usize, String)>,
-    /// The chains with rules that let such connections pass.
+    /// The chains with rules that let bypass connections pass.
     harmless: Vec<String>,
-    /// Conntrack follows connections here. It takes packets for wrong ones if it misses some,
-    /// unless it is told to be liberal.
+    /// Set if conntrack tracks connections here. Conntrack marks packets invalid when it misses
+    /// others, unless the connection is liberal.
     tracks: bool,
-    /// Connections that were opened past the stack go on past it.
+    /// The open connections that bypass the stack.
     whole_ones: Kept,
-    /// Conntrack believes any end of some connections.
+    /// The open connections with liberal conntrack entries: conntrack accepts any FIN or RST there.
     tolerated_ones: Kept,
 }
 
-/// Connections that the programs have to know, whether or not there may be more.
+/// Connections that the programs must still handle, even if no more may open.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     are_there: bool,
-    /// Sweeps in a row that have found none.
+    /// The number of sweeps in a row without such a connection.
     sweeps_without: u32,
 }
 
 impl Kept {
-    /// Notes what a sweep has found. One may have come behind the sweep, so two have to find none.
+    /// Notes the result of a sweep. A connection may open behind a sweep, so two sweeps must find
+    /// none.
     fn swept(&mut self, are_there: bool) {
         self.sweeps_without = if are_there {
             0
@@ -78,9 +79,8 @@ impl Kept {
     }
 }
 
-/// The parameters that make conntrack tolerate packets on the fast path, which it does not see.
-/// Conntrack must not take a packet that it does see for one out of window, nor expect
-/// acknowledgements.
+/// The sysctls that make conntrack liberal. Conntrack misses packets of the fast path, so it must
+/// neither check windows nor expect acknowledgements.
 const LIBERAL: [&str; 2] = [
     "netfilter/nf_conntrack_tcp_be_liberal",
     "netfilter/nf_conntrack_tcp_ignore_invalid_rst",
@@ -89,7 +89,7 @@ const UNACKNOWLEDGED: &str = "netfilter/nf_conntrack_tcp_timeout_unacknowledged"
 const ESTABLISHED: &str = "netfilter/nf_conntrack_tcp_timeout_established";
 
 impl FastPathState {
-    /// `keeps`: connections of a predecessor may have been opened past the stack.
+    /// `keeps`: a predecessor may have opened bypass connections.
     pub(super) fn new(asked: FastPath, keeps: bool) -> Self {
         let kept = Kept {
             are_there: keeps && asked != FastPath::Off,
@@ -111,7 +111,6 @@ impl FastPathState {
         }
     }
 
-    /// Returns the flags of the programs' [`device::Node`].
     pub(super) fn flag(&self) -> u32 {
         use device::Node;
         let opens = if self.opens_flows() {
@@ -137,8 +136,8 @@ impl FastPathState {
             .fold(opens | opened, |all, (_, flag)| all | flag)
     }
 
-    /// Returns the networks whose packets among themselves the stack leaves as they are, if only
-    /// those count.
+    /// Returns the networks between which the stack leaves packets unchanged, if the fast path
+    /// depends on networks.
     pub(super) fn unchanged(&self) -> Vec<IpNet> {
         if self.takes_opened() {
             self.opened.nets()
@@ -147,7 +146,7 @@ impl FastPathState {
         }
     }
 
-    /// Takes no open connection past the stack until the rules are judged for the devices of now.
+    /// Keeps open connections on the stack until the rules are evaluated for the current devices.
     pub(super) fn forget_pods(&mut self) {
         self.opened = Opened::None(vec![
             "the rules for a new device are not evaluated yet".to_owned(),
@@ -173,8 +172,8 @@ impl FastPathState {
         }
     }
 
-    /// Returns true if open connections between pods skip the stack beside conntrack. Where all do,
-    /// conntrack follows none, or is told so as a whole.
+    /// Returns true if open connections between pods skip the stack with liberal conntrack entries.
+    /// If all connections skip the stack, conntrack tracks nothing or is liberal as a whole.
     fn takes_opened(&self) -> bool {
         let is_asked =
             self.asked == FastPath::Auto && self.rules.is_some() && self.obstacle.is_none();
@@ -185,9 +184,8 @@ impl FastPathState {
         self.is_on_for_all() || self.opens_flows() || self.takes_opened()
     }
 
-    /// Notes how many connections a sweep has found that were opened past the stack, and that
-    /// conntrack tolerates. Returns true if some of the first have not taken the stack, as all had
-    /// to.
+    /// Notes a sweep's counts of bypass connections and of liberal connections. Returns true if
+    /// some bypass connections are left after all had to move to the stack.
     pub(super) fn keep(&mut self, Remaining { whole, tolerated }: Remaining) -> bool {
         let opens = self.opens_flows();
         let takes = self.takes_opened();
@@ -198,19 +196,19 @@ impl FastPathState {
         has_strays
     }
 
-    /// Returns true if conntrack may follow connections here.
+    /// Returns true if conntrack may track connections here.
     pub(super) const fn tracks(&self) -> bool {
         self.tracks
     }
 
-    /// Returns the open connections that go on past the stack, if others were opened past it and
-    /// have to take it now.
+    /// Returns the connections that keep skipping the stack, if other bypass connections must move
+    /// to it now.
     pub(super) fn staying(&self) -> Option<&Staying> {
         let is_due = self.whole_ones.are_there && self.left.as_ref() != Some(&self.staying);
         Some(&self.staying).filter(|staying| is_due && !staying.is_all())
     }
 
-    /// Notes that all others take the stack now.
+    /// Notes that all other bypass connections have moved to the stack.
     pub(super) fn note_left(&mut self, left: Left) {
         let Left {
             connections,
@@ -230,8 +228,8 @@ impl FastPathState {
             );
         }
         self.unknown = unknown;
-        // Conntrack is liberal with them, as with those that it tolerates: the programs go on
-        // judging who ends them.
+        // Their conntrack entries are liberal as well, so the programs keep validating their FIN
+        // and RST.
         if connections > 0 {
             self.tolerated_ones = Kept {
                 are_there: true,
@@ -243,7 +241,7 @@ impl FastPathState {
     }
 }
 
-/// A connection that was opened while one sweep was under way, the next one finds.
+/// The next sweep finds a connection that opened during a sweep.
 const SWEEPS: u32 = 2;
 
 impl fmt::Display for FastPathState {
@@ -320,7 +318,7 @@ impl FastPathState {
     }
 }
 
-/// The meaning of this host's rules for packets past the stack.
+/// The effect of this host's rules on packets past the stack.
 struct Verdict {
     /// The rules that packets of open connections would miss.
     rules: Vec<String>,
@@ -383,9 +381,8 @@ impl Verdict {
 }
 
 impl FastPathState {
-    /// Looks what the rules of this host do to packets that are forwarded, and switches
-    /// accordingly. Where that cannot be told, they may do anything. `changes`: where changes of
-    /// this host are noted, if they outlive the agent.
+    /// Evaluates this host's rules for forwarded packets, and switches accordingly. Unreadable
+    /// rules may have any effect. `changes` records changes of this host that outlive the agent.
     pub(super) async fn judge(
         &mut self,
         netfilter: &Result<Netfilter>,
@@ -451,8 +448,8 @@ impl FastPathState {
     }
 }
 
-/// Returns the rules beside netfilter's that packets past the stack miss: IPsec policies, routing
-/// rules; and whether a routing rule asks for marks.
+/// Returns the rules outside netfilter that packets past the stack miss (IPsec policies, routing
+/// rules), and whether a routing rule matches marks.
 async fn others(handle: &Handle) -> Result<(Vec<String>, bool)> {
     let policies = xfrm::forwarding_policies().await?;
     let policies = policies
@@ -479,7 +476,7 @@ fn relax_conntrack(changes: Option<&Changes>) -> Result<()> {
     }
 }
 
-/// Sets a parameter, unless the kernel tracks no connections.
+/// Sets a sysctl, unless the kernel tracks no connections.
 fn set_if_there(key: &str, value: &str, changes: Option<&Changes>) -> Result<()> {
     match (sysctl::read(key)?, changes) {
         (None, _) => Ok(()),

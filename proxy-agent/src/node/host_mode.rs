@@ -1,5 +1,5 @@
-//! Serves host mode: finds out which of the cluster's addresses this host reaches, and makes routes
-//! where it may.
+//! Serves host mode: finds the cluster's addresses that this host reaches, and makes routes where
+//! allowed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,16 +18,16 @@ use proxy_net::pod_route::{Hop, PodRoutes};
 use proxy_net::{Handle, fib};
 use proxy_source::health::{Health, Problem};
 
-/// The routes of a host that is no node, and what they say of the cluster's addresses.
+/// The routes of a host in host mode, and the cluster's addresses that they reach.
 pub(super) struct HostMode {
     handle: Handle,
-    /// The routes of kpx to pods, if it may make any.
+    /// kpx's own routes to pods, if allowed.
     pod_routes: Option<PodRoutes>,
-    /// The nodes for which the routes were made.
+    /// The nodes that the routes were made for.
     nodes: BTreeMap<String, RemoteNode>,
-    /// Set if routes may have changed since the last lookup.
+    /// Set if routes may have changed since the last look-up.
     stale: bool,
-    /// The Services without a backend within reach that the log has named.
+    /// The logged Services without a reachable backend.
     logged: BTreeSet<ObjectName>,
 }
 
@@ -44,12 +44,12 @@ impl HostMode {
         }
     }
 
-    /// The next [`HostMode::query_routes`] has to ask for everything again.
+    /// Makes the next [`HostMode::query_routes`] look up everything again.
     pub(super) fn routes_changed(&mut self) {
         self.stale = true;
     }
 
-    /// Looks up this host's routes for `desired`, after it has made its own. `anchor` is the
+    /// Makes kpx's own routes, then looks up this host's routes for `desired`. `anchor` is the
     /// anchor's interface index.
     pub(super) async fn query_routes(
         &mut self,
@@ -62,7 +62,7 @@ impl HostMode {
             return Ok(());
         };
         let all = self.stale || *cluster.nodes() != self.nodes;
-        // After a failure below, the next attempt starts from the beginning.
+        // After a failure below, the next attempt starts over.
         self.stale = true;
         if all {
             self.nodes = cluster.nodes().clone();
@@ -108,8 +108,8 @@ impl HostMode {
         Ok(())
     }
 
-    /// Logs the Services that come out of reach or back. A machine outside of the cluster is well
-    /// without them.
+    /// Logs the Services that become unreachable or reachable again. The machine works without
+    /// them.
     pub(super) fn log(&mut self, desired: &Desired) {
         let cut_off = desired.cut_off();
         for (service, unreachable) in cut_off
@@ -129,7 +129,7 @@ impl HostMode {
     }
 }
 
-/// Asks the kernel where packets to these addresses go.
+/// Looks up the kernel's routes to these addresses.
 async fn routes(
     handle: &Handle,
     addrs: &BTreeSet<IpAddr>,
@@ -149,7 +149,6 @@ async fn routes(
         .collect())
 }
 
-/// Says why a host reaches none of a Service's backends.
 pub(crate) fn why_cut_off(unreachable: &[&Unreachable]) -> String {
     let backends: BTreeSet<_> = unreachable.iter().map(|one| one.backend.ip()).collect();
     let first = unreachable
@@ -159,8 +158,8 @@ pub(crate) fn why_cut_off(unreachable: &[&Unreachable]) -> String {
     format!("this host reaches 0 of {} backends{first}", backends.len())
 }
 
-/// Returns the neighbours through which pods are reached. If two nodes claim the same network, the
-/// first by name counts.
+/// Returns the neighbours that lead to pods. If two nodes claim the same network, the first by name
+/// wins.
 fn hops(
     nodes: &BTreeMap<String, RemoteNode>,
     routes: &BTreeMap<IpAddr, ClusterRoute>,
@@ -168,7 +167,7 @@ fn hops(
 ) -> BTreeMap<IpNet, Hop> {
     let mut hops = BTreeMap::new();
     for node in nodes.values() {
-        // A Node may claim any network. This host's other traffic must not go there.
+        // A Node may claim any network. This host's other traffic must not follow.
         let is_narrow = |net: &&IpNet| !fib::is_default(net.addr().is_ipv4(), net.prefix_len());
         for net in node.pod_cidrs.iter().filter(is_narrow) {
             let neighbour = node
@@ -179,8 +178,7 @@ fn hops(
                     let Some(&ClusterRoute::OnLink(device)) = routes.get(ip) else {
                         return None;
                     };
-                    // A tunnel has no neighbours behind it, only the packets that its other end
-                    // admits.
+                    // A tunnel has no neighbours, only packets that its other end admits.
                     links
                         .get(&device)
                         .filter(|link| link.header == LinkHeader::Ethernet)

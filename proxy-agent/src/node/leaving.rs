@@ -1,8 +1,8 @@
-//! Has connections that were opened past the stack take it once rules may stop their packets.
+//! Moves bypass connections to the stack once rules may stop their packets.
 //!
-//! Conntrack has seen nothing of them, and would take their packets for new or invalid ones. So it
-//! gets an entry for each before that connection takes the stack. The rules judge it from then on
-//! as any open connection.
+//! Conntrack has not seen these connections, and would mark their packets new or invalid. So each
+//! gets a conntrack entry before it moves. From then on the rules apply to it as to any open
+//! connection.
 
 use anyhow::{Result, bail};
 use futures::{StreamExt, stream};
@@ -14,26 +14,26 @@ use proxy_net::sysctl;
 
 use super::whole_connections::Staying;
 
-/// The most walks. One that finds nothing is the last: a program may have opened a flow behind the
-/// walk before, or undone its work.
+/// The most walks. A walk without a find is the last: a program may open a flow behind a walk, or
+/// undo its work.
 const WALKS: usize = 10;
-/// The questions to conntrack that may wait for their answers.
+/// The most pending requests to conntrack.
 const AT_ONCE: usize = 64;
 
-/// The parameters of conntrack with its times for open connections and for those that one side has
-/// closed, and the kernel's defaults in seconds.
+/// Conntrack's timeouts for open and for half-closed connections, with the kernel's defaults in
+/// seconds.
 const ESTABLISHED: (&str, u32) = ("netfilter/nf_conntrack_tcp_timeout_established", 432_000);
 const CLOSE_WAIT: (&str, u32) = ("netfilter/nf_conntrack_tcp_timeout_close_wait", 60);
 
-/// The connections that have taken the stack.
+/// The connections that have moved to the stack.
 #[derive(Debug, Default)]
 pub(super) struct Left {
     pub(super) connections: usize,
-    /// The number of those that conntrack got no entry for, and its last reason.
+    /// The number of connections without a conntrack entry, and the last reason.
     pub(super) unknown: Option<(usize, String)>,
 }
 
-/// Has all whole connections take the stack but those that stay. `tracks`: conntrack follows
+/// Moves all bypass connections except `staying` to the stack. `tracks`: conntrack tracks
 /// connections here.
 pub(super) async fn leave(flows: &mut WholeFlows, staying: &Staying, tracks: bool) -> Result<Left> {
     let mut left = Left::default();
@@ -80,8 +80,8 @@ impl Left {
         Ok(())
     }
 
-    /// Tells conntrack of open connections, and of those whose handshake lacks the client's word
-    /// alone. Others begin or end by the rules, which see the next SYN, FIN or RST.
+    /// Makes conntrack entries for open connections, and for those whose handshake lacks only the
+    /// client's ACK. The rules see the next SYN, FIN or RST of other connections.
     async fn tell(
         &mut self,
         conntrack: &Tolerance,

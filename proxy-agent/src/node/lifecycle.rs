@@ -1,7 +1,7 @@
-//! Follows this node's Node object. Without it, or while it has no addresses, the machine's own
-//! addresses count after [`PATIENCE`], as with kube-proxy: an external cloud controller gives a
-//! Node its addresses, and needs the API's ClusterIP before it can. The agent takes over what comes
-//! later. It ends when an address in use changes or the object is deleted, as kube-proxy does
+//! Follows this node's Node object. Without the object or its addresses, the machine's own
+//! addresses count after [`PATIENCE`], as in kube-proxy: an external cloud controller sets a Node's
+//! addresses, and needs the API's ClusterIP before that. The agent takes over later addresses. It
+//! ends when an address in use changes or the object is deleted, as kube-proxy does
 //! (`pkg/proxy/node.go`), and its supervisor restarts it.
 
 use std::net::IpAddr;
@@ -13,30 +13,29 @@ use tokio::time::{Instant, sleep_until};
 use proxy_core::desired::Desired;
 use proxy_source::health::{Health, Problem};
 
-/// The longest wait for the Node object and its addresses, which is kube-proxy's.
+/// The longest wait for the Node object and its addresses, as in kube-proxy.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The known state of the Node object, and the deadlines for the rest.
 #[derive(Debug)]
 pub struct Lifecycle {
     node_name: String,
-    /// The time to wait. None where no Node object is needed: with manifests written by hand.
+    /// The timeout of the wait. None if no Node object is needed: with handwritten manifests.
     timeout: Option<Duration>,
     /// The operator's addresses, which replace the object's in their family.
     given: Vec<IpAddr>,
-    /// The problems of the source.
     source_health: Health,
-    /// The end of the wait for the object and its addresses. None until one of them is missed.
+    /// The end of the wait for the object and its addresses. None until either is missing.
     patient_until: Option<Instant>,
-    /// Set while the agent waits for that.
+    /// Set during that wait.
     waits: bool,
-    /// The time at which the agent gives up what it cannot serve without.
+    /// The time at which the agent gives up for lack of a required fact.
     deadline: Option<Instant>,
     /// Set once the agent serves: the properties in use must stay.
     serves: bool,
-    /// Set while the object is there.
+    /// Set while the object exists.
     exists: bool,
-    /// The object's addresses, one of each family for which the operator gave none.
+    /// The object's addresses, one for each family without an operator's address.
     addresses: Vec<IpAddr>,
 }
 
@@ -62,7 +61,7 @@ impl Lifecycle {
     }
 
     /// Takes in the cluster's complete state. Returns false while the agent must wait, and an error
-    /// if the agent must restart.
+    /// if it must restart.
     pub fn learn(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
         let Some(timeout) = self.timeout else {
             return Ok(true);
@@ -105,7 +104,7 @@ impl Lifecycle {
         Ok(false)
     }
 
-    /// Notes that the agent may serve without the object. This is the source's problem, since the
+    /// Notes that the agent may serve without the object. This is the source's problem, because the
     /// agent works.
     fn serve_without(&mut self, why: &str, health: &Health) -> bool {
         self.waits = false;
@@ -119,12 +118,12 @@ impl Lifecycle {
         self.patient_until.filter(|_| self.waits)
     }
 
-    /// Takes over the object's addresses. Returns an error if one in use is no longer among them.
+    /// Takes over the object's addresses. Returns an error if an address in use is missing.
     fn take_over(&mut self, known: &[IpAddr]) -> Result<()> {
         let addresses = self.missing(known);
         let before = std::mem::replace(&mut self.addresses, addresses);
         let now = &self.addresses;
-        // One that has no addresses for a while keeps those that it had.
+        // An object without addresses keeps its previous addresses.
         if self.serves && !known.is_empty() && before.iter().any(|addr| !now.contains(addr)) {
             bail!(
                 "the addresses of the Node object {} have changed from {before:?} to {now:?}",
@@ -134,8 +133,8 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Notes whether the node has all that it cannot serve without. The deadline counts from the
-    /// first time that it has not.
+    /// Notes whether the node has all required facts. The deadline counts from the first time that
+    /// it lacks any.
     pub fn ready(&mut self, is_ready: bool) {
         self.deadline = match self.timeout.filter(|_| !is_ready && !self.serves) {
             Some(timeout) => self.deadline.or_else(|| Some(Instant::now() + timeout)),
@@ -148,7 +147,7 @@ impl Lifecycle {
         !std::mem::replace(&mut self.serves, true)
     }
 
-    /// Ends at the deadline, with an error that names what is missing.
+    /// Waits for the deadline, and returns an error that names the missing fact.
     pub async fn give_up(&self, health: &Health) -> anyhow::Error {
         match self.deadline {
             Some(deadline) => sleep_until(deadline).await,
@@ -165,7 +164,7 @@ impl Lifecycle {
         )
     }
 
-    /// Returns the first address of each family for which the operator gave none.
+    /// Returns the first address of each family without an operator's address.
     fn missing(&self, known: &[IpAddr]) -> Vec<IpAddr> {
         let is_given = |is_of_family: fn(&IpAddr) -> bool| self.given.iter().any(is_of_family);
         let families = [IpAddr::is_ipv4 as fn(&IpAddr) -> bool, IpAddr::is_ipv6];

@@ -1,5 +1,4 @@
-//! The maps by which the programs know this node: its own row, its addresses, the networks of pods
-//! and of Services.
+//! The maps about this node: its own row, its addresses, the networks of pods and of Services.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,26 +13,24 @@ use proxy_net::anchor::Anchor;
 
 use super::detect::Detection;
 
-/// The maps, and what was last written to them.
+/// The maps, and their last written content.
 pub(super) struct NodeRows {
     maps: NodeMaps,
-    /// The row that a predecessor wrote about this node, which stays in force until the first sync.
+    /// A predecessor's row about this node, in use until the first sync.
     inherited: Option<device::Node>,
-    /// The Node object's pod networks as the programs know them.
+    /// The Node object's pod networks, as written.
     pod_cidrs: Vec<IpNet>,
-    /// The networks whose packets among themselves the stack leaves as they are, as the programs
-    /// know them.
+    /// The networks between which the stack leaves packets unchanged, as written.
     unchanged: Vec<IpNet>,
-    /// What the programs know of the ranges of ClusterIPs. None before the first write.
+    /// The ranges of ClusterIPs, as written. None before the first write.
     service_nets: Option<ServiceNets>,
-    /// The flags that follow from the rows of devices.
+    /// The flags that depend on the rows of devices.
     of_rows: u32,
-    /// The addresses in force.
+    /// The addresses in use.
     pub(super) addrs: (Addr4, Addr6),
 }
 
-/// The ranges of ClusterIPs, the networks in them that are not for Services alone, and the
-/// ClusterIPs that other proxies serve.
+/// The ranges of ClusterIPs, the shared networks in them, and the ClusterIPs of other proxies.
 #[derive(PartialEq, Eq)]
 struct ServiceNets {
     cidrs: Vec<IpNet>,
@@ -41,23 +38,22 @@ struct ServiceNets {
     others: BTreeSet<IpAddr>,
 }
 
-/// The flags that follow from all devices together.
+/// The flags that depend on all devices together.
 const OF_DEVICES: u32 = device::Node::STACKED
     | device::Node::FILTERED
     | device::Node::MACVLANS
     | device::Node::BARE_PODS;
 
-/// The parts of the node's row beside addresses.
 pub(super) struct NodeFlags {
     /// The operator's settings, and whether local pods can be detected.
     pub(super) options: u32,
-    /// The properties of the host that this agent or a predecessor found.
+    /// The properties of the host, found by this agent or a predecessor.
     pub(super) host: u32,
 }
 
 impl NodeRows {
     pub(super) fn new(maps: NodeMaps) -> Result<Self> {
-        // One that drained is in service again.
+        // A drained node is in service again.
         let inherited = maps
             .node()?
             .map(|node| node.without(device::Node::DRAINING));
@@ -74,17 +70,16 @@ impl NodeRows {
         })
     }
 
-    /// Returns true if a predecessor's row is in force.
+    /// Returns true while a predecessor's row is in use.
     pub(super) fn is_inherited(&self) -> bool {
         self.inherited.is_some()
     }
 
-    /// From now on the row says what this agent knows.
+    /// Replaces a predecessor's row by this agent's facts from now on.
     pub(super) fn disinherit(&mut self) {
         self.inherited = None;
     }
 
-    /// The addresses in force, as far as there are any.
     pub(super) fn addresses(&self) -> Vec<IpAddr> {
         let (v4, v6) = self.addrs;
         let known = [
@@ -115,8 +110,7 @@ impl NodeRows {
         ))
     }
 
-    /// Returns true if the row in force and `flags` disagree on what follows from all devices
-    /// together.
+    /// Returns true if the written row and `flags` differ in the flags that depend on all devices.
     pub(super) fn misses(&self, flags: u32) -> Result<bool> {
         Ok(self
             .maps
@@ -134,7 +128,7 @@ impl NodeRows {
         self.maps.set_devices(devices)
     }
 
-    /// Returns true if some pod's device is one by which whole connections can skip the stack.
+    /// Returns true if bypass connections can use some pod's device.
     pub(super) fn has_bare_pods(&self) -> bool {
         self.of_rows & device::Node::BARE_PODS != 0
     }
@@ -143,25 +137,22 @@ impl NodeRows {
         self.maps.set_addrs(addrs)
     }
 
-    /// Returns true if flows of the predecessor may have skipped the stack from their first packet
-    /// on.
+    /// Returns true if the predecessor may have opened bypass flows.
     pub(super) fn inherits_whole_flows(&self) -> bool {
         self.inherited.is_some_and(|node| {
             node.has(device::Node::FAST_OPEN | device::Node::FAST_OPENED | device::Node::FAST_KEEP)
         })
     }
 
-    /// Returns the networks that the programs know as the Node object's pod networks.
     pub(super) fn pod_cidrs(&self) -> &[IpNet] {
         &self.pod_cidrs
     }
 
-    /// Returns true if the programs know these networks as the Node object's pod networks.
+    /// Returns true if these pod networks are written already.
     pub(super) fn knows_pods(&self, pod_cidrs: &[IpNet]) -> bool {
         self.pod_cidrs == pod_cidrs
     }
 
-    /// Tells the programs where pods have their addresses.
     pub(super) fn write_pods(
         &mut self,
         detection: &Detection,
@@ -173,7 +164,7 @@ impl NodeRows {
         Ok(())
     }
 
-    /// Tells the programs between which networks the stack leaves packets as they are.
+    /// Writes the networks between which the stack leaves packets unchanged.
     pub(super) fn write_unchanged(
         &mut self,
         detection: &Detection,
@@ -187,8 +178,8 @@ impl NodeRows {
         Ok(())
     }
 
-    /// Lets packets pass to Services that another proxy serves from now on. Such a Service still
-    /// has our frontends, or none, and packets must pass from the moment in which these go.
+    /// Lets packets pass to Services that another proxy takes over. Such a Service still has kpx's
+    /// frontends, or none, and packets must pass as soon as the frontends go.
     pub(super) fn spare_other_proxies(&mut self, desired: &Desired) {
         let others = desired.of_other_proxies();
         let Some(known) = self
@@ -201,7 +192,7 @@ impl NodeRows {
             others: &known.others | others,
             ..known
         };
-        // A failed write fails once more after the sync, and is reported then.
+        // A failed write fails again after the sync, and is reported then.
         if self
             .maps
             .set_service_nets(&all.cidrs, &all.shared, &all.others)
@@ -211,8 +202,8 @@ impl NodeRows {
         }
     }
 
-    /// Tells the programs the ranges of ClusterIPs, the networks in them that are not for Services
-    /// alone, and which ClusterIPs other proxies serve.
+    /// Writes the ranges of ClusterIPs, the shared networks in them, and the ClusterIPs of other
+    /// proxies.
     pub(super) fn write_service_nets(
         &mut self,
         cidrs: &[IpNet],

@@ -1,4 +1,4 @@
-//! Finds the connections that may skip the stack once they are open, where conntrack follows them.
+//! Finds the connections that may skip the stack once they are open, on hosts with conntrack.
 
 use std::fmt;
 
@@ -8,28 +8,30 @@ use proxy_net::netfilter::Netfilter;
 
 use super::whole_connections::{Among, Facts, Whole};
 
-/// The connections to pods of this node that may skip the stack once conntrack tolerates it.
+/// The connections to pods of this node that may skip the stack once their conntrack entry is
+/// liberal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Opened {
-    /// None, for these reasons.
+    /// The reasons against.
     None(Vec<String>),
     Some {
         among: Among,
-        /// Why UDP exchanges of clients outside take the stack; None if they may skip it as well.
+        /// The reason why UDP exchanges with clients outside take the stack; None if they may skip
+        /// it.
         not_outside: Option<String>,
     },
 }
 
 impl Opened {
-    /// Looks what the rules do to packets of open connections. `heeds_marks`: a routing rule asks
-    /// for marks.
+    /// Evaluates the rules for packets of open connections. `heeds_marks`: a routing rule matches
+    /// marks.
     pub(super) fn judge(
         netfilter: &Netfilter,
         facts: &Facts,
         whole: &Whole,
         heeds_marks: bool,
     ) -> Self {
-        // The rules do nothing to any packet of whole connections.
+        // The rules have no effect on any packet of bypass connections.
         if let Whole::Some { among, .. } = whole {
             return Self::with_outside(netfilter, facts, among.clone(), heeds_marks);
         }
@@ -48,7 +50,7 @@ impl Opened {
         Self::None(against)
     }
 
-    /// Looks whether UDP exchanges of clients outside may skip the stack as well.
+    /// Evaluates whether UDP exchanges with clients outside may skip the stack as well.
     fn with_outside(netfilter: &Netfilter, facts: &Facts, among: Among, heeds_marks: bool) -> Self {
         let not_outside = match &facts.pods {
             None => Some("a pod's device belongs to another device".to_owned()),
@@ -62,7 +64,6 @@ impl Opened {
         Self::Some { among, not_outside }
     }
 
-    /// Returns the flags of the programs' [`Node`].
     pub(super) fn flags(&self) -> u32 {
         let Self::Some { among, not_outside } = self else {
             return 0;
@@ -77,7 +78,7 @@ impl Opened {
             .fold(Node::FAST_OPENED, |all, (_, flag)| all | flag)
     }
 
-    /// Returns the networks that [`Node::FAST_OPEN_PODS`] is about.
+    /// Returns the networks of [`Node::FAST_OPEN_PODS`].
     pub(super) fn nets(&self) -> Vec<IpNet> {
         match self {
             Self::None(_)

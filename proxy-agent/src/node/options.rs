@@ -1,4 +1,4 @@
-//! Holds the operator's settings of a node; each has a default, or is found out otherwise.
+//! The operator's settings of a node. Each has a default or is detected.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ pub struct NodeOptions {
     /// The ranges of ClusterIPs, instead of those of the ServiceCIDR objects.
     pub service_cidrs: Vec<IpNet>,
     pub node_ports: NodePortAddresses,
-    /// The loopback addresses at which programs of the host reach node ports.
+    /// The loopback addresses that serve node ports to programs of the host.
     pub localhost: Localhost,
     pub detector: Detector,
     pub masquerade: Masquerade,

@@ -1,4 +1,4 @@
-//! The programs on this node's devices, and on its sockets.
+//! The programs on this node's devices and sockets.
 
 use std::collections::BTreeSet;
 
@@ -16,20 +16,19 @@ use super::relapses::Relapses;
 use proxy_metrics::Repairs;
 use proxy_source::health::{Health, Problem};
 
-/// The programs, and the devices that they are on.
 pub(super) struct DevicePrograms {
     pub(super) attachments: Attachments,
-    /// The anchor's interface index.
     anchor: u32,
-    /// lo carries a program: on a host outside only if a backend is one of its own sockets.
+    /// Set if lo carries a program. In host mode lo needs one only if a backend is a socket of this
+    /// host.
     pub(super) hooks_lo: bool,
-    /// The names of the problems in [`Health`] about devices without programs.
+    /// The problems in [`Health`] about devices without programs.
     failing: BTreeSet<Problem>,
 }
 
 impl DevicePrograms {
-    /// Puts the anchor's program on it. `is_node`: this host is a node, so that lo carries a
-    /// program in any case.
+    /// Attaches the anchor's program. `is_node`: this host is a node, so lo always carries a
+    /// program.
     pub(super) fn start(mut attachments: Attachments, anchor: u32, is_node: bool) -> Result<Self> {
         attachments.attach(anchor, anchor::NAME, Place::Anchor)?;
         let hooks_lo = is_node
@@ -45,8 +44,7 @@ impl DevicePrograms {
         })
     }
 
-    /// Gives every device the programs that its role asks for. What fails is tried again with the
-    /// next event.
+    /// Attaches to every device the programs of its role. The next event retries failures.
     pub(super) fn attach(&mut self, devices: &Devices, health: &Health) {
         let without_egress = devices
             .links()
@@ -78,8 +76,8 @@ impl DevicePrograms {
         self.failing = failing;
     }
 
-    /// Puts programs on a device. A device that has gone meanwhile is no failure: pods come and go,
-    /// and the next event says what has become of it.
+    /// Attaches programs to a device. A vanished device is not a failure: pods come and go, and the
+    /// next event reports it.
     fn attach_to(&mut self, link: &Link, place: Place) -> Result<()> {
         let known = self.attachments.devices().contains_key(&link.index);
         let result = self.attachments.attach(link.index, &link.name, place);
@@ -100,7 +98,7 @@ impl DevicePrograms {
         result
     }
 
-    /// Takes the programs off devices that are gone, or that have another role by now.
+    /// Detaches programs from devices that are gone or have another role.
     fn detach_all_but(&mut self, carried: &BTreeSet<u32>) {
         let gone = self
             .attachments
@@ -115,7 +113,6 @@ impl DevicePrograms {
         }
     }
 
-    /// Puts the anchor's program on another anchor than before.
     pub(super) fn move_anchor(&mut self, ifindex: u32) -> Result<()> {
         self.attachments.detach(self.anchor);
         self.attachments
@@ -124,8 +121,8 @@ impl DevicePrograms {
         Ok(())
     }
 
-    /// Puts back programs that were taken off, and returns which. A device without one of its
-    /// programs serves no client, so its other program may be missing for a moment too.
+    /// Restores detached programs, and returns their list. A device with one program missing serves
+    /// no client, so the other program may also be missing for a moment.
     pub(super) async fn verify(
         &mut self,
         handle: &Handle,
@@ -175,8 +172,8 @@ impl DevicePrograms {
         Ok(gone)
     }
 
-    /// Keeps the list of this host's changes true, and puts back what of them somebody has undone;
-    /// says how much that was.
+    /// Keeps the list of this host's changes up to date, and restores undone changes. Returns the
+    /// number of restored changes.
     pub(super) fn verify_changes(&self, devices: &Devices) -> Result<u64> {
         let Some(changes) = self.attachments.changes() else {
             return Ok(0);
@@ -186,7 +183,7 @@ impl DevicePrograms {
     }
 }
 
-/// Returns false if the device is gone, or has another name by now.
+/// Returns false if the device is gone or renamed.
 fn is_there(link: &Link) -> bool {
     if_indextoname(link.index).is_ok_and(|name| name.to_bytes() == link.name.as_bytes())
 }

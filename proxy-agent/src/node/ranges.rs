@@ -1,5 +1,5 @@
-//! Knows which networks in the ranges of ClusterIPs are not for Services alone, because the node
-//! has routes there or pods are there.
+//! Finds the networks in the ranges of ClusterIPs that have other uses as well: the node has routes
+//! there, or pods are there.
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
@@ -12,8 +12,8 @@ use proxy_source::health::{Health, Problem};
 use super::Node;
 
 impl Node {
-    /// Tells the model the networks in ranges of ClusterIPs that are not for Services alone.
-    /// Returns true if that may change a Service.
+    /// Passes the shared networks in ranges of ClusterIPs to the model. Returns true if a Service
+    /// may change.
     pub fn share_networks(&mut self, desired: &mut Desired) -> bool {
         let given = &self.options.service_cidrs;
         let cidrs = if given.is_empty() {
@@ -34,21 +34,20 @@ impl Node {
 
 #[derive(Default)]
 pub(super) struct Ranges {
-    /// The ranges of ClusterIPs, and the networks of pods, as of the last pass.
+    /// The ranges of ClusterIPs and the networks of pods, as of the last pass.
     cidrs: Vec<IpNet>,
     pods: Vec<IpNet>,
-    /// The node's routes within the ranges. None until they are read: another range may have
-    /// others.
+    /// The node's routes within the ranges. None until they are read for the current ranges.
     pub(super) routes: Option<Vec<IpNet>>,
     shared: SharedNetworks,
-    /// The part of a watch that looks for routes in the ranges. None where all routes count.
+    /// The part of the route watch that is limited to the ranges. None if the watch covers all
+    /// routes.
     watched: Option<WatchedNets>,
-    /// Set if the routes have become known: the programs have to hear of the ranges.
+    /// Set when routes are first read for the ranges: the programs need the ranges then.
     is_news: bool,
 }
 
 impl Ranges {
-    /// With the ranges that the operator has named.
     pub(super) fn of(cidrs: &[IpNet], watched: Option<WatchedNets>) -> Self {
         watched.iter().for_each(|watched| watched.set(cidrs));
         Self {
@@ -58,8 +57,8 @@ impl Ranges {
         }
     }
 
-    /// Takes in the ranges and the networks of pods. Returns true if the routes have become known
-    /// since the last call.
+    /// Takes in the ranges and the networks of pods. Returns true if routes were first read since
+    /// the last call.
     pub(super) fn learn(&mut self, cidrs: &[IpNet], pods: Vec<IpNet>) -> bool {
         if self.cidrs != cidrs {
             self.cidrs = cidrs.to_vec();
@@ -71,7 +70,7 @@ impl Ranges {
         std::mem::take(&mut self.is_news)
     }
 
-    /// Reads the node's routes. It may wait for the kernel's lock of devices.
+    /// Reads the node's routes. May wait for RTNL.
     pub(super) async fn read(&mut self, handle: &Handle, health: &Health) -> Result<()> {
         let routes = fib::networks_within(handle, &self.cidrs)
             .await
@@ -85,12 +84,11 @@ impl Ranges {
         Ok(())
     }
 
-    /// Returns the networks that are not for Services alone.
     pub(super) fn shared(&self) -> &[IpNet] {
         &self.shared.networks
     }
 
-    /// Returns those of them that are known. Where the routes are not, none is.
+    /// Returns the shared networks, empty until the routes are read.
     pub(super) fn known_shared(&self) -> &[IpNet] {
         if self.routes.is_some() {
             &self.shared.networks
@@ -99,7 +97,7 @@ impl Ranges {
         }
     }
 
-    /// Where the routes are not known, nothing in the ranges may be dropped yet.
+    /// Until the routes are read, the ranges count as shared, so that no packet is dropped.
     fn judge(&mut self) {
         self.shared = match &self.routes {
             Some(routes) => SharedNetworks::of(&self.cidrs, &self.pods, routes),

@@ -1,4 +1,4 @@
-//! Tells a repair that holds from one that another program undoes each time.
+//! Distinguishes a lasting repair from a repair that another program undoes each time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
@@ -6,30 +6,31 @@ use std::iter;
 use proxy_metrics::Repairs;
 use proxy_source::health::{Health, Problem};
 
-/// The number of looks in a row that find the same thing gone, from which on it is a problem.
+/// The number of consecutive checks with the same finding that makes it a problem.
 const LOOKS: u32 = 3;
 
-/// The things that are found gone again and again.
+/// The things that are missing again and again.
 #[derive(Debug, Default)]
 pub(super) struct Relapses {
-    /// Those that the last looks at the node found gone, with the number of looks in a row.
+    /// The findings of the last checks, with the number of consecutive checks.
     looks: BTreeMap<String, u32>,
-    /// Those that were put back since the last look.
+    /// The repairs since the last check.
     since: BTreeSet<String>,
 }
 
 impl Relapses {
-    /// Returns true while a repair of this is news for the log.
+    /// Returns true while the log still reports repairs of this thing.
     pub(super) fn is_news(&self, what: &str) -> bool {
         self.looks.get(what).is_none_or(|looks| *looks < LOOKS) && !self.since.contains(what)
     }
 
-    /// Notes what was put back between two looks. The next one counts it.
+    /// Notes a repair between two checks, for the next check.
     pub(super) fn note(&mut self, what: Option<&str>) {
         self.since.extend(what.map(str::to_owned));
     }
 
-    /// Takes in what a look has put back: by the counts after it and before, and these programs.
+    /// Takes in the repairs of a check: the counts after and before it, and the reattached
+    /// programs.
     pub(super) fn looked(
         &mut self,
         after: Repairs,
@@ -41,7 +42,7 @@ impl Relapses {
             .filter(|((_, after), (_, before))| after > before);
         let mut gone = std::mem::take(&mut self.since);
         gone.extend(more.map(|((what, _), _)| what.to_owned()));
-        // Programs are told by their devices.
+        // Programs are identified by their devices.
         if !programs.is_empty() {
             gone.remove("program");
             gone.extend(programs);

@@ -1,6 +1,5 @@
-//! Maintains the service routes and rules, by which the host's own packets reach the anchor: routes
-//! for ClusterIPs in a table of their own, rules for external frontends, and rules that lead to
-//! either.
+//! Maintains the service routes and rules that lead the host's own packets to the anchor: routes
+//! for ClusterIPs in their own table, rules for external frontends, and rules that lead to either.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -22,32 +21,28 @@ use super::Node;
 /// The routes and rules, as the kernel holds them.
 pub(super) struct ServiceRoutes {
     routes: Routes,
-    /// The routes that end the look-up in the services' table, for networks that are not for
-    /// Services alone.
+    /// The throw routes in the services' table: they end the look-up for shared networks.
     throws: Routes,
-    /// The routes of an older kpx, in the main table.
+    /// The main table's routes from an older kpx.
     old: Routes,
-    /// The default routes in the rules' table. The kernel skips a rule that leads to an empty
-    /// table.
+    /// The default routes in the rules' table. The kernel skips a rule to an empty table.
     defaults: Routes,
     rules: Rules,
-    /// The Services whose external frontends have not all a rule.
+    /// The Services with external frontends that lack a rule.
     left_out: Vec<Skipped>,
 }
 
-/// The routes and rules that the kernel should hold.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct DesiredRoutes {
-    /// The routes: one for each known range of ClusterIPs, and one for each ClusterIP outside of
-    /// the ranges or in a network that is not for Services alone.
+    /// One route for each known range of ClusterIPs, and one for each ClusterIP outside the ranges
+    /// or in a shared network.
     routes: BTreeSet<Route>,
-    /// Such networks, within a range that has a route.
+    /// The shared networks within a range that has a route.
     throws: BTreeSet<Route>,
-    /// A default route for each family that has rules.
+    /// A default route for each family with rules.
     defaults: BTreeSet<Route>,
-    /// The rules: three for each family that has routes, and one for each external frontend whose
-    /// address is not the host's own, since packets to own addresses go by lo. The rule of the way
-    /// back goes with these.
+    /// Three rules for each family with routes, one for each external frontend except at the host's
+    /// own addresses (packets to own addresses go by lo), and the rule for replies.
     rules: BTreeSet<Rule>,
     /// The number of external frontends without room for a rule, by Service.
     left_out: BTreeMap<ObjectName, usize>,
@@ -60,32 +55,31 @@ pub(super) struct RouteChanges {
     pub(super) rules: u64,
 }
 
-/// The properties of the cluster and of this node that decide about service routes and rules.
+/// The properties of cluster and node that decide about service routes and rules.
 pub(super) struct RouteInputs<'a> {
     pub(super) service_cidrs: &'a [IpNet],
-    /// The networks in these that are not for Services alone.
+    /// The networks in these ranges that have other uses as well.
     pub(super) shared: &'a [IpNet],
-    /// The ClusterIPs in force outside of the ranges, or in such a network.
+    /// The served ClusterIPs outside the ranges, or in a shared network.
     pub(super) lone_addresses: &'a BTreeSet<IpAddr>,
-    /// The ExternalIPs and LoadBalancer addresses in force, with Service and port. The first ones
-    /// get the rules.
+    /// The served ExternalIPs and LoadBalancer addresses, with Service and port. The first get the
+    /// rules.
     pub(super) external_frontends: &'a [(ObjectName, (IpAddr, Proto, u16))],
-    /// The addresses of the node's devices.
     pub(super) own: &'a BTreeSet<IpAddr>,
-    /// The addresses with which the node speaks, at most one a family.
+    /// The node's source addresses, at most one per family.
     pub(super) primary: &'a [IpAddr],
     pub(super) has_ipv6: bool,
 }
 
 impl Node {
-    /// Returns what Services go without, because the host has no more rules.
+    /// Returns the parts of Services without a rule, because the host has no more room.
     pub fn left_out(&self) -> &[Skipped] {
         &self.routes.left_out
     }
 }
 
 impl ServiceRoutes {
-    /// Reads our routes and rules. `anchor` is the anchor's interface index. A new anchor needs a
+    /// Reads kpx's routes and rules. `anchor` is the anchor's interface index. A new anchor needs a
     /// new value.
     pub(super) async fn open(handle: &Handle, anchor: u32) -> Result<Self> {
         let routes = Routes::open(handle.clone(), rule::SERVICES, anchor).await?;
@@ -109,8 +103,8 @@ impl ServiceRoutes {
         verify: bool,
         health: &Health,
     ) -> Result<RouteChanges> {
-        // A network is left to others after the ClusterIPs in it have routes of their own, and
-        // taken back before they lose them.
+        // ClusterIPs in a shared network always have a route: their own routes come before its
+        // throw route, and go after it.
         let mut reports = vec![self.throws.retain(&desired.throws).await?];
         let (routes, throws, defaults, rules) = if verify {
             let (routes, throws) = (
@@ -259,8 +253,7 @@ impl DesiredRoutes {
 }
 
 impl RouteInputs<'_> {
-    /// Returns the node's address, if a device has it: the kernel would refuse a route with another
-    /// source.
+    /// Returns the node's address if a device has it: the kernel refuses other source addresses.
     fn source(&self, dst: &IpNet) -> Option<IpAddr> {
         let mut addrs = self
             .primary
@@ -321,7 +314,6 @@ fn report_rules(
     }
 }
 
-/// Returns what a Service goes without if so many of its external frontends have no rule.
 fn without_rule(service: &ObjectName, count: usize) -> Skipped {
     let why = format!(
         "this host's own sockets reach {count} external frontends only through the network, because there are {} rules at most for all Services",

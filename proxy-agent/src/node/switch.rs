@@ -1,4 +1,4 @@
-//! Switches the fast path as the rules of this host allow.
+//! Switches the fast path as this host's rules allow.
 
 use std::collections::BTreeSet;
 
@@ -15,24 +15,24 @@ use super::fast_path::FastPathState;
 use super::leaving;
 use super::whole_connections::Facts;
 
-/// The names of devices by which rules are judged.
+/// The device names that the rules are evaluated for.
 pub(super) struct JudgedNames {
-    /// Those that are no pods', and those of them by which no packet leaves.
+    /// The devices that are not a pod's, and of these the devices that no packet leaves by.
     no_pods: [BTreeSet<String>; 2],
-    /// Those of pods, if netfilter knows them by these names.
+    /// The pods' devices, if netfilter uses their names.
     pods: Option<BTreeSet<String>>,
-    /// Those of uplinks by which UDP exchanges of clients outside skip the stack.
+    /// The uplinks where UDP exchanges with clients outside skip the stack.
     ways: BTreeSet<String>,
 }
 
 impl Node {
-    /// Looks which packets may skip the stack, and tells the programs.
+    /// Evaluates which packets may skip the stack, and updates the programs.
     pub async fn judge_fast_path(&mut self) -> Result<()> {
         if !self.knows_devices() {
             return Ok(());
         }
         let before = self.fast_path.clone();
-        // Rules may change while they are judged.
+        // Rules may change during the evaluation.
         let state = RuleState::read(&self.handle).await.ok();
         let cluster = match &self.options.detector {
             Detector::ClusterCidr(nets) => nets.clone(),
@@ -67,7 +67,7 @@ impl Node {
         let written = self
             .rows
             .write_unchanged(&self.detection, self.fast_path.unchanged());
-        // So that the next look tries again.
+        // The next evaluation tries again.
         written.inspect_err(|_| self.fast_path = before.clone())?;
         self.switch_fast_path(before)?;
         self.leave_whole_flows().await?;
@@ -75,8 +75,8 @@ impl Node {
         Ok(())
     }
 
-    /// Has open connections that were opened past the stack take it, if rules may stop their
-    /// packets. It begins once the node's networks are known, by which the rules have to be judged.
+    /// Moves bypass connections to the stack if rules may stop their packets. Waits for the node's
+    /// networks, which the evaluation needs.
     async fn leave_whole_flows(&mut self) -> Result<()> {
         let Some(staying) = self
             .fast_path
@@ -93,7 +93,6 @@ impl Node {
         self.switch_fast_path(before)
     }
 
-    /// Returns the names of devices by which rules were judged.
     pub(super) fn judged_names(&self) -> JudgedNames {
         let no_pods = [self.devices.surely_no_pods(), self.devices.surely_no_ways()];
         JudgedNames {
@@ -103,17 +102,16 @@ impl Node {
         }
     }
 
-    /// Returns true once if the rules have to be judged again for a pod's device or an uplink that
-    /// is new.
+    /// Returns true once if a new pod's device or uplink needs another evaluation of the rules.
     pub fn takes_judgement(&mut self) -> bool {
         std::mem::take(&mut self.judges_pods)
     }
 
-    /// Looks again if one of these devices is gone, or of another kind. Call it before the programs
-    /// know of that.
+    /// Evaluates the rules again if one of these devices is gone or has another kind. Call it
+    /// before the programs get the new rows.
     ///
-    /// For a pod's device or an uplink that is new, open connections take the stack until the rules
-    /// are judged later: a new pod does not wait for that.
+    /// A new pod does not wait: for a pod's new device or a new uplink, open connections take the
+    /// stack until the later evaluation.
     pub(super) async fn judge_for_devices(&mut self, before: &JudgedNames) -> Result<()> {
         let now = self.judged_names();
         if before
@@ -138,23 +136,22 @@ impl Node {
         self.switch_fast_path(state)
     }
 
-    /// Returns the place of the rules' state that was judged last.
+    /// Returns the handle on the last evaluated state of the rules.
     pub fn judged_rules(&self) -> JudgedRules {
         self.judged_rules.clone()
     }
 
-    /// Has flows that were opened past the stack go on past it, and others guarded, as long as
-    /// there are any.
+    /// Keeps bypass flows past the stack, and liberal flows guarded, while any exist.
     pub fn keep_fast_flows(&mut self, remaining: Remaining) -> Result<()> {
         let before = self.fast_path.clone();
         if self.fast_path.keep(remaining) {
-            self.judged_rules.set(None); // A program opened one while the rules were judged.
+            self.judged_rules.set(None); // A program opened a flow during the evaluation.
         }
         self.switch_fast_path(before)
     }
 
-    /// Notes the chains that refuse what clients outside and the cluster's pods exchange, at least
-    /// by some devices.
+    /// Notes the chains that drop traffic between clients outside and the cluster's pods, on some
+    /// devices at least.
     fn note_refusals(&mut self, netfilter: &Netfilter, facts: &Facts) {
         let pods = IpNet::aggregate(&[&facts.cluster[..], &facts.pod_cidrs].concat());
         let refusals = netfilter
@@ -177,7 +174,7 @@ impl Node {
         self.refusals = refusals;
     }
 
-    /// Returns the words about such chains, as of the last look.
+    /// Returns the notices about such chains, as of the last evaluation.
     pub fn refusals(&self) -> &[String] {
         &self.refusals
     }
@@ -186,6 +183,6 @@ impl Node {
         if before.flag() == self.fast_path.flag() {
             return Ok(());
         }
-        self.write_node().inspect_err(|_| self.fast_path = before) // So that the next look tries again.
+        self.write_node().inspect_err(|_| self.fast_path = before) // The next evaluation retries.
     }
 }

@@ -1,5 +1,5 @@
-//! Finds the connections to which the stack does nothing at all, so that they may skip it from
-//! their first packet on.
+//! Finds the bypass connections: the stack has no effect on them, so they may skip it from their
+//! first packet on.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,23 +12,24 @@ use proxy_net::netfilter::{Judgement, Netfilter};
 /// The connections that may skip the stack from their first packet on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Whole {
-    /// None, for these reasons.
+    /// The reasons against.
     None(Vec<String>),
-    /// Those of this node's pods between such addresses.
+    /// Connections of this node's pods between these addresses.
     Some {
         among: Among,
-        /// Why connections to pods of other nodes take the stack; None if they skip it as well.
+        /// The reason why connections to pods of other nodes take the stack; None if they skip it
+        /// as well.
         not_far: Option<String>,
     },
 }
 
-/// The open whole connections that go on past the stack: those between addresses of such networks.
-/// Rules let packets of established connections between these pass, and do nothing to them.
+/// The open bypass connections that keep skipping the stack, by the networks of both ends. The
+/// rules accept established connections between these networks, and do nothing else to them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Staying {
-    /// Of connections between pods of this node, ...
+    /// For connections between pods of this node.
     near: Vec<IpNet>,
-    /// ... and of those to pods of other nodes.
+    /// For connections to pods of other nodes.
     far: Vec<IpNet>,
 }
 
@@ -36,27 +37,25 @@ pub(super) struct Staying {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Among {
     All,
-    /// The networks of the cluster's pods, by `--cluster-cidr`, and of the Node object's podCIDRs.
+    /// The networks of the cluster's pods (`--cluster-cidr`) and of the Node object's podCIDRs.
     Cluster(Vec<IpNet>),
     /// The Node object's podCIDRs.
     PodCidrs(Vec<IpNet>),
 }
 
-/// The facts of this node by which rules are judged.
+/// The facts of this node that the rules are evaluated with.
 pub(super) struct Facts {
-    /// The networks of the cluster's pods, if the operator has told them.
+    /// The networks of the cluster's pods, if configured.
     pub(super) cluster: Vec<IpNet>,
     /// The Node object's podCIDRs.
     pub(super) pod_cidrs: Vec<IpNet>,
-    /// The names of devices that no packet between pods of this node passes.
+    /// The devices that no packet between pods of this node passes.
     pub(super) no_pods: BTreeSet<String>,
-    /// Those of them that no packet to a pod of another node passes either.
+    /// Of `no_pods`, the devices that no packet to a pod of another node passes either.
     pub(super) no_ways: BTreeSet<String>,
-    /// The names of the devices of pods that whole connections may have; None if they may have
-    /// other names.
+    /// The pods' devices that bypass connections may use; None if netfilter may use other names.
     pub(super) pods: Option<BTreeSet<String>>,
-    /// The names of the uplinks by which clients outside may send packets past the stack, and get
-    /// answers.
+    /// The uplinks where packets of clients outside, and the replies, may skip the stack.
     pub(super) ways: BTreeSet<String>,
 }
 
@@ -86,8 +85,8 @@ impl Facts {
 }
 
 impl Whole {
-    /// Looks what the rules do to connections of pods, and names the chains that do nothing. The
-    /// widest networks count, but those go first whose pods on other nodes can be reached so.
+    /// Evaluates the rules for connections of pods, and names the chains without an effect. Prefers
+    /// networks that also qualify for pods of other nodes, then the widest networks.
     pub(super) fn judge(netfilter: &Netfilter, facts: &Facts) -> (Self, Vec<String>) {
         let mut against = Vec::new();
         let mut near = None;
@@ -136,7 +135,6 @@ impl Whole {
         )
     }
 
-    /// Returns the flags of the programs' [`Node`].
     pub(super) fn flags(&self) -> u32 {
         let Self::Some { among, not_far } = self else {
             return 0;
@@ -151,7 +149,7 @@ impl Whole {
             .fold(Node::FAST_OPEN, |all, (_, flag)| all | flag)
     }
 
-    /// Returns the networks that [`Node::FAST_OPEN_PODS`] is about.
+    /// Returns the networks of [`Node::FAST_OPEN_PODS`].
     pub(super) fn nets(&self) -> Vec<IpNet> {
         match self {
             Self::None(_)
@@ -179,8 +177,8 @@ impl Staying {
         }
     }
 
-    /// Looks what the rules do to packets of open whole connections. `heeds_marks`: a routing rule
-    /// asks for marks.
+    /// Evaluates the rules for packets of open bypass connections. `heeds_marks`: a routing rule
+    /// matches marks.
     pub(super) fn judge(netfilter: &Netfilter, facts: &Facts, heeds_marks: bool) -> Self {
         let nets = |others, is_far| {
             let mut nets = facts.candidates().into_iter().map(|among| among.nets());
@@ -198,7 +196,7 @@ impl Staying {
         }
     }
 
-    /// Returns true if an open connection between these addresses goes on past the stack.
+    /// Returns true if an open connection between these addresses keeps skipping the stack.
     pub(super) fn has(&self, ends: [IpAddr; 2], is_far: bool) -> bool {
         let nets = if is_far { &self.far } else { &self.near };
         ends.iter()

@@ -1,5 +1,5 @@
-//! The watches of the fast path: over the routes that its ways depend on, over the rules that its
-//! packets would miss, and over the flows that ask for it.
+//! The watches of the fast path: on the routes that it uses, on the rules that its packets would
+//! miss, and on the flows that request liberal conntrack entries.
 
 use anyhow::{Context, Result};
 use proxy_datapath::{FastPathWays, ToleratedFlows};
@@ -9,8 +9,7 @@ use tokio::sync::mpsc;
 
 use crate::conntrack::tolerance;
 
-/// The seconds for which the programs go on to open whole connections past the stack, if the agent
-/// says no more.
+/// The seconds for which the programs open bypass connections after the agent's last word.
 const OPENS_SECS: u32 = 2;
 
 pub(super) struct FastPathWatch {
@@ -18,11 +17,11 @@ pub(super) struct FastPathWatch {
     pub(super) tolerated: ToleratedFlows,
     pub(super) judged: JudgedRules,
     pub(super) handle: Handle,
-    /// Receives a message when rules are to be judged again.
+    /// Receives a message when the rules need another evaluation.
     pub(super) changes: mpsc::Sender<()>,
 }
 
-/// Watches until something fails; waits for ever without the fast path.
+/// Watches until a failure; for ever without the fast path.
 pub(super) async fn watch(watch: Option<FastPathWatch>) -> Result<()> {
     let Some(FastPathWatch {
         ways,

@@ -1,5 +1,4 @@
-//! The parts of a host outside of the cluster beside the datapath: the cluster's names, and the
-//! tunnel.
+//! The parts of host mode outside the datapath: the cluster's names, and the tunnel.
 
 use std::convert::Infallible;
 
@@ -13,29 +12,29 @@ use crate::control::AgentHandle;
 use crate::names::{self, Names, NamesOptions, NamesState};
 use crate::tunnel::{self, Tunnel, TunnelState};
 
-/// What the operator asks for, and the server that the objects come from.
+/// The operator's settings, and the source of objects.
 pub(super) struct OutsideOptions<'a> {
     pub(super) source: &'a Source,
     pub(super) names: Option<NamesOptions>,
     pub(super) tunnel: Option<kubernetes::Options>,
 }
 
-/// The servers for programs of this machine, each as far as it is asked for.
+/// The servers for programs of this machine, each if enabled.
 pub(super) struct Outside {
     names: Option<Names>,
     tunnel: Option<Tunnel>,
 }
 
-/// The states of them, for reports, and the server that the objects come from.
+/// The states of these servers for reports, and the API server.
 #[derive(Debug, Default)]
 pub struct OutsideStates {
-    /// The URL of the API server; None if there is none.
+    /// The URL of the API server. `None` without an API server.
     pub(crate) api_server: Option<String>,
     pub(crate) names: Option<NamesState>,
     pub(crate) tunnel: Option<TunnelState>,
 }
 
-/// Starts what is asked for, and notes in `model` where the tunnel begins.
+/// Starts the enabled servers, and enters the tunnel's addresses in `model`.
 pub(super) async fn start(
     wanted: OutsideOptions<'_>,
     model: &mut ModelOptions,
@@ -52,7 +51,7 @@ pub(super) async fn start(
         netlink,
     )
     .await?;
-    // It is for reports alone. The source tells what is wrong with it.
+    // For reports alone. The source reports its own errors.
     let api_server = wanted.source.server().await.unwrap_or_default();
     let states = OutsideStates {
         api_server,
@@ -63,7 +62,6 @@ pub(super) async fn start(
 }
 
 impl Outside {
-    /// Serves for as long as kpx runs.
     pub(super) async fn serve(self) -> Infallible {
         tokio::select! {
             never = names::serve(self.names) => never,

@@ -1,4 +1,4 @@
-//! Prepares all that needs more capabilities than serving, before these are given up.
+//! Does everything that needs more capabilities than serving, before they are dropped.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -19,20 +19,19 @@ use proxy_net::lock;
 pub struct Prepared {
     /// The lock that keeps every other kpx out of this network namespace.
     pub lock: UnixListener,
-    /// The pins, with the maps of a predecessor if it has left any.
+    /// The pins, with a predecessor's maps if present.
     pub pins: Pins,
-    /// The cgroup whose sockets are translated, or why there is none although that would be
-    /// welcome.
+    /// The cgroup whose sockets are translated, or the reason why a wanted cgroup is missing.
     pub cgroup: Option<Result<Cgroup>>,
-    /// The socket on which the agent answers other processes of this machine.
+    /// The socket for other processes of this machine.
     pub socket: UnixListener,
 }
 
-/// Refuses a kernel whose programs may interrupt each other: they would mix up packets.
+/// Refuses a kernel whose programs may preempt each other, because they would mix up packets.
 ///
-/// Reads the source's configuration before the host is changed, and locks this network namespace
-/// before maps are looked for. The folder of pins may be this container's alone, and its lock then
-/// keeps no other kpx out.
+/// Reads the source's configuration before it changes the host, and locks this network namespace
+/// before it looks for maps: the folder of pins may be private to this container, and its lock then
+/// stops no other kpx.
 ///
 /// The process must have only one thread, and this function keeps it so.
 pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {
@@ -50,7 +49,7 @@ pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {
     let cgroup = cgroup(settings).transpose()?;
     let pins = Pins::open(&settings.bpf_dir, ensure_bpf_fs(&settings.bpf_dir)?)?;
     let has_maps = pins.has_maps()?;
-    // A predecessor in this very container has left its pins in sight.
+    // A predecessor in the same container has left visible pins.
     if pins.is_ours_alone() && !has_maps {
         ensure_no_hidden_links()?;
     }
@@ -66,7 +65,8 @@ pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {
     })
 }
 
-/// Opens the cgroup of the settings. The outer result is an error if these depend on it.
+/// Opens the cgroup of the settings. The outer result is an error if the settings require the
+/// cgroup.
 fn cgroup(settings: &Settings) -> Option<Result<Result<Cgroup>>> {
     let root = settings.cgroup_root.as_deref();
     settings.sockets.map(|sockets| match sockets.is_optional {
@@ -90,7 +90,6 @@ fn recover(pins: &Pins, object: &[u8], filters: &[(String, Filter)]) -> Result<(
     Ok(())
 }
 
-/// Returns kpx's filters on all devices.
 async fn filters() -> Result<Vec<(String, Filter)>> {
     let (driver, handle) = net::connect()?;
     tokio::select! {

@@ -15,11 +15,10 @@ use crate::{healthz, metrics_server, ui};
 use proxy_source::events::Events;
 use proxy_source::health::{Health, Problem};
 
-/// A function that reports to the cluster that a server failed.
+/// A function that reports a failed server to the cluster.
 type Failed = fn(&Events, &Error);
 
 pub(super) struct Servers {
-    /// Each with its problem.
     servers: Vec<(Problem, SocketAddr, Router, Failed)>,
     hard_fail: bool,
     health: Health,
@@ -78,7 +77,7 @@ impl Servers {
     }
 
     /// Serves until dropped. Fails if an address is required and listening fails. The servers have
-    /// threads of their own, so that they can answer while the agent hangs.
+    /// their own threads, so that they answer while the agent hangs.
     pub(super) async fn run(self) -> Result<Infallible> {
         let mut tasks = JoinSet::new();
         for (what, address, router, failed) in self.servers {

@@ -1,4 +1,4 @@
-//! The sockets at which the tunnel begins: for packets that kpx has sent there, and for no others.
+//! The tunnel's sockets, which accept only packets that kpx sends there.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,15 +14,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
 use tracing::debug;
 
-/// Connections that may wait to be accepted.
+/// The most connections that wait to be accepted.
 const BACKLOG: i32 = 128;
-/// The wait after a connection that could not be accepted.
+/// The wait after a failed accept.
 const RETRY: Duration = Duration::from_millis(10);
-/// The interface index of lo, in every network namespace.
+/// The interface index of lo in every network namespace.
 const LO: u32 = 1;
 
-/// Listens at addresses of the anchor, one of each family that the kernel has. The kernel chooses
-/// the ports.
+/// Listens at addresses of the anchor, one per family of the kernel. The kernel chooses the ports.
 pub(super) async fn listen(netlink: &Handle) -> Result<Vec<TcpListener>> {
     anchor::address_listeners(netlink).await?;
     let v4 = listener(IpAddr::from(anchor::LISTEN4))?;
@@ -38,7 +37,7 @@ fn listener(ip: IpAddr) -> Result<TcpListener> {
     let listen = || {
         let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
-        // Before the socket takes any packet.
+        // The filter precedes the socket's first packet.
         socket.attach_filter(&OF_LO)?;
         socket.bind(&at.into())?;
         socket.listen(BACKLOG)?;
@@ -47,9 +46,9 @@ fn listener(ip: IpAddr) -> Result<TcpListener> {
     listen().with_context(|| format!("listen at {ip}"))
 }
 
-/// A filter that takes packets from lo alone, where kpx sends those of this machine's programs. To
-/// others the port does not answer, whatever addresses the machine forwards or takes for its own.
-/// Connections have the filter of their listener.
+/// A socket filter that accepts packets from lo alone, where kpx sends the connections of this
+/// machine's programs. Other hosts get no answer from the port, whatever addresses the machine
+/// forwards or owns. Connections inherit the filter of their listener.
 const OF_LO: [SockFilter; 4] = [
     SockFilter::new(
         (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16,
@@ -67,18 +66,17 @@ const OF_LO: [SockFilter; 4] = [
     SockFilter::new((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, 0),
 ];
 
-/// Returns the next connection at any of the listeners.
 pub(super) async fn accept(listeners: &[TcpListener]) -> (TcpStream, SocketAddr) {
     loop {
         let (accepted, ..) =
             select_all(listeners.iter().map(|listener| Box::pin(listener.accept()))).await;
         match accepted {
             Ok((stream, client)) => {
-                // Answers of a few bytes would wait for others.
+                // Small answers must not wait for Nagle's algorithm.
                 let _ = stream.set_nodelay(true);
                 return (stream, client);
             }
-            // The client gave up meanwhile, or files are short for a moment.
+            // The client gave up, or files are short for a moment.
             Err(error) => {
                 debug!(%error, "a connection for the tunnel could not be accepted");
                 sleep(RETRY).await;
@@ -87,7 +85,7 @@ pub(super) async fn accept(listeners: &[TcpListener]) -> (TcpStream, SocketAddr)
     }
 }
 
-/// Ends a connection so that its client does not take the end for an orderly one.
+/// Resets a connection, so that its client does not see an orderly end.
 pub(super) fn reset(stream: TcpStream) {
     let lingers: io::Result<()> = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
     if let Err(error) = lingers {

@@ -1,7 +1,4 @@
-//! The history of sent events: repeated events are counted, and the events about one object are
-//! limited.
-//!
-//! The limits are those of client-go's event broadcasters.
+//! Counts repeated Events, and limits the Events about one object, as client-go's broadcasters do.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,13 +7,13 @@ use tokio::time::Instant;
 
 use super::{Event, Regarding};
 
-/// The number of events about one object that may be sent at once.
+/// The number of Events about one object that may be sent at once.
 const BURST: f64 = 25.0;
 /// The time after which one more may be sent.
 const REFILL: Duration = Duration::from_secs(300);
-/// The time after which a repeated event becomes a new one.
+/// The time after which a repeated Event becomes a new one.
 const SERIES: Duration = Duration::from_secs(360);
-/// The number of remembered events and objects.
+/// The most remembered Events and objects.
 const CAPACITY: usize = 4_096;
 
 #[derive(Debug, Default)]
@@ -25,12 +22,12 @@ pub(crate) struct History {
     series: BTreeMap<Event, Series>,
 }
 
-/// The action that an event calls for.
+/// The next request for an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The event is to be created under this name.
+    /// Create the Event under this name.
     Create(String),
-    /// The event of this name has occurred so many times.
+    /// Set the count of the Event with this name.
     Count(String, i32),
     Nothing,
 }
@@ -49,8 +46,7 @@ struct Series {
 }
 
 impl History {
-    /// Enters an event that occurs now. If the event is the first of its kind, `name` makes the
-    /// name of its API object.
+    /// Records an Event at the present time. `name` creates the name of a new API object.
     pub(crate) fn enter(
         &mut self,
         event: &Event,
@@ -82,7 +78,7 @@ impl History {
         Step::Count(name, count)
     }
 
-    /// Forgets an event whose API object is missing; the next equal event creates a new object.
+    /// Forgets an Event without an API object; the next equal Event creates a new object.
     pub(crate) fn forget(&mut self, event: &Event) {
         self.series.remove(event);
     }
@@ -105,7 +101,7 @@ impl History {
     }
 }
 
-/// Removes the entry that was used the longest time ago, if there is no room.
+/// Removes the least recently used entry, if the map is full.
 fn make_room<K: Clone + Ord, V>(entries: &mut BTreeMap<K, V>, last: impl Fn(&V) -> Instant) {
     if entries.len() < CAPACITY {
         return;

@@ -11,21 +11,19 @@ use tracing::debug;
 
 use proxy_core::input::Input;
 
-/// The time between two lookups: a name may change its addresses without notice.
+/// The time between two look-ups: a name may change its addresses without notice.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// The timeout of a lookup, which other requests wait for.
+/// The timeout of a look-up, which delays other requests.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub(super) struct ApiServerAddrs {
-    /// The hosts and ports.
     names: Vec<(String, u16)>,
-    /// All addresses ever found: connections last longer than a name's addresses.
+    /// All addresses ever found: connections outlive a name's addresses.
     known: BTreeSet<SocketAddr>,
 }
 
 impl ApiServerAddrs {
-    /// Returns the place of the server, and of its proxy.
     pub(super) fn of<'a>(urls: impl Iterator<Item = &'a http::Uri>) -> Self {
         let name = |url: &http::Uri| {
             let usual = if url.scheme_str() == Some("http") {
@@ -46,7 +44,6 @@ impl ApiServerAddrs {
         }
     }
 
-    /// Sends new addresses.
     pub(super) async fn send_new(&mut self, inputs: &Sender<Input>) {
         let before = self.known.len();
         for (host, port) in &self.names {
@@ -55,13 +52,13 @@ impl ApiServerAddrs {
                     self.known
                         .extend(found.map(|at| SocketAddr::new(at.ip().to_canonical(), at.port())));
                 }
-                // In that case the server is not reached either, and the watches report that.
+                // Then the server is unreachable too, and the watches report that.
                 Ok(Err(error)) => debug!(%error, host, "the API server's name does not resolve"),
                 Err(_) => debug!(host, "the API server's name did not resolve in time"),
             }
         }
         if self.known.len() > before {
-            // The receiver may be gone meanwhile; the watches notice that.
+            // The watches notice a missing receiver.
             let _sent = inputs.send(Input::ApiServer(self.known.clone())).await;
         }
     }

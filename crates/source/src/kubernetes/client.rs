@@ -1,4 +1,4 @@
-//! Makes clients of an API server that notice when it is gone.
+//! Creates clients of an API server that detect a vanished server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,37 +23,33 @@ use super::errors::Told;
 use super::outage::Outage;
 use crate::requests::Requests;
 
-/// The time for name resolution, TCP and TLS. When all nodes come back at once, the server may take
-/// long for TLS.
+/// The time for name resolution, TCP and TLS. TLS may take long when all nodes return at once.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The time after which a dead connection is noticed, when the server's host or the network
-/// vanished silently. TCP probes find a silent connection, and unacknowledged data find the other
-/// kind. Without them the kernel takes two hours for the first and fifteen minutes for the second.
-/// (client-go's HTTP/2 pings take 45 s.)
+/// The time until a dead connection is noticed after the server or the network silently vanished.
+/// TCP keepalive finds an idle connection, the user timeout unacknowledged data. The kernel's
+/// defaults are two hours and fifteen minutes. (client-go's HTTP/2 pings take 45 s.)
 const DEAD_AFTER: Duration = Duration::from_secs(20);
 const KEEPALIVE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// The time after which a silent watch counts as dead and is resumed, although its host (or a load
-/// balancer) still acknowledges. API servers send a bookmark every minute.
+/// The time after which a silent watch is replaced although its host, or a load balancer, still
+/// acknowledges. API servers send a bookmark every minute.
 pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(100);
 
-/// The most bytes of a refusal that are read: kpx needs its code and a line of text.
+/// The most bytes of an error body that are read: kpx needs its code and a line of text.
 const LONGEST_REFUSAL: usize = 1 << 20;
 
-/// The way to a cluster.
 pub(super) struct Connection {
     pub(super) clients: Clients,
     pub(super) addrs: ApiServerAddrs,
     pub(super) cluster: Cluster,
 }
 
-/// The clients, which share connections and credentials.
+/// The clients, with shared connections and credentials.
 pub(super) struct Clients {
-    /// The client with the operator's limit on requests, for lists of objects and for Events.
+    /// The client with the operator's rate limit, for lists of objects and for Events.
     pub(super) limited: Client,
-    /// The client for small requests that have a pace of their own: watches, comparisons, health
-    /// probes. Such
-    /// requests do not wait behind the others.
+    /// The client without a rate limit, for small requests with their own pace: watches,
+    /// comparisons, health probes.
     pub(super) paced: Client,
 }
 
@@ -70,14 +66,13 @@ impl Options {
             .with_context(|| self.client_for(&server))
     }
 
-    /// Returns the server's URL as reports name it. It does not change while kpx runs.
+    /// Returns the server's URL for reports. It does not change while kpx runs.
     pub(crate) async fn server(&self) -> Result<String> {
         Ok(without_credentials(&self.directed().await?.cluster_url)
             .trim_end_matches('/')
             .to_owned())
     }
 
-    /// Returns the description of an attempt to make a client.
     fn client_for(&self, server: &http::Uri) -> String {
         let from = self
             .kubeconfig
@@ -90,7 +85,7 @@ impl Options {
         )
     }
 
-    /// Returns the configuration, with the operator's server in place of its own.
+    /// Returns the configuration, with the operator's server instead of its own.
     pub(super) async fn directed(&self) -> Result<Config> {
         let mut config = self.config().await?;
         if let Some(master) = &self.master {
@@ -99,7 +94,7 @@ impl Options {
         Ok(config)
     }
 
-    /// Makes the clients, and finds the server's addresses.
+    /// Creates the clients, and finds the server's addresses.
     pub(super) async fn connect(&self, outage: &Outage) -> Result<Connection> {
         let mut config = self.directed().await?;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
@@ -129,7 +124,7 @@ impl Options {
         })
     }
 
-    /// Makes a client for streams, which may be silent for as long as their ends like.
+    /// Creates a client for streams, which may be silent without limit.
     pub(super) async fn stream_client(&self) -> Result<Client> {
         let mut config = self.directed().await?;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
@@ -146,7 +141,7 @@ impl Options {
                 .await
                 .with_context(|| format!("use {}", path.display()));
         }
-        // A context is always one of a kubeconfig.
+        // A context always belongs to a kubeconfig.
         let in_cluster = match context {
             None => Config::incluster().map_err(|error| error.to_string()),
             Some(_) => Err("skipped, because --context is set".to_owned()),
@@ -174,12 +169,12 @@ impl Options {
     }
 }
 
-/// Makes a client that notices dead connections. With a proxy it is kube's own, which relies on
-/// [`READ_TIMEOUT`] alone.
+/// Creates a client that notices dead connections. With a proxy it is kube's own client, which
+/// relies on [`READ_TIMEOUT`] alone.
 fn connected(config: Config) -> Result<Client> {
     let runs_plugin = config.auth_info.exec.is_some();
     if config.proxy_url.is_some() || runs_plugin {
-        // Only kube's own client tells how long a plugin's credentials are valid.
+        // Only kube's own client tracks how long a plugin's credentials are valid.
         let builder = ClientBuilder::try_from(config).map_err(Told::from)?;
         return Ok(builder.build());
     }
@@ -207,8 +202,8 @@ fn connected(config: Config) -> Result<Client> {
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// Makes a client that counts its requests to `server`, obeys Retry-After, and reads no endless
-/// refusal.
+/// Creates a client that counts its requests to `server`, obeys Retry-After, and bounds error
+/// bodies.
 fn counted(client: Client, server: &http::Uri, outage: Outage) -> Client {
     let requests = Requests::of_process();
     let host = server
@@ -237,8 +232,7 @@ fn counted(client: Client, server: &http::Uri, outage: Outage) -> Client {
     Client::new(service, namespace).with_valid_until(valid_until)
 }
 
-/// Bounds the body of a refusal, which is read as a whole. Answers of other kinds are as long as
-/// they are.
+/// Bounds the body of an error, which kube reads as a whole. Other bodies are unbounded.
 fn cut_refusal(response: http::Response<Body>) -> http::Response<Either<Limited<Body>, Body>> {
     let is_refusal = response.status().is_client_error() || response.status().is_server_error();
     response.map(|body| match is_refusal {

@@ -1,4 +1,4 @@
-//! Tells one cluster from another by what leads to it.
+//! Identifies a cluster by its URL and authorities.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -7,11 +7,10 @@ use kube::Config;
 
 use super::client::without_credentials;
 
-/// The API server's URL, and the authorities that sign for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cluster {
     url: http::Uri,
-    /// The certificates in DER; empty where the machine's own authorities count.
+    /// The certificates in DER; empty if the machine's own authorities count.
     authorities: BTreeSet<Vec<u8>>,
 }
 
@@ -23,8 +22,8 @@ impl Cluster {
         }
     }
 
-    /// Returns what another configuration changes, if that may lead to another cluster. A cluster
-    /// that renews its authority hands out the old certificate beside the new one first.
+    /// Returns the difference to another configuration, if it may lead to another cluster. A
+    /// cluster that rotates its authority first publishes the old and the new certificate together.
     pub(super) fn change(&self, new: &Self) -> Option<Change> {
         if self.url != new.url {
             return Some(Change::Url(new.url.clone()));
@@ -41,11 +40,10 @@ impl fmt::Display for Cluster {
     }
 }
 
-/// The difference between two clusters.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Change {
     Url(http::Uri),
-    /// The same URL, and no authority in common.
+    /// The same URL, and no common authority.
     Authority,
 }
 

@@ -1,5 +1,4 @@
-//! Chooses the context of a kubeconfig. A context that is not there is answered with those that
-//! are.
+//! Selects the context of a kubeconfig. The error for a missing context names the existing ones.
 
 use std::path::Path;
 
@@ -10,10 +9,10 @@ use super::errors::{Fault, Told};
 
 /// The most contexts that an error names.
 const NAMED: usize = 12;
-/// The similarity from which on a context is suggested in place of another, of at most 1.
+/// The least similarity of a suggested name, between 0 and 1.
 const SIMILAR: f64 = 0.6;
 
-/// Makes the configuration of this context, or else of the kubeconfig's current one.
+/// Creates the configuration of this context, or of the kubeconfig's current context.
 pub async fn configured(kubeconfig: Kubeconfig, context: Option<&str>) -> Result<Config, Told> {
     let names: Vec<_> = kubeconfig
         .contexts
@@ -46,7 +45,7 @@ pub async fn configured(kubeconfig: Kubeconfig, context: Option<&str>) -> Result
         })
 }
 
-/// Reads this kubeconfig, or else the files that `kubectl` would read.
+/// Reads this kubeconfig, or `kubectl`'s files.
 pub fn kubeconfig(path: Option<&Path>) -> Result<Kubeconfig, Told> {
     let fault = if path.is_some() {
         Fault::Kubeconfig
@@ -70,7 +69,7 @@ pub fn kubeconfig(path: Option<&Path>) -> Result<Kubeconfig, Told> {
     })
 }
 
-/// Names the contexts that there are, and the one that is most like the wanted one.
+/// Names the existing contexts, and the one most similar to `wanted`.
 fn instead(wanted: &str, names: &[String]) -> String {
     if names.is_empty() {
         return ", the only context".to_owned();
@@ -90,7 +89,7 @@ fn instead(wanted: &str, names: &[String]) -> String {
     )
 }
 
-/// Returns the name that is most like the wanted one. People often give a part of a name.
+/// Returns the name most similar to `wanted`, which is often only a part of a name.
 fn nearest<'a>(wanted: &str, names: &'a [String]) -> Option<&'a String> {
     let similarity = |name: &str| {
         let is_part = !wanted.is_empty() && (name.contains(wanted) || wanted.contains(name));

@@ -1,4 +1,4 @@
-//! Watches the files with credentials: when they change, a refused client is replaced at once.
+//! Watches the files with credentials: after a change, a refused client is replaced at once.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,12 +11,11 @@ use tokio::time::sleep;
 use super::Options;
 use crate::health::Health;
 
-/// The folder of a pod's service account.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// The time between two checks while the source has a problem.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// The files, and their content when the client was made. None for a missing file.
+/// The files with their content when the client was created; None for a missing file.
 pub(super) struct Files(BTreeMap<PathBuf, Option<Vec<u8>>>);
 
 impl Options {
@@ -24,7 +23,7 @@ impl Options {
         Files::read(self.paths())
     }
 
-    /// Returns the kubeconfigs, and the files that they name.
+    /// Returns the kubeconfigs and the files that they name.
     pub fn paths(&self) -> Vec<PathBuf> {
         let kubeconfigs = self.kubeconfigs();
         let named = kubeconfigs

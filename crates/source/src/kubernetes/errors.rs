@@ -1,5 +1,5 @@
-//! Tells errors of the kube client in plain words. Its own words end with a dump of the server's
-//! Status, or of a plugin's output.
+//! Words errors of the kube client for operators. kube's own texts end with a dump of the server's
+//! Status or of a plugin's output.
 
 use std::error::Error;
 use std::fmt;
@@ -7,12 +7,12 @@ use std::fmt;
 use kube::client::AuthError;
 use kube::core::Status;
 
-/// The place where the way to the API server's objects ends.
+/// The step that failed on the way to the API server's objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// No kubeconfig and no service account was found.
     NoKubeconfig,
-    /// The kubeconfig, or a file that it names, cannot be used.
+    /// The kubeconfig, or a file that it names, is unusable.
     Kubeconfig,
     /// The kubeconfig has no such context.
     Context,
@@ -26,7 +26,7 @@ pub enum Fault {
     Name,
     /// The server does not answer.
     Unreachable,
-    /// The server answers, with an error.
+    /// The server answers with an error.
     Answer,
 }
 
@@ -48,7 +48,7 @@ impl Told {
         }
     }
 
-    /// Returns the fault of an error. An error of another type is one of the kubeconfig, whose
+    /// Returns the fault of an error. An error of another type comes from the kubeconfig, whose
     /// files are read first.
     pub(super) fn fault_of(error: &anyhow::Error) -> Fault {
         let told = error.chain().find_map(|cause| cause.downcast_ref::<Self>());
@@ -67,7 +67,7 @@ impl From<&kube::Error> for Told {
             (None, _) if auth_error(error).is_some() || is_of_kubeconfig(error) => {
                 Fault::Kubeconfig
             }
-            // The server says so of the client's certificate.
+            // This alert of the server concerns the client's certificate.
             (None, text) if text.contains("fatal alert") && text.contains("certificate") => {
                 Fault::Credentials
             }
@@ -96,7 +96,6 @@ impl fmt::Display for Told {
 
 impl Error for Told {}
 
-/// Returns the server's own status of an error.
 pub(super) fn status(error: &kube::Error) -> Option<&Status> {
     match error {
         kube::Error::Api(status) => Some(status),
@@ -104,7 +103,7 @@ pub(super) fn status(error: &kube::Error) -> Option<&Status> {
     }
 }
 
-/// Returns the error and its causes, each once: many errors repeat what caused them.
+/// Returns the error and its causes without repetitions: many errors repeat their cause.
 pub(super) fn explain(error: &kube::Error) -> String {
     if let Some(Status {
         code,
@@ -116,8 +115,8 @@ pub(super) fn explain(error: &kube::Error) -> String {
         return format!("{code} {reason}: {message}");
     }
     if let Some(AuthError::AuthExecRun { out, .. }) = auth_error(error) {
-        // The error itself holds the plugin's environment and output, which not every client that
-        // asks for the node's health may see.
+        // The error holds the plugin's environment and output, which clients of the health server
+        // must not see.
         return format!("the kubeconfig's credential plugin failed: {}", out.status);
     }
     let mut text = error.to_string();
@@ -132,7 +131,7 @@ pub(super) fn explain(error: &kube::Error) -> String {
     text
 }
 
-/// Returns true for what comes before any contact with the server.
+/// Returns true for errors before any contact with the server.
 fn is_of_kubeconfig(error: &kube::Error) -> bool {
     use kube::Error::{
         InferKubeconfig, ProxyProtocolDisabled, ProxyProtocolUnsupported, RustlsTls,
@@ -161,7 +160,6 @@ fn is_of_plugin(error: &AuthError) -> bool {
     )
 }
 
-/// Returns the error of credentials among the causes.
 fn auth_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a AuthError> {
     let mut cause = Some(error);
     while let Some(error) = cause {

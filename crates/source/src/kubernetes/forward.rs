@@ -15,8 +15,7 @@ use super::forward_stream::PodStream;
 /// The longest wait for the API server and the pod's kubelet to open a stream.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Opens streams with the credentials of a source. Credentials are read again after each refusal of
-/// them.
+/// Opens streams with the credentials of a source. After each refusal, credentials are read again.
 pub struct Forwarder {
     options: Options,
     client: Mutex<Option<Client>>,
@@ -30,8 +29,8 @@ impl Forwarder {
         }
     }
 
-    /// Opens a stream to a port of a pod. Nothing listens at that port for certain: a refusal comes
-    /// by the stream.
+    /// Opens a stream to a port of a pod. A port without a listener is refused later, in the
+    /// stream.
     pub async fn open(&self, namespace: &str, pod: &str, port: u16) -> Result<PodStream> {
         timeout(OPEN_TIMEOUT, self.try_open(namespace, pod, port))
             .await
@@ -40,7 +39,7 @@ impl Forwarder {
 
     async fn try_open(&self, namespace: &str, pod: &str, port: u16) -> Result<PodStream> {
         for part in [namespace, pod] {
-            // Names come from objects, and become part of a path.
+            // Names come from objects and become part of a path.
             if part.is_empty()
                 || !part
                     .bytes()
@@ -61,7 +60,7 @@ impl Forwarder {
                     let what = "the API server refuses: grant the verbs get and create of pods/portforward";
                     return Err(anyhow!(told).context(what));
                 }
-                // The credentials may have changed, and so may the server.
+                // The credentials or the server may have changed.
                 if told.code.is_none_or(|code| code == 401) {
                     *self.client.lock().await = None;
                 }

@@ -1,5 +1,5 @@
 //! Relays between a connection and a port of a pod: the protocol `v4.channel.k8s.io` of
-//! `pods/portforward`, by WebSocket.
+//! `pods/portforward`, over WebSocket.
 //!
 //! Each message begins with its channel: 0 for data, 1 for the kubelet's error. The first message
 //! of a channel has the port's number. The protocol has no half-close: a stream ends as a whole.
@@ -25,12 +25,12 @@ const DATA: u8 = 0;
 const ERROR: u8 = 1;
 /// The most bytes in a message to the pod.
 const PIECE: usize = 32 * 1024;
-/// The time without data to the pod after which a stream shows that it lives: load balancers forget
-/// silent connections, many after a minute.
+/// The time without data to the pod before a ping. Load balancers drop idle connections, many after
+/// a minute.
 const PING: Duration = Duration::from_secs(30);
-/// The longest wait for the server to take the end of a stream.
+/// The longest wait for the server to accept the end of a stream.
 const GOODBYE: Duration = Duration::from_secs(1);
-/// The longest text of an error that is kept.
+/// The longest stored error text.
 const TEXT: usize = 1024;
 
 /// An open stream to a port of a pod.
@@ -46,11 +46,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> PodStream<S> {
     }
 
     /// Relays until the pod or the client ends the connection. `Ok` is an orderly end of the pod's
-    /// direction; the client's socket is closed for writing then. Each direction waits while its
-    /// receiver does not read.
+    /// direction, after which the client's socket is closed for writing. Each direction waits for
+    /// its receiver.
     ///
-    /// A pod cannot learn that the client has closed its direction. The stream then ends once
-    /// `gone` says that the client is gone.
+    /// The protocol cannot pass on the client's FIN. After the FIN the stream ends once `gone`
+    /// completes.
     pub async fn relay(
         self,
         client: impl AsyncRead + AsyncWrite,
@@ -63,14 +63,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> PodStream<S> {
             ended = down(source, writer, self.port, closed, gone) => ended,
             Err(error) = up(&mut sink, reader, has_closed) => Err(error),
         };
-        // The server may have gone. A client that has reset its connection has, too.
+        // The server or the client may have gone.
         let _ = timeout(GOODBYE, sink.close()).await;
         ended
     }
 }
 
-/// Sends what the client sends, and tells when it has closed its direction. Returns only with an
-/// error of the client's.
+/// Sends the client's data, and signals the client's FIN. Returns only with an error of the client.
 async fn up<S: AsyncRead + AsyncWrite + Unpin>(
     sink: &mut SplitSink<WebSocketStream<S>, Message>,
     mut reader: impl AsyncRead + Unpin,
@@ -89,13 +88,12 @@ async fn up<S: AsyncRead + AsyncWrite + Unpin>(
             break;
         }
     }
-    // The other direction learns whether the pod has ended it in order, and what the pod said
-    // before.
+    // The other direction still has the pod's data, and how the pod ended it.
     let _ = has_closed.send(());
     pending().await
 }
 
-/// Gives the client what the pod sends.
+/// Passes the pod's data to the client.
 async fn down<S: AsyncRead + AsyncWrite + Unpin>(
     mut source: SplitStream<WebSocketStream<S>>,
     mut writer: impl AsyncWrite + Unpin,
@@ -157,7 +155,7 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// The kubelet's end, which has named the port on both channels.
+    /// The kubelet's end, after it sent the port on both channels.
     async fn pair() -> (PodStream<DuplexStream>, WebSocketStream<DuplexStream>) {
         let (ours, theirs) = duplex(1 << 16);
         let ours = WebSocketStream::from_raw_socket(ours, Role::Client, None).await;

@@ -1,4 +1,4 @@
-//! Asks an API server what it grants to a machine outside of the cluster.
+//! Checks the rights that an API server grants to a machine outside the cluster.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,8 +19,7 @@ use super::errors::{Fault, Told};
 
 /// The longest wait for each answer.
 const ANSWER: Duration = Duration::from_secs(10);
-/// The objects that kpx reads in mode host: their groups and resources, and the paths of their
-/// lists.
+/// The objects that kpx reads in mode host: groups, resources, and paths of lists.
 const LISTS: [(&str, &str, &str); 4] = [
     ("", "services", "/api/v1/services?limit=1"),
     (
@@ -35,39 +34,38 @@ const LISTS: [(&str, &str, &str); 4] = [
         "/apis/networking.k8s.io/v1/servicecidrs",
     ),
 ];
-/// The verbs of pods/portforward that a stream takes. API servers before 1.35 ask for the first
-/// alone.
+/// The verbs of pods/portforward that a stream needs. API servers before 1.35 check only the first.
 const STREAM: [&str; 2] = ["get", "create"];
 
 /// The rights that an API server grants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Granted {
     pub server: String,
-    /// The resources that may not be listed or watched, with the server's words.
+    /// The resources that may not be listed or watched, with the server's message.
     pub refused: Vec<(String, String)>,
-    /// The ranges of ClusterIPs, if the server tells them.
+    /// The ranges of ClusterIPs, if the server lists them.
     pub service_cidrs: Vec<IpNet>,
-    /// The places where streams may be opened to ports of pods; None if that was not asked.
+    /// The pods whose ports accept streams; None if not checked.
     pub streams: Option<Streams>,
 }
 
 /// The pods to whose ports a client may open streams.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Streams {
-    /// Those of all namespaces.
+    /// The pods of all namespaces.
     Everywhere,
-    /// Those of the namespace of the kubeconfig's context, and not of all.
+    /// Only the pods in the namespace of the kubeconfig's context.
     In(String),
-    /// Neither those of all namespaces nor those of the context's, for want of these verbs.
+    /// No pods of all namespaces or of the context's: these verbs are missing.
     Nowhere {
         namespace: String,
         lacks: Vec<&'static str>,
     },
-    /// The server does not say, with its words.
+    /// Not determined, with the server's message.
     Unknown(String),
 }
 
-/// The reason why an API server was not asked what it grants.
+/// The reason why the rights could not be checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotGranted {
     pub fault: Fault,
@@ -90,8 +88,8 @@ impl fmt::Display for NotGranted {
 }
 
 impl Options {
-    /// Asks for what kpx reads in mode host, and `with_streams` if it may open streams to ports of
-    /// pods.
+    /// Checks the rights to read objects in mode host, and `with_streams` the right to open streams
+    /// to ports of pods.
     pub async fn granted(&self, with_streams: bool) -> Result<Granted, NotGranted> {
         let server = self.server().await?;
         let client = self.stream_client().await?;
@@ -111,7 +109,7 @@ impl Options {
                         verb: Some("watch".to_owned()),
                         ..ResourceAttributes::default()
                     };
-                    // A server that does not answer reviews may grant it.
+                    // A server that does not answer reviews may still grant it.
                     if !allows(&client, asked).await.unwrap_or(true) {
                         granted.refused.push((
                             resource.to_owned(),
@@ -144,7 +142,7 @@ impl Options {
     }
 }
 
-/// Asks in which namespaces streams may be opened to ports of pods.
+/// Checks in which namespaces streams may be opened to ports of pods.
 async fn streams(client: &Client) -> Result<Streams, Told> {
     if lacks(client, None).await?.is_empty() {
         return Ok(Streams::Everywhere);
@@ -158,7 +156,7 @@ async fn streams(client: &Client) -> Result<Streams, Told> {
     })
 }
 
-/// Returns the verbs of pods/portforward that are not granted in a namespace, or in all.
+/// Returns the verbs of pods/portforward that are missing in a namespace, or in all.
 async fn lacks(client: &Client, namespace: Option<&str>) -> Result<Vec<&'static str>, Told> {
     let mut lacks = Vec::new();
     for verb in STREAM {
@@ -176,7 +174,6 @@ async fn lacks(client: &Client, namespace: Option<&str>) -> Result<Vec<&'static 
     Ok(lacks)
 }
 
-/// Asks if the client may do something.
 async fn allows(client: &Client, attributes: ResourceAttributes) -> Result<bool, Told> {
     let spec = SelfSubjectAccessReviewSpec {
         resource_attributes: Some(attributes),
@@ -229,8 +226,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a client of the namespace `shop` for which these verbs are granted: there, or
-    /// everywhere.
+    /// Returns a client in the namespace `shop` with these verbs: there, or everywhere.
     fn client(in_shop: &'static [&'static str], everywhere: &'static [&'static str]) -> Client {
         let service = service_fn(move |request: Request<Body>| async move {
             let body = request.into_body().collect().await.unwrap().to_bytes();

@@ -1,10 +1,9 @@
-//! Tells whether single nodes are there. A watch on all Nodes would bring each node's heartbeats to
-//! every node.
+//! Looks up single nodes. A watch on all Nodes would bring each node's heartbeats to every node.
 //!
-//! Only a node with open connections to an endpoint that has ceased to serve asks for that
-//! endpoint's node, and only for Services with the annotation. The server answers from its cache.
-//! Of a lost zone, each such node asks for all nodes, at the pace of `--kube-api-qps`. One list
-//! would bring it the whole cluster's Nodes, each of them with its images.
+//! A node looks up an endpoint's node only while it has open connections to that endpoint, which no
+//! longer serves, and only for Services with the annotation. The server answers from its cache. If
+//! a zone is lost, each such node looks up all its nodes at the pace of `--kube-api-qps`. A list
+//! would bring the whole cluster's Nodes, each with its images.
 
 use std::future::pending;
 use std::time::Duration;
@@ -21,14 +20,12 @@ use super::errors::explain;
 use super::watch::event::ParsedObject;
 use crate::nodes::{AT_ONCE, NodeQuestions, NodeState, Question};
 
-/// The timeout of an answer. The last one of [`AT_ONCE`] questions may have to wait for the limit
-/// on requests, too.
+/// The timeout of an answer. The last of [`AT_ONCE`] requests may also wait for the rate limit.
 const ANSWER: Duration = Duration::from_secs(30);
-/// The time over which the nodes of a cluster spread what all of them ask.
+/// The random delay that spreads the requests of all nodes.
 const SPREAD_MILLIS: u64 = 500;
 
-/// Answers all questions, [`AT_ONCE`] at one time. The future may be cancelled: who waits for an
-/// answer then hears that there is none.
+/// Answers all requests, [`AT_ONCE`] at a time. Cancellation fails the pending requests.
 pub(super) async fn answer(questions: &mut NodeQuestions, client: &Client) -> ! {
     let answer_one = async |Question { node, answer }| {
         let _asker_is_gone = answer.send(state(client, &node).await);
@@ -53,7 +50,7 @@ async fn state(client: &Client, node: &str) -> NodeState {
         Ok(Ok(ParsedObject {
             object: Err(why), ..
         })) => NodeState::Unknown(format!("Node {node}: {why}")),
-        // A proxy before the server has its own pages with 404.
+        // A proxy before the server has its own 404 pages.
         Ok(Err(kube::Error::Api(status))) if status.code == 404 && status.reason == "NotFound" => {
             NodeState::Lost
         }

@@ -1,17 +1,16 @@
 //! Probes whether the API server answers, on behalf of all waiting watches.
 //!
-//! client-go only backs off, for up to 30 seconds. So nodes learn of an outage's end half a minute
-//! late, and kube-proxy with them. kpx backs off likewise, but looks for the end of an outage with
-//! one cheap request at a time: `GET /readyz`. This request is exempt from the server's priority
-//! and fairness, and a server that is still starting denies it. An outage costs up to four of them
-//! a second and node. Without a server each is a SYN packet (5,000 nodes: 13,000 packets a second,
-//! which is little). Where a server answers there are no more than two a second, or as Retry-After
-//! says.
+//! client-go only backs off, for up to 30 seconds, so kube-proxy's nodes may notice the end of an
+//! outage half a minute late. kpx backs off as well, and looks for the end of an outage with a
+//! cheap request: `GET /readyz`. The server's priority and fairness exempts it, and a starting
+//! server denies it. An outage costs up to four probes a second and node. Without a server each is
+//! a SYN packet (5,000 nodes: 13,000 packets a second, which is little). If a server answers there
+//! are at most two a second, or as many as Retry-After allows.
 //!
-//! When the server is back, each watch asks it once, spread over [`SPREAD`]. A server that
-//! remembers our version gets a watch, which is cheap, and about a second later a comparison. If
-//! the load is too much all the same, the server refuses (429). From then on the back-off grows as
-//! client-go's does, and no probe shortens it.
+//! When the server is back, each watch sends one request, spread over [`SPREAD`]. A server that has
+//! the watch's version grants a watch, which is cheap, and about a second later a comparison. A
+//! server under too much load refuses (429). From then on the back-off grows as client-go's does,
+//! and no probe shortens it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,24 +24,23 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::info;
 
-/// The range for the random time from one probe to the next.
+/// The range of the random time between probes.
 const EVERY: [f32; 2] = [0.25, 0.5];
 /// The same range while a server answers with errors.
 const UNWELL: [f32; 2] = [0.5, 0.7];
-/// The timeout of a probe. The next probes do not wait for it: they may be answered when this one
-/// is not.
+/// The timeout of a probe. The next probes do not wait for it, because they may succeed earlier.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
-/// The time over which the waiting watches come back.
+/// The time over which the waiting watches return.
 const SPREAD: Duration = Duration::from_millis(150);
-/// The longest Retry-After that counts, in seconds.
+/// The longest Retry-After that is obeyed, in seconds.
 const RETRY_AFTER: u64 = 30;
 
-/// The state of an outage. Clones share one server.
+/// The state of an outage, shared by the clones of one server.
 #[derive(Clone, Debug)]
 pub(super) struct Outage {
     suspected: Arc<Notify>,
     end: watch::Sender<()>,
-    /// The time before which the server wants no requests.
+    /// The time until which Retry-After forbids requests.
     quiet: watch::Sender<Instant>,
 }
 
@@ -61,8 +59,8 @@ impl Outage {
         }
     }
 
-    /// Waits for `pause`. If the failure `may_be` an outage, the wait ends with the outage, and the
-    /// result is true. The wait always lasts as long as the server asks for.
+    /// Waits for `pause`. If the failure `may_be` an outage, the wait ends with the outage, and
+    /// returns true. It always lasts as long as the server's Retry-After.
     pub(super) async fn wait(&self, pause: Duration, may_be: bool) -> bool {
         let mut end = self.end.subscribe();
         if may_be {
@@ -79,7 +77,7 @@ impl Outage {
         is_over
     }
 
-    /// Probes whenever an outage is suspected, until it is over.
+    /// Probes during each suspected outage.
     pub(super) async fn probe(&self, client: &Client) -> ! {
         loop {
             self.suspected.notified().await;
@@ -94,8 +92,8 @@ impl Outage {
         }
     }
 
-    /// Waits until the server answers. Returns false if no probe failed: then the problem is the
-    /// request itself, and no waiter comes back sooner.
+    /// Waits until the server answers. Returns false if no probe failed: then the request itself is
+    /// at fault, and no waiter returns early.
     async fn is_over(&self, client: &Client) -> bool {
         let mut probes = FuturesUnordered::new();
         let mut failed = false;
@@ -116,7 +114,6 @@ impl Outage {
         }
     }
 
-    /// Obeys the Retry-After of a response.
     pub(super) fn heed<B>(&self, response: &Response<B>) {
         let seconds = response
             .headers()
@@ -140,7 +137,7 @@ async fn answer(client: &Client) -> Answer {
         .body(Body::empty())
         .expect("a path is a URI");
     match client.send(request).await {
-        // A server that refuses to answer is there.
+        // A refusal shows that the server is there.
         Ok(response) if response.status() == StatusCode::TOO_MANY_REQUESTS => Answer::Unwell,
         Ok(response) if response.status().is_server_error() => Answer::Unwell,
         Ok(_) => Answer::Well,

@@ -1,8 +1,8 @@
 //! Sends Events to the API server, as kube-proxy does: `events.k8s.io/v1`, reporting controller
 //! `kube-proxy`.
 //!
-//! kube's `Recorder` counts two problems of one Service as one event if their reason is the same,
-//! has no limit for an object, and loses its series with its client, which new credentials replace.
+//! kube's `Recorder` merges two problems of a Service with the same reason, has no limit per
+//! object, and loses its series with its client, which new credentials replace.
 
 use std::time::Duration;
 
@@ -20,31 +20,27 @@ use crate::events::history::{History, Step};
 use crate::events::{Event, Queue, Regarding, Severity};
 
 const CONTROLLER: &str = "kube-proxy";
-/// The namespace for Events of objects without a namespace.
 const DEFAULT_NAMESPACE: &str = "default";
-/// The limits in bytes of a note and of the reporting instance: the API server refuses longer ones.
+/// The API server's limits in bytes for a note and for the reporting instance.
 const NOTE: usize = 1024;
 const INSTANCE: usize = 128;
-/// The timeout of an answer.
 const ANSWER: Duration = Duration::from_secs(10);
-/// The number of attempts to reach a silent server, and the longest wait between them.
+/// The most attempts to reach a silent server, and the longest wait between them.
 const TRIES: u32 = 12;
 const WAIT: Duration = Duration::from_secs(10);
 
-/// A recorder that takes Events off the queue. Its future may be cancelled and go on with another
-/// client: no Event is lost or sent twice.
+/// Takes Events off the queue and sends them. Cancel-safe: it continues with another client, and no
+/// Event is lost or sent twice.
 pub(super) struct Recorder {
     instance: String,
     queue: Queue,
     history: History,
-    /// The Event under way.
     current: Option<(Event, Step, Timestamp)>,
-    /// Set if the server refuses Events and the log says so.
+    /// Set if the server refuses Events, which the log has reported.
     refused: bool,
 }
 
 impl Recorder {
-    /// Creates a recorder; `node_name` is the reporting instance.
     pub(super) fn new(node_name: &str, queue: Queue) -> Self {
         let instance = truncated(node_name.to_owned(), INSTANCE);
         Self {
@@ -69,7 +65,7 @@ impl Recorder {
                 Err(kube::Error::Api(status))
                     if status.code == 404 && matches!(step, Step::Count(..)) =>
                 {
-                    // The server forgets Events after an hour.
+                    // The server deletes Events after an hour.
                     self.history.forget(&event);
                     self.enter(event);
                     continue;
@@ -108,7 +104,7 @@ impl Recorder {
         self.current.insert((event, step, at)).clone()
     }
 
-    /// Sends an Event, and waits for a server that is silent or busy.
+    /// Sends an Event, and waits for a silent or busy server.
     async fn send(
         &self,
         client: &Client,
@@ -188,8 +184,7 @@ impl Recorder {
     }
 }
 
-/// Returns true if the server may answer differently later. New credentials come with another
-/// client.
+/// Returns true if a retry may succeed. New credentials come with another client.
 fn is_passing(code: u16) -> bool {
     matches!(code, 401 | 429 | 500..)
 }

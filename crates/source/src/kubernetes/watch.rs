@@ -1,8 +1,7 @@
 //! Lists and watches one kind of object until the receiver is gone.
 //!
-//! The module does the same as kube's `watcher`, and three things that a proxy needs beyond it. A
-//! bad object costs only itself, the position outlives the client, and gaps between events are
-//! noticed.
+//! The module does the work of kube's `watcher`, with three additions for a proxy: a bad object
+//! costs only itself, the position outlives the client, and gaps between events are noticed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
@@ -50,19 +49,18 @@ pub(super) struct Watch<K> {
     dispensable: bool,
     optional: bool,
     backoff: Backoff,
-    /// The version up to which everything was sent. None: a new list is needed.
+    /// The version up to which everything was sent. None: a new list is due.
     position: Option<String>,
-    /// Set if the server says that it no longer knows the position.
+    /// Set if the server has dropped the position.
     expired: bool,
     /// Set after a list was sent, or its refusal.
     delivered: bool,
-    /// The objects of the wrong shape, with the errors. The last readable version stays in force.
+    /// The objects of the wrong shape, with the errors. Their last readable versions stay in use.
     unreadable: BTreeMap<ObjectName, String>,
     sent: Sent,
     comparisons: Comparisons,
 }
 
-/// The reason why a run ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum WatchExit {
     ReceiverGone,
@@ -70,9 +68,9 @@ pub(super) enum WatchExit {
     Unauthorized,
 }
 
-/// The time until a kind that the API server does not serve is asked for again.
+/// The time until a kind that the API server does not serve is requested again.
 const UNSERVED_RETRY: Duration = Duration::from_secs(300);
-/// The time that a watch must hold to count: a watch that breaks at once does not.
+/// The shortest life of a watch that counts as success.
 const SETTLED: Duration = Duration::from_secs(2);
 /// The age before which credentials are not read again, unless their files have changed.
 const CREDENTIALS_AGE: Duration = Duration::from_secs(60);
@@ -110,8 +108,8 @@ impl<K> Watch<K> {
         }
     }
 
-    /// Lists from the server's cache, where a somewhat older state does no harm. Otherwise servers
-    /// before Kubernetes 1.31 read all objects of the kind from their database.
+    /// Lists from the server's cache, for kinds where a slightly older state is harmless. Otherwise
+    /// servers before Kubernetes 1.31 read all objects of the kind from etcd.
     pub(super) fn cached(self) -> Self {
         Self {
             selection: self.selection.cached(),
@@ -119,7 +117,7 @@ impl<K> Watch<K> {
         }
     }
 
-    /// Restricts the watch to the one object of that name.
+    /// Restricts the watch to the object with this name.
     pub(super) fn named(self, name: &str) -> Self {
         Self {
             selection: self.selection.named(name),
@@ -127,8 +125,8 @@ impl<K> Watch<K> {
         }
     }
 
-    /// Marks a kind that kpx can do without: until the server serves and allows it, the list is
-    /// empty.
+    /// Marks a kind that kpx can do without: the list is empty until the server serves and allows
+    /// it.
     pub(super) fn dispensable(self) -> Self {
         Self {
             dispensable: true,
@@ -136,7 +134,7 @@ impl<K> Watch<K> {
         }
     }
 
-    /// Marks a kind that an operator may withhold: a denial is no problem either.
+    /// Marks a kind that an operator may withhold: a denial is not a problem either.
     pub(super) fn optional(self) -> Self {
         Self {
             dispensable: true,
@@ -150,8 +148,8 @@ impl<K> Watch<K>
 where
     K: Compact + Clone + Send + 'static,
 {
-    /// Runs until the end. The future may be cancelled and go on with another client: a list begins
-    /// again.
+    /// Runs until the end. Cancel-safe: a run continues with another client, and a list starts
+    /// over.
     pub(super) async fn run(
         &mut self,
         clients: &Clients,
@@ -180,7 +178,7 @@ where
                     }
                 },
             };
-            // A denial after a list is a fault: what was listed stays in force, and grows old.
+            // A denial after a list is a fault: the listed objects stay in use, and grow old.
             let withheld = self.optional && self.position.is_none() && end.code() == Some(403);
             let unserved = self.dispensable && end.code() == Some(404) || withheld;
             let pause = match &end {
@@ -254,7 +252,7 @@ where
             Ok(answer) => pin!(lines(answer)),
             Err(end) => return self.record(end),
         };
-        // The connection's own timeout does not see a line that comes byte by byte.
+        // The connection's own timeout misses a line that arrives byte by byte.
         let mut stalled = pin!(sleep(READ_TIMEOUT));
         let _open = Watches::of_process().open(&K::Object::kind(&()));
         let mut settled = pin!(sleep(SETTLED));
@@ -318,7 +316,7 @@ where
         }
     }
 
-    /// Asks for the events after `position`. Returns an error unless the answer begins in time.
+    /// Requests the events after `position`. Returns an error unless the answer begins in time.
     async fn begin(
         &self,
         client: &Client,
@@ -355,9 +353,8 @@ where
         }
     }
 
-    /// Returns the wait before the next attempt.
     fn pause_after(&mut self, end: &WatchEnd) -> Duration {
-        // Where servers stand in for each other, the next one may have just started.
+        // Behind a load balancer, the next server may have just started.
         if end.is_outage()
             || matches!(
                 end,
@@ -373,13 +370,13 @@ where
         }
     }
 
-    /// Notes a lost position for the next attempt.
+    /// Records a lost position for the next attempt.
     fn record(&mut self, end: WatchEnd) -> WatchEnd {
         self.expired |= matches!(end, WatchEnd::Lost(_));
         end
     }
 
-    /// Forgets the position. Only a new list can tell what is missing.
+    /// Drops the position, so that a new list fills the gap.
     fn lose(&mut self, why: String) -> WatchEnd {
         self.position = None;
         WatchEnd::Lost(why)
@@ -395,7 +392,7 @@ where
             Event::Put(object) => (object, false),
             Event::Gone(object) => (object, true),
             Event::Bookmark(version) | Event::Listed(version) => return self.advance(version),
-            // The server may know the version again later: asking again is cheap.
+            // The server may have the version again later: a retry is cheap.
             Event::Error(status) if is_lost(&status) => {
                 return Err(WatchEnd::Lost(explain(&kube::Error::Api(status))));
             }
@@ -441,7 +438,7 @@ where
     }
 
     /// Checks that versions of a kind grow (KEP-5504). Otherwise events are missing, or the
-    /// server's data are older than ours.
+    /// server's data are older than kpx's.
     fn check_order(&mut self, version: &str) -> Result<(), WatchEnd> {
         match self
             .position
@@ -453,8 +450,8 @@ where
         }
     }
 
-    /// Compares, after a wait, what was sent with the server's metadata. Returns the contradiction,
-    /// if there is one.
+    /// Compares, after a wait, the sent objects with the server's metadata. Returns the
+    /// contradiction, if any.
     fn compare(
         &self,
         client: &Client,
@@ -475,8 +472,7 @@ where
         .boxed()
     }
 
-    /// Returns the shortest life of a watch that is not interrupted. The margin allows for
-    /// different clocks.
+    /// Returns the shortest life of an uninterrupted watch, with a margin for clock differences.
     fn life(&self) -> Duration {
         Duration::from_secs(
             self.selection

@@ -1,4 +1,4 @@
-//! Reads one file, and keeps its last readable objects where it is unreadable now.
+//! Parses one file, and keeps the last readable objects of an unreadable file.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,12 +9,10 @@ use tracing::info;
 use super::object::{self, Key, Object, Refused};
 use crate::document::{Document, documents};
 
-/// The objects of a file.
 #[derive(Debug, Default)]
 pub(super) struct File {
     pub(super) objects: Vec<LocatedObject>,
-    /// The objects that the file gave before, and may still be meant to give: it now has documents
-    /// that cannot be read.
+    /// Earlier objects of a file with unreadable documents, which may still contain them.
     pub(super) kept: Vec<LocatedObject>,
     /// The problems with their lines; without a line if the whole file is bad.
     pub(super) problems: Vec<(Option<u64>, String)>,
@@ -27,7 +25,7 @@ pub(super) struct LocatedObject {
     pub(super) object: Arc<Object>,
 }
 
-/// A document, or an item of a List, that is not accepted, or not as its author may mean it.
+/// A document, or an item of a List, with an error or a likely mistake.
 struct Fault {
     line: Option<u64>,
     /// The object's key. `None`: it may be any object.
@@ -36,7 +34,7 @@ struct Fault {
 }
 
 impl File {
-    /// Reads a file; `name` is for the log.
+    /// Parses a file; `name` is for the log.
     pub(super) fn parse(name: &str, text: &str, before: &Self) -> Self {
         let mut objects = Vec::new();
         let mut bad = Vec::new();
@@ -54,7 +52,6 @@ impl File {
         Self::new(objects, bad, before)
     }
 
-    /// Returns the state of a file that exists but cannot be read.
     pub(super) fn unreadable(why: String, before: &Self) -> Self {
         Self::new(
             Vec::new(),
@@ -133,7 +130,7 @@ fn read(
                         });
                         unknown.map(|unknown| unknown.said("left out"))
                     }
-                    // The likely reason of the other fault.
+                    // The likely cause of the other error.
                     (Err(_), Some(unknown)) => Some(unknown.said("strict decoding error")),
                     (Err(error), None) => Some(error),
                 };

@@ -15,37 +15,35 @@ use tracing::warn;
 
 use crate::health::{Health, Problem};
 
-/// The manifests of a folder by file name. While two listings are equal, nothing was written.
+/// The manifests of a folder by file name. Equal listings mean unchanged files.
 pub(super) type Listing = BTreeMap<OsString, Stamp>;
 
-/// A stamp that differs after a file was written or replaced; `None` for a file that cannot be
-/// examined.
+/// Identifies a version of a file: differs after a write or a replacement. `None` if the file's
+/// metadata are unreadable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp(Option<(Id, u64, [i64; 4])>);
 
-/// The device and inode numbers.
 type Id = (u64, u64);
 
-/// A folder to be read again whenever something in it changes.
+/// A folder that is read again after each change.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
     woken: Arc<Notify>,
-    /// The folder that inotify watches, without a watcher if inotify failed.
+    /// The folder under inotify; without a watcher if inotify failed.
     watched: Option<(Id, Option<SystemTime>, Option<RecommendedWatcher>)>,
-    /// Some file is a link, as of the last list.
+    /// Set if some file was a link in the last listing.
     has_links: bool,
 }
 
-/// The time without changes before the folder is read: editors write in several steps.
+/// The quiet time before the folder is read, because editors write in several steps.
 const QUIET: Duration = Duration::from_millis(50);
-/// The time after which a folder that keeps changing is read nevertheless.
+/// The time after which a constantly changing folder is read all the same.
 const MAX_WAIT: Duration = Duration::from_millis(400);
-/// The time between two checks for what inotify does not see: a new folder, and changes behind
-/// links.
+/// The time between checks for changes that inotify misses: a new folder, and changes behind links.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The time between two lists without an event: inotify sees no change that another machine makes
-/// in a shared file system, nor one by another mount of a file.
+/// The time between listings without an event: inotify misses changes by another machine in a
+/// shared file system, and through another mount of a file.
 const RELIST: Duration = Duration::from_secs(10);
 
 impl Folder {
@@ -89,13 +87,11 @@ impl Folder {
         Ok(listing)
     }
 
-    /// Waits until the folder differs from `known` and has stopped changing. An unreadable folder
-    /// is a problem meanwhile.
+    /// Waits until the folder differs from `known` and is quiet. An unreadable folder is a problem.
     pub(super) async fn change(&mut self, known: &Listing, health: &Health) -> Listing {
         let problem = Problem::Folder(self.path.clone());
         let mut relist = Instant::now() + RELIST;
         loop {
-            // The check follows an event or the end of the interval.
             let is_woken = timeout(INTERVAL, self.woken.notified()).await.is_ok();
             let is_watched = self.watch();
             if is_watched && !is_woken && !self.has_links && Instant::now() < relist {
@@ -131,8 +127,8 @@ impl Folder {
         }
     }
 
-    /// Lets inotify wake this task, unless it already watches this very folder. (A new folder may
-    /// get the old one's inode.) Returns true if inotify has watched it since the last check.
+    /// Attaches inotify to the folder unless it is attached already. (A new folder may get the old
+    /// inode.) Returns true if inotify covered the time since the last check.
     fn watch(&mut self) -> bool {
         let Ok(meta) = fs::metadata(&self.path) else {
             return false;
@@ -148,7 +144,7 @@ impl Folder {
         }
         let woken = Arc::clone(&self.woken);
         let wake = move |event: notify::Result<notify::Event>| {
-            // Reading the folder is an event too, but no reason to read it.
+            // Reading the folder causes an event as well.
             if !event.is_ok_and(|event| matches!(event.kind, EventKind::Access(_))) {
                 woken.notify_one();
             }
@@ -165,8 +161,8 @@ impl Folder {
     }
 }
 
-/// Returns true for a manifest: neither hidden (as are `..data` of a mounted ConfigMap and many an
-/// editor's own files) nor a backup.
+/// Returns true for a manifest: not hidden (`..data` of a mounted ConfigMap, many editors' own
+/// files) and not a backup.
 fn is_manifest(name: &OsStr) -> bool {
     let known = matches!(
         Path::new(name).extension().and_then(OsStr::to_str),

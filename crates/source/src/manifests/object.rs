@@ -15,8 +15,7 @@ use crate::needed::{Misread, read};
 use proxy_core::compact::{self, Compact};
 use proxy_core::input::ObjectName;
 
-/// The kinds that kpx reads, in the order in which new objects are sent: backends before what
-/// points to them.
+/// The kinds that kpx reads, in sending order: backends precede the objects that refer to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     ServiceCidr,
@@ -39,16 +38,16 @@ pub(super) struct Key {
     pub(super) name: ObjectName,
 }
 
-/// The reason why an object is not accepted, or not as its author may mean it.
+/// The reason why an object is refused, or doubtful.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Refused {
-    /// The field, such as `spec.ports[0].port`; empty if it is the whole object.
+    /// The field, such as `spec.ports[0].port`; empty for the whole object.
     pub(super) field: String,
     /// The reason, which names the field.
     pub(super) why: String,
 }
 
-/// The kinds beside kpx's in the same versions of the API: any other name there is a typing error.
+/// The other kinds in the API versions of kpx's kinds: any further name is a typing error.
 const OTHER_KINDS: [(&str, &[&str]); 3] = [
     (
         "v1",
@@ -112,7 +111,7 @@ pub(super) fn kind(value: &Value) -> Result<Option<Kind>, Refused> {
     if exists { Ok(None) } else { Err(why()) }
 }
 
-/// Returns the objects of a List with their places in it, or the object itself if it is no List.
+/// Returns the objects of a List with their places in it, or the object itself.
 pub(super) fn items(value: Value) -> Result<Vec<(String, Value)>, Refused> {
     let (name, version) = (
         value["kind"].as_str().unwrap_or_default(),
@@ -132,7 +131,7 @@ pub(super) fn items(value: Value) -> Result<Vec<(String, Value)>, Refused> {
     let mut objects = Vec::new();
     for (index, item) in items.iter().enumerate() {
         let mut item = item.clone();
-        // A typed list may leave these fields out of its items.
+        // A typed list may omit these fields in its items.
         if let (Some(kind), Some(fields)) = (of, item.as_object_mut()) {
             fields.entry("kind").or_insert_with(|| kind.name().into());
             fields
@@ -148,7 +147,7 @@ pub(super) fn items(value: Value) -> Result<Vec<(String, Value)>, Refused> {
     Ok(objects)
 }
 
-/// Returns the name of an object, even if nothing else of it can be read.
+/// Returns the name of an object, even if the rest is unreadable.
 pub(super) fn key(kind: Kind, value: &Value) -> Option<Key> {
     let name = value["metadata"]["name"]
         .as_str()
@@ -166,7 +165,7 @@ pub(super) fn key(kind: Kind, value: &Value) -> Option<Key> {
     })
 }
 
-/// Returns a title for an object whose very kind may be wrong.
+/// Returns a title for an object whose kind may be wrong.
 pub(super) fn title(value: &Value) -> Option<String> {
     let kind = value["kind"].as_str()?;
     let meta = &value["metadata"];
@@ -179,7 +178,7 @@ pub(super) fn title(value: &Value) -> Option<String> {
 
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// Reads, completes and checks an object as the API server would.
+/// Decodes, completes and checks an object as the API server would.
 pub(super) fn decode(kind: Kind, value: &Value) -> Result<(Key, Object), Refused> {
     let mut object = match kind {
         Kind::ServiceCidr => Object::ServiceCidr(typed::<ServiceCIDR>(value)?),
@@ -222,7 +221,7 @@ fn typed<K: Compact>(value: &Value) -> Result<Box<K::Object>, Refused> {
 
 fn unknown_of<T: DeserializeOwned>(value: &Value) -> Vec<String> {
     let mut unknown = Vec::new();
-    // What comes after a field of the wrong shape is not looked at.
+    // Decoding stops at a field of the wrong shape.
     let _known: Result<T, _> =
         serde_ignored::deserialize(value, |path| unknown.push(dotted(&path)));
     unknown
@@ -252,7 +251,7 @@ fn text<'a>(value: &'a Value, field: &str) -> Result<&'a str, Refused> {
 }
 
 impl Refused {
-    /// Returns the same with what follows from it.
+    /// Returns the same refusal with its consequence.
     pub(super) fn said(self, what: &str) -> Self {
         Self {
             why: format!("{what}: {}", self.why),
@@ -312,7 +311,7 @@ impl Object {
         }
     }
 
-    /// Returns true if the selectors of a watch on an API server would admit the object.
+    /// Returns true if the selectors of a watch on an API server would match the object.
     pub(super) fn is_watched(&self, node_name: Option<&str>) -> bool {
         let labelled = |meta: &ObjectMeta, label| {
             meta.labels
@@ -322,7 +321,7 @@ impl Object {
         match self {
             Self::ServiceCidr(_) => true,
             Self::Node(node) => node_name.is_none() || node.metadata.name.as_deref() == node_name,
-            // A host outside of the cluster answers for the names of headless Services as well.
+            // A host outside the cluster also serves the names of headless Services.
             Self::EndpointSlice(_) | Self::Service(_) if node_name.is_none() => true,
             Self::EndpointSlice(slice) => {
                 !labelled(&slice.metadata, "service.kubernetes.io/headless")

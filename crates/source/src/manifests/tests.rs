@@ -64,8 +64,8 @@ fn objects_are_completed_as_an_api_server_would() {
     "#]].assert_eq(&objects);
 }
 
-/// Multicast endpoints that are not link-local are taken, and addresses with leading zeros, as old
-/// objects have them.
+/// Accepts multicast endpoints that are not link-local, and addresses with leading zeros, as in old
+/// objects.
 #[test]
 fn objects_that_an_api_server_holds_are_accepted() {
     let v6 = slice("web-2", "'ff05::1:3', 'FD00:0::0001'").replace("IPv4", "IPv6");
@@ -457,7 +457,7 @@ fn a_file_that_is_too_long_is_a_problem_and_costs_only_itself() {
     write(&dir, "a.yaml", WEB);
     write(&dir, "b.yaml", &service("api", 81));
     let manifests = read(&dir, Manifests::default());
-    // A hole takes no room on the disk.
+    // A hole takes no disk space.
     let file = fs::File::options()
         .append(true)
         .open(dir.path().join("a.yaml"))

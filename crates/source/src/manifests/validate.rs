@@ -293,8 +293,8 @@ fn service_cidr(cidr: &ServiceCIDR) -> Verdict {
     Ok(())
 }
 
-/// Returns true for an endpoint's address: neither unspecified nor loopback, nor link-local. An API
-/// server refuses no other multicast addresses than link-local ones.
+/// Returns true for a valid endpoint address: not unspecified, loopback or link-local. Of multicast
+/// addresses an API server refuses only link-local ones.
 fn is_endpoint(ip: IpAddr) -> bool {
     if ip.is_unspecified() || ip.is_loopback() {
         return false;
@@ -318,7 +318,7 @@ fn family(ip: IpAddr) -> String {
     }
 }
 
-/// Reads an address as leniently as an API server reads the objects that it has already.
+/// Parses an address as leniently as an API server does in stored objects.
 fn address(field: impl Display, text: &str) -> Result<IpAddr, Refused> {
     model::ip(text).map_err(|_| Refused::new(field, format!("{text:?} is not an IP address")))
 }

@@ -1,5 +1,5 @@
-//! Generates objects with nulls, without fields and with unknown fields at every place. Kubernetes'
-//! own types are the counter-example: they refuse objects that the API server stores.
+//! Generates objects with nulls, missing fields and unknown fields everywhere. Kubernetes' own
+//! types are the counter-example: they refuse objects that the API server stores.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -11,7 +11,7 @@ use k8s_openapi::api::discovery::v1 as discovery;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use proxy_core::compact::{Compact, EndpointSlice, LocalPod, LocalRedirect, Service};
 
-/// A step from a value to one within it.
+/// A step from a value to an inner value.
 type Step = String;
 
 /// A change of an object at one place.
@@ -19,11 +19,11 @@ type Step = String;
 enum Edit {
     /// A null in place of the value.
     Null(Index),
-    /// Nothing in place of the value.
+    /// Removal of the value.
     Remove(Index),
-    /// A field that no API server has yet, or an item that is null, beside the others.
+    /// An unknown field, or a null item.
     Add(Index, Value),
-    /// Something else in place of a value that kpx does not need.
+    /// Another value in place of a value that kpx does not need.
     Spoil(Index, Value),
 }
 
@@ -87,10 +87,10 @@ fn needed_at(needed: Needed, place: &str) -> bool {
     needed.is_some()
 }
 
-/// Edits `object`, and `same` so that kpx must read the same of it without any null or unknown
-/// field.
+/// Edits `object`, and `same` so that kpx must read the same from it without nulls and unknown
+/// fields.
 fn edit(object: &mut Value, same: &mut Value, edit: &Edit, needed: Needed) {
-    // Nothing more is done to what is there in one of them alone.
+    // Only places in both objects are edited.
     let mut all = Vec::new();
     places(same, "", &mut all);
     let pick = |at: &Index| (!all.is_empty()).then(|| at.get(&all).clone());
@@ -158,7 +158,7 @@ fn without_nulls(value: Value) -> Value {
     }
 }
 
-/// Returns what kpx keeps of an object.
+/// Returns the compact form of an object.
 fn kept<K: Compact>(object: &Value) -> Result<K, Misread> {
     read::<K::Object>(&object.to_string(), K::NEEDED).map(K::compact)
 }
@@ -210,7 +210,7 @@ fn nothing_but_needed_fields_can_refuse_an_object() {
     }
 }
 
-/// Kubernetes' types judge whether all that kpx keeps of an object is among the needed fields.
+/// Kubernetes' types verify that the needed fields include all that kpx keeps of an object.
 #[test]
 fn needed_fields_suffice_for_what_is_kept() {
     fn check<K: Compact + PartialEq + fmt::Debug>(object: &Value) {
@@ -222,7 +222,7 @@ fn needed_fields_suffice_for_what_is_kept() {
     check::<LocalPod>(&pod());
 }
 
-/// A heartbeat sends tens of kilobytes again.
+/// A heartbeat repeats tens of kilobytes.
 #[test]
 fn heartbeat_changes_nothing_of_a_node() {
     let mut later = node();

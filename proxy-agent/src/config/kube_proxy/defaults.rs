@@ -1,5 +1,4 @@
-//! The defaults: kube-proxy's values, except for `minSyncPeriod`, because kpx has no reason to
-//! wait.
+//! kube-proxy's defaults, except `minSyncPeriod`, because kpx has no reason to wait.
 
 use std::collections::BTreeMap;
 

@@ -107,7 +107,7 @@ fn file_sets_the_same_as_flags() {
     }
 }
 
-/// Returns the brackets that `fields` has left open, and one more.
+/// Returns the closing brackets for `fields`, and one more.
 fn closing(fields: &str) -> &'static str {
     let open = fields.matches('{').count() - fields.matches('}').count();
     &"}}}"[..=open]
@@ -199,7 +199,7 @@ fn one_file_or_two_hold_documents_of_both_kinds() {
     );
 }
 
-/// YAML 1.1, which Helm and kpx read, makes booleans of words without quotes.
+/// YAML 1.1, as read by Helm and kpx, parses some unquoted words as booleans.
 #[test]
 fn words_on_and_off_need_no_quotes() {
     let kpx = |fields: &str| {
@@ -370,8 +370,8 @@ async fn changed_file_is_noticed_and_touched_file_is_not() {
     assert!(gone.contains("is no longer readable"), "{gone}");
 }
 
-/// Replaces files as kubelet does: `config.conf` is a link to `..data/config.conf`, and `..data` is
-/// a link to a folder that is replaced.
+/// Replaces files as kubelet does: `config.conf` links to `..data/config.conf`, and `..data` links
+/// to a folder that is replaced.
 #[tokio::test]
 async fn changed_config_map_is_noticed() {
     let folder = tempfile::tempdir().unwrap();

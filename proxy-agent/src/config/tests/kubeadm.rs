@@ -1,5 +1,4 @@
-//! Tests of the ConfigMap kube-proxy as kubeadm writes it: it has every field of the API, nearly
-//! all of them empty.
+//! Tests of kubeadm's ConfigMap kube-proxy, which has every field of the API, most of them empty.
 
 use std::time::Duration;
 

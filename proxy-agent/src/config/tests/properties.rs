@@ -78,14 +78,14 @@ fn resolve(text: &str) -> Configuration {
         .unwrap_or_else(|error| panic!("{error:#}\n{text}"))
 }
 
-/// Files that are shipped, in which every line sets something.
+/// The shipped files, in which every line sets a field.
 const FILES: [&str; 3] = [
     include_str!("../../../../deploy/debian/config.yaml"),
     include_str!("../../../../deploy/systemd/host.yaml"),
     super::kubeadm::CONFIG,
 ];
 
-/// Pieces of YAML that change the meaning of what surrounds them.
+/// Pieces of YAML that change the meaning of the surrounding text.
 const PIECES: [&str; 16] = [
     "", "\n", "  ", ":", ": ", "- ", "{", "}", "[", "'", "\"", "#", "\n---\n", "null", "-1",
     "\u{e4}",

@@ -1,4 +1,4 @@
-//! Tests of what Kubernetes' versions mean: feature gates, the default mode.
+//! Tests of Kubernetes versions: feature gates, the default mode.
 
 use super::{ConfigFile, load, settings};
 use crate::config::node_ports::{Localhost, NodePortAddresses};

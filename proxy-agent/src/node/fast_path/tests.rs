@@ -1,4 +1,4 @@
-//! Which packets skip the stack, by the operator's choice and the state of the node.
+//! Tests which packets skip the stack, by the operator's choice and the node's state.
 
 use super::super::whole_connections::Among;
 use super::*;

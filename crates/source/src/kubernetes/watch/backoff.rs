@@ -1,56 +1,55 @@
-//! Decides how soon a server is asked again.
+//! Decides the wait before the next request to a server.
 //!
-//! Three things must hold at once. A node is up to date within a second of the server's recovery.
-//! Thousands of nodes do not keep a recovering server from its recovery. No fault, however odd,
-//! makes a node ask without end. So:
+//! Three properties must hold together. A node is up to date within a second of the server's
+//! recovery. Thousands of nodes do not delay a server's recovery. No fault, however odd, makes a
+//! node send requests without end. Therefore:
 //!
-//! - A server that begins watches and breaks them is well: it is asked again within [`FLAP`].
-//! - Lists are expensive. The first of a row come as soon as they are needed, then ever more
-//!   slowly, up to [`SLOW`]. Meanwhile the version last seen is tried again, which is cheap, and
-//!   makes the list needless if the server knows the version.
-//! - A server that refuses, or does not answer, is asked at growing intervals, as in client-go (0.8
-//!   s to 30 s). The quick recovery from an outage is the probe's work: see `outage.rs`.
-//! - A server that has just started denies requests for objects that it has not loaded yet: RBAC's
-//!   objects come some seconds after `/readyz`. Denials after an outage, and at the first contact,
-//!   are tried again within [`WARM`], for [`WARM_UP`] at most. A denial that stands longer is
-//!   intended, and has the pace of a failure.
+//! - A server that begins watches and breaks them is healthy: the next request comes within
+//!   [`FLAP`].
+//! - Lists are expensive. The first of a series come as soon as needed, later ones ever more
+//!   slowly, up to [`SLOW`]. Between them the last version is retried, which is cheap, and makes
+//!   the list unnecessary if the server has the version.
+//! - A server that refuses, or does not answer, gets requests at growing intervals, as in client-go
+//!   (0.8 s to 30 s). `outage.rs` probes for a quick recovery.
+//! - A server that has just started denies access until it has loaded RBAC's objects, some seconds
+//!   after `/readyz`. Denials after an outage, and at the first contact, are retried within
+//!   [`WARM`], for [`WARM_UP`] at most. A longer denial is intended, and has the pace of a failure.
 //!
-//! All with jitter, because all nodes begin to wait at the same time.
+//! All waits have jitter, because all nodes begin to wait at the same time.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The wait between the end of a watch and the next: at first, and at most.
+/// The wait between the end of a watch and the next: first and longest.
 const SOON: Duration = Duration::from_millis(100);
 const FLAP: Duration = Duration::from_millis(500);
-/// The wait after a failure: at first, and at most.
+/// The wait after a failure: first and longest.
 const FAILED: Duration = Duration::from_millis(800);
 const SLOW: Duration = Duration::from_secs(30);
-/// The wait after a denial by a server that may not be warm yet: at first, at most, and the time to
-/// get warm.
+/// The wait after a denial by a server that may still be loading: first, longest, and the loading
+/// time.
 const DENIED: Duration = Duration::from_millis(250);
 const WARM: Duration = Duration::from_secs(1);
 const WARM_UP: Duration = Duration::from_secs(30);
-/// The number of lists of a row that may follow each other as fast as watches.
+/// The number of lists of a series that may follow each other as fast as watches.
 const EARLY_LISTS: u32 = 12;
-/// The time after which a row of lists is over.
+/// The pause that ends a series of lists.
 const ROW: Duration = Duration::from_secs(120);
 
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
-    /// The numbers of such events in a row.
+    /// The numbers of consecutive events of each kind.
     flaps: u32,
     failures: u32,
     denials: u32,
     lists: u32,
     last_list: Option<Instant>,
-    /// The time by which a server that was away is warm. None: it has denied nothing since.
+    /// The time by which a returned server has loaded its rules. None: it has denied nothing since.
     warm_by: Option<Instant>,
 }
 
 impl Backoff {
-    /// Notes that all is well.
     pub(super) fn settled(&mut self) {
         (self.flaps, self.failures) = (0, 0);
         self.warm_by = Some(Instant::now());
@@ -67,23 +66,20 @@ impl Backoff {
         (self.denials, self.warm_by) = (0, None);
     }
 
-    /// Returns the number of watches in a row that ended before they had settled.
+    /// Returns the number of consecutive watches that ended before they had settled.
     pub(super) fn ends(&self) -> u32 {
         self.flaps
     }
 
-    /// Returns the wait after a watch that had begun.
     pub(super) fn after_end(&mut self) -> Duration {
         self.failures = 0;
         jittered(doubled(SOON, self.flaps, FLAP), &mut self.flaps)
     }
 
-    /// Returns the wait after a failure.
     pub(super) fn after_failure(&mut self) -> Duration {
         jittered(doubled(FAILED, self.failures, SLOW), &mut self.failures)
     }
 
-    /// Returns the wait after the server has denied access.
     pub(super) fn after_denial(&mut self) -> Duration {
         let warm_by = *self.warm_by.get_or_insert_with(|| Instant::now() + WARM_UP);
         match Instant::now() < warm_by {
@@ -92,7 +88,6 @@ impl Backoff {
         }
     }
 
-    /// Returns true if it is time for a list.
     pub(super) fn may_list(&self) -> bool {
         let wait = match self.lists.checked_sub(EARLY_LISTS) {
             Some(late) => doubled(2 * FLAP, late, SLOW),
@@ -101,8 +96,8 @@ impl Backoff {
         self.last_list.is_none_or(|last| last.elapsed() >= wait)
     }
 
-    /// Counts a list. Only a pause before its begin ends a row, because lists may take longer than
-    /// that.
+    /// Counts a list. Only a pause before its start ends a series, because lists may take longer
+    /// than that.
     pub(super) fn listed(&mut self, began: Instant) {
         if self
             .last_list
@@ -120,7 +115,7 @@ fn doubled(first: Duration, times: u32, most: Duration) -> Duration {
         .min(most)
 }
 
-/// Returns between two thirds and all of the wait.
+/// Returns a random time between two thirds of the wait and the whole wait.
 fn jittered(wait: Duration, count: &mut u32) -> Duration {
     *count = count.saturating_add(1);
     wait.mul_f32(rand::random_range(0.67..=1.0))

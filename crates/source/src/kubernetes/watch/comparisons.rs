@@ -1,5 +1,5 @@
-//! Compares what was sent with a list of the server's metadata: after each end of a server that is
-//! in doubt, and once in hours. A comparison costs a list, so few of them follow each other.
+//! Compares the sent objects with a list of the server's metadata: whenever the server's history is
+//! in doubt, and every few hours. A comparison costs a list, so their rate is limited.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,16 +18,14 @@ use crate::kubernetes::outage::Outage;
 /// The time in which an event arrives that the server has sent.
 const ON_THE_WAY: Duration = Duration::from_millis(500);
 
-/// The number of comparisons in [`SPAN`] from which on the next one waits.
+/// The number of comparisons in [`SPAN`] that delays the next.
 const MOST: usize = 6;
 const SPAN: Duration = Duration::from_secs(720);
-/// The time after which all is compared without a doubt, in seconds. Random, so that nodes do so at
-/// different times.
+/// The time in seconds between comparisons without a doubt. Random, so that nodes do not coincide.
 const REGULAR: std::ops::Range<u64> = 3 * 3_600..6 * 3_600;
 
 #[derive(Debug)]
 pub(super) struct Comparisons {
-    /// The times of the last ones.
     last: VecDeque<Instant>,
     regular: Instant,
 }
@@ -42,7 +40,7 @@ impl Default for Comparisons {
 }
 
 impl Comparisons {
-    /// Returns the wait before the next comparison, which a doubt asks for within `doubt`.
+    /// Returns the wait before the next comparison, which is due within `doubt`.
     pub(super) fn delay(&self, doubt: Option<Duration>) -> Duration {
         let allowed = self
             .last
@@ -57,7 +55,7 @@ impl Comparisons {
             .max(allowed)
     }
 
-    /// Notes a comparison. Returns the wait before the next one without a doubt.
+    /// Records a comparison. Returns the wait before the next one without a doubt.
     pub(super) fn done(&mut self) -> Duration {
         if self.last.len() >= MOST {
             self.last.pop_front();
@@ -72,18 +70,16 @@ fn regular() -> Instant {
     Instant::now() + Duration::from_secs(rand::random_range(REGULAR))
 }
 
-/// The wait before a comparison.
 #[derive(Clone, Copy)]
 pub(super) struct Wait {
     pub(super) delay: Duration,
-    /// True if a failure before may be an outage: the wait ends with it.
+    /// Set if an earlier failure may be an outage, with which the wait ends.
     pub(super) may_be_outage: bool,
 }
 
-/// Compares after a wait. After the server was away, its data may have been restored from a backup.
-/// A watch from a version that is yet to come is granted and silent; one from a version that
-/// others' writes have passed lacks what happened before that. Returns the contradiction, if there
-/// is one.
+/// Compares after a wait, because a server that was away may have been restored from a backup. The
+/// server grants a watch from a future version, which stays silent; and a watch from a version that
+/// other writes have passed misses earlier changes. Returns the contradiction, if any.
 pub(super) async fn compare<K: Compact + Clone>(
     client: Client,
     outage: Outage,
@@ -117,8 +113,8 @@ pub(super) async fn compare<K: Compact + Clone>(
     )))
 }
 
-/// Describes a version that is older than an earlier one. Other servers than Kubernetes' own may
-/// have versions that are no numbers.
+/// Returns an error text if `version` is older than `after`. Servers other than Kubernetes' own may
+/// have versions that are not numbers.
 pub(super) fn disorder(version: &str, after: &str) -> Option<String> {
     let is_older = matches!((version.parse::<u64>(), after.parse::<u64>()), (Ok(version), Ok(after)) if version < after);
     is_older.then(|| format!("version {version} after {after}"))

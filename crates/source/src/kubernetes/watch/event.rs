@@ -1,5 +1,5 @@
-//! Reads events and their objects. An object of the wrong shape costs neither the list nor the
-//! watch that it comes with.
+//! Parses events and their objects. An object of the wrong shape costs neither its list nor its
+//! watch.
 
 use kube::Resource as _;
 use kube::core::{PartialObjectMeta, Status};
@@ -34,8 +34,7 @@ struct Line<'a> {
 }
 
 impl<K: Compact> Event<K> {
-    /// Reads a line. Returns None for a line that was cut off, as at the end of a broken
-    /// connection.
+    /// Parses a line. Returns None for a truncated line, as at the end of a broken connection.
     pub(super) fn read(line: &str) -> serde_json::Result<Option<Self>> {
         let Line { r#type, object } = match serde_json::from_str(line) {
             Ok(line) => line,
@@ -67,7 +66,7 @@ impl<K: Compact> Event<K> {
     }
 }
 
-/// The kept form of an object, or the name and version of an unreadable one.
+/// The compact form of an object, or the name and version of an unreadable object.
 #[derive(Clone, Debug)]
 pub(crate) struct ParsedObject<K> {
     pub(crate) name: ObjectName,
@@ -77,7 +76,6 @@ pub(crate) struct ParsedObject<K> {
     pub(crate) object: Result<K, String>,
 }
 
-/// A list, or a page of one.
 #[derive(Deserialize)]
 pub(super) struct List<T> {
     #[serde(default)]
@@ -85,7 +83,6 @@ pub(super) struct List<T> {
     items: Option<Vec<T>>,
 }
 
-/// The metadata of a list.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ListMetadata {

@@ -5,17 +5,17 @@ use tokio::time::error::Elapsed;
 
 use crate::kubernetes::errors::{explain, status};
 
-/// The reason why a list or a watch is over.
+/// The reason why a list or a watch ended.
 #[derive(Debug)]
 pub(super) enum WatchEnd {
     ReceiverGone,
     /// The end of a watch that had begun: connections break and servers end watches in the best of
     /// clusters.
     Closed(StreamEnd),
-    /// A gap that only a new list can fill. The server no longer knows our version (410), or its
-    /// events contradict each other.
+    /// A gap that only a new list can fill: the server has dropped the version (410), or its events
+    /// contradict each other.
     Lost(String),
-    /// A request without an answer, or with an unexpected one.
+    /// A request without an answer, or with an unexpected answer.
     Failed(kube::Error),
     /// A list that takes longer than any server allows, or a watch that does not begin.
     Late,
@@ -64,12 +64,12 @@ impl WatchEnd {
     }
 
     /// Returns true if the server denies access. A server that has just started does so until it
-    /// has read its rules.
+    /// has loaded its rules.
     pub(super) fn is_denial(&self) -> bool {
         matches!(self.code(), Some(401 | 403))
     }
 
-    /// Returns the reason, if the operator should be told.
+    /// Returns the reason, if the operator should see it.
     pub(super) fn problem(&self) -> Option<String> {
         match self {
             Self::Failed(error) => Some(explain(error)),
@@ -79,8 +79,8 @@ impl WatchEnd {
     }
 }
 
-/// Returns true if the server says that our version is not in its history: compacted, or from
-/// before a backup was restored.
+/// Returns true if the server's history lacks the version: compacted, or restored from an older
+/// backup.
 pub(super) fn is_lost(status: &Status) -> bool {
     status.code == 410 || status.message.contains("Too large resource version")
 }

@@ -1,4 +1,4 @@
-//! Splits an API server's answer into lines, each of one event.
+//! Splits an API server's answer into lines of one event each.
 
 use std::io;
 
@@ -6,12 +6,11 @@ use futures::{AsyncBufRead, Stream, TryStreamExt as _};
 use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
 use tokio_util::compat::FuturesAsyncReadCompatExt as _;
 
-/// The most bytes of a line. etcd refuses requests of more than 1.5 MiB, and JSON escapes at most
-/// every byte by six.
+/// The most bytes of a line. etcd refuses requests of more than 1.5 MiB, and JSON escapes grow a
+/// byte to at most six.
 const LONGEST: usize = 16 << 20;
 
-/// Returns the lines without their ends. A line without end costs no more memory than the longest
-/// one: the answer ends there.
+/// Returns the lines without their ends. A longer line ends the answer, so memory is bounded.
 pub(super) fn lines(answer: impl AsyncBufRead) -> impl Stream<Item = io::Result<String>> {
     lines_up_to(answer, LONGEST)
 }

@@ -1,6 +1,6 @@
-//! Lists objects: as a stream of events where the server supports that (by default in Kubernetes
-//! 1.32, and from 1.34 on), else in pages. A stream takes one request, and neither side ever has
-//! the whole of it in memory as JSON.
+//! Lists objects: as a stream of events if the server supports that (by default in Kubernetes 1.32,
+//! and from 1.34 on), else in pages. A stream takes one request, and neither side holds all of its
+//! JSON in memory.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,44 +21,42 @@ use super::selection::{PAGE, Selection};
 use proxy_core::compact::Compact;
 use proxy_core::input::ObjectName;
 
-/// The number of streams in a row that may break before pages are asked for: the network may never
-/// let a stream reach its end.
+/// The number of consecutive broken streams before pages are used: the network may never let a
+/// stream reach its end.
 const STREAMS: u8 = 3;
-/// The timeout of the next event of a list: a server that takes a list for a watch has no more to
-/// say. A list that kept [`PACE`] once may pause for as long as that.
+/// The timeout of the next event of a list: a server that treats a list as a watch falls silent. A
+/// list that kept [`PACE`] once may pause as long as that.
 const SILENCE: Duration = Duration::from_secs(10);
-/// The timeout of an answer's begin, and the time in which a list has to bring [`LEAST`]. Where
-/// changes never cease, a watch is never silent.
+/// The timeout for the start of an answer, and the time in which a list must bring [`LEAST`]. Under
+/// constant changes a watch is never silent.
 const PACE: Duration = Duration::from_secs(60);
-/// The fewest bytes of new objects that a list has to bring in [`PACE`]. A watch seldom brings as
+/// The fewest bytes of new objects that a list must bring in [`PACE`]. A watch seldom brings as
 /// many.
 const LEAST: usize = 1 << 20;
-/// The time after which a server ends a stream, in seconds. A page takes API servers 60 s at most.
+/// The time after which a server ends a stream, in seconds. API servers end a page after 60 s.
 const LIFE: u32 = 1_200;
 /// The timeout of a whole stream, for a server that does not end it.
 const STREAM: Duration = Duration::from_secs(LIFE as u64 + 30);
 
-/// The most objects of a kind in a list, and the most bytes of their text: five times those of
-/// 100,000 Services. A list that goes on would take all memory. (Tests have less time.)
+/// The most objects in a list, and the most bytes of their text: five times those of 100,000
+/// Services. An endless list would exhaust memory. (Tests have less time.)
 const OBJECTS: usize = if cfg!(test) { 30_000 } else { 500_000 };
 const BYTES: usize = if cfg!(test) { 64 << 20 } else { 512 << 20 };
 
-/// A list of objects.
 pub(super) struct Listed<K> {
-    /// The bytes of their text.
+    /// The size of their text.
     bytes: usize,
     pub(super) objects: BTreeMap<ObjectName, K>,
     /// The objects of the wrong shape, with the errors.
     pub(super) unreadable: BTreeMap<ObjectName, String>,
-    /// The uids and versions of all of them.
+    /// The uids and versions of all objects.
     pub(super) marks: Marks,
     pub(super) version: String,
 }
 
-/// The way in which lists are asked for over one connection.
 #[derive(Clone)]
 pub(super) struct Lister {
-    /// How many more streaming lists are tried.
+    /// The number of further attempts at streaming lists.
     streams: u8,
 }
 
@@ -69,7 +67,6 @@ impl Default for Lister {
 }
 
 impl Lister {
-    /// A complete list, or none.
     pub(super) async fn list<K: Compact + Clone>(
         &mut self,
         client: &Client,
@@ -98,7 +95,7 @@ impl Lister {
             .await
             .unwrap_or(Ok(None));
         if listed.is_err() && began.elapsed() >= PACE {
-            // Something may end all long streams, and each costs its time.
+            // Something may cut all long streams, and each costs its time.
             self.streams = self.streams.min(1);
         }
         if let Ok(None) = listed {
@@ -123,8 +120,8 @@ impl Lister {
             return Ok(None);
         };
         let answer = answer.map_err(WatchEnd::from);
-        // The count is restored if the stream reaches its end. An outage does not count against
-        // streams. A server that refuses a stream may serve pages.
+        // The end of the stream restores the count. An outage does not count against streams. A
+        // server that refuses a stream may serve pages.
         self.streams -= u8::from(!matches!(&answer, Err(end) if end.is_outage()));
         let mut lines = match answer {
             Ok(stream) => pin!(lines(stream)),
@@ -155,7 +152,7 @@ impl Lister {
                     new += bytes;
                     listed.grow(bytes)?;
                 }
-                // Such events happen during the list. What comes and goes is no progress.
+                // Such events happen during the list. Objects that come and go are not progress.
                 Event::Gone(object) => {
                     listed.remove(&object.name);
                     new = new.saturating_sub(line.len());
@@ -179,9 +176,8 @@ async fn paged<K: Compact + Clone>(
             .list_request::<K>(&page)
             .map_err(kube::Error::BuildRequest)?;
         let list = match timeout(PAGE, read_page(client, request, &mut listed)).await? {
-            // Pages that take longer than the server remembers would never end, so the list is read
-            // in one piece,
-            // as in client-go.
+            // Pages slower than the server's history would never end, so the list is read in one
+            // piece, as in client-go.
             Err(WatchEnd::Lost(why)) if page.continue_token.is_some() => {
                 debug!(kind = %K::Object::kind(&()), why, "listed again without pages");
                 listed = Listed::default();
@@ -205,7 +201,6 @@ async fn paged<K: Compact + Clone>(
     }
 }
 
-/// Reads a page, as far as the list may be long.
 async fn read_page<K: Compact + Clone>(
     client: &Client,
     request: http::Request<Vec<u8>>,
@@ -224,7 +219,7 @@ async fn read_page<K: Compact + Clone>(
 }
 
 impl<K> Listed<K> {
-    /// Counts more text. An error ends a list that is longer than any cluster's.
+    /// Counts more text. An error ends a list longer than any cluster's.
     fn grow(&mut self, bytes: usize) -> Result<(), kube::Error> {
         self.bytes += bytes;
         if self.bytes > BYTES || self.objects.len() + self.unreadable.len() > OBJECTS {
@@ -240,8 +235,8 @@ impl<K> Listed<K> {
         Ok(())
     }
 
-    /// Adds an object. A readable version stays, even if a later one is unreadable. Returns whether
-    /// the object is new.
+    /// Adds an object. A readable version survives a later unreadable version. Returns true for a
+    /// new object.
     fn put(
         &mut self,
         ParsedObject {

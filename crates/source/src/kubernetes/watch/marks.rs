@@ -1,6 +1,6 @@
-//! Compares what was sent with a list of metadata alone. Data restored from a backup show nowhere
-//! else, once others' writes have passed the versions that kpx has seen: a watch from such a
-//! version is granted, and what the backup has of before never comes.
+//! Compares the sent objects with a list of metadata. After other writes have passed the last seen
+//! versions, nothing else reveals data restored from a backup: the server grants a watch from such
+//! a version, which never brings the backup's earlier objects.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
@@ -13,12 +13,11 @@ use proxy_core::compact::{Compact, NAMED, Needed};
 use proxy_core::input::ObjectName;
 use serde::{Deserialize, Deserializer};
 
-/// The versions of objects, each as a number of 64 bits in place of uid and version, by a number in
-/// place of the name. A hundred thousand objects take 2 MiB.
+/// The objects' hashes of uid and version, by hash of the name. 100,000 objects take 2 MiB.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Marks(HashMap<u64, u64>);
 
-/// The key of the numbers, random so that no tenant can choose names with the same number.
+/// The random key of the hashes, so that no tenant can choose colliding names.
 static HASHES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 impl Marks {
@@ -35,7 +34,7 @@ fn number(name: &ObjectName) -> u64 {
     HASHES.hash_one(name)
 }
 
-/// The objects as they were sent, shared with the comparison that is under way.
+/// The objects as they were sent, shared with the comparison in progress.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sent(Arc<Mutex<SentState>>);
 
@@ -44,15 +43,15 @@ struct SentState {
     marks: Marks,
     /// The version up to which everything was sent.
     version: String,
-    /// The objects sent since a comparison began: its list says nothing of them. None while there
-    /// is no comparison.
+    /// The objects sent since a comparison began, which its list does not cover. None without a
+    /// comparison.
     since: Option<HashSet<u64>>,
 }
 
-/// A comparison that is under way while the value lives.
+/// A comparison in progress while the value lives.
 pub(super) struct Comparison {
     sent: Sent,
-    /// The version that its list must not be older than.
+    /// The oldest version that its list may have.
     pub(super) version: String,
 }
 
@@ -67,7 +66,6 @@ impl Sent {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a whole list.
     pub(super) fn list(&self, marks: Marks, version: &str) {
         *self.state() = SentState {
             marks,
@@ -76,7 +74,7 @@ impl Sent {
         };
     }
 
-    /// Notes an event of an object: its uid and version, or its end.
+    /// Records an event of an object: its uid and version, or its deletion.
     pub(super) fn event(&self, name: &ObjectName, mark: Option<(&str, &str)>) {
         let mut state = self.state();
         if let Some(since) = &mut state.since {
@@ -96,7 +94,6 @@ impl Sent {
         self.state().marks.0.len()
     }
 
-    /// Begins a comparison.
     pub(super) fn begin(&self) -> Comparison {
         let mut state = self.state();
         state.since = Some(HashSet::new());
@@ -108,9 +105,9 @@ impl Sent {
 }
 
 impl Comparison {
-    /// Returns the number of objects that differ from a list that was asked for since the
-    /// beginning, without those of later events. Events may be on their way; where an object still
-    /// differs a moment later, none is.
+    /// Returns the number of objects that differ from a list requested since the comparison began,
+    /// without objects of later events. Events may be in transit, so only an object that still
+    /// differs a moment later counts.
     pub(super) fn differences(&self, Marks(listed): &Marks) -> usize {
         let state = self.sent.state();
         let Marks(sent) = &state.marks;
@@ -129,7 +126,6 @@ impl Comparison {
     }
 }
 
-/// The metadata of an object of kind `K`.
 #[derive(Clone, Debug)]
 pub(super) struct Meta<K>(ObjectMeta, PhantomData<fn() -> K>);
 

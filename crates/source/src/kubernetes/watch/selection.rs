@@ -1,4 +1,4 @@
-//! The objects that a watch is for, in the words of the API.
+//! The objects of a watch, in the API's terms.
 
 use std::time::Duration;
 
@@ -9,24 +9,23 @@ use kube::core::request::Error;
 use proxy_core::compact::Compact;
 
 const PAGE_SIZE: u32 = 1000;
-/// For one page of a list. API servers give themselves 60 seconds.
+/// The timeout of a page of a list. API servers limit themselves to 60 seconds.
 pub(super) const PAGE: Duration = Duration::from_secs(120);
 
-/// The parameters of requests for one kind of object.
 #[derive(Clone)]
 pub(super) struct Selection {
     pub(super) list: ListParams,
     pub(super) watch: WatchParams,
-    /// Set to ask for the objects' metadata alone.
+    /// Set to request only the objects' metadata.
     is_of_metadata: bool,
 }
 
 impl Default for Selection {
-    /// Everything of a kind, listed consistently.
+    /// Every object of a kind, listed consistently.
     fn default() -> Self {
         Self {
             list: ListParams::default().limit(PAGE_SIZE),
-            // The server ends watches at different times, so that not all nodes come back at once.
+            // Random, so that nodes do not reconnect together.
             watch: WatchParams::default().timeout(rand::random_range(230..=290)),
             is_of_metadata: false,
         }
@@ -50,8 +49,7 @@ impl Selection {
         }
     }
 
-    /// Lists as the server's cache has it, in one piece: servers have no index of what is older or
-    /// newer than that.
+    /// Lists from the server's cache, in one piece: the cache has no index of pages at a version.
     pub(super) fn cached(self) -> Self {
         let list = ListParams {
             limit: None,
@@ -60,12 +58,11 @@ impl Selection {
         Self { list, ..self }
     }
 
-    /// The one object of that name.
     pub(super) fn named(self, name: &str) -> Self {
         self.fields(&format!("metadata.name={name}"))
     }
 
-    /// The metadata of the same objects, no older than `version`.
+    /// Selects the metadata of the same objects, no older than `version`.
     pub(super) fn metadata_at(&self, version: &str) -> Self {
         let is_cached = self.list.resource_version.is_some();
         let list = if is_cached {

@@ -116,7 +116,7 @@ async fn a_server_without_streams_is_soon_asked_only_for_pages() {
         json!({"type": kind, "object": object})
     };
     let added = event("x", "ADDED", 0);
-    // The events are more than a list has to bring in a minute. The objects are not new.
+    // The events exceed a list's minimum for a minute, but bring no new objects.
     let busy = Answer::EndlessList(vec![], event("x", "MODIFIED", 30_000));
     let all = (0..40)
         .map(|n| event(&format!("x{n}"), "ADDED", 30_000))
@@ -364,7 +364,7 @@ async fn an_outage_of_ten_minutes_ends_within_a_second_and_costs_little() {
     );
 }
 
-/// The server's authorizer reads its rules only when it is up, and denies everything until then.
+/// A starting server's authorizer denies everything until it has loaded its rules.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_warms_up_is_followed_within_a_second() {
     let denied = || (0..1_000).map(|_| Answer::Json(403, failure(403)));
@@ -521,7 +521,7 @@ async fn a_kind_that_is_withheld_after_a_list_is_a_problem() {
     );
     assert_eq!(running.next().await, "all kubernetes");
     let mut problems = health.subscribe();
-    // A kind that never was there is asked for again after this time.
+    // A kind that was never served is requested again after this time.
     timeout(UNSERVED_RETRY, async {
         problems
             .wait_for(|problems| !problems.is_empty())

@@ -10,30 +10,29 @@ use crate::health::{Health, Problem};
 use crate::watches::Watches;
 use proxy_core::input::ObjectName;
 
-/// The number of watches in a row that end at once from which on they are a problem.
+/// The number of consecutive watches with an immediate end that makes a problem.
 const ENDS: u32 = 5;
 
-/// The times over which comparisons of all nodes and kinds are spread. The first is for an outage,
-/// in which the server's data may have been restored. The second is for a watch that ended, as all
-/// nodes' watches do when a server restarts in good order.
+/// The times over which comparisons of all nodes and kinds are spread. The first follows an outage,
+/// in which the server's data may have been restored. The second follows an ended watch: a clean
+/// server restart ends the watches of all nodes.
 const AFTER_OUTAGE: Duration = Duration::from_secs(1);
 const AFTER_END: Duration = Duration::from_millis(1_500);
-/// The objects for which the spread is a second longer: a comparison costs their metadata.
+/// The number of objects that adds a second to the spread: a comparison costs their metadata.
 const PER_SEC: usize = 5_000;
 
 pub(super) struct WatchHealth<'a> {
     kind: String,
     watch: Problem,
-    /// The problem that the server's history is unknown.
     history: Problem,
     health: &'a Health,
-    /// Set if the server's history is in doubt after a failure: the next server to answer may have
-    /// other data. A comparison comes within this time.
+    /// Set if the server's history is in doubt after a failure, because the next server may have
+    /// other data. A comparison follows within this time.
     compares_within: Option<Duration>,
 }
 
 impl<'a> WatchHealth<'a> {
-    /// Creates the state with a doubt: an earlier client may have left a problem behind.
+    /// Creates the state with a doubt: an earlier client may have left a problem.
     pub(super) fn new(kind: String, health: &'a Health) -> Self {
         Watches::of_process().know(&kind);
         let watch = Problem::Watch(kind.clone());
@@ -47,8 +46,8 @@ impl<'a> WatchHealth<'a> {
         }
     }
 
-    /// Notes the end of a list or watch. `ends` is the number of watches in a row that had begun
-    /// and ended.
+    /// Records the end of a list or watch. `ends` is the number of consecutive watches that had
+    /// begun and ended.
     pub(super) fn ended(&mut self, end: &WatchEnd, unserved: bool, ends: u32) {
         debug!(what = %self.watch, ?end, "list or watch over");
         if unserved {
@@ -78,7 +77,7 @@ impl<'a> WatchHealth<'a> {
         }
     }
 
-    /// Notes an answered list. The list says little about the watch, if watches do not last.
+    /// Records a list. A list is weak evidence for the watch while watches do not last.
     pub(super) fn listed(&mut self, ends: u32) {
         self.history_is_known();
         if ends < ENDS {
@@ -90,7 +89,7 @@ impl<'a> WatchHealth<'a> {
         self.health.end(&self.watch);
     }
 
-    /// Notes that a comparison failed. The watch goes on meanwhile.
+    /// Records a failed comparison. The watch continues.
     pub(super) fn comparison_failed(&self, end: &WatchEnd) {
         debug!(what = %self.history, ?end, "no comparison");
         Watches::of_process().failed(&self.kind);
@@ -101,13 +100,12 @@ impl<'a> WatchHealth<'a> {
         );
     }
 
-    /// Notes that the server's history is the known one.
     pub(super) fn history_is_known(&mut self) {
         self.compares_within = None;
         self.health.end(&self.history);
     }
 
-    /// Returns the wait before a comparison of so many objects; None while nothing is in doubt.
+    /// Returns the wait before a comparison of `objects` objects; None without a doubt.
     pub(super) fn comparison_delay(&self, objects: usize) -> Option<Duration> {
         let spread = self.compares_within? + Duration::from_secs((objects / PER_SEC) as u64);
         Some(spread.mul_f32(rand::random()))

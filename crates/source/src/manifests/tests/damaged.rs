@@ -1,5 +1,5 @@
-//! A file that was damaged at random: unreadable parts have a reason, and the agent computes tables
-//! from the rest.
+//! Randomly damaged files: unreadable parts have a reason, and the agent computes tables from the
+//! rest.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -47,7 +47,7 @@ spec: { cidrs: [10.96.0.0/16, 'fd00::/112'] }
   'status': {'addresses': [{'type': 'InternalIP', 'address': '172.18.0.11'}]}}, {'kind': 'Pod'}]}
 ";
 
-/// Pieces of YAML that change the meaning of what surrounds them.
+/// Pieces of YAML that change the meaning of the surrounding text.
 const PIECES: [&str; 16] = [
     "", "\n", "  ", ":", ": ", "- ", "{", "}", "[", "'", "#", "\n---\n", "null", "-1", "65536",
     "\u{e4}",

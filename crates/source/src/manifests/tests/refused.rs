@@ -1,8 +1,8 @@
-//! Tests which documents are refused, and in which words.
+//! Tests which documents are refused, and the texts of the errors.
 
 use super::*;
 
-/// The edits of `WEB`: each makes a document that kubectl apply would refuse.
+/// Edits of `WEB`, each to a document that kubectl apply would refuse.
 const EDITS: &[(&str, &str)] = &[
     ("port: 80", "port: eighty"),
     ("port: 80", "port: '80'"),

@@ -37,7 +37,7 @@ async fn a_server_with_restored_data_is_listed_again() {
     );
 }
 
-/// The next server to answer may have been restored meanwhile, though no request has failed.
+/// The next server to answer may have been restored, although no request has failed.
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_ended_early_leads_to_a_comparison() {
     let second = Duration::from_secs(1);
@@ -82,7 +82,7 @@ async fn a_watch_that_ended_in_time_leads_to_no_comparison() {
     assert_eq!(server.comparisons().len(), 0, "{:?}", server.asked());
 }
 
-/// The comparison is tried again beside the watch, whose events count meanwhile.
+/// The comparison is retried while the watch continues.
 #[tokio::test(start_paused = true)]
 async fn a_refused_comparison_costs_no_watch() {
     let refusals = (0..5).map(|_| Answer::Json(429, failure(429)));
@@ -197,8 +197,8 @@ async fn watches_that_keep_breaking_lead_to_few_comparisons() {
     );
 }
 
-/// Others' writes have passed the version of the watch before it is asked for again, so no version
-/// goes back.
+/// Other writes have passed the version of the watch before its next request, so no version goes
+/// back.
 #[tokio::test(start_paused = true)]
 async fn restored_data_whose_versions_passed_on_are_listed_again() {
     let restored = || [service("a", "1"), service("c", "650")];

@@ -1,4 +1,4 @@
-//! Provides an API server that gives prepared answers, and records the requests.
+//! An API server with prepared answers, which records the requests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -52,19 +52,18 @@ pub(super) fn show<K: Compact>(update: &Update<K>) -> String {
     }
 }
 
-/// An API server that gives prepared answers one after the other, and then none.
+/// An API server that gives prepared answers in order, and then no more.
 #[derive(Clone)]
 pub(super) struct Server {
     answers: Arc<Mutex<VecDeque<Answer>>>,
     asked: Arc<Mutex<Vec<String>>>,
     probed: Arc<AtomicUsize>,
-    /// The number of refused streaming lists, which are not among the recorded requests.
+    /// The number of refused streaming lists, which are not recorded.
     refused: Arc<AtomicUsize>,
     away: Arc<AtomicBool>,
     /// The version of lists of metadata.
     version: Arc<AtomicUsize>,
-    /// The objects of these lists by name. They are those of the answers, as long as no test says
-    /// otherwise.
+    /// The objects of these lists by name: those of the answers, unless a test sets others.
     objects: Arc<Mutex<BTreeMap<String, Value>>>,
 }
 
@@ -72,27 +71,26 @@ pub(super) enum Answer {
     Json(u16, Value),
     /// Events, then the end of the watch.
     Watch(Vec<Value>),
-    /// A silence of this length, then a last line, or none, and the end.
+    /// A silence of this length, then an optional last line, and the end.
     SilentWatch(Duration, io::Result<&'static str>),
-    /// Nothing but bookmarks of this version, one a minute, and the end after 290 s.
+    /// Only bookmarks of this version, one a minute, and the end after 290 s.
     QuietWatch(&'static str),
     /// A byte a second, without end.
     Trickle,
-    /// The events of a test, when it sends them.
+    /// Events that a test sends later.
     FedWatch(mpsc::UnboundedReceiver<Value>),
     /// Events, then silence.
     OpenWatch(Vec<Value>),
-    /// The events of a list. Unless such an answer is next, streaming lists are refused, as by an
-    /// old server.
+    /// The events of a list. Without such an answer streaming lists are refused, as by an old
+    /// server.
     List(Vec<Value>),
     /// Events, then silence.
     OpenList(Vec<Value>),
-    /// Events, then another one each second.
+    /// Events, then another event each second.
     EndlessList(Vec<Value>, Value),
-    /// The number of objects in each second, and of seconds. After a pause come these events and
-    /// the end.
+    /// The numbers of objects a second and of seconds. After a pause come these events and the end.
     SlowList(usize, usize, Duration, Vec<Value>),
-    /// No answer, not even its begin.
+    /// No answer, not even its start.
     UnansweredList,
     /// A byte a second, without end.
     TrickledList,
@@ -145,7 +143,7 @@ impl Server {
         self.asked.lock().unwrap().clone()
     }
 
-    /// Replaces the server's objects, without a word to its watches.
+    /// Replaces the server's objects without a watch event.
     pub(super) fn has(&self, objects: impl IntoIterator<Item = Value>) {
         *self.objects.lock().unwrap() = objects
             .into_iter()
@@ -247,7 +245,7 @@ impl Server {
         answer
     }
 
-    /// Notes the objects that an answer tells of.
+    /// Records the objects of an answer.
     fn tell(&self, answer: &Answer, is_next_page: bool) {
         let mut objects = self.objects.lock().unwrap();
         match answer {
@@ -277,7 +275,7 @@ impl Server {
     }
 }
 
-/// The end of a recorded request for metadata.
+/// The suffix of a recorded request for metadata.
 const OF_METADATA: &str = " (metadata)";
 
 fn name_of(object: &Value) -> String {
@@ -371,7 +369,7 @@ fn fed(events: mpsc::UnboundedReceiver<Value>) -> impl Stream<Item = io::Result<
     })
 }
 
-/// The bookmark behind the last object of a streaming list.
+/// The bookmark after the last object of a streaming list.
 pub(super) fn list_end(version: &str) -> Value {
     json!({"type": "BOOKMARK", "object": {"kind": "Service", "apiVersion": "v1", "metadata": {
         "resourceVersion": version, "annotations": {"k8s.io/initial-events-end": "true"}}}})

@@ -1,4 +1,4 @@
-//! Answers that come byte by byte: the connection lives, and nothing arrives.
+//! Answers byte by byte: the connection lives, and no event arrives.
 
 use serde_json::json;
 use tokio::time::timeout;
@@ -107,7 +107,7 @@ async fn long_streams_that_break_are_followed_by_pages() {
     assert_eq!(server.streams_refused(), 0, "{:?}", server.asked());
 }
 
-/// A server that lies sends Services without end. One that pages does so in a page of any length.
+/// A faulty server sends Services without end, in a stream or in a page.
 #[tokio::test(start_paused = true)]
 async fn list_without_end_ends_at_its_bound_with_a_problem() {
     let many = |page: u32| {
