@@ -14,7 +14,7 @@ use testbed::agent::{Agent, DEADLINE, binary, wait_until};
 use testbed::netns::NetNs;
 
 /// The line about the default that a file without a mode will get.
-const DEFAULT_MODE: &str = "nftables from Kubernetes 1.40 on: give one";
+const DEFAULT_MODE: &str = "default changes to nftables in Kubernetes 1.40: set one";
 
 #[test]
 fn kube_proxys_file_rules_a_renamed_kpx_until_it_changes() -> Result<()> {

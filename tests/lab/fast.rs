@@ -241,7 +241,7 @@ fn automatic_leaves_conntracks_connections_to_the_stack(running: &Running<Fixtur
     let Running { fixture, agent } = running;
     says(
         agent,
-        "the stack sees other connections, because conntrack follows them",
+        "other connections take the stack, because conntrack tracks them",
     )?;
     let before = fixture.fast(agent)?;
     for path in [

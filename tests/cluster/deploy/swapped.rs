@@ -242,7 +242,7 @@ fn filters_of_another_layout_are_refused_with_a_remedy() -> Result<()> {
     let said = fixture.is_refused()?;
     let theirs = format!("layout {}", LAYOUT + 1);
     ensure!(
-        said.contains("eth0 carries the filter") && said.contains(&theirs),
+        said.contains("eth0 has the filter") && said.contains(&theirs),
         "{said}"
     );
     ensure!(said.contains("kpx cleanup"), "{said}");

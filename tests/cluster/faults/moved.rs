@@ -64,7 +64,9 @@ fn agent_ends_where_its_credentials_lead_to_another_cluster() -> Result<()> {
             agent.log()
         );
         ensure!(
-            agent.log().contains("kpx ends, to be started again there"),
+            agent
+                .log()
+                .contains("kpx exits and must be restarted there"),
             "{}",
             agent.log()
         );

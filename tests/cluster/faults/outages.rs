@@ -30,7 +30,7 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     ensure!(
         status.starts_with("Health:")
             && status.contains("healthy; for ")
-            && status.contains("no change of "),
+            && status.contains("no changes of "),
         "{status}"
     );
     let before = asked(run)?;

@@ -93,7 +93,9 @@ fn a_route_into_a_range_is_told_and_the_rest_of_the_range_is_for_services() -> R
     wait_until(DEADLINE, "the overlap is a problem", || {
         let why = agent.problem(PROBLEM)?;
         Ok(why.is_some_and(|why| {
-            why.starts_with("the range 10.96.0.0/16 of ClusterIPs has in it a route of this node's to 10.96.7.0/24:")
+            why.starts_with(
+                "the ClusterIP range 10.96.0.0/16 contains a route of this node's to 10.96.7.0/24:",
+            )
         }))
     })
     .with_context(|| agent.log())?;

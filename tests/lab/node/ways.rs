@@ -137,7 +137,7 @@ fn rule_that_stays_before_those_of_kpx_is_a_problem() -> Result<()> {
     let n1 = &base.lab.n1.host;
     let agent = base.kpx(&PACKETS)?;
     ip(&n1.ns, "rule add to 10.96.0.0/24 lookup 77 pref 20")?;
-    let told = "before those of kpx come ip -4 rule 20 to 10.96.0.0/24:";
+    let told = "ip -4 rule 20 to 10.96.0.0/24 precede";
     wait_until(DEADLINE, "it is told", || {
         Ok(agent
             .problem("rules")?

@@ -25,7 +25,7 @@ fn start_refuses_pins_that_it_cannot_take_over() -> Result<()> {
     fs::create_dir(dir.join("v0"))?;
     refused(
         &fixture,
-        "v0 is of another version of kpx, and this one takes over v2 only",
+        "v0 belongs to another version of kpx; this version takes over layout v2 only",
     )?;
     refused(
         &fixture,

@@ -112,7 +112,7 @@ pub(crate) fn page_sends_nothing_and_admits_no_other_origin(fixture: &Fixture) -
         browser.open(&format!("http://evil.example:10249/ui/{path}"))?;
         let text = browser.text("body")?;
         ensure!(
-            text.starts_with("ask by IP address, as localhost or as n1"),
+            text.starts_with("use an IP address, localhost or n1 as host"),
             "{text}"
         );
     }
