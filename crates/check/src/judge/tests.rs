@@ -61,7 +61,7 @@ fn refusal() -> Refusal {
 }
 
 /// The finding and its level for each fact, on a node that is fit but for one change.
-const CASES: [(&str, Level, &str, Change); 57] = [
+const CASES: [(&str, Level, &str, Change); 58] = [
     (
         "ranges of ClusterIPs",
         Level::Ok,
@@ -290,6 +290,9 @@ const CASES: [(&str, Level, &str, Change); 57] = [
     ),
     ("restarts", Level::Warn, "a gap", |f| {
         f.kept_by = Some("nothing".to_owned())
+    }),
+    ("agent", Level::Warn, "serve here without an agent", |f| {
+        f.is_orphaned = true;
     }),
     ("kubeconfig", Level::Ok, "kpx can use it", |f| {
         f.kubeconfig = Some(Ok(()))
