@@ -46,6 +46,7 @@ mod whole_flows;
 
 pub use attach::{Attachments, Mechanism};
 pub use attached::Attached;
+pub use clock::boot_secs;
 pub use counters::Counters;
 pub use counts::{Counts, FamilyCounts, Totals};
 pub use datapath::{Datapath, Options};
