@@ -255,7 +255,7 @@ const CASES: [(&str, Level, &str, Change); 58] = [
     (
         "kube-proxy's rules",
         Level::Fail,
-        "drops what the node sends to a Service newer than it",
+        "drops packets of the node to Services that are newer than these rules",
         |f| {
             f.kpx_runs = true;
             f.kube_proxy_rules.tables = vec!["ip".to_owned()];
