@@ -1,7 +1,7 @@
 //! The outcomes of a service port's TCP connections to a backend: the time until the answer, and
 //! the failures.
 
-use crate::addr::{Addr, Port};
+use crate::addr::{Addr, Port, Proto};
 use crate::assert_size;
 use crate::balance::hash_addr;
 
@@ -88,6 +88,8 @@ impl Outcome {
     const REFUSED: u32 = u32::MAX - 0x2ff;
     const UNHEARD: u32 = u32::MAX - 0x3ff;
     const UNREACHABLE: u32 = u32::MAX - 0x4ff;
+    /// A datagram of a flow without an answer was refused by an ICMP "port unreachable".
+    pub const DATAGRAM_REFUSED: Self = Self(u32::MAX - 0x5ff);
 
     /// No outcome yet: this client's first SYN is on its way to the backend.
     #[inline(always)]
@@ -136,7 +138,10 @@ impl Outcome {
     /// Returns the client of a failure that counts against the backend.
     #[inline(always)]
     pub const fn voter(self) -> Option<Voter> {
-        if self.units().is_none() && self.0 != Self::RETRANSMITTED.0 {
+        if self.units().is_none()
+            && self.0 != Self::RETRANSMITTED.0
+            && self.0 != Self::DATAGRAM_REFUSED.0
+        {
             Some(Voter(self.0 as u8))
         } else {
             None
@@ -145,7 +150,17 @@ impl Outcome {
 
     #[inline(always)]
     pub const fn is_refusal(self) -> bool {
-        self.0 & !Self::VOTER == Self::REFUSED
+        self.0 & !Self::VOTER == Self::REFUSED || self.0 == Self::DATAGRAM_REFUSED.0
+    }
+
+    /// Returns the protocol of the flow.
+    #[inline(always)]
+    pub const fn proto(self) -> Proto {
+        if self.0 == Self::DATAGRAM_REFUSED.0 {
+            Proto::UDP
+        } else {
+            Proto::TCP
+        }
     }
 
     /// Returns true for an ICMP error. The connection may still be answered, and counts as
@@ -275,7 +290,8 @@ pub struct Connects {
     pub buckets: [u64; BUCKETS],
     /// The sum of these times in units.
     pub units: u64,
-    /// The connections that the backend reset with its first packet.
+    /// The connections that the backend's first packet reset; in a row of UDP, the datagrams that
+    /// it refused before it had sent a packet.
     pub refused: u64,
     /// The connections that the agent swept without any packet of the backend. Flows that the
     /// programs evict are not counted.
@@ -419,6 +435,11 @@ mod tests {
         ] {
             assert_eq!((outcome.voter(), outcome.is_refusal()), (None, false));
         }
+        let datagram = Outcome::DATAGRAM_REFUSED;
+        assert_eq!(
+            (datagram.voter(), datagram.is_refusal(), datagram.proto()),
+            (None, true, Proto::UDP)
+        );
         assert!(
             Outcome::answered(u32::MAX).units().is_some()
                 && Outcome::RETRANSMITTED.units().is_none()

@@ -25,6 +25,9 @@ const QUOTED_LEN: u32 = 8;
 /// The offset of the checksum in an ICMP header.
 const CHECK_OFFSET: u32 = 2;
 
+/// The value of [`Error::is_unreachable`] for a "port unreachable".
+const PORT_UNREACHABLE: u32 = 2;
+
 /// An ICMP error, and what it quotes. In map memory, as a [`Packet`](crate::packet::Packet) is.
 #[derive(Clone, Copy)]
 pub struct Error<A: Addr> {
@@ -34,7 +37,7 @@ pub struct Error<A: Addr> {
     dst: A,
     icmp: u32,
     end: u32,
-    /// Not 0: no packet reaches the destination.
+    /// Not 0: no packet reaches the destination. [`PORT_UNREACHABLE`]: its host has no such socket.
     is_unreachable: u32,
     quote: Quote<A>,
     becomes: Translated<A>,
@@ -178,12 +181,15 @@ fn egress<A: Net>(
     Ok(Action::PASS)
 }
 
-/// Counts an error that tells an opener, in place of the backend's first packet, that its SYN went
-/// nowhere. It has to come by the device to which the route to the backend leads, or from the host
-/// itself. Any sender there may send it, with an address of its own.
+/// Counts an error that comes to an opener in place of the backend's first packet: its SYN went
+/// nowhere, or the backend refused its datagram. It has to come by the device to which the route to
+/// the backend leads, or from the host itself. Any sender there may send it, with an address of its
+/// own.
 #[inline(never)]
 pub fn note_unreachable<A: Net>(skb: Skb, error: &Error<A>, flow: &Flow<A>, came_in: At) {
-    if error.is_unreachable == 0 || error.quote.proto != Proto::TCP {
+    let proto = error.quote.proto;
+    let is_refused = proto == Proto::UDP && error.is_unreachable == PORT_UNREACHABLE;
+    if !is_refused && (proto != Proto::TCP || error.is_unreachable == 0) {
         return;
     }
     if flow.kind != Kind::UNDNAT
@@ -192,10 +198,12 @@ pub fn note_unreachable<A: Net>(skb: Skb, error: &Error<A>, flow: &Flow<A>, came
     {
         return;
     }
-    maps::note_outcome(
-        flow,
-        Outcome::unreachable(Voter::of(&flow.client.addr, flow.is_far())),
-    );
+    let outcome = if is_refused {
+        Outcome::DATAGRAM_REFUSED
+    } else {
+        Outcome::unreachable(Voter::of(&flow.client.addr, flow.is_far()))
+    };
+    maps::note_outcome(flow, outcome);
 }
 
 /// The host does not take a reply.
@@ -229,7 +237,11 @@ impl<A: Net> Error<A> {
         }
         // A message that ends here quotes nothing.
         let code: u8 = skb.load(header.l4 + 1).map_err(|_| Reason::Protocol)?;
-        self.is_unreachable = A::is_unreachable(kind, code).into();
+        self.is_unreachable = if kind == A::ICMP_TYPE && code == A::ICMP_CODE {
+            PORT_UNREACHABLE
+        } else {
+            A::is_unreachable(kind, code).into()
+        };
         (self.src, self.dst, self.icmp, self.end) = (header.src, header.dst, header.l4, header.end);
         Ok(())
     }

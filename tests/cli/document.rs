@@ -249,7 +249,7 @@ These names were changed. The old ones are told beside the new ones, and go with
 
 ## Others
 
-- `kpx trace` explains a packet: the programs' decision, its reasons, and the next steps where a packet is refused. Where it is forwarded, notes tell of connections that the backend
+- `kpx trace` explains a packet: the programs' decision, its reasons, and the next steps where a packet is refused. Where it is forwarded, notes tell of flows that the backend
   refused or did not answer. It asks the kernel for devices and routes, so it runs in the
   agent's network namespace and refuses any other. `--in-device` names the device by which the packet arrives. On manifests its notes name each frontend that a Service claims and another one holds. Its ends are addresses or names:
   `--from pod/shop/cart-0 --to svc/shop/web:http`, `--from node/n1 --to web.shop.svc:80`, `--to deploy/shop/web:8080`. Pods are known by the endpoints of Services.

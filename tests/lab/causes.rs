@@ -2,17 +2,22 @@
 //! docs/troubleshooting.md has the table.
 
 use std::net::{SocketAddr, UdpSocket};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::json;
 use testbed::agent::{Agent, DEADLINE, Service, kpx, wait_until};
 use testbed::apiserver::History;
 use testbed::echo::{Dial, Protocol};
 use testbed::lab::{EXTERNAL, Family, Lab};
+use testbed::netns::NetNs;
 use testbed::watched_lab::WatchedLab;
 
 const PORT: u16 = 8080;
 const NODE_PORT: u16 = 30_090;
+/// The port of a UDP server that does not answer.
+const MUTE_PORT: u16 = 9_999;
 /// For one answer that may not come.
 const ANSWER: Duration = Duration::from_millis(300);
 /// The time in which one command must name a cause.
@@ -63,7 +68,11 @@ impl Node<'_> {
 
     /// Dials, and must fail.
     fn fails(&self, client: &str, to: SocketAddr) -> Result<()> {
-        let result = Dial::new(Protocol::Tcp, to)
+        self.fails_over(Protocol::Tcp, client, to)
+    }
+
+    fn fails_over(&self, protocol: Protocol, client: &str, to: SocketAddr) -> Result<()> {
+        let result = Dial::new(protocol, to)
             .deadline(ANSWER)
             .exchange(&self.lab.host(client).ns, b"hello");
         ensure!(result.is_err(), "{client} reaches {to}");
@@ -89,15 +98,27 @@ fn one_command_names_the_cause_of_each_failure() -> Result<()> {
         Service::new("dead", 16, &["p1c"], PORT),
         Service::new("gone", 17, &["p1b"], PORT),
         Service::new("web", 18, &["p1b"], PORT),
+        Service::new("mute", 19, &["p1b"], MUTE_PORT),
+        Service::new("elsewhere", 20, &["p2b"], PORT),
+        Service::new("client", 21, &["p1a"], PORT),
     ];
+    let unready = Service::new("unready", 22, &["p1b"], PORT);
     services
         .iter()
         .try_for_each(|service| base.put_service(service))?;
+    for mut object in unready.objects(lab) {
+        if let Some(endpoint) = object.0.get_mut("endpoints") {
+            endpoint[0]["conditions"] = json!({ "ready": false, "serving": false });
+        }
+        base.put(&object)?;
+    }
     let arguments = ["--socket-lb", "off", "--flow-table-size", FLOW_ENTRIES].map(str::to_owned);
     let agent = Agent::start_with(lab, &lab.n1, base.source(), &arguments)?;
     let node = Node { lab, agent: &agent };
-    in_the_objects(&node, &base, &services)?;
+    in_the_objects(&node, &base, &services, &unready)?;
     behind_kpx(&node, &services)?;
+    of_datagrams(&node, &services)?;
+    without_a_route(&node, &services[7])?;
     in_the_node(&node, &services[7])?;
 
     base.api_mut().stop()?;
@@ -108,21 +129,56 @@ fn one_command_names_the_cause_of_each_failure() -> Result<()> {
     )?;
     base.api_mut().start_again(History::Kept)?;
     agent.wait(DEADLINE, "it is well again", |status| status.healthy)?;
-    agent.stop()
+    orphaned(&lab.n1.host.ns, agent)
+}
+
+/// Kills the agent: its programs serve on.
+fn orphaned(ns: &NetNs, mut agent: Agent) -> Result<()> {
+    let serve =
+        "kpx's programs serve here without an agent: Services stay in their last known state";
+    let status = format!("status --run-dir {}", agent.run_dir().display());
+    let says = |command: &str, words: &[&str]| -> Result<bool> {
+        let output = kpx(ns, command)?;
+        let text = String::from_utf8([output.stdout, output.stderr].concat())?;
+        Ok(words.iter().all(|word| text.contains(word)))
+    };
+    ensure!(!says("check", &["without an agent"])?, "an agent runs");
+    agent.kill()?;
+    let commands = [
+        (status.as_str(), "Start kpx, or run kpx cleanup"),
+        ("check", "start kpx, or run kpx cleanup"),
+    ];
+    for (command, advice) in commands {
+        wait_until(DEADLINE, &format!("{command} names the dead agent"), || {
+            says(command, &[serve, advice])
+        })?;
+    }
+    Ok(())
 }
 
 /// The objects of the cluster ask for it.
-fn in_the_objects(node: &Node, base: &WatchedLab, services: &[Service]) -> Result<()> {
+fn in_the_objects(
+    node: &Node,
+    base: &WatchedLab,
+    services: &[Service],
+    unready: &Service,
+) -> Result<()> {
     let client = node.lab.host("p1a").addrs.v4;
-    let [none, _, _, _, _, _, gone, _] = services else {
-        return Err(anyhow::anyhow!("eight Services"));
-    };
+    let (none, gone) = (&services[0], &services[6]);
     node.fails("p1a", none.frontend(Family::V4))?;
     let command = format!("trace --from {client} --to svc/default/none:tcp");
     node.names(
         "no endpoints",
         &command,
         &["reject (no_endpoints)", "compare the Service's selector"],
+    )?;
+
+    node.fails("p1a", unready.frontend(Family::V4))?;
+    let command = format!("trace --from {client} --to svc/default/unready:tcp");
+    node.names(
+        "no ready endpoint",
+        &command,
+        &["reject (no_endpoints)", "check the pods' readiness probes"],
     )?;
 
     let outside = node.lab.host("x").addrs.v4;
@@ -181,8 +237,22 @@ fn behind_kpx(node: &Node, services: &[Service]) -> Result<()> {
         ],
     )?;
 
+    // The flows are forgotten, and their count stays.
+    let end = format!(
+        "flows --service default/wrong --end --run-dir {}",
+        node.agent.run_dir().display()
+    );
+    ensure!(kpx(&node.lab.n1.host.ns, &end)?.status.success(), "{end}");
+    let words = [
+        "forward to",
+        "reset since its last answer, the latest",
+        "compare the Service's targetPort",
+    ];
+    node.names("a wrong targetPort, later", &trace("wrong"), &words)?;
+
     let backend = node.lab.host("p2a").addrs.v4;
-    node.lab.n1.host.ns.nft(&format!(
+    let n1 = &node.lab.n1.host.ns;
+    n1.nft(&format!(
         "table ip netpol {{
             chain forward {{
                 type filter hook forward priority filter
@@ -197,6 +267,37 @@ fn behind_kpx(node: &Node, services: &[Service]) -> Result<()> {
         "rule 1 of chain forward of table ip netpol may drop the packet",
     ];
     node.names("a filter of another program", &trace("filtered"), &words)?;
+    n1.nft("delete table ip netpol")?;
+
+    n1.nft(
+        "table ip closed {
+            chain FORWARD { type filter hook forward priority filter; policy drop
+            }
+        }",
+    )?;
+    node.fails("p1a", services[2].frontend(Family::V4))?;
+    let words = [
+        "have no answer",
+        "chain FORWARD of table ip closed drops packets that its rules do not accept",
+    ];
+    node.names("a policy drop", &trace("filtered"), &words)?;
+    n1.nft("delete table ip closed")?;
+
+    let elsewhere = node.lab.host("p2b").addrs.v4;
+    crate::forbid(
+        &node.lab.n2.host.ns,
+        &format!("ip daddr {elsewhere} tcp dport {PORT} drop"),
+    )?;
+    node.fails("p1a", services[9].frontend(Family::V4))?;
+    let words = [
+        "have no answer",
+        "something behind this node drops them; no rule of netfilter here does",
+    ];
+    node.names(
+        "a filter of the backend's node",
+        &trace("elsewhere"),
+        &words,
+    )?;
 
     node.lab.host("p1c").ns.ip("link set eth0 down")?;
     node.fails("p1a", services[5].frontend(Family::V4))?;
@@ -207,6 +308,77 @@ fn behind_kpx(node: &Node, services: &[Service]) -> Result<()> {
         "no rule of netfilter here does",
     ];
     node.names("a dead backend", &trace("dead"), &words)
+}
+
+/// The same of UDP, where only the missing answer shows the failure.
+fn of_datagrams(node: &Node, services: &[Service]) -> Result<()> {
+    let client = node.lab.host("p1a").addrs.v4;
+    let trace = |name: &str| format!("trace --from {client} --to svc/default/{name}:udp");
+    let fails =
+        |nth: usize| node.fails_over(Protocol::Udp, "p1a", services[nth].frontend(Family::V4));
+    fails(1)?;
+    let words = [
+        "forward to",
+        "datagrams were refused (ICMP port unreachable)",
+        "no process listens there (compare the Service's targetPort)",
+    ];
+    node.names("a UDP server that does not listen", &trace("wrong"), &words)?;
+
+    let pod = node.lab.host("p1b");
+    let mute = pod
+        .ns
+        .run(|| UdpSocket::bind((pod.addrs.v4, MUTE_PORT)))
+        .context("listen, and never read")?;
+    fails(8)?;
+    let words = [
+        "forward to",
+        "1 of 1 UDP flows to",
+        "are unanswered: the backend or its node is down",
+        "no rule of netfilter here does",
+    ];
+    node.names("a silent UDP server", &trace("mute"), &words)?;
+    drop(mute);
+
+    let backend = node.lab.host("p2a").addrs.v4;
+    node.lab.n1.host.ns.nft(&format!(
+        "table ip dnspol {{
+            chain forward {{
+                type filter hook forward priority filter
+                ip daddr {backend} udp dport {PORT} drop
+            }}
+        }}"
+    ))?;
+    fails(2)?;
+    let words = [
+        "forward to",
+        "are unanswered",
+        "rule 1 of chain forward of table ip dnspol may drop the packet",
+    ];
+    node.names("a filter of UDP", &trace("filtered"), &words)?;
+    node.lab.n1.host.ns.nft("delete table ip dnspol")
+}
+
+/// The node has lost its route to the client's pod.
+fn without_a_route(node: &Node, web: &Service) -> Result<()> {
+    let client = node.lab.host("p1a").addrs.v4;
+    let n1 = &node.lab.n1.host.ns;
+    let routes = n1.exec(Command::new("ip").args(["route", "show", &client.to_string()]))?;
+    let route = routes.lines().next().context("a pod's route")?;
+    n1.ip(&format!("route del {route}"))?;
+    node.fails("p1a", web.frontend(Family::V4))?;
+    let command = format!("trace --from {client} --to svc/default/web:tcp");
+    let words = [
+        "guessed from the route",
+        "the node has no route to that pod",
+        "drops its packets as forged",
+    ];
+    node.names("a pod without a route", &command, &words)?;
+    let explained = kpx(n1, "explain forged")?.stdout;
+    ensure!(
+        String::from_utf8_lossy(&explained).contains("restore the CNI plugin's route"),
+        "{explained:?}"
+    );
+    n1.ip(&format!("route add {route}"))
 }
 
 /// The node has too little room.
@@ -249,5 +421,9 @@ fn in_the_node(node: &Node, web: &Service) -> Result<()> {
         "dropped",
         "the client, or the Service's namespace, holds its share of the flow table",
     ];
-    node.names("a full connection table", "status", &words)
+    node.names("a full connection table", "status", &words)?;
+    let client = node.lab.host("p1a").addrs.v4;
+    let words = ["drop (client_share)", "of the flow table's 1024 entries"];
+    let command = format!("trace --from {client} --to svc/default/web:tcp");
+    node.names("a client at its share", &command, &words)
 }

@@ -258,6 +258,30 @@ fn host_reaches_backends_through_node_ports() -> Result<()> {
     nodes.into_iter().try_for_each(Agent::stop)
 }
 
+#[test]
+fn trace_blames_service_proxy_for_refused_node_port() -> Result<()> {
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.x;
+    let service = Service::new("cluster", 11, &["p1b"], PORT).node_port(NODE_PORT);
+    fixture.put(&service)?;
+    // No node has a service proxy.
+    let kpx = fixture.outside(c, &[])?;
+    fixture.refused(c, |family| service.frontend(family))?;
+    for protocol in ["tcp", "udp"] {
+        let trace = format!(
+            "trace --host --to svc/default/cluster:{protocol} --run-dir {}",
+            kpx.run_dir().display()
+        );
+        let traced = String::from_utf8(testbed::agent::kpx(&c.ns, &trace)?.stdout)?;
+        ensure!(
+            traced.contains("the node's service proxy refuses its node port")
+                && !traced.contains("targetPort"),
+            "{traced}"
+        );
+    }
+    kpx.stop()
+}
+
 fn not_ready(node: &testbed::agent::Object) -> testbed::agent::Object {
     let mut node = node.clone();
     node.0["status"]["conditions"] = serde_json::json!([{ "type": "Ready", "status": "False" }]);

@@ -15,6 +15,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use crate::needs::{Need, missing};
+use crate::orphan::is_orphaned;
 use crate::probe::{Probed, probe};
 use crate::processes;
 use crate::rules::KubeProxyRules;
@@ -83,6 +84,8 @@ pub(crate) struct Facts {
     pub(crate) unprivileged_bpf_disabled: Option<u8>,
     /// True if another kpx serves this host.
     pub(crate) kpx_runs: bool,
+    /// True if kpx's programs serve without an agent.
+    pub(crate) is_orphaned: bool,
     /// The place that keeps the running kpx's programs and maps while it is away: see
     /// [`proxy_view::status::Status::kept_by`].
     pub(crate) kept_by: Option<String>,
@@ -192,6 +195,7 @@ pub(crate) async fn gather(setting: &Setting) -> Result<Facts> {
             .collect(),
         unprivileged_bpf_disabled: unprivileged_bpf_disabled(),
         kpx_runs,
+        is_orphaned: is_orphaned().await?,
         kept_by: kept_by().await,
         kubeconfig: usable(setting).await,
         kube_proxies: processes::kube_proxies()?,

@@ -8,6 +8,7 @@ use proxy_view::output::list;
 
 use crate::facts::Facts;
 use crate::finding::{Finding, fail, ok, warn};
+use crate::orphan::ORPHANED;
 use crate::outside_needs;
 
 use kube_proxy::{kube_ipvs0, kube_proxy, kube_proxy_rules, ports};
@@ -83,6 +84,7 @@ pub(crate) fn judge(facts: &Facts) -> Vec<Finding> {
         probes(facts),
     ]);
     findings.extend(service_ranges(facts));
+    findings.extend(agent(facts));
     findings.extend(kubeconfig(facts));
     findings
 }
@@ -105,6 +107,7 @@ pub(crate) fn of_host(facts: &Facts) -> Vec<Finding> {
         others(facts),
     ]);
     findings.extend([kube_proxy(facts), ipsec(facts), routing_rules(facts)]);
+    findings.extend(agent(facts));
     findings.extend(kubeconfig(facts));
     findings
 }
@@ -284,6 +287,12 @@ fn restarts(facts: &Facts) -> Finding {
             "give it the node's /sys/fs/bpf: the patch is in docs/migration.md",
         ),
     }
+}
+
+/// Judges programs that serve without an agent.
+fn agent(facts: &Facts) -> Option<Finding> {
+    let fix = "start kpx, or run kpx cleanup";
+    facts.is_orphaned.then(|| warn("agent", ORPHANED, fix))
 }
 
 /// Judges the kubeconfig, if one was named.

@@ -7,6 +7,7 @@ mod facts;
 mod finding;
 mod judge;
 mod needs;
+mod orphan;
 mod outside_needs;
 mod probe;
 mod processes;
@@ -27,6 +28,7 @@ use finding::{Finding, Level};
 
 pub use judge::{past_ipsec, unheard_probes};
 pub use needs::{NEEDED, Need, is_part_of_sys_admin, missing};
+pub use orphan::{ORPHANED, is_orphaned};
 pub use processes::{holds_lock, kube_proxies};
 pub use rules::{Chains, KubeProxyRules};
 pub use setting::{RunFlags, Setting};

@@ -5,7 +5,7 @@ use nix::sys::time::{TimeSpec, TimeValLike};
 use nix::time::{ClockId, clock_gettime};
 
 /// Returns the seconds since boot, sleep included.
-pub(crate) fn boot_secs() -> Result<u32> {
+pub fn boot_secs() -> Result<u32> {
     u32::try_from(boot()?.tv_sec()).context("the boot clock is past 2^32 s")
 }
 

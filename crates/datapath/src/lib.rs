@@ -46,6 +46,7 @@ mod whole_flows;
 
 pub use attach::{Attachments, Mechanism};
 pub use attached::Attached;
+pub use clock::boot_secs;
 pub use counters::Counters;
 pub use counts::{Counts, FamilyCounts, Totals};
 pub use datapath::{Datapath, Options};
@@ -60,7 +61,7 @@ pub use maps::FamilyNames;
 pub use monitor_reader::{AnyRecord, Monitor};
 pub use node_maps::NodeMaps;
 pub use persistence::{Persistence, PersistenceKind};
-pub use pins::orphans::{Orphan, ensure_no_hidden_links, find, serves};
+pub use pins::orphans::{Orphan, ensure_no_hidden_links, find, is_attached, serves};
 pub use pins::{BPF_DIR, BpfFs, Pins, check_netns, ensure_bpf_fs, lock_if_there, remove};
 pub use pressure::Pressure;
 pub use sizes::Sizes;

@@ -80,7 +80,7 @@ pub(super) fn encode(
     )?;
     let help = "Packets that would have opened a flow to a Service, and were dropped or rejected.";
     count("kpx_service_refused", help, |service| service.refused)?;
-    let help = "TCP connections to a Service that the backend refused or did not answer.";
+    let help = "TCP connections to a Service that the backend refused or did not answer, and UDP datagrams that it refused.";
     count("kpx_service_connect_failures", help, |service| {
         service.connects.failed()
     })?;

@@ -131,11 +131,26 @@ impl Netfilter {
         others: &BTreeSet<String>,
         is_far: bool,
     ) -> Judgement {
+        self.judge_from_first(pods, others, is_far, &[IPPROTO_TCP, IPPROTO_UDP])
+    }
+
+    /// Judges flows of one protocol, by its IP number, between `ends`, by any device.
+    pub fn judge_flows(&self, ends: &[IpNet], protocol: u8) -> Judgement {
+        self.judge_from_first(ends, &BTreeSet::new(), false, &[protocol.into()])
+    }
+
+    fn judge_from_first(
+        &self,
+        pods: &[IpNet],
+        others: &BTreeSet<String>,
+        is_far: bool,
+        protocols: &[i32],
+    ) -> Judgement {
         let everywhere = Self::everywhere();
         // ICMP errors between pods skip the stack too. A rule that only matches INVALID packets
         // does not count against them.
         let reporters: &[IpNet] = if is_far { &everywhere } else { pods };
-        let protocols = [IPPROTO_TCP, IPPROTO_UDP].map(|number| number as u8);
+        let protocols: Vec<u8> = protocols.iter().map(|number| *number as u8).collect();
         let is_known = !is_far && self.takes_up;
         let states: &[u32] = if is_known {
             &[NEW, ESTABLISHED]

@@ -1,17 +1,20 @@
 //! Looks at the connections that backends have had, where kpx forwards a packet: the cause of a
 //! failure is then behind kpx.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
+use proxy_common::addr::Proto;
+use proxy_common::connect::Connects;
 use proxy_common::counter::Reason;
 use proxy_net::netfilter::Netfilter;
 use proxy_view::client::Client;
 use proxy_view::status::{TunnelStatus, UnheardStatus};
-use proxy_view::{FlowView, age};
+use proxy_view::{FlowView, Mode, age};
 
+use crate::input::Family;
 use crate::live::Live;
 use crate::report::{Outcome, Trace, Verdict};
 
@@ -26,33 +29,159 @@ const UNREAD: &str = "-legacy";
 /// The seconds after which a client that has no answer sends its first packet again.
 const PATIENCE: u32 = 1;
 
-/// The ends of the connections to one backend.
+/// The seconds for which a failure that the programs counted says something of now.
+const RECENT_SECS: u32 = 600;
+/// The same of UDP. Flows with an answer stay in the table for longer, and contradict.
+const UDP_RECENT_SECS: u32 = 120;
+/// The seconds by which the clocks of a flow and of a count may differ.
+const SLACK_SECS: u32 = 2;
+
+/// The ends of the flows to one backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Ends {
     answered: usize,
     reset: usize,
     silent: usize,
+    /// The seconds since the last client with an answer, and since the last client without, sent a
+    /// packet.
+    answered_secs: Option<u32>,
+    silent_secs: Option<u32>,
+}
+
+/// The failures that the programs counted of one backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counted {
+    refused: u64,
+    /// The failures since the backend's last answer; of TCP alone.
+    failures: u32,
+    /// True if all of them were refusals.
+    is_refusal: bool,
+    age_secs: u32,
 }
 
 impl Ends {
     fn count(&mut self, state: &str, idle_secs: u32) {
+        let youngest = |last: Option<u32>| Some(last.map_or(idle_secs, |last| last.min(idle_secs)));
         match state {
             "reset" => self.reset += 1,
-            "new" if idle_secs >= PATIENCE => self.silent += 1,
+            "new" if idle_secs >= PATIENCE => {
+                self.silent += 1;
+                self.silent_secs = youngest(self.silent_secs);
+            }
             "new" => {}
-            _ => self.answered += 1,
+            _ => {
+                self.answered += 1;
+                self.answered_secs = youngest(self.answered_secs);
+            }
+        }
+    }
+
+    /// Returns true if a flow had its answer after this time.
+    fn is_answered_since(&self, secs: u32) -> bool {
+        self.answered_secs.is_some_and(|answered| answered <= secs)
+    }
+}
+
+impl Counted {
+    fn of((connects, age_secs): &(Connects, u32)) -> Self {
+        Self {
+            refused: connects.refused,
+            failures: connects.votes.failures(),
+            is_refusal: connects.refused > 0
+                && connects.unanswered == 0
+                && connects.retransmitted == 0,
+            age_secs: *age_secs,
         }
     }
 }
 
-/// Returns notes about backends to which no connection succeeds. Only TCP says of each connection
-/// whether it was answered.
-pub(crate) async fn notes(live: &Live, trace: &Trace) -> Vec<String> {
-    if trace.outcome.verdict != Verdict::Forward || trace.packet.protocol != "tcp" {
+/// A failure of the flows to one backend, before the cause of a silence is looked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Failure {
+    Refused(String),
+    Silent(String),
+}
+
+/// Finds the failure of TCP connections: by the flow table, or else by what the programs counted.
+fn of_connections(backend: SocketAddr, ends: &Ends, counted: Option<Counted>) -> Option<Failure> {
+    if ends.answered > 0 {
+        return None;
+    }
+    if ends.reset > 0 {
+        return Some(Failure::Refused(format!(
+            "of the connections to {backend}, {} were reset and none was answered",
+            ends.reset
+        )));
+    }
+    if ends.silent > 0 {
+        return Some(Failure::Silent(format!(
+            "of the connections to {backend}, {} have no answer yet and none was answered",
+            ends.silent
+        )));
+    }
+    let counted =
+        counted.filter(|counted| counted.failures > 0 && counted.age_secs <= RECENT_SECS)?;
+    let number = counted.failures;
+    let latest = format!("the latest {} ago", age::span(counted.age_secs.into()));
+    Some(match counted.is_refusal {
+        true => Failure::Refused(format!(
+            "{number} connection{} to {backend} {} reset since its last answer, {latest}",
+            if number == 1 { "" } else { "s" },
+            if number == 1 { "was" } else { "were" },
+        )),
+        false => Failure::Silent(format!(
+            "connections to {backend} have failed since its last answer, {latest}"
+        )),
+    })
+}
+
+/// Finds the failure of UDP flows. Flows without an answer count where none had an answer later.
+fn of_datagrams(backend: SocketAddr, ends: &Ends, counted: Option<Counted>) -> Option<Failure> {
+    let silent = ends
+        .silent_secs
+        .filter(|secs| !ends.is_answered_since(*secs));
+    let is_now = |counted: &Counted| {
+        counted.refused > 0
+            && counted.age_secs <= UDP_RECENT_SECS
+            && !ends.is_answered_since(counted.age_secs)
+            && silent.is_none_or(|secs| counted.age_secs <= secs + SLACK_SECS)
+    };
+    let unanswered = format!(
+        "{} of {} UDP flows to {backend} are unanswered",
+        ends.silent,
+        ends.silent + ends.answered
+    );
+    match (counted.filter(is_now), silent) {
+        (Some(counted), silent) => {
+            let refused = format!(
+                "{} datagrams were refused (ICMP port unreachable), the latest {} ago",
+                counted.refused,
+                age::span(counted.age_secs.into())
+            );
+            Some(Failure::Refused(match silent {
+                Some(_) => format!("{unanswered}, and {refused}"),
+                None => format!("{backend}: {refused}"),
+            }))
+        }
+        (None, Some(_)) => Some(Failure::Silent(unanswered)),
+        (None, None) => None,
+    }
+}
+
+/// Returns notes about backends that answer no flow.
+pub(crate) async fn notes<A: Family>(live: &Live, trace: &Trace) -> Vec<String> {
+    let (proto, of_backend): (_, fn(_, &_, _) -> _) = match trace.packet.protocol.as_str() {
+        "tcp" => (Proto::TCP, of_connections),
+        "udp" => (Proto::UDP, of_datagrams),
+        _ => return Vec::new(),
+    };
+    if trace.outcome.verdict != Verdict::Forward {
         return Vec::new();
     }
     // Without the flows there is still the tunnel to tell of.
-    let mut ends = ends(&live.client, &trace.outcome).await.unwrap_or_default();
+    let mut ends = ends(&live.client, &trace.outcome, proto)
+        .await
+        .unwrap_or_default();
     let mut notes = Vec::new();
     if let Some(tunnel) = &live.status.tunnel {
         // A socket of this host answers there for all pods, so the words for backends do not hold.
@@ -79,52 +208,75 @@ pub(crate) async fn notes(live: &Live, trace: &Trace) -> Vec<String> {
             ));
         }
     }
-    for (backend, ends) in ends
-        .into_iter()
-        .filter(|(_, ends)| ends.answered == 0)
-        .take(SHOWN)
-    {
-        if ends.reset > 0 {
-            notes.push(format!(
-                "of the connections to {backend}, {} were reset and none was answered: no process listens there (compare the Service's \
-                 targetPort), or a filter refuses",
-                ends.reset
-            ));
-        } else if ends.silent > 0 {
-            let why = silence(trace, backend).await;
-            let own = own_drops(&live.status.reasons);
-            notes.push(format!(
-                "of the connections to {backend}, {} have no answer yet and none was answered: {why}{own}",
-                ends.silent
-            ));
-        }
+    let counted = |backend| {
+        let service = trace.outcome.service.as_ref()?;
+        let connects = live.connects::<A>(&service.key, backend)?;
+        Some(Counted::of(&connects))
+    };
+    let failures = ends.into_iter().filter_map(|(backend, ends)| {
+        Some((backend, of_backend(backend, &ends, counted(backend))?))
+    });
+    for (backend, failure) in failures.take(SHOWN) {
+        notes.push(match failure {
+            Failure::Refused(what) if is_node_port(live, trace, backend).await => {
+                format!("{what}: the node's service proxy refuses its node port")
+            }
+            Failure::Refused(what) => format!(
+                "{what}: no process listens there (compare the Service's targetPort), or a filter refuses"
+            ),
+            Failure::Silent(what) => {
+                let why = silence(trace, backend, proto).await;
+                let own = own_drops(&live.status.reasons);
+                format!("{what}: {why}{own}")
+            }
+        });
     }
     notes
 }
 
-/// Counts the connections to each backend of the set, by the flow table.
-async fn ends(client: &Client, outcome: &Outcome) -> Result<BTreeMap<SocketAddr, Ends>> {
+/// Returns true if a machine outside of the cluster dials this backend by a node port.
+async fn is_node_port(live: &Live, trace: &Trace, backend: SocketAddr) -> bool {
+    if live.status.mode != Mode::Host.to_string() {
+        return false;
+    }
+    let services = live.client.services().await.unwrap_or_default();
+    let name = full_name(&trace.outcome);
+    services
+        .iter()
+        .filter(|service| Some(format!("{}/{}", service.namespace, service.name)) == name)
+        .flat_map(|service| &service.ports)
+        .any(|port| port.node_port == Some(backend.port()))
+}
+
+/// Counts the flows to each backend of the set, by the flow table.
+async fn ends(
+    client: &Client,
+    outcome: &Outcome,
+    proto: Proto,
+) -> Result<BTreeMap<SocketAddr, Ends>> {
     let set = outcome
         .set
         .iter()
         .flat_map(|set| &set.backends)
         .chain(&outcome.backend);
-    let backends: BTreeSet<SocketAddr> =
-        set.filter_map(|backend| backend.at.parse().ok()).collect();
-    let path = match &backends.iter().collect::<Vec<_>>()[..] {
+    let mut ends: BTreeMap<SocketAddr, Ends> = set
+        .filter_map(|backend| Some((backend.at.parse().ok()?, Ends::default())))
+        .collect();
+    let path = match &ends.keys().collect::<Vec<_>>()[..] {
         [only] => format!("/flows?backend={}", only.ip()),
         _ => "/flows".to_owned(),
     };
-    let mut ends: BTreeMap<SocketAddr, Ends> = BTreeMap::new();
+    let protocol = proto.to_string().to_uppercase();
     let mut lines = client.lines(&path).await?;
     let mut read = 0;
     while let Some(line) = lines.next().await? {
         let flow: FlowView =
             serde_json::from_slice(&line).context("the running kpx is of another version")?;
-        if flow.protocol == "TCP" && backends.contains(&flow.backend) {
-            ends.entry(flow.backend)
-                .or_default()
-                .count(&flow.state, flow.idle_secs);
+        if let Some(ends) = ends
+            .get_mut(&flow.backend)
+            .filter(|_| flow.protocol == protocol)
+        {
+            ends.count(&flow.state, flow.idle_secs);
         }
         read += 1;
         if read == MOST {
@@ -136,7 +288,7 @@ async fn ends(client: &Client, outcome: &Outcome) -> Result<BTreeMap<SocketAddr,
 
 /// Says why a backend may be silent: the first rules of this node that may drop such packets, or
 /// else that there are none.
-async fn silence(trace: &Trace, backend: SocketAddr) -> String {
+async fn silence(trace: &Trace, backend: SocketAddr, proto: Proto) -> String {
     let source = trace
         .outcome
         .source
@@ -149,14 +301,20 @@ async fn silence(trace: &Trace, backend: SocketAddr) -> String {
         .map(IpNet::from)
         .collect();
     let drops = match Netfilter::read().await {
-        Ok(rules) => rules.judge_whole(&ends, &BTreeSet::new(), false).against,
+        Ok(rules) => rules.judge_flows(&ends, proto.0).against,
         Err(error) => {
             return format!(
                 "netfilter's rules cannot be read ({error:#}); look for a rule that drops, and check the backend"
             );
         }
     };
-    suspects(&drops)
+    let why = suspects(&drops);
+    match proto {
+        Proto::UDP if drops.is_empty() => {
+            format!("{why}; a protocol without replies looks the same")
+        }
+        _ => why,
+    }
 }
 
 /// Says which of the lines about rules explain a silence.
@@ -267,9 +425,80 @@ mod tests {
             Ends {
                 answered: 3,
                 reset: 1,
-                silent: 1
+                silent: 1,
+                answered_secs: Some(0),
+                silent_secs: Some(2),
             }
         );
+    }
+
+    fn counted(refused: u64, failures: u32, age_secs: u32) -> Option<Counted> {
+        Some(Counted {
+            refused,
+            failures,
+            is_refusal: refused > 0,
+            age_secs,
+        })
+    }
+
+    fn text(failure: Option<Failure>) -> String {
+        match failure {
+            None => "none".to_owned(),
+            Some(Failure::Refused(what)) => format!("refused: {what}"),
+            Some(Failure::Silent(what)) => format!("silent: {what}"),
+        }
+    }
+
+    #[test]
+    fn connections_that_left_the_table_count_by_the_programs() {
+        let at: SocketAddr = "10.244.1.3:8080".parse().unwrap();
+        let of = |ends: Ends, counted| text(of_connections(at, &ends, counted));
+        let none = Ends::default();
+        assert_eq!(
+            of(none, counted(2, 2, 45)),
+            "refused: 2 connections to 10.244.1.3:8080 were reset since its last answer, the latest 45s ago"
+        );
+        assert_eq!(
+            of(none, counted(0, 3, 45)),
+            "silent: connections to 10.244.1.3:8080 have failed since its last answer, the latest 45s ago"
+        );
+        assert_eq!(of(none, counted(2, 0, 45)), "none", "answered since");
+        assert_eq!(of(none, counted(2, 2, RECENT_SECS + 1)), "none");
+        let mut answered = none;
+        answered.count("established", 9);
+        assert_eq!(of(answered, counted(2, 2, 45)), "none");
+    }
+
+    #[test]
+    fn datagrams_fail_where_no_later_flow_is_answered() {
+        let at: SocketAddr = "10.244.1.3:53".parse().unwrap();
+        let of = |flows: &[(&str, u32)], counted| {
+            let mut ends = Ends::default();
+            flows
+                .iter()
+                .for_each(|(state, idle)| ends.count(state, *idle));
+            text(of_datagrams(at, &ends, counted))
+        };
+        assert_eq!(
+            of(&[("new", 5), ("established", 60)], None),
+            "silent: 1 of 2 UDP flows to 10.244.1.3:53 are unanswered"
+        );
+        assert_eq!(of(&[("new", 5), ("established", 3)], None), "none");
+        assert_eq!(
+            of(&[("new", 5)], counted(3, 0, 5)),
+            "refused: 1 of 1 UDP flows to 10.244.1.3:53 are unanswered, and 3 datagrams were refused (ICMP port unreachable), the latest 5s ago"
+        );
+        assert_eq!(
+            of(&[], counted(3, 0, 50)),
+            "refused: 10.244.1.3:53: 3 datagrams were refused (ICMP port unreachable), the latest 50s ago"
+        );
+        assert_eq!(
+            of(&[("new", 5)], counted(3, 0, 90)),
+            "silent: 1 of 1 UDP flows to 10.244.1.3:53 are unanswered",
+            "refused before, and silent now"
+        );
+        assert_eq!(of(&[("answered", 9)], counted(3, 0, 50)), "none");
+        assert_eq!(of(&[], counted(3, 0, UDP_RECENT_SECS + 1)), "none");
     }
 
     #[test]

@@ -434,6 +434,7 @@ pub fn remedy(reason: Reason) -> &'static [&'static str] {
         }
         Reason::Forged => &[
             "Compare ip route get CLIENT with the device that the client's packets arrive at.",
+            "If the node has no route to the client's pod, restore the CNI plugin's route.",
             "If they agree, look for a sender with spoofed addresses.",
         ],
         Reason::Draining => {

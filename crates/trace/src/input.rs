@@ -6,6 +6,7 @@ use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::device::{Device, Node, OwnAddr};
 use proxy_common::frontend::FrontendKey;
+use proxy_common::share;
 
 use crate::outside_reach::Outside;
 use proxy_core::desired::Snapshot;
@@ -29,6 +30,8 @@ pub(crate) struct TraceInput<A: Addr> {
     /// The affinity that the programs remember of the client.
     pub(crate) affinity: BTreeMap<AffinityKey<A>, Affinity<A>>,
     pub(crate) connections: BTreeMap<FrontendKey<A>, u32>,
+    /// The shares of the agent's flow table; None without an agent.
+    pub(crate) shares: Option<Shares<A>>,
     /// The names of service ports, as far as known: the maps have no names.
     pub(crate) names: BTreeMap<FrontendKey<A>, PortName>,
     pub(crate) entry: Entry,
@@ -38,6 +41,38 @@ pub(crate) struct TraceInput<A: Addr> {
     pub(crate) external_client_note: Option<String>,
     /// What a machine outside of the cluster cannot reach; None on a node.
     pub(crate) outside: Option<Outside>,
+}
+
+/// The entries of the flow table that clients and namespaces hold: see [`proxy_common::share`].
+#[derive(Clone, Debug)]
+pub(crate) struct Shares<A: Addr> {
+    /// The entries of the table.
+    pub(crate) room: u32,
+    /// The entries of all flows beyond half-open.
+    pub(crate) lasting: u32,
+    /// The holders; empty while no holder can have used up its share.
+    pub(crate) held: BTreeMap<A, u32>,
+}
+
+impl<A: Addr> Shares<A> {
+    /// Returns the number that a client of the Services of a namespace meets, in words.
+    pub(crate) fn note(&self, client: A) -> String {
+        let room = self.room;
+        let of = |holder| self.held.get(&holder).copied().unwrap_or_default();
+        let held = of(client).max(of(client.site_if(true)));
+        let free = room.saturating_sub(self.lasting);
+        let what = match share::is_used_up(held, self.lasting, room) {
+            true => "no client may hold more than are free".to_owned(),
+            false => format!(
+                "the Services of a namespace may hold no more than {} times the free entries",
+                share::NAMESPACE
+            ),
+        };
+        format!(
+            "{} holds {held} of the flow table's {room} entries, and {free} are free: {what}",
+            client.ip()
+        )
+    }
 }
 
 /// A family and its part of the tables.

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use nix::unistd::Uid;
 use proxy_common::addr::{Addr4, Addr6};
+use proxy_common::counter::Reason;
 use proxy_common::frontend::FrontendKey;
 
 use proxy_datapath::object;
@@ -203,7 +204,9 @@ async fn of_family<A: Family, N: NodeFlags>(
             let programs = Programs::load(object, &input, args.count)?;
             live.check_tag(input.entry.program, &programs.tag()?)?;
             let mut trace = send(programs, input, from, to, args)?;
-            trace.notes.extend(answered::notes(&live, &trace).await);
+            trace
+                .notes
+                .extend(answered::notes::<A>(&live, &trace).await);
             Ok(trace)
         }
     }
@@ -230,6 +233,9 @@ fn send<A: Family, N: NodeFlags>(
         &FrontendKey::new(dialled.addr, dialled.port, to.proto),
         first,
     );
+    let is_refused = outcome.reason.as_deref() == Some(Reason::ClientShare.name());
+    let share = input.shares.filter(|_| is_refused);
+    let share = share.and_then(|share| Some(share.note(sock_addr(from).ok()?.addr)));
     let external_client = input
         .external_client_note
         .filter(|_| outcome.origin == Some(report::Origin::Outside));
@@ -252,7 +258,12 @@ fn send<A: Family, N: NodeFlags>(
         },
         outcome,
         tally: explain::tally(&runs),
-        notes: input.notes.into_iter().chain(external_client).collect(),
+        notes: input
+            .notes
+            .into_iter()
+            .chain(share)
+            .chain(external_client)
+            .collect(),
     })
 }
 

@@ -13,13 +13,18 @@ use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use nix::net::if_::{if_indextoname, if_nametoindex};
 use proxy_common::addr::Proto;
 use proxy_common::balance::{Affinity, AffinityKey};
+use proxy_common::connect::Connects;
+use proxy_common::counter::Reason;
 use proxy_common::device::pod_net;
-use proxy_common::frontend::{FrontendKey, Maglev, Service, Set, SetKey, SlotKey, SourceRange};
+use proxy_common::frontend::{
+    EndpointKey, FrontendKey, Maglev, Service, Set, SetKey, SlotKey, SourceRange,
+};
 use proxy_common::names;
+use proxy_common::share;
 
-use crate::input::{Entry, Family, Net, TraceInput, port_names};
+use crate::input::{Entry, Family, Net, Shares, TraceInput, port_names};
 use crate::outside_reach::Outside;
-use crate::programs::LO;
+use crate::programs::{LO, sock_addr};
 use crate::resolve::Known;
 use crate::target::{CLIENT_PORT, Target};
 use proxy_core::tables::{FamilyTables, RangeKey};
@@ -132,6 +137,7 @@ impl Live {
             generation: self.single(names::GENERATION)?,
             affinity,
             connections: self.rows(maps.connections)?,
+            shares: self.shares(from.ip())?,
             entry: nowhere,
             notes: Vec::new(),
             external_client_note: None,
@@ -144,6 +150,9 @@ impl Live {
             );
         }
         input.entry = entry(&input, from.ip(), packet_args, to).await?;
+        if packet_args.in_device.is_none() {
+            input.notes.extend(guess(&input, from.ip()));
+        }
         if input.entry.program == names::ANCHOR {
             let rules = self
                 .status
@@ -196,6 +205,51 @@ impl Live {
         Some(format!(
             "--socket-lb {setting}: sockets of {client} get a backend at {call}. A packet to a frontend comes from a socket that is excluded (docs/socket-lb.md), or was open before"
         ))
+    }
+
+    /// Returns the shares of the flow table that count for a client. While half of the table is
+    /// free, none is used up.
+    fn shares<A: Family>(&self, client: IpAddr) -> Result<Option<Shares<A>>> {
+        let maps = A::MAPS;
+        let Some(fill) = self.status.map_fill.get(maps.flows) else {
+            return Ok(None);
+        };
+        let room = u32::try_from(fill.max_entries).context("the flow table's size")?;
+        let lasting = self.single(maps.lasting)?;
+        let mut held = BTreeMap::new();
+        if !share::is_ample(lasting, room) {
+            held = self.rows::<A, u32>(maps.clients)?;
+            let is_client = |holder: &A| {
+                A::from_ip(client).is_some_and(|addr| [addr, addr.site_if(true)].contains(holder))
+            };
+            // A namespace holds in the place of a multicast address.
+            held.retain(|holder, _| is_client(holder) || holder.ip().is_multicast());
+        }
+        Ok(Some(Shares {
+            room,
+            lasting,
+            held,
+        }))
+    }
+
+    /// Returns what the programs counted of a service port's flows to a backend, and the seconds
+    /// since the last count.
+    pub(crate) fn connects<A: Family>(
+        &self,
+        service: &str,
+        backend: SocketAddr,
+    ) -> Option<(Connects, u32)> {
+        let (at, proto) = service.split_once('/')?;
+        let at = sock_addr::<A>(at.parse().ok()?).ok()?;
+        let proto = [Proto::TCP, Proto::UDP]
+            .into_iter()
+            .find(|known| known.to_string() == proto)?;
+        let service = FrontendKey::new(at.addr, at.port, proto);
+        let map: HashMap<MapData, EndpointKey<A>, Connects> = self.map(A::MAPS.connects).ok()?;
+        let key = EndpointKey::new(service, sock_addr(backend).ok()?);
+        let connects = map.get(&key, 0).ok()?;
+        let now_secs = datapath::boot_secs().ok()?;
+        Some((connects, now_secs.saturating_sub(connects.last_secs)))
     }
 
     /// Reads the tables. If the agent wrote at the same time and the parts do not fit, they are
@@ -350,6 +404,28 @@ async fn entry<A: Family>(
         program: names::ANCHOR,
         device: anchor::NAME.to_owned(),
         ifindex,
+    })
+}
+
+/// Returns a note where the route to a client does not lead to the client's device: the address is
+/// a local endpoint's, and the device is no pod's.
+fn guess<A: Family>(input: &TraceInput<A>, client: IpAddr) -> Option<String> {
+    let Entry {
+        program,
+        device,
+        ifindex,
+    } = &input.entry;
+    let is_pod = input.devices.get(ifindex)?.is_pod();
+    let is_local = input
+        .tables
+        .slots
+        .values()
+        .any(|backend| backend.is_local() && backend.addr.ip() == client);
+    (*program == names::INGRESS && !is_pod && is_local).then(|| {
+        format!(
+            "device {device} guessed from the route: {client} is a local endpoint, and the node has no route to that pod. kpx drops its packets as {} until the CNI plugin's route is back; --in-device names the pod's device",
+            Reason::Forged.name()
+        )
     })
 }
 

@@ -160,6 +160,7 @@ impl<R: NodeRules> Folder<R> {
             generation: 0,
             affinity: BTreeMap::new(),
             connections: BTreeMap::new(),
+            shares: None,
             names: port_names(&Names::new(frontend_names(&snapshot)), tables),
             entry: self.entry(from.ip(), host, to, &node_devices),
             notes: self.notes.iter().cloned().chain(conflicts).collect(),

@@ -282,7 +282,7 @@ mod tests {
         };
         let (_, tcp) = seen(&on, (80, Proto::TCP), "IPv4");
         assert!(
-            tcp.contains("--tunnel tcp is on, but leads to pods alone"),
+            tcp.contains("--tunnel tcp reaches pods only"),
             "{tcp}"
         );
         assert!(tcp.contains("--pod-routes nodes is on"), "{tcp}");

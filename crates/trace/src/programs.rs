@@ -78,6 +78,9 @@ impl<A: Family> Programs<A> {
         for (name, rows) in rows {
             loader.map_max_entries(name, u32::try_from(rows)?.max(MEMORY_MIN));
         }
+        if let Some(shares) = &input.shares {
+            loader.override_global(names::FLOW_ROOM, &shares.room, true);
+        }
         let mut ebpf = loader
             .load(object)
             .context("load a copy of the kernel programs")?;
@@ -181,6 +184,8 @@ impl<A: Family> Programs<A> {
             addrs,
             affinity,
             connections,
+            clients,
+            lasting,
             ..
         } = A::MAPS;
         self.put_all(frontends, &input.tables.frontends)?;
@@ -200,6 +205,10 @@ impl<A: Family> Programs<A> {
         self.put_all(names::DEVICES, &input.devices)?;
         self.put_all(affinity, &input.affinity)?;
         self.put_all(connections, &input.connections)?;
+        if let Some(shares) = &input.shares {
+            self.put_all(clients, &shares.held)?;
+            self.set(lasting, shares.lasting)?;
+        }
         let ranges = input
             .tables
             .source_ranges

@@ -19,7 +19,8 @@ pub struct ConnectView {
     /// The number of connections that the backend refused by a RST, or did not answer before the
     /// agent forgot them.
     pub failed: u64,
-    /// The part of `failed` that the backend refused.
+    /// The part of `failed` that the backend refused. For UDP: the datagrams, of flows without an
+    /// answer, that it refused by an ICMP "port unreachable".
     #[serde(default)]
     pub refused: u64,
     /// The part of `failed` that the backend did not answer.

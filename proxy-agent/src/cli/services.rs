@@ -14,7 +14,8 @@ use proxy_view::{PortCounts, ServiceView};
 /// List Services and the parts that are programmed.
 ///
 /// CONNECT-P50 and CONNECT-P99 are the median and the 99th percentile of the TCP connect time, for
-/// the slowest port. FAILED counts connections that a backend refused or did not answer.
+/// the slowest port. FAILED counts connections that a backend refused or did not answer, and UDP
+/// datagrams that it refused.
 #[derive(Args, Debug)]
 pub(super) struct ServicesArgs {
     #[command(flatten)]

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use comfy_table::Cell;
 
 use super::agent_args::AgentArgs;
 use super::devices;
+use proxy_check::{ORPHANED, is_orphaned};
 use proxy_metrics::{MapFill, old_map_name};
 use proxy_view::age;
 use proxy_view::counts::packets;
@@ -36,7 +37,12 @@ pub(super) struct StatusArgs {
 }
 
 pub(super) async fn status(args: &StatusArgs) -> Result<ExitCode> {
-    let status = args.agent.client().status().await?;
+    let status = match args.agent.client().status().await {
+        Err(error) if is_orphaned().await.unwrap_or(false) => {
+            bail!("{ORPHANED}. Start kpx, or run kpx cleanup ({error:#})")
+        }
+        status => status?,
+    };
     args.output.print(&status, |form| text(&status, form))?;
     Ok(if status.healthy {
         ExitCode::SUCCESS

@@ -1,4 +1,5 @@
-//! What became of the TCP connections of each service port to each backend.
+//! What became of the TCP connections of each service port to each backend, and the datagrams that
+//! a backend refused.
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::addr::{Proto, SockAddr};
@@ -61,14 +62,14 @@ pub fn waited<A: Net>(flow: &Flow<A>) -> u32 {
 /// Where there is no room, nothing is counted.
 #[inline(always)]
 pub fn count_outcome<A: Net>(service: A, backend: A, ports: PortsAndOutcome) {
-    let service = FrontendKey::new(service, ports.service(), Proto::TCP);
+    let outcome = ports.outcome();
+    let service = FrontendKey::new(service, ports.service(), outcome.proto());
     let Some(connects) = row(&EndpointKey::new(
         service,
         SockAddr::new(backend, ports.backend()),
     )) else {
         return;
     };
-    let outcome = ports.outcome();
     let counter = match outcome.units() {
         Some(units) => {
             part!(connects.units).update(|sum| sum.wrapping_add(units.into()));

@@ -61,7 +61,7 @@ fn refusal() -> Refusal {
 }
 
 /// The finding and its level for each fact, on a node that is fit but for one change.
-const CASES: [(&str, Level, &str, Change); 57] = [
+const CASES: [(&str, Level, &str, Change); 58] = [
     (
         "ranges of ClusterIPs",
         Level::Ok,
@@ -255,7 +255,7 @@ const CASES: [(&str, Level, &str, Change); 57] = [
     (
         "kube-proxy's rules",
         Level::Fail,
-        "it drops packets of the node to Services that are newer than these rules",
+        "drops packets of the node to Services that are newer than these rules",
         |f| {
             f.kpx_runs = true;
             f.kube_proxy_rules.tables = vec!["ip".to_owned()];
@@ -290,6 +290,9 @@ const CASES: [(&str, Level, &str, Change); 57] = [
     ),
     ("restarts", Level::Warn, "a gap", |f| {
         f.kept_by = Some("nothing".to_owned())
+    }),
+    ("agent", Level::Warn, "serve here without an agent", |f| {
+        f.is_orphaned = true;
     }),
     ("kubeconfig", Level::Ok, "kpx can use it", |f| {
         f.kubeconfig = Some(Ok(()))

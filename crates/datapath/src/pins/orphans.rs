@@ -54,14 +54,7 @@ pub fn serves(object: &[u8], filters: &[(String, Filter)]) -> Result<bool> {
         .cloned()
         .collect();
     let mut programs = programs(&at_anchor)?;
-    // A kernel without TCX and a missing device have no links.
-    let (_, linked) =
-        SchedClassifier::query_tcx(anchor::NAME, TcAttachType::Egress).unwrap_or_default();
-    programs.extend(
-        linked
-            .into_iter()
-            .filter(|program| is_ours(program, names::ANCHOR)),
-    );
+    programs.extend(linked());
     let mut opens = false;
     let mut has_services = false;
     for Orphan { name, map, .. } in maps_of(object, &programs)? {
@@ -76,6 +69,22 @@ pub fn serves(object: &[u8], filters: &[(String, Filter)]) -> Result<bool> {
         }
     }
     Ok(opens && has_services)
+}
+
+/// Returns true if a kpx of any version has programs at the anchor, with or without an agent.
+pub fn is_attached(filters: &[(String, Filter)]) -> bool {
+    filters.iter().any(|(device, _)| device == anchor::NAME) || !linked().is_empty()
+}
+
+/// Returns the anchor's programs by TCX.
+fn linked() -> Vec<ProgramInfo> {
+    // A kernel without TCX has no links there, and neither has a missing device.
+    let (_, programs) =
+        SchedClassifier::query_tcx(anchor::NAME, TcAttachType::Egress).unwrap_or_default();
+    programs
+        .into_iter()
+        .filter(|program| is_ours(program, names::ANCHOR))
+        .collect()
 }
 
 fn is_empty<K: aya::Pod, V: aya::Pod>(map: Map) -> Result<bool> {
