@@ -8,6 +8,7 @@ use proxy_core::model::ModelOptions;
 use proxy_datapath::FlowMaps;
 use proxy_source::{Source, kubernetes};
 use rtnetlink::Handle;
+use tracing::warn;
 
 use crate::control::AgentHandle;
 use crate::names::{self, Names, NamesOptions, NamesState};
@@ -52,6 +53,11 @@ pub(super) async fn start(
         netlink,
     )
     .await?;
+    if let Source::Kubernetes(options) = wanted.source
+        && let Some(foreign) = options.foreign_home().await
+    {
+        warn!("{foreign}: docs/host-mode.md#kubeconfigs-with-exec-plugins");
+    }
     // It is for reports alone. The source tells what is wrong with it.
     let api_server = wanted.source.server().await.unwrap_or_default();
     let states = OutsideStates {
