@@ -3,6 +3,7 @@
 mod fast_path;
 mod outside;
 mod prepare;
+mod ready;
 mod servers;
 
 use std::cell::Cell;
@@ -296,6 +297,7 @@ async fn work(
         pod_sockets,
         outside,
         lost_nodes,
+        ready::announce(mode, &agent_handle),
         history::keep(&agent_handle),
     );
     let answers = control::serve(socket, agent_handle.clone(), paths);
@@ -405,12 +407,13 @@ async fn clean_up(host: &Host) -> Result<()> {
 }
 
 /// Aborts stale sockets, leads those of pods, ends connections to lost nodes and serves names and
-/// the tunnel, each as far as it is asked for, and keeps the history.
+/// the tunnel, each as far as it is asked for, announces the end of the start, and keeps the history.
 async fn tend(
     stale: Option<StaleSockets>,
     pods: Option<PodSocketsTask>,
     outside: Outside,
     lost_nodes: LostNodesTask,
+    ready: impl Future<Output = Infallible>,
     history: impl Future<Output = Infallible>,
 ) -> Result<()> {
     let abort = async {
@@ -424,6 +427,7 @@ async fn tend(
         result = pod_sockets::run(pods) => result.context("pods' sockets"),
         never = outside.serve() => match never {},
         result = lost_nodes.run() => result,
+        never = ready => match never {},
         never = history => match never {},
     }
 }
