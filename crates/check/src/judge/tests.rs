@@ -257,7 +257,7 @@ const CASES: [(&str, Level, &str, Change); 57] = [
     (
         "kube-proxy's rules",
         Level::Fail,
-        "drops what the node sends to a Service newer than it",
+        "it drops packets of the node to Services that are newer",
         |f| {
             f.kpx_runs = true;
             f.kube_proxy_rules.tables = vec![Family::Ip];
