@@ -307,14 +307,14 @@ mod tests {
         for way in [
             "--tunnel tcp forwards TCP",
             "--pod-routes default",
-            "--pod-routes nodes makes",
+            "--pod-routes nodes adds",
             "a node port",
         ] {
             assert!(tcp.contains(way), "{way}: {tcp}");
         }
         let (_, udp) = seen(&off, (53, Proto::UDP), "IPv4");
         assert!(
-            !udp.contains("--tunnel") && udp.contains("--pod-routes nodes makes"),
+            !udp.contains("--tunnel") && udp.contains("--pod-routes nodes adds"),
             "{udp}"
         );
         let on = Outside {
@@ -323,10 +323,7 @@ mod tests {
             ..off
         };
         let (_, tcp) = seen(&on, (80, Proto::TCP), "IPv4");
-        assert!(
-            tcp.contains("--tunnel tcp is on, but leads to pods alone"),
-            "{tcp}"
-        );
+        assert!(tcp.contains("--tunnel tcp reaches pods only"), "{tcp}");
         assert!(tcp.contains("--pod-routes nodes is on"), "{tcp}");
         let (_, udp) = seen(&on, (53, Proto::UDP), "IPv4");
         assert!(udp.contains("--tunnel tcp does not forward UDP."), "{udp}");
