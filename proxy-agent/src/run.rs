@@ -3,6 +3,7 @@
 mod fast_path;
 mod outside;
 mod prepare;
+mod ready;
 mod servers;
 
 use std::cell::Cell;
@@ -294,6 +295,7 @@ async fn work(
         pod_sockets,
         outside,
         lost_nodes,
+        ready::announce(mode, &agent_handle),
         history::keep(&agent_handle),
     );
     let answers = control::serve(socket, agent_handle.clone(), paths);
@@ -401,12 +403,13 @@ async fn clean_up(host: &Host) -> Result<()> {
 }
 
 /// Runs the optional tasks: aborts stale sockets, translates sockets of pods, ends connections to
-/// lost nodes, serves names and the tunnel. Also keeps the history.
+/// lost nodes, serves names and the tunnel. Also announces the end of the start, and keeps the history.
 async fn tend(
     stale: Option<StaleSockets>,
     pods: Option<PodSocketsTask>,
     outside: Outside,
     lost_nodes: LostNodesTask,
+    ready: impl Future<Output = Infallible>,
     history: impl Future<Output = Infallible>,
 ) -> Result<()> {
     let abort = async {
@@ -420,6 +423,7 @@ async fn tend(
         result = pod_sockets::run(pods) => result.context("pods' sockets"),
         never = outside.serve() => match never {},
         result = lost_nodes.run() => result,
+        never = ready => match never {},
         never = history => match never {},
     }
 }

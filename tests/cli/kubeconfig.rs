@@ -1,6 +1,7 @@
 //! A kubeconfig that leads nowhere is named before anything of the host is touched.
 
 use std::fs;
+use std::os::unix::fs::chown;
 use std::process::Command;
 use std::time::Duration;
 
@@ -48,7 +49,13 @@ fn a_kubeconfig_that_cannot_be_used_is_named_and_nothing_is_touched() -> Result<
     )?;
     let cases: [(&[&str], &[&str]); 8] = [
         (&[], &["found no API server", "/nonexistent/.kube/config"]),
-        (&["--mode", "host"], &["found no API server"]),
+        (
+            &["--mode", "host"],
+            &[
+                "found no API server",
+                "; under sudo pass --kubeconfig /usr/sbin/.kube/config",
+            ],
+        ),
         (
             &["--kubeconfig", "/nofile"],
             &["read /nofile", "No such file"],
@@ -102,6 +109,46 @@ fn a_source_that_fails_later_names_the_reason() -> Result<()> {
         "{said}"
     );
     ensure!(!said.contains("the source has ended"), "{said}");
+    Ok(())
+}
+
+/// Under sudo with the user's HOME, root without CAP_DAC_OVERRIDE may not write there.
+#[test]
+fn plugin_with_home_of_another_user_is_named() -> Result<()> {
+    let ns = namespace("foreign-home")?;
+    let dir = TempDir::with_prefix("kpx-cli-")?;
+    let home = dir.path().join("home");
+    fs::create_dir(&home)?;
+    let user = "{exec: {apiVersion: client.authentication.k8s.io/v1, command: /nofile/plugin, interactiveMode: Never}}";
+    let path = dir.path().join("config");
+    fs::write(&path, CONFIG.replace("USER", user))?;
+    let named = format!(
+        "credential plugin /nofile/plugin cannot write to HOME={}, which belongs to another user",
+        home.display()
+    );
+    for (owner, is_named) in [(0, false), (1, true)] {
+        chown(&home, Some(owner), None)?;
+        let run = format!(
+            "run --mode host --node-name n1 --run-dir {} --bpf-dir {}",
+            dir.path().join("run").display(),
+            ns.bpf_dir().display()
+        );
+        for arguments in [run.as_str(), "check --mode host"] {
+            let mut command = Command::new(binary()?);
+            command
+                .args(arguments.split(' '))
+                .arg("--kubeconfig")
+                .arg(&path)
+                .env("HOME", &home);
+            let output = ns.run(|| command.output())?;
+            let said = [output.stdout, output.stderr].concat();
+            let said = String::from_utf8_lossy(&said);
+            ensure!(
+                !output.status.success() && said.contains(&named) == is_named,
+                "{arguments} with a HOME of {owner}: {said}"
+            );
+        }
+    }
     Ok(())
 }
 
@@ -175,7 +222,7 @@ fn check_tells_whether_a_kubeconfig_can_be_used() -> Result<()> {
             "/nofile",
             &[],
             "kubeconfig",
-            &["read /nofile: No such file", "mend this kubeconfig"],
+            &["read /nofile: No such file", "fix this kubeconfig"],
         ),
         (
             &path,
@@ -286,6 +333,7 @@ fn refused(ns: &NetNs, dir: &TempDir, args: &[&str]) -> Result<String> {
     command.arg("--bpf-dir").arg(ns.bpf_dir()).args(args);
     command
         .env("HOME", "/nonexistent")
+        .env("SUDO_USER", "daemon")
         .env_remove("KUBECONFIG")
         .env_remove("KUBERNETES_SERVICE_HOST");
     let output = ns

@@ -1,6 +1,7 @@
 //! The contents of `deploy/`: manifests and chart as their tools render them, and kpx in the pods
 //! that they describe.
 
+mod chart;
 mod cluster;
 mod confined;
 mod connectivity;

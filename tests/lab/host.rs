@@ -10,6 +10,7 @@ mod unit;
 
 use anyhow::{Context, Result, ensure};
 use testbed::agent::{Agent, DEADLINE, Service, wait_until};
+use testbed::echo::Protocol;
 use testbed::lab::{Dual, Family, Layout};
 
 use crate::host::fixture::{
@@ -280,6 +281,67 @@ fn trace_blames_service_proxy_for_refused_node_port() -> Result<()> {
         );
     }
     kpx.stop()
+}
+
+#[test]
+fn start_ends_with_what_is_reached_and_a_command_to_try() -> Result<()> {
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.x;
+    let nodes = fixture.nodes()?;
+    let plain = Service::new("plain", 10, &["p1b", "p2a"], PORT);
+    let web = Service::new("web", 11, &["p1b", "p2a"], PORT).node_port(NODE_PORT);
+    fixture.put(&plain)?;
+    fixture.put(&web)?;
+    fixture.cluster.reach(&fixture.lab, &["p1b", "p2a"])?;
+
+    let kpx = fixture.outside(c, &[])?;
+    announces(
+        &kpx,
+        "ready: 2 Services, 1 out of reach because it has no node port and no route to its pods: try --tunnel tcp; curl http://web.default.svc.cluster.local",
+    )?;
+    fixture.served(c, |family| web.frontend(family), &["p1b", "p2a"])?;
+    let status = format!("status --run-dir {}", kpx.run_dir().display());
+    let status = String::from_utf8(testbed::agent::kpx(&c.ns, &status)?.stdout)?;
+    ensure!(
+        status.contains(
+            "\nTO REACH THEM\nkpx run --tunnel tcp forwards TCP to endpoints that are pods"
+        ),
+        "{status}"
+    );
+    kpx.stop()?;
+
+    // The Services and the advice follow what is on.
+    let kpx = fixture.outside(c, &["--tunnel", "tcp", "--dns-address", "none"])?;
+    announces(
+        &kpx,
+        &format!("ready: 2 Services; curl http://{}", plain.cluster_ip().v4),
+    )?;
+    fixture.served_over(
+        &[Protocol::Tcp],
+        c,
+        |family| plain.frontend(family),
+        &["p1b", "p2a"],
+        None,
+    )?;
+    kpx.stop()?;
+
+    fixture.put(&Service::new("pair", 12, &["p1b"], PORT).of_no_pods())?;
+    fixture.put(&Service::new("other", 13, &["p2a"], PORT).of_no_pods())?;
+    let kpx = fixture.outside(c, &["--tunnel", "tcp"])?;
+    announces(
+        &kpx,
+        "ready: 4 Services, 2 out of reach because they have no node port and no route to their pods: see kpx status; curl http://plain.default.svc.cluster.local",
+    )?;
+    kpx.stop()?;
+    nodes.into_iter().try_for_each(Agent::stop)
+}
+
+/// Waits until kpx has printed the line.
+fn announces(kpx: &Agent<'_>, line: &str) -> Result<()> {
+    wait_until(DEADLINE, line, || {
+        Ok(kpx.log().lines().any(|printed| printed == line))
+    })
+    .with_context(|| kpx.log())
 }
 
 fn not_ready(node: &testbed::agent::Object) -> testbed::agent::Object {

@@ -89,7 +89,7 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
         cargo.args(
             options
                 .static_
-                .then_some(["--", "-Ctarget-feature=+crt-static", "-Cstrip=debuginfo"])
+                .then_some(["--", "-Ctarget-feature=+crt-static"])
                 .iter()
                 .flatten(),
         );

@@ -243,19 +243,17 @@ async fn usable(setting: &Setting) -> Option<Result<(), NotGranted>> {
     Some(setting.source.check().await.map_err(NotGranted::from))
 }
 
-/// Finds kube-proxy's rules, or says why they are not known. Without its right, nft shows no rules,
-/// and does not fail.
+/// Finds kube-proxy's rules, or says why they are not known.
 fn kube_proxy_rules(missing: &[Need]) -> (KubeProxyRules, Option<String>) {
+    let lacks = missing
+        .iter()
+        .any(|need| need.capability == Capability::CAP_NET_ADMIN);
+    if lacks {
+        let why = "reading them takes CAP_NET_ADMIN".to_owned();
+        return (KubeProxyRules::default(), Some(why));
+    }
     match KubeProxyRules::find() {
-        Ok(rules) => {
-            let lacks = missing
-                .iter()
-                .any(|need| need.capability == Capability::CAP_NET_ADMIN);
-            (
-                rules,
-                lacks.then(|| "reading them takes CAP_NET_ADMIN".to_owned()),
-            )
-        }
+        Ok(rules) => (rules, None),
         Err(error) => (KubeProxyRules::default(), Some(format!("{error:#}"))),
     }
 }

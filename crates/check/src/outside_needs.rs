@@ -16,7 +16,7 @@ use crate::setting::Setting;
 use proxy_net::fib::{self, RouteClass};
 use proxy_net::link::Link;
 use proxy_net::{self as net, anchor};
-use proxy_source::kubernetes::{Fault, Granted, NotGranted, Streams};
+use proxy_source::kubernetes::{Fault, ForeignHome, Granted, NotGranted, Streams};
 
 /// The addresses of a range whose routes are looked at, evenly spread.
 const SAMPLES: u128 = 64;
@@ -31,6 +31,8 @@ pub(crate) struct Outside {
     /// range.
     pub(crate) overlaps: Vec<(IpNet, String)>,
     pub(crate) names: Names,
+    /// The kubeconfig's credential plugin, if its home directory belongs to another user.
+    pub(crate) foreign_home: Option<ForeignHome>,
 }
 
 /// The way of names.
@@ -55,11 +57,16 @@ pub(crate) async fn gather(setting: &Setting, links: &BTreeMap<u32, Link>) -> Re
         Some(options) => Some(options.granted(setting.has_tunnel).await),
         None => None,
     };
+    let foreign_home = match setting.api_server() {
+        Some(options) => options.foreign_home().await,
+        None => None,
+    };
     let overlaps = overlaps(ranges(setting, granted.as_ref()).unwrap_or_default(), links).await?;
     Ok(Outside {
         overlaps,
         granted,
         names: names(setting.names),
+        foreign_home,
     })
 }
 
@@ -184,6 +191,9 @@ pub(crate) fn judge(setting: &Setting, facts: &Outside) -> Vec<Finding> {
             findings.extend(granted.streams.as_ref().map(tunnel));
         }
     }
+    findings.extend(facts.foreign_home.as_ref().map(|foreign| {
+        warn("credentials", foreign.to_string(), "if the plugin stores renewed tokens there, use a ServiceAccount's token: docs/host-mode.md#kubeconfigs-with-exec-plugins")
+    }));
     let known = ranges(setting, facts.granted.as_ref());
     findings.extend(known.map(|known| service_networks(known, &facts.overlaps)));
     findings.push(judge_names(setting, &facts.names));

@@ -1,11 +1,13 @@
-//! Finds kube-proxy's rules, as far as the installed tools show them.
+//! Finds kube-proxy's rules: those of nftables by netlink, also where iptables made them, and those
+//! of legacy iptables by its tools.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::io::ErrorKind;
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result};
-use serde_json::Value;
+use proxy_net::nft::{self, Family};
 
 /// The name of kube-proxy's tables in mode nftables, one per family.
 const TABLE: &str = "kube-proxy";
@@ -39,24 +41,31 @@ const CHAIN_PREFIXES: [&str; 6] = [
     "KUBE-SEP-",
 ];
 
-/// The tools that show iptables' rules, and those that change them. `iptables` may be either of the
-/// variants.
-const TOOLS: [(&str, &str); 6] = [
+/// The tables in which kube-proxy's modes iptables and ipvs make chains.
+const TABLES: [&str; 3] = ["nat", "filter", "mangle"];
+
+/// The files that list the tables of legacy iptables.
+const LEGACY_TABLES: [&str; 2] = [
+    "/proc/thread-self/net/ip_tables_names",
+    "/proc/thread-self/net/ip6_tables_names",
+];
+
+/// The tools that show legacy iptables' rules, and those that change them. `iptables` may be either
+/// of the variants.
+const TOOLS: [(&str, &str); 4] = [
     ("iptables-legacy-save", "iptables-legacy"),
     ("ip6tables-legacy-save", "ip6tables-legacy"),
-    ("iptables-nft-save", "iptables-nft"),
-    ("ip6tables-nft-save", "ip6tables-nft"),
     ("iptables-save", "iptables"),
     ("ip6tables-save", "ip6tables"),
 ];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KubeProxyRules {
-    /// The families of nftables' tables called kube-proxy: `ip`, `ip6`.
-    pub tables: Vec<String>,
-    /// The chains of iptables, from all installed variants.
+    /// The families of nftables' tables called kube-proxy.
+    pub tables: Vec<Family>,
+    /// The chains of both variants of iptables.
     pub chains: Vec<Chains>,
-    /// True if neither nft nor any iptables is installed.
+    /// True if legacy iptables has a table for NAT here, and no iptables is installed to list it.
     pub unknown: bool,
 }
 
@@ -65,29 +74,29 @@ pub struct KubeProxyRules {
 pub struct Chains {
     /// The tool that changes the chains.
     pub tool: &'static str,
+    /// The family of a table of nftables; None for legacy iptables.
+    pub family: Option<Family>,
     pub table: String,
     pub names: BTreeSet<String>,
-    /// The rules of other chains that jump to these, as `iptables-save` prints them:
+    /// The rules of other chains of legacy iptables that jump to these, as `iptables-save` prints them:
     /// `-A PREROUTING … -j KUBE-SERVICES`.
     pub jumps: Vec<String>,
 }
 
 impl KubeProxyRules {
     pub fn find() -> Result<Self> {
-        let nft = tool("nft", &["-j", "list", "tables"])?;
-        let tables = nft.as_deref().map(tables).transpose()?.unwrap_or_default();
         let mut found = Self {
-            tables,
-            chains: Vec::new(),
-            unknown: nft.is_none(),
+            tables: nft::families_of(TABLE)?,
+            chains: by_netlink()?,
+            unknown: has_legacy_nat()?,
         };
         for (save, tool_name) in TOOLS {
-            let Some(saved) = tool(save, &[])? else {
+            let Some(saved) = tool(save)? else {
                 continue;
             };
             found.unknown = false;
             for chains in chains(tool_name, &saved) {
-                // Plain `iptables` shows again the rules of one of its variants.
+                // Plain `iptables` shows the rules of one of its variants again.
                 let known = !tool_name.contains('-')
                     && found.chains.iter().any(|other| {
                         (&other.table, &other.names) == (&chains.table, &chains.names)
@@ -108,41 +117,62 @@ impl KubeProxyRules {
 
 /// Returns the output of a tool; None if the tool is not installed. A tool fails if its kernel part
 /// is missing, and then has no rules to show.
-fn tool(name: &str, arguments: &[&str]) -> Result<Option<String>> {
-    match Command::new(name).args(arguments).output() {
+fn tool(name: &str) -> Result<Option<String>> {
+    match Command::new(name).output() {
         Ok(Output { stdout, .. }) => Ok(Some(String::from_utf8_lossy(&stdout).into_owned())),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(|| format!("run {name}")),
     }
 }
 
-/// Parses the output of `nft -j list tables`.
-fn tables(json: &str) -> Result<Vec<String>> {
-    if json.trim().is_empty() {
-        return Ok(Vec::new());
+/// Finds the chains that iptables made in tables of nftables.
+fn by_netlink() -> Result<Vec<Chains>> {
+    let mut tables = BTreeMap::<_, BTreeSet<_>>::new();
+    for chain in nft::chains()? {
+        if TABLES.contains(&&*chain.table) && is_proxys(&chain.name) {
+            let names = tables.entry((chain.family, chain.table)).or_default();
+            names.insert(chain.name);
+        }
     }
-    let listed: Value = serde_json::from_str(json).context("read nft's list of tables")?;
-    let tables = listed["nftables"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .map(|item| &item["table"]);
-    let ours = tables.filter(|table| table["name"] == TABLE);
-    Ok(ours
-        .filter_map(|table| table["family"].as_str().map(str::to_owned))
-        .collect())
+    let chains = tables.into_iter().map(|((family, table), names)| Chains {
+        tool: match family {
+            Family::Ip => "iptables-nft",
+            Family::Ip6 => "ip6tables-nft",
+        },
+        family: Some(family),
+        table,
+        names,
+        jumps: Vec::new(),
+    });
+    Ok(chains.collect())
+}
+
+/// Returns true if legacy iptables has a table for NAT. The look makes no table.
+fn has_legacy_nat() -> Result<bool> {
+    for path in LEGACY_TABLES {
+        match fs::read_to_string(path) {
+            Ok(names) if names.lines().any(|name| name == "nat") => return Ok(true),
+            Ok(_) => {}
+            // A kernel without such tables has no list.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(|| format!("read {path}")),
+        }
+    }
+    Ok(false)
+}
+
+fn is_proxys(name: &str) -> bool {
+    CHAINS.contains(&name) || CHAIN_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Parses the output of `iptables-save`: `*nat`, then `:CHAIN POLICY`, then rules.
 fn chains(tool: &'static str, saved: &str) -> Vec<Chains> {
     let mut tables: Vec<Chains> = Vec::new();
-    let is_proxys = |name: &str| {
-        CHAINS.contains(&name) || CHAIN_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
-    };
     for line in saved.lines() {
         if let Some(table) = line.strip_prefix('*') {
             tables.push(Chains {
                 tool,
+                family: None,
                 table: table.to_owned(),
                 names: BTreeSet::new(),
                 jumps: Vec::new(),
@@ -172,16 +202,6 @@ fn chains(tool: &'static str, saved: &str) -> Vec<Chains> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn nft_list_yields_tables_of_mode_nftables() {
-        let json = r#"{"nftables": [{"metainfo": {"version": "1.0.6"}}, {"table": {"family": "ip", "name": "kube-proxy",
-            "handle": 1}}, {"table": {"family": "ip6", "name": "kube-proxy", "handle": 2}}, {"table": {"family": "inet",
-            "name": "filter", "handle": 3}}]}"#;
-        assert_eq!(tables(json).unwrap(), ["ip", "ip6"]);
-        assert_eq!(tables("").unwrap(), [""; 0], "a kernel without nftables");
-        assert!(tables("nonsense").is_err());
-    }
 
     #[test]
     fn iptables_save_yields_chains_of_kube_proxy_only() {

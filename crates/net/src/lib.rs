@@ -38,6 +38,7 @@ pub mod ipset;
 pub mod ipvs;
 pub mod listeners;
 pub mod netfilter;
+pub mod nft;
 pub mod sock_diag;
 pub mod xfrm;
 

@@ -24,6 +24,7 @@ use proxy_core::compact::{EndpointSlice, LocalPod, LocalRedirect, Service};
 use proxy_core::input::Input;
 
 mod api_server_addrs;
+mod caller;
 mod client;
 mod cluster_identity;
 mod context;
@@ -37,6 +38,7 @@ mod outage;
 mod recorder;
 mod watch;
 
+pub use caller::ForeignHome;
 pub use client::without_credentials;
 pub use context::{configured, kubeconfig};
 pub use errors::{Fault, Told};

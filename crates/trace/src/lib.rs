@@ -49,6 +49,7 @@ use target::Target;
 pub use explain::{explain as meaning, remedy};
 pub use explain_command::{ExplainArgs, explain};
 pub use node::{NodeFlags, NodeRules};
+pub use outside_reach::steps_to_reach;
 
 /// Show the path of a packet through kpx, and the reason for its verdict. Needs root.
 ///

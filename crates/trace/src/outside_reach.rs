@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use proxy_common::addr::Proto;
 use proxy_common::counter::Reason;
 use proxy_view::Mode;
-use proxy_view::status::{Status, UnreachableStatus};
+use proxy_view::status::{CutOffPortStatus, Status, UnreachableStatus};
 
 use crate::explain::ANY_SERVICE;
 
@@ -107,8 +107,7 @@ impl Outside {
         )
     }
 
-    /// Returns the ways that would make the port reachable, as far as this machine does not use
-    /// them yet.
+    /// Returns the ways that would make the port reachable, after the line that shows its endpoints.
     fn ways(
         &self,
         backends: String,
@@ -116,16 +115,24 @@ impl Outside {
         first: &UnreachableStatus,
     ) -> Vec<String> {
         let mut ways = vec![backends];
-        match (self.has_tunnel, dialled.port.1 == Proto::TCP) {
+        ways.extend(self.steps(&dialled.protocol(), &first.why));
+        ways
+    }
+
+    /// Returns the ways that would make a port of this protocol reachable, as far as this machine
+    /// does not use them yet.
+    fn steps(&self, protocol: &str, why: &str) -> Vec<String> {
+        let mut ways = Vec::new();
+        match (self.has_tunnel, protocol == "TCP") {
             (false, true) => ways
                 .push("kpx run --tunnel tcp forwards TCP to endpoints that are pods, through the API server.".to_owned()),
             (true, true) => {
                 ways.push("--tunnel tcp reaches pods only: these endpoints are not pods.".to_owned())
             }
-            (true, false) => ways.push(format!("--tunnel tcp does not forward {}.", dialled.protocol())),
+            (true, false) => ways.push(format!("--tunnel tcp does not forward {protocol}.")),
             (false, false) => {}
         }
-        if first.why.contains("only the default route") {
+        if why.contains("only the default route") {
             ways.push(
                 "If the default gateway routes to pods, use --pod-routes default.".to_owned(),
             );
@@ -135,7 +142,7 @@ impl Outside {
             _ => "If nodes on this machine's segment route their podCIDRs, --pod-routes nodes adds routes to pods.",
         }.to_owned());
         ways.push(
-            match first.why.contains("no node port") {
+            match why.contains("no node port") {
                 true => "Or give the machine a route to the pods, or the Service a node port (docs/host-mode.md).",
                 false => {
                     "Or give the machine a route to the pods, or to a ready node for the node port (docs/host-mode.md)."
@@ -145,6 +152,41 @@ impl Outside {
         );
         ways
     }
+}
+
+/// Returns the steps that would make the Services and ports out of reach reachable, each once, TCP's
+/// first; none on a node.
+pub fn steps_to_reach(status: &Status) -> Vec<String> {
+    let Some(outside) = Outside::of(status) else {
+        return Vec::new();
+    };
+    let is_cut_off = |one: &&UnreachableStatus| {
+        let family = if one.backend.is_ipv6() {
+            "IPv6"
+        } else {
+            "IPv4"
+        };
+        let is_port = |port: &CutOffPortStatus| {
+            (&port.service, &port.port, port.family.as_str()) == (&one.service, &one.port, family)
+        };
+        outside.cut_off.contains(&one.service) || status.cut_off_ports.iter().any(is_port)
+    };
+    let mut protocols: Vec<_> = status
+        .unreachable
+        .iter()
+        .filter(is_cut_off)
+        .filter_map(|one| Some((one.port.split_once('/')?.1.to_uppercase(), &one.why)))
+        .collect();
+    protocols.sort_by_key(|(protocol, _)| protocol != "TCP");
+    let mut steps = Vec::new();
+    for (protocol, why) in protocols {
+        for step in outside.steps(&protocol, why) {
+            if !steps.contains(&step) {
+                steps.push(step);
+            }
+        }
+    }
+    steps
 }
 
 impl DialledPort<'_> {
@@ -281,10 +323,7 @@ mod tests {
             ..off
         };
         let (_, tcp) = seen(&on, (80, Proto::TCP), "IPv4");
-        assert!(
-            tcp.contains("--tunnel tcp reaches pods only"),
-            "{tcp}"
-        );
+        assert!(tcp.contains("--tunnel tcp reaches pods only"), "{tcp}");
         assert!(tcp.contains("--pod-routes nodes is on"), "{tcp}");
         let (_, udp) = seen(&on, (53, Proto::UDP), "IPv4");
         assert!(udp.contains("--tunnel tcp does not forward UDP."), "{udp}");

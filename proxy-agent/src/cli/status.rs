@@ -64,6 +64,12 @@ fn text(status: &Status, form: Form) -> String {
                 form,
             ),
         ),
+        (
+            Some("TO REACH THEM"),
+            proxy_trace::steps_to_reach(status)
+                .into_iter()
+                .fold(String::new(), |text, step| text + &step + "\n"),
+        ),
         (None, families(status, form)),
         (None, maps(status, form)),
         (

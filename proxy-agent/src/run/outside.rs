@@ -7,6 +7,7 @@ use proxy_core::model::ModelOptions;
 use proxy_datapath::FlowMaps;
 use proxy_source::{Source, kubernetes};
 use rtnetlink::Handle;
+use tracing::warn;
 
 use crate::control::AgentHandle;
 use crate::names::{self, Names, NamesOptions, NamesState};
@@ -51,6 +52,11 @@ pub(super) async fn start(
         netlink,
     )
     .await?;
+    if let Source::Kubernetes(options) = wanted.source
+        && let Some(foreign) = options.foreign_home().await
+    {
+        warn!("{foreign}: docs/host-mode.md#kubeconfigs-with-exec-plugins");
+    }
     // For reports alone. The source reports its own errors.
     let api_server = wanted.source.server().await.unwrap_or_default();
     let states = OutsideStates {

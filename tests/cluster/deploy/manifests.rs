@@ -121,7 +121,13 @@ fn settings_of_the_chart_arrive() -> Result<()> {
 
 #[test]
 fn manifests_name_their_image_with_its_registry() -> Result<()> {
-    for folder in ["base", "way-back", "uninstall"] {
+    for folder in [
+        "base",
+        "kube-proxy-cleanup",
+        "preflight",
+        "uninstall",
+        "way-back",
+    ] {
         let objects = kustomize(&deploy_dir().join("kubernetes").join(folder))?;
         let pod = objects
             .daemon_set

@@ -15,7 +15,7 @@ use testbed::lab::{Family, Node};
 
 use crate::deploy::cluster::{Cluster, PORT};
 use crate::deploy::drop_in::kubeadm;
-use crate::deploy::own::container;
+use crate::deploy::own::{container, initial};
 use crate::deploy::render::{deploy_dir, kustomize};
 use testbed::pod::Running;
 
@@ -35,6 +35,64 @@ fn connections_that_kube_proxy_opened_outlive_it() -> Result<()> {
     cluster.serves("n1").context("new connections")?;
     kpx.stop()?;
     all_answer(&mut kept).context("neither of them")
+}
+
+/// The pod has no tool for rules. Open connections outlive the rules that translate them, in both
+/// of nftables' forms.
+#[test]
+fn pod_removes_kube_proxys_rules_once_kpx_serves() -> Result<()> {
+    for made_by in [MadeBy::Nft, MadeBy::Iptables] {
+        let cluster = Cluster::start()?;
+        let node = &cluster.lab.n1;
+        let web = cluster.web()?;
+        match made_by {
+            MadeBy::Nft => install_kube_proxy(&cluster, node, &web)?,
+            MadeBy::Iptables => install_by_iptables(&cluster, node, &web)?,
+        }
+        let mut kept = connections(&cluster, &web)?;
+        let cleanup = initial("kube-proxy-cleanup")?;
+        let (set, config) = kubeadm()?;
+        let supplies = cluster.supplies(&[&config]);
+        let mut early = Running::start(&cluster.lab, node, &cleanup, &supplies)?;
+        ensure!(!early.wait()?.success(), "{}", early.log());
+        ensure!(
+            early.log().contains("no kpx serves this node"),
+            "{}",
+            early.log()
+        );
+        all_answer(&mut kept).context("nothing is removed")?;
+
+        let kpx = Running::ready(&cluster.lab, node, &set, &supplies)?;
+        let mut late = Running::start(&cluster.lab, node, &cleanup, &supplies)?;
+        ensure!(late.wait()?.success(), "{}", late.log());
+        let rules = node
+            .host
+            .ns
+            .exec(Command::new("nft").args(["list", "ruleset"]))?;
+        ensure!(
+            !rules.contains("KUBE-S") && !rules.contains("kube-proxy"),
+            "{rules}"
+        );
+        let said = late.log();
+        let removed = match made_by {
+            MadeBy::Nft => "removed the nftables table ip6 kube-proxy",
+            MadeBy::Iptables => "removed 2 chains of ip6tables-nft's table nat",
+        };
+        ensure!(
+            said.contains(removed) && said.contains("made the nftables table ip6 kpx-keep"),
+            "{said}"
+        );
+        all_answer(&mut kept).context("without kube-proxy's rules")?;
+        cluster.serves("n1").context("new connections")?;
+        kpx.stop()?;
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy)]
+enum MadeBy {
+    Nft,
+    Iptables,
 }
 
 /// The image is set back, and a pod of `deploy/kubernetes/way-back` stands by.
@@ -199,6 +257,28 @@ fn install_kube_proxy(cluster: &Cluster, node: &Node, service: &Service) -> Resu
 }
 
 /// Removes the rules, as `kube-proxy --cleanup` does.
+/// Makes rules of mode iptables for a Service by the variant of iptables for nftables, one jump to
+/// another chain among them.
+fn install_by_iptables(cluster: &Cluster, node: &Node, service: &Service) -> Result<()> {
+    let backend = cluster.lab.host(service.backends[0]).addrs;
+    for (family, tool) in [(Family::V4, "iptables-nft"), (Family::V6, "ip6tables-nft")] {
+        let to = SocketAddr::new(backend.ip(family), PORT);
+        let ip = service.cluster_ip().ip(family);
+        for rule in [
+            "-N KUBE-SERVICES".to_owned(),
+            "-N KUBE-SVC-WEB".to_owned(),
+            format!("-A KUBE-SVC-WEB -p tcp -j DNAT --to-destination {to}"),
+            format!("-A KUBE-SERVICES -d {ip} -p tcp --dport {SERVICE_PORT} -j KUBE-SVC-WEB"),
+            "-A PREROUTING -j KUBE-SERVICES".to_owned(),
+            "-A OUTPUT -j KUBE-SERVICES".to_owned(),
+        ] {
+            let words = ["-t", "nat"].into_iter().chain(rule.split(' '));
+            node.host.ns.exec(Command::new(tool).args(words))?;
+        }
+    }
+    Ok(())
+}
+
 fn remove_kube_proxy(node: &Node) -> Result<()> {
     node.host
         .ns

@@ -2,6 +2,8 @@
 //! what they grant.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -151,15 +153,7 @@ fn uninstall_waits_for_the_end_of_kpx_and_leaves_nothing() -> Result<()> {
     let set = objects.daemon_set.context("a DaemonSet")?;
     let config = objects.config_map.context("a ConfigMap")?;
     let supplies = cluster.supplies(&[&config]);
-    let mut uninstall = kustomize(&deploy_dir().join("kubernetes/uninstall"))?
-        .daemon_set
-        .context("a DaemonSet")?;
-    let pod = uninstall
-        .spec
-        .as_mut()
-        .and_then(|spec| spec.template.spec.as_mut())
-        .context("a pod's spec")?;
-    pod.containers = pod.init_containers.take().context("initial containers")?;
+    let uninstall = initial("uninstall")?;
     let kpx = Running::ready(&cluster.lab, node, &set, &supplies)?;
     let mut early = Running::start(&cluster.lab, node, &uninstall, &supplies)?;
     ensure!(
@@ -183,6 +177,44 @@ fn uninstall_waits_for_the_end_of_kpx_and_leaves_nothing() -> Result<()> {
         "pins are left: {}",
         late.log()
     );
+    Ok(())
+}
+
+/// The findings are in the log of a node without kpx.
+#[test]
+fn preflight_shows_findings_of_its_node() -> Result<()> {
+    let cluster = Cluster::start()?;
+    let node = &cluster.lab.n1;
+    let preflight = initial("preflight")?;
+    let supplies = cluster.supplies(&[]);
+    let plugins = Running::on_node(&cluster.lab, node, Path::new("/etc/cni/net.d"))?;
+    fs::create_dir_all(&plugins)?;
+    fs::write(
+        plugins.join("10-net.conflist"),
+        r#"{ "name": "net", "plugins": [{ "type": "ptp" }] }"#,
+    )?;
+    let mut fit = Running::start(&cluster.lab, node, &preflight, &supplies)?;
+    ensure!(fit.wait()?.success(), "{}", fit.log());
+    for (what, found) in [
+        ("programs", "the kernel takes them"),
+        ("bpf file system", "mounted"),
+        ("CNI", "ptp"),
+        ("kube-proxy's rules", "none"),
+    ] {
+        let line =
+            |line: &str| line.starts_with("ok ") && line.contains(what) && line.contains(found);
+        ensure!(fit.log().lines().any(line), "no {what}: {}", fit.log());
+    }
+    ensure!(
+        !node.host.ns.bpf_dir().join("kpx").exists(),
+        "the check pins nothing"
+    );
+    node.host.ns.nft("table ip kube-proxy { }")?;
+    let mut unfit = Running::start(&cluster.lab, node, &preflight, &supplies)?;
+    ensure!(!unfit.wait()?.success(), "{}", unfit.log());
+    let found =
+        |line: &str| line.starts_with("fail ") && line.contains("nftables table ip kube-proxy");
+    ensure!(unfit.log().lines().any(found), "{}", unfit.log());
     Ok(())
 }
 
@@ -248,6 +280,19 @@ fn without(set: &DaemonSet, capability: &str) -> Result<DaemonSet> {
         added.len() < before,
         "the manifests do not add {capability}"
     );
+    Ok(set)
+}
+
+/// Returns the DaemonSet of a folder with its initial containers alone.
+pub(crate) fn initial(folder: &str) -> Result<DaemonSet> {
+    let folder = deploy_dir().join("kubernetes").join(folder);
+    let mut set = kustomize(&folder)?.daemon_set.context("a DaemonSet")?;
+    let pod = set
+        .spec
+        .as_mut()
+        .and_then(|spec| spec.template.spec.as_mut())
+        .context("a pod's spec")?;
+    pod.containers = pod.init_containers.take().context("initial containers")?;
     Ok(set)
 }
 

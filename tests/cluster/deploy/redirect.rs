@@ -4,8 +4,9 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::Resource;
 use proxy_core::compact::LocalRedirect;
 use serde_json::{Value, json};
+use testbed::rights::granted;
 
-use crate::deploy::render::deploy_dir;
+use crate::deploy::render::{Objects, deploy_dir, kustomize};
 
 /// An API server drops fields that the schema lacks.
 #[test]
@@ -46,6 +47,35 @@ fn the_kind_keeps_every_field_that_kpx_reads() -> Result<()> {
     for value in [&spec, &written] {
         keeps(schema, value, "spec")?;
     }
+    Ok(())
+}
+
+/// kpx's own role lacks the right, so that no node has it without local redirects.
+#[test]
+fn only_the_component_grants_the_kind_to_kpx() -> Result<()> {
+    let folder = deploy_dir().join("kubernetes");
+    let text = std::fs::read_to_string(folder.join("components/local-redirect/cluster-role.yaml"))?;
+    let role = Objects::read(&text)?;
+    let base = kustomize(&folder.join("base"))?;
+    let grants = |objects: &Objects| -> Result<bool> {
+        let role = objects.cluster_role.as_ref().context("a ClusterRole")?;
+        let granted = granted(role);
+        Ok(["list", "watch"]
+            .iter()
+            .all(|verb| granted.contains(&(*verb, "kpx.dev", "localredirects"))))
+    };
+    ensure!(grants(&role)? && !grants(&base)?, "{role:?}");
+    let binding = role.cluster_role_binding.context("a binding")?;
+    let account = base.service_account.context("an account")?.metadata;
+    let subject = &binding.subjects.as_deref().context("subjects")?[0];
+    ensure!(Some(&subject.name) == account.name.as_ref() && subject.namespace == account.namespace);
+    ensure!(
+        Some(&binding.role_ref.name)
+            == role
+                .cluster_role
+                .and_then(|role| role.metadata.name)
+                .as_ref()
+    );
     Ok(())
 }
 

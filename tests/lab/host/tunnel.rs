@@ -162,7 +162,7 @@ fn part_out_of_reach_is_named(run: impl Fn(&str) -> Result<String>) -> Result<()
     let told = run("trace --host --to svc/default/web:80")?;
     ensure!(
         told.contains(
-            "is kpx's tunnel, which leads the connection to a pod through the API server"
+            "is kpx's tunnel, which forwards the connection to a pod through the API server"
         ),
         "{told}"
     );
@@ -269,7 +269,7 @@ fn failed_stream_resets_the_connection_and_says_why(running: &Running<Fixture>) 
     )?;
     let failure = || -> Result<Value> { Ok(kpx.status()?["tunnel"]["failure"].clone()) };
     ensure!(failure()?.is_null(), "{}", failure()?);
-    let refused: [(&Service, &str); 2] = [(&nobody, "the kubelet says"), (&gone, "404")];
+    let refused: [(&Service, &str); 2] = [(&nobody, "the kubelet reports"), (&gone, "404")];
     for (service, why) in refused {
         ensure!(
             is_reset(c, service.frontend(Family::V4)),

@@ -35,9 +35,11 @@ pub(super) fn kube_proxy_rules(facts: &Facts) -> Finding {
     {
         return warn(WHAT, format!("unknown: {why}"), "run kpx check as root");
     }
-    if rules.unknown {
-        let fix = "install nft or iptables if kube-proxy ever ran here";
-        return warn(WHAT, "unknown: neither nft nor iptables is installed", fix);
+    if rules.unknown && rules.is_empty() {
+        let fix = "if kube-proxy ever ran here, run kpx check where iptables is installed";
+        let found =
+            "unknown: legacy iptables has a table for NAT, and no iptables is installed to list it";
+        return warn(WHAT, found, fix);
     }
     if rules.is_empty() {
         return ok(WHAT, "none");
@@ -45,7 +47,7 @@ pub(super) fn kube_proxy_rules(facts: &Facts) -> Finding {
     let tables = rules
         .tables
         .iter()
-        .map(|family| format!("nftables table {family} kube-proxy"));
+        .map(|family| format!("nftables table {} kube-proxy", family.name()));
     let chains = rules.chains.iter();
     let chains = chains.map(|chains| {
         format!(

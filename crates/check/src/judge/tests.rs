@@ -8,6 +8,7 @@ use crate::needs::NEEDED;
 use crate::rules::{Chains, KubeProxyRules};
 use proxy_net::kernel::Preemption;
 use proxy_net::netfilter::Refusal;
+use proxy_net::nft::Family;
 
 /// Returns the facts of a node on which everything is right.
 fn node() -> Facts {
@@ -241,9 +242,10 @@ const CASES: [(&str, Level, &str, Change); 58] = [
         "nftables table ip kube-proxy,2 chains in iptables's nat",
         |f| {
             f.kube_proxy_rules = KubeProxyRules {
-                tables: vec!["ip".to_owned()],
+                tables: vec![Family::Ip],
                 chains: vec![Chains {
                     tool: "iptables",
+                    family: None,
                     table: "nat".to_owned(),
                     names: ["KUBE-SERVICES", "KUBE-SVC-A"].map(str::to_owned).into(),
                     jumps: Vec::new(),
@@ -258,13 +260,13 @@ const CASES: [(&str, Level, &str, Change); 58] = [
         "drops packets of the node to Services that are newer than these rules",
         |f| {
             f.kpx_runs = true;
-            f.kube_proxy_rules.tables = vec!["ip".to_owned()];
+            f.kube_proxy_rules.tables = vec![Family::Ip];
         },
     ),
     (
         "kube-proxy's rules",
         Level::Warn,
-        "neither nft nor iptables",
+        "no iptables is installed to list it",
         |f| f.kube_proxy_rules.unknown = true,
     ),
     ("kube-ipvs0", Level::Fail, "there", |f| f.kube_ipvs0 = true),
@@ -373,7 +375,7 @@ fn kube_proxy_stays_until_kpx_serves() {
         beside.contains("1. wait until kpx status") && beside.contains("2. kubectl"),
         "{beside}"
     );
-    let rules = fix(|facts| facts.kube_proxy_rules.tables = vec!["ip".to_owned()]);
+    let rules = fix(|facts| facts.kube_proxy_rules.tables = vec![Family::Ip]);
     assert!(
         rules.contains("1. start kpx") && !rules.contains("kubectl"),
         "{rules}"

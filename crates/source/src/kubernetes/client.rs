@@ -17,6 +17,7 @@ use tracing::info;
 
 use super::Options;
 use super::api_server_addrs::ApiServerAddrs;
+use super::caller::{self, ForeignHome};
 use super::cluster_identity::Cluster;
 use super::context::{configured, kubeconfig};
 use super::errors::Told;
@@ -73,6 +74,12 @@ impl Options {
             .to_owned())
     }
 
+    /// Returns the kubeconfig's credential plugin, if its home directory belongs to another user.
+    pub async fn foreign_home(&self) -> Option<ForeignHome> {
+        ForeignHome::of(&self.directed().await.ok()?)
+    }
+
+    /// Returns the description of an attempt to make a client.
     fn client_for(&self, server: &http::Uri) -> String {
         let from = self
             .kubeconfig
@@ -161,7 +168,8 @@ impl Options {
                 let fault = told.fault;
                 let text = format!(
                     "found no API server: no kubeconfig given; service account of a pod: {in_cluster}; \
-                     KUBECONFIG or ~/.kube/config: {told}"
+                     KUBECONFIG or ~/.kube/config: {told}{}",
+                    caller::advice()
                 );
                 Err(Told::new(fault, text).into())
             }

@@ -1,5 +1,9 @@
+{{- define "kpx.fullname" -}}
+{{- .Values.fullnameOverride | default "kpx" }}
+{{- end }}
+
 {{- define "kpx.labels" -}}
-app.kubernetes.io/name: kpx
+app.kubernetes.io/name: {{ .Values.nameOverride | default "kpx" }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
@@ -8,7 +12,18 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{- /* Each node has only one, even with several names of releases. */ -}}
 {{- define "kpx.selectorLabels" -}}
-app.kubernetes.io/name: kpx
+app.kubernetes.io/name: {{ .Values.nameOverride | default "kpx" }}
+{{- end }}
+
+{{- define "kpx.serviceAccountName" -}}
+{{- (.Values.serviceAccount).name | default (ternary (include "kpx.fullname" .) "default" (.Values.serviceAccount).create) }}
+{{- end }}
+
+{{- /* The kernel's programs translate the sockets of pods that socketLB chooses, and local redirects choose pods by labels. */ -}}
+{{- define "kpx.readsPods" -}}
+{{- $config := .Values.kpxConfig | default dict }}
+{{- $socketLB := ternary (toString $config.socketLB) "auto" (hasKey $config "socketLB") }}
+{{- if or $config.localRedirect (eq $socketLB "auto") .Values.existingConfigMap }}true{{ end }}
 {{- end }}
 
 {{- define "kpx.configFolder" -}}
@@ -17,7 +32,9 @@ app.kubernetes.io/name: kpx
 
 {{- define "kpx.image" -}}
 {{- $repository := required "Set image.repository to the name of kpx's image: REGISTRY/kpx, or localhost/kpx where it was loaded into every node" (.Values.image).repository }}
-{{- printf "%s:%s" $repository ((.Values.image).tag | default .Chart.AppVersion) }}
+{{- $digest := (.Values.image).digest }}
+{{- $tag := (.Values.image).tag | default (ternary "" .Chart.AppVersion (not (empty $digest))) }}
+{{- $repository }}{{ with $tag }}:{{ . }}{{ end }}{{ with $digest }}@{{ . }}{{ end }}
 {{- end }}
 
 {{- define "kpx.kpxConfiguration" -}}

@@ -10,6 +10,7 @@ use super::Removed;
 use super::kube_proxy::{run, words};
 use proxy_check::KubeProxyRules;
 use proxy_net::netfilter::tables_with;
+use proxy_net::nft::{self, Family};
 
 /// The name of our table, and the comment of our rule.
 const KEEP: &str = "kpx-keep";
@@ -24,38 +25,25 @@ const TOOLS: [(&str, &str); 4] = [
 
 /// Makes an nftables table that changes nothing: new connections pass its chain, and open ones
 /// never reach it.
-pub(super) fn keep_by_nft(family: &str) -> Result<()> {
-    let chain = "{ type nat hook postrouting priority 300 ; }";
-    run("nft", &["add", "table", family, KEEP])?;
-    run("nft", &["flush", "table", family, KEEP])?;
-    run("nft", &["add", "chain", family, KEEP, "nat", chain])?;
-    run(
-        "nft",
-        &[
-            "add",
-            "rule",
-            family,
-            KEEP,
-            "nat",
-            "ct",
-            "state",
-            "established",
-            "return",
-        ],
-    )
+pub(super) fn keep_by_nft(family: Family, removed: &mut Removed) -> Result<()> {
+    nft::make_keeper(family, KEEP)?;
+    removed.keep(&table(family));
+    Ok(())
 }
 
-/// Makes an iptables rule with the same effect.
-pub(super) fn keep_by_iptables(tool: &str) -> Result<()> {
+/// Makes a rule of legacy iptables with the same effect.
+pub(super) fn keep_by_iptables(tool: &str, removed: &mut Removed) -> Result<()> {
     let rule = "-w -t nat -A POSTROUTING -m conntrack --ctstate ESTABLISHED -m comment --comment kpx-keep -j RETURN";
-    run(tool, &rule.split(' ').collect::<Vec<_>>())
+    run(tool, &rule.split(' ').collect::<Vec<_>>())?;
+    removed.keep(&format!("{tool}'s rule {KEEP}"));
+    Ok(())
 }
 
 /// Removes these tables and rules, which cuts the connections that still need them.
 pub(super) fn remove(removed: &mut Removed) -> Result<()> {
-    for family in tables() {
-        run("nft", &["delete", "table", family, KEEP])?;
-        removed.add(format!("the nftables table {family} {KEEP}"));
+    for family in nft::families_of(KEEP)? {
+        nft::remove_table(family, KEEP)?;
+        removed.add(table(family));
     }
     for (tool, rule) in rules() {
         let rule = words(&rule);
@@ -76,15 +64,14 @@ pub(super) fn remove(removed: &mut Removed) -> Result<()> {
 /// and rules stay, and a note says so.
 pub(super) fn remove_if_superfluous(removed: &mut Removed) -> Result<()> {
     let found = KubeProxyRules::find()?;
-    if found.chains.iter().any(|chains| chains.table == "nat")
-        || found
-            .tables
-            .iter()
-            .any(|family| translates(family, "kube-proxy"))
-    {
+    let mut translates_again = found.chains.iter().any(|chains| chains.table == "nat");
+    for family in found.tables {
+        translates_again |= translates(family)?;
+    }
+    if translates_again {
         return remove(removed);
     }
-    let tables = tables().map(|family| format!("the nftables table {family} {KEEP}"));
+    let tables = nft::families_of(KEEP)?.into_iter().map(table);
     for what in tables.chain(rules().map(|(tool, _)| format!("{tool}'s rule {KEEP}"))) {
         removed.note(format!(
             "kept {what}, because kube-proxy's connections may need it: kpx cleanup removes it"
@@ -93,29 +80,22 @@ pub(super) fn remove_if_superfluous(removed: &mut Removed) -> Result<()> {
     Ok(())
 }
 
-/// Names the tables and rules that are left because the tool that removes them is not installed
-/// here, as in kpx's image.
+/// Names the rules of iptables that are left because no iptables is installed here, as in kpx's
+/// image. Earlier versions of kpx made them in tables of nftables as well.
 pub(super) async fn name_left(removed: &mut Removed) -> Result<()> {
     if removed.notes(KEEP) {
         return Ok(());
     }
     for table in tables_with(KEEP).await? {
-        let how = match table.ends_with(KEEP) {
-            true => format!("nft delete table {table}"),
-            false => "kpx cleanup, where iptables is installed".to_owned(),
-        };
         removed.note(format!(
-            "{KEEP} stays in the nftables table {table}: no tool to remove it is installed here. On the node: {how}"
+            "{KEEP} stays in the nftables table {table}: no tool to remove it is installed here. On the node: kpx cleanup, where iptables is installed"
         ));
     }
     Ok(())
 }
 
-/// Returns the families that have our table.
-fn tables() -> impl Iterator<Item = &'static str> {
-    ["ip", "ip6"]
-        .into_iter()
-        .filter(|family| output("nft", &["list", "table", family, KEEP]).is_some())
+fn table(family: Family) -> String {
+    format!("the nftables table {} {KEEP}", family.name())
 }
 
 /// Returns our rules that exist, each with the tool that removes it. A tool that is asked for all
@@ -141,7 +121,8 @@ fn output(tool: &str, arguments: &[&str]) -> Option<String> {
         .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Returns true if one of kube-proxy's tables translates anything.
-pub(super) fn translates(family: &str, table: &str) -> bool {
-    output("nft", &["list", "table", family, table]).is_some_and(|text| text.contains("type nat"))
+/// Returns true if kube-proxy's table of a family translates anything.
+pub(super) fn translates(family: Family) -> Result<bool> {
+    let mut chains = nft::chains()?.into_iter();
+    Ok(chains.any(|chain| chain.is_nat && chain.family == family && chain.table == "kube-proxy"))
 }

@@ -1,5 +1,5 @@
-//! Removes the leftovers of kube-proxy, as `kube-proxy --cleanup` does: rules with the tools that
-//! made them.
+//! Removes the leftovers of kube-proxy, as `kube-proxy --cleanup` does: rules of nftables by netlink,
+//! those of legacy iptables with its tools.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use super::{Removed, ipvs, keep};
 use proxy_check::{Chains, KubeProxyRules};
-use proxy_net::Handle;
+use proxy_net::{Handle, nft};
 
 pub(super) async fn remove(
     handle: &Handle,
@@ -16,27 +16,26 @@ pub(super) async fn remove(
     removed: &mut Removed,
 ) -> Result<()> {
     let rules = KubeProxyRules::find()?;
-    ensure!(
-        !rules.unknown,
-        "neither nft nor iptables is installed to look for kube-proxy's rules"
-    );
     // Without the rules that masquerade, the servers would lead the host's own packets to backends
     // that cannot answer.
     ipvs::remove_servers(handle, excluded, removed).await?;
-    for family in &rules.tables {
-        if keep::translates(family, "kube-proxy") {
-            keep::keep_by_nft(family)?;
-            removed.keep(&format!("the nftables table {family} kpx-keep"));
+    for &family in &rules.tables {
+        if keep::translates(family)? {
+            keep::keep_by_nft(family, removed)?;
         }
-        run("nft", &["delete", "table", family, "kube-proxy"])?;
-        removed.add(format!("the nftables table {family} kube-proxy"));
+        nft::remove_table(family, "kube-proxy")?;
+        removed.add(format!("the nftables table {} kube-proxy", family.name()));
     }
     for chains in &rules.chains {
-        if chains.table == "nat" {
-            keep::keep_by_iptables(chains.tool)?;
-            removed.keep(&format!("{}'s rule kpx-keep", chains.tool));
+        match chains.family {
+            Some(family) if chains.table == "nat" => keep::keep_by_nft(family, removed)?,
+            None if chains.table == "nat" => keep::keep_by_iptables(chains.tool, removed)?,
+            _ => {}
         }
-        remove_chains(chains)?;
+        match chains.family {
+            Some(family) => nft::remove_chains(family, &chains.table, &chains.names)?,
+            None => remove_chains(chains)?,
+        }
         removed.add(format!(
             "{} chains of {}'s table {}",
             chains.names.len(),
@@ -45,7 +44,12 @@ pub(super) async fn remove(
         ));
     }
     // A set that a rule names cannot go before it.
-    ipvs::remove_sets(removed).await
+    ipvs::remove_sets(removed).await?;
+    ensure!(
+        !rules.unknown,
+        "legacy iptables has a table for NAT that may hold kube-proxy's rules, and no iptables is installed here: run kpx cleanup --kube-proxy on the node itself, or restart the node"
+    );
+    Ok(())
 }
 
 /// Removes chains: first the jumps to them, then their rules, which may jump to one another, then
@@ -56,6 +60,7 @@ fn remove_chains(chains: &Chains) -> Result<()> {
         table,
         names,
         jumps,
+        ..
     } = chains;
     for jump in jumps {
         let words = words(jump);
