@@ -147,8 +147,8 @@ A test writes this document from the commands' output and compares the two (`UPD
 - **Completion.** `kpx completions bash|zsh|fish|powershell` prints a script. It completes commands, flags and reasons, and asks the agent for
   namespaces, Services, pods, nodes and devices.
 - **Words.** A *flow* is an exchange between a client and a backend, of any protocol, that the flow tables remember; it is
-  *opened* by the client's first packet and stays in the table for a while after its end. A *backend* is an endpoint of a
-  Service, whether it takes traffic or not; a *slot* is the place of a backend in a set of a service port. A packet is
+  *opened* by the client's first packet and stays in the table for a while after its end. `FLOWS` counts the rows of `kpx flows`
+  everywhere, `OPEN` those that have not ended. A *backend* is an endpoint of a Service, whether it takes traffic or not; a *slot* is the place of a backend in a set of a service port. A packet is
   *dropped* in silence, or *rejected* with an answer to its client; both are *unserved*.
 - **Exit codes.** 0: success. 1: a failure: the agent is unhealthy or does not answer, `check`
   found an obstacle, or no Service has that name. 2: wrong usage. A reader that closes the
@@ -169,8 +169,8 @@ the agent is not healthy. An agent whose API server is away stays healthy and en
     Section {
         heading: "kpx services",
         about: "\
-The Services, and their state in force. `BACKENDS` counts the backends that take traffic, of all listed ones. An
-exclamation mark behind a port means that another Service holds one of its frontends; behind an external address, that mode host
+The Services, and their state in force. `BACKENDS` counts the backends that take traffic, of all listed ones; a pod counts once, whatever
+its ports and families. An exclamation mark behind a port means that another Service holds one of its frontends; behind an external address, that mode host
 [leaves the address to the network](host-mode.md#external-addresses). `-o wide` has the reason, and JSON `.notTaken`.
 ",
         example: "services",

@@ -252,7 +252,7 @@ fn lists_have_orders_names_and_fit_the_terminal() -> Result<()> {
     assert_eq!(column("services", 1)?, ["kube-dns", "web", "web-old"]);
     assert_eq!(
         column("services --sort-by backends", 1)?,
-        ["web-old", "web", "kube-dns"]
+        ["web-old", "kube-dns", "web"]
     );
     let states = ["terminating", "unready", "ready", "ready", "ready"];
     assert_eq!(column("backends --sort-by state", 7)?, states);

@@ -47,7 +47,7 @@ mod whole_flows;
 pub use attach::{Attachments, Mechanism};
 pub use attached::Attached;
 pub use counters::Counters;
-pub use counts::{Counts, FamilyCounts, Totals};
+pub use counts::{Counts, FamilyCounts, FlowCount, Totals};
 pub use datapath::{Datapath, Options};
 pub use drain::Drain;
 pub use fast_path_ways::FastPathWays;

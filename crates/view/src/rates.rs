@@ -229,6 +229,7 @@ mod tests {
         let most = PortCounts {
             flows_opened: u64::MAX,
             flows: u64::MAX,
+            open_flows: u64::MAX,
             packets: u64::MAX,
             bytes: u64::MAX,
             packets_returned: u64::MAX,

@@ -412,6 +412,7 @@ fn families(status: &Status, form: Form) -> String {
             tables.frontends,
             tables.slots,
             flows.flows,
+            flows.open,
             flows.entries,
         ];
         [cell(family)]
@@ -427,6 +428,7 @@ fn families(status: &Status, form: Form) -> String {
             "FRONTENDS",
             "SLOTS",
             "FLOWS",
+            "OPEN",
             "FLOW-ENTRIES",
         ],
         rows,

@@ -28,7 +28,7 @@ use rows::{Sample, Sort, View, rows};
 use screen::Screen;
 
 /// Show the traffic of each Service per second: flows opened, packets, bytes, unserved packets; and
-/// open flows.
+/// its flows.
 ///
 /// In a terminal the view is updated until `q` is pressed; Enter shows the backends of a Service,
 /// and Escape all Services again. Elsewhere, or with --once, one table is printed. Packets and

@@ -144,6 +144,7 @@ impl Listed for BackendRow {
         ];
         if wide {
             header.extend([
+                "OPEN",
                 "WEIGHT",
                 "CONNECT-P50",
                 "CONNECT-P99",
@@ -173,7 +174,7 @@ impl Listed for BackendRow {
         ];
         if wide {
             let connect = &backend.connect;
-            cells.push(self.weight());
+            cells.extend([cell(backend.open_flows), self.weight()]);
             cells
                 .extend([connect.connect_p50, connect.connect_p99].map(|time| cell(latency(time))));
             cells.push(cell(connect.failed));

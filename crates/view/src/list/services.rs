@@ -24,6 +24,7 @@ impl Listed for ServiceView {
         ];
         if wide {
             header.extend([
+                "OPEN",
                 "CONNECT-P50",
                 "CONNECT-P99",
                 "FAILED",
@@ -66,6 +67,12 @@ impl Listed for ServiceView {
                     .reduce(f64::max)
             };
             row.extend([
+                cell(
+                    self.ports
+                        .iter()
+                        .map(|port| port.counts.open_flows)
+                        .sum::<u64>(),
+                ),
                 cell(latency(slowest(|connect| connect.connect_p50))),
                 cell(latency(slowest(|connect| connect.connect_p99))),
                 cell(
@@ -156,7 +163,7 @@ pub fn port(port: &PortView) -> String {
     format!("{}{node_port}/{}{mark}", port.port, port.protocol)
 }
 
-/// Counts the backends that take traffic and all listed backends, over all ports.
+/// Counts the backends that take traffic and all listed backends, each once.
 fn backends(service: &ServiceView) -> Cell {
     let (in_use, all) = service.backends_in_use();
     let text = format!("{in_use}/{all}");
