@@ -17,7 +17,7 @@ fn exit_codes_tell_the_outcome() -> Result<()> {
         (
             "status --run-dir /nonexistent",
             1,
-            "kpx: no kpx answers at /nonexistent/kpx.sock",
+            "kpx: no kpx answers at /nonexistent/kpx.sock: is `kpx run` running?\n",
         ),
         (
             "services --run-dir /nonexistent",
