@@ -33,6 +33,11 @@ fn exit_codes_tell_the_outcome() -> Result<()> {
         ("services --output xml", 2, "invalid value 'xml'"),
         ("status --output name", 2, "invalid value 'name'"),
         ("version", 0, ""),
+        (
+            "explain no_endpoint",
+            2,
+            "'[REASON]'\n\n  tip: a similar value exists: 'no_endpoints'",
+        ),
         ("statsu", 2, "similar subcommand exists: 'status'"),
         ("completions tcsh", 2, "invalid value 'tcsh'"),
         ("cleanup", 0, ""),
