@@ -189,7 +189,7 @@ The endpoints of Services, with and without traffic. `SETS` names the sets that 
     Section {
         heading: "kpx flows",
         about: "\
-The flows that pass this node, which the agent reads from the kernel's tables. Most recently active first. `--state` and `--namespace` select some. `SOURCE` is what the backend sees if
+The flows that pass this node, which the agent reads from the kernel's tables. Most recently active first. `--state` (`half-closed` is the same as `halfClosed`) and `--namespace` select some. `SOURCE` is what the backend sees if
 that is not what the client has: another address if it was masqueraded, or another port. `--service`, `--client` and
 `--backend` select.
 ",
