@@ -142,7 +142,7 @@ A test writes this document from the commands' output and compares the two (`UPD
   `-l LABELS` of `services`, `backends` and `top` selects by labels, as `kubectl get -l`: `=`, `==`, `!=`, `in (…)`, `notin (…)`, `KEY`, `!KEY`, `>`, `<`. kpx keeps 4 KiB of labels of a Service.
 - **Order and changes.** `--sort-by COLUMN` of `services`, `backends`, `flows` and `top`. `-w` (`--watch`) of the first three and of `events` prints the list, and then what is
   new, changed or `gone`, as a row, a line of JSON or a name. Data and names leave out what is gone. `watch -n1 kpx status` does it for `status`.
-- **Width.** On a terminal, cells that are too long end with `…`, and sentences go on in the next line. `-o wide` and pipes get all of it.
+- **Width.** On a terminal that is too narrow, a table leaves out its least important columns, and sentences continue in the next line; `-o wide` and pipes have every column.
 - **Colours** only on a terminal, and not if `NO_COLOR` is set. `--no-headers` leaves out the names of columns.
 - **Completion.** `kpx completions bash|zsh|fish|powershell` prints a script. It completes commands, flags and reasons, and asks the agent for
   namespaces, Services, pods, nodes and devices.
@@ -270,6 +270,6 @@ These names were changed. The old ones are told beside the new ones, and go with
   kube-proxy left, and only that while a kpx runs. Otherwise it refuses while a kpx runs. With `--drain` it first leaves
   new connections to kube-proxy and waits for the end of open ones, `--timeout` at most ([migration.md](migration.md)).
 - `kpx sysdump` gathers what a bug report needs of this node in one archive, whose file `CONTENTS` lists the parts. `kpx cluster COMMAND`, which is
-  `kubectl kpx COMMAND`, asks the kpx of every node: `status`, `services`, `backends`, `flows`, `events`, `top`, `monitor`, `trace`, `connectivity-test`, `sysdump` ([kubectl.md](kubectl.md)).
+  `kubectl kpx COMMAND`, asks the kpx of every node: `status`, `services`, `backends`, `flows`, `events`, `top`, `monitor`, `trace`, `connectivity-test`, `sysdump`, `version` ([kubectl.md](kubectl.md)).
 - `kpx version` prints the version of this program and of the running agent; `kpx man [--dir DIR]` prints the manual pages.
 ";

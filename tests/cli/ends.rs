@@ -256,6 +256,17 @@ fn services_are_selected_by_name_and_namespace() -> Result<()> {
     assert_eq!(names("web")?, ["web"]);
     assert_eq!(names("shop/web")?, ["web"]);
     assert_eq!(names("-n none")?, [""; 0]);
+    for (command, objects) in [
+        ("services", "Services"),
+        ("backends", "backends"),
+        ("flows", "flows"),
+        ("events", "Events"),
+    ] {
+        let output = node.kpx(&format!("{command} -n none"))?;
+        ensure!(output.status.success(), "{output:?}");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(told, format!("No {objects} in namespace none\n"));
+    }
     let output = node.kpx("services -n kube-system web")?;
     let told = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.code() == Some(1), "{output:?}");

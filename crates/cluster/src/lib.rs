@@ -20,6 +20,8 @@ mod sysdump;
 mod top;
 mod trace;
 mod watch;
+#[cfg(test)]
+mod widths;
 
 use std::process::ExitCode;
 

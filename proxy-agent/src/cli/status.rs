@@ -434,8 +434,11 @@ fn problems(status: &Status, form: Form) -> String {
     let problems = status.problems.iter().map(|problem| {
         vec![
             red(&problem.what),
-            cell(&problem.why),
-            cell(format!("for {}", age::since(problem.since))),
+            cell(format!(
+                "{}; for {}",
+                problem.why,
+                age::since(problem.since)
+            )),
         ]
     });
     let skipped = status

@@ -6,10 +6,15 @@ use comfy_table::Cell;
 
 use super::Listed;
 use crate::object_name::full_name;
-use crate::output::{NONE, cell, list, red, yellow};
+use crate::output::{NONE, Narrow, cell, list, red, yellow};
 use crate::{ConnectView, PortView, ServiceView, age, latency};
 
 impl Listed for ServiceView {
+    const NARROW: Narrow<'static> = Narrow {
+        optional: &["AGE", "TYPE", "FLOWS", "EXTERNAL-IP"],
+        sentence: None,
+    };
+
     fn header(wide: bool) -> Vec<&'static str> {
         let mut header = vec![
             "NAMESPACE",
