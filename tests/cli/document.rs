@@ -142,13 +142,13 @@ A test writes this document from the commands' output and compares the two (`UPD
   `-l LABELS` of `services`, `backends` and `top` selects by labels, as `kubectl get -l`: `=`, `==`, `!=`, `in (…)`, `notin (…)`, `KEY`, `!KEY`, `>`, `<`. kpx keeps 4 KiB of labels of a Service.
 - **Order and changes.** `--sort-by COLUMN` of `services`, `backends`, `flows` and `top`. `-w` (`--watch`) of the first three and of `events` prints the list, and then what is
   new, changed or `gone`, as a row, a line of JSON or a name. Data and names leave out what is gone. `watch -n1 kpx status` does it for `status`.
-- **Width.** On a terminal, cells that are too long end with `…`, and sentences go on in the next line. `-o wide` and pipes get all of it.
+- **Width.** On a terminal that is too narrow, a table leaves out its least important columns, and sentences continue in the next line; `-o wide` and pipes have every column.
 - **Colours** only on a terminal, and not if `NO_COLOR` is set. `--no-headers` leaves out the names of columns.
 - **Completion.** `kpx completions bash|zsh|fish|powershell` prints a script. It completes commands, flags and reasons, and asks the agent for
   namespaces, Services, pods, nodes and devices.
 - **Words.** A *flow* is an exchange between a client and a backend, of any protocol, that the flow tables remember; it is
-  *opened* by the client's first packet and stays in the table for a while after its end. A *backend* is an endpoint of a
-  Service, whether it takes traffic or not; a *slot* is the place of a backend in a set of a service port. A packet is
+  *opened* by the client's first packet and stays in the table for a while after its end. `FLOWS` counts the rows of `kpx flows`
+  everywhere, `OPEN` those that have not ended. A *backend* is an endpoint of a Service, whether it takes traffic or not; a *slot* is the place of a backend in a set of a service port. A packet is
   *dropped* in silence, or *rejected* with an answer to its client; both are *unserved*.
 - **Exit codes.** 0: success. 1: a failure: the agent is unhealthy or does not answer, `check`
   found an obstacle, or no Service has that name. 2: wrong usage. A reader that closes the
@@ -169,8 +169,8 @@ the agent is not healthy. An agent whose API server is away stays healthy and en
     Section {
         heading: "kpx services",
         about: "\
-The Services, and their state in force. `BACKENDS` counts the backends that take traffic, of all listed ones. An
-exclamation mark behind a port means that another Service holds one of its frontends; behind an external address, that mode host
+The Services, and their state in force. `BACKENDS` counts the backends that take traffic, of all listed ones; a pod counts once, whatever
+its ports and families. An exclamation mark behind a port means that another Service holds one of its frontends; behind an external address, that mode host
 [leaves the address to the network](host-mode.md#external-addresses). `-o wide` has the reason, and JSON `.notTaken`.
 ",
         example: "services",
@@ -189,7 +189,7 @@ The endpoints of Services, with and without traffic. `SETS` names the sets that 
     Section {
         heading: "kpx flows",
         about: "\
-The flows that pass this node, which the agent reads from the kernel's tables. Most recently active first. `--state` and `--namespace` select some. `SOURCE` is what the backend sees if
+The flows that pass this node, which the agent reads from the kernel's tables. Most recently active first. `--state` (`half-closed` is the same as `halfClosed`) and `--namespace` select some. `SOURCE` is what the backend sees if
 that is not what the client has: another address if it was masqueraded, or another port. `--service`, `--client` and
 `--backend` select.
 ",
@@ -270,6 +270,6 @@ These names were changed. The old ones are told beside the new ones, and go with
   kube-proxy left, and only that while a kpx runs. Otherwise it refuses while a kpx runs. With `--drain` it first leaves
   new connections to kube-proxy and waits for the end of open ones, `--timeout` at most ([migration.md](migration.md)).
 - `kpx sysdump` gathers what a bug report needs of this node in one archive, whose file `CONTENTS` lists the parts. `kpx cluster COMMAND`, which is
-  `kubectl kpx COMMAND`, asks the kpx of every node: `status`, `services`, `backends`, `flows`, `events`, `top`, `monitor`, `trace`, `connectivity-test`, `sysdump` ([kubectl.md](kubectl.md)).
+  `kubectl kpx COMMAND`, asks the kpx of every node: `status`, `services`, `backends`, `flows`, `events`, `top`, `monitor`, `trace`, `connectivity-test`, `sysdump`, `version` ([kubectl.md](kubectl.md)).
 - `kpx version` prints the version of this program and of the running agent; `kpx man [--dir DIR]` prints the manual pages.
 ";

@@ -17,7 +17,7 @@ fn exit_codes_tell_the_outcome() -> Result<()> {
         (
             "status --run-dir /nonexistent",
             1,
-            "kpx: no kpx answers at /nonexistent/kpx.sock",
+            "kpx: no kpx answers at /nonexistent/kpx.sock: is `kpx run` running?\n",
         ),
         (
             "services --run-dir /nonexistent",
@@ -33,6 +33,11 @@ fn exit_codes_tell_the_outcome() -> Result<()> {
         ("services --output xml", 2, "invalid value 'xml'"),
         ("status --output name", 2, "invalid value 'name'"),
         ("version", 0, ""),
+        (
+            "explain no_endpoint",
+            2,
+            "'[REASON]'\n\n  tip: a similar value exists: 'no_endpoints'",
+        ),
         ("statsu", 2, "similar subcommand exists: 'status'"),
         ("completions tcsh", 2, "invalid value 'tcsh'"),
         ("cleanup", 0, ""),
@@ -251,6 +256,17 @@ fn services_are_selected_by_name_and_namespace() -> Result<()> {
     assert_eq!(names("web")?, ["web"]);
     assert_eq!(names("shop/web")?, ["web"]);
     assert_eq!(names("-n none")?, [""; 0]);
+    for (command, objects) in [
+        ("services", "Services"),
+        ("backends", "backends"),
+        ("flows", "flows"),
+        ("events", "Events"),
+    ] {
+        let output = node.kpx(&format!("{command} -n none"))?;
+        ensure!(output.status.success(), "{output:?}");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(told, format!("No {objects} in namespace none\n"));
+    }
     let output = node.kpx("services -n kube-system web")?;
     let told = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.code() == Some(1), "{output:?}");

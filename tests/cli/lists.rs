@@ -1,6 +1,7 @@
 //! Lists as users of kubectl expect them: in an order, by name, as they change, on a narrow
 //! terminal, for a user who is not root.
 
+use std::collections::HashSet;
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -9,6 +10,7 @@ use std::process::{Command, Output, Stdio};
 use anyhow::{Context, Result, ensure};
 use testbed::agent::{DEADLINE, binary, wait_until};
 
+use crate::document::masked;
 use crate::node::{CLUSTER, Node};
 
 /// The group of users that may ask, and a user of no group.
@@ -240,7 +242,7 @@ fn events_tell_what_the_agent_told_and_follow_it() -> Result<()> {
 }
 
 #[test]
-fn lists_have_orders_names_and_fit_the_terminal() -> Result<()> {
+fn lists_have_orders_and_names() -> Result<()> {
     let node = Node::start("lists", "")?;
     let column = |arguments: &str, at: usize| -> Result<Vec<String>> {
         let text = node.text(&format!("{arguments} --no-headers"))?;
@@ -252,7 +254,7 @@ fn lists_have_orders_names_and_fit_the_terminal() -> Result<()> {
     assert_eq!(column("services", 1)?, ["kube-dns", "web", "web-old"]);
     assert_eq!(
         column("services --sort-by backends", 1)?,
-        ["web-old", "web", "kube-dns"]
+        ["web-old", "kube-dns", "web"]
     );
     let states = ["terminating", "unready", "ready", "ready", "ready"];
     assert_eq!(column("backends --sort-by state", 7)?, states);
@@ -284,35 +286,106 @@ fn lists_have_orders_names_and_fit_the_terminal() -> Result<()> {
         json["services"].as_array().map(Vec::len) == Some(2) && json["health"] == "healthy",
         "{json}"
     );
+    Ok(())
+}
 
-    // A terminal of 100 columns cuts what a pipe gets whole.
-    let whole = node.text("backends")?;
-    let kpx = format!(
-        "stty cols 100; {} backends --run-dir {}",
-        binary()?.display(),
-        node.run_dir().display()
-    );
-    let output = node.ns().run(|| {
-        Command::new("script")
-            .args(["-qec", &kpx, "/dev/null"])
-            .output()
+/// The widths of terminals, and the columns of each table there.
+const WIDTHS: [usize; 3] = [80, 100, 120];
+const TABLES: [(&str, [&str; 3]); 5] = [
+    (
+        "services",
+        [
+            "NAMESPACE NAME CLUSTER-IP PORT(S) BACKENDS FLOWS AGE",
+            "NAMESPACE NAME CLUSTER-IP EXTERNAL-IP PORT(S) BACKENDS FLOWS",
+            "NAMESPACE NAME TYPE CLUSTER-IP EXTERNAL-IP PORT(S) BACKENDS FLOWS",
+        ],
+    ),
+    (
+        "backends",
+        [
+            "NAMESPACE SERVICE PORT ADDRESS STATE FLOWS",
+            "NAMESPACE SERVICE PORT ADDRESS POD STATE FLOWS",
+            "NAMESPACE SERVICE PORT ADDRESS POD NODE ZONE STATE FLOWS",
+        ],
+    ),
+    (
+        "flows",
+        [
+            "PROTOCOL CLIENT SERVICE BACKEND STATE IDLE",
+            "PROTOCOL CLIENT FRONTEND SERVICE BACKEND STATE IDLE",
+            "PROTOCOL CLIENT FRONTEND SERVICE BACKEND STATE IDLE SOURCE",
+        ],
+    ),
+    (
+        "events",
+        [
+            "LAST-SEEN REASON OBJECT NOTE",
+            "LAST-SEEN TYPE REASON OBJECT COUNT NOTE",
+            "LAST-SEEN TYPE REASON OBJECT COUNT NOTE",
+        ],
+    ),
+    ("devices", ["DEVICE IFINDEX ROLE ATTACHED-BY"; 3]),
+];
+
+#[test]
+fn tables_fit_terminals_without_cut_values() -> Result<()> {
+    let node = Node::start("widths", "--socket-lb off")?;
+    let _connection = node.connect()?;
+    wait_until(DEADLINE, "the Service's flow is counted", || {
+        Ok(node
+            .text("services shop/web --no-headers")?
+            .contains("1/3   1 "))
     })?;
-    let shown = String::from_utf8(output.stdout)?.replace("\u{1b}[39m", "");
-    let shown = shown
-        .replace("\u{1b}[38;5;10m", "")
-        .replace("\u{1b}[38;5;11m", "");
-    ensure!(
-        whole.lines().any(|line| line.len() > 100) && !whole.contains('…'),
-        "{whole}"
-    );
-    ensure!(
-        shown
-            .lines()
-            .all(|line| line.trim_end().chars().count() <= 100)
-            && shown.contains('…'),
-        "{shown}"
-    );
-    assert_eq!(shown.lines().count(), whole.lines().count(), "{shown}");
+    let on_terminal = |command: &str, width: usize| -> Result<String> {
+        let kpx = format!(
+            "stty cols {width}; NO_COLOR=1 {} {command} --run-dir {}",
+            binary()?.display(),
+            node.run_dir().display()
+        );
+        let output = node.ns().run(|| {
+            Command::new("script")
+                .args(["-qec", &kpx, "/dev/null"])
+                .output()
+        })?;
+        let text = masked(&String::from_utf8(output.stdout)?.replace('\r', ""));
+        println!("{width} columns, kpx {command}:\n{text}");
+        let is_fit = |line: &str| line.chars().count() <= width && !line.contains('…');
+        ensure!(text.lines().all(is_fit), "{command} at {width}: {text}");
+        Ok(text)
+    };
+    let mut wrong = Vec::new();
+    for (command, headers) in TABLES {
+        let whole = masked(&node.text(command)?);
+        let words: HashSet<_> = whole.split_whitespace().collect();
+        for (width, header) in WIDTHS.into_iter().zip(headers) {
+            let text = on_terminal(command, width)?;
+            let shown: Vec<_> = text
+                .lines()
+                .next()
+                .context("a header")?
+                .split_whitespace()
+                .collect();
+            if shown.join(" ") != header {
+                wrong.push(format!("{command} at {width}: {shown:?}"));
+            }
+            // A sentence may break a word that is longer than its column.
+            let is_whole = |word: &str| match command {
+                "events" => whole.contains(word),
+                _ => words.contains(word),
+            };
+            let cut = text.split_whitespace().find(|word| !is_whole(word));
+            ensure!(cut.is_none(), "{command} at {width}: {cut:?} in {text}");
+        }
+    }
+    ensure!(wrong.is_empty(), "{wrong:#?}");
+    for width in WIDTHS {
+        let status = on_terminal("status", width)?;
+        let words = status.split_whitespace().collect::<Vec<_>>().join(" ");
+        ensure!(
+            words.contains("nodePort: IPv4 *:30080/tcp is held by Service shop/web"),
+            "{status}"
+        );
+    }
     Ok(())
 }
 

@@ -9,5 +9,6 @@ mod flows;
 mod kubeconfig;
 mod lists;
 mod node;
+mod numbers;
 mod schema;
 mod sysdump;

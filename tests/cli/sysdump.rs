@@ -76,7 +76,7 @@ fn sysdump_without_agent_names_what_is_missing() -> Result<()> {
     ensure!(output.status.success(), "{output:?}");
     let words = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(
-        words.contains("it lacks status.txt, status.json"),
+        words.contains("kpx.sock: is `kpx run` running?\nit lacks status.txt, status.json"),
         "{words}"
     );
     let read = unpacked(&archive)?;

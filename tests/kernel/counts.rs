@@ -44,7 +44,7 @@ fn of_family<A: Addr>(
     let flows = counts
         .flows
         .get(&key)
-        .map_or(0, |flows| flows.values().sum());
+        .map_or(0, |flows| flows.values().map(|flows| flows.open).sum());
     Ok((counts.ports.get(&key).copied().unwrap_or_default(), flows))
 }
 

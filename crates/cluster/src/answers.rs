@@ -155,14 +155,15 @@ impl<'a> NodeAnswer<'a> {
 
 impl<T> Answers<T> {
     /// Prints the answers as data, an object for each node, or as the text that `text` makes of
-    /// them. Returns how the command ends.
+    /// them; `nothing` reports an empty text. Returns how the command ends.
     pub(crate) fn print(
         &self,
         output: &OutputArgs,
+        nothing: &str,
         text: impl FnOnce(Form) -> String,
     ) -> Result<ExitCode> {
         let data: Vec<_> = self.0.iter().map(NodeAnswer::of).collect();
-        output.print(&data, text)?;
+        output.print_list(&data, nothing, text)?;
         self.tell_words();
         self.end()
     }
@@ -240,6 +241,28 @@ pub(crate) fn name_failed(all: usize, failed: &[(&str, &anyhow::Error)]) {
     }
     // A failure is ignored, because a closed standard error leaves no place to report it.
     let _written = stderr().write_all(text.as_bytes());
+}
+
+#[cfg(test)]
+impl<T> Answers<T> {
+    /// Returns these answers of nodes.
+    pub(crate) fn of(answers: impl IntoIterator<Item = (&'static str, T)>) -> Self {
+        let asked = |(node, answer): (&str, T)| Asked {
+            at: NodePod {
+                node: node.to_owned(),
+                namespace: "kube-system".to_owned(),
+                pod: format!("kpx-{node}"),
+                container: None,
+                image: None,
+                absent: None,
+            },
+            answer: Ok(answer),
+            data: Value::Null,
+            code: Some(0),
+            stderr: String::new(),
+        };
+        Self(answers.into_iter().map(asked).collect())
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::Args;
 use comfy_table::Cell;
 use proxy_view::list::{BackendOrder, BackendRow, Listed};
-use proxy_view::output::{Form, OutputArgs, cell};
+use proxy_view::output::{Form, Narrow, OutputArgs, cell};
 use proxy_view::{ConnectView, ServiceView, latency};
 use serde::Serialize;
 
@@ -62,7 +62,10 @@ pub(crate) async fn backends(connect: &ConnectArgs, args: &BackendsArgs) -> Resu
         args.select
             .check(services.answered().flat_map(|(_, services)| services))?;
     }
-    answers.print(&args.output, |form| text(&answers, args.sort_by, form))
+    let nothing = args.select.nothing("backends");
+    answers.print(&args.output, &nothing, |form| {
+        text(&answers, args.sort_by, form)
+    })
 }
 
 /// A backend as one node sees it, in a form whose field `node` is the node that was asked.
@@ -71,7 +74,15 @@ struct Watched {
     backend: BackendRow,
 }
 
+/// The columns that yield to a narrow terminal.
+const NARROW: Narrow<'static> = Narrow {
+    optional: &["LOCAL", "ZONE", "SETS", "ON", "FLOWS", "POD"],
+    sentence: None,
+};
+
 impl Listed for Watched {
+    const NARROW: Narrow<'static> = NARROW;
+
     fn header(wide: bool) -> Vec<&'static str> {
         BackendRow::header(wide)
             .into_iter()
@@ -98,7 +109,7 @@ struct Row<'a> {
     nodes: Vec<&'a str>,
 }
 
-fn text(answers: &Answers<Vec<BackendRow>>, order: BackendOrder, form: Form) -> String {
+pub(crate) fn text(answers: &Answers<Vec<BackendRow>>, order: BackendOrder, form: Form) -> String {
     let mut header = vec![
         "NODE", "SERVICE", "PORT", "ADDRESS", "POD", "ON", "STATE", "FLOWS",
     ];
@@ -120,8 +131,9 @@ fn text(answers: &Answers<Vec<BackendRow>>, order: BackendOrder, form: Form) -> 
         form.wide,
     );
     order.sort(&mut rows, |row| &row.backend);
-    form.table(
+    form.narrowed(
         &header,
+        NARROW,
         rows.into_iter().map(|row| row.cells(all, form.wide)),
     )
 }

@@ -9,7 +9,7 @@ use comfy_table::Cell;
 use proxy_view::EventView;
 use proxy_view::list::Listed;
 use proxy_view::object_name::ServiceName;
-use proxy_view::output::{Form, OutputArgs, cell};
+use proxy_view::output::{Form, OutputArgs, cell, nothing};
 
 use crate::answers::{Answers, ask};
 use crate::connect::ConnectArgs;
@@ -50,10 +50,11 @@ pub(crate) async fn events(connect: &ConnectArgs, args: &EventsArgs) -> Result<E
     let cluster = Cluster::find(connect).await?;
     let mut answers: Answers<Vec<EventView>> = ask(&cluster, connect, &arguments).await;
     answers.retain(wants);
-    answers.print(&args.output, |form| text(&answers, form))
+    let nothing = nothing("Events", args.service_namespace.as_deref());
+    answers.print(&args.output, &nothing, |form| text(&answers, form))
 }
 
-fn text(answers: &Answers<Vec<EventView>>, form: Form) -> String {
+pub(crate) fn text(answers: &Answers<Vec<EventView>>, form: Form) -> String {
     let header = [vec!["NODE"], EventView::header(form.wide)].concat();
     let all = answers.answered().count();
     let rows = merged(
@@ -61,8 +62,9 @@ fn text(answers: &Answers<Vec<EventView>>, form: Form) -> String {
             .answered()
             .map(|(node, events)| (node, events.as_slice())),
     );
-    form.table(
+    form.narrowed(
         &header,
+        EventView::NARROW,
         rows.into_iter().map(|row| row.cells(all, form.wide)),
     )
 }

@@ -131,4 +131,17 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
             ),
         ],
     ),
+    (
+        "version",
+        &[
+            (
+                "kubectl kpx version",
+                "Compare the versions of all nodes with this program's",
+            ),
+            (
+                "kubectl kpx version --node n1",
+                "Show the version of one node",
+            ),
+        ],
+    ),
 ];

@@ -8,7 +8,8 @@ use comfy_table::Cell;
 use proxy_view::FlowView;
 use proxy_view::age::span;
 use proxy_view::flow_args::{FlowArgs, state_cell};
-use proxy_view::output::{Form, OutputArgs, cell};
+use proxy_view::list::Listed;
+use proxy_view::output::{Form, OutputArgs, cell, nothing};
 
 use crate::answers::{Answers, ask};
 use crate::connect::ConnectArgs;
@@ -45,10 +46,13 @@ pub(crate) async fn flows(connect: &ConnectArgs, args: &FlowsArgs) -> Result<Exi
     }
     let cluster = Cluster::find(connect).await?;
     let answers: Answers<Vec<FlowView>> = ask(&cluster, connect, &arguments).await;
-    answers.print(&args.output, |form| text(&answers, &args.flows, form))
+    let nothing = nothing("flows", args.service_namespace.as_deref());
+    answers.print(&args.output, &nothing, |form| {
+        text(&answers, &args.flows, form)
+    })
 }
 
-fn text(answers: &Answers<Vec<FlowView>>, args: &FlowArgs, form: Form) -> String {
+pub(crate) fn text(answers: &Answers<Vec<FlowView>>, args: &FlowArgs, form: Form) -> String {
     let mut header = vec!["NODE", "CLIENT", "SERVICE", "BACKEND", "STATE", "IDLE"];
     if form.wide {
         header.extend(["PROTOCOL", "FRONTEND", "SOURCE"]);
@@ -59,8 +63,9 @@ fn text(answers: &Answers<Vec<FlowView>>, args: &FlowArgs, form: Form) -> String
         .collect();
     flows.sort_by_key(|(node, flow)| (flow.idle_secs, *node));
     args.sort(&mut flows, |(_, flow)| flow);
-    form.table(
+    form.narrowed(
         &header,
+        FlowView::NARROW,
         flows
             .into_iter()
             .map(|(node, flow)| row(node, flow, form.wide)),

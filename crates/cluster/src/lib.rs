@@ -19,7 +19,10 @@ mod status;
 mod sysdump;
 mod top;
 mod trace;
+mod version;
 mod watch;
+#[cfg(test)]
+mod widths;
 
 use std::process::ExitCode;
 
@@ -61,6 +64,7 @@ enum Command {
     Trace(trace::TraceArgs),
     ConnectivityTest(connectivity::ConnectivityArgs),
     Sysdump(sysdump::ClusterSysdumpArgs),
+    Version(version::VersionArgs),
 }
 
 /// The form of what commands print that have no table.
@@ -85,5 +89,6 @@ pub async fn cluster(args: ClusterArgs) -> Result<ExitCode> {
         Command::Trace(args) => trace::trace(connect, args).await,
         Command::ConnectivityTest(args) => connectivity::connectivity_test(connect, args).await,
         Command::Sysdump(args) => sysdump::of_cluster(connect, args).await,
+        Command::Version(args) => version::version(connect, args).await,
     }
 }

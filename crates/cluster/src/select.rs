@@ -4,6 +4,7 @@
 use anyhow::{Result, ensure};
 use clap::Args;
 use proxy_view::object_name::ServiceName;
+use proxy_view::output::nothing;
 use proxy_view::{Selector, ServiceView};
 
 #[derive(Args, Debug)]
@@ -20,6 +21,11 @@ pub(crate) struct SelectArgs {
 }
 
 impl SelectArgs {
+    /// Returns the words for a list without objects.
+    pub(crate) fn nothing(&self, objects: &str) -> String {
+        nothing(objects, self.service_namespace.as_deref())
+    }
+
     /// Returns the arguments of a command of kpx that selects the same Services on a node. The name
     /// is left out: its answer would be an error on each node that does not know it.
     pub(crate) fn arguments(&self, command: &str) -> Vec<String> {

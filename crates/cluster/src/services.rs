@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::Args;
 use comfy_table::Cell;
 use proxy_view::ServiceView;
-use proxy_view::list::port;
+use proxy_view::list::{Listed, port};
 use proxy_view::output::{Form, OutputArgs, cell, lines, yellow};
 
 use crate::answers::{Answers, ask};
@@ -40,7 +40,8 @@ pub(crate) async fn services(connect: &ConnectArgs, args: &ServicesArgs) -> Resu
     args.select
         .check(answers.answered().flat_map(|(_, services)| services))?;
     answers.retain(wants);
-    answers.print(&args.output, |form| text(&answers, form))
+    let nothing = args.select.nothing("Services");
+    answers.print(&args.output, &nothing, |form| text(&answers, form))
 }
 
 /// A row as it is shown; nodes differ by these fields.
@@ -55,7 +56,7 @@ struct Row {
     conflicts: Vec<String>,
 }
 
-fn text(answers: &Answers<Vec<ServiceView>>, form: Form) -> String {
+pub(crate) fn text(answers: &Answers<Vec<ServiceView>>, form: Form) -> String {
     let mut header = vec![
         "NODE",
         "NAMESPACE",
@@ -75,8 +76,9 @@ fn text(answers: &Answers<Vec<ServiceView>>, form: Form) -> String {
             .answered()
             .map(|(node, services)| (node, services.as_slice())),
     );
-    form.table(
+    form.narrowed(
         &header,
+        ServiceView::NARROW,
         rows.into_iter()
             .map(|(row, (nodes, flows))| cells(row, &nodes, flows, all, form.wide)),
     )

@@ -8,7 +8,7 @@ use comfy_table::Cell;
 use proxy_common::counter::{Reason, Verdict};
 use proxy_view::age;
 use proxy_view::list::Listed;
-use proxy_view::output::{Form, OutputArgs, cell, green, red, yellow};
+use proxy_view::output::{Form, Narrow, OutputArgs, cell, green, red, yellow};
 use proxy_view::status::Status;
 use serde::{Deserialize, Serialize};
 
@@ -47,10 +47,10 @@ pub(crate) async fn status(connect: &ConnectArgs, args: &StatusArgs) -> Result<E
     }
     let cluster = Cluster::find(connect).await?;
     let answers: Answers<Status> = ask(&cluster, connect, &arguments).await;
-    answers.print(&args.output, |form| text(&answers, form))
+    answers.print(&args.output, "nothing found", |form| text(&answers, form))
 }
 
-fn text(answers: &Answers<Status>, form: Form) -> String {
+pub(crate) fn text(answers: &Answers<Status>, form: Form) -> String {
     let header = header(form.wide)
         .into_iter()
         .chain(["PROBLEMS"])
@@ -66,7 +66,11 @@ fn text(answers: &Answers<Status>, form: Form) -> String {
             .chain([problems])
             .collect()
     });
-    let table = form.table(&[&["NODE"], &header[..]].concat(), rows);
+    let narrow = Narrow {
+        sentence: None,
+        ..Watched::NARROW
+    };
+    let table = form.narrowed(&[&["NODE"], &header[..]].concat(), narrow, rows);
     let problems = answers.answered().flat_map(|(node, status)| {
         status
             .problems
@@ -83,6 +87,17 @@ fn text(answers: &Answers<Status>, form: Form) -> String {
 
 impl Listed for Watched {
     const NO_NEWS: &'static [&'static str] = &["UP", "SERVICES", "FLOWS", "UNSERVED"];
+    const NARROW: Narrow<'static> = Narrow {
+        optional: &[
+            "SERVICES",
+            "FAST-PATH",
+            "UP",
+            "FLOWS",
+            "UNSERVED",
+            "VERSION",
+        ],
+        sentence: Some("PROBLEMS"),
+    };
 
     fn header(wide: bool) -> Vec<&'static str> {
         header(wide).into_iter().chain(["PROBLEMS"]).collect()

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use clap::Args;
 use futures::StreamExt;
 use jiff::Timestamp;
@@ -82,9 +82,9 @@ async fn of_host(args: &SysdumpArgs) -> Result<()> {
     let output = Output::open(args.output.as_deref(), &node)?;
     let title = format!("kpx sysdump of host {node}, {}", Timestamp::now());
     let mut archive = Archive::new(output.writer()?, &format!("{title}\n{LEFT_OUT}"));
-    host::gather(&mut archive, &args.run_dir, args.flows).await?;
+    let no_agent = host::gather(&mut archive, &args.run_dir, args.flows).await?;
     let failed = archive.finish()?;
-    output.finish(&failed)
+    output.finish(&failed, no_agent.as_ref())
 }
 
 /// Writes the archive of the nodes, and of kpx's objects.
@@ -138,7 +138,7 @@ async fn of_nodes(connect: &ConnectArgs, args: &ClusterSysdumpArgs) -> Result<Ex
         }
     }
     let parts = archive.finish()?;
-    output.finish(&parts)?;
+    output.finish(&parts, None)?;
     let named: Vec<_> = failed
         .iter()
         .map(|(node, error)| (node.as_str(), error))
@@ -218,8 +218,9 @@ impl Output {
         }
     }
 
-    /// Gives the whole archive its name, and names it and the parts that it lacks.
-    fn finish(self, failed: &[String]) -> Result<()> {
+    /// Gives the whole archive its name, and names it and the parts that it lacks. `no_agent` is
+    /// the reason why the parts of an agent are missing.
+    fn finish(self, failed: &[String], no_agent: Option<&Error>) -> Result<()> {
         let Self::File { path, partial } = &self else {
             return Ok(());
         };
@@ -229,6 +230,9 @@ impl Output {
             "{} is written; look through it before you send it on\n",
             path.display()
         );
+        if let Some(error) = no_agent {
+            text += &format!("{error:#}\n");
+        }
         if !failed.is_empty() {
             text += &format!(
                 "it lacks {}; see the file CONTENTS for the cause\n",
@@ -277,7 +281,7 @@ mod tests {
             raise(Signal::SIGINT).unwrap();
             let output = output;
             std::future::pending::<()>().await;
-            output.finish(&[])
+            output.finish(&[], None)
         };
         let limit = std::time::Duration::from_secs(30);
         assert!(
@@ -308,7 +312,7 @@ mod tests {
         assert!(names().is_empty());
         let whole = open().unwrap();
         whole.writer().unwrap().write_all(b"whole").unwrap();
-        whole.finish(&[]).unwrap();
+        whole.finish(&[], None).unwrap();
         assert_eq!(names(), ["dump.tar.gz"]);
         assert!(open().is_err());
         fs::remove_dir_all(&folder).unwrap();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use proxy_view::object_name::full_name;
-use proxy_view::output::{Form, cell, print_on, red};
+use proxy_view::output::{Form, Narrow, cell, print_on, red};
 use proxy_view::rates::{self, Rates, Reading};
 use proxy_view::{Selector, ServiceView};
 
@@ -87,7 +87,12 @@ pub(crate) async fn top(connect: &ConnectArgs, args: &TopArgs) -> Result<ExitCod
             now = next => now,
         };
         let seconds = since.elapsed().as_secs_f64();
-        let table = text(&changes(&before.0, &now.0), seconds, args);
+        let table = text(
+            &changes(&before.0, &now.0),
+            seconds,
+            args,
+            Form::of_stdout(false, false),
+        );
         if !print_on(&if is_live && !once {
             format!("{CLEAR}{table}")
         } else {
@@ -132,7 +137,7 @@ fn changes(before: &Sample, now: &Sample) -> Sample {
     both.collect()
 }
 
-fn text(changes: &Sample, seconds: f64, args: &TopArgs) -> String {
+fn text(changes: &Sample, seconds: f64, args: &TopArgs, form: Form) -> String {
     let mut sums: BTreeMap<Vec<String>, Reading> = BTreeMap::new();
     for ((node, service), change) in changes
         .iter()
@@ -170,7 +175,11 @@ fn text(changes: &Sample, seconds: f64, args: &TopArgs) -> String {
         ];
         names.into_iter().map(cell).chain(numbers).collect()
     });
-    Form::of_stdout(false, false).table(&header, rows)
+    let narrow = Narrow {
+        optional: &["BYTES/S", "PACKETS/S"],
+        sentence: None,
+    };
+    form.narrowed(&header, narrow, rows)
 }
 
 impl Sort {

@@ -10,7 +10,7 @@ use clap::Args;
 use comfy_table::Cell;
 use jiff::Timestamp;
 use proxy_view::list::{Listed, follow};
-use proxy_view::output::{Kind, cell};
+use proxy_view::output::{Kind, Narrow, cell};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -40,6 +40,7 @@ pub(crate) struct OfNode<T> {
 impl<T: Listed> Listed for OfNode<T> {
     const TELLS_GONE: bool = T::TELLS_GONE;
     const NO_NEWS: &'static [&'static str] = T::NO_NEWS;
+    const NARROW: Narrow<'static> = T::NARROW;
 
     fn header(wide: bool) -> Vec<&'static str> {
         [vec!["NODE"], T::header(wide)].concat()
@@ -113,7 +114,7 @@ where
         rows.sort_by_key(Listed::time);
         Ok(rows)
     };
-    follow(kind, Some(PERIOD), read).await?;
+    follow(kind, PERIOD, read).await?;
     Ok(ExitCode::SUCCESS)
 }
 

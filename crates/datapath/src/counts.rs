@@ -27,8 +27,8 @@ pub struct Counts {
 pub struct FamilyCounts<A: Addr> {
     /// The totals since the programs were loaded. No number in them ever decreases.
     pub ports: BTreeMap<FrontendKey<A>, Totals>,
-    /// The open flows from a service port to each backend.
-    pub flows: BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, u64>>,
+    /// The flows in the table, from a service port to each backend.
+    pub flows: BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, FlowCount>>,
     /// The outcomes of recent connections from a service port to each backend. The unspecified
     /// address holds the other backends' counts.
     pub connects: BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, Connects>>,
@@ -65,14 +65,6 @@ impl<A: Addr> FamilyCounts<A> {
         match flow.kind.known() {
             Some(EntryKind::Dnat) => {
                 self.ports.entry(flow.service).or_default().sent += flow.passed;
-                if !flow.state().is_terminal() {
-                    *self
-                        .flows
-                        .entry(flow.service)
-                        .or_default()
-                        .entry(flow.backend)
-                        .or_default() += 1;
-                }
             }
             Some(EntryKind::Undnat) => {
                 self.ports.entry(flow.service).or_default().returned += flow.passed
@@ -81,6 +73,25 @@ impl<A: Addr> FamilyCounts<A> {
             Some(EntryKind::Snat | EntryKind::Unsnat) | None => {}
         }
     }
+
+    /// Counts a flow, by its opener's entry.
+    pub(super) fn add_flow(&mut self, opener: &Flow<A>) {
+        if opener.service.addr.is_unspecified() {
+            return;
+        }
+        let backends = self.flows.entry(opener.service).or_default();
+        let count = backends.entry(opener.backend).or_default();
+        count.all += 1;
+        count.open += u64::from(!opener.state().is_terminal());
+    }
+}
+
+/// The number of flows in the table: each is a row of `kpx flows`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowCount {
+    pub all: u64,
+    /// The flows that neither both sides have closed nor one has reset.
+    pub open: u64,
 }
 
 /// The traffic of a service port.

@@ -79,6 +79,8 @@ pub struct Swept {
     pub entries: usize,
     /// The remaining flows.
     pub flows: usize,
+    /// The remaining flows that neither both sides have closed nor one has reset.
+    pub open: usize,
     /// The remaining half-open flows, which are evicted for new flows.
     pub half_open: usize,
     /// The remaining flows that affect the fast path.
@@ -325,7 +327,12 @@ impl<A: FamilyNames> Family<A> {
             .next_batch()
             .with_context(|| format!("read {}", A::MAPS.flows))?
         {
-            batch.for_each(|(_, flow)| counts.add(&flow));
+            batch.for_each(|(key, flow)| {
+                counts.add(&flow);
+                if is_opener(&key, &flow) {
+                    counts.add_flow(&flow);
+                }
+            });
         }
         self.ledger.end(&mut counts);
         Ok(counts)
@@ -482,7 +489,11 @@ impl<A: FamilyNames> Found<A> {
 
     fn remains(&mut self, key: &FlowKey<A>, opener: &Flow<A>) {
         let entries = opener.kinds().len();
-        self.swept.flows += 1;
+        if is_opener(key, opener) {
+            self.counts.add_flow(opener);
+            self.swept.flows += 1;
+            self.swept.open += usize::from(!opener.state().is_terminal());
+        }
         self.swept.entries += entries;
         self.swept.fast.whole += usize::from(opener.rx.has(Seen::WHOLE));
         if opener.is_half_open(key.proto()) {

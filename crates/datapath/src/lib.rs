@@ -48,7 +48,7 @@ pub use attach::{Attachments, Mechanism};
 pub use attached::Attached;
 pub use clock::boot_secs;
 pub use counters::Counters;
-pub use counts::{Counts, FamilyCounts, Totals};
+pub use counts::{Counts, FamilyCounts, FlowCount, Totals};
 pub use datapath::{Datapath, Options};
 pub use drain::Drain;
 pub use fast_path_ways::FastPathWays;

@@ -22,7 +22,7 @@ pub struct Readings {
     pub reasons: Vec<(Reason, u64)>,
     pub programs: BTreeMap<String, ProgramReading>,
     pub maps: BTreeMap<String, MapFill>,
-    /// The open flows as of the last sweep.
+    /// The flows in the tables, as of the last sweep.
     pub flows: BTreeMap<IpFamily, u64>,
     /// The number of devices by role.
     pub devices: BTreeMap<&'static str, u64>,
@@ -60,7 +60,7 @@ impl Collector for Readings {
         gauges(
             &mut encoder,
             "kpx_flows",
-            "Flows that are open, as of the last sweep.",
+            "Flows in the flow tables, as of the last sweep.",
             flows,
         )?;
         let devices = self

@@ -16,7 +16,7 @@ use proxy_core::input::ObjectName;
 use proxy_core::model::{
     self, Endpoint, FamilyModel, NodeModel, Skipped, Slice, Unreachable, Weights,
 };
-use proxy_datapath::{Counts, FamilyCounts};
+use proxy_datapath::{Counts, FamilyCounts, FlowCount};
 
 /// The ways of a host in mode host to backends.
 const DIRECT: &str = "direct";
@@ -235,6 +235,7 @@ impl<A: Addr> FamilyView<'_, A> {
             let joined = model::join(&slices, &view.name, key.proto);
             let first = view.backends.len();
             view.backends.extend(joined.listed().map(|(at, endpoint)| {
+                let flows = self.flows(key, &at);
                 let way = node
                     .host_mode
                     .as_ref()
@@ -244,13 +245,8 @@ impl<A: Addr> FamilyView<'_, A> {
                     in_cluster_set: holds(port.backends(Set::CLUSTER), at)
                         || matches!(way, Some(NODE_PORT | TUNNEL)),
                     in_local_set: holds(port.backends(Set::LOCAL), at),
-                    flows: self
-                        .counts
-                        .flows
-                        .get(key)
-                        .and_then(|flows| flows.get(&at))
-                        .copied()
-                        .unwrap_or(0),
+                    flows: flows.all,
+                    open_flows: flows.open,
                     connect: self
                         .counts
                         .connects
@@ -301,6 +297,7 @@ impl<A: Addr> FamilyView<'_, A> {
             .get(key)
             .and_then(|rows| rows.get(&at))
             .map(Into::into);
+        let flows = self.flows(key, &at);
         backends.push(BackendView {
             address,
             pod: Some(pod.to_string()),
@@ -316,13 +313,8 @@ impl<A: Addr> FamilyView<'_, A> {
             silent: key.proto == Proto::TCP && node.aside.contains_key(&Path::new(key, &at)),
             set_aside: false,
             weight: 1,
-            flows: self
-                .counts
-                .flows
-                .get(key)
-                .and_then(|flows| flows.get(&at))
-                .copied()
-                .unwrap_or(0),
+            flows: flows.all,
+            open_flows: flows.open,
             connect: connect.unwrap_or_default(),
             way: None,
         });
@@ -357,6 +349,14 @@ impl<A: Addr> FamilyView<'_, A> {
         }
     }
 
+    fn flows(&self, key: &FrontendKey<A>, at: &SockAddr<A>) -> FlowCount {
+        let backends = self.counts.flows.get(key);
+        backends
+            .and_then(|flows| flows.get(at))
+            .copied()
+            .unwrap_or_default()
+    }
+
     /// Returns the view of a backend without its sets and its flows.
     fn backend(&self, at: SockAddr<A>, endpoint: &Endpoint<'_, A>) -> BackendView {
         let namespace = &self.model.claim.service.namespace;
@@ -383,6 +383,7 @@ impl<A: Addr> FamilyView<'_, A> {
             silent: false,
             set_aside: false,
             flows: 0,
+            open_flows: 0,
             connect: ConnectView::default(),
             way: None,
         }
@@ -413,10 +414,10 @@ pub(crate) fn count<A: Addr>(
 ) {
     let totals = family.ports.get(key).copied().unwrap_or_default();
     counts.flows_opened += totals.opened;
-    counts.flows += family
-        .flows
-        .get(key)
-        .map_or(0, |flows| flows.values().sum());
+    for flows in family.flows.get(key).into_iter().flat_map(BTreeMap::values) {
+        counts.flows += flows.all;
+        counts.open_flows += flows.open;
+    }
     counts.packets += totals.sent.packets;
     counts.bytes += totals.sent.bytes;
     counts.packets_returned += totals.returned.packets;

@@ -146,21 +146,17 @@ impl Client {
 
     async fn connect(&self) -> Result<(http1::SendRequest<Empty<Bytes>>, Connection)> {
         let stream = UnixStream::connect(&self.0).await;
-        if stream
-            .as_ref()
-            .is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
-        {
-            bail!(
-                "permission denied at {}: run as root (sudo)",
-                self.0.display()
-            );
-        }
-        let stream = stream.with_context(|| {
-            format!(
-                "no kpx answers at {}: is `kpx run` running?",
-                self.0.display()
-            )
-        })?;
+        let socket = self.0.display();
+        let stream = match stream.map_err(|error| (error.kind(), error)) {
+            Ok(stream) => stream,
+            Err((ErrorKind::PermissionDenied, _)) => {
+                bail!("permission denied at {socket}: run as root (sudo)")
+            }
+            Err((ErrorKind::NotFound | ErrorKind::ConnectionRefused, _)) => {
+                bail!("no kpx answers at {socket}: is `kpx run` running?")
+            }
+            Err((_, error)) => return Err(error).with_context(|| format!("connect to {socket}")),
+        };
         http1::handshake(TokioIo::new(stream))
             .await
             .context("speak HTTP with kpx")

@@ -51,7 +51,7 @@ pub fn packets(
         row
     };
     let header = ["PACKETS", "FATE", "COUNT", "BECAUSE"];
-    form.table(
+    form.sentences(
         &header[..if has_meaning { 4 } else { 3 }],
         rows.into_iter().map(row),
     )

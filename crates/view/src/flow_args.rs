@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use comfy_table::Cell;
 
@@ -16,7 +16,7 @@ pub struct FlowArgs {
     #[arg(long, value_name = "[svc/][NAMESPACE/]NAME")]
     pub service: Option<ServiceName>,
     /// Show only flows in these states.
-    #[arg(long, value_parser = PossibleValuesParser::new(STATES), value_delimiter = ',', value_name = "STATE,…")]
+    #[arg(long, value_parser = states(), value_delimiter = ',', value_name = "STATE,…")]
     state: Vec<String>,
     /// Only flows of this client.
     #[arg(long, value_name = "IP")]
@@ -101,6 +101,27 @@ impl FlowArgs {
     }
 }
 
+/// The names of the state that has an alias in kebab-case.
+const HALF_CLOSED: [&str; 2] = ["halfClosed", "half-closed"];
+
+/// Parses the name of a state.
+fn states() -> impl TypedValueParser<Value = String> {
+    let [name, alias] = HALF_CLOSED;
+    let values = STATES.map(|state| {
+        let value = PossibleValue::new(state);
+        if state == name {
+            value.alias(alias)
+        } else {
+            value
+        }
+    });
+    PossibleValuesParser::new(values).map(
+        move |word| {
+            if word == alias { name.to_owned() } else { word }
+        },
+    )
+}
+
 /// Makes the cell of a flow's state.
 pub fn state_cell(flow: &FlowView) -> Cell {
     match flow.state.as_str() {
@@ -139,6 +160,8 @@ mod tests {
         let args = read(&[&words[..], &["--sort-by=client".to_owned()]].concat());
         assert_eq!(args.arguments(), words);
         assert_eq!(read(&[]).arguments(), ["--limit=1000"]);
+        let states = read(&["--state=half-closed,halfClosed,new".to_owned()]).states();
+        assert_eq!(states.as_deref(), Some("halfClosed,halfClosed,new"));
         assert_eq!(read(&["--limit=0".to_owned()]).limit(), usize::MAX);
     }
 

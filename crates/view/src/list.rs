@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use crate::client::{Client, WAITS};
 use crate::output::{
-    Form, Kind, cell, escaped_json, json, or_nothing_found, print, print_on, say, yaml, yellow,
+    Form, Kind, Narrow, cell, escaped_json, json, or_nothing, print, print_on, say, yaml, yellow,
 };
 
 /// The time between two looks at the objects.
@@ -42,6 +42,11 @@ pub trait Listed: Serialize {
     const TELLS_GONE: bool = true;
     /// The columns whose change alone is no news.
     const NO_NEWS: &'static [&'static str] = CLOCKS;
+    /// The columns that yield to a narrow terminal.
+    const NARROW: Narrow<'static> = Narrow {
+        optional: &[],
+        sentence: None,
+    };
 
     fn header(wide: bool) -> Vec<&'static str>;
     fn cells(&self, wide: bool) -> Vec<Cell>;
@@ -62,11 +67,12 @@ pub trait Listed: Serialize {
 }
 
 /// Prints the objects of an agent that `read` returns, and with `--watch` their changes. The
-/// argument of `read` is true at first.
+/// argument of `read` is true at first. `nothing` reports an empty list.
 pub async fn show<T: Listed>(
     client: &Client,
     kind: Kind,
     watch: &WatchArgs,
+    nothing: &str,
     mut read: impl AsyncFnMut(bool) -> Result<Vec<T>>,
 ) -> Result<()> {
     let items = read(true).await?;
@@ -74,45 +80,47 @@ pub async fn show<T: Listed>(
     if waits {
         say(format_args!("nothing found yet: {WAITS}"));
     }
-    go_on(items, waits, kind, watch.watch.then_some(PERIOD), read).await
+    let nothing = (!waits).then_some(nothing);
+    go_on(items, nothing, kind, watch.watch.then_some(PERIOD), read).await
 }
 
-/// Prints the objects, and with a period, in which it reads them again, their changes.
+/// Prints the objects, and their changes, for which it reads them again in each period.
 pub async fn follow<T: Listed>(
     kind: Kind,
-    period: Option<Duration>,
+    period: Duration,
     mut read: impl AsyncFnMut(bool) -> Result<Vec<T>>,
 ) -> Result<()> {
     let items = read(true).await?;
-    go_on(items, false, kind, period, read).await
+    go_on(items, None, kind, Some(period), read).await
 }
 
-/// Prints the first objects, and with a period their changes. `is_told`: the user knows why there
-/// are none.
+/// Prints the first objects, and with a period their changes. Without a period, `nothing` reports
+/// an empty list.
 async fn go_on<T: Listed>(
     items: Vec<T>,
-    is_told: bool,
+    nothing: Option<&str>,
     kind: Kind,
     period: Option<Duration>,
     mut read: impl AsyncFnMut(bool) -> Result<Vec<T>>,
 ) -> Result<()> {
     let Some(period) = period else {
         return print(&match kind {
-            Kind::Table(form) if is_told => table(&items, form),
-            Kind::Table(form) => or_nothing_found(table(&items, form)),
+            Kind::Table(form) => match nothing {
+                Some(nothing) => or_nothing(table(&items, form), nothing),
+                None => table(&items, form),
+            },
             Kind::Json => json(&items)?,
             Kind::Yaml => yaml(&items)?,
             Kind::Names => names(&items),
         });
     };
     let mut seen = Seen::default();
-    let mut is_first = true;
+    let mut columns = None;
     let mut news = seen.news(items);
     loop {
-        if !print_on(&news.text(kind, is_first)?)? {
+        if !print_on(&news.text(kind, &mut columns)?)? {
             return Ok(());
         }
-        is_first &= news.changed.is_empty();
         tokio::time::sleep(period).await;
         news = seen.news(read(false).await?);
     }
@@ -120,8 +128,9 @@ async fn go_on<T: Listed>(
 
 fn table<T: Listed>(items: &[T], form: Form) -> String {
     let has_ways = have_ways(items);
-    form.table(
+    form.narrowed(
         &header::<T>(form.wide, has_ways),
+        T::NARROW,
         items.iter().map(|item| row(item, form.wide, has_ways)),
     )
 }
@@ -196,15 +205,15 @@ impl Seen {
 
 impl<T: Listed> News<T> {
     /// Formats the news: rows of a table, a line of JSON or a document of YAML for each object, or
-    /// names.
-    fn text(&self, kind: Kind, is_first: bool) -> Result<String> {
+    /// names. `columns` holds the names of columns that were printed last.
+    fn text(&self, kind: Kind, columns: &mut Option<String>) -> Result<String> {
         let changed = || {
             self.changed
                 .iter()
                 .filter_map(|place| self.items.get(*place))
         };
         Ok(match kind {
-            Kind::Table(form) => self.rows(form, is_first),
+            Kind::Table(form) => self.rows(form, columns),
             Kind::Json => {
                 let lines =
                     changed().map(|item| Ok(escaped_json(&serde_json::to_string(item)?) + "\n"));
@@ -219,8 +228,8 @@ impl<T: Listed> News<T> {
     }
 
     /// Formats the new rows. All rows take part in the widths of columns, so that new rows stand
-    /// below old ones.
-    fn rows(&self, form: Form, is_first: bool) -> String {
+    /// below old ones. Other columns than before are named again.
+    fn rows(&self, form: Form, columns: &mut Option<String>) -> String {
         let has_ways = have_ways(&self.items);
         let header = header::<T>(form.wide, has_ways);
         let gone = self.gone.iter().map(|cells| {
@@ -237,11 +246,18 @@ impl<T: Listed> News<T> {
             .chain(gone);
         let all = Form {
             headers: true,
+            one_line: true,
             ..form
         }
-        .table(&header, rows);
+        .narrowed(&header, T::NARROW, rows);
+        if self.changed.is_empty() && self.gone.is_empty() {
+            return String::new();
+        }
+        let names = all.lines().next().unwrap_or_default();
+        let names = names.split_whitespace().collect::<Vec<_>>().join(" ");
+        let is_named = columns.replace(names.clone()) == Some(names);
         let is_shown = |line: usize| match line.checked_sub(1) {
-            None => is_first && form.headers,
+            None => form.headers && !is_named,
             Some(place) => place >= self.items.len() || self.changed.contains(&place),
         };
         all.lines()
@@ -284,18 +300,19 @@ mod tests {
             ..Form::default()
         };
         let mut seen = Seen::default();
-        let mut told = |pods: &[Pod], is_first| {
+        let mut columns = None;
+        let mut told = |pods: &[Pod]| {
             seen.news(pods.to_vec())
-                .text(Kind::Table(form), is_first)
+                .text(Kind::Table(form), &mut columns)
                 .unwrap()
         };
         let list = "NAME       FLOWS   AGE\na-longer   1       10\nb          2       20\n";
-        assert_eq!(told(&[Pod("a-longer", 1, 10), Pod("b", 2, 20)], true), list);
-        assert_eq!(told(&[Pod("a-longer", 1, 12), Pod("b", 2, 22)], false), "");
+        assert_eq!(told(&[Pod("a-longer", 1, 10), Pod("b", 2, 20)]), list);
+        assert_eq!(told(&[Pod("a-longer", 1, 12), Pod("b", 2, 22)]), "");
         let one = "b          3       24\n";
-        assert_eq!(told(&[Pod("a-longer", 1, 14), Pod("b", 3, 24)], false), one);
+        assert_eq!(told(&[Pod("a-longer", 1, 14), Pod("b", 3, 24)]), one);
         assert_eq!(
-            told(&[Pod("b", 3, 26), Pod("c", 0, 0)], false),
+            told(&[Pod("b", 3, 26), Pod("c", 0, 0)]),
             "c          0       0\na-longer   1       gone\n"
         );
     }
@@ -305,12 +322,12 @@ mod tests {
         let mut seen = Seen::default();
         seen.news(vec![Pod("a", 1, 1), Pod("b", 1, 1)]);
         let news = seen.news(vec![Pod("a", 1, 2), Pod("b", 2, 2)]);
-        assert_eq!(news.text(Kind::Json, false).unwrap(), "[\"b\",2,2]\n");
+        assert_eq!(news.text(Kind::Json, &mut None).unwrap(), "[\"b\",2,2]\n");
         assert_eq!(
-            news.text(Kind::Yaml, false).unwrap(),
+            news.text(Kind::Yaml, &mut None).unwrap(),
             "---\n- b\n- 2\n- 2\n"
         );
-        assert_eq!(news.text(Kind::Names, false).unwrap(), "pod/b\n");
+        assert_eq!(news.text(Kind::Names, &mut None).unwrap(), "pod/b\n");
         assert_eq!(names(&news.items), "pod/a\npod/b\n");
     }
 }

@@ -6,7 +6,7 @@ use std::io::{ErrorKind, IsTerminal, Write, stderr, stdout};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use comfy_table::presets::NOTHING;
-use comfy_table::{Cell, Color, ContentArrangement, Row, Table};
+use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Row, Table, Width};
 use serde::Serialize;
 
 /// The text of an empty cell.
@@ -14,6 +14,9 @@ pub const NONE: &str = "<none>";
 
 /// The space between two columns.
 const GAP: u16 = 3;
+
+/// The width below which a column of sentences does not shrink.
+const SENTENCE_MIN: u16 = 24;
 
 /// The form of what a command prints.
 #[derive(Args, Debug)]
@@ -81,8 +84,19 @@ pub struct Form {
     pub wide: bool,
     pub headers: bool,
     pub colours: bool,
-    /// The width of the terminal; None where the table is not cut.
+    /// The width of the terminal; None where every column is printed.
     pub width: Option<u16>,
+    /// True if each row is one line, so that later rows can follow the table.
+    pub one_line: bool,
+}
+
+/// The columns of a table that yield to a narrow terminal. The other columns stay whole.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Narrow<'a> {
+    /// The columns that are left out, the least important first.
+    pub optional: &'a [&'a str],
+    /// The column of sentences, which continue in the next line.
+    pub sentence: Option<&'a str>,
 }
 
 impl OutputArgs {
@@ -97,8 +111,19 @@ impl OutputArgs {
 
     /// Prints the data, or the text that `text` makes from it.
     pub fn print<T: Serialize>(&self, data: &T, text: impl FnOnce(Form) -> String) -> Result<()> {
+        self.print_list(data, "nothing found", text)
+    }
+
+    /// Prints the data, or the text that `text` makes from it. Reports `nothing` on standard error
+    /// if the text is empty.
+    pub fn print_list<T: Serialize>(
+        &self,
+        data: &T,
+        nothing: &str,
+        text: impl FnOnce(Form) -> String,
+    ) -> Result<()> {
         print(&match self.kind() {
-            Kind::Table(form) => or_nothing_found(text(form)),
+            Kind::Table(form) => or_nothing(text(form), nothing),
             Kind::Json => json(data)?,
             Kind::Yaml | Kind::Names => yaml(data)?,
         })
@@ -117,12 +142,20 @@ impl NamedOutputArgs {
     }
 }
 
-/// Says on standard error that a list is empty.
-pub fn or_nothing_found(text: String) -> String {
+/// Reports on standard error that a list is empty, in the words of `nothing`.
+pub fn or_nothing(text: String, nothing: &str) -> String {
     if text.is_empty() {
-        say(format_args!("nothing found"));
+        say(format_args!("{nothing}"));
     }
     text
+}
+
+/// Returns the words for a list without objects, such as `No Services in namespace shop`.
+pub fn nothing(objects: &str, namespace: Option<&str>) -> String {
+    match namespace {
+        Some(namespace) => format!("No {objects} in namespace {}", one_line(namespace)),
+        None => format!("No {objects} found"),
+    }
 }
 
 /// Writes a line to standard error. A failure is ignored, because a closed standard error leaves no
@@ -164,7 +197,7 @@ pub fn has_colours(output: &impl IsTerminal) -> bool {
 }
 
 impl Form {
-    /// Returns the form for standard output. A wide table is never cut.
+    /// Returns the form for standard output. A wide table has every column.
     pub fn of_stdout(wide: bool, no_headers: bool) -> Self {
         // A fresh table knows the width of the terminal; None where standard output is none.
         let width = if wide { None } else { Table::new().width() };
@@ -173,46 +206,67 @@ impl Form {
             headers: !no_headers,
             colours: has_colours(&stdout()),
             width,
+            one_line: false,
         }
     }
 
-    /// Formats rows in aligned columns; without any row the text is empty. On a narrow terminal
-    /// long cells are cut.
+    /// Formats rows in aligned columns; without any row the text is empty.
     pub fn table(self, header: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>) -> String {
-        if self.width.is_none() {
-            return self.sentences(header, rows);
-        }
-        let rows = rows.into_iter().map(|cells| {
-            let height = cells
-                .iter()
-                .map(|cell| cell.content().split('\n').count())
-                .max();
-            let mut row = Row::from(cells);
-            row.max_height(height.unwrap_or(1));
-            row
-        });
-        self.arranged(header, rows)
+        self.narrowed(header, Narrow::default(), rows)
     }
 
-    /// Formats rows that hold sentences. On a narrow terminal they go on in the next line.
+    /// Formats rows in aligned columns, without columns for which the terminal has no room. A
+    /// terminal that is narrower still wraps the lines.
+    pub fn narrowed(
+        self,
+        header: &[&str],
+        narrow: Narrow<'_>,
+        rows: impl IntoIterator<Item = Vec<Cell>>,
+    ) -> String {
+        let place = |name: &str| header.iter().position(|column| *column == name);
+        let optional: Vec<_> = narrow
+            .optional
+            .iter()
+            .filter_map(|name| place(name))
+            // A row of an object that is gone ends with that word.
+            .filter(|column| !self.one_line || column + 1 < header.len())
+            .collect();
+        let sentence = narrow.sentence.and_then(place);
+        self.arranged(header, &optional, sentence, rows.into_iter().collect())
+    }
+
+    /// Formats rows whose last column holds sentences. On a narrow terminal they continue in the
+    /// next line.
     pub fn sentences(self, header: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>) -> String {
         let rows: Vec<_> = rows.into_iter().collect();
+        let last = rows
+            .iter()
+            .map(Vec::len)
+            .max()
+            .and_then(|columns| columns.checked_sub(1));
+        self.arranged(header, &[], last, rows)
+    }
+
+    fn arranged(
+        self,
+        header: &[&str],
+        optional: &[usize],
+        sentence: Option<usize>,
+        rows: Vec<Vec<Cell>>,
+    ) -> String {
         let is_plain = self.width.is_none() && !self.colours;
         if is_plain && let Some(text) = plain(self.headers.then_some(header), &rows) {
             return text;
         }
-        self.arranged(header, rows.into_iter().map(Row::from))
-    }
-
-    fn arranged(self, header: &[&str], rows: impl IntoIterator<Item = Row>) -> String {
-        let mut table = Table::new();
-        table
-            .load_preset(NOTHING)
-            .add_rows(rows)
-            .set_truncation_indicator("…");
-        if table.is_empty() {
+        if rows.is_empty() {
             return String::new();
         }
+        let is_uniform: Vec<_> = optional
+            .iter()
+            .map(|column| uniform(&rows, *column))
+            .collect();
+        let mut table = Table::new();
+        table.load_preset(NOTHING).add_rows(rows);
         if self.headers {
             table.set_header(Row::from(header.to_vec()).max_height(1).clone());
         }
@@ -224,17 +278,79 @@ impl Form {
         table.column_iter_mut().for_each(|column| {
             column.set_padding((0, GAP));
         });
-        if let Some(width) = self.width {
-            // The last column needs no gap behind it.
+        if let Some(room) = self.width {
+            let widths = table.column_max_content_widths();
+            let shown = shown(&widths, optional, &is_uniform, sentence, room);
+            let others: u16 = (0..widths.len())
+                .filter(|column| shown[*column] && Some(*column) != sentence)
+                .map(|column| widths[column].saturating_add(GAP))
+                .fold(0, u16::saturating_add);
             table
                 .set_content_arrangement(ContentArrangement::Dynamic)
-                .set_width(width.saturating_add(GAP));
+                .set_width(u16::MAX);
+            for (index, column) in table.column_iter_mut().enumerate() {
+                let mut width = widths[index];
+                if Some(index) == sentence && !self.one_line {
+                    width = width.min(room.saturating_sub(others).max(SENTENCE_MIN));
+                }
+                column.set_constraint(if shown[index] {
+                    ColumnConstraint::Absolute(Width::Fixed(width.saturating_add(GAP)))
+                } else {
+                    ColumnConstraint::Hidden
+                });
+            }
         }
         table
             .lines()
             .map(|line| line.trim_end().to_owned() + "\n")
             .collect()
     }
+}
+
+/// Returns true if a column is empty, or the same in several rows.
+fn uniform(rows: &[Vec<Cell>], column: usize) -> bool {
+    let mut cells = rows
+        .iter()
+        .map(|row| row.get(column).map(Cell::content).unwrap_or_default());
+    let first = cells.next().unwrap_or_default();
+    (rows.len() > 1 || first == NONE) && cells.all(|cell| cell == first)
+}
+
+/// Returns the columns that are shown: those that are not optional, and of the optional ones as
+/// many as fit, the most important first and uniform ones last.
+fn shown(
+    widths: &[u16],
+    optional: &[usize],
+    is_uniform: &[bool],
+    sentence: Option<usize>,
+    room: u16,
+) -> Vec<bool> {
+    let least = |column: usize| {
+        let width = if Some(column) == sentence {
+            widths[column].min(SENTENCE_MIN)
+        } else {
+            widths[column]
+        };
+        usize::from(width) + usize::from(GAP)
+    };
+    let mut shown: Vec<_> = (0..widths.len())
+        .map(|column| !optional.contains(&column))
+        .collect();
+    // The last column needs no gap behind it.
+    let room = usize::from(room) + usize::from(GAP);
+    let mut used: usize = (0..widths.len())
+        .filter(|column| shown[*column])
+        .map(least)
+        .sum();
+    let ranked = || optional.iter().zip(is_uniform).rev();
+    let varied = ranked().filter(|(_, is_uniform)| !**is_uniform);
+    for (column, _) in varied.chain(ranked().filter(|(_, is_uniform)| **is_uniform)) {
+        if used + least(*column) <= room {
+            shown[*column] = true;
+            used += least(*column);
+        }
+    }
+    shown
 }
 
 /// Aligns cells of one line each. comfy-table takes many times as long, which shows from ten
@@ -408,47 +524,75 @@ mod tests {
     }
 
     #[test]
-    fn narrow_terminal_cuts_long_cells_and_wraps_sentences() {
-        let long = "a-name-that-is-longer-than-all-others";
-        let two = vec![cell("shop"), cell(long), lines(["10.96.0.10", "fd00::10"])];
-        let rows = || {
-            [
-                two.clone(),
-                vec![cell("shop"), cell(long), cell("10.96.0.11")],
+    fn narrow_terminal_leaves_columns_out_and_wraps_sentences() {
+        let header = ["NAME", "ZONE", "NODE", "ADDRESS", "NOTE"];
+        let row = |name: &str, node: &str, note: &str| {
+            vec![
+                cell(name),
+                cell("zone-a"),
+                cell(node),
+                cell("10.244.1.10:8080"),
+                cell(note),
             ]
         };
-        let form = Form {
+        let rows = || {
+            [
+                row("web-1", "n1", "the backend answers no SYN of this node"),
+                row("web-2", "n2", "well"),
+            ]
+        };
+        let narrow = Narrow {
+            optional: &["NODE", "ZONE"],
+            sentence: Some("NOTE"),
+        };
+        let at = |width, one_line| {
+            let form = Form {
+                headers: true,
+                width: Some(width),
+                one_line,
+                ..Form::default()
+            };
+            form.narrowed(&header, narrow, rows())
+        };
+        let note = "the backend answers no SYN of this node";
+        let all = format!(
+            "NAME    ZONE     NODE   ADDRESS            NOTE\n\
+             web-1   zone-a   n1     10.244.1.10:8080   {note}\n\
+             web-2   zone-a   n2     10.244.1.10:8080   well\n"
+        );
+        assert_eq!(at(82, false), all);
+        assert_eq!(
+            at(67, true),
+            all,
+            "a row that is one line is left to the terminal"
+        );
+        // The zone is the same in all rows, so it goes before the less important node.
+        let without_zone = [
+            "NAME    NODE   ADDRESS            NOTE",
+            "web-1   n1     10.244.1.10:8080   the backend answers no SYN",
+            "                                  of this node",
+            "web-2   n2     10.244.1.10:8080   well",
+        ];
+        assert_eq!(at(60, false).lines().collect::<Vec<_>>(), without_zone);
+        // Nothing else is cut, and the terminal wraps the rest.
+        let least = at(20, false);
+        assert!(
+            least.starts_with("NAME    ADDRESS            NOTE\nweb-1   10.244.1.10:8080   the"),
+            "{least}"
+        );
+        assert!(!least.contains('…'), "{least}");
+        let one = Form {
             headers: true,
             width: Some(40),
             ..Form::default()
         };
-        let text = form.table(&["NAMESPACE", "NAME", "CLUSTER-IP"], rows());
-        let expected = [
-            "NAMESPACE   NAME              CLUSTER-IP",
-            "shop        a-name-that-is-   10.96.0.10",
-            "            longer-than-al…   fd00::10",
-            "shop        a-name-that-is…   10.96.0.11",
-        ];
-        assert_eq!(text.lines().collect::<Vec<_>>(), expected);
-        assert!(
-            text.lines().all(|line| line.chars().count() <= 40),
-            "{text}"
-        );
-        assert!(
-            Form {
-                width: None,
-                ..form
-            }
-            .table(&[], rows())
-            .contains("longer-than-all-others")
-        );
         let sentence = || {
             [vec![
                 cell("fail"),
                 cell("kube-ipvs0 is there, so every ClusterIP is the host's own"),
             ]]
         };
-        let text = form.sentences(&["LEVEL", "FOUND"], sentence());
+        let text = one.sentences(&["LEVEL", "FOUND"], sentence());
         let words: Vec<_> = text.split_whitespace().collect();
         assert_eq!(
             words.join(" "),
@@ -458,6 +602,21 @@ mod tests {
             text.lines().count() > 2 && text.lines().all(|line| line.chars().count() <= 40),
             "{text}"
         );
+    }
+
+    #[test]
+    fn only_row_keeps_its_values() {
+        let row = || [vec![cell("web"), cell("TCP"), cell("")]];
+        let narrow = Narrow {
+            optional: &["PROTOCOL", "ZONE"],
+            sentence: None,
+        };
+        let form = Form {
+            width: Some(14),
+            ..Form::default()
+        };
+        let text = form.narrowed(&["NAME", "PROTOCOL", "ZONE"], narrow, row());
+        assert_eq!(text, "web   TCP\n");
     }
 
     #[test]

@@ -1,11 +1,7 @@
-//! The rates of traffic between two readings of an agent's counts, and their table.
+//! The rates of traffic between two readings of an agent's counts, and their cells.
 //!
 //! A count that fell, after a restart of the agent, is a rate of 0.
 
-use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, Table};
-
-use crate::output::one_line;
 use crate::{ConnectView, PortCounts, ServiceView, latency};
 
 /// What was counted of a Service, on a node or on several.
@@ -159,38 +155,12 @@ pub fn cells(rates: &Rates) -> [String; 9] {
 
 /// Formats the two times, and the rates of refused and unanswered connections.
 pub fn connect_cells(connect: &ConnectRates) -> [String; 4] {
-    let time = |secs: Option<f64>| {
-        if secs.is_some() {
-            latency(secs)
-        } else {
-            "-".to_owned()
-        }
-    };
     [
-        time(connect.p50),
-        time(connect.p99),
+        latency(connect.p50),
+        latency(connect.p99),
         number(connect.refused),
         number(connect.unanswered),
     ]
-}
-
-/// Aligns rows: `names` columns to the left, and the numbers after them to the right. A name may be
-/// any text.
-pub fn table(header: &[&str], names: usize, rows: impl Iterator<Item = Vec<String>>) -> String {
-    let mut table = Table::new();
-    table
-        .load_preset(NOTHING)
-        .force_no_tty()
-        .set_header(header.to_vec())
-        .add_rows(rows.map(|row| row.iter().map(|text| one_line(text)).collect::<Vec<_>>()));
-    table
-        .column_iter_mut()
-        .skip(names)
-        .for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-    table
-        .lines()
-        .map(|line| line.trim_end().to_owned() + "\n")
-        .collect()
 }
 
 /// Formats a number in at most four characters, with a letter for the power of 1000.
@@ -229,6 +199,7 @@ mod tests {
         let most = PortCounts {
             flows_opened: u64::MAX,
             flows: u64::MAX,
+            open_flows: u64::MAX,
             packets: u64::MAX,
             bytes: u64::MAX,
             packets_returned: u64::MAX,

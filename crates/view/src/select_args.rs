@@ -7,6 +7,7 @@ use clap::Args;
 
 use crate::client::Client;
 use crate::object_name::ServiceName;
+use crate::output::nothing;
 use crate::{Selector, ServiceView};
 
 /// The namespace of what a command shows.
@@ -26,6 +27,11 @@ pub struct NamespaceArgs {
 }
 
 impl NamespaceArgs {
+    /// Returns the words for a list without objects.
+    pub fn nothing(&self, objects: &str) -> String {
+        nothing(objects, self.namespace.as_deref())
+    }
+
     pub fn has(&self, namespace: &str) -> bool {
         self.namespace
             .as_ref()
@@ -46,6 +52,11 @@ pub struct SelectArgs {
 }
 
 impl SelectArgs {
+    /// Returns the words for a list without objects.
+    pub fn nothing(&self, objects: &str) -> String {
+        self.within.nothing(objects)
+    }
+
     /// Reads the Services of an agent, and keeps the selected ones. Fails at first if a Service is
     /// named, and does not exist or the agent knows none yet.
     pub async fn read(&self, client: &Client, is_first: bool) -> Result<Vec<ServiceView>> {

@@ -104,8 +104,11 @@ pub struct BackendView {
     /// redirect.
     #[serde(default)]
     pub in_redirect_set: bool,
-    /// The number of flows in the table, as of the last sweep.
+    /// The number of flows in the table: the rows of `kpx flows`.
     pub flows: u64,
+    /// The flows that neither both sides have closed nor one has reset.
+    #[serde(default)]
+    pub open_flows: u64,
     /// The TCP connections since the backend was dialled first. After an hour without any, they
     /// count for the port alone.
     #[serde(default)]
@@ -128,13 +131,26 @@ const fn default_weight() -> u16 {
 }
 
 impl ServiceView {
-    /// Returns the number of backends that take traffic, and of all that are listed.
+    /// Returns the number of backends that take traffic, and of all that are listed. A backend of
+    /// several ports counts once.
     pub fn backends_in_use(&self) -> (usize, usize) {
-        let all = || self.ports.iter().flat_map(|port| &port.backends);
-        let is_in_use = |backend: &&BackendView| {
-            backend.in_cluster_set || backend.in_local_set || backend.in_redirect_set
-        };
-        (all().filter(is_in_use).count(), all().count())
+        let mut backends = BTreeMap::<_, bool>::new();
+        for backend in self.ports.iter().flat_map(|port| &port.backends) {
+            *backends.entry(backend.pod_or_ip()).or_default() |=
+                backend.in_cluster_set || backend.in_local_set || backend.in_redirect_set;
+        }
+        let in_use = backends.values().filter(|is_in_use| **is_in_use).count();
+        (in_use, backends.len())
+    }
+}
+
+impl BackendView {
+    /// Returns the pod, or the IP address of a backend that names no pod.
+    pub fn pod_or_ip(&self) -> String {
+        match &self.pod {
+            Some(pod) => pod.clone(),
+            None => self.address.ip().to_string(),
+        }
     }
 }
 
@@ -144,8 +160,11 @@ impl ServiceView {
 pub struct PortCounts {
     /// The number of flows opened since the agent started.
     pub flows_opened: u64,
-    /// The number of flows in the table, as of the last sweep.
+    /// The number of flows in the table: the rows of `kpx flows`.
     pub flows: u64,
+    /// The flows that neither both sides have closed nor one has reset.
+    #[serde(default)]
+    pub open_flows: u64,
     /// The packets towards backends.
     pub packets: u64,
     pub bytes: u64,
@@ -163,12 +182,13 @@ pub struct PortCounts {
 }
 
 impl PortCounts {
-    /// Returns what was counted since `before`. The open flows are those of now.
+    /// Returns what was counted since `before`. The flows are those of now.
     #[must_use]
     pub const fn since(&self, before: &Self) -> Self {
         Self {
             flows_opened: self.flows_opened.saturating_sub(before.flows_opened),
             flows: self.flows,
+            open_flows: self.open_flows,
             packets: self.packets.saturating_sub(before.packets),
             bytes: self.bytes.saturating_sub(before.bytes),
             packets_returned: self
@@ -186,6 +206,7 @@ impl PortCounts {
         *self = Self {
             flows_opened: self.flows_opened.saturating_add(other.flows_opened),
             flows: self.flows.saturating_add(other.flows),
+            open_flows: self.open_flows.saturating_add(other.open_flows),
             packets: self.packets.saturating_add(other.packets),
             bytes: self.bytes.saturating_add(other.bytes),
             packets_returned: self.packets_returned.saturating_add(other.packets_returned),

@@ -282,5 +282,8 @@ pub struct TableStatus {
 #[serde(rename_all = "camelCase")]
 pub struct FlowStatus {
     pub flows: usize,
+    /// The flows that neither both sides have closed nor one has reset.
+    #[serde(default)]
+    pub open: usize,
     pub entries: usize,
 }

@@ -80,6 +80,7 @@ impl Agent {
                 (*family).to_owned(),
                 FlowStatus {
                     flows: swept.flows,
+                    open: swept.open,
                     entries: swept.entries,
                 },
             )

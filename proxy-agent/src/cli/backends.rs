@@ -38,5 +38,6 @@ pub(super) async fn backends(args: &BackendsArgs) -> Result<()> {
         args.sort_by.sort(&mut rows, |row| row);
         Ok(rows)
     };
-    show(&client, args.output.kind(), &args.watch, read).await
+    let nothing = args.select.nothing("backends");
+    show(&client, args.output.kind(), &args.watch, &nothing, read).await
 }

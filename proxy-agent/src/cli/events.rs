@@ -45,5 +45,6 @@ pub(super) async fn events(args: &EventsArgs) -> Result<()> {
         });
         Ok(events)
     };
-    show(&client, args.output.kind(), &args.watch, read).await
+    let nothing = args.within.nothing("Events");
+    show(&client, args.output.kind(), &args.watch, &nothing, read).await
 }

@@ -75,7 +75,8 @@ pub(super) async fn flows(args: &FlowsArgs) -> Result<()> {
         args.flows.sort(&mut flows, |flow| flow);
         Ok(flows)
     };
-    show(&client, args.output.kind(), &args.watch, read).await
+    let nothing = args.within.nothing("flows");
+    show(&client, args.output.kind(), &args.watch, &nothing, read).await
 }
 
 impl FlowsArgs {

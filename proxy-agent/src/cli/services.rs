@@ -53,7 +53,8 @@ pub(super) async fn services(args: &ServicesArgs) -> Result<()> {
         sort(&mut services, args.sort_by);
         Ok(services)
     };
-    show(&client, args.output.kind(), &args.watch, read).await
+    let nothing = args.select.nothing("Services");
+    show(&client, args.output.kind(), &args.watch, &nothing, read).await
 }
 
 /// Sorts Services; those that are equal in the column stay sorted by name.

@@ -11,6 +11,7 @@ use super::agent_args::AgentArgs;
 use super::devices;
 use proxy_check::{ORPHANED, is_orphaned};
 use proxy_metrics::{MapFill, old_map_name};
+use proxy_view::Mode;
 use proxy_view::age;
 use proxy_view::counts::packets;
 use proxy_view::output::{Form, OutputArgs, cell, green, list, red, yellow};
@@ -118,20 +119,6 @@ fn head(status: &Status, form: Form) -> String {
     let last_sync = status
         .last_sync
         .map(|last| format!("{} ago ({} in all)", age::since(last), status.syncs));
-    let socket_lb = &status.options.socket_lb;
-    let sockets = match &status.sockets {
-        Some(sockets) => {
-            let protocols = if sockets.udp { "TCP and UDP" } else { "TCP" };
-            // An agent of an earlier version does not say more than the scope.
-            let served = if socket_lb.is_empty() {
-                &sockets.scope
-            } else {
-                socket_lb
-            };
-            Some(format!("{served}, {protocols}, cgroup {}", sockets.cgroup))
-        }
-        None => socket_lb.starts_with("auto").then(|| socket_lb.clone()),
-    };
     let rows = [
         ("Health:", health(status)),
         (
@@ -158,9 +145,14 @@ fn head(status: &Status, form: Form) -> String {
                     .join(", "),
             ),
         ),
-        ("Options:", cell(options(&status.options))),
-        ("Restarts:", restarts(status)),
+        // The options follow, one in a line.
+        ("Options:", Cell::new("")),
     ];
+    let is_node = status.mode != Mode::Host.to_string();
+    let options = options(status, is_node)
+        .into_iter()
+        .map(|(name, value)| (name, cell(value)));
+    let restarts = is_node.then(|| ("Restarts:", restarts(status)));
     let server = status.api_server.as_ref().map(|url| {
         (
             "API server:",
@@ -171,9 +163,10 @@ fn head(status: &Status, form: Form) -> String {
         (!status.silent_backends.is_empty()).then(|| ("Silent:", silent(&status.silent_backends)));
     let rows = rows
         .into_iter()
+        .chain(options)
+        .chain(restarts)
         .chain(server)
-        .chain(silent)
-        .chain(sockets.map(|sockets| ("Sockets:", cell(sockets))));
+        .chain(silent);
     let rows = rows.chain(
         status
             .names
@@ -350,44 +343,101 @@ fn restarts(status: &Status) -> Cell {
     }
 }
 
-fn options(options: &OptionsStatus) -> String {
+/// Returns the operator's options that mean something in this mode, as rows below `Options:`.
+fn options(status: &Status, is_node: bool) -> Vec<(&'static str, String)> {
     let OptionsStatus {
         masquerade,
+        masquerade_all,
         local_pods,
-        node_port_addresses,
         algorithm,
         fast_path,
+        pod_routes,
+        ..
+    } = &status.options;
+    let mut rows = Vec::new();
+    if is_node {
+        let all = if *masquerade_all {
+            ", every client"
+        } else {
+            ""
+        };
+        let local_pods = if local_pods == "none" {
+            "not detected"
+        } else {
+            local_pods
+        };
+        rows.extend([
+            ("  masquerade:", format!("{masquerade}{all}")),
+            ("  local pods:", local_pods.to_owned()),
+            ("  node ports:", node_ports(&status.options)),
+        ]);
+        if !status.options.cluster_ip_external {
+            rows.push(("  ClusterIPs:", "not for external clients".to_owned()));
+        }
+    }
+    // An agent of an earlier version leaves the algorithm empty.
+    if !matches!(algorithm.as_str(), "" | "random") {
+        rows.push(("  algorithm:", algorithm.clone()));
+    }
+    if is_node {
+        // The value in JSON keeps its words.
+        let fast_path = fast_path.replace("whole connections", "bypass for connections");
+        rows.push(("  fast path:", fast_path));
+    } else {
+        let tunnel = if status.tunnel.is_some() {
+            "tcp"
+        } else {
+            "off"
+        };
+        rows.extend(pod_routes.clone().map(|routes| ("  pod routes:", routes)));
+        rows.push(("  tunnel:", tunnel.to_owned()));
+    }
+    rows.push(("  socket LB:", socket_lb(status)));
+    rows
+}
+
+/// Names the addresses of node ports: `all addresses, and 127.0.0.1 for this host`.
+fn node_ports(options: &OptionsStatus) -> String {
+    let OptionsStatus {
+        node_port_addresses,
+        localhost_node_ports,
         ..
     } = options;
-    let mut text = format!(
-        "masquerade {masquerade}, local pods by {local_pods}, node ports at {node_port_addresses}"
-    );
-    let localhosts: Vec<_> = options
-        .localhost_node_ports
+    let addresses = match node_port_addresses.as_str() {
+        "all" => "all addresses",
+        "primary" => "primary addresses",
+        networks => networks,
+    };
+    let localhosts: Vec<_> = localhost_node_ports
         .iter()
         .map(ToString::to_string)
         .collect();
-    if !localhosts.is_empty() {
-        text += &format!(", and to this host at {}", localhosts.join(" and "));
+    if localhosts.is_empty() {
+        return addresses.to_owned();
     }
-    // An agent of an earlier version does not say it.
-    if !matches!(algorithm.as_str(), "" | "random") {
-        text += &format!(", backends by {algorithm}");
+    format!(
+        "{addresses}, and {} for this host",
+        localhosts.join(" and ")
+    )
+}
+
+/// Names the sockets that get a backend at `connect`: `auto: host, TCP, cgroup /sys/fs/cgroup`.
+fn socket_lb(status: &Status) -> String {
+    let socket_lb = &status.options.socket_lb;
+    match &status.sockets {
+        Some(sockets) => {
+            let protocols = if sockets.udp { "TCP and UDP" } else { "TCP" };
+            // An agent of an earlier version has the scope alone.
+            let served = if socket_lb.is_empty() {
+                &sockets.scope
+            } else {
+                socket_lb
+            };
+            format!("{served}, {protocols}, cgroup {}", sockets.cgroup)
+        }
+        None if socket_lb.is_empty() => "off".to_owned(),
+        None => socket_lb.clone(),
     }
-    if fast_path != "off" {
-        text += &format!(", fast path {fast_path}");
-    }
-    let flags = [
-        (options.masquerade_all, "masquerade all"),
-        (
-            !options.cluster_ip_external,
-            "no ClusterIPs for external clients",
-        ),
-    ];
-    for (_, flag) in flags.iter().filter(|(is_set, _)| *is_set) {
-        text = text + ", " + flag;
-    }
-    text
 }
 
 /// Lists the reasons why the agent is unhealthy, the objects that it could not use, and its
@@ -396,8 +446,11 @@ fn problems(status: &Status, form: Form) -> String {
     let problems = status.problems.iter().map(|problem| {
         vec![
             red(&problem.what),
-            cell(&problem.why),
-            cell(format!("for {}", age::since(problem.since))),
+            cell(format!(
+                "{}; for {}",
+                problem.why,
+                age::since(problem.since)
+            )),
         ]
     });
     let skipped = status
@@ -424,6 +477,7 @@ fn families(status: &Status, form: Form) -> String {
             tables.frontends,
             tables.slots,
             flows.flows,
+            flows.open,
             flows.entries,
         ];
         [cell(family)]
@@ -439,6 +493,7 @@ fn families(status: &Status, form: Form) -> String {
             "FRONTENDS",
             "SLOTS",
             "FLOWS",
+            "OPEN",
             "FLOW-ENTRIES",
         ],
         rows,

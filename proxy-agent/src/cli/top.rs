@@ -18,7 +18,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use proxy_view::client::{Client, WAITS};
 use proxy_view::object_name::{ServiceName, full_name};
-use proxy_view::output::{Data, json, print, yaml};
+use proxy_view::output::{Data, Form, json, print, yaml};
 use proxy_view::select_args::NamespaceArgs;
 use proxy_view::{RUN_DIR, Selector};
 
@@ -28,7 +28,7 @@ use rows::{Sample, Sort, View, rows};
 use screen::Screen;
 
 /// Show the traffic of each Service per second: flows opened, packets, bytes, unserved packets; and
-/// open flows.
+/// its flows.
 ///
 /// In a terminal the view is updated until `q` is pressed; Enter shows the backends of a Service,
 /// and Escape all Services again. Elsewhere, or with --once, one table is printed. Packets and
@@ -118,8 +118,8 @@ pub(super) async fn top(args: &TopArgs) -> Result<()> {
             .retain(|row| view.open.as_ref().is_none_or(|open| row.name == *open));
         let traffic = data::Traffic::of(&rows, opened.as_ref());
         return print(&match (args.output, &opened) {
-            (Data::Text, Some(opened)) => backends::text(opened),
-            (Data::Text, None) => rows::text(&rows),
+            (Data::Text, Some(opened)) => backends::text(opened, Form::of_stdout(false, false)),
+            (Data::Text, None) => rows::text(&rows, Form::of_stdout(false, false)),
             (Data::Json, _) => json(&traffic)?,
             (Data::Yaml, _) => yaml(&traffic)?,
         });

@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 
+use clap::error::ContextKind;
 use clap::{Command, CommandFactory, FromArgMatches};
 use clap_complete::CompleteEnv;
 use clap_mangen::Man;
@@ -76,9 +77,20 @@ impl Cli {
             .complete();
         let arguments: Vec<_> = arguments.into_iter().collect();
         let command = || called_as(command(), arguments.first());
-        let matches = command().get_matches_from(&arguments);
-        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command()).exit())
+        let matches = command()
+            .try_get_matches_from(&arguments)
+            .unwrap_or_else(|error| end(error));
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| end(error.format(&mut command())))
     }
+}
+
+/// Prints a usage error, or the help, and ends the process.
+fn end(mut error: clap::Error) -> ! {
+    // A similar value is the fix. The list of all values would stand above it.
+    if error.get(ContextKind::SuggestedValue).is_some() {
+        error.remove(ContextKind::ValidValue);
+    }
+    error.exit()
 }
 
 /// Writes usages as their reader called the program: without the word that stands for its name as

@@ -48,6 +48,7 @@ struct Row {
     /// The number of frontends that are not in force.
     conflicts: usize,
     flows: u64,
+    open_flows: u64,
     /// The counters: flows opened, packets and bytes of both directions, packets dropped, packets
     /// rejected.
     counts: [u64; 5],
@@ -170,6 +171,11 @@ impl Row {
                 .filter(|frontend| frontend.conflict.is_some())
                 .count(),
             flows: service.ports.iter().map(|port| port.counts.flows).sum(),
+            open_flows: service
+                .ports
+                .iter()
+                .map(|port| port.counts.open_flows)
+                .sum(),
             ports: service.ports.into_iter().map(RowPort::new).collect(),
             addresses: [
                 service.cluster_ips,
@@ -210,11 +216,7 @@ impl RowPort {
 fn readiness(ports: &[PortView]) -> (usize, usize) {
     let mut pods: BTreeMap<String, bool> = BTreeMap::new();
     for backend in ports.iter().flat_map(|port| &port.backends) {
-        let pod = backend
-            .pod
-            .clone()
-            .unwrap_or_else(|| backend.address.ip().to_string());
-        *pods.entry(pod).or_insert(true) &= backend.ready;
+        *pods.entry(backend.pod_or_ip()).or_insert(true) &= backend.ready;
     }
     (pods.values().filter(|ready| **ready).count(), pods.len())
 }

@@ -278,6 +278,14 @@ fn plugin_of_kubectl_merges_the_answers_of_all_nodes() -> Result<()> {
         "{top}"
     );
 
+    let version = env!("CARGO_PKG_VERSION");
+    let versions = nodes.text("version")?;
+    for node in ["n1", "n2"] {
+        let row = [node, version, version, "no"];
+        let is_row = |line: &str| line.split_whitespace().eq(row);
+        ensure!(versions.lines().any(is_row), "{versions}");
+    }
+
     let path = std::env::var("PATH").unwrap_or_default();
     let mut kubectl = Command::new("kubectl");
     kubectl

@@ -308,7 +308,10 @@ fn failed_stream_resets_the_connection_and_says_why(running: &Running<Fixture>) 
     );
     let text = told(kpx, c, "status")?;
     ensure!(
-        text.contains("Tunnel:") && text.contains("default/web: "),
+        text.contains("Tunnel:")
+            && text.contains("default/web: ")
+            && text.contains("  tunnel:      tcp\n")
+            && !text.contains("Restarts:"),
         "{text}"
     );
     fixture.cluster.api_server()?.heal();

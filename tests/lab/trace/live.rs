@@ -303,10 +303,8 @@ fn trace_needs_an_agent_or_manifests() -> Result<()> {
         "10.0.0.2:80",
     ]);
     let error = kpx(&mut command).err().context("no agent runs there")?;
-    expect![
-        "kpx: no kpx answers at /nonexistent/kpx.sock: is `kpx run` running?: No such file or directory (os error 2)"
-    ]
-    .assert_eq(&error.to_string());
+    expect!["kpx: no kpx answers at /nonexistent/kpx.sock: is `kpx run` running?"]
+        .assert_eq(&error.to_string());
     Ok(())
 }
 

@@ -146,7 +146,7 @@ impl Report {
                 cell(row.why.as_ref()?),
             ])
         });
-        let notes = form.table(&["LEFT OUT", "WHY"], notes);
+        let notes = form.sentences(&["LEFT OUT", "WHY"], notes);
         if !notes.is_empty() {
             text += &format!("\n{notes}");
         }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Error, Result, anyhow, ensure};
 use flate2::read::GzDecoder;
 use proxy_net::netfilter::Netfilter;
 use proxy_view::FlowView;
@@ -75,8 +75,13 @@ const CONFIG: [&str; 12] = [
     "CONFIG_VXLAN",
 ];
 
-/// Adds all parts. Fails only if the archive cannot be written.
-pub(super) async fn gather(archive: &mut Archive, run_dir: &Path, all_flows: bool) -> Result<()> {
+/// Adds all parts. Fails only if the archive cannot be written. Returns the reason why no agent
+/// answers.
+pub(super) async fn gather(
+    archive: &mut Archive,
+    run_dir: &Path,
+    all_flows: bool,
+) -> Result<Option<Error>> {
     let kpx = std::env::current_exe().context("find kpx itself");
     let kpx = kpx
         .map(|path| path.display().to_string())
@@ -96,6 +101,7 @@ pub(super) async fn gather(archive: &mut Archive, run_dir: &Path, all_flows: boo
         archive.add(name, &format!("kpx {command}"), run(&kpx, &arguments).await)?;
     }
     let client = Client::new(run_dir);
+    let no_agent = client.status().await.err();
     for (name, path) in PATHS {
         let text = client.text(path).await.map(|text| text.to_vec());
         archive.add(name, &format!("GET {path} of the agent's socket"), text)?;
@@ -138,7 +144,7 @@ pub(super) async fn gather(archive: &mut Archive, run_dir: &Path, all_flows: boo
         let words: Vec<_> = command.split(' ').collect();
         archive.add(name, command, run(words[0], &words[1..]).await)?;
     }
-    Ok(())
+    Ok(no_agent)
 }
 
 /// Returns what a program prints. An exit status other than 0 is part of it: `kpx status` has one

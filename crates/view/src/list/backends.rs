@@ -7,7 +7,7 @@ use comfy_table::Cell;
 use serde::{Deserialize, Serialize};
 
 use super::Listed;
-use crate::output::{cell, green, list, yellow};
+use crate::output::{Narrow, cell, green, list, yellow};
 use crate::{BackendView, ServiceView, latency};
 
 /// A backend and its service port.
@@ -128,6 +128,11 @@ impl BackendRow {
 }
 
 impl Listed for BackendRow {
+    const NARROW: Narrow<'static> = Narrow {
+        optional: &["LOCAL", "ZONE", "SETS", "NODE", "FLOWS", "POD"],
+        sentence: None,
+    };
+
     fn header(wide: bool) -> Vec<&'static str> {
         let mut header = vec![
             "NAMESPACE",
@@ -144,6 +149,7 @@ impl Listed for BackendRow {
         ];
         if wide {
             header.extend([
+                "OPEN",
                 "WEIGHT",
                 "CONNECT-P50",
                 "CONNECT-P99",
@@ -173,7 +179,7 @@ impl Listed for BackendRow {
         ];
         if wide {
             let connect = &backend.connect;
-            cells.push(self.weight());
+            cells.extend([cell(backend.open_flows), self.weight()]);
             cells
                 .extend([connect.connect_p50, connect.connect_p99].map(|time| cell(latency(time))));
             cells.push(cell(connect.failed));

@@ -4,12 +4,16 @@ use comfy_table::Cell;
 use jiff::Timestamp;
 
 use super::Listed;
-use crate::output::{cell, yellow};
+use crate::output::{Narrow, cell, yellow};
 use crate::{EventView, age};
 
 impl Listed for EventView {
     /// An entry that made room for others is no news.
     const TELLS_GONE: bool = false;
+    const NARROW: Narrow<'static> = Narrow {
+        optional: &["COUNT", "TYPE", "REASON"],
+        sentence: Some("NOTE"),
+    };
 
     fn header(wide: bool) -> Vec<&'static str> {
         let header = vec!["LAST-SEEN", "TYPE", "REASON", "OBJECT", "COUNT", "NOTE"];

@@ -6,9 +6,14 @@ use super::Listed;
 use crate::FlowView;
 use crate::age::span;
 use crate::flow_args::state_cell;
-use crate::output::cell;
+use crate::output::{Narrow, cell};
 
 impl Listed for FlowView {
+    const NARROW: Narrow<'static> = Narrow {
+        optional: &["SOURCE", "PROTOCOL", "FRONTEND", "IDLE"],
+        sentence: None,
+    };
+
     fn header(wide: bool) -> Vec<&'static str> {
         let mut header = vec![
             "PROTOCOL", "CLIENT", "FRONTEND", "SERVICE", "BACKEND", "STATE", "IDLE", "SOURCE",

@@ -6,10 +6,15 @@ use comfy_table::Cell;
 
 use super::Listed;
 use crate::object_name::full_name;
-use crate::output::{NONE, cell, list, red, yellow};
+use crate::output::{NONE, Narrow, cell, list, red, yellow};
 use crate::{ConnectView, PortView, ServiceView, age, latency};
 
 impl Listed for ServiceView {
+    const NARROW: Narrow<'static> = Narrow {
+        optional: &["AGE", "TYPE", "FLOWS", "EXTERNAL-IP"],
+        sentence: None,
+    };
+
     fn header(wide: bool) -> Vec<&'static str> {
         let mut header = vec![
             "NAMESPACE",
@@ -24,6 +29,7 @@ impl Listed for ServiceView {
         ];
         if wide {
             header.extend([
+                "OPEN",
                 "CONNECT-P50",
                 "CONNECT-P99",
                 "FAILED",
@@ -66,6 +72,12 @@ impl Listed for ServiceView {
                     .reduce(f64::max)
             };
             row.extend([
+                cell(
+                    self.ports
+                        .iter()
+                        .map(|port| port.counts.open_flows)
+                        .sum::<u64>(),
+                ),
                 cell(latency(slowest(|connect| connect.connect_p50))),
                 cell(latency(slowest(|connect| connect.connect_p99))),
                 cell(
@@ -156,7 +168,7 @@ pub fn port(port: &PortView) -> String {
     format!("{}{node_port}/{}{mark}", port.port, port.protocol)
 }
 
-/// Counts the backends that take traffic and all listed backends, over all ports.
+/// Counts the backends that take traffic and all listed backends, each once.
 fn backends(service: &ServiceView) -> Cell {
     let (in_use, all) = service.backends_in_use();
     let text = format!("{in_use}/{all}");

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use proxy_view::object_name::full_name;
-use proxy_view::rates::{ConnectRates, connect_cells, number, table};
+use proxy_view::output::{Form, Narrow, cell};
+use proxy_view::rates::{ConnectRates, connect_cells, number};
 use proxy_view::{BackendView, ConnectView, PortView, ServiceView};
 
 use super::rows::{Sample, seconds};
@@ -21,8 +22,18 @@ const COLUMNS: [&str; 10] = [
     "SILENT/S",
     "FLOWS",
 ];
-/// The columns before this one are words, and the others are numbers.
-const NUMBERS: usize = 4;
+const NARROW: Narrow<'static> = Narrow {
+    optional: &[
+        "CONN-P50",
+        "CONN-P99",
+        "SILENT/S",
+        "REFUSED/S",
+        "CONNECTS/S",
+        "FLOWS",
+        "POD",
+    ],
+    sentence: None,
+};
 
 /// The backends of a Service, in the order of ports and addresses.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,14 +99,17 @@ fn of_ports(service: &ServiceView) -> impl Iterator<Item = ((String, SocketAddr)
     })
 }
 
-pub(super) fn text(backends: &Backends) -> String {
+pub(super) fn text(backends: &Backends, form: Form) -> String {
     let Some(rows) = &backends.rows else {
         return format!("kpx serves no Service {}\n", backends.service);
     };
     if rows.is_empty() {
         return format!("Service {} has no endpoints\n", backends.service);
     }
-    table(&COLUMNS, NUMBERS, rows.iter().map(cells))
+    let rows = rows
+        .iter()
+        .map(|row| cells(row).into_iter().map(cell).collect());
+    form.narrowed(&COLUMNS, NARROW, rows)
 }
 
 fn cells(
@@ -105,7 +119,7 @@ fn cells(
         connect,
     }: &Row,
 ) -> Vec<String> {
-    let pod = backend.pod.clone().unwrap_or_else(|| "-".to_owned());
+    let pod = backend.pod.clone().unwrap_or_default();
     let [p50, p99, refused, silent] = connect_cells(connect);
     let connects = number(connect.per_sec);
     let words = [

@@ -10,10 +10,12 @@ pub(super) enum Act {
     Quit,
 }
 
-/// The list of keys, for the last line of the screen.
-pub(super) const HELP: &str = "sort by: o opened  p packets  b bytes  u unserved  f flows  n name   / filter   arrows, Enter backends   q quit";
+/// The list of keys, for the last line of a screen of 80 columns. An initial is the key of its
+/// column.
+pub(super) const HELP: &str =
+    "q quit  / filter  Enter backends  sort: Opened Packets Bytes Unserved Flows Name";
 /// The keys while the backends of a Service are shown.
-pub(super) const HELP_BACKENDS: &str = "Esc all Services   arrows scroll   q quit";
+pub(super) const HELP_BACKENDS: &str = "q quit  Esc all Services  arrows scroll";
 
 pub(super) fn press(event: &Event, view: &mut View) -> Act {
     let Event::Key(key) = event else {
@@ -29,7 +31,13 @@ pub(super) fn press(event: &Event, view: &mut View) -> Act {
         edit(key.code, view);
         return Act::Stay;
     }
-    match key.code {
+    let code = match key.code {
+        // A terminal sends Ctrl-J for a line end.
+        KeyCode::Char('j') if key.modifiers.contains(KeyModifiers::CONTROL) => KeyCode::Enter,
+        KeyCode::Char(letter) => KeyCode::Char(letter.to_ascii_lowercase()),
+        code => code,
+    };
+    match code {
         KeyCode::Char('q') => return Act::Quit,
         KeyCode::Esc | KeyCode::Backspace if view.open.is_some() => {
             (view.open, view.cursor) = (None, view.behind)
@@ -112,7 +120,24 @@ mod tests {
             Act::Stay
         );
         assert_eq!(view.filter, "", "Escape takes back, and does not end");
+        assert_eq!(
+            (type_in("U", &mut view), view.sort),
+            (Act::Stay, Sort::Unserved),
+            "the help shows capitals"
+        );
         assert_eq!(type_in("q", &mut view), Act::Quit);
+        assert!(HELP.len() <= 80, "{HELP}");
+    }
+
+    #[test]
+    fn line_end_opens_the_first_service() {
+        let mut view = View {
+            selected: Some("shop/web".to_owned()),
+            ..View::default()
+        };
+        let line_end = KeyEvent::new(KeyCode::Char('j'), KeyModifiers::CONTROL);
+        press(&Event::Key(line_end), &mut view);
+        assert_eq!(view.open.as_deref(), Some("shop/web"));
     }
 
     #[test]

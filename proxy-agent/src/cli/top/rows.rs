@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use clap::ValueEnum;
+use comfy_table::Cell;
 use proxy_common::counter::{Reason, Verdict};
 
 use proxy_view::object_name::full_name;
+use proxy_view::output::{Form, Narrow, cell};
 use proxy_view::rates::{self, Rates, Reading, number, per_second};
 use proxy_view::status::Status;
 use proxy_view::{Selector, ServiceView};
@@ -202,18 +204,34 @@ fn reasons(before: &Status, now: &Status, secs: f64) -> Vec<(String, f64)> {
 }
 
 /// Formats the rows where there is no terminal.
-pub(super) fn text(rows: &Rows) -> String {
+pub(super) fn text(rows: &Rows, form: Form) -> String {
     let header: Vec<_> = ["SERVICE"]
         .into_iter()
         .chain(rates::COLUMNS)
         .chain(["BACKENDS"])
         .collect();
-    let services = rows
-        .services
-        .iter()
-        .map(|row| cells(&row.name, &row.rates, row.backends()).into());
-    let total = cells("total", &rows.total, String::new()).into();
-    let table = rates::table(&header, 1, services.chain([total]));
+    let services = rows.services.iter().map(|row| {
+        cells(&row.name, &row.rates, row.backends())
+            .map(cell)
+            .into()
+    });
+    let mut total: Vec<_> = cells("total", &rows.total, String::new()).map(cell).into();
+    // A total of backends would count one several times.
+    if let Some(backends) = total.last_mut() {
+        *backends = Cell::new("");
+    }
+    let narrow = Narrow {
+        optional: &[
+            "SILENT/S",
+            "REFUSED/S",
+            "CONN-P50",
+            "CONN-P99",
+            "BYTES/S",
+            "PACKETS/S",
+        ],
+        sentence: None,
+    };
+    let table = form.narrowed(&header, narrow, services.chain([total]));
     match unserved(rows) {
         Some(unserved) => format!("{table}\n{unserved}\n"),
         None => table,

@@ -14,6 +14,7 @@ use crossterm::{execute, queue};
 use super::backends::{self, Backends};
 use super::keys::{HELP, HELP_BACKENDS};
 use super::rows::{Row, Rows, Sort, View, cells, unserved};
+use proxy_view::output::Form;
 use proxy_view::rates;
 
 /// The problems that fit above the table.
@@ -211,7 +212,12 @@ fn lines_of_backends(
 ) -> Vec<Line> {
     let mut lines = head(rows);
     lines.push(Line::styled(with(Attribute::Bold), opened.service.clone()));
-    let text = backends::text(opened);
+    let form = Form {
+        headers: true,
+        width: u16::try_from(width).ok(),
+        ..Form::default()
+    };
+    let text = backends::text(opened, form);
     let mut table = text.lines();
     lines.extend(
         table

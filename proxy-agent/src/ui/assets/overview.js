@@ -57,8 +57,7 @@ export function notices() {
 export function tiles() {
   const { status, node, rows } = state;
   if (!status) return [];
-  const flows = Object.values(status.flows).reduce((flows, family) => flows + family.flows, 0);
-  const [ready, total] = podsReady();
+  const { ready, total, flows, openFlows } = totals();
   return h(
     "dl",
     { class: "tiles" },
@@ -66,7 +65,7 @@ export function tiles() {
     chartTile("packets", "Packets", past(ALL, ["packets"], packets(node)), rate),
     chartTile("bytes", "Traffic", seriesOf(ALL, [BYTES], ["bytes"]), byteRate),
     chartTile("drops", "Unserved", past(ALL, ["dropped", "rejected"], node.series("unserved")), rate),
-    tile("flows", "Flows", number(flows), families(status)),
+    tile("flows", "Flows", number(flows), `${number(openFlows)} open`),
     tile("backends", "Backends ready", number(ready), `of ${count(total)}, for ${plural(rows.length, "service")}`),
   );
 }
@@ -76,13 +75,16 @@ function packets(node) {
   return there.map(([time, value], n) => [time, value === null || back[n][1] === null ? null : value + back[n][1]]);
 }
 
-let pods = { version: -1, sums: [0, 0] };
+let summed = { version: -1, sums: {} };
 
-function podsReady() {
-  if (pods.version !== state.version) {
-    pods = { version: state.version, sums: state.rows.reduce(([ready, total], row) => [ready + row.ready, total + row.total], [0, 0]) };
+/** Returns the sums of the column of each name over all Services. */
+function totals() {
+  if (summed.version !== state.version) {
+    const sum = (name) => state.rows.reduce((total, row) => total + row[name], 0);
+    const names = ["ready", "total", "flows", "openFlows"];
+    summed = { version: state.version, sums: Object.fromEntries(names.map((name) => [name, sum(name)])) };
   }
-  return pods.sums;
+  return summed.sums;
 }
 
 function chartTile(id, label, series, text) {
@@ -98,10 +100,6 @@ function chartTile(id, label, series, text) {
 
 function tile(id, label, value, detail) {
   return h("div", { class: `tile ${id}`, "data-tile": id }, h("dt", {}, label), h("dd", {}, value), h("dd", { class: "faint" }, detail));
-}
-
-function families(status) {
-  return Object.entries(status.flows).map(([family, { flows }]) => `${number(flows)} ${family}`).join(", ");
 }
 
 function about(status) {

@@ -8,6 +8,14 @@ use serde_json::{Value, json};
 use super::super::{backends, data, screen};
 use super::*;
 
+const PLAIN: Form = Form {
+    wide: false,
+    headers: true,
+    colours: false,
+    width: None,
+    one_line: false,
+};
+
 fn service(name: &str, counts: &Value) -> Value {
     let backend = json!({
         "address": "10.244.1.11:8080", "pod": null, "node": "n1", "zone": null, "ready": true, "serving": true,
@@ -86,15 +94,15 @@ fn samples() -> Result<(Sample, Sample)> {
 fn rates_count_traffic_between_two_samples() -> Result<()> {
     let (before, now) = samples()?;
     expect![[r#"
-         SERVICE    OPENED/S  PACKETS/S  BYTES/S  UNSERVED/S  CONN-P50  CONN-P99  REFUSED/S  SILENT/S  FLOWS  BACKENDS
-         shop/web       1.5k        15k      12M         5.0         -         -          0         0     60       1/1
-         shop/new        2.0        8.0      600           0         -         -          0         0      4       1/1
-         shop/cart       1.0         19      10k           0         -         -          0         0      5       1/1
-         total          1.5k        15k      12M         5.0         -         -          0         0     69
+        SERVICE     OPENED/S   PACKETS/S   BYTES/S   UNSERVED/S   CONN-P50   CONN-P99   REFUSED/S   SILENT/S   FLOWS   BACKENDS
+        shop/web    1.5k       15k         12M       5.0          <none>     <none>     0           0          60      1/1
+        shop/new    2.0        8.0         600       0            <none>     <none>     0           0          4       1/1
+        shop/cart   1.0        19          10k       0            <none>     <none>     0           0          5       1/1
+        total       1.5k       15k         12M       5.0          <none>     <none>     0           0          69
 
         not served: no_endpoints 5.0/s
     "#]]
-    .assert_eq(&text(&rows(&before, &now, &View::default())));
+    .assert_eq(&text(&rows(&before, &now, &View::default()), PLAIN));
     Ok(())
 }
 
@@ -120,7 +128,7 @@ fn screen_shows_health_reasons_and_services() -> Result<()> {
         "shop/new                                              2.0        8.0       600           0         4       1/1"
         "total                                                1.5k        15k       12M         5.0        69"
         ""
-        "sort by: o opened  p packets  b bytes  u unserved  f flows  n name   / filter   arrows, Enter backends   q qui"
+        "q quit  / filter  Enter backends  sort: Opened Packets Bytes Unserved Flows Name"
     "#]]
     .assert_eq(&text);
     Ok(())
@@ -353,10 +361,10 @@ fn connect_times_and_failures_are_those_of_the_interval() -> Result<()> {
         ""
         "SERVICE                     OPENED/S  PACKETS/S   BYTES/S  UNSERVED/S  CONN-P50  CONN-P99  REFUSED/S  SILENT/S     FLOWS  BACKENDS"
         "shop/cart                        1.0         19       10k           0      33us      65us          0         0         5       1/1"
-        "shop/new                         2.0        8.0       600           0         -         -          0         0         4       1/1"
+        "shop/new                         2.0        8.0       600           0                              0         0         4       1/1"
         "shop/web                        1.5k        15k       12M         5.0     6.3ms     8.4ms        2.0       0.5        60       1/1"
         "total                           1.5k        15k       12M         5.0     6.3ms     8.4ms        2.0       0.5        69"
-        "sort by: o opened  p packets  b bytes  u unserved  f flows  n name   / filter   arrows, Enter backends   q quit"
+        "q quit  / filter  Enter backends  sort: Opened Packets Bytes Unserved Flows Name"
     "#]].assert_eq(&text);
     assert_eq!(
         screen::red(&all, &mut view),
@@ -373,13 +381,13 @@ fn connect_times_and_failures_are_those_of_the_interval() -> Result<()> {
         "not served: no_endpoints 5.0/s"
         ""
         "shop/web"
-        " BACKEND           POD  PORT    STATE   CONNECTS/S  CONN-P50  CONN-P99  REFUSED/S  SILENT/S  FLOWS"
-        " 10.244.1.11:8080  -    80/TCP  in use          50     6.3ms     8.4ms        2.0       0.5      1"
-        "Esc all Services   arrows scroll   q quit"
+        "BACKEND            POD      PORT     STATE    CONNECTS/S   CONN-P50   CONN-P99   REFUSED/S   SILENT/S   FLOWS"
+        "10.244.1.11:8080   <none>   80/TCP   in use   50           6.3ms      8.4ms      2.0         0.5        1"
+        "q quit  Esc all Services  arrows scroll"
     "#]]
     .assert_eq(&text);
     assert_eq!(
-        backends::text(&backends::backends(&before, &now, "shop/gone")),
+        backends::text(&backends::backends(&before, &now, "shop/gone"), PLAIN),
         "kpx serves no Service shop/gone\n"
     );
     let data = serde_json::to_value(data::Traffic::of(&all, Some(&opened)))?;
@@ -426,7 +434,7 @@ fn state_of_a_backend_says_why_it_takes_nothing() -> Result<()> {
         let backend = &mut now.services[web].ports[0].backends[0];
         *backend = plain.clone();
         change(backend);
-        let text = backends::text(&backends::backends(&before, &now, "shop/web"));
+        let text = backends::text(&backends::backends(&before, &now, "shop/web"), PLAIN);
         anyhow::ensure!(text.contains(&format!("  {word}  ")), "{word}: {text}");
     }
     Ok(())
