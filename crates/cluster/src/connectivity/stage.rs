@@ -162,8 +162,8 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Makes a pod. The namespace's ServiceAccount comes a moment after the namespace, and no pod
-    /// before that.
+    /// Makes a pod. Retries until the namespace's ServiceAccount exists, because the API server
+    /// refuses pods before that.
     async fn make_pod(&self, pod: &Pod) -> Result<()> {
         let pods: Api<Pod> = self.api();
         let name = pod.metadata.name.as_deref().unwrap_or_default();

@@ -19,8 +19,8 @@ impl Desired {
         })
     }
 
-    /// Returns the Services that another object affects: a slice's, a LocalRedirect's in its
-    /// namespace, and those for which a pod answers.
+    /// Returns the Services that another object affects: for an EndpointSlice its Service, for a
+    /// LocalRedirect the Service that it names, for a Pod the Services that are redirected to it.
     pub fn concerned(&self, object: &ObjectRef) -> Vec<ObjectName> {
         match object.kind {
             "EndpointSlice" => self

@@ -115,8 +115,8 @@ impl Desired {
         all
     }
 
-    /// Returns the unreachable backends of ports without a reachable backend in a family, for
-    /// Services that are otherwise reachable.
+    /// Returns the unreachable backends of each port, protocol and family without a reachable
+    /// backend, for Services that another port or family still serves.
     pub fn cut_off_ports(&self) -> Vec<(&ObjectName, Vec<&Unreachable>)> {
         let whole = self.cut_off();
         let mut ports: BTreeMap<_, Vec<_>> = BTreeMap::new();

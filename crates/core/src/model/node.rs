@@ -42,7 +42,7 @@ pub struct ModelOptions {
     pub shared_networks: Vec<IpNet>,
     /// The routes of a host in host mode. `None` on a node, which reaches every backend.
     pub host_routes: Option<Arc<HostRoutes>>,
-    /// The addresses that a device of the host has, with the device. The host keeps their packets,
+    /// The addresses on dummy devices and empty bridges, by device. The host keeps their packets,
     /// so their ClusterIP frontends are not programmed.
     pub kept_addresses: BTreeMap<IpAddr, String>,
     /// The maps' room, which limits the backends in each model.

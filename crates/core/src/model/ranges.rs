@@ -3,7 +3,8 @@
 
 use ipnet::IpNet;
 
-/// The maximum number of distinct networks. A range with more routes is shared as a whole.
+/// The maximum number of networks over all ranges. Beyond it, every range that contains a network
+/// is shared as a whole.
 const MAX: usize = 1_024;
 
 /// The shared networks in ClusterIP ranges. Packets to unknown addresses there follow the routes.

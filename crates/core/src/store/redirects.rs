@@ -12,8 +12,8 @@ use crate::input::{ObjectName, Update};
 #[derive(Clone, Debug, Default)]
 pub(super) struct Redirects {
     pub(super) kind: Kind<LocalRedirect>,
-    /// The objects that name a Service of their namespace, existing or not. A tenant may create
-    /// thousands.
+    /// By Service, existing or not: the LocalRedirects of its namespace that name it. A tenant may
+    /// create thousands.
     of: BTreeMap<ObjectName, BTreeSet<ObjectName>>,
     /// The stand-in Services for LocalRedirects of addresses.
     pub(super) of_addresses: BTreeMap<ObjectName, Arc<Service>>,

@@ -34,9 +34,9 @@ impl<'a, A: Addr> Joined<'a, A> {
         Self(BTreeMap::new())
     }
 
-    /// Replaces each unreachable endpoint by its node's node port. If that fails, any ready node
-    /// replaces it, provided that nodes forward to all endpoints. If no endpoint is reachable then,
-    /// the tunnel replaces all pods.
+    /// Replaces each unreachable endpoint by its node's node port. Where that is impossible, the node
+    /// ports of all ready nodes replace it, unless externalTrafficPolicy is Local. If no endpoint is
+    /// left then, the tunnel serves the stranded pods.
     pub(in crate::model) fn with_node_ports(
         self,
         fallback: NodePortFallback<'_>,
