@@ -161,7 +161,7 @@ pub(crate) fn workspace_cargo(command: &str) -> Command {
 /// Builds kpx, its tools and all tests in one go, around the kernel programs.
 pub(crate) fn everything() -> Result<PathBuf> {
     let mut cargo = workspace_cargo("build");
-    cargo.args(["--all-targets", "--test", "vm"]);
+    cargo.arg("--all-targets");
     around("build kpx, its tools and all tests", cargo, || {
         object(&setup::ensure(Need::Tests)?, &Options::default())
     })?;

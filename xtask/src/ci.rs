@@ -1,7 +1,5 @@
 //! Runs everything that a change must pass; it is the same on a laptop and on a bare machine.
 
-use std::env;
-use std::path::Path;
 use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -41,22 +39,14 @@ pub(crate) fn run() -> Result<()> {
     tally.end(report.result())
 }
 
-/// Lints what the build has not linted. A build by `clippy-driver`, as `.ci/run` sets it up, checks
-/// each crate while it compiles it, and spares a second pass over the workspace.
-///
 /// Gives way to the tests. A target directory of its own keeps each from waiting for the other's
 /// lock.
 fn clippy() -> Result<()> {
-    let build_lints = env::var_os("RUSTC_WORKSPACE_WRAPPER")
-        .is_some_and(|wrapper| Path::new(&wrapper).ends_with("clippy-driver"));
-    let rest: &[&str] = if build_lints {
-        &["--package", "proxy-ebpf"]
-    } else {
-        &["--workspace", "--all-targets", "--test", "vm"]
-    };
     // The tests' build has no log of the kernel programs.
-    let log = &["--package", "proxy-datapath", "--features", "log"];
-    for what in [rest, log] {
+    for what in [
+        &["--workspace", "--all-targets", "--test", "vm"][..],
+        &["-p", "proxy-datapath", "--features", "log"],
+    ] {
         let mut cargo = workspace::cargo();
         cargo
             .args(["clippy", "--quiet"])
