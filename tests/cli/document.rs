@@ -240,6 +240,7 @@ These names were changed. The old ones are told beside the new ones, and go with
 | | `.mapFill.NURSERY4`, `.mapFill.NURSERY6` | `.mapFill.HALF_OPEN_RING4`, `.mapFill.HALF_OPEN_RING6` |
 | | `.tables.NAME.backends` | `.tables.NAME.slots` |
 | | `.maps.NAME` (the kernel's ids) | none: `bpftool map` shows them |
+| `kpx services`, `backends`, `top` `-o json` | `.flows`, the open flows | `.openFlows`; `.flows` counts all rows of `kpx flows` |
 | `kpx services -o json` | `[].ports[].counts.refused` | the sum of `dropped` and `rejected` beside it |
 | `kpx top` | `--sort connections`, `--sort refused` | `--sort opened`, `--sort unserved` |
 | `kpx monitor` | `--drops` | `--unserved` |

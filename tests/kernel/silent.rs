@@ -67,6 +67,52 @@ fn failures_count_against_backend_until_it_answers() -> Result<()> {
     Ok(())
 }
 
+/// DNS has a port of each protocol at one address, and the rows of both come in any order.
+#[test]
+fn refused_datagrams_leave_evidence_of_connections_alone() -> Result<()> {
+    for mut fixture in fixtures("protocols")? {
+        fixture.rows("silent::failures_count_against_backend_until_it_answers/fails")?;
+        let backends = match fixture.is_v4() {
+            true => add_datagrams::<Addr4>(&fixture, IPV4.connects)?,
+            false => add_datagrams::<Addr6>(&fixture, IPV6.connects)?,
+        };
+        let (readings, _) = fixture.bench.datapath.votes.read(|_| true)?;
+        let failed = readings.values().filter(|one| one.votes.failures() == 3);
+        ensure!(failed.count() == backends, "{readings:?}");
+    }
+    Ok(())
+}
+
+/// Gives the backend of `web` twins at other ports, and each of them refused datagrams. Returns the
+/// number of backends.
+fn add_datagrams<A: Addr>(fixture: &Fixture, name: &str) -> Result<usize>
+where
+    EndpointKey<A>: Pod,
+{
+    let mut connects: HashMap<MapData, EndpointKey<A>, Connects> =
+        open(&fixture.bench.datapath.loaded.maps, name)?;
+    let rows = connects.iter().collect::<Result<Vec<_>, _>>()?;
+    let is_failed = |row: &Connects| row.votes.failures() == 3;
+    let (key, row) = rows
+        .into_iter()
+        .find(|(key, row)| key.service.proto == Proto::TCP && is_failed(row))
+        .context("a backend that failed")?;
+    let ports = 9_000..9_016;
+    for port in ports.clone() {
+        let mut twin = key;
+        twin.at.port = Port::new(port);
+        connects.insert(twin, row, 0)?;
+        twin.service.proto = Proto::UDP;
+        let refused = Connects {
+            refused: 1,
+            last_secs: row.last_secs,
+            ..Connects::default()
+        };
+        connects.insert(twin, refused, 0)?;
+    }
+    Ok(ports.len() + 1)
+}
+
 #[test]
 fn errors_count_against_backend_until_it_sends_something() -> Result<()> {
     for mut fixture in fixtures("errors")? {

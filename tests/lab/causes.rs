@@ -145,8 +145,8 @@ fn orphaned(ns: &NetNs, mut agent: Agent) -> Result<()> {
     ensure!(!says("check", &["without an agent"])?, "an agent runs");
     agent.kill()?;
     let commands = [
-        (status.as_str(), "Start kpx, or run kpx cleanup"),
-        ("check", "start kpx, or run kpx cleanup"),
+        (status.as_str(), "Start kpx, or wait if it restarts"),
+        ("check", "start kpx, or wait if it restarts"),
     ];
     for (command, advice) in commands {
         wait_until(DEADLINE, &format!("{command} names the dead agent"), || {

@@ -291,7 +291,7 @@ fn restarts(facts: &Facts) -> Finding {
 
 /// Judges programs that serve without an agent.
 fn agent(facts: &Facts) -> Option<Finding> {
-    let fix = "start kpx, or run kpx cleanup";
+    let fix = "start kpx, or wait if it restarts; kpx cleanup removes it for good";
     facts.is_orphaned.then(|| warn("agent", ORPHANED, fix))
 }
 

@@ -94,7 +94,7 @@ impl KubeProxyRules {
             let Some(saved) = tool(save)? else {
                 continue;
             };
-            found.unknown = false;
+            found.unknown &= !shows_legacy(save)?;
             for chains in chains(tool_name, &saved) {
                 // Plain `iptables` shows the rules of one of its variants again.
                 let known = !tool_name.contains('-')
@@ -123,6 +123,14 @@ fn tool(name: &str) -> Result<Option<String>> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(|| format!("run {name}")),
     }
+}
+
+/// Returns true if an installed tool reads the tables of legacy iptables: every version before 1.8
+/// does, and later ones name their variant.
+fn shows_legacy(save: &str) -> Result<bool> {
+    let version = Command::new(save).arg("--version").output();
+    let version = version.with_context(|| format!("run {save} --version"))?;
+    Ok(!String::from_utf8_lossy(&version.stdout).contains("nf_tables"))
 }
 
 /// Finds the chains that iptables made in tables of nftables.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::Map;
-use proxy_common::addr::{Addr4, Addr6};
+use proxy_common::addr::{Addr4, Addr6, Proto};
 use proxy_common::connect::{Asked, Connects, Votes};
 use proxy_common::frontend::EndpointKey;
 use proxy_core::health::{Owed, Path, Reading, Readings};
@@ -77,7 +77,9 @@ fn add<A: FamilyNames>(
             match key.service.proto {
                 Asked::PROTO if is_old(&row) => {}
                 Asked::PROTO => drop(asked.insert(path, row)),
-                _ => counted.push((path, row)),
+                Proto::TCP => counted.push((path, row)),
+                // A datagram needs no answer, so its rows say nothing about a backend.
+                _ => {}
             }
         }
     }

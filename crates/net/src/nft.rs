@@ -6,10 +6,11 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use anyhow::{Context, Result};
-use netlink_packet_core::{NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REQUEST};
+use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REQUEST};
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto,
+    setsockopt, socket, sockopt,
 };
 
 use crate::netfilter::attrs::Attrs;
@@ -35,8 +36,14 @@ const DONE: u16 = 3;
 /// The lengths of `struct nlmsghdr` and of `struct nfgenmsg` after it.
 const HEAD_LEN: usize = 16;
 const FAMILY_LEN: usize = 4;
+/// `NLM_F_DUMP_INTR`: the objects of a dump changed meanwhile.
+const DUMP_INTERRUPTED: u16 = 0x10;
+/// How often a dump is tried.
+const DUMPS: usize = 5;
 /// The kernel's own limit on a message of a dump.
 const ANSWER_LEN: usize = 1 << 16;
+/// The room for errors about a batch.
+const ANSWERS: usize = 4 << 20;
 
 const TABLE_NAME: u16 = 1;
 const CHAIN_TABLE: u16 = 1;
@@ -250,9 +257,11 @@ impl Batch {
         }
     }
 
+    /// Adds a message without a request for an acknowledgement: the kernel reports errors all the
+    /// same, and acknowledgements of thousands of chains would overrun the socket.
     fn add(&mut self, kind: u16, flags: u16, attributes: &[u8]) {
         self.messages += 1;
-        let flags = NLM_F_REQUEST | NLM_F_ACK | flags;
+        let flags = NLM_F_REQUEST | flags;
         let content = [&[self.family as u8, 0, 0, 0], attributes].concat();
         self.bytes.extend(message(
             SUBSYSTEM << 8 | kind,
@@ -265,8 +274,11 @@ impl Batch {
     fn commit(mut self) -> io::Result<()> {
         self.bytes.extend(bound(BATCH_END));
         let socket = open()?;
+        // A message beyond the socket's buffer is refused, and a batch is one message.
+        setsockopt(&socket, sockopt::SndBufForce, &(self.bytes.len() * 2))?;
+        setsockopt(&socket, sockopt::RcvBufForce, &ANSWERS)?;
         send(&socket, &self.bytes)?;
-        // The kernel has queued all answers when the call that sends returns.
+        // The kernel has queued all errors when the call that sends returns.
         let mut answer = vec![0; ANSWER_LEN];
         loop {
             match recv(socket.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT) {
@@ -280,8 +292,18 @@ impl Batch {
     }
 }
 
-/// Dumps objects of a family. A kernel without nftables has none.
+/// Dumps objects of a family, again if they changed meanwhile. A kernel without nftables has none.
 fn list(family: Family, kind: u16, filter: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+    for _ in 1..DUMPS {
+        match list_once(family, kind, filter) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            objects => return objects,
+        }
+    }
+    list_once(family, kind, filter)
+}
+
+fn list_once(family: Family, kind: u16, filter: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     let socket = open()?;
     let content = [&[family as u8, 0, 0, 0], filter].concat();
     let flags = NLM_F_REQUEST | NLM_F_DUMP;
@@ -322,11 +344,15 @@ fn send(socket: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Calls `take` with the kind and content of each message.
+/// Calls `take` with the kind and content of each message. Fails with `Interrupted` if the objects
+/// of a dump changed meanwhile.
 fn each(mut bytes: &[u8], mut take: impl FnMut(u16, &[u8]) -> io::Result<()>) -> io::Result<()> {
     while let Some((head, _)) = bytes.split_at_checked(HEAD_LEN) {
         let length = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
         let content = bytes.get(HEAD_LEN..length);
+        if u16::from_ne_bytes([head[6], head[7]]) & DUMP_INTERRUPTED != 0 {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
         take(
             u16::from_ne_bytes([head[4], head[5]]),
             content.ok_or(io::ErrorKind::InvalidData)?,

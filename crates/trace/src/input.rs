@@ -61,17 +61,20 @@ impl<A: Addr> Shares<A> {
         let of = |holder| self.held.get(&holder).copied().unwrap_or_default();
         let held = of(client).max(of(client.site_if(true)));
         let free = room.saturating_sub(self.lasting);
-        let what = match share::is_used_up(held, self.lasting, room) {
-            true => "no client may hold more than are free".to_owned(),
-            false => format!(
-                "the Services of a namespace may hold no more than {} times the free entries",
-                share::NAMESPACE
+        let (holder, what) = match share::is_used_up(held, self.lasting, room) {
+            true => (
+                format!("{} holds {held}", client.ip()),
+                "no client may hold more than are free".to_owned(),
+            ),
+            false => (
+                "the Services of this namespace hold their share".to_owned(),
+                format!(
+                    "they may hold no more than {} times the free entries",
+                    share::NAMESPACE
+                ),
             ),
         };
-        format!(
-            "{} holds {held} of the flow table's {room} entries, and {free} are free: {what}",
-            client.ip()
-        )
+        format!("{holder} of the flow table's {room} entries, and {free} are free: {what}")
     }
 }
 

@@ -40,7 +40,9 @@ pub(super) struct StatusArgs {
 pub(super) async fn status(args: &StatusArgs) -> Result<ExitCode> {
     let status = match args.agent.client().status().await {
         Err(error) if is_orphaned().await.unwrap_or(false) => {
-            bail!("{ORPHANED}. Start kpx, or run kpx cleanup ({error:#})")
+            bail!(
+                "{ORPHANED}. Start kpx, or wait if it restarts; kpx cleanup removes it for good ({error:#})"
+            )
         }
         status => status?,
     };

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::future::pending;
+use std::io::{Write as _, stderr};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -16,14 +17,16 @@ use crate::control::AgentHandle;
 use proxy_view::status::{NamesStatus, Status};
 use proxy_view::{PortView, ServiceView};
 
-/// The time between two looks whether the start has ended.
+/// The time between two looks whether the start has ended: at first, and at most.
 const AGAIN: Duration = Duration::from_millis(100);
+const AGAIN_MAX: Duration = Duration::from_secs(3);
 
 /// Prints the line to standard error in mode host.
 pub(super) async fn announce(mode: Mode, agent: &AgentHandle) -> Infallible {
     if mode == Mode::Host {
         match started(agent).await {
-            Ok((status, services)) => eprintln!("{}", line(&status, &services)),
+            // The line is for a person: a reader of standard error may have gone.
+            Ok((status, services)) => drop(writeln!(stderr(), "{}", line(&status, &services))),
             Err(error) => debug!(error = format!("{error:#}"), "the start is not announced"),
         }
     }
@@ -32,13 +35,15 @@ pub(super) async fn announce(mode: Mode, agent: &AgentHandle) -> Infallible {
 
 /// Waits until Services are programmed, and names are served or cannot be.
 async fn started(agent: &AgentHandle) -> Result<(Status, Vec<ServiceView>)> {
+    let mut again = AGAIN;
     loop {
         let status = agent.status().await?;
         let is_decided = |names: &NamesStatus| names.address.is_some() || names.why_not.is_some();
         if status.healthy && status.names.as_ref().is_none_or(is_decided) {
             return Ok((status, agent.services().await?));
         }
-        sleep(AGAIN).await;
+        sleep(again).await;
+        again = (again * 2).min(AGAIN_MAX);
     }
 }
 

@@ -158,8 +158,19 @@ fn rights_follow_the_options_that_need_them() -> Result<()> {
         (
             "existingConfigMap=kube-proxy,kpxConfig.socketLB=off",
             true,
+            true,
+        ),
+        (
+            "kpxConfig.socketLB=off,extraArgs={--socket-lb=all}",
+            true,
             false,
         ),
+        (
+            "kpxConfig.socketLB=off,extraArgs={--local-redirect}",
+            true,
+            true,
+        ),
+        ("kpxConfig.socketLB=off,extraArgs={--v=4}", false, false),
     ] {
         let documents = rendered(values)?;
         let role = of_kind(&documents, "ClusterRole").context("a ClusterRole")?;

@@ -76,7 +76,7 @@ fn pod_removes_kube_proxys_rules_once_kpx_serves() -> Result<()> {
         let said = late.log();
         let removed = match made_by {
             MadeBy::Nft => "removed the nftables table ip6 kube-proxy",
-            MadeBy::Iptables => "removed 2 chains of ip6tables-nft's table nat",
+            MadeBy::Iptables => "removed 3002 chains of ip6tables-nft's table nat",
         };
         ensure!(
             said.contains(removed) && said.contains("made the nftables table ip6 kpx-keep"),
@@ -275,6 +275,13 @@ fn install_by_iptables(cluster: &Cluster, node: &Node, service: &Service) -> Res
             let words = ["-t", "nat"].into_iter().chain(rule.split(' '));
             node.host.ns.exec(Command::new(tool).args(words))?;
         }
+        // As many as a cluster of a thousand Services has.
+        let table = match family {
+            Family::V4 => "ip nat",
+            Family::V6 => "ip6 nat",
+        };
+        let chains = (0..3_000).map(|nth| format!("add chain {table} KUBE-SEP-{nth}\n"));
+        node.host.ns.nft(&chains.collect::<String>())?;
     }
     Ok(())
 }

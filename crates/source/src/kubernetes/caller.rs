@@ -7,18 +7,25 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use kube::Config;
-use nix::unistd::{User, geteuid};
+use nix::unistd::geteuid;
 
 /// Returns the advice to name the kubeconfig of the user who called `sudo`; empty without `sudo`.
+/// A static binary can look up names only in the file.
 pub(super) fn advice() -> String {
     let caller = env::var("SUDO_USER").ok().filter(|name| name != "root");
+    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
     caller
-        .and_then(|name| User::from_name(&name).ok()?)
-        .map(|user| {
-            let path = user.dir.join(".kube/config");
-            format!("; under sudo pass --kubeconfig {}", path.display())
-        })
+        .and_then(|name| home_of(&users, &name).map(|home| Path::new(home).join(".kube/config")))
+        .map(|path| format!("; under sudo pass --kubeconfig {}", path.display()))
         .unwrap_or_default()
+}
+
+/// Finds a user's home in the text of `/etc/passwd`: `name:password:uid:gid:comment:home:shell`.
+fn home_of<'a>(users: &'a str, name: &str) -> Option<&'a str> {
+    users.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next()? == name).then(|| fields.nth(4))?
+    })
 }
 
 /// A credential plugin with a home directory of another user. kpx drops the capability that would

@@ -16,14 +16,21 @@ app.kubernetes.io/name: {{ .Values.nameOverride | default "kpx" }}
 {{- end }}
 
 {{- define "kpx.serviceAccountName" -}}
-{{- (.Values.serviceAccount).name | default (ternary (include "kpx.fullname" .) "default" (.Values.serviceAccount).create) }}
+{{- (.Values.serviceAccount).name | default (ternary (include "kpx.fullname" .) "default" (ne (toString (.Values.serviceAccount).create) "false")) }}
 {{- end }}
 
 {{- /* The kernel's programs translate the sockets of pods that socketLB chooses, and local redirects choose pods by labels. */ -}}
 {{- define "kpx.readsPods" -}}
 {{- $config := .Values.kpxConfig | default dict }}
 {{- $socketLB := ternary (toString $config.socketLB) "auto" (hasKey $config "socketLB") }}
-{{- if or $config.localRedirect (eq $socketLB "auto") .Values.existingConfigMap }}true{{ end }}
+{{- $args := join " " (.Values.extraArgs | default list) }}
+{{- if or $config.localRedirect (eq $socketLB "auto") .Values.existingConfigMap (contains "--socket-lb" $args) (contains "--local-redirect" $args) }}true{{ end }}
+{{- end }}
+
+{{- /* Other configurations and arguments may switch local redirects on as well. */ -}}
+{{- define "kpx.readsRedirects" -}}
+{{- $args := join " " (.Values.extraArgs | default list) }}
+{{- if or (.Values.kpxConfig | default dict).localRedirect .Values.existingConfigMap (contains "--local-redirect" $args) }}true{{ end }}
 {{- end }}
 
 {{- define "kpx.configFolder" -}}
