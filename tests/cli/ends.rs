@@ -144,7 +144,7 @@ fn a_realtime_kernel_that_may_lack_the_lock_is_refused() -> Result<()> {
     let told = [&output.stdout[..], &output.stderr].concat();
     let told = String::from_utf8_lossy(&told);
     ensure!(
-        output.status.code() == Some(1) && told.contains("kpx: this kernel is PREEMPT_RT, "),
+        output.status.code() == Some(1) && told.contains("kpx: this kernel is PREEMPT_RT "),
         "{told}"
     );
     ensure!(

@@ -207,7 +207,7 @@ fn host_reaches_backends_through_node_ports() -> Result<()> {
         "an overlay is no fault of this machine"
     );
     ensure!(
-        told.contains("reaches none of 4 backends") && told.contains(why),
+        told.contains("reaches 0 of 4 backends") && told.contains(why),
         "{told}"
     );
     // What explains the refusal is what this machine sees, and no pod or probe of the cluster.

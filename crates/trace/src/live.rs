@@ -150,9 +150,6 @@ impl Live {
             );
         }
         input.entry = entry(&input, from.ip(), packet_args, to).await?;
-        if packet_args.in_device.is_none() {
-            input.notes.extend(guess(&input, from.ip()));
-        }
         if input.entry.program == names::ANCHOR {
             let rules = self
                 .status
@@ -167,7 +164,13 @@ impl Live {
             .devices
             .iter()
             .find(|device| device.ifindex == input.entry.ifindex);
-        input.external_client_note = device.and_then(|device| device.no_pod.as_ref()).map(|why| {
+        let no_pod = device.and_then(|device| device.no_pod.as_ref());
+        // A device that looks like a router's may be the pod's own.
+        if packet_args.in_device.is_none() && no_pod.is_none() {
+            let guess = guess(&input, from.ip());
+            input.notes.extend(guess);
+        }
+        input.external_client_note = no_pod.map(|why| {
             format!("{why}; if it is a pod's device, give it host routes alone, or set {TELL_PODS}")
         });
         Ok((input, from))

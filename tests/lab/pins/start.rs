@@ -67,7 +67,7 @@ fn older_kpx_touches_nothing_of_a_newer_one() -> Result<()> {
         let before = (fixture.state()?, pinned(&newer)?);
         refused(
             &fixture,
-            &format!("v{} is of another version of kpx", LAYOUT + 1),
+            &format!("v{} belongs to another version of kpx", LAYOUT + 1),
         )?;
         refused(&fixture, "start that version again")?;
         ensure!(
