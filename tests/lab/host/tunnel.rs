@@ -138,7 +138,7 @@ fn part_out_of_reach_is_named(run: impl Fn(&str) -> Result<String>) -> Result<()
     let status = run("status")?;
     let parts = [
         "port 80/udp has endpoints over IPv4",
-        "0 of 2",
+        "none of 2",
         why,
         "--tunnel tcp does not forward UDP.",
     ];
