@@ -78,7 +78,7 @@ fn add<A: FamilyNames>(
                 Asked::PROTO if is_old(&row) => {}
                 Asked::PROTO => drop(asked.insert(path, row)),
                 Proto::TCP => counted.push((path, row)),
-                // A datagram needs no answer, so its rows say nothing about a backend.
+                // A datagram needs no answer, so rows of UDP hold no evidence.
                 _ => {}
             }
         }

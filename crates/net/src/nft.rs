@@ -6,7 +6,9 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use anyhow::{Context, Result};
-use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REQUEST};
+use netlink_packet_core::{
+    NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR,
+};
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto,
@@ -30,14 +32,9 @@ const DELETE_RULE: u16 = 8;
 /// The messages around those that the kernel applies as one.
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
-/// `NLMSG_ERROR` and `NLMSG_DONE`: the answer to a message, and the end of a dump.
-const ERROR: u16 = 2;
-const DONE: u16 = 3;
 /// The lengths of `struct nlmsghdr` and of `struct nfgenmsg` after it.
 const HEAD_LEN: usize = 16;
 const FAMILY_LEN: usize = 4;
-/// `NLM_F_DUMP_INTR`: the objects of a dump changed meanwhile.
-const DUMP_INTERRUPTED: u16 = 0x10;
 /// How often a dump is tried.
 const DUMPS: usize = 5;
 /// The kernel's own limit on a message of a dump.
@@ -284,7 +281,7 @@ impl Batch {
             match recv(socket.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT) {
                 Err(Errno::EAGAIN) => return Ok(()),
                 length => each(&answer[..length?], |kind, content| match kind {
-                    ERROR => error(content),
+                    NLMSG_ERROR => error(content),
                     _ => Ok(()),
                 })?,
             }
@@ -315,8 +312,8 @@ fn list_once(family: Family, kind: u16, filter: &[u8]) -> io::Result<Vec<Vec<u8>
         let length = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
         let read = each(&answer[..length], |kind, content| {
             match kind {
-                ERROR => error(content)?,
-                DONE => is_done = true,
+                NLMSG_ERROR => error(content)?,
+                NLMSG_DONE => is_done = true,
                 _ => objects.push(content.to_vec()),
             }
             Ok(())
@@ -350,7 +347,7 @@ fn each(mut bytes: &[u8], mut take: impl FnMut(u16, &[u8]) -> io::Result<()>) ->
     while let Some((head, _)) = bytes.split_at_checked(HEAD_LEN) {
         let length = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
         let content = bytes.get(HEAD_LEN..length);
-        if u16::from_ne_bytes([head[6], head[7]]) & DUMP_INTERRUPTED != 0 {
+        if u16::from_ne_bytes([head[6], head[7]]) & NLM_F_DUMP_INTR != 0 {
             return Err(io::ErrorKind::Interrupted.into());
         }
         take(

@@ -59,3 +59,16 @@ impl fmt::Display for ForeignHome {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn home_is_read_from_the_users_own_line() {
+        let users = "root:x:0:0:root:/root:/bin/sh\nalice2:x:1:1::/x:\nalice:x:1000:1000:A, B:/home/alice:/bin/sh\nbob:x:2\n";
+        assert_eq!(home_of(users, "alice"), Some("/home/alice"));
+        assert_eq!(home_of(users, "bob"), None, "a line that is cut");
+        assert_eq!(home_of(users, "carol"), None);
+    }
+}
