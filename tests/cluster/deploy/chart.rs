@@ -158,7 +158,7 @@ fn rights_follow_the_options_that_need_them() -> Result<()> {
         (
             "existingConfigMap=kube-proxy,kpxConfig.socketLB=off",
             true,
-            true,
+            false,
         ),
         (
             "kpxConfig.socketLB=off,extraArgs={--socket-lb=all}",

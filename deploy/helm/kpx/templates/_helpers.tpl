@@ -27,10 +27,10 @@ app.kubernetes.io/name: {{ .Values.nameOverride | default "kpx" }}
 {{- if or $config.localRedirect (eq $socketLB "auto") .Values.existingConfigMap (contains "--socket-lb" $args) (contains "--local-redirect" $args) }}true{{ end }}
 {{- end }}
 
-{{- /* Other configurations and arguments may switch local redirects on as well. */ -}}
+{{- /* Arguments may switch local redirects on as well. */ -}}
 {{- define "kpx.readsRedirects" -}}
 {{- $args := join " " (.Values.extraArgs | default list) }}
-{{- if or (.Values.kpxConfig | default dict).localRedirect .Values.existingConfigMap (contains "--local-redirect" $args) }}true{{ end }}
+{{- if or (.Values.kpxConfig | default dict).localRedirect (contains "--local-redirect" $args) }}true{{ end }}
 {{- end }}
 
 {{- define "kpx.configFolder" -}}
