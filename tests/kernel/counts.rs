@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use anyhow::{Context, Result, ensure};
 use proxy_common::addr::{Addr, Port, Proto};
-use proxy_common::connect::{Connects, UNIT_NANOS};
+use proxy_common::connect::{Connects, UNIT_NANOS, Votes};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::service_counts::Passed;
 use proxy_datapath::{FamilyCounts, Totals};
@@ -134,7 +134,7 @@ fn refused_packets_are_counted_by_outcome() -> Result<()> {
 fn connection_outcomes_are_counted_for_service() -> Result<()> {
     for mut fixture in fixtures("outcomes")? {
         fixture.rows("counts::connection_outcomes_are_counted_for_service/open")?;
-        let found = connects(&fixture)?;
+        let found = connects(&fixture, 80, Proto::TCP)?;
         let numbers = (
             found.answered(),
             found.refused,
@@ -145,13 +145,13 @@ fn connection_outcomes_are_counted_for_service() -> Result<()> {
         // The machine may be slow, but the packets follow each other.
         ensure!(found.units < 20_000_000_000 / UNIT_NANOS, "{found:?}");
         fixture.bench.datapath.flows.sweep_at(later()?)?;
-        let swept = connects(&fixture)?;
+        let swept = connects(&fixture, 80, Proto::TCP)?;
         ensure!(
             (swept.unanswered, swept.answered(), swept.units) == (1, 1, found.units),
             "{swept:?}"
         );
         fixture.bench.datapath.flows.sweep_at(later()?)?;
-        let summed = connects(&fixture)?;
+        let summed = connects(&fixture, 80, Proto::TCP)?;
         ensure!(
             (summed.unanswered, summed.answered(), summed.units) == (1, 1, found.units),
             "of silence: {summed:?}"
@@ -160,21 +160,38 @@ fn connection_outcomes_are_counted_for_service() -> Result<()> {
     Ok(())
 }
 
-/// Returns what became of the connections to `web`.
-fn connects(fixture: &Fixture) -> Result<Connects> {
+#[test]
+fn refused_datagrams_are_counted_for_service() -> Result<()> {
+    for mut fixture in fixtures("refused-udp")? {
+        fixture.rows("counts::refused_datagrams_are_counted_for_service/refused")?;
+        let counts = fixture.bench.datapath.flows.counts()?;
+        let found = connects(&fixture, 53, Proto::UDP)?;
+        ensure!(
+            (found.refused, found.failed()) == (2, 2),
+            "{found:?} {:?} {:?}",
+            counts.v4.connects,
+            counts.v6.connects
+        );
+        ensure!(found.votes == Votes::NONE, "{found:?}");
+    }
+    Ok(())
+}
+
+/// Returns what became of the flows to a port of `web`.
+fn connects(fixture: &Fixture, port: u16, proto: Proto) -> Result<Connects> {
     let counts = fixture.bench.datapath.flows.counts()?;
     let web = fixture.names.addr("web")?;
     Ok(if web.is_ipv4() {
-        of(&counts.v4, web)?
+        of(&counts.v4, web, port, proto)?
     } else {
-        of(&counts.v6, web)?
+        of(&counts.v6, web, port, proto)?
     })
 }
 
-fn of<A: Addr>(counts: &FamilyCounts<A>, web: IpAddr) -> Result<Connects> {
+fn of<A: Addr>(counts: &FamilyCounts<A>, web: IpAddr, port: u16, proto: Proto) -> Result<Connects> {
     Ok(counts.connects_of(&FrontendKey::new(
         A::from_ip(web).context("family")?,
-        Port::new(80),
-        Proto::TCP,
+        Port::new(port),
+        proto,
     )))
 }
