@@ -241,11 +241,14 @@ These names were changed. The old ones are told beside the new ones, and go with
 | | `.tables.NAME.backends` | `.tables.NAME.slots` |
 | | `.maps.NAME` (the kernel's ids) | none: `bpftool map` shows them |
 | `kpx services`, `backends`, `top` `-o json` | `.flows`, the open flows | `.openFlows`; `.flows` counts all rows of `kpx flows` |
+| `kpx services`, `backends` `-o json` | `.setAside` of a backend; `.isAside` in `kpx status` | `.ejected`; `.isEjected` |
 | `kpx services -o json` | `[].ports[].counts.refused` | the sum of `dropped` and `rejected` beside it |
 | `kpx top` | `--sort connections`, `--sort refused` | `--sort opened`, `--sort unserved` |
 | `kpx monitor` | `--drops` | `--unserved` |
+| `kpx monitor`, `kpx explain` | the reason `forged`; in JSON `spoofed` alone | `spoofed` |
 | metrics | `map=\"NURSERY4\"`, `map=\"NURSERY6\"` of `kpx_map_entries` and `kpx_map_max_entries` | `map=\"HALF_OPEN_RING4\"`, `map=\"HALF_OPEN_RING6\"` |
 | | `kpx_mended_total` | `kpx_repairs_total` |
+| | `kpx_packets_total{event=\"forged\"}`, `kpx_silent_backends{state=\"set_aside\"}` | `\"spoofed\"`, `\"ejected\"` |
 | | `kpx_packets_total{event=\"socket_led\"}` | `kpx_packets_total{event=\"socket_translated\"}` |
 
 ## Others

@@ -1,4 +1,4 @@
-//! Packets with a forged source: the node's own address, or one whose route back leads through
+//! Packets with a spoofed source: the node's own address, or one whose route back leads through
 //! another device. They open no flow and touch none.
 
 use anyhow::{Result, ensure};
@@ -21,7 +21,7 @@ packet_tests! {
     pod_ends_no_connection_of_host,
     uplink_lets_no_client_speak_for_pod_or_node,
     uplink_lets_no_client_speak_for_pod_on_bridge,
-    default_route_makes_no_forged_source_genuine,
+    default_route_makes_no_spoofed_source_genuine,
     pod_whose_routes_name_another_device_is_served,
     pod_is_no_forger_without_detection,
     pod_of_another_node_is_external_client,

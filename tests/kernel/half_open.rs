@@ -22,7 +22,7 @@ const SMALL: Option<u32> = Some(64);
 const HALF_OPEN: u16 = 16;
 
 /// Opens as many flows, each from a port of its own. A backend answers each: it does not know that
-/// the source is forged.
+/// the source is spoofed.
 pub(crate) fn flood(fixture: &Fixture, first_port: u16, count: u16) -> Result<()> {
     for port in (first_port..).take(count.into()) {
         let syn = fixture

@@ -30,8 +30,8 @@ macro_rules! files {
 }
 
 files! {
-    counts ends fast flows forgery fragments guests half_open icmp limits lost meetings monitor opened options policy sctp shares silent
-    stack verdicts whole
+    counts ends fast flows forgery fragments foreign_nat half_open icmp limits lost meetings monitor opened options policy sctp shares silent
+    stack verdicts bypass
 }
 
 /// Makes a test of each named section, whose fixtures the section names itself.

@@ -82,7 +82,7 @@ fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
     let states: Vec<_> = view.ports[0]
         .backends
         .iter()
-        .map(|at| (at.silent, at.set_aside, at.in_cluster_set))
+        .map(|at| (at.silent, at.ejected && at.set_aside, at.in_cluster_set))
         .collect();
     ensure!(
         states
@@ -193,7 +193,7 @@ impl Lab<'_> {
         let silent = self.agent.typed_status()?.silent_backends;
         let of = silent
             .into_iter()
-            .filter(|silent| silent.is_aside && silent.service == full_name(service));
+            .filter(|silent| silent.is_ejected && silent.service == full_name(service));
         Ok(of.map(|silent| silent.backend.to_string()).collect())
     }
 
@@ -201,7 +201,7 @@ impl Lab<'_> {
     fn set_aside(&self, service: &Service, hosts: &[&str]) -> Result<()> {
         let mut want: Vec<_> = hosts.iter().flat_map(|host| self.addresses(host)).collect();
         want.sort_unstable();
-        wait_until(DEADLINE, "the backends are set aside", || {
+        wait_until(DEADLINE, "the backends are ejected", || {
             self.dial(service, 12, Duration::from_secs(3))?;
             let mut aside = self.aside(service)?;
             aside.sort_unstable();

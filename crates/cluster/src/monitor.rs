@@ -7,11 +7,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
-use proxy_common::counter::Reason;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::sync::mpsc;
@@ -24,6 +22,7 @@ use crate::exec::{self, BROKEN};
 use crate::pods::{Cluster, NodePod};
 use crate::select;
 use proxy_view::output::{escaped, escaped_json};
+use proxy_view::reason_parser;
 
 /// The lines that may wait for the terminal.
 const QUEUE: usize = 1_024;
@@ -47,7 +46,7 @@ pub(crate) struct MonitorArgs {
     #[arg(long, value_name = "IP")]
     client: Option<IpAddr>,
     /// Show only packets dropped or rejected for this reason.
-    #[arg(long, value_name = "REASON", value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::name)), hide_possible_values = true, conflicts_with = "decisions")]
+    #[arg(long, value_name = "REASON", value_parser = reason_parser(), hide_possible_values = true, conflicts_with = "decisions")]
     reason: Option<String>,
     /// Show only dropped and rejected packets.
     #[arg(long, conflicts_with = "decisions")]

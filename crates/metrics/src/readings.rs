@@ -89,10 +89,15 @@ impl Collector for Readings {
         let reach = [("all", all), ("some", some)]
             .map(|(backends, services)| ([("backends", backends)], services));
         gauges(&mut encoder, "kpx_services_out_of_reach", help, reach)?;
-        let [serving, aside] = self.silent_backends;
-        let silent = [("serving", serving), ("set_aside", aside)]
-            .map(|(state, number)| ([("state", state)], number));
-        let help = "Backends that have given this node no answer of late: in use, or set aside.";
+        let [serving, ejected] = self.silent_backends;
+        // The last is the name in the previous release.
+        let states = [
+            ("serving", serving),
+            ("ejected", ejected),
+            ("set_aside", ejected),
+        ];
+        let silent = states.map(|(state, number)| ([("state", state)], number));
+        let help = "Backends that have given this node no answer of late: in use, or ejected.";
         gauges(&mut encoder, "kpx_silent_backends", help, silent)?;
         let counts = self
             .no_local_endpoints
@@ -228,6 +233,7 @@ pub fn old_map_name(name: &str) -> Option<&'static str> {
 pub fn old_event_name(name: &str) -> Option<&'static str> {
     match name {
         "socket_translated" => Some("socket_led"),
+        "spoofed" => Some("forged"),
         _ => None,
     }
 }

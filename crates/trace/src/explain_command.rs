@@ -4,12 +4,12 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use proxy_common::counter::Reason;
 use serde::Serialize;
 
 use crate::explain::{explain as meaning, remedy};
 use proxy_view::output::{Form, OutputArgs, cell};
+use proxy_view::reason_parser;
 
 /// Explain a reason for untranslated packets, with a fix.
 ///
@@ -18,7 +18,7 @@ use proxy_view::output::{Form, OutputArgs, cell};
 #[derive(Args, Debug)]
 pub struct ExplainArgs {
     /// Reason, such as no_endpoints.
-    #[arg(value_name = "REASON", value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::name)), hide_possible_values = true)]
+    #[arg(value_name = "REASON", value_parser = reason_parser(), hide_possible_values = true)]
     reason: Option<String>,
     #[command(flatten)]
     output: OutputArgs,

@@ -256,8 +256,9 @@ impl<A: Addr> FamilyView<'_, A> {
                         .unwrap_or_default(),
                     way: way.map(str::to_owned),
                     silent: key.proto == Proto::TCP
-                        && node.aside.contains_key(&Path::new(key, &at)),
-                    set_aside: port.aside.binary_search(&at).is_ok(),
+                        && node.silent.contains_key(&Path::new(key, &at)),
+                    ejected: port.ejected.binary_search(&at).is_ok(),
+                    set_aside: port.ejected.binary_search(&at).is_ok(),
                     ..self.backend(at, endpoint)
                 }
             }));
@@ -310,7 +311,8 @@ impl<A: Addr> FamilyView<'_, A> {
             in_cluster_set: false,
             in_local_set: false,
             in_redirect_set: true,
-            silent: key.proto == Proto::TCP && node.aside.contains_key(&Path::new(key, &at)),
+            silent: key.proto == Proto::TCP && node.silent.contains_key(&Path::new(key, &at)),
+            ejected: false,
             set_aside: false,
             weight: 1,
             flows: flows.all,
@@ -381,6 +383,7 @@ impl<A: Addr> FamilyView<'_, A> {
             in_local_set: false,
             in_redirect_set: false,
             silent: false,
+            ejected: false,
             set_aside: false,
             flows: 0,
             open_flows: 0,

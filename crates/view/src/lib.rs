@@ -23,6 +23,7 @@ pub mod object_name;
 pub mod output;
 pub mod rates;
 pub mod reach;
+mod reason;
 pub mod select_args;
 pub mod status;
 
@@ -33,6 +34,7 @@ pub use flow::{FlowService, FlowView, STATES};
 pub use history::{HistoryView, SeriesView, ServiceSeriesView};
 pub use mode::Mode;
 pub use proxy_core::selector::Selector;
+pub use reason::reason_parser;
 pub use service::{BackendView, FrontendView, NameView, Names, PortCounts, PortView, ServiceView};
 pub use sums::{PortSums, port_sums};
 

@@ -118,6 +118,9 @@ pub struct BackendView {
     pub silent: bool,
     /// True if it takes no new connections of this node because of that.
     #[serde(default)]
+    pub ejected: bool,
+    /// The name of `ejected` in the previous release.
+    #[serde(default)]
     pub set_aside: bool,
     /// The way of a host in mode host to the backend: `direct`, `node port`, `tunnel` or
     /// `unreachable`. None on a node, and for a backend that takes no traffic.

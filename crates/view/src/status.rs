@@ -112,6 +112,10 @@ pub struct SilentStatus {
     pub port: u16,
     pub backend: SocketAddr,
     /// True if the backend takes no new connections of this node.
+    #[serde(default)]
+    pub is_ejected: bool,
+    /// The name of `is_ejected` in the previous release.
+    #[serde(default)]
     pub is_aside: bool,
 }
 

@@ -212,7 +212,7 @@ fn health(status: &Status) -> Cell {
     }
 }
 
-/// Counts backends that give no answer: `3 backends of 2 Services without an answer, 2 set aside`.
+/// Counts backends that give no answer: `3 backends of 2 Services without an answer, 2 set ejected`.
 fn silent(backends: &[SilentStatus]) -> Cell {
     let services = backends
         .iter()
@@ -220,12 +220,15 @@ fn silent(backends: &[SilentStatus]) -> Cell {
         .collect::<BTreeSet<_>>()
         .len();
     let silent = backends.len();
-    let aside = backends.iter().filter(|backend| backend.is_aside).count();
+    let ejected = backends
+        .iter()
+        .filter(|backend| backend.is_ejected || backend.is_aside)
+        .count();
     let count = |number: usize, what: &str| {
         format!("{number} {what}{}", if number == 1 { "" } else { "s" })
     };
     yellow(format!(
-        "{} of {} without an answer, {aside} set aside (kpx backends --sort-by state)",
+        "{} of {} without an answer, {ejected} ejected (kpx backends --sort-by state)",
         count(silent, "backend"),
         count(services, "Service")
     ))
@@ -382,9 +385,7 @@ fn options(status: &Status, is_node: bool) -> Vec<(&'static str, String)> {
         rows.push(("  algorithm:", algorithm.clone()));
     }
     if is_node {
-        // The value in JSON keeps its words.
-        let fast_path = fast_path.replace("whole connections", "bypass for connections");
-        rows.push(("  fast path:", fast_path));
+        rows.push(("  fast path:", fast_path.clone()));
     } else {
         let tunnel = if status.tunnel.is_some() {
             "tcp"

@@ -6,21 +6,19 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use jiff::{SignedDuration, Timestamp};
-use proxy_common::counter::Reason;
 
 use super::Limit;
 use super::event::Event;
 use super::filter::Filter;
 use super::text;
 use crate::config::duration::GoDuration;
-use proxy_view::Names;
 use proxy_view::RUN_DIR;
 use proxy_view::client::Client;
 use proxy_view::object_name::ServiceName;
 use proxy_view::select_args::NamespaceArgs;
+use proxy_view::{Names, reason_parser};
 
 /// Show packets that open flows, are dropped or are rejected, until stopped.
 ///
@@ -38,7 +36,7 @@ pub struct MonitorArgs {
     #[arg(long, value_name = "IP")]
     client: Option<IpAddr>,
     /// Show only packets dropped or rejected for this reason of `kpx status`.
-    #[arg(long, value_name = "REASON", value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::name)), hide_possible_values = true, conflicts_with = "decisions")]
+    #[arg(long, value_name = "REASON", value_parser = reason_parser(), hide_possible_values = true, conflicts_with = "decisions")]
     reason: Option<String>,
     /// Show only dropped and rejected packets.
     #[arg(long, alias = "drops", conflicts_with = "decisions")]
@@ -193,6 +191,11 @@ mod tests {
         assert_eq!(
             read("no_endpoints").unwrap().monitor.reason.as_deref(),
             Some("no_endpoints")
+        );
+        assert_eq!(
+            read("forged").unwrap().monitor.reason.as_deref(),
+            Some("spoofed"),
+            "the name in the previous release"
         );
         let error = read("no_endpoint")
             .map(|line| line.monitor)

@@ -11,7 +11,7 @@ use testbed::lab::{CLUSTER_PODS, Family, Host};
 use testbed::netns::NetNs;
 
 use super::fixture::{Fixture, Path, said};
-use super::{exchange, says, until_whole};
+use super::{exchange, says, until_bypass};
 
 /// The pod that is banned, and one that is not.
 const BANNED: &str = "p1a";
@@ -177,7 +177,7 @@ fn bans_end_connections_of_their_pod_alone(
         }
         says(agent, "because ")?;
         ban.go(node, fixture.lab.host(BANNED))?;
-        says(agent, "; whole connections")?;
+        says(agent, "; bypass for connections")?;
         for one in &mut others {
             exchange(one, 5, 1_000)
                 .with_context(|| format!("another pod's connection after {ban:?}, {path:?}"))?;
@@ -192,7 +192,7 @@ fn ban_of_a_pod_ends_its_whole_connections_alone() -> Result<()> {
     fixture.watch()?;
     let agent = fixture.start("auto")?;
     for family in Family::ALL {
-        until_whole(&fixture, &agent, family)?;
+        until_bypass(&fixture, &agent, family)?;
     }
     bans_end_connections_of_their_pod_alone(&fixture, &agent, Path::Local)?;
     agent.stop()
@@ -208,7 +208,7 @@ fn ban_of_a_pod_ends_its_whole_connections_to_other_nodes_alone() -> Result<()> 
     let agent = fixture.kpx(&["--cluster-cidr", &networks])?;
     says(
         &agent,
-        "whole connections of this node's pods to pods with addresses of the cluster's networks",
+        "bypass for connections of this node's pods to pods with addresses of the cluster's networks",
     )?;
     bans_end_connections_of_their_pod_alone(&fixture, &agent, Path::Remote)?;
     agent.stop()
@@ -222,7 +222,7 @@ fn ban_that_came_without_an_agent_ends_connections_once_one_runs() -> Result<()>
     let agent = fixture.start("auto")?;
     let mut open = Vec::new();
     for family in Family::ALL {
-        until_whole(&fixture, &agent, family)?;
+        until_bypass(&fixture, &agent, family)?;
         open.push([BANNED, OTHER].map(|client| dial(&fixture, client, 10, family)));
     }
     agent.stop()?;

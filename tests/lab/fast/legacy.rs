@@ -9,7 +9,7 @@ use testbed::echo::Protocol;
 use testbed::lab::Family;
 
 use super::fixture::{Fixture, Path};
-use super::{exchange, says, until_whole};
+use super::{exchange, says, until_bypass};
 
 /// The tools, and the lists of tables that a thread sees.
 const TOOLS: [(&str, &str); 2] = [
@@ -56,10 +56,10 @@ fn legacy_tables_speak_against_whole_connections_by_their_rules_and_policies_alo
             run(comes)?;
             says(&agent, &said)?;
             run(goes)?;
-            says(&agent, "auto: on; whole connections")?;
+            says(&agent, "auto: on; bypass for connections")?;
         }
         for family in Family::ALL {
-            until_whole(&fixture, &agent, family)?;
+            until_bypass(&fixture, &agent, family)?;
             let before = fixture.stack_saw(&agent)?;
             exchange(
                 &mut fixture.dial(Path::Local, Protocol::Tcp, family)?,
@@ -84,7 +84,7 @@ fn kpx_makes_no_tables_of_legacy_iptables() -> Result<()> {
         || -> Result<Vec<String>> { TOOLS.iter().map(|(_, list)| node.read(list)).collect() };
     let asks = || -> Result<()> {
         let agent = fixture.start("auto")?;
-        says(&agent, "whole connections")?;
+        says(&agent, "bypass for connections")?;
         agent::kpx(node, "check")?;
         agent.stop()?;
         for arguments in ["cleanup --kube-proxy --force", "cleanup --drain", "cleanup"] {

@@ -5,7 +5,7 @@ use testbed::echo::Protocol;
 use testbed::lab::{Family, Layout, TunnelKind};
 
 use super::fixture::{Fixture, Path};
-use super::{EXCHANGES, exchange, says, until_whole};
+use super::{EXCHANGES, exchange, says, until_bypass};
 
 /// What passes a bridge meets netfilter there, and a macvlan has no other end.
 #[test]
@@ -26,7 +26,7 @@ fn the_stack_sees_connections_into_a_tunnel() -> Result<()> {
 fn takes_stack(layout: Layout, path: Path) -> Result<()> {
     let fixture = Fixture::of(layout)?;
     let agent = fixture.start("auto")?;
-    says(&agent, "; whole connections").with_context(|| format!("{layout:?}"))?;
+    says(&agent, "; bypass for connections").with_context(|| format!("{layout:?}"))?;
     let before = fixture.fast(&agent)?;
     for family in Family::ALL {
         for protocol in Protocol::COMMON {
@@ -53,7 +53,7 @@ fn open_connections_skip_the_stack_of_a_node_without_conntrack() -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.lab.n1.host.ns.nft("flush ruleset")?;
     let agent = fixture.start("auto")?;
-    says(&agent, "whole connections of this node's pods to pods")?;
+    says(&agent, "bypass for connections of this node's pods to pods")?;
     ensure!(
         !agent.status()?["options"]["fastPath"]
             .to_string()
@@ -61,7 +61,7 @@ fn open_connections_skip_the_stack_of_a_node_without_conntrack() -> Result<()> {
         "conntrack follows connections"
     );
     for family in Family::ALL {
-        until_whole(&fixture, &agent, family)?;
+        until_bypass(&fixture, &agent, family)?;
         for path in [
             Path::Remote,
             Path::Hairpin,

@@ -11,10 +11,10 @@ use testbed::lab::{CLUSTER_PODS, Family, Layout, TunnelKind};
 use testbed::netns::NetNs;
 
 use super::fixture::{Fixture, Path};
-use super::{exchange, says, until_whole};
+use super::{exchange, says, until_bypass};
 
 const SOON: Duration = Duration::from_millis(900);
-const FAR: &str = "whole connections of this node's pods to pods";
+const FAR: &str = "bypass for connections of this node's pods to pods";
 const NEAR: &str = "those to other nodes take the stack, because rule";
 
 /// Starts kpx, which knows the cluster's networks.
@@ -131,7 +131,7 @@ fn answers_by_a_tunnel_pass_a_rule_for_established_connections() -> Result<()> {
         }}"
     ))?;
     let agent = start(&fixture, &[])?;
-    says(&agent, "whole connections")?;
+    says(&agent, "bypass for connections")?;
     for _ in 0..2 {
         Protocol::COMMON
             .into_iter()
@@ -146,7 +146,7 @@ fn whole_connection_leaves_by_no_device_that_it_was_not_opened_for() -> Result<(
     let fixture = Fixture::new()?;
     let node = &fixture.lab.n1.host.ns;
     let agent = fixture.start("auto")?;
-    until_whole(&fixture, &agent, Family::V4)?;
+    until_bypass(&fixture, &agent, Family::V4)?;
     let mut open = fixture.dial_within(SOON, Path::Local, Protocol::Tcp, Family::V4)?;
     exchange(&mut open, 3, 100)?;
     let remote = || Ok::<_, anyhow::Error>(agent.status()?["events"]["fast_remote"].as_u64());

@@ -450,7 +450,8 @@ fn kpx<'a>(
                 return Ok(false);
             };
             let said = status["options"]["fastPath"].as_str().unwrap_or_default();
-            Ok(status["healthy"] == true && (said == "off" || said.contains("whole connections")))
+            Ok(status["healthy"] == true
+                && (said == "off" || said.contains("bypass for connections")))
         },
     )?;
     Ok(agent)

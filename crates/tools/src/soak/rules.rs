@@ -77,7 +77,7 @@ pub fn rules(scale: Scale) -> Result<Report> {
         fixture: &fixture,
         banned,
     };
-    site.until_whole(&agent)?;
+    site.until_bypass(&agent)?;
     let load = fixture.load(scale.rate, |exchange| BACKENDS.contains(&exchange.backend))?;
     let started = Instant::now();
     let mut rounds = 0;
@@ -94,7 +94,7 @@ pub fn rules(scale: Scale) -> Result<Report> {
         } else {
             site.come_and_go(ban, &mut kept)?
         };
-        site.until_whole(&agent)?;
+        site.until_bypass(&agent)?;
         times[nth] = times[nth].max(until);
         rounds += 1;
     }
@@ -186,13 +186,13 @@ impl Site<'_> {
     }
 
     /// Waits until connections skip the stack again, with the link addresses of both pods known.
-    fn until_whole(&self, agent: &AnyAgent) -> Result<()> {
+    fn until_bypass(&self, agent: &AnyAgent) -> Result<()> {
         let fast = || -> Result<u64> {
             agent.status()?["events"]["fast_local"]
                 .as_u64()
                 .context("no event fast_local")
         };
-        wait_until(DEADLINE, "whole connections skip the stack", || {
+        wait_until(DEADLINE, "connections bypass the stack", || {
             let before = fast()?;
             ensure!(
                 Family::ALL.into_iter().all(|family| self.dials(family)),
@@ -200,7 +200,7 @@ impl Site<'_> {
             );
             Ok(agent.status()?["options"]["fastPath"]
                 .as_str()
-                .is_some_and(|text| text.contains("; whole connections"))
+                .is_some_and(|text| text.contains("; bypass for connections"))
                 && fast()? > before)
         })
     }

@@ -12,7 +12,7 @@ use crate::packets::packet_tests;
 use crate::policy::external;
 
 packet_tests! {
-    guests:
+    foreign_nat:
     connection_beside_flow_with_its_tuple_gets_another_port,
     packet_of_moved_connection_stays_as_it_is_on_lo,
     datagram_beside_flow_with_its_tuple_gets_another_port,
@@ -57,12 +57,14 @@ fn no_flow_draws_port_of_another_connection() -> Result<()> {
 #[test]
 fn masqueraded_connection_takes_port_of_silent_flow_alone() -> Result<()> {
     for mut fixture in fixtures()? {
-        fixture.rows("guests::masqueraded_connection_takes_port_of_silent_flow_alone/open")?;
+        fixture.rows("foreign_nat::masqueraded_connection_takes_port_of_silent_flow_alone/open")?;
         shows_port(&fixture)?;
-        fixture.rows("guests::masqueraded_connection_takes_port_of_silent_flow_alone/fresh")?;
-        fixture.rows("guests::masqueraded_connection_takes_port_of_silent_flow_alone/silence")?;
+        fixture
+            .rows("foreign_nat::masqueraded_connection_takes_port_of_silent_flow_alone/fresh")?;
+        fixture
+            .rows("foreign_nat::masqueraded_connection_takes_port_of_silent_flow_alone/silence")?;
         shows_port(&fixture)?;
-        fixture.rows("guests::masqueraded_connection_takes_port_of_silent_flow_alone/gone")?;
+        fixture.rows("foreign_nat::masqueraded_connection_takes_port_of_silent_flow_alone/gone")?;
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use crate::fast_fixture::{FastFixture, now_secs};
 use crate::packets::{Runner, packet_tests, run_section};
 
 packet_tests! {
-    whole:
+    bypass:
     whole_connection_skips_stack,
     ended_whole_connection_leaves_its_packets_to_the_next_one,
     whole_flow_lives_on_when_other_flows_take_stack,
@@ -25,15 +25,15 @@ packet_tests! {
 }
 
 #[test]
-fn only_addresses_of_pod_cidrs_open_whole_flows() -> Result<()> {
+fn only_addresses_of_pod_cidrs_open_bypass_flows() -> Result<()> {
     for mut fixture in FastFixture::both()? {
         let base = fixture.fixture();
         base.set_flags(Node::FAST_PATH | Node::FAST_OPEN | Node::FAST_OPEN_PODS)?;
         let [client, pod] = [base.names.addr("client")?, base.names.addr("pod")?].map(IpNet::from);
         for (cidrs, section) in [
-            (vec![client, pod], "whole::opens_whole"),
-            (vec![client], "whole::opens_through_stack"),
-            (vec![pod], "whole::opens_through_stack"),
+            (vec![client, pod], "bypass::opens_whole"),
+            (vec![client], "bypass::opens_through_stack"),
+            (vec![pod], "bypass::opens_through_stack"),
         ] {
             fixture
                 .fixture()
@@ -56,8 +56,8 @@ fn first_answer_asks_about_networks_that_have_changed() -> Result<()> {
         base.set_flags(Node::FAST_PATH | Node::FAST_OPEN | Node::FAST_OPEN_PODS)?;
         let [client, pod] = [base.names.addr("client")?, base.names.addr("pod")?].map(IpNet::from);
         for (have_changed, answer) in [
-            (false, "whole::answer_skips_stack"),
-            (true, "whole::answer_takes_stack"),
+            (false, "bypass::answer_skips_stack"),
+            (true, "bypass::answer_takes_stack"),
         ] {
             // All of it has to happen in one second.
             wait_until(DEADLINE, "the first answer", || {
@@ -67,7 +67,7 @@ fn first_answer_asks_about_networks_that_have_changed() -> Result<()> {
                     .datapath
                     .node
                     .set_pods(&[], &[], &[client, pod])?;
-                run_section(&mut fixture, "whole::opens_whole")?;
+                run_section(&mut fixture, "bypass::opens_whole")?;
                 let opened_secs = now_secs()?;
                 if have_changed {
                     fixture
@@ -96,9 +96,9 @@ fn flows_open_through_stack_once_the_agent_says_no_more() -> Result<()> {
         fixture
             .fixture()
             .set_flags(Node::FAST_PATH | Node::FAST_OPEN)?;
-        run_section(&mut fixture, "whole::opens_whole")?;
+        run_section(&mut fixture, "bypass::opens_whole")?;
         fixture.fixture().bench.datapath.ways.open_for(None)?;
-        run_section(&mut fixture, "whole::opens_through_stack")?;
+        run_section(&mut fixture, "bypass::opens_through_stack")?;
     }
     Ok(())
 }
