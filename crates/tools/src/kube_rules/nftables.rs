@@ -1,4 +1,4 @@
-//! kube-proxy's mode nftables.
+//! kube-proxy's nftables mode.
 
 use std::fmt::{self, Write};
 use std::net::SocketAddrV4;
@@ -20,8 +20,8 @@ pub(super) fn text(rules: &Rules) -> String {
     text
 }
 
-/// Returns what leads a service port to its endpoints of now, and deletes the chains of those that
-/// are gone.
+/// Returns the rules from a service port to its current endpoints, and the deletions of the chains
+/// of removed endpoints.
 pub(super) fn change(rules: &Rules, port: &ServicePort, gone: &[SocketAddrV4]) -> String {
     let external = port.node_port.map(|_| "external");
     let mut text = String::new();
