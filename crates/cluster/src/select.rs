@@ -65,7 +65,7 @@ pub(crate) fn in_namespace(namespace: &Option<String>) -> Option<String> {
         .map(|namespace| format!("--namespace={namespace}"))
 }
 
-/// Formats nodes for a narrow column: `all`, up to two names, or their number.
+/// Formats nodes for a narrow column: `n1`, `all 3`, `n1,n2` or `n1 and 2 more`.
 pub(crate) fn nodes(nodes: &[&str], all: usize) -> String {
     match nodes {
         [one] => (*one).to_owned(),

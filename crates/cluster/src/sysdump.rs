@@ -248,7 +248,7 @@ impl Output {
 impl Drop for Output {
     fn drop(&mut self) {
         if let Self::File { partial, .. } = self {
-            let _ = fs::remove_file(partial); // A whole archive has its name by now.
+            let _ = fs::remove_file(partial); // A complete archive is already renamed.
         }
     }
 }

@@ -201,7 +201,7 @@ impl File {
                 ";" => return at,
                 "{" => return token.partner,
                 "(" | "[" => at = token.partner,
-                "}" | ")" | "]" => return at, // A field or an argument: it ends with what it is in.
+                "}" | ")" | "]" => return at, // A field or an argument ends with its container.
                 _ => {}
             }
             at += 1;

@@ -164,7 +164,7 @@ impl Slice<'_> {
         let socket = Socket::new(Domain::for_address(self.to), Type::STREAM, None)?;
         socket.set_tcp_nodelay(true)?;
         socket.set_read_timeout(Some(TIMEOUT))?;
-        socket.set_write_timeout(Some(TIMEOUT))?; // That of connect as well.
+        socket.set_write_timeout(Some(TIMEOUT))?; // Applies to connect too.
         socket
             .connect(&self.to.into())
             .with_context(|| format!("connect to {}", self.to))?;

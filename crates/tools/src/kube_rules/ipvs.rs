@@ -50,7 +50,7 @@ const SETS: [(&str, &str); 17] = [
 
 pub(super) fn all(rules: &Rules) -> Ipvs {
     let mut addresses: Vec<_> = rules.ports.iter().map(|port| port.cluster_ip).collect();
-    addresses.dedup(); // A Service's ports stand together.
+    addresses.dedup(); // A Service's ports are adjacent.
     Ipvs {
         device: device(&addresses),
         sets: sets(rules, &addresses),

@@ -48,7 +48,7 @@ fn maps(rules: &Rules, text: &mut String) -> fmt::Result {
         .iter()
         .map(|port| port.cluster_ip.to_string())
         .collect();
-    addresses.dedup(); // A Service's ports stand together.
+    addresses.dedup(); // A Service's ports are adjacent.
     let services = rules.ports.iter().map(|port| {
         format!(
             "{} . {} . {} : goto {}",

@@ -147,7 +147,7 @@ fn masquerade(node: &NetNs) -> Result<()> {
 pub(super) fn dial(to: SocketAddrV4) -> Result<Dialled> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.set_read_timeout(Some(TIMEOUT))?;
-    socket.set_write_timeout(Some(TIMEOUT))?; // That of connect as well.
+    socket.set_write_timeout(Some(TIMEOUT))?; // Applies to connect too.
     let started = Instant::now();
     socket
         .connect(&to.into())
@@ -171,7 +171,7 @@ fn tell_address(listener: TcpListener) {
         match listener.accept() {
             Ok((mut stream, _)) => {
                 if let Ok(SocketAddr::V4(own)) = stream.local_addr() {
-                    let _ = stream.write_all(&own.ip().octets()); // What goes wrong here is the client's to report.
+                    let _ = stream.write_all(&own.ip().octets()); // The client reports a failure.
                 }
             }
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}

@@ -162,7 +162,7 @@ pub(super) fn feed(
     )?;
     let mut input = child.stdin.take().context("open standard input")?;
     let (ended, peak) = thread::scope(|scope| {
-        scope.spawn(move || input.write_all(text.as_bytes())); // A tool that does not read to the end says why.
+        scope.spawn(move || input.write_all(text.as_bytes())); // A tool that stops reading reports why.
         wait(&mut child, limit)
     })?;
     let took = started.elapsed();

@@ -10,8 +10,7 @@ use crate::record::{self, Record, Run, Writer};
 
 const ROUNDS: usize = 41;
 const QUICK_ROUNDS: usize = 31;
-/// kpx checks a connection in the second after its first second, and applies the result from a
-/// later second on.
+/// kpx checks a connection after its first second, and applies the result from a later second on.
 const AGE: Duration = Duration::from_secs(5);
 
 #[derive(clap::Parser)]
