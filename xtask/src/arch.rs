@@ -120,7 +120,6 @@ impl Arch {
 mod tests {
     use super::*;
 
-    /// Returns the foreign architecture.
     fn other() -> Arch {
         [Arch::Amd64, Arch::Arm64]
             .into_iter()

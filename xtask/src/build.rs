@@ -45,7 +45,6 @@ impl Options {
         self.log.then_some("log")
     }
 
-    /// The architecture, if it is foreign.
     fn other_arch(&self) -> Option<Arch> {
         self.arch.filter(|arch| !arch.is_native())
     }

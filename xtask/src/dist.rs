@@ -177,7 +177,6 @@ impl Release {
         Ok(())
     }
 
-    /// Writes the archive, and returns its name.
     fn pack(&self, arch: Arch) -> Result<String> {
         let mut files = Files::default();
         files.add_folder(&self.stage, "")?;
@@ -196,7 +195,6 @@ impl Release {
         Ok(archive)
     }
 
-    /// Returns the content of the image.
     fn root(&self) -> Result<Files> {
         let mut root = Files::default();
         root.add_file(&self.stage.join("bin/kpx"), "usr/local/bin/kpx")?;

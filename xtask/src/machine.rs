@@ -25,9 +25,7 @@ pub(crate) const TOOLS: &[(&str, &str)] = &[
     ("nft", "nftables"),
     ("ethtool", "ethtool"),
 ];
-/// The additional tools of benchmarks.
 pub(crate) const BENCH_TOOLS: &[(&str, &str)] = &[("iptables-nft-restore", "iptables")];
-/// The additional tools of tests.
 pub(crate) const TEST_TOOLS: &[(&str, &str)] = &[
     ("iptables-nft-restore", "iptables"),
     ("dbus-daemon", "dbus-daemon"),

@@ -124,7 +124,6 @@ fn load_all(ebpf: &mut Ebpf, stacks: &BTreeMap<String, u32>, bad: &mut Vec<Strin
     Ok(())
 }
 
-/// Loads a program of one of kpx's types.
 fn load(program: &mut Program) -> Result<ProgramInfo, ProgramError> {
     match program {
         Program::SchedClassifier(program) => program.load().and_then(|()| program.info()),

@@ -40,7 +40,6 @@ type Program = (
     &'static str,
 );
 
-/// The programs that guests run.
 const PROGRAMS: &[Program] = &[
     ("init", "tools", "", "--bin", "kpx-guest"),
     ("bin/kpx", "proxy-agent", "", "--bin", "kpx"),
@@ -174,7 +173,6 @@ impl Options {
     }
 }
 
-/// The outcome of a kernel.
 enum Outcome {
     Ran(Report),
     /// The kernel is unavailable, for this reason.

@@ -35,7 +35,6 @@ use proxy_source::kubernetes::NotGranted;
 use proxy_view::RUN_DIR;
 use proxy_view::client::Client;
 
-/// The facts about a host.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
     /// The kernel's release, as `uname -r` prints it.
@@ -260,7 +259,6 @@ fn kube_proxy_rules(missing: &[Need]) -> (KubeProxyRules, Option<String>) {
 /// A period longer than this command runs.
 const ONCE: Duration = Duration::from_secs(3_600);
 
-/// Lists the devices of this thread's network namespace.
 pub(crate) async fn links() -> Result<BTreeMap<u32, Link>> {
     let (sender, mut events) = mpsc::channel(1);
     tokio::select! {

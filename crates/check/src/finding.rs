@@ -6,7 +6,6 @@ use serde::Serialize;
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Finding {
     pub(crate) level: Level,
-    /// The name of the checked item.
     pub(crate) what: &'static str,
     pub(crate) found: String,
     /// The remedy; null if nothing is wrong.

@@ -289,13 +289,11 @@ fn restarts(facts: &Facts) -> Finding {
     }
 }
 
-/// Judges programs that serve without an agent.
 fn agent(facts: &Facts) -> Option<Finding> {
     let fix = "start kpx, or wait if it restarts; kpx cleanup removes it for good";
     facts.is_orphaned.then(|| warn("agent", ORPHANED, fix))
 }
 
-/// Judges the kubeconfig, if it is given.
 fn kubeconfig(facts: &Facts) -> Option<Finding> {
     const WHAT: &str = "kubeconfig";
     Some(match facts.kubeconfig.as_ref()? {

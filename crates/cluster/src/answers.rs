@@ -31,7 +31,6 @@ pub(crate) struct Asked<T> {
     stderr: String,
 }
 
-/// The answers of all nodes, by node name.
 pub(crate) struct Answers<T>(pub(crate) Vec<Asked<T>>);
 
 /// A node in the form of `--output json`. Fields may be added, and no field is renamed or removed.
@@ -169,7 +168,6 @@ impl<T> Answers<T> {
         self.end()
     }
 
-    /// Returns the nodes with an answer.
     pub(crate) fn answered(&self) -> impl Iterator<Item = (&str, &T)> {
         self.0
             .iter()
@@ -228,7 +226,6 @@ impl<T: DeserializeOwned> Answers<Vec<T>> {
     }
 }
 
-/// Reports failed nodes on standard error.
 pub(crate) fn name_failed(all: usize, failed: &[(&str, &anyhow::Error)]) {
     if failed.is_empty() {
         return;
@@ -246,7 +243,6 @@ pub(crate) fn name_failed(all: usize, failed: &[(&str, &anyhow::Error)]) {
 
 #[cfg(test)]
 impl<T> Answers<T> {
-    /// Builds the answers of these nodes.
     pub(crate) fn of(answers: impl IntoIterator<Item = (&'static str, T)>) -> Self {
         let asked = |(node, answer): (&str, T)| Asked {
             at: NodePod {

@@ -21,7 +21,6 @@ pub(crate) const BROKEN: &str = "the connection to the pod broke off";
 /// Maximum size of the kept standard error in bytes.
 const LONGEST_STDERR: u64 = 64 << 10;
 
-/// The exit status and output of a command.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) code: i32,

@@ -18,7 +18,6 @@ pub(crate) struct Cluster {
     pub(crate) nodes: Vec<NodePod>,
 }
 
-/// The pod of kpx on one node.
 #[derive(Clone, Debug)]
 pub(crate) struct NodePod {
     pub(crate) node: String,

@@ -165,7 +165,6 @@ async fn unless_stopped<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     }
 }
 
-/// The destination of the archive.
 enum Output {
     Stdout,
     /// A file that has a temporary name until it is complete.

@@ -74,7 +74,6 @@ pub(crate) fn frame(
     frame
 }
 
-/// Returns an IP packet.
 pub(crate) fn ip(
     dice: &mut Dice,
     src: IpAddr,
@@ -273,7 +272,6 @@ pub(crate) fn error(dice: &mut Dice, src: IpAddr, dst: IpAddr, quoted: &[u8]) ->
     (proto, message)
 }
 
-/// Returns `min` to `max` bytes.
 pub(crate) fn random_bytes(dice: &mut Dice, min: usize, max: usize) -> Vec<u8> {
     let len = dice.random_range(min..=max.max(min));
     let mut bytes = vec![0; len];

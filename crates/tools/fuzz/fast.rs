@@ -14,7 +14,6 @@ use testbed::reference::place::{Device, FAR, Family, Net, PODS};
 /// behind the bridge, and pods of other nodes.
 pub(crate) const UNCHANGED: [Net; 2] = [PODS, FAR];
 
-/// A set of bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fast(u16);
 

@@ -106,7 +106,6 @@ pub(crate) enum At {
     Lo,
 }
 
-/// The outcome of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Got {
     pub(crate) verdict: Verdict,
@@ -114,7 +113,6 @@ pub(crate) struct Got {
     pub(crate) frame: Vec<u8>,
 }
 
-/// The counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) events: BTreeMap<Event, u64>,
@@ -405,7 +403,6 @@ fn unnoted(sent: &Sent) -> u32 {
     }
 }
 
-/// Replaces the note in a mark.
 fn noted(mark: u32, note: u32) -> u32 {
     mark & !DONE | note
 }

@@ -89,7 +89,6 @@ impl<'a> Session<'a> {
         Ok(Ok(None))
     }
 
-    /// Changes the objects of the cluster.
     fn change(&mut self, change: impl FnOnce(&mut Cluster)) -> Result<()> {
         let mut cluster = self.model.cluster().clone();
         change(&mut cluster);

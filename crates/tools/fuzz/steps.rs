@@ -112,7 +112,6 @@ pub(crate) fn is_note(class: u32) -> bool {
     [TRANSLATED, TRANSLATED | FORWARD, DONE, PORT_SHOWS].contains(&class)
 }
 
-/// Opens a flow.
 fn first(dice: &mut Dice, model: &Model) -> Sent {
     let packet = generate::packet(dice, model.cluster());
     let at = match packet.hook {

@@ -21,14 +21,12 @@ use crate::model::{
     At, CLASS, DONE, Flow, Got, Leg, MADE_HERE, Model, Sent, Table, Tuple, is_forged,
 };
 
-/// A spoofed packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pretence {
     pub(crate) place: Place,
     pub(crate) sent: Sent,
 }
 
-/// The place of the stranger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// At the spoofed sender's device, without its sequence numbers.

@@ -186,7 +186,6 @@ impl Keep for Kept {
     fn progress(&mut self, _what: &str) {}
 }
 
-/// Returns options for small clusters.
 fn small(sections: &[Section], beside: &[By]) -> scale::Options {
     scale::Options {
         sections: sections.to_vec(),

@@ -19,7 +19,6 @@ use crate::report::{
 };
 use proxy_core::tables::set_name;
 
-/// Explains the fate of one packet.
 pub(crate) fn outcome<A: Addr>(
     input: &TraceInput<A>,
     dialled: &FrontendKey<A>,
@@ -130,7 +129,6 @@ fn remedy_for(reason: Reason, service: Option<&Service>) -> Vec<String> {
 /// The placeholder for a Service's name in a remedy.
 pub(crate) const ANY_SERVICE: &str = "NAMESPACE/NAME";
 
-/// Counts packets by their fate.
 pub(crate) fn tally<A: Addr>(runs: &[Run<A>]) -> Vec<Tally> {
     let mut counts: BTreeMap<_, u32> = BTreeMap::new();
     for run in runs {
@@ -196,7 +194,6 @@ fn service<A: Addr>(input: &TraceInput<A>, key: &FrontendKey<A>) -> Service {
     }
 }
 
-/// Returns the Service that has this ClusterIP.
 fn service_at<A: Addr>(input: &TraceInput<A>, addr: A) -> Option<Service> {
     let (key, name) = input.names.iter().find(|(key, _)| key.addr == addr)?;
     Some(named(

@@ -39,7 +39,6 @@ pub(crate) struct Folder<R> {
     /// The networks inside ClusterIP ranges that hold other addresses too.
     shared: Vec<IpNet>,
     node_addrs: Vec<IpAddr>,
-    /// The networks of this node's pods.
     pod_nets: Vec<IpNet>,
     notes: Vec<String>,
 }

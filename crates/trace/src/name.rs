@@ -7,7 +7,6 @@ use proxy_common::addr::Proto;
 use crate::target::{Client, Target};
 use proxy_view::object_name::{ObjectName, SERVICES, ServiceName, is_name};
 
-/// The client of `--from`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum From {
     At(Client),
@@ -16,7 +15,6 @@ pub(crate) enum From {
     Pod(Pod),
 }
 
-/// The destination of `--to`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum To {
     At(Target),

@@ -23,7 +23,6 @@ pub(crate) struct Outside {
     pod_routes: String,
 }
 
-/// The port that a client dials.
 pub(crate) struct DialledPort<'a> {
     /// The Service as `namespace/name`; `None` if unknown.
     pub(crate) service: Option<&'a str>,

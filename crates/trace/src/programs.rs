@@ -30,7 +30,6 @@ pub(crate) struct Programs<A: Addr> {
     no_decision: Decision<A>,
 }
 
-/// The fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Disposition<A: Addr> {
     /// The packet was sent to a backend, and opened this flow.

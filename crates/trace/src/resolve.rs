@@ -19,7 +19,6 @@ pub(crate) struct Known {
     pub(crate) node_addresses: Vec<IpAddr>,
 }
 
-/// The ends of the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ends {
     /// The client; `None` for a process of the node, from any of its addresses.

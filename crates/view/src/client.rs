@@ -205,7 +205,6 @@ impl Lines {
         next.with_context(|| format!("kpx sent nothing for {LINE_TIMEOUT:?}"))?
     }
 
-    /// Returns the rest of the answer.
     async fn rest(&mut self) -> Result<Bytes> {
         let mut rest = BytesMut::new();
         while let Some(line) = self.next().await? {

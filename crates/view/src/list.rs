@@ -165,7 +165,6 @@ struct News<T> {
     items: Vec<T>,
     /// The indices of changed objects in `items`.
     changed: Vec<usize>,
-    /// The cells of removed objects.
     gone: Vec<Vec<Cell>>,
 }
 

@@ -142,7 +142,6 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Result<()> {
     }
 }
 
-/// The result of a cleanup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Done,
@@ -295,7 +294,6 @@ impl Removed {
         self.notes.push(note);
     }
 
-    /// Returns true if a note contains the word.
     fn notes(&self, word: &str) -> bool {
         self.notes.iter().any(|note| note.contains(word))
     }

@@ -62,7 +62,6 @@ fn candidates(current: &OsStr, names: Names) -> Vec<CompletionCandidate> {
         .collect()
 }
 
-/// Returns the run directory in the command line.
 fn run_dir(mut words: impl Iterator<Item = String>) -> PathBuf {
     while let Some(word) = words.next() {
         let value = match word.split_once('=') {

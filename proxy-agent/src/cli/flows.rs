@@ -39,7 +39,6 @@ pub(super) struct FlowsArgs {
     output: OutputArgs,
 }
 
-/// The flags that select flows.
 const SELECTORS: [&str; 5] = ["service", "state", "client", "backend", "namespace"];
 
 pub(super) async fn flows(args: &FlowsArgs) -> Result<()> {

@@ -16,7 +16,6 @@ use super::Cli;
 use super::complete::{ASKS, with_names};
 use examples::{EXAMPLES, Example};
 
-/// The exit statuses.
 const ENDS: [(&str, &str); 3] = [
     ("0", "Success, healthy."),
     ("1", "Failure, or unhealthy."),
@@ -130,7 +129,6 @@ fn after_help(examples: &[Example]) -> String {
     format!("Examples:\n{}", lines.collect::<String>().trim_end())
 }
 
-/// Writes the manual page of a command.
 pub(super) fn page(command: &Command, out: &mut dyn io::Write) -> io::Result<()> {
     let man = Man::new(command.clone());
     man.render_title(out)?;

@@ -44,7 +44,6 @@ pub(super) enum Effect {
     Nothing,
 }
 
-/// The kind of a flag's value.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     /// A boolean in Go's notation: `--flag` or `--flag=false`.

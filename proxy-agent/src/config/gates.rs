@@ -56,7 +56,6 @@ const GATES: [&str; 36] = [
 /// Older gates, and gates of other systems.
 const OTHERS: [&str; 2] = ["WatchList", "WinOverlay"];
 
-/// The gates that kpx obeys.
 const OBEYED: [&str; 2] = [EXTERNAL_IPS, LOCALHOST];
 
 /// The gates that an operator has set.

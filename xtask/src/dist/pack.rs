@@ -38,7 +38,6 @@ impl Files {
         Ok(())
     }
 
-    /// Adds everything below `from`, at `path`.
     pub(super) fn add_folder(&mut self, from: &Path, path: &str) -> Result<()> {
         for entry in fs::read_dir(from).with_context(|| format!("list {}", from.display()))? {
             let entry = entry?;
@@ -69,7 +68,6 @@ impl Files {
         self.0.keys().map(String::as_str)
     }
 
-    /// Moves all entries into a folder.
     pub(super) fn below(self, folder: &str) -> Self {
         Self(
             self.0

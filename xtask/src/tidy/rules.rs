@@ -157,7 +157,6 @@ const IMPURE: &[&str] = &[
     "Zoned::now",
 ];
 
-/// Returns all violations in this workspace.
 pub(super) fn check(tree: &Tree) -> Vec<Violation> {
     let mut violations: Vec<_> = tree.files.iter().flat_map(check_file).collect();
     violations.extend(uncovered_reasons(tree));

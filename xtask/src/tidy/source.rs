@@ -143,7 +143,6 @@ impl File {
             .is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
     }
 
-    /// Returns true if these tokens begin at `at`.
     pub(super) fn has(&self, at: usize, texts: &[&str]) -> bool {
         self.tokens
             .get(at..at + texts.len())

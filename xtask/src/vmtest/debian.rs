@@ -46,7 +46,6 @@ pub(super) struct Tool {
     pub(super) libraries: Vec<PathBuf>,
 }
 
-/// An unpacked kernel package of Debian.
 pub(super) struct Kernel {
     /// The release, as `uname -r` prints it.
     pub(super) release: String,
@@ -216,7 +215,6 @@ struct Apt {
 }
 
 impl Apt {
-    /// Returns the names of kernel packages.
     fn kernels(&self) -> Result<Vec<String>> {
         let output = self
             .command("apt-cache", &["pkgnames", "linux-image-"])
@@ -228,7 +226,6 @@ impl Apt {
             .collect())
     }
 
-    /// Downloads packages, and unpacks them into a folder.
     fn download(&self, packages: &[&str], folder: &Path) -> Result<()> {
         let at = tempfile::tempdir().context("make a folder for packages")?;
         let mut download = self.command("apt-get", &["download"]);

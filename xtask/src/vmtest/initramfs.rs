@@ -46,7 +46,6 @@ impl Userland {
         Ok(userland)
     }
 
-    /// Adds tools of this machine.
     pub(super) fn add_own_tools(&mut self, names: &[&str]) -> Result<()> {
         names.iter().try_for_each(|name| {
             let path = shell::which(name).with_context(|| format!("find {name}"))?;

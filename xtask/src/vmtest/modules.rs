@@ -93,7 +93,6 @@ pub(super) struct Plan {
 }
 
 impl Modules {
-    /// Finds the modules below `lib/modules/<release>`.
     pub(super) fn find(folder: &Path) -> Result<Self> {
         let mut modules = BTreeMap::new();
         let mut folders = vec![folder.to_owned()];

@@ -10,7 +10,6 @@ use crate::step::seconds;
 
 const OURS: &str = "kpx-guest: ";
 
-/// The state of a guest's run.
 #[derive(Default)]
 pub(super) struct Guest {
     kernel: Option<String>,
@@ -38,7 +37,6 @@ pub(super) struct Suite {
     output: Vec<String>,
 }
 
-/// The outcome of a kernel.
 pub(super) struct Report {
     pub(super) kernel: String,
     pub(super) booted: Duration,

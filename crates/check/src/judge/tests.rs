@@ -10,7 +10,6 @@ use proxy_net::kernel::Preemption;
 use proxy_net::netfilter::Refusal;
 use proxy_net::nft::Family;
 
-/// Returns the facts of a node without faults.
 fn node() -> Facts {
     Facts {
         kernel: "6.18.0-generic".to_owned(),

@@ -13,7 +13,6 @@ const LONG: usize = 64 << 10;
 /// stays out in one of 2^23 runs.
 const MANY: usize = 24;
 
-/// The kind of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum From {
     Pod,
@@ -48,7 +47,6 @@ pub(super) enum Expect {
     Closed,
 }
 
-/// One destination of one client.
 #[derive(Clone, Debug)]
 pub(super) struct Dial {
     pub(super) case: &'static str,

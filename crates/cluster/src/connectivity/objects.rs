@@ -16,11 +16,9 @@ pub(super) const ENDS_BY: &str = "kpx.dev/ends-by";
 pub(super) const RUN: &str = "kpx.dev/run";
 const ROLE: &str = "kpx.dev/test-role";
 const SERVER: &str = "kpx.dev/test-server";
-/// The port of the servers.
 pub(super) const SERVED: u16 = 18_480;
 /// The port of the guarded server that the NetworkPolicy closes.
 pub(super) const CLOSED: u16 = 18_481;
-/// The port of the Services.
 pub(super) const PORT: u16 = 80;
 /// The Service port whose target port the policy closes.
 pub(super) const CLOSED_PORT: u16 = 81;
@@ -58,7 +56,6 @@ impl Role {
     }
 }
 
-/// A pod of the test.
 #[derive(Clone, Debug)]
 pub(super) struct TestPod {
     pub(super) name: String,
@@ -142,7 +139,6 @@ pub(super) fn pod(pod: &TestPod, image: &str, seconds: u64) -> Result<Pod> {
     }))
 }
 
-/// The name of each pod's container.
 pub(super) const CONTAINER: &str = "probe";
 
 /// Returns the Services that every cluster supports.
@@ -193,7 +189,6 @@ pub(super) fn load_balancer() -> Result<Service> {
     service("load-balancer", &json!({ROLE: "server"}), class)
 }
 
-/// Returns the status with these addresses.
 pub(super) fn load_balancer_status(addresses: &[IpAddr]) -> Value {
     let ingress: Vec<_> = addresses
         .iter()

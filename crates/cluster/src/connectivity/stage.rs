@@ -28,7 +28,6 @@ pub(super) const DIALS: u64 = 120;
 /// Time between two reads of an object.
 pub(super) const AGAIN: Duration = Duration::from_millis(250);
 
-/// The test's objects in the cluster.
 pub(super) struct Stage<'a> {
     pub(super) client: Client,
     pub(super) connect: &'a ConnectArgs,
@@ -39,7 +38,6 @@ pub(super) struct Stage<'a> {
     /// The pods of kpx on the test's nodes.
     pub(super) kpx: Vec<NodePod>,
     pub(super) pods: Vec<TestPod>,
-    /// The nodes' addresses, by node name.
     pub(super) nodes: BTreeMap<String, Vec<IpAddr>>,
     pub(super) services: BTreeMap<String, Service>,
     /// The reason for a test without NetworkPolicy.

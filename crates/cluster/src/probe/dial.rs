@@ -32,7 +32,6 @@ pub(super) struct DialArgs {
     millis: u64,
 }
 
-/// The result of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Reply {
@@ -49,17 +48,13 @@ pub(crate) struct Reply {
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Outcome {
     Answered,
-    /// The destination refused the connection.
     Refused,
-    /// No answer arrived.
     Silent,
     /// The connection was established, and the answer did not end.
     Stalled,
-    /// The name has no address.
     Unresolved,
     /// This machine has no route, or a router reported the destination unreachable.
     Unreachable,
-    /// Any other error.
     Failed,
 }
 

@@ -15,7 +15,6 @@ const CONTENTS: &str = "CONTENTS";
 /// Maximum unpacked size of a node's archive in bytes.
 const LONGEST: u64 = 1 << 30;
 
-/// An archive that is being written.
 pub(super) struct Archive {
     tar: tar::Builder<GzEncoder<Box<dyn Write + Send>>>,
     contents: String,

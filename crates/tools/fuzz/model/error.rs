@@ -16,7 +16,6 @@ use super::{
     pass, unnoted,
 };
 
-/// An error and its quoted packet.
 struct Quoting {
     ip: Ip,
     quote: Ip,

@@ -34,7 +34,6 @@ pub(crate) enum Part {
     Later { id: u32, split: u8 },
 }
 
-/// The fields of a transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Transport {
     pub(crate) sport: u16,
@@ -288,7 +287,6 @@ pub(crate) fn transport(frame: &[u8], ip: &Ip) -> Result<Transport, Reason> {
     })
 }
 
-/// Returns the checksum's offset in a transport header.
 pub(crate) fn checksum_offset(proto: u8) -> usize {
     match proto {
         TCP => 16,

@@ -24,7 +24,6 @@ impl Counters {
         ]))
     }
 
-    /// Returns the events since the start.
     pub(super) fn read(mut self) -> Option<[u64; 3]> {
         let [cycles, instructions, misses] = &mut self.0;
         Some([

@@ -159,7 +159,6 @@ impl Slice<'_> {
         })
     }
 
-    /// Connects, with a timeout.
     pub(crate) fn connect(&self) -> Result<TcpStream> {
         let socket = Socket::new(Domain::for_address(self.to), Type::STREAM, None)?;
         socket.set_tcp_nodelay(true)?;

@@ -45,7 +45,6 @@ struct Args {
     object: Option<PathBuf>,
 }
 
-/// The silent connections.
 const IDLE: usize = 1_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

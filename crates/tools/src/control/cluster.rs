@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 
 use crate::kube_rules::{self, ServicePort};
 
-/// The name of this node.
 pub(crate) const NODE: &str = "node-0000";
 pub(crate) const NODE_IP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
 /// The range of ClusterIPs, large enough for 100,000 Services.
@@ -154,7 +153,6 @@ impl Cluster {
         SocketAddrV4::new(cluster_ip(nth), PORT)
     }
 
-    /// Returns the frontend of the last Service.
     pub(crate) fn last_frontend(&self) -> FrontendKey<Addr4> {
         service_port(self.services.saturating_sub(1))
     }
@@ -253,7 +251,6 @@ fn node_port(nth: u32) -> u16 {
     30_000 + u16::try_from(nth / EVERY).expect("as many as there are node ports")
 }
 
-/// Returns true for a UDP Service.
 pub(crate) fn is_udp(nth: u32) -> bool {
     nth % EVERY == 5
 }

@@ -184,7 +184,6 @@ impl Fixture {
         Ok(bytes)
     }
 
-    /// Measures an idle kpx.
     pub(crate) fn idle(&self, kpx: &Agent, duration: Duration) -> Result<Idle> {
         let process = Process(kpx.pid());
         let meter = self.server.meter();

@@ -33,7 +33,6 @@ const IP: usize = 20;
 const BATCH: usize = 256;
 /// The number of pairs begun between the two packets of a pair.
 const LEAD: usize = 512;
-/// The payload of a datagram.
 const PAYLOAD: &[u8] = b"flood of datagrams";
 
 /// Sends until `finish`.
@@ -48,7 +47,6 @@ pub struct Flood {
 pub enum Pair {
     /// A SYN, and an ACK.
     Handshake,
-    /// Two datagrams.
     Datagrams,
 }
 
@@ -98,7 +96,6 @@ impl Flood {
     }
 }
 
-/// The packets of a kind.
 struct Pairs {
     frames: [Frame; 2],
     /// The sources whose second packet is pending.
@@ -172,7 +169,6 @@ struct Frame {
 }
 
 impl Frame {
-    /// Returns the packets of a pair.
     fn pair(kind: Pair, from: [u8; 6], next_hop: [u8; 6], to: SocketAddrV4) -> Result<[Self; 2]> {
         let ip = || {
             PacketBuilder::ethernet2(from, next_hop).ipv4(SOURCES.octets(), to.ip().octets(), 64)

@@ -13,7 +13,6 @@ use testbed::netns::NetNs;
 
 use super::place::{Place, dial};
 
-/// The number of threads that dial.
 const DIALERS: u32 = 8;
 /// The time between two bytes of a stream.
 const TICK: Duration = Duration::from_millis(1);
@@ -39,7 +38,6 @@ pub(super) struct Dials {
 }
 
 impl Dialers {
-    /// Dials `targets` in turn.
     pub(super) fn start(client: &NetNs, targets: &[SocketAddrV4], per_second: u32) -> Result<Self> {
         let stop = Stop(Arc::new(AtomicBool::new(false)));
         let interval = Duration::from_secs(1) * DIALERS / per_second.max(1);

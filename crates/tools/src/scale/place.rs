@@ -17,7 +17,6 @@ use crate::control::cluster::{CLUSTER_CIDR, ENDPOINT_NETS, TARGET_PORT};
 
 /// The range of dialling pods.
 pub(super) const PODS: &str = "10.244.0.0/16";
-/// The dialling pod.
 pub(super) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 2);
 /// The port at which the rest of the cluster echoes open connections.
 pub(super) const STREAM_PORT: u16 = 9000;

@@ -56,7 +56,6 @@ pub fn endpoints(scale: Scale) -> Result<Report> {
     Ok(Report::new("endpoints", what, &seen))
 }
 
-/// The sequence of sets.
 pub(super) struct Turns<'a> {
     history: &'a History,
     turn: usize,

@@ -15,7 +15,6 @@ use testbed::lab::{Family, Host, Lab, Layout};
 
 /// The node port of the connections' Service, for outside clients.
 pub(super) const NODE_PORT: u16 = 30_080;
-/// The port of the connections' servers.
 pub(super) const WEB_PORT: u16 = 8080;
 /// The port of the streams' servers, which have their own thread.
 const STREAM_PORT: u16 = 9000;
@@ -41,12 +40,10 @@ pub(super) struct Fixture {
     /// The Services of streams: one with a backend on the client's node, one with a backend
     /// elsewhere.
     pub(super) streams: [Service; 2],
-    /// The place of kpx.
     pub(super) home: Home,
     _servers: [Servers; 2],
 }
 
-/// The results of a fixture's load.
 pub(super) struct Seen {
     pub(super) connections: Results,
     pub(super) streams: Vec<StreamResults>,

@@ -20,7 +20,6 @@ use testbed::pod::{Running, Supplies, swapped};
 /// programs, which these files replace.
 const OBJECTS: &str = "/opt/kpx";
 
-/// The place of kpx.
 pub(super) enum Home {
     Node,
     Pod {

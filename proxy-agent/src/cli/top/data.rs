@@ -17,7 +17,6 @@ pub(super) struct Traffic<'a> {
     node_name: &'a str,
     health: &'a str,
     problems: &'a [String],
-    /// The seconds between the samples.
     interval_secs: f64,
     services: Vec<OfService<'a>>,
     /// The backends of the selected Service.

@@ -33,7 +33,6 @@ use At::{ClusterIp, LoadBalancer, NodePort};
 enum Sees {
     /// The client's own address.
     Client,
-    /// An address of n1.
     Node,
     /// The client's own address if the backend is on n1, where the packets come in; otherwise an
     /// address of n1.
@@ -286,7 +285,6 @@ fn judge(
     }
 }
 
-/// Returns all addresses of a host.
 fn addresses(host: &Host) -> Result<BTreeSet<IpAddr>> {
     let text = host
         .ns

@@ -14,7 +14,6 @@ use anyhow::Result;
 const OF_A_SLICE: u32 = 1_000;
 /// The ports of the only Service with ExternalIPs: more than the host has rules.
 const EXTERNAL_PORTS: u32 = 300;
-/// The first port of every Service.
 const FIRST_PORT: u32 = 1_000;
 const CLUSTER_IPS: (Ipv4Addr, Ipv6Addr) = (
     Ipv4Addr::new(10, 96, 9, 0),
@@ -33,7 +32,6 @@ pub(super) struct Greedy {
 }
 
 impl Greedy {
-    /// Creates all objects.
     pub(super) fn create(greed: Greed, cluster: &Cluster) -> Result<Self> {
         cluster.put(&external())?;
         for nth in 0..greed.services {
