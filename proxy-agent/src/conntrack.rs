@@ -14,7 +14,7 @@
 
 pub mod stale;
 pub mod sysctl;
-pub mod tolerance;
+pub mod liberal;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

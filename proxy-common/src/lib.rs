@@ -18,7 +18,7 @@ pub mod device;
 pub mod flow;
 pub mod fragment;
 pub mod frontend;
-pub mod guest;
+pub mod foreign_nat;
 pub mod half_open;
 pub mod hook;
 pub mod layout;

@@ -13,7 +13,7 @@ use crate::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey,
     SourceRange,
 };
-use crate::guest::Guest;
+use crate::foreign_nat::ForeignNat;
 use crate::half_open::{PaddedEnds, Place};
 use crate::monitor::Record;
 use crate::policy::Decision;
@@ -39,7 +39,7 @@ pod!(
     Cpu,
     Device,
     Endpoint,
-    Guest,
+    ForeignNat,
     Maglev,
     Node,
     Offer,

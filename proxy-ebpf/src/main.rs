@@ -30,7 +30,7 @@ mod extension;
 mod flow;
 mod fragment;
 mod global_fn;
-mod guest;
+mod foreign_nat;
 mod headerless;
 mod host;
 mod icmp;
@@ -43,7 +43,7 @@ mod lookup;
 mod maps;
 mod monitor;
 mod net;
-mod news;
+mod state_change;
 mod open;
 mod opening;
 mod outcome;
@@ -120,7 +120,7 @@ pub fn kpx_ingress(ctx: TcContext) -> i32 {
             )
         }
         _ if ingress::is_hidden_by_tags(skb) => {
-            maps::count(Reason::Forged);
+            maps::count(Reason::Spoofed);
             Action::DROP.0
         }
         _ => not_ip(Action::PASS),

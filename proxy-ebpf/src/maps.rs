@@ -21,7 +21,7 @@ use proxy_common::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey,
     SourceRange, service_net,
 };
-use proxy_common::guest::Guest;
+use proxy_common::foreign_nat::ForeignNat;
 use proxy_common::half_open::{CLASSES, PaddedEnds, Place, RINGS_MAX, all_places};
 use proxy_common::maps::{FLOWS, NO_PREALLOC};
 use proxy_common::policy::Decision;
@@ -38,7 +38,7 @@ mod ends;
 mod exits;
 mod flows;
 mod fragments;
-mod guests;
+mod foreign_nat;
 mod half_open;
 mod live;
 mod memory;
@@ -47,7 +47,7 @@ mod senders;
 mod services;
 mod shares;
 mod sockets;
-mod tolerated;
+mod liberal;
 
 pub use answers::{Asker, may_answer};
 pub use clock::{about_now_secs, in_this_tick};
@@ -60,7 +60,7 @@ pub use flows::{
     remove_flow, undnat, undnat_of,
 };
 pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
-pub use guests::{guest, remove_guest, set_guest};
+pub use foreign_nat::{foreign_nat, remove_foreign_nat, set_foreign_nat};
 pub use half_open::{dequeue, enqueue, free_place, is_full, set_place};
 use live::{Find, Live};
 use memory::Room;
@@ -70,7 +70,7 @@ pub use senders::{Moment, is_kept as is_sender, keep as keep_sender};
 pub use services::{service_closed, service_opened, service_refused};
 pub use shares::share;
 pub use sockets::{DIALLED4, DIALLED6, forget_socket, is_led, remember_socket, socket};
-pub use tolerated::{offer, tolerated_since};
+pub use liberal::{offer, liberal_since};
 
 const DEVICES_MAX: u32 = 65_536;
 

@@ -17,7 +17,7 @@ use crate::shares::{self, Room};
 use crate::store::{Dirty, Store};
 use crate::tables::Tables;
 
-mod aside;
+mod ejected;
 mod concerned;
 mod family;
 mod followers;

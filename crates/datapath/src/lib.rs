@@ -40,9 +40,9 @@ mod monitor_reader;
 mod node_maps;
 mod pressure;
 mod tables;
-mod tolerated_flows;
+mod liberal_flows;
 mod vote_reader;
-mod whole_flows;
+mod bypass_flows;
 
 pub use attach::{Attachments, Mechanism};
 pub use attached::Attached;
@@ -70,7 +70,7 @@ pub use sockets::{
 };
 pub use sys::netns_cookie::is_first_namespace;
 pub use tables::{KernelTables, Maps};
-pub use tolerated_flows::{OpenFlow, ToleratedFlows};
+pub use liberal_flows::{OpenFlow, LiberalFlows};
 pub use verify::MissingProgram;
 pub use vote_reader::VoteReader;
-pub use whole_flows::{WholeFlow, WholeFlows};
+pub use bypass_flows::{BypassFlow, BypassFlows};

@@ -17,4 +17,4 @@ mod run;
 mod session;
 mod steps;
 mod stranger;
-mod tolerance;
+mod liberal;

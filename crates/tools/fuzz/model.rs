@@ -8,7 +8,7 @@
 mod error;
 mod flow;
 mod follow;
-mod guest;
+mod foreign_nat;
 mod hooks;
 mod open;
 mod past;
@@ -16,7 +16,7 @@ mod refusal;
 pub(crate) mod rewrite;
 mod shares;
 mod silent;
-mod tolerated;
+mod liberal;
 pub(crate) mod wire;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -26,7 +26,7 @@ use std::rc::Rc;
 use anyhow::{Result, ensure};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::{INJECTED_MARK, INJECTED_MASK};
-use proxy_common::guest::Guest;
+use proxy_common::foreign_nat::ForeignNat;
 use proxy_common::service_counts::ServiceCounts;
 use testbed::reference::cluster::Cluster;
 use testbed::reference::facts;
@@ -35,10 +35,10 @@ use testbed::reference::place::Device;
 use testbed::test_run::Verdict;
 
 pub(crate) use self::flow::{Flow, Leg, Table, Tuple};
-pub(crate) use self::open::is_forged;
+pub(crate) use self::open::is_spoofed;
 use self::wire::{Ip, Transport};
 use crate::fast::Fast;
-use crate::tolerance::Opener;
+use crate::liberal::Opener;
 
 /// The hooks' bits of a mark: translated, on the way to a backend, and with its final source.
 pub(crate) const TRANSLATED: u32 = 1 << 15;
@@ -165,7 +165,7 @@ pub(crate) struct Model {
     /// The backend of a client in a service port; `None` if unknown.
     affinities: BTreeMap<(Entry, IpAddr), Option<SocketAddr>>,
     /// By protocol and the tuple of replies.
-    guests: BTreeMap<(u8, SocketAddr, SocketAddr), Guest>,
+    foreign_nat: BTreeMap<(u8, SocketAddr, SocketAddr), ForeignNat>,
     /// The silent backend that the current packet's flow has left.
     left: Option<SocketAddr>,
     /// True if the packet's flow has ended because another connection took its port.
@@ -188,7 +188,7 @@ impl Model {
             index: HashMap::new(),
             fragments: HashMap::new(),
             affinities: BTreeMap::new(),
-            guests: BTreeMap::new(),
+            foreign_nat: BTreeMap::new(),
             left: None,
             port_taken: false,
             answers: HashMap::new(),
@@ -224,9 +224,9 @@ impl Model {
             flow.backend_secs = flow.backend_secs.saturating_sub(secs);
             flow.aged += secs;
         }
-        self.guests
+        self.foreign_nat
             .values_mut()
-            .for_each(|guest| guest.until_secs = guest.until_secs.saturating_sub(secs));
+            .for_each(|foreign_nat| foreign_nat.until_secs = foreign_nat.until_secs.saturating_sub(secs));
     }
 
     /// Compares a program's outcome with the expected outcome. `chosen` looks up a choice that the

@@ -117,7 +117,7 @@ pub struct BackendView {
     pub silent: bool,
     /// True if the backend is ejected: it takes no new connections of this node.
     #[serde(default)]
-    pub set_aside: bool,
+    pub ejected: bool,
     /// The path of a host in mode host to the backend: `direct`, `node port`, `tunnel` or
     /// `unreachable`. `None` on a node, and for a backend without traffic.
     #[serde(default)]

@@ -112,7 +112,7 @@ pub struct SilentStatus {
     pub port: u16,
     pub backend: SocketAddr,
     /// True if the backend is ejected: it takes no new connections of this node.
-    pub is_aside: bool,
+    pub is_ejected: bool,
 }
 
 /// The operator's options, in the spelling of the flags.

@@ -11,7 +11,7 @@ use crate::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, FrontendKind, MAGLEV_PLACES, Maglev,
     Service, Set, SetKey, SlotKey, SourceRange,
 };
-use crate::guest::Guest;
+use crate::foreign_nat::ForeignNat;
 use crate::service_counts::{Passed, ServiceCounts};
 use crate::socket::{Dialled, Side, Socket, SocketKey};
 
@@ -149,8 +149,8 @@ fn samples<A: Addr>([a, b, c, d]: [A; 4]) -> Vec<(&'static str, Vec<u8>)> {
         ),
         (
             "Guest",
-            bytes(&Guest::after(
-                Guest::NONE,
+            bytes(&ForeignNat::after(
+                ForeignNat::NONE,
                 Default::default(),
                 Proto::UDP,
                 256,

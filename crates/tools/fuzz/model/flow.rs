@@ -50,7 +50,7 @@ pub(crate) struct Flow {
     /// The flow bypasses the stack from its first packet.
     pub(crate) is_whole: bool,
     /// Another program's connection that left with the tuple of a flow.
-    pub(crate) is_guest: bool,
+    pub(crate) is_foreign_nat: bool,
     /// By its ClusterIP; `None` without a Service.
     pub(crate) service: Option<SocketAddr>,
     pub(crate) client_said: Said,
@@ -125,7 +125,7 @@ impl Flow {
     /// Returns the table of the geometry: place, tuple and translation of the flow's packets.
     pub(crate) fn legs(&self) -> Vec<(Tuple, Leg)> {
         let tuple = |table, src, dst| (table, self.proto, src, dst);
-        if self.is_guest {
+        if self.is_foreign_nat {
             return vec![
                 (
                     tuple(Table::Leaving, self.client, self.frontend),
@@ -235,7 +235,7 @@ impl Flow {
     /// from a spoofed address.
     pub(crate) fn is_from_outside(&self) -> bool {
         let leads_to_pods = place::route(self.client.ip()).is_some_and(Device::leads_to_pods);
-        !self.by_host && !self.is_guest && !leads_to_pods
+        !self.by_host && !self.is_foreign_nat && !leads_to_pods
     }
 
     /// Returns true if the client's packet proves that it got the backend's answer: any datagram;

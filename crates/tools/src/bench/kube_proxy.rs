@@ -34,7 +34,7 @@ pub(crate) struct Running {
 }
 
 /// Its settings. `mode` and `pods` are values of `--proxy-mode` and `--cluster-cidr`.
-pub(crate) struct Told<'a> {
+pub(crate) struct Arguments<'a> {
     pub(crate) kubeconfig: &'a Path,
     pub(crate) node: &'a str,
     pub(crate) mode: &'a str,
@@ -43,17 +43,17 @@ pub(crate) struct Told<'a> {
 
 impl Running {
     /// Starts kube-proxy in a namespace, with its output in the file `log`.
-    pub(crate) fn start(ns: &NetNs, program: &Path, told: &Told<'_>, log: &Path) -> Result<Self> {
+    pub(crate) fn start(ns: &NetNs, program: &Path, arguments: &Arguments<'_>, log: &Path) -> Result<Self> {
         let output = File::create(log).with_context(|| format!("create {}", log.display()))?;
         let mut command = Command::new(program);
-        command.arg("--kubeconfig").arg(told.kubeconfig);
+        command.arg("--kubeconfig").arg(arguments.kubeconfig);
         command.args([
             "--hostname-override",
-            told.node,
+            arguments.node,
             "--proxy-mode",
-            told.mode,
+            arguments.mode,
             "--cluster-cidr",
-            told.pods,
+            arguments.pods,
         ]);
         // The machine's global sysctls stay unchanged.
         command.args([
@@ -140,7 +140,7 @@ impl<'a> KubeProxy<'a> {
             .map(Object)
             .try_for_each(|object| cluster.put(&object))?;
         let (Source::Kubeconfig(kubeconfig) | Source::Manifests(kubeconfig)) = cluster.source();
-        let told = Told {
+        let arguments = Arguments {
             kubeconfig,
             node: lab.n1.host.name,
             mode,
@@ -149,7 +149,7 @@ impl<'a> KubeProxy<'a> {
         let running = Running::start(
             &lab.n1.host.ns,
             program,
-            &told,
+            &arguments,
             &lab.dir().join("kube-proxy.log"),
         )?;
         Ok(Self {

@@ -76,7 +76,7 @@ pub fn rules(scale: Scale) -> Result<Report> {
         fixture: &fixture,
         banned,
     };
-    site.until_whole(&agent)?;
+    site.until_bypass(&agent)?;
     let load = fixture.load(scale.rate, |exchange| BACKENDS.contains(&exchange.backend))?;
     let started = Instant::now();
     let mut rounds = 0;
@@ -93,7 +93,7 @@ pub fn rules(scale: Scale) -> Result<Report> {
         } else {
             site.come_and_go(ban, &mut kept)?
         };
-        site.until_whole(&agent)?;
+        site.until_bypass(&agent)?;
         times[nth] = times[nth].max(until);
         rounds += 1;
     }
@@ -185,7 +185,7 @@ impl Site<'_> {
     }
 
     /// Waits until new connections bypass the stack again, with neighbour entries for both pods.
-    fn until_whole(&self, agent: &AnyAgent) -> Result<()> {
+    fn until_bypass(&self, agent: &AnyAgent) -> Result<()> {
         let fast = || -> Result<u64> {
             agent.status()?["events"]["fast_local"]
                 .as_u64()

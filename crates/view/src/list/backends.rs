@@ -102,8 +102,8 @@ impl BackendRow {
     /// Returns the state in one word: the endpoint's conditions, the weight 0, or the health.
     pub fn state(&self) -> Cell {
         let backend = &self.backend;
-        if backend.set_aside {
-            return yellow("set aside");
+        if backend.ejected {
+            return yellow("ejected");
         }
         if backend.silent {
             return yellow("silent");

@@ -144,8 +144,8 @@ fn cells(
 /// Returns the use of the backend: `in use`, or the reason against it, in the words of `kpx
 /// backends`.
 fn state(backend: &BackendView) -> &'static str {
-    if backend.set_aside {
-        return "set aside";
+    if backend.ejected {
+        return "ejected";
     }
     if backend.silent {
         return "silent";
