@@ -2,6 +2,7 @@
 //! in the maps.
 
 mod anchor;
+mod bypass_connections;
 mod desired_node;
 pub mod detect;
 mod device_rows;
@@ -18,7 +19,6 @@ mod ranges;
 mod relapses;
 mod service_routes;
 mod switch;
-mod bypass_connections;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -26,7 +26,7 @@ use std::net::IpAddr;
 use anyhow::{Context, Result};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_core::desired::Desired;
-use proxy_datapath::{Attachments, NodeMaps, BypassFlows};
+use proxy_datapath::{Attachments, BypassFlows, NodeMaps};
 use proxy_net::anchor::Anchor;
 use proxy_net::role::Role;
 use proxy_net::route::Routes;

@@ -29,8 +29,8 @@ use crate::closed::closed;
 use crate::frontend::FrontendKey;
 use crate::service_counts::Passed;
 
-mod end;
 mod cached_route;
+mod end;
 mod key;
 mod offer;
 mod ports;
@@ -40,15 +40,15 @@ mod seen;
 mod state;
 mod step;
 
-pub use end::{Acked, Ahead, is_recent};
 pub use cached_route::{CachedRoute, Term};
+pub use end::{Acked, Ahead, is_recent};
 pub use key::FlowKey;
 pub use offer::{AnyKey, Offer, is_for_asker};
 pub use ports::{CLIENT_PORT_FIRST, CLIENT_PORT_LAST, SOURCE_PORT_FIRST, may_be_drawn};
 pub use proof::Proof;
 pub use seen::Seen;
 pub use state::{State, Timeouts};
-pub use step::{Sender, Step, Signals, is_settled, is_stream, step};
+pub use step::{Sender, Signals, Step, is_settled, is_stream, step};
 
 /// The hook that looks up an entry of `FLOWS`.
 #[repr(transparent)]

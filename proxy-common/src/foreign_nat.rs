@@ -103,9 +103,11 @@ mod tests {
             ..goes_on
         };
         let tcp = |packets: &[Packet]| {
-            let all = packets.iter().fold(ForeignNat::NONE, |foreign_nat, packet| {
-                ForeignNat::after(foreign_nat, *packet, Proto::TCP, NOW)
-            });
+            let all = packets
+                .iter()
+                .fold(ForeignNat::NONE, |foreign_nat, packet| {
+                    ForeignNat::after(foreign_nat, *packet, Proto::TCP, NOW)
+                });
             all.until_secs - NOW
         };
         assert_eq!(tcp(&[opens]), 120);

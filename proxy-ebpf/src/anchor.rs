@@ -12,7 +12,7 @@ use crate::outcome::Outcome;
 use crate::packet::Packet;
 use crate::redirect::Forward;
 use crate::skb::{LinkHeader, PacketMark, Skb};
-use crate::{Action, host, state_change, redirect, tcp};
+use crate::{Action, host, redirect, state_change, tcp};
 
 /// Sends a packet of an open flow straight to its pod's device, by the link that the first packet
 /// of this second has found.
@@ -43,8 +43,8 @@ pub fn quick<A: Net>(skb: Skb) -> Outcome {
         return Outcome::NOT_ESTABLISHED;
     }
     let (source, backend) = entry.read(|flow| (flow.source, flow.backend));
-    let exit =
-        maps::exit(cached_route.exit(), &backend.addr).filter(|exit| is_within(skb, &head, exit.mtu));
+    let exit = maps::exit(cached_route.exit(), &backend.addr)
+        .filter(|exit| is_within(skb, &head, exit.mtu));
     let Some(exit) = exit else {
         return Outcome::NOT_ESTABLISHED;
     };

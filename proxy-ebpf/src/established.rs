@@ -298,7 +298,9 @@ pub fn missed<A: Net>(
         return Outcome::NOT_ESTABLISHED;
     }
     if hook == Hook::EGRESS {
-        if foreign_nat::counts(&head.src, head.proto, head.signals()) && !skb.packet_mark().is_translated() {
+        if foreign_nat::counts(&head.src, head.proto, head.signals())
+            && !skb.packet_mark().is_translated()
+        {
             return Outcome::NOT_ESTABLISHED;
         }
         skb.clear_packet_mark();

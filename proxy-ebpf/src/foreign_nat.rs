@@ -17,10 +17,11 @@ use proxy_common::addr::{Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::OwnAddr;
 use proxy_common::flow::{
-    CLIENT_PORT_FIRST, CLIENT_PORT_LAST, Flow, FlowKey, Hook, Kind, SOURCE_PORT_FIRST, Seen, Signals,
+    CLIENT_PORT_FIRST, CLIENT_PORT_LAST, Flow, FlowKey, Hook, Kind, SOURCE_PORT_FIRST, Seen,
+    Signals,
 };
-use proxy_common::frontend::FrontendKey;
 use proxy_common::foreign_nat::{self, ForeignNat};
+use proxy_common::frontend::FrontendKey;
 
 use crate::clock::now_secs;
 use crate::flow::close;

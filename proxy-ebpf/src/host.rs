@@ -7,7 +7,7 @@
 use aya_ebpf::bindings::BPF_F_INGRESS;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
-use proxy_common::flow::{Flow, Hook, CachedRoute, Term};
+use proxy_common::flow::{CachedRoute, Flow, Hook, Term};
 use proxy_common::hook::PacketHook;
 use proxy_common::policy::Decision;
 

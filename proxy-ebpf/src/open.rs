@@ -312,7 +312,8 @@ pub fn draw<A: Net>(mut replies: FlowKey<A>, draw: Draw) -> Option<Port> {
         // One key for both looks: it takes the half of this function's stack.
         replies.set_hook(Hook::INGRESS);
         // Rather another program's port than none.
-        let is_foreign_nat = nth < FOREIGN_NAT_TRIES && maps::foreign_nat(&replies).is_there(now_secs);
+        let is_foreign_nat =
+            nth < FOREIGN_NAT_TRIES && maps::foreign_nat(&replies).is_there(now_secs);
         replies.set_hook(hook);
         let is_avoided = is_foreign_nat || draw.has(Draw::LOOKS) && maps::is_flow(&replies);
         if !is_avoided {

@@ -3,22 +3,22 @@
 //! A packet of an established flow goes straight to the pod's end of its veth, or to the neighbour
 //! through another device. In doubt the packet takes the stack, so that no doubt loses one.
 
+mod bypass;
 pub mod errors;
 mod fib;
+mod liberal;
 pub mod opener;
 mod plan;
 mod quick;
-mod liberal;
-mod bypass;
 
 use proxy_common::addr::{Addr, Proto};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
-use proxy_common::flow::{EntryKind, Flow, Hook, CachedRoute, Kind, Seen, State, Term};
+use proxy_common::flow::{CachedRoute, EntryKind, Flow, Hook, Kind, Seen, State, Term};
 
+use self::bypass::{is_bypass, may_be_quick, may_leave};
 use self::fib::leave;
 use self::plan::Plan;
-use self::bypass::{is_bypass, may_be_quick, may_leave};
 use crate::maps::{self, Entry, Memory, Scratch};
 use crate::net::{At, Net, is_spoofed};
 use crate::packet::Packet;
@@ -244,7 +244,8 @@ fn original<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     } else {
         packet.dst.addr
     };
-    let is_sent_here = is_validated || !is_spoofed(skb, At::Here, &packet.src.addr, &becomes.dst.addr);
+    let is_sent_here =
+        is_validated || !is_spoofed(skb, At::Here, &packet.src.addr, &becomes.dst.addr);
     let is_found = is_sent_here
         && find(
             skb,
@@ -370,7 +371,12 @@ fn back_to_node<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
 /// A packet from the backend, whose reply's entry is in `scratch.other`; `is_unsnat` if it goes to
 /// the node.
 #[inline(never)]
-fn reply<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, entry: &Entry<A>, is_unsnat: bool) -> Plan {
+fn reply<A: Forward>(
+    skb: Skb,
+    scratch: &mut Scratch<A>,
+    entry: &Entry<A>,
+    is_unsnat: bool,
+) -> Plan {
     let Scratch {
         packet,
         other,
@@ -403,7 +409,8 @@ fn reply<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, entry: &Entry<A>, is_un
     let term = term();
     route.ask(packet.src.port, packet.dst.port, 0, is_bypass);
     let is_validated = other.cached_route().holds(skb.ifindex(), term);
-    let is_sent_here = is_validated || !is_spoofed(skb, At::Here, &packet.src.addr, &packet.dst.addr);
+    let is_sent_here =
+        is_validated || !is_spoofed(skb, At::Here, &packet.src.addr, &packet.dst.addr);
     let is_found = is_sent_here
         && find(
             skb,
@@ -455,8 +462,8 @@ fn term() -> Term {
 fn is_for_stack<A: Net>(packet: &Packet<A>, flow: &Flow<A>, is_bypass: bool) -> bool {
     let opens = packet.proto != Proto::UDP && (packet.opens() || packet.signals().answers_opener());
     // Of a whole flow the stack knows nothing.
-    let is_due =
-        !is_bypass && (opens || packet.seen().has(END) || is_its_turn(flow, maps::about_now_secs()));
+    let is_due = !is_bypass
+        && (opens || packet.seen().has(END) || is_its_turn(flow, maps::about_now_secs()));
     packet.is_fragment() || is_due
 }
 

@@ -21,7 +21,13 @@ pub fn may_be_taken<A: Addr>(head: &Head<A>) -> bool {
 /// Brings a flow up to date with a packet's news. Returns false if that is for the slow path: the
 /// flow is as it was then.
 #[inline(never)]
-pub fn take<A: Net>(entry: &Entry<A>, signals: Signals, seq: u32, acked: u32, is_original: bool) -> bool {
+pub fn take<A: Net>(
+    entry: &Entry<A>,
+    signals: Signals,
+    seq: u32,
+    acked: u32,
+    is_original: bool,
+) -> bool {
     // One branch for each direction: see "Do not" in the README.
     if is_original {
         let is_taken = settles(entry, original(entry, signals, seq, acked));

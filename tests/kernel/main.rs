@@ -4,17 +4,18 @@
 //! Each row names the hook, the packet that goes in, the verdict, the packet that comes out, and
 //! all counters that grow.
 
+mod bypass;
 mod counts;
 mod ends;
 mod fast;
 mod fast_fixture;
 mod fixture;
 mod flows;
+mod foreign_nat;
 mod forgery;
 mod fragments;
 mod frames;
 mod frontends;
-mod foreign_nat;
 mod half_open;
 mod icmp;
 mod limits;
@@ -35,4 +36,3 @@ mod stack;
 mod sweep;
 mod verdicts;
 mod ways;
-mod bypass;

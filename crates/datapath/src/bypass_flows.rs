@@ -99,7 +99,8 @@ impl<A: FamilyNames> Family<A> {
         };
         for kind in [Kind::UNDNAT, Kind::DNAT] {
             let key = opener.key_as(kind, Proto::TCP);
-            let Some(mut entry) = self.read(&key)?.filter(|entry| entry.rx.has(Seen::BYPASS)) else {
+            let Some(mut entry) = self.read(&key)?.filter(|entry| entry.rx.has(Seen::BYPASS))
+            else {
                 continue;
             };
             entry.leave_to_stack();

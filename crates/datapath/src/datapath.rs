@@ -20,6 +20,7 @@ use crate::attach::{Attachments, Mechanism};
 use crate::counters::Counters;
 use crate::fast_path_ways::FastPathWays;
 use crate::flows::FlowMaps;
+use crate::liberal_flows::LiberalFlows;
 use crate::loaded::Loaded;
 use crate::monitor_reader::Monitor;
 use crate::node_maps::NodeMaps;
@@ -28,7 +29,6 @@ use crate::pins::{PinPath, Resize, retired};
 use crate::sizes::{MapSize, Sizes, half_open_places};
 use crate::sockets::{self, PodRows, SocketOptions, StaleSockets};
 use crate::tables::KernelTables;
-use crate::liberal_flows::LiberalFlows;
 use crate::verifier;
 use crate::vote_reader::VoteReader;
 

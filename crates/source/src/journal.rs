@@ -171,7 +171,10 @@ mod tests {
                 reported.last.as_second(),
             )
         });
-        assert_eq!(reported.collect::<Vec<_>>(), [("b", 1, 1, 1), ("a", 2, 0, 2)]);
+        assert_eq!(
+            reported.collect::<Vec<_>>(),
+            [("b", 1, 1, 1), ("a", 2, 0, 2)]
+        );
     }
 
     #[test]

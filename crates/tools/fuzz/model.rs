@@ -10,13 +10,13 @@ mod flow;
 mod follow;
 mod foreign_nat;
 mod hooks;
+mod liberal;
 mod open;
 mod past;
 mod refusal;
 pub(crate) mod rewrite;
 mod shares;
 mod silent;
-mod liberal;
 pub(crate) mod wire;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -224,9 +224,9 @@ impl Model {
             flow.backend_secs = flow.backend_secs.saturating_sub(secs);
             flow.aged += secs;
         }
-        self.foreign_nat
-            .values_mut()
-            .for_each(|foreign_nat| foreign_nat.until_secs = foreign_nat.until_secs.saturating_sub(secs));
+        self.foreign_nat.values_mut().for_each(|foreign_nat| {
+            foreign_nat.until_secs = foreign_nat.until_secs.saturating_sub(secs)
+        });
     }
 
     /// Compares a program's outcome with the expected outcome. `chosen` looks up a choice that the

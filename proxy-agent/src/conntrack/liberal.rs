@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::Proto;
 use proxy_common::flow::{AnyKey, Offer, is_for_asker};
-use proxy_datapath::{OpenFlow, LiberalFlows};
+use proxy_datapath::{LiberalFlows, OpenFlow};
 use proxy_net::conntrack::Tuple;
 use proxy_net::conntrack::liberal::{self, Followed, Liberal};
 use proxy_net::sysctl;

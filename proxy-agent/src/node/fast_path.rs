@@ -14,9 +14,9 @@ use proxy_net::foreign_rule::{self, ForeignRule};
 use proxy_net::netfilter::Netfilter;
 use proxy_net::{Handle, sysctl, xfrm};
 
+use super::bypass_connections::{Bypass, Facts, Staying};
 use super::leaving::Left;
 use super::opened::Opened;
-use super::bypass_connections::{Facts, Staying, Bypass};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum FastPath {

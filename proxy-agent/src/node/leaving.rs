@@ -35,7 +35,11 @@ pub(super) struct Left {
 
 /// Moves all bypass connections except `staying` to the stack. `tracks`: conntrack tracks
 /// connections here.
-pub(super) async fn leave(flows: &mut BypassFlows, staying: &Staying, tracks: bool) -> Result<Left> {
+pub(super) async fn leave(
+    flows: &mut BypassFlows,
+    staying: &Staying,
+    tracks: bool,
+) -> Result<Left> {
     let mut left = Left::default();
     if !tracks {
         left.walk(flows, staying, None).await?;

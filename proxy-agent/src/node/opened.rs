@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use proxy_common::device::Node;
 use proxy_net::netfilter::Netfilter;
 
-use super::bypass_connections::{Among, Facts, Bypass};
+use super::bypass_connections::{Among, Bypass, Facts};
 
 /// The connections to pods of this node that may skip the stack once their conntrack entry is
 /// liberal.

@@ -10,10 +10,10 @@ use proxy_net::{JudgedRules, RuleState};
 use tracing::warn;
 
 use super::Node;
+use super::bypass_connections::Facts;
 use super::detect::Detector;
 use super::fast_path::FastPathState;
 use super::leaving;
-use super::bypass_connections::Facts;
 
 /// The device names that the rules are evaluated for.
 pub(super) struct JudgedNames {

@@ -122,10 +122,17 @@ mod tests {
                 flow.backend.spare,
                 flow.source.spare,
             ] = cached_route.spares();
-            assert_eq!((flow.cached_route(), flow.cached_route().exit()), (cached_route, exit));
+            assert_eq!(
+                (flow.cached_route(), flow.cached_route().exit()),
+                (cached_route, exit)
+            );
             assert!(flow.cached_route().holds(ifindex, Term::new(2, 0)));
             assert!(!flow.cached_route().holds(ifindex, Term::new(3, 0)));
-            assert!(!flow.cached_route().holds(ifindex ^ 1 << 23, Term::new(2, 0)));
+            assert!(
+                !flow
+                    .cached_route()
+                    .holds(ifindex ^ 1 << 23, Term::new(2, 0))
+            );
         }
     }
 
@@ -133,6 +140,9 @@ mod tests {
     fn large_interface_index_is_not_kept() {
         let term = Term::new(1, 0);
         assert_eq!(CachedRoute::new(1 << 24, 9, term), CachedRoute::NONE);
-        assert_eq!(CachedRoute::new(7, 1 << 24, term), CachedRoute::new(7, 0, term));
+        assert_eq!(
+            CachedRoute::new(7, 1 << 24, term),
+            CachedRoute::new(7, 0, term)
+        );
     }
 }

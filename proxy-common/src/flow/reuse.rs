@@ -1,7 +1,7 @@
 //! Reuse of a flow's ports by another connection of the same client, shown by an opening packet or
 //! by packets of the backend.
 
-use super::{ANSWER_SECS, Flow, LINGER_SECS, REDIAL_SECS, Seen, Timeouts, Signals};
+use super::{ANSWER_SECS, Flow, LINGER_SECS, REDIAL_SECS, Seen, Signals, Timeouts};
 use crate::addr::{Addr, Proto};
 
 impl<A: Addr> Flow<A> {

@@ -252,7 +252,11 @@ mod tests {
     fn every_answer_to_an_opener_is_news() {
         let (_, rx, state_change) = follow(
             Proto::TCP,
-            &[(false, Signals::ANSWER), (false, Signals::ANSWER), (false, DATA)],
+            &[
+                (false, Signals::ANSWER),
+                (false, Signals::ANSWER),
+                (false, DATA),
+            ],
         );
         assert_eq!((rx, state_change), (Seen::PACKET, vec![true, true, false]));
     }

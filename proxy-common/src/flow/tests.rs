@@ -120,7 +120,9 @@ fn an_opener_takes_over_only_what_is_expired() {
         !flow.may_be_reused(Proto::TCP, 161, TIMEOUTS),
         "a SYN in the client's name"
     );
-    assert!(!flow.is_redialled_by(Signals::OPENER, 160) && flow.is_redialled_by(Signals::OPENER, 161));
+    assert!(
+        !flow.is_redialled_by(Signals::OPENER, 160) && flow.is_redialled_by(Signals::OPENER, 161)
+    );
     assert!(!flow.is_redialled_by(Signals::PACKET, 161));
     let redialled = Flow {
         tx: flow.tx.with(Seen::REDIALLED),
@@ -253,7 +255,9 @@ fn packet_after_the_end_is_of_another_connection() {
     };
     let is_outlived =
         |flow: &Flow<Addr4>, signals, now| flow.is_outlived_by(signals, Proto::TCP, now, TIMEOUTS);
-    assert!(!is_outlived(&open, Signals::ANSWER, 101) && !is_outlived(&open, Signals::PACKET, 1_000));
+    assert!(
+        !is_outlived(&open, Signals::ANSWER, 101) && !is_outlived(&open, Signals::PACKET, 1_000)
+    );
     let closed = Flow {
         tx: fin,
         rx: fin,
@@ -263,7 +267,9 @@ fn packet_after_the_end_is_of_another_connection() {
         !is_outlived(&closed, Signals::FIN, 160),
         "the last data and the FIN again"
     );
-    assert!(is_outlived(&closed, Signals::PACKET, 161) && is_outlived(&closed, Signals::ANSWER, 100));
+    assert!(
+        is_outlived(&closed, Signals::PACKET, 161) && is_outlived(&closed, Signals::ANSWER, 100)
+    );
     let reset = Flow {
         tx: Seen::PACKET.with(Seen::RST),
         ..flow(at(1, 1000), Flow::<Addr4>::REMOTE)

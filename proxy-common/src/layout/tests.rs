@@ -6,12 +6,12 @@ use crate::balance::{Affinity, AffinityKey};
 use crate::connect::Connects;
 use crate::device::{Device, Node, OwnAddr};
 use crate::flow::{Flow, FlowKey, Hook, Kind, Seen};
+use crate::foreign_nat::ForeignNat;
 use crate::fragment::{FragmentKey, Ports};
 use crate::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, FrontendKind, MAGLEV_PLACES, Maglev,
     Service, Set, SetKey, SlotKey, SourceRange,
 };
-use crate::foreign_nat::ForeignNat;
 use crate::service_counts::{Passed, ServiceCounts};
 use crate::socket::{Dialled, Side, Socket, SocketKey};
 

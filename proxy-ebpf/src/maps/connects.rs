@@ -38,7 +38,9 @@ pub fn note_answer<A: Net>(flow: &Flow<A>, signals: Signals) {
             flow,
             Outcome::refused(Voter::of(&flow.client.addr, flow.is_far())),
         );
-    } else if signals.answers_opener() && flow.has(Flow::<A>::NUMBERED) && dialled != DialTime::UNKNOWN
+    } else if signals.answers_opener()
+        && flow.has(Flow::<A>::NUMBERED)
+        && dialled != DialTime::UNKNOWN
     {
         note_outcome(flow, Outcome::answered(dialled.units_until(now_ns())));
     }

@@ -2,7 +2,7 @@
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::addr::Proto;
-use proxy_common::flow::{Acked, EntryKind, Flow, FlowKey, CachedRoute, Kind, Proof, Seen};
+use proxy_common::flow::{Acked, CachedRoute, EntryKind, Flow, FlowKey, Kind, Proof, Seen};
 
 use super::live::part;
 use super::{Find, Live, ends};

@@ -16,8 +16,7 @@ const LIBERAL_MAX: u32 = 65_536;
 static OFFERS: Queue<Offer> = Queue::with_max_entries(OFFERS_MAX, 0);
 /// The second in which a flow asked.
 #[map]
-static TOLERATED: HashMap<AnyKey, u32> =
-    HashMap::with_max_entries(LIBERAL_MAX, BPF_F_NO_PREALLOC);
+static TOLERATED: HashMap<AnyKey, u32> = HashMap::with_max_entries(LIBERAL_MAX, BPF_F_NO_PREALLOC);
 
 /// Returns the second in which the flow with this opener asked, if the agent has said yes.
 #[inline(always)]

@@ -3,7 +3,7 @@
 
 use proxy_common::addr::Proto;
 use proxy_common::device::{Device, Node, pod_net};
-use proxy_common::flow::{Flow, CachedRoute, Seen};
+use proxy_common::flow::{CachedRoute, Flow, Seen};
 
 use super::fib::find;
 use super::plan::Plan;

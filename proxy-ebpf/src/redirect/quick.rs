@@ -7,10 +7,10 @@
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
-use proxy_common::flow::{Flow, FlowKey, Hook, CachedRoute, Kind, Seen, Term};
+use proxy_common::flow::{CachedRoute, Flow, FlowKey, Hook, Kind, Seen, Term};
 
 use super::fib::{find_on, send};
-use super::{END, Forward, is_on_for_all, opens_flows, liberal};
+use super::{END, Forward, is_on_for_all, liberal, opens_flows};
 use crate::established::{self, Head, Others};
 use crate::maps::{self, Entry, Marked, Memory, Scratch};
 use crate::net::{At, is_spoofed};
@@ -170,7 +170,9 @@ fn may_end_past_stack() -> bool {
 #[inline(always)]
 fn is_end_of_stack<A: Forward>(entry: &Entry<A>) -> bool {
     entry.read(|flow| {
-        !flow.tx.has(Seen::LIBERAL) && flow.kind == Kind::UNDNAT && flow.cached_route() == CachedRoute::NONE
+        !flow.tx.has(Seen::LIBERAL)
+            && flow.kind == Kind::UNDNAT
+            && flow.cached_route() == CachedRoute::NONE
     })
 }
 
@@ -327,7 +329,8 @@ const FIRST_PACKETS: u64 = 4;
 #[inline(always)]
 fn lacks_route<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
     let is_validated = entry.read(|flow| flow.cached_route() != CachedRoute::NONE);
-    let is_bypass_exchange = head.proto != Proto::TCP && entry.read(|flow| flow.rx.has(Seen::BYPASS));
+    let is_bypass_exchange =
+        head.proto != Proto::TCP && entry.read(|flow| flow.rx.has(Seen::BYPASS));
     !is_validated && !is_bypass_exchange && !is_on_for_all()
 }
 

@@ -106,7 +106,9 @@ fn one_of_two_is_ended(
     Ok(())
 }
 
-pub(super) fn operator_ends_one_of_two_bypass_connections(running: &Running<Fixture>) -> Result<()> {
+pub(super) fn operator_ends_one_of_two_bypass_connections(
+    running: &Running<Fixture>,
+) -> Result<()> {
     let Running { fixture, agent } = running;
     for family in Family::ALL {
         until_bypass(fixture, agent, family)?;

@@ -44,7 +44,10 @@ impl Desired {
 
     /// Returns the ejected backends.
     pub fn ejected(&self) -> impl Iterator<Item = &Path> {
-        self.options.ejected.keys().filter(|path| self.is_ejected(path))
+        self.options
+            .ejected
+            .keys()
+            .filter(|path| self.is_ejected(path))
     }
 
     /// Returns true if the path leads to a current backend of a Service with backend health.

@@ -13,7 +13,10 @@ const NAMED: usize = 12;
 const SIMILAR: f64 = 0.6;
 
 /// Creates the configuration of this context, or of the kubeconfig's current context.
-pub async fn configured(kubeconfig: Kubeconfig, context: Option<&str>) -> Result<Config, SourceError> {
+pub async fn configured(
+    kubeconfig: Kubeconfig,
+    context: Option<&str>,
+) -> Result<Config, SourceError> {
     let names: Vec<_> = kubeconfig
         .contexts
         .iter()

@@ -77,7 +77,8 @@ impl Model {
         is_masqueraded: bool,
     ) -> Option<u64> {
         let (src, dst) = packet.peers();
-        if !place::is_own(src.ip()) || !packet.may_be_foreign_nat() && !self.leaves_from_frontend(packet)
+        if !place::is_own(src.ip())
+            || !packet.may_be_foreign_nat() && !self.leaves_from_frontend(packet)
         {
             return None;
         }

@@ -43,7 +43,12 @@ pub(crate) struct Arguments<'a> {
 
 impl Running {
     /// Starts kube-proxy in a namespace, with its output in the file `log`.
-    pub(crate) fn start(ns: &NetNs, program: &Path, arguments: &Arguments<'_>, log: &Path) -> Result<Self> {
+    pub(crate) fn start(
+        ns: &NetNs,
+        program: &Path,
+        arguments: &Arguments<'_>,
+        log: &Path,
+    ) -> Result<Self> {
         let output = File::create(log).with_context(|| format!("create {}", log.display()))?;
         let mut command = Command::new(program);
         command.arg("--kubeconfig").arg(arguments.kubeconfig);

@@ -11,7 +11,7 @@ use super::kpx::{Probe, idle, past, put_followed, waits};
 use super::load::Streams;
 use super::place::{PODS, Place, dial};
 use super::rules::{FOLLOWED, kernel_memory};
-use crate::bench::kube_proxy::{Running, Arguments, reads_slices};
+use crate::bench::kube_proxy::{Arguments, Running, reads_slices};
 use crate::control::cluster::{Cluster, NODE, NODE_IP, newcomer};
 use crate::control::fixture::Fixture;
 

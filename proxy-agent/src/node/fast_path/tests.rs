@@ -209,10 +209,7 @@ fn open_connections_skip_the_stack_beside_conntrack_where_rules_let_them() {
 fn whole_connections_are_kept_while_there_are_any() {
     let mut state = FastPathState::new(FastPath::Auto, true);
     state.rules = Some(vec!["chain a".to_owned()]);
-    let left = |bypass| Remaining {
-        bypass,
-        liberal: 0,
-    };
+    let left = |bypass| Remaining { bypass, liberal: 0 };
     state.keep(left(1));
     assert_eq!(state.flag(), device::Node::FAST_KEEP);
     state.keep(left(0));
@@ -271,7 +268,10 @@ fn whole_connections_take_the_stack_once_for_each_judgement_against_them() {
         connections: 2,
         unknown: Some((1, "its table is full".to_owned())),
     });
-    assert_eq!((state.staying(), state.bypass_kept.are_there), (None, false));
+    assert_eq!(
+        (state.staying(), state.bypass_kept.are_there),
+        (None, false)
+    );
     let unknown =
         "; conntrack has no entry for 1 connection that takes the stack now: its table is full";
     assert!(state.to_string().ends_with(unknown), "{state}");
